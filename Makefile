@@ -1,0 +1,44 @@
+# Thin lines over tools/: bootstrap.py makes .venv once and then returns at once.
+PYTHON ?= python3
+ARGS ?=
+BOOTSTRAP = $(PYTHON) tools/bootstrap.py
+BIN = .venv/bin
+
+.PHONY: help demo test lint format bench clean
+
+help:
+	@echo "make demo     set up, then embed sentences with packed weights"
+	@echo "make test     set up, then run the tests         ARGS='-k q4_0'"
+	@echo "make lint     ruff, clang-format, mypy"
+	@echo "make format   rewrite the sources as lint wants them"
+	@echo "make bench    measure this machine               ARGS='--cpu'"
+	@echo "make clean    remove .venv, caches and built files"
+
+demo:
+	$(BOOTSTRAP) demo
+	$(BIN)/python tools/demo.py $(ARGS)
+
+test:  # more workers than 8 gain little, and on a GPU machine all of them share one device
+	$(BOOTSTRAP) test
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 $(ARGS)
+
+lint:
+	$(BOOTSTRAP) lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	find kernels -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run -Werror
+	$(BIN)/mypy
+
+format:
+	$(BOOTSTRAP) lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find kernels -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format -i
+
+bench:
+	$(BOOTSTRAP)
+	$(BIN)/python tools/bench.py $(ARGS)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find qgemm tests tools -name __pycache__ -prune -exec rm -rf {} +

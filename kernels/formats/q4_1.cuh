@@ -1,0 +1,14 @@
+// q4_1:  w = d * q + m,  q in 0..15.       Twin of qgemm/formats/q4_1.py.
+#pragma once
+
+#include "../fragment.cuh"
+
+struct q4_1 : q4_1_tile {
+    static constexpr int ZERO = 0;
+    static constexpr bool HAS_MINIMUM = true;
+
+    static __device__ Fragment fragment(const Codes& codes, int step) { return nibble_fragment(codes.qs[step], ZERO); }
+    static __device__ Bytes bytes(const Codes& codes, int step) { return nibble_bytes(codes.qs[step]); }
+    __device__ float2 scale(int warp, int g, int block) const { return row_pair(d[warp][g][block]); }
+    __device__ float2 minimum(int warp, int g, int block) const { return row_pair(m[warp][g][block]); }
+};

@@ -1,0 +1,18 @@
+// q5_0:  w = d * (q - 16),  q in 0..31.       Twin of qgemm/formats/q5_0.py.
+#pragma once
+
+#include "../fragment.cuh"
+
+struct q5_0 : q5_0_tile {
+    static constexpr int ZERO = 16;
+    static constexpr bool HAS_MINIMUM = false;
+
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO);
+    }
+    static __device__ Bytes bytes(const Codes& codes, int step) {
+        return five_bit_bytes(codes.qs[step], codes.qh[0], step);
+    }
+    __device__ float2 scale(int warp, int g, int block) const { return row_pair(d[warp][g][block]); }
+    __device__ float2 minimum(int, int, int) const { return {}; }
+};

@@ -1,0 +1,18 @@
+// q5_1:  w = d * q + m,  q in 0..31.       Twin of qgemm/formats/q5_1.py.
+#pragma once
+
+#include "../fragment.cuh"
+
+struct q5_1 : q5_1_tile {
+    static constexpr int ZERO = 0;
+    static constexpr bool HAS_MINIMUM = true;
+
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO);
+    }
+    static __device__ Bytes bytes(const Codes& codes, int step) {
+        return five_bit_bytes(codes.qs[step], codes.qh[0], step);
+    }
+    __device__ float2 scale(int warp, int g, int block) const { return row_pair(d[warp][g][block]); }
+    __device__ float2 minimum(int warp, int g, int block) const { return row_pair(m[warp][g][block]); }
+};

@@ -1,0 +1,16 @@
+// q8_1:  w = d * q,  q in -128..127.       Twin of qgemm/formats/q8_1.py.
+#pragma once
+
+#include "../fragment.cuh"
+
+struct q8_1 : q8_1_tile {
+    static constexpr int ZERO = 0;
+    static constexpr bool HAS_MINIMUM = false;
+
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        return byte_fragment(codes.qs[2 * step], codes.qs[2 * step + 1]);
+    }
+    static __device__ Bytes bytes(const Codes& codes, int step) { return {codes.qs[2 * step], codes.qs[2 * step + 1]}; }
+    __device__ float2 scale(int warp, int g, int block) const { return row_pair(d[warp][g][block]); }
+    __device__ float2 minimum(int, int, int) const { return {}; }
+};

@@ -1,0 +1,50 @@
+// fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks [m, k / 32], integer dots by dp4a.
+//
+// Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
+// of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes t = 0.
+// A CTA owns a strip of 64 rows, split as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS.
+#include "fragment.cuh"
+#include "q8_1_block.cuh"
+#include "reduce.cuh"
+
+// Columns 2t, 2t + 8, 2t + 1, 2t + 9 of a 16-wide step, the order of Format::bytes.
+__device__ inline u32 load_step(const signed char* q) {
+    const u32 near = *reinterpret_cast<const u16*>(q), far = *reinterpret_cast<const u16*>(q + 8);
+    return __byte_perm(near, far, 0x5140);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fused_a8(const Format* __restrict__ tiles, const q8_1_block* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
+             int m) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, split = threadIdx.x / 128;
+    const int g = lane / 4, t = lane % 4, along = (k + 63) / 64;
+    float sums[2][TOKENS] = {};
+
+    for (int column = split; column < along; column += SPLITS) {
+        const Format& tile = tiles[i64(blockIdx.x) * along + column];
+        const auto codes = tile.codes(warp, lane);
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+            if (64 * i64(column) + 32 * block >= k) break;  // the padding block of a ragged row
+            const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
+            const float2 scale = tile.scale(warp, g, block), minimum = tile.minimum(warp, g, block);
+#pragma unroll
+            for (int token = 0; token < TOKENS; ++token) {
+                if (token >= m) break;
+                const q8_1_block& a = x[token * (k / 32) + 2 * column + block];
+                const float da = __half2float(a.d), sa = t == 0 ? __half2float(a.s) : 0.0f;
+                const u32 near = load_step(a.qs + 2 * t), far = load_step(a.qs + 16 + 2 * t);
+#pragma unroll
+                for (int row = 0; row < 2; ++row) {
+                    const int sumi = __dp4a(int(second.row[row]), int(far), __dp4a(int(first.row[row]), int(near), 0));
+                    const float dw = row ? scale.y : scale.x, mw = row ? minimum.y : minimum.x;
+                    float dot = da * sumi;
+                    if constexpr (Format::ZERO != 0) dot -= Format::ZERO * sa;
+                    sums[row][token] += dw * dot;
+                    if constexpr (Format::HAS_MINIMUM) sums[row][token] += mw * sa;
+                }
+            }
+        }
+    }
+    reduce_and_store(sums, y, 64 * i64(blockIdx.x), n, m);
+}

@@ -1,0 +1,8 @@
+"""`python -m qgemm` is the command `qgemm`."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

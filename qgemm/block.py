@@ -1,0 +1,190 @@
+"""Format, the record of one block format: how many weights share a block, its dtype, and two functions.
+
+Everything else derives from the record: bytes per block, bits per weight, row sizes, decoding, the device tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .bits import Floats
+from .errors import QuantizeError, UnsupportedError
+from .parallel import for_slices
+
+Blocks = NDArray[Any]
+
+CHUNK = 1 << 16  # weights that a thread encodes or decodes at a time: its temporaries stay in the L2 cache
+
+
+class Levels(NamedTuple):
+    """Blocks as w = scale * (codes - zero) + minimum, computed in float32 in this order.
+
+    codes [n, groups, weights of a group], any numeric dtype; scale and minimum [n, groups] float32, None for
+    formats that have none. The device headers in kernels/formats/ expose the same parts.
+    """
+
+    codes: NDArray[Any]
+    scale: Floats | None = None
+    minimum: Floats | None = None
+    zero: int = 0
+
+    def values(self) -> Floats:
+        """The weights [n, groups * weights of a group], bit for bit as ggml's C reference decodes them."""
+        w = self.codes.astype(np.float32, copy=self.scale is not None)
+        if self.zero:
+            w -= np.float32(self.zero)
+        with np.errstate(invalid="ignore", over="ignore"):  # a scale may be any bit pattern: inf * 0 is data here
+            if self.scale is not None:
+                w *= self.scale[..., None]
+            if self.minimum is not None:
+                w += self.minimum[..., None]
+        return w.reshape(len(w), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Format:
+    """One block format: `weights` consecutive weights of a row, packed in one element of `dtype`.
+
+    encode: values [n, weights] float32 -> blocks [n], byte for byte ggml's C reference; None if there is no encoder.
+    levels: blocks [n] -> Levels; None if there is no decoder.
+    slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
+    it does not name are per block. Only what has slots can be packed into device tiles.
+    """
+
+    name: str
+    weights: int
+    dtype: np.dtype[Any]
+    encode: Callable[[Floats], Blocks] | None = None
+    levels: Callable[[Blocks], Levels] | None = None
+    ggml_type: int | None = None
+    slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The GGUF spelling, e.g. Q4_0."""
+        return self.name.upper()
+
+    def __repr__(self) -> str:
+        return f"<Format {self}: {self.weights} weights in {self.block_bytes} bytes>"
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.dtype.itemsize
+
+    @property
+    def bpw(self) -> float:
+        """Bits per weight, scales included."""
+        return 8 * self.block_bytes / self.weights
+
+    @property
+    def plain(self) -> bool:
+        """True for arrays of numbers (f32, f16, i32, ...): one weight per block and no scale."""
+        return self.dtype.names is None
+
+    @property
+    def scale_fields(self) -> tuple[str, ...]:
+        """The float16 fields that scale or shift the weights; q8_1's sum s is none of them."""
+        return tuple(name for name in self.dtype.names or () if name in ("d", "dmin", "m"))
+
+    def blocks_in(self, k: int, who: str = "") -> int:
+        """Blocks in a row of k weights; ValueError if k is not a multiple of the block."""
+        if k % self.weights:
+            raise UnsupportedError(f"{self}: row length {k} is not a multiple of {self.weights}{who and f' ({who})'}")
+        return k // self.weights
+
+    def quantize(self, x: NDArray[Any]) -> Blocks:
+        """Values [..., K] of any float dtype -> blocks [..., K / weights]; float32 arithmetic, all cores.
+
+        Raises QuantizeError for NaN, infinity, or a scale beyond float16, naming the first such block, and
+        UnsupportedError if the format has no encoder or K is not a multiple of the block.
+        """
+        encode = self.encode
+        if encode is None:
+            raise UnsupportedError(f"{self} has no encoder (formats with one: see `qgemm.FORMATS`)")
+        x = floats(x)
+        if x.ndim == 0:
+            raise UnsupportedError(f"{self}: a scalar has no rows to quantize")
+        count = self.blocks_in(x.shape[-1])
+        values = x.reshape(-1, self.weights) if x.size else x.reshape(0, self.weights)
+        blocks = np.empty(len(values), self.dtype)
+
+        def work(part: slice) -> None:
+            with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
+                blocks[part] = encode(values[part].astype(np.float32, copy=False))
+            self._check(values[part], blocks[part], part.start, count)
+
+        for_slices(len(values), max(1, CHUNK // self.weights), work)
+        return blocks.reshape(*x.shape[:-1], count)
+
+    def dequantize(self, blocks: Blocks, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Blocks [..., b] -> values [..., b * weights]; exact float32, then rounded to `dtype`; all cores."""
+        flat = blocks.reshape(-1)
+        values = np.empty((len(flat), self.weights), float_dtype(dtype))
+
+        def work(part: slice) -> None:
+            with np.errstate(over="ignore", invalid="ignore"):  # float32 may be infinite in float16, NaN stays NaN
+                values[part] = self.decode(flat[part])
+
+        for_slices(len(flat), max(1, CHUNK // self.weights), work)
+        return values.reshape(*blocks.shape[:-1], blocks.shape[-1] * self.weights)
+
+    def decode(self, blocks: Blocks) -> Floats:
+        """Blocks [n] -> values [n, weights] float32, on the calling thread."""
+        return self.decode_levels(blocks).values()
+
+    def decode_levels(self, blocks: Blocks) -> Levels:
+        """Blocks [n] -> Levels; UnsupportedError if the format has no decoder."""
+        if self.levels is None:
+            raise UnsupportedError(f"{self} has no decoder: its tensors can be listed and copied, not computed with")
+        return self.levels(blocks)
+
+    def _check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
+        """Refuse the first block of x [n, weights] that its encoded form cannot hold.
+
+        A plain format keeps NaN and infinity as they are; only a finite value that became infinite is refused.
+        """
+        if self.plain:
+            made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
+        else:
+            made = np.stack([blocks[name] for name in self.scale_fields], axis=1)
+        if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()):
+            return
+        finite = np.isfinite(x).all(axis=1)
+        refused = ~np.isfinite(made).all(axis=1)
+        refused = finite & refused if self.plain else ~finite | refused
+        if not refused.any():
+            return
+        index = int(refused.argmax())
+        row_number, block = divmod(first + index, row)
+        unit = "value" if self.plain else "block"
+        why = f"is beyond the largest {self}" if finite[index] else "holds NaN or infinity"
+        if finite[index] and not self.plain:
+            why = f"needs a scale beyond float16 (largest magnitude {np.abs(x[index]).max():g})"
+        raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {why}")
+
+
+def floats(x: Any) -> NDArray[Any]:
+    """Any array of float16, float32, float64 or bfloat16, as NumPy; TypeError for anything else."""
+    array: NDArray[Any] = np.asarray(x)
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise TypeError(f"expected float16, float32, float64 or bfloat16 values, got {array.dtype}")
+    return array
+
+
+def float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """NumPy's dtype for float16, float32, float64 or (with ml_dtypes) bfloat16; TypeError for anything else."""
+    if isinstance(dtype, str) and dtype.lower() in ("bfloat16", "bf16"):
+        try:
+            from ml_dtypes import bfloat16
+        except ImportError:
+            raise TypeError("bfloat16 arrays need the package ml_dtypes") from None
+        return np.dtype(bfloat16)
+    found: np.dtype[Any] = np.dtype(dtype)
+    if found.kind != "f" and found.name != "bfloat16":
+        raise TypeError(f"expected float16, float32, float64 or bfloat16, got {found}")
+    return found

@@ -1,0 +1,265 @@
+"""The CUDA backend: takes arrays from CuPy or through DLPack, picks a route, launches on the caller's stream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from . import jit, tiles
+from .block import float_dtype
+from .device import DeviceActivations, DeviceTensor
+from .errors import UnsupportedError
+from .formats.q8_1 import FORMAT as Q8_1
+from .matmul import check_shapes, check_weights, like, on_cuda
+from .routes import Problem, Route, route
+
+C_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
+WORKSPACE = 256 << 20  # bytes of dense weights at a time
+SPLIT_THREADS = 512  # a CTA of the fused kernels: THREADS in kernels/reduce.cuh
+
+
+def matmul(x: Any, w: Any, activation: str, *, out: Any = None, dtype: DTypeLike | None = None) -> Any:
+    """`qgemm.matmul` for x on a CUDA device and a DeviceTensor w."""
+    prepared = isinstance(x, DeviceActivations)
+    if not isinstance(w, DeviceTensor):
+        raise UnsupportedError(f"x is on a CUDA device, w on the host ({w!r}); multiply by w.to_device()")
+    if not prepared and not on_cuda(x):
+        raise UnsupportedError(f"w is on a CUDA device ({w!r}), x is not ({type(x).__name__}); upload x first")
+    if prepared and activation != "a8":
+        raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {activation!r}")
+    check_weights(w)
+    source = x.like if prepared else x
+    with _on_stream_of(source, w.data.device):
+        values = x if prepared else _as_cupy(x)
+        check_shapes(values.shape, w)
+        y = _output(out, (*values.shape[:-1], w.shape[0]), dtype)
+        if y.size:
+            _multiply(values, w, activation, y)
+        return out if out is not None else like(source, y)
+
+
+def quantize_activations(x: Any) -> DeviceActivations:
+    """`qgemm.quantize_activations` for x on a CUDA device."""
+    with _on_stream_of(x, None):
+        return _quantize(_as_cupy(x), x)
+
+
+def dequantize(w: DeviceTensor, dtype: DTypeLike) -> Any:
+    """The weights of w as a CuPy array [N, K] of float32, float16 or bfloat16 (float64: from float32)."""
+    found = float_dtype(dtype)
+    if w.format.levels is None:
+        raise UnsupportedError(f"{w!r}: {w.format} has no decoder")
+    kernel_dtype = found if found.name in C_NAMES else np.dtype(np.float32)
+    with w.data.device:
+        return _dense(w, slice(0, w.shape[0]), kernel_dtype, 0).astype(found, copy=False)
+
+
+def _multiply(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
+    import cupy
+
+    n, k = w.shape
+    if k == 0:
+        y.fill(0)
+        return
+    m = y.size // n
+    direct = y.flags.c_contiguous and y.dtype.name in C_NAMES
+    flat = y.reshape(m, n) if direct else cupy.empty((m, n), np.float32)
+    problem = Problem(w.format, activation, m, n, k, int(w.data.device.compute_capability))
+    row = route(problem)
+    if activation == "a8" and not isinstance(x, DeviceActivations):
+        x = _quantize(x, x)
+    elif activation == "a16":
+        x = _rows(x, k)
+    LAUNCH[row.kernel](row, x, w, flat)
+    if not direct:
+        y[...] = flat.reshape(y.shape)
+
+
+def _fused(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
+    """x [M, K] times tiles; few tokens."""
+    template: jit.Template = {"In": C_NAMES[x.dtype.name], "Out": C_NAMES[y.dtype.name], "TOKENS": _tokens(row, len(x))}
+    _launch_strips(jit.load("fused", w.format, **template), x, w, y)
+
+
+def _fused_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> None:
+    """Q8_1 activations times tiles; few tokens."""
+    template: jit.Template = {"Out": C_NAMES[y.dtype.name], "TOKENS": _tokens(row, len(y))}
+    _launch_strips(jit.load("fused_a8", w.format, **template), x.data, w, y)
+
+
+def _launch_strips(kernel: Any, x: Any, w: DeviceTensor, y: Any) -> None:
+    n, k = w.shape
+    kernel((len(w.data),), (SPLIT_THREADS,), (w.data, x, y, np.int64(n), np.int64(k), np.int32(len(y))))
+
+
+def _tokens(row: Route, m: int) -> int:
+    return next(tokens for tokens in row.tokens if tokens >= m)
+
+
+def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
+    """Decode panels of W in bounded workspace, multiply each by cuBLAS; any number of tokens.
+
+    The panel has x's type where that is exact enough: float16 (scaled by a power of two, so that nothing overflows)
+    or bfloat16 for the same activations, float32 for the rest and for A8, whose activations are decoded first.
+    """
+    import cupy
+
+    if isinstance(x, DeviceActivations):
+        x = _decode_activations(x)
+    dtype = x.dtype
+    if w.format.plain and w.data.dtype != dtype:
+        x, dtype = x.astype(np.float32), np.dtype(np.float32)
+    exponent = w.exponent if dtype == np.float16 else 0
+    target = y if y.dtype.name in ("float32", dtype.name) else cupy.empty(y.shape, np.float32)
+    step = max(1, WORKSPACE // (w.shape[1] * dtype.itemsize) // tiles.ROWS) * tiles.ROWS
+    for start in range(0, w.shape[0], step):
+        rows = slice(start, min(start + step, w.shape[0]))
+        _gemm(x, _dense(w, rows, dtype, exponent), target[:, rows], 2.0**exponent)
+    if target is not y:
+        y[...] = target
+
+
+LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
+    "fused": _fused,
+    "fused_a8": _fused_a8,
+    "unpack": _panels,
+    "cublas": _panels,
+}
+
+
+def _dense(w: DeviceTensor, rows: slice, dtype: np.dtype[Any], exponent: int) -> Any:
+    """Rows of w (from a multiple of 64) times 2^-exponent as a CuPy array of dtype."""
+    import cupy
+
+    if w.format.plain:
+        return w.data[rows].astype(dtype, copy=False)
+    n, k = rows.stop - rows.start, w.shape[1]
+    dense = cupy.empty((n, k), dtype)
+    if dense.size:
+        strips = w.data[rows.start // tiles.ROWS : -(-rows.stop // tiles.ROWS)]
+        kernel = jit.load("unpack", w.format, Out=C_NAMES[dtype.name])
+        factor = np.float32(2.0**-exponent)
+        for first in range(0, len(strips), MOST_GRID_Y):
+            some = strips[first : first + MOST_GRID_Y]
+            at = dense[first * tiles.ROWS :]
+            kernel((some.shape[1], len(some)), (128,), (some, at, np.int64(len(at)), np.int64(k), factor))
+    return dense
+
+
+MOST_GRID_Y = 65535  # CUDA's limit on the second axis of a grid
+
+
+def _gemm(x: Any, w: Any, y: Any, alpha: float) -> None:
+    """y [M, N] (rows may be strided) = alpha * x [M, K] @ w [N, K].T, float32 sums, on the current stream."""
+    import cupy
+    from cupy.cuda import cublas, runtime
+
+    kinds = {"float32": runtime.CUDA_R_32F, "float16": runtime.CUDA_R_16F, "bfloat16": runtime.CUDA_R_16BF}
+    scalars = np.array([alpha, 0], np.float32)
+    handle = cupy.cuda.device.get_cublas_handle()
+    cublas.setStream(handle, cupy.cuda.get_current_stream().ptr)
+    (m, k), n = x.shape, len(w)
+    at = scalars.ctypes.data
+    cublas.gemmEx(
+        handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, m, k,
+        at, w.data.ptr, kinds[w.dtype.name], k, x.data.ptr, kinds[x.dtype.name], k,
+        at + 4, y.data.ptr, kinds[y.dtype.name], y.strides[0] // y.itemsize,
+        cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
+    )  # fmt: skip
+
+
+def _quantize(x: Any, source: Any) -> DeviceActivations:
+    """CuPy array [..., K] -> its Q8_1 blocks."""
+    import cupy
+
+    k = x.shape[-1]
+    count = Q8_1.blocks_in(k, "activations")
+    x = _rows(x, k)
+    data = cupy.empty((len(x), count, Q8_1.block_bytes), np.uint8)
+    if data.size:
+        blocks = len(x) * count
+        kernel = jit.load("quantize_activations", In=C_NAMES[x.dtype.name])
+        kernel((-(-blocks // 8),), (256,), (x, data, np.int64(blocks)))
+    return DeviceActivations((*source.shape[:-1], k), data, source)
+
+
+def _decode_activations(x: DeviceActivations) -> Any:
+    """d * q of the blocks, [rows, K] float32."""
+    import cupy
+
+    def field(name: str) -> Any:
+        dtype, offset = Q8_1.dtype.fields[name][:2]  # type: ignore[index]
+        raw = cupy.ascontiguousarray(x.data[..., offset : offset + dtype.itemsize])
+        return raw.view(dtype.base).astype(np.float32)
+
+    return (field("d") * field("qs")).reshape(len(x.data), x.shape[-1])
+
+
+def _rows(x: Any, k: int) -> Any:
+    """x [..., K] as contiguous rows [M, K] of a type that the kernels read; float64 becomes float32."""
+    import cupy
+
+    if x.dtype.name not in C_NAMES:
+        x = x.astype(np.float32)
+    return cupy.ascontiguousarray(x).reshape(x.size // k if k else 0, k)
+
+
+def _output(out: Any, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:
+    import cupy
+
+    if out is None:
+        return cupy.empty(shape, float_dtype(np.float32 if dtype is None else dtype))
+    if not on_cuda(out):
+        raise UnsupportedError(f"out must be on the CUDA device of w, got {type(out).__name__}")
+    out = _as_cupy(out)
+    if out.shape != shape:
+        raise UnsupportedError(f"out has shape {out.shape}, y has {shape}")
+    if dtype is not None and float_dtype(dtype) != out.dtype:
+        raise UnsupportedError(f"out is {out.dtype}, dtype asks for {float_dtype(dtype)}; give one of them")
+    return out
+
+
+def _as_cupy(x: Any) -> Any:
+    """A CUDA array of any library as a CuPy array, without a copy."""
+    import cupy
+
+    if not isinstance(x, cupy.ndarray):
+        x = cupy.from_dlpack(x.detach() if hasattr(x, "detach") else x)
+    if x.ndim == 0 or (x.dtype.kind != "f" and x.dtype.name != "bfloat16"):
+        raise TypeError(f"expected [..., K] of float16, float32, float64 or bfloat16, got {x.dtype} of shape {x.shape}")
+    return x
+
+
+@contextmanager
+def _on_stream_of(x: Any, device: Any) -> Iterator[None]:
+    """Make x's device and the stream its library works on current: torch's own stream, else CuPy's.
+
+    Other libraries order their stream with ours themselves, when DLPack hands the array over.
+    """
+    import cupy
+
+    at = cupy.cuda.Device(int(x.__dlpack_device__()[1]))
+    if device is not None and at != device:
+        raise UnsupportedError(f"x is on cuda:{at.id}, w on cuda:{device.id}; they must share a device")
+    torch = sys.modules.get("torch")
+    with at:
+        if torch is not None and isinstance(x, torch.Tensor):
+            with cupy.cuda.Stream.from_external(_TorchStream(torch.cuda.current_stream(x.device).cuda_stream)):
+                yield
+        else:
+            yield
+
+
+class _TorchStream:
+    """A raw stream handle behind the CUDA stream protocol, which older torch streams do not speak themselves."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle

@@ -1,0 +1,109 @@
+"""DeviceTensor: a matrix on a GPU, packed in device tiles; and activations prepared there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from . import tiles
+from .block import Format
+from .errors import UnsupportedError
+from .tensor import Tensor
+
+UPLOAD = 1 << 22  # weights packed on the host at a time: bounds extra memory, and keeps it in cache
+
+
+class DeviceTensor:
+    """Weights [N, K] on a CUDA device; made by `tensor.to_device()`.
+
+    data: a CuPy array of bytes [strips, tiles along K, bytes of a tile] (see qgemm/tiles.py), or for plain formats
+    of numbers [N, K]. exponent: of a power of two that brings the weights into the range of float16.
+    """
+
+    def __init__(self, format: Format, shape: tuple[int, int], data: Any, exponent: int, name: str = "") -> None:
+        self.format, self.shape, self.data, self.exponent, self.name = format, shape, data, exponent, name
+
+    @classmethod
+    def pack(cls, tensor: Tensor) -> DeviceTensor:
+        """Reorder a Tensor's blocks into tiles and upload them to the current device."""
+        import cupy
+
+        fmt, blocks = tensor.format, tensor.blocks
+        if tensor.ndim != 2:
+            raise UnsupportedError(f"only a matrix (N, K) goes to a device, got {tensor!r}; index its leading axes")
+        n, k = tensor.shape
+        if fmt.plain:
+            return cls(fmt, (n, k), cupy.asarray(as_numbers(fmt, blocks)), 0, tensor.name)
+        dtype = tiles.tile_dtype(fmt)
+        along = -(-k // tiles.COLUMNS)
+        data = cupy.empty((-(-n // tiles.ROWS), along, dtype.itemsize), np.uint8)
+        step = max(1, UPLOAD // max(1, tiles.ROWS * k))
+        for start in range(0, len(data), step):
+            part = tiles.pack(fmt, blocks[start * tiles.ROWS : (start + step) * tiles.ROWS])
+            data[start : start + step] = cupy.asarray(part.view(np.uint8).reshape(len(part), along, dtype.itemsize))
+        return cls(fmt, (n, k), data, half_exponent(tensor), tensor.name)
+
+    @property
+    def ndim(self) -> int:
+        """Always 2."""
+        return 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: those of the blocks, and the padding to whole tiles."""
+        return int(self.data.nbytes)
+
+    @property
+    def bpw(self) -> float:
+        """Bits per weight, scales included."""
+        return self.format.bpw
+
+    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+        """The weights as a new CuPy array [N, K]: exact in float32, rounded once from it to float16 or bfloat16."""
+        from . import cuda
+
+        return cuda.dequantize(self, dtype)
+
+    def to_host(self) -> Tensor:
+        """Back to a Tensor, byte for byte as it was packed."""
+        n, k = self.shape
+        if self.format.plain:
+            return Tensor(self.format, self.shape, self.data.get().view(self.format.dtype), self.name)
+        packed = self.data.get().reshape(-1).view(tiles.tile_dtype(self.format)).reshape(self.data.shape[:2])
+        return Tensor(self.format, self.shape, tiles.unpack(self.format, packed, n, k), self.name)
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<DeviceTensor{name} {self.format} {' x '.join(map(str, self.shape))} on cuda:{self.data.device.id}>"
+
+
+class DeviceActivations:
+    """Activations [..., K] as Q8_1 blocks on a GPU; made by `quantize_activations`.
+
+    data: a CuPy array of bytes [rows, K / 32, 36]. like: an array of the library that asked, for the product's kind.
+    """
+
+    def __init__(self, shape: tuple[int, ...], data: Any, like: Any) -> None:
+        self.shape, self.data, self.like = shape, data, like
+
+
+def as_numbers(fmt: Format, blocks: Any) -> Any:
+    """The blocks of a plain format as an array of float32, float16 or bfloat16."""
+    if fmt.name != "bf16":
+        return blocks
+    from .block import float_dtype
+
+    return blocks.view(float_dtype("bfloat16"))
+
+
+def half_exponent(tensor: Tensor) -> int:
+    """e such that every finite weight times 2^-e is below 2^15, the largest just below it."""
+    bound = np.zeros(tensor.blocks.shape, np.float32)
+    for name in tensor.format.scale_fields:
+        scale = np.abs(tensor.blocks[name].astype(np.float32))
+        scale[~np.isfinite(scale)] = 0
+        bound += scale * np.float32(128 if name == "d" else 1)  # no code of a tiled format exceeds 128
+    largest = float(bound.max(initial=0))
+    return int(np.frexp(largest)[1]) - 15 if largest > 0 else 0

@@ -1,0 +1,21 @@
+"""The errors that qgemm raises on purpose. Each is a ValueError and says what came, what fits, and who asked."""
+
+
+class QgemmError(ValueError):
+    """Base of every error below; `except qgemm.QgemmError` catches what qgemm refuses."""
+
+
+class GGUFError(QgemmError):
+    """A file that is not well-formed GGUF, or changed under its reader. Names the file, the tensor or key, the rule."""
+
+
+class GGUFNotFoundError(GGUFError, FileNotFoundError):
+    """There is no file at the path that was to be opened."""
+
+
+class QuantizeError(QgemmError):
+    """Values that a format cannot hold: NaN, infinity, or a scale beyond float16. Names the format and the block."""
+
+
+class UnsupportedError(QgemmError):
+    """A format without the codec, or a problem without the kernel, that a call needs."""

@@ -1,0 +1,38 @@
+"""q4_1: 32 weights share a scale and a minimum, w = d * q + m with q in 0..15.
+
+offset  bytes  field
+     0      2  d   float16 scale
+     2      2  m   float16 minimum
+     4     16  qs  byte j: weight j in the low nibble, weight j + 16 in the high
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..bits import HALVES, Floats, pack_nibbles, reciprocal, to_codes, to_float16, unpack_nibbles
+from ..block import Blocks, Format, Levels
+from .scales import extremes
+
+DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
+
+
+def encode(x: Floats) -> Blocks:
+    """Values [n, 32] -> blocks [n]: d = (max - min) / 15, m = min, q = min(15, trunc((x - m) / d + 0.5))."""
+    least, greatest = extremes(x)
+    d = (greatest - least) / np.float32(15)
+    q = to_codes((x - least[:, None]) * reciprocal(d)[:, None] + np.float32(0.5), 15)
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"] = to_float16(d)
+    blocks["m"] = to_float16(least)
+    blocks["qs"] = pack_nibbles(q)
+    return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> codes [n, 1, 32], scale and minimum [n, 1]."""
+    d, m = (blocks[name].astype(np.float32)[:, None] for name in ("d", "m"))
+    return Levels(unpack_nibbles(blocks["qs"])[:, None], d, m)
+
+
+FORMAT = Format("q4_1", 32, DTYPE, encode, levels, ggml_type=3, slots={"qs": HALVES})

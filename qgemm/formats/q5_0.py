@@ -1,0 +1,37 @@
+"""q5_0: 32 weights share one scale, w = d * (q - 16) with q in 0..31.
+
+offset  bytes  field
+     0      2  d   float16 scale
+     2      4  qh  bit j: the fifth bit of weight j (little-endian)
+     6     16  qs  byte j: the low four bits of weight j in the low nibble, of weight j + 16 in the high
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..bits import HALVES, IN_ORDER, Floats, pack_fives, reciprocal, to_codes, to_float16, unpack_fives
+from ..block import Blocks, Format, Levels
+from .scales import signed_absmax
+
+DTYPE = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
+ZERO = 16
+
+
+def encode(x: Floats) -> Blocks:
+    """Values [n, 32] -> blocks [n]: d = signed absmax / -16, q = min(31, trunc(x / d + 16.5))."""
+    d = signed_absmax(x) / np.float32(-ZERO)
+    q = to_codes(x * reciprocal(d)[:, None] + np.float32(ZERO + 0.5), 31)
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"] = to_float16(d)
+    blocks["qs"], blocks["qh"] = pack_fives(q)
+    return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> codes [n, 1, 32], scale [n, 1], zero 16."""
+    codes = unpack_fives(blocks["qs"], blocks["qh"])
+    return Levels(codes[:, None], blocks["d"].astype(np.float32)[:, None], zero=ZERO)
+
+
+FORMAT = Format("q5_0", 32, DTYPE, encode, levels, ggml_type=6, slots={"qs": HALVES, "qh": IN_ORDER})

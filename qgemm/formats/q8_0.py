@@ -1,0 +1,33 @@
+"""q8_0: 32 weights share one scale, w = d * q with q in -127..127.
+
+offset  bytes  field
+     0      2  d   float16 scale
+     2     32  qs  byte j: weight j, signed
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..bits import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
+from ..block import Blocks, Format, Levels
+from .scales import absmax
+
+DTYPE = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
+
+
+def encode(x: Floats) -> Blocks:
+    """Values [n, 32] -> blocks [n]: d = absmax / 127, q = x / d rounded half away from zero."""
+    d = absmax(x) / np.float32(127)
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"] = to_float16(d)
+    blocks["qs"] = to_codes(round_away(x * reciprocal(d)[:, None]), 127, np.int8)
+    return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> codes [n, 1, 32], scale [n, 1]."""
+    return Levels(blocks["qs"][:, None], blocks["d"].astype(np.float32)[:, None])
+
+
+FORMAT = Format("q8_0", 32, DTYPE, encode, levels, ggml_type=8, slots={"qs": IN_ORDER})

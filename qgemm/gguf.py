@@ -1,0 +1,217 @@
+"""Opening .gguf files: a mapping of names to Tensors whose blocks are views of the mapped file.
+
+The structure is checked on opening (gguf_header.py), the data is read only where it is used. What was checked
+stays true: before bytes are handed out, the file must still have the size and modification time that it had.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from mmap import ACCESS_READ, mmap
+
+import numpy as np
+
+from .block import Blocks
+from .errors import GGUFError
+from .files import PathLike, path_string, shown, shown_path, system_errors
+from .gguf_header import Entry, read_header
+from .gguf_layout import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, Value, read_value
+from .tensor import Tensor
+
+# O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOCTTY: a terminal must not become ours.
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class Shard:
+    """One open file: its header, its mapping, and the guard between its bytes and their readers."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with ExitStack() as undo, system_errors(path, "read"):
+            self._fd = os.open(path, READ)
+            undo.callback(os.close, self._fd)
+            found = os.fstat(self._fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise GGUFError(f"{shown_path(path)}: is not a regular file")
+            if found.st_size == 0:
+                raise GGUFError(f"{shown_path(path)}: is empty")
+            self._stamp = found.st_size, found.st_mtime_ns
+            try:
+                mapped = mmap(self._fd, found.st_size, access=ACCESS_READ)
+            except ValueError as error:  # it shrank just now
+                raise GGUFError(f"{shown_path(path)}: cannot be mapped: {error}") from error
+            undo.callback(mapped.close)
+            self.header = read_header(path, mapped)
+            undo.pop_all()
+        self._mapped: mmap | None = mapped
+        self._close = weakref.finalize(self, os.close, self._fd)  # also for a file that nobody closes
+
+    def mapped(self) -> mmap:
+        """The bytes of the file, if they are still those that were checked."""
+        mapped = self._mapped
+        if mapped is None:
+            raise GGUFError(f"{shown_path(self.path)}: was closed")
+        with system_errors(self.path, "read"):
+            found = os.fstat(self._fd)
+        if (found.st_size, found.st_mtime_ns) != self._stamp:  # reading behind a new end would be a SIGBUS
+            raise GGUFError(f"{shown_path(self.path)}: changed since it was opened")
+        return mapped
+
+    def blocks(self, entry: Entry) -> Blocks:
+        """The blocks [..., N, K / weights per block] of a tensor, a read-only view of the mapping."""
+        view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.mapped(), entry.offset)
+        return view
+
+    def close(self) -> None:
+        """Let go of the file. Views in other hands keep the mapping, which is never closed itself, alive."""
+        self._mapped = None
+        self._close()
+
+
+class Metadata(Mapping[str, Value]):
+    """The keys of a file in its order; a value is decoded when it is asked for.
+
+    Numbers are NumPy scalars (np.uint32(32)), number arrays NumPy arrays, string arrays lists of str, so that
+    `qgemm.write` gives every value its type back. Bytes that are not UTF-8 come as surrogate escapes.
+    """
+
+    def __init__(self, shard: Shard, hidden: Iterable[str] = ()) -> None:
+        self._shard = shard
+        self._places = {key: place for key, place in shard.header.keys.items() if key not in hidden}
+
+    def __getitem__(self, key: str) -> Value:
+        return read_value(self._shard.mapped(), *self._places[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places  # Mapping's own would decode the value
+
+    def __repr__(self) -> str:
+        return f"<Metadata: {len(self)} keys>"
+
+
+class GGUFFile(Mapping[str, Tensor]):
+    """An open .gguf file, or all shards of one: a read-only mapping of names to Tensors, in the file's order.
+
+    Comes from `qgemm.open`. After `close`, names, formats and shapes stay; blocks and metadata do not.
+    """
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self._shards = shards
+        self._tensors: dict[str, Tensor] = {}
+        self._places: dict[str, tuple[str, int]] = {}
+        for shard in shards:
+            for name, entry in shard.header.tensors.items():
+                if name in self._tensors:
+                    first = shown(self._places[name][0])
+                    raise GGUFError(f"{shown_path(shard.path)}: tensor {shown(name)}: is also in {first}")
+                self._tensors[name] = Tensor(entry.format, entry.shape, partial(shard.blocks, entry), name)
+                self._places[name] = shard.path, entry.offset
+        for shard in shards:
+            total = shard.header.split.tensors
+            if total not in (None, len(self)):
+                who = f"{shown_path(shard.path)}: key {shown(SPLIT_TENSORS)}"
+                raise GGUFError(f"{who}: is {total}, there are {len(self)} tensors")
+        # What tells one shard from the next says nothing about the model, and would be wrong in a copy of it.
+        self.metadata = Metadata(shards[0], hidden=SPLIT_KEYS if len(shards) > 1 else ())
+        self.closed = False
+
+    @property
+    def path(self) -> str:
+        """The path of the file, or of the first shard, as it was given."""
+        return self._shards[0].path
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of all shards."""
+        return tuple(shard.path for shard in self._shards)
+
+    @property
+    def version(self) -> int:
+        """The GGUF version, 2 or 3."""
+        return self._shards[0].header.version
+
+    @property
+    def alignment(self) -> int:
+        """The alignment of the tensor data, in bytes."""
+        return self._shards[0].header.alignment
+
+    def place(self, name: str) -> tuple[str, int]:
+        """The path of the file that holds a tensor, and the byte at which its blocks start there."""
+        return self._places[name]
+
+    def close(self) -> None:
+        """Let go of the files. Blocks in other hands stay valid."""
+        self.closed = True
+        for shard in self._shards:
+            shard.close()
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<GGUFFile {self.path!r}: {len(self)} tensors, {len(self.metadata)} keys{state}>"
+
+
+def open(path: PathLike) -> GGUFFile:
+    """Open a .gguf file or, given its first shard, a split model.
+
+    >>> with qgemm.open("model.gguf") as model:
+    ...     weight = model["blk.0.attn_q.weight"]
+
+    Raises GGUFError, naming the file, the tensor or key, and the rule, for whatever is not well-formed GGUF;
+    its subclass GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
+    """
+    with ExitStack() as undo:
+        first = undo.enter_context(closing(Shard(path_string(path))))
+        shards = [first]
+        for sibling in _siblings(first):
+            shard = undo.enter_context(closing(Shard(sibling)))
+            number, count, _ = shard.header.split
+            if (number, count) != (len(shards), first.header.split.shards):
+                who = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
+                raise GGUFError(f"{who}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
+            shards.append(shard)
+        opened = GGUFFile(shards)
+        undo.pop_all()
+    return opened
+
+
+def _siblings(shard: Shard) -> list[str]:
+    """The paths of the other shards of a model, given the first."""
+    number, count, _ = shard.header.split
+    if count == 1:
+        return []
+    suffix = "-{:05d}-of-{:05d}.gguf"
+    stem = shard.path.removesuffix(suffix.format(number + 1, count))
+    who = shown_path(shard.path)
+    if stem == shard.path:
+        name = suffix.format(number + 1, count)
+        raise GGUFError(f"{who}: key {shown(SPLIT_COUNT)}: is {count}, but the name does not end in {name}")
+    first, *others = (stem + suffix.format(i + 1, count) for i in range(count))
+    if number:
+        raise GGUFError(f"{who}: is shard {number + 1} of {count}: open the first, {shown_path(first)}")
+    return others

@@ -1,0 +1,148 @@
+"""y = x @ w.T on packed weights: checks what came, picks the backend, hands back an array of x's kind."""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from . import cpu
+from .block import float_dtype, floats
+from .device import DeviceActivations
+from .errors import UnsupportedError
+from .formats.q8_1 import FORMAT as Q8_1
+from .tensor import Tensor
+
+ACTIVATIONS = ("a16", "a8")
+DL_CPU, DL_CUDA = 1, 2  # device types of the DLPack protocol
+
+
+def matmul(
+    x: Any,
+    w: Any,
+    activation: str | None = None,
+    *,
+    out: Any = None,
+    dtype: DTypeLike | None = None,
+) -> Any:
+    """Multiply activations by packed weights: y [..., N] = x [..., K] @ w [N, K].T, sums in float32.
+
+    x: float16, float32, float64 or bfloat16, any leading shape and strides; a NumPy array, a CuPy array, or any
+    array that speaks DLPack (a torch tensor); or what `quantize_activations` prepared.
+    w: a Tensor (x on the CPU) or a DeviceTensor (x on its GPU).
+    activation: "a16" multiplies x as it is with the exact weights; "a8" quantizes x to Q8_1 and multiplies integer
+    codes block by block. The default is "a16", for prepared activations "a8".
+    out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32).
+
+    Raises UnsupportedError (a ValueError) or TypeError that names what came and what fits.
+    """
+    if activation is None:
+        activation = "a8" if isinstance(x, (Tensor, DeviceActivations)) else "a16"
+    if activation not in ACTIVATIONS:
+        raise UnsupportedError(f"activation is {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+    if on_cuda(x) or not isinstance(w, Tensor):
+        from . import cuda
+
+        return cuda.matmul(x, w, activation, out=out, dtype=dtype)
+    if isinstance(x, Tensor):
+        return _multiply(x, w, activation, out, dtype)
+    y = _multiply(as_numpy(x), w, activation, None if out is None else as_numpy(out), dtype)
+    return out if out is not None else like(x, y)
+
+
+def quantize_activations(x: Any) -> Any:
+    """Prepare x [..., K] for several "a8" products: Q8_1 blocks along K, which must be a multiple of 32.
+
+    NaN and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor.
+    """
+    if on_cuda(x):
+        from . import cuda
+
+        return cuda.quantize_activations(x)
+    return cpu.quantize_activations(_activations(floats(as_numpy(x))))
+
+
+def _multiply(x: NDArray[Any] | Tensor, w: Tensor, activation: str, out: NDArray[Any] | None, dtype: Any) -> Any:
+    check_weights(w)
+    if isinstance(x, Tensor) and (activation != "a8" or x.format is not Q8_1):
+        raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
+    if not isinstance(x, Tensor):
+        x = _activations(floats(x))
+    check_shapes(x.shape, w)
+    y = check_out(out, (*x.shape[:-1], w.shape[0]), dtype)
+    m = prod(x.shape[:-1])
+    if 0 in (m, *w.shape):
+        y[...] = 0  # an empty sum
+        return y
+    flat = y.reshape(m, w.shape[0]) if y.flags.c_contiguous else np.empty((m, w.shape[0]), y.dtype)
+    if activation == "a8":
+        prepared = x if isinstance(x, Tensor) else cpu.quantize_activations(x)
+        cpu.multiply_a8(prepared.blocks.reshape(m, -1), w, flat)
+    else:
+        assert not isinstance(x, Tensor)
+        if out is not None and np.may_share_memory(x, out):
+            x = x.copy()
+        cpu.multiply_a16(x.reshape(m, w.shape[1]), w, flat)
+    if not y.flags.c_contiguous:
+        y[...] = flat.reshape(y.shape)
+    return y
+
+
+def _activations(x: NDArray[Any]) -> NDArray[Any]:
+    if x.ndim == 0:
+        raise UnsupportedError("x is a scalar; it needs the shape [..., K]")
+    return x
+
+
+def check_weights(w: Any) -> None:
+    """UnsupportedError unless w is a matrix of a format that can be decoded."""
+    if w.ndim != 2:
+        raise UnsupportedError(f"w must be a matrix (N, K), got {w!r}; index its leading axes first")
+    if w.format.levels is None:
+        raise UnsupportedError(f"{w!r}: {w.format} has no decoder, so it cannot be multiplied")
+
+
+def check_shapes(x: tuple[int, ...], w: Any) -> None:
+    """UnsupportedError unless x [..., K] fits w [N, K]."""
+    if x[-1] != w.shape[1]:
+        raise UnsupportedError(f"x has rows of {x[-1]}, {w!r} needs K = {w.shape[1]} (x is {x}, w is (N, K))")
+
+
+def check_out(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """`out` if it fits, or a new array of `dtype` (float32 by default)."""
+    if out is None:
+        return np.empty(shape, float_dtype(np.float32 if dtype is None else dtype))
+    if out.shape != shape:
+        raise UnsupportedError(f"out has shape {out.shape}, y has {shape}")
+    if dtype is not None and float_dtype(dtype) != out.dtype:
+        raise UnsupportedError(f"out is {out.dtype}, dtype asks for {float_dtype(dtype)}; give one of them")
+    if not out.flags.writeable:
+        raise UnsupportedError("out is read-only")
+    return floats(out)
+
+
+def on_cuda(x: Any) -> bool:
+    """True if x lives on a CUDA device."""
+    if isinstance(x, (np.ndarray, Tensor)):
+        return False
+    device = getattr(x, "__dlpack_device__", None)
+    return device is not None and int(device()[0]) == DL_CUDA
+
+
+def as_numpy(x: Any) -> NDArray[Any]:
+    """A host array as NumPy, without a copy where x is an array already."""
+    if isinstance(x, np.ndarray):
+        return x
+    device = getattr(x, "__dlpack_device__", None)
+    return np.asarray(x) if device is None else np.from_dlpack(x)
+
+
+def like(x: Any, y: Any) -> Any:
+    """y (NumPy or CuPy) as an array of x's library, without a copy where the library takes DLPack."""
+    if type(x) is type(y) or not hasattr(x, "__dlpack__"):
+        return y
+    namespace = x.__array_namespace__() if hasattr(x, "__array_namespace__") else sys.modules[type(x).__module__]
+    return namespace.from_dlpack(y)

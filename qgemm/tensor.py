@@ -1,0 +1,114 @@
+"""Tensor: a matrix on the host, packed in the blocks of one format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .block import Blocks, Format, floats
+from .formats import format_named
+
+if TYPE_CHECKING:
+    from .device import DeviceTensor
+
+
+class Tensor:
+    """Weights [..., N, K] packed along K; immutable.
+
+    Comes from `qgemm.open(path)[name]` (blocks are then a view of the mapped file) or from `qgemm.quantize`.
+    Indexing the leading axes gives Tensors that share the blocks: rows of an embedding, experts of a layer.
+    """
+
+    def __init__(
+        self,
+        format: Format | str,
+        shape: tuple[int, ...],
+        blocks: Blocks | Callable[[], Blocks],
+        name: str = "",
+    ) -> None:
+        """Of a format and a shape in weights, from blocks [..., N, K / weights per block].
+
+        `blocks` may be a function that is called at each access, as the file reader does to check its file first.
+        """
+        self.format = format_named(format)
+        self.shape = shape
+        self.name = name
+        self._blocks = blocks
+        self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
+        if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
+            raise ValueError(
+                f"{self.format} of shape {shape} needs blocks {self._block_shape} of {self.format.dtype}, "
+                f"got {blocks.shape} of {blocks.dtype}"
+            )
+
+    @property
+    def blocks(self) -> Blocks:
+        """The packed blocks [..., N, K / weights per block], a read-only structured view without a copy."""
+        return self._blocks() if callable(self._blocks) else self._blocks
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed blocks."""
+        return prod(self._block_shape) * self.format.block_bytes
+
+    @property
+    def bpw(self) -> float:
+        """Bits per weight, scales included."""
+        return self.format.bpw
+
+    def dequantize(self, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """The weights as a new array [..., N, K]: exact in float32, otherwise rounded once from it.
+
+        dtype is float16, float32, float64 or "bfloat16" (which needs ml_dtypes). UnsupportedError if this format
+        has no decoder.
+        """
+        return self.format.dequantize(self.blocks, dtype)
+
+    def to_device(self) -> DeviceTensor:
+        """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times."""
+        from .device import DeviceTensor
+
+        return DeviceTensor.pack(self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        blocks = self.blocks
+        leading = index if isinstance(index, tuple) else (index,)
+        if len(leading) >= self.ndim or any(i is None or i is Ellipsis for i in leading):
+            raise IndexError(f"{self}: only the {self.ndim - 1} leading axes can be indexed, rows stay whole")
+        picked = blocks[leading]
+        return Tensor(self.format, (*picked.shape[:-1], self.shape[-1]), picked, self.name)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        raise TypeError(
+            f"{self} will not be inflated silently: use tensor.dequantize() for its weights, tensor.blocks for its bytes"
+        )
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Tensor{name} {self.format} {' x '.join(map(str, self.shape))}>"
+
+
+def quantize(x: NDArray[Any], format: Format | str) -> Tensor:
+    """Pack values [..., K] (float16, float32, float64 or bfloat16) into a format, byte for byte as ggml's C does.
+
+    >>> qgemm.quantize(np.eye(32, dtype=np.float32), "q4_0")
+    <Tensor Q4_0 32 x 32>
+
+    Raises QuantizeError for NaN, infinity or a scale beyond float16, naming the block; UnsupportedError if the
+    format is unknown, has no encoder, or K is not a multiple of its block; TypeError for other dtypes.
+    """
+    fmt = format_named(format)
+    x = floats(x)
+    return Tensor(fmt, x.shape, fmt.quantize(x))

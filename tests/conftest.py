@@ -1,0 +1,42 @@
+"""GPU tests skip with a reason where there is no GPU; where there is one, the run writes tests/gpu_ledger.json."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))  # the tools are scripts; tests import their functions
+
+from ledger import LEDGER, sources_hash
+
+import qgemm
+
+settings.register_profile("qgemm", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("qgemm")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cuda = qgemm.backends()["cuda"]
+    if not cuda.available:
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=cuda.detail))
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
+    """After a whole GPU run (pytest -m gpu) record what passed, with the hash of the sources it tested."""
+    if config.option.markexpr != "gpu" or config.option.keyword or not qgemm.backends()["cuda"].available:
+        return
+    stats = terminalreporter.stats
+    counts = {name: len(stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
+    facts = {"sources_sha256": sources_hash(), **qgemm.backends()["cuda"].facts, **counts}
+    facts["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    target = Path(os.environ.get("QGEMM_LEDGER", LEDGER))
+    target.write_text(json.dumps(facts, indent=2) + "\n")
+    terminalreporter.write_line(f"wrote {target}")

@@ -1,0 +1,110 @@
+"""The one place that draws test data: formats, blocks, rows, matrices and problems.
+
+Values are drawn from three sources, since each finds what the others miss: the float16 grid (ties are common and
+1 / d stays finite), a format's own grid, and raw bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import qgemm
+from qgemm.block import Format
+
+FORMATS = list(qgemm.FORMATS.values())
+BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
+ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None]
+TILED = [fmt for fmt in FORMATS if fmt.slots]
+
+
+def each(formats: list[Format]):
+    """Parametrise a test over formats, by name."""
+    return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
+
+
+def seeds() -> st.SearchStrategy[np.random.Generator]:
+    """A NumPy generator: large arrays are drawn from it in one piece, Hypothesis shrinks its seed and the shape."""
+    return st.integers(0, 2**32 - 1).map(np.random.default_rng)
+
+
+def raw_blocks(draw: st.DrawFn, fmt: Format, shape: tuple[int, ...]) -> np.ndarray:
+    """Blocks of random bytes: every bit pattern of scales and codes, NaN and infinity included."""
+    rng = draw(seeds())
+    count = int(np.prod(shape))
+    return np.frombuffer(rng.bytes(count * fmt.block_bytes), fmt.dtype).reshape(shape)
+
+
+def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The same blocks with scales drawn from the ordinary range of trained weights, so that products stay finite."""
+    blocks = blocks.copy()
+    for name in fmt.dtype.names or ():
+        if fmt.dtype[name].kind == "f":
+            blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
+    if fmt.plain:
+        blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)
+    return blocks
+
+
+@st.composite
+def blocks(draw: st.DrawFn, fmt: Format, most: int = 40) -> np.ndarray:
+    """Blocks [n] of random bytes."""
+    return raw_blocks(draw, fmt, (draw(st.integers(1, most)),))
+
+
+@st.composite
+def values(draw: st.DrawFn, fmt: Format, most: int = 40) -> np.ndarray:
+    """Values [n, weights] float32 that the format can hold: float16 grid, its own grid, constants, mixed scales."""
+    rng = draw(seeds())
+    n = draw(st.integers(1, most))
+    kind = draw(st.sampled_from(("half", "small integers", "own grid", "zeros", "constant", "outlier", "tiny")))
+    shape = (n, fmt.weights)
+    if kind == "half":
+        x = rng.standard_normal(shape).astype(np.float16)
+    elif kind == "small integers":
+        x = rng.integers(-16, 17, shape) * 2.0 ** rng.integers(-12, 4, (n, 1))
+    elif kind == "own grid":
+        x = fmt.decode(tame(fmt, raw_blocks(draw, fmt, (n,)), rng))
+    elif kind == "zeros":
+        x = rng.choice([0.0, -0.0], shape)
+    elif kind == "constant":
+        x = np.repeat(rng.standard_normal((n, 1)), fmt.weights, axis=1)
+    elif kind == "outlier":
+        x = rng.standard_normal(shape) * np.where(rng.random(shape) < 0.05, 1000.0, 1.0)
+    else:
+        x = rng.standard_normal(shape) * 2.0 ** rng.integers(-149, -120, shape)
+    return np.asarray(x, np.float32)
+
+
+@st.composite
+def weights(draw: st.DrawFn, fmt: Format, most_n: int = 150, most_blocks: int = 12) -> qgemm.Tensor:
+    """A Tensor [N, K] with tame scales; N and K on both sides of the tile's 64."""
+    rng = draw(seeds())
+    n = draw(st.integers(1, most_n))
+    k = fmt.weights * draw(st.integers(1, most_blocks if not fmt.plain else 32 * most_blocks))
+    raw = raw_blocks(draw, fmt, (n, k // fmt.weights))
+    return qgemm.Tensor(fmt, (n, k), tame(fmt, raw, rng))
+
+
+@st.composite
+def problems(draw: st.DrawFn, fmt: Format, m: st.SearchStrategy[int] | None = None) -> tuple[np.ndarray, qgemm.Tensor]:
+    """x [M, K] float32 on the float16 grid, and a Tensor [N, K]."""
+    w = draw(weights(fmt))
+    rows = draw(m if m is not None else st.integers(1, 20))
+    return draw(seeds()).standard_normal((rows, w.shape[1])).astype(np.float16).astype(np.float32), w
+
+
+def a16_bound(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The most that a float32 sum of K products, each of exact factors, may differ from the exact product.
+
+    K - 1 additions and K products (and for blocks a scale on the sum) round, each by 2^-24 of what is summed so far.
+    """
+    k = x.shape[1]
+    return (k + 4) * 2.0**-24 * (np.abs(x) @ np.abs(w).T) + 1e-37
+
+
+def exact(x: np.ndarray, w: qgemm.Tensor) -> np.ndarray:
+    """x @ w.T in float64 from the exactly decoded weights."""
+    with np.errstate(invalid="ignore", over="ignore"):  # raw blocks hold NaN and infinity
+        return x.astype(np.float64) @ w.dequantize(np.float64).T

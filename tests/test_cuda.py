@@ -1,0 +1,317 @@
+"""The GPU road, against NumPy: decode with ==, products with bounds derived from K and the types involved."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import FORMATS, TILED, a16_bound, each, exact, problems, raw_blocks, tame, weights
+
+import qgemm
+
+pytestmark = pytest.mark.gpu
+
+gpu_settings = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # of one conversion to the type
+M_EDGES = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 16, 33))  # both sides of every route boundary and token tile
+
+
+def cupy():
+    import cupy
+
+    return cupy
+
+
+def bf16():
+    from ml_dtypes import bfloat16
+
+    return np.dtype(bfloat16)
+
+
+def poisoned(shape, dtype):
+    """An output filled with NaN: whatever is not written shows."""
+    return cupy().full(shape, np.nan, np.float32).astype(dtype)
+
+
+def product_bound(x: np.ndarray, w: np.ndarray, dtype: np.dtype, y: np.ndarray) -> np.ndarray:
+    """Sums in float32; weights rounded to x's type in the panel route; y rounded to its dtype.
+
+    A float16 panel is scaled so that its largest weight is near 2^15: what becomes subnormal errs by 2^-24 of 2^-15
+    of the largest weight.
+    """
+    loss = ROUNDING[dtype.name]
+    tiny = 2.0**-38 * np.abs(w).max(initial=0) * np.abs(x).sum(axis=1, keepdims=True) if loss else 0.0
+    magnitude = np.abs(x) @ np.abs(w).T
+    return a16_bound(x, w) + 2 * loss * magnitude + tiny
+
+
+@each(TILED)
+@gpu_settings
+@given(data=st.data())
+def test_pack_is_lossless(fmt, data):
+    n, count = data.draw(st.integers(1, 140)), data.draw(st.integers(1, 9))
+    raw = raw_blocks(data.draw, fmt, (n, count))
+    tensor = qgemm.Tensor(fmt, (n, count * fmt.weights), raw)
+    back = tensor.to_device().to_host()
+    assert back.blocks.tobytes() == raw.tobytes()
+
+
+@each(FORMATS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@gpu_settings
+@given(data=st.data())
+def test_decode_equals_numpy_bit_for_bit(fmt, dtype, data):
+    """Raw bytes: every scale, NaN, infinity and subnormals included."""
+    n, k = data.draw(st.integers(1, 140)), fmt.weights * data.draw(st.integers(1, 9))
+    tensor = qgemm.Tensor(fmt, (n, k), raw_blocks(data.draw, fmt, (n, k // fmt.weights)))
+    got = tensor.to_device().dequantize(dtype).get()
+    want = tensor.dequantize(dtype)
+    assert got.dtype == want.dtype
+    nan = np.isnan(want.astype(np.float32))
+    np.testing.assert_array_equal(nan, np.isnan(got.astype(np.float32)))
+    bits = f"u{want.itemsize}"
+    np.testing.assert_array_equal(got.view(bits)[~nan], want.view(bits)[~nan])
+
+
+@each(FORMATS)
+@pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
+@gpu_settings
+@given(data=st.data())
+def test_a16_within_bound(fmt, x_dtype, data):
+    x, w = data.draw(problems(fmt, M_EDGES))
+    dtype = bf16() if x_dtype == "bfloat16" else np.dtype(x_dtype)
+    x = x.astype(dtype)
+    on_device = w.to_device()
+    y = poisoned((len(x), w.shape[0]), np.float32)
+    assert qgemm.matmul(cupy().asarray(x), on_device, out=y) is y
+    wide = x.astype(np.float64)
+    want = exact(wide, w)
+    error = np.abs(y.get().astype(np.float64) - want)
+    assert (error <= product_bound(wide, w.dequantize(np.float64), dtype, want)).all()
+
+
+@each(TILED)
+@gpu_settings
+@given(data=st.data())
+def test_a8_against_its_formula(fmt, data):
+    """The CPU backend computes the formula; both sum in float32, and above M = 8 the GPU rounds no differently."""
+    x, w = data.draw(problems(fmt, M_EDGES))
+    got = qgemm.matmul(cupy().asarray(x), w.to_device(), "a8").get()
+    blocks = qgemm.quantize_activations(x)
+    want = qgemm.matmul(blocks, w)
+    decoded = blocks.dequantize(np.float64)
+    dense = w.dequantize(np.float64)
+    sums = np.abs(decoded) @ np.abs(dense).T
+    # The panel route sums d * q where the formula takes the stored s: they differ by 2^-10 of the largest |s| there is.
+    largest = np.abs(dense).max() + 16 * np.abs(w.blocks["d"].astype(np.float64)).max()
+    bound = (
+        2 * a16_bound(decoded, dense) + 2.0**-9 * (np.abs(decoded).sum(axis=1, keepdims=True) * largest + sums) + 1e-30
+    )
+    assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+
+
+@each(TILED)
+@gpu_settings
+@given(data=st.data())
+def test_a8_fused_equals_cpu_closely(fmt, data):
+    """At M <= 8 both use the same integers: only the order of float32 sums differs."""
+    x, w = data.draw(problems(fmt, st.integers(1, 8)))
+    got = qgemm.matmul(cupy().asarray(x), w.to_device(), "a8").get()
+    blocks = qgemm.quantize_activations(x)
+    want = qgemm.matmul(blocks, w)
+    levels = fmt.decode_levels(w.blocks.reshape(-1))
+    codes = np.abs(levels.codes.astype(np.float64)).reshape(w.shape)
+    scale = np.repeat(np.abs(levels.scale).reshape(w.shape[0], -1), 32, axis=1)
+    dense = scale * (codes + levels.zero)
+    if levels.minimum is not None:
+        dense += np.repeat(np.abs(levels.minimum).reshape(w.shape[0], -1), 32, axis=1)
+    activations = np.abs(blocks.dequantize(np.float64)) + np.repeat(
+        np.abs(blocks.blocks["s"].astype(np.float64)), 32, axis=1
+    )
+    assert (np.abs(got - want) <= 2 * a16_bound(activations, dense)).all()
+
+
+@pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
+@gpu_settings
+@given(data=st.data())
+def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    shape = (data.draw(st.integers(1, 40)), 32 * data.draw(st.integers(1, 9)))
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-140, 12, (shape[0], 1))
+    if data.draw(st.booleans()):
+        x[rng.random(shape) < 0.01] = rng.choice([np.nan, np.inf, -np.inf])
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32).astype(bf16() if x_dtype == "bfloat16" else x_dtype)
+    want = qgemm.quantize_activations(x).blocks
+    got = qgemm.quantize_activations(cupy().asarray(x)).data.get().reshape(-1).view(want.dtype).reshape(want.shape)
+    np.testing.assert_array_equal(got["qs"], want["qs"])
+    for name in ("d", "s"):
+        np.testing.assert_array_equal(got[name], want[name])
+
+
+@each(TILED)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_identity_gives_the_decoded_matrix(fmt, dtype):
+    rng = np.random.default_rng(7)
+    raw = np.frombuffer(rng.bytes(200 * 3 * fmt.block_bytes), fmt.dtype).reshape(200, 3)
+    w = qgemm.Tensor(fmt, (200, 96), tame(fmt, raw, rng))
+    on_device, eye = w.to_device(), cupy().eye(96, dtype=np.float32)
+    want = w.dequantize(np.float32).T
+    for rows in (slice(0, 8), slice(40, 41), slice(0, 96)):
+        y = qgemm.matmul(eye[rows], on_device, dtype=dtype).get()
+        np.testing.assert_array_equal(y, want[rows].astype(y.dtype))
+
+
+@each(TILED)
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("m", [1, 8, 9])
+def test_nan_stays_in_its_row(fmt, activation, m):
+    """A NaN in one row of x or W reaches no other output."""
+    rng = np.random.default_rng(m)
+    raw = np.frombuffer(rng.bytes(100 * 4 * fmt.block_bytes), fmt.dtype).reshape(100, 4)
+    blocks = tame(fmt, raw, rng)
+    x = rng.standard_normal((m, 128)).astype(np.float32)
+    clean = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, (100, 128), blocks).to_device(), activation).get()
+    blocks["d"][17, 2] = np.nan
+    x[m // 2, 5] = np.nan
+    y = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, (100, 128), blocks).to_device(), activation).get()
+    touched = np.zeros(y.shape, bool)
+    touched[m // 2] = touched[:, 17] = True
+    assert np.isnan(y[touched]).all()
+    np.testing.assert_array_equal(y[~touched], clean[~touched])
+
+
+@each(TILED)
+def test_large_scales_do_not_overflow_half(fmt):
+    """65504 * 127 is finite in float32, not in float16: the panel is scaled by a power of two."""
+    blocks = np.zeros((64, 2), fmt.dtype)
+    blocks["d"] = 65504
+    blocks["qs"] = 0x77
+    w = qgemm.Tensor(fmt, (64, 64), blocks)
+    x = np.full((16, 64), 2.0**-10, np.float16)
+    y = qgemm.matmul(cupy().asarray(x), w.to_device()).get()
+    want = exact(x, w)
+    np.testing.assert_allclose(y, want, rtol=2.0**-10)
+
+
+@pytest.mark.parametrize("m", [1, 8, 64])
+def test_same_input_same_bits(m):
+    rng = np.random.default_rng(3)
+    w = qgemm.quantize(rng.standard_normal((320, 512)).astype(np.float32), "q5_1").to_device()
+    x = cupy().asarray(rng.standard_normal((m, 512)).astype(np.float16))
+    first = qgemm.matmul(x, w)
+    for _ in range(50):
+        assert (qgemm.matmul(x, w) == first).all()
+
+
+def test_leading_shapes_strides_and_empty():
+    cp, rng = cupy(), np.random.default_rng(5)
+    w = qgemm.quantize(rng.standard_normal((96, 64)).astype(np.float32), "q8_0")
+    on_device = w.to_device()
+    x = cp.asarray(rng.standard_normal((3, 4, 128)).astype(np.float32))[:, ::2, ::2]
+    want = exact(x.get().reshape(-1, 64), w).reshape(3, 2, 96)
+    np.testing.assert_allclose(qgemm.matmul(x, on_device).get(), want, atol=1e-4)
+    assert qgemm.matmul(x[0, 0], on_device).shape == (96,)
+    assert qgemm.matmul(x[:0], on_device).shape == (0, 2, 96)
+    strided = cp.full((3, 2, 192), np.nan, np.float16)
+    qgemm.matmul(x, on_device, out=strided[..., ::2])
+    np.testing.assert_allclose(strided[..., ::2].get(), want, rtol=2e-3, atol=1e-2)
+    assert cp.isnan(strided[..., 1::2]).all()
+    empty = qgemm.Tensor("q8_0", (5, 0), np.empty((5, 0), qgemm.FORMATS["q8_0"].dtype)).to_device()
+    assert (qgemm.matmul(cp.ones((2, 0), np.float32), empty) == 0).all()
+
+
+def test_guard_regions_stay_untouched():
+    cp, rng = cupy(), np.random.default_rng(9)
+    w = qgemm.quantize(rng.standard_normal((70, 96)).astype(np.float32), "q4_1").to_device()
+    for m in (1, 5, 8, 20):
+        guarded = cp.full((m + 2, 70), 7.0, np.float32)
+        qgemm.matmul(cp.asarray(rng.standard_normal((m, 96)).astype(np.float16)), w, out=guarded[1:-1])
+        assert (guarded[0] == 7).all()
+        assert (guarded[-1] == 7).all()
+        assert (guarded[1:-1] != 7).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_torch_in_torch_out(dtype):
+    """Zero-copy in and out through DLPack, on torch's current stream."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rng = np.random.default_rng(11)
+    w = qgemm.quantize(rng.standard_normal((256, 128)).astype(np.float32), "q4_0")
+    on_device = w.to_device()
+    for m in (1, 33):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            x = torch.randn(m, 128, device="cuda").to(getattr(torch, dtype))
+            torch.cuda._sleep(20_000_000)  # what follows must wait for x * 2 on the same stream
+            x *= 2
+            y = qgemm.matmul(x, on_device, dtype=dtype)
+            out = torch.full((m, 256), float("nan"), device="cuda", dtype=torch.float32)
+            assert qgemm.matmul(x, on_device, out=out) is out
+        stream.synchronize()
+        assert isinstance(y, torch.Tensor)
+        assert y.dtype == x.dtype
+        want = exact(x.float().cpu().numpy(), w)
+        tolerance = np.abs(want).max() * (2.0**-6 if dtype == "bfloat16" else 2.0**-9)
+        np.testing.assert_allclose(y.float().cpu().numpy(), want, atol=tolerance)
+        np.testing.assert_allclose(out.cpu().numpy(), want, atol=tolerance)
+
+
+def test_threads_and_streams():
+    cp, rng = cupy(), np.random.default_rng(13)
+    w = qgemm.quantize(rng.standard_normal((512, 256)).astype(np.float32), "q5_0").to_device()
+    xs = [cp.asarray(rng.standard_normal((m, 256)).astype(np.float16)) for m in (1, 4, 8, 40)]
+    wants = [qgemm.matmul(x, w).get() for x in xs]
+    failures: list[str] = []
+
+    def work(x, want):
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            for _ in range(50):
+                y = qgemm.matmul(x, w)
+                stream.synchronize()
+                if not (y.get() == want).all():
+                    failures.append(f"M = {len(x)}")
+
+    cp.cuda.Device().synchronize()
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, wants, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_errors_name_what_came_and_what_fits():
+    cp = cupy()
+    w = qgemm.quantize(np.ones((32, 64), np.float32), "q4_0")
+    on_device = w.to_device()
+    with pytest.raises(qgemm.UnsupportedError, match="to_device"):
+        qgemm.matmul(cp.ones((1, 64), np.float32), w)
+    with pytest.raises(qgemm.UnsupportedError, match="upload x first"):
+        qgemm.matmul(np.ones((1, 64), np.float32), on_device)
+    with pytest.raises(qgemm.UnsupportedError, match="K = 64"):
+        qgemm.matmul(cp.ones((1, 32), np.float32), on_device)
+    with pytest.raises(TypeError, match="int32"):
+        qgemm.matmul(cp.ones((1, 64), np.int32), on_device)
+    with pytest.raises(qgemm.UnsupportedError, match="out has shape"):
+        qgemm.matmul(cp.ones((1, 64), np.float32), on_device, out=cp.empty((2, 32), np.float32))
+    with pytest.raises(qgemm.UnsupportedError, match="no kernel for F16 a8 M=1"):
+        qgemm.matmul(
+            cp.ones((1, 64), np.float32), qgemm.quantize(np.ones((32, 64), np.float32), "f16").to_device(), "a8"
+        )
+
+
+@gpu_settings
+@given(data=st.data())
+def test_prepared_activations_serve_several_weights(data):
+    w1, w2 = (data.draw(weights(qgemm.FORMATS[name], most_blocks=4)) for name in ("q4_0", "q8_0"))
+    k = min(w1.shape[1], w2.shape[1])
+    x = cupy().ones((3, k), np.float16)
+    prepared = qgemm.quantize_activations(x)
+    for w in (w1, w2):
+        if w.shape[1] == k:
+            on_device = w.to_device()
+            assert (qgemm.matmul(prepared, on_device) == qgemm.matmul(x, on_device, "a8")).all()

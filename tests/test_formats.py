@@ -1,0 +1,238 @@
+"""Codecs: byte for byte ggml's C, bit for bit back; what a format cannot hold is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from hypothesis import example, given
+from hypothesis import strategies as st
+from strategies import BLOCK_FORMATS, ENCODED, FORMATS, blocks, each, raw_blocks, seeds, values
+
+import qgemm
+from qgemm.formats import GGML_TYPES, format_named
+
+DATA = Path(__file__).parent / "data"
+GOLDEN = np.load(DATA / "ggml_blocks.npz")
+RIGHT_IN_GGUF = [fmt for fmt in BLOCK_FORMATS if fmt.name != "q8_1"]  # gguf 0.19 has no q8_1 codec
+LEVELS = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31, "q8_0": 254, "q8_1": 254}  # steps across a block's range
+
+
+def ggml_type(fmt):
+    return GGMLQuantizationType(fmt.ggml_type)
+
+
+def encode(fmt, x):
+    """Values [n, weights] -> blocks [n]."""
+    return fmt.quantize(x).reshape(-1)
+
+
+def assert_same_bits(got, want):
+    """Equal bit for bit, any NaN for any NaN."""
+    nan = np.isnan(want)
+    np.testing.assert_array_equal(np.isnan(got), nan)
+    np.testing.assert_array_equal(got.view(np.uint32)[~nan], want.view(np.uint32)[~nan])
+
+
+@each(BLOCK_FORMATS)
+def test_golden_blocks(fmt):
+    x, packed, decoded = (GOLDEN[f"{fmt.name}/{part}"] for part in ("x", "blocks", "values"))
+    assert fmt.quantize(x).tobytes() == packed.tobytes()
+    assert_same_bits(fmt.dequantize(packed.view(fmt.dtype)), decoded)
+
+
+@each([fmt for fmt in BLOCK_FORMATS if fmt.name != "q8_1"])
+def test_real_excerpt(fmt):
+    """Trained weights quantized by ggml: encoding the float32 tensor gives the file's bytes."""
+    with qgemm.open(DATA / "minilm_excerpt.gguf") as file:
+        for layer in ("blk.2.ffn_down", "blk.2.attn_q"):
+            source, packed = file.get(f"{layer}.f32"), file.get(f"{layer}.{fmt.name}")
+            if source is not None and packed is not None:
+                again = qgemm.quantize(source.dequantize(), fmt)
+                assert again.blocks.tobytes() == packed.blocks.tobytes()
+            if packed is not None:
+                want = gguf.dequantize(packed.blocks.view(np.uint8), ggml_type(fmt))
+                assert_same_bits(packed.dequantize(), want)
+
+
+@each(RIGHT_IN_GGUF)
+@given(data=st.data())
+def test_encode_agrees_with_gguf(fmt, data):
+    """gguf differs from C on negative zeros alone among finite values, so they are made positive here."""
+    x = data.draw(values(fmt)) + np.float32(0)
+    with np.errstate(all="ignore"):
+        want = gguf.quantize(x, ggml_type(fmt))
+    assert encode(fmt, x).tobytes() == want.tobytes()
+
+
+@each(RIGHT_IN_GGUF)
+@given(data=st.data())
+def test_decode_agrees_with_gguf(fmt, data):
+    raw = data.draw(blocks(fmt))
+    with np.errstate(all="ignore"):
+        want = gguf.dequantize(raw.view(np.uint8).reshape(len(raw), -1), ggml_type(fmt))
+    assert_same_bits(fmt.decode(raw), want)
+
+
+@each(ENCODED)
+@given(data=st.data())
+def test_quantizing_twice_changes_nothing(fmt, data):
+    """Quantization is a projection: a value already on the grid stays where it is.
+
+    With a minimum, d * q + m rounds in float32, so the second scale may differ in its last float16 place.
+    """
+    once = fmt.decode(encode(fmt, data.draw(values(fmt))))
+    twice = fmt.decode(encode(fmt, once))
+    if "m" in fmt.scale_fields:
+        span = np.abs(once).max(axis=1, keepdims=True)
+        assert (np.abs(twice - once) <= span * 2.0**-9 + 2.0**-20).all()
+    else:
+        np.testing.assert_array_equal(twice, once)
+
+
+@each(BLOCK_FORMATS)
+@given(data=st.data())
+def test_error_is_at_most_half_a_step(fmt, data):
+    """Half a level, and the rounding of scale and minimum to float16 (one subnormal place for tiny ones)."""
+    x = data.draw(values(fmt)).astype(np.float64)
+    if fmt.name in ("q4_1", "q5_1"):
+        reach = x.max(axis=1) - x.min(axis=1)
+        span = np.abs(x).max(axis=1)
+        step = reach / LEVELS[fmt.name]
+    else:
+        span = np.abs(x).max(axis=1)
+        step = 2 * span / LEVELS[fmt.name] if fmt.name.startswith("q8") else span / ((LEVELS[fmt.name] + 1) / 2)
+    worst = step if fmt.name in ("q4_0", "q5_0") else step / 2  # the sign without a level at its end loses one step
+    rounding = (span + step * LEVELS[fmt.name]) * 2.0**-11 + (LEVELS[fmt.name] + 1) * 2.0**-25
+    error = np.abs(fmt.decode(encode(fmt, x.astype(np.float32))) - x).max(axis=1)
+    assert (error <= worst * (1 + 2.0**-20) + rounding + span * 2.0**-22).all()
+
+
+@each(BLOCK_FORMATS)
+@given(data=st.data())
+def test_blocks_are_independent(fmt, data):
+    """A block's bytes depend on its own values alone, wherever it stands in a matrix."""
+    x = data.draw(values(fmt, most=12))
+    matrix = np.concatenate([x, x[::-1]]).reshape(2, -1)
+    packed = fmt.quantize(matrix)
+    assert packed[0].tobytes() == encode(fmt, x).tobytes()
+    assert packed[1].tobytes() == encode(fmt, x[::-1]).tobytes()
+
+
+@each(BLOCK_FORMATS)
+def test_negative_zeros_as_in_c(fmt):
+    """C starts from max = 0 with `<`, so a block of negative zeros has the scale of a block of zeros."""
+    zeros = np.zeros((1, 32), np.float32)
+    if "m" in fmt.dtype.names:
+        assert fmt.encode(-zeros)["m"].view(np.uint16) == 0x8000  # the first value is the minimum
+    else:
+        assert fmt.encode(-zeros).tobytes() == fmt.encode(zeros).tobytes()
+
+
+@each(BLOCK_FORMATS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@given(data=st.data())
+def test_what_is_not_finite_is_refused(fmt, bad, data):
+    rows, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
+    at = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, count * 32 - 1))
+    x = np.ones((rows, count * 32), np.float32)
+    x[at] = bad
+    with pytest.raises(qgemm.QuantizeError, match=f"{fmt}: block {at[1] // 32} of row {at[0]} holds NaN or infinity"):
+        qgemm.quantize(x, fmt)
+
+
+@each(BLOCK_FORMATS)
+def test_scale_beyond_float16_is_refused(fmt):
+    x = np.ones((2, 64), np.float32)
+    x[1, 40] = 3e38
+    with pytest.raises(qgemm.QuantizeError, match="block 1 of row 1 needs a scale beyond float16"):
+        qgemm.quantize(x, fmt)
+
+
+@pytest.mark.parametrize(("name", "value"), [("f16", 1e6), ("bf16", 3.4e38), ("f32", 1e300)])
+def test_plain_overflow_is_refused_but_infinity_kept(name, value):
+    x = np.array([[1.0, value]])
+    with pytest.raises(qgemm.QuantizeError, match=f"{name.upper()}: value 1 of row 0"):
+        qgemm.quantize(x, name)
+    kept = qgemm.quantize(np.array([[np.nan, np.inf, -np.inf, -0.0]]), name).dequantize()
+    np.testing.assert_array_equal(kept, [[np.nan, np.inf, -np.inf, 0]])
+    assert np.signbit(kept[0, 3])
+
+
+@given(rng=seeds())
+@example(rng=np.random.default_rng(0))
+def test_bf16_agrees_with_gguf_and_ml_dtypes(rng):
+    from ml_dtypes import bfloat16
+
+    x = np.frombuffer(rng.bytes(4096), np.float32).reshape(-1, 1)
+    got = qgemm.FORMATS["bf16"].encode(x)
+    with np.errstate(invalid="ignore", over="ignore"):
+        want = x[:, 0].astype(bfloat16).view(np.uint16)
+    nan = np.isnan(x[:, 0])
+    np.testing.assert_array_equal(got[~nan], want[~nan])
+    assert np.isnan(qgemm.FORMATS["bf16"].decode(got)[nan]).all()
+    bits = gguf.quantize(x.reshape(1, -1), GGMLQuantizationType.BF16).view(np.uint16)[0]
+    np.testing.assert_array_equal(got[~nan], bits[~nan])
+
+
+@each(FORMATS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+@given(data=st.data())
+def test_dequantize_rounds_once(fmt, dtype, data):
+    from ml_dtypes import bfloat16
+
+    raw = raw_blocks(data.draw, fmt, (3, 5))
+    tensor = qgemm.Tensor(fmt, (3, 5 * fmt.weights), raw)
+    wide = fmt.decode(raw.reshape(-1)).reshape(tensor.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = wide.astype(bfloat16 if dtype == "bfloat16" else dtype)
+        got = tensor.dequantize(dtype).astype(np.float64)
+        np.testing.assert_array_equal(got, want.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
+def test_every_float_dtype_quantizes_as_float32(dtype):
+    from ml_dtypes import bfloat16
+
+    x = np.linspace(-1, 1, 128).reshape(2, 64).astype(bfloat16 if dtype == "bfloat16" else dtype)
+    for fmt in ENCODED:
+        assert qgemm.quantize(x, fmt).blocks.tobytes() == qgemm.quantize(x.astype(np.float32), fmt).blocks.tobytes()
+        strided = np.repeat(np.repeat(x, 2, 0), 2, 1)[::2, ::2]
+        assert qgemm.quantize(strided, fmt).blocks.tobytes() == qgemm.quantize(x, fmt).blocks.tobytes()
+
+
+def test_every_ggml_type_is_known_by_name_and_size():
+    for kind, (count, size) in GGML_QUANT_SIZES.items():
+        fmt = GGML_TYPES[int(kind)]
+        assert (str(fmt), fmt.weights, fmt.ggml_type) == (kind.name, count, int(kind))
+        assert fmt.block_bytes == (36 if kind is GGMLQuantizationType.Q8_1 else size)
+
+
+def test_a_type_without_codec_says_so_when_used():
+    fmt = GGML_TYPES[GGMLQuantizationType.IQ1_S]
+    tensor = qgemm.Tensor(fmt, (2, 256), np.zeros((2, 1), fmt.dtype))
+    for use in (tensor.dequantize, lambda: qgemm.matmul(np.ones((1, 256), np.float32), tensor)):
+        with pytest.raises(qgemm.UnsupportedError, match="IQ1_S has no decoder"):
+            use()
+    with pytest.raises(qgemm.UnsupportedError, match="no format 'iq1_s'; known: BF16"):
+        qgemm.quantize(np.ones((1, 256), np.float32), "iq1_s")
+
+
+def test_names_in_any_case():
+    assert format_named("Q4_0") is format_named("q4_0") is qgemm.FORMATS["q4_0"]
+    assert str(qgemm.FORMATS["q4_0"]) == "Q4_0"
+
+
+@each(BLOCK_FORMATS)
+def test_rows_must_hold_whole_blocks(fmt):
+    with pytest.raises(qgemm.UnsupportedError, match=f"{fmt}: row length 100 is not a multiple of 32"):
+        qgemm.quantize(np.ones((2, 100), np.float32), fmt)
+    with pytest.raises(qgemm.UnsupportedError, match="scalar"):
+        qgemm.quantize(np.float32(1), fmt)
+    with pytest.raises(TypeError, match="int64"):
+        qgemm.quantize(np.ones((2, 64), np.int64), fmt)
+    assert qgemm.quantize(np.ones((0, 64), np.float32), fmt).blocks.shape == (0, 2)
+    assert qgemm.quantize(np.ones((2, 0), np.float32), fmt).dequantize().shape == (2, 0)

@@ -1,0 +1,159 @@
+"""Everything about kernels that needs no GPU: composing, compiling, caching, the route table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+import compile_kernels
+import ledger
+import pytest
+from strategies import FORMATS, TILED, each
+
+import qgemm
+from qgemm import jit, routes, tiles
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@each(TILED)
+@pytest.mark.parametrize("arch", jit.ARCHS)
+def test_unpack_compiles_for_every_architecture(fmt, arch):
+    """Every variant is compiled by tools/compile_kernels.py; this keeps one of each in the test run."""
+    cubin, report = jit.compile_cubin(jit.compose("unpack", fmt, Out="half"), arch)
+    assert cubin.startswith(b"\x7fELF")
+    assert "0 bytes spill stores" in report
+
+
+@pytest.mark.parametrize(("kernel", "template"), [*routes.variants(qgemm.FORMATS["q5_1"]), *routes.common_variants()])
+def test_every_variant_of_one_format_compiles(kernel, template):
+    fmt = None if kernel == "quantize_activations" else qgemm.FORMATS["q5_1"]
+    assert jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_75")[0].startswith(b"\x7fELF")
+
+
+@each(TILED)
+def test_header_is_the_twin_of_the_module(fmt):
+    """One header a format, whose struct derives from the generated tile and opens with the module's words."""
+    text = (jit.kernels_dir() / "formats" / f"{fmt.name}.cuh").read_text()
+    assert f"Twin of qgemm/formats/{fmt.name}.py" in text
+    assert f"struct {fmt.name} : {fmt.name}_tile" in text
+    assert re.search(rf"HAS_MINIMUM = {'true' if 'm' in fmt.scale_fields else 'false'};", text)
+
+
+@each(TILED)
+def test_tile_struct_has_the_size_of_its_dtype(fmt):
+    """The generated static_assert is what holds the two together: a wrong size does not compile."""
+    source = jit.compose("unpack", fmt, Out="half")
+    size = f"== {tiles.tile_dtype(fmt).itemsize}"
+    assert size in source
+    with pytest.raises(jit.CompileError, match="differs from its dtype"):
+        jit.compile_cubin(source.replace(size, f"{size} + 16"), "sm_80")
+
+
+def test_compile_errors_carry_the_log():
+    with pytest.raises(jit.CompileError, match=r"compiling for sm_80 failed[\s\S]*undefined_name"):
+        jit.compile_cubin("__global__ void k() { undefined_name(); }", "sm_80")
+
+
+def test_cache_is_by_content(tmp_path, monkeypatch):
+    compiled = []
+
+    def counting(source, arch):
+        compiled.append((source, arch))
+        return f"cubin of {source} for {arch}".encode(), ""
+
+    monkeypatch.setattr(jit, "compile_cubin", counting)
+    monkeypatch.setattr(jit, "nvrtc_version", lambda: (13, 0))
+    assert jit.cached_cubin("a", "sm_80") == jit.cached_cubin("a", "sm_80") == b"cubin of a for sm_80"
+    assert len(compiled) == 1
+    jit.cached_cubin("a", "sm_90a")
+    jit.cached_cubin("b", "sm_80")
+    assert len(compiled) == 3
+    monkeypatch.setattr(jit, "sources_digest", lambda: "an edited header")
+    jit.cached_cubin("a", "sm_80")
+    monkeypatch.setattr(jit, "nvrtc_version", lambda: (13, 1))
+    jit.cached_cubin("a", "sm_80")
+    assert len(compiled) == 5
+    assert all(path.suffix == ".cubin" for path in (tmp_path / "cache").iterdir())
+
+
+def test_damaged_or_unwritable_cache_only_costs_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(jit, "compile_cubin", lambda source, arch: (b"good", ""))
+    jit.cached_cubin("a", "sm_80")
+    (entry,) = (tmp_path / "cache").iterdir()
+    for damage in (b"", b"short", hashlib.sha256(b"good").digest() + b"gooe"):
+        entry.write_bytes(damage)
+        assert jit.cached_cubin("a", "sm_80") == b"good"
+        assert entry.read_bytes().endswith(b"good")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert jit.cached_cubin("a", "sm_80") == b"good"
+
+
+def test_sources_digest_sees_every_header(tmp_path, monkeypatch):
+    for name in ("a.cu", "b.cuh", "formats/c.cuh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(jit, "kernels_dir", lambda: tmp_path)
+    seen = {jit.sources_digest.__wrapped__()}
+    for name in ("a.cu", "b.cuh", "formats/c.cuh"):
+        (tmp_path / name).write_text(f"{name} edited")
+        seen.add(jit.sources_digest.__wrapped__())
+    assert len(seen) == 4
+
+
+def test_architectures():
+    assert [jit.arch_of(cc) for cc in ((7, 5), (8, 9), (9, 0), (10, 0), (12, 0))] == [
+        "sm_75",
+        "sm_89",
+        "sm_90a",
+        "sm_100",
+        "sm_120",
+    ]
+
+
+@each([fmt for fmt in FORMATS if fmt.levels is not None])
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+def test_routes(fmt, activation):
+    """The first row that fits wins; a problem without a kernel is printed whole."""
+    for m in (1, 8, 9, 4096):
+        problem = routes.Problem(fmt, activation, m, 64, 96, 75)
+        if fmt.plain and activation == "a8":
+            with pytest.raises(qgemm.UnsupportedError, match=f"no kernel for {fmt} a8 M={m} N=64 K=96 on sm_75"):
+                routes.route(problem)
+            continue
+        row = routes.route(problem)
+        assert row.fits(problem)
+        assert row is next(r for r in routes.ROUTES if r.fits(problem))
+        assert row.kernel == "cublas" or (jit.kernels_dir() / f"{row.kernel}.cu").exists()
+    with pytest.raises(qgemm.UnsupportedError, match="on sm_70"):
+        routes.route(routes.Problem(fmt, activation, 1, 64, 96, 70))
+
+
+def test_ci_compiles_every_variant_on_the_tuned_architecture():
+    units = list(compile_kernels.units())
+    tuned = {(u.kernel, u.format, u.template) for u in units if u.arch == compile_kernels.TUNED}
+    for fmt in TILED:
+        assert {(kernel, fmt.name, tuple(t.items())) for kernel, t in routes.variants(fmt)} <= tuned
+    for arch in jit.ARCHS:
+        kernels = {(u.kernel, u.format) for u in units if u.arch == arch}
+        assert kernels == {(kernel, name) for kernel, name, _ in tuned}
+
+
+def test_ledger_notices_a_stale_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "LEDGER", tmp_path / "ledger.json")
+    assert "missing" in ledger.problem()
+    good = {"sources_sha256": ledger.sources_hash(), "passed": 3, "failed": 0, "error": 0, "skipped": 0}
+    for facts, wrong in (
+        (good, None),
+        ({**good, "sources_sha256": "old"}, "changed"),
+        ({**good, "sources_sha256": "old", "reason": "no GPU could be had"}, None),
+        ({**good, "failed": 1}, "did not pass"),
+        ({**good, "passed": 0}, "did not pass"),
+    ):
+        ledger.LEDGER.write_text(json.dumps(facts))
+        assert (ledger.problem() or "") == "" if wrong is None else wrong in ledger.problem()

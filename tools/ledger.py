@@ -1,0 +1,49 @@
+"""The GPU ledger: proof that the GPU tests passed on exactly these sources, since CI has no GPU.
+
+`pytest -m gpu` on a machine with a GPU writes tests/gpu_ledger.json; this script fails when the sources have changed
+since, unless the ledger carries a one-line "reason" why no GPU could be had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LEDGER = ROOT / "tests" / "gpu_ledger.json"
+HOST = ("jit", "tiles", "routes", "device", "cuda", "matmul")  # modules that build and launch the kernels
+
+
+def sources_hash() -> str:
+    """SHA-256 of kernels/, of the host modules that build and launch them, and of their tests."""
+    files = [path for path in (ROOT / "kernels").rglob("*") if path.is_file()]
+    files += [ROOT / "qgemm" / f"{name}.py" for name in HOST]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def problem() -> str | None:
+    """What is wrong with the ledger, or None."""
+    if not LEDGER.exists():
+        return f"{LEDGER.name} is missing: run `pytest -m gpu` on a machine with an NVIDIA GPU"
+    ledger = json.loads(LEDGER.read_text())
+    if ledger.get("failed") or ledger.get("error") or not ledger.get("passed"):
+        return f"the last GPU run did not pass: {ledger}"
+    if ledger.get("sources_sha256") != sources_hash() and not ledger.get("reason"):
+        return "kernels/ or their host modules changed since the last GPU run: run `pytest -m gpu` again"
+    return None
+
+
+def main() -> int:
+    """Print the verdict; 1 if the ledger is stale."""
+    wrong = problem()
+    print(wrong or f"GPU ledger is current: {LEDGER.read_text()}", file=sys.stderr if wrong else sys.stdout)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
