@@ -86,5 +86,3 @@ __device__ float weight(float level, float scale, float minimum) {
     if constexpr (Format::HAS_MINIMUM) return __fadd_rn(product, minimum);
     return product;
 }
-
-__device__ inline float2 component(const Fragment& f, int row, int far) { return __half22float2(f.a[row + 2 * far]); }

@@ -2,10 +2,10 @@
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes t = 0.
-// A CTA owns a strip of 64 rows, split as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS.
+// A CTA owns a strip of tiles, shared out as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS, SPLITS.
 #include "fragment.cuh"
 #include "q8_1_block.cuh"
-#include "reduce.cuh"
+#include "strip.cuh"
 
 // Columns 2t, 2t + 8, 2t + 1, 2t + 9 of a 16-wide step, the order of Format::bytes.
 __device__ inline u32 load_step(const signed char* q) {
@@ -16,24 +16,26 @@ __device__ inline u32 load_step(const signed char* q) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     fused_a8(const Format* __restrict__ tiles, const q8_1_block* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
              int m) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, split = threadIdx.x / 128;
-    const int g = lane / 4, t = lane % 4, along = (k + 63) / 64;
+    static_assert(Format::BLOCK == 32, "one q8_1 block of x serves one block of W");
+    constexpr int BLOCKS = TILE_COLUMNS / 32;
+    const Place at;
+    const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float sums[2][TOKENS] = {};
 
-    for (int column = split; column < along; column += SPLITS) {
-        const Format& tile = tiles[i64(blockIdx.x) * along + column];
-        const auto codes = tile.codes(warp, lane);
+    for (i64 i = at.split; i < along; i += SPLITS) {
+        const Format& tile = tiles[blockIdx.x * along + i];
+        const auto codes = tile.codes(at.warp, at.lane);
 #pragma unroll
-        for (int block = 0; block < 2; ++block) {
-            if (64 * i64(column) + 32 * block >= k) break;  // the padding block of a ragged row
+        for (int block = 0; block < BLOCKS; ++block) {
+            if (i * TILE_COLUMNS + block * 32 >= k) break;  // the padding block of a ragged row
             const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
-            const float2 scale = tile.scale(warp, g, block), minimum = tile.minimum(warp, g, block);
+            const float2 scale = tile.scale(at.warp, at.g, block), minimum = tile.minimum(at.warp, at.g, block);
 #pragma unroll
             for (int token = 0; token < TOKENS; ++token) {
                 if (token >= m) break;
-                const q8_1_block& a = x[token * (k / 32) + 2 * column + block];
-                const float da = __half2float(a.d), sa = t == 0 ? __half2float(a.s) : 0.0f;
-                const u32 near = load_step(a.qs + 2 * t), far = load_step(a.qs + 16 + 2 * t);
+                const q8_1_block& a = x[token * (k / 32) + i * BLOCKS + block];
+                const float da = __half2float(a.d), sa = at.t == 0 ? __half2float(a.s) : 0.0f;
+                const u32 near = load_step(a.qs + 2 * at.t), far = load_step(a.qs + 16 + 2 * at.t);
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
                     const int sumi = __dp4a(int(second.row[row]), int(far), __dp4a(int(first.row[row]), int(near), 0));
@@ -46,5 +48,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-    reduce_and_store(sums, y, 64 * i64(blockIdx.x), n, m);
+    reduce_and_store(sums, y, i64(blockIdx.x) * TILE_ROWS, n, m);
 }

@@ -1,27 +1,28 @@
 // unpack: tiles -> dense W [n, k] * factor, row-major. w = scale * level + minimum, exact in float32, rounded once to
 // Out. The factor is a power of two: 1, or what brings the weights into the range of half.
 //
-// A CTA of four warps owns one tile of 64 x 64; a warp owns 16 of its rows. The weights are staged in shared memory
-// so that global stores are 16 bytes wide and cover whole rows of the tile.
+// A CTA owns one tile, a warp 16 of its rows. The weights are staged in shared memory so that global stores are 16
+// bytes wide and cover whole rows of the tile.
 // Template: Format, Out (float, half, bf16).
 #include "fragment.cuh"
 
-constexpr int TILE = 64;
+constexpr int THREADS = WARPS * 32;
 constexpr int PER_STORE = 16 / sizeof(Out);
-constexpr int STRIDE = TILE + PER_STORE;  // pads rows of the staging buffer by 16 bytes against bank conflicts
+constexpr int STRIDE = TILE_COLUMNS + PER_STORE;  // 16 bytes of padding a row, against bank conflicts
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(THREADS)
     unpack(const Format* __restrict__ tiles, Out* __restrict__ w, i64 n, i64 k, float factor) {
-    __shared__ __align__(16) Out staged[TILE * STRIDE];
+    __shared__ __align__(16) Out staged[TILE_ROWS * STRIDE];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const i64 first_row = i64(blockIdx.y) * TILE, first_column = i64(blockIdx.x) * TILE;
+    const i64 first_row = i64(blockIdx.y) * TILE_ROWS, first_column = i64(blockIdx.x) * TILE_COLUMNS;
     const Format& tile = tiles[i64(blockIdx.y) * gridDim.x + blockIdx.x];
     const auto codes = tile.codes(warp, lane);
 
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < TILE_COLUMNS / 16; ++step) {
+        const int block = 16 * step / Format::BLOCK;
         const Fragment levels = Format::fragment(codes, step);
-        const float2 scale = tile.scale(warp, g, step / 2), minimum = tile.minimum(warp, g, step / 2);
+        const float2 scale = tile.scale(warp, g, block), minimum = tile.minimum(warp, g, block);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const bool second_row = i & 1;
@@ -34,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     __syncthreads();
 
-    constexpr int STORES = TILE / PER_STORE;
-    for (int i = threadIdx.x; i < TILE * STORES; i += blockDim.x) {
+    constexpr int STORES = TILE_COLUMNS / PER_STORE;
+    for (int i = threadIdx.x; i < TILE_ROWS * STORES; i += THREADS) {
         const int row = i / STORES, column = i % STORES * PER_STORE;
         if (first_row + row < n && first_column + column < k)
             *reinterpret_cast<uint4*>(&w[(first_row + row) * k + first_column + column]) =

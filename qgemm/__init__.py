@@ -5,16 +5,20 @@ Importing qgemm touches no device, no folder and no environment variable.
 
 from .backends import Backend, backends
 from .block import Format
-from .errors import GGUFError, GGUFNotFoundError, QgemmError, QuantizeError, UnsupportedError
+from .errors import GGUFAccessError, GGUFError, GGUFNotFoundError, QgemmError, QuantizeError, UnsupportedError
 from .formats import FORMATS
+from .gguf import GGUFFile, open
 from .matmul import matmul, quantize_activations
 from .tensor import Tensor, quantize
+from .write import write
 
 __all__ = [
     "FORMATS",
     "Backend",
     "Format",
+    "GGUFAccessError",
     "GGUFError",
+    "GGUFFile",
     "GGUFNotFoundError",
     "QgemmError",
     "QuantizeError",
@@ -22,7 +26,9 @@ __all__ = [
     "UnsupportedError",
     "backends",
     "matmul",
+    "open",
     "quantize",
     "quantize_activations",
+    "write",
 ]
 __version__ = "0.1.0"

@@ -16,11 +16,10 @@ from .device import DeviceActivations, DeviceTensor
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .matmul import check_shapes, check_weights, like, on_cuda
-from .routes import Problem, Route, route
+from .routes import SPLITS, Problem, Route, route
 
 C_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
-SPLIT_THREADS = 512  # a CTA of the fused kernels: THREADS in kernels/reduce.cuh
 
 
 def matmul(x: Any, w: Any, activation: str, *, out: Any = None, dtype: DTypeLike | None = None) -> Any:
@@ -82,23 +81,21 @@ def _multiply(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
 
 def _fused(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
     """x [M, K] times tiles; few tokens."""
-    template: jit.Template = {"In": C_NAMES[x.dtype.name], "Out": C_NAMES[y.dtype.name], "TOKENS": _tokens(row, len(x))}
-    _launch_strips(jit.load("fused", w.format, **template), x, w, y)
+    _launch_strips(row, x, w, y, {"In": C_NAMES[x.dtype.name]})
 
 
 def _fused_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> None:
     """Q8_1 activations times tiles; few tokens."""
-    template: jit.Template = {"Out": C_NAMES[y.dtype.name], "TOKENS": _tokens(row, len(y))}
-    _launch_strips(jit.load("fused_a8", w.format, **template), x.data, w, y)
+    _launch_strips(row, x.data, w, y, {})
 
 
-def _launch_strips(kernel: Any, x: Any, w: DeviceTensor, y: Any) -> None:
-    n, k = w.shape
-    kernel((len(w.data),), (SPLIT_THREADS,), (w.data, x, y, np.int64(n), np.int64(k), np.int32(len(y))))
-
-
-def _tokens(row: Route, m: int) -> int:
-    return next(tokens for tokens in row.tokens if tokens >= m)
+def _launch_strips(row: Route, x: Any, w: DeviceTensor, y: Any, template: jit.Template) -> None:
+    """One CTA a strip of tiles; the smallest token tile that holds y's rows."""
+    (n, k), m = w.shape, len(y)
+    tokens = next(tokens for tokens in row.tokens if tokens >= m)
+    kernel = jit.load(row.kernel, w.format, **template, Out=C_NAMES[y.dtype.name], TOKENS=tokens, SPLITS=SPLITS)
+    threads = SPLITS * tiles.WARPS * tiles.LANES
+    kernel((len(w.data),), (threads,), (w.data, x, y, np.int64(n), np.int64(k), np.int32(m)))
 
 
 def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
@@ -147,7 +144,11 @@ def _dense(w: DeviceTensor, rows: slice, dtype: np.dtype[Any], exponent: int) ->
         for first in range(0, len(strips), MOST_GRID_Y):
             some = strips[first : first + MOST_GRID_Y]
             at = dense[first * tiles.ROWS :]
-            kernel((some.shape[1], len(some)), (128,), (some, at, np.int64(len(at)), np.int64(k), factor))
+            kernel(
+                (some.shape[1], len(some)),
+                (tiles.WARPS * tiles.LANES,),
+                (some, at, np.int64(len(at)), np.int64(k), factor),
+            )
     return dense
 
 

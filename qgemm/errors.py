@@ -13,6 +13,10 @@ class GGUFNotFoundError(GGUFError, FileNotFoundError):
     """There is no file at the path that was to be opened."""
 
 
+class GGUFAccessError(GGUFError, OSError):
+    """The system would not open, read or write a file. Names the file; `errno` says why."""
+
+
 class QuantizeError(QgemmError):
     """Values that a format cannot hold: NaN, infinity, or a scale beyond float16. Names the format and the block."""
 

@@ -10,13 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
-from .errors import GGUFError, GGUFNotFoundError
+from .errors import GGUFAccessError, GGUFError, GGUFNotFoundError
 
 PathLike: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-
-
-class GGUFAccessError(GGUFError, OSError):
-    """The system would not open, read or write a file. Names the file; `errno` says why."""
 
 
 def path_string(path: PathLike) -> str:

@@ -2,6 +2,7 @@
 
 The structure is checked on opening (gguf_header.py), the data is read only where it is used. What was checked
 stays true: before bytes are handed out, the file must still have the size and modification time that it had.
+Only a file that is cut short while bytes in hand are being read still ends in SIGBUS, as any mapping does.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class GGUFFile(Mapping[str, Tensor]):
         for shard in shards:
             for name, entry in shard.header.tensors.items():
                 if name in self._tensors:
-                    first = shown(self._places[name][0])
+                    first = shown_path(self._places[name][0])
                     raise GGUFError(f"{shown_path(shard.path)}: tensor {shown(name)}: is also in {first}")
                 self._tensors[name] = Tensor(entry.format, entry.shape, partial(shard.blocks, entry), name)
                 self._places[name] = shard.path, entry.offset

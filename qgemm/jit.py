@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .block import Format
-from .tiles import tile_dtype
+from .tiles import COLUMNS, ROWS, WARPS, tile_dtype
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
 OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -51,7 +51,9 @@ def tile_struct(fmt: Format) -> str:
                 f"load_words<{chunk}>(share.{field} + {chunk * i}, {field}[warp][{i}][lane]);" for i in range(parts)
             ]
     return f"""
+constexpr int TILE_ROWS = {ROWS}, TILE_COLUMNS = {COLUMNS}, WARPS = {WARPS};
 struct alignas(16) {name} {{
+    static constexpr int BLOCK = {fmt.weights};
     {" ".join(fields)}
     struct alignas(16) Codes {{ {" ".join(shares)} }};
     __device__ Codes codes(int warp, int lane) const {{

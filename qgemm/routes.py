@@ -11,6 +11,7 @@ from .errors import UnsupportedError
 
 ANY = 1 << 62
 
+SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 TYPES = ("float", "half", "bf16")  # C++ names of the float types that kernels read and write
 
 
@@ -89,10 +90,11 @@ def variants(fmt: Format) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from ((row.kernel, {"Out": out}) for out in TYPES)
             continue
         for tokens, out in product(row.tokens, TYPES):
+            size: dict[str, str | int] = {"TOKENS": tokens, "SPLITS": SPLITS}
             if "a8" in row.activations:
-                yield row.kernel, {"Out": out, "TOKENS": tokens}
+                yield row.kernel, {"Out": out, **size}
             else:
-                yield from ((row.kernel, {"In": source, "Out": out, "TOKENS": tokens}) for source in TYPES)
+                yield from ((row.kernel, {"In": source, "Out": out, **size}) for source in TYPES)
 
 
 def common_variants() -> Iterator[tuple[str, dict[str, Any]]]:

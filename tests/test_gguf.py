@@ -16,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from qgemm.errors import GGUFError, GGUFNotFoundError, UnsupportedError
-from qgemm.files import GGUFAccessError
+from qgemm.errors import GGUFAccessError, GGUFError, GGUFNotFoundError, UnsupportedError
 from qgemm.formats import GGML_TYPES
 from qgemm.gguf import GGUFFile
 from qgemm.gguf import open as open_gguf
@@ -43,6 +42,10 @@ VERDICTS = {name: OURS.get(name, case["expect"]) for name, case in CASES.items()
 ACCEPTED = [name for name, verdict in VERDICTS.items() if verdict == "accept"]
 REJECTED = [name for name, verdict in VERDICTS.items() if verdict == "reject"]
 U8, U16, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 2, 5, 6, 7, 8, 9, 10
+
+
+def case_path(name: str) -> Path:
+    return MALFORMED / CASES[name]["file"]
 
 
 # ---------------------------------------------------------------- files by hand
@@ -92,7 +95,7 @@ def refused(path) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_verdict(name):
     case = CASES[name]
-    path = MALFORMED / case["file"]
+    path = case_path(name)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == case["sha256"]
     assert not (case["firm"] and name in OURS), "only a matter of policy can be decided otherwise"
     tracemalloc.start()
@@ -132,10 +135,10 @@ MESSAGES = {
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_message(name):
-    assert refused(MALFORMED / CASES[name]["file"]) == MESSAGES[name]
+    assert refused(case_path(name)) == MESSAGES[name]
 
 
-@pytest.mark.parametrize("path", [MALFORMED / CASES[name]["file"] for name in ACCEPTED] + [EXCERPT], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [*map(case_path, ACCEPTED), EXCERPT], ids=lambda path: path.stem)
 def test_accepted_reads_as_gguf_reader(path):
     """The gguf package reads the same names, shapes, types, offsets, bytes and values."""
     oracle = GGUFReader(path)
@@ -156,6 +159,22 @@ def test_accepted_reads_as_gguf_reader(path):
         assert list(file.metadata) == list(fields)
         for name, field in fields.items():
             assert_same_value(file.metadata[name], field)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("DAT-")])
+def test_any_bit_pattern_decodes_as_the_package_decodes_it(name):
+    """NaN, infinite, subnormal scales: values are data."""
+    for theirs in GGUFReader(case_path(name)).tensors:
+        with open_gguf(case_path(name)) as file:
+            ours = file[theirs.name]
+            if ours.format.levels is None or ours.format.name == "q8_1":  # which the package does not decode
+                continue
+            with np.errstate(all="ignore"):
+                want = dequantize(theirs.data, theirs.tensor_type)
+            assert_array_equal(
+                ours.dequantize().view(np.uint32)[~np.isnan(want)], want.view(np.uint32)[~np.isnan(want)]
+            )
+            assert_array_equal(np.isnan(ours.dequantize()), np.isnan(want))
 
 
 def assert_same_value(ours, field):
@@ -290,7 +309,8 @@ def test_odd_but_well_formed(tmp_path):
         assert file.metadata["nothing"] == []
         assert file.metadata["empty"] == ""
         assert "\x1b" not in repr(list(file.items()))
-    with open_gguf(saved(tmp_path / "keys.gguf", file_of([*keys[1:], key(b"last", ARRAY, array(U64, 0, b""))], alignment=1))) as file:
+    content = file_of([*keys[1:], key(b"last", ARRAY, array(U64, 0, b""))], alignment=1)
+    with open_gguf(saved(tmp_path / "keys.gguf", content)) as file:
         assert file.metadata["last"].shape == (0,)
         assert len(file) == 0
 
@@ -527,7 +547,7 @@ def test_nothing_leaks_from_refusals():
         maps = Path("/proc/self/maps").read_text()
         return len(os.listdir("/proc/self/fd")), maps.count(".gguf")
 
-    paths = [MALFORMED / CASES[name]["file"] for name in REJECTED]
+    paths = [*map(case_path, REJECTED)]
     errors = []  # with their tracebacks, which must not hold a file either
     before = held()
     for turn in range(10_000):
@@ -596,7 +616,7 @@ def test_split_refusals(shards, tmp_path):
     shards[1].write_bytes(shards[2].read_bytes())
     assert first_refused() == f"{shards[1]}: key 'split.no': is 2 of 3, by its name it is 1 (from 0)"
     shards[1].write_bytes(second.replace(b"t2", b"t0"))
-    assert first_refused() == f"{shards[1]}: tensor 't0': is also in '{name}'"
+    assert first_refused() == f"{shards[1]}: tensor 't0': is also in {name}"
     total = b"split.tensors.count" + struct.pack("<I", I32)
     shards[1].write_bytes(second.replace(total + b"\5", total + b"\6"))
     assert first_refused() == f"{shards[1]}: key 'split.tensors.count': is 6, there are 5 tensors"
@@ -609,7 +629,7 @@ def test_split_refusals(shards, tmp_path):
 
 # ---------------------------------------------------------------- fuzzing
 
-VALID = [(MALFORMED / CASES[name]["file"]).read_bytes() for name in ACCEPTED if CASES[name]["size"] < 1000]
+VALID = [case_path(name).read_bytes() for name in ACCEPTED if CASES[name]["size"] < 1000]
 
 
 @st.composite
@@ -639,8 +659,8 @@ def test_damaged_files_open_or_are_refused(content, tmp_path_factory):
     path = saved(tmp_path_factory.getbasetemp() / "damaged.gguf", content)
     try:
         file = open_gguf(path)
-    except GGUFError as error:
-        assert str(error).startswith(f"{path}: ")
+    except GGUFError:
+        refused(path)
         return
     with file:
         repr((file, dict(file.metadata)))
