@@ -37,32 +37,42 @@ def kernels_dir() -> Path:
 
 
 def tile_struct(fmt: Format) -> str:
-    """C++ for the device tile of a format, derived from its dtype: the fields, and a lane's share of the codes."""
+    """C++ for the device tile of a format, derived from its dtype.
+
+    NAME_codes: the words of the codes that a lane reads. NAME_tile<GROUPS>: GROUPS of the tile's groups of 16 rows;
+    all of them are the tile as it lies in memory.
+    """
     dtype = tile_dtype(fmt)
-    name = f"{fmt.name}_tile"
-    fields, shares, loads = [], [], []
+    fields, copies, shares, loads = [], [], [], []
     for field in dtype.names or ():
         base, shape = dtype[field].base, dtype[field].shape
-        fields.append(f"{C_TYPES[base.str]} {field}{''.join(f'[{n}]' for n in shape)};")
+        fields.append(f"{C_TYPES[base.str]} {field}[GROUPS]{''.join(f'[{n}]' for n in shape[1:])};")
+        copies.append(f"copy({field}, tile.{field}[first], sizeof({field}));")
         if field in fmt.slots:
             _, parts, _, chunk = shape
             shares.append(f"u32 {field}[{parts * chunk}];")
-            loads += [
-                f"load_words<{chunk}>(share.{field} + {chunk * i}, {field}[warp][{i}][lane]);" for i in range(parts)
-            ]
+            at = ((f"share.{field} + {chunk * i}", f"{field}[group][{i}][lane]") for i in range(parts))
+            loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
     return f"""
 constexpr int TILE_ROWS = {ROWS}, TILE_COLUMNS = {COLUMNS}, WARPS = {WARPS};
-struct alignas(16) {name} {{
+struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
+template <int GROUPS>
+struct alignas(16) {fmt.name}_tile {{
     static constexpr int BLOCK = {fmt.weights};
+    using Codes = {fmt.name}_codes;
     {" ".join(fields)}
-    struct alignas(16) Codes {{ {" ".join(shares)} }};
-    __device__ Codes codes(int warp, int lane) const {{
+    __device__ Codes codes(int group, int lane) const {{
         Codes share;
         {" ".join(loads)}
         return share;
     }}
+    // Fill from the row groups of a whole tile that start at `first`: copy(to, from, bytes), once or once a field.
+    template <class Tile, class Copy>
+    __device__ void copy_from(const Tile& tile, int first, Copy copy) {{
+        if constexpr (GROUPS == WARPS) {{ copy(this, &tile, sizeof(*this)); }} else {{ {" ".join(copies)} }}
+    }}
 }};
-static_assert(sizeof({name}) == {dtype.itemsize}, "{name} differs from its dtype");
+static_assert(sizeof({fmt.name}_tile<WARPS>) == {dtype.itemsize}, "{fmt.name}_tile differs from its dtype");
 """
 
 
@@ -73,7 +83,8 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
     """
     lines = ['#include "types.cuh"']
     if fmt is not None:
-        lines += [tile_struct(fmt), f'#include "formats/{fmt.name}.cuh"', f"using Format = {fmt.name};"]
+        lines += [tile_struct(fmt), f'#include "formats/{fmt.name}.cuh"']
+        lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", "using Format = FormatOf<WARPS>;"]
     for name, value in template.items():
         lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
     return "\n".join([*lines, f'#include "{kernel}.cu"', ""])

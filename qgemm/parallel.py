@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+LEAST_SLICES = 4  # of one thread: fewer are done sooner than a thread starts
 MOST_WORKERS = 16  # each holds a tile or two: this bounds extra memory on machines with many cores
 
 
@@ -21,10 +22,11 @@ def for_slices(count: int, step: int, work: Callable[[slice], object]) -> None:
     The threads live for one call only: a pool kept between calls would hang in a forked child.
     """
     slices = [slice(start, min(start + step, count)) for start in range(0, count, step)]
-    if len(slices) < 2 or workers() < 2:
+    threads = min(workers(), len(slices) // LEAST_SLICES)
+    if threads < 2:
         for part in slices:
             work(part)
         return
-    with ThreadPoolExecutor(min(workers(), len(slices))) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(work, part) for part in slices]:
             done.result()

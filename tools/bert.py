@@ -67,9 +67,7 @@ def gguf_names(arrays: Mapping[str, np.ndarray], blocks: int) -> dict[str, np.nd
 def pack(weights: Mapping[str, np.ndarray], fmt: str) -> dict[str, qgemm.Tensor | np.ndarray]:
     """The matrices quantized. Norms, biases and the two small tables, which are only added, stay float32."""
     small = (POSITIONS, TYPES)
-    return {
-        name: qgemm.quantize(w, fmt) if w.ndim == 2 and name not in small else w for name, w in weights.items()
-    }
+    return {name: qgemm.quantize(w, fmt) if w.ndim == 2 and name not in small else w for name, w in weights.items()}
 
 
 def metadata(config: Config, fmt: str) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 
 #include "../fragment.cuh"
 
-struct q5_0 : q5_0_tile {
+template <int GROUPS>
+struct q5_0 : q5_0_tile<GROUPS> {
+    using Codes = q5_0_codes;
     static constexpr int ZERO = 16;
     static constexpr bool HAS_MINIMUM = false;
 
@@ -13,6 +15,6 @@ struct q5_0 : q5_0_tile {
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return five_bit_bytes(codes.qs[step], codes.qh[0], step);
     }
-    __device__ float2 scale(int warp, int g, int block) const { return row_pair(d[warp][g][block]); }
+    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 };

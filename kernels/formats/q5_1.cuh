@@ -3,7 +3,9 @@
 
 #include "../fragment.cuh"
 
-struct q5_1 : q5_1_tile {
+template <int GROUPS>
+struct q5_1 : q5_1_tile<GROUPS> {
+    using Codes = q5_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;
 
@@ -13,6 +15,6 @@ struct q5_1 : q5_1_tile {
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return five_bit_bytes(codes.qs[step], codes.qh[0], step);
     }
-    __device__ float2 scale(int warp, int g, int block) const { return row_pair(d[warp][g][block]); }
-    __device__ float2 minimum(int warp, int g, int block) const { return row_pair(m[warp][g][block]); }
+    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
+    __device__ float2 minimum(int group, int g, int block) const { return row_pair(this->m[group][g][block]); }
 };

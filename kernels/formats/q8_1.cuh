@@ -3,7 +3,9 @@
 
 #include "../fragment.cuh"
 
-struct q8_1 : q8_1_tile {
+template <int GROUPS>
+struct q8_1 : q8_1_tile<GROUPS> {
+    using Codes = q8_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;
 
@@ -11,6 +13,6 @@ struct q8_1 : q8_1_tile {
         return byte_fragment(codes.qs[2 * step], codes.qs[2 * step + 1]);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) { return {codes.qs[2 * step], codes.qs[2 * step + 1]}; }
-    __device__ float2 scale(int warp, int g, int block) const { return row_pair(d[warp][g][block]); }
+    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 };

@@ -17,6 +17,7 @@ from ..routes import ANY, ROUTES, Problem, route
 from ..tensor import Tensor
 
 MANY = 1 << 20  # tokens of a large M: where a row of the table serves any number
+NUMPY = "numpy"  # the one kernel of the CPU
 
 
 class Ability(NamedTuple):
@@ -27,12 +28,11 @@ class Ability(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        """E.g. "a16: fused, unpack; a8: fused_a8, unpack", or for a backend of one kernel "a16, a8"."""
-        kernels = {kernel for names in self.products.values() for kernel in names}
-        if len(kernels) > 1:
-            text = "; ".join(f"{activation}: {', '.join(names)}" for activation, names in self.products.items())
-        else:
+        """E.g. "a16: fused, unpack; a8: fused_a8, unpack"; on the CPU, which has one kernel, "a16, a8, dequantize"."""
+        if [NUMPY] in self.products.values() or not self.products:
             text = ", ".join([*self.products, *["dequantize"] * self.dequantize])
+        else:
+            text = "; ".join(f"{activation}: {', '.join(names)}" for activation, names in self.products.items())
         return f"{text} ({self.note})" if text and self.note else text or self.note
 
 
@@ -49,7 +49,7 @@ def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
             matmul(np.zeros((1, k), np.float32), w, activation)
         except UnsupportedError:
             continue
-        products[activation] = ["numpy"]
+        products[activation] = [NUMPY]
     return Ability(True, products, "of each [i]" if ndim > 2 else "")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import sys
 from math import prod
 from typing import Any
 
@@ -14,8 +12,8 @@ from ..block import Format
 from ..gguf import GGUFFile
 from ..gguf import open as open_gguf
 from ..tensor import Tensor
-from .abilities import on_cpu, on_cuda, cuda_sm
-from .command import Command, add_file, add_pattern, dims, selected
+from .abilities import cuda_sm, on_cpu, on_cuda
+from .common import Command, add_file, add_pattern, dims, selected
 from .text import binary_size, columns, json_lines, json_text, json_value, printable
 
 LONGEST_LINE = 200  # characters of a metadata value that are shown
@@ -114,12 +112,11 @@ def document(file: GGUFFile, tensors: list[Tensor], found: dict[str, Backend]) -
 
 def _totals(tensors: list[Tensor]) -> list[tuple[Format, int, int, int]]:
     """(format, tensors, weights, bytes) of each format, the most bytes first."""
-    totals: dict[Format, list[int]] = {}
+    totals: dict[Format, tuple[int, int, int]] = {}
     for tensor in tensors:
-        total = totals.setdefault(tensor.format, [0, 0, 0])
-        for i, more in enumerate((1, prod(tensor.shape), tensor.nbytes)):
-            total[i] += more
-    return sorted(((fmt, *total) for fmt, total in totals.items()), key=lambda item: -item[3])
+        count, weights, packed = totals.get(tensor.format, (0, 0, 0))
+        totals[tensor.format] = count + 1, weights + prod(tensor.shape), packed + tensor.nbytes
+    return [(fmt, *total) for fmt, total in sorted(totals.items(), key=lambda item: -item[1][2])]
 
 
 def _size(file: GGUFFile) -> int:
@@ -127,5 +124,20 @@ def _size(file: GGUFFile) -> int:
 
 
 def _line(value: Any) -> str:
-    text = printable(str(value)[:LONGEST_LINE])
-    return text + "..." * (len(str(value)) > LONGEST_LINE)
+    text = str(value)
+    return printable(text[:LONGEST_LINE]) + "..." * (len(text) > LONGEST_LINE)
+
+
+COMMAND = Command(
+    "info",
+    "what a file holds, and what each backend can do with it",
+    """\
+What a .gguf file holds: its facts, its types, its tensors, and for each tensor what each backend can do with it.
+
+cpu lists the activations that a product takes; cuda the kernels that serve them, from small to large M
+(`qgemm routes` has the limits), on this machine's GPU or, without one, on the least that is supported.""",
+    "qgemm info model.gguf --tensors 'blk\\.0\\.'\n"
+    """  qgemm info model.gguf --json | jq '.tensors[] | select(.type == "Q4_0") | .name'""",
+    add_arguments,
+    run,
+)

@@ -61,7 +61,7 @@ def json_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def json_value(value: Any) -> Any:
-    """A metadata value as what JSON has: NaN and infinities as strings, bytes that are not UTF-8 as \\xff.
+    """A metadata value as what JSON has: NaN and +-Infinity as strings, bytes that are not UTF-8 as \\xff.
 
     An array of more than LONGEST elements becomes an object of its type, its length and its first elements.
     """
@@ -73,7 +73,7 @@ def json_value(value: Any) -> Any:
         kind = value.dtype.name if isinstance(value, np.ndarray) else "string"
         return {"type": kind, "length": len(value), "first": [json_value(item) for item in value[:FIRST]]}
     if isinstance(value, np.floating):  # through its text: float32 1e-05 is not 9.999999747378752e-06
-        return float(str(value)) if np.isfinite(value) else str(value)
+        return float(str(value)) if np.isfinite(value) else json.dumps(float(value))
     return value.item() if isinstance(value, np.generic) else value
 
 

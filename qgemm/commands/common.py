@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import QgemmError
 from ..tensor import Tensor
+
+
+class UsageError(Exception):
+    """A command line that makes no sense: exit code 2."""
 
 
 class Command(NamedTuple):
@@ -50,14 +58,32 @@ def dims(tensor: Tensor) -> tuple[str, str]:
     return str(list(tensor.shape[::-1])), str(tensor.shape)
 
 
-def progress(total: int, unit: str, what: str) -> Any:
-    """A tqdm bar on stderr for work that passes a second; nothing if stderr is no terminal."""
-    from tqdm import tqdm
+def random_tokens(m: int, k: int, seed: int) -> NDArray[np.float32]:
+    """x [m, k] from the standard normal distribution, the same for the same seed."""
+    return np.random.default_rng(seed).standard_normal((m, k), np.float32)
 
-    scaled = unit == "B"
-    return tqdm(
-        total=total, unit=unit, desc=what, unit_scale=scaled, unit_divisor=1024, delay=1, disable=None, leave=False
-    )
+
+class Progress:
+    """A bar of bytes on stderr for work that passes a second; nothing if stderr is no terminal."""
+
+    def __init__(self, what: str, total: int) -> None:
+        from tqdm import tqdm
+
+        self._lock = Lock()
+        self._bar: tqdm[NoReturn] = tqdm(
+            desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False
+        )
+
+    def advance(self, nbytes: int) -> None:
+        """So many bytes more are done; from any thread."""
+        with self._lock:
+            self._bar.update(nbytes)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
 
 
 def _pattern(text: str) -> re.Pattern[str]:
