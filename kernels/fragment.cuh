@@ -2,7 +2,7 @@
 //
 // With g = lane / 4 and t = lane % 4 a lane holds rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step.
 // A format header turns the lane's code words (see qgemm/tiles.py for their order) into
-//   fragment(codes, step)   the levels q - zero of the eight weights, exact in half
+//   fragment(codes, step, masks)   the levels q - zero of the eight weights, exact in half
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
 //   scale(warp, g, block), minimum(warp, g, block)   of rows g and g + 8, for one block of the tile
 // so that w = scale * level + minimum.
@@ -30,11 +30,18 @@ __device__ inline half2 levels_from_64(u32 bits, int zero) {
     return __hsub2(as_half2(bits | 0x54005400), __float2half2_rn(64.0f + zero));
 }
 
+// The masks of a nibble in each half-word. Made from a value that is 0 but unknown to the compiler, which would else
+// move these constants to a register before every use: a fifth of the instructions of the decode kernel.
+struct Masks {
+    u32 low, high;
+    __device__ explicit Masks(u32 unknown_zero) : low(0x000f000f | unknown_zero), high(0x00f000f0 | unknown_zero) {}
+};
+
 // A word of eight nibbles: byte j is column j of row g (low) and of row g + 8 (high).
-__device__ inline Fragment nibble_fragment(u32 word, int zero) {
+__device__ inline Fragment nibble_fragment(u32 word, int zero, const Masks& masks) {
     u32 high = word >> 8;
-    return {levels_from_1024(word & 0x000f000f, zero), levels_from_64(word & 0x00f000f0, zero),
-            levels_from_1024(high & 0x000f000f, zero), levels_from_64(high & 0x00f000f0, zero)};
+    return {levels_from_1024(word & masks.low, zero), levels_from_64(word & masks.high, zero),
+            levels_from_1024(high & masks.low, zero), levels_from_64(high & masks.high, zero)};
 }
 
 __device__ inline Bytes nibble_bytes(u32 word) { return {word & 0x0f0f0f0f, (word >> 4) & 0x0f0f0f0f}; }
@@ -45,13 +52,13 @@ __device__ inline u32 move_bit(u32 word, int from, int to) {
 }
 
 // Nibbles and fifth bits: bit 2 * step + r of byte j of `fifth` is column j of row g + 8 r.
-__device__ inline Fragment five_bit_fragment(u32 word, u32 fifth, int step, int zero) {
+__device__ inline Fragment five_bit_fragment(u32 word, u32 fifth, int step, int zero, const Masks& masks) {
     u32 high = word >> 8;
     int low_row = 2 * step, high_row = 2 * step + 1;
-    return {levels_from_1024((word & 0x000f000f) | (move_bit(fifth, low_row, 4) & 0x00100010), zero),
-            levels_from_64((word & 0x00f000f0) | (move_bit(fifth, high_row, 8) & 0x01000100), zero),
-            levels_from_1024((high & 0x000f000f) | (move_bit(fifth, low_row + 8, 4) & 0x00100010), zero),
-            levels_from_64((high & 0x00f000f0) | (move_bit(fifth, high_row + 8, 8) & 0x01000100), zero)};
+    return {levels_from_1024((word & masks.low) | (move_bit(fifth, low_row, 4) & 0x00100010), zero),
+            levels_from_64((word & masks.high) | (move_bit(fifth, high_row, 8) & 0x01000100), zero),
+            levels_from_1024((high & masks.low) | (move_bit(fifth, low_row + 8, 4) & 0x00100010), zero),
+            levels_from_64((high & masks.high) | (move_bit(fifth, high_row + 8, 8) & 0x01000100), zero)};
 }
 
 __device__ inline Bytes five_bit_bytes(u32 word, u32 fifth, int step) {

@@ -183,7 +183,7 @@ def float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
             from ml_dtypes import bfloat16
         except ImportError:
             raise TypeError("bfloat16 arrays need the package ml_dtypes") from None
-        return np.dtype(bfloat16)
+        dtype = bfloat16
     found: np.dtype[Any] = np.dtype(dtype)
     if found.kind != "f" and found.name != "bfloat16":
         raise TypeError(f"expected float16, float32, float64 or bfloat16, got {found}")

@@ -89,7 +89,7 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     the unsigned codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
     """
     if w.format.plain:
-        raise UnsupportedError(f"{w.format} has no integer codes for activation 'a8' (tensor {w.name}); use 'a16'")
+        raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
     q = x["qs"].transpose(1, 2, 0).astype(np.float32)
     da, sa = (np.ascontiguousarray(x[name].T, dtype=np.float32) for name in ("d", "s"))
     _multiply_blocks(w, y, q, sa, da)

@@ -92,7 +92,7 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         raise TypeError(
-            f"{self} will not be inflated silently: use tensor.dequantize() for its weights, tensor.blocks for its bytes"
+            f"{self} is not inflated silently: tensor.dequantize() gives its weights, tensor.blocks its packed bytes"
         )
 
     def __repr__(self) -> str:

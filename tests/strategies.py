@@ -95,15 +95,6 @@ def problems(draw: st.DrawFn, fmt: Format, m: st.SearchStrategy[int] | None = No
     return draw(seeds()).standard_normal((rows, w.shape[1])).astype(np.float16).astype(np.float32), w
 
 
-def a16_bound(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The most that a float32 sum of K products, each of exact factors, may differ from the exact product.
-
-    K - 1 additions and K products (and for blocks a scale on the sum) round, each by 2^-24 of what is summed so far.
-    """
-    k = x.shape[1]
-    return (k + 4) * 2.0**-24 * (np.abs(x) @ np.abs(w).T) + 1e-37
-
-
 def exact(x: np.ndarray, w: qgemm.Tensor) -> np.ndarray:
     """x @ w.T in float64 from the exactly decoded weights."""
     with np.errstate(invalid="ignore", over="ignore"):  # raw blocks hold NaN and infinity

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import FORMATS, TILED, a16_bound, each, exact, problems, raw_blocks, tame, weights
+from strategies import FORMATS, TILED, each, exact, problems, raw_blocks, tame, weights
 
 import qgemm
+from qgemm.bounds import a16_bound
 
 pytestmark = pytest.mark.gpu
 

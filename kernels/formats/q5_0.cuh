@@ -9,8 +9,8 @@ struct q5_0 : q5_0_tile<GROUPS> {
     static constexpr int ZERO = 16;
     static constexpr bool HAS_MINIMUM = false;
 
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO);
+    static __device__ Fragment fragment(const Codes& codes, int step, const Masks& masks) {
+        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO, masks);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return five_bit_bytes(codes.qs[step], codes.qh[0], step);

@@ -9,8 +9,8 @@ struct q5_1 : q5_1_tile<GROUPS> {
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;
 
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO);
+    static __device__ Fragment fragment(const Codes& codes, int step, const Masks& masks) {
+        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO, masks);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return five_bit_bytes(codes.qs[step], codes.qh[0], step);

@@ -9,7 +9,7 @@ struct q8_0 : q8_0_tile<GROUPS> {
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;
 
-    static __device__ Fragment fragment(const Codes& codes, int step) {
+    static __device__ Fragment fragment(const Codes& codes, int step, const Masks&) {
         return byte_fragment(codes.qs[2 * step], codes.qs[2 * step + 1]);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) { return {codes.qs[2 * step], codes.qs[2 * step + 1]}; }
