@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,7 +37,14 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
     stats = terminalreporter.stats
     counts = {name: len(stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
     facts = {"sources_sha256": sources_hash(), **qgemm.backends()["cuda"].facts, **counts}
+    facts["driver"] = driver()
     facts["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     target = Path(os.environ.get("QGEMM_LEDGER", LEDGER))
     target.write_text(json.dumps(facts, indent=2) + "\n")
     terminalreporter.write_line(f"wrote {target}")
+
+
+def driver() -> str:
+    """The version of the NVIDIA driver, e.g. 580.65.06."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]

@@ -68,14 +68,12 @@ def cpu_rows() -> Iterator[Row]:
         def row(job: str, ours: Callable[[], Any], theirs: Callable[[], Any], wanted: float, name: str = name) -> Row:
             return Row(job, name, *alternate(ours, theirs), wanted)
 
-        encode_goal = 0.0 if name in ("f16", "bf16") else 1.0
-        yield row(
-            "encode", lambda t=name: qgemm.quantize(weights, t), lambda k=kind: gguf.quantize(weights, k), encode_goal
-        )
+        least = 0.0 if name in ("f16", "bf16") else 1.0
+        yield row("encode", lambda t=name: qgemm.quantize(weights, t), lambda k=kind: gguf.quantize(weights, k), least)
         yield row("decode", tensor.dequantize, lambda p=packed, k=kind: gguf.dequantize(p, k), 0)
         for m in M:
             x = rng.standard_normal((m, SHAPE[1]), dtype=np.float32)
-            goal = {1: {"q4_0": 3.0, "q8_0": 2.0}.get(name, 0.0), 512: 1.0}.get(m, 0.0)
+            goal = {1: {"q4_0": 3.0, "q8_0": 2.0}.get(name, 0.0), 512: least}.get(m, 0.0)
             dense = lambda p=packed, k=kind, x=x: x @ gguf.dequantize(p, k).T  # noqa: E731
             yield row(f"a16 M={m}", lambda t=tensor, x=x: qgemm.matmul(x, t), dense, goal)
             if name not in ("f16", "bf16"):
