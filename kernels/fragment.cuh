@@ -2,7 +2,7 @@
 //
 // With g = lane / 4 and t = lane % 4 a lane holds rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step.
 // A format header turns the lane's code words (see qgemm/tiles.py for their order) into
-//   fragment(codes, step, masks)   the levels q - zero of the eight weights, exact in half
+//   fragment(codes, step)   the levels q - zero of the eight weights, exact in half
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
 //   scale(warp, g, block), minimum(warp, g, block)   of rows g and g + 8, for one block of the tile
 // so that w = scale * level + minimum.
@@ -30,18 +30,11 @@ __device__ inline half2 levels_from_64(u32 bits, int zero) {
     return __hsub2(as_half2(bits | 0x54005400), __float2half2_rn(64.0f + zero));
 }
 
-// The masks of a nibble in each half-word. Made from a value that is 0 but unknown to the compiler, which would else
-// move these constants to a register before every use: a fifth of the instructions of the decode kernel.
-struct Masks {
-    u32 low, high;
-    __device__ explicit Masks(u32 unknown_zero) : low(0x000f000f | unknown_zero), high(0x00f000f0 | unknown_zero) {}
-};
-
 // A word of eight nibbles: byte j is column j of row g (low) and of row g + 8 (high).
-__device__ inline Fragment nibble_fragment(u32 word, int zero, const Masks& masks) {
+__device__ inline Fragment nibble_fragment(u32 word, int zero) {
     u32 high = word >> 8;
-    return {levels_from_1024(word & masks.low, zero), levels_from_64(word & masks.high, zero),
-            levels_from_1024(high & masks.low, zero), levels_from_64(high & masks.high, zero)};
+    return {levels_from_1024(word & 0x000f000f, zero), levels_from_64(word & 0x00f000f0, zero),
+            levels_from_1024(high & 0x000f000f, zero), levels_from_64(high & 0x00f000f0, zero)};
 }
 
 __device__ inline Bytes nibble_bytes(u32 word) { return {word & 0x0f0f0f0f, (word >> 4) & 0x0f0f0f0f}; }
@@ -51,20 +44,25 @@ __device__ inline u32 move_bit(u32 word, int from, int to) {
     return from < to ? word << (to - from) : word >> (from - to);
 }
 
-// Nibbles and fifth bits: bit 2 * step + r of byte j of `fifth` is column j of row g + 8 r.
-__device__ inline Fragment five_bit_fragment(u32 word, u32 fifth, int step, int zero, const Masks& masks) {
-    u32 high = word >> 8;
-    int low_row = 2 * step, high_row = 2 * step + 1;
-    return {levels_from_1024((word & masks.low) | (move_bit(fifth, low_row, 4) & 0x00100010), zero),
-            levels_from_64((word & masks.high) | (move_bit(fifth, high_row, 8) & 0x01000100), zero),
-            levels_from_1024((high & masks.low) | (move_bit(fifth, low_row + 8, 4) & 0x00100010), zero),
-            levels_from_64((high & masks.high) | (move_bit(fifth, high_row + 8, 8) & 0x01000100), zero)};
+// The fifth bits of a step above its nibbles: bit step + 4 r of byte j of `fifth` is column j of row g + 8 r. One shift
+// serves both rows, near (columns 2t, 2t + 1) and far (2t + 8, 2t + 9).
+struct FifthBits {
+    u32 near, far;
+    __device__ FifthBits(u32 fifth, int step) : near(fifth << (4 - step)), far(fifth >> (4 + step)) {}
+};
+
+__device__ inline Fragment five_bit_fragment(u32 word, u32 fifth, int step, int zero) {
+    const u32 high = word >> 8;
+    const FifthBits bits(fifth, step);
+    return {levels_from_1024((word & 0x000f000f) | (bits.near & 0x00100010), zero),
+            levels_from_64((word & 0x00f000f0) | (bits.near & 0x01000100), zero),
+            levels_from_1024((high & 0x000f000f) | (bits.far & 0x00100010), zero),
+            levels_from_64((high & 0x00f000f0) | (bits.far & 0x01000100), zero)};
 }
 
 __device__ inline Bytes five_bit_bytes(u32 word, u32 fifth, int step) {
-    Bytes low = nibble_bytes(word);
-    return {low.row[0] | (move_bit(fifth, 2 * step, 4) & 0x10101010),
-            low.row[1] | (move_bit(fifth, 2 * step + 1, 4) & 0x10101010)};
+    const Bytes low = nibble_bytes(word);
+    return {low.row[0] | ((fifth << (4 - step)) & 0x10101010), low.row[1] | ((fifth >> step) & 0x10101010)};
 }
 
 // Four signed bytes of one row, columns 2t, 2t + 8, 2t + 1, 2t + 9 -> halves of columns (2t, 2t + 1), (2t + 8, 2t + 9).
@@ -79,6 +77,39 @@ __device__ inline Fragment byte_fragment(u32 low_row, u32 high_row) {
     signed_byte_levels(low_row, f.a[0], f.a[2]);
     signed_byte_levels(high_row, f.a[1], f.a[3]);
     return f;
+}
+
+// Codes without their zero, as subnormal halves: the bits of code q are the half q * 2^-24, and shifted by s bits
+// q * 2^(s - 24). Tensor cores multiply subnormals exactly, so decoding is masking alone; the zero is corrected in
+// the accumulator, and the power of two at the end. Codes of rows g + 8 are shifted by RAW_SHIFT.
+__device__ inline Fragment raw(u32 a0, u32 a1, u32 a2, u32 a3) {
+    return {as_half2(a0), as_half2(a1), as_half2(a2), as_half2(a3)};
+}
+
+__device__ inline Fragment raw_nibbles(u32 word) {
+    const u32 high = word >> 8;
+    return raw(word & 0x000f000f, word & 0x00f000f0, high & 0x000f000f, high & 0x00f000f0);
+}
+
+__device__ inline Fragment raw_five_bits(u32 word, u32 fifth, int step) {
+    const u32 high = word >> 8;
+    const FifthBits bits(fifth, step);
+    return raw((word & 0x000f000f) | (bits.near & 0x00100010), (word & 0x00f000f0) | (bits.near & 0x01000100),
+               (high & 0x000f000f) | (bits.far & 0x00100010), (high & 0x00f000f0) | (bits.far & 0x01000100));
+}
+
+// q + 128 of signed bytes.
+__device__ inline Fragment raw_bytes(u32 low_row, u32 high_row) {
+    const u32 a = low_row ^ 0x80808080, b = high_row ^ 0x80808080;
+    return raw(__byte_perm(a, 0, 0x4240), __byte_perm(b, 0, 0x4240), __byte_perm(a, 0, 0x4341),
+               __byte_perm(b, 0, 0x4341));
+}
+
+// The same fraction of every row's unit: -zero as a code.
+__device__ inline Fragment raw_constant(int code, int shift) {
+    const u32 sign = code < 0 ? 0x80008000 : 0, bits = 0x00010001 * (code < 0 ? -code : code);
+    const half2 low = as_half2(sign | bits), high = as_half2(sign | bits << shift);
+    return {low, high, low, high};
 }
 
 // A scale or minimum of rows g and g + 8.

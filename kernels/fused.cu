@@ -27,8 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (column >= k) break;  // the padding block of a ragged row
             Fragment levels[STEPS];
 #pragma unroll
-            for (int step = 0; step < STEPS; ++step)
-                levels[step] = Format::fragment(codes, STEPS * block + step, Masks(0));
+            for (int step = 0; step < STEPS; ++step) levels[step] = Format::fragment(codes, STEPS * block + step);
             const float2 scale = tile.scale(at.warp, at.g, block), minimum = tile.minimum(at.warp, at.g, block);
 #pragma unroll
             for (int token = 0; token < TOKENS; ++token) {

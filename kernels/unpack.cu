@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int step = 0; step < TILE_COLUMNS / 16; ++step) {
         const int block = 16 * step / Format::BLOCK;
-        const Fragment levels = Format::fragment(codes, step, Masks(0));
+        const Fragment levels = Format::fragment(codes, step);
         const float2 scale = tile.scale(warp, g, block), minimum = tile.minimum(warp, g, block);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -43,6 +43,26 @@ def pack_fives(codes: Bytes) -> tuple[Bytes, Bytes]:
     return pack_nibbles(codes & np.uint8(0x0F)), np.packbits(codes >> 4, axis=1, bitorder="little")
 
 
+def unpack_planes(packed: Bytes, bits: int) -> Bytes:
+    """Packed [n, b], b a multiple of 8 -> codes [n, 8 b / bits]: the lowest bits of every byte in order, then the next.
+
+    bits = 1, 2, 4.
+    """
+    words = np.ascontiguousarray(packed).view(np.uint64)  # what a shift moves to the next byte is masked away
+    shifts = np.arange(0, 8, bits, dtype=np.uint64)
+    codes = words[:, None] >> shifts[:, None] & np.uint64((2**bits - 1) * 0x0101010101010101)
+    return codes.view(np.uint8).reshape(len(packed), -1)
+
+
+def unpack_sixes(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """The 6-bit scales of a K-quant [n, 12] -> scales [n, 8], minimums [n, 8] in 0..63 (layout: formats/q4_k.py)."""
+    scales, minimums, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    upper_scales = rest & np.uint8(0x0F) | scales >> 6 << np.uint8(4)
+    upper_minimums = rest >> 4 | minimums >> 6 << np.uint8(4)
+    low = np.uint8(0x3F)
+    return np.hstack([scales & low, upper_scales]), np.hstack([minimums & low, upper_minimums])
+
+
 def unpack_slots(packed: Bytes, bits: int) -> Bytes:
     """Packed [..., b] -> codes [..., 8 b / bits], in little-endian bit order, for bits = 1, 2, 4, 8."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,9 +87,14 @@ class Format:
         """True for arrays of numbers (f32, f16, i32, ...): one weight per block and no scale."""
         return self.dtype.names is None
 
+    @cached_property
+    def group(self) -> int:
+        """Weights that share a scale: a block of them, fewer in the super-blocks of the K-quants."""
+        return int(self.decode_levels(np.zeros(1, self.dtype)).codes.shape[-1])
+
     @property
     def scale_fields(self) -> tuple[str, ...]:
-        """The float16 fields that scale or shift the weights; q8_1's sum s is none of them."""
+        """The float16 fields that scale or shift the weights; not q8_1's sum s, nor mxfp4's exponent e."""
         return tuple(name for name in self.dtype.names or () if name in ("d", "dmin", "m"))
 
     def blocks_in(self, k: int, who: str = "") -> int:
@@ -105,7 +111,7 @@ class Format:
         """
         encode = self.encode
         if encode is None:
-            raise UnsupportedError(f"{self} has no encoder (formats with one: see `qgemm.FORMATS`)")
+            raise UnsupportedError(f"{self} has no encoder; those of `qgemm.FORMATS` with `encode` can be quantized to")
         x = floats(x)
         if x.ndim == 0:
             raise UnsupportedError(f"{self}: a scalar has no rows to quantize")
@@ -150,8 +156,8 @@ class Format:
         """
         if self.plain:
             made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
-        else:
-            made = np.stack([blocks[name] for name in self.scale_fields], axis=1)
+        else:  # an exponent, in place of float16 scales, holds whatever is finite
+            made = np.stack([blocks[name] for name in self.scale_fields], axis=1) if self.scale_fields else x
         if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()):
             return
         finite = np.isfinite(x).all(axis=1)

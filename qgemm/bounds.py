@@ -31,25 +31,31 @@ def a16_bound(x: Doubles, w: Doubles) -> Doubles:
 
 
 def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
-    """The product of Q8_1 blocks x [M, b] and blocks w [N, b] of 32 codes, and the bound of its float32 version.
+    """The product of Q8_1 blocks x [M, K / 32] and blocks w [N, b] of codes, and the bound of its float32 version.
 
-    Per block dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the integer dot product sumi. Then a
-    sum over blocks.
+    Per group of 32 dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the integer dot product sumi. Per
+    group of 16, which has no sum sa of its own, dw * da * sumi with codes - zero in sumi. Then a sum over groups.
     """
-    n, b = w.shape
+    n, (m, sums) = len(w), x.shape
     levels = fmt.decode_levels(w.reshape(-1))
     assert levels.scale is not None, "a8 needs a scale a block"
-    codes = levels.codes.reshape(n, b, -1).transpose(1, 2, 0).astype(np.float64)  # [b, 32, N]
-    sumi = x["qs"].transpose(1, 0, 2).astype(np.float64) @ codes  # [b, M, N]
-    da, sa = (x[name].T.astype(np.float64)[:, :, None] for name in ("d", "s"))  # [b, M, 1]
-    dw = _by_block(levels.scale, n)
+    codes = levels.codes.reshape(n, -1, fmt.group).transpose(1, 2, 0).astype(np.float64)  # [groups, width, N]
+    q = x["qs"].reshape(m, -1, fmt.group).transpose(1, 0, 2).astype(np.float64)  # [groups, M, width]
+    da, sa = (x[name].T.astype(np.float64)[:, :, None] for name in ("d", "s"))  # [K / 32, M, 1]
+    da = da.repeat(len(q) // max(1, sums), axis=0)
+    dw = _by_group(levels.scale, n)
+    zero = levels.zero
+    if len(q) != sums:
+        codes, zero = codes - zero, 0
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
-        y = dw * (da * sumi - levels.zero * sa)
-        size = np.abs(dw) * (np.abs(da * sumi) + np.abs(levels.zero * sa))
+        scaled = da * (q @ codes)  # [groups, M, N]
+        correction = zero * sa if zero else 0.0
+        y = dw * (scaled - correction)
+        size = np.abs(dw) * (np.abs(scaled) + np.abs(correction))
         if levels.minimum is not None:
-            shift = _by_block(levels.minimum, n) * sa
+            shift = _by_group(levels.minimum, n) * sa
             y, size = y + shift, size + np.abs(shift)
-        return y.sum(axis=0), _bound(b + 6, size.sum(axis=0))
+        return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0))
 
 
 def excess(y: NDArray[Any], exact: Doubles, bound: Doubles) -> float:
@@ -60,8 +66,8 @@ def excess(y: NDArray[Any], exact: Doubles, bound: Doubles) -> float:
     return float((error / bound[bounded]).max(initial=0))
 
 
-def _by_block(part: NDArray[np.float32], n: int) -> Doubles:
-    """A scale or minimum of n rows of blocks, as float64 [b, 1, N]."""
+def _by_group(part: NDArray[np.float32], n: int) -> Doubles:
+    """A scale or minimum of n rows of groups, as float64 [groups, 1, N]."""
     return part.reshape(n, -1).T.astype(np.float64)[:, None]
 
 

@@ -1,6 +1,6 @@
 """The NumPy backend: products on packed tensors, decoded tile by tile, never as a whole.
 
-Few tokens, and all integer products: every core multiplies the codes of its row tiles block by block and scales the
+Few tokens, and all integer products: every core multiplies the codes of its row tiles group by group and scales the
 sums. Many tokens: the cores decode a panel together, then BLAS multiplies it with its own threads. The two do not mix:
 BLAS called from several threads at once, each call on all cores, was up to 10x slower (OpenBLAS 0.3.30, 2 cores).
 """
@@ -19,7 +19,6 @@ from .formats.q8_1 import FORMAT as Q8_1
 from .parallel import for_slices
 from .tensor import Tensor
 
-GROUP = Q8_1.weights  # weights that share a scale, and activations that do
 FEW_TOKENS = 64  # above, BLAS on decoded panels is faster (2 cores, 4096 x 4096)
 TILE = 1 << 18  # weights that one core works on at a time: 1 MiB of float32
 PANEL = 1 << 22  # weights decoded by all cores before BLAS is called: 16 MiB of float32
@@ -36,8 +35,7 @@ def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite, NaN stays NaN
             chunk = np.ascontiguousarray(x[tokens], dtype=np.float32)
         if len(chunk) <= FEW_TOKENS and not w.format.plain:
-            blocks = chunk.reshape(len(chunk), -1, GROUP).transpose(1, 2, 0)
-            _multiply_blocks(w, y[tokens], blocks, blocks.sum(axis=1), None)
+            _multiply_groups(w, y[tokens], _by_group(chunk, w.format.group))
         else:
             _multiply_panels(chunk, w, y[tokens])
 
@@ -85,48 +83,58 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
 def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     """y [M, N] = x @ w.T from x's Q8_1 blocks [M, K / 32] and the integer codes of w [N, K].
 
-    Per block, with weight scale dw and minimum mw, activation scale da and sum sa, sumi the integer dot product of
-    the unsigned codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
+    Per group of 32, with weight scale dw and minimum mw, activation scale da and sum sa, sumi the integer dot product
+    of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
+    Groups of 16 have no sum of their own; they take signed codes:   dw * da * sum((codes - zero) * q)
     """
     if w.format.plain:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
-    q = x["qs"].transpose(1, 2, 0).astype(np.float32)
+    q = x["qs"].astype(np.float32).reshape(len(x), -1)
     da, sa = (np.ascontiguousarray(x[name].T, dtype=np.float32) for name in ("d", "s"))
-    _multiply_blocks(w, y, q, sa, da)
+    da = da.repeat(Q8_1.weights // w.format.group, axis=0)
+    _multiply_groups(w, y, _by_group(q, w.format.group), da, sa)
 
 
-def _multiply_blocks(w: Tensor, y: NDArray[Any], q: Floats, totals: Floats, da: Floats | None) -> None:
-    """y [M, N] from activations q [b, 32, M], their totals [b, M] and, if they are codes, their scales da [b, M]."""
+def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = None, sa: Floats | None = None) -> None:
+    """y [M, N] from activations x [groups, width, M], or from codes x, scales da [groups, M], sums sa [K / 32, M]."""
     blocks = w.blocks
+    sums_of_x = x.sum(axis=1) if sa is None else sa
+    signed = sa is None or len(sa) != len(x)  # the zero is taken from the codes, not from the sums
     rows_step = min(256, max(1, TILE // w.shape[1]))
-    token_step = max(1, min(BLAS_ALONE // rows_step, SUMS // (rows_step * len(q))))
+    token_step = max(1, min(BLAS_ALONE // rows_step, SUMS // (rows_step * len(x))))
 
     def work(rows: slice) -> None:
         part = blocks[rows]
         levels = w.format.decode_levels(part.reshape(-1))
-        codes, scale, minimum = _by_block(levels, len(part))
+        codes, scale, minimum = _of_rows(levels, len(part))
         zero = np.float32(levels.zero)
-        if da is None:
+        if signed:
             codes -= zero
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity in x or w are data
             for start in range(0, y.shape[0], token_step):
                 tokens = slice(start, start + token_step)
-                sums = codes @ q[:, :, tokens]  # [b, rows, tokens]
+                sums = codes @ x[:, :, tokens]  # [groups, rows, tokens]
                 if da is not None:
                     sums *= da[:, None, tokens]
-                    sums -= zero * totals[:, None, tokens]
-                total = np.einsum("br,brt->tr", scale, sums)
+                if zero and not signed:
+                    sums -= zero * sums_of_x[:, None, tokens]
+                total = np.einsum("gr,grt->tr", scale, sums)
                 if minimum is not None:  # einsum, not @, which would call BLAS on all cores from each core
-                    total += np.einsum("br,bt->tr", minimum, totals[:, tokens])
+                    total += np.einsum("gr,gt->tr", minimum, sums_of_x[:, tokens])
                 y[tokens, rows] = total
 
     for_slices(len(blocks), rows_step, work)
 
 
-def _by_block(levels: Levels, rows: int) -> tuple[Floats, Floats, Floats | None]:
-    """Levels of rows * b blocks -> codes [b, rows, 32], scale [b, rows], minimum [b, rows] or None, float32."""
+def _by_group(x: Floats, width: int) -> Floats:
+    """Activations [M, K] -> [K / width, width, M], without a copy."""
+    return x.reshape(len(x), -1, width).transpose(1, 2, 0)
+
+
+def _of_rows(levels: Levels, rows: int) -> tuple[Floats, Floats, Floats | None]:
+    """Levels of whole rows -> codes [groups, rows, width], scale [groups, rows], minimum [groups, rows] or None."""
     assert levels.scale is not None
-    codes = levels.codes.reshape(rows, -1, GROUP).transpose(1, 0, 2).astype(np.float32)
+    codes = levels.codes.reshape(rows, -1, levels.codes.shape[-1]).transpose(1, 0, 2).astype(np.float32)
     scale = np.ascontiguousarray(levels.scale.reshape(rows, -1).T)
     minimum = None if levels.minimum is None else np.ascontiguousarray(levels.minimum.reshape(rows, -1).T)
     return codes, scale, minimum

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from . import jit, tiles
-from .block import float_dtype
+from .block import Format, float_dtype
 from .device import DeviceActivations, DeviceTensor
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
+from .launch import Launch
 from .matmul import check_shapes, check_weights, like, on_cuda
-from .routes import SPLITS, Problem, Route, route
+from .routes import C_TYPES, SPLITS, Problem, Route, c_type, decode_template, route, split_of, stage_bytes
 
-C_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 
 
@@ -53,7 +55,7 @@ def dequantize(w: DeviceTensor, dtype: DTypeLike) -> Any:
     found = float_dtype(dtype)
     if w.format.levels is None:
         raise UnsupportedError(f"{w!r}: {w.format} has no decoder")
-    kernel_dtype = found if found.name in C_NAMES else np.dtype(np.float32)
+    kernel_dtype = found if found.name in C_TYPES else np.dtype(np.float32)
     with w.data.device:
         return _dense(w, slice(0, w.shape[0]), kernel_dtype, 0).astype(found, copy=False)
 
@@ -66,9 +68,10 @@ def _multiply(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
         y.fill(0)
         return
     m = y.size // n
-    direct = y.flags.c_contiguous and y.dtype.name in C_NAMES
+    direct = y.flags.c_contiguous and y.dtype.name in C_TYPES
     flat = y.reshape(m, n) if direct else cupy.empty((m, n), np.float32)
-    problem = Problem(w.format, activation, m, n, k, int(w.data.device.compute_capability))
+    kind = "float" if isinstance(x, DeviceActivations) else c_type(x.dtype)
+    problem = Problem(w.format, activation, m, n, k, int(w.data.device.compute_capability), kind)
     row = route(problem)
     if activation == "a8" and not isinstance(x, DeviceActivations):
         x = _quantize(x, x)
@@ -79,9 +82,34 @@ def _multiply(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
         y[...] = flat.reshape(y.shape)
 
 
+def _decode(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
+    """x [M, K] of half times tiles at memory speed; few tokens."""
+    import cupy
+
+    (n, k), m = w.shape, len(y)
+    if x.data.ptr % 16:  # a view into an array: the kernel copies 16 bytes at a time
+        x = x.copy()
+    launch = _decode_launch(w.data.device.id, w.format, w.shape, c_type(y.dtype), _tokens(row, m))
+    launch(cupy.cuda.get_current_stream().ptr, w.data.data.ptr, x.data.ptr, y.data.ptr, n, k, m)
+
+
+@cache
+def _decode_launch(device: int, fmt: Format, shape: tuple[int, int], out: str, tokens: int) -> Launch:
+    """The decode kernel, ready to launch for every matrix of this shape."""
+    split = split_of(-(-shape[0] // tiles.ROWS))
+    template = decode_template(fmt, split, tokens)
+    rows = 16 * split.groups
+    rings = split.splits * int(template["DEPTH"]) * stage_bytes(fmt, split.groups, tokens)
+    sums = split.splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
+    function = jit.load("decode", fmt, In="half", Out=out, **template)
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    kinds = (pointer, pointer, pointer, size, size, ctypes.c_int)
+    return Launch(function, -(-shape[0] // rows), 32 * split.splits, max(rings, sums), *kinds)
+
+
 def _fused(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
     """x [M, K] times tiles; few tokens."""
-    _launch_strips(row, x, w, y, {"In": C_NAMES[x.dtype.name]})
+    _launch_strips(row, x, w, y, {"In": c_type(x.dtype)})
 
 
 def _fused_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> None:
@@ -92,10 +120,14 @@ def _fused_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> None
 def _launch_strips(row: Route, x: Any, w: DeviceTensor, y: Any, template: jit.Template) -> None:
     """One CTA a strip of tiles; the smallest token tile that holds y's rows."""
     (n, k), m = w.shape, len(y)
-    tokens = next(tokens for tokens in row.tokens if tokens >= m)
-    kernel = jit.load(row.kernel, w.format, **template, Out=C_NAMES[y.dtype.name], TOKENS=tokens, SPLITS=SPLITS)
+    tokens = _tokens(row, m)
+    kernel = jit.load(row.kernel, w.format, **template, Out=c_type(y.dtype), TOKENS=tokens, SPLITS=SPLITS)
     threads = SPLITS * tiles.WARPS * tiles.LANES
     kernel((len(w.data),), (threads,), (w.data, x, y, np.int64(n), np.int64(k), np.int32(m)))
+
+
+def _tokens(row: Route, m: int) -> int:
+    return next(tokens for tokens in row.tokens if tokens >= m)
 
 
 def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
@@ -122,6 +154,7 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
 
 
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
+    "decode": _decode,
     "fused": _fused,
     "fused_a8": _fused_a8,
     "unpack": _panels,
@@ -139,7 +172,7 @@ def _dense(w: DeviceTensor, rows: slice, dtype: np.dtype[Any], exponent: int) ->
     dense = cupy.empty((n, k), dtype)
     if dense.size:
         strips = w.data[rows.start // tiles.ROWS : -(-rows.stop // tiles.ROWS)]
-        kernel = jit.load("unpack", w.format, Out=C_NAMES[dtype.name])
+        kernel = jit.load("unpack", w.format, Out=c_type(dtype))
         factor = np.float32(2.0**-exponent)
         for first in range(0, len(strips), MOST_GRID_Y):
             some = strips[first : first + MOST_GRID_Y]
@@ -184,7 +217,7 @@ def _quantize(x: Any, source: Any) -> DeviceActivations:
     data = cupy.empty((len(x), count, Q8_1.block_bytes), np.uint8)
     if data.size:
         blocks = len(x) * count
-        kernel = jit.load("quantize_activations", In=C_NAMES[x.dtype.name])
+        kernel = jit.load("quantize_activations", In=c_type(x.dtype))
         kernel((-(-blocks // 8),), (256,), (x, data, np.int64(blocks)))
     return DeviceActivations((*source.shape[:-1], k), data, source)
 
@@ -205,7 +238,7 @@ def _rows(x: Any, k: int) -> Any:
     """x [..., K] as contiguous rows [M, K] of a type that the kernels read; float64 becomes float32."""
     import cupy
 
-    if x.dtype.name not in C_NAMES:
+    if x.dtype.name not in C_TYPES:
         x = x.astype(np.float32)
     return cupy.ascontiguousarray(x).reshape(x.size // k if k else 0, k)
 

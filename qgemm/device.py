@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from . import tiles
-from .block import Format
+from .block import Blocks, Format
 from .errors import UnsupportedError
 from .tensor import Tensor
 
+LARGEST_CODE = 128  # of every tiled format
 UPLOAD = 1 << 22  # weights packed on the host at a time: bounds extra memory, and keeps it in cache
 
 
@@ -40,10 +41,14 @@ class DeviceTensor:
         along = -(-k // tiles.COLUMNS)
         data = cupy.empty((-(-n // tiles.ROWS), along, dtype.itemsize), np.uint8)
         step = max(1, UPLOAD // max(1, tiles.ROWS * k))
+        largest = 0.0
         for start in range(0, len(data), step):
-            part = tiles.pack(fmt, blocks[start * tiles.ROWS : (start + step) * tiles.ROWS])
+            rows = blocks[start * tiles.ROWS : (start + step) * tiles.ROWS]
+            largest = max(largest, largest_weight(fmt, rows))
+            part = tiles.pack(fmt, rows)
             data[start : start + step] = cupy.asarray(part.view(np.uint8).reshape(len(part), along, dtype.itemsize))
-        return cls(fmt, (n, k), data, half_exponent(tensor), tensor.name)
+        cupy.cuda.get_current_stream().synchronize()  # kernels prefetch weights before they wait for their stream
+        return cls(fmt, (n, k), data, half_exponent(largest), tensor.name)
 
     @property
     def ndim(self) -> int:
@@ -98,12 +103,15 @@ def as_numbers(fmt: Format, blocks: Any) -> Any:
     return blocks.view(float_dtype("bfloat16"))
 
 
-def half_exponent(tensor: Tensor) -> int:
-    """e such that every finite weight times 2^-e is below 2^15, the largest just below it."""
-    bound = np.zeros(tensor.blocks.shape, np.float32)
-    for name in tensor.format.scale_fields:
-        scale = np.abs(tensor.blocks[name].astype(np.float32))
-        scale[~np.isfinite(scale)] = 0
-        bound += scale * np.float32(128 if name == "d" else 1)  # no code of a tiled format exceeds 128
-    largest = float(bound.max(initial=0))
+def largest_weight(fmt: Format, blocks: Blocks) -> float:
+    """A bound of the magnitude of every finite weight in the blocks of a tiled format."""
+    levels = fmt.decode_levels(blocks.reshape(-1))
+    bound = np.float32(LARGEST_CODE) * np.abs(levels.scale) if levels.scale is not None else np.zeros(1, np.float32)
+    if levels.minimum is not None:
+        bound = bound + np.abs(levels.minimum)
+    return float(bound[np.isfinite(bound)].max(initial=0))
+
+
+def half_exponent(largest: float) -> int:
+    """e such that weights of up to this magnitude, times 2^-e, are below 2^15, the largest just below it."""
     return int(np.frexp(largest)[1]) - 15 if largest > 0 else 0

@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .block import Format
 from .errors import UnsupportedError
+from .jit import Template
+from .tiles import COLUMNS, WARPS, tile_dtype
 
 ANY = 1 << 62
 
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
-TYPES = ("float", "half", "bf16")  # C++ names of the float types that kernels read and write
+C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
+TYPES = tuple(C_TYPES.values())
 
 
 class Formats(NamedTuple):
@@ -35,21 +40,25 @@ class Problem(NamedTuple):
     n: int
     k: int
     sm: int
+    x: str = "half"  # C++ name of x's type
 
     def __str__(self) -> str:
-        return f"{self.format} {self.activation} M={self.m} N={self.n} K={self.k} on sm_{self.sm}"
+        return f"{self.format} {self.activation} of {self.x} M={self.m} N={self.n} K={self.k} on sm_{self.sm}"
 
 
 class Route(NamedTuple):
-    """One row: `kernel` serves these formats and activations up to `most` rows of x, from compute capability `least`.
+    """One row: `kernel` serves these formats, activations and types of x, up to `most` rows of x.
 
-    tokens: the sizes of its token tile, of which the smallest that holds M is taken; () if it has none.
+    least, below: the compute capabilities from one on, and before the other. tokens: the sizes of its token tile, of
+    which the smallest that holds M is taken; () if it has none.
     """
 
     kernel: str
     activations: tuple[str, ...]
+    types: tuple[str, ...]
     most: int
     least: int
+    below: int
     formats: Formats
     tokens: tuple[int, ...]
     what: str
@@ -58,19 +67,75 @@ class Route(NamedTuple):
         """Whether this row serves the problem."""
         return (
             p.activation in self.activations
+            and p.x in self.types
             and p.m <= self.most
-            and p.sm >= self.least
+            and self.runs_on(p.sm)
             and self.formats.holds(p.format)
         )
 
+    @property
+    def gpus(self) -> str:
+        """The GPUs that it serves, e.g. "sm_75 on" or "sm_90 to sm_119"."""
+        return f"sm_{self.least} {'on' if self.below == ANY else f'to sm_{self.below - 1}'}"
+
+    def runs_on(self, sm: int) -> bool:
+        """Whether its kernel is built for this compute capability."""
+        return self.least <= sm < self.below
+
 
 ROUTES = (
-    #      kernel      activations     m <=  sm >=  formats  tokens        what it does
-    Route("fused",    ("a16",),        8,    75,    TILED,   (1, 2, 4, 8), "decodes in registers, float32 sums"),
-    Route("fused_a8", ("a8",),         8,    75,    TILED,   (1, 2, 4, 8), "integer dots (dp4a) with Q8_1 activations"),
-    Route("unpack",   ("a16", "a8"),   ANY,  75,    TILED,   (),           "decodes row panels, then cuBLAS"),
-    Route("cublas",   ("a16",),        ANY,  75,    PLAIN,   (),           "cuBLAS on the weights as they are"),
+    #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
+    Route("decode",   ("a16",),       ("half",),  16,   90,    120, TILED,   (8, 16),      "at the speed of memory"),
+    Route("fused",    ("a16",),       TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused_a8", ("a8",),        TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
+    Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
 )  # fmt: skip
+
+
+class Split(NamedTuple):
+    """How the decode kernel shares a matrix out: CTAs of `groups` * 16 rows, `splits` warps that share K.
+
+    shared: bytes of shared memory that the rings of a CTA may take, which decides how many CTAs an SM holds; deep:
+    the most tiles in a ring.
+    """
+
+    strips: int
+    groups: int
+    splits: int
+    shared: int
+    deep: int
+
+    def depth(self, stage: int) -> int:
+        """Tiles in the ring of a warp, of `stage` bytes each; two at least, or nothing would be in flight."""
+        return max(2, min(self.deep, self.shared // (self.splits * stage)))
+
+
+# Measured on an H200 (132 SMs), q4_0, M = 1..16: about one CTA an SM with 16 warps, or two or more with 8, and
+# 90 to 200 KB in flight an SM. 28672 x 8192: 8 warps 33.1 us, 16 warps 34.3; 8192 x 8192: 15.2 and 10.2.
+SPLITS_OF_K = (
+    #     strips >=  groups  splits  shared      deep
+    Split(133,       4,      8,      90 << 10,   4),
+    Split(101,       4,      16,     180 << 10,  3),
+    Split(67,        2,      8,      113 << 10,  6),
+    Split(34,        2,      16,     213 << 10,  4),
+    Split(0,         1,      16,     213 << 10,  4),
+)  # fmt: skip
+
+
+def split_of(strips: int) -> Split:
+    """The first row of SPLITS_OF_K for a matrix of so many strips of 64 rows."""
+    return next(row for row in SPLITS_OF_K if strips >= row.strips)
+
+
+def stage_bytes(fmt: Format, groups: int, tokens: int) -> int:
+    """Shared memory of one stage of the decode kernel: row groups of a tile, and x with 16 bytes of padding a token."""
+    return tile_dtype(fmt).itemsize * groups // WARPS + tokens * (2 * COLUMNS + 16)
+
+
+def c_type(dtype: np.dtype[Any]) -> str:
+    """The type in which kernels read an array of this dtype; what they do not know is converted to float."""
+    return C_TYPES.get(dtype.name, "float")
 
 
 def route(p: Problem) -> Route:
@@ -81,22 +146,33 @@ def route(p: Problem) -> Route:
     raise UnsupportedError(f"no kernel for {p}; the table is ROUTES in qgemm/routes.py (`qgemm routes` prints it)")
 
 
-def variants(fmt: Format) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every (kernel, template) that the table can ask for with this format: what CI compiles."""
+def decode_template(fmt: Format, split: Split, tokens: int) -> Template:
+    """The template of the decode kernel but for its types."""
+    depth = split.depth(stage_bytes(fmt, split.groups, tokens))
+    return {"TOKENS": tokens, "GROUPS": split.groups, "SPLITS": split.splits, "DEPTH": depth}
+
+
+def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
+    """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
     for row in ROUTES:
-        if not row.formats.holds(fmt) or row.kernel == "cublas":
+        if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue
         if row.kernel == "unpack":
-            yield from ((row.kernel, {"Out": out}) for out in TYPES)
+            for out in TYPES:
+                yield row.kernel, {"Out": out}
             continue
         for tokens, out in product(row.tokens, TYPES):
-            size: dict[str, str | int] = {"TOKENS": tokens, "SPLITS": SPLITS}
-            if "a8" in row.activations:
-                yield row.kernel, {"Out": out, **size}
+            if row.kernel == "decode":
+                for split in SPLITS_OF_K:
+                    yield row.kernel, {"In": "half", "Out": out, **decode_template(fmt, split, tokens)}
+            elif row.kernel == "fused_a8":
+                yield row.kernel, {"Out": out, "TOKENS": tokens, "SPLITS": SPLITS}
             else:
-                yield from ((row.kernel, {"In": source, "Out": out, **size}) for source in TYPES)
+                for source in row.types:
+                    yield row.kernel, {"In": source, "Out": out, "TOKENS": tokens, "SPLITS": SPLITS}
 
 
-def common_variants() -> Iterator[tuple[str, dict[str, Any]]]:
+def common_variants() -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that knows no format."""
-    yield from (("quantize_activations", {"In": source}) for source in TYPES)
+    for source in TYPES:
+        yield "quantize_activations", {"In": source}

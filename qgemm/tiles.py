@@ -7,7 +7,8 @@ four steps. Two rules place everything:
 
 - Codes of b bits (a field with slots): byte j of a lane's b words holds column j of the list above; in it, code
   c = 2 * step + (row >= 8) stands at bit b * c, counted through the words. So one mask gives four codes of one row,
-  and a shift by b the other row; 4-bit codes fill a word per step, 8-bit codes two, fifth bits share one word.
+  and a shift by b the other row; 4-bit codes fill a word per step, 8-bit codes two. Single bits share one word, with
+  c = step + 4 * (row >= 8): one shift brings the fifth bits of both rows above their nibbles.
 - A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8].
 
 Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks of the file back.
@@ -105,8 +106,9 @@ def _codes_to_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     strips, _, along, _ = codes.shape
     #                     strip  warp  r  g  tile  step  h  t  e : row 16 warp + 8 r + g, column 16 step + 8 h + 2 t + e
     split = codes.reshape(strips, WARPS, 2, 8, along, STEPS, 2, 4, 2)
-    #                    strip tile warp g t | byte j = (e, h) | code c = (step, r)
-    ordered = split.transpose(0, 4, 1, 3, 7, 8, 6, 5, 2).reshape(strips, along, WARPS, LANES, 4, 2 * STEPS)
+    #                    strip tile warp g t | byte j = (e, h) | code c = (step, r), of single bits (r, step)
+    code = (2, 5) if bits == 1 else (5, 2)
+    ordered = split.transpose(0, 4, 1, 3, 7, 8, 6, *code).reshape(strips, along, WARPS, LANES, 4, 2 * STEPS)
     in_bytes = pack_slots(ordered, bits)  # [..., lane, byte j, word]
     words = np.ascontiguousarray(in_bytes.swapaxes(-1, -2)).view("<u4")  # [..., lane, word, 1]
     chunk = min(bits, CHUNK)
@@ -120,6 +122,7 @@ def _words_to_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     in_bytes = in_order.view(np.uint8).swapaxes(-1, -2)  # [..., lane, byte j, word]
     ordered = unpack_slots(np.ascontiguousarray(in_bytes), bits)
     #                       strip   tile   warp  g  t  e  h  step   r
-    split = ordered.reshape(strips, along, WARPS, 8, 4, 2, 2, STEPS, 2)
+    split = ordered.reshape(strips, along, WARPS, 8, 4, 2, 2, *((2, STEPS) if bits == 1 else (STEPS, 2)))
+    r, step = (7, 8) if bits == 1 else (8, 7)
     #                    strip warp r  g  tile step h  t  e
-    return split.transpose(0, 2, 8, 3, 1, 7, 6, 4, 5).reshape(strips, ROWS, along, COLUMNS)
+    return split.transpose(0, 2, r, 3, 1, step, 6, 4, 5).reshape(strips, ROWS, along, COLUMNS)

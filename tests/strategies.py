@@ -16,6 +16,7 @@ from qgemm.block import Format
 FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
 ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None]
+ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.encode is not None]
 TILED = [fmt for fmt in FORMATS if fmt.slots]
 
 
@@ -42,6 +43,8 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
     for name in fmt.dtype.names or ():
         if fmt.dtype[name].kind == "f":
             blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
+        elif fmt.dtype[name] == np.uint8:  # one byte a block is the exponent of a power of two
+            blocks[name] = rng.integers(118, 128, blocks.shape)
     if fmt.plain:
         blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)
     return blocks
@@ -79,10 +82,10 @@ def values(draw: st.DrawFn, fmt: Format, most: int = 40) -> np.ndarray:
 
 @st.composite
 def weights(draw: st.DrawFn, fmt: Format, most_n: int = 150, most_blocks: int = 12) -> qgemm.Tensor:
-    """A Tensor [N, K] with tame scales; N and K on both sides of the tile's 64."""
+    """A Tensor [N, K] with tame scales; N and K on both sides of the tile's 64. most_blocks: of 32 weights."""
     rng = draw(seeds())
     n = draw(st.integers(1, most_n))
-    k = fmt.weights * draw(st.integers(1, most_blocks if not fmt.plain else 32 * most_blocks))
+    k = fmt.weights * draw(st.integers(1, max(3, 32 * most_blocks // fmt.weights)))
     raw = raw_blocks(draw, fmt, (n, k // fmt.weights))
     return qgemm.Tensor(fmt, (n, k), tame(fmt, raw, rng))
 

@@ -10,7 +10,7 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import BLOCK_FORMATS, ENCODED, FORMATS, blocks, each, raw_blocks, seeds, values
+from strategies import BLOCK_FORMATS, ENCODED, ENCODED_BLOCKS, FORMATS, blocks, each, raw_blocks, seeds, values
 
 import qgemm
 from qgemm.formats import GGML_TYPES, format_named
@@ -19,6 +19,8 @@ DATA = Path(__file__).parent / "data"
 GOLDEN = np.load(DATA / "ggml_blocks.npz")
 RIGHT_IN_GGUF = [fmt for fmt in BLOCK_FORMATS if fmt.name != "q8_1"]  # gguf 0.19 has no q8_1 codec
 LEVELS = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31, "q8_0": 254, "q8_1": 254}  # steps across a block's range
+MXFP4 = qgemm.FORMATS["mxfp4"]
+MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def ggml_type(fmt):
@@ -40,17 +42,18 @@ def assert_same_bits(got, want):
 @each(BLOCK_FORMATS)
 def test_golden_blocks(fmt):
     x, packed, decoded = (GOLDEN[f"{fmt.name}/{part}"] for part in ("x", "blocks", "values"))
-    assert fmt.quantize(x).tobytes() == packed.tobytes()
+    if fmt.encode is not None:
+        assert fmt.quantize(x).tobytes() == packed.tobytes()
     assert_same_bits(fmt.dequantize(packed.view(fmt.dtype)), decoded)
 
 
-@each([fmt for fmt in BLOCK_FORMATS if fmt.name != "q8_1"])
+@each(RIGHT_IN_GGUF)
 def test_real_excerpt(fmt):
     """Trained weights quantized by ggml: encoding the float32 tensor gives the file's bytes."""
     with qgemm.open(DATA / "minilm_excerpt.gguf") as file:
         for layer in ("blk.2.ffn_down", "blk.2.attn_q"):
             source, packed = file.get(f"{layer}.f32"), file.get(f"{layer}.{fmt.name}")
-            if source is not None and packed is not None:
+            if source is not None and packed is not None and fmt.encode is not None:
                 again = qgemm.quantize(source.dequantize(), fmt)
                 assert again.blocks.tobytes() == packed.blocks.tobytes()
             if packed is not None:
@@ -58,7 +61,7 @@ def test_real_excerpt(fmt):
                 assert_same_bits(packed.dequantize(), want)
 
 
-@each(RIGHT_IN_GGUF)
+@each([fmt for fmt in RIGHT_IN_GGUF if fmt.encode is not None])
 @given(data=st.data())
 def test_encode_agrees_with_gguf(fmt, data):
     """gguf differs from C on negative zeros alone among finite values, so they are made positive here."""
@@ -93,7 +96,7 @@ def test_quantizing_twice_changes_nothing(fmt, data):
         np.testing.assert_array_equal(twice, once)
 
 
-@each(BLOCK_FORMATS)
+@each([qgemm.FORMATS[name] for name in LEVELS])
 @given(data=st.data())
 def test_error_is_at_most_half_a_step(fmt, data):
     """Half a level, and the rounding of scale and minimum to float16 (one subnormal place for tiny ones)."""
@@ -111,7 +114,7 @@ def test_error_is_at_most_half_a_step(fmt, data):
     assert (error <= worst * (1 + 2.0**-20) + rounding + span * 2.0**-22).all()
 
 
-@each(BLOCK_FORMATS)
+@each(ENCODED_BLOCKS)
 @given(data=st.data())
 def test_blocks_are_independent(fmt, data):
     """A block's bytes depend on its own values alone, wherever it stands in a matrix."""
@@ -122,34 +125,84 @@ def test_blocks_are_independent(fmt, data):
     assert packed[1].tobytes() == encode(fmt, x[::-1]).tobytes()
 
 
-@each(BLOCK_FORMATS)
+@each(ENCODED_BLOCKS)
 def test_negative_zeros_as_in_c(fmt):
     """C starts from max = 0 with `<`, so a block of negative zeros has the scale of a block of zeros."""
-    zeros = np.zeros((1, 32), np.float32)
+    zeros = np.zeros((1, fmt.weights), np.float32)
     if "m" in fmt.dtype.names:
         assert fmt.encode(-zeros)["m"].view(np.uint16) == 0x8000  # the first value is the minimum
     else:
         assert fmt.encode(-zeros).tobytes() == fmt.encode(zeros).tobytes()
 
 
-@each(BLOCK_FORMATS)
+@each(ENCODED_BLOCKS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @given(data=st.data())
 def test_what_is_not_finite_is_refused(fmt, bad, data):
     rows, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
-    at = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, count * 32 - 1))
-    x = np.ones((rows, count * 32), np.float32)
+    at = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, count * fmt.weights - 1))
+    x = np.ones((rows, count * fmt.weights), np.float32)
     x[at] = bad
-    with pytest.raises(qgemm.QuantizeError, match=f"{fmt}: block {at[1] // 32} of row {at[0]} holds NaN or infinity"):
+    with pytest.raises(qgemm.QuantizeError, match=f"{fmt}: block {at[1] // fmt.weights} of row {at[0]} holds NaN"):
         qgemm.quantize(x, fmt)
 
 
-@each(BLOCK_FORMATS)
+@each([fmt for fmt in ENCODED_BLOCKS if fmt.scale_fields])
 def test_scale_beyond_float16_is_refused(fmt):
+    """An exponent in place of float16 scales holds every finite value."""
     x = np.ones((2, 64), np.float32)
     x[1, 40] = 3e38
     with pytest.raises(qgemm.QuantizeError, match="block 1 of row 1 needs a scale beyond float16"):
         qgemm.quantize(x, fmt)
+
+
+@each([fmt for fmt in FORMATS if fmt.encode is None])
+def test_a_format_without_encoder_says_so(fmt):
+    with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no encoder"):
+        qgemm.quantize(np.ones((2, fmt.weights), np.float32), fmt.name)
+
+
+@given(data=st.data())
+def test_mxfp4_takes_the_nearest_value(data):
+    """By C's search through all 16, the first of equals, around the ties and at both ends of float32."""
+    rng = data.draw(seeds())
+    scale = 2.0 ** data.draw(st.integers(-126, 125))  # e = floor(log2(12 * scale)) + 125 is 2 at least
+    largest = float(np.finfo(np.float32).max)
+    x = rng.choice([0.5, 1.5, 2.5, 3.5, 5, 7, 10, *MXFP4_VALUES], (4, 32)) * scale
+    x[:, 0] = 12 * scale
+    x = np.clip(x, -largest, largest).astype(np.float32)
+    x = rng.choice([x, np.nextafter(x, np.float32(0)), np.nextafter(x, np.float32(largest))])
+    x *= rng.choice(np.array([-1, 1], np.float32), x.shape)
+    packed = encode(MXFP4, x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scales = np.ldexp(np.ones(4, np.float32), packed["e"].astype(int) - 128)
+        levels = scales[:, None] * np.array(MXFP4_VALUES, np.float32)
+        codes = np.abs(levels[:, None] - x[..., None]).argmin(axis=-1)
+    np.testing.assert_array_equal(packed["qs"] & 15, codes[:, :16])
+    np.testing.assert_array_equal(packed["qs"] >> 4, codes[:, 16:])
+
+
+def test_mxfp4_exponent_of_every_magnitude():
+    """e is from log2f, which rounds up just below large powers of two; it wraps below 2^-125, as x86 converts it."""
+    powers = np.ldexp(np.ones(277, np.float32), np.arange(-149, 128))
+    x = np.zeros((len(powers), 32), np.float32)
+    x[:, 7] = -powers
+    np.testing.assert_array_equal(encode(MXFP4, x)["e"], (np.arange(-149, 128) + 125) % 256)
+    assert (MXFP4.decode(encode(MXFP4, x))[powers < 2.0**-125] == 0).all()
+    for below, e in ((2.0**-1, 123), (2.0**100, 225), (np.inf, 253)):  # the predecessors; log2f(0.49999997) is not -1
+        x[0, 7] = np.nextafter(np.float32(below), np.float32(0))
+        assert encode(MXFP4, x[:1])["e"] == e
+
+
+def test_mxfp4_scales_at_the_ends():
+    """e = 0 and 1 are subnormal; 254 overflows with large codes; 255 is 2^127, not the standard's NaN, as in ggml."""
+    blocks = np.zeros(4, MXFP4.dtype)
+    blocks["e"] = 0, 1, 254, 255
+    blocks["qs"] = 0x91  # the codes of 1 and -1
+    want = np.array([2.0**-128, 2.0**-127, 2.0**126, 2.0**127], np.float32)
+    np.testing.assert_array_equal(MXFP4.decode(blocks), np.repeat([[1, -1]], 16, axis=1) * want[:, None])
+    blocks["qs"] = 0x7F
+    assert np.isinf(MXFP4.decode(blocks)[2:]).all()
 
 
 @pytest.mark.parametrize(("name", "value"), [("f16", 1e6), ("bf16", 3.4e38), ("f32", 1e300)])
@@ -226,7 +279,7 @@ def test_names_in_any_case():
     assert str(qgemm.FORMATS["q4_0"]) == "Q4_0"
 
 
-@each(BLOCK_FORMATS)
+@each(ENCODED_BLOCKS)
 def test_rows_must_hold_whole_blocks(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt}: row length 100 is not a multiple of 32"):
         qgemm.quantize(np.ones((2, 100), np.float32), fmt)

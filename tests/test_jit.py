@@ -29,7 +29,9 @@ def test_unpack_compiles_for_every_architecture(fmt, arch):
     assert "0 bytes spill stores" in report
 
 
-@pytest.mark.parametrize(("kernel", "template"), [*routes.variants(qgemm.FORMATS["q5_1"]), *routes.common_variants()])
+@pytest.mark.parametrize(
+    ("kernel", "template"), [*routes.variants(qgemm.FORMATS["q5_1"], 75), *routes.common_variants()]
+)
 def test_every_variant_of_one_format_compiles(kernel, template):
     fmt = None if kernel == "quantize_activations" else qgemm.FORMATS["q5_1"]
     assert jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_75")[0].startswith(b"\x7fELF")
@@ -122,8 +124,10 @@ def test_routes(fmt, activation):
     """The first row that fits wins; a problem without a kernel is printed whole."""
     for m in (1, 8, 9, 4096):
         problem = routes.Problem(fmt, activation, m, 64, 96, 75)
-        if fmt.plain and activation == "a8":
-            with pytest.raises(qgemm.UnsupportedError, match=f"no kernel for {fmt} a8 M={m} N=64 K=96 on sm_75"):
+        if not fmt.slots and (activation == "a8" or not fmt.plain):  # plain, or without a tile yet
+            with pytest.raises(
+                qgemm.UnsupportedError, match=f"no kernel for {fmt} {activation} of half M={m} N=64 K=96 on sm_75"
+            ):
                 routes.route(problem)
             continue
         row = routes.route(problem)
@@ -138,10 +142,28 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
     units = list(compile_kernels.units())
     tuned = {(u.kernel, u.format, u.template) for u in units if u.arch == compile_kernels.TUNED}
     for fmt in TILED:
-        assert {(kernel, fmt.name, tuple(t.items())) for kernel, t in routes.variants(fmt)} <= tuned
+        assert {(kernel, fmt.name, tuple(t.items())) for kernel, t in routes.variants(fmt, 90)} <= tuned
     for arch in jit.ARCHS:
-        kernels = {(u.kernel, u.format) for u in units if u.arch == arch}
-        assert kernels == {(kernel, name) for kernel, name, _ in tuned}
+        sm = int("".join(filter(str.isdigit, arch)))
+        rows = {row.kernel for row in routes.ROUTES if row.runs_on(sm) and row.kernel != "cublas"}
+        assert {u.kernel for u in units if u.arch == arch} == rows | {"quantize_activations"}
+
+
+@each(TILED)
+@pytest.mark.parametrize("tokens", [8, 16])
+def test_decode_fits_its_shared_memory(fmt, tokens):
+    """Whatever the matrix, the rings of a CTA stay within the 227 KB of sm_90."""
+    for split in routes.SPLITS_OF_K:
+        depth = routes.decode_template(fmt, split, tokens)["DEPTH"]
+        rings = split.splits * depth * routes.stage_bytes(fmt, split.groups, tokens)
+        assert depth >= 2
+        assert rings + split.splits * depth * 8 <= 227 << 10
+
+
+def test_every_matrix_has_a_split():
+    for strips in range(1, 2000):
+        split = routes.split_of(strips)
+        assert split is next(row for row in routes.SPLITS_OF_K if row.strips <= strips)
 
 
 def test_ledger_notices_a_stale_hash(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ def test_codes_lie_where_the_rules_say(fmt):
         words = tile[name].transpose(0, 2, 1, 3).reshape(4, 32, bits)  # [warp][lane][word]
         for warp, lane, step, r, j in np.ndindex(4, 32, 4, 2, 4):
             g, t = divmod(lane, 4)
-            bit = bits * (2 * step + r)
+            bit = bits * (step + 4 * r if bits == 1 else 2 * step + r)
             byte = int(words[warp, lane, bit // 8]) >> 8 * j & 0xFF
             column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
             assert byte >> bit % 8 & (1 << bits) - 1 == codes[16 * warp + 8 * r + g, column]

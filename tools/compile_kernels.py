@@ -39,9 +39,10 @@ class Unit(NamedTuple):
 def units(archs: tuple[str, ...] = jit.ARCHS) -> Iterator[Unit]:
     """Everything that CI compiles."""
     tiled = [fmt for fmt in FORMATS.values() if fmt.slots]
-    wanted = [(kernel, fmt.name, template) for fmt in tiled for kernel, template in variants(fmt)]
-    wanted += [(kernel, "", template) for kernel, template in common_variants()]
     for arch in archs:
+        sm = int("".join(filter(str.isdigit, arch)))
+        wanted = [(kernel, fmt.name, template) for fmt in tiled for kernel, template in variants(fmt, sm)]
+        wanted += [(kernel, "", template) for kernel, template in common_variants()]
         for kernel, name, template in wanted:
             if arch == TUNED or all(template.get(key, value) == value for key, value in ELSEWHERE.items()):
                 yield Unit(kernel, name, tuple(template.items()), arch)

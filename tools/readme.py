@@ -1,4 +1,5 @@
-"""Write the generated tables of README.md: formats and routes, from the registry and the dispatch table.
+"""Write the generated tables of README.md: formats and routes, from the registry and the dispatch
+table, and speed, from the results file of a GPU.
 
 `tools/readme.py` rewrites the file; a test fails while it and the code differ.
 """
@@ -9,6 +10,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import report
 
 from qgemm import FORMATS
 from qgemm.block import Format
@@ -20,13 +22,13 @@ README = Path(__file__).parents[1] / "README.md"
 def formats_table() -> str:
     """One row a format, from its record and the first line of its module."""
     rows = [
-        "| format | weights / block | bytes / block | bits / weight | w = | A8 | GPU tiles |",
-        "|---|--:|--:|--:|---|---|---|",
+        "| format | weights / block | bytes / block | bits / weight | w = | quantize | A8 | GPU tiles |",
+        "|---|--:|--:|--:|---|---|---|---|",
     ]
     for fmt in sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw)):
         rows.append(
-            f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {formula(fmt)} | {tick(not fmt.plain)} | "
-            f"{tick(bool(fmt.slots))} |"
+            f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {formula(fmt)} | "
+            f"{tick(fmt.encode is not None)} | {tick(not fmt.plain)} | {tick(bool(fmt.slots))} |"
         )
     return "\n".join(rows)
 
@@ -40,23 +42,26 @@ def formula(fmt: Format) -> str:
     """How a weight is computed from its block, derived from the fields and the zero."""
     if fmt.plain:
         return "the number itself"
+    fields = fmt.dtype.names or ()
+    scale = "2^(e - 128)" if "e" in fields else "d * sc" if "scales" in fields else "d"
     zero = fmt.decode_levels(np.zeros(1, fmt.dtype)).zero
-    return f"d * {f'(q - {zero})' if zero else 'q'}{' + m' if 'm' in fmt.scale_fields else ''}"
+    minimum = " + m" if "m" in fields else " - dmin * m" if "dmin" in fields else ""
+    return f"{scale} * {f'(q - {zero})' if zero else 'q'}{minimum}"
 
 
 def routes_table() -> str:
     """One row a route, in the order in which they are tried."""
-    rows = ["| kernel | activations | M up to | GPU from | formats | what it does |", "|---|---|--:|---|---|---|"]
+    rows = ["| kernel | activations | x | M up to | GPUs | formats | what it does |", "|---|---|---|--:|---|---|---|"]
     for row in ROUTES:
         most = "any" if row.most == ANY else row.most
         rows.append(
-            f"| `{row.kernel}` | {', '.join(row.activations)} | {most} | sm_{row.least} "
+            f"| `{row.kernel}` | {', '.join(row.activations)} | {', '.join(row.types)} | {most} | {row.gpus} "
             f"| {row.formats.label} | {row.what} |"
         )
     return "\n".join(rows)
 
 
-TABLES = {"formats": formats_table, "routes": routes_table}
+TABLES = {"formats": formats_table, "routes": routes_table, "speed": report.speed_table}
 
 
 def generated(text: str) -> str:

@@ -9,9 +9,10 @@ struct q4_0 : q4_0_tile<GROUPS> {
     static constexpr int ZERO = 8;
     static constexpr bool HAS_MINIMUM = false;
 
-    static __device__ Fragment fragment(const Codes& codes, int step, const Masks& masks) {
-        return nibble_fragment(codes.qs[step], ZERO, masks);
-    }
+    static __device__ Fragment fragment(const Codes& codes, int step) { return nibble_fragment(codes.qs[step], ZERO); }
+    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
+    static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = 4;
+    static __device__ Fragment raw(const Codes& codes, int step) { return raw_nibbles(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return nibble_bytes(codes.qs[step]); }
     __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
     __device__ float2 minimum(int, int, int) const { return {}; }

@@ -9,8 +9,13 @@ struct q5_0 : q5_0_tile<GROUPS> {
     static constexpr int ZERO = 16;
     static constexpr bool HAS_MINIMUM = false;
 
-    static __device__ Fragment fragment(const Codes& codes, int step, const Masks& masks) {
-        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO, masks);
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO);
+    }
+    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
+    static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = 4;
+    static __device__ Fragment raw(const Codes& codes, int step) {
+        return raw_five_bits(codes.qs[step], codes.qh[0], step);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return five_bit_bytes(codes.qs[step], codes.qh[0], step);

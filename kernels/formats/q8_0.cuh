@@ -9,8 +9,13 @@ struct q8_0 : q8_0_tile<GROUPS> {
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;
 
-    static __device__ Fragment fragment(const Codes& codes, int step, const Masks&) {
+    static __device__ Fragment fragment(const Codes& codes, int step) {
         return byte_fragment(codes.qs[2 * step], codes.qs[2 * step + 1]);
+    }
+    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
+    static constexpr int RAW_ZERO = 128, RAW_EXPONENT = 24, RAW_SHIFT = 0;
+    static __device__ Fragment raw(const Codes& codes, int step) {
+        return raw_bytes(codes.qs[2 * step], codes.qs[2 * step + 1]);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) { return {codes.qs[2 * step], codes.qs[2 * step + 1]}; }
     __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }

@@ -21,7 +21,7 @@ from ..files import replacing, shown_path, system_errors
 from ..gguf import GGUFFile
 from ..gguf import open as open_gguf
 from ..matmul import ACTIVATIONS, check_weights, matmul
-from ..routes import Problem, route
+from ..routes import Problem, c_type, route
 from ..tensor import Tensor
 from .abilities import NUMPY, cuda_sm
 from .common import Command, Progress, UsageError, add_file, random_tokens
@@ -159,7 +159,7 @@ def on_cuda(w: Tensor, activation: str) -> Multiply:
     def multiply(x: NDArray[Any]) -> Product:
         there = cupy.asarray(x)
         y, seconds = timed(lambda: matmul(there, packed, activation), cupy.cuda.get_current_stream().synchronize)
-        problem = Problem(w.format, activation, y.size // n, n, k, cuda_sm(state))
+        problem = Problem(w.format, activation, y.size // n, n, k, cuda_sm(state), c_type(x.dtype))
         return Product(cupy.asnumpy(y), seconds, route(problem).kernel)
 
     return multiply

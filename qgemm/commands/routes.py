@@ -24,12 +24,13 @@ def run(args: argparse.Namespace) -> int:
 
 def route_table() -> str:
     """ROUTES, of which a product takes the first row that fits it."""
-    rows = [("kernel", "activation", "M <=", "sm >=", "formats", "token tiles", "what it does")]
+    rows = [("kernel", "activation", "x", "M <=", "GPUs", "formats", "token tiles", "what it does")]
     for row in ROUTES:
         most = "any" if row.most == ANY else str(row.most)
         tiles = ", ".join(map(str, row.tokens)) or "-"
-        rows.append((row.kernel, ", ".join(row.activations), most, str(row.least), row.formats.label, tiles, row.what))
-    return columns("<<>><<<", rows)
+        types = ", ".join(row.types)
+        rows.append((row.kernel, ", ".join(row.activations), types, most, row.gpus, row.formats.label, tiles, row.what))
+    return columns("<<<><<<<", rows)
 
 
 def format_table() -> str:

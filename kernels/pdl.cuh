@@ -1,0 +1,16 @@
+// Programmatic dependent launch (sm_90 and later): a kernel may start while its predecessor still runs.
+#pragma once
+
+// Let the next kernel of the stream start; it still waits for this one before it touches what this one writes.
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Wait until the kernels before this one are done and their writes are visible.
+__device__ inline void wait_for_predecessors() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

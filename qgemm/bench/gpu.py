@@ -1,0 +1,274 @@
+"""The GPU benchmark: products on random packed weights that are read from memory, not from the L2 cache.
+
+Every shape has copies of its weights, more than 300 MB of them, which the calls of one CUDA graph use in turn. Ours,
+cuBLAS in float16 and a kernel that only reads the packed bytes take turns at being replayed. x and y are float16;
+"a8" starts from the same x, so quantizing it is in its time. A product is checked before it is timed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from .. import cuda
+from ..backends import backends
+from ..block import Blocks, Format
+from ..device import DeviceTensor
+from ..errors import UnsupportedError
+from ..formats import format_named
+from ..matmul import matmul
+from ..routes import Problem, route
+from ..tensor import Tensor
+from . import rivals
+from .results import Results, Row, rates, sources_sha256
+from .timing import REPEATS, Call, Loop, capture, race, rotation
+
+SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
+M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+DEQUANTIZE_M = (1, 16, 64)
+ROTATE = 300_000_000  # bytes of weights that a loop reads at least: several L2 caches
+BASE_ROWS = 512  # rows drawn and packed on the host; a large matrix repeats them
+SAMPLE = 256  # outputs of each row of y that are compared with float64
+TOLERANCE = {"a16": 2e-3, "a8": 2e-2}  # relative RMS error: rounding W and y to float16; x to 8 bits
+HOST_SHAPE, HOST_CALLS, HOST_QUEUE = (1024, 1024), 1000, 50  # synchronised every HOST_QUEUE calls
+LARGE_READ, NOISE = 4 << 30, 1 << 20  # bytes, and how many of them are drawn
+LOAD_REPLAYS = 400  # of the large read: 0.7 s on an H200, longer than nvidia-smi takes
+
+
+class Options(NamedTuple):
+    """What to measure."""
+
+    formats: Sequence[Format]
+    activations: Sequence[str]
+    shapes: Sequence[tuple[int, int]] = SHAPES
+    m: Sequence[int] = M
+    repeats: int = REPEATS
+    dequantize: bool = False
+    rotate: int = ROTATE
+
+
+class Matrix(NamedTuple):
+    """The packed weights of one format and shape: rotating copies, and sampled rows of the first in float64."""
+
+    copies: list[DeviceTensor]
+    rows: NDArray[np.int64]
+    sample: Any
+    read: Loop
+    packed: int  # bytes of the blocks, without padding
+
+
+def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, list[str]]:
+    """Measure everything -> results, and a line for each product that was wrong or unsupported.
+
+    `save` gets the results so far after each shape.
+    """
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cublas = rivals.Cublas(stream)
+    results: Results = {**facts(stream), "host_us": host_us(options.activations), "rows": []}
+    failures: list[str] = []
+    pairs = len(options.formats) * len(options.activations)
+    with tqdm(total=len(options.shapes) * len(options.m) * pairs, disable=None) as bar:
+        for shape in options.shapes:
+            for found in rows(stream, cublas, shape, options):
+                target: list[Any] = failures if isinstance(found, str) else results["rows"]
+                target.append(found)
+                bar.update()
+            cupy.get_default_memory_pool().free_all_blocks()
+            save(results)
+    return results, failures
+
+
+def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Options) -> Iterator[Row | str]:
+    """The rows of one shape, or why there is none."""
+    import cupy
+
+    n, k = shape
+    rng = np.random.default_rng(0)
+    dense = dense_copies(shape, rng, options.rotate)
+    matrices = {fmt: matrix(stream, fmt, shape, rng, options.rotate) for fmt in options.formats}
+    for m in options.m:
+        x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
+        y = cupy.empty((m, n), np.float16)
+        cupy.cuda.Device().synchronize()
+        via, baseline = rivals.dense(stream, cublas, x, dense, y)
+        for fmt, w in matrices.items():
+            for activation in options.activations:
+                row: Row = {"format": fmt.name, "activation": activation, "M": m, "N": n, "K": k}
+                try:
+                    row["route"] = route(Problem(fmt, activation, m, n, k, compute_capability())).kernel
+                    row["error"] = check(stream, x, w, activation, y)
+                    ours = capture(stream, products(x, w, activation, y))
+                except (UnsupportedError, RuntimeError, ArithmeticError) as error:
+                    yield f"{fmt} {activation} M={m} N={n} K={k}: {error}"
+                    continue
+                loops = {"": ours, "cublas_fp16_us": baseline, "stream_us": w.read}
+                if options.dequantize and m in DEQUANTIZE_M:
+                    loops["dequantize_us"] = capture(stream, dequantized(cublas, x, w, y))
+                taken = dict(zip(loops, race(stream, list(loops.values()), options.repeats), strict=True))
+                row.update(taken.pop("")._asdict())
+                row.update((name, value.us) for name, value in taken.items())
+                yield rates({**row, "cublas_via": via, "graph": ours.graph}, w.packed)
+
+
+def products(x: Any, w: Matrix, activation: str, y: Any) -> list[Call]:
+    """y = x @ copy.T by the public function, for each copy in turn."""
+    turns = rotation(w.copies, w.packed, 2 * y.size * x.shape[1])
+    return [lambda c=c: matmul(x, c, activation, out=y) for c in turns]  # type: ignore[misc]
+
+
+def dequantized(cublas: rivals.Cublas, x: Any, w: Matrix, y: Any) -> list[Call]:
+    """The same by way of a whole matrix in float16."""
+    turns = rotation(w.copies, w.packed, 2 * y.size * x.shape[1])
+    return [lambda c=c: cublas(x, cuda.dequantize(c, np.float16), y) for c in turns]  # type: ignore[misc]
+
+
+def check(stream: Any, x: Any, w: Matrix, activation: str, y: Any) -> float:
+    """The relative RMS error of a product against float64; ArithmeticError beyond TOLERANCE or for a hole in y."""
+    import cupy
+
+    y.fill(np.nan)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        matmul(x, w.copies[0], activation, out=y)
+    stream.synchronize()
+    holes = int(cupy.count_nonzero(~cupy.isfinite(y)))
+    exact = x.astype(np.float64) @ w.sample.T
+    off = y[:, cupy.asarray(w.rows)].astype(np.float64) - exact
+    error = float(cupy.sqrt((off**2).mean() / (exact**2).mean()))
+    if holes or not error <= TOLERANCE[activation]:
+        raise ArithmeticError(f"wrong product: relative RMS error {error:.3g}, {holes} outputs not finite")
+    return float(f"{error:.3g}")
+
+
+def matrix(stream: Any, fmt: Format, shape: tuple[int, int], rng: np.random.Generator, rotate: int) -> Matrix:
+    """Random packed weights. The copies hold the same rows in another order, so that no two reads are alike."""
+    import cupy
+
+    n, k = shape
+    base_rows = min(n, BASE_ROWS)
+    if n % base_rows:
+        raise UnsupportedError(f"N = {n} is not a multiple of {BASE_ROWS}, the rows that a large matrix repeats")
+    base = Tensor(fmt, (base_rows, k), random_blocks(fmt, base_rows, k, rng)).to_device()
+    packed = n * k // fmt.weights * fmt.block_bytes
+    datas = [repeated(base.data, n // base_rows, shift) for shift in range(copies_of(packed, rotate))]
+    copies = [DeviceTensor(fmt, shape, data, base.exponent) for data in datas]
+    picked = np.sort(rng.choice(n, min(n, SAMPLE), replace=False))
+    sample = copies[0].dequantize(np.float32)[cupy.asarray(picked)].astype(np.float64)
+    cupy.cuda.Device().synchronize()
+    return Matrix(copies, picked, sample, rivals.read(stream, datas), packed)
+
+
+def dense_copies(shape: tuple[int, int], rng: np.random.Generator, rotate: int) -> list[Any]:
+    """Random float16 weights [N, K] for cuBLAS, of the same total size."""
+    import cupy
+
+    n, k = shape
+    base_rows = min(n, BASE_ROWS)
+    base = cupy.asarray((rng.standard_normal((base_rows, k), np.float32) / 32).astype(np.float16))
+    return [repeated(base, n // base_rows, shift) for shift in range(copies_of(2 * n * k, rotate))]
+
+
+def copies_of(size: int, rotate: int) -> int:
+    """How many copies of so many bytes to rotate over."""
+    return max(2, -(-rotate // size))
+
+
+def repeated(base: Any, times: int, shift: int) -> Any:
+    """An array `times` as long along its first axis, its entries in turn, starting from entry `shift`."""
+    import cupy
+
+    return cupy.take(base, (cupy.arange(times * len(base)) + shift) % len(base), axis=0)
+
+
+def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Blocks:
+    """Blocks [n, k / weights] of random bytes, but with scales such that a product stays well inside float16."""
+    shape = (n, fmt.blocks_in(k))
+    if fmt.plain:
+        return fmt.quantize(rng.standard_normal((n, k), np.float32) / np.float32(32))
+    blocks: Blocks = np.frombuffer(rng.bytes(n * shape[1] * fmt.block_bytes), fmt.dtype).reshape(shape).copy()
+    for name in fmt.dtype.names or ():
+        if fmt.dtype[name].base.kind == "f":
+            blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
+        elif name == "e":  # the exponent of a scale 2^(e - 128)
+            blocks[name] = rng.integers(118, 123, blocks[name].shape)
+    return blocks
+
+
+def host_us(activations: Sequence[str]) -> dict[str, float]:
+    """What a call of `qgemm.matmul` on prepared tensors costs the host, in us: the median, the GPU never in the way."""
+    import cupy
+
+    (n, k), fmt, rng = HOST_SHAPE, format_named("q4_0"), np.random.default_rng(0)
+    w = Tensor(fmt, (n, k), random_blocks(fmt, n, k, rng)).to_device()
+    x, y = cupy.asarray(rng.standard_normal((1, k)).astype(np.float16)), cupy.empty((1, n), np.float16)
+    found = {}
+    for activation in activations:
+        samples = []
+        for index in range(HOST_CALLS):
+            if index % HOST_QUEUE == 0:
+                cupy.cuda.Device().synchronize()
+            start = perf_counter()
+            matmul(x, w, activation, out=y)
+            samples.append(1e6 * (perf_counter() - start))
+        found[activation] = round(median(samples), 2)
+    cupy.cuda.Device().synchronize()
+    return found
+
+
+def facts(stream: Any) -> Results:
+    """The machine: GPU, driver, clocks under load, how fast it reads a large buffer; and of which sources."""
+    import cupy
+
+    state = backends()["cuda"].facts
+    size = min(LARGE_READ, cupy.cuda.runtime.memGetInfo()[0] // 4) // NOISE * NOISE
+    noise = cupy.asarray(np.frombuffer(np.random.default_rng(0).bytes(NOISE), np.uint8)[None])
+    large = repeated(noise, size // NOISE, 0)
+    cupy.cuda.Device().synchronize()
+    loop = rivals.read(stream, [large])
+    for _ in range(LOAD_REPLAYS):
+        loop.replay()
+    smi = nvidia_smi("driver_version", "clocks.sm", "clocks.mem")
+    (read,) = race(stream, [loop])
+    return {
+        "device": state["device"],
+        "driver": smi[0],
+        "cuda": state["driver_cuda"],
+        "clocks": {"sm_mhz": smi[1], "mem_mhz": smi[2]},
+        "cupy": state["cupy"],
+        "nvrtc": state["nvrtc"],
+        "kernels_sha256": sources_sha256(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "read_gbs": round(size / read.us / 1e3, 1),
+    }
+
+
+def nvidia_smi(*queries: str) -> list[Any]:
+    """What nvidia-smi says of the current GPU, numbers as int; None for each without it."""
+    import cupy
+
+    command = ["nvidia-smi", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits"]
+    bus = cupy.cuda.Device().pci_bus_id
+    try:
+        said = subprocess.run([*command, f"--id={bus}"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"nvidia-smi does not answer: {error}", file=sys.stderr)
+        return [None] * len(queries)
+    return [int(word) if word.isdigit() else word for word in said.splitlines()[0].split(", ")]
+
+
+def compute_capability() -> int:
+    """Of the current GPU: 90 is 9.0."""
+    import cupy
+
+    return int(cupy.cuda.Device().compute_capability)

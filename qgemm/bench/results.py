@@ -1,0 +1,121 @@
+"""Benchmark results: rows, percentiles, and the JSON file in which the rows of several runs meet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..commands.text import columns, json_lines
+from ..errors import QgemmError
+from ..files import replacing
+from ..jit import kernels_dir
+
+Row = dict[str, Any]
+Results = dict[str, Any]
+
+KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has one row for each
+HOST = ("jit", "tiles", "routes", "device", "launch", "cuda", "matmul")  # modules that build and launch the kernels
+
+
+class Times(NamedTuple):
+    """Microseconds: the median of the replays and their 10th and 90th percentiles."""
+
+    us: float
+    p10: float
+    p90: float
+
+
+def times(samples: Sequence[float]) -> Times:
+    """Of samples in microseconds, interpolated between neighbours.
+
+    >>> times([3.0, 1.0, 2.0])
+    Times(us=2.0, p10=1.2, p90=2.8)
+    """
+    low, middle, high = np.percentile(samples, [10, 50, 90])
+    return Times(*(round(float(value), 3) for value in (middle, low, high)))
+
+
+def rates(row: Row, packed: int) -> Row:
+    """The row with gbs, packed bytes a second in 1e9, and tflops, 2 M N K operations a second in 1e12."""
+    operations = 2 * row["M"] * row["N"] * row["K"]
+    return {**row, "gbs": round(packed / row["us"] / 1e3, 1), "tflops": round(operations / row["us"] / 1e6, 2)}
+
+
+def sources_sha256() -> str:
+    """SHA-256 of the kernels and of the host modules that build and launch them: rows of one hash are comparable."""
+    package, kernels = Path(__file__).parents[1], kernels_dir()
+    files = {f"kernels/{p.relative_to(kernels).as_posix()}": p for p in kernels.rglob("*") if p.is_file()}
+    files.update((f"qgemm/{name}.py", package / f"{name}.py") for name in HOST)
+    digest = hashlib.sha256()
+    for name in sorted(files, key=lambda name: name.split("/")):
+        digest.update(f"{name}\0".encode() + files[name].read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def key(row: Row) -> tuple[Any, ...]:
+    """What tells a row from the others of its file."""
+    return tuple(row[name] for name in KEY)
+
+
+def merge(old: Results, new: Results) -> Results:
+    """The new results, and those rows of the old ones that they do not replace, if device and sources are the same."""
+    if any(old.get(name) != new[name] for name in ("device", "kernels_sha256")):
+        return new
+    rows = {key(row): row for row in [*old.get("rows", []), *new["rows"]]}
+    return {**new, "host_us": {**old.get("host_us", {}), **new["host_us"]}, "rows": [rows[k] for k in sorted(rows)]}
+
+
+def file_stem(device: str) -> str:
+    """'NVIDIA H200' -> 'h200': the results file of a GPU is called after it."""
+    return re.sub(r"[^a-z0-9]+", "_", device.lower().removeprefix("nvidia")).strip("_")
+
+
+def load(path: Path) -> Results:
+    """The results in a file; QgemmError if it holds something else."""
+    try:
+        found = json.loads(path.read_text())
+        if set(KEY) <= set.intersection(*(set(row) for row in found["rows"]), set(KEY)):
+            return dict(found)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise QgemmError(f"{path}: holds no benchmark results")
+
+
+def write(path: Path, results: Results) -> None:
+    """Replace the file: a row a line, so that a diff shows what changed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(str(path)) as temporary:
+        Path(temporary).write_text("\n".join(json_lines(results)) + "\n")
+
+
+def speedup(row: Row) -> float:
+    """How many times faster than cuBLAS in float16, in the same run."""
+    return float(row["cublas_fp16_us"] / row["us"])
+
+
+def share(row: Row) -> float:
+    """Of the time that reading the packed bytes takes at least: 1 is the speed of memory."""
+    return float(row["stream_us"] / row["us"])
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows for a terminal."""
+    head = ("format", "act", "N x K", "M", "us", "p10", "p90", "cuBLAS us", "ratio", "read us", "share", "GB/s",
+            "TFLOP/s", "route")  # fmt: skip
+    cells = [head]
+    for row in rows:
+        shape = f"{row['N']}x{row['K']}"
+        graph = "" if row["graph"] else " (no graph)"
+        numbers = (f"{row[name]:.1f}" for name in ("us", "p10", "p90", "cublas_fp16_us"))
+        cells.append((
+            row["format"], row["activation"], shape, str(row["M"]), *numbers, f"{speedup(row):.2f}",
+            f"{row['stream_us']:.1f}", f"{share(row):.2f}", f"{row['gbs']:.0f}", f"{row['tflops']:.1f}",
+            row["route"] + graph,
+        ))  # fmt: skip
+    return columns("<<<>>>>>>>>>><", cells)

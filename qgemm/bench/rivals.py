@@ -1,0 +1,119 @@
+"""What products are compared with, as loops on the same stream: dense float16 products, and merely reading."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from .timing import Call, Loop, capture, race, rotation
+
+OP_N, OP_T, R_16F, COMPUTE_32F, DEFAULT = 0, 1, 2, 68, -1  # of cublas_api.h and library_types.h
+WORKSPACE = 32 << 20  # bytes, what torch gives it on Hopper
+
+READ = r"""
+extern "C" __global__ void stream_read(const uint4* p, long long n, unsigned* sink) {
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned sum = 0;
+    for (; i + 3 * stride < n; i += 4 * stride) {
+        const uint4 a = __ldcs(p + i), b = __ldcs(p + i + stride);
+        const uint4 c = __ldcs(p + i + 2 * stride), d = __ldcs(p + i + 3 * stride);
+        sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+    }
+    for (; i < n; i += stride) {
+        const uint4 a = __ldcs(p + i);
+        sum ^= a.x ^ a.y ^ a.z ^ a.w;
+    }
+    if (sum == 0x12345678) *sink = sum;  // keeps the loads
+}
+"""
+THREADS = 256
+CTAS_PER_SM = (2, 4, 8, 16)  # the best of these counts
+
+
+class Cublas:
+    """cublasGemmEx through ctypes, on a handle and a workspace of its own: CuPy's handle refuses to be captured."""
+
+    def __init__(self, stream: Any) -> None:
+        import cupy
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        self._library = ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+        self._handle = ctypes.c_void_p()
+        self._workspace = cupy.empty(WORKSPACE, cupy.uint8)
+        self._call("cublasCreate_v2", ctypes.byref(self._handle))
+        self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(stream.ptr))
+        self._call(
+            "cublasSetWorkspace_v2", self._handle, ctypes.c_void_p(self._workspace.data.ptr), ctypes.c_size_t(WORKSPACE)
+        )
+        self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
+
+    def __call__(self, x: Any, w: Any, y: Any) -> None:
+        """y [M, N] = x [M, K] @ w [N, K].T, all float16 and contiguous, sums in float32."""
+        (m, k), n = x.shape, len(w)
+        x_at, w_at, y_at = (ctypes.c_void_p(array.data.ptr) for array in (x, w, y))
+        self._call(
+            "cublasGemmEx", self._handle, OP_T, OP_N, n, m, k, ctypes.byref(self._one), w_at, R_16F, k, x_at, R_16F, k,
+            ctypes.byref(self._zero), y_at, R_16F, n, COMPUTE_32F, DEFAULT,
+        )  # fmt: skip
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(self._library, name)(*arguments):
+            raise RuntimeError(f"{name} failed with status {status}")
+
+
+def dense(stream: Any, cublas: Cublas, x: Any, weights: Sequence[Any], y: Any) -> tuple[str, Loop]:
+    """The fastest dense product that is here, and its name: cuBLAS itself or torch, which may choose better."""
+    turns = rotation(weights, weights[0].nbytes, 2 * y.size * x.shape[1])
+    calls: list[Call] = [lambda w=w: cublas(x, w, y) for w in turns]  # type: ignore[misc]
+    loops = {"cublasGemmEx": capture(stream, calls)}
+    if find_spec("torch"):
+        loops["torch"] = _torch(stream, x, turns, y)
+    taken = race(stream, list(loops.values()))
+    return min(zip(taken, loops.items(), strict=True))[1]
+
+
+def _torch(stream: Any, x: Any, turns: Sequence[Any], y: Any) -> Loop:
+    """torch.mm of the same arrays in turn, captured by torch, replayed on the same stream."""
+    torch: Any = import_module("torch")
+    theirs = torch.cuda.ExternalStream(stream.ptr)
+    x, y = torch.from_dlpack(x), torch.from_dlpack(y)
+    transposed = [torch.from_dlpack(w).T for w in turns]
+    with torch.cuda.stream(theirs):
+        torch.mm(x, transposed[0], out=y)
+        theirs.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=theirs):
+            for w in transposed:
+                torch.mm(x, w, out=y)
+
+    def replay() -> None:
+        with torch.cuda.stream(theirs):
+            graph.replay()
+
+    return Loop(len(transposed), replay, (x, transposed, y))
+
+
+def read(stream: Any, buffers: Sequence[Any]) -> Loop:
+    """Reading every byte of the buffers in turn, 16 at a time, past the caches; with the best of a few grids."""
+    import cupy
+
+    kernel = cupy.RawKernel(READ, "stream_read")
+    sink = cupy.zeros(1, cupy.uint32)
+    sms = cupy.cuda.Device().attributes["MultiProcessorCount"]
+
+    def loop(grid: int) -> Loop:
+        calls: list[Call] = [
+            lambda b=b: kernel((grid,), (THREADS,), (b, np.int64(b.nbytes // 16), sink))  # type: ignore[misc]
+            for b in rotation(buffers, buffers[0].nbytes)
+        ]
+        return capture(stream, calls)
+
+    loops = [loop(sms * each) for each in CTAS_PER_SM]
+    taken = race(stream, loops, repeats=3)
+    return loops[taken.index(min(taken))]

@@ -1,0 +1,152 @@
+"""qgemm bench: how fast this machine is, beside cuBLAS and the speed of its memory or, on a CPU, the gguf package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..backends import backends
+from ..block import Format
+from ..errors import QgemmError, UnsupportedError
+from ..formats import FORMATS, format_named
+from ..formats.q8_1 import FORMAT as Q8_1
+from ..matmul import ACTIVATIONS
+from .abilities import served
+from .common import Command
+
+if TYPE_CHECKING:
+    from ..bench.results import Results
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """[--gpu | --cpu] [--formats ...] [--activations ...] [--shapes ...] [--m ...] [--out PATH] [--merge] ..."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
+    where.add_argument("--cpu", action="store_true", help="the NumPy backend against the gguf package, 4096x4096")
+    parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json or cpu.json")
+    gpu = parser.add_argument_group("of --gpu")
+    gpu.add_argument("--formats", metavar="F,...", type=_formats, help="default: every block format that has a kernel")
+    gpu.add_argument("--activations", metavar="A,...", type=_activations, default=ACTIVATIONS, help="default a16,a8")
+    gpu.add_argument("--shapes", metavar="NxK,...", type=_shapes, help="default: five from 4096x4096 to 28672x8192")
+    gpu.add_argument("--m", metavar="M,...", type=_counts, help="rows of x; default 1,2,4,8,... to 4096")
+    gpu.add_argument("--repeats", metavar="R", type=_repeats, default=9, help="replays that count (default 9)")
+    gpu.add_argument("--dequantize", action="store_true", help="also time dequantize + cuBLAS for M of 1, 16 and 64")
+    gpu.add_argument("--merge", action="store_true", help="keep the other rows of PATH if GPU and kernels are the same")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the table; 1 if a product was wrong or a goal was missed."""
+    if args.cpu:
+        return on_cpu(args)
+    cuda = backends()["cuda"]
+    if cuda.available:
+        return on_gpu(args)
+    if args.gpu:
+        raise QgemmError(cuda.detail)
+    return on_cpu(args)
+
+
+def on_cpu(args: argparse.Namespace) -> int:
+    """The rows of qgemm.bench.cpu."""
+    from ..bench import cpu
+
+    rows = cpu.run()
+    print(cpu.table(rows))
+    if args.out is not None:
+        text = json.dumps([{**row._asdict(), "ratio": row.ratio} for row in rows], indent=1)
+        file_at(args.out, "cpu").write_text(text + "\n")
+    missed = sum(row.missed for row in rows)
+    print(f"{missed} of {sum(row.wanted > 0 for row in rows)} goals missed", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def on_gpu(args: argparse.Namespace) -> int:
+    """The rows of qgemm.bench.gpu."""
+    from ..bench import gpu, results
+
+    options = gpu.Options(
+        args.formats or weight_formats(),
+        args.activations,
+        args.shapes or gpu.SHAPES,
+        args.m or gpu.M,
+        args.repeats,
+        args.dequantize,
+    )
+    found, failures = gpu.run(options, partial(keep, args.out, args.merge))
+    print(f"{found['device']}, driver {found['driver']}, clocks {found['clocks']}, reads {found['read_gbs']} GB/s")
+    print("us of the host for a call:", ", ".join(f"{name} {us}" for name, us in found["host_us"].items()))
+    print(results.table(found["rows"]))
+    for failure in failures:
+        print(f"qgemm: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def weight_formats() -> list[Format]:
+    """The block formats with a kernel, but for that of the activations."""
+    fused = (fmt for fmt in FORMATS.values() if not fmt.plain and fmt is not Q8_1)
+    return [fmt for fmt in fused if any(served(fmt, activation) for activation in ACTIVATIONS)]
+
+
+def keep(out: Path | None, merging: bool, found: Results) -> None:
+    """Write the results so far; with `merging` beside the rows that are in the file."""
+    from ..bench import results
+
+    if out is None:
+        return
+    path = file_at(out, results.file_stem(found["device"]))
+    if merging and path.exists():
+        found = results.merge(results.load(path), found)
+    results.write(path, found)
+
+
+def file_at(out: Path, stem: str) -> Path:
+    """The file that --out means."""
+    return out / f"{stem}.json" if out.is_dir() else out
+
+
+def _formats(text: str) -> list[Format]:
+    try:
+        return [format_named(word) for word in text.split(",")]
+    except UnsupportedError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _activations(text: str) -> list[str]:
+    words = text.split(",")
+    if not set(words) <= set(ACTIVATIONS):
+        raise argparse.ArgumentTypeError(f"{text!r}: activations are {', '.join(ACTIVATIONS)}")
+    return words
+
+
+def _shapes(text: str) -> list[tuple[int, int]]:
+    shapes = [tuple(_counts(word.replace("x", ","))) for word in text.split(",")]
+    if any(len(shape) != 2 for shape in shapes):
+        raise argparse.ArgumentTypeError(f"{text!r}: shapes are NxK, with commas between")
+    return [(shape[0], shape[1]) for shape in shapes]
+
+
+def _counts(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected positive whole numbers, with commas between")
+    return [int(word) for word in words]
+
+
+def _repeats(text: str) -> int:
+    (repeats,) = _counts(text)
+    return repeats
+
+
+COMMAND = Command(
+    "bench",
+    "measure this machine's GPU, or its CPU",
+    "On a GPU: microseconds of products on random packed weights that come from memory, not from a cache, beside\n"
+    "cuBLAS in float16 and the time that merely reading the packed bytes takes. On a CPU: beside the gguf package.",
+    "qgemm bench --formats q4_0,q8_0 --shapes 4096x4096,8192x8192 --m 1,8,16 --out .",
+    add_arguments,
+    run,
+)

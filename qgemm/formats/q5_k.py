@@ -1,0 +1,30 @@
+"""q5_k: q4_k with a fifth bit, w = d * sc * q - dmin * m with q in 0..31, sc and m in 0..63 a group of 32.
+
+offset  bytes  field
+     0      2  d       float16 scale of the sc
+     2      2  dmin    float16 scale of the m
+     4     12  scales  sc and m of groups 0..7, 6 bits each, as in q4_k
+    16     32  qh      byte j, bit g: the fifth bit of weight 32 g + j
+    48    128  qs      byte 32 p + j: the low four bits of weight 64 p + j in the low nibble, of weight 64 p + 32 + j
+                       in the high   (j < 32)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..bits import unpack_planes
+from ..block import Blocks, Format, Levels
+from . import q4_k
+
+DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> codes [n, 8, 32], scale d * sc and minimum -(dmin * m), [n, 8] each."""
+    low = q4_k.levels(blocks)
+    fifth = unpack_planes(blocks["qh"], 1).reshape(-1, 8, 32)
+    return low._replace(codes=low.codes | fifth << np.uint8(4))
+
+
+FORMAT = Format("q5_k", 256, DTYPE, levels=levels, ggml_type=13)

@@ -1,0 +1,328 @@
+"""The benchmark, all but its launches: rows and their file, what is measured, loops, the report and its plots."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import ledger
+import numpy as np
+import pytest
+import readme
+import report
+import svg
+from strategies import FORMATS, each
+
+import qgemm
+from qgemm import cli
+from qgemm.bench import gpu, results, timing
+from qgemm.commands import bench
+from qgemm.matmul import ACTIVATIONS
+
+SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
+
+
+def row(fmt="q4_0", activation="a16", m=1, shape=(4096, 4096), **values):
+    n, k = shape
+    found = {"format": fmt, "activation": activation, "M": m, "N": n, "K": k, "us": 8.0, "p10": 7.5, "p90": 9.0}
+    found.update(cublas_fp16_us=24.0, stream_us=6.0, route="decode", graph=True, cublas_via="torch", error=1e-4)
+    return results.rates({**found, **values}, n * k * 9 // 16)
+
+
+def made_up(**values):
+    """A small results file: two formats, three shapes, two M; ours is 3 times as fast as cuBLAS, reading 4."""
+    rows = [
+        row(fmt, activation, m, shape)
+        for fmt in ("q4_0", "q8_0")
+        for activation in ACTIVATIONS
+        for m in (1, 16)
+        for shape in SHAPES
+    ]
+    facts = {"device": "NVIDIA H200", "driver": "580.1", "cuda": "13.0", "clocks": {"sm_mhz": 1980, "mem_mhz": 3201}}
+    facts.update(kernels_sha256="abc", date="2026-01-31", read_gbs=4390.0, host_us={"a16": 7.0, "a8": 9.0})
+    return {**facts, "rows": rows, **values}
+
+
+# ---------------------------------------------------------------- rows and their file
+
+
+def test_percentiles():
+    assert results.times(range(11)) == (5, 1, 9)
+    assert results.times([2.0]) == (2, 2, 2)
+    assert results.times([3, 1, 2, 100]).us == 2.5
+
+
+def test_rates():
+    """4096 x 4096 in 4.5 bits is 9.44 MB; 2 * 4096^2 operations."""
+    assert row(us=10.0)["gbs"] == 943.7
+    assert row(us=10.0)["tflops"] == 3.36
+
+
+def test_merging_replaces_what_was_measured_again():
+    old = made_up(rows=[row(m=1, us=5.0), row(m=16, us=6.0)], host_us={"a16": 1.0, "a8": 2.0})
+    new = made_up(rows=[row(m=16, us=4.0), row(m=2, us=3.0)], host_us={"a8": 3.0}, date="2026-02-01")
+    both = results.merge(old, new)
+    assert [(found["M"], found["us"]) for found in both["rows"]] == [(1, 5.0), (2, 3.0), (16, 4.0)]
+    assert (both["host_us"], both["date"]) == ({"a16": 1.0, "a8": 3.0}, "2026-02-01")
+    assert results.merge(both, new) == both
+
+
+@pytest.mark.parametrize("other", [{"kernels_sha256": "def"}, {"device": "NVIDIA L4"}])
+def test_rows_of_other_kernels_or_devices_are_dropped(other):
+    assert results.merge(made_up(**other), made_up()) == made_up()
+
+
+def test_kernels_hash_is_that_of_the_ledger():
+    assert results.sources_sha256() == ledger.sources_hash(), (
+        "HOST differs in qgemm/bench/results.py and in tools/ledger.py"
+    )
+
+
+def test_the_file_comes_back(tmp_path):
+    path = tmp_path / "new" / "h200.json"
+    results.write(path, made_up())
+    assert results.load(path) == made_up()
+    assert path.read_text().count("\n") > len(made_up()["rows"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 3}', '{"rows": [{"format": "q4_0"}]}'])
+def test_other_files_are_refused(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(qgemm.QgemmError, match="no benchmark results"):
+        results.load(path)
+
+
+@pytest.mark.parametrize(("device", "stem"), [("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "geforce_rtx_4090")])
+def test_file_names(device, stem):
+    assert results.file_stem(device) == stem
+
+
+def test_keep_writes_into_a_folder_and_merges(tmp_path):
+    bench.keep(None, True, made_up())
+    bench.keep(tmp_path, True, made_up(rows=[row(m=1)]))
+    bench.keep(tmp_path, True, made_up(rows=[row(m=2)]))
+    assert [found["M"] for found in results.load(tmp_path / "h200.json")["rows"]] == [1, 2]
+    bench.keep(tmp_path, False, made_up(rows=[row(m=2)]))
+    assert len(results.load(tmp_path / "h200.json")["rows"]) == 1
+
+
+def test_table_for_a_terminal():
+    text = results.table([row(), row(m=16, graph=False)])
+    assert "decode (no graph)" in text
+    assert [line.split()[:4] for line in text.splitlines()[1:]] == [
+        ["q4_0", "a16", "4096x4096", "1"],
+        ["q4_0", "a16", "4096x4096", "16"],
+    ]
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+@each(FORMATS)
+def test_random_blocks_are_tame(fmt):
+    """Every format gives finite weights that differ, and a product of K = 16384 stays inside float16."""
+    if fmt.levels is None:
+        pytest.skip("no decoder")
+    blocks = gpu.random_blocks(fmt, 32, 512, np.random.default_rng(0))
+    w = qgemm.Tensor(fmt, (32, 512), blocks).dequantize()
+    assert len(np.unique(w)) > 8
+    assert 0 < 6 * np.sqrt(16384) * np.sqrt((w.astype(np.float64) ** 2).mean()) < 65504
+
+
+def test_copies_exceed_what_is_asked():
+    assert gpu.copies_of(100, 300) == 3
+    assert gpu.copies_of(101, 300) == 3
+    assert gpu.copies_of(99, 300) == 4
+    assert gpu.copies_of(1000, 300) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 31, 32, 40])
+def test_a_rotation_uses_all_weights_equally(count):
+    turns = timing.rotation(range(count), nbytes=1 << 25)
+    assert len(turns) * (1 << 25) >= timing.LOOP_US * timing.BYTES_A_US
+    assert {turns.count(i) for i in range(count)} == {len(turns) // count}
+    assert timing.rotation(range(count), 1, timing.LOOP_US * timing.OPERATIONS_A_US) == list(range(count))
+    assert len(timing.rotation(range(count), nbytes=1)) < timing.MOST_CALLS + count
+
+
+class Stream:
+    """Of CuPy's streams what `capture` uses; `refuses` while capturing, as a library may."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses, self.capturing, self.called = refuses, False, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def synchronize(self):
+        assert not self.capturing
+
+    def begin_capture(self):
+        self.capturing = True
+
+    def end_capture(self):
+        assert self.capturing
+        self.capturing = False
+        return self
+
+    def launch(self, stream):
+        assert stream is self
+
+    def call(self):
+        if self.capturing and self.refuses:
+            raise NotImplementedError
+        self.called += 1
+
+
+def test_capture():
+    stream = Stream(refuses=False)
+    loop = timing.capture(stream, [stream.call] * 3)
+    assert (loop.calls, loop.graph, stream.called, stream.capturing) == (3, True, 7, False)
+    loop.replay()
+    assert stream.called == 7
+
+
+def test_what_cannot_be_captured_is_called():
+    stream = Stream(refuses=True)
+    loop = timing.capture(stream, [stream.call] * 3)
+    assert (loop.calls, loop.graph, stream.called, stream.capturing) == (3, False, 4, False)
+    loop.replay()
+    assert stream.called == 7
+
+
+# ---------------------------------------------------------------- command line
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--formats q4_9", "--activations a4", "--shapes 4096", "--shapes 1x2x3", "--m 0", "--m 1,,2", "--repeats x",
+     "--cpu --gpu"],
+)  # fmt: skip
+def test_bad_options(words, capsys):
+    assert cli.main(["bench", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith("qgemm: error: ")
+
+
+def test_options():
+    words = "bench --formats q4_0,Q8_0 --activations a8 --shapes 64x32,128x96 --m 1,4 --merge"
+    args = cli.parser().parse_args(words.split())
+    assert [str(fmt) for fmt in args.formats] == ["Q4_0", "Q8_0"]
+    assert (args.activations, args.shapes, args.m, args.merge) == (["a8"], [(64, 32), (128, 96)], [1, 4], True)
+    assert qgemm.FORMATS["q4_0"] in bench.weight_formats()
+
+
+@pytest.mark.skipif(qgemm.backends()["cuda"].available, reason="there is a GPU")
+def test_without_a_gpu_it_says_why(capsys):
+    assert cli.main(["bench", "--gpu"]) == 1
+    assert qgemm.backends()["cuda"].detail in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- report
+
+
+def test_verdicts():
+    target = report.Target("", 2.0, 3.0, ())
+    assert [target.verdict(value) for value in (None, 1.9, 2.0, 3.0)] == ["-", "MISS", "must", "aim"]
+    most = report.Target("", 8.0, None, (), at_most=True)
+    assert [most.verdict(value) for value in (8.1, 8.0)] == ["MISS", "must"]
+
+
+def test_targets_show_misses():
+    text = report.targets_table(made_up())
+    lines = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in text.splitlines()[1:-2])
+    assert lines["q4_0 4096x4096 M=1: speed-up over cuBLAS"].split() == ["2.30", "3.10", "3.00", "must", "3.00", "must"]
+    assert lines["q4_0 8192x8192 M=1: speed-up over cuBLAS"].split()[-1] == "MISS"
+    assert lines["q4_0 8192x8192 M=4: speed-up over cuBLAS"].split() == ["2.90", "3.40", "-", "-"]
+    assert lines["q8_0 28672x8192 M=1: share of memory speed"].split() == [
+        "0.83",
+        "0.92",
+        "0.75",
+        "MISS",
+        "0.75",
+        "MISS",
+    ]
+    assert lines["us of the host for a call"].split() == ["8.00", "7.00", "must", "9.00", "MISS"]
+    assert re.search(r"\d+ are missed, \d+ are not measured$", text)
+
+
+def test_speed_table(tmp_path):
+    path = tmp_path / "h200.json"
+    assert "Not measured yet" in report.speed_table(path)
+    results.write(path, made_up())
+    text = report.speed_table(path)
+    assert "NVIDIA H200 (1980 MHz, memory 3201 MHz), driver 580.1, CUDA 13.0, 2026-01-31" in text
+    assert "| M | 4096x4096 | 8192x8192 | 28672x8192 |" in text
+    assert "| 16 | 3.00 / 3.00 | 3.00 / 3.00 | 3.00 / 3.00 |" in text
+    assert "| Q8_0 | 75% / 75% | 75% / 75% | 75% / 75% |" in text
+    assert "h200_speedup.svg" in text
+
+
+def test_report_draws_beside_the_file(tmp_path, capsys):
+    path = tmp_path / "h200.json"
+    results.write(path, made_up(rows=[row(), row(activation="a8", m=16)]))
+    assert report.main(path) == 1
+    assert "are missed" in capsys.readouterr().out
+    for plot in report.PLOTS:
+        ElementTree.parse(tmp_path / f"h200_{plot}.svg")
+
+
+def test_committed_plots_are_current():
+    if not report.RESULTS.exists():
+        pytest.skip("no results yet")
+    for plot, drawing in report.plots(results.load(report.RESULTS)).items():
+        path = report.RESULTS.with_name(f"{report.RESULTS.stem}_{plot}.svg")
+        assert path.read_text() == drawing, "run tools/bench.py --report"
+
+
+def test_readme_has_the_markers():
+    assert set(readme.TABLES) >= {"speed"}
+    with pytest.raises(ValueError, match="<!-- speed -->"):
+        readme.generated(readme.README.read_text().replace("<!-- speed -->", ""))
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        svg.lines([svg.Panel("a < b & c", ["1"], [svg.Series("only", [0.5])])] * 2, "ratio", mark=1),
+        svg.bars(svg.Panel("", ["x", "y"], [svg.Series("<q>", [1.0, None], [2.0, None])] * 9), "GB/s"),
+        svg.lines([svg.Panel("nothing", ["1", "2"], [svg.Series("", [None, None])])], "ratio", mark=1),
+    ],
+)
+def test_svg_is_well_formed_and_in_its_frame(drawing):
+    root = ElementTree.fromstring(drawing)
+    width, height = float(root.get("width")), float(root.get("height"))
+    for element in root.iter():
+        for name, most in (("x", width), ("cx", width), ("y", height), ("cy", height)):
+            assert 0 <= float(element.get(name, 0)) <= most
+    style = root.find("{http://www.w3.org/2000/svg}style").text
+    for colour in re.findall(r'class="(\w+)"', drawing):
+        assert style.count(f".{colour}{{") == 2, "a colour for light, one for dark"
+
+
+@pytest.mark.parametrize(("step", "nice"), [(0.03, 0.1), (0.1, 0.1), (0.6, 1), (1, 1), (3, 5), (7, 10), (731, 1000)])
+def test_nice_steps(step, nice):
+    assert svg.nice(step) == pytest.approx(nice)
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+def test_a_small_run(tmp_path):
+    options = gpu.Options([qgemm.FORMATS["q4_0"]], ("a16", "a8"), [(256, 512)], (1, 64), 3, True, rotate=1 << 20)
+    saved = []
+    found, failures = gpu.run(options, saved.append)
+    assert (failures, saved) == ([], [found])
+    assert set(map(results.key, found["rows"])) == {
+        ("q4_0", activation, m, 256, 512) for activation in options.activations for m in options.m
+    }
+    for found_row in found["rows"]:
+        assert found_row["p10"] <= found_row["us"] <= found_row["p90"]
+        names = ["us", "cublas_fp16_us", "stream_us"] + ["dequantize_us"] * (found_row["M"] in gpu.DEQUANTIZE_M)
+        assert min(map(found_row.__getitem__, names)) > 0
+    assert set(found["host_us"]) == {"a16", "a8"}
+    results.write(tmp_path / "x.json", found)

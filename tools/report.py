@@ -1,0 +1,245 @@
+"""What a results file says: targets beside measured numbers, the tables of README.md, and two plots.
+
+`tools/bench.py --report` prints the first, rewrites the second and draws the third beside the results file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import svg
+
+from qgemm.bench.results import Results, Row, key, load, share, speedup
+from qgemm.commands.text import columns
+from qgemm.matmul import ACTIVATIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "tools" / "results" / "h200.json"  # the one that README shows
+HEADLINE = "q4_0"  # the format of README's first table and of the plot of speed-ups
+
+# Speed-up of q4_0 over cuBLAS in float16, (must, aim), by shape (N, K) and M.
+WIDE = {1: (2.9, 3.3), 4: (2.5, 3.0), 8: (2.2, 2.6), 16: (1.9, 2.3)}
+SPEEDUPS = {
+    (8192, 8192): {1: (3.3, 3.7), 4: (2.9, 3.4), 8: (2.8, 3.1), 16: (2.3, 2.6)},
+    (28672, 8192): {1: (3.6, 3.8), 4: (3.3, 3.7), 8: (3.2, 3.6), 16: (2.6, 3.2)},
+    (14336, 4096): WIDE,
+    (4096, 14336): WIDE,
+    (4096, 4096): {1: (2.3, 3.1), 4: (2.1, 2.8), 8: (2.0, 2.6), 16: (1.7, 2.0)},
+}
+# Share of the speed of memory at M = 1, for large shapes.
+LARGE = ((8192, 8192), (28672, 8192))
+SHARES = {
+    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "q4_k"), (0.83, 0.92)),
+    **dict.fromkeys(("q5_k", "q6_k"), (0.75, None)),
+}
+# llama.cpp on the same GPU by the same protocol, us; ours must be FASTER times as fast.
+FASTER = 1.3
+LLAMA_CPP = {
+    ("q4_0", 8192, 8192): {1: 17.1, 8: 38.2, 32: 51.1, 64: 68.7, 128: 114.5, 256: 172.5, 1024: 661, 4096: 2628},
+    ("q8_0", 8192, 8192): {1: 24.6, 8: 51.6, 32: 58.8, 64: 74.7, 128: 113.5, 256: 175.8, 1024: 691, 4096: 2792},
+    ("q4_0", 4096, 4096): {1: 6.9, 8: 13.0, 16: 16.8, 64: 26.6, 256: 63.7, 4096: 677},
+    ("q4_0", 14336, 4096): {1: 17.2, 8: 35.0, 16: 37.2, 64: 60.7, 256: 169.6, 4096: 2234},
+}
+MOST_HOST_US = 8.0
+
+
+class Target(NamedTuple):
+    """One line of the list: what must be reached, what is aimed at, what was measured for each of ACTIVATIONS."""
+
+    what: str
+    must: float
+    aim: float | None
+    measured: tuple[float | None, ...]
+    at_most: bool = False  # otherwise at least
+
+    def verdict(self, value: float | None) -> str:
+        """How a measured value stands: "aim", "must" (reached, not the aim), "MISS", or "-" if it is not there."""
+        if value is None:
+            return "-"
+        sign = -1 if self.at_most else 1
+        if self.aim is not None and sign * value >= sign * self.aim:
+            return "aim"
+        return "must" if sign * value >= sign * self.must else "MISS"
+
+
+class Rows:
+    """The rows of a results file by what they are about."""
+
+    def __init__(self, results: Results) -> None:
+        self.by_key = {key(row): row for row in results["rows"]}
+
+    def __call__(self, fmt: str, activation: str, m: int, shape: tuple[int, int]) -> Row | None:
+        return self.by_key.get((fmt, activation, m, *shape))
+
+    def values(self, position: int) -> list:
+        """What occurs at this position of the keys, in ascending order."""
+        return sorted({found[position] for found in self.by_key})
+
+    @property
+    def formats(self) -> list[str]:
+        """Names of the formats."""
+        return self.values(0)
+
+    @property
+    def m(self) -> list[int]:
+        """Numbers of rows of x."""
+        return self.values(2)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(N, K), the smallest matrix first."""
+        shapes = {(found[3], found[4]) for found in self.by_key}
+        return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
+
+
+def targets(results: Results) -> Iterator[Target]:
+    """Every target, measured or not."""
+    rows = Rows(results)
+
+    def measured(of, *what) -> tuple[float | None, ...]:
+        found = (rows(what[0], activation, *what[1:]) for activation in ACTIVATIONS)
+        return tuple(None if row is None else of(row) for row in found)
+
+    for shape, by_m in SPEEDUPS.items():
+        for m, (must, aim) in by_m.items():
+            what = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
+            yield Target(what, must, aim, measured(speedup, HEADLINE, m, shape))
+    for fmt, (must, aim) in SHARES.items():
+        for shape in LARGE:
+            yield Target(f"{fmt} {name(shape)} M=1: share of memory speed", must, aim, measured(share, fmt, 1, shape))
+    for (fmt, *shape), by_m in LLAMA_CPP.items():
+        for m, theirs in by_m.items():
+            faster = measured(lambda row, theirs=theirs: theirs / row["us"], fmt, m, tuple(shape))
+            yield Target(f"{fmt} {name(shape)} M={m}: speed-up over llama.cpp", FASTER, None, faster)
+    host = tuple(results["host_us"].get(activation) for activation in ACTIVATIONS)
+    yield Target("us of the host for a call", MOST_HOST_US, None, host, at_most=True)
+
+
+def targets_table(results: Results) -> str:
+    """All targets, and how many are missed or not measured."""
+    rows, verdicts = [("target", "must", "aim", *(cell for a in ACTIVATIONS for cell in (a, "")))], []
+    for target in targets(results):
+        found = [target.verdict(value) for value in target.measured]
+        cells = (
+            cell
+            for value, verdict in zip(target.measured, found, strict=True)
+            for cell in ("" if value is None else f"{value:.2f}", verdict)
+        )
+        rows.append((target.what, f"{target.must:.2f}", "" if target.aim is None else f"{target.aim:.2f}", *cells))
+        verdicts += found
+    counts = ", ".join(f"{verdicts.count(word)} {what}" for word, what in COUNTED.items())
+    return f"{columns('<>>' + '><' * len(ACTIVATIONS), rows)}\n\n{counts}"
+
+
+COUNTED = {"aim": "reach the aim", "must": "what they must", "MISS": "are missed", "-": "are not measured"}
+
+
+def speed_table(path: Path = RESULTS) -> str:
+    """README's section between the markers `speed`: where it was measured, the plots, two tables."""
+    if not path.exists():
+        return "Not measured yet: `tools/bench.py --out tools/results`, then `tools/bench.py --report`."
+    results = load(path)
+    rows = Rows(results)
+    clocks = results["clocks"]
+    where = (
+        f"{results['device']} ({clocks['sm_mhz']} MHz, memory {clocks['mem_mhz']} MHz), driver {results['driver']}, "
+        f"CUDA {results['cuda']}, {results['date']}; x and y float16, weights read from memory, median of graph "
+        f"replays."
+    )
+    folder = Path(os.path.relpath(path.parent, ROOT)).as_posix()
+    plots = [f"![{alt}]({folder}/{path.stem}_{plot}.svg)" for plot, alt in PLOTS.items()]
+    host = ", ".join(f"{us} us for `{activation}`" for activation, us in results["host_us"].items())
+    return "\n\n".join([
+        where,
+        *plots,
+        f"Times as fast as cuBLAS in float16, {HEADLINE.upper()}, `a16` / `a8`:",
+        speedups_table(rows),
+        "Share of the speed of memory at M = 1 (time of only reading the packed bytes / ours), `a16` / `a8`:",
+        shares_table(rows),
+        f"A call of `qgemm.matmul` on prepared tensors costs the host {host}.",
+    ])  # fmt: skip
+
+
+PLOTS = {"speedup": "speed-up over cuBLAS by M", "bandwidth": "bandwidth by shape"}
+
+
+def speedups_table(rows: Rows) -> str:
+    """One row an M, one column a shape."""
+    lines = [
+        [str(m), *(pair(rows, speedup, "{:.2f}", HEADLINE, m, shape) for shape in rows.shapes)]
+        for m in rows.m
+    ]  # fmt: skip
+    return markdown(["M", *map(name, rows.shapes)], lines)
+
+
+def shares_table(rows: Rows) -> str:
+    """One row a format, one column a shape."""
+    lines = [
+        [fmt.upper(), *(pair(rows, lambda row: 100 * share(row), "{:.0f}%", fmt, 1, shape) for shape in rows.shapes)]
+        for fmt in rows.formats
+    ]
+    return markdown(["format", *map(name, rows.shapes)], lines)
+
+
+def pair(rows: Rows, of, style: str, *what) -> str:
+    """A cell: the number of each activation, or a dash."""
+    found = (rows(what[0], activation, *what[1:]) for activation in ACTIVATIONS)
+    return " / ".join("–" if row is None else style.format(of(row)) for row in found)
+
+
+def markdown(head: list[str], lines: list[list[str]]) -> str:
+    """A table whose first column is on the left."""
+    rule = ["---"] + ["--:"] * (len(head) - 1)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+
+
+def name(shape) -> str:
+    """(4096, 14336) -> 4096x14336, N x K."""
+    return "x".join(map(str, shape))
+
+
+def plots(results: Results) -> dict[str, str]:
+    """The SVG text of each of PLOTS."""
+    rows = Rows(results)
+
+    def value(of, *what) -> float | None:
+        row = rows(*what)
+        return None if row is None else of(row)
+
+    panels = [
+        svg.Panel(
+            f"{HEADLINE.upper()} {activation}: times as fast as cuBLAS fp16, by M",
+            [str(m) for m in rows.m],
+            [
+                svg.Series(name(shape), [value(speedup, HEADLINE, activation, m, shape) for m in rows.m])
+                for shape in rows.shapes
+            ],
+        )
+        for activation in ACTIVATIONS
+    ]
+    memory = [
+        svg.Series(
+            fmt.upper(),
+            [value(lambda row: row["gbs"], fmt, "a16", 1, shape) for shape in rows.shapes],
+            [value(lambda row: row["gbs"] / share(row), fmt, "a16", 1, shape) for shape in rows.shapes],
+        )
+        for fmt in rows.formats
+    ]
+    title = "a16, M = 1: packed bytes a second by shape N x K; outlines: only reading them"
+    return {
+        "speedup": svg.lines(panels, "cuBLAS time / ours", mark=1),
+        "bandwidth": svg.bars(svg.Panel(title, [name(shape) for shape in rows.shapes], memory), "GB/s"),
+    }
+
+
+def main(path: Path) -> int:
+    """Print the targets and draw the plots; 1 if a target is missed."""
+    results = load(path)
+    for plot, drawing in plots(results).items():
+        (path.parent / f"{path.stem}_{plot}.svg").write_text(drawing)
+    table = targets_table(results)
+    print(table)
+    return 1 if "MISS" in table else 0
