@@ -6,18 +6,13 @@
 // weights. A product with a constant gives sum(x) of a block, for the zero or the minimum; scales multiply the float
 // sums of a block.
 // Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH.
-#include "mma.cuh"
 #include "pdl.cuh"
 #include "ring.cuh"
+#include "split.cuh"
 
-constexpr int THREADS = SPLITS * 32;
-constexpr int ROWS = 16 * GROUPS;
-constexpr int COLUMN_TILES = TOKENS / 8;
 constexpr int STEPS = TILE_COLUMNS / 16;
 constexpr int BLOCKS = TILE_COLUMNS / Format::BLOCK;
 constexpr int PIECES = TILE_COLUMNS * sizeof(In) / 16;  // 16-byte pieces of a token's share of a tile
-
-using Slice = FormatOf<GROUPS>;
 
 // What a warp needs for one tile.
 struct Stage {
@@ -71,7 +66,7 @@ struct Stream {
 };
 
 // Adds a tile's products to the sums.
-__device__ inline void multiply(Sums (&sums)[GROUPS][COLUMN_TILES], const Stage& stage, int lane) {
+__device__ inline void multiply(AllSums& sums, const Stage& stage, int lane) {
     constexpr int PER_BLOCK = STEPS / BLOCKS;
     const int g = lane / 4;
     u32 b[STEPS][COLUMN_TILES][2];
@@ -123,31 +118,6 @@ __device__ inline void multiply(Sums (&sums)[GROUPS][COLUMN_TILES], const Stage&
     }
 }
 
-// The warps' sums, added in their order -> y.
-__device__ inline void reduce_and_store(const Sums (&sums)[GROUPS][COLUMN_TILES], float* parts, Out* y, i64 first_row,
-                                        i64 n, int m, int split, int lane) {
-    constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
-    const int g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int group = 0; group < GROUPS; ++group)
-#pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
-                const float unit = 1 << Format::RAW_EXPONENT - (i < 2 ? 0 : Format::RAW_SHIFT);  // of the raw codes
-                if (token < m) parts[(split * TOKENS + token) * STRIDE + row] = unit * sums[group][tokens].sum[i];
-            }
-    __syncthreads();
-    for (int i = threadIdx.x; i < m * ROWS; i += THREADS) {
-        const int row = i % ROWS, token = i / ROWS;
-        float sum = 0;
-#pragma unroll
-        for (int s = 0; s < SPLITS; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
-        if (first_row + row < n) y[token * n + first_row + row] = from_float<Out>(sum);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     decode(const Format* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
     extern __shared__ __align__(128) unsigned char memory[];
@@ -174,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_for_predecessors();  // the weights never change, x and y may belong to the kernel before
     for (int i = 0; i < min(DEPTH, count); ++i) stream.load_x(i, i);
 
-    Sums sums[GROUPS][COLUMN_TILES] = {};
+    AllSums sums = {};
     int slot = 0, round = 0;
     for (int i = 0; i < count; ++i) {
         stream.wait(slot, round);
@@ -186,6 +156,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         if (++slot == DEPTH) slot = 0, ++round;
     }
-    __syncthreads();  // the rings are empty: their memory serves the sums
-    reduce_and_store(sums, reinterpret_cast<float*>(memory), y, first_row, n, m, split, lane);
+    __syncthreads();                               // the rings are empty: their memory serves the sums
+    const float unit = 1 << Format::RAW_EXPONENT;  // of the raw codes
+    reduce_and_store(sums, {unit, unit / (1 << Format::RAW_SHIFT)}, reinterpret_cast<float*>(memory), y, first_row, n,
+                     m, split, lane);
 }

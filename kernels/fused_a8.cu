@@ -1,22 +1,17 @@
-// fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks [m, k / 32], integer dots by dp4a.
+// fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, tile by tile [along][m], integer dots by dp4a.
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes t = 0.
 // A CTA owns a strip of tiles, shared out as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS, SPLITS.
+#include "activations.cuh"
 #include "fragment.cuh"
-#include "q8_1_block.cuh"
 #include "strip.cuh"
 
-// Columns 2t, 2t + 8, 2t + 1, 2t + 9 of a 16-wide step, the order of Format::bytes.
-__device__ inline u32 load_step(const signed char* q) {
-    const u32 near = *reinterpret_cast<const u16*>(q), far = *reinterpret_cast<const u16*>(q + 8);
-    return __byte_perm(near, far, 0x5140);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fused_a8(const Format* __restrict__ tiles, const q8_1_block* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
+    fused_a8(const Format* __restrict__ tiles, const Activations* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
              int m) {
     static_assert(Format::BLOCK == 32, "one q8_1 block of x serves one block of W");
+    static_assert(TILE_COLUMNS == X_COLUMNS, "a tile of x serves one tile of W");
     constexpr int BLOCKS = TILE_COLUMNS / 32;
     const Place at;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -33,12 +28,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int token = 0; token < TOKENS; ++token) {
                 if (token >= m) break;
-                const q8_1_block& a = x[token * (k / 32) + i * BLOCKS + block];
-                const float da = __half2float(a.d), sa = at.t == 0 ? __half2float(a.s) : 0.0f;
-                const u32 near = load_step(a.qs + 2 * at.t), far = load_step(a.qs + 16 + 2 * at.t);
+                const Activations& a = x[i * m + token];
+                const float2 ds = __half22float2(a.ds[block]);
+                const float da = ds.x, sa = at.t == 0 ? ds.y : 0.0f;
+                const uint2 q = *reinterpret_cast<const uint2*>(a.q + 32 * block + 8 * at.t);
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
-                    const int sumi = __dp4a(int(second.row[row]), int(far), __dp4a(int(first.row[row]), int(near), 0));
+                    const int sumi = __dp4a(int(second.row[row]), int(q.y), __dp4a(int(first.row[row]), int(q.x), 0));
                     const float dw = row ? scale.y : scale.x, mw = row ? minimum.y : minimum.x;
                     float dot = da * sumi;
                     if constexpr (Format::ZERO != 0) dot -= Format::ZERO * sa;

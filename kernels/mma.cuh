@@ -19,3 +19,10 @@ __device__ inline void mma_m16n8k16<half>(Sums& c, const Fragment& a, const u32 
         : "+f"(c.sum[0]), "+f"(c.sum[1]), "+f"(c.sum[2]), "+f"(c.sum[3])
         : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(b[0]), "r"(b[1]));
 }
+
+// c += a (16 x 32) @ b (32 x 8) in integers; a: rows g and g + 8 of the first step, then of the second.
+__device__ inline void mma_m16n8k32(int (&c)[4], const Bytes& first, const Bytes& second, const uint2& b) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(first.row[0]), "r"(first.row[1]), "r"(second.row[0]), "r"(second.row[1]), "r"(b.x), "r"(b.y));
+}

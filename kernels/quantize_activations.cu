@@ -1,16 +1,21 @@
-// quantize_activations: x -> q8_1 blocks, bit for bit as the CPU encodes them:
+// quantize_activations: x [m, k] -> q8_1 blocks, tile by tile [along][m], bit for bit as the CPU encodes them:
 // d = absmax / 127, q = x * (1 / d) rounded half away from zero, s = d * sum(q) with the unrounded d.
 //
-// A warp owns a block, a lane one value. NaN anywhere makes d and s NaN; codes that are not finite become 0.
+// A warp owns a block, a lane one value. NaN anywhere makes d and s NaN; codes that are not finite become 0. A block
+// beyond k, in the last tile, is zero.
 // Template: In (float, half, bf16).
-#include "q8_1_block.cuh"
+#include "activations.cuh"
+#include "pdl.cuh"
 
-extern "C" __global__ void __launch_bounds__(256)
-    quantize_activations(const In* __restrict__ x, q8_1_block* __restrict__ blocks, i64 count) {
-    const int lane = threadIdx.x % 32;
+extern "C" __global__ void __launch_bounds__(128)
+    quantize_activations(const In* __restrict__ x, Activations* __restrict__ tiles, i64 k, int m) {
+    launch_dependents();
+    wait_for_predecessors();
+    constexpr int BLOCKS = X_COLUMNS / 32;
+    const int lane = threadIdx.x % 32, token = blockIdx.y;
     const i64 block = i64(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-    if (block >= count) return;
-    const float value = to_float(x[32 * block + lane]);
+    if (block >= (k + X_COLUMNS - 1) / X_COLUMNS * BLOCKS) return;
+    const float value = 32 * block < k ? to_float(x[token * k + 32 * block + lane]) : 0.0f;
 
     float absmax = fabsf(value);
     for (int step = 16; step; step /= 2) absmax = fmaxf(absmax, __shfl_xor_sync(~0u, absmax, step));
@@ -22,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(256)
     int sum = q;
     for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
 
-    blocks[block].qs[lane] = q;
-    if (lane == 0) blocks[block].d = __float2half_rn(d);
-    if (lane == 1) blocks[block].s = __float2half_rn(__fmul_rn(d, float(sum)));
+    Activations& tile = tiles[block / BLOCKS * m + token];
+    const int step = lane / 16, half_step = lane / 8 % 2, t = lane / 2 % 4, odd = lane % 2;
+    tile.q[32 * (block % BLOCKS) + 8 * t + 4 * step + half_step + 2 * odd] = q;
+    if (lane == 0) tile.ds[block % BLOCKS] = __floats2half2_rn(d, __fmul_rn(d, float(sum)));
 }

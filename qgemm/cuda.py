@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from . import jit, tiles
+from . import activations, jit, tiles
+from .activations import DeviceActivations
 from .block import Format, float_dtype
-from .device import DeviceActivations, DeviceTensor
+from .device import DeviceTensor
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .launch import Launch
@@ -26,6 +27,8 @@ WORKSPACE = 256 << 20  # bytes of dense weights at a time
 
 def matmul(x: Any, w: Any, activation: str, *, out: Any = None, dtype: DTypeLike | None = None) -> Any:
     """`qgemm.matmul` for x on a CUDA device and a DeviceTensor w."""
+    if type(w) is DeviceTensor and dtype is None and _again(x, w, activation, out):
+        return out
     prepared = isinstance(x, DeviceActivations)
     if not isinstance(w, DeviceTensor):
         raise UnsupportedError(f"x is on a CUDA device, w on the host ({w!r}); multiply by w.to_device()")
@@ -33,12 +36,16 @@ def matmul(x: Any, w: Any, activation: str, *, out: Any = None, dtype: DTypeLike
         raise UnsupportedError(f"w is on a CUDA device ({w!r}), x is not ({type(x).__name__}); upload x first")
     if prepared and activation != "a8":
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {activation!r}")
+    import cupy
+
     check_weights(w)
     source = x.like if prepared else x
     with _on_stream_of(source, w.data.device):
         values = x if prepared else _as_cupy(x)
         check_shapes(values.shape, w)
         y = _output(out, (*values.shape[:-1], w.shape[0]), dtype)
+        if out is not None and not prepared and cupy.may_share_memory(values, y):
+            values = values.copy()
         if y.size:
             _multiply(values, w, activation, y)
         return out if out is not None else like(source, y)
@@ -63,7 +70,7 @@ def dequantize(w: DeviceTensor, dtype: DTypeLike) -> Any:
 def _multiply(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
     import cupy
 
-    n, k = w.shape
+    (n, k), shape, dtype = w.shape, x.shape, getattr(x, "dtype", None)
     if k == 0:
         y.fill(0)
         return
@@ -73,38 +80,105 @@ def _multiply(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
     kind = "float" if isinstance(x, DeviceActivations) else c_type(x.dtype)
     problem = Problem(w.format, activation, m, n, k, int(w.data.device.compute_capability), kind)
     row = route(problem)
-    if activation == "a8" and not isinstance(x, DeviceActivations):
-        x = _quantize(x, x)
+    prepared = isinstance(x, DeviceActivations)
+    if activation == "a8" and not prepared:
+        x = _quantize(x, x, _workspace(_stream(), k, m) if row.kernel == "decode_a8" else None)
     elif activation == "a16":
         x = _rows(x, k)
     LAUNCH[row.kernel](row, x, w, flat)
     if not direct:
         y[...] = flat.reshape(y.shape)
+    if row.kernel in ("decode", "decode_a8") and direct and not prepared:
+        launch: Callable[..., None] = _decode_launch(row, w.device, w.format, w.shape, m, c_type(y.dtype))
+        if activation == "a8":
+            launch = _after_quantizing(_quantize_launch(w.device, kind, k, m), launch, k, m)
+        w.ready[activation, shape, dtype, y.shape, y.dtype] = launch
+
+
+def _after_quantizing(
+    quantize: Launch, decode: Callable[..., None], k: int, m: int
+) -> Callable[[int, int, int, int], None]:
+    """Both launches of an "a8" product, to be called like the launch of decode alone."""
+
+    def launch(stream: int, w: int, x: int, y: int) -> None:
+        workspace = _workspace(stream, k, m).data.ptr
+        quantize(stream, x, workspace)
+        decode(stream, w, workspace, y)
+
+    return launch
+
+
+_workspaces: dict[tuple[int, int, int, int], Any] = {}
+
+
+def _workspace(stream: int, k: int, m: int) -> Any:
+    """Where a stream's "a8" products of this size keep their quantized x, one after the other.
+
+    It is never freed (16 rows of 16384 take 320 KB), so that a captured graph may be replayed whenever its stream's
+    other work is done.
+    """
+    import cupy
+
+    key = (cupy.cuda.runtime.getDevice(), stream, k, m)
+    if key not in _workspaces:
+        _workspaces[key] = cupy.empty((-(-k // tiles.COLUMNS), m, activations.DTYPE.itemsize), np.uint8)
+    return _workspaces[key]
 
 
 def _decode(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
-    """x [M, K] of half times tiles at memory speed; few tokens."""
-    import cupy
-
-    (n, k), m = w.shape, len(y)
+    """x [M, K] of half, or its Q8_1 blocks, times tiles at memory speed; few tokens."""
     if x.data.ptr % 16:  # a view into an array: the kernel copies 16 bytes at a time
         x = x.copy()
-    launch = _decode_launch(w.data.device.id, w.format, w.shape, c_type(y.dtype), _tokens(row, m))
-    launch(cupy.cuda.get_current_stream().ptr, w.data.data.ptr, x.data.ptr, y.data.ptr, n, k, m)
+    launch = _decode_launch(row, w.device, w.format, w.shape, len(y), c_type(y.dtype))
+    launch(_stream(), w.pointer, x.data.ptr, y.data.ptr)
+
+
+def _decode_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> None:
+    """Q8_1 activations times tiles at memory speed; few tokens."""
+    _decode(row, x.data, w, y)
 
 
 @cache
-def _decode_launch(device: int, fmt: Format, shape: tuple[int, int], out: str, tokens: int) -> Launch:
-    """The decode kernel, ready to launch for every matrix of this shape."""
-    split = split_of(-(-shape[0] // tiles.ROWS))
-    template = decode_template(fmt, split, tokens)
+def _decode_launch(row: Route, device: int, fmt: Format, shape: tuple[int, int], m: int, out: str) -> Launch:
+    """The decode kernel of a route for every matrix of this shape and M rows of x."""
+    (n, k), tokens = shape, _tokens(row, m)
+    split = split_of(-(-n // tiles.ROWS))
+    template = decode_template(fmt, split, tokens, row.kernel)
     rows = 16 * split.groups
-    rings = split.splits * int(template["DEPTH"]) * stage_bytes(fmt, split.groups, tokens)
+    rings = split.splits * int(template["DEPTH"]) * stage_bytes(fmt, split.groups, tokens, row.kernel)
     sums = split.splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
-    function = jit.load("decode", fmt, In="half", Out=out, **template)
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    kinds = (pointer, pointer, pointer, size, size, ctypes.c_int)
-    return Launch(function, -(-shape[0] // rows), 32 * split.splits, max(rings, sums), *kinds)
+    types: jit.Template = {"In": "half", "Out": out} if row.kernel == "decode" else {"Out": out}
+    function = jit.load(row.kernel, fmt, **types, **template)
+    sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
+    return Launch(function, -(-n // rows), 32 * split.splits, max(rings, sums), 3, *sizes)
+
+
+def _again(x: Any, w: DeviceTensor, activation: str, out: Any) -> bool:
+    """Compute a product like one before, if x and out are CuPy arrays that the decode kernel takes as they are.
+
+    Checks nothing that the first product of these shapes and types has checked: of 30 us of Python 5 remain.
+    """
+    import cupy
+
+    if type(x) is not cupy.ndarray or type(out) is not cupy.ndarray:
+        return False
+    launch = w.ready.get((activation, x.shape, x.dtype, out.shape, out.dtype))
+    if launch is None or not (x.flags.c_contiguous and out.flags.c_contiguous):
+        return False
+    source = x.data
+    if source.ptr < out.data.ptr + out.nbytes and out.data.ptr < source.ptr + x.nbytes:
+        return False  # y onto x: x must be copied first
+    if source.ptr % 16 or not (source.device_id == out.data.device_id == cupy.cuda.runtime.getDevice() == w.device):
+        return False
+    launch(_stream(), w.pointer, source.ptr, out.data.ptr)
+    return True
+
+
+def _stream() -> int:
+    import cupy
+
+    handle: int = cupy.cuda.get_current_stream().ptr
+    return handle
 
 
 def _fused(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
@@ -155,6 +229,7 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
 
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
     "decode": _decode,
+    "decode_a8": _decode_a8,
     "fused": _fused,
     "fused_a8": _fused_a8,
     "unpack": _panels,
@@ -207,31 +282,46 @@ def _gemm(x: Any, w: Any, y: Any, alpha: float) -> None:
     )  # fmt: skip
 
 
-def _quantize(x: Any, source: Any) -> DeviceActivations:
-    """CuPy array [..., K] -> its Q8_1 blocks."""
+def _quantize(x: Any, source: Any, data: Any = None) -> DeviceActivations:
+    """CuPy array [..., K] -> its Q8_1 blocks, in `data` or in a new array."""
     import cupy
 
     k = x.shape[-1]
-    count = Q8_1.blocks_in(k, "activations")
+    Q8_1.blocks_in(k, "activations")
     x = _rows(x, k)
-    data = cupy.empty((len(x), count, Q8_1.block_bytes), np.uint8)
+    if data is None:
+        data = cupy.empty((-(-k // tiles.COLUMNS), len(x), activations.DTYPE.itemsize), np.uint8)
     if data.size:
-        blocks = len(x) * count
-        kernel = jit.load("quantize_activations", In=c_type(x.dtype))
-        kernel((-(-blocks // 8),), (256,), (x, data, np.int64(blocks)))
+        launch = _quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
+        launch(_stream(), x.data.ptr, data.data.ptr)
     return DeviceActivations((*source.shape[:-1], k), data, source)
+
+
+@cache
+def _quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
+    """The kernel that quantizes M rows of K activations."""
+    warps = 4
+    blocks = -(-k // tiles.COLUMNS) * activations.BLOCKS
+    function = jit.load("quantize_activations", In=source)
+    sizes = ctypes.c_int64(k), ctypes.c_int(m)
+    return Launch(function, (-(-blocks // warps), m), 32 * warps, 0, 2, *sizes)
 
 
 def _decode_activations(x: DeviceActivations) -> Any:
     """d * q of the blocks, [rows, K] float32."""
     import cupy
 
-    def field(name: str) -> Any:
-        dtype, offset = Q8_1.dtype.fields[name][:2]  # type: ignore[index]
-        raw = cupy.ascontiguousarray(x.data[..., offset : offset + dtype.itemsize])
-        return raw.view(dtype.base).astype(np.float32)
+    along, rows = x.data.shape[:2]
 
-    return (field("d") * field("qs")).reshape(len(x.data), x.shape[-1])
+    def field(name: str) -> Any:
+        dtype, offset = activations.DTYPE.fields[name][:2]  # type: ignore[index]
+        raw = cupy.ascontiguousarray(x.data[..., offset : offset + dtype.itemsize])
+        return raw.view(dtype.base).reshape(along, rows, *dtype.shape).astype(np.float32)
+
+    codes = cupy.empty((along, rows, activations.BLOCKS, Q8_1.weights), np.float32)
+    codes[..., activations.ORDER] = field("qs")
+    values = (codes * field("ds")[..., :1]).transpose(1, 0, 2, 3).reshape(rows, along * tiles.COLUMNS)
+    return cupy.ascontiguousarray(values[:, : x.shape[-1]])
 
 
 def _rows(x: Any, k: int) -> Any:

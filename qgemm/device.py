@@ -1,7 +1,8 @@
-"""DeviceTensor: a matrix on a GPU, packed in device tiles; and activations prepared there."""
+"""DeviceTensor: a matrix on a GPU, packed in device tiles."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ class DeviceTensor:
 
     def __init__(self, format: Format, shape: tuple[int, int], data: Any, exponent: int, name: str = "") -> None:
         self.format, self.shape, self.data, self.exponent, self.name = format, shape, data, exponent, name
+        self.pointer: int = data.data.ptr
+        self.device: int = data.device.id
+        # (activation, shapes and types of x and y) of a product -> its launch on (stream, w, x, y), raw pointers all
+        self.ready: dict[Any, Callable[[int, int, int, int], None]] = {}
 
     @classmethod
     def pack(cls, tensor: Tensor) -> DeviceTensor:
@@ -84,16 +89,6 @@ class DeviceTensor:
         return f"<DeviceTensor{name} {self.format} {' x '.join(map(str, self.shape))} on cuda:{self.data.device.id}>"
 
 
-class DeviceActivations:
-    """Activations [..., K] as Q8_1 blocks on a GPU; made by `quantize_activations`.
-
-    data: a CuPy array of bytes [rows, K / 32, 36]. like: an array of the library that asked, for the product's kind.
-    """
-
-    def __init__(self, shape: tuple[int, ...], data: Any, like: Any) -> None:
-        self.shape, self.data, self.like = shape, data, like
-
-
 def as_numbers(fmt: Format, blocks: Any) -> Any:
     """The blocks of a plain format as an array of float32, float16 or bfloat16."""
     if fmt.name != "bf16":
@@ -105,10 +100,11 @@ def as_numbers(fmt: Format, blocks: Any) -> Any:
 
 def largest_weight(fmt: Format, blocks: Blocks) -> float:
     """A bound of the magnitude of every finite weight in the blocks of a tiled format."""
-    levels = fmt.decode_levels(blocks.reshape(-1))
-    bound = np.float32(LARGEST_CODE) * np.abs(levels.scale) if levels.scale is not None else np.zeros(1, np.float32)
-    if levels.minimum is not None:
-        bound = bound + np.abs(levels.minimum)
+    _, scale, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
+    with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
+        bound = np.zeros(1, np.float32) if scale is None else np.float32(LARGEST_CODE) * np.abs(scale)
+        if minimum is not None:
+            bound = bound + np.abs(minimum)
     return float(bound[np.isfinite(bound)].max(initial=0))
 
 

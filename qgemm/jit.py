@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from . import activations
 from .block import Format
 from .tiles import COLUMNS, ROWS, WARPS, tile_dtype
 
@@ -81,7 +82,10 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
 
     A str parameter becomes a type (`using In = half;`), an int a constant (`constexpr int TOKENS = 8;`).
     """
-    lines = ['#include "types.cuh"']
+    lines = [
+        '#include "types.cuh"',
+        f"constexpr int X_COLUMNS = {COLUMNS}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
+    ]
     if fmt is not None:
         lines += [tile_struct(fmt), f'#include "formats/{fmt.name}.cuh"']
         lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", "using Format = FormatOf<WARPS>;"]

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from . import cpu
+from .activations import DeviceActivations
 from .block import float_dtype, floats
-from .device import DeviceActivations
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .tensor import Tensor
@@ -43,7 +43,7 @@ def matmul(
         activation = "a8" if isinstance(x, (Tensor, DeviceActivations)) else "a16"
     if activation not in ACTIVATIONS:
         raise UnsupportedError(f"activation is {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
-    if on_cuda(x) or not isinstance(w, Tensor):
+    if not isinstance(w, Tensor) or on_cuda(x):
         from . import cuda
 
         return cuda.matmul(x, w, activation, out=out, dtype=dtype)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import activations
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
@@ -86,6 +87,7 @@ class Route(NamedTuple):
 ROUTES = (
     #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
     Route("decode",   ("a16",),       ("half",),  16,   90,    120, TILED,   (8, 16),      "at the speed of memory"),
+    Route("decode_a8", ("a8",),       TYPES,      16,   90,    120, TILED,   (8, 16),      "the same by integer dots"),
     Route("fused",    ("a16",),       TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "sums in float32 registers"),
     Route("fused_a8", ("a8",),        TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
     Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
@@ -128,9 +130,13 @@ def split_of(strips: int) -> Split:
     return next(row for row in SPLITS_OF_K if strips >= row.strips)
 
 
-def stage_bytes(fmt: Format, groups: int, tokens: int) -> int:
-    """Shared memory of one stage of the decode kernel: row groups of a tile, and x with 16 bytes of padding a token."""
-    return tile_dtype(fmt).itemsize * groups // WARPS + tokens * (2 * COLUMNS + 16)
+def stage_bytes(fmt: Format, groups: int, tokens: int, kernel: str) -> int:
+    """Shared memory of one stage of a decode kernel: row groups of a tile, and the tile's share of x.
+
+    In decode a token takes a row of halves, padded by 16 bytes.
+    """
+    token = activations.DTYPE.itemsize if kernel == "decode_a8" else 2 * COLUMNS + 16
+    return tile_dtype(fmt).itemsize * groups // WARPS + tokens * token
 
 
 def c_type(dtype: np.dtype[Any]) -> str:
@@ -146,9 +152,9 @@ def route(p: Problem) -> Route:
     raise UnsupportedError(f"no kernel for {p}; the table is ROUTES in qgemm/routes.py (`qgemm routes` prints it)")
 
 
-def decode_template(fmt: Format, split: Split, tokens: int) -> Template:
-    """The template of the decode kernel but for its types."""
-    depth = split.depth(stage_bytes(fmt, split.groups, tokens))
+def decode_template(fmt: Format, split: Split, tokens: int, kernel: str) -> Template:
+    """The template of a decode kernel but for its types."""
+    depth = split.depth(stage_bytes(fmt, split.groups, tokens, kernel))
     return {"TOKENS": tokens, "GROUPS": split.groups, "SPLITS": split.splits, "DEPTH": depth}
 
 
@@ -162,14 +168,15 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
                 yield row.kernel, {"Out": out}
             continue
         for tokens, out in product(row.tokens, TYPES):
-            if row.kernel == "decode":
+            if row.kernel in ("decode", "decode_a8"):
+                source: Template = {"In": "half"} if row.kernel == "decode" else {}
                 for split in SPLITS_OF_K:
-                    yield row.kernel, {"In": "half", "Out": out, **decode_template(fmt, split, tokens)}
+                    yield row.kernel, {**source, "Out": out, **decode_template(fmt, split, tokens, row.kernel)}
             elif row.kernel == "fused_a8":
                 yield row.kernel, {"Out": out, "TOKENS": tokens, "SPLITS": SPLITS}
             else:
-                for source in row.types:
-                    yield row.kernel, {"In": source, "Out": out, "TOKENS": tokens, "SPLITS": SPLITS}
+                for kind in row.types:
+                    yield row.kernel, {"In": kind, "Out": out, "TOKENS": tokens, "SPLITS": SPLITS}
 
 
 def common_variants() -> Iterator[tuple[str, Template]]:

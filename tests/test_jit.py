@@ -151,11 +151,12 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
 
 @each(TILED)
 @pytest.mark.parametrize("tokens", [8, 16])
-def test_decode_fits_its_shared_memory(fmt, tokens):
+@pytest.mark.parametrize("kernel", ["decode", "decode_a8"])
+def test_decode_fits_its_shared_memory(fmt, tokens, kernel):
     """Whatever the matrix, the rings of a CTA stay within the 227 KB of sm_90."""
     for split in routes.SPLITS_OF_K:
-        depth = routes.decode_template(fmt, split, tokens)["DEPTH"]
-        rings = split.splits * depth * routes.stage_bytes(fmt, split.groups, tokens)
+        depth = routes.decode_template(fmt, split, tokens, kernel)["DEPTH"]
+        rings = split.splits * depth * routes.stage_bytes(fmt, split.groups, tokens, kernel)
         assert depth >= 2
         assert rings + split.splits * depth * 8 <= 227 << 10
 

@@ -13,7 +13,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LEDGER = ROOT / "tests" / "gpu_ledger.json"
-HOST = ("jit", "tiles", "routes", "device", "launch", "cuda", "matmul")  # modules that build and launch the kernels
+HOST = (
+    "activations",
+    "jit",
+    "tiles",
+    "routes",
+    "device",
+    "launch",
+    "cuda",
+    "matmul",
+)  # modules that build and launch the kernels
 
 
 def sources_hash() -> str:

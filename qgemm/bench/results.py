@@ -20,7 +20,16 @@ Row = dict[str, Any]
 Results = dict[str, Any]
 
 KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has one row for each
-HOST = ("jit", "tiles", "routes", "device", "launch", "cuda", "matmul")  # modules that build and launch the kernels
+HOST = (
+    "activations",
+    "jit",
+    "tiles",
+    "routes",
+    "device",
+    "launch",
+    "cuda",
+    "matmul",
+)  # modules that build and launch the kernels
 
 
 class Times(NamedTuple):

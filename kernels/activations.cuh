@@ -1,0 +1,11 @@
+// Quantized activations of one token and one tile, in the order of the weights' codes. Twin of qgemm/activations.py.
+#pragma once
+
+#include "types.cuh"
+
+struct Activations {
+    signed char q[X_COLUMNS];  // of each block: lane t's columns 2t, 2t + 8, 2t + 1, 2t + 9 of its two steps
+    half2 ds[X_COLUMNS / 32];  // of each block: its scale d, and s = d * sum(q)
+    u32 padding[2];            // to a multiple of 16 bytes
+};
+static_assert(sizeof(Activations) == ACTIVATION_BYTES, "Activations differs from its dtype");
