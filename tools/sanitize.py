@@ -10,11 +10,14 @@ import subprocess
 import sys
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-M = (1, 8, 9, 16, 20)  # both token tiles of every kernel, and the panels
+M = (1, 8, 9, 16, 20)  # both token tiles of every kernel, and the panels for cuBLAS
 
 
-def work() -> None:
-    """Products that reach every kernel, on ragged shapes: every format, type of x, activation and token tile."""
+def work(tool: str) -> None:
+    """Products that reach every kernel, on ragged shapes: every format, type of x, activation and token tile.
+
+    Without cuBLAS under initcheck, which does not see the stores of its kernels.
+    """
     import cupy
     import numpy as np
 
@@ -28,7 +31,7 @@ def work() -> None:
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
         w.dequantize("float16")
-        for m in M:
+        for m in M[:-1] if tool == "initcheck" else M:
             for dtype in ("float16", "float32"):
                 x = cupy.asarray(rng.standard_normal((m, k)).astype(dtype))
                 for activation in ("a16", "a8"):
@@ -43,7 +46,17 @@ def main() -> int:
     """Run the tools one after the other."""
     failed = 0
     for tool in sys.argv[1:] or TOOLS:
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", sys.executable, __file__, "--work"]
+        command = [
+            "compute-sanitizer",
+            "--tool",
+            tool,
+            "--error-exitcode",
+            "3",
+            sys.executable,
+            __file__,
+            "--work",
+            tool,
+        ]
         status = subprocess.run(command).returncode
         print(f"{tool}: {'clean' if status == 0 else f'FAILED ({status})'}", flush=True)
         failed += status != 0
@@ -51,7 +64,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--work"]:
-        work()
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2])
     else:
         sys.exit(main())
