@@ -19,7 +19,7 @@ from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .launch import Launch
 from .matmul import check_shapes, check_weights, like, on_cuda
-from .routes import C_TYPES, SPLITS, Problem, Route, c_type, decode_template, route, split_of, stage_bytes
+from .routes import C_TYPES, SPLITS, Problem, Route, c_type, decode_template, ring_bytes, route, split_of
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 
@@ -99,7 +99,7 @@ def _decode_launch(device: int, fmt: Format, shape: tuple[int, int], out: str, t
     split = split_of(-(-shape[0] // tiles.ROWS))
     template = decode_template(fmt, split, tokens)
     rows = 16 * split.groups
-    rings = split.splits * int(template["DEPTH"]) * stage_bytes(fmt, split.groups, tokens)
+    rings = split.splits * ring_bytes(fmt, split.groups, tokens, int(template["DEPTH"]))
     sums = split.splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
     function = jit.load("decode", fmt, In="half", Out=out, **template)
     pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -178,7 +178,7 @@ def _dense(w: DeviceTensor, rows: slice, dtype: np.dtype[Any], exponent: int) ->
             some = strips[first : first + MOST_GRID_Y]
             at = dense[first * tiles.ROWS :]
             kernel(
-                (some.shape[1], len(some)),
+                (some.shape[1] * tiles.spans(w.format), len(some)),
                 (tiles.WARPS * tiles.LANES,),
                 (some, at, np.int64(len(at)), np.int64(k), factor),
             )
