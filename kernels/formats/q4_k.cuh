@@ -2,7 +2,6 @@
 // Twin of qgemm/formats/q4_k.py.
 #pragma once
 
-#include "../fragment.cuh"
 #include "../six_bits.cuh"
 
 template <int GROUPS>
@@ -17,12 +16,11 @@ struct q4_k : q4_k_fields<GROUPS> {
     static __device__ Fragment raw(const Codes& codes, int step) { return raw_nibbles(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return nibble_bytes(codes.qs[step]); }
     __device__ float2 scale(int group, int g, int index) const {
-        const auto& s = this->scales[group][g][0];
-        return scaled(this->d[group][g][0], six_bit_scale(s[0], index), six_bit_scale(s[1], index));
+        return multiply_rounded(row_pair(this->d[group][g][0]), six_bit_scales(this->scales[group][g][0], index));
     }
     __device__ float2 minimum(int group, int g, int index) const {
-        const auto& s = this->scales[group][g][0];
-        const float2 m = scaled(this->dmin[group][g][0], six_bit_minimum(s[0], index), six_bit_minimum(s[1], index));
-        return {-m.x, -m.y};
+        const float2 m = six_bit_minimums(this->scales[group][g][0], index);
+        const float2 product = multiply_rounded(row_pair(this->dmin[group][g][0]), m);
+        return {-product.x, -product.y};
     }
 };

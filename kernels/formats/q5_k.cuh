@@ -2,7 +2,6 @@
 // Twin of qgemm/formats/q5_k.py.
 #pragma once
 
-#include "../fragment.cuh"
 #include "../six_bits.cuh"
 
 template <int GROUPS>
@@ -23,12 +22,11 @@ struct q5_k : q5_k_fields<GROUPS> {
         return five_bit_bytes(codes.qs[step], codes.qh[0], step);
     }
     __device__ float2 scale(int group, int g, int index) const {
-        const auto& s = this->scales[group][g][0];
-        return scaled(this->d[group][g][0], six_bit_scale(s[0], index), six_bit_scale(s[1], index));
+        return multiply_rounded(row_pair(this->d[group][g][0]), six_bit_scales(this->scales[group][g][0], index));
     }
     __device__ float2 minimum(int group, int g, int index) const {
-        const auto& s = this->scales[group][g][0];
-        const float2 m = scaled(this->dmin[group][g][0], six_bit_minimum(s[0], index), six_bit_minimum(s[1], index));
-        return {-m.x, -m.y};
+        const float2 m = six_bit_minimums(this->scales[group][g][0], index);
+        const float2 product = multiply_rounded(row_pair(this->dmin[group][g][0]), m);
+        return {-product.x, -product.y};
     }
 };

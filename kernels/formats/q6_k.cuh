@@ -36,9 +36,10 @@ struct q6_k : q6_k_fields<GROUPS> {
     // q - 32 as signed bytes: no byte borrows from the next while its top bit is set.
     static __device__ u32 centred(u32 q) { return ((q | 0x80808080) - 0x20202020) ^ 0x80808080; }
     __device__ float2 scale(int group, int g, int index) const {
-        const float2 d = row_pair(this->d[group][g][0]);
         const auto& sc = this->scales[group][g][0];
-        return {__fmul_rn(d.x, float(sc[0][index])), __fmul_rn(d.y, float(sc[1][index]))};
+        const u32 low = reinterpret_cast<const u32*>(sc[0])[index >> 2] ^ 0x80808080;  // sc + 128 of four groups
+        const u32 high = reinterpret_cast<const u32*>(sc[1])[index >> 2] ^ 0x80808080;
+        return multiply_rounded(row_pair(this->d[group][g][0]), byte_pair(low, high, index & 3, 128));
     }
     __device__ float2 minimum(int, int, int) const { return {}; }
 };
