@@ -20,7 +20,7 @@ from .tiles import ROWS, SPAN, WARPS, spans, tile_dtype
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
 OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-C_TYPES = {"<u4": "u32", "<f2": "half", "|u1": "u8", "|i1": "signed char"}
+C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8"}
 
 
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant

@@ -13,7 +13,8 @@ everything:
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
   four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. Of a
   plane of 1 or 2 bits above nibbles, one shift brings those of both rows in place.
-- A field per block (scale, minimum, sum, scales of a K-quant): [warp][g][block of the tile][row g, row g + 8].
+- A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
+  scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
 Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks of the file back.
 """
@@ -56,7 +57,8 @@ def tile_dtype(fmt: Format) -> np.dtype[Any]:
     blocks = columns(fmt) // fmt.weights
     span = np.dtype([(name, "<u4", _words(fmt, name)) for name in fmt.slots])
     names = [name for name in fmt.dtype.names or () if name not in fmt.slots]
-    per_block = [(name, fmt.dtype[name].base, (WARPS, 8, blocks, 2, *fmt.dtype[name].shape)) for name in names]
+    units = ((name, *_units(fmt, name)) for name in names)
+    per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
     return np.dtype([("spans", span, (spans(fmt),)), *per_block])
 
 
@@ -84,9 +86,10 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
             words = _codes_to_words(codes.reshape(strips, ROWS, -1, SPAN), bits)
             tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
         else:
-            #                      strip  warp  r  g  tile  block  ->  strip tile warp g block r
-            split = field.reshape(strips, WARPS, 2, 8, along, per_tile, *fmt.dtype[name].shape)
-            tiles[name] = np.moveaxis(split, (0, 4, 1, 3, 5, 2), range(6))
+            unit, count = _units(fmt, name)
+            #                                                strip  warp  r  g  tile   block     word
+            split = np.ascontiguousarray(field).view(unit).reshape(strips, WARPS, 2, 8, along, per_tile, *count)
+            tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # strip tile warp g block word r
     return tiles
 
 
@@ -103,12 +106,20 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
             packed = pack_slots(codes.reshape(*padded.shape, fmt.weights)[..., list(fmt.slots[name])], bits)
             padded[name] = packed.view(fmt.dtype[name].base).reshape(padded[name].shape)
         else:
-            padded[name] = np.moveaxis(tiles[name], range(6), (0, 4, 1, 3, 5, 2)).reshape(padded[name].shape)
+            split = np.ascontiguousarray(np.moveaxis(tiles[name], (1, -1), (4, 2)))
+            flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
+            padded[name] = flat.reshape(padded[name].shape)
     return padded[:rows, : fmt.blocks_in(columns)].copy()
 
 
 def _bits(fmt: Format, name: str) -> int:
     return 8 * fmt.dtype[name].itemsize // fmt.weights
+
+
+def _units(fmt: Format, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What alternates between two rows in a field per block: the field, or 16-bit words of it and their number."""
+    field = fmt.dtype[name]
+    return (np.dtype("<u2"), (field.itemsize // 2,)) if field.shape else (field, ())
 
 
 def _words(fmt: Format, name: str) -> tuple[int, ...]:

@@ -70,7 +70,8 @@ def test_fields_per_block_lie_where_the_rules_say(fmt):
     tile = tiles.pack(fmt, raw)[0, 0]
     for name in set(fmt.dtype.names) - set(fmt.slots):
         for warp, g, block, r in np.ndindex(4, 8, raw.shape[1], 2):
-            assert tile[name][warp, g, block, r].tobytes() == raw[name][16 * warp + 8 * r + g, block].tobytes()
+            got = tile[name][warp, g, block, ..., r]  # 16-bit words of a field of several bytes
+            assert got.tobytes() == raw[name][16 * warp + 8 * r + g, block].tobytes()
 
 
 @each([fmt for fmt in FORMATS if fmt.plain])
