@@ -3,6 +3,7 @@
 // With g = lane / 4 and t = lane % 4 a lane holds rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step.
 // A format header turns the lane's code words (see qgemm/tiles.py for their order) into
 //   fragment(codes, step)   the levels q - zero of the eight weights, exact in half
+//   raw(codes, step)        the codes as halves times 2^-RAW_EXPONENT, not corrected for zero, for tensor cores
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
 //   scale(warp, g, block), minimum(warp, g, block)   of rows g and g + 8, for one block of the tile
 // so that w = scale * level + minimum.
@@ -38,11 +39,6 @@ __device__ inline Fragment nibble_fragment(u32 word, int zero) {
 }
 
 __device__ inline Bytes nibble_bytes(u32 word) { return {word & 0x0f0f0f0f, (word >> 4) & 0x0f0f0f0f}; }
-
-// Move bit `from` of every byte or half-word to bit `to`; the caller masks its neighbours away.
-__device__ inline u32 move_bit(u32 word, int from, int to) {
-    return from < to ? word << (to - from) : word >> (from - to);
-}
 
 // The fifth bits of a step above its nibbles: bit step + 4 r of byte j of `fifth` is column j of row g + 8 r. One shift
 // serves both rows, near (columns 2t, 2t + 1) and far (2t + 8, 2t + 9).
@@ -116,6 +112,17 @@ __device__ inline Fragment raw_constant(int code, int shift) {
 __device__ inline float2 row_pair(const half (&pair)[2]) {
     return __half22float2(*reinterpret_cast<const half2*>(pair));
 }
+
+// Bytes i and j of a word, minus zero, as floats: 0x4b000000 is 2^23 in float, whose last place is 1. Conversions from
+// integers run at a quarter of the speed.
+__device__ inline float2 byte_pair(u32 word, int i, int j, int zero) {
+    const float bias = 8388608.0f + zero;
+    return {__uint_as_float(__byte_perm(word, 0x4b000000, 0x7550 | i)) - bias,
+            __uint_as_float(__byte_perm(word, 0x4b000000, 0x7550 | j)) - bias};
+}
+
+// Rounded once, as NumPy rounds a product of float32.
+__device__ inline float2 multiply_rounded(float2 a, float2 b) { return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y)}; }
 
 // w = scale * level + minimum with two roundings, as ggml and NumPy compute it: no fused multiply-add.
 template <class Format>

@@ -1,10 +1,10 @@
 // fused: y [m, n] = x [m, k] @ W [n, k].T for few tokens, weights decoded in registers, sums in float32.
 //
-// A CTA owns a strip of tiles; its groups of four warps take them in turn, a warp owns 16 rows of a tile. Per block the
+// A CTA owns a strip of tiles; its groups of four warps take them in turn, a warp owns 16 rows of a tile. Per scale the
 // levels are multiplied first and the scale is applied to the sum: sum += d * (q . x) + m * sum(x).
 // Template: Format, In and Out (float, half, bf16), TOKENS, SPLITS.
-#include "fragment.cuh"
 #include "strip.cuh"
+#include "tile.cuh"
 
 // Columns 2t, 2t + 1, 2t + 8, 2t + 9 of one 16-wide step of a row of x.
 __device__ inline float4 load_step(const In* x) {
@@ -12,29 +12,31 @@ __device__ inline float4 load_step(const In* x) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fused(const Format* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
-    constexpr int STEPS = Format::BLOCK / 16;
+    fused(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
     const Place at;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float sums[2][TOKENS] = {};
 
-    for (i64 i = at.split; i < along; i += SPLITS) {
-        const Format& tile = tiles[blockIdx.x * along + i];
-        const auto codes = tile.codes(at.warp, at.lane);
+    for (i64 i = at.split * SPANS; i < along * SPANS; i = next_span(i)) {
+        const Tile& tile = tiles[blockIdx.x * along + i / SPANS];
+        const auto codes = tile.spans[i % SPANS].codes(at.warp, at.lane);
 #pragma unroll
-        for (int block = 0; block < TILE_COLUMNS / Format::BLOCK; ++block) {
-            const i64 column = i * TILE_COLUMNS + block * Format::BLOCK;
+        for (int part = 0; part < SPAN_SCALES; ++part) {
+            const i64 column = i * SPAN_COLUMNS + part * Format::GROUP;
             if (column >= k) break;  // the padding block of a ragged row
-            Fragment levels[STEPS];
+            Fragment levels[SCALE_STEPS];
 #pragma unroll
-            for (int step = 0; step < STEPS; ++step) levels[step] = Format::fragment(codes, STEPS * block + step);
-            const float2 scale = tile.scale(at.warp, at.g, block), minimum = tile.minimum(at.warp, at.g, block);
+            for (int step = 0; step < SCALE_STEPS; ++step)
+                levels[step] = Format::fragment(codes, SCALE_STEPS * part + step);
+            const int index = i % SPANS * SPAN_SCALES + part;
+            const float2 scale = tile.fields.scale(at.warp, at.g, index);
+            const float2 minimum = tile.fields.minimum(at.warp, at.g, index);
 #pragma unroll
             for (int token = 0; token < TOKENS; ++token) {
                 if (token >= m) break;
                 float dots[2] = {}, total = 0;
 #pragma unroll
-                for (int step = 0; step < STEPS; ++step) {
+                for (int step = 0; step < SCALE_STEPS; ++step) {
                     const float4 v = load_step(x + token * k + column + 16 * step + 2 * at.t);
                     total += v.x + v.y + v.z + v.w;
 #pragma unroll

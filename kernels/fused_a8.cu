@@ -1,30 +1,36 @@
-// fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, tile by tile [along][m], integer dots by dp4a.
+// fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, span by span [along][m], integer
+// dots by dp4a.
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
-// of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes t = 0.
+// of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes
+// t = 0. Where 16 weights share a scale, bytes are levels and there is no sa; each half of a block:   dw * da * sumi.
 // A CTA owns a strip of tiles, shared out as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS, SPLITS.
 #include "activations.cuh"
-#include "fragment.cuh"
 #include "strip.cuh"
+#include "tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fused_a8(const Format* __restrict__ tiles, const Activations* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
+    fused_a8(const Tile* __restrict__ tiles, const Activations* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
              int m) {
-    static_assert(Format::BLOCK == 32, "one q8_1 block of x serves one block of W");
-    static_assert(TILE_COLUMNS == X_COLUMNS, "a tile of x serves one tile of W");
-    constexpr int BLOCKS = TILE_COLUMNS / 32;
+    static_assert(Format::GROUP == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
+                  "a q8_1 block of x has a sum for 32 weights, none for fewer");
+    static_assert(SPAN_COLUMNS == X_COLUMNS, "activations come span by span");
+    constexpr int BLOCKS = SPAN_COLUMNS / 32, SCALES = 32 / Format::GROUP;  // of a block of x
     const Place at;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float sums[2][TOKENS] = {};
 
-    for (i64 i = at.split; i < along; i += SPLITS) {
-        const Format& tile = tiles[blockIdx.x * along + i];
-        const auto codes = tile.codes(at.warp, at.lane);
+    for (i64 i = at.split * SPANS; i < along * SPANS; i = next_span(i)) {
+        const Tile& tile = tiles[blockIdx.x * along + i / SPANS];
+        const auto codes = tile.spans[i % SPANS].codes(at.warp, at.lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
-            if (i * TILE_COLUMNS + block * 32 >= k) break;  // the padding block of a ragged row
+            if (i * SPAN_COLUMNS + block * 32 >= k) break;  // the padding block of a ragged row
             const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
-            const float2 scale = tile.scale(at.warp, at.g, block), minimum = tile.minimum(at.warp, at.g, block);
+            const int index = (i % SPANS * BLOCKS + block) * SCALES;
+            const float2 scale = tile.fields.scale(at.warp, at.g, index);
+            const float2 last_scale = SCALES == 1 ? scale : tile.fields.scale(at.warp, at.g, index + SCALES - 1);
+            const float2 minimum = tile.fields.minimum(at.warp, at.g, index);
 #pragma unroll
             for (int token = 0; token < TOKENS; ++token) {
                 if (token >= m) break;
@@ -34,11 +40,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const uint2 q = *reinterpret_cast<const uint2*>(a.q + 32 * block + 8 * at.t);
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
-                    const int sumi = __dp4a(int(second.row[row]), int(q.y), __dp4a(int(first.row[row]), int(q.x), 0));
                     const float dw = row ? scale.y : scale.x, mw = row ? minimum.y : minimum.x;
+                    int sumi = __dp4a(int(first.row[row]), int(q.x), 0);
+                    if constexpr (SCALES == 2) {
+                        sums[row][token] += dw * (da * sumi);
+                        sumi = 0;
+                    }
+                    sumi = __dp4a(int(second.row[row]), int(q.y), sumi);
                     float dot = da * sumi;
                     if constexpr (Format::ZERO != 0) dot -= Format::ZERO * sa;
-                    sums[row][token] += dw * dot;
+                    sums[row][token] += (SCALES == 1 ? dw : row ? last_scale.y : last_scale.x) * dot;
                     if constexpr (Format::HAS_MINIMUM) sums[row][token] += mw * sa;
                 }
             }

@@ -26,3 +26,10 @@ __device__ inline void mma_m16n8k32(int (&c)[4], const Bytes& first, const Bytes
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(first.row[0]), "r"(first.row[1]), "r"(second.row[0]), "r"(second.row[1]), "r"(b.x), "r"(b.y));
 }
+
+// c += a (16 x 16) @ b (16 x 8) in integers; a: rows g and g + 8 of one step.
+__device__ inline void mma_m16n8k16(int (&c)[4], const Bytes& a, u32 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a.row[0]), "r"(a.row[1]), "r"(b));
+}

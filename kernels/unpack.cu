@@ -1,28 +1,29 @@
 // unpack: tiles -> dense W [n, k] * factor, row-major. w = scale * level + minimum, exact in float32, rounded once to
 // Out. The factor is a power of two: 1, or what brings the weights into the range of half.
 //
-// A CTA owns one tile, a warp 16 of its rows. The weights are staged in shared memory so that global stores are 16
-// bytes wide and cover whole rows of the tile.
+// A CTA owns one span of a tile, a warp 16 of its rows. The weights are staged in shared memory so that global stores are 16
+// bytes wide and cover whole rows of the span.
 // Template: Format, Out (float, half, bf16).
-#include "fragment.cuh"
+#include "tile.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int PER_STORE = 16 / sizeof(Out);
-constexpr int STRIDE = TILE_COLUMNS + PER_STORE;  // 16 bytes of padding a row, against bank conflicts
+constexpr int STRIDE = SPAN_COLUMNS + PER_STORE;  // 16 bytes of padding a row, against bank conflicts
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    unpack(const Format* __restrict__ tiles, Out* __restrict__ w, i64 n, i64 k, float factor) {
+    unpack(const Tile* __restrict__ tiles, Out* __restrict__ w, i64 n, i64 k, float factor) {
     __shared__ __align__(16) Out staged[TILE_ROWS * STRIDE];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const i64 first_row = i64(blockIdx.y) * TILE_ROWS, first_column = i64(blockIdx.x) * TILE_COLUMNS;
-    const Format& tile = tiles[i64(blockIdx.y) * gridDim.x + blockIdx.x];
-    const auto codes = tile.codes(warp, lane);
+    const i64 first_row = i64(blockIdx.y) * TILE_ROWS, first_column = i64(blockIdx.x) * SPAN_COLUMNS;
+    const Tile& tile = tiles[(i64(blockIdx.y) * gridDim.x + blockIdx.x) / SPANS];
+    const int span = blockIdx.x % SPANS;
+    const auto codes = tile.spans[span].codes(warp, lane);
 
 #pragma unroll
-    for (int step = 0; step < TILE_COLUMNS / 16; ++step) {
-        const int block = 16 * step / Format::BLOCK;
+    for (int step = 0; step < SPAN_STEPS; ++step) {
+        const int index = span * SPAN_SCALES + step / SCALE_STEPS;
         const Fragment levels = Format::fragment(codes, step);
-        const float2 scale = tile.scale(warp, g, block), minimum = tile.minimum(warp, g, block);
+        const float2 scale = tile.fields.scale(warp, g, index), minimum = tile.fields.minimum(warp, g, index);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const bool second_row = i & 1;
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
 
-    constexpr int STORES = TILE_COLUMNS / PER_STORE;
+    constexpr int STORES = SPAN_COLUMNS / PER_STORE;
     for (int i = threadIdx.x; i < TILE_ROWS * STORES; i += THREADS) {
         const int row = i / STORES, column = i % STORES * PER_STORE;
         if (first_row + row < n && first_column + column < k)

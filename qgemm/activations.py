@@ -16,9 +16,9 @@ import numpy as np
 
 from .block import Blocks
 from .formats.q8_1 import FORMAT as Q8_1
-from .tiles import COLUMNS
+from .tiles import SPAN
 
-BLOCKS = COLUMNS // Q8_1.weights
+BLOCKS = SPAN // Q8_1.weights
 DTYPE = np.dtype([("qs", "i1", (BLOCKS, 32)), ("ds", "<f2", (BLOCKS, 2)), ("padding", "u1", 8)])
 ORDER = [16 * step + 2 * t + (0, 8, 1, 9)[j] for t in range(4) for step in range(2) for j in range(4)]
 

@@ -20,7 +20,7 @@ from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .launch import Launch
 from .matmul import check_shapes, check_weights, like, on_cuda
-from .routes import C_TYPES, SPLITS, Problem, Route, c_type, decode_template, route, split_of, stage_bytes
+from .routes import C_TYPES, SPLITS, Problem, Route, c_type, decode_template, ring_bytes, route, split_of
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 
@@ -121,7 +121,7 @@ def _workspace(stream: int, k: int, m: int) -> Any:
 
     key = (cupy.cuda.runtime.getDevice(), stream, k, m)
     if key not in _workspaces:
-        _workspaces[key] = cupy.empty((-(-k // tiles.COLUMNS), m, activations.DTYPE.itemsize), np.uint8)
+        _workspaces[key] = cupy.empty((-(-k // tiles.SPAN), m, activations.DTYPE.itemsize), np.uint8)
     return _workspaces[key]
 
 
@@ -145,7 +145,7 @@ def _decode_launch(row: Route, device: int, fmt: Format, shape: tuple[int, int],
     split = split_of(-(-n // tiles.ROWS))
     template = decode_template(fmt, split, tokens, row.kernel)
     rows = 16 * split.groups
-    rings = split.splits * int(template["DEPTH"]) * stage_bytes(fmt, split.groups, tokens, row.kernel)
+    rings = split.splits * ring_bytes(fmt, split.groups, tokens, int(template["DEPTH"]), row.kernel)
     sums = split.splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
     types: jit.Template = {"In": "half", "Out": out} if row.kernel == "decode" else {"Out": out}
     function = jit.load(row.kernel, fmt, **types, **template)
@@ -253,7 +253,7 @@ def _dense(w: DeviceTensor, rows: slice, dtype: np.dtype[Any], exponent: int) ->
             some = strips[first : first + MOST_GRID_Y]
             at = dense[first * tiles.ROWS :]
             kernel(
-                (some.shape[1], len(some)),
+                (some.shape[1] * tiles.spans(w.format), len(some)),
                 (tiles.WARPS * tiles.LANES,),
                 (some, at, np.int64(len(at)), np.int64(k), factor),
             )
@@ -290,7 +290,7 @@ def _quantize(x: Any, source: Any, data: Any = None) -> DeviceActivations:
     Q8_1.blocks_in(k, "activations")
     x = _rows(x, k)
     if data is None:
-        data = cupy.empty((-(-k // tiles.COLUMNS), len(x), activations.DTYPE.itemsize), np.uint8)
+        data = cupy.empty((-(-k // tiles.SPAN), len(x), activations.DTYPE.itemsize), np.uint8)
     if data.size:
         launch = _quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
         launch(_stream(), x.data.ptr, data.data.ptr)
@@ -301,7 +301,7 @@ def _quantize(x: Any, source: Any, data: Any = None) -> DeviceActivations:
 def _quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
     """The kernel that quantizes M rows of K activations."""
     warps = 4
-    blocks = -(-k // tiles.COLUMNS) * activations.BLOCKS
+    blocks = -(-k // tiles.SPAN) * activations.BLOCKS
     function = jit.load("quantize_activations", In=source)
     sizes = ctypes.c_int64(k), ctypes.c_int(m)
     return Launch(function, (-(-blocks // warps), m), 32 * warps, 0, 2, *sizes)
@@ -320,7 +320,7 @@ def _decode_activations(x: DeviceActivations) -> Any:
 
     codes = cupy.empty((along, rows, activations.BLOCKS, Q8_1.weights), np.float32)
     codes[..., activations.ORDER] = field("qs")
-    values = (codes * field("ds")[..., :1]).transpose(1, 0, 2, 3).reshape(rows, along * tiles.COLUMNS)
+    values = (codes * field("ds")[..., :1]).transpose(1, 0, 2, 3).reshape(rows, along * tiles.SPAN)
     return cupy.ascontiguousarray(values[:, : x.shape[-1]])
 
 

@@ -43,7 +43,7 @@ class DeviceTensor:
         if fmt.plain:
             return cls(fmt, (n, k), cupy.asarray(as_numbers(fmt, blocks)), 0, tensor.name)
         dtype = tiles.tile_dtype(fmt)
-        along = -(-k // tiles.COLUMNS)
+        along = -(-k // tiles.columns(fmt))
         data = cupy.empty((-(-n // tiles.ROWS), along, dtype.itemsize), np.uint8)
         step = max(1, UPLOAD // max(1, tiles.ROWS * k))
         largest = 0.0

@@ -17,11 +17,11 @@ from typing import Any
 
 from . import activations
 from .block import Format
-from .tiles import COLUMNS, ROWS, WARPS, tile_dtype
+from .tiles import ROWS, SPAN, WARPS, spans, tile_dtype
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
 OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-C_TYPES = {"<u4": "u32", "<f2": "half", "|u1": "u8", "|i1": "signed char"}
+C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8"}
 
 
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
@@ -40,41 +40,55 @@ def kernels_dir() -> Path:
 def tile_struct(fmt: Format) -> str:
     """C++ for the device tile of a format, derived from its dtype.
 
-    NAME_codes: the words of the codes that a lane reads. NAME_tile<GROUPS>: GROUPS of the tile's groups of 16 rows;
-    all of them are the tile as it lies in memory.
+    NAME_codes: the words of a span's codes that a lane reads. NAME_span<GROUPS>, NAME_fields<GROUPS>: the codes of one
+    span, the fields per block, of GROUPS of the tile's groups of 16 rows; those of all of them lie so in memory.
     """
     dtype = tile_dtype(fmt)
-    fields, copies, shares, loads = [], [], [], []
-    for field in dtype.names or ():
-        base, shape = dtype[field].base, dtype[field].shape
-        fields.append(f"{C_TYPES[base.str]} {field}[GROUPS]{''.join(f'[{n}]' for n in shape[1:])};")
-        copies.append(f"copy({field}, tile.{field}[first], sizeof({field}));")
-        if field in fmt.slots:
-            _, parts, _, chunk = shape
-            shares.append(f"u32 {field}[{parts * chunk}];")
-            at = ((f"share.{field} + {chunk * i}", f"{field}[group][{i}][lane]") for i in range(parts))
-            loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
+    span = dtype["spans"].base
+    shares, loads = [], []
+    for field in span.names or ():
+        _, parts, _, chunk = span[field].shape
+        shares.append(f"u32 {field}[{parts * chunk}];")
+        at = ((f"share.{field} + {chunk * i}", f"{field}[group][{i}][lane]") for i in range(parts))
+        loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
+    fields = [(name, dtype[name]) for name in dtype.names or () if name != "spans"]
     return f"""
-constexpr int TILE_ROWS = {ROWS}, TILE_COLUMNS = {COLUMNS}, WARPS = {WARPS};
+constexpr int TILE_ROWS = {ROWS}, SPAN_COLUMNS = {SPAN}, SPANS = {spans(fmt)}, WARPS = {WARPS};
 struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
 template <int GROUPS>
-struct alignas(16) {fmt.name}_tile {{
-    static constexpr int BLOCK = {fmt.weights};
-    using Codes = {fmt.name}_codes;
-    {" ".join(fields)}
-    __device__ Codes codes(int group, int lane) const {{
-        Codes share;
+struct alignas(16) {fmt.name}_span {{
+    {_members([(name, span[name]) for name in span.names or ()])}
+    __device__ {fmt.name}_codes codes(int group, int lane) const {{
+        {fmt.name}_codes share;
         {" ".join(loads)}
         return share;
     }}
-    // Fill from the row groups of a whole tile that start at `first`: copy(to, from, bytes), once or once a field.
-    template <class Tile, class Copy>
-    __device__ void copy_from(const Tile& tile, int first, Copy copy) {{
-        if constexpr (GROUPS == WARPS) {{ copy(this, &tile, sizeof(*this)); }} else {{ {" ".join(copies)} }}
-    }}
 }};
-static_assert(sizeof({fmt.name}_tile<WARPS>) == {dtype.itemsize}, "{fmt.name}_tile differs from its dtype");
+template <int GROUPS>
+struct alignas(16) {fmt.name}_fields {{
+    static constexpr int GROUP = {fmt.group};
+    using Codes = {fmt.name}_codes;
+    {_members(fields)}
+}};
+static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<WARPS>) == {dtype.itemsize},
+              "the tile of {fmt.name} differs from its dtype");
 """
+
+
+def _members(fields: list[tuple[str, Any]]) -> str:
+    """C++ members of GROUPS row groups each, and a copy of some row groups of a whole one."""
+    names = [name for name, _ in fields]
+    dims = ("".join(f"[{n}]" for n in dtype.shape[1:]) for _, dtype in fields)
+    members = [
+        f"{C_TYPES[dtype.base.str]} {name}[GROUPS]{dim};" for (name, dtype), dim in zip(fields, dims, strict=True)
+    ]
+    copies = [f"copy({name}, from.{name}[first], sizeof({name}));" for name in names]
+    return f"""{" ".join(members)}
+    // Fill from the row groups of a whole one that start at `first`: copy(to, from, bytes), once or once a field.
+    template <class Whole, class Copy>
+    __device__ void copy_from(const Whole& from, int first, Copy copy) {{
+        if constexpr (GROUPS == WARPS) {{ copy(this, &from, sizeof(*this)); }} else {{ {" ".join(copies)} }}
+    }}"""
 
 
 def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:
@@ -84,11 +98,12 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
     """
     lines = [
         '#include "types.cuh"',
-        f"constexpr int X_COLUMNS = {COLUMNS}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
+        f"constexpr int X_COLUMNS = {SPAN}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
     ]
     if fmt is not None:
         lines += [tile_struct(fmt), f'#include "formats/{fmt.name}.cuh"']
-        lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", "using Format = FormatOf<WARPS>;"]
+        lines += [f"template <int GROUPS> using SpanOf = {fmt.name}_span<GROUPS>;"]
+        lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", '#include "tile.cuh"']
     for name, value in template.items():
         lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
     return "\n".join([*lines, f'#include "{kernel}.cu"', ""])

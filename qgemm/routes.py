@@ -12,7 +12,7 @@ from . import activations
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
-from .tiles import COLUMNS, WARPS, tile_dtype
+from .tiles import SPAN, WARPS, spans, tile_dtype
 
 ANY = 1 << 62
 
@@ -99,7 +99,7 @@ class Split(NamedTuple):
     """How the decode kernel shares a matrix out: CTAs of `groups` * 16 rows, `splits` warps that share K.
 
     shared: bytes of shared memory that the rings of a CTA may take, which decides how many CTAs an SM holds; deep:
-    the most tiles in a ring.
+    the most spans in a ring.
     """
 
     strips: int
@@ -108,17 +108,13 @@ class Split(NamedTuple):
     shared: int
     deep: int
 
-    def depth(self, stage: int) -> int:
-        """Tiles in the ring of a warp, of `stage` bytes each; two at least, or nothing would be in flight."""
-        return max(2, min(self.deep, self.shared // (self.splits * stage)))
-
 
 # Measured on an H200 (132 SMs), q4_0, M = 1..16: about one CTA an SM with 16 warps, or two or more with 8, and
 # 90 to 200 KB in flight an SM. 28672 x 8192: 8 warps 33.1 us, 16 warps 34.3; 8192 x 8192: 15.2 and 10.2.
 SPLITS_OF_K = (
     #     strips >=  groups  splits  shared      deep
-    Split(133,       4,      8,      90 << 10,   4),
-    Split(101,       4,      16,     180 << 10,  3),
+    Split(133,       4,      8,      92 << 10,   4),
+    Split(101,       4,      16,     183 << 10,  3),
     Split(67,        2,      8,      113 << 10,  6),
     Split(34,        2,      16,     213 << 10,  4),
     Split(0,         1,      16,     213 << 10,  4),
@@ -130,13 +126,22 @@ def split_of(strips: int) -> Split:
     return next(row for row in SPLITS_OF_K if strips >= row.strips)
 
 
-def stage_bytes(fmt: Format, groups: int, tokens: int, kernel: str) -> int:
-    """Shared memory of one stage of a decode kernel: row groups of a tile, and the tile's share of x.
+def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str) -> int:
+    """Shared memory of a warp of a decode kernel: `depth` stages, and the fields per block of the tiles they span.
 
-    In decode a token takes a row of halves, padded by 16 bytes.
+    A stage is the codes of some row groups of a span, and its share of x: in decode, halves with 16 bytes of padding a
+    token.
     """
-    token = activations.DTYPE.itemsize if kernel == "decode_a8" else 2 * COLUMNS + 16
-    return tile_dtype(fmt).itemsize * groups // WARPS + tokens * token
+    dtype = tile_dtype(fmt)
+    span = dtype["spans"].base.itemsize
+    fields = (dtype.itemsize - spans(fmt) * span) * groups // WARPS
+    token = activations.DTYPE.itemsize if kernel == "decode_a8" else 2 * SPAN + 16
+    return depth * (span * groups // WARPS + tokens * token) + in_flight(fmt, depth) * fields
+
+
+def in_flight(fmt: Format, depth: int) -> int:
+    """Tiles that `depth` consecutive spans may belong to."""
+    return 1 + -(-(depth - 1) // spans(fmt))
 
 
 def c_type(dtype: np.dtype[Any]) -> str:
@@ -154,7 +159,11 @@ def route(p: Problem) -> Route:
 
 def decode_template(fmt: Format, split: Split, tokens: int, kernel: str) -> Template:
     """The template of a decode kernel but for its types."""
-    depth = split.depth(stage_bytes(fmt, split.groups, tokens, kernel))
+    depth = 2  # one alone, and nothing would be in flight
+    while (
+        depth < split.deep and split.splits * ring_bytes(fmt, split.groups, tokens, depth + 1, kernel) <= split.shared
+    ):
+        depth += 1
     return {"TOKENS": tokens, "GROUPS": split.groups, "SPLITS": split.splits, "DEPTH": depth}
 
 

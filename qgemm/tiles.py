@@ -1,15 +1,20 @@
 """Device tiles: the same bytes as the blocks, reordered so that a GPU lane reads its share in one piece.
 
-A tile holds 64 rows x 64 weights of one format and is contiguous, so that one bulk copy fetches it; the tiles of a
-strip of 64 rows lie along K. Inside, a warp owns 16 rows and a lane owns what it feeds to a 16 x 16 step of the
-tensor cores: with g = lane / 4, t = lane % 4, rows g and g + 8 and columns 2t, 2t + 8, 2t + 1, 2t + 9 of each of
-four steps. Two rules place everything:
+A tile holds 64 rows of one format and is contiguous; the tiles of a strip of 64 rows lie along K. It is 64 weights
+wide, or as wide as a block where that is more (256 for the K-quants). First come the codes, in spans of 64 columns,
+each of them contiguous so that one bulk copy fetches it, then the fields per block.
 
-- Codes of b bits (a field with slots): byte j of a lane's b words holds column j of the list above; in it, code
-  c = 2 * step + (row >= 8) stands at bit b * c, counted through the words. So one mask gives four codes of one row,
-  and a shift by b the other row; 4-bit codes fill a word per step, 8-bit codes two. Single bits share one word, with
-  c = step + 4 * (row >= 8): one shift brings the fifth bits of both rows above their nibbles.
-- A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8].
+In a span a warp owns 16 rows and a lane owns what it feeds to a 16 x 16 step of the tensor cores: with g = lane / 4,
+t = lane % 4, rows g and g + 8 and columns 2t, 2t + 8, 2t + 1, 2t + 9 of each of four steps. Two rules place
+everything:
+
+- Codes of b bits (a field with slots): byte j of a lane's b words holds column j of the list above. In it the codes
+  of rows g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
+  c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
+  four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. Of a
+  plane of 1 or 2 bits above nibbles, one shift brings those of both rows in place.
+- A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
+  scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
 Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks of the file back.
 """
@@ -26,73 +31,95 @@ from .block import Blocks, Format
 from .errors import UnsupportedError
 
 ROWS = 64  # rows of a tile
-COLUMNS = 64  # weights of a row that a tile holds
-WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps along K
+SPAN = 64  # columns whose codes lie together
+WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps of a span
 CHUNK = 4  # words that a lane reads at once: 16 bytes
 
 Tiles = NDArray[Any]
 
 
+def columns(fmt: Format) -> int:
+    """Weights of a row that a tile of a format holds: a span, or a block if that is more."""
+    return max(SPAN, fmt.weights)
+
+
+def spans(fmt: Format) -> int:
+    """Spans of 64 columns in a tile of a format."""
+    return columns(fmt) // SPAN
+
+
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
-    """The dtype of one tile of a format, fields in the order of the block's: codes first, then what is per block.
+    """The dtype of one tile of a format: its spans of codes, then what is per block, in the order of the block.
 
     Codes of b bits become little-endian words [warp][b / chunk][lane][chunk], chunk = min(b, 4).
     """
     check_tiled(fmt)
-    blocks = COLUMNS // fmt.weights
-    codes = [(name, "<u4", _words(fmt, name)) for name in fmt.slots]
+    blocks = columns(fmt) // fmt.weights
+    span = np.dtype([(name, "<u4", _words(fmt, name)) for name in fmt.slots])
     names = [name for name in fmt.dtype.names or () if name not in fmt.slots]
-    per_block = [(name, fmt.dtype[name], (WARPS, 8, blocks, 2)) for name in names]
-    return np.dtype([*codes, *per_block])
+    units = ((name, *_units(fmt, name)) for name in names)
+    per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
+    return np.dtype([("spans", span, (spans(fmt),)), *per_block])
 
 
 def check_tiled(fmt: Format) -> None:
     """UnsupportedError unless the format can be packed into tiles."""
-    if not fmt.slots or COLUMNS % fmt.weights:
-        raise UnsupportedError(f"{fmt} has no device tile: it names no code slots, or its block exceeds a tile")
+    if not fmt.slots:
+        raise UnsupportedError(f"{fmt} has no device tile: it names no code slots")
 
 
 def pack(fmt: Format, blocks: Blocks) -> Tiles:
-    """Blocks [N, K / weights] -> tiles [ceil(N / 64), ceil(K / 64)]."""
+    """Blocks [N, K / weights] -> tiles [ceil(N / 64), ceil(K / columns)]."""
     dtype = tile_dtype(fmt)
-    per_tile = COLUMNS // fmt.weights
+    per_tile = columns(fmt) // fmt.weights
     strips, along = -(-blocks.shape[0] // ROWS), -(-blocks.shape[1] // per_tile)
     padded = np.zeros((strips * ROWS, along * per_tile), fmt.dtype)
     padded[: blocks.shape[0], : blocks.shape[1]] = blocks
     tiles = np.empty((strips, along), dtype)
-    for name in dtype.names or ():
+    for name in fmt.dtype.names or ():
         field = padded[name]
         if name in fmt.slots:
             bits = _bits(fmt, name)
             slots = unpack_slots(as_bytes(field), bits)  # [rows, blocks, slots]
             codes = np.empty_like(slots)
             codes[..., list(fmt.slots[name])] = slots
-            tiles[name] = _codes_to_words(codes.reshape(strips, ROWS, along, COLUMNS), bits)
+            words = _codes_to_words(codes.reshape(strips, ROWS, -1, SPAN), bits)
+            tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
         else:
-            #                      strip  warp  r  g  tile  block  ->  strip tile warp g block r
-            split = field.reshape(strips, WARPS, 2, 8, along, per_tile)
-            tiles[name] = split.transpose(0, 4, 1, 3, 5, 2)
+            unit, count = _units(fmt, name)
+            #                                                strip  warp  r  g  tile   block     word
+            split = np.ascontiguousarray(field).view(unit).reshape(strips, WARPS, 2, 8, along, per_tile, *count)
+            tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # strip tile warp g block word r
     return tiles
 
 
 def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     """Tiles -> blocks [rows, columns / weights]; the inverse of `pack`."""
-    per_tile = COLUMNS // fmt.weights
     strips, along = tiles.shape
+    per_tile = spans(fmt) * SPAN // fmt.weights
     padded = np.empty((strips * ROWS, along * per_tile), fmt.dtype)
-    for name in tiles.dtype.names or ():
+    for name in fmt.dtype.names or ():
         if name in fmt.slots:
             bits = _bits(fmt, name)
-            codes = _words_to_codes(tiles[name], bits).reshape(*padded.shape, fmt.weights)
-            packed = pack_slots(codes[..., list(fmt.slots[name])], bits)
+            words = tiles["spans"][name]
+            codes = _words_to_codes(words.reshape(strips, -1, *words.shape[3:]), bits)
+            packed = pack_slots(codes.reshape(*padded.shape, fmt.weights)[..., list(fmt.slots[name])], bits)
             padded[name] = packed.view(fmt.dtype[name].base).reshape(padded[name].shape)
         else:
-            padded[name] = tiles[name].transpose(0, 2, 5, 3, 1, 4).reshape(padded.shape)
+            split = np.ascontiguousarray(np.moveaxis(tiles[name], (1, -1), (4, 2)))
+            flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
+            padded[name] = flat.reshape(padded[name].shape)
     return padded[:rows, : fmt.blocks_in(columns)].copy()
 
 
 def _bits(fmt: Format, name: str) -> int:
     return 8 * fmt.dtype[name].itemsize // fmt.weights
+
+
+def _units(fmt: Format, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What alternates between two rows in a field per block: the field, or 16-bit words of it and their number."""
+    field = fmt.dtype[name]
+    return (np.dtype("<u2"), (field.itemsize // 2,)) if field.shape else (field, ())
 
 
 def _words(fmt: Format, name: str) -> tuple[int, ...]:
@@ -101,14 +128,19 @@ def _words(fmt: Format, name: str) -> tuple[int, ...]:
     return WARPS, bits // chunk, LANES, chunk
 
 
+def _between(bits: int) -> int:
+    """p, the steps whose codes stand between those of rows g and g + 8."""
+    return max(1, 4 // bits)
+
+
 def _codes_to_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
-    """Codes [strip, 64, tile, 64] -> words [strip, tile, warp, bits / chunk, lane, chunk]."""
+    """Codes [strip, 64, span, 64] -> words [strip, span, warp, bits / chunk, lane, chunk]."""
     strips, _, along, _ = codes.shape
-    #                     strip  warp  r  g  tile  step  h  t  e : row 16 warp + 8 r + g, column 16 step + 8 h + 2 t + e
-    split = codes.reshape(strips, WARPS, 2, 8, along, STEPS, 2, 4, 2)
-    #                    strip tile warp g t | byte j = (e, h) | code c = (step, r), of single bits (r, step)
-    code = (2, 5) if bits == 1 else (5, 2)
-    ordered = split.transpose(0, 4, 1, 3, 7, 8, 6, *code).reshape(strips, along, WARPS, LANES, 4, 2 * STEPS)
+    p = _between(bits)
+    #                     strip  warp  r  g  span  step / p, step % p  h  t  e : row 16 warp + 8 r + g,
+    split = codes.reshape(strips, WARPS, 2, 8, along, STEPS // p, p, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
+    #                       strip span warp g t | byte j = (e, h) | code c = (step / p, r, step % p)
+    ordered = split.transpose(0, 4, 1, 3, 8, 9, 7, 5, 2, 6).reshape(strips, along, WARPS, LANES, 4, 2 * STEPS)
     in_bytes = pack_slots(ordered, bits)  # [..., lane, byte j, word]
     words = np.ascontiguousarray(in_bytes.swapaxes(-1, -2)).view("<u4")  # [..., lane, word, 1]
     chunk = min(bits, CHUNK)
@@ -120,9 +152,9 @@ def _words_to_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     strips, along = words.shape[:2]
     in_order = np.ascontiguousarray(words.swapaxes(3, 4)).reshape(strips, along, WARPS, LANES, bits, 1)
     in_bytes = in_order.view(np.uint8).swapaxes(-1, -2)  # [..., lane, byte j, word]
-    ordered = unpack_slots(np.ascontiguousarray(in_bytes), bits)
-    #                       strip   tile   warp  g  t  e  h  step   r
-    split = ordered.reshape(strips, along, WARPS, 8, 4, 2, 2, *((2, STEPS) if bits == 1 else (STEPS, 2)))
-    r, step = (7, 8) if bits == 1 else (8, 7)
-    #                    strip warp r  g  tile step h  t  e
-    return split.transpose(0, 2, r, 3, 1, step, 6, 4, 5).reshape(strips, ROWS, along, COLUMNS)
+    p = _between(bits)
+    codes = unpack_slots(np.ascontiguousarray(in_bytes), bits)
+    #                      strip  span   warp  g  t  e  h  step / p  r  step % p
+    ordered = codes.reshape(strips, along, WARPS, 8, 4, 2, 2, STEPS // p, 2, p)
+    #                      strip warp r  g  span step  h  t  e
+    return ordered.transpose(0, 2, 8, 3, 1, 7, 9, 6, 4, 5).reshape(strips, ROWS, along, SPAN)

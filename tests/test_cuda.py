@@ -127,10 +127,10 @@ def test_a8_fused_equals_cpu_closely(fmt, data):
     want = qgemm.matmul(blocks, w)
     levels = fmt.decode_levels(w.blocks.reshape(-1))
     codes = np.abs(levels.codes.astype(np.float64)).reshape(w.shape)
-    scale = np.repeat(np.abs(levels.scale).reshape(w.shape[0], -1), 32, axis=1)
+    scale = np.repeat(np.abs(levels.scale).reshape(w.shape[0], -1), fmt.group, axis=1)
     dense = scale * (codes + levels.zero)
     if levels.minimum is not None:
-        dense += np.repeat(np.abs(levels.minimum).reshape(w.shape[0], -1), 32, axis=1)
+        dense += np.repeat(np.abs(levels.minimum).reshape(w.shape[0], -1), fmt.group, axis=1)
     activations = np.abs(blocks.dequantize(np.float64)) + np.repeat(
         np.abs(blocks.blocks["s"].astype(np.float64)), 32, axis=1
     )
@@ -184,8 +184,8 @@ def test_decode_kernel_is_exact_but_for_float_sums(fmt, data):
 def test_decode_kernel_in_every_split(fmt, n):
     """One matrix for each row of SPLITS_OF_K, ragged rows and columns, M on both sides of a token tile."""
     rng = np.random.default_rng(n)
-    k = 64 * 9 + 32
-    raw = np.frombuffer(rng.bytes(n * k // 32 * fmt.block_bytes), fmt.dtype).reshape(n, -1)
+    k = 64 * 9 + 32 if fmt.weights == 32 else 256 * (19 if n < 67 * 64 else 11)  # more than a tile of 256 a warp
+    raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
     w = qgemm.Tensor(fmt, (n, k), tame(fmt, raw, rng))
     on_device, sizes = w.to_device(), raw_magnitudes(w)
     for m in (1, 7, 8, 9, 16):
@@ -204,11 +204,12 @@ def test_decode_kernel_in_every_split(fmt, n):
 def test_identity_gives_the_decoded_matrix(fmt, dtype):
     rng = np.random.default_rng(7)
     raw = np.frombuffer(rng.bytes(200 * 3 * fmt.block_bytes), fmt.dtype).reshape(200, 3)
-    w = qgemm.Tensor(fmt, (200, 96), tame(fmt, raw, rng))
+    k = 3 * fmt.weights
+    w = qgemm.Tensor(fmt, (200, k), tame(fmt, raw, rng))
     on_device = w.to_device()
     want = w.dequantize(np.float32).T
-    for source, rows in itertools.product(("float32", "float16"), (slice(0, 8), slice(40, 41), slice(80, 96))):
-        y = qgemm.matmul(cupy().eye(96, dtype=source)[rows], on_device, dtype=dtype).get()
+    for source, rows in itertools.product(("float32", "float16"), (slice(0, 8), slice(40, 41), slice(k - 16, k))):
+        y = qgemm.matmul(cupy().eye(k, dtype=source)[rows], on_device, dtype=dtype).get()
         np.testing.assert_array_equal(y, want[rows].astype(y.dtype))
 
 
@@ -220,12 +221,13 @@ def test_nan_stays_in_its_row(fmt, activation, m):
     rng = np.random.default_rng(m)
     raw = np.frombuffer(rng.bytes(100 * 4 * fmt.block_bytes), fmt.dtype).reshape(100, 4)
     blocks = tame(fmt, raw, rng)
-    x = rng.standard_normal((m, 128)).astype(np.float32)
-    clean = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, (100, 128), blocks).to_device(), activation).get()
+    shape = 100, 4 * fmt.weights
+    x = rng.standard_normal((m, shape[1])).astype(np.float32)
+    clean = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, shape, blocks).to_device(), activation).get()
     if "d" in fmt.scale_fields:  # mxfp4 has no NaN
         blocks["d"][17, 2] = np.nan
     x[m // 2, 5] = np.nan
-    y = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, (100, 128), blocks).to_device(), activation).get()
+    y = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, shape, blocks).to_device(), activation).get()
     touched = np.zeros(y.shape, bool)
     touched[m // 2] = True
     touched[:, 17] |= "d" in fmt.scale_fields
@@ -236,11 +238,14 @@ def test_nan_stays_in_its_row(fmt, activation, m):
 @each([fmt for fmt in TILED if "d" in fmt.scale_fields])
 def test_large_scales_do_not_overflow_half(fmt):
     """65504 * 127 is finite in float32, not in float16: the panel is scaled by a power of two."""
+    k = 2 * fmt.weights
     blocks = np.zeros((64, 2), fmt.dtype)
     blocks["d"] = 65504
-    blocks["qs"] = 0x77
-    w = qgemm.Tensor(fmt, (64, 64), blocks)
-    x = np.full((16, 64), 2.0**-10, np.float16)
+    blocks[next(iter(fmt.slots))] = 0x77
+    if "scales" in blocks.dtype.names:
+        blocks["scales"] = 0x7F
+    w = qgemm.Tensor(fmt, (64, k), blocks)
+    x = np.full((16, k), 2.0**-10, np.float16)
     y = qgemm.matmul(cupy().asarray(x), w.to_device()).get()
     want = exact(x, w)
     np.testing.assert_allclose(y, want, rtol=2.0**-10)

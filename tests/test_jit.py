@@ -39,11 +39,11 @@ def test_every_variant_of_one_format_compiles(kernel, template):
 
 @each(TILED)
 def test_header_is_the_twin_of_the_module(fmt):
-    """One header a format, whose struct derives from the generated tile and opens with the module's words."""
+    """One header a format, whose struct derives from the generated fields and opens with the module's words."""
     text = (jit.kernels_dir() / "formats" / f"{fmt.name}.cuh").read_text()
     assert f"Twin of qgemm/formats/{fmt.name}.py" in text
-    assert f"struct {fmt.name} : {fmt.name}_tile" in text
-    assert re.search(rf"HAS_MINIMUM = {'true' if 'm' in fmt.scale_fields else 'false'};", text)
+    assert f"struct {fmt.name} : {fmt.name}_fields" in text
+    assert re.search(rf"HAS_MINIMUM = {'true' if {'m', 'dmin'} & {*fmt.scale_fields} else 'false'};", text)
 
 
 @each(TILED)
@@ -156,7 +156,7 @@ def test_decode_fits_its_shared_memory(fmt, tokens, kernel):
     """Whatever the matrix, the rings of a CTA stay within the 227 KB of sm_90."""
     for split in routes.SPLITS_OF_K:
         depth = routes.decode_template(fmt, split, tokens, kernel)["DEPTH"]
-        rings = split.splits * depth * routes.stage_bytes(fmt, split.groups, tokens, kernel)
+        rings = split.splits * routes.ring_bytes(fmt, split.groups, tokens, depth, kernel)
         assert depth >= 2
         assert rings + split.splits * depth * 8 <= 227 << 10
 

@@ -18,49 +18,60 @@ def test_unpack_gives_the_blocks_back(fmt, data):
     shape = data.draw(st.integers(1, 140)), data.draw(st.integers(1, 7))
     raw = raw_blocks(data.draw, fmt, shape)
     packed = tiles.pack(fmt, raw)
-    assert packed.shape == (-(-shape[0] // 64), -(-shape[1] // 2))
+    assert packed.shape == (-(-shape[0] // 64), -(-shape[1] * fmt.weights // tiles.columns(fmt)))
     assert tiles.unpack(fmt, packed, shape[0], shape[1] * fmt.weights).tobytes() == raw.tobytes()
 
 
 @each(TILED)
-def test_a_tile_is_as_large_as_its_blocks(fmt):
-    """No padding inside a tile, and every field starts on 16 bytes, as bulk copies want."""
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_bulk_copies_are_aligned(fmt, groups):
+    """No padding inside a tile, and every part that one copy brings starts on 16 bytes and is a multiple of them."""
     dtype = tiles.tile_dtype(fmt)
-    assert dtype.itemsize == tiles.ROWS * tiles.COLUMNS // fmt.weights * fmt.block_bytes
-    assert all(offset % 16 == 0 for _, offset, *_ in dtype.fields.values())
+    span = dtype["spans"].base
+    assert dtype.itemsize == tiles.ROWS * tiles.columns(fmt) // fmt.weights * fmt.block_bytes
+    for struct in (span, dtype):
+        for field, offset in struct.fields.values():
+            assert offset % 16 == 0
+            assert field.itemsize * groups // tiles.WARPS % 16 == 0
+
+
+def one_tile(fmt, seed):
+    """A tile's blocks [64, columns / weights], of random bytes."""
+    count = tiles.columns(fmt) // fmt.weights
+    raw = np.random.default_rng(seed).bytes(64 * count * fmt.block_bytes)
+    return np.frombuffer(raw, fmt.dtype).reshape(64, count)
 
 
 @each(TILED)
 def test_codes_lie_where_the_rules_say(fmt):
     """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step."""
-    rng = np.random.default_rng(1)
-    raw = np.frombuffer(rng.bytes(64 * 2 * fmt.block_bytes), fmt.dtype).reshape(64, 2)
-    tile = tiles.pack(fmt, raw)[0, 0]
+    raw = one_tile(fmt, 1)
+    spans = tiles.pack(fmt, raw)["spans"][0, 0]
     for name, order in fmt.slots.items():
         bits = 8 * fmt.dtype[name].itemsize // fmt.weights
         stream = np.unpackbits(np.ascontiguousarray(raw[name]).view(np.uint8), axis=-1, bitorder="little")
-        slots = stream.reshape(64, 2, 32, bits) @ (1 << np.arange(bits))
-        codes = np.empty((64, 64), np.int64)
-        for block in range(2):
-            for slot, weight in enumerate(order):
-                codes[:, 32 * block + weight] = slots[:, block, slot]
-        words = tile[name].transpose(0, 2, 1, 3).reshape(4, 32, bits)  # [warp][lane][word]
-        for warp, lane, step, r, j in np.ndindex(4, 32, 4, 2, 4):
+        slots = stream.reshape(*raw.shape, fmt.weights, bits) @ (1 << np.arange(bits))
+        codes = np.empty_like(slots)
+        codes[..., order] = slots
+        codes = codes.reshape(64, len(spans), 64)
+        words = spans[name].transpose(0, 1, 3, 2, 4).reshape(-1, 4, 32, bits)  # [span][warp][lane][word]
+        p = max(1, 4 // bits)
+        for span, warp, lane, step, r, j in np.ndindex(len(spans), 4, 32, 4, 2, 4):
             g, t = divmod(lane, 4)
-            bit = bits * (step + 4 * r if bits == 1 else 2 * step + r)
-            byte = int(words[warp, lane, bit // 8]) >> 8 * j & 0xFF
+            bit = bits * (2 * p * (step // p) + p * r + step % p)
+            byte = int(words[span, warp, lane, bit // 8]) >> 8 * j & 0xFF
             column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
-            assert byte >> bit % 8 & (1 << bits) - 1 == codes[16 * warp + 8 * r + g, column]
+            assert byte >> bit % 8 & (1 << bits) - 1 == codes[16 * warp + 8 * r + g, span, column]
 
 
 @each(TILED)
 def test_fields_per_block_lie_where_the_rules_say(fmt):
-    rng = np.random.default_rng(2)
-    raw = np.frombuffer(rng.bytes(64 * 2 * fmt.block_bytes), fmt.dtype).reshape(64, 2)
+    raw = one_tile(fmt, 2)
     tile = tiles.pack(fmt, raw)[0, 0]
     for name in set(fmt.dtype.names) - set(fmt.slots):
-        for warp, g, block, r in np.ndindex(4, 8, 2, 2):
-            assert tile[name][warp, g, block, r].tobytes() == raw[name][16 * warp + 8 * r + g, block].tobytes()
+        for warp, g, block, r in np.ndindex(4, 8, raw.shape[1], 2):
+            got = tile[name][warp, g, block, ..., r]  # 16-bit words of a field of several bytes
+            assert got.tobytes() == raw[name][16 * warp + 8 * r + g, block].tobytes()
 
 
 @each([fmt for fmt in FORMATS if fmt.plain])

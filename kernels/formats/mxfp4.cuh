@@ -39,7 +39,7 @@ __device__ inline Bytes e2m1_bytes(u32 word) {
 __device__ inline float power_of_two(u32 e) { return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
 
 template <int GROUPS>
-struct mxfp4 : mxfp4_tile<GROUPS> {
+struct mxfp4 : mxfp4_fields<GROUPS> {
     using Codes = mxfp4_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;

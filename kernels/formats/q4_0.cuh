@@ -4,7 +4,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q4_0 : q4_0_tile<GROUPS> {
+struct q4_0 : q4_0_fields<GROUPS> {
     using Codes = q4_0_codes;
     static constexpr int ZERO = 8;
     static constexpr bool HAS_MINIMUM = false;

@@ -4,7 +4,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q4_1 : q4_1_tile<GROUPS> {
+struct q4_1 : q4_1_fields<GROUPS> {
     using Codes = q4_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;

@@ -4,7 +4,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q5_0 : q5_0_tile<GROUPS> {
+struct q5_0 : q5_0_fields<GROUPS> {
     using Codes = q5_0_codes;
     static constexpr int ZERO = 16;
     static constexpr bool HAS_MINIMUM = false;

@@ -4,7 +4,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q5_1 : q5_1_tile<GROUPS> {
+struct q5_1 : q5_1_fields<GROUPS> {
     using Codes = q5_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;

@@ -4,7 +4,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q8_0 : q8_0_tile<GROUPS> {
+struct q8_0 : q8_0_fields<GROUPS> {
     using Codes = q8_0_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;

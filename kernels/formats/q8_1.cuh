@@ -4,7 +4,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q8_1 : q8_1_tile<GROUPS> {
+struct q8_1 : q8_1_fields<GROUPS> {
     using Codes = q8_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;

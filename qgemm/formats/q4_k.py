@@ -18,6 +18,7 @@ from ..bits import unpack_nibbles, unpack_sixes
 from ..block import Blocks, Format, Levels
 
 DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)])
+SLOTS = {"qs": tuple(64 * p + 32 * h + j for p in range(4) for j in range(32) for h in range(2))}
 
 
 def levels(blocks: Blocks) -> Levels:
@@ -29,4 +30,4 @@ def levels(blocks: Blocks) -> Levels:
         return Levels(codes, d * sc, -(dmin * m))
 
 
-FORMAT = Format("q4_k", 256, DTYPE, levels=levels, ggml_type=12)
+FORMAT = Format("q4_k", 256, DTYPE, levels=levels, ggml_type=12, slots=SLOTS)

@@ -16,6 +16,10 @@ from ..bits import unpack_nibbles, unpack_planes
 from ..block import Blocks, Format, Levels
 
 DTYPE = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
+SLOTS = {
+    "ql": tuple(128 * h + 64 * i + j for h in range(2) for j in range(64) for i in range(2)),
+    "qh": tuple(128 * h + 32 * i + j for h in range(2) for j in range(32) for i in range(4)),
+}
 ZERO = 32
 
 
@@ -28,4 +32,4 @@ def levels(blocks: Blocks) -> Levels:
         return Levels((low | high << np.uint8(4)).reshape(-1, 16, 16), d * blocks["scales"], zero=ZERO)
 
 
-FORMAT = Format("q6_k", 256, DTYPE, levels=levels, ggml_type=14)
+FORMAT = Format("q6_k", 256, DTYPE, levels=levels, ggml_type=14, slots=SLOTS)

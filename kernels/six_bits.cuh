@@ -1,0 +1,27 @@
+// The 6-bit scales and minimums of q4_k and q5_k: 12 bytes a row for 8 groups of 32 weights, laid out as in
+// qgemm/formats/q4_k.py; in a tile 6 words of two bytes for each of rows g and g + 8.
+#pragma once
+
+#include "fragment.cuh"
+
+// Those of groups 2 p and 2 p + 1: bytes 0 and 1 of row g, 2 and 3 of row g + 8.
+struct SixBits {
+    u32 scales, minimums;
+    __device__ SixBits(const u16 (&words)[6][2], int p) {
+        const u32* both = reinterpret_cast<const u32*>(words) + p % 2u;
+        const u32 first = both[0], second = both[2], rest = both[4];
+        // Of the upper groups four bits are in the rest, and two on top of the lower groups'.
+        const u32 here = p < 2 ? 0x3f3f3f3f : 0x30303030, there = p < 2 ? 0 : 0x0f0f0f0f;
+        const int shift = p < 2 ? 0 : 2;
+        scales = (first >> shift & here) | (rest & there);
+        minimums = (second >> shift & here) | (rest >> 4 & there);
+    }
+};
+
+__device__ inline float2 six_bit_scales(const u16 (&words)[6][2], int index) {
+    return byte_pair(SixBits(words, index >> 1).scales, index & 1, 2 + (index & 1), 0);
+}
+
+__device__ inline float2 six_bit_minimums(const u16 (&words)[6][2], int index) {
+    return byte_pair(SixBits(words, index >> 1).minimums, index & 1, 2 + (index & 1), 0);
+}
