@@ -1,10 +1,10 @@
 // decode: y [m, n] = x [m, k] @ W [n, k].T for few tokens on tensor cores, at the speed of memory.
 //
 // A CTA owns GROUPS groups of 16 rows of a strip; its SPLITS warps take the strip's tiles in turn, each span by span
-// through a ring of its own that no other warp waits for, and add their sums at the end, in a fixed order. Weights are operand A,
-// masked out of the codes in shared memory as subnormal halves; tokens are operand B and ride on the barriers of the
-// weights. A product with a constant gives sum(x) where a scale is shared, for the zero or the minimum; scales multiply
-// the float sums.
+// through a ring of its own that no other warp waits for, and add their sums at the end, in a fixed order. Weights are
+// operand A, masked out of the codes in shared memory as subnormal halves; tokens are operand B and ride on the
+// barriers of the weights. A product with a constant gives sum(x) where a scale is shared, for the zero or the minimum;
+// scales multiply the float sums.
 // Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH.
 #include "mma.cuh"
 #include "pdl.cuh"

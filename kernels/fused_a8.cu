@@ -1,8 +1,8 @@
 // fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks [m, k / 32], integer dots by dp4a.
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
-// of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes t = 0.
-// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a block.
+// of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes
+// t = 0. Where 16 weights share a scale, bytes are levels and there is no sa; each half of a block:   dw * da * sumi.
 // A CTA owns a strip of tiles, shared out as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS, SPLITS.
 #include "q8_1_block.cuh"
 #include "strip.cuh"

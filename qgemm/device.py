@@ -106,9 +106,12 @@ def as_numbers(fmt: Format, blocks: Any) -> Any:
 def largest_weight(fmt: Format, blocks: Blocks) -> float:
     """A bound of the magnitude of every finite weight in the blocks of a tiled format."""
     levels = fmt.decode_levels(blocks.reshape(-1))
-    bound = np.float32(LARGEST_CODE) * np.abs(levels.scale) if levels.scale is not None else np.zeros(1, np.float32)
-    if levels.minimum is not None:
-        bound = bound + np.abs(levels.minimum)
+    bound = np.zeros(1, np.float32)
+    with np.errstate(invalid="ignore"):  # a scale may be a signalling NaN, whose product counts as invalid
+        if levels.scale is not None:
+            bound = np.float32(LARGEST_CODE) * np.abs(levels.scale)
+        if levels.minimum is not None:
+            bound = bound + np.abs(levels.minimum)
     return float(bound[np.isfinite(bound)].max(initial=0))
 
 
