@@ -5,7 +5,8 @@
 //   fragment(codes, step)   the levels q - zero of the eight weights, exact in half
 //   raw(codes, step)        the codes as halves times 2^-RAW_EXPONENT, not corrected for zero, for tensor cores
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
-//   scale(warp, g, block), minimum(warp, g, block)   of rows g and g + 8, for one block of the tile
+//   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
+//                           Format::GROUP weights of the tile
 // so that w = scale * level + minimum.
 #pragma once
 

@@ -1,8 +1,8 @@
 // unpack: tiles -> dense W [n, k] * factor, row-major. w = scale * level + minimum, exact in float32, rounded once to
 // Out. The factor is a power of two: 1, or what brings the weights into the range of half.
 //
-// A CTA owns one span of a tile, a warp 16 of its rows. The weights are staged in shared memory so that global stores are 16
-// bytes wide and cover whole rows of the span.
+// A CTA owns one span of a tile, a warp 16 of its rows. The weights are staged in shared memory so that global stores
+// are 16 bytes wide and cover whole rows of the span.
 // Template: Format, Out (float, half, bf16).
 #include "tile.cuh"
 

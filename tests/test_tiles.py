@@ -10,6 +10,7 @@ from strategies import FORMATS, TILED, each, raw_blocks
 
 import qgemm
 from qgemm import tiles
+from qgemm.device import largest_weight
 
 
 @each(TILED)
@@ -78,3 +79,13 @@ def test_fields_per_block_lie_where_the_rules_say(fmt):
 def test_plain_formats_have_no_tile(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no device tile"):
         tiles.tile_dtype(fmt)
+
+
+@each([fmt for fmt in TILED if "d" in fmt.scale_fields])
+def test_largest_weight_ignores_every_nan(fmt):
+    """A scale of raw bytes may be a signalling NaN, of which arithmetic complains."""
+    blocks = np.zeros((1, 3), fmt.dtype)
+    blocks["d"] = np.array([0x3C00, 0x7E00, 0xFC46], np.uint16).view(np.float16)
+    if "scales" in blocks.dtype.names:
+        blocks["scales"] = 1
+    assert largest_weight(fmt, blocks) == 128
