@@ -142,7 +142,7 @@ def _decode_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> Non
 def _decode_launch(row: Route, device: int, fmt: Format, shape: tuple[int, int], m: int, out: str) -> Launch:
     """The decode kernel of a route for every matrix of this shape and M rows of x."""
     (n, k), tokens = shape, _tokens(row, m)
-    split = split_of(-(-n // tiles.ROWS))
+    split = split_of(row.kernel, tokens, -(-n // tiles.ROWS))
     template = decode_template(fmt, split, tokens, row.kernel)
     rows = 16 * split.groups
     rings = split.splits * ring_bytes(fmt, split.groups, tokens, int(template["DEPTH"]), row.kernel)

@@ -96,12 +96,15 @@ ROUTES = (
 
 
 class Split(NamedTuple):
-    """How the decode kernel shares a matrix out: CTAs of `groups` * 16 rows, `splits` warps that share K.
+    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, `splits` warps that share K.
 
+    kernels, tokens, strips: the kernels, their token tiles, and the least number of strips of 64 rows that it is for.
     shared: bytes of shared memory that the rings of a CTA may take, which decides how many CTAs an SM holds; deep:
     the most spans in a ring.
     """
 
+    kernels: tuple[str, ...]
+    tokens: tuple[int, ...]
     strips: int
     groups: int
     splits: int
@@ -109,21 +112,34 @@ class Split(NamedTuple):
     deep: int
 
 
-# Measured on an H200 (132 SMs), q4_0, M = 1..16: about one CTA an SM with 16 warps, or two or more with 8, and
-# 90 to 200 KB in flight an SM. 28672 x 8192: 8 warps 33.1 us, 16 warps 34.3; 8192 x 8192: 15.2 and 10.2.
+A16, A8 = ("decode",), ("decode_a8",)
+
+# Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
+# flight an SM. decode_a8 waits for the kernel that quantizes x, so that what is in flight meanwhile counts for more:
+# 8192 x 8192, M = 16: 13.7 us with two CTAs an SM, 15.2 with one.
 SPLITS_OF_K = (
-    #     strips >=  groups  splits  shared      deep
-    Split(133,       4,      8,      92 << 10,   4),
-    Split(101,       4,      16,     183 << 10,  3),
-    Split(67,        2,      8,      113 << 10,  6),
-    Split(34,        2,      16,     213 << 10,  4),
-    Split(0,         1,      16,     213 << 10,  4),
+    #     kernel  tokens   strips >=  groups  splits  shared      deep
+    Split(A16,    (8, 16), 133,       4,      8,      92 << 10,   4),
+    Split(A16,    (8, 16), 101,       4,      16,     183 << 10,  3),
+    Split(A16,    (8, 16), 67,        2,      8,      113 << 10,  6),
+    Split(A16,    (8, 16), 34,        2,      16,     213 << 10,  4),
+    Split(A8,     (8,),    133,       4,      8,      113 << 10,  4),
+    Split(A8,     (8,),    34,        4,      16,     183 << 10,  3),
+    Split(A8,     (16,),   133,       4,      8,      75 << 10,   4),
+    Split(A8,     (16,),   101,       4,      16,     113 << 10,  3),
+    Split(A8,     (16,),   34,        2,      16,     113 << 10,  4),
+    Split(A16 + A8, (8, 16), 0,       1,      16,     213 << 10,  4),
 )  # fmt: skip
 
 
-def split_of(strips: int) -> Split:
-    """The first row of SPLITS_OF_K for a matrix of so many strips of 64 rows."""
-    return next(row for row in SPLITS_OF_K if strips >= row.strips)
+def splits_for(kernel: str, tokens: int) -> Iterator[Split]:
+    """The rows of SPLITS_OF_K for this kernel and token tile."""
+    return (row for row in SPLITS_OF_K if kernel in row.kernels and tokens in row.tokens)
+
+
+def split_of(kernel: str, tokens: int, strips: int) -> Split:
+    """The first row of SPLITS_OF_K for this kernel and token tile on a matrix of so many strips of 64 rows."""
+    return next(row for row in splits_for(kernel, tokens) if strips >= row.strips)
 
 
 def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str) -> int:
@@ -179,7 +195,7 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
         for tokens, out in product(row.tokens, TYPES):
             if row.kernel in ("decode", "decode_a8"):
                 source: Template = {"In": "half"} if row.kernel == "decode" else {}
-                for split in SPLITS_OF_K:
+                for split in splits_for(row.kernel, tokens):
                     yield row.kernel, {**source, "Out": out, **decode_template(fmt, split, tokens, row.kernel)}
             elif row.kernel == "fused_a8":
                 yield row.kernel, {"Out": out, "TOKENS": tokens, "SPLITS": SPLITS}

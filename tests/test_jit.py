@@ -154,17 +154,20 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
 @pytest.mark.parametrize("kernel", ["decode", "decode_a8"])
 def test_decode_fits_its_shared_memory(fmt, tokens, kernel):
     """Whatever the matrix, the rings of a CTA stay within the 227 KB of sm_90."""
-    for split in routes.SPLITS_OF_K:
+    for split in routes.splits_for(kernel, tokens):
         depth = routes.decode_template(fmt, split, tokens, kernel)["DEPTH"]
         rings = split.splits * routes.ring_bytes(fmt, split.groups, tokens, depth, kernel)
         assert depth >= 2
         assert rings + split.splits * depth * 8 <= 227 << 10
 
 
-def test_every_matrix_has_a_split():
-    for strips in range(1, 2000):
-        split = routes.split_of(strips)
-        assert split is next(row for row in routes.SPLITS_OF_K if row.strips <= strips)
+@pytest.mark.parametrize("tokens", [8, 16])
+@pytest.mark.parametrize("kernel", ["decode", "decode_a8"])
+def test_every_matrix_has_a_split(kernel, tokens):
+    rows = list(routes.splits_for(kernel, tokens))
+    assert [row.strips for row in rows] == sorted((row.strips for row in rows), reverse=True)
+    for strips in range(1, 500):
+        assert routes.split_of(kernel, tokens, strips).strips <= strips
 
 
 def test_ledger_notices_a_stale_hash(tmp_path, monkeypatch):
