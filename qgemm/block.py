@@ -19,7 +19,7 @@ from .parallel import for_slices
 
 Blocks = NDArray[Any]
 
-CHUNK = 1 << 16  # weights that a thread encodes or decodes at a time: its temporaries stay in the L2 cache
+CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time: shorter slices wait for the interpreter lock
 
 
 class Levels(NamedTuple):

@@ -25,8 +25,26 @@ def gamma(operations: int) -> float:
     return operations * U / (1 - operations * U)
 
 
+def magnitudes(fmt: Format, blocks: Blocks) -> Doubles:
+    """Blocks [N, b] -> what is summed for each weight, [N, K]: scale * |code - zero| + |minimum|.
+
+    With a minimum this may be far above the weight itself, where the two cancel.
+    """
+    codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1))
+    sizes = np.abs(codes.astype(np.float64) - zero)
+    with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
+        if scale is not None:
+            sizes *= np.abs(scale.astype(np.float64))[..., None]
+        if minimum is not None:
+            sizes += np.abs(minimum.astype(np.float64))[..., None]
+    return sizes.reshape(len(blocks), blocks.shape[1] * fmt.weights)
+
+
 def a16_bound(x: Doubles, w: Doubles) -> Doubles:
-    """Of x @ w.T from exact factors: K products, K - 1 additions, and for blocks a scale and a minimum on the sum."""
+    """Of x @ w.T from exact factors: K products, K - 1 additions, and for blocks a scale and a minimum on the sum.
+
+    w: the `magnitudes` of the weights; for formats without a minimum they are those of the weights themselves.
+    """
     return _bound(x.shape[1] + 4, np.abs(x) @ np.abs(w).T)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bits import Floats
-from .block import CHUNK, Blocks, Levels
+from .block import Blocks, Levels
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .parallel import for_slices
@@ -21,6 +21,7 @@ from .tensor import Tensor
 
 FEW_TOKENS = 64  # above, BLAS on decoded panels is faster (2 cores, 4096 x 4096)
 TILE = 1 << 18  # weights that one core works on at a time: 1 MiB of float32
+SLICE = 1 << 17  # weights of a panel that one core decodes at a time
 PANEL = 1 << 22  # weights decoded by all cores before BLAS is called: 16 MiB of float32
 TOKENS = 1 << 22  # activations converted to float32 at a time: 16 MiB
 SUMS = 1 << 19  # block sums that one core holds at a time: 2 MiB of float32
@@ -50,7 +51,7 @@ def _multiply_panels(x: Floats, w: Tensor, y: NDArray[Any]) -> None:
         def work(rows: slice, part: Blocks = part) -> None:
             panel[rows] = _decode(w, part[rows])
 
-        for_slices(len(part), max(1, CHUNK // max(1, k)), work)
+        for_slices(len(part), max(1, SLICE // max(1, k)), work)
         y[:, start : start + len(part)] = _product(x, panel[: len(part)])
 
 
@@ -76,7 +77,7 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite becomes NaN in its own output row
             blocks[part] = Q8_1.encode(values[part].astype(np.float32, copy=False))  # type: ignore[misc]
 
-    for_slices(len(values), CHUNK // Q8_1.weights, work)
+    for_slices(len(values), SLICE // Q8_1.weights, work)
     return Tensor(Q8_1, x.shape, blocks.reshape(*x.shape[:-1], count))
 
 

@@ -12,7 +12,7 @@ from strategies import BLOCK_FORMATS, FORMATS, each, exact, problems, raw_blocks
 
 import qgemm
 from qgemm import cpu
-from qgemm.bounds import a16_bound
+from qgemm.bounds import a16_bound, magnitudes
 
 M_EDGES = st.sampled_from((1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.FEW_TOKENS))
 U = 2.0**-24  # the relative error of one float32 operation
@@ -47,7 +47,7 @@ def test_a16_within_bound(fmt, data):
     x, w = data.draw(problems(fmt, M_EDGES))
     y = qgemm.matmul(x, w)
     assert y.dtype == np.float32
-    assert (np.abs(y - exact(x, w)) <= a16_bound(x, w.dequantize(np.float64))).all()
+    assert (np.abs(y - exact(x, w)) <= a16_bound(x, magnitudes(fmt, w.blocks))).all()
 
 
 @each(BLOCK_FORMATS)

@@ -16,7 +16,7 @@ from gguf.quants import dequantize as gguf_dequantize
 from numpy.typing import NDArray
 
 from ..block import Blocks, Format
-from ..bounds import Doubles, a8_exact, a16_bound, excess
+from ..bounds import Doubles, a8_exact, a16_bound, excess, magnitudes
 from ..errors import UnsupportedError
 from ..matmul import matmul, quantize_activations
 from ..parallel import for_slices
@@ -129,7 +129,7 @@ class ProductA16(Check):
 
     def want(self, tile: Tile) -> tuple[Doubles, Doubles]:
         """The exact product of x and a tile, and its bound."""
-        return self.x @ tile.exact.T, a16_bound(self.x, tile.exact)
+        return self.x @ tile.exact.T, a16_bound(self.x, magnitudes(self.w.format, tile.blocks))
 
     def see(self, tile: Tile) -> None:
         worst = excess(self.y[:, tile.rows], *self.want(tile))
