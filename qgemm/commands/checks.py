@@ -5,6 +5,7 @@ Tiles keep memory bounded and every core busy. A tile is decoded once, for all c
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import cache
 from math import gcd, inf, prod, sqrt
 from threading import Lock
@@ -47,7 +48,7 @@ class Tile(NamedTuple):
     exact: Doubles
 
 
-class Check:
+class Check(ABC):
     """Sees all tiles of a matrix w, from several threads and in any order, then says what it found."""
 
     title = ""
@@ -56,13 +57,13 @@ class Check:
         self.w = w
         self.lock = Lock()
 
+    @abstractmethod
     def see(self, tile: Tile) -> None:
         """Look at one tile."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cell(self) -> Cell:
         """What all tiles showed."""
-        raise NotImplementedError
 
 
 class _BadBlocks(Check):
@@ -73,9 +74,9 @@ class _BadBlocks(Check):
         self.shape = shape  # of the tensor's blocks, before it became a matrix
         self.count, self.first = 0, prod(shape)
 
+    @abstractmethod
     def good(self, tile: Tile) -> Booleans:
         """Whether each value [n, K] of a tile is good."""
-        raise NotImplementedError
 
     def see(self, tile: Tile) -> None:
         good = self.good(tile).reshape(-1, self.w.format.weights).all(axis=1)
