@@ -16,11 +16,12 @@ from .bits import Floats
 from .block import Blocks, Levels
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
-from .parallel import for_slices
+from .parallel import for_slices, workers
 from .tensor import Tensor
 
 FEW_TOKENS = 64  # above, BLAS on decoded panels is faster (2 cores, 4096 x 4096)
-TILE = 1 << 18  # weights that one core works on at a time: 1 MiB of float32
+TILES = 1 << 22  # weights that all cores together work on at a time, in a tile each
+TILE = 1 << 19  # and at most one core: 2 MiB of float32; shorter tiles wait for the interpreter lock
 SLICE = 1 << 17  # weights of a panel that one core decodes at a time
 PANEL = 1 << 22  # weights decoded by all cores before BLAS is called: 16 MiB of float32
 TOKENS = 1 << 22  # activations converted to float32 at a time: 16 MiB
@@ -101,7 +102,7 @@ def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = 
     blocks = w.blocks
     sums_of_x = x.sum(axis=1) if sa is None else sa
     signed = sa is None or len(sa) != len(x)  # the zero is taken from the codes, not from the sums
-    rows_step = min(256, max(1, TILE // w.shape[1]))
+    rows_step = min(256, max(1, min(TILE, TILES // workers()) // w.shape[1]))
     token_step = max(1, min(BLAS_ALONE // rows_step, SUMS // (rows_step * len(x))))
 
     def work(rows: slice) -> None:
