@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))  # the tools are scripts; tests import their functions
 
-from ledger import LEDGER, sources_hash
+from ledger import LEDGER
 
 import qgemm
+from qgemm.bench.results import sources_sha256
 
 settings.register_profile("qgemm", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("qgemm")
@@ -36,7 +37,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
         return
     stats = terminalreporter.stats
     counts = {name: len(stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
-    facts = {"sources_sha256": sources_hash(), **qgemm.backends()["cuda"].facts, **counts}
+    facts = {"sources_sha256": sources_sha256(), **qgemm.backends()["cuda"].facts, **counts}
     facts["driver"] = driver()
     facts["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     target = Path(os.environ.get("QGEMM_LEDGER", LEDGER))

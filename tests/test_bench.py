@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-import ledger
 import numpy as np
 import pytest
 import readme
@@ -72,10 +71,17 @@ def test_rows_of_other_kernels_or_devices_are_dropped(other):
     assert results.merge(made_up(**other), made_up()) == made_up()
 
 
-def test_kernels_hash_is_that_of_the_ledger():
-    assert results.sources_sha256() == ledger.sources_hash(), (
-        "HOST differs in qgemm/bench/results.py and in tools/ledger.py"
-    )
+def test_sources_hash_sees_every_kernel_and_host_module(tmp_path, monkeypatch):
+    (tmp_path / "formats").mkdir()
+    monkeypatch.setattr(results, "kernels_dir", lambda: tmp_path)
+    seen = {results.sources_sha256()}
+    for name in ("a.cu", "formats/b.cuh"):
+        for text in ("one", "two"):
+            (tmp_path / name).write_text(text)
+            seen.add(results.sources_sha256())
+    monkeypatch.setattr(results, "HOST", results.HOST[1:])
+    seen.add(results.sources_sha256())
+    assert len(seen) == 6
 
 
 def test_the_file_comes_back(tmp_path):

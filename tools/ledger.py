@@ -6,33 +6,14 @@ since, unless the ledger carries a one-line "reason" why no GPU could be had.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 
+from qgemm.bench.results import sources_sha256
+
 ROOT = Path(__file__).parents[1]
 LEDGER = ROOT / "tests" / "gpu_ledger.json"
-HOST = (
-    "activations",
-    "jit",
-    "tiles",
-    "routes",
-    "device",
-    "launch",
-    "cuda",
-    "matmul",
-)  # modules that build and launch the kernels
-
-
-def sources_hash() -> str:
-    """SHA-256 of kernels/ and of the host modules that build and launch them."""
-    files = [path for path in (ROOT / "kernels").rglob("*") if path.is_file()]
-    files += [ROOT / "qgemm" / f"{name}.py" for name in HOST]
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def problem() -> str | None:
@@ -42,7 +23,7 @@ def problem() -> str | None:
     ledger = json.loads(LEDGER.read_text())
     if ledger.get("failed") or ledger.get("error") or not ledger.get("passed"):
         return f"the last GPU run did not pass: {ledger}"
-    if ledger.get("sources_sha256") != sources_hash() and not ledger.get("reason"):
+    if ledger.get("sources_sha256") != sources_sha256() and not ledger.get("reason"):
         return "kernels/ or their host modules changed since the last GPU run: run `pytest -m gpu` again"
     return None
 
