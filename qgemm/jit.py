@@ -21,7 +21,14 @@ from .block import Format
 from .tiles import ROWS, SPAN, WARPS, spans, tile_dtype
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
-OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+OPTIONS = (
+    "--std=c++17",
+    "--fmad=true",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
+)
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8"}
 
 

@@ -12,7 +12,7 @@ import pytest
 from strategies import FORMATS, TILED, each
 
 import qgemm
-from qgemm import splits, jit, routes, tiles
+from qgemm import jit, routes, splits, tiles
 from qgemm.bench import results
 
 
@@ -177,7 +177,11 @@ def test_tuned_kernels_do_not_spill():
     """What the benchmark measures keeps all it computes with in registers."""
     for name in ("q4_0", "q4_k", "q6_k", "mxfp4"):
         fmt = qgemm.FORMATS[name]
-        for kernel, tokens, source in (("decode", 8, "half"), ("decode_a8", 8, "half"), ("decode_a8", 16, "Activations")):
+        for kernel, tokens, source in (
+            ("decode", 8, "half"),
+            ("decode_a8", 8, "half"),
+            ("decode_a8", 16, "Activations"),
+        ):
             for split in splits.splits_for(kernel, tokens, 90):
                 template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
                 _, report = jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_90a")
