@@ -25,8 +25,9 @@ struct GroupSums {
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             // Row r offers group r % 2 of token r / 2 % 2 of each two.
-            const float first = sums[0][tokens].sum[g / 2 % 2], second = sums[SPAN_SCALES - 1][tokens].sum[g / 2 % 2];
-            const float got = __shfl_sync(~0u, g % 2 ? second : first, (t % 2 + g % 2 * 2) * 4 + g / 2);
+            const float(&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
+            const float even = g % 2 ? second[0] : first[0], odd = g % 2 ? second[1] : first[1];
+            const float got = __shfl_sync(~0u, g / 2 % 2 ? odd : even, (t % 2 + g % 2 * 2) * 4 + g / 2);
             if (t / 2 == span % 2) {
                 if (span < 2)
                     of[tokens][0] = got;

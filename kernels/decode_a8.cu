@@ -84,7 +84,8 @@ __device__ inline void multiply(AllSums& sums, const Span& weights, const X& x, 
 template <class T>
 __device__ inline void quantize(X& to, const T (&x)[TOKENS][SPAN_COLUMNS + 8], int m, int lane) {
     const int column = lane % 8 * 8, half_step = lane % 2, step = lane / 2 % 2, block = lane / 4 % 2;
-    for (int token = lane / 8; token - lane / 8 < m; token += 4) {
+    for (int first = 0; first < m; first += 4) {
+        const int token = min(first + lane / 8, m - 1);  // surplus lanes repeat the last
         float values[8];
         load_eight(values, &x[token][column]);
         u32 largest = 0;
