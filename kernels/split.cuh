@@ -55,15 +55,28 @@ private:
     }
 };
 
-// The memory of a warp: what it needs for DEPTH spans, the codes and the activations X of each. The fields of a tile come with its first span and stay until
-// its last.
+// A stage of a ring: weights, and their share of x, an X, unless that is void.
+template <class Weights, class X>
+struct StageOf : Weights {
+    X x;
+};
+template <class Weights>
+struct StageOf<Weights, void> : Weights {};
+
+struct Codes {
+    Span weights;
+};
+struct CodesAndFields {
+    Span weights;
+    Fields fields;
+};
+
+// DEPTH spans of a warp. The fields of a tile come with its first span and stay until its last.
 template <class X, int SPANS>
 struct RingOf {
     static constexpr int TILES = 1 + (DEPTH - 1 + SPANS - 1) / SPANS;  // that DEPTH spans may belong to
-    struct Stage {
-        Span weights;
-        X x;
-    } stages[DEPTH];
+    using Stage = StageOf<Codes, X>;
+    Stage stages[DEPTH];
     Fields slots[TILES];
 
     __device__ const Fields& fields(int i, int) const { return slots[i / SPANS % TILES]; }
@@ -78,14 +91,11 @@ struct RingOf {
 // A tile of one span comes in one piece, if the CTA takes all its rows.
 template <class X>
 struct RingOf<X, 1> {
-    struct Stage {
-        Span weights;
-        Fields fields;
-        X x;
-    } stages[DEPTH];
+    using Stage = StageOf<CodesAndFields, X>;
+    Stage stages[DEPTH];
 
     __device__ const Fields& fields(int, int slot) const { return stages[slot].fields; }
-    static __device__ u32 bytes(int) { return sizeof(Span) + sizeof(Fields); }
+    static __device__ u32 bytes(int) { return sizeof(CodesAndFields); }
     template <class Copy>
     __device__ void load(const Tile& tile, int, int slot, int first_group, Copy copy) {
         if constexpr (GROUPS == WARPS) {

@@ -21,7 +21,7 @@ from .formats.q8_1 import FORMAT as Q8_1
 from .launch import Launch
 from .matmul import NOTHING, Addends, check_addends, check_shapes, check_weights, like, on_cuda
 from .products import MOST
-from .routes import C_TYPES, PREPARED, QUANTIZED_INSIDE, SPLITS, Problem, Route, c_type, route
+from .routes import C_TYPES, PREPARED, SPLITS, Problem, Route, c_type, quantizes_inside, route
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 
@@ -110,7 +110,8 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
     like, kind = x, "float" if prepared else c_type(x.dtype)
     jobs = _jobs([p for p in products if p.w.shape[0]], activation, m, kind)
     few = all(row.kernel in DECODES for row, _ in jobs)
-    inside = few and len(jobs) == 1 and m <= QUANTIZED_INSIDE
+    sm = int(products[0].w.data.device.compute_capability)
+    inside = few and len(jobs) == 1 and quantizes_inside(m, sm)
     if activation == "a16" or (inside and not prepared):
         x = _rows(x, k)
     elif not prepared:

@@ -13,7 +13,7 @@ from .block import Format
 from .launch import Launch
 from .products import MOST, TYPE_CODES, Products
 from .routes import Route
-from .splits import decode_template, ring_bytes, split_of
+from .splits import decode_template, split_of
 
 
 class Shape(NamedTuple):
@@ -42,7 +42,7 @@ def decode_launch(
     split = split_of(row.kernel, tokens, strips, sm)
     template = decode_template(fmt, split, tokens, row.kernel, source, sm)
     splits, rows = int(template["SPLITS"]), 16 * split.groups
-    rings = splits * ring_bytes(fmt, split.groups, tokens, int(template["DEPTH"]), row.kernel, source)
+    rings = splits * int(template["WARP_BYTES"])
     sums = splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
     products, end = Products(), 0
     for product, shape in zip(products.of, shapes, strict=False):
