@@ -170,15 +170,15 @@ __device__ inline void add_super_block(AllSums& sums, AllSums& block, const Grou
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    decode(const __grid_constant__ Products products, const In* __restrict__ x, i64 k, int m) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Products products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
     static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
-    const Place at(products, k);
+    const Place at(products);
+    const int m = int(products.m);
     Memory* mine = reinterpret_cast<Memory*>(memory) + at.split;
     auto& ring = mine->ring;
-    const Pieces pieces(x, k, m, at, ring.stages);
+    const Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
     const Arrivals<DEPTH, true, BULK> arrivals(words[at.split]);
 
     AllSums sums = {}, block = {};

@@ -159,11 +159,13 @@ private:
 };
 
 template <class T>
-__device__ inline void run(const Products& products, const T* x, i64 k, int m) {
+__device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
     static_assert(sizeof(Memory<T>) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
-    const Place at(products, k);
+    const Place at(products);
+    const int m = int(products.m);
+    const T* x = static_cast<const T*>(products.x);
     Memory<T>* mine = reinterpret_cast<Memory<T>*>(memory) + at.split;
     auto& ring = mine->ring;
     const Arrivals<DEPTH, false, BULK> arrivals(words[at.split]);
@@ -186,7 +188,7 @@ __device__ inline void run(const Products& products, const T* x, i64 k, int m) {
                [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
     } else {
         static_assert(BULK, "where weights arrive by cp.async as well, their groups would mix");
-        const Quantized<T> quantized(mine, x, k, m, at);
+        const Quantized<T> quantized(mine, x, products.k, m, at);
         const auto load_x = [&](int i, int) {
             if (i == 0) quantized.load(0), quantized.load(1);
         };
@@ -196,7 +198,6 @@ __device__ inline void run(const Products& products, const T* x, i64 k, int m) {
     reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    decode_a8(const __grid_constant__ Products products, const In* __restrict__ x, i64 k, int m) {
-    run(products, x, k, m);
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_a8(const __grid_constant__ Products products) {
+    run<In>(products);
 }

@@ -16,41 +16,38 @@ using Span = SpanOf<GROUPS>;
 using Fields = FormatOf<GROUPS>;
 using AllSums = Sums[GROUPS][COLUMN_TILES];
 
-// One product of several that share x and a launch: y [m, n] = x @ W [n, k].T.
-struct Product {
-    const Tile* tiles;
-    Outputs outputs;
-    i64 n;
-    i64 end;  // the CTA after its last
-};
+// Products y [m, n] = x [m, k] @ W [n, k].T that share x and a launch.
 struct Products {
-    Product of[MOST_PRODUCTS];
+    const void* x;
+    struct Arrays {
+        const Tile* tiles;
+        Outputs outputs;
+    } arrays[MOST_PRODUCTS];
+    struct Product {
+        i64 n, end;  // end: the CTA after its last
+        Types types;
+    } of[MOST_PRODUCTS];
+    i64 k, m;
 };
 static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/products.py");
 
 // Where this warp stands: its product, rows and first tile, and how many spans it takes of its share of K.
 struct Place {
-    const Product& product;
+    const Products& products;
+    int index;  // of its product
     int split, lane;
     i64 first_row;
     int first_group;  // of the strip
     const Tile* tiles;
     int count;
 
-    __device__ Place(const Products& products, i64 k) : Place(products, find(products), k) {}
-    static __device__ int find(const Products& products) {
-        int index = 0;
+    __device__ Place(const Products& products) : products(products), index(0) {
         while (blockIdx.x >= products.of[index].end) ++index;
-        return index;
-    }
-
-private:
-    __device__ Place(const Products& products, int index, i64 k) : product(products.of[index]) {
         split = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-        const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        const i64 along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
         first_group = first_row % TILE_ROWS / 16;
-        tiles = product.tiles + first_row / TILE_ROWS * along + split;
+        tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + split;
         count = int(along - split + SPLITS - 1) / SPLITS * SPANS;
     }
 };
@@ -151,12 +148,13 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
                 if (token < m) parts[(at.split * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
-    const Product& product = at.product;
+    const auto& product = at.products.of[at.index];
+    const Outputs& outputs = at.products.arrays[at.index].outputs;
     for (int i = threadIdx.x; i < m * ROWS; i += THREADS) {
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;
 #pragma unroll
         for (int s = 0; s < SPLITS; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
-        if (at.first_row + row < product.n) product.outputs.store(token * product.n, at.first_row + row, sum);
+        if (at.first_row + row < product.n) outputs.store(product.types, token * product.n, at.first_row + row, sum);
     }
 }

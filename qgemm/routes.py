@@ -16,7 +16,9 @@ from .splits import BULK_COPIES, decode_template, splits_for
 ANY = 1 << 62
 
 PREPARED = "Activations"  # x that is quantized already
-QUANTIZED_INSIDE = 2  # rows of x that decode_a8 at most quantizes itself
+# decode_a8 quantizes up to so many rows of x itself, for up to so many weights: the GPU takes up to 0.2 us longer than
+# with a kernel for it, but a second launch costs the host 3 us, more than a small product lasts.
+QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
@@ -138,12 +140,12 @@ def sources(row: Route, tokens: int, sm: int) -> tuple[str, ...]:
     """What a decode kernel with this token tile may get as x."""
     if row.kernel == "decode":
         return row.types
-    return (PREPARED, *row.types) if tokens == row.tokens[0] and quantizes_inside(1, sm) else (PREPARED,)
+    return (PREPARED, *row.types) if tokens == row.tokens[0] and quantizes_inside(1, 1, sm) else (PREPARED,)
 
 
-def quantizes_inside(m: int, sm: int) -> bool:
+def quantizes_inside(m: int, weights: int, sm: int) -> bool:
     """Whether decode_a8 quantizes M rows of x itself rather than get them from a kernel of their own."""
-    return m <= QUANTIZED_INSIDE and sm >= BULK_COPIES
+    return m <= QUANTIZED_INSIDE and weights <= SMALL and sm >= BULK_COPIES
 
 
 def common_variants() -> Iterator[tuple[str, Template]]:

@@ -45,20 +45,21 @@ class Split(NamedTuple):
 A16, A8 = ("decode",), ("decode_a8",)
 
 # Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
-# flight an SM. From prepared activations decode_a8 waits for the kernel that quantizes x, so that what is in flight
-# meanwhile counts for more: 8192 x 8192, M = 16: 13.7 us with two CTAs an SM, 15.2 with one.
+# flight an SM; with fewer than 101 strips half a strip to a CTA, so that every SM has one.
 SPLITS_OF_K = (
     #     kernel    tokens   sm  strips >=  groups  splits  shared      deep
     Split(A16,      (8, 16), 90, 133,       4,      8,      92 << 10,   4),
-    Split(A16,      (8, 16), 90, 101,       4,      16,     183 << 10,  3),
+    Split(A16,      (8, 16), 90, 101,       4,      16,     213 << 10,  3),
     Split(A16,      (8, 16), 90, 67,        2,      8,      113 << 10,  6),
     Split(A16,      (8, 16), 90, 34,        2,      16,     213 << 10,  4),
-    Split(A8,       (8,),    90, 133,       4,      8,      113 << 10,  4),
-    Split(A8,       (8,),    90, 34,        4,      16,     183 << 10,  3),
+    Split(A8,       (8,),    90, 133,       4,      8,      92 << 10,   4),
+    Split(A8,       (8,),    90, 101,       4,      16,     213 << 10,  4),
     Split(A8,       (16,),   90, 133,       4,      8,      75 << 10,   4),
     Split(A8,       (16,),   90, 101,       4,      16,     113 << 10,  3),
     Split(A8,       (16,),   90, 34,        2,      16,     113 << 10,  4),
-    Split(A16 + A8, (8, 16), 90, 0,         1,      16,     213 << 10,  4),
+    Split(A8,       (8,),    90, 0,         2,      16,     213 << 10,  6),
+    Split(A16,      (8, 16), 90, 0,         1,      16,     213 << 10,  4),
+    Split(A8,       (16,),   90, 0,         1,      16,     213 << 10,  4),
     Split(A16 + A8, (8, 16), 80, 34,        4,      8,      75 << 10,   4),
     Split(A16 + A8, (8, 16), 80, 0,         1,      16,     75 << 10,   4),
 )  # fmt: skip
