@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise, zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -118,7 +119,7 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
         x = _quantize(x, x, workspace(_stream(), k, m) if few else None)
     launches = [_launch(row, x, k, m, some) for row, some in jobs]
     ready = not prepared and few and like.dtype.name in C_TYPES and all(_direct(p.y) for p in products)
-    if ready and [p for _, some in jobs for p in some] == list(products):
+    if ready and all(a is b for a, b in zip_longest(products, (p for _, some in jobs for p in some))):
         ws, outs, addends = zip(*products, strict=True)
         key = _key(like, activation, ws, addends, outs)
         quantize = quantize_launch(x.data.device.id, kind, k, m) if isinstance(x, DeviceActivations) else None
@@ -202,7 +203,7 @@ def _all_of(
         only: Callable[..., None] = launches[0]
         return only
     ends = np.cumsum([0, *(4 * count for count in counts)]).tolist()
-    parts = [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+    parts = [slice(*pair) for pair in pairwise(ends)]
 
     def launch(stream: int, x: int, *pointers: int) -> None:
         if quantize is not None:
