@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import BLOCK_FORMATS, each, problems
+from strategies import INTEGER, each, problems
 
 import qgemm
 from qgemm import bounds, cli
@@ -273,7 +273,7 @@ def test_verify_finds_a_wrong_product(run, monkeypatch, broken, column):
     assert float(cells[column]) > 1 > float(cells[9 - column])
 
 
-@each(BLOCK_FORMATS)
+@each(INTEGER)
 @given(data=st.data())
 def test_products_lie_within_their_bounds(fmt, data):
     x, w = data.draw(problems(fmt))

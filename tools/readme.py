@@ -28,7 +28,7 @@ def formats_table() -> str:
     for fmt in sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw)):
         rows.append(
             f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {formula(fmt)} | "
-            f"{tick(fmt.encode is not None)} | {tick(not fmt.plain)} | {tick(bool(fmt.slots))} |"
+            f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(bool(fmt.slots))} |"
         )
     return "\n".join(rows)
 
@@ -42,6 +42,8 @@ def formula(fmt: Format) -> str:
     """How a weight is computed from its block, derived from the fields and the zero."""
     if fmt.plain:
         return "the number itself"
+    if fmt.codebook is not None:
+        return "absmax * codebook[q]"
     fields = fmt.dtype.names or ()
     scale = "2^(e - 128)" if "e" in fields else "d * sc" if "scales" in fields else "d"
     zero = fmt.decode_levels(np.zeros(1, fmt.dtype)).zero
