@@ -56,10 +56,12 @@ class Format:
     levels: blocks [n] -> Levels; None if there is no decoder.
     slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
     it does not name are per block. Only what has slots can be packed into device tiles.
-    limit: magnitudes from here on are refused, where scales are no float16, whose infinity shows by itself.
-    codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. Part of the
-    format, so that no blocks are decoded by another: FORMATS holds each with its default, formats are equal if name
-    and codebook are. variant: (codebook, kind of absmax) -> the format with these; None keeps its own.
+    limit: where the scales end, unless they are float16, whose infinity shows by itself: from this magnitude on
+    values are refused.
+    codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
+    the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
+    a tensor's format has its own, and formats are equal if their names and codebooks are.
+    variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
     """
 
     name: str
@@ -146,7 +148,7 @@ class Format:
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
                 blocks[part] = encode(values[part].astype(np.float32, copy=False))
-            self._check(values[part], blocks[part], part.start, count)
+                self._check(values[part], blocks[part], part.start, count)
 
         for_slices(len(values), max(1, CHUNK // self.weights), work)
         return blocks.reshape(*x.shape[:-1], count)
@@ -182,13 +184,11 @@ class Format:
             made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
         else:  # a scale of one byte is finite; an exponent holds whatever is
             made = np.stack([blocks[name] for name in self.scale_fields], axis=1) if self.scale_fields else x
-        with np.errstate(over="ignore"):  # float64 beyond float32
-            large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
+        large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
         if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()) and not large:
             return
         finite = np.isfinite(x).all(axis=1)
-        with np.errstate(over="ignore"):
-            refused = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
+        refused = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
         refused = finite & refused if self.plain else ~finite | refused
         if not refused.any():
             return
@@ -197,7 +197,7 @@ class Format:
         unit = "value" if self.plain else "block"
         why = f"is beyond the largest {self}" if finite[index] else "holds NaN or infinity"
         if finite[index] and not self.plain:
-            beyond = "float16" if self.scale_fields else f"its own, which ends below {self.limit:g}"
+            beyond = "float16" if self.scale_fields else f"{self.limit:g}, where its own end"
             why = f"needs a scale beyond {beyond} (largest magnitude {np.abs(x[index]).max():g})"
         raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {why}")
 

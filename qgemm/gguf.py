@@ -127,16 +127,20 @@ class GGUFFile(Mapping[str, Tensor]):
         keys = {key: place for key, place in shards[0].header.keys.items() if key not in hidden}
         self._joiner = gguf_parts.Joiner()
         if gguf_parts.VERSION in keys:
-            key, rule = gguf_parts.broken_keys_rule(keys, shards[0].mapped())
-            if rule:
-                raise GGUFError(f"{shown_path(self.path)}: key {shown(key)}: {rule}")
-            keys = gguf_parts.model_keys(keys)
-            stored = self._joiner.joined(stored, lambda name, rule: self._refusal(self._places[name][0], name, rule))
-            for name in stored.keys() - self._places.keys():
-                self._places[name] = self._places[name + gguf_parts.SUFFIXES[0]]
+            keys, stored = self._joined(keys, stored)
         self._tensors = stored
         self.metadata = Metadata(shards[0], keys)
         self.closed = False
+
+    def _joined(self, keys: dict[str, Place], stored: dict[str, Tensor]) -> tuple[dict[str, Place], dict[str, Tensor]]:
+        """The keys and tensors of a file that holds tensors in parts, as they were before they were written."""
+        key, rule = gguf_parts.broken_keys_rule(keys, self._shards[0].mapped())
+        if rule:
+            raise GGUFError(f"{shown_path(self.path)}: key {shown(key)}: {rule}")
+        tensors = self._joiner.joined(stored, lambda name, rule: self._refusal(self._places[name][0], name, rule))
+        for name in tensors.keys() - stored.keys():
+            self._places[name] = self._places[name + gguf_parts.SUFFIXES[0]]
+        return gguf_parts.model_keys(keys), tensors
 
     @staticmethod
     def _refusal(path: str, name: str, rule: str) -> GGUFError:

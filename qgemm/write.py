@@ -98,13 +98,13 @@ def write(
             assert writer.fout is not None, "GGUFWriter opens its file for the header"
             file = writer.fout[0]
             writer.write_padding(file, file.tell())
-            for key, plan_of in plans.items():
+            for key, planned in plans.items():
                 with _naming(f"{where}: tensor {shown(key)}"):
                     tensor = _tensor(tensors[key])
                     parts = parts_of(key, tensor)
-                    if parts.keys() != plan_of.keys():
-                        raise GGUFError(f"is {tensor!r} when it is written, was {', '.join(map(shown, plan_of))}")
-                    for part, plan in plan_of.items():
+                    if parts.keys() != planned.keys():
+                        raise GGUFError(f"is {tensor!r} when it is written, was {', '.join(map(shown, planned))}")
+                    for part, plan in planned.items():
                         for piece in _pieces(parts[part], plan):
                             file.write(piece)
                         writer.write_padding(file, plan.nbytes)
@@ -178,26 +178,31 @@ def _planned(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, _Pla
         with _naming(f"{where}: tensor {shown(str(name))}"):
             if not isinstance(name, str):
                 raise TypeError(f"a name must be str, is {type(name).__name__}")
+            _check_name(name, seen)
             tensor = _tensor(tensors[name])
-            raw = _utf8(name)
-            rule = broken_name_rule(raw) or ("another name has the same bytes" if raw in seen else "")
-            if rule := rule or broken_shape_rule(tensor.format, tensor.shape):
+            if rule := broken_shape_rule(tensor.format, tensor.shape):
                 raise GGUFError(rule)
-            plans[name] = {}
-            for stored, part in parts_of(name, tensor).items():
-                rule = broken_name_rule(raw := _utf8(stored)) or (
-                    "another name has the same bytes" if raw in seen else ""
-                )
-                if rule:
-                    raise GGUFError(rule if stored == name else f"is stored as {shown(stored)}: {rule}")
-                plans[name][stored] = _plan(part)
-            seen.update(map(_utf8, {name, *plans[name]}))
+            parts = parts_of(name, tensor)
+            for part in parts:
+                if part != name:
+                    with _naming(f"is stored as {shown(part)}"):
+                        _check_name(part, seen)
+            seen.update(map(_utf8, [name, *parts]))
+            plans[name] = {stored: _plan(part) for stored, part in parts.items()}
     whole = [name for name, parts in plans.items() if name in parts]
-    if len(whole) < len(plans):
-        for name in whole:
-            if name.endswith(SUFFIXES):
-                raise GGUFError(f"{where}: tensor {shown(name)}: beside kbit tensors only their parts have such names")
+    for name in whole if len(whole) < len(plans) else []:
+        if name.endswith(SUFFIXES):
+            raise GGUFError(f"{where}: tensor {shown(name)}: beside kbit tensors only their parts have such names")
     return plans
+
+
+def _check_name(name: str, seen: Collection[bytes]) -> None:
+    """Refuse a name that breaks a rule, or that another tensor has."""
+    raw = _utf8(name)
+    if rule := broken_name_rule(raw):
+        raise GGUFError(rule)
+    if raw in seen:
+        raise GGUFError("another name has the same bytes")
 
 
 def _plan(tensor: Tensor) -> _Plan:

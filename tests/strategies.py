@@ -85,6 +85,26 @@ def values(draw: st.DrawFn, fmt: Format, most: int = 40) -> np.ndarray:
 
 
 @st.composite
+def codebooks(draw: st.DrawFn, fmt: Format) -> np.ndarray:
+    """Levels [2^bits] float32 in any order: of coarse grids, where ties and duplicates are common, or any at all."""
+    rng, count = draw(seeds()), len(fmt.codebook)
+    kind = draw(st.sampled_from(("grid", "wide grid", "random", "positive", "constant", "permuted", "extreme")))
+    if kind == "grid":
+        return rng.integers(-8, 9, count).astype(np.float32) / np.float32(8)
+    if kind == "wide grid":
+        return (rng.integers(-3, 4, count) * 2.0 ** rng.integers(-30, 4, count)).astype(np.float32)
+    if kind == "random":
+        return rng.uniform(-1, 1, count).astype(np.float32)
+    if kind == "positive":
+        return rng.uniform(0, 1, count).astype(np.float32)
+    if kind == "constant":
+        return np.full(count, rng.uniform(-1, 1), np.float32)
+    if kind == "permuted":
+        return rng.permutation(fmt.codebook)
+    return rng.choice(np.array([0, -0.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 1, -1], np.float32), count)
+
+
+@st.composite
 def weights(draw: st.DrawFn, fmt: Format, most_n: int = 150, most_blocks: int = 12) -> qgemm.Tensor:
     """A Tensor [N, K] with tame scales; N and K on both sides of the tile's 64. most_blocks: of 32 weights."""
     rng = draw(seeds())

@@ -67,9 +67,13 @@ def edges(levels: Floats, upward: NDArray[np.bool_], number: type[AnyFloat]) -> 
     return np.array(found, number)
 
 
+def search(codebook: Floats) -> tuple[Floats, Bytes]:
+    """Codebook [codes] -> of its n distinct levels, in ascending order, the edges [n - 1] and the lowest codes [n]."""
+    return _search(codebook.tobytes())
+
+
 @lru_cache(64)
 def _search(codebook: bytes) -> tuple[Floats, Bytes]:
-    """Edges between the distinct levels of a codebook in ascending order, and the lowest code of each of them."""
     levels, codes = np.unique(np.frombuffer(codebook, np.float32), return_index=True)
     return edges(levels, codes[1:] < codes[:-1], np.float32), codes.astype(np.uint8)
 
@@ -79,7 +83,7 @@ def nearest(values: Floats, codebook: Floats) -> Bytes:
 
     Exact, for codebooks of any order, with duplicates as well. NaN gets any code.
     """
-    between, codes = _search(codebook.tobytes())
+    between, codes = search(codebook)
     number = np.zeros(values.shape, np.uint8)
     for edge in between:  # 15 comparisons are 15x faster than np.searchsorted, which guesses branches (NumPy 2.4)
         number += values > edge
