@@ -17,7 +17,7 @@ from .errors import (
 from .formats import FORMATS
 from .formats.e4m4 import decode_e4m4, encode_e4m4
 from .gguf import GGUFFile, open
-from .matmul import matmul, quantize_activations
+from .matmul import matmul, matmul_many, quantize_activations
 from .tensor import Tensor, quantize
 from .write import write
 
@@ -38,6 +38,7 @@ __all__ = [
     "decode_e4m4",
     "encode_e4m4",
     "matmul",
+    "matmul_many",
     "open",
     "quantize",
     "quantize_activations",
