@@ -66,10 +66,8 @@ def parts_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
         plain = PLAIN[fmt.dtype[field].base]
         return Tensor(plain, _part_shape(fmt, field, tensor.shape), lambda: blocks()[field].view(plain.dtype))
 
-    fields = {_suffix(field): part(field) for field in fmt.dtype.names or ()}
-    return {
-        name + suffix: part for suffix, part in [*fields.items(), (CODEBOOK, Tensor(F32, codebook.shape, codebook))]
-    }
+    fields = {name + _suffix(field): part(field) for field in fmt.dtype.names or ()}
+    return {**fields, name + CODEBOOK: Tensor(F32, codebook.shape, codebook)}
 
 
 def stored_keys(values: Mapping[str, Value], ours: Value, version: Value) -> dict[str, Value]:

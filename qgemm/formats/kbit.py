@@ -50,7 +50,7 @@ def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> 
     """
     if absmax not in ABSMAX:
         raise UnsupportedError(f"KBIT{bits}: absmax is {' or '.join(map(repr, ABSMAX))}, got {absmax!r}")
-    kind = ABSMAX[absmax]
+    own, kind = absmax, ABSMAX[absmax]
     name = f"kbit{bits}{kind.suffix}"
     book = checked(normal_float(bits) if codebook is None else codebook, bits, name.upper())
     dtype = np.dtype([("absmax", kind.dtype), ("planes", "<u4", bits)])
@@ -68,8 +68,8 @@ def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> 
         """Blocks [n] -> codebook[q] as codes [n, 1, 32], scale [n, 1]."""
         return Levels(book.take(unpack_bit_planes(blocks["planes"]))[:, None], kind.decode(blocks["absmax"])[:, None])
 
-    def variant(other_codebook: ArrayLike | None, other_absmax: str | None) -> Format:
-        return kbit(bits, other_absmax or absmax, book if other_codebook is None else other_codebook)
+    def variant(codebook: ArrayLike | None, absmax: str | None) -> Format:
+        return kbit(bits, own if absmax is None else absmax, book if codebook is None else codebook)
 
     return Format(name, WEIGHTS, dtype, encode, levels, limit=kind.limit, codebook=book, variant=variant)
 
