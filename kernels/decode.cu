@@ -178,18 +178,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     const int m = int(products.m);
     Memory* mine = reinterpret_cast<Memory*>(memory) + at.split;
     auto& ring = mine->ring;
-    const Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
+    Walk walk = {at.tiles};
+    Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
     const Arrivals<DEPTH, true, BULK> arrivals(words[at.split]);
 
     AllSums sums = {}, block = {};
     GroupSums group_sums = {};
     stream(
         at.count, arrivals,
-        [&](int i, int slot) {
-            arrivals.expect(slot, ring.bytes(i));
-            arrivals.copy(slot, [&](auto copy) { ring.load(tile_of(at, i), i, slot, at.first_group, copy); });
+        [&](int slot) {
+            arrivals.first_copy(slot, ring.bytes(walk),
+                                [&](auto copy) { ring.load(walk, slot, at.first_group, copy); });
+            walk.advance();
         },
-        [&](int i, int slot) { pieces.load(i, slot); },
+        [&](int slot) { pieces.load(slot); },
         [&](int i, int slot) {
             const auto& stage = ring.stages[slot];
             const Fields& fields = ring.fields(i, slot);
