@@ -96,8 +96,8 @@ ROUTES = (
     #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
     Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "at the speed of memory"),
     Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
-    Route("fused",    ("a16",),       TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "sums in float32 registers"),
-    Route("fused_a8", ("a8",),        TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
     Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
     Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
 )  # fmt: skip
