@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from . import activations, jit, tiles
 from .activations import DeviceActivations
 from .block import Format, float_dtype
-from .decode import Shape, decode_launch, quantize_launch, workspace
+from .decode import Shape, decode_launch, dequantize_launch, quantize_launch, workspace
 from .device import DeviceTensor
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
@@ -324,12 +324,12 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
     """Decode panels of W in bounded workspace, multiply each by cuBLAS; any number of tokens.
 
     The panel has x's type where that is exact enough: float16 (scaled by a power of two, so that nothing overflows)
-    or bfloat16 for the same activations, float32 for the rest and for A8, whose activations are decoded first.
+    or bfloat16 for the same activations, float32 for the rest. Those of A8 are decoded first.
     """
     import cupy
 
     if isinstance(x, DeviceActivations):
-        x = _decode_activations(x)
+        x = _dequantize_activations(x)
     dtype = x.dtype
     if w.format.plain and w.data.dtype != dtype:
         x, dtype = x.astype(np.float32), np.dtype(np.float32)
@@ -409,24 +409,19 @@ def _quantize(x: Any, source: Any, data: Any = None) -> DeviceActivations:
     if data.size:
         launch = quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
         launch(_stream(), x.data.ptr, data.data.ptr)
-    return DeviceActivations((*source.shape[:-1], k), data, source)
+    return DeviceActivations((*source.shape[:-1], k), data, source, x.dtype)
 
 
-def _decode_activations(x: DeviceActivations) -> Any:
-    """d * q of the blocks, [rows, K] float32."""
+def _dequantize_activations(x: DeviceActivations) -> Any:
+    """d * q of the blocks, [rows, K] of x.dtype."""
     import cupy
 
-    along, rows = x.data.shape[:2]
-
-    def field(name: str) -> Any:
-        dtype, offset = activations.DTYPE.fields[name][:2]  # type: ignore[index]
-        raw = cupy.ascontiguousarray(x.data[..., offset : offset + dtype.itemsize])
-        return raw.view(dtype.base).reshape(along, rows, *dtype.shape).astype(np.float32)
-
-    codes = cupy.empty((along, rows, activations.BLOCKS, Q8_1.weights), np.float32)
-    codes[..., activations.ORDER] = field("qs")
-    values = (codes * field("ds")[..., :1]).transpose(1, 0, 2, 3).reshape(rows, along * tiles.SPAN)
-    return cupy.ascontiguousarray(values[:, : x.shape[-1]])
+    k, rows = x.shape[-1], x.data.shape[1]
+    values = cupy.empty((rows, k), x.dtype)
+    if values.size:
+        launch = dequantize_launch(x.data.device.id, c_type(x.dtype), k, rows)
+        launch(_stream(), x.data.data.ptr, values.data.ptr)
+    return values
 
 
 def _rows(x: Any, k: int) -> Any:

@@ -56,12 +56,24 @@ def decode_launch(
 @cache
 def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
     """The kernel that quantizes M rows of K activations. Its pointers are x and the blocks."""
-    warps, pointers = 4, (ctypes.c_void_p * 2)()
-    blocks = -(-k // tiles.SPAN) * activations.BLOCKS
-    function = jit.load("quantize_activations", In=source)
+    blocks = -(-k // tiles.SPAN) * activations.BLOCKS  # one a warp
+    return _rows_launch(jit.load("quantize_activations", In=source), (m, -(-32 * blocks // THREADS)), k, m)
+
+
+@cache
+def dequantize_launch(device: int, out: str, k: int, m: int) -> Launch:
+    """The kernel that decodes M rows of K quantized activations. Its pointers are the blocks and x."""
+    return _rows_launch(jit.load("dequantize_activations", Out=out), (m, -(-k // (2 * THREADS))), k, m)
+
+
+THREADS = 128  # of a CTA of these kernels
+
+
+def _rows_launch(function: Any, grid: tuple[int, int], k: int, m: int) -> Launch:
+    pointers = (ctypes.c_void_p * 2)()
     arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
     arguments = (*arrays, ctypes.c_int64(k), ctypes.c_int(m))
-    return Launch(function, (m, -(-blocks // warps)), 32 * warps, 0, arguments, pointers, 2)
+    return Launch(function, grid, THREADS, 0, arguments, pointers, 2)
 
 
 _workspaces: dict[tuple[int, int, int, int], Any] = {}

@@ -152,3 +152,5 @@ def common_variants() -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that knows no format."""
     for source in TYPES:
         yield "quantize_activations", {"In": source}
+    for out in ("half", "float"):
+        yield "dequantize_activations", {"Out": out}
