@@ -3,7 +3,7 @@
 // A CTA, its warps and their rings are those of split.cuh. Weights are operand A, masked out of the codes in shared
 // memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where a
 // scale is shared, for the zero or the minimum; scales multiply the float sums.
-// Template: Format, In (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH, BULK.
+// Template: Format, In (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS, DEPTH, BULK.
 #include "operand.cuh"
 #include "pieces.cuh"
 
@@ -14,22 +14,24 @@ constexpr int TILE_SCALES = TILE_COLUMNS / Format::GROUP;  // of a row
 // Scales of a tile that the lanes have decoded for each other, rows g and g + 8.
 template <bool ONCE>
 struct Scales {
-    float2 of[TILE_SCALES][8 * GROUPS];
+    float2 of[STRIPS][TILE_SCALES][8 * GROUPS];
 
-    __device__ void take(const Fields& fields, int lane) {
+    __device__ void take(const Fields& fields, int strip, int lane) {
 #pragma unroll
         for (int i = lane; i < TILE_SCALES * 8 * GROUPS; i += 32) {
             const int index = i / (8 * GROUPS), row = i % (8 * GROUPS);
-            of[index][row] = fields.scale(row / 8, row % 8, index);
+            of[strip][index][row] = fields.scale(row / 8, row % 8, index);
         }
         __syncwarp();
     }
-    __device__ float2 operator()(const Fields&, int group, int g, int index) const { return of[index][8 * group + g]; }
+    __device__ float2 operator()(const Fields&, int strip, int group, int g, int index) const {
+        return of[strip][index][8 * group + g];
+    }
 };
 template <>
 struct Scales<false> {
-    __device__ void take(const Fields&, int) {}
-    __device__ float2 operator()(const Fields& fields, int group, int g, int index) const {
+    __device__ void take(const Fields&, int, int) {}
+    __device__ float2 operator()(const Fields& fields, int, int group, int g, int index) const {
         return fields.scale(group, g, index);
     }
 };
@@ -83,9 +85,9 @@ struct GroupSums {
 };
 
 // Adds a span's products to the sums, but for the minimums of a super-block.
-__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span& weights, const Rows& x,
-                                const Fields& fields, const Scales<Format::SCALES_ONCE>& scales, int span, int lane) {
-    const int g = lane / 4;
+__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory& mine, int i, int slot, int lane) {
+    const int g = lane / 4, span = i % SPANS;
+    const Rows& x = mine.ring.stages[slot].x;
     StepOfX<In> b[COLUMN_TILES][SPAN_STEPS / 2][2];
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
@@ -109,8 +111,10 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span
     }
     if constexpr (SHARED_MINIMUM) group_sums.take(starts, span, lane);
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-        const auto codes = weights.codes(group, lane);
+    for (int group = 0; group < STRIPS * GROUPS; ++group) {
+        const int strip = group / GROUPS, of_strip = group % GROUPS;
+        const Fields& fields = mine.ring.fields(i, slot, strip);
+        const auto codes = mine.ring.codes(slot, strip).codes(of_strip, lane);
 #pragma unroll
         for (int part = 0; part < SPAN_SCALES; ++part) {
             Sums dots[COLUMN_TILES] = {};
@@ -124,16 +128,16 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
             }
             const int index = span * SPAN_SCALES + part;
-            const float2 d = scales(fields, group, g, index);
-            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(group, g, index);
+            const float2 d = mine(fields, strip, of_strip, g, index);
+            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(of_strip, g, index);
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float& sum = sums[group][tokens].sum[i];
-                    sum += (i < 2 ? d.x : d.y) * dots[tokens].sum[i];
+                for (int j = 0; j < 4; ++j) {
+                    float& sum = sums[strip][of_strip][tokens].sum[j];
+                    sum += (j < 2 ? d.x : d.y) * dots[tokens].sum[j];
                     if constexpr (Format::HAS_MINIMUM && !SHARED_MINIMUM)
-                        sum += (i < 2 ? m.x : m.y) * starts[part][tokens].sum[i];
+                        sum += (j < 2 ? m.x : m.y) * starts[part][tokens].sum[j];
                 }
         }
     }
@@ -141,7 +145,8 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span
 
 // Adds the minimums' products of a super-block.
 template <class Fields>
-__device__ inline void add_minimums(AllSums& sums, const GroupSums& group_sums, const Fields& fields, int lane) {
+__device__ inline void add_minimums(Sums (&sums)[GROUPS][COLUMN_TILES], const GroupSums& group_sums,
+                                    const Fields& fields, int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
@@ -158,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     const int m = int(products.m);
     Memory* mine = reinterpret_cast<Memory*>(memory) + at.split;
     auto& ring = mine->ring;
-    Walk walk = {at.tiles};
+    Walk walk = {at};
     Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
     const Arrivals<DEPTH, true, BULK> arrivals(words[at.split]);
 
@@ -167,18 +172,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     stream(
         at.count, arrivals,
         [&](int slot) {
-            arrivals.first_copy(slot, ring.bytes(walk),
-                                [&](auto copy) { ring.load(walk, slot, at.first_group, copy); });
+            arrivals.first_copy(slot, ring.bytes(walk), [&](auto copy) { ring.load(walk, slot, copy); });
             walk.advance();
         },
         [&](int slot) { pieces.load(slot); },
         [&](int i, int slot) {
-            const auto& stage = ring.stages[slot];
-            const Fields& fields = ring.fields(i, slot);
-            if (i % SPANS == 0) mine->take(fields, at.lane);
-            multiply(sums, group_sums, stage.weights, stage.x, fields, *mine, i % SPANS, at.lane);
+            if (i % SPANS == 0)
+                for (int strip = 0; strip < STRIPS; ++strip) mine->take(ring.fields(i, slot, strip), strip, at.lane);
+            multiply(sums, group_sums, *mine, i, slot, at.lane);
             if constexpr (SHARED_MINIMUM)
-                if (i % SPANS == SPANS - 1) add_minimums(sums, group_sums, fields, at.lane);
+                if (i % SPANS == SPANS - 1)
+                    for (int strip = 0; strip < STRIPS; ++strip)
+                        add_minimums(sums[strip], group_sums, ring.fields(i, slot, strip), at.lane);
         });
     __syncthreads();                      // the rings are empty: their memory serves the sums
     const float unit = 1 << B::EXPONENT;  // of the codes

@@ -1,5 +1,6 @@
-// A CTA that owns GROUPS groups of 16 rows of a strip: its SPLITS warps take the strip's tiles in turn, each span by span
-// through a ring of its own that no other warp waits for, and their sums meet at the end, in a fixed order.
+// A CTA that owns GROUPS groups of 16 rows of a strip, or STRIPS whole strips: its SPLITS warps take the tiles along K in
+// turn, each span by span through a ring of its own that no other warp waits for, and their sums meet at the end, in a
+// fixed order.
 #pragma once
 
 #include "epilogue.cuh"
@@ -9,12 +10,13 @@
 #include "tile.cuh"
 
 constexpr int THREADS = SPLITS * 32;
-constexpr int ROWS = 16 * GROUPS;
+constexpr int ROWS = 16 * GROUPS * STRIPS;
 constexpr int COLUMN_TILES = TOKENS / 8;
+static_assert(STRIPS == 1 || GROUPS == WARPS, "several strips are whole");
 
 using Span = SpanOf<GROUPS>;
 using Fields = FormatOf<GROUPS>;
-using AllSums = Sums[GROUPS][COLUMN_TILES];
+using AllSums = Sums[STRIPS][GROUPS][COLUMN_TILES];
 
 // Products y [m, n] = x [m, k] @ W [n, k].T that share x and a launch.
 struct Products {
@@ -38,15 +40,18 @@ struct Place {
     int split, lane;
     i64 first_row;
     int first_group;  // of the strip
+    int strips;       // that there are for this CTA
     const Tile* tiles;
+    i64 along;  // tiles of a strip
     int count;
 
     __device__ Place(const Products& products) : products(products), index(0) {
         while (blockIdx.x >= products.of[index].end) ++index;
         split = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-        const i64 along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
         first_group = first_row % TILE_ROWS / 16;
+        strips = int(min(i64(STRIPS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
         tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + split;
         count = int(along - split + SPLITS - 1) / SPLITS * SPANS;
     }
@@ -54,9 +59,10 @@ struct Place {
 
 // A walk along the spans of a warp.
 struct Walk {
-    const Tile* tile;
-    int span = 0;   // of the tile
-    int count = 0;  // tiles before it
+    const Place& at;
+    const Tile* tile = at.tiles;  // of the first strip
+    int span = 0;                 // of the tile
+    int count = 0;                // tiles before it
 
     __device__ void advance() {
         if (SPANS == 1 || ++span == SPANS) tile += SPLITS, ++count, span = 0;
@@ -72,11 +78,13 @@ template <class Weights>
 struct StageOf<Weights, void> : Weights {};
 
 struct Codes {
-    Span weights;
+    Span codes[STRIPS];
 };
 struct CodesAndFields {
-    Span weights;
-    Fields fields;
+    struct {
+        Span codes;
+        Fields fields;
+    } strips[STRIPS];
 };
 
 // DEPTH spans of a warp. The fields of a tile come with its first span and stay until its last.
@@ -85,15 +93,23 @@ struct RingOf {
     static constexpr int TILES = 1 + (DEPTH - 1 + SPANS - 1) / SPANS;  // that DEPTH spans may belong to
     using Stage = StageOf<Codes, X>;
     Stage stages[DEPTH];
-    Fields slots[TILES];
+    Fields slots[TILES][STRIPS];
 
     // Of number i of the warp's spans, which is in this slot.
-    __device__ const Fields& fields(int i, int) const { return slots[i / SPANS % TILES]; }
-    static __device__ u32 bytes(const Walk& at) { return sizeof(Span) + (at.span == 0 ? sizeof(Fields) : 0); }
+    __device__ const Span& codes(int slot, int strip) const { return stages[slot].codes[strip]; }
+    __device__ const Fields& fields(int i, int, int strip) const { return slots[i / SPANS % TILES][strip]; }
+    static __device__ u32 bytes(const Walk& walk) {
+        return walk.at.strips * (sizeof(Span) + (walk.span == 0 ? sizeof(Fields) : 0));
+    }
     template <class Copy>
-    __device__ void load(const Walk& at, int slot, int first_group, Copy copy) {
-        stages[slot].weights.copy_from(at.tile->spans[at.span], first_group, copy);
-        if (at.span == 0) slots[at.count % TILES].copy_from(at.tile->fields, first_group, copy);
+    __device__ void load(const Walk& walk, int slot, Copy copy) {
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip) {
+            if (strip >= walk.at.strips) break;
+            const Tile& tile = walk.tile[strip * walk.at.along];
+            stages[slot].codes[strip].copy_from(tile.spans[walk.span], walk.at.first_group, copy);
+            if (walk.span == 0) slots[walk.count % TILES][strip].copy_from(tile.fields, walk.at.first_group, copy);
+        }
     }
 };
 
@@ -103,15 +119,22 @@ struct RingOf<X, 1> {
     using Stage = StageOf<CodesAndFields, X>;
     Stage stages[DEPTH];
 
-    __device__ const Fields& fields(int, int slot) const { return stages[slot].fields; }
-    static __device__ u32 bytes(const Walk&) { return sizeof(CodesAndFields); }
+    __device__ const Span& codes(int slot, int strip) const { return stages[slot].strips[strip].codes; }
+    __device__ const Fields& fields(int, int slot, int strip) const { return stages[slot].strips[strip].fields; }
+    static __device__ u32 bytes(const Walk& walk) { return walk.at.strips * sizeof(CodesAndFields::strips[0]); }
     template <class Copy>
-    __device__ void load(const Walk& at, int slot, int first_group, Copy copy) {
-        if constexpr (GROUPS == WARPS) {
-            copy(&stages[slot].weights, at.tile, sizeof(Tile));
-        } else {
-            stages[slot].weights.copy_from(at.tile->spans[0], first_group, copy);
-            stages[slot].fields.copy_from(at.tile->fields, first_group, copy);
+    __device__ void load(const Walk& walk, int slot, Copy copy) {
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip) {
+            if (strip >= walk.at.strips) break;
+            const Tile& tile = walk.tile[strip * walk.at.along];
+            auto& to = stages[slot].strips[strip];
+            if constexpr (GROUPS == WARPS) {
+                copy(&to, &tile, sizeof(Tile));
+            } else {
+                to.codes.copy_from(tile.spans[0], walk.at.first_group, copy);
+                to.fields.copy_from(tile.fields, walk.at.first_group, copy);
+            }
         }
     }
 };
@@ -147,13 +170,13 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
     constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
     const int g = at.lane / 4, t = at.lane % 4;
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group)
+    for (int group = 0; group < STRIPS * GROUPS; ++group)
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
-                const float sum = (i < 2 ? unit.x : unit.y) * sums[group][tokens].sum[i];
+                const float sum = (i < 2 ? unit.x : unit.y) * sums[group / GROUPS][group % GROUPS][tokens].sum[i];
                 if (token < m) parts[(at.split * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();

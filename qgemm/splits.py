@@ -25,7 +25,7 @@ BULK_COPIES = 90  # the first compute capability that has them
 
 
 class Split(NamedTuple):
-    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, `splits` warps that share K.
+    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, 8 being two strips, `splits` warps share K.
 
     kernels, tokens, least, strips: the kernels, their token tiles, the compute capability and the number of strips of
     64 rows from which on it is for them. shared: bytes of shared memory that the rings of a CTA may take, which decides
@@ -118,7 +118,8 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source:
     return {
         "In": source,
         "TOKENS": tokens,
-        "GROUPS": split.groups,
+        "GROUPS": min(split.groups, WARPS),
+        "STRIPS": max(1, split.groups // WARPS),
         "SPLITS": splits,
         "DEPTH": depth,
         "BULK": int(sm >= BULK_COPIES),
