@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,48 @@ static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<
 """
 
 
+def block_structs(fmt: Format) -> str:
+    """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
+
+    AT, TO: its first byte in the block, and in the span (codes) or the tile (a field per block). Of codes: the BITS of
+    each, the lane's words (PARTS of CHUNK), the weight in each slot and back. Of a field per block: its BYTES, and those
+    of what alternates between two rows (UNIT). for_codes(visit) and for_per_block(visit) visit one of each struct.
+    """
+    tile = tile_dtype(fmt)
+    span = tile["spans"].base
+    structs = []
+    for name, (field, at, *_) in (fmt.dtype.fields or {}).items():
+        if slots := fmt.slots.get(name):
+            _, parts, _, chunk = span[name].shape
+            numbers = {"AT": at, "TO": _offset(span, name), "BITS": parts * chunk, "PARTS": parts, "CHUNK": chunk}
+            back = sorted(range(fmt.weights), key=slots.__getitem__)
+            tables = _table("weight", slots) + _table("slot", back)
+        else:
+            unit = tile[name].base.itemsize
+            numbers = {"AT": at, "TO": _offset(tile, name), "BYTES": field.itemsize, "UNIT": unit}
+            tables = ""
+        constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
+        structs.append(f"struct {fmt.name}_block_{name} {{ static constexpr int {constants}; {tables}}};")
+    codes = [name for name in fmt.dtype.names or () if name in fmt.slots]
+    per_block = [name for name in fmt.dtype.names or () if name not in fmt.slots]
+    for kind, names in (("codes", codes), ("per_block", per_block)):
+        visits = " ".join(f"visit({fmt.name}_block_{name}());" for name in names)
+        structs.append(f"template <class Visit> __device__ inline void for_{kind}(Visit visit) {{ {visits} }}")
+    return "\n".join([f"constexpr int BLOCK_BYTES = {fmt.block_bytes}, BLOCK_WEIGHTS = {fmt.weights};", *structs])
+
+
+def _offset(dtype: Any, name: str) -> int:
+    return int(dtype.fields[name][1])
+
+
+def _table(name: str, values: Iterable[int]) -> str:
+    """A C++ function of an index; of a constant one the compiler leaves only the value."""
+    numbers = ", ".join(map(str, values))
+    return (
+        f"__device__ static constexpr int {name}(int i) {{ constexpr u16 table[] = {{{numbers}}}; return table[i]; }} "
+    )
+
+
 def _members(fields: list[tuple[str, Any]]) -> str:
     """C++ members of GROUPS row groups each, and a copy of some row groups of a whole one."""
     names = [name for name, _ in fields]
@@ -101,7 +143,7 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
         f"constexpr int X_COLUMNS = {SPAN}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
     ]
     if fmt is not None:
-        lines += [tile_struct(fmt), f'#include "formats/{fmt.name}.cuh"']
+        lines += [tile_struct(fmt), block_structs(fmt), f'#include "formats/{fmt.name}.cuh"']
         lines += [f"template <int GROUPS> using SpanOf = {fmt.name}_span<GROUPS>;"]
         lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", '#include "tile.cuh"']
     for name, value in template.items():

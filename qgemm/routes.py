@@ -13,6 +13,7 @@ from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
 from .tiles import SPAN, WARPS, spans, tile_dtype
+from .transfer import pack_template, restore_template
 
 ANY = 1 << 62
 
@@ -185,6 +186,8 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str) -> Temp
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
+    if TILED.holds(fmt):
+        yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
     for row in ROUTES:
         if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue

@@ -17,6 +17,8 @@ everything:
   scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
 Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks of the file back.
+
+`pack`, `unpack` and `largest_weight` are the reference of what kernels/pack.cu and kernels/restore.cu do on the GPU.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ ROWS = 64  # rows of a tile
 SPAN = 64  # columns whose codes lie together
 WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps of a span
 CHUNK = 4  # words that a lane reads at once: 16 bytes
+PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
+LARGEST_CODE = 128  # of every tiled format
 
 Tiles = NDArray[Any]
 
@@ -60,6 +64,11 @@ def tile_dtype(fmt: Format) -> np.dtype[Any]:
     units = ((name, *_units(fmt, name)) for name in names)
     per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
     return np.dtype([("spans", span, (spans(fmt),)), *per_block])
+
+
+def in_piece(fmt: Format) -> int:
+    """Tiles that a CTA packs at a time."""
+    return max(1, PIECE * fmt.weights // (columns(fmt) * fmt.block_bytes))
 
 
 def check_tiled(fmt: Format) -> None:
@@ -110,6 +119,16 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
             flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
             padded[name] = flat.reshape(padded[name].shape)
     return padded[:rows, : fmt.blocks_in(columns)].copy()
+
+
+def largest_weight(fmt: Format, blocks: Blocks) -> float:
+    """A bound of the magnitude of every finite weight in the blocks of a tiled format."""
+    _, scale, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
+    with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
+        bound = np.zeros(1, np.float32) if scale is None else np.float32(LARGEST_CODE) * np.abs(scale)
+        if minimum is not None:
+            bound = bound + np.abs(minimum)
+    return float(bound[np.isfinite(bound)].max(initial=0))
 
 
 def _bits(fmt: Format, name: str) -> int:

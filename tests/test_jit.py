@@ -8,6 +8,7 @@ import re
 
 import compile_kernels
 import ledger
+import numpy as np
 import pytest
 from strategies import FORMATS, TILED, each
 
@@ -55,6 +56,45 @@ def test_tile_struct_has_the_size_of_its_dtype(fmt):
     assert size in source
     with pytest.raises(jit.CompileError, match="differs from its dtype"):
         jit.compile_cubin(source.replace(size, f"{size} + 16"), "sm_80")
+
+
+@each(TILED)
+def test_block_structs_lead_from_blocks_to_tiles(fmt):
+    """The generated constants, with the two rules of qgemm/tiles.py as kernels/pack.cu reads them: one random tile."""
+    structs = {
+        name: ({key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", text)}, tables(text))
+        for name, text in re.findall(rf"struct {fmt.name}_block_(\w+) (.*)", jit.block_structs(fmt))
+    }
+    count, dtype = tiles.columns(fmt) // fmt.weights, tiles.tile_dtype(fmt)
+    raw = np.frombuffer(np.random.default_rng(3).bytes(64 * count * fmt.block_bytes), np.uint8).reshape(64, -1)
+    tile, span_bytes = np.zeros(dtype.itemsize, np.uint8), dtype["spans"].base.itemsize
+    for number, by_name in structs.values():
+        at, to = number["AT"], number["TO"]
+        if bits := number.get("BITS"):
+            assert [by_name["slot"][weight] for weight in by_name["weight"]] == list(range(fmt.weights))
+            p, chunk = max(1, 4 // bits), number["CHUNK"]
+            for row, column in np.ndindex(64, tiles.columns(fmt)):
+                slot = by_name["slot"][column % fmt.weights] * bits
+                code = raw[row, column // fmt.weights * fmt.block_bytes + at + slot // 8] >> slot % 8 & (1 << bits) - 1
+                warp, r, g, step = row // 16, row // 8 % 2, row % 8, column % 64 // 16
+                lane, byte = 4 * g + column % 8 // 2, 2 * (column % 2) + column % 16 // 8
+                bit = bits * (2 * p * (step // p) + p * r + step % p)
+                word, part = bit // 8 % chunk, bit // 8 // chunk
+                index = ((warp * number["PARTS"] + part) * 32 + lane) * chunk + word
+                tile[column // 64 * span_bytes + to + 4 * index + byte] |= code << bit % 8
+        else:
+            size, unit = number["BYTES"], number["UNIT"]
+            for row, block, byte in np.ndindex(64, count, size):
+                owner, r = row // 16 * 8 + row % 8, row // 8 % 2
+                index = ((owner * count + block) * (size // unit) + byte // unit) * 2 + r
+                tile[to + index * unit + byte % unit] = raw[row, block * fmt.block_bytes + at + byte]
+    assert tile.tobytes() == tiles.pack(fmt, raw.view(fmt.dtype)).tobytes()
+
+
+def tables(text):
+    """The tables of a generated struct by name."""
+    found = re.findall(r"int (\w+)\(int i\) \{ constexpr u16 table\[\] = \{([\d, ]+)\}", text)
+    return {name: list(map(int, values.split(","))) for name, values in found}
 
 
 def test_compile_errors_carry_the_log():
@@ -147,7 +187,7 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
     for arch in jit.ARCHS:
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel for row in routes.ROUTES if row.runs_on(sm) and row.kernel != "cublas"}
-        assert {u.kernel for u in units if u.arch == arch} == rows | {"quantize_activations"}
+        assert {u.kernel for u in units if u.arch == arch} == rows | {"quantize_activations", "pack", "restore"}
 
 
 @each(TILED)

@@ -10,7 +10,6 @@ from strategies import FORMATS, TILED, each, raw_blocks
 
 import qgemm
 from qgemm import tiles
-from qgemm.device import largest_weight
 
 
 @each(TILED)
@@ -88,4 +87,4 @@ def test_largest_weight_ignores_every_nan(fmt):
     blocks["d"] = np.array([0x3C00, 0x7E00, 0xFC46], np.uint16).view(np.float16)
     if "scales" in blocks.dtype.names:
         blocks["scales"] = 1
-    assert largest_weight(fmt, blocks) == 128
+    assert tiles.largest_weight(fmt, blocks) == 128
