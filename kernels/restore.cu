@@ -1,80 +1,71 @@
-// restore: tiles -> blocks [n, row_blocks] as they lie in a file; the inverse of pack.
+// restore: tiles [strips, along] -> blocks [n, row_blocks] as they lie in a file; the inverse of pack.
 //
-// A warp gathers every PIECE_WARPS-th byte of codes of its lanes' rows in shared memory, and the fields per block of
-// every PIECE_WARPS-th tile; then the rows are written word by word, bytes where a word belongs to two pieces.
-// Template: Format, TILES.
+// A warp scatters the words of a span of a group of 16 rows over rows in shared memory, of which other warps may write
+// other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two pieces.
+// Template: Format, TILES, THREADS.
 #include "blocks.cuh"
 
-// A byte of codes of rows g and g + 8 of a tile.
+__device__ inline void set_bits(u8* byte, u32 bits) {
+    const int in_word = __cvta_generic_to_shared(byte) % 4;
+    atomicOr(reinterpret_cast<u32*>(byte - in_word), bits << 8 * in_word);
+}
+
+// A lane's words of a span -> rows g and g + 8 of the span's tile.
 template <class Codes>
-__device__ void restore_codes(const u32* from, int owner, int index, u8* const (&rows)[2]) {
-    constexpr int PER_BYTE = 8 / Codes::BITS, PER_BLOCK = BLOCK_WEIGHTS / PER_BYTE;
-    u32 bytes[2] = {};
+__device__ void restore_codes(const void* from, int span, int group, int lane, u8* const (&rows)[2]) {
+    const int base = Codes::base(span, lane % 4), first = base / 8, shift = base % 8;
+    alignas(16) u32 words[Codes::BITS];
 #pragma unroll
-    for (int i = 0; i < PER_BYTE; ++i) {
-        const int weight = Codes::weight(index % PER_BLOCK * PER_BYTE + i);
-        const int column = index / PER_BLOCK * BLOCK_WEIGHTS + weight, span = column / SPAN_COLUMNS;
-        const int step = column % SPAN_COLUMNS / 16, t = column % 8 / 2, j = 2 * (column % 2) + column % 16 / 8;
+    for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
+        load_words<Codes::CHUNK>(&words[word],
+                                 static_cast<const u32*>(from) + Codes::CHUNK * chunk_index<Codes>(group, lane, word));
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const Place at = place<Codes::BITS>(step, j, r);
-            const int word = span * int(sizeof(SpanOf<WARPS>) / 4) + word_index<Codes>(owner, t, at.word);
-            bytes[r] |= (__ldg(from + word) >> at.bit & ((1 << Codes::BITS) - 1)) << Codes::BITS * i;
-        }
-    }
+    for (int step = 0; step < SPAN_STEPS; ++step)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) rows[r][index / PER_BLOCK * BLOCK_BYTES + Codes::AT + index % PER_BLOCK] = bytes[r];
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int bit = Codes::offset(step, j);
+                const Place at = place<Codes::BITS>(step, j, r);
+                const u32 code = words[at.word] >> at.bit & ((1 << Codes::BITS) - 1);
+                set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
+            }
 }
 
-// An owner's share of a field per block.
-template <class PerBlock>
-__device__ void restore_field(const u32* from, int owner, u8* const (&rows)[2]) {
-    using To = Share<PerBlock>;
-#pragma unroll
-    for (int i = 0; i < To::BYTES; ++i)
-        rows[To::row(i)][To::byte(i)] = __ldg(from + owner * (To::BYTES / 4) + i / 4) >> 8 * (i % 4);
-}
-
-extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
-    restore(const Tile* __restrict__ tiles, u32* blocks, i64 n, i64 row_blocks, i64 along) {
-    __shared__ u32 staged[TILE_ROWS * ROW_WORDS];
-    Piece piece(staged, n, row_blocks, along);
-    const int warp = threadIdx.x / 32, owner = threadIdx.x % 32;
+extern "C" __global__ void __launch_bounds__(THREADS)
+    restore(const Tile* __restrict__ tiles, uint4* __restrict__ blocks, i64 n, i64 row_blocks, i64 along) {
+    __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
+    const Piece piece(staged, n, row_blocks, along);
+    const int lane = threadIdx.x % 32, g = lane / 4;
     tiles += piece.strip * along + piece.first_tile;
 
-    u8* const rows[2] = {piece.row(owner, 0), piece.row(owner, 1)};
-    const auto rows_of = [&](int tile, const auto& work) {
-        const int at = tile * TILE_BLOCKS * BLOCK_BYTES;
-        u8* const shifted[2] = {rows[0] + at, rows[1] + at};
-        work(reinterpret_cast<const u8*>(&tiles[tile]), shifted);
-    };
-    for_warp(warp, [&](auto mine) {
-#pragma unroll 1
-        for (int tile = 0; tile < piece.tiles; ++tile)
-            rows_of(tile, [&](const u8* from, const auto& to) {
-                for_codes([&](auto codes) {
-                    using Codes = decltype(codes);
-                    const u32* at = reinterpret_cast<const u32*>(from + Codes::TO);
-#pragma unroll
-                    for (int i = decltype(mine)::value; i < TILE_COLUMNS * Codes::BITS / 8; i += PIECE_WARPS)
-                        restore_codes<Codes>(at, owner, i, to);
-                });
-            });
-    });
-    for (int tile = warp; tile < piece.tiles; tile += PIECE_WARPS)
-        rows_of(tile, [&](const u8* from, const auto& to) {
-            for_per_block([&](auto field) {
-                using Field = decltype(field);
-                restore_field<Field>(reinterpret_cast<const u32*>(from + Field::TO), owner, to);
-            });
+    piece.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
+    __syncthreads();
+    piece.for_groups([&](int tile, int span, int group) {
+        u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
+        const u8* from = reinterpret_cast<const u8*>(&tiles[tile].spans[span]);
+        for_codes([&](auto codes) {
+            using Codes = decltype(codes);
+            restore_codes<Codes>(from + Codes::TO, span, group, lane, rows);
         });
+    });
+    for_per_block([&](auto field) {
+        using Field = decltype(field);
+        constexpr int BYTES = TILE_ROWS * TILE_BLOCKS * Field::BYTES;
+        for (int i = threadIdx.x; i < piece.tiles * BYTES; i += THREADS) {
+            const Source to = source_of<Field>(i % BYTES);
+            const u8* from = reinterpret_cast<const u8*>(&tiles[i / BYTES].fields) + Field::TO;
+            set_bits(&piece.row(to.row, i / BYTES)[to.at], from[i % BYTES]);
+        }
+    });
     __syncthreads();
 
-    piece.for_words([&](u32& word, i64 index, int first, int end) {
-        if (first <= 0 && end >= 4) {
-            blocks[index] = word;
+    piece.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
+        if (begin <= 0 && end >= 16) {
+            blocks[index] = chunk;
         } else {
-            for (int i = max(first, 0); i < min(end, 4); ++i) reinterpret_cast<u8*>(&blocks[index])[i] = word >> 8 * i;
+            for (int i = begin > 0 ? begin : 0; i < end && i < 16; ++i)
+                reinterpret_cast<u8*>(&blocks[index])[i] = reinterpret_cast<const u8*>(&chunk)[i];
         }
     });
 }

@@ -17,10 +17,10 @@ from typing import Any
 
 from . import activations
 from .block import Format
-from .tiles import ROWS, SPAN, WARPS, spans, tile_dtype
+from .tiles import ROWS, SPAN, WARPS, bits_of_codes, spans, tile_dtype
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
-OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-default-device")
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8"}
 
 
@@ -78,30 +78,33 @@ static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<
 def block_structs(fmt: Format) -> str:
     """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
 
-    AT, TO: its first byte in the block, and in the span (codes) or the tile (a field per block). Of codes: the BITS of
-    each, the lane's words (PARTS of CHUNK), the weight in each slot and back. Of a field per block: its BYTES, and those
-    of what alternates between two rows (UNIT). for_codes(visit) and for_per_block(visit) visit one of each struct.
+    Of codes: the BITS of each, where they begin in a span (TO), the lane's words (PARTS of CHUNK); base(span, t) +
+    offset(step, j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins. Of a field
+    per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and in
+    the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
     """
     tile = tile_dtype(fmt)
     span = tile["spans"].base
-    structs = []
+    structs, visits = [], {"codes": "", "per_block": ""}
     for name, (field, at, *_) in (fmt.dtype.fields or {}).items():
-        if slots := fmt.slots.get(name):
+        struct = f"{fmt.name}_block_{name}"
+        if name in fmt.slots:
             _, parts, _, chunk = span[name].shape
-            numbers = {"AT": at, "TO": _offset(span, name), "BITS": parts * chunk, "PARTS": parts, "CHUNK": chunk}
-            back = sorted(range(fmt.weights), key=slots.__getitem__)
-            tables = _table("weight", slots) + _table("slot", back)
+            base, offset = bits_of_codes(fmt, name)
+            structs.append(f"__constant__ u16 {struct}_base[] = {_list(base)};")
+            numbers = {"BITS": parts * chunk, "PARTS": parts, "CHUNK": chunk, "TO": _offset(span, name)}
+            functions = f"""static int base(int span, int t) {{ return {struct}_base[4 * span + t]; }}
+    static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
+"""
         else:
-            unit = tile[name].base.itemsize
-            numbers = {"AT": at, "TO": _offset(tile, name), "BYTES": field.itemsize, "UNIT": unit}
-            tables = ""
+            to = _offset(tile, name) - tile["spans"].itemsize
+            numbers = {"BYTES": field.itemsize, "UNIT": tile[name].base.itemsize, "AT": at, "TO": to}
+            functions = ""
         constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
-        structs.append(f"struct {fmt.name}_block_{name} {{ static constexpr int {constants}; {tables}}};")
-    codes = [name for name in fmt.dtype.names or () if name in fmt.slots]
-    per_block = [name for name in fmt.dtype.names or () if name not in fmt.slots]
-    for kind, names in (("codes", codes), ("per_block", per_block)):
-        visits = " ".join(f"visit({fmt.name}_block_{name}());" for name in names)
-        structs.append(f"template <class Visit> __device__ inline void for_{kind}(Visit visit) {{ {visits} }}")
+        structs.append(f"struct {struct} {{ static constexpr int {constants}; {functions}}};")
+        visits["codes" if name in fmt.slots else "per_block"] += f"visit({struct}()); "
+    for kind, calls in visits.items():
+        structs.append(f"template <class Visit> void for_{kind}(Visit visit) {{ {calls}}}")
     return "\n".join([f"constexpr int BLOCK_BYTES = {fmt.block_bytes}, BLOCK_WEIGHTS = {fmt.weights};", *structs])
 
 
@@ -109,12 +112,8 @@ def _offset(dtype: Any, name: str) -> int:
     return int(dtype.fields[name][1])
 
 
-def _table(name: str, values: Iterable[int]) -> str:
-    """A C++ function of an index; of a constant one the compiler leaves only the value."""
-    numbers = ", ".join(map(str, values))
-    return (
-        f"__device__ static constexpr int {name}(int i) {{ constexpr u16 table[] = {{{numbers}}}; return table[i]; }} "
-    )
+def _list(values: Iterable[Any]) -> str:
+    return f"{{{', '.join(map(str, values))}}}"
 
 
 def _members(fields: list[tuple[str, Any]]) -> str:

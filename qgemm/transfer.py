@@ -26,7 +26,7 @@ class Stage:
         import cupy
 
         self.host: NDArray[np.uint8] = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
-        self.device = cupy.empty(-(-size // 4), np.uint32)  # the kernels work in whole words
+        self.device = cupy.empty(-(-size // 16) * 16, np.uint8)  # the kernels work in chunks of 16 bytes
         self.done = cupy.cuda.Event(disable_timing=True)
 
     def send(self, part: NDArray[np.uint8], stream: Any) -> None:
@@ -75,11 +75,11 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
     step = strips * tiles.ROWS
     with data.device:
         kernel = jit.load("restore", fmt, **restore_template(fmt))
-        some = cupy.empty(-(-min(step, n) * row_bytes // 4), np.uint32)
+        some = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
         for index, first in enumerate(range(0, n, step)):
             rows = min(step, n - first)
             launch(kernel, fmt, data[index * strips : (index + 1) * strips], some, (), rows, count)
-            some.view(np.uint8)[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
+            some[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
     return blocks
 
 
@@ -90,7 +90,7 @@ def pack_template(fmt: Format) -> jit.Template:
 
 def restore_template(fmt: Format) -> jit.Template:
     """The template of its inverse."""
-    return {"TILES": tiles.in_piece(fmt)}
+    return {"TILES": tiles.in_piece(fmt), "THREADS": tiles.PIECE_THREADS}
 
 
 def strips_of(fmt: Format, count: int) -> int:
@@ -102,5 +102,4 @@ def launch(kernel: Any, fmt: Format, source: Any, target: Any, more: tuple[Any, 
     """Reorder rows of so many blocks, one CTA a piece of a strip, on the current stream."""
     along = -(-count * fmt.weights // tiles.columns(fmt))
     pieces = -(-rows // tiles.ROWS) * -(-along // tiles.in_piece(fmt))
-    threads = tiles.spans(fmt) * 4 * tiles.LANES  # a warp for each of the 4 column pairs of a step, of each span
-    kernel((pieces,), (threads,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))
+    kernel((pieces,), (tiles.PIECE_THREADS,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,6 +74,14 @@ def test_fields_per_block_lie_where_the_rules_say(fmt):
         for warp, g, block, r in np.ndindex(4, 8, raw.shape[1], 2):
             got = tile[name][warp, g, block, ..., r]  # 16-bit words of a field of several bytes
             assert got.tobytes() == raw[name][16 * warp + 8 * r + g, block].tobytes()
+
+
+def test_slots_without_order_are_refused():
+    """Packing on the GPU shifts one lane's places to get another's."""
+    fmt = qgemm.FORMATS["q8_0"]
+    swapped = (1, 0, *range(2, 32))
+    with pytest.raises(ValueError, match="Q8_0: the slots of qs"):
+        tiles.bits_of_codes(dataclasses.replace(fmt, slots={"qs": swapped}), "qs")
 
 
 @each([fmt for fmt in FORMATS if fmt.plain])
