@@ -30,20 +30,6 @@ __device__ inline int chunk_index(int group, int lane, int word) {
     return (group * Codes::PARTS + word / Codes::CHUNK) * 32 + lane;
 }
 
-// Rule two: byte i of a field per block in a tile is byte `at` of a row of blocks.
-struct Source {
-    int row, at;
-};
-
-template <class PerBlock>
-__device__ inline Source source_of(int i) {
-    constexpr int UNIT = PerBlock::UNIT, COUNT = PerBlock::BYTES / UNIT;
-    const int r = i / UNIT % 2, unit = i / (2 * UNIT) % COUNT, block = i / (2 * UNIT * COUNT);
-    const int owner = block / TILE_BLOCKS;  // 8 * group + g
-    return {16 * (owner / 8) + 8 * r + owner % 8,
-            block % TILE_BLOCKS * BLOCK_BYTES + PerBlock::AT + unit * UNIT + i % UNIT};
-}
-
 // The rows of a piece: where they are in memory, and in shared memory, where a row begins inside a chunk as in memory.
 struct Piece {
     u8* staged;
@@ -62,17 +48,18 @@ struct Piece {
     __device__ i64 at(int row) const {
         return (strip * TILE_ROWS + row) * row_bytes + first_tile * TILE_BLOCKS * BLOCK_BYTES;
     }
+    __device__ int skip(int row) const { return u32(at(row)) % 16; }  // bytes of its first chunk before it
     __device__ bool holds(int row) const { return strip * TILE_ROWS + row < n; }
     // A row of blocks from a tile on.
     __device__ u8* row(int row, int tile) const {
-        return staged + row * ROW_CHUNKS * 16 + at(row) % 16 + tile * TILE_BLOCKS * BLOCK_BYTES;
+        return staged + row * ROW_CHUNKS * 16 + skip(row) + tile * TILE_BLOCKS * BLOCK_BYTES;
     }
     // visit(staged chunk, its index in memory, where the row begins and ends relative to it)
     template <class Visit>
     __device__ void for_chunks(Visit visit) const {
         for (int i = threadIdx.x; i < TILE_ROWS * ROW_CHUNKS; i += THREADS) {
             const int row = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
-            const int begin = at(row) % 16 - 16 * chunk;
+            const int begin = skip(row) - 16 * chunk;
             visit(reinterpret_cast<uint4*>(staged)[i], at(row) / 16 + chunk, begin, holds(row) ? begin + bytes : 0);
         }
     }
@@ -81,5 +68,23 @@ struct Piece {
     __device__ void for_groups(Visit visit) const {
         for (int i = threadIdx.x / 32; i < tiles * SPANS * WARPS; i += THREADS / 32)
             visit(i / WARPS / SPANS, i / WARPS % SPANS, i % WARPS);
+    }
+    // Rule two: the pairs of a field's units in rows g and g + 8, a thread each.
+    // visit(tile, a byte of the tile's fields, the byte of a row of blocks that it is)
+    template <class PerBlock, class Visit>
+    __device__ void for_units(Visit visit) const {
+        constexpr int UNIT = PerBlock::UNIT, UNITS = PerBlock::BYTES / UNIT,
+                      PAIRS = TILE_ROWS / 2 * TILE_BLOCKS * UNITS;
+        for (int i = threadIdx.x; i < tiles * PAIRS; i += THREADS) {
+            const int tile = i / PAIRS, pair = i % PAIRS;
+            const int block = pair / UNITS % TILE_BLOCKS, owner = pair / UNITS / TILE_BLOCKS;  // 8 * group + g
+            const int from = block * BLOCK_BYTES + PerBlock::AT + pair % UNITS * UNIT;
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+#pragma unroll
+                for (int byte = 0; byte < UNIT; ++byte)
+                    visit(tile, PerBlock::TO + (2 * pair + r) * UNIT + byte,
+                          row(16 * (owner / 8) + 8 * r + owner % 8, tile) + from + byte);
+        }
     }
 };

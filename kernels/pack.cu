@@ -70,11 +70,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     });
     for_per_block([&](auto field) {
         using Field = decltype(field);
-        constexpr int BYTES = TILE_ROWS * TILE_BLOCKS * Field::BYTES;
-        for (int i = threadIdx.x; i < piece.tiles * BYTES; i += THREADS) {
-            const Source from = source_of<Field>(i % BYTES);
-            reinterpret_cast<u8*>(&fields[i / BYTES])[Field::TO + i % BYTES] = piece.row(from.row, i / BYTES)[from.at];
-        }
+        piece.for_units<Field>(
+            [&](int tile, int at, const u8* byte) { reinterpret_cast<u8*>(&fields[tile])[at] = *byte; });
     });
     __syncthreads();
 

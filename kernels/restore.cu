@@ -51,12 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     });
     for_per_block([&](auto field) {
         using Field = decltype(field);
-        constexpr int BYTES = TILE_ROWS * TILE_BLOCKS * Field::BYTES;
-        for (int i = threadIdx.x; i < piece.tiles * BYTES; i += THREADS) {
-            const Source to = source_of<Field>(i % BYTES);
-            const u8* from = reinterpret_cast<const u8*>(&tiles[i / BYTES].fields) + Field::TO;
-            set_bits(&piece.row(to.row, i / BYTES)[to.at], from[i % BYTES]);
-        }
+        piece.for_units<Field>(
+            [&](int tile, int at, u8* byte) { set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[at]); });
     });
     __syncthreads();
 

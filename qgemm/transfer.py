@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from . import jit, tiles
 from .block import Blocks, Format
-from .parallel import for_slices
 
-CHUNK = 16 << 20  # bytes on their way at a time, or a strip's; there are two such stages on each side
-SLICE = 1 << 20  # bytes that a thread copies at a time
+CHUNK = 4 << 20  # bytes on their way at a time, or a strip's; there are two such stages on each side
 
 
 class Stage:
@@ -32,7 +30,7 @@ class Stage:
     def send(self, part: NDArray[np.uint8], stream: Any) -> None:
         """Copy bytes here, once the chunk before is done, and on their way to the device."""
         self.done.synchronize()
-        for_slices(len(part), SLICE, lambda some: np.copyto(self.host[some], part[some]))
+        self.host[: len(part)] = part
         self.device.data.copy_from_host_async(self.host.ctypes.data, len(part), stream)
 
 
