@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import prefill_mma
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
@@ -22,6 +23,7 @@ QUANTIZED_INSIDE = 8  # rows of x that decode_a8 at most quantizes itself
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
+NARROW = ("half", "bf16")
 
 
 class Formats(NamedTuple):
@@ -97,6 +99,7 @@ ROUTES = (
     Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
     Route("fused",    ("a16",),       TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "sums in float32 registers"),
     Route("fused_a8", ("a8",),        TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    ANY, TILED,   (16, 32, 64, 128), "decoded in registers"),
     Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
     Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
 )  # fmt: skip
@@ -125,6 +128,10 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
         if row.kernel == "unpack":
             for out in TYPES:
                 yield row.kernel, {"Out": out}
+            continue
+        if row.kernel == "prefill_mma":
+            for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):
+                yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
             continue
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):

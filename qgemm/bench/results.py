@@ -26,6 +26,7 @@ HOST = (
     "tiles",
     "routes",
     "device",
+    "prefill_mma",
     "transfer",
     "launch",
     "cuda",
