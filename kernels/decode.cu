@@ -7,8 +7,46 @@
 #include "operand.cuh"
 #include "pieces.cuh"
 
-using Ring = RingOf<Rows, SPANS>;
 using B = Operand<In>;
+
+constexpr int TILE_SCALES = TILE_COLUMNS / Format::GROUP;  // of a row
+
+// Scales of a tile that the lanes have decoded for each other, rows g and g + 8.
+template <bool ONCE>
+struct Scales {
+    __nv_bfloat162 of[TILE_SCALES][8 * GROUPS];
+
+    template <class Fields>
+    __device__ void take(const Fields& fields, int lane) {
+#pragma unroll
+        for (int i = lane; i < TILE_SCALES * 8 * GROUPS; i += 32) {
+            const int index = i / (8 * GROUPS), group = i / 8 % GROUPS, g = i % 8;
+            float2 scale;
+            if constexpr (Fields::SUPER_BLOCK)
+                scale = fields.sub_scale(group, g, index);
+            else
+                scale = fields.scale(group, g, index);
+            of[index][8 * group + g] = __float22bfloat162_rn(scale);
+        }
+        __syncwarp();
+    }
+    __device__ float2 operator()(const Fields&, int group, int g, int index) const {
+        return __bfloat1622float2(of[index][8 * group + g]);
+    }
+};
+template <>
+struct Scales<false> {
+    template <class Fields>
+    __device__ void take(const Fields&, int) {}
+    __device__ float2 operator()(const Fields& fields, int group, int g, int index) const {
+        return fields.scale(group, g, index);
+    }
+};
+
+// The memory of a warp: its ring, and the scales of the tile in hand.
+struct Memory : Scales<Format::SCALES_ONCE> {
+    RingOf<Rows, SPANS> ring;
+};
 
 constexpr bool ZEROED = B::ZERO != 0;
 constexpr bool SUPER = Format::SUPER_BLOCK;
@@ -25,8 +63,9 @@ struct GroupSums {
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             // Row r offers group r % 2 of token r / 2 % 2 of each two.
-            const float first = sums[0][tokens].sum[g / 2 % 2], second = sums[SPAN_SCALES - 1][tokens].sum[g / 2 % 2];
-            const float got = __shfl_sync(~0u, g % 2 ? second : first, (t % 2 + g % 2 * 2) * 4 + g / 2);
+            const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
+            const float even = g % 2 ? second[0] : first[0], odd = g % 2 ? second[1] : first[1];
+            const float got = __shfl_sync(~0u, g / 2 % 2 ? odd : even, (t % 2 + g % 2 * 2) * 4 + g / 2);
             if (t / 2 == span % 2) {
                 if (span < 2)
                     of[tokens][0] = got;
@@ -53,9 +92,8 @@ struct GroupSums {
 };
 
 // Adds a span's products to the sums: those of the matrix, or of a super-block without its own scale.
-template <class Fields>
 __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span& weights, const Rows& x,
-                                const Fields& fields, int span, int lane) {
+                                const Fields& fields, const Scales<Format::SCALES_ONCE>& scales, int span, int lane) {
     const int g = lane / 4;
     StepOfX<In> b[COLUMN_TILES][SPAN_STEPS / 2][2];
 #pragma unroll
@@ -95,12 +133,8 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
             }
             const int index = span * SPAN_SCALES + part;
-            float2 d, m = {};
-            if constexpr (SUPER) {
-                d = fields.sub_scale(group, g, index);
-            } else {
-                d = fields.scale(group, g, index), m = fields.minimum(group, g, index);
-            }
+            const float2 d = scales(fields, group, g, index);
+            const float2 m = SUPER ? float2{} : fields.minimum(group, g, index);
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
@@ -136,13 +170,15 @@ __device__ inline void add_super_block(AllSums& sums, AllSums& block, const Grou
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    decode(const __grid_constant__ Products products, const In* __restrict__ x, i64 k, int m) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Products products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
-    const Place at(products, k);
-    Ring* ring = reinterpret_cast<Ring*>(memory) + at.split;
-    const Pieces pieces(x, k, m, at, ring->stages);
+    static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    const Place at(products);
+    const int m = int(products.m);
+    Memory* mine = reinterpret_cast<Memory*>(memory) + at.split;
+    auto& ring = mine->ring;
+    const Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
     const Arrivals<DEPTH, true, BULK> arrivals(words[at.split]);
 
     AllSums sums = {}, block = {};
@@ -150,14 +186,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     stream(
         at.count, arrivals,
         [&](int i, int slot) {
-            arrivals.expect(slot, Ring::bytes(i));
-            arrivals.copy(slot, [&](auto copy) { ring->load(tile_of(at, i), i, slot, at.first_group, copy); });
+            arrivals.expect(slot, ring.bytes(i));
+            arrivals.copy(slot, [&](auto copy) { ring.load(tile_of(at, i), i, slot, at.first_group, copy); });
         },
         [&](int i, int slot) { pieces.load(i, slot); },
         [&](int i, int slot) {
-            const auto& stage = ring->stages[slot];
-            const Fields& fields = ring->fields(i, slot);
-            multiply(SUPER ? block : sums, group_sums, stage.weights, stage.x, fields, i % SPANS, at.lane);
+            const auto& stage = ring.stages[slot];
+            const Fields& fields = ring.fields(i, slot);
+            if (i % SPANS == 0) mine->take(fields, at.lane);
+            multiply(SUPER ? block : sums, group_sums, stage.weights, stage.x, fields, *mine, i % SPANS, at.lane);
             if constexpr (SUPER)
                 if (i % SPANS == SPANS - 1) add_super_block(sums, block, group_sums, fields, at.lane);
         });

@@ -10,6 +10,7 @@
 //                           Format::GROUP weights of the tile
 // so that w = scale * level + minimum. A super-block (SUPER_BLOCK) scales its groups' scales again:
 //   scale = super_scale(group, g) * sub_scale(group, g, index), minimum = super_minimum * one of sub_minimums
+// SCALES_ONCE: scales, of a super-block its sub-scales, take more than a load; they are exact in bf16.
 #pragma once
 
 #include "types.cuh"

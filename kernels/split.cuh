@@ -16,54 +16,64 @@ using Span = SpanOf<GROUPS>;
 using Fields = FormatOf<GROUPS>;
 using AllSums = Sums[GROUPS][COLUMN_TILES];
 
-// One product of several that share x and a launch: y [m, n] = x @ W [n, k].T.
-struct Product {
-    const Tile* tiles;
-    Outputs outputs;
-    i64 n;
-    i64 end;  // the CTA after its last
-};
+// Products y [m, n] = x [m, k] @ W [n, k].T that share x and a launch.
 struct Products {
-    Product of[MOST_PRODUCTS];
+    const void* x;
+    struct Arrays {
+        const Tile* tiles;
+        Outputs outputs;
+    } arrays[MOST_PRODUCTS];
+    struct Product {
+        i64 n, end;  // end: the CTA after its last
+        Types types;
+    } of[MOST_PRODUCTS];
+    i64 k, m;
 };
 static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/products.py");
 
 // Where this warp stands: its product, rows and first tile, and how many spans it takes of its share of K.
 struct Place {
-    const Product& product;
+    const Products& products;
+    int index;  // of its product
     int split, lane;
     i64 first_row;
     int first_group;  // of the strip
     const Tile* tiles;
     int count;
 
-    __device__ Place(const Products& products, i64 k) : Place(products, find(products), k) {}
-    static __device__ int find(const Products& products) {
-        int index = 0;
+    __device__ Place(const Products& products) : products(products), index(0) {
         while (blockIdx.x >= products.of[index].end) ++index;
-        return index;
-    }
-
-private:
-    __device__ Place(const Products& products, int index, i64 k) : product(products.of[index]) {
         split = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-        const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        const i64 along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
         first_group = first_row % TILE_ROWS / 16;
-        tiles = product.tiles + first_row / TILE_ROWS * along + split;
+        tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + split;
         count = int(along - split + SPLITS - 1) / SPLITS * SPANS;
     }
 };
 
-// The memory of a warp: what it needs for DEPTH spans, the codes and the activations X of each. The fields of a tile come with its first span and stay until
-// its last.
+// A stage of a ring: weights, and their share of x, an X, unless that is void.
+template <class Weights, class X>
+struct StageOf : Weights {
+    X x;
+};
+template <class Weights>
+struct StageOf<Weights, void> : Weights {};
+
+struct Codes {
+    Span weights;
+};
+struct CodesAndFields {
+    Span weights;
+    Fields fields;
+};
+
+// DEPTH spans of a warp. The fields of a tile come with its first span and stay until its last.
 template <class X, int SPANS>
 struct RingOf {
     static constexpr int TILES = 1 + (DEPTH - 1 + SPANS - 1) / SPANS;  // that DEPTH spans may belong to
-    struct Stage {
-        Span weights;
-        X x;
-    } stages[DEPTH];
+    using Stage = StageOf<Codes, X>;
+    Stage stages[DEPTH];
     Fields slots[TILES];
 
     __device__ const Fields& fields(int i, int) const { return slots[i / SPANS % TILES]; }
@@ -78,14 +88,11 @@ struct RingOf {
 // A tile of one span comes in one piece, if the CTA takes all its rows.
 template <class X>
 struct RingOf<X, 1> {
-    struct Stage {
-        Span weights;
-        Fields fields;
-        X x;
-    } stages[DEPTH];
+    using Stage = StageOf<CodesAndFields, X>;
+    Stage stages[DEPTH];
 
     __device__ const Fields& fields(int, int slot) const { return stages[slot].fields; }
-    static __device__ u32 bytes(int) { return sizeof(Span) + sizeof(Fields); }
+    static __device__ u32 bytes(int) { return sizeof(CodesAndFields); }
     template <class Copy>
     __device__ void load(const Tile& tile, int, int slot, int first_group, Copy copy) {
         if constexpr (GROUPS == WARPS) {
@@ -141,12 +148,13 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
                 if (token < m) parts[(at.split * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
-    const Product& product = at.product;
+    const auto& product = at.products.of[at.index];
+    const Outputs& outputs = at.products.arrays[at.index].outputs;
     for (int i = threadIdx.x; i < m * ROWS; i += THREADS) {
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;
 #pragma unroll
         for (int s = 0; s < SPLITS; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
-        if (at.first_row + row < product.n) product.outputs.store(token * product.n, at.first_row + row, sum);
+        if (at.first_row + row < product.n) outputs.store(product.types, token * product.n, at.first_row + row, sum);
     }
 }

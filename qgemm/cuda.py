@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise, zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from .formats.q8_1 import FORMAT as Q8_1
 from .launch import Launch
 from .matmul import NOTHING, Addends, check_addends, check_shapes, check_weights, like, on_cuda
 from .products import MOST
-from .routes import C_TYPES, PREPARED, QUANTIZED_INSIDE, SPLITS, Problem, Route, c_type, route
+from .routes import C_TYPES, PREPARED, SPLITS, Problem, Route, c_type, quantizes_inside, route
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 
@@ -30,7 +31,7 @@ def matmul(
     x: Any, w: Any, activation: str, addends: Addends, *, out: Any = None, dtype: DTypeLike | None = None
 ) -> Any:
     """`qgemm.matmul` for x on a CUDA device and a DeviceTensor w."""
-    if type(w) is DeviceTensor and dtype is None and _again(x, (w,), activation, (addends,), (out,)):
+    if addends is NOTHING and type(w) is DeviceTensor and dtype is None and _again(x, w, activation, out):
         return out
     return matmul_many(x, [w], activation, [addends], outs=[out], dtype=dtype)[0]
 
@@ -47,7 +48,7 @@ def matmul_many(
     """`qgemm.matmul_many` for x on a CUDA device and DeviceTensors."""
     if not weights:
         return []
-    if dtype is None and type(weights[0]) is DeviceTensor and _again(x, weights, activation, addends, outs):
+    if dtype is None and type(weights[0]) is DeviceTensor and _many_again(x, weights, activation, addends, outs):
         return list(outs)
     prepared = isinstance(x, DeviceActivations)
     for w in weights:
@@ -110,18 +111,19 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
     like, kind = x, "float" if prepared else c_type(x.dtype)
     jobs = _jobs([p for p in products if p.w.shape[0]], activation, m, kind)
     few = all(row.kernel in DECODES for row, _ in jobs)
-    inside = few and len(jobs) == 1 and m <= QUANTIZED_INSIDE
+    sm, weights = int(products[0].w.data.device.compute_capability), sum(p.w.shape[0] * k for p in products)
+    inside = few and len(jobs) == 1 and quantizes_inside(m, weights, sm)
     if activation == "a16" or (inside and not prepared):
         x = _rows(x, k)
     elif not prepared:
         x = _quantize(x, x, workspace(_stream(), k, m) if few else None)
     launches = [_launch(row, x, k, m, some) for row, some in jobs]
     ready = not prepared and few and like.dtype.name in C_TYPES and all(_direct(p.y) for p in products)
-    if ready and [p for _, some in jobs for p in some] == list(products):
-        weights, outs, addends = zip(*products, strict=True)
-        key = _key(like, activation, weights, addends, outs)
+    if ready and all(a is b for a, b in zip_longest(products, (p for _, some in jobs for p in some))):
+        ws, outs, addends = zip(*products, strict=True)
+        key = _key(like, activation, ws, addends, outs)
         quantize = quantize_launch(x.data.device.id, kind, k, m) if isinstance(x, DeviceActivations) else None
-        weights[0].ready[key] = _all_of(launches, [len(some) for _, some in jobs], quantize, k, m)
+        ws[0].ready[key] = _all_of(launches, [len(some) for _, some in jobs], quantize, k, m)
 
 
 Job = tuple[Route, list[_Product]]
@@ -200,25 +202,47 @@ def _all_of(
     if quantize is None and len(launches) == 1:
         only: Callable[..., None] = launches[0]
         return only
+    ends = np.cumsum([0, *(4 * count for count in counts)]).tolist()
+    parts = [slice(*pair) for pair in pairwise(ends)]
 
     def launch(stream: int, x: int, *pointers: int) -> None:
         if quantize is not None:
             blocks = workspace(stream, k, m).data.ptr
             quantize(stream, x, blocks)
             x = blocks
-        start = 0
-        for one, count in zip(launches, counts, strict=True):
-            one(stream, x, *pointers[start : start + 4 * count])
-            start += 4 * count
+        for one, part in zip(launches, parts, strict=True):
+            one(stream, x, *pointers[part])
 
     return launch
 
 
-def _again(x: Any, weights: Sequence[Any], activation: str, addends: Sequence[Addends], outs: Sequence[Any]) -> bool:
-    """Compute products like those of a call before, if all arrays are CuPy's and lie as the decode kernels take them.
+def _again(x: Any, w: DeviceTensor, activation: str, out: Any) -> bool:
+    """Compute a product without addends like one before, if x and out are CuPy arrays that the decode kernels take.
 
-    Checks nothing that the first call with these shapes and types has checked: of 30 us of Python 5 remain.
+    Checks nothing that the first product of these shapes and types has checked: of 30 us of Python 5 remain.
     """
+    import cupy
+
+    array = cupy.ndarray
+    if type(x) is not array or type(out) is not array:
+        return False
+    launch = w.ready.get((activation, x.shape, x.dtype, out.shape, out.dtype))
+    if launch is None or not (x.flags.c_contiguous and out.flags.c_contiguous):
+        return False
+    source, target, device = x.data, out.data, w.device
+    start, to = source.ptr, target.ptr
+    if start % 16 or (start < to + out.nbytes and to < start + x.nbytes):
+        return False  # y onto x: x must be copied first
+    if not source.device_id == target.device_id == cupy.cuda.runtime.getDevice() == device:
+        return False
+    launch(cupy.cuda.get_current_stream().ptr, start, w.pointer, to, 0, 0)
+    return True
+
+
+def _many_again(
+    x: Any, weights: Sequence[Any], activation: str, addends: Sequence[Addends], outs: Sequence[Any]
+) -> bool:
+    """The same for several products, and with addends."""
     import cupy
 
     array, device = cupy.ndarray, weights[0].device
@@ -248,6 +272,8 @@ def _again(x: Any, weights: Sequence[Any], activation: str, addends: Sequence[Ad
 
 def _key(x: Any, activation: str, weights: Sequence[Any], addends: Sequence[Addends], outs: Sequence[Any]) -> Any:
     """What the launches of a call depend on, but for its first weights, and pointers."""
+    if len(weights) == 1 and addends[0] is NOTHING:
+        return activation, x.shape, x.dtype, outs[0].shape, outs[0].dtype
     key = [activation, x.shape, x.dtype]
     for w, added, y in zip(weights, addends, outs, strict=True):
         key += (w.shape, w.format, y.shape, y.dtype)

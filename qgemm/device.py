@@ -25,8 +25,8 @@ class DeviceTensor:
         self.format, self.shape, self.data, self.exponent, self.name = format, shape, data, exponent, name
         self.pointer: int = data.data.ptr
         self.device: int = data.device.id
-        # (activation, shapes and types of x and y) of a product -> its launch on (stream, w, x, y), raw pointers all
-        self.ready: dict[Any, Callable[[int, int, int, int], None]] = {}
+        # what a call's launches depend on -> all of them, on a stream and raw pointers: see qgemm/cuda.py
+        self.ready: dict[Any, Callable[..., None]] = {}
 
     @classmethod
     def pack(cls, tensor: Tensor) -> DeviceTensor:

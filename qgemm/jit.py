@@ -18,7 +18,7 @@ from typing import Any
 
 from . import activations, products
 from .block import Format
-from .tiles import ROWS, SPAN, WARPS, bits_of_codes, spans, tile_dtype
+from .tiles import ROWS, SPAN, WARPS, bits_of_codes, scales_once, spans, tile_dtype
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
 OPTIONS = (
@@ -75,7 +75,7 @@ struct alignas(16) {fmt.name}_span {{
 template <int GROUPS>
 struct alignas(16) {fmt.name}_fields {{
     static constexpr int GROUP = {fmt.group};
-    static constexpr bool SUPER_BLOCK = {str(fmt.weights > fmt.group).lower()};
+    static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     using Codes = {fmt.name}_codes;
     {_members(fields)}
 }};

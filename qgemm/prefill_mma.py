@@ -117,7 +117,8 @@ def launch(
     (n, k), sm = shape, int(on.compute_capability)
     cut, slices = plan or plan_of(fmt, shape, m, sm, on.attributes["MultiProcessorCount"])
     constants, count = template(fmt, cut, source, out, sm), tiles_of(cut, n, m)
-    pointers = tuple(ctypes.c_void_p() for _ in range(5))
+    pointers = (ctypes.c_void_p * 5)()
+    arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
     sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(slices)
     factors = ctypes.c_float(2.0**-exponent), ctypes.c_float(2.0**exponent)
     made = Launch(
@@ -125,8 +126,9 @@ def launch(
         count * slices,
         cut.threads,
         shared_bytes(fmt, cut, int(constants["DEPTH"])),
-        (*pointers, *sizes, *factors),
+        (*arrays, *sizes, *factors),
         pointers,
+        len(pointers),
     )
     shared = slices > 1
     return made, shared * count * slices * cut.splits * cut.strips * tiles.ROWS * cut.tokens, shared * count

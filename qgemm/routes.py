@@ -12,13 +12,15 @@ from . import prefill_mma
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
-from .splits import decode_template, splits_for
+from .splits import BULK_COPIES, decode_template, splits_for
 from .transfer import pack_template, restore_template
 
 ANY = 1 << 62
 
 PREPARED = "Activations"  # x that is quantized already
-QUANTIZED_INSIDE = 8  # rows of x that decode_a8 at most quantizes itself
+# decode_a8 quantizes up to so many rows of x itself, for up to so many weights: the GPU takes up to 0.2 us longer than
+# with a kernel for it, but a second launch costs the host 3 us, more than a small product lasts.
+QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
@@ -135,7 +137,7 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
             continue
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):
-                for source in sources(row, tokens):
+                for source in sources(row, tokens, sm):
                     for split in splits_for(row.kernel, tokens, sm):
                         yield row.kernel, decode_template(fmt, split, tokens, row.kernel, source, sm)
             else:
@@ -144,11 +146,16 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
                     yield row.kernel, {**({"In": kind} if kind else {}), "Out": out, **sums}
 
 
-def sources(row: Route, tokens: int) -> tuple[str, ...]:
+def sources(row: Route, tokens: int, sm: int) -> tuple[str, ...]:
     """What a decode kernel with this token tile may get as x."""
     if row.kernel == "decode":
         return row.types
-    return (PREPARED, *row.types) if tokens <= QUANTIZED_INSIDE else (PREPARED,)
+    return (PREPARED, *row.types) if tokens == row.tokens[0] and quantizes_inside(1, 1, sm) else (PREPARED,)
+
+
+def quantizes_inside(m: int, weights: int, sm: int) -> bool:
+    """Whether decode_a8 quantizes M rows of x itself rather than get them from a kernel of their own."""
+    return m <= QUANTIZED_INSIDE and weights <= SMALL and sm >= BULK_COPIES
 
 
 def common_variants() -> Iterator[tuple[str, Template]]:

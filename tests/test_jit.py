@@ -195,10 +195,9 @@ def test_decode_fits_its_shared_memory(fmt, sm):
     for kernel, template in routes.variants(fmt, sm):
         if kernel not in ("decode", "decode_a8"):
             continue
-        groups, tokens, depth = template["GROUPS"], template["TOKENS"], template["DEPTH"]
-        rings = splits.ring_bytes(fmt, groups, tokens, depth, kernel, template["In"])
-        assert depth >= 2
-        assert template["SPLITS"] * (rings + depth * 8) <= splits.SHARED[90 if sm == 100 else sm] << 10
+        assert template["DEPTH"] >= 2
+        of_warp = template["WARP_BYTES"] + 8 * template["DEPTH"]
+        assert template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
 
 
 @pytest.mark.parametrize("sm", [80, 89, 90, 120])

@@ -84,8 +84,8 @@ def test_slots_without_order_are_refused():
         tiles.bits_of_codes(dataclasses.replace(fmt, slots={"qs": swapped}), "qs")
 
 
-@each([fmt for fmt in FORMATS if fmt.plain])
-def test_plain_formats_have_no_tile(fmt):
+@each([fmt for fmt in FORMATS if not fmt.slots])
+def test_formats_without_slots_have_no_tile(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no device tile"):
         tiles.tile_dtype(fmt)
 
