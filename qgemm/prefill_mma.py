@@ -34,10 +34,10 @@ class Cut(NamedTuple):
 # Measured on an H200 with q4_0. Of every cut at least three stages must fit into shared memory.
 CUTS = (
     #   tokens  strips  groups  splits  us
-    Cut(128,    4,      2,      1,      1.40),
-    Cut(64,     4,      2,      1,      0.75),
+    Cut(128,    4,      2,      1,      1.38),
+    Cut(64,     4,      2,      1,      0.80),
     Cut(64,     1,      2,      4,      0.32),
-    Cut(32,     4,      2,      2,      0.52),
+    Cut(32,     4,      2,      2,      0.51),
     Cut(32,     1,      2,      4,      0.19),
     Cut(16,     4,      2,      2,      0.40),
     Cut(16,     1,      2,      8,      0.15),
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
 MOST_SLICES = 4
 WAVES = 2  # of CTAs, at most, if tiles are shared: bounds the memory of their sums
-ADDING_US = 3.0, 1.7  # what adding up takes: always, and for 128 tokens of 256 rows of a slice
+ADDING_US = 4.0, 2.4  # what adding up takes: always, and for 128 tokens of 256 rows of a slice
 
 
 def cuts_for(fmt: Format, sm: int) -> tuple[Cut, ...]:

@@ -26,6 +26,7 @@ SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kern
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
 NARROW = ("half", "bf16")
+MMA_TOKENS = tuple(sorted({cut.tokens for cut in prefill_mma.CUTS}))
 
 
 class Formats(NamedTuple):
@@ -101,7 +102,9 @@ ROUTES = (
     Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
     Route("fused",    ("a16",),       TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "sums in float32 registers"),
     Route("fused_a8", ("a8",),        TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    ANY, TILED,   (16, 32, 64, 128), "decoded in registers"),
+    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,   MMA_TOKENS,    "decoded in registers"),
+    Route("prefill_mma", ("a16",), NARROW,     128,  90,    120, TILED,   MMA_TOKENS,    "decoded in registers"),
+    Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,   MMA_TOKENS,    "decoded in registers"),
     Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
     Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
 )  # fmt: skip
