@@ -56,18 +56,19 @@ struct Copies {
         const int unit = threadIdx.x / OF_UNIT, row = threadIdx.x / OF_ROW;
         const i64 first_row = p.first_row + unit % STRIPS * TILE_ROWS;
         strip = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.spans / SPANS) : 0);
-        spans = first_row < p.n ? p.spans : 0;
+        spans = first_row < p.n ? min(p.spans, p.end * SPLITS) : 0;
         const int split = unit / STRIPS;
         span = p.first * SPLITS + split;
         piece = threadIdx.x % OF_UNIT;
         weights_to = shared_address(&stage.weights[split][unit % STRIPS]) + 16 * piece;
-        const int column = threadIdx.x % OF_ROW * (16 / int(sizeof(In)));
-        columns = k - (p.first * SPLITS + row / TOKENS) * SPAN_COLUMNS - column;
+        const int in_row = threadIdx.x % OF_ROW * (16 / int(sizeof(In)));
+        const i64 column = i64(p.first * SPLITS + row / TOKENS) * SPAN_COLUMNS + in_row;
+        columns = int(min(p.k, i64(p.end) * SPLITS * SPAN_COLUMNS) - column);
         tokens = row < SPLITS * TOKENS ? p.m - p.first_token - row % TOKENS : 0;
-        x = all_x + (p.first_token + row % TOKENS) * p.k + (k - columns);
-        x_to = shared_address(&stage.x[row / TOKENS][row % TOKENS][column]);
+        x = all_x + (p.first_token + row % TOKENS) * p.k + column;
+        x_to = shared_address(&stage.x[row / TOKENS][row % TOKENS][in_row]);
     }
-    // The next stage's, into the memory that starts `at` bytes after the first stage's. What is beyond K is zero.
+    // The next stage's, into the memory that starts `at` bytes after the first stage's. Beyond the slice there are zeros.
     __device__ void weights(u32 at) {
         const Tile& tile = strip[span / SPANS];
         const uint4* codes = reinterpret_cast<const uint4*>(&tile.spans[span % SPANS]) + piece;
