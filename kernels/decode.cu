@@ -14,29 +14,20 @@ constexpr int TILE_SCALES = TILE_COLUMNS / Format::GROUP;  // of a row
 // Scales of a tile that the lanes have decoded for each other, rows g and g + 8.
 template <bool ONCE>
 struct Scales {
-    __nv_bfloat162 of[TILE_SCALES][8 * GROUPS];
+    float2 of[TILE_SCALES][8 * GROUPS];
 
-    template <class Fields>
     __device__ void take(const Fields& fields, int lane) {
 #pragma unroll
         for (int i = lane; i < TILE_SCALES * 8 * GROUPS; i += 32) {
-            const int index = i / (8 * GROUPS), group = i / 8 % GROUPS, g = i % 8;
-            float2 scale;
-            if constexpr (Fields::SUPER_BLOCK)
-                scale = fields.sub_scale(group, g, index);
-            else
-                scale = fields.scale(group, g, index);
-            of[index][8 * group + g] = __float22bfloat162_rn(scale);
+            const int index = i / (8 * GROUPS), row = i % (8 * GROUPS);
+            of[index][row] = fields.scale(row / 8, row % 8, index);
         }
         __syncwarp();
     }
-    __device__ float2 operator()(const Fields&, int group, int g, int index) const {
-        return __bfloat1622float2(of[index][8 * group + g]);
-    }
+    __device__ float2 operator()(const Fields&, int group, int g, int index) const { return of[index][8 * group + g]; }
 };
 template <>
 struct Scales<false> {
-    template <class Fields>
     __device__ void take(const Fields&, int) {}
     __device__ float2 operator()(const Fields& fields, int group, int g, int index) const {
         return fields.scale(group, g, index);
@@ -49,7 +40,7 @@ struct Memory : Scales<Format::SCALES_ONCE> {
 };
 
 constexpr bool ZEROED = B::ZERO != 0;
-constexpr bool SUPER = Format::SUPER_BLOCK;
+constexpr bool SHARED_MINIMUM = Format::HAS_MINIMUM && Format::SUPER_BLOCK;  // of a super-block's minimums
 static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
 
 // The sums of x over each group of 32 of a super-block, as operand B of a product with its minimums: token g, groups
@@ -91,7 +82,7 @@ struct GroupSums {
     }
 };
 
-// Adds a span's products to the sums: those of the matrix, or of a super-block without its own scale.
+// Adds a span's products to the sums, but for the minimums of a super-block.
 __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span& weights, const Rows& x,
                                 const Fields& fields, const Scales<Format::SCALES_ONCE>& scales, int span, int lane) {
     const int g = lane / 4;
@@ -116,7 +107,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
                 multiply_step(starts[step / SCALE_STEPS][tokens], unit, tokens, step);
     }
-    if constexpr (SUPER && Format::HAS_MINIMUM) group_sums.take(starts, span, lane);
+    if constexpr (SHARED_MINIMUM) group_sums.take(starts, span, lane);
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         const auto codes = weights.codes(group, lane);
@@ -134,39 +125,28 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span
             }
             const int index = span * SPAN_SCALES + part;
             const float2 d = scales(fields, group, g, index);
-            const float2 m = SUPER ? float2{} : fields.minimum(group, g, index);
+            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(group, g, index);
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float& sum = sums[group][tokens].sum[i];
                     sum += (i < 2 ? d.x : d.y) * dots[tokens].sum[i];
-                    if constexpr (Format::HAS_MINIMUM && !SUPER)
+                    if constexpr (Format::HAS_MINIMUM && !SHARED_MINIMUM)
                         sum += (i < 2 ? m.x : m.y) * starts[part][tokens].sum[i];
                 }
         }
     }
 }
 
-// Adds a super-block's sums, scaled, to those of the matrix, and clears them.
+// Adds the minimums' products of a super-block.
 template <class Fields>
-__device__ inline void add_super_block(AllSums& sums, AllSums& block, const GroupSums& group_sums, const Fields& fields,
-                                       int lane) {
+__device__ inline void add_minimums(AllSums& sums, const GroupSums& group_sums, const Fields& fields, int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
-        const float2 d = fields.super_scale(group, g);
-#pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums[group][tokens].sum[i] += (i < 2 ? d.x : d.y) * block[group][tokens].sum[i];
-                block[group][tokens].sum[i] = 0;
-            }
-        if constexpr (Format::HAS_MINIMUM) {
-            const float2 m = fields.super_minimum(group, g);  // the sums are those of rows g
-            group_sums.multiply(sums[group], fields.sub_minimums(group, g, t), {m.x, m.y * (1 << B::SHIFT)});
-        }
+        const float2 m = fields.super_minimum(group, g);  // the sums are those of rows g
+        group_sums.multiply(sums[group], fields.sub_minimums(group, g, t), {m.x, m.y * (1 << B::SHIFT)});
     }
 }
 
@@ -178,25 +158,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     const int m = int(products.m);
     Memory* mine = reinterpret_cast<Memory*>(memory) + at.split;
     auto& ring = mine->ring;
-    const Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
+    Walk walk = {at.tiles};
+    Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
     const Arrivals<DEPTH, true, BULK> arrivals(words[at.split]);
 
-    AllSums sums = {}, block = {};
+    AllSums sums = {};
     GroupSums group_sums = {};
     stream(
         at.count, arrivals,
-        [&](int i, int slot) {
-            arrivals.expect(slot, ring.bytes(i));
-            arrivals.copy(slot, [&](auto copy) { ring.load(tile_of(at, i), i, slot, at.first_group, copy); });
+        [&](int slot) {
+            arrivals.first_copy(slot, ring.bytes(walk),
+                                [&](auto copy) { ring.load(walk, slot, at.first_group, copy); });
+            walk.advance();
         },
-        [&](int i, int slot) { pieces.load(i, slot); },
+        [&](int slot) { pieces.load(slot); },
         [&](int i, int slot) {
             const auto& stage = ring.stages[slot];
             const Fields& fields = ring.fields(i, slot);
             if (i % SPANS == 0) mine->take(fields, at.lane);
-            multiply(SUPER ? block : sums, group_sums, stage.weights, stage.x, fields, *mine, i % SPANS, at.lane);
-            if constexpr (SUPER)
-                if (i % SPANS == SPANS - 1) add_super_block(sums, block, group_sums, fields, at.lane);
+            multiply(sums, group_sums, stage.weights, stage.x, fields, *mine, i % SPANS, at.lane);
+            if constexpr (SHARED_MINIMUM)
+                if (i % SPANS == SPANS - 1) add_minimums(sums, group_sums, fields, at.lane);
         });
     __syncthreads();                      // the rings are empty: their memory serves the sums
     const float unit = 1 << B::EXPONENT;  // of the codes

@@ -171,26 +171,31 @@ __device__ inline void run(const Products& products) {
     const Arrivals<DEPTH, false, BULK> arrivals(words[at.split]);
 
     AllSums sums = {};
-    const auto load_weights = [&](int i, int slot) {
-        arrivals.expect(slot, ring.bytes(i) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0));
-        arrivals.copy(slot, [&](auto copy) { ring.load(tile_of(at, i), i, slot, at.first_group, copy); });
+    Walk walk = {at.tiles};
+    const auto load_weights = [&](int slot) {
+        const u32 bytes = ring.bytes(walk) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
+        arrivals.first_copy(slot, bytes, [&](auto copy) { ring.load(walk, slot, at.first_group, copy); });
+        walk.advance();
     };
     const auto multiply_by = [&](const Activations* quantized, int i, int slot) {
         multiply(sums, ring.stages[slot].weights, quantized, ring.fields(i, slot), i % SPANS, at.lane);
     };
     if constexpr (PREPARED<T>) {
-        const T* spans = x + i64(at.split) * SPANS * m;
-        const auto load_x = [&](int i, int slot) {
-            const T* from = spans + i64(i / SPANS * SPLITS * SPANS + i % SPANS) * m;
+        const T* from = x + i64(at.split) * SPANS * m;  // the next span
+        int span = 0;
+        const auto load_x = [&](int slot) {
             arrivals.copy(slot, [&](auto copy) { copy(ring.stages[slot].x, from, m * u32(sizeof(T))); });
+            from += m;
+            if (++span == SPANS) span = 0, from += (SPLITS - 1) * SPANS * m;
         };
         stream(at.count, arrivals, load_weights, load_x,
                [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
     } else {
         static_assert(BULK, "where weights arrive by cp.async as well, their groups would mix");
         const Quantized<T> quantized(mine, x, products.k, m, at);
-        const auto load_x = [&](int i, int) {
-            if (i == 0) quantized.load(0), quantized.load(1);
+        const auto load_x = [&, begun = false](int) mutable {
+            if (!begun) quantized.load(0), quantized.load(1);
+            begun = true;
         };
         stream(at.count, arrivals, load_weights, load_x, [&](int i, int slot) { multiply_by(quantized(i), i, slot); });
     }

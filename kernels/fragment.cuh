@@ -8,9 +8,8 @@
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
 //   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
 //                           Format::GROUP weights of the tile
-// so that w = scale * level + minimum. A super-block (SUPER_BLOCK) scales its groups' scales again:
-//   scale = super_scale(group, g) * sub_scale(group, g, index), minimum = super_minimum * one of sub_minimums
-// SCALES_ONCE: scales, of a super-block its sub-scales, take more than a load; they are exact in bf16.
+// so that w = scale * level + minimum. A super-block's minimums are super_minimum(group, g) times sub_minimums(...).
+// SCALES_ONCE: a scale takes more than a load, so that lanes decode them for each other.
 #pragma once
 
 #include "types.cuh"

@@ -71,16 +71,22 @@ struct Arrivals<DEPTH, LANES, true> {
         }
         __syncwarp();
     }
-    // So many bytes are to come into this stage by `parts`, which gets a function to copy with.
-    __device__ void expect(int slot, u32 bytes) const {
-        if (elect_one()) mbarrier_expect(barriers + 8 * slot, bytes);
+    // `parts` gets a function to copy with. `bytes`: of all that will be copied into this stage.
+    template <class Parts>
+    __device__ void first_copy(int slot, u32 bytes, Parts parts) const {
+        if (elect_one()) {
+            mbarrier_expect(barriers + 8 * slot, bytes);
+            parts(copier(slot));
+        }
     }
     template <class Parts>
     __device__ void copy(int slot, Parts parts) const {
-        if (elect_one())
-            parts([&](void* to, const void* from, u32 bytes) {
-                bulk_copy(shared_address(to), from, bytes, barriers + 8 * slot);
-            });
+        if (elect_one()) parts(copier(slot));
+    }
+    __device__ auto copier(int slot) const {
+        return [barrier = barriers + 8 * slot](void* to, const void* from, u32 bytes) {
+            bulk_copy(shared_address(to), from, bytes, barrier);
+        };
     }
     __device__ void close(int slot) const {
         if (LANES) mbarrier_arrive_after_copies(barriers + 8 * slot);
@@ -91,7 +97,10 @@ struct Arrivals<DEPTH, LANES, true> {
 template <int DEPTH, bool LANES>
 struct Arrivals<DEPTH, LANES, false> {
     __device__ Arrivals(unsigned long long*) {}
-    __device__ void expect(int, u32) const {}
+    template <class Parts>
+    __device__ void first_copy(int slot, u32, Parts parts) const {
+        copy(slot, parts);
+    }
     template <class Parts>
     __device__ void copy(int, Parts parts) const {
         parts([&](void* to, const void* from, u32 bytes) {

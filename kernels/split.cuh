@@ -52,6 +52,17 @@ struct Place {
     }
 };
 
+// A walk along the spans of a warp.
+struct Walk {
+    const Tile* tile;
+    int span = 0;   // of the tile
+    int count = 0;  // tiles before it
+
+    __device__ void advance() {
+        if (SPANS == 1 || ++span == SPANS) tile += SPLITS, ++count, span = 0;
+    }
+};
+
 // A stage of a ring: weights, and their share of x, an X, unless that is void.
 template <class Weights, class X>
 struct StageOf : Weights {
@@ -76,12 +87,13 @@ struct RingOf {
     Stage stages[DEPTH];
     Fields slots[TILES];
 
+    // Of number i of the warp's spans, which is in this slot.
     __device__ const Fields& fields(int i, int) const { return slots[i / SPANS % TILES]; }
-    static __device__ u32 bytes(int i) { return sizeof(Span) + (i % SPANS == 0 ? sizeof(Fields) : 0); }
+    static __device__ u32 bytes(const Walk& at) { return sizeof(Span) + (at.span == 0 ? sizeof(Fields) : 0); }
     template <class Copy>
-    __device__ void load(const Tile& tile, int i, int slot, int first_group, Copy copy) {
-        stages[slot].weights.copy_from(tile.spans[i % SPANS], first_group, copy);
-        if (i % SPANS == 0) slots[i / SPANS % TILES].copy_from(tile.fields, first_group, copy);
+    __device__ void load(const Walk& at, int slot, int first_group, Copy copy) {
+        stages[slot].weights.copy_from(at.tile->spans[at.span], first_group, copy);
+        if (at.span == 0) slots[at.count % TILES].copy_from(at.tile->fields, first_group, copy);
     }
 };
 
@@ -92,32 +104,29 @@ struct RingOf<X, 1> {
     Stage stages[DEPTH];
 
     __device__ const Fields& fields(int, int slot) const { return stages[slot].fields; }
-    static __device__ u32 bytes(int) { return sizeof(CodesAndFields); }
+    static __device__ u32 bytes(const Walk&) { return sizeof(CodesAndFields); }
     template <class Copy>
-    __device__ void load(const Tile& tile, int, int slot, int first_group, Copy copy) {
+    __device__ void load(const Walk& at, int slot, int first_group, Copy copy) {
         if constexpr (GROUPS == WARPS) {
-            copy(&stages[slot].weights, &tile, sizeof(Tile));
+            copy(&stages[slot].weights, at.tile, sizeof(Tile));
         } else {
-            stages[slot].weights.copy_from(tile.spans[0], first_group, copy);
-            stages[slot].fields.copy_from(tile.fields, first_group, copy);
+            stages[slot].weights.copy_from(at.tile->spans[0], first_group, copy);
+            stages[slot].fields.copy_from(at.tile->fields, first_group, copy);
         }
     }
 };
 
-// The tile of number `i` of a warp's spans.
-__device__ inline const Tile& tile_of(const Place& at, int i) { return at.tiles[i / SPANS * SPLITS]; }
-
-// Runs a warp's spans through its ring. `load_weights(i, slot)` and `load_x(i, slot)` copy number i into a slot, and `multiply(i, slot)`
-// adds its products.
+// Runs a warp's spans through its ring. load_weights(slot) and load_x(slot) copy the next span into a slot,
+// multiply(i, slot) adds the products of number i.
 template <class Arrivals, class LoadWeights, class LoadX, class Multiply>
 __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights load_weights, LoadX load_x,
                               Multiply multiply) {
-    for (int i = 0; i < min(DEPTH, count); ++i) load_weights(i, i);
+    for (int slot = 0; slot < min(DEPTH, count); ++slot) load_weights(slot);
     launch_dependents();
     wait_for_predecessors();  // the weights never change, x and y may belong to the kernels before
-    for (int i = 0; i < DEPTH; ++i) {
-        if (i < count) load_x(i, i);
-        arrivals.close(i);
+    for (int slot = 0; slot < DEPTH; ++slot) {
+        if (slot < count) load_x(slot);
+        arrivals.close(slot);
     }
     int slot = 0, round = 0;
     for (int i = 0; i < count; ++i) {
@@ -125,8 +134,8 @@ __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights l
         multiply(i, slot);
         __syncwarp();  // every lane has read the slot
         if (i + DEPTH < count) {
-            load_weights(i + DEPTH, slot);
-            load_x(i + DEPTH, slot);
+            load_weights(slot);
+            load_x(slot);
         }
         arrivals.close(slot);
         if (++slot == DEPTH) slot = 0, ++round;

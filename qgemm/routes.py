@@ -100,8 +100,8 @@ ROUTES = (
     #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
     Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "at the speed of memory"),
     Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
-    Route("fused",    ("a16",),       TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "sums in float32 registers"),
-    Route("fused_a8", ("a8",),        TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
     Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,   MMA_TOKENS,    "decoded in registers"),
     Route("prefill_mma", ("a16",), NARROW,     128,  90,    120, TILED,   MMA_TOKENS,    "decoded in registers"),
     Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,   MMA_TOKENS,    "decoded in registers"),

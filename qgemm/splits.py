@@ -18,7 +18,7 @@ TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
     "Activations": activations.DTYPE.itemsize,
 }
 BATCH = 4  # spans of x of one token that a warp of decode_a8 quantizes at a time
-SCALE_BYTES = 2  # of a decoded scale, bfloat16
+SCALE_BYTES = 4  # of a decoded scale, float32
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
 BARRIERS = 1 << 10  # bytes of them that are kept beside the rings
 BULK_COPIES = 90  # the first compute capability that has them
@@ -48,8 +48,8 @@ A16, A8 = ("decode",), ("decode_a8",)
 # flight an SM; with fewer than 101 strips half a strip to a CTA, so that every SM has one.
 SPLITS_OF_K = (
     #     kernel    tokens   sm  strips >=  groups  splits  shared      deep
-    Split(A16,      (8, 16), 90, 133,       4,      8,      92 << 10,   4),
-    Split(A16,      (8, 16), 90, 101,       4,      16,     213 << 10,  3),
+    Split(A16,      (8, 16), 90, 133,       4,      8,      113 << 10,  4),
+    Split(A16,      (8, 16), 90, 101,       4,      16,     226 << 10,  3),
     Split(A16,      (8, 16), 90, 67,        2,      8,      113 << 10,  6),
     Split(A16,      (8, 16), 90, 34,        2,      16,     213 << 10,  4),
     Split(A8,       (8,),    90, 133,       4,      8,      92 << 10,   4),

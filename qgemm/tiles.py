@@ -54,11 +54,8 @@ def spans(fmt: Format) -> int:
 
 
 def scales_once(fmt: Format) -> bool:
-    """Whether a scale takes more than a load: in super-blocks, and where it is no float16.
-
-    Lanes that share such a scale let one of them decode it; it must be exact in bfloat16.
-    """
-    return fmt.weights > fmt.group or not fmt.scale_fields
+    """Whether lanes decode scales for each other: where those are codes, and no numbers as float16 or int8 are."""
+    return any(fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots)
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:

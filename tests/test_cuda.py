@@ -231,6 +231,25 @@ def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
 
 
 @each(TILED)
+@gpu_settings
+@given(data=st.data())
+def test_kernels_of_sm_75(fmt, data):
+    """The first rows of the table that need no tensor cores, which this GPU runs as well."""
+    old = [row._replace(below=routes.ANY) for row in routes.ROUTES if row.kernel in ("fused", "fused_a8")]
+    x, w = data.draw(problems(fmt, st.integers(1, 8)))
+    on_device = w.to_device()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes, "ROUTES", (*old, *routes.ROUTES))
+        y = poisoned((len(x), w.shape[0]), np.float32)
+        qgemm.matmul(cupy().asarray(x), on_device, out=y)
+        assert (np.abs(y.get() - exact(x, w)) <= 2 * a16_bound(x, raw_magnitudes(w))).all()
+        y = poisoned((len(x), w.shape[0]), np.float32)
+        qgemm.matmul(cupy().asarray(x), on_device, "a8", out=y)
+        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)
+        assert (np.abs(y.get() - want) <= 2 * bound).all()
+
+
+@each(TILED)
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 def test_long_rows(fmt, activation):
     """K = 8192: many rounds of every ring."""
