@@ -47,6 +47,13 @@ __device__ inline void mbarrier_arrive_after_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// The calling thread's copies since the last commit are one group, of which the last N may still be under way.
+__device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ inline void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // How the stages of this warp's ring fill: for each in turn, `copy` its parts, `close` it, and later `wait` for it.
 // Every stage is closed, also one that stays empty. LANES: whether each lane copies pieces of its own by copy_16.
 template <int DEPTH, bool LANES, bool BULK>
@@ -101,9 +108,9 @@ struct Arrivals<DEPTH, LANES, false> {
                 copy_16(shared_address(to) + at, static_cast<const char*>(from) + at, true);
         });
     }
-    __device__ void close(int) const { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    __device__ void close(int) const { copies_commit(); }
     __device__ void wait(int, int) const {
-        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+        copies_wait<DEPTH - 1>();
         __syncwarp();  // what the other lanes copied is there as well
     }
 };

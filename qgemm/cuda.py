@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from . import activations, jit, tiles
+from . import activations, jit, prefill_mma, tiles
 from .activations import DeviceActivations
 from .block import Format, float_dtype
 from .decode import Shape, decode_launch, dequantize_launch, quantize_launch, workspace
@@ -320,6 +320,11 @@ def _launch_strips(row: Route, x: Any, w: DeviceTensor, y: Any, template: jit.Te
     kernel((len(w.data),), (threads,), (w.data, x, y, np.int64(n), np.int64(k), np.int32(m)))
 
 
+def _prefill_mma(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
+    """x [M, K] of half or bf16 times tiles by mma.sync; many tokens."""
+    prefill_mma.multiply(x, w, y, c_type(x.dtype), c_type(y.dtype), _stream())
+
+
 def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
     """Decode panels of W in bounded workspace, multiply each by cuBLAS; any number of tokens.
 
@@ -347,6 +352,7 @@ DECODES = ("decode", "decode_a8")  # they take several products, and what is add
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
     "fused": _fused,
     "fused_a8": _fused_a8,
+    "prefill_mma": _prefill_mma,
     "unpack": _panels,
     "cublas": _panels,
 }

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import prefill_mma
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
 from .splits import BULK_COPIES, decode_template, splits_for
+from .transfer import pack_template, restore_template
 
 ANY = 1 << 62
 
@@ -23,6 +25,8 @@ QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
+NARROW = ("half", "bf16")
+MMA_TOKENS = tuple(sorted({cut.tokens for cut in prefill_mma.CUTS}))
 
 
 class Formats(NamedTuple):
@@ -98,6 +102,9 @@ ROUTES = (
     Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
     Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "sums in float32 registers"),
     Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,   MMA_TOKENS,    "decoded in registers"),
+    Route("prefill_mma", ("a16",), NARROW,     128,  90,    120, TILED,   MMA_TOKENS,    "decoded in registers"),
+    Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,   MMA_TOKENS,    "decoded in registers"),
     Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
     Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
 )  # fmt: skip
@@ -118,12 +125,18 @@ def route(p: Problem) -> Route:
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
+    if TILED.holds(fmt):
+        yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
     for row in ROUTES:
         if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue
         if row.kernel == "unpack":
             for out in TYPES:
                 yield row.kernel, {"Out": out}
+            continue
+        if row.kernel == "prefill_mma":
+            for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):
+                yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
             continue
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from strategies import FORMATS, TILED, each, exact, problems, raw_blocks, tame, weights
 
 import qgemm
-from qgemm import decode, routes, splits
+from qgemm import decode, routes, splits, tiles, transfer
 from qgemm.bounds import a8_exact, a16_bound, magnitudes
+from qgemm.device import half_exponent
 
 pytestmark = pytest.mark.gpu
 
@@ -55,12 +56,34 @@ def product_bound(x: np.ndarray, w: np.ndarray, dtype: np.dtype, y: np.ndarray) 
 @each(TILED)
 @gpu_settings
 @given(data=st.data())
-def test_pack_is_lossless(fmt, data):
-    n, count = data.draw(st.integers(1, 140)), data.draw(st.integers(1, 9))
+def test_pack_equals_numpy_byte_for_byte(fmt, data):
+    """Random bytes, ragged rows and columns, several pieces a strip; and back."""
+    n, count = data.draw(st.integers(1, 140)), data.draw(st.integers(1, 40))
     raw = raw_blocks(data.draw, fmt, (n, count))
-    tensor = qgemm.Tensor(fmt, (n, count * fmt.weights), raw)
-    back = tensor.to_device().to_host()
-    assert back.blocks.tobytes() == raw.tobytes()
+    on_device = qgemm.Tensor(fmt, (n, count * fmt.weights), raw).to_device()
+    assert on_device.data.get().tobytes() == tiles.pack(fmt, raw).tobytes()
+    assert on_device.exponent == half_exponent(tiles.largest_weight(fmt, raw))
+    assert on_device.to_host().blocks.tobytes() == raw.tobytes()
+
+
+@each(TILED)
+def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
+    """More chunks than stages, the last of them ragged; bytes of other work in what the stages are made of."""
+    rng = np.random.default_rng(17)
+    raw = np.frombuffer(rng.bytes(500 * 9 * fmt.block_bytes), fmt.dtype).reshape(500, 9)
+    monkeypatch.setattr(transfer, "CHUNK", 100 * 9 * fmt.block_bytes)
+    for _ in range(3):
+        on_device = qgemm.Tensor(fmt, (500, 9 * fmt.weights), raw).to_device()
+        assert on_device.data.get().tobytes() == tiles.pack(fmt, raw).tobytes()
+        assert on_device.exponent == half_exponent(tiles.largest_weight(fmt, raw))
+        assert on_device.to_host().blocks.tobytes() == raw.tobytes()
+
+
+def test_what_is_packed_need_not_be_contiguous():
+    raw = np.frombuffer(np.random.default_rng(19).bytes(70 * 8 * 17), qgemm.FORMATS["mxfp4"].dtype).reshape(70, 8)
+    view = raw[::2, 1::2]
+    w = qgemm.Tensor("mxfp4", (35, 128), view).to_device()
+    assert w.to_host().blocks.tobytes() == view.tobytes()
 
 
 @each(ON_GPU)
