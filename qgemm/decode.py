@@ -39,7 +39,7 @@ def decode_launch(
     sm = int(cupy.cuda.Device(device).compute_capability)
     tokens = row.tile(m)
     strips = sum(-(-shape.n // tiles.ROWS) for shape in shapes)
-    split = split_of(row.kernel, tokens, strips, sm)
+    split = split_of(row.kernel, tokens, m, strips, sm)
     template = decode_template(fmt, split, tokens, row.kernel, source, sm)
     splits, rows = int(template["SPLITS"]), 16 * split.groups
     rings = splits * int(template["WARP_BYTES"])

@@ -317,7 +317,7 @@ def test_many_weights_of_one_x(activation, m):
 
 
 @each(TILED)
-@pytest.mark.parametrize("n", [16, 64, 33 * 64, 66 * 64, 80 * 64, 110 * 64, 140 * 64 + 24])
+@pytest.mark.parametrize("n", [16, 64, 33 * 64, 66 * 64, 80 * 64, 110 * 64, 140 * 64 + 24, 265 * 64 + 24])
 def test_decode_kernel_in_every_split(fmt, n):
     """One matrix for each row of SPLITS_OF_K, ragged rows and columns, M on both sides of a token tile."""
     rng = np.random.default_rng(n)
