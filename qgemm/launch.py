@@ -33,11 +33,13 @@ class _Config(ctypes.Structure):
 
 
 @cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The CUDA driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check(status: int, problem: str) -> None:
+def check(status: int, problem: str) -> None:
+    """RuntimeError unless a call of the driver went well."""
     if status:
         raise RuntimeError(f"{problem}: CUDA driver error {status}")
 
@@ -52,8 +54,8 @@ class Launch:
         self, function: Any, grid: int | tuple[int, int], block: int, shared: int, pointers: int, *sizes: Any
     ) -> None:
         """Of a CuPy function whose first arguments are `pointers` pointers; `sizes` are the others, as ctypes."""
-        _check(
-            _driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
+        check(
+            driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             f"{shared} bytes of shared memory cannot be had",
         )
         across = grid if isinstance(grid, tuple) else (grid, 1)
@@ -64,7 +66,7 @@ class Launch:
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self._keep = function, values
         self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function.ptr), addresses, None
-        self._enter = _driver().cuLaunchKernelEx
+        self._enter = driver().cuLaunchKernelEx
         self._lock = threading.Lock()  # the arguments are shared, and ctypes lets other threads in
 
     def __call__(self, stream: int, *pointers: int) -> None:
@@ -75,4 +77,4 @@ class Launch:
                 place.value = pointer
             status = self._enter(*self._arguments)
         if status:
-            _check(status, "the launch failed")
+            check(status, "the launch failed")

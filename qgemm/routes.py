@@ -12,7 +12,7 @@ from . import activations
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
-from .tiles import SPAN, WARPS, spans, tile_dtype
+from .tiles import ROWS, SPAN, WARPS, spans, tile_dtype
 
 ANY = 1 << 62
 
@@ -181,6 +181,70 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str) -> Temp
     ):
         depth += 1
     return {"TOKENS": tokens, "GROUPS": split.groups, "SPLITS": split.splits, "DEPTH": depth}
+
+
+class Tiling(NamedTuple):
+    """How the prefill kernel cuts y and K: a CTA has a tile of `strips` * 64 rows of W and `tokens` rows of x.
+
+    splits: warpgroups that share K, for each strip. stage: spans of 64 columns in a stage of its ring, at most 4; deep:
+    the most stages. ctas: on an SM at a time. m, least: it is for up to so many rows of x, and at least so many strips.
+    """
+
+    m: int
+    least: int
+    tokens: int
+    strips: int
+    splits: int
+    stage: int
+    deep: int
+    ctas: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: its warpgroups, and the producer's."""
+        return 128 * (self.strips * self.splits + 1)
+
+
+PREFILL_TILINGS = (
+    #      m <=  strips >=  tokens  strips  splits  stage  deep
+    Tiling(16,   0,         16,     1,      4,      4,     8),
+    Tiling(32,   0,         32,     1,      4,      4,     6),
+    Tiling(64,   0,         64,     1,      4,      2,     6),
+    Tiling(128,  0,         128,    2,      1,      1,     8),
+    Tiling(256,  0,         128,    2,      1,      1,     8),
+    Tiling(ANY,  0,         256,    2,      1,      1,     5),
+)  # fmt: skip
+SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
+FLAGS = 1024  # of CTAs that hand over parts of a tile
+
+
+def tiling_of(m: int, strips: int) -> Tiling:
+    """The first row of PREFILL_TILINGS for M rows of x and so many strips of 64 rows of W."""
+    return next(row for row in PREFILL_TILINGS if m <= row.m and strips >= row.least)
+
+
+def prefill_template(fmt: Format, tiling: Tiling, source: str, out: str) -> Template:
+    """The template of the prefill kernel: as many stages as fit."""
+    along, itemsize = spans(fmt), 4 if out == "float" else 2
+    dtype = tile_dtype(fmt)
+    codes = dtype["spans"].base.itemsize
+    fields = dtype.itemsize - along * codes
+    rows = tiling.strips * ROWS
+    whole = tiling.stage % along == 0
+    weights = tiling.stage // along * dtype.itemsize if whole else tiling.stage * codes
+    parts = (tiling.splits - 1) * rows * tiling.tokens * 4
+    staged = (16 if tiling.tokens % 32 else 32) * (rows * itemsize + 16 * tiling.strips)
+
+    def shared(depth: int) -> int:
+        slots = 0 if whole else 1 + (depth - 1 + along - 1) * tiling.stage // along
+        stages = depth * (2 * SPAN * tiling.stage * tiling.tokens + tiling.strips * weights)
+        return stages + slots * (tiling.strips * fields + 8) + parts + staged + 16 * depth + 256
+
+    depth = next(d for d in range(tiling.deep, 0, -1) if shared(d) <= SHARED // tiling.ctas)
+    return {
+        "In": source, "Out": out, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits,
+        "STAGE": tiling.stage, "DEPTH": depth, "CTAS": tiling.ctas, "SHARED": shared(depth), "FLAGS": FLAGS,
+    }  # fmt: skip
 
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:

@@ -1,0 +1,412 @@
+// prefill: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores, from packed weights (sm_90a).
+//
+// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. One warp brings stages of STAGE spans along K into
+// shared memory, the strips' codes by bulk copies, x by tensor maps. STRIPS * SPLITS warpgroups consume them: each owns a
+// strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and multiplies
+// them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the end. The
+// grid is persistent (streamk.cuh).
+// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, CTAS (an SM), SHARED.
+#include "pdl.cuh"
+#include "streamk.cuh"
+#include "tile.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+constexpr int GROUP_THREADS = 128, CONSUMERS = STRIPS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
+
+// Registers a thread at launch, then of the producer and of a consumer, who share them.
+constexpr int LAUNCH_REGISTERS = 65536 / CTAS / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
+constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
+
+constexpr bool WHOLE_TILES = STAGE % SPANS == 0;  // in a stage; otherwise the fields of a tile have slots of their own
+constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
+constexpr int SUMS = TOKENS / 2;                                                              // of a thread
+constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are stored at a time
+constexpr int PER_STORE = 16 / sizeof(Out);
+
+static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
+
+// The weights of a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because they
+// are read until the last span of the tile.
+template <int STAGE_TILES>
+struct Ring {
+    Tile tiles[DEPTH][STRIPS][STAGE_TILES];
+
+    __device__ const SpanOf<WARPS>& codes(int slot, int strip, int span) const {
+        return tiles[slot][strip][span / SPANS].spans[span % SPANS];
+    }
+    __device__ const Format& fields(int slot, int strip, int span, u32) const {
+        return tiles[slot][strip][span / SPANS].fields;
+    }
+    __device__ static u32 bytes(int spans) { return spans / SPANS * sizeof(Tile); }
+    __device__ void load(int slot, int strip, const Tile* from, int, int spans, u32 barrier) {
+        bulk_copy(shared_address(tiles[slot][strip]), from, bytes(spans), barrier);
+    }
+    __device__ void expect_fields(u32, int) {}
+    __device__ void load_fields(u32, int, const Tile*) {}
+    __device__ void init_slots() {}
+    __device__ void wait_fields(u32) const {}
+};
+
+template <>
+struct Ring<0> {
+    static constexpr int SLOTS = 1 + (DEPTH - 1 + SPANS - 1) * STAGE / SPANS;  // tiles of DEPTH stages, and more
+    SpanOf<WARPS> spans[DEPTH][STRIPS][STAGE];
+    Format slots[SLOTS][STRIPS];
+    unsigned long long full[SLOTS];
+
+    __device__ const SpanOf<WARPS>& codes(int slot, int strip, int span) const { return spans[slot][strip][span]; }
+    __device__ const Format& fields(int, int strip, int, u32 tile) const { return slots[tile % SLOTS][strip]; }
+    __device__ static u32 bytes(int) { return sizeof(SpanOf<WARPS>[STAGE]); }
+    __device__ void load(int slot, int strip, const Tile* from, int span, int, u32 barrier) {
+        bulk_copy(shared_address(spans[slot][strip]), &from->spans[span], bytes(STAGE), barrier);
+    }
+    // The fields of the tile'th tile of this CTA.
+    __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % SLOTS]); }
+    __device__ void expect_fields(u32 tile, int strips) { mbarrier_expect(barrier(tile), strips * sizeof(Format)); }
+    __device__ void load_fields(u32 tile, int strip, const Tile* from) {
+        bulk_copy(shared_address(&slots[tile % SLOTS][strip]), &from->fields, sizeof(Format), barrier(tile));
+    }
+    __device__ void init_slots() {
+        for (int slot = 0; slot < SLOTS; ++slot) mbarrier_init(barrier(slot), 1);
+    }
+    __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / SLOTS & 1); }
+};
+
+// Sums of the splits but the first, as registers hold them.
+template <int OTHERS>
+struct Parts {
+    float4 sums[OTHERS][STRIPS][SUMS / 4][GROUP_THREADS];
+};
+template <>
+struct Parts<0> {};
+
+struct Memory {
+    In x[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
+    Ring<WHOLE_TILES ? STAGE / SPANS : 0> weights;
+    Parts<SPLITS - 1> parts;
+    alignas(16) Out staged[STRIPS][CHUNK][TILE_ROWS + PER_STORE];
+    unsigned long long full[DEPTH], empty[DEPTH];
+};
+static_assert(sizeof(Memory) <= SHARED, "the stages do not fit the shared memory that the host asks for");
+
+// What the whole grid works on.
+struct Problem {
+    i64 n, k;
+    int m, row_tiles, along;  // along: spans of K
+    __device__ int first_token(int tile) const { return tile / row_tiles * TOKENS; }
+    // The last tokens of many come as a whole box, some of which another tile stores: boxes beyond the matrix are slow.
+    __device__ int first_loaded(int tile) const { return min(first_token(tile), max(m - TOKENS, 0)); }
+    __device__ int first_strip(int tile) const { return tile % row_tiles * STRIPS; }
+};
+
+// Spans in stage j of a tile, the stage at which a segment starts, and the one after its last.
+__device__ inline int spans_in(const Problem& p, int stage) { return min(STAGE, p.along - stage * STAGE); }
+__device__ inline int first_stage(const Segment& s) { return s.first * (UNIT / STAGE); }
+__device__ inline int end_stage(const Problem& p, const Segment& s) {
+    return min(s.last * (UNIT / STAGE), (p.along + STAGE - 1) / STAGE);
+}
+
+// A place in the ring: number i of the stages of this CTA.
+struct Turn {
+    int slot, parity;
+    __device__ explicit Turn(u32 i) : slot(i % DEPTH), parity(i / DEPTH & 1) {}
+};
+
+struct Producer {
+    Memory& memory;
+    const Problem& p;
+    const Tile* tiles;
+    const TensorMap* x;
+
+    // Stage `number` of the CTA, which is stage j of a tile: the codes and fields of every strip.
+    __device__ void load_weights(const Segment& s, int j, u32 number, u32 tile_number) const {
+        const Turn turn(number);
+        const int strips = min(STRIPS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_strip(s.tile));
+        const int spans = spans_in(p, j), tiles_along = p.along / SPANS;
+        const u32 full = shared_address(&memory.full[turn.slot]);
+        const Tile* from = tiles + i64(p.first_strip(s.tile)) * tiles_along + j * STAGE / SPANS;
+        const u32 x_bytes = min(p.m, TOKENS) * spans * sizeof(memory.x[0][0][0]);
+        mbarrier_expect(full, x_bytes + strips * memory.weights.bytes(spans));
+        for (int strip = 0; strip < strips; ++strip)
+            memory.weights.load(turn.slot, strip, from + i64(strip) * tiles_along, j * STAGE % SPANS, spans, full);
+        if (j * STAGE % SPANS == 0) {
+            memory.weights.expect_fields(tile_number, strips);
+            for (int strip = 0; strip < strips; ++strip)
+                memory.weights.load_fields(tile_number, strip, from + i64(strip) * tiles_along);
+        }
+    }
+
+    __device__ void load_x(const Segment& s, int j, u32 number) const {
+        const Turn turn(number);
+        for (int span = 0; span < spans_in(p, j); ++span)
+            tensor_copy(shared_address(memory.x[turn.slot][span]), x, p.first_loaded(s.tile),
+                        (j * STAGE + span) * SPAN_COLUMNS, shared_address(&memory.full[turn.slot]));
+    }
+
+    // Every stage of every segment: step(segment, stage of the tile, number of the stage, of the tile's fields).
+    template <class Step>
+    __device__ void for_stages(Segments segments, u32 most, Step step) const {
+        u32 number = 0, tile_number = 0;
+        for (Segment s; number < most && segments.take(s);) {
+            const int end = end_stage(p, s);
+            for (int j = first_stage(s); j < end && number < most; ++j) {
+                step(s, j, number++, tile_number);
+                if (!WHOLE_TILES && (j + 1) * STAGE % SPANS == 0) ++tile_number;
+            }
+        }
+    }
+
+    // Weights never change: the first stages' are under way before the kernels that write x are done.
+    __device__ void run(const Segments& segments) const {
+        for_stages(segments, DEPTH, [&](const Segment& s, int j, u32 number, u32 tile_number) {
+            if (elect_one()) load_weights(s, j, number, tile_number);
+        });
+        launch_dependents();
+        wait_for_predecessors();
+        for_stages(segments, ~0u, [&](const Segment& s, int j, u32 number, u32 tile_number) {
+            if (number >= DEPTH) {
+                const Turn before(number - DEPTH);
+                mbarrier_wait(shared_address(&memory.empty[before.slot]), before.parity);
+                if (elect_one()) load_weights(s, j, number, tile_number);
+            }
+            if (elect_one()) load_x(s, j, number);
+        });
+    }
+};
+
+// Scale and minimum of rows g and g + 8, times a power of two, as they meet levels of W to make operand A.
+template <class T>
+struct Scaling;
+
+template <>
+struct Scaling<half> {
+    half2 scale[2], minimum[2];
+    __device__ Scaling(float2 d, float2 m, float factor)
+        : scale{__float2half2_rn(d.x * factor), __float2half2_rn(d.y * factor)},
+          minimum{__float2half2_rn(m.x * factor), __float2half2_rn(m.y * factor)} {}
+    __device__ u32 weights(half2 levels, int row) const {
+        half2 w = Format::HAS_MINIMUM ? __hfma2(levels, scale[row], minimum[row]) : __hmul2(levels, scale[row]);
+        return *reinterpret_cast<u32*>(&w);
+    }
+};
+
+template <>
+struct Scaling<bf16> {
+    float scale[2], minimum[2];
+    __device__ Scaling(float2 d, float2 m, float factor)
+        : scale{d.x * factor, d.y * factor}, minimum{m.x * factor, m.y * factor} {}
+    __device__ u32 weights(half2 levels, int row) const {
+        const float2 q = __half22float2(levels);
+        const float m = Format::HAS_MINIMUM ? minimum[row] : 0.0f;
+        __nv_bfloat162 w = __floats2bfloat162_rn(q.x * scale[row] + m, q.y * scale[row] + m);
+        return *reinterpret_cast<u32*>(&w);
+    }
+};
+
+struct Consumer {
+    Memory& memory;
+    const Problem& p;
+    int split, strip, thread;  // thread: of its warpgroup
+
+    // Adds the products of this split's stages of a segment to the sums. While a group of wgmma runs on one half of
+    // `weights`, the other is decoded.
+    __device__ void multiply(float (&sums)[SUMS], const Segment& s, u32 number, u32 tile_number, float factor) const {
+        constexpr int BATCH = 2;  // steps that are decoded and multiplied at a time
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4;
+        const int start = first_stage(s), end = end_stage(p, s);
+        u32 weights[2][BATCH][4];
+        int busy = -1;  // the slot that the group under way reads
+        for (int j = start + split; j < end; j += SPLITS) {
+            const Turn turn(number + j - start);
+            const u32 tile = tile_number + j * STAGE / SPANS - start * STAGE / SPANS;
+            mbarrier_wait(shared_address(&memory.full[turn.slot]), turn.parity);
+            memory.weights.wait_fields(tile);
+            const int spans = spans_in(p, j);
+            for (int span = 0; span < spans; ++span) {
+                const auto words = memory.weights.codes(turn.slot, strip, span).codes(warp, lane);
+                const Format& f = memory.weights.fields(turn.slot, strip, span, tile);
+                const unsigned long long x = swizzled_operand(shared_address(memory.x[turn.slot][span]));
+#pragma unroll
+                for (int batch = 0; batch < SPAN_STEPS / BATCH; ++batch) {
+                    u32(&a)[BATCH][4] = weights[batch % 2];
+#pragma unroll
+                    for (int i = 0; i < BATCH; ++i) {
+                        const int step = batch * BATCH + i;
+                        const int index = (j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
+                        const Fragment levels = Format::fragment(words, step);
+                        const Scaling<In> scaling(f.scale(warp, g, index), f.minimum(warp, g, index), factor);
+#pragma unroll
+                        for (int r = 0; r < 4; ++r) a[i][r] = scaling.weights(levels.a[r], r % 2);
+                    }
+                    wgmma_fence();
+#pragma unroll
+                    for (int i = 0; i < BATCH; ++i) wgmma(sums, a[i], x + 2 * (batch * BATCH + i));
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    if (batch == 0 && span == 0 && busy >= 0) release(busy);
+                }
+            }
+            busy = turn.slot;
+        }
+        wgmma_wait<0>();
+        if (busy >= 0) release(busy);
+    }
+
+    // This warp has read the slot.
+    __device__ void release(int slot) const {
+        if (elect_one()) mbarrier_arrive(shared_address(&memory.empty[slot]));
+    }
+
+    // The splits' sums -> split 0, in order.
+    __device__ void add_splits(float (&sums)[SUMS], Parts<0>&) const {}
+    template <int OTHERS>
+    __device__ void add_splits(float (&sums)[SUMS], Parts<OTHERS>& parts) const {
+        if (split > 0)
+#pragma unroll
+            for (int i = 0; i < SUMS / 4; ++i) parts.sums[split - 1][strip][i][thread] = four(sums, i);
+        named_barrier(1 + strip, SPLITS * GROUP_THREADS);
+        if (split == 0)
+            for (int other = 0; other < OTHERS; ++other)
+#pragma unroll
+                for (int i = 0; i < SUMS / 4; ++i) add(sums, i, parts.sums[other][strip][i][thread]);
+        named_barrier(1 + strip, SPLITS * GROUP_THREADS);
+    }
+
+    __device__ static float4 four(const float (&sums)[SUMS], int i) {
+        return {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+    }
+    __device__ static void add(float (&sums)[SUMS], int i, const float4& more) {
+        sums[4 * i] += more.x, sums[4 * i + 1] += more.y, sums[4 * i + 2] += more.z, sums[4 * i + 3] += more.w;
+    }
+
+    // Waits for the 128 threads of this warpgroup.
+    __device__ void group_barrier() const { named_barrier(1 + STRIPS + strip, GROUP_THREADS); }
+
+    // A tile that other CTAs share: what this one has of it goes to its place in the workspace, or, where this one has
+    // the end of the tile, the others' parts are added.
+    __device__ float4* part_of(Workspace* workspace, int cta) const {
+        return workspace->parts() + (i64(cta) * STRIPS + strip) * (SUMS / 4) * GROUP_THREADS + thread;
+    }
+    __device__ u32* flag_of(Workspace* workspace, int cta) const { return &workspace->flags[cta * STRIPS + strip]; }
+    __device__ void hand_over(const float (&sums)[SUMS], Workspace* workspace) const {
+        float4* part = part_of(workspace, blockIdx.x);
+#pragma unroll
+        for (int i = 0; i < SUMS / 4; ++i) part[i * GROUP_THREADS] = four(sums, i);
+        group_barrier();
+        if (thread == 0) raise_flag(flag_of(workspace, blockIdx.x));
+    }
+    __device__ void add_others(float (&sums)[SUMS], const Segment& s, const Segments& all, int tiles,
+                               Workspace* workspace) const {
+        const int start = (s.tile - all.whole) * all.units;
+        for (int cta = blockIdx.x; Segments::begin_of(cta, tiles - all.whole, all.units) > start;) {
+            --cta;
+            if (thread == 0) await_flag(flag_of(workspace, cta));
+            group_barrier();
+            const float4* part = part_of(workspace, cta);
+#pragma unroll
+            for (int i = 0; i < SUMS / 4; ++i) add(sums, i, __ldcg(part + i * GROUP_THREADS));
+        }
+    }
+
+    // What y receives for a sum.
+    __device__ static Out finished(float sum, float unit) { return from_float<Out>(sum * unit); }
+
+    // sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together.
+    __device__ void store(const float (&sums)[SUMS], int tile, Out* y, float unit) const {
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+        auto& staged = memory.staged[strip];
+        const i64 first_row = i64(p.first_strip(tile) + strip) * TILE_ROWS;
+        const int first_token = p.first_loaded(tile), skip = p.first_token(tile) - first_token;
+        const int rows = int(min(i64(TILE_ROWS), p.n - first_row)), tokens = min(TOKENS, p.m - first_token);
+        const bool aligned = rows == TILE_ROWS && (reinterpret_cast<i64>(y) | p.n * i64(sizeof(Out))) % 16 == 0;
+#pragma unroll
+        for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
+            group_barrier();  // the chunk before is read
+#pragma unroll
+            for (int i = 0; i < CHUNK / 8; i += 2) {
+                const float* sum = sums + (chunk / 8 + i) * 4;  // of tokens 2t, 2t + 1 of rows g and g + 8; 8 tokens on
+                if constexpr (sizeof(Out) == 2) {
+                    u32 pairs[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        const Out pair[2] = {finished(sum[2 * j], unit), finished(sum[2 * j + 1], unit)};
+                        pairs[j] = *reinterpret_cast<const u32*>(pair);
+                    }
+                    stmatrix_x4_transposed(shared_address(&staged[8 * i + lane / 16 * 8 + lane % 8]
+                                                                 [16 * warp + lane / 8 % 2 * 8]),
+                                           pairs);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < 8; ++j)
+                        staged[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = finished(sum[j], unit);
+                }
+            }
+            group_barrier();
+            const int from = max(skip - chunk, 0), to = min(tokens - chunk, CHUNK);
+            if (aligned) {
+                constexpr int PIECES = TILE_ROWS / PER_STORE;
+                for (int i = from * PIECES + thread; i < to * PIECES; i += GROUP_THREADS) {
+                    const int token = i / PIECES, row = i % PIECES * PER_STORE;
+                    *reinterpret_cast<uint4*>(&y[(first_token + chunk + token) * p.n + first_row + row]) =
+                        *reinterpret_cast<const uint4*>(&staged[token][row]);
+                }
+            } else {
+                for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += GROUP_THREADS) {
+                    const int token = i / TILE_ROWS, row = i % TILE_ROWS;
+                    if (row < rows) y[(first_token + chunk + token) * p.n + first_row + row] = staged[token][row];
+                }
+            }
+        }
+    }
+
+    __device__ void run(const Segments& all, int tiles, float factor, float unit, Workspace* workspace, Out* y) const {
+        Segments segments = all;
+        u32 number = 0, tile_number = 0;
+        for (Segment s; segments.take(s);) {
+            float sums[SUMS] = {};
+            multiply(sums, s, number, tile_number, factor);
+            number += end_stage(p, s) - first_stage(s);
+            tile_number += s.last - s.first;
+            add_splits(sums, memory.parts);
+            if (split == 0) {
+                if (s.last < all.units) {
+                    hand_over(sums, workspace);
+                } else {
+                    if (s.first > 0) add_others(sums, s, all, tiles, workspace);
+                    store(sums, s.tile, y, unit);
+                }
+            }
+        }
+    }
+};
+
+// factor: the power of two that weights are multiplied by, unit: its inverse. Tiles of y from `whole` on are cut along K.
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
+    prefill(const Tile* __restrict__ tiles, Out* __restrict__ y, Workspace* __restrict__ workspace,
+            const __grid_constant__ TensorMap x, i64 n, i64 k, int m, int whole, float factor, float unit) {
+    extern __shared__ __align__(1024) unsigned char bytes[];
+    Memory& memory = *reinterpret_cast<Memory*>(bytes);
+    const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS), row_tiles = (strips + STRIPS - 1) / STRIPS;
+    const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
+    const Problem problem = {n, k, m, row_tiles, along};
+    const int tiles_of_y = row_tiles * ((m + TOKENS - 1) / TOKENS);
+    const Segments segments(tiles_of_y, (along + UNIT - 1) / UNIT, whole);
+    const int group = __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
+    if (threadIdx.x < DEPTH) {
+        mbarrier_init(shared_address(&memory.full[threadIdx.x]), 1);
+        mbarrier_init(shared_address(&memory.empty[threadIdx.x]), STRIPS * (GROUP_THREADS / 32));
+        if (threadIdx.x == 0) memory.weights.init_slots();
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (group == CONSUMERS) {
+        give_registers<PRODUCER_REGISTERS>();
+        const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
+        if (warp == 0) Producer{memory, problem, tiles, &x}.run(segments);
+    } else {
+        take_registers<CONSUMER_REGISTERS>();
+        const Consumer consumer = {memory, problem, group / STRIPS, group % STRIPS, int(threadIdx.x % GROUP_THREADS)};
+        consumer.run(segments, tiles_of_y, factor, unit, workspace, y);
+    }
+}
