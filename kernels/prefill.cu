@@ -107,10 +107,27 @@ __device__ inline int end_stage(const Problem& p, const Segment& s) {
     return min(s.last * (UNIT / STAGE), (p.along + STAGE - 1) / STAGE);
 }
 
-// A place in the ring: number i of the stages of this CTA.
+// A place in the ring of stages, and how often it has been used before.
 struct Turn {
-    int slot, parity;
-    __device__ explicit Turn(u32 i) : slot(i % DEPTH), parity(i / DEPTH & 1) {}
+    int slot = 0, round = 0;
+    __device__ void advance(int by) {
+        slot += by;
+        while (slot >= DEPTH) slot -= DEPTH, ++round;
+    }
+};
+
+// Where the stages of a segment come from.
+struct Source {
+    const Tile* tiles;  // of the first strip, from the start of K
+    int along, strips;  // tiles to the next strip; strips that there are
+    int token;
+
+    __device__ Source(const Problem& p, const Tile* all, const Segment& s)
+        : along(p.along / SPANS),
+          strips(min(STRIPS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_strip(s.tile))),
+          token(p.first_loaded(s.tile)) {
+        tiles = all + i64(p.first_strip(s.tile)) * along;
+    }
 };
 
 struct Producer {
@@ -118,59 +135,65 @@ struct Producer {
     const Problem& p;
     const Tile* tiles;
     const TensorMap* x;
+    u32 x_bytes;  // of a span
 
-    // Stage `number` of the CTA, which is stage j of a tile: the codes and fields of every strip.
-    __device__ void load_weights(const Segment& s, int j, u32 number, u32 tile_number) const {
-        const Turn turn(number);
-        const int strips = min(STRIPS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_strip(s.tile));
-        const int spans = spans_in(p, j), tiles_along = p.along / SPANS;
-        const u32 full = shared_address(&memory.full[turn.slot]);
-        const Tile* from = tiles + i64(p.first_strip(s.tile)) * tiles_along + j * STAGE / SPANS;
-        const u32 x_bytes = min(p.m, TOKENS) * spans * sizeof(memory.x[0][0][0]);
-        mbarrier_expect(full, x_bytes + strips * memory.weights.bytes(spans));
-        for (int strip = 0; strip < strips; ++strip)
-            memory.weights.load(turn.slot, strip, from + i64(strip) * tiles_along, j * STAGE % SPANS, spans, full);
-        if (j * STAGE % SPANS == 0) {
-            memory.weights.expect_fields(tile_number, strips);
-            for (int strip = 0; strip < strips; ++strip)
-                memory.weights.load_fields(tile_number, strip, from + i64(strip) * tiles_along);
+    __device__ u32 full(int slot) const { return shared_address(&memory.full[slot]); }
+
+    // Stage j of a tile of y: the codes and fields of every strip. fields: a number for those of this tile of W.
+    __device__ void load_weights(const Source& source, int j, int slot, u32 fields) const {
+        const int spans = spans_in(p, j), span = j * STAGE % SPANS;
+        const Tile* from = source.tiles + j * STAGE / SPANS;
+        mbarrier_expect(full(slot), x_bytes * spans + source.strips * memory.weights.bytes(spans));
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip)
+            if (strip < source.strips)
+                memory.weights.load(slot, strip, from + strip * source.along, span, spans, full(slot));
+        if (span == 0) {
+            memory.weights.expect_fields(fields, source.strips);
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip)
+                if (strip < source.strips) memory.weights.load_fields(fields, strip, from + strip * source.along);
         }
     }
 
-    __device__ void load_x(const Segment& s, int j, u32 number) const {
-        const Turn turn(number);
-        for (int span = 0; span < spans_in(p, j); ++span)
-            tensor_copy(shared_address(memory.x[turn.slot][span]), x, p.first_loaded(s.tile),
-                        (j * STAGE + span) * SPAN_COLUMNS, shared_address(&memory.full[turn.slot]));
+    __device__ void load_x(const Source& source, int j, int slot) const {
+        const int spans = spans_in(p, j);
+#pragma unroll
+        for (int span = 0; span < STAGE; ++span)
+            if (span < spans)
+                tensor_copy(shared_address(memory.x[slot][span]), x, source.token, (j * STAGE + span) * SPAN_COLUMNS,
+                            full(slot));
     }
 
-    // Every stage of every segment: step(segment, stage of the tile, number of the stage, of the tile's fields).
+    // step(source, j, turn, fields) for the first stages of this CTA, at most so many.
     template <class Step>
-    __device__ void for_stages(Segments segments, u32 most, Step step) const {
-        u32 number = 0, tile_number = 0;
-        for (Segment s; number < most && segments.take(s);) {
+    __device__ void for_stages(Segments segments, int most, Step step) const {
+        Turn turn;
+        u32 fields = 0;
+        for (Segment s; most > 0 && segments.take(s);) {
+            const Source source(p, tiles, s);
             const int end = end_stage(p, s);
-            for (int j = first_stage(s); j < end && number < most; ++j) {
-                step(s, j, number++, tile_number);
-                if (!WHOLE_TILES && (j + 1) * STAGE % SPANS == 0) ++tile_number;
+            for (int j = first_stage(s); j < end && most > 0; ++j, --most) {
+                step(source, j, turn, fields);
+                turn.advance(1);
+                if ((j + 1) * STAGE % SPANS == 0) ++fields;
             }
         }
     }
 
     // Weights never change: the first stages' are under way before the kernels that write x are done.
     __device__ void run(const Segments& segments) const {
-        for_stages(segments, DEPTH, [&](const Segment& s, int j, u32 number, u32 tile_number) {
-            if (elect_one()) load_weights(s, j, number, tile_number);
+        for_stages(segments, DEPTH, [&](const Source& source, int j, const Turn& turn, u32 fields) {
+            if (elect_one()) load_weights(source, j, turn.slot, fields);
         });
         launch_dependents();
         wait_for_predecessors();
-        for_stages(segments, ~0u, [&](const Segment& s, int j, u32 number, u32 tile_number) {
-            if (number >= DEPTH) {
-                const Turn before(number - DEPTH);
-                mbarrier_wait(shared_address(&memory.empty[before.slot]), before.parity);
-                if (elect_one()) load_weights(s, j, number, tile_number);
+        for_stages(segments, 0x7fffffff, [&](const Source& source, int j, const Turn& turn, u32 fields) {
+            if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
+            if (elect_one()) {
+                if (turn.round > 0) load_weights(source, j, turn.slot, fields);
+                load_x(source, j, turn.slot);
             }
-            if (elect_one()) load_x(s, j, number);
         });
     }
 };
@@ -209,53 +232,91 @@ struct Consumer {
     const Problem& p;
     int split, strip, thread;  // thread: of its warpgroup
 
-    // Adds the products of this split's stages of a segment to the sums. While a group of wgmma runs on one half of
-    // `weights`, the other is decoded.
-    __device__ void multiply(float (&sums)[SUMS], const Segment& s, u32 number, u32 tile_number, float factor) const {
-        constexpr int BATCH = 2;  // steps that are decoded and multiplied at a time
-        const int warp = thread / 32, lane = thread % 32, g = lane / 4;
-        const int start = first_stage(s), end = end_stage(p, s);
-        u32 weights[2][BATCH][4];
-        int busy = -1;  // the slot that the group under way reads
-        for (int j = start + split; j < end; j += SPLITS) {
-            const Turn turn(number + j - start);
-            const u32 tile = tile_number + j * STAGE / SPANS - start * STAGE / SPANS;
-            mbarrier_wait(shared_address(&memory.full[turn.slot]), turn.parity);
-            memory.weights.wait_fields(tile);
-            const int spans = spans_in(p, j);
-            for (int span = 0; span < spans; ++span) {
-                const auto words = memory.weights.codes(turn.slot, strip, span).codes(warp, lane);
-                const Format& f = memory.weights.fields(turn.slot, strip, span, tile);
-                const unsigned long long x = swizzled_operand(shared_address(memory.x[turn.slot][span]));
-#pragma unroll
-                for (int batch = 0; batch < SPAN_STEPS / BATCH; ++batch) {
-                    u32(&a)[BATCH][4] = weights[batch % 2];
-#pragma unroll
-                    for (int i = 0; i < BATCH; ++i) {
-                        const int step = batch * BATCH + i;
-                        const int index = (j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
-                        const Fragment levels = Format::fragment(words, step);
-                        const Scaling<In> scaling(f.scale(warp, g, index), f.minimum(warp, g, index), factor);
-#pragma unroll
-                        for (int r = 0; r < 4; ++r) a[i][r] = scaling.weights(levels.a[r], r % 2);
-                    }
-                    wgmma_fence();
-#pragma unroll
-                    for (int i = 0; i < BATCH; ++i) wgmma(sums, a[i], x + 2 * (batch * BATCH + i));
-                    wgmma_commit();
-                    wgmma_wait<1>();
-                    if (batch == 0 && span == 0 && busy >= 0) release(busy);
-                }
-            }
-            busy = turn.slot;
+    // The spans of this split's stages of a segment, one after the other.
+    struct Cursor {
+        const Consumer& at;
+        const int start, end;  // stages of the tile
+        const u32 first_fields;
+        Turn turn;
+        int j, span = STAGE, spans = 0;
+        int busy = -1;  // the slot before this one, while a group of wgmma may read it
+
+        __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, const Turn& first, u32 fields)
+            : at(at),
+              start(first_stage(s)),
+              end(end_stage(at.p, s)),
+              first_fields(fields),
+              turn(first),
+              j(start + at.split - SPLITS) {
+            turn.advance(at.split);
         }
-        wgmma_wait<0>();
-        if (busy >= 0) release(busy);
+
+        // Moves on, and waits for a new stage.
+        __device__ __forceinline__ bool next() {
+            if (++span < spans) return true;
+            const bool first = spans == 0;
+            j += SPLITS;
+            if (j >= end) return false;
+            if (!first) busy = turn.slot, turn.advance(SPLITS);
+            const u32 full = shared_address(&at.memory.full[turn.slot]);
+            if (busy >= 0 && !mbarrier_passed(full, turn.round & 1)) {  // do not hold a stage while waiting for one
+                wgmma_wait<0>();
+                release();
+            }
+            mbarrier_wait(full, turn.round & 1);
+            at.memory.weights.wait_fields(fields());
+            span = 0;
+            spans = spans_in(at.p, j);
+            return true;
+        }
+        __device__ u32 fields() const { return first_fields + j * STAGE / SPANS - start * STAGE / SPANS; }
+
+        // This warp has read the slot before.
+        __device__ __forceinline__ void release() {
+            if (busy >= 0 && elect_one()) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
+            busy = -1;
+        }
+    };
+
+    // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&a)[SPAN_STEPS][4], Cursor& cursor,
+                                             float factor) const {
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot, span = cursor.span;
+        const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
+        const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
+        const unsigned long long x = swizzled_operand(shared_address(memory.x[slot][span]));
+#pragma unroll
+        for (int step = 0; step < SPAN_STEPS; ++step) {
+            const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
+            const Fragment levels = Format::fragment(words, step);
+            const Scaling<In> scaling(fields.scale(warp, g, index), fields.minimum(warp, g, index), factor);
+#pragma unroll
+            for (int r = 0; r < 4; ++r) a[step][r] = scaling.weights(levels.a[r], r % 2);
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, a[step], x + 2 * step);
+        wgmma_commit();
+        wgmma_wait<1>();
+        cursor.release();
     }
 
-    // This warp has read the slot.
-    __device__ void release(int slot) const {
-        if (elect_one()) mbarrier_arrive(shared_address(&memory.empty[slot]));
+    // Adds the products of this split's stages of a segment to the sums. While wgmma reads one half of `weights`, the
+    // other is decoded.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
+                                             float factor) const {
+        u32 weights[2][SPAN_STEPS][4];
+        Cursor cursor(*this, s, turn, fields);
+        while (cursor.next()) {
+            multiply(sums, weights[0], cursor, factor);
+            if (!cursor.next()) break;
+            multiply(sums, weights[1], cursor, factor);
+        }
+        wgmma_wait<0>();
+        if (cursor.spans > 0) {
+            cursor.busy = cursor.turn.slot;
+            cursor.release();
+        }
     }
 
     // The splits' sums -> split 0, in order.
@@ -362,12 +423,13 @@ struct Consumer {
 
     __device__ void run(const Segments& all, int tiles, float factor, float unit, Workspace* workspace, Out* y) const {
         Segments segments = all;
-        u32 number = 0, tile_number = 0;
+        Turn turn;
+        u32 fields = 0;
         for (Segment s; segments.take(s);) {
             float sums[SUMS] = {};
-            multiply(sums, s, number, tile_number, factor);
-            number += end_stage(p, s) - first_stage(s);
-            tile_number += s.last - s.first;
+            multiply(sums, s, turn, fields, factor);
+            turn.advance(end_stage(p, s) - first_stage(s));
+            fields += s.last - s.first;
             add_splits(sums, memory.parts);
             if (split == 0) {
                 if (s.last < all.units) {
@@ -393,20 +455,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     const int tiles_of_y = row_tiles * ((m + TOKENS - 1) / TOKENS);
     const Segments segments(tiles_of_y, (along + UNIT - 1) / UNIT, whole);
     const int group = __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
-    if (threadIdx.x < DEPTH) {
-        mbarrier_init(shared_address(&memory.full[threadIdx.x]), 1);
-        mbarrier_init(shared_address(&memory.empty[threadIdx.x]), STRIPS * (GROUP_THREADS / 32));
-        if (threadIdx.x == 0) memory.weights.init_slots();
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < DEPTH; ++slot) {
+            mbarrier_init(shared_address(&memory.full[slot]), 1);
+            mbarrier_init(shared_address(&memory.empty[slot]), STRIPS * (GROUP_THREADS / 32));
+        }
+        memory.weights.init_slots();
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     if (group == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();
         const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
-        if (warp == 0) Producer{memory, problem, tiles, &x}.run(segments);
+        if (warp == 0) Producer{memory, problem, tiles, &x, u32(min(m, TOKENS) * sizeof(memory.x[0][0][0]))}.run(segments);
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        const Consumer consumer = {memory, problem, group / STRIPS, group % STRIPS, int(threadIdx.x % GROUP_THREADS)};
+        const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
+        const Consumer consumer = {memory, problem, split, strip, int(threadIdx.x % GROUP_THREADS)};
         consumer.run(segments, tiles_of_y, factor, unit, workspace, y);
     }
 }
