@@ -25,6 +25,9 @@ constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are stored at a tim
 constexpr int PER_STORE = 16 / sizeof(Out);
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
+// A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
+static_assert(DEPTH % SPLITS == 0, "a place in the ring belongs to one split");
+static_assert(WHOLE_TILES || SPLITS <= SPANS / STAGE, "every split reads the fields of every tile");
 
 // The weights of a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because they
 // are read until the last span of the tile.
@@ -110,9 +113,15 @@ __device__ inline int end_stage(const Problem& p, const Segment& s) {
 // A place in the ring of stages, and how often it has been used before.
 struct Turn {
     int slot = 0, round = 0;
+    // At most DEPTH places on, or any number of them.
     __device__ void advance(int by) {
         slot += by;
-        while (slot >= DEPTH) slot -= DEPTH, ++round;
+        if (slot >= DEPTH) slot -= DEPTH, ++round;
+    }
+    __device__ void skip(int by) {
+        slot += by;
+        round += slot / DEPTH;
+        slot %= DEPTH;
     }
 };
 
@@ -247,8 +256,10 @@ struct Consumer {
               end(end_stage(at.p, s)),
               first_fields(fields),
               turn(first),
-              j(start + at.split - SPLITS) {
-            turn.advance(at.split);
+              j(start - SPLITS) {
+            const int ahead = (at.split + SPLITS - turn.slot % SPLITS) % SPLITS;  // of the next stage of this split
+            j += ahead;
+            turn.advance(ahead);
         }
 
         // Moves on, and waits for a new stage.
@@ -284,7 +295,7 @@ struct Consumer {
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot, span = cursor.span;
         const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
         const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
-        const unsigned long long x = swizzled_operand(shared_address(memory.x[slot][span]));
+        const unsigned long long x = swizzled_operand(__shfl_sync(~0u, shared_address(memory.x[slot][span]), 0));
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
             const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
@@ -428,7 +439,7 @@ struct Consumer {
         for (Segment s; segments.take(s);) {
             float sums[SUMS] = {};
             multiply(sums, s, turn, fields, factor);
-            turn.advance(end_stage(p, s) - first_stage(s));
+            turn.skip(end_stage(p, s) - first_stage(s));
             fields += s.last - s.first;
             add_splits(sums, memory.parts);
             if (split == 0) {

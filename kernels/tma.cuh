@@ -21,7 +21,7 @@ __device__ inline void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Whether the phase of this parity is complete.
+// Whether the phase of this parity is complete, alike in all lanes.
 __device__ inline bool mbarrier_passed(u32 barrier, u32 parity) {
     u32 passed;
     asm volatile(
@@ -31,7 +31,7 @@ __device__ inline bool mbarrier_passed(u32 barrier, u32 parity) {
         : "=r"(passed)
         : "r"(barrier), "r"(parity)
         : "memory");
-    return passed;
+    return __all_sync(~0u, passed);
 }
 
 // Wait for `threads` threads of the CTA that name the same barrier, 1 to 15.

@@ -240,7 +240,8 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str, out: str) -> Temp
         stages = depth * (2 * SPAN * tiling.stage * tiling.tokens + tiling.strips * weights)
         return stages + slots * (tiling.strips * fields + 8) + parts + staged + 16 * depth + 256
 
-    depth = next(d for d in range(tiling.deep, 0, -1) if shared(d) <= SHARED // tiling.ctas)
+    depths = range(tiling.deep - tiling.deep % tiling.splits, 0, -tiling.splits)
+    depth = next(d for d in depths if shared(d) <= SHARED // tiling.ctas)
     return {
         "In": source, "Out": out, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits,
         "STAGE": tiling.stage, "DEPTH": depth, "CTAS": tiling.ctas, "SHARED": shared(depth), "FLAGS": FLAGS,
