@@ -139,84 +139,89 @@ struct Source {
     }
 };
 
+// Two warps that fill the ring: one with weights, one with x. Each announces its bytes at the barrier of a stage.
 struct Producer {
     Memory& memory;
     const Problem& p;
-    const Tile* tiles;
-    const TensorMap* x;
-    u32 x_bytes;  // of a span
+    Segments segments;
 
-    __device__ u32 full(int slot) const { return shared_address(&memory.full[slot]); }
-
-    // Stage j of a tile of y: the codes and fields of every strip. fields: a number for those of this tile of W.
-    __device__ void load_weights(const Source& source, int j, int slot, u32 fields) const {
-        const int spans = spans_in(p, j), span = j * STAGE % SPANS;
-        const Tile* from = source.tiles + j * STAGE / SPANS;
-        mbarrier_expect(full(slot), x_bytes * spans + source.strips * memory.weights.bytes(spans));
-#pragma unroll
-        for (int strip = 0; strip < STRIPS; ++strip)
-            if (strip < source.strips)
-                memory.weights.load(slot, strip, from + strip * source.along, span, spans, full(slot));
-        if (span == 0) {
-            memory.weights.expect_fields(fields, source.strips);
-#pragma unroll
-            for (int strip = 0; strip < STRIPS; ++strip)
-                if (strip < source.strips) memory.weights.load_fields(fields, strip, from + strip * source.along);
-        }
-    }
-
-    __device__ void load_x(const Source& source, int j, int slot) const {
-        const int spans = spans_in(p, j);
-#pragma unroll
-        for (int span = 0; span < STAGE; ++span)
-            if (span < spans)
-                tensor_copy(shared_address(memory.x[slot][span]), x, source.token, (j * STAGE + span) * SPAN_COLUMNS,
-                            full(slot));
-    }
-
-    // step(source, j, turn, fields) for the first stages of this CTA, at most so many.
+    // step(source, j, slot, fields) for every stage of this CTA, once its place is free: j of the tile of y; fields: a
+    // number for those of the tile of W.
     template <class Step>
-    __device__ void for_stages(Segments segments, int most, Step step) const {
+    __device__ void for_stages(const Tile* tiles, Step step) {
         Turn turn;
         u32 fields = 0;
-        for (Segment s; most > 0 && segments.take(s);) {
+        for (Segment s; segments.take(s);) {
             const Source source(p, tiles, s);
             const int end = end_stage(p, s);
-            for (int j = first_stage(s); j < end && most > 0; ++j, --most) {
-                step(source, j, turn, fields);
+            for (int j = first_stage(s); j < end; ++j) {
+                if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
+                if (elect_one()) step(source, j, turn.slot, fields);
                 turn.advance(1);
                 if ((j + 1) * STAGE % SPANS == 0) ++fields;
             }
         }
     }
 
-    // Weights never change: the first stages' are under way before the kernels that write x are done.
-    __device__ void run(const Segments& segments) const {
-        for_stages(segments, DEPTH, [&](const Source& source, int j, const Turn& turn, u32 fields) {
-            if (elect_one()) load_weights(source, j, turn.slot, fields);
+    // Weights never change: they are under way before the kernels that write x are done.
+    __device__ void run_weights(const Tile* tiles) {
+        for_stages(tiles, [&](const Source& source, int j, int slot, u32 fields) {
+            const int spans = spans_in(p, j), span = j * STAGE % SPANS;
+            const Tile* from = source.tiles + j * STAGE / SPANS;
+            const u32 full = shared_address(&memory.full[slot]);
+            mbarrier_expect(full, source.strips * memory.weights.bytes(spans));
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip)
+                if (strip < source.strips)
+                    memory.weights.load(slot, strip, from + strip * source.along, span, spans, full);
+            if (span == 0) {
+                memory.weights.expect_fields(fields, source.strips);
+#pragma unroll
+                for (int strip = 0; strip < STRIPS; ++strip)
+                    if (strip < source.strips) memory.weights.load_fields(fields, strip, from + strip * source.along);
+            }
         });
+    }
+
+    __device__ void run_x(const TensorMap* x) {
         launch_dependents();
         wait_for_predecessors();
-        for_stages(segments, 0x7fffffff, [&](const Source& source, int j, const Turn& turn, u32 fields) {
-            if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
-            if (elect_one()) {
-                if (turn.round > 0) load_weights(source, j, turn.slot, fields);
-                load_x(source, j, turn.slot);
-            }
+        const u32 bytes = min(p.m, TOKENS) * sizeof(memory.x[0][0][0]);  // of a span
+        for_stages(nullptr, [&](const Source& source, int j, int slot, u32) {
+            const int spans = spans_in(p, j);
+            const u32 full = shared_address(&memory.full[slot]);
+            mbarrier_expect(full, spans * bytes);
+#pragma unroll
+            for (int span = 0; span < STAGE; ++span)
+                if (span < spans)
+                    tensor_copy(shared_address(memory.x[slot][span]), x, source.token,
+                                (j * STAGE + span) * SPAN_COLUMNS, full);
         });
     }
 };
 
-// Scale and minimum of rows g and g + 8, times a power of two, as they meet levels of W to make operand A.
+// Raw codes -> levels times `unit`, a power of two; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic
+// is exact here, and `unit` no constant: ptxas would load one anew for every use.
+struct Levels {
+    half2 factor[2], zero;
+    __device__ explicit Levels(float unit)
+        : factor{__float2half2_rn(unit * (1 << Format::RAW_EXPONENT)),
+                 __float2half2_rn(unit * (1 << Format::RAW_EXPONENT - Format::RAW_SHIFT))},
+          zero(__float2half2_rn(-Format::RAW_ZERO * unit)) {}
+    __device__ half2 of(half2 raw, int row) const {
+        return Format::RAW_ZERO ? __hfma2(raw, factor[row], zero) : __hmul2(raw, factor[row]);
+    }
+};
+
+// Scale and minimum of rows g and g + 8, as they meet levels of W to make operand A.
 template <class T>
 struct Scaling;
 
 template <>
 struct Scaling<half> {
     half2 scale[2], minimum[2];
-    __device__ Scaling(float2 d, float2 m, float factor)
-        : scale{__float2half2_rn(d.x * factor), __float2half2_rn(d.y * factor)},
-          minimum{__float2half2_rn(m.x * factor), __float2half2_rn(m.y * factor)} {}
+    __device__ Scaling(float2 d, float2 m)
+        : scale{__float2half2_rn(d.x), __float2half2_rn(d.y)}, minimum{__float2half2_rn(m.x), __float2half2_rn(m.y)} {}
     __device__ u32 weights(half2 levels, int row) const {
         half2 w = Format::HAS_MINIMUM ? __hfma2(levels, scale[row], minimum[row]) : __hmul2(levels, scale[row]);
         return *reinterpret_cast<u32*>(&w);
@@ -226,8 +231,7 @@ struct Scaling<half> {
 template <>
 struct Scaling<bf16> {
     float scale[2], minimum[2];
-    __device__ Scaling(float2 d, float2 m, float factor)
-        : scale{d.x * factor, d.y * factor}, minimum{m.x * factor, m.y * factor} {}
+    __device__ Scaling(float2 d, float2 m) : scale{d.x, d.y}, minimum{m.x, m.y} {}
     __device__ u32 weights(half2 levels, int row) const {
         const float2 q = __half22float2(levels);
         const float m = Format::HAS_MINIMUM ? minimum[row] : 0.0f;
@@ -236,39 +240,40 @@ struct Scaling<bf16> {
     }
 };
 
+// Powers of two: what scales and minimums are multiplied by, the unit of levels, and what brings sums back to y.
+struct Units {
+    float scale, minimum, level, sum;
+};
+
+__device__ inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b}; }
+
 struct Consumer {
     Memory& memory;
     const Problem& p;
     int split, strip, thread;  // thread: of its warpgroup
 
-    // The spans of this split's stages of a segment, one after the other.
+    // This split's stages of a segment, one after the other.
     struct Cursor {
         const Consumer& at;
         const int start, end;  // stages of the tile
         const u32 first_fields;
         Turn turn;
-        int j, span = STAGE, spans = 0;
-        int busy = -1;  // the slot before this one, while a group of wgmma may read it
+        int j;
+        bool begun = false;
+        int busy = -1;  // the slot before this one, while wgmma may read it
 
         __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, const Turn& first, u32 fields)
-            : at(at),
-              start(first_stage(s)),
-              end(end_stage(at.p, s)),
-              first_fields(fields),
-              turn(first),
-              j(start - SPLITS) {
+            : at(at), start(first_stage(s)), end(end_stage(at.p, s)), first_fields(fields), turn(first), j(start) {
             const int ahead = (at.split + SPLITS - turn.slot % SPLITS) % SPLITS;  // of the next stage of this split
             j += ahead;
             turn.advance(ahead);
         }
 
-        // Moves on, and waits for a new stage.
+        // Waits for the next stage; false after the last.
         __device__ __forceinline__ bool next() {
-            if (++span < spans) return true;
-            const bool first = spans == 0;
-            j += SPLITS;
+            if (begun) busy = turn.slot, turn.advance(SPLITS), j += SPLITS;
             if (j >= end) return false;
-            if (!first) busy = turn.slot, turn.advance(SPLITS);
+            begun = true;
             const u32 full = shared_address(&at.memory.full[turn.slot]);
             if (busy >= 0 && !mbarrier_passed(full, turn.round & 1)) {  // do not hold a stage while waiting for one
                 wgmma_wait<0>();
@@ -276,34 +281,33 @@ struct Consumer {
             }
             mbarrier_wait(full, turn.round & 1);
             at.memory.weights.wait_fields(fields());
-            span = 0;
-            spans = spans_in(at.p, j);
             return true;
         }
         __device__ u32 fields() const { return first_fields + j * STAGE / SPANS - start * STAGE / SPANS; }
 
         // This warp has read the slot before.
         __device__ __forceinline__ void release() {
-            if (busy >= 0 && elect_one()) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
+            if (busy >= 0 && at.thread % 32 == 0) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
             busy = -1;
         }
     };
 
     // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&a)[SPAN_STEPS][4], Cursor& cursor,
-                                             float factor) const {
-        const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot, span = cursor.span;
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&a)[SPAN_STEPS][4], Cursor& cursor, int span,
+                                             u32 x_address, const Levels& levels, const Units& units) const {
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot;
         const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
         const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
-        const unsigned long long x = swizzled_operand(__shfl_sync(~0u, shared_address(memory.x[slot][span]), 0));
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
             const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
-            const Fragment levels = Format::fragment(words, step);
-            const Scaling<In> scaling(fields.scale(warp, g, index), fields.minimum(warp, g, index), factor);
+            const Fragment raw = Format::raw(words, step);
+            const Scaling<In> scaling(fields.scale(warp, g, index) * units.scale,
+                                      fields.minimum(warp, g, index) * units.minimum);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) a[step][r] = scaling.weights(levels.a[r], r % 2);
+            for (int r = 0; r < 4; ++r) a[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
         }
+        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0]));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, a[step], x + 2 * step);
@@ -312,22 +316,38 @@ struct Consumer {
         cursor.release();
     }
 
-    // Adds the products of this split's stages of a segment to the sums. While wgmma reads one half of `weights`, the
-    // other is decoded.
+    // A stage, of which `half` says where its first weights go: while wgmma reads one half, the other is decoded.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&weights)[2][SPAN_STEPS][4], int half,
+                                             Cursor& cursor, const Levels& levels, const Units& units) const {
+        const int spans = spans_in(p, cursor.j);
+        // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
+        const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
+        if (STAGE == 1 || spans == STAGE) {
+#pragma unroll
+            for (int span = 0; span < STAGE; ++span)
+                multiply(sums, weights[(half + span) % 2], cursor, span, x, levels, units);
+        } else {
+            for (int span = 0; span < spans; ++span) {
+                wgmma_wait<0>();
+                multiply(sums, weights[half], cursor, span, x, levels, units);
+            }
+        }
+    }
+
+    // Adds the products of this split's stages of a segment to the sums.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
-                                             float factor) const {
+                                             const Levels& levels, const Units& units) const {
         u32 weights[2][SPAN_STEPS][4];
         Cursor cursor(*this, s, turn, fields);
         while (cursor.next()) {
-            multiply(sums, weights[0], cursor, factor);
-            if (!cursor.next()) break;
-            multiply(sums, weights[1], cursor, factor);
+            multiply(sums, weights, 0, cursor, levels, units);
+            if constexpr (STAGE % 2) {
+                if (!cursor.next()) break;
+                multiply(sums, weights, 1, cursor, levels, units);
+            }
         }
         wgmma_wait<0>();
-        if (cursor.spans > 0) {
-            cursor.busy = cursor.turn.slot;
-            cursor.release();
-        }
+        cursor.release();
     }
 
     // The splits' sums -> split 0, in order.
@@ -432,13 +452,14 @@ struct Consumer {
         }
     }
 
-    __device__ void run(const Segments& all, int tiles, float factor, float unit, Workspace* workspace, Out* y) const {
+    __device__ void run(const Segments& all, int tiles, const Units& units, Workspace* workspace, Out* y) const {
+        const Levels levels(units.level);
         Segments segments = all;
         Turn turn;
         u32 fields = 0;
         for (Segment s; segments.take(s);) {
             float sums[SUMS] = {};
-            multiply(sums, s, turn, fields, factor);
+            multiply(sums, s, turn, fields, levels, units);
             turn.skip(end_stage(p, s) - first_stage(s));
             fields += s.last - s.first;
             add_splits(sums, memory.parts);
@@ -447,17 +468,17 @@ struct Consumer {
                     hand_over(sums, workspace);
                 } else {
                     if (s.first > 0) add_others(sums, s, all, tiles, workspace);
-                    store(sums, s.tile, y, unit);
+                    store(sums, s.tile, y, units.sum);
                 }
             }
         }
     }
 };
 
-// factor: the power of two that weights are multiplied by, unit: its inverse. Tiles of y from `whole` on are cut along K.
+// Tiles of y from `whole` on are cut along K.
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     prefill(const Tile* __restrict__ tiles, Out* __restrict__ y, Workspace* __restrict__ workspace,
-            const __grid_constant__ TensorMap x, i64 n, i64 k, int m, int whole, float factor, float unit) {
+            const __grid_constant__ TensorMap x, i64 n, i64 k, int m, int whole, Units units) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Memory& memory = *reinterpret_cast<Memory*>(bytes);
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS), row_tiles = (strips + STRIPS - 1) / STRIPS;
@@ -465,11 +486,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     const Problem problem = {n, k, m, row_tiles, along};
     const int tiles_of_y = row_tiles * ((m + TOKENS - 1) / TOKENS);
     const Segments segments(tiles_of_y, (along + UNIT - 1) / UNIT, whole);
-    const int group = __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < DEPTH; ++slot) {
-            mbarrier_init(shared_address(&memory.full[slot]), 1);
-            mbarrier_init(shared_address(&memory.empty[slot]), STRIPS * (GROUP_THREADS / 32));
+            mbarrier_init(shared_address(&memory.full[slot]), 2);  // producers
+            mbarrier_init(shared_address(&memory.empty[slot]), STRIPS * 4);  // warps
         }
         memory.weights.init_slots();
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -477,12 +498,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     __syncthreads();
     if (group == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();
-        const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
-        if (warp == 0) Producer{memory, problem, tiles, &x, u32(min(m, TOKENS) * sizeof(memory.x[0][0][0]))}.run(segments);
+        Producer producer = {memory, problem, segments};
+        if (warp % 4 == 0) producer.run_weights(tiles);
+        if (warp % 4 == 1) producer.run_x(&x);
     } else {
         take_registers<CONSUMER_REGISTERS>();
         const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
         const Consumer consumer = {memory, problem, split, strip, int(threadIdx.x % GROUP_THREADS)};
-        consumer.run(segments, tiles_of_y, factor, unit, workspace, y);
+        consumer.run(segments, tiles_of_y, units, workspace, y);
     }
 }

@@ -41,6 +41,22 @@ def grid_of(tiles: int, units: int, slots: int) -> Grid:
 WASTE = 0.06
 
 
+class Units(ctypes.Structure):
+    """Powers of two that bring a tensor into the range of half: see Units in kernels/prefill.cu."""
+
+    _fields_ = [(name, ctypes.c_float) for name in ("scale", "minimum", "level", "sum")]
+
+
+LEVEL = -9  # of the unit of levels: 128 and more of them are normal halves, and so is a code times it and 2^24
+HEADROOM = 3  # scales in units of levels then stay below 2^15
+
+
+def units_of(exponent: int) -> Units:
+    """Of a tensor whose weights times 2^-exponent are below 2^15."""
+    weight = max(-110, min(exponent + HEADROOM, 110))  # float32 holds them all, and no weight overflows half
+    return Units(2.0 ** (-weight - LEVEL), 2.0**-weight, 2.0**LEVEL, 2.0**weight)
+
+
 class PrefillLaunch:
     """The prefill kernel for every matrix of one shape and format and so many rows of x."""
 
@@ -54,7 +70,6 @@ class PrefillLaunch:
         unit = max(tiling.stage, tiles.spans(fmt)) * tiles.SPAN
         of_y = -(-strips // tiling.strips) * -(-m // tiling.tokens)
         grid = grid_of(of_y, -(-k // unit), tiling.ctas * sms)
-        exponent = max(-126, min(exponent, 126))  # beyond it the factor is no float32; such weights stay in half's range
         self.grid, self.tiling, self.template = grid, tiling, template
         self._workspace = 0
         if grid.whole < of_y:
@@ -66,7 +81,7 @@ class PrefillLaunch:
         self._launch = Launch(
             jit.load("prefill", fmt, **template), grid.ctas, tiling.threads, int(template["SHARED"]), 3,
             self._map, ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole),
-            ctypes.c_float(2.0**-exponent), ctypes.c_float(2.0**exponent),
+            units_of(exponent),
         )  # fmt: skip
 
     def __call__(self, stream: int, w: int, x: int, y: int) -> None:
