@@ -21,6 +21,9 @@ constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCE
 constexpr bool WHOLE_TILES = STAGE % SPANS == 0;  // in a stage; otherwise the fields of a tile have slots of their own
 constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
 constexpr int SUMS = TOKENS / 2;                                                              // of a thread
+// Steps that are decoded and multiplied at a time: a span, or half of it where registers are scarce.
+constexpr int BATCH = CONSUMER_REGISTERS < SUMS + 60 ? SPAN_STEPS / 2 : SPAN_STEPS;
+constexpr int BATCHES = STAGE * SPAN_STEPS / BATCH;  // of a stage
 constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are stored at a time
 constexpr int PER_STORE = 16 / sizeof(Out);
 
@@ -292,56 +295,61 @@ struct Consumer {
         }
     };
 
-    // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&a)[SPAN_STEPS][4], Cursor& cursor, int span,
-                                             u32 x_address, const Levels& levels, const Units& units) const {
+    // Decodes some steps of a span of W and starts to add their products to the sums; waits for those before.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&a)[BATCH][4], Cursor& cursor, int span,
+                                             int first_step, u32 x_address, const Levels& levels,
+                                             const Units& units) const {
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot;
         const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
         const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
 #pragma unroll
-        for (int step = 0; step < SPAN_STEPS; ++step) {
+        for (int i = 0; i < BATCH; ++i) {
+            const int step = first_step + i;
             const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
             const Fragment raw = Format::raw(words, step);
             const Scaling<In> scaling(fields.scale(warp, g, index) * units.scale,
                                       fields.minimum(warp, g, index) * units.minimum);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) a[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
+            for (int r = 0; r < 4; ++r) a[i][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
         }
-        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0]));
+        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0])) + 2 * first_step;
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, a[step], x + 2 * step);
+        for (int i = 0; i < BATCH; ++i) wgmma(sums, a[i], x + 2 * i);
         wgmma_commit();
         wgmma_wait<1>();
         cursor.release();
     }
 
-    // A stage, of which `half` says where its first weights go: while wgmma reads one half, the other is decoded.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&weights)[2][SPAN_STEPS][4], int half,
+    // A stage. While wgmma reads one half of `weights`, the other is decoded; `first` is the half to begin with.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&weights)[2][BATCH][4], int first,
                                              Cursor& cursor, const Levels& levels, const Units& units) const {
         const int spans = spans_in(p, cursor.j);
         // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
         const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
         if (STAGE == 1 || spans == STAGE) {
 #pragma unroll
-            for (int span = 0; span < STAGE; ++span)
-                multiply(sums, weights[(half + span) % 2], cursor, span, x, levels, units);
+            for (int i = 0; i < BATCHES; ++i)
+                multiply(sums, weights[(first + i) % 2], cursor, i * BATCH / SPAN_STEPS, i * BATCH % SPAN_STEPS, x,
+                         levels, units);
         } else {
-            for (int span = 0; span < spans; ++span) {
-                wgmma_wait<0>();
-                multiply(sums, weights[half], cursor, span, x, levels, units);
-            }
+            for (int span = 0; span < spans; ++span)
+#pragma unroll
+                for (int step = 0; step < SPAN_STEPS; step += BATCH) {
+                    wgmma_wait<0>();
+                    multiply(sums, weights[0], cursor, span, step, x, levels, units);
+                }
         }
     }
 
     // Adds the products of this split's stages of a segment to the sums.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
                                              const Levels& levels, const Units& units) const {
-        u32 weights[2][SPAN_STEPS][4];
+        u32 weights[2][BATCH][4];
         Cursor cursor(*this, s, turn, fields);
         while (cursor.next()) {
             multiply(sums, weights, 0, cursor, levels, units);
-            if constexpr (STAGE % 2) {
+            if constexpr (BATCHES % 2) {
                 if (!cursor.next()) break;
                 multiply(sums, weights, 1, cursor, levels, units);
             }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from . import activations, jit, tiles
+from . import activations, jit, prefill, tiles
 from .activations import DeviceActivations
 from .block import Format, float_dtype
 from .device import DeviceTensor
@@ -85,7 +85,7 @@ def _multiply(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
         x = _quantize(x, x, _workspace(_stream(), k, m) if row.kernel == "decode_a8" else None)
     elif activation == "a16":
         x = _rows(x, k)
-    LAUNCH[row.kernel](row, x, w, flat)
+    made = LAUNCH[row.kernel](row, x, w, flat)
     if not direct:
         y[...] = flat.reshape(y.shape)
     if row.kernel in ("decode", "decode_a8") and direct and not prepared:
@@ -230,6 +230,7 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
     "decode": _decode,
     "decode_a8": _decode_a8,
+    "prefill": prefill.multiply,
     "fused": _fused,
     "fused_a8": _fused_a8,
     "unpack": _panels,

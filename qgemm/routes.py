@@ -84,9 +84,52 @@ class Route(NamedTuple):
         return self.least <= sm < self.below
 
 
+class Tiling(NamedTuple):
+    """How the prefill kernel cuts y and K: a CTA has a tile of `strips` * 64 rows of W and `tokens` rows of x.
+
+    splits: warpgroups that share K, for each strip. stage: spans of 64 columns in a stage of its ring, at most 4; deep:
+    the most stages. ctas: on an SM at a time. m, least: it is for up to so many rows of x, and at least so many strips.
+    """
+
+    m: int
+    least: int
+    tokens: int
+    strips: int
+    splits: int
+    stage: int
+    deep: int
+    ctas: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: its warpgroups, and the producer's."""
+        return 128 * (self.strips * self.splits + 1)
+
+
+# Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; four warpgroups hide
+# each other's decoding.
+TILINGS = (
+    #      m <=  strips >=  tokens  strips  splits  stage  deep
+    Tiling(16,   200,       16,     2,      2,      4,     8),
+    Tiling(16,   0,         16,     1,      4,      4,     8),
+    Tiling(32,   100,       32,     2,      2,      4,     4),
+    Tiling(32,   0,         32,     1,      4,      4,     4),
+    Tiling(64,   200,       64,     2,      2,      2,     6),
+    Tiling(64,   0,         64,     1,      4,      2,     8),
+    Tiling(128,  65,        128,    2,      1,      2,     5),
+    Tiling(128,  0,         128,    1,      2,      2,     4),
+    Tiling(256,  65,        256,    2,      1,      1,     5),
+    Tiling(256,  0,         128,    2,      1,      1,     8),
+    Tiling(ANY,  0,         256,    2,      1,      1,     5),
+)  # fmt: skip
+PREFILL = tuple(sorted({row.tokens for row in TILINGS}))
+
+
 ROUTES = (
     #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
-    Route("decode",   ("a16",),       ("half",),  16,   90,    120, TILED,   (8, 16),      "at the speed of memory"),
+    Route("decode",   ("a16",),       ("half",),  8,    90,    100, TILED,   (8,),         "at the speed of memory"),
+    Route("prefill",  ("a16",),       ("half", "bf16"), ANY, 90, 100, TILED, PREFILL,      "wgmma on weights rounded once"),
+    Route("decode",   ("a16",),       ("half",),  16,   100,   120, TILED,   (8, 16),      "at the speed of memory"),
     Route("decode_a8", ("a8",),       TYPES,      16,   90,    120, TILED,   (8, 16),      "the same by integer dots"),
     Route("fused",    ("a16",),       TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "sums in float32 registers"),
     Route("fused_a8", ("a8",),        TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
@@ -183,44 +226,18 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str) -> Temp
     return {"TOKENS": tokens, "GROUPS": split.groups, "SPLITS": split.splits, "DEPTH": depth}
 
 
-class Tiling(NamedTuple):
-    """How the prefill kernel cuts y and K: a CTA has a tile of `strips` * 64 rows of W and `tokens` rows of x.
-
-    splits: warpgroups that share K, for each strip. stage: spans of 64 columns in a stage of its ring, at most 4; deep:
-    the most stages. ctas: on an SM at a time. m, least: it is for up to so many rows of x, and at least so many strips.
-    """
-
-    m: int
-    least: int
-    tokens: int
-    strips: int
-    splits: int
-    stage: int
-    deep: int
-    ctas: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA: its warpgroups, and the producer's."""
-        return 128 * (self.strips * self.splits + 1)
-
-
-PREFILL_TILINGS = (
-    #      m <=  strips >=  tokens  strips  splits  stage  deep
-    Tiling(16,   0,         16,     1,      4,      4,     8),
-    Tiling(32,   0,         32,     1,      4,      4,     6),
-    Tiling(64,   0,         64,     1,      4,      2,     6),
-    Tiling(128,  0,         128,    2,      1,      1,     8),
-    Tiling(256,  0,         128,    2,      1,      1,     8),
-    Tiling(ANY,  0,         256,    2,      1,      1,     5),
-)  # fmt: skip
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 FLAGS = 1024  # of CTAs that hand over parts of a tile
 
 
 def tiling_of(m: int, strips: int) -> Tiling:
-    """The first row of PREFILL_TILINGS for M rows of x and so many strips of 64 rows of W."""
-    return next(row for row in PREFILL_TILINGS if m <= row.m and strips >= row.least)
+    """The first row of TILINGS for M rows of x and so many strips of 64 rows of W."""
+    return next(row for row in TILINGS if m <= row.m and strips >= row.least)
+
+
+def prefill_unit(fmt: Format, tiling: Tiling) -> int:
+    """Columns at whose multiples the kernel may cut K: a stage, or a tile if that is more."""
+    return max(tiling.stage, spans(fmt)) * SPAN
 
 
 def prefill_template(fmt: Format, tiling: Tiling, source: str, out: str) -> Template:
@@ -256,6 +273,11 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
         if row.kernel == "unpack":
             for out in TYPES:
                 yield row.kernel, {"Out": out}
+            continue
+        if row.kernel == "prefill":
+            for source, tiling in product(row.types, dict.fromkeys(row._replace(m=0, least=0) for row in TILINGS)):
+                for out in (source, "float"):
+                    yield row.kernel, prefill_template(fmt, tiling, source, out)
             continue
         for tokens, out in product(row.tokens, TYPES):
             if row.kernel in ("decode", "decode_a8"):
