@@ -9,3 +9,9 @@ struct Activations {
     u32 padding[2];            // to a multiple of 16 bytes
 };
 static_assert(sizeof(Activations) == ACTIVATION_BYTES, "Activations differs from its dtype");
+
+// Whether x comes as such.
+template <class In>
+constexpr bool PREPARED = false;
+template <>
+constexpr bool PREPARED<Activations> = true;

@@ -1,134 +1,204 @@
 // decode: y [m, n] = x [m, k] @ W [n, k].T for few tokens on tensor cores, at the speed of memory.
 //
 // A CTA, its warps and their rings are those of split.cuh. Weights are operand A, masked out of the codes in shared
-// memory as subnormal halves; tokens are operand B and ride on the barriers of the weights. A product with a constant
-// gives sum(x) where a scale is shared, for the zero or the minimum; scales multiply the float sums.
-// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH.
-#include "pdl.cuh"
-#include "split.cuh"
+// memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where a
+// scale is shared, for the zero or the minimum; scales multiply the float sums.
+// Template: Format, In (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH, BULK.
+#include "operand.cuh"
+#include "pieces.cuh"
 
-constexpr int PIECES = SPAN_COLUMNS * sizeof(In) / 16;  // 16-byte pieces of a token's share of a span
+using B = Operand<In>;
 
-using X = In[TOKENS][SPAN_COLUMNS + 8];  // rows padded by 16 bytes: the eight of an ldmatrix lie on different banks
+constexpr int TILE_SCALES = TILE_COLUMNS / Format::GROUP;  // of a row
 
-using Ring = RingOf<X, SPANS>;
+// Scales of a tile that the lanes have decoded for each other, rows g and g + 8.
+template <bool ONCE>
+struct Scales {
+    __nv_bfloat162 of[TILE_SCALES][8 * GROUPS];
 
-// A warp's stream of spans: number i belongs to tile split + i / SPANS * SPLITS of the strip.
-struct Stream {
-    u32 barriers;
-    const In* x;          // this lane's 16-byte piece of its first token
-    i64 token_stride;     // to the lane's next token, 32 / PIECES on
-    int column, columns;  // of the piece, within the row
-    int token, m;
-    u32 to;  // of the piece, within the first stage
-
-    __device__ void load_x(int i, int slot) const {
-        const int ahead = i / SPANS * SPLITS * TILE_COLUMNS + i % SPANS * SPAN_COLUMNS;
-        const bool inside = column + ahead < columns;  // a ragged row ends within its last tile: zeros there
-        const In* from = x + ahead;
-        const u32 into = to + slot * sizeof(Ring::Stage);
+    template <class Fields>
+    __device__ void take(const Fields& fields, int lane) {
 #pragma unroll
-        for (int j = 0; j < TOKENS * PIECES / 32; ++j)
-            if (token + j * (32 / PIECES) < m)
-                copy_16(into + j * (32 / PIECES) * sizeof(X) / TOKENS, from + j * token_stride, inside);
-        mbarrier_arrive_after_copies(barriers + 8 * slot);
+        for (int i = lane; i < TILE_SCALES * 8 * GROUPS; i += 32) {
+            const int index = i / (8 * GROUPS), group = i / 8 % GROUPS, g = i % 8;
+            float2 scale;
+            if constexpr (Fields::SUPER_BLOCK)
+                scale = fields.sub_scale(group, g, index);
+            else
+                scale = fields.scale(group, g, index);
+            of[index][8 * group + g] = __float22bfloat162_rn(scale);
+        }
+        __syncwarp();
+    }
+    __device__ float2 operator()(const Fields&, int group, int g, int index) const {
+        return __bfloat1622float2(of[index][8 * group + g]);
+    }
+};
+template <>
+struct Scales<false> {
+    template <class Fields>
+    __device__ void take(const Fields&, int) {}
+    __device__ float2 operator()(const Fields& fields, int group, int g, int index) const {
+        return fields.scale(group, g, index);
     }
 };
 
-// Adds a span's products to the sums.
-__device__ inline void multiply(AllSums& sums, const Span& weights, const X& x, const Fields& fields, int span,
-                                int lane) {
+// The memory of a warp: its ring, and the scales of the tile in hand.
+struct Memory : Scales<Format::SCALES_ONCE> {
+    RingOf<Rows, SPANS> ring;
+};
+
+constexpr bool ZEROED = B::ZERO != 0;
+constexpr bool SUPER = Format::SUPER_BLOCK;
+static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
+
+// The sums of x over each group of 32 of a super-block, as operand B of a product with its minimums: token g, groups
+// t and t + 4.
+struct GroupSums {
+    float of[COLUMN_TILES][2];
+
+    // Takes what a constant's product gave for groups 2 `span` and 2 `span` + 1: the same in every row.
+    __device__ void take(const Sums (&sums)[SPAN_SCALES][COLUMN_TILES], int span, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+            // Row r offers group r % 2 of token r / 2 % 2 of each two.
+            const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
+            const float even = g % 2 ? second[0] : first[0], odd = g % 2 ? second[1] : first[1];
+            const float got = __shfl_sync(~0u, g / 2 % 2 ? odd : even, (t % 2 + g % 2 * 2) * 4 + g / 2);
+            if (t / 2 == span % 2) {
+                if (span < 2)
+                    of[tokens][0] = got;
+                else
+                    of[tokens][1] = got;
+            }
+        }
+    }
+    // sums += factor * (minimums @ these), exact but for float sums: three times eleven bits.
+    __device__ void multiply(Sums (&sums)[COLUMN_TILES], const float4& minimums, float2 factor) const {
+#pragma unroll
+        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+            Sums dots = {};
+            float rest[2] = {of[tokens][0], of[tokens][1]};
+#pragma unroll
+            for (int piece = 0; piece < 3; ++piece) {
+                mma_m16n8k8_tf32(dots, minimums, rest);
+                for (float& r : rest) r -= __uint_as_float(__float_as_uint(r) & 0xffffe000);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[tokens].sum[i] += (i < 2 ? factor.x : factor.y) * dots.sum[i];
+        }
+    }
+};
+
+// Adds a span's products to the sums: those of the matrix, or of a super-block without its own scale.
+__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span& weights, const Rows& x,
+                                const Fields& fields, const Scales<Format::SCALES_ONCE>& scales, int span, int lane) {
     const int g = lane / 4;
-    u32 b[SPAN_STEPS][COLUMN_TILES][2];
+    StepOfX<In> b[COLUMN_TILES][SPAN_STEPS / 2][2];
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
-        for (int step = 0; step < SPAN_STEPS; step += 2) {
-            u32 rows[4];  // columns 0..7, 8..15, 16..23, 24..31 from step on
-            ldmatrix_x4(rows, shared_address(&x[8 * tokens + lane % 8][16 * step + lane / 8 * 8]));
-            for (int i = 0; i < 4; ++i) b[step + i / 2][tokens][i % 2] = rows[i];
-        }
-    // In units of the raw codes: -zero * sum(x) for each scale, where a dot product starts, or sum(x) for the minimum.
+        for (int pair = 0; pair < SPAN_STEPS / 2; ++pair)
+            load_x_steps<In>(b[tokens][pair], &x[8 * tokens][32 * pair], SPAN_COLUMNS + 8, lane);
+    const auto multiply_step = [&](Sums& sum, const Fragment& a, int tokens, int step) {
+#pragma unroll
+        for (int piece = 0; piece < B::PIECES; ++piece)
+            mma_m16n8k16<B::Type>(sum, a, b[tokens][step / 2][step % 2][piece]);
+    };
+    // In units of the codes: -zero * sum(x) for each scale, where a dot product starts, or sum(x) for the minimum.
     Sums starts[SPAN_SCALES][COLUMN_TILES] = {};
-    static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
-    if constexpr (Format::HAS_MINIMUM || Format::RAW_ZERO) {
-        const Fragment unit = raw_constant(Format::HAS_MINIMUM ? 1 : -Format::RAW_ZERO, Format::RAW_SHIFT);
+    if constexpr (Format::HAS_MINIMUM || ZEROED) {
+        const Fragment unit = B::constant(Format::HAS_MINIMUM ? 1 : -B::ZERO);
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step)
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                mma_m16n8k16<In>(starts[step / SCALE_STEPS][tokens], unit, b[step][tokens]);
+                multiply_step(starts[step / SCALE_STEPS][tokens], unit, tokens, step);
     }
+    if constexpr (SUPER && Format::HAS_MINIMUM) group_sums.take(starts, span, lane);
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         const auto codes = weights.codes(group, lane);
 #pragma unroll
         for (int part = 0; part < SPAN_SCALES; ++part) {
             Sums dots[COLUMN_TILES] = {};
-            if constexpr (!Format::HAS_MINIMUM)
+            if constexpr (ZEROED)
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) dots[tokens] = starts[part][tokens];
 #pragma unroll
             for (int step = part * SCALE_STEPS; step < (part + 1) * SCALE_STEPS; ++step) {
-                const Fragment a = Format::raw(codes, step);
+                const Fragment a = B::weights(codes, step);
 #pragma unroll
-                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                    mma_m16n8k16<In>(dots[tokens], a, b[step][tokens]);
+                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
             }
             const int index = span * SPAN_SCALES + part;
-            const float2 d = fields.scale(group, g, index), m = fields.minimum(group, g, index);
+            const float2 d = scales(fields, group, g, index);
+            const float2 m = SUPER ? float2{} : fields.minimum(group, g, index);
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float& sum = sums[group][tokens].sum[i];
                     sum += (i < 2 ? d.x : d.y) * dots[tokens].sum[i];
-                    if constexpr (Format::HAS_MINIMUM) sum += (i < 2 ? m.x : m.y) * starts[part][tokens].sum[i];
+                    if constexpr (Format::HAS_MINIMUM && !SUPER)
+                        sum += (i < 2 ? m.x : m.y) * starts[part][tokens].sum[i];
                 }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    decode(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long barriers[SPLITS][DEPTH];
-    const int split = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS);
-    const int count = (along - split + SPLITS - 1) / SPLITS * SPANS;
-    const i64 first_row = i64(blockIdx.x) * ROWS;
-    const int token = lane / PIECES, piece = lane % PIECES * (16 / int(sizeof(In)));
-    Ring* ring = reinterpret_cast<Ring*>(memory) + split;
-    tiles += first_row / TILE_ROWS * along + split;
-    const int first_group = first_row % TILE_ROWS / 16;
-    const Stream stream = {shared_address(barriers[split]),
-                           x + token * k + split * TILE_COLUMNS + piece,
-                           32 / PIECES * k,
-                           split * TILE_COLUMNS + piece,
-                           int(k),
-                           token,
-                           m,
-                           shared_address(&ring->stages->x[token][piece])};
-    init_barriers(stream.barriers, 1 + 32);
-    for (int i = 0; i < min(DEPTH, count); ++i) load_weights(ring, stream.barriers, tiles, i, i, first_group, 0);
-    launch_dependents();
-    wait_for_predecessors();  // the weights never change, x and y may belong to the kernel before
-    for (int i = 0; i < min(DEPTH, count); ++i) stream.load_x(i, i);
-
-    AllSums sums = {};
-    int slot = 0, round = 0;
-    for (int i = 0; i < count; ++i) {
-        mbarrier_wait(stream.barriers + 8 * slot, round & 1);
-        multiply(sums, ring->stages[slot].weights, ring->stages[slot].x, ring->fields(i, slot), i % SPANS, lane);
-        __syncwarp();  // every lane has read the slot
-        if (i + DEPTH < count) {
-            load_weights(ring, stream.barriers, tiles, i + DEPTH, slot, first_group, 0);
-            stream.load_x(i + DEPTH, slot);
+// Adds a super-block's sums, scaled, to those of the matrix, and clears them.
+template <class Fields>
+__device__ inline void add_super_block(AllSums& sums, AllSums& block, const GroupSums& group_sums, const Fields& fields,
+                                       int lane) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+        const float2 d = fields.super_scale(group, g);
+#pragma unroll
+        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sums[group][tokens].sum[i] += (i < 2 ? d.x : d.y) * block[group][tokens].sum[i];
+                block[group][tokens].sum[i] = 0;
+            }
+        if constexpr (Format::HAS_MINIMUM) {
+            const float2 m = fields.super_minimum(group, g);  // the sums are those of rows g
+            group_sums.multiply(sums[group], fields.sub_minimums(group, g, t), {m.x, m.y * (1 << B::SHIFT)});
         }
-        if (++slot == DEPTH) slot = 0, ++round;
     }
-    __syncthreads();                               // the rings are empty: their memory serves the sums
-    const float unit = 1 << Format::RAW_EXPONENT;  // of the raw codes
-    reduce_and_store(sums, {unit, unit / (1 << Format::RAW_SHIFT)}, reinterpret_cast<float*>(memory), y, first_row, n,
-                     m, split, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    decode(const __grid_constant__ Products products, const In* __restrict__ x, i64 k, int m) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ unsigned long long words[SPLITS][DEPTH];
+    static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    const Place at(products, k);
+    Memory* mine = reinterpret_cast<Memory*>(memory) + at.split;
+    auto& ring = mine->ring;
+    const Pieces pieces(x, k, m, at, ring.stages);
+    const Arrivals<DEPTH, true, BULK> arrivals(words[at.split]);
+
+    AllSums sums = {}, block = {};
+    GroupSums group_sums = {};
+    stream(
+        at.count, arrivals,
+        [&](int i, int slot) {
+            arrivals.expect(slot, ring.bytes(i));
+            arrivals.copy(slot, [&](auto copy) { ring.load(tile_of(at, i), i, slot, at.first_group, copy); });
+        },
+        [&](int i, int slot) { pieces.load(i, slot); },
+        [&](int i, int slot) {
+            const auto& stage = ring.stages[slot];
+            const Fields& fields = ring.fields(i, slot);
+            if (i % SPANS == 0) mine->take(fields, at.lane);
+            multiply(SUPER ? block : sums, group_sums, stage.weights, stage.x, fields, *mine, i % SPANS, at.lane);
+            if constexpr (SUPER)
+                if (i % SPANS == SPANS - 1) add_super_block(sums, block, group_sums, fields, at.lane);
+        });
+    __syncthreads();                      // the rings are empty: their memory serves the sums
+    const float unit = 1 << B::EXPONENT;  // of the codes
+    reduce_and_store(sums, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), at, m);
 }

@@ -1,12 +1,14 @@
-// decode_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, span by span [along][m], integer dots on
-// tensor cores, at the speed of memory.
+// decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, integer dots on tensor cores, at the speed
+// of memory.
 //
-// A CTA, its warps and their rings are those of split.cuh; the activations of a span come by one more bulk copy. Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the
-// dot product of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
+// A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or, of one
+// or two tokens, as numbers [m, k], of which each warp quantizes its share of K for itself.
+// Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
+// of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
 // Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a block.
-// Template: Format, Out (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH.
-#include "activations.cuh"
-#include "pdl.cuh"
+// Template: Format, In (Activations, half, bf16, float), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH,
+// BULK.
+#include "quantize.cuh"
 #include "split.cuh"
 
 static_assert(SPAN_COLUMNS == X_COLUMNS, "activations come span by span");
@@ -16,11 +18,26 @@ constexpr int BLOCKS = SPAN_COLUMNS / 32;
 constexpr int SCALES = 32 / Format::GROUP;  // of a block of x
 
 using X = Activations[TOKENS];
-using Ring = RingOf<X, SPANS>;
+
+// A warp quantizes a batch at a time, eight lanes for each entry: a span of one token.
+constexpr int BATCH = 4, ENTRY_PADDING = 8;  // entries; numbers after each, against bank conflicts
+using Batch = In[BATCH][SPAN_COLUMNS + ENTRY_PADDING];
+
+// The memory of a warp.
+template <class T>
+struct Memory {
+    RingOf<void, SPANS> ring;
+    Batch batches[2];
+    Activations quantized[BATCH + TOKENS];  // the batch in hand; what is read beyond it counts for no token
+};
+template <>
+struct Memory<Activations> {
+    RingOf<X, SPANS> ring;
+};
 
 // Adds a span's products to the sums.
-__device__ inline void multiply(AllSums& sums, const Span& weights, const X& x, const Fields& fields, int span,
-                                int lane) {
+__device__ inline void multiply(AllSums& sums, const Span& weights, const Activations* x, const Fields& fields,
+                                int span, int lane) {
     const int g = lane / 4, t = lane % 4;
     uint2 b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
@@ -68,47 +85,118 @@ __device__ inline void multiply(AllSums& sums, const Span& weights, const X& x, 
     }
 }
 
-// The activations of number `i` of a warp's spans, the first of which starts at x -> slot.
-__device__ inline void load_x(Ring* ring, u32 barriers, const Activations* x, int i, int slot, int m) {
-    if (elect_one()) {
-        const i64 ahead = i64(i / SPANS * SPLITS * SPANS + i % SPANS) * m;
-        bulk_copy(shared_address(ring->stages[slot].x), x + ahead, m * sizeof(Activations), barriers + 8 * slot);
+// Batches of x [m, k] -> shared memory -> q8_1.
+template <class T>
+struct Quantized {
+    Memory<T>* memory;
+    const T* x;
+    i64 k;
+    int m, spans;  // of a batch
+    int first_column, count;
+    int entry, lane;
+
+    __device__ Quantized(Memory<T>* memory, const T* x, i64 k, int m, const Place& at)
+        : memory(memory),
+          x(x),
+          k(k),
+          m(m),
+          spans(BATCH / m),
+          first_column(at.split * TILE_COLUMNS),
+          count(at.count),
+          entry(at.lane / 8),
+          lane(at.lane % 8) {}
+    // Starts to copy a batch. Beyond K and the warp's last span it is zero.
+    __device__ void load(int batch) const {
+        const int i = batch * spans + entry / m;
+        const i64 column = first_column + i / SPANS * SPLITS * TILE_COLUMNS + i % SPANS * SPAN_COLUMNS;
+        constexpr int PIECE = 16 / sizeof(T), PIECES = SPAN_COLUMNS / PIECE / 8;  // of a lane
+#pragma unroll
+        for (int j = 0; j < PIECES; ++j) {
+            const i64 at = column + (8 * j + lane) * PIECE;
+            const bool inside = i < count && at < k;
+            copy_16(shared_address(&memory->batches[batch % 2][entry][(8 * j + lane) * PIECE]),
+                    x + (inside ? entry % m * k + at : 0), inside);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    // The quantized x of number i of the warp's spans; of a new batch, which it quantizes.
+    __device__ const Activations* operator()(int i) const {
+        if (i % spans == 0) {
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            __syncwarp();
+            quantize(memory->quantized[entry], memory->batches[i / spans % 2][entry]);
+            __syncwarp();
+            load(i / spans + 2);
+        }
+        return memory->quantized + i % spans * m;
+    }
+
+private:
+    // Eight columns a lane.
+    __device__ void quantize(Activations& to, const T* from) const {
+        float values[8];
+        load_eight(values, from + 8 * lane);
+        u32 largest = 0;
+        for (float value : values) largest = max(largest, magnitude_bits(value));
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+        const Quantizer quantizer(largest);
+        u32 q[2] = {};  // columns 0..3, 4..7
+#pragma unroll
+        for (int i = 0; i < 8; ++i) q[i / 4] |= (quantizer.code(values[i]) & 0xff) << 8 * (i % 4);
+        int sum = __dp4a(int(q[1]), 0x01010101, __dp4a(int(q[0]), 0x01010101, 0));
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and 3.
+        const int odd = lane % 2, step = lane / 2 % 2, block = lane / 4;
+        const u32 other = __shfl_xor_sync(~0u, odd ? q[0] : q[1], 1);
+        const u32 near = odd ? other : q[0], far = odd ? q[1] : other;
+        u32* words = reinterpret_cast<u32*>(to.q + 32 * block + 16 * odd + 4 * step);
+        words[0] = __byte_perm(near, far, 0x5140);
+        words[2] = __byte_perm(near, far, 0x7362);
+        if (lane % 4 == 0) to.ds[block] = quantizer.scale_and_sum(sum);
+    }
+};
+
+template <class T>
+__device__ inline void run(const Products& products, const T* x, i64 k, int m) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ unsigned long long words[SPLITS][DEPTH];
+    static_assert(sizeof(Memory<T>) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    const Place at(products, k);
+    Memory<T>* mine = reinterpret_cast<Memory<T>*>(memory) + at.split;
+    auto& ring = mine->ring;
+    const Arrivals<DEPTH, false, BULK> arrivals(words[at.split]);
+
+    AllSums sums = {};
+    const auto load_weights = [&](int i, int slot) {
+        arrivals.expect(slot, ring.bytes(i) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0));
+        arrivals.copy(slot, [&](auto copy) { ring.load(tile_of(at, i), i, slot, at.first_group, copy); });
+    };
+    const auto multiply_by = [&](const Activations* quantized, int i, int slot) {
+        multiply(sums, ring.stages[slot].weights, quantized, ring.fields(i, slot), i % SPANS, at.lane);
+    };
+    if constexpr (PREPARED<T>) {
+        const T* spans = x + i64(at.split) * SPANS * m;
+        const auto load_x = [&](int i, int slot) {
+            const T* from = spans + i64(i / SPANS * SPLITS * SPANS + i % SPANS) * m;
+            arrivals.copy(slot, [&](auto copy) { copy(ring.stages[slot].x, from, m * u32(sizeof(T))); });
+        };
+        stream(at.count, arrivals, load_weights, load_x,
+               [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
+    } else {
+        static_assert(BULK, "where weights arrive by cp.async as well, their groups would mix");
+        const Quantized<T> quantized(mine, x, k, m, at);
+        const auto load_x = [&](int i, int) {
+            if (i == 0) quantized.load(0), quantized.load(1);
+        };
+        stream(at.count, arrivals, load_weights, load_x, [&](int i, int slot) { multiply_by(quantized(i), i, slot); });
+    }
+    __syncthreads();  // the rings are empty: their memory serves the sums
+    reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    decode_a8(const Tile* __restrict__ tiles, const Activations* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
-              int m) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[SPLITS][DEPTH];
-    const int split = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS);
-    const int count = (along - split + SPLITS - 1) / SPLITS * SPANS;
-    const i64 first_row = i64(blockIdx.x) * ROWS;
-    Ring* ring = reinterpret_cast<Ring*>(memory) + split;
-    const u32 barriers = shared_address(words[split]), bytes = m * sizeof(Activations);
-    const int first_group = first_row % TILE_ROWS / 16;
-    tiles += first_row / TILE_ROWS * along + split;
-    x += i64(split) * SPANS * m;
-
-    init_barriers(barriers, 1);
-    for (int i = 0; i < min(DEPTH, count); ++i) load_weights(ring, barriers, tiles, i, i, first_group, bytes);
-    launch_dependents();
-    wait_for_predecessors();  // the weights never change, x and y belong to the kernels before
-    for (int i = 0; i < min(DEPTH, count); ++i) load_x(ring, barriers, x, i, i, m);
-
-    AllSums sums = {};
-    int slot = 0, round = 0;
-    for (int i = 0; i < count; ++i) {
-        mbarrier_wait(barriers + 8 * slot, round & 1);
-        multiply(sums, ring->stages[slot].weights, ring->stages[slot].x, ring->fields(i, slot), i % SPANS, lane);
-        __syncwarp();  // every lane has read the slot
-        if (i + DEPTH < count) {
-            load_weights(ring, barriers, tiles, i + DEPTH, slot, first_group, bytes);
-            load_x(ring, barriers, x, i + DEPTH, slot, m);
-        }
-        if (++slot == DEPTH) slot = 0, ++round;
-    }
-    __syncthreads();  // the rings are empty: their memory serves the sums
-    reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), y, first_row, n, m, split, lane);
+    decode_a8(const __grid_constant__ Products products, const In* __restrict__ x, i64 k, int m) {
+    run(products, x, k, m);
 }

@@ -3,11 +3,14 @@
 // With g = lane / 4 and t = lane % 4 a lane holds rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step.
 // A format header turns the lane's code words (see qgemm/tiles.py for their order) into
 //   fragment(codes, step)   the levels q - zero of the eight weights, exact in half
-//   raw(codes, step)        the codes as halves times 2^-RAW_EXPONENT, not corrected for zero, for tensor cores
+//   raw(codes, step)        the codes as halves times 2^-RAW_EXPONENT, not corrected for zero, for tensor cores;
+//                           those of row g + 8 are shifted up by RAW_SHIFT bits
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
 //   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
 //                           Format::GROUP weights of the tile
-// so that w = scale * level + minimum.
+// so that w = scale * level + minimum. A super-block (SUPER_BLOCK) scales its groups' scales again:
+//   scale = super_scale(group, g) * sub_scale(group, g, index), minimum = super_minimum * one of sub_minimums
+// SCALES_ONCE: scales, of a super-block its sub-scales, take more than a load; they are exact in bf16.
 #pragma once
 
 #include "types.cuh"
@@ -100,6 +103,25 @@ __device__ inline Fragment raw_bytes(u32 low_row, u32 high_row) {
     const u32 a = low_row ^ 0x80808080, b = high_row ^ 0x80808080;
     return raw(__byte_perm(a, 0, 0x4240), __byte_perm(b, 0, 0x4240), __byte_perm(a, 0, 0x4341),
                __byte_perm(b, 0, 0x4341));
+}
+
+// Levels as bf16, exact as well. 0x4300 is 128 in bf16, whose last place is 1: it takes codes below 128.
+template <class Format>
+__device__ inline Fragment bf16_levels(const typename Format::Codes& codes, int step) {
+    constexpr bool SMALL = Format::RAW_EXPONENT == 24 && Format::RAW_ZERO < 128;
+    Fragment f = SMALL ? Format::raw(codes, step) : Format::fragment(codes, step);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        __nv_bfloat162 level;
+        if constexpr (SMALL) {
+            u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::RAW_SHIFT : 0) | 0x43004300;
+            level = __hsub2(*reinterpret_cast<__nv_bfloat162*>(&bits), __float2bfloat162_rn(128 + Format::RAW_ZERO));
+        } else {
+            level = __float22bfloat162_rn(__half22float2(f.a[i]));
+        }
+        f.a[i] = *reinterpret_cast<half2*>(&level);
+    }
+    return f;
 }
 
 // The same fraction of every row's unit: -zero as a code.

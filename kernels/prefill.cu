@@ -5,7 +5,8 @@
 // strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and multiplies
 // them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the end. The
 // grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, CTAS (an SM), SHARED.
+// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SHARED (bytes), MOST_PARTS.
+#include "epilogue.cuh"
 #include "pdl.cuh"
 #include "streamk.cuh"
 #include "tile.cuh"
@@ -15,7 +16,7 @@
 constexpr int GROUP_THREADS = 128, CONSUMERS = STRIPS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
 
 // Registers a thread at launch, then of the producer and of a consumer, who share them.
-constexpr int LAUNCH_REGISTERS = 65536 / CTAS / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
+constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
 constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 
 constexpr bool WHOLE_TILES = STAGE % SPANS == 0;  // in a stage; otherwise the fields of a tile have slots of their own
@@ -25,7 +26,6 @@ constexpr int SUMS = TOKENS / 2;                                                
 constexpr int BATCH = CONSUMER_REGISTERS < SUMS + 60 ? SPAN_STEPS / 2 : SPAN_STEPS;
 constexpr int BATCHES = STAGE * SPAN_STEPS / BATCH;  // of a stage
 constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are stored at a time
-constexpr int PER_STORE = 16 / sizeof(Out);
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
@@ -91,7 +91,7 @@ struct Memory {
     In x[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
     Ring<WHOLE_TILES ? STAGE / SPANS : 0> weights;
     Parts<SPLITS - 1> parts;
-    alignas(16) Out staged[STRIPS][CHUNK][TILE_ROWS + PER_STORE];
+    alignas(16) float staged[STRIPS][CHUNK][TILE_ROWS + 4];
     unsigned long long full[DEPTH], empty[DEPTH];
 };
 static_assert(sizeof(Memory) <= SHARED, "the stages do not fit the shared memory that the host asks for");
@@ -409,43 +409,50 @@ struct Consumer {
         }
     }
 
-    // What y receives for a sum.
-    __device__ static Out finished(float sum, float unit) { return from_float<Out>(sum * unit); }
-
-    // sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together.
-    __device__ void store(const float (&sums)[SUMS], int tile, Out* y, float unit) const {
+    // Sums -> y of type T, CHUNK tokens at a time through shared memory, where a token's rows lie together. What y
+    // receives for a sum is decided here.
+    template <class T>
+    __device__ void store_as(const float (&sums)[SUMS], int tile, const Outputs& outputs, float unit) const {
+        constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = memory.staged[strip];
+        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged[strip]);
+        T* y = static_cast<T*>(outputs.y.data);
         const i64 first_row = i64(p.first_strip(tile) + strip) * TILE_ROWS;
         const int first_token = p.first_loaded(tile), skip = p.first_token(tile) - first_token;
         const int rows = int(min(i64(TILE_ROWS), p.n - first_row)), tokens = min(TOKENS, p.m - first_token);
-        const bool aligned = rows == TILE_ROWS && (reinterpret_cast<i64>(y) | p.n * i64(sizeof(Out))) % 16 == 0;
+        const bool aligned = rows == TILE_ROWS && (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
+        const bool adds = outputs.bias.type || outputs.residual.type;
+        const auto finished = [&](float sum, int row, int token) {
+            sum *= unit;
+            if (adds && row < rows && token < tokens)
+                sum = outputs.added((first_token + token) * p.n, first_row + row, sum);
+            return from_float<T>(sum);
+        };
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
             group_barrier();  // the chunk before is read
 #pragma unroll
             for (int i = 0; i < CHUNK / 8; i += 2) {
-                const float* sum = sums + (chunk / 8 + i) * 4;  // of tokens 2t, 2t + 1 of rows g and g + 8; 8 tokens on
-                if constexpr (sizeof(Out) == 2) {
+                T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+                    made[j] = finished(sums[(chunk / 8 + i) * 4 + j], 16 * warp + g + j / 2 % 2 * 8,
+                                       chunk + 8 * (i + j / 4) + 2 * t + j % 2);
+                if constexpr (sizeof(T) == 2) {
                     u32 pairs[4];
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const Out pair[2] = {finished(sum[2 * j], unit), finished(sum[2 * j + 1], unit)};
-                        pairs[j] = *reinterpret_cast<const u32*>(pair);
-                    }
-                    stmatrix_x4_transposed(shared_address(&staged[8 * i + lane / 16 * 8 + lane % 8]
-                                                                 [16 * warp + lane / 8 % 2 * 8]),
-                                           pairs);
+                    for (int j = 0; j < 4; ++j) pairs[j] = *reinterpret_cast<const u32*>(&made[2 * j]);
+                    const int token = 8 * i + lane / 16 * 8 + lane % 8, row = 16 * warp + lane / 8 % 2 * 8;
+                    stmatrix_x4_transposed(shared_address(&staged[token][row]), pairs);
                 } else {
 #pragma unroll
                     for (int j = 0; j < 8; ++j)
-                        staged[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = finished(sum[j], unit);
+                        staged[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
                 }
             }
             group_barrier();
             const int from = max(skip - chunk, 0), to = min(tokens - chunk, CHUNK);
             if (aligned) {
-                constexpr int PIECES = TILE_ROWS / PER_STORE;
                 for (int i = from * PIECES + thread; i < to * PIECES; i += GROUP_THREADS) {
                     const int token = i / PIECES, row = i % PIECES * PER_STORE;
                     *reinterpret_cast<uint4*>(&y[(first_token + chunk + token) * p.n + first_row + row]) =
@@ -459,8 +466,19 @@ struct Consumer {
             }
         }
     }
+    __device__ void store(const float (&sums)[SUMS], int tile, const Outputs& outputs, float unit) const {
+        switch (outputs.y.type) {
+            case 1:
+                return store_as<float>(sums, tile, outputs, unit);
+            case 2:
+                return store_as<half>(sums, tile, outputs, unit);
+            case 3:
+                return store_as<bf16>(sums, tile, outputs, unit);
+        }
+    }
 
-    __device__ void run(const Segments& all, int tiles, const Units& units, Workspace* workspace, Out* y) const {
+    __device__ void run(const Segments& all, int tiles, const Units& units, Workspace* workspace,
+                        const Outputs& outputs) const {
         const Levels levels(units.level);
         Segments segments = all;
         Turn turn;
@@ -476,7 +494,7 @@ struct Consumer {
                     hand_over(sums, workspace);
                 } else {
                     if (s.first > 0) add_others(sums, s, all, tiles, workspace);
-                    store(sums, s.tile, y, units.sum);
+                    store(sums, s.tile, outputs, units.sum);
                 }
             }
         }
@@ -484,9 +502,9 @@ struct Consumer {
 };
 
 // Tiles of y from `whole` on are cut along K.
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
-    prefill(const Tile* __restrict__ tiles, Out* __restrict__ y, Workspace* __restrict__ workspace,
-            const __grid_constant__ TensorMap x, i64 n, i64 k, int m, int whole, Units units) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles, const Outputs outputs,
+            Workspace* workspace, i64 n, i64 k, int m, int whole, const Units units) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Memory& memory = *reinterpret_cast<Memory*>(bytes);
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS), row_tiles = (strips + STRIPS - 1) / STRIPS;
@@ -513,6 +531,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
         take_registers<CONSUMER_REGISTERS>();
         const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
         const Consumer consumer = {memory, problem, split, strip, int(threadIdx.x % GROUP_THREADS)};
-        consumer.run(segments, tiles_of_y, units, workspace, y);
+        consumer.run(segments, tiles_of_y, units, workspace, outputs);
     }
 }

@@ -1,5 +1,6 @@
-// A ring of tiles in shared memory that one warp fills and empties for itself: no other warp waits for it.
-// sm_90 and later: bulk copies that report to an mbarrier. sm_80 to sm_89: cp.async, 16 bytes a lane.
+// A ring of stages in shared memory that one warp fills and empties for itself: no other warp waits for it.
+// BULK, sm_90 and later: bulk copies that report to an mbarrier a stage. Else, sm_80 and later: cp.async, 16 bytes a
+// lane, in groups that are waited for in order.
 #pragma once
 
 #include "types.cuh"
@@ -45,6 +46,58 @@ __device__ inline void copy_16(u32 to, const void* from, bool inside) {
 __device__ inline void mbarrier_arrive_after_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
+
+// How the stages of this warp's ring fill: for each in turn, `copy` its parts, `close` it, and later `wait` for it.
+// Every stage is closed, also one that stays empty. LANES: whether each lane copies pieces of its own by copy_16.
+template <int DEPTH, bool LANES, bool BULK>
+struct Arrivals;
+
+template <int DEPTH, bool LANES>
+struct Arrivals<DEPTH, LANES, true> {
+    u32 barriers;
+
+    // words: one for each stage.
+    __device__ Arrivals(unsigned long long* words) : barriers(shared_address(words)) {
+        if (elect_one()) {
+            for (int slot = 0; slot < DEPTH; ++slot) mbarrier_init(barriers + 8 * slot, LANES ? 1 + 32 : 1);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    // So many bytes are to come into this stage by `parts`, which gets a function to copy with.
+    __device__ void expect(int slot, u32 bytes) const {
+        if (elect_one()) mbarrier_expect(barriers + 8 * slot, bytes);
+    }
+    template <class Parts>
+    __device__ void copy(int slot, Parts parts) const {
+        if (elect_one())
+            parts([&](void* to, const void* from, u32 bytes) {
+                bulk_copy(shared_address(to), from, bytes, barriers + 8 * slot);
+            });
+    }
+    __device__ void close(int slot) const {
+        if (LANES) mbarrier_arrive_after_copies(barriers + 8 * slot);
+    }
+    __device__ void wait(int slot, int round) const { mbarrier_wait(barriers + 8 * slot, round & 1); }
+};
+
+template <int DEPTH, bool LANES>
+struct Arrivals<DEPTH, LANES, false> {
+    __device__ Arrivals(unsigned long long*) {}
+    __device__ void expect(int, u32) const {}
+    template <class Parts>
+    __device__ void copy(int, Parts parts) const {
+        parts([&](void* to, const void* from, u32 bytes) {
+            for (u32 at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
+                copy_16(shared_address(to) + at, static_cast<const char*>(from) + at, true);
+        });
+    }
+    __device__ void close(int) const { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    __device__ void wait(int, int) const {
+        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+        __syncwarp();  // what the other lanes copied is there as well
+    }
+};
 
 // Four 8 x 8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void ldmatrix_x4(u32 (&to)[4], u32 row) {

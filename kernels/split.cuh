@@ -2,7 +2,9 @@
 // through a ring of its own that no other warp waits for, and their sums meet at the end, in a fixed order.
 #pragma once
 
+#include "epilogue.cuh"
 #include "mma.cuh"
+#include "pdl.cuh"
 #include "ring.cuh"
 #include "tile.cuh"
 
@@ -14,15 +16,67 @@ using Span = SpanOf<GROUPS>;
 using Fields = FormatOf<GROUPS>;
 using AllSums = Sums[GROUPS][COLUMN_TILES];
 
-// The memory of a warp: what it needs for DEPTH spans, the codes and the activations X of each. The fields of a tile come with its first span and stay until
-// its last.
+// One product of several that share x and a launch: y [m, n] = x @ W [n, k].T.
+struct Product {
+    const Tile* tiles;
+    Outputs outputs;
+    i64 n;
+    i64 end;  // the CTA after its last
+};
+struct Products {
+    Product of[MOST_PRODUCTS];
+};
+static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/products.py");
+
+// Where this warp stands: its product, rows and first tile, and how many spans it takes of its share of K.
+struct Place {
+    const Product& product;
+    int split, lane;
+    i64 first_row;
+    int first_group;  // of the strip
+    const Tile* tiles;
+    int count;
+
+    __device__ Place(const Products& products, i64 k) : Place(products, find(products), k) {}
+    static __device__ int find(const Products& products) {
+        int index = 0;
+        while (blockIdx.x >= products.of[index].end) ++index;
+        return index;
+    }
+
+private:
+    __device__ Place(const Products& products, int index, i64 k) : product(products.of[index]) {
+        split = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+        const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
+        first_group = first_row % TILE_ROWS / 16;
+        tiles = product.tiles + first_row / TILE_ROWS * along + split;
+        count = int(along - split + SPLITS - 1) / SPLITS * SPANS;
+    }
+};
+
+// A stage of a ring: weights, and their share of x, an X, unless that is void.
+template <class Weights, class X>
+struct StageOf : Weights {
+    X x;
+};
+template <class Weights>
+struct StageOf<Weights, void> : Weights {};
+
+struct Codes {
+    Span weights;
+};
+struct CodesAndFields {
+    Span weights;
+    Fields fields;
+};
+
+// DEPTH spans of a warp. The fields of a tile come with its first span and stay until its last.
 template <class X, int SPANS>
 struct RingOf {
     static constexpr int TILES = 1 + (DEPTH - 1 + SPANS - 1) / SPANS;  // that DEPTH spans may belong to
-    struct Stage {
-        Span weights;
-        X x;
-    } stages[DEPTH];
+    using Stage = StageOf<Codes, X>;
+    Stage stages[DEPTH];
     Fields slots[TILES];
 
     __device__ const Fields& fields(int i, int) const { return slots[i / SPANS % TILES]; }
@@ -37,14 +91,11 @@ struct RingOf {
 // A tile of one span comes in one piece, if the CTA takes all its rows.
 template <class X>
 struct RingOf<X, 1> {
-    struct Stage {
-        Span weights;
-        Fields fields;
-        X x;
-    } stages[DEPTH];
+    using Stage = StageOf<CodesAndFields, X>;
+    Stage stages[DEPTH];
 
     __device__ const Fields& fields(int, int slot) const { return stages[slot].fields; }
-    static __device__ u32 bytes(int) { return sizeof(Span) + sizeof(Fields); }
+    static __device__ u32 bytes(int) { return sizeof(CodesAndFields); }
     template <class Copy>
     __device__ void load(const Tile& tile, int, int slot, int first_group, Copy copy) {
         if constexpr (GROUPS == WARPS) {
@@ -56,32 +107,39 @@ struct RingOf<X, 1> {
     }
 };
 
-// The barriers of a ring of this warp, each of which waits for so many arrivals, and the bytes they announce.
-__device__ inline void init_barriers(u32 barriers, int arrivals) {
-    if (elect_one()) {
-        for (int slot = 0; slot < DEPTH; ++slot) mbarrier_init(barriers + 8 * slot, arrivals);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
-}
+// The tile of number `i` of a warp's spans.
+__device__ inline const Tile& tile_of(const Place& at, int i) { return at.tiles[i / SPANS * SPLITS]; }
 
-// Number `i` of the spans of a warp, whose first tile is *tiles, and `more` bytes that the caller copies -> slot.
-template <class Ring>
-__device__ inline void load_weights(Ring* ring, u32 barriers, const Tile* tiles, int i, int slot, int first_group,
-                                    u32 more) {
-    if (elect_one()) {
-        const u32 barrier = barriers + 8 * slot;
-        mbarrier_expect(barrier, Ring::bytes(i) + more);
-        ring->load(tiles[i / SPANS * SPLITS], i, slot, first_group,
-                   [&](void* to, const void* from, u32 bytes) { bulk_copy(shared_address(to), from, bytes, barrier); });
+// Runs a warp's spans through its ring. `load_weights(i, slot)` and `load_x(i, slot)` copy number i into a slot, and `multiply(i, slot)`
+// adds its products.
+template <class Arrivals, class LoadWeights, class LoadX, class Multiply>
+__device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights load_weights, LoadX load_x,
+                              Multiply multiply) {
+    for (int i = 0; i < min(DEPTH, count); ++i) load_weights(i, i);
+    launch_dependents();
+    wait_for_predecessors();  // the weights never change, x and y may belong to the kernels before
+    for (int i = 0; i < DEPTH; ++i) {
+        if (i < count) load_x(i, i);
+        arrivals.close(i);
+    }
+    int slot = 0, round = 0;
+    for (int i = 0; i < count; ++i) {
+        arrivals.wait(slot, round);
+        multiply(i, slot);
+        __syncwarp();  // every lane has read the slot
+        if (i + DEPTH < count) {
+            load_weights(i + DEPTH, slot);
+            load_x(i + DEPTH, slot);
+        }
+        arrivals.close(slot);
+        if (++slot == DEPTH) slot = 0, ++round;
     }
 }
 
 // The warps' sums times a unit, that of rows g and of rows g + 8, -> y. `parts` is shared memory of the whole CTA.
-__device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float* parts, Out* y, i64 first_row, i64 n,
-                                        int m, int split, int lane) {
+__device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float* parts, const Place& at, int m) {
     constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
-    const int g = lane / 4, t = lane % 4;
+    const int g = at.lane / 4, t = at.lane % 4;
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group)
 #pragma unroll
@@ -90,14 +148,15 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
             for (int i = 0; i < 4; ++i) {
                 const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
                 const float sum = (i < 2 ? unit.x : unit.y) * sums[group][tokens].sum[i];
-                if (token < m) parts[(split * TOKENS + token) * STRIDE + row] = sum;
+                if (token < m) parts[(at.split * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
+    const Product& product = at.product;
     for (int i = threadIdx.x; i < m * ROWS; i += THREADS) {
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;
 #pragma unroll
         for (int s = 0; s < SPLITS; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
-        if (first_row + row < n) y[token * n + first_row + row] = from_float<Out>(sum);
+        if (at.first_row + row < product.n) product.outputs.store(token * product.n, at.first_row + row, sum);
     }
 }

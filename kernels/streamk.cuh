@@ -42,7 +42,7 @@ struct Segments {
 // Partial sums of the strips of each CTA in global memory, and flags that say they are complete. The flags are zero
 // before the first kernel, and every kernel leaves them so.
 struct alignas(16) Workspace {
-    u32 flags[FLAGS];
+    u32 flags[MOST_PARTS];
     __device__ float4* parts() { return reinterpret_cast<float4*>(this + 1); }
 };
 

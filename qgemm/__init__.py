@@ -8,7 +8,7 @@ from .block import Format
 from .errors import GGUFAccessError, GGUFError, GGUFNotFoundError, QgemmError, QuantizeError, UnsupportedError
 from .formats import FORMATS
 from .gguf import GGUFFile, open
-from .matmul import matmul, quantize_activations
+from .matmul import matmul, matmul_many, quantize_activations
 from .tensor import Tensor, quantize
 from .write import write
 
@@ -26,6 +26,7 @@ __all__ = [
     "UnsupportedError",
     "backends",
     "matmul",
+    "matmul_many",
     "open",
     "quantize",
     "quantize_activations",

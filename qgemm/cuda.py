@@ -2,58 +2,78 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from . import activations, jit, prefill, tiles
+from . import activations, jit, tiles
 from .activations import DeviceActivations
 from .block import Format, float_dtype
+from .decode import Shape, decode_launch, quantize_launch, workspace
 from .device import DeviceTensor
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .launch import Launch
-from .matmul import check_shapes, check_weights, like, on_cuda
-from .routes import C_TYPES, SPLITS, Problem, Route, c_type, decode_template, ring_bytes, route, split_of
+from .matmul import NOTHING, Addends, check_addends, check_shapes, check_weights, like, on_cuda
+from .prefill import prefill_launch
+from .products import MOST
+from .routes import C_TYPES, PREPARED, SPLITS, Problem, Route, c_type, quantizes_inside, route
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 
 
-def matmul(x: Any, w: Any, activation: str, *, out: Any = None, dtype: DTypeLike | None = None) -> Any:
+def matmul(
+    x: Any, w: Any, activation: str, addends: Addends, *, out: Any = None, dtype: DTypeLike | None = None
+) -> Any:
     """`qgemm.matmul` for x on a CUDA device and a DeviceTensor w."""
-    if type(w) is DeviceTensor and dtype is None and _again(x, w, activation, out):
+    if type(w) is DeviceTensor and dtype is None and _again(x, (w,), activation, (addends,), (out,)):
         return out
+    return matmul_many(x, [w], activation, [addends], outs=[out], dtype=dtype)[0]
+
+
+def matmul_many(
+    x: Any,
+    weights: Sequence[Any],
+    activation: str,
+    addends: Sequence[Addends],
+    *,
+    outs: Sequence[Any],
+    dtype: DTypeLike | None = None,
+) -> list[Any]:
+    """`qgemm.matmul_many` for x on a CUDA device and DeviceTensors."""
+    if not weights:
+        return []
+    if dtype is None and type(weights[0]) is DeviceTensor and _again(x, weights, activation, addends, outs):
+        return list(outs)
     prepared = isinstance(x, DeviceActivations)
-    if not isinstance(w, DeviceTensor):
-        raise UnsupportedError(f"x is on a CUDA device, w on the host ({w!r}); multiply by w.to_device()")
-    if not prepared and not on_cuda(x):
-        raise UnsupportedError(f"w is on a CUDA device ({w!r}), x is not ({type(x).__name__}); upload x first")
+    for w in weights:
+        if not isinstance(w, DeviceTensor):
+            raise UnsupportedError(f"x is on a CUDA device, w on the host ({w!r}); multiply by w.to_device()")
+        if not prepared and not on_cuda(x):
+            raise UnsupportedError(f"w is on a CUDA device ({w!r}), x is not ({type(x).__name__}); upload x first")
+        check_weights(w)
     if prepared and activation != "a8":
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {activation!r}")
-    import cupy
-
-    check_weights(w)
     source = x.like if prepared else x
-    with _on_stream_of(source, w.data.device):
+    with _on_stream_of(source, [w.data.device for w in weights]):
         values = x if prepared else _as_cupy(x)
-        check_shapes(values.shape, w)
-        y = _output(out, (*values.shape[:-1], w.shape[0]), dtype)
-        if out is not None and not prepared and cupy.may_share_memory(values, y):
-            values = values.copy()
-        if y.size:
-            _multiply(values, w, activation, y)
-        return out if out is not None else like(source, y)
+        ys = []
+        for w, out in zip(weights, outs, strict=True):
+            check_shapes(values.shape, w)
+            ys.append(_output(out, (*values.shape[:-1], w.shape[0]), dtype))
+        products = [_on_device(_Product(*p), ys) for p in zip(weights, ys, addends, strict=True)]
+        _multiply(values, products, activation)
+        return [like(source, p.y) if out is None else out for p, out in zip(products, outs, strict=True)]
 
 
 def quantize_activations(x: Any) -> DeviceActivations:
     """`qgemm.quantize_activations` for x on a CUDA device."""
-    with _on_stream_of(x, None):
+    with _on_stream_of(x, []):
         return _quantize(_as_cupy(x), x)
 
 
@@ -67,111 +87,194 @@ def dequantize(w: DeviceTensor, dtype: DTypeLike) -> Any:
         return _dense(w, slice(0, w.shape[0]), kernel_dtype, 0).astype(found, copy=False)
 
 
-def _multiply(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
+class _Product(NamedTuple):
+    """One product of a call: its weights, its output, and what is added to it."""
+
+    w: DeviceTensor
+    y: Any
+    addends: Addends
+
+
+def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
+    """All products of x, those of weights of one format and few rows in one launch."""
     import cupy
 
-    (n, k), shape, dtype = w.shape, x.shape, getattr(x, "dtype", None)
-    if k == 0:
-        y.fill(0)
+    k, m, prepared = x.shape[-1], prod(x.shape[:-1]), isinstance(x, DeviceActivations)
+    if m == 0:
         return
-    m = y.size // n
-    direct = y.flags.c_contiguous and y.dtype.name in C_TYPES
-    flat = y.reshape(m, n) if direct else cupy.empty((m, n), np.float32)
-    kind = "float" if isinstance(x, DeviceActivations) else c_type(x.dtype)
-    problem = Problem(w.format, activation, m, n, k, int(w.data.device.compute_capability), kind)
-    row = route(problem)
-    prepared = isinstance(x, DeviceActivations)
-    if activation == "a8" and not prepared:
-        x = _quantize(x, x, _workspace(_stream(), k, m) if row.kernel == "decode_a8" else None)
-    elif activation == "a16":
+    if not prepared and any(x.size and y.size and cupy.may_share_memory(x, y) for _, y, _ in products):
+        x = x.copy()
+    if k == 0:
+        for p in products:
+            _add_after(p, lambda sums: sums.fill(0))
+        return
+    like, kind = x, "float" if prepared else c_type(x.dtype)
+    jobs = _jobs([p for p in products if p.w.shape[0]], activation, m, kind)
+    few = all(row.kernel in DECODES for row, _ in jobs)
+    sm = int(products[0].w.data.device.compute_capability)
+    inside = few and len(jobs) == 1 and quantizes_inside(m, sm)
+    if activation == "a16" or (inside and not prepared):
         x = _rows(x, k)
-    made = LAUNCH[row.kernel](row, x, w, flat)
+    elif not prepared:
+        x = _quantize(x, x, workspace(_stream(), k, m) if few else None)
+    launches = [_launch(row, x, k, m, some) for row, some in jobs]
+    again = all(row.kernel in ADDING for row, _ in jobs)
+    ready = not prepared and again and like.dtype.name in C_TYPES and all(_direct(p.y) for p in products)
+    if ready and [p for _, some in jobs for p in some] == list(products):
+        weights, outs, addends = zip(*products, strict=True)
+        key = _key(like, activation, weights, addends, outs)
+        quantize = quantize_launch(x.data.device.id, kind, k, m) if isinstance(x, DeviceActivations) else None
+        if len(weights[0].ready) >= MOST_READY:
+            weights[0].ready.clear()
+        weights[0].ready[key] = _all_of(launches, [len(some) for _, some in jobs], quantize, k, m)
+
+
+Job = tuple[Route, list[_Product]]
+
+
+def _jobs(products: Sequence[_Product], activation: str, m: int, kind: str) -> list[Job]:
+    """The products by route and format: as many in a job as a launch of it takes."""
+    groups: dict[tuple[Route, Format], list[_Product]] = {}
+    for p in products:
+        sm = int(p.w.data.device.compute_capability)
+        row = route(Problem(p.w.format, activation, m, *p.w.shape, sm, kind))
+        groups.setdefault((row, p.w.format), []).append(p)
+    jobs = []
+    for (row, _), some in groups.items():
+        most = MOST if row.kernel in DECODES else 1
+        jobs += [(row, some[start : start + most]) for start in range(0, len(some), most)]
+    return jobs
+
+
+def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Launch | None:
+    """Computes a job, and gives its launch if it can be used again."""
+    if row.kernel not in ADDING:
+        (p,) = products
+        _add_after(p, lambda sums: LAUNCH[row.kernel](row, x, p.w, sums))
+        return None
+    import cupy
+
+    prepared = isinstance(x, DeviceActivations)
+    data = x.data if prepared else x
+    if data.data.ptr % 16:  # a view into an array: the kernel copies 16 bytes at a time
+        data = data.copy()
+    flats = [p.y if _direct(p.y) else cupy.empty(p.y.shape, np.float32) for p in products]
+    shapes = tuple(
+        Shape(p.w.shape[0], flat.dtype.name, *("" if a is None else a.dtype.name for a in p.addends))
+        for p, flat in zip(products, flats, strict=True)
+    )
+    first = products[0].w
+    source = PREPARED if prepared else c_type(x.dtype)
+    launch: Any
+    if row.kernel == "prefill":
+        launch = prefill_launch(first.device, first.format, first.shape, first.exponent, m, source, *shapes)
+    else:
+        launch = decode_launch(row, first.device, first.format, k, m, source, shapes)
+    pointers: list[int] = []
+    for p, flat in zip(products, flats, strict=True):
+        pointers += [p.w.pointer, flat.data.ptr, *(0 if a is None else a.data.ptr for a in p.addends)]
+    launch(_stream(), data.data.ptr, *pointers)
+    for p, flat in zip(products, flats, strict=True):
+        if flat is not p.y:
+            p.y[...] = flat
+    return launch
+
+
+def _direct(y: Any) -> bool:
+    """Whether kernels can store into y as it is."""
+    return bool(y.flags.c_contiguous) and y.dtype.name in C_TYPES
+
+
+def _add_after(p: _Product, multiply: Callable[[Any], None]) -> None:
+    """y = a product + addends, by a kernel that does not add."""
+    import cupy
+
+    n = p.w.shape[0]
+    direct = _direct(p.y) and not p.addends.given
+    sums = p.y.reshape(-1, n) if direct else cupy.empty((p.y.size // n if n else 0, n), np.float32)
+    if sums.size:
+        multiply(sums)
     if not direct:
-        y[...] = flat.reshape(y.shape)
-    if row.kernel in ("decode", "decode_a8") and direct and not prepared:
-        launch: Callable[..., None] = _decode_launch(row, w.device, w.format, w.shape, m, c_type(y.dtype))
-        if activation == "a8":
-            launch = _after_quantizing(_quantize_launch(w.device, kind, k, m), launch, k, m)
-        w.ready[activation, shape, dtype, y.shape, y.dtype] = launch
+        total = sums.reshape(p.y.shape)
+        for addend in p.addends:
+            if addend is not None:
+                total += addend
+        p.y[...] = total
 
 
-def _after_quantizing(
-    quantize: Launch, decode: Callable[..., None], k: int, m: int
-) -> Callable[[int, int, int, int], None]:
-    """Both launches of an "a8" product, to be called like the launch of decode alone."""
+def _all_of(
+    launches: Sequence[Any], counts: Sequence[int], quantize: Launch | None, k: int, m: int
+) -> Callable[..., None]:
+    """A call's launches as one, on a stream and pointers to x and to each product's arrays."""
+    if quantize is None and len(launches) == 1:
+        only: Callable[..., None] = launches[0]
+        return only
 
-    def launch(stream: int, w: int, x: int, y: int) -> None:
-        workspace = _workspace(stream, k, m).data.ptr
-        quantize(stream, x, workspace)
-        decode(stream, w, workspace, y)
+    def launch(stream: int, x: int, *pointers: int) -> None:
+        if quantize is not None:
+            blocks = workspace(stream, k, m).data.ptr
+            quantize(stream, x, blocks)
+            x = blocks
+        start = 0
+        for one, count in zip(launches, counts, strict=True):
+            one(stream, x, *pointers[start : start + 4 * count])
+            start += 4 * count
 
     return launch
 
 
-_workspaces: dict[tuple[int, int, int, int], Any] = {}
+def _again(x: Any, weights: Sequence[Any], activation: str, addends: Sequence[Addends], outs: Sequence[Any]) -> bool:
+    """Compute products like those of a call before, if all arrays are CuPy's and lie as the decode kernels take them.
 
-
-def _workspace(stream: int, k: int, m: int) -> Any:
-    """Where a stream's "a8" products of this size keep their quantized x, one after the other.
-
-    It is never freed (16 rows of 16384 take 320 KB), so that a captured graph may be replayed whenever its stream's
-    other work is done.
+    Checks nothing that the first call with these shapes and types has checked: of 30 us of Python 5 remain.
     """
     import cupy
 
-    key = (cupy.cuda.runtime.getDevice(), stream, k, m)
-    if key not in _workspaces:
-        _workspaces[key] = cupy.empty((-(-k // tiles.SPAN), m, activations.DTYPE.itemsize), np.uint8)
-    return _workspaces[key]
-
-
-def _decode(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
-    """x [M, K] of half, or its Q8_1 blocks, times tiles at memory speed; few tokens."""
-    if x.data.ptr % 16:  # a view into an array: the kernel copies 16 bytes at a time
-        x = x.copy()
-    launch = _decode_launch(row, w.device, w.format, w.shape, len(y), c_type(y.dtype))
-    launch(_stream(), w.pointer, x.data.ptr, y.data.ptr)
-
-
-def _decode_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> None:
-    """Q8_1 activations times tiles at memory speed; few tokens."""
-    _decode(row, x.data, w, y)
-
-
-@cache
-def _decode_launch(row: Route, device: int, fmt: Format, shape: tuple[int, int], m: int, out: str) -> Launch:
-    """The decode kernel of a route for every matrix of this shape and M rows of x."""
-    (n, k), tokens = shape, _tokens(row, m)
-    split = split_of(row.kernel, tokens, -(-n // tiles.ROWS))
-    template = decode_template(fmt, split, tokens, row.kernel)
-    rows = 16 * split.groups
-    rings = split.splits * ring_bytes(fmt, split.groups, tokens, int(template["DEPTH"]), row.kernel)
-    sums = split.splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
-    types: jit.Template = {"In": "half", "Out": out} if row.kernel == "decode" else {"Out": out}
-    function = jit.load(row.kernel, fmt, **types, **template)
-    sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
-    return Launch(function, -(-n // rows), 32 * split.splits, max(rings, sums), 3, *sizes)
-
-
-def _again(x: Any, w: DeviceTensor, activation: str, out: Any) -> bool:
-    """Compute a product like one before, if x and out are CuPy arrays that the decode kernel takes as they are.
-
-    Checks nothing that the first product of these shapes and types has checked: of 30 us of Python 5 remain.
-    """
-    import cupy
-
-    if type(x) is not cupy.ndarray or type(out) is not cupy.ndarray:
+    array, device = cupy.ndarray, weights[0].device
+    if type(x) is not array or not all(type(y) is array for y in outs):
         return False
-    launch = w.ready.get((activation, x.shape, x.dtype, out.shape, out.dtype))
-    if launch is None or not (x.flags.c_contiguous and out.flags.c_contiguous):
+    launch = weights[0].ready.get(_key(x, activation, weights, addends, outs))
+    if launch is None or not x.flags.c_contiguous:
         return False
-    source = x.data
-    if source.ptr < out.data.ptr + out.nbytes and out.data.ptr < source.ptr + x.nbytes:
-        return False  # y onto x: x must be copied first
-    if source.ptr % 16 or not (source.device_id == out.data.device_id == cupy.cuda.runtime.getDevice() == w.device):
+    pointers: list[int] = []
+    for w, y, added in zip(weights, outs, addends, strict=True):
+        if _overlap(x, y) or not y.flags.c_contiguous or not y.data.device_id == w.device == device:
+            return False
+        pointers += (w.pointer, y.data.ptr)
+        for addend in added:
+            if addend is None:
+                pointers.append(0)
+            elif addend.flags.c_contiguous and not _clash(addend, y, outs):
+                pointers.append(addend.data.ptr)
+            else:
+                return False
+    source = x.data.ptr
+    if source % 16 or not x.data.device_id == cupy.cuda.runtime.getDevice() == device:
         return False
-    launch(_stream(), w.pointer, source.ptr, out.data.ptr)
+    launch(_stream(), source, *pointers)
     return True
+
+
+def _key(x: Any, activation: str, weights: Sequence[Any], addends: Sequence[Addends], outs: Sequence[Any]) -> Any:
+    """What the launches of a call depend on, but for its first weights, and pointers."""
+    key = [activation, x.shape, x.dtype]
+    for w, added, y in zip(weights, addends, outs, strict=True):
+        key += (w.shape, w.format, w.exponent, y.shape, y.dtype)
+        if added is not NOTHING:
+            key += [None if addend is None else (type(addend), addend.shape, addend.dtype) for addend in added]
+    return tuple(key)
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    """Whether two contiguous arrays share memory, or two others may."""
+    start, other = a.data.ptr, b.data.ptr
+    return bool(start < other + b.nbytes and other < start + a.nbytes)
+
+
+def _clash(addend: Any, y: Any, outs: Sequence[Any]) -> bool:
+    """Whether an output would overwrite an addend before it is read; a residual may be its own y."""
+    same = addend.data.ptr == y.data.ptr and addend.dtype == y.dtype and addend.shape == y.shape
+    return any(_overlap(addend, other) for other in outs if not (same and other is y))
 
 
 def _stream() -> int:
@@ -194,14 +297,10 @@ def _fused_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> None
 def _launch_strips(row: Route, x: Any, w: DeviceTensor, y: Any, template: jit.Template) -> None:
     """One CTA a strip of tiles; the smallest token tile that holds y's rows."""
     (n, k), m = w.shape, len(y)
-    tokens = _tokens(row, m)
+    tokens = row.tile(m)
     kernel = jit.load(row.kernel, w.format, **template, Out=c_type(y.dtype), TOKENS=tokens, SPLITS=SPLITS)
     threads = SPLITS * tiles.WARPS * tiles.LANES
     kernel((len(w.data),), (threads,), (w.data, x, y, np.int64(n), np.int64(k), np.int32(m)))
-
-
-def _tokens(row: Route, m: int) -> int:
-    return next(tokens for tokens in row.tokens if tokens >= m)
 
 
 def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
@@ -227,10 +326,10 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
         y[...] = target
 
 
+DECODES = ("decode", "decode_a8")  # they take several products
+ADDING = (*DECODES, "prefill")  # they add bias and residual, and their launches can be used again
+MOST_READY = 256  # launches that a tensor remembers
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
-    "decode": _decode,
-    "decode_a8": _decode_a8,
-    "prefill": prefill.multiply,
     "fused": _fused,
     "fused_a8": _fused_a8,
     "unpack": _panels,
@@ -293,19 +392,9 @@ def _quantize(x: Any, source: Any, data: Any = None) -> DeviceActivations:
     if data is None:
         data = cupy.empty((-(-k // tiles.SPAN), len(x), activations.DTYPE.itemsize), np.uint8)
     if data.size:
-        launch = _quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
+        launch = quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
         launch(_stream(), x.data.ptr, data.data.ptr)
     return DeviceActivations((*source.shape[:-1], k), data, source)
-
-
-@cache
-def _quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
-    """The kernel that quantizes M rows of K activations."""
-    warps = 4
-    blocks = -(-k // tiles.SPAN) * activations.BLOCKS
-    function = jit.load("quantize_activations", In=source)
-    sizes = ctypes.c_int64(k), ctypes.c_int(m)
-    return Launch(function, (-(-blocks // warps), m), 32 * warps, 0, 2, *sizes)
 
 
 def _decode_activations(x: DeviceActivations) -> Any:
@@ -349,6 +438,25 @@ def _output(out: Any, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:
     return out
 
 
+def _on_device(p: _Product, outs: Sequence[Any]) -> _Product:
+    """The product with its addends as contiguous CuPy arrays that no output overwrites too early."""
+    import cupy
+
+    def fetched(addend: Any) -> Any:
+        if addend is None:
+            return None
+        addend = _as_cupy(addend)
+        if addend.dtype.name not in C_TYPES:
+            addend = addend.astype(np.float32)
+        addend = cupy.ascontiguousarray(addend)
+        return addend.copy() if _clash(addend, p.y, outs) else addend
+
+    if not p.addends.given:
+        return p
+    check_addends(p.addends, p.y.shape)
+    return p._replace(addends=Addends(*map(fetched, p.addends)))
+
+
 def _as_cupy(x: Any) -> Any:
     """A CUDA array of any library as a CuPy array, without a copy."""
     import cupy
@@ -361,7 +469,7 @@ def _as_cupy(x: Any) -> Any:
 
 
 @contextmanager
-def _on_stream_of(x: Any, device: Any) -> Iterator[None]:
+def _on_stream_of(x: Any, devices: Sequence[Any]) -> Iterator[None]:
     """Make x's device and the stream its library works on current: torch's own stream, else CuPy's.
 
     Other libraries order their stream with ours themselves, when DLPack hands the array over.
@@ -369,8 +477,9 @@ def _on_stream_of(x: Any, device: Any) -> Iterator[None]:
     import cupy
 
     at = cupy.cuda.Device(int(x.__dlpack_device__()[1]))
-    if device is not None and at != device:
-        raise UnsupportedError(f"x is on cuda:{at.id}, w on cuda:{device.id}; they must share a device")
+    for device in devices:
+        if at != device:
+            raise UnsupportedError(f"x is on cuda:{at.id}, w on cuda:{device.id}; they must share a device")
     torch = sys.modules.get("torch")
     with at:
         if torch is not None and isinstance(x, torch.Tensor):

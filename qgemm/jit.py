@@ -7,6 +7,7 @@ subnormal scales that a file may hold, and -arch=sm_90, which lacks wgmma.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import tempfile
@@ -15,12 +16,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import activations
+from . import activations, products
 from .block import Format
-from .tiles import ROWS, SPAN, WARPS, spans, tile_dtype
+from .tiles import ROWS, SPAN, WARPS, scales_once, spans, tile_dtype
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
-OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+OPTIONS = (
+    "--std=c++17",
+    "--fmad=true",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
+)
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8"}
 
 
@@ -67,6 +75,7 @@ struct alignas(16) {fmt.name}_span {{
 template <int GROUPS>
 struct alignas(16) {fmt.name}_fields {{
     static constexpr int GROUP = {fmt.group};
+    static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     using Codes = {fmt.name}_codes;
     {_members(fields)}
 }};
@@ -99,6 +108,8 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
     lines = [
         '#include "types.cuh"',
         f"constexpr int X_COLUMNS = {SPAN}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
+        f"constexpr int MOST_PRODUCTS = {products.MOST}, PRODUCTS_BYTES = {ctypes.sizeof(products.Products)};",
+        '#include "activations.cuh"',
     ]
     if fmt is not None:
         lines += [tile_struct(fmt), f'#include "formats/{fmt.name}.cuh"']

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
+PROGRAMMATIC = 90  # the first compute capability that launches so
 
 
 class _Attribute(ctypes.Structure):
@@ -38,6 +40,12 @@ def driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
+def _compute_capability() -> int:
+    import cupy
+
+    return int(cupy.cuda.Device().compute_capability)
+
+
 def check(status: int, problem: str) -> None:
     """RuntimeError unless a call of the driver went well."""
     if status:
@@ -51,20 +59,26 @@ class Launch:
     """
 
     def __init__(
-        self, function: Any, grid: int | tuple[int, int], block: int, shared: int, pointers: int, *sizes: Any
+        self,
+        function: Any,
+        grid: int | tuple[int, int],
+        block: int,
+        shared: int,
+        arguments: Sequence[Any],
+        pointers: Sequence[ctypes.c_void_p],
     ) -> None:
-        """Of a CuPy function whose first arguments are `pointers` pointers; `sizes` are the others, as ctypes."""
+        """Of a CuPy function and its arguments, ctypes all; `pointers` are the places in them that a call fills."""
         check(
             driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             f"{shared} bytes of shared memory cannot be had",
         )
         across = grid if isinstance(grid, tuple) else (grid, 1)
         attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
-        self._config = _Config(*across, 1, block, 1, 1, shared, None, ctypes.pointer(attribute), 1)
-        self._pointers = [ctypes.c_void_p() for _ in range(pointers)]
-        values = [*self._pointers, *sizes]
-        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self._keep = function, values
+        attributes = int(_compute_capability() >= PROGRAMMATIC)
+        self._config = _Config(*across, 1, block, 1, 1, shared, None, ctypes.pointer(attribute), attributes)
+        self._pointers = tuple(pointers)
+        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        self._keep = function, arguments
         self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function.ptr), addresses, None
         self._enter = driver().cuLaunchKernelEx
         self._lock = threading.Lock()  # the arguments are shared, and ctypes lets other threads in

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from . import jit, tiles
 from .block import Format
-from .device import DeviceTensor
+from .decode import Shape
 from .launch import Launch
-from .routes import FLAGS, Route, Tiling, c_type, prefill_template, prefill_unit, tiling_of
+from .products import TYPE_CODES, Array
 from .tensor_map import TensorMap
+from .tilings import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
 
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
-PARTIAL = 4  # bytes of a partial sum
+FLAG = 4  # bytes of what says that a part is complete
+MOST_LAUNCHES = 1024  # kept
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
 HEADROOM = 3  # so that scales in these units stay below 2^15
 
@@ -53,71 +55,56 @@ def units_of(exponent: int) -> Units:
     return Units(2.0 ** (-weight - LEVEL), 2.0**-weight, 2.0**LEVEL, 2.0**weight)
 
 
+class Outputs(ctypes.Structure):
+    """y [M, N] and what is added to it: `Outputs` in kernels/epilogue.cuh."""
+
+    _fields_ = [("y", Array), ("bias", Array), ("residual", Array)]
+
+
 class PrefillLaunch:
-    """The prefill kernel for all matrices of one shape, format and exponent, and so many rows of x."""
+    """The prefill kernel for all matrices of one shape, format and exponent, and so many rows of x.
+
+    A call takes a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple of 16.
+    """
 
     def __init__(
-        self, device: int, fmt: Format, shape: tuple[int, int], exponent: int, m: int, source: str, out: str,
+        self, device: int, fmt: Format, shape: tuple[int, int], exponent: int, m: int, source: str, out: Shape,
         tiling: Tiling | None = None,
     ) -> None:  # fmt: skip
-        """On the current device, for x of type `source` and y of type `out`; `tiling` other than the table's."""
+        """On the current device, for x of type `source`; a `tiling` other than the table's to measure it."""
         (n, k), strips = shape, -(-shape[0] // tiles.ROWS)
         tiling = tiling or tiling_of(m, strips)
-        template = prefill_template(fmt, tiling, source, out)
+        template = prefill_template(fmt, tiling, source)
         of_y = -(-strips // tiling.strips) * -(-m // tiling.tokens)
-        grid = grid_of(of_y, -(-k // prefill_unit(fmt, tiling)), tiling.ctas * sms(device))
-        self._size = 0
+        grid = grid_of(of_y, -(-k // tiling.unit(fmt)), sms(device))
+        self._size = 0  # of the workspace
         if grid.whole < of_y:
             size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL
-            self._size = 1 << (size - 1).bit_length()  # of few sizes: workspaces are kept
+            self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
         self._map, self._box = TensorMap.aligned(), (source, m, k, min(m, tiling.tokens))
         self._x, self._device = 0, device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
+        outputs, w, parts = Outputs(), ctypes.c_void_p(), ctypes.c_void_p()
+        places = [ctypes.c_void_p.from_buffer(outputs, getattr(Outputs, name).offset) for name, _ in Outputs._fields_]
+        for name in ("y", "bias", "residual"):
+            getattr(outputs, name).type = TYPE_CODES.get(getattr(out, name), 0)
+        sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole)
         self._launch = Launch(
-            jit.load("prefill", fmt, **template), grid.ctas, tiling.threads, int(template["SHARED"]), 3,
-            self._map, ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole),
-            units_of(exponent),
+            jit.load("prefill", fmt, **template), grid.ctas, tiling.threads, int(template["SHARED"]),
+            (self._map, w, outputs, parts, *sizes, units_of(exponent)), (parts, w, *places),
         )  # fmt: skip
-        self.grid, self.tiling, self.template = grid, tiling, template
+        self.grid, self.template = grid, template
 
-    def __call__(self, stream: int, w: int, x: int, y: int) -> None:
-        """Launch on a raw stream handle; x is aligned to 16 bytes."""
+    def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
         parts = _workspace(self._device, stream, self._size).data.ptr if self._size else 0
         with self._lock:
             if x != self._x:
                 self._map.encode(x, *self._box)
                 self._x = x
-            self._launch(stream, w, y, parts)
+            self._launch(stream, parts, w, y, bias, residual)
 
 
-@cache
-def launch_of(
-    device: int, fmt: Format, shape: tuple[int, int], exponent: int, m: int, source: str, out: str
-) -> PrefillLaunch:
-    """The launch for these sizes, made once."""
-    return PrefillLaunch(device, fmt, shape, exponent, m, source, out)
-
-
-def multiply(row: Route, x: Any, w: DeviceTensor, y: Any) -> PrefillLaunch | None:
-    """x [M, K] of half or bf16 times tiles -> y [M, N]. Returns the launch if it takes x and y as they are."""
-    import cupy
-
-    source, out = c_type(x.dtype), c_type(y.dtype)
-    direct = out in outs(source)
-    target = y if direct else cupy.empty(y.shape, "float32")
-    if x.data.ptr % 16:  # a view into an array: a tensor map starts at a multiple of 16 bytes
-        x = x.copy()
-    launch = launch_of(w.device, w.format, w.shape, w.exponent, len(y), source, c_type(target.dtype))
-    launch(cupy.cuda.get_current_stream().ptr, w.pointer, x.data.ptr, target.data.ptr)
-    if direct:
-        return launch
-    y[...] = target
-    return None
-
-
-def outs(source: str) -> tuple[str, ...]:
-    """Types of y that the kernel is compiled for."""
-    return source, "float"
+prefill_launch = lru_cache(maxsize=MOST_LAUNCHES)(PrefillLaunch)
 
 
 @cache
@@ -137,6 +124,6 @@ def _workspace(device: int, stream: int, size: int) -> Any:
     import cupy
 
     with cupy.cuda.Stream(non_blocking=True) as own:
-        made = cupy.zeros(4 * FLAGS + size, "uint8")
+        made = cupy.zeros(FLAG * MOST_PARTS + size, "uint8")
         own.synchronize()
     return made

@@ -48,6 +48,14 @@ def spans(fmt: Format) -> int:
     return columns(fmt) // SPAN
 
 
+def scales_once(fmt: Format) -> bool:
+    """Whether a scale takes more than a load: in super-blocks, and where it is no float16.
+
+    Lanes that share such a scale let one of them decode it; it must be exact in bfloat16.
+    """
+    return fmt.weights > fmt.group or not fmt.scale_fields
+
+
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
     """The dtype of one tile of a format: its spans of codes, then what is per block, in the order of the block.
 

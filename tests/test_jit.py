@@ -12,7 +12,7 @@ import pytest
 from strategies import FORMATS, TILED, each
 
 import qgemm
-from qgemm import jit, routes, tiles
+from qgemm import jit, routes, splits, tiles
 from qgemm.bench import results
 
 
@@ -151,24 +151,40 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
 
 
 @each(TILED)
-@pytest.mark.parametrize("tokens", [8, 16])
-@pytest.mark.parametrize("kernel", ["decode", "decode_a8"])
-def test_decode_fits_its_shared_memory(fmt, tokens, kernel):
-    """Whatever the matrix, the rings of a CTA stay within the 227 KB of sm_90."""
-    for split in routes.splits_for(kernel, tokens):
-        depth = routes.decode_template(fmt, split, tokens, kernel)["DEPTH"]
-        rings = split.splits * routes.ring_bytes(fmt, split.groups, tokens, depth, kernel)
-        assert depth >= 2
-        assert rings + split.splits * depth * 8 <= 227 << 10
+@pytest.mark.parametrize("sm", [80, 86, 90, 100, 120])
+def test_decode_fits_its_shared_memory(fmt, sm):
+    """Whatever the matrix and the type of x, the rings and barriers of a CTA stay within what the GPU has."""
+    for kernel, template in routes.variants(fmt, sm):
+        if kernel not in ("decode", "decode_a8"):
+            continue
+        assert template["DEPTH"] >= 2
+        of_warp = template["WARP_BYTES"] + 8 * template["DEPTH"]
+        assert template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
 
 
+@pytest.mark.parametrize("sm", [80, 89, 90, 120])
 @pytest.mark.parametrize("tokens", [8, 16])
 @pytest.mark.parametrize("kernel", ["decode", "decode_a8"])
-def test_every_matrix_has_a_split(kernel, tokens):
-    rows = list(routes.splits_for(kernel, tokens))
+def test_every_matrix_has_a_split(kernel, tokens, sm):
+    rows = list(splits.splits_for(kernel, tokens, sm))
     assert [row.strips for row in rows] == sorted((row.strips for row in rows), reverse=True)
     for strips in range(1, 500):
-        assert routes.split_of(kernel, tokens, strips).strips <= strips
+        assert splits.split_of(kernel, tokens, strips, sm).strips <= strips
+
+
+def test_tuned_kernels_do_not_spill():
+    """What the benchmark measures keeps all it computes with in registers."""
+    for name in ("q4_0", "q4_k", "q6_k", "mxfp4"):
+        fmt = qgemm.FORMATS[name]
+        for kernel, tokens, source in (
+            ("decode", 8, "half"),
+            ("decode_a8", 8, "half"),
+            ("decode_a8", 16, "Activations"),
+        ):
+            for split in splits.splits_for(kernel, tokens, 90):
+                template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
+                _, report = jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_90a")
+                assert " 0 bytes spilled" in compile_kernels.resources(report), (kernel, template)
 
 
 def test_ledger_notices_a_stale_hash(tmp_path, monkeypatch):

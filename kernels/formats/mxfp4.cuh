@@ -35,8 +35,10 @@ __device__ inline Bytes e2m1_bytes(u32 word) {
             (__byte_perm(plus[0], plus[1], 0x7531) & ~high) | (__byte_perm(minus[0], minus[1], 0x7531) & high)};
 }
 
-// 2^(e - 128); the first two are subnormal.
-__device__ inline float power_of_two(u32 e) { return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
+// 2^(e - 128). Of e = 0 and 1 it is subnormal, 2^21 and 2^22 as bits, and the second line lies above the first.
+__device__ inline float power_of_two(int e) {
+    return __int_as_float(max((e << 23) - (1 << 23), (e << 21) + (1 << 21)));
+}
 
 template <int GROUPS>
 struct mxfp4 : mxfp4_fields<GROUPS> {
@@ -50,8 +52,8 @@ struct mxfp4 : mxfp4_fields<GROUPS> {
     static __device__ Fragment raw(const Codes& codes, int step) { return raw_e2m1(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return e2m1_bytes(codes.qs[step]); }
     __device__ float2 scale(int group, int g, int block) const {
-        const auto& e = this->e[group][g][block];
-        return {power_of_two(e[0]), power_of_two(e[1])};
+        const u32 e = *reinterpret_cast<const u32*>(this->e[group][g]);  // of both blocks
+        return {power_of_two(e >> 16 * block & 0xff), power_of_two(e >> (16 * block + 8) & 0xff)};
     }
     __device__ float2 minimum(int, int, int) const { return {}; }
 };

@@ -1,0 +1,72 @@
+// How the types of x meet the tensor cores: x as operand B, and the weights' codes as operand A of the same type.
+//
+// half   Codes as they stand, in units of 2^-RAW_EXPONENT, from which a product with a constant takes the zero.
+// bf16   Exact levels.
+// float  Exact levels in bf16; x is the sum of three bf16, of 8 bits each.
+#pragma once
+
+#include "mma.cuh"
+#include "ring.cuh"
+
+template <class In>
+struct Operand;
+
+template <>
+struct Operand<half> {
+    using Type = half;
+    static constexpr int PIECES = 1;
+    static constexpr int ZERO = Format::RAW_ZERO, EXPONENT = Format::RAW_EXPONENT, SHIFT = Format::RAW_SHIFT;
+    template <class Codes>
+    static __device__ Fragment weights(const Codes& codes, int step) {
+        return Format::raw(codes, step);
+    }
+    static __device__ Fragment constant(int code) { return raw_constant(code, SHIFT); }
+};
+
+struct Bf16Operand {
+    using Type = bf16;
+    static constexpr int ZERO = 0, EXPONENT = 0, SHIFT = 0;
+    template <class Codes>
+    static __device__ Fragment weights(const Codes& codes, int step) {
+        return bf16_levels<Format>(codes, step);
+    }
+    static __device__ Fragment constant(int) {  // 1
+        const half2 one = as_half2(0x3f803f80);
+        return {one, one, one, one};
+    }
+};
+template <>
+struct Operand<bf16> : Bf16Operand {
+    static constexpr int PIECES = 1;
+};
+template <>
+struct Operand<float> : Bf16Operand {
+    static constexpr int PIECES = 3;
+};
+
+// A lane's share of x for one step and eight tokens: token g, columns (2t, 2t + 1) and (2t + 8, 2t + 9).
+template <class In>
+using StepOfX = u32[Operand<In>::PIECES][2];
+
+// Two steps of 16 columns, of eight tokens whose rows in shared memory start at `rows`, `stride` numbers apart.
+template <class In>
+__device__ inline void load_x_steps(StepOfX<In> (&b)[2], const In* rows, int stride, int lane) {
+    u32 columns[4];  // 0..7, 8..15, 16..23, 24..31
+    ldmatrix_x4(columns, shared_address(rows + lane % 8 * stride + lane / 8 * 8));
+    for (int i = 0; i < 4; ++i) b[i / 2][0][i % 2] = columns[i];
+}
+
+template <>
+__device__ inline void load_x_steps<float>(StepOfX<float> (&b)[2], const float* rows, int stride, int lane) {
+    const float* at = rows + lane / 4 * stride + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float2 v = *reinterpret_cast<const float2*>(at + 8 * i);
+#pragma unroll
+        for (int piece = 0; piece < 3; ++piece) {  // the upper halves, and what is left of the numbers: both exact
+            const u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
+            b[i / 2][piece][i % 2] = __byte_perm(x, y, 0x7632);
+            v.x -= __uint_as_float(x & 0xffff0000), v.y -= __uint_as_float(y & 0xffff0000);
+        }
+    }
+}

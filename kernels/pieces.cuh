@@ -1,0 +1,37 @@
+// What a lane copies of x into the stages of its warp's ring: 16 bytes of some tokens, span by span.
+#pragma once
+
+#include "split.cuh"
+
+using Rows = In[TOKENS][SPAN_COLUMNS + 8];  // padded by eight numbers: a fragment's lanes read from different banks
+
+template <class Stage>
+struct Pieces {
+    static constexpr int ACROSS = SPAN_COLUMNS * sizeof(In) / 16;  // pieces of a token's share of a span
+    static constexpr int APART = 32 / ACROSS;                      // tokens between two of a lane
+
+    const In* x;       // of its first token and the first span
+    i64 token_stride;  // to its next token
+    int column, k;     // of the piece, within a row
+    int token, m;
+    u32 to;  // within the first stage
+
+    __device__ Pieces(const In* x, i64 k, int m, const Place& at, Stage* stages)
+        : token_stride(APART * k), k(int(k)), token(at.lane / ACROSS), m(m) {
+        const int piece = at.lane % ACROSS * (16 / int(sizeof(In)));
+        column = at.split * TILE_COLUMNS + piece;
+        this->x = x + token * k + column;
+        to = shared_address(&stages->x[token][piece]);
+    }
+    // Number `i` of the warp's spans -> slot.
+    __device__ void load(int i, int slot) const {
+        const int ahead = i / SPANS * SPLITS * TILE_COLUMNS + i % SPANS * SPAN_COLUMNS;
+        const bool inside = column + ahead < k;  // a ragged row ends within its last tile: zeros there
+        const In* from = inside ? x + ahead : x;
+        const u32 into = to + slot * sizeof(Stage);
+#pragma unroll
+        for (int j = 0; j < TOKENS / APART; ++j)
+            if (token + j * APART < m)
+                copy_16(into + j * APART * sizeof(Rows) / TOKENS, from + j * token_stride, inside);
+    }
+};

@@ -1,0 +1,125 @@
+"""How the decode kernels share a matrix out: rows to CTAs, K to the warps of a CTA, memory to their rings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from . import activations
+from .block import Format
+from .jit import Template
+from .tiles import SPAN, WARPS, columns, scales_once, spans, tile_dtype
+
+PADDING = 8  # numbers after a token's share of a span, against bank conflicts
+TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
+    "half": 2 * (SPAN + PADDING),
+    "bf16": 2 * (SPAN + PADDING),
+    "float": 4 * (SPAN + PADDING),
+    "Activations": activations.DTYPE.itemsize,
+}
+BATCH = 4  # spans of x of one token that a warp of decode_a8 quantizes at a time
+SCALE_BYTES = 2  # of a decoded scale, bfloat16
+SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
+BARRIERS = 1 << 10  # bytes of them that are kept beside the rings
+BULK_COPIES = 90  # the first compute capability that has them
+
+
+class Split(NamedTuple):
+    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, `splits` warps that share K.
+
+    kernels, tokens, least, strips: the kernels, their token tiles, the compute capability and the number of strips of
+    64 rows from which on it is for them. shared: bytes of shared memory that the rings of a CTA may take, which decides
+    how many CTAs an SM holds; deep: the most spans in a ring.
+    """
+
+    kernels: tuple[str, ...]
+    tokens: tuple[int, ...]
+    least: int
+    strips: int
+    groups: int
+    splits: int
+    shared: int
+    deep: int
+
+
+A16, A8 = ("decode",), ("decode_a8",)
+
+# Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
+# flight an SM. From prepared activations decode_a8 waits for the kernel that quantizes x, so that what is in flight
+# meanwhile counts for more: 8192 x 8192, M = 16: 13.7 us with two CTAs an SM, 15.2 with one.
+SPLITS_OF_K = (
+    #     kernel    tokens   sm  strips >=  groups  splits  shared      deep
+    Split(A16,      (8, 16), 90, 133,       4,      8,      92 << 10,   4),
+    Split(A16,      (8, 16), 90, 101,       4,      16,     183 << 10,  3),
+    Split(A16,      (8, 16), 90, 67,        2,      8,      113 << 10,  6),
+    Split(A16,      (8, 16), 90, 34,        2,      16,     213 << 10,  4),
+    Split(A8,       (8,),    90, 133,       4,      8,      113 << 10,  4),
+    Split(A8,       (8,),    90, 34,        4,      16,     183 << 10,  3),
+    Split(A8,       (16,),   90, 133,       4,      8,      75 << 10,   4),
+    Split(A8,       (16,),   90, 101,       4,      16,     113 << 10,  3),
+    Split(A8,       (16,),   90, 34,        2,      16,     113 << 10,  4),
+    Split(A16 + A8, (8, 16), 90, 0,         1,      16,     213 << 10,  4),
+    Split(A16 + A8, (8, 16), 80, 34,        4,      8,      75 << 10,   4),
+    Split(A16 + A8, (8, 16), 80, 0,         1,      16,     75 << 10,   4),
+)  # fmt: skip
+
+
+def splits_for(kernel: str, tokens: int, sm: int) -> Iterator[Split]:
+    """The rows of SPLITS_OF_K for this kernel and token tile on this GPU, or else on the one before it."""
+    rows = [row for row in SPLITS_OF_K if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
+    return (row for row in rows if row.least == max(row.least for row in rows))
+
+
+def split_of(kernel: str, tokens: int, strips: int, sm: int) -> Split:
+    """The first row of SPLITS_OF_K for this kernel and token tile on a matrix of so many strips of 64 rows."""
+    return next(row for row in splits_for(kernel, tokens, sm) if strips >= row.strips)
+
+
+def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, source: str) -> int:
+    """Shared memory of a warp of a decode kernel, as `RingOf` and `Memory` in kernels/ lay it out.
+
+    `depth` stages, each the codes of some row groups of a span and its share of x, which comes as `source`; the fields
+    per block of the tiles that they span; in decode the decoded scales of a tile. decode_a8 has x apart from the stages
+    where it quantizes it: two batches, and one that is quantized.
+    """
+    dtype = tile_dtype(fmt)
+    span = dtype["spans"].base.itemsize
+    fields = (dtype.itemsize - spans(fmt) * span) * groups // WARPS
+    x, decoded = tokens * TOKEN_BYTES[source], 0
+    if kernel == "decode_a8" and source != "Activations":
+        x, decoded = 0, 2 * BATCH * TOKEN_BYTES[source] + (BATCH + tokens) * TOKEN_BYTES["Activations"]
+    elif kernel == "decode" and scales_once(fmt):
+        decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups
+    return depth * (span * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
+
+
+def in_flight(fmt: Format, depth: int) -> int:
+    """Tiles that `depth` consecutive spans may belong to."""
+    return 1 + -(-(depth - 1) // spans(fmt))
+
+
+def shared_limit(sm: int) -> int:
+    """Bytes of shared memory that the rings of a CTA can have on this GPU."""
+    return (SHARED[max(known for known in SHARED if known <= sm)] << 10) - BARRIERS
+
+
+def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source: str, sm: int) -> Template:
+    """The template of a decode kernel: rings as deep as fit, of at least two spans, and fewer warps where they must."""
+    limit, splits, depth = shared_limit(sm), split.splits, 2
+
+    def size(depth: int) -> int:
+        return splits * ring_bytes(fmt, split.groups, tokens, depth, kernel, source)
+
+    while size(depth) > limit:
+        splits //= 2
+    while depth < split.deep and size(depth + 1) <= min(split.shared, limit):
+        depth += 1
+    return {
+        "In": source,
+        "TOKENS": tokens,
+        "GROUPS": split.groups,
+        "SPLITS": splits,
+        "DEPTH": depth,
+        "BULK": int(sm >= BULK_COPIES),
+        "WARP_BYTES": ring_bytes(fmt, split.groups, tokens, depth, kernel, source),
+    }
