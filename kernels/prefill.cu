@@ -409,71 +409,47 @@ struct Consumer {
         }
     }
 
-    // Sums -> y of type T, CHUNK tokens at a time through shared memory, where a token's rows lie together. What y
-    // receives for a sum is decided here.
-    template <class T>
-    __device__ void store_as(const float (&sums)[SUMS], int tile, const Outputs& outputs, float unit) const {
-        constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
+    // Sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together.
+    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Outputs& outputs,
+                                          float unit) const {
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged[strip]);
-        T* y = static_cast<T*>(outputs.y.data);
+        auto& staged = memory.staged[strip];
         const i64 first_row = i64(p.first_strip(tile) + strip) * TILE_ROWS;
         const int first_token = p.first_loaded(tile), skip = p.first_token(tile) - first_token;
         const int rows = int(min(i64(TILE_ROWS), p.n - first_row)), tokens = min(TOKENS, p.m - first_token);
-        const bool aligned = rows == TILE_ROWS && (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
-        const bool adds = outputs.bias.type || outputs.residual.type;
-        const auto finished = [&](float sum, int row, int token) {
-            sum *= unit;
-            if (adds && row < rows && token < tokens)
-                sum = outputs.added((first_token + token) * p.n, first_row + row, sum);
-            return from_float<T>(sum);
-        };
+        const bool whole = rows == TILE_ROWS && outputs.y.aligned(p.n);
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
             group_barrier();  // the chunk before is read
 #pragma unroll
-            for (int i = 0; i < CHUNK / 8; i += 2) {
-                T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
-#pragma unroll
-                for (int j = 0; j < 8; ++j)
-                    made[j] = finished(sums[(chunk / 8 + i) * 4 + j], 16 * warp + g + j / 2 % 2 * 8,
-                                       chunk + 8 * (i + j / 4) + 2 * t + j % 2);
-                if constexpr (sizeof(T) == 2) {
-                    u32 pairs[4];
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) pairs[j] = *reinterpret_cast<const u32*>(&made[2 * j]);
-                    const int token = 8 * i + lane / 16 * 8 + lane % 8, row = 16 * warp + lane / 8 % 2 * 8;
-                    stmatrix_x4_transposed(shared_address(&staged[token][row]), pairs);
-                } else {
-#pragma unroll
-                    for (int j = 0; j < 8; ++j)
-                        staged[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
-                }
-            }
+            for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
+                staged[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] = sums[chunk / 2 + i] * unit;
             group_barrier();
-            const int from = max(skip - chunk, 0), to = min(tokens - chunk, CHUNK);
-            if (aligned) {
-                for (int i = from * PIECES + thread; i < to * PIECES; i += GROUP_THREADS) {
-                    const int token = i / PIECES, row = i % PIECES * PER_STORE;
-                    *reinterpret_cast<uint4*>(&y[(first_token + chunk + token) * p.n + first_row + row]) =
-                        *reinterpret_cast<const uint4*>(&staged[token][row]);
-                }
-            } else {
-                for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += GROUP_THREADS) {
-                    const int token = i / TILE_ROWS, row = i % TILE_ROWS;
-                    if (row < rows) y[(first_token + chunk + token) * p.n + first_row + row] = staged[token][row];
-                }
-            }
+            store(staged, (first_token + chunk) * p.n + first_row, first_row, max(skip - chunk, 0),
+                  min(tokens - chunk, CHUNK), rows, whole, outputs);
         }
     }
-    __device__ void store(const float (&sums)[SUMS], int tile, const Outputs& outputs, float unit) const {
-        switch (outputs.y.type) {
-            case 1:
-                return store_as<float>(sums, tile, outputs, unit);
-            case 2:
-                return store_as<half>(sums, tile, outputs, unit);
-            case 3:
-                return store_as<bf16>(sums, tile, outputs, unit);
+    // Tokens `from` to `to` of a chunk whose first output is y[start].
+    __device__ __forceinline__ void store(float (&staged)[CHUNK][TILE_ROWS + 4], i64 start, i64 first_row, int from,
+                                          int to, int rows, bool whole, const Outputs& outputs) const {
+        constexpr int FOURS = TILE_ROWS / 4;
+#pragma unroll 1
+        for (int i = from * FOURS + thread; i < to * FOURS; i += GROUP_THREADS) {
+            const int token = i / FOURS, row = i % FOURS * 4;
+            const i64 at = start + token * p.n;
+            float4 four = *reinterpret_cast<const float4*>(&staged[token][row]);
+            float* const sums = &four.x;
+            if (outputs.adds())
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (row + j < rows) sums[j] = outputs.added(at, first_row, row + j, sums[j]);
+            if (whole) {
+                outputs.y.store_four(at + row, four);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (row + j < rows) outputs.y.store(at + row + j, sums[j]);
+            }
         }
     }
 
