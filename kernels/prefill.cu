@@ -22,15 +22,16 @@ constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCE
 constexpr bool WHOLE_TILES = STAGE % SPANS == 0;  // in a stage; otherwise the fields of a tile have slots of their own
 constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
 constexpr int SUMS = TOKENS / 2;                                                              // of a thread
-// Steps that are decoded and multiplied at a time: a span, or half of it where registers are scarce.
-constexpr int BATCH = CONSUMER_REGISTERS < SUMS + 60 ? SPAN_STEPS / 2 : SPAN_STEPS;
+// Steps that are decoded and multiplied at a time, and how many such batches of weights there are: one is decoded while
+// wgmma reads the others.
+constexpr int BATCH = 1, BUFFERS = 4 / BATCH < 2 ? 2 : 4 / BATCH;
 constexpr int BATCHES = STAGE * SPAN_STEPS / BATCH;  // of a stage
+static_assert(BATCHES % BUFFERS == 0 || BUFFERS == 2, "buffers take turns");
 constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are stored at a time
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
 static_assert(DEPTH % SPLITS == 0, "a place in the ring belongs to one split");
-static_assert(WHOLE_TILES || SPLITS <= SPANS / STAGE, "every split reads the fields of every tile");
 
 // The weights of a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because they
 // are read until the last span of the tile.
@@ -57,6 +58,7 @@ struct Ring {
 template <>
 struct Ring<0> {
     static constexpr int SLOTS = 1 + (DEPTH - 1 + SPANS - 1) * STAGE / SPANS;  // tiles of DEPTH stages, and more
+    static_assert(WHOLE_TILES || SLOTS * SPANS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
     SpanOf<WARPS> spans[DEPTH][STRIPS][STAGE];
     Format slots[SLOTS][STRIPS];
     unsigned long long full[SLOTS];
@@ -223,6 +225,7 @@ struct Scaling;
 template <>
 struct Scaling<half> {
     half2 scale[2], minimum[2];
+    Scaling() = default;
     __device__ Scaling(float2 d, float2 m)
         : scale{__float2half2_rn(d.x), __float2half2_rn(d.y)}, minimum{__float2half2_rn(m.x), __float2half2_rn(m.y)} {}
     __device__ u32 weights(half2 levels, int row) const {
@@ -234,6 +237,7 @@ struct Scaling<half> {
 template <>
 struct Scaling<bf16> {
     float scale[2], minimum[2];
+    Scaling() = default;
     __device__ Scaling(float2 d, float2 m) : scale{d.x, d.y}, minimum{m.x, m.y} {}
     __device__ u32 weights(half2 levels, int row) const {
         const float2 q = __half22float2(levels);
@@ -295,61 +299,66 @@ struct Consumer {
         }
     };
 
-    // Decodes some steps of a span of W and starts to add their products to the sums; waits for those before.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&a)[BATCH][4], Cursor& cursor, int span,
-                                             int first_step, u32 x_address, const Levels& levels,
+    // Decodes a span of W and adds its products to the sums, a batch of steps at a time: while wgmma reads some buffers,
+    // the next is decoded. `first`: the first batch's number in its stage.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&weights)[BUFFERS][BATCH][4], Cursor& cursor,
+                                             int span, int first, u32 x_address, const Levels& levels,
                                              const Units& units) const {
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot;
         const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
         const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
+        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0]));
+        Scaling<In> scaling;
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int step = first_step + i;
-            const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
-            const Fragment raw = Format::raw(words, step);
-            const Scaling<In> scaling(fields.scale(warp, g, index) * units.scale,
+        for (int step = 0; step < SPAN_STEPS; ++step) {
+            u32(&a)[4] = weights[(first + step / BATCH) % BUFFERS][step % BATCH];
+            if (step % SCALE_STEPS == 0) {
+                const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
+                scaling = Scaling<In>(fields.scale(warp, g, index) * units.scale,
                                       fields.minimum(warp, g, index) * units.minimum);
+            }
+            const Fragment raw = Format::raw(words, step);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) a[i][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
+            for (int r = 0; r < 4; ++r) a[r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
+            if ((step + 1) % BATCH == 0) {
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i)
+                    wgmma(sums, weights[(first + step / BATCH) % BUFFERS][i], x + 2 * (step + 1 - BATCH + i));
+                wgmma_commit();
+                wgmma_wait<BUFFERS - 1>();
+                if (first + step / BATCH == BUFFERS - 2) cursor.release();  // the stage before is multiplied
+            }
         }
-        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0])) + 2 * first_step;
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < BATCH; ++i) wgmma(sums, a[i], x + 2 * i);
-        wgmma_commit();
-        wgmma_wait<1>();
-        cursor.release();
     }
 
-    // A stage. While wgmma reads one half of `weights`, the other is decoded; `first` is the half to begin with.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&weights)[2][BATCH][4], int first,
+    // A stage; `first` is the buffer to begin with.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&weights)[BUFFERS][BATCH][4], int first,
                                              Cursor& cursor, const Levels& levels, const Units& units) const {
         const int spans = spans_in(p, cursor.j);
         // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
         const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
         if (STAGE == 1 || spans == STAGE) {
 #pragma unroll
-            for (int i = 0; i < BATCHES; ++i)
-                multiply(sums, weights[(first + i) % 2], cursor, i * BATCH / SPAN_STEPS, i * BATCH % SPAN_STEPS, x,
-                         levels, units);
+            for (int span = 0; span < STAGE; ++span)
+                multiply(sums, weights, cursor, span, first + span * (SPAN_STEPS / BATCH), x, levels, units);
         } else {
-            for (int span = 0; span < spans; ++span)
-#pragma unroll
-                for (int step = 0; step < SPAN_STEPS; step += BATCH) {
-                    wgmma_wait<0>();
-                    multiply(sums, weights[0], cursor, span, step, x, levels, units);
-                }
+            for (int span = 0; span < spans; ++span) {
+                wgmma_wait<0>();
+                cursor.release();
+                multiply(sums, weights, cursor, span, 0, x, levels, units);
+            }
         }
     }
 
     // Adds the products of this split's stages of a segment to the sums.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
                                              const Levels& levels, const Units& units) const {
-        u32 weights[2][BATCH][4];
+        u32 weights[BUFFERS][BATCH][4];
         Cursor cursor(*this, s, turn, fields);
         while (cursor.next()) {
             multiply(sums, weights, 0, cursor, levels, units);
-            if constexpr (BATCHES % 2) {
+            if constexpr (BATCHES % BUFFERS) {
                 if (!cursor.next()) break;
                 multiply(sums, weights, 1, cursor, levels, units);
             }
