@@ -22,11 +22,6 @@ constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCE
 constexpr bool WHOLE_TILES = STAGE % SPANS == 0;  // in a stage; otherwise the fields of a tile have slots of their own
 constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
 constexpr int SUMS = TOKENS / 2;                                                              // of a thread
-// Steps that are decoded and multiplied at a time, and how many such batches of weights there are: one is decoded while
-// wgmma reads the others.
-constexpr int BATCH = 1, BUFFERS = 4 / BATCH < 2 ? 2 : 4 / BATCH;
-constexpr int BATCHES = STAGE * SPAN_STEPS / BATCH;  // of a stage
-static_assert(BATCHES % BUFFERS == 0 || BUFFERS == 2, "buffers take turns");
 constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are stored at a time
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
@@ -299,11 +294,12 @@ struct Consumer {
         }
     };
 
-    // Decodes a span of W and adds its products to the sums, a batch of steps at a time: while wgmma reads some buffers,
-    // the next is decoded. `first`: the first batch's number in its stage.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&weights)[BUFFERS][BATCH][4], Cursor& cursor,
-                                             int span, int first, u32 x_address, const Levels& levels,
-                                             const Units& units) const {
+    // Operand A of the steps of a span: while wgmma reads three of them, the next is decoded.
+    using Weights = u32[SPAN_STEPS][4];
+
+    // Decodes a span of W and adds its products to the sums.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, Cursor& cursor, int span,
+                                             u32 x_address, const Levels& levels, const Units& units) const {
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot;
         const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
         const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
@@ -311,7 +307,6 @@ struct Consumer {
         Scaling<In> scaling;
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
-            u32(&a)[4] = weights[(first + step / BATCH) % BUFFERS][step % BATCH];
             if (step % SCALE_STEPS == 0) {
                 const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
                 scaling = Scaling<In>(fields.scale(warp, g, index) * units.scale,
@@ -319,49 +314,27 @@ struct Consumer {
             }
             const Fragment raw = Format::raw(words, step);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) a[r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
-            if ((step + 1) % BATCH == 0) {
-                wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < BATCH; ++i)
-                    wgmma(sums, weights[(first + step / BATCH) % BUFFERS][i], x + 2 * (step + 1 - BATCH + i));
-                wgmma_commit();
-                wgmma_wait<BUFFERS - 1>();
-                if (first + step / BATCH == BUFFERS - 2) cursor.release();  // the stage before is multiplied
-            }
+            for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
+            wgmma_fence();
+            wgmma(sums, weights[step], x + 2 * step);
+            wgmma_commit();
+            wgmma_wait<SPAN_STEPS - 1>();
         }
-    }
-
-    // A stage; `first` is the buffer to begin with.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], u32 (&weights)[BUFFERS][BATCH][4], int first,
-                                             Cursor& cursor, const Levels& levels, const Units& units) const {
-        const int spans = spans_in(p, cursor.j);
-        // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
-        const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
-        if (STAGE == 1 || spans == STAGE) {
-#pragma unroll
-            for (int span = 0; span < STAGE; ++span)
-                multiply(sums, weights, cursor, span, first + span * (SPAN_STEPS / BATCH), x, levels, units);
-        } else {
-            for (int span = 0; span < spans; ++span) {
-                wgmma_wait<0>();
-                cursor.release();
-                multiply(sums, weights, cursor, span, 0, x, levels, units);
-            }
-        }
+        cursor.release();
     }
 
     // Adds the products of this split's stages of a segment to the sums.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
                                              const Levels& levels, const Units& units) const {
-        u32 weights[BUFFERS][BATCH][4];
+        Weights weights;
         Cursor cursor(*this, s, turn, fields);
         while (cursor.next()) {
-            multiply(sums, weights, 0, cursor, levels, units);
-            if constexpr (BATCHES % BUFFERS) {
-                if (!cursor.next()) break;
-                multiply(sums, weights, 1, cursor, levels, units);
-            }
+            const int spans = spans_in(p, cursor.j);
+            // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
+            const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
+#pragma unroll
+            for (int span = 0; span < STAGE; ++span)
+                if (span < spans) multiply(sums, weights, cursor, span, x, levels, units);
         }
         wgmma_wait<0>();
         cursor.release();
