@@ -294,16 +294,14 @@ struct Consumer {
         }
     };
 
-    // Operand A of the steps of a span: while wgmma reads three of them, the next is decoded.
-    using Weights = u32[SPAN_STEPS][4];
+    using Weights = u32[SPAN_STEPS][4];  // operand A of a span
 
-    // Decodes a span of W and adds its products to the sums.
+    // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, Cursor& cursor, int span,
                                              u32 x_address, const Levels& levels, const Units& units) const {
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot;
         const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
         const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
-        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0]));
         Scaling<In> scaling;
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
@@ -315,26 +313,45 @@ struct Consumer {
             const Fragment raw = Format::raw(words, step);
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
-            wgmma_fence();
-            wgmma(sums, weights[step], x + 2 * step);
-            wgmma_commit();
-            wgmma_wait<SPAN_STEPS - 1>();
         }
+        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0]));
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, weights[step], x + 2 * step);
+        wgmma_commit();
+        wgmma_wait<1>();
         cursor.release();
+    }
+
+    // A stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights (&weights)[2], int first, Cursor& cursor,
+                                             const Levels& levels, const Units& units) const {
+        const int spans = spans_in(p, cursor.j);
+        // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
+        const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
+        if (STAGE == 1 || spans == STAGE) {
+#pragma unroll
+            for (int span = 0; span < STAGE; ++span)
+                multiply(sums, weights[(first + span) % 2], cursor, span, x, levels, units);
+        } else {
+            for (int span = 0; span < spans; ++span) {
+                wgmma_wait<0>();
+                multiply(sums, weights[first], cursor, span, x, levels, units);
+            }
+        }
     }
 
     // Adds the products of this split's stages of a segment to the sums.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
                                              const Levels& levels, const Units& units) const {
-        Weights weights;
+        Weights weights[2];
         Cursor cursor(*this, s, turn, fields);
         while (cursor.next()) {
-            const int spans = spans_in(p, cursor.j);
-            // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
-            const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
-#pragma unroll
-            for (int span = 0; span < STAGE; ++span)
-                if (span < spans) multiply(sums, weights, cursor, span, x, levels, units);
+            multiply(sums, weights, 0, cursor, levels, units);
+            if constexpr (STAGE % 2) {
+                if (!cursor.next()) break;
+                multiply(sums, weights, 1, cursor, levels, units);
+            }
         }
         wgmma_wait<0>();
         cursor.release();
