@@ -13,6 +13,7 @@ from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
 from .splits import BULK_COPIES, decode_template, splits_for
+from .tilings import TILINGS, TOKENS, prefill_template
 from .transfer import pack_template, restore_template
 
 ANY = 1 << 62
@@ -25,7 +26,7 @@ QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
-NARROW = ("half", "bf16")
+HALF, HALVES = ("half",), ("half", "bf16")
 MMA_TOKENS = tuple(sorted({cut.tokens for cut in prefill_mma.CUTS}))
 
 
@@ -97,16 +98,19 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
-    Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "at the speed of memory"),
-    Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
-    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "sums in float32 registers"),
-    Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("prefill_mma", ("a16",), NARROW,     128,  90,    120, TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
-    Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
+    #     kernel         activations    x       m <= sm >= <    formats tokens        what it does
+    Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, TILED, (8,),         "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, TILED, TOKENS,       "wgmma, from packed weights"),
+    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, TILED, (8, 16),      "at the speed of memory"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, TILED, (8, 16),      "the same by integer dots"),
+    Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, TILED, TOKENS,       "on decoded activations"),
+    Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused_a8",    ("a8",),       TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 80,  90,  TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, 128, 100, 120, TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 120, ANY, TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("unpack",      ("a16", "a8"), TYPES,  ANY, 75,  ANY, TILED, (),           "row panels, then cuBLAS"),
+    Route("cublas",      ("a16",),      TYPES,  ANY, 75,  ANY, PLAIN, (),           "cuBLAS on the weights"),
 )  # fmt: skip
 
 
@@ -127,6 +131,13 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
     if TILED.holds(fmt):
         yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
+    found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
+    for kernel, template in _variants_of_rows(fmt, sm):
+        found.setdefault((kernel, *template.values()), (kernel, template))
+    yield from found.values()
+
+
+def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     for row in ROUTES:
         if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue
@@ -137,6 +148,11 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
         if row.kernel == "prefill_mma":
             for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):
                 yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
+            continue
+        if row.kernel == "prefill":
+            shapes = dict.fromkeys(tiling._replace(m=0, least=0) for tiling in TILINGS)
+            for source, tiling in product(row.types, shapes):
+                yield row.kernel, prefill_template(fmt, tiling, source)
             continue
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):
