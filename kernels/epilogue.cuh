@@ -32,21 +32,10 @@ struct Array {
                 static_cast<bf16*>(data)[i] = from_float<bf16>(value);
         }
     }
-    // Whether four elements from a multiple of 4 lie on a multiple of their size, in every row of n.
+    // Whether all rows of n elements of type T start at a multiple of 16 bytes.
+    template <class T>
     __device__ bool aligned(i64 n) const {
-        return n % 4 == 0 && reinterpret_cast<i64>(data) % (type == 1 ? 16 : 8) == 0;
-    }
-    __device__ void store_four(i64 i, const float4& values) const {
-        if (type == 1) {
-            *reinterpret_cast<float4*>(static_cast<float*>(data) + i) = values;
-        } else if (type == 2) {
-            half2 pairs[2] = {__floats2half2_rn(values.x, values.y), __floats2half2_rn(values.z, values.w)};
-            *reinterpret_cast<uint2*>(static_cast<half*>(data) + i) = *reinterpret_cast<const uint2*>(pairs);
-        } else {
-            __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(values.x, values.y),
-                                       __floats2bfloat162_rn(values.z, values.w)};
-            *reinterpret_cast<uint2*>(static_cast<bf16*>(data) + i) = *reinterpret_cast<const uint2*>(pairs);
-        }
+        return (reinterpret_cast<i64>(data) | n * i64(sizeof(T))) % 16 == 0;
     }
 };
 
@@ -56,12 +45,6 @@ struct Outputs {
     Array residual;  // [m, n]; it may be y
 
     __device__ bool adds() const { return bias.type || residual.type; }
-    // A sum of row `first + row` of W, where the outputs of row `first` start at y[start], with what is added to it.
-    __device__ float added(i64 start, i64 first, int row, float sum) const {
-        if (bias.type) sum += bias[first + row];
-        if (residual.type) sum += residual[start + row];
-        return sum;
-    }
     // A sum of row `row` of W for the token whose outputs start at index `token` of y.
     __device__ void store(i64 token, i64 row, float sum) const {
         if (bias.type) sum += bias[row];
