@@ -6,8 +6,8 @@
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
 // Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a block.
-// Template: Format, In (Activations, half, bf16, float), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH,
-// BULK.
+// Template: Format, In (Activations, half, bf16, float), TOKENS (8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS,
+// DEPTH, BULK.
 #include "quantize.cuh"
 #include "split.cuh"
 
@@ -36,9 +36,9 @@ struct Memory<Activations> {
 };
 
 // Adds a span's products to the sums.
-__device__ inline void multiply(AllSums& sums, const Span& weights, const Activations* x, const Fields& fields,
-                                int span, int lane) {
-    const int g = lane / 4, t = lane % 4;
+template <class Ring>
+__device__ inline void multiply(AllSums& sums, const Ring& ring, const Activations* x, int i, int slot, int lane) {
+    const int g = lane / 4, t = lane % 4, span = i % SPANS;
     uint2 b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
 #pragma unroll
@@ -47,21 +47,23 @@ __device__ inline void multiply(AllSums& sums, const Span& weights, const Activa
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             b[block][tokens] = *reinterpret_cast<const uint2*>(x[8 * tokens + g].q + 32 * block + 8 * t);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float2 ds = __half22float2(x[8 * tokens + 2 * t + i].ds[block]);
-                da[block][tokens][i] = ds.x, sa[block][tokens][i] = ds.y;
+            for (int j = 0; j < 2; ++j) {
+                const float2 ds = __half22float2(x[8 * tokens + 2 * t + j].ds[block]);
+                da[block][tokens][j] = ds.x, sa[block][tokens][j] = ds.y;
             }
         }
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-        const auto codes = weights.codes(group, lane);
+    for (int group = 0; group < STRIPS * GROUPS; ++group) {
+        const int strip = group / GROUPS, of_strip = group % GROUPS;
+        const Fields& fields = ring.fields(i, slot, strip);
+        const auto codes = ring.codes(slot, strip).codes(of_strip, lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
                 const int index = (span * BLOCKS + block) * SCALES + part;
-                const float2 dw = fields.scale(group, g, index), mw = fields.minimum(group, g, index);
+                const float2 dw = fields.scale(of_strip, g, index), mw = fields.minimum(of_strip, g, index);
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
                     const uint2 q = b[block][tokens];
@@ -71,13 +73,13 @@ __device__ inline void multiply(AllSums& sums, const Span& weights, const Activa
                     else
                         mma_m16n8k16(sumi, part ? second : first, part ? q.y : q.x);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float a = da[block][tokens][i % 2], s = sa[block][tokens][i % 2];
-                        float& sum = sums[group][tokens].sum[i];
-                        float dot = a * float(sumi[i]);
+                    for (int j = 0; j < 4; ++j) {
+                        const float a = da[block][tokens][j % 2], s = sa[block][tokens][j % 2];
+                        float& sum = sums[strip][of_strip][tokens].sum[j];
+                        float dot = a * float(sumi[j]);
                         if constexpr (Format::ZERO != 0) dot -= Format::ZERO * s;
-                        sum += (i < 2 ? dw.x : dw.y) * dot;
-                        if constexpr (Format::HAS_MINIMUM) sum += (i < 2 ? mw.x : mw.y) * s;
+                        sum += (j < 2 ? dw.x : dw.y) * dot;
+                        if constexpr (Format::HAS_MINIMUM) sum += (j < 2 ? mw.x : mw.y) * s;
                     }
                 }
             }
@@ -159,36 +161,43 @@ private:
 };
 
 template <class T>
-__device__ inline void run(const Products& products, const T* x, i64 k, int m) {
+__device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
     static_assert(sizeof(Memory<T>) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
-    const Place at(products, k);
+    const Place at(products);
+    const int m = int(products.m);
+    const T* x = static_cast<const T*>(products.x);
     Memory<T>* mine = reinterpret_cast<Memory<T>*>(memory) + at.split;
     auto& ring = mine->ring;
     const Arrivals<DEPTH, false, BULK> arrivals(words[at.split]);
 
     AllSums sums = {};
-    const auto load_weights = [&](int i, int slot) {
-        arrivals.expect(slot, ring.bytes(i) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0));
-        arrivals.copy(slot, [&](auto copy) { ring.load(tile_of(at, i), i, slot, at.first_group, copy); });
+    Walk walk = {at};
+    const auto load_weights = [&](int slot) {
+        const u32 bytes = ring.bytes(walk) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
+        arrivals.first_copy(slot, bytes, [&](auto copy) { ring.load(walk, slot, copy); });
+        walk.advance();
     };
     const auto multiply_by = [&](const Activations* quantized, int i, int slot) {
-        multiply(sums, ring.stages[slot].weights, quantized, ring.fields(i, slot), i % SPANS, at.lane);
+        multiply(sums, ring, quantized, i, slot, at.lane);
     };
     if constexpr (PREPARED<T>) {
-        const T* spans = x + i64(at.split) * SPANS * m;
-        const auto load_x = [&](int i, int slot) {
-            const T* from = spans + i64(i / SPANS * SPLITS * SPANS + i % SPANS) * m;
+        const T* from = x + i64(at.split) * SPANS * m;  // the next span
+        int span = 0;
+        const auto load_x = [&](int slot) {
             arrivals.copy(slot, [&](auto copy) { copy(ring.stages[slot].x, from, m * u32(sizeof(T))); });
+            from += m;
+            if (++span == SPANS) span = 0, from += (SPLITS - 1) * SPANS * m;
         };
         stream(at.count, arrivals, load_weights, load_x,
                [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
     } else {
         static_assert(BULK, "where weights arrive by cp.async as well, their groups would mix");
-        const Quantized<T> quantized(mine, x, k, m, at);
-        const auto load_x = [&](int i, int) {
-            if (i == 0) quantized.load(0), quantized.load(1);
+        const Quantized<T> quantized(mine, x, products.k, m, at);
+        const auto load_x = [&, begun = false](int) mutable {
+            if (!begun) quantized.load(0), quantized.load(1);
+            begun = true;
         };
         stream(at.count, arrivals, load_weights, load_x, [&](int i, int slot) { multiply_by(quantized(i), i, slot); });
     }
@@ -196,7 +205,6 @@ __device__ inline void run(const Products& products, const T* x, i64 k, int m) {
     reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    decode_a8(const __grid_constant__ Products products, const In* __restrict__ x, i64 k, int m) {
-    run(products, x, k, m);
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_a8(const __grid_constant__ Products products) {
+    run<In>(products);
 }

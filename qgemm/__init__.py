@@ -5,8 +5,17 @@ Importing qgemm touches no device, no folder and no environment variable.
 
 from .backends import Backend, backends
 from .block import Format
-from .errors import GGUFAccessError, GGUFError, GGUFNotFoundError, QgemmError, QuantizeError, UnsupportedError
+from .errors import (
+    CodebookError,
+    GGUFAccessError,
+    GGUFError,
+    GGUFNotFoundError,
+    QgemmError,
+    QuantizeError,
+    UnsupportedError,
+)
 from .formats import FORMATS
+from .formats.e4m4 import decode_e4m4, encode_e4m4
 from .gguf import GGUFFile, open
 from .matmul import matmul, matmul_many, quantize_activations
 from .tensor import Tensor, quantize
@@ -15,6 +24,7 @@ from .write import write
 __all__ = [
     "FORMATS",
     "Backend",
+    "CodebookError",
     "Format",
     "GGUFAccessError",
     "GGUFError",
@@ -25,6 +35,8 @@ __all__ = [
     "Tensor",
     "UnsupportedError",
     "backends",
+    "decode_e4m4",
+    "encode_e4m4",
     "matmul",
     "matmul_many",
     "open",

@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Planes = NDArray[np.uint32]
 
 # The weight of a 32-weight block that each code slot holds, slots counted in little-endian bit order.
 IN_ORDER = tuple(range(32))
@@ -52,6 +53,30 @@ def unpack_planes(packed: Bytes, bits: int) -> Bytes:
     shifts = np.arange(0, 8, bits, dtype=np.uint64)
     codes = words[:, None] >> shifts[:, None] & np.uint64((2**bits - 1) * 0x0101010101010101)
     return codes.view(np.uint8).reshape(len(packed), -1)
+
+
+# SPREAD[b][byte]: the bits of a byte in bit b of eight bytes each, as a word.
+SPREAD = [
+    np.unpackbits(np.arange(256, dtype=np.uint8), bitorder="little").view("<u8") << np.uint64(b) for b in range(8)
+]
+
+
+def pack_bit_planes(codes: Bytes, bits: int) -> Planes:
+    """Codes [n, 32] below 2^bits -> planes [n, bits] uint32: bit j of plane b is bit b of code j."""
+    planes = np.empty((len(codes), bits), "<u4")
+    for b in range(bits):
+        planes[:, b] = np.packbits(codes & np.uint8(1 << b), bitorder="little").view("<u4")
+    return planes
+
+
+def unpack_bit_planes(planes: Planes) -> Bytes:
+    """Planes [n, bits] uint32 -> codes [n, 32]; the inverse of `pack_bit_planes`."""
+    rows = as_bytes(planes.T)  # [bits, 4 n]
+    words = SPREAD[0].take(rows[0])  # eight codes at a time: 2x faster than whole bytes for each bit
+    for b in range(1, len(rows)):
+        words |= SPREAD[b].take(rows[b])
+    codes: Bytes = words.view(np.uint8)
+    return codes.reshape(-1, 32)
 
 
 def unpack_sixes(packed: Bytes) -> tuple[Bytes, Bytes]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .bits import Floats
 from .errors import QuantizeError, UnsupportedError
@@ -25,8 +25,9 @@ CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time: shorter s
 class Levels(NamedTuple):
     """Blocks as w = scale * (codes - zero) + minimum, computed in float32 in this order.
 
-    codes [n, groups, weights of a group], any numeric dtype; scale and minimum [n, groups] float32, None for
-    formats that have none. The device headers in kernels/formats/ expose the same parts.
+    codes [n, groups, weights of a group], any numeric dtype, for formats with a codebook the levels that the codes
+    stand for; scale and minimum [n, groups] float32, None for formats that have none. The device headers in
+    kernels/formats/ expose the same parts.
     """
 
     codes: NDArray[Any]
@@ -55,6 +56,12 @@ class Format:
     levels: blocks [n] -> Levels; None if there is no decoder.
     slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
     it does not name are per block. Only what has slots can be packed into device tiles.
+    limit: where the scales end, unless they are float16, whose infinity shows by itself: from this magnitude on
+    values are refused.
+    codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
+    the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
+    a tensor's format has its own, and formats are equal if their names and codebooks are.
+    variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
     """
 
     name: str
@@ -64,6 +71,19 @@ class Format:
     levels: Callable[[Blocks], Levels] | None = None
     ggml_type: int | None = None
     slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    limit: float = np.inf
+    codebook: Floats | None = None
+    variant: Callable[[ArrayLike | None, str | None], Format] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Format) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @cached_property
+    def _key(self) -> tuple[str, bytes]:
+        return self.name, b"" if self.codebook is None else self.codebook.tobytes()
 
     def __str__(self) -> str:
         """The GGUF spelling, e.g. Q4_0."""
@@ -87,6 +107,11 @@ class Format:
         """True for arrays of numbers (f32, f16, i32, ...): one weight per block and no scale."""
         return self.dtype.names is None
 
+    @property
+    def integer(self) -> bool:
+        """True if the codes are integers, which "a8" multiplies; not for numbers, nor for codes of a codebook."""
+        return not self.plain and self.codebook is None
+
     @cached_property
     def group(self) -> int:
         """Weights that share a scale: a block of them, fewer in the super-blocks of the K-quants."""
@@ -94,8 +119,9 @@ class Format:
 
     @property
     def scale_fields(self) -> tuple[str, ...]:
-        """The float16 fields that scale or shift the weights; not q8_1's sum s, nor mxfp4's exponent e."""
-        return tuple(name for name in self.dtype.names or () if name in ("d", "dmin", "m"))
+        """The float16 fields that scale or shift the weights; not q8_1's sum s, nor scales of one byte."""
+        names = (name for name in self.dtype.names or () if name in ("d", "dmin", "m", "absmax"))
+        return tuple(name for name in names if self.dtype[name].kind == "f")
 
     def blocks_in(self, k: int, who: str = "") -> int:
         """Blocks in a row of k weights; ValueError if k is not a multiple of the block."""
@@ -106,7 +132,7 @@ class Format:
     def quantize(self, x: NDArray[Any]) -> Blocks:
         """Values [..., K] of any float dtype -> blocks [..., K / weights]; float32 arithmetic, all cores.
 
-        Raises QuantizeError for NaN, infinity, or a scale beyond float16, naming the first such block, and
+        Raises QuantizeError for NaN, infinity, or a scale beyond float16 (E4M4), naming the first such block, and
         UnsupportedError if the format has no encoder or K is not a multiple of the block.
         """
         encode = self.encode
@@ -122,7 +148,7 @@ class Format:
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
                 blocks[part] = encode(values[part].astype(np.float32, copy=False))
-            self._check(values[part], blocks[part], part.start, count)
+                self._check(values[part], blocks[part], part.start, count)
 
         for_slices(len(values), max(1, CHUNK // self.weights), work)
         return blocks.reshape(*x.shape[:-1], count)
@@ -156,12 +182,13 @@ class Format:
         """
         if self.plain:
             made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
-        else:  # an exponent, in place of float16 scales, holds whatever is finite
+        else:  # a scale of one byte is finite; an exponent holds whatever is
             made = np.stack([blocks[name] for name in self.scale_fields], axis=1) if self.scale_fields else x
-        if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()):
+        large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
+        if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()) and not large:
             return
         finite = np.isfinite(x).all(axis=1)
-        refused = ~np.isfinite(made).all(axis=1)
+        refused = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
         refused = finite & refused if self.plain else ~finite | refused
         if not refused.any():
             return
@@ -170,7 +197,8 @@ class Format:
         unit = "value" if self.plain else "block"
         why = f"is beyond the largest {self}" if finite[index] else "holds NaN or infinity"
         if finite[index] and not self.plain:
-            why = f"needs a scale beyond float16 (largest magnitude {np.abs(x[index]).max():g})"
+            beyond = "float16" if self.scale_fields else f"{self.limit:g}, where its own end"
+            why = f"needs a scale beyond {beyond} (largest magnitude {np.abs(x[index]).max():g})"
         raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {why}")
 
 

@@ -43,6 +43,7 @@ def magnitudes(fmt: Format, blocks: Blocks) -> Doubles:
 def a16_bound(x: Doubles, w: Doubles) -> Doubles:
     """Of x @ w.T from exact factors: K products, K - 1 additions, and for blocks a scale and a minimum on the sum.
 
+    With a codebook the decoded weight, to which it is compared, is itself a rounded product of scale and level.
     w: the `magnitudes` of the weights; for formats without a minimum they are those of the weights themselves.
     """
     return _bound(x.shape[1] + 4, np.abs(x) @ np.abs(w).T)

@@ -89,7 +89,7 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
     Groups of 16 have no sum of their own; they take signed codes:   dw * da * sum((codes - zero) * q)
     """
-    if w.format.plain:
+    if not w.format.integer:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
     q = x["qs"].astype(np.float32).reshape(len(x), -1)
     da, sa = (np.ascontiguousarray(x[name].T, dtype=np.float32) for name in ("d", "s"))

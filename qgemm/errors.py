@@ -18,7 +18,11 @@ class GGUFAccessError(GGUFError, OSError):
 
 
 class QuantizeError(QgemmError):
-    """Values that a format cannot hold: NaN, infinity, or a scale beyond float16. Names the format and the block."""
+    """Values that a format cannot hold: NaN, infinity, or a scale beyond float16 (E4M4). Names format and block."""
+
+
+class CodebookError(QgemmError):
+    """A codebook that a format cannot take: of another length, or not of finite numbers. Names the format."""
 
 
 class UnsupportedError(QgemmError):

@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import stat
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from mmap import ACCESS_READ, mmap
 
 import numpy as np
 
+from . import gguf_parts
 from .block import Blocks
 from .errors import GGUFError
 from .files import PathLike, path_string, shown, shown_path, system_errors
-from .gguf_header import Entry, read_header
+from .gguf_header import Entry, Place, read_header
 from .gguf_layout import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, Value, read_value
 from .tensor import Tensor
 
@@ -81,9 +82,8 @@ class Metadata(Mapping[str, Value]):
     `qgemm.write` gives every value its type back. Bytes that are not UTF-8 come as surrogate escapes.
     """
 
-    def __init__(self, shard: Shard, hidden: Iterable[str] = ()) -> None:
-        self._shard = shard
-        self._places = {key: place for key, place in shard.header.keys.items() if key not in hidden}
+    def __init__(self, shard: Shard, places: Mapping[str, Place]) -> None:
+        self._shard, self._places = shard, places
 
     def __getitem__(self, key: str) -> Value:
         return read_value(self._shard.mapped(), *self._places[key])
@@ -109,23 +109,42 @@ class GGUFFile(Mapping[str, Tensor]):
 
     def __init__(self, shards: list[Shard]) -> None:
         self._shards = shards
-        self._tensors: dict[str, Tensor] = {}
         self._places: dict[str, tuple[str, int]] = {}
+        stored: dict[str, Tensor] = {}
         for shard in shards:
             for name, entry in shard.header.tensors.items():
-                if name in self._tensors:
-                    first = shown_path(self._places[name][0])
-                    raise GGUFError(f"{shown_path(shard.path)}: tensor {shown(name)}: is also in {first}")
-                self._tensors[name] = Tensor(entry.format, entry.shape, partial(shard.blocks, entry), name)
+                if name in stored:
+                    raise self._refusal(shard.path, name, f"is also in {shown_path(self._places[name][0])}")
+                stored[name] = Tensor(entry.format, entry.shape, partial(shard.blocks, entry), name)
                 self._places[name] = shard.path, entry.offset
         for shard in shards:
             total = shard.header.split.tensors
-            if total not in (None, len(self)):
+            if total not in (None, len(stored)):
                 who = f"{shown_path(shard.path)}: key {shown(SPLIT_TENSORS)}"
-                raise GGUFError(f"{who}: is {total}, there are {len(self)} tensors")
+                raise GGUFError(f"{who}: is {total}, there are {len(stored)} tensors")
         # What tells one shard from the next says nothing about the model, and would be wrong in a copy of it.
-        self.metadata = Metadata(shards[0], hidden=SPLIT_KEYS if len(shards) > 1 else ())
+        hidden = SPLIT_KEYS if len(shards) > 1 else ()
+        keys = {key: place for key, place in shards[0].header.keys.items() if key not in hidden}
+        self._joiner = gguf_parts.Joiner()
+        if gguf_parts.VERSION in keys:
+            keys, stored = self._joined(keys, stored)
+        self._tensors = stored
+        self.metadata = Metadata(shards[0], keys)
         self.closed = False
+
+    def _joined(self, keys: dict[str, Place], stored: dict[str, Tensor]) -> tuple[dict[str, Place], dict[str, Tensor]]:
+        """The keys and tensors of a file that holds tensors in parts, as they were before they were written."""
+        key, rule = gguf_parts.broken_keys_rule(keys, self._shards[0].mapped())
+        if rule:
+            raise GGUFError(f"{shown_path(self.path)}: key {shown(key)}: {rule}")
+        tensors = self._joiner.joined(stored, lambda name, rule: self._refusal(self._places[name][0], name, rule))
+        for name in tensors.keys() - stored.keys():
+            self._places[name] = self._places[name + gguf_parts.SUFFIXES[0]]
+        return gguf_parts.model_keys(keys), tensors
+
+    @staticmethod
+    def _refusal(path: str, name: str, rule: str) -> GGUFError:
+        return GGUFError(f"{shown_path(path)}: tensor {shown(name)}: {rule}")
 
     @property
     def path(self) -> str:
@@ -148,12 +167,16 @@ class GGUFFile(Mapping[str, Tensor]):
         return self._shards[0].header.alignment
 
     def place(self, name: str) -> tuple[str, int]:
-        """The path of the file that holds a tensor, and the byte at which its blocks start there."""
+        """The path of the file that holds a tensor, and the byte at which its blocks start there.
+
+        Those of a kbit tensor are in parts: the place is that of the first.
+        """
         return self._places[name]
 
     def close(self) -> None:
         """Let go of the files. Blocks in other hands stay valid."""
         self.closed = True
+        self._joiner.forget()
         for shard in self._shards:
             shard.close()
 

@@ -11,7 +11,7 @@ from . import jit, tiles
 from .block import Format
 from .decode import Shape
 from .launch import Launch
-from .products import TYPE_CODES, Array
+from .products import TYPE_CODES
 from .tensor_map import TensorMap
 from .tilings import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
 
@@ -55,10 +55,20 @@ def units_of(exponent: int) -> Units:
     return Units(2.0 ** (-weight - LEVEL), 2.0**-weight, 2.0**LEVEL, 2.0**weight)
 
 
-class Outputs(ctypes.Structure):
-    """y [M, N] and what is added to it: `Outputs` in kernels/epilogue.cuh."""
+class Types(ctypes.Structure):
+    """Of y, bias and residual: `Types` in kernels/epilogue.cuh."""
 
-    _fields_ = [("y", Array), ("bias", Array), ("residual", Array)]
+    _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "padding")]
+
+
+class Pointers(ctypes.Structure):
+    """What a call fills: the workspace, the tiles, and `Outputs` of kernels/epilogue.cuh."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("workspace", "tiles", "y", "bias", "residual")]
+
+    def at(self, name: str) -> ctypes.c_void_p:
+        """The argument that starts at a field."""
+        return ctypes.c_void_p.from_buffer(self, getattr(Pointers, name).offset)
 
 
 class PrefillLaunch:
@@ -84,14 +94,12 @@ class PrefillLaunch:
         self._map, self._box = TensorMap.aligned(), (source, m, k, min(m, tiling.tokens))
         self._x, self._device = 0, device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
-        outputs, w, parts = Outputs(), ctypes.c_void_p(), ctypes.c_void_p()
-        places = [ctypes.c_void_p.from_buffer(outputs, getattr(Outputs, name).offset) for name, _ in Outputs._fields_]
-        for name in ("y", "bias", "residual"):
-            getattr(outputs, name).type = TYPE_CODES.get(getattr(out, name), 0)
+        pointers, types = Pointers(), Types(*(TYPE_CODES.get(name, 0) for name in out[1:]))
         sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole)
+        places = pointers.at("tiles"), pointers.at("y"), types, pointers.at("workspace")
         self._launch = Launch(
             jit.load("prefill", fmt, **template), grid.ctas, tiling.threads, int(template["SHARED"]),
-            (self._map, w, outputs, parts, *sizes, units_of(exponent)), (parts, w, *places),
+            (self._map, *places, *sizes, units_of(exponent)), pointers, len(Pointers._fields_),
         )  # fmt: skip
         self.grid, self.template = grid, template
 

@@ -7,9 +7,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from .bits import Floats
 from .block import Blocks, Format, floats
+from .errors import UnsupportedError
 from .formats import format_named
 
 if TYPE_CHECKING:
@@ -47,7 +49,10 @@ class Tensor:
 
     @property
     def blocks(self) -> Blocks:
-        """The packed blocks [..., N, K / weights per block], a read-only structured view without a copy."""
+        """The packed blocks [..., N, K / weights per block], a read-only structured view without a copy.
+
+        Those of a kbit tensor in a file are put together when they are asked for, since its parts lie apart there.
+        """
         return self._blocks() if callable(self._blocks) else self._blocks
 
     @property
@@ -59,6 +64,11 @@ class Tensor:
     def nbytes(self) -> int:
         """Bytes of the packed blocks."""
         return prod(self._block_shape) * self.format.block_bytes
+
+    @property
+    def codebook(self) -> Floats | None:
+        """The level of each code of a kbit tensor, float32 [2^bits]; None for formats without a codebook."""
+        return self.format.codebook
 
     @property
     def bpw(self) -> float:
@@ -100,15 +110,25 @@ class Tensor:
         return f"<Tensor{name} {self.format} {' x '.join(map(str, self.shape))}>"
 
 
-def quantize(x: NDArray[Any], format: Format | str) -> Tensor:
+def quantize(
+    x: NDArray[Any], format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
+) -> Tensor:
     """Pack values [..., K] (float16, float32, float64 or bfloat16) into a format, byte for byte as ggml's C does.
 
     >>> qgemm.quantize(np.eye(32, dtype=np.float32), "q4_0")
     <Tensor Q4_0 32 x 32>
 
-    Raises QuantizeError for NaN, infinity or a scale beyond float16, naming the block; UnsupportedError if the
-    format is unknown, has no encoder, or K is not a multiple of its block; TypeError for other dtypes.
+    codebook, absmax: of kbit formats, the levels [2^bits] in place of the normal-float ones, in any order, and the
+    kind of absmax, "e4m4" or "float16", in place of the one in the format's name.
+
+    Raises QuantizeError for NaN, infinity or a scale beyond float16 (E4M4), naming the block; UnsupportedError if
+    the format is unknown, has no encoder, no codebook to replace, or K is not a multiple of its block; CodebookError
+    for a codebook of another length or not of finite numbers; TypeError for other dtypes.
     """
     fmt = format_named(format)
+    if codebook is not None or absmax is not None:
+        if fmt.variant is None:
+            raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")
+        fmt = fmt.variant(codebook, absmax)
     x = floats(x)
     return Tensor(fmt, x.shape, fmt.quantize(x))

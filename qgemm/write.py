@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from .gguf_layout import (
     broken_name_rule,
     broken_shape_rule,
 )
+from .gguf_parts import LAYOUT, OURS, RESERVED, SUFFIXES, VERSION, parts_of, stored_keys
 from .tensor import Tensor
 
 PIECE = 4 << 20  # bytes of a tensor in memory at a time, where they must be copied at all
@@ -59,9 +60,9 @@ def write(
 ) -> None:
     """Write tensors [..., N, K] and metadata, in their order, to a .gguf file, which replaces any old one.
 
-    tensors: Tensors of ggml formats, arrays of float16, float32, float64, bfloat16, int8 to int64. Each is
-    looked up twice, for its format and shape, later for its blocks, and let go: a mapping may make them on
-    demand.
+    tensors: Tensors of ggml and kbit formats, the latter in parts (gguf_parts.py), arrays of float16, float32,
+    float64, bfloat16, int8 to int64. Each is looked up twice, for its format and shape, later for its blocks, and
+    let go: a mapping may make them on demand.
     metadata: what `qgemm.open(path).metadata` gives keeps its type. Of Python's own, bool becomes BOOL, int
     the first of UINT32, INT32, INT64, UINT64 that holds it, float FLOAT32 (FLOAT64 if it is too large), str
     STRING, a list of one of these an array, an empty list an array of strings.
@@ -73,14 +74,18 @@ def write(
     where = shown_path(name)
     values = _typed_metadata(where, metadata or {})
     plans = _planned(where, tensors)
-    _check_special_keys(where, values, len(plans))
+    stored = {part: plan for parts in plans.values() for part, plan in parts.items()}
+    parted = stored.keys() != plans.keys()
+    _check_special_keys(where, values, len(stored), RESERVED if parted else (VERSION,))
+    if parted:
+        values = stored_keys(values, _typed(OURS), _typed(np.uint32(LAYOUT)))
 
     writer = _Writer(None, arch="")  # "" adds no general.architecture: the metadata has it, or nothing does
     for key, value in values.items():
         writer.add_key_value(key, value.value, value.type, value.sub_type)
     if ALIGNMENT in values:
         writer.data_alignment = int(values[ALIGNMENT].value)
-    for key, plan in plans.items():
+    for key, plan in stored.items():
         # Any dtype but uint8 says that the shape is in weights, so that the package does not compute one with
         # its table of block sizes, in which Q8_1's is wrong.
         writer.add_tensor_info(key, plan.shape, plan.format.dtype, plan.nbytes, plan.type)
@@ -93,11 +98,16 @@ def write(
             assert writer.fout is not None, "GGUFWriter opens its file for the header"
             file = writer.fout[0]
             writer.write_padding(file, file.tell())
-            for key, plan in plans.items():
+            for key, planned in plans.items():
                 with _naming(f"{where}: tensor {shown(key)}"):
-                    for piece in _pieces(_tensor(tensors[key]), plan):
-                        file.write(piece)
-                writer.write_padding(file, plan.nbytes)
+                    tensor = _tensor(tensors[key])
+                    parts = parts_of(key, tensor)
+                    if parts.keys() != planned.keys():
+                        raise GGUFError(f"is {tensor!r} when it is written, was {', '.join(map(shown, planned))}")
+                    for part, plan in planned.items():
+                        for piece in _pieces(parts[part], plan):
+                            file.write(piece)
+                        writer.write_padding(file, plan.nbytes)
             file.flush()
             os.fsync(file.fileno())
         finally:
@@ -160,24 +170,39 @@ def _typed_metadata(where: str, metadata: Mapping[str, Any]) -> dict[str, GGUFVa
     return values
 
 
-def _planned(where: str, tensors: Mapping[str, Any]) -> dict[str, _Plan]:
-    plans: dict[str, _Plan] = {}
-    seen = set()
+def _planned(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, _Plan]]:
+    """By name, what each tensor is stored as: by name, itself or its parts."""
+    plans: dict[str, dict[str, _Plan]] = {}
+    seen: set[bytes] = set()
     for name in tensors:
         with _naming(f"{where}: tensor {shown(str(name))}"):
             if not isinstance(name, str):
                 raise TypeError(f"a name must be str, is {type(name).__name__}")
-            raw = _utf8(name)
-            if rule := broken_name_rule(raw):
-                raise GGUFError(rule)
-            if raw in seen:
-                raise GGUFError("another name has the same bytes")
-            seen.add(raw)
+            _check_name(name, seen)
             tensor = _tensor(tensors[name])
             if rule := broken_shape_rule(tensor.format, tensor.shape):
                 raise GGUFError(rule)
-            plans[name] = _plan(tensor)
+            parts = parts_of(name, tensor)
+            for part in parts:
+                if part != name:
+                    with _naming(f"is stored as {shown(part)}"):
+                        _check_name(part, seen)
+            seen.update(map(_utf8, [name, *parts]))
+            plans[name] = {stored: _plan(part) for stored, part in parts.items()}
+    whole = [name for name, parts in plans.items() if name in parts]
+    for name in whole if len(whole) < len(plans) else []:
+        if name.endswith(SUFFIXES):
+            raise GGUFError(f"{where}: tensor {shown(name)}: beside kbit tensors only their parts have such names")
     return plans
+
+
+def _check_name(name: str, seen: Collection[bytes]) -> None:
+    """Refuse a name that breaks a rule, or that another tensor has."""
+    raw = _utf8(name)
+    if rule := broken_name_rule(raw):
+        raise GGUFError(rule)
+    if raw in seen:
+        raise GGUFError("another name has the same bytes")
 
 
 def _plan(tensor: Tensor) -> _Plan:
@@ -187,10 +212,10 @@ def _plan(tensor: Tensor) -> _Plan:
     return _Plan(tensor.format, kind, tensor.shape, tensor.nbytes)
 
 
-def _check_special_keys(where: str, values: Mapping[str, GGUFValue], tensors: int) -> None:
+def _check_special_keys(where: str, values: Mapping[str, GGUFValue], tensors: int, reserved: Collection[str]) -> None:
     """Refuse what would send `open` looking for other data or other files."""
     for key, value in values.items():
-        rule = ""
+        rule = "is written with kbit tensors, not given" if key in reserved else ""
         number = int(value.value) if value.type in INTEGERS else None
         if key == ALIGNMENT:
             rule = broken_alignment_rule(value.type, number or 0)

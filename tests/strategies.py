@@ -15,6 +15,9 @@ from qgemm.block import Format
 
 FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
+GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
+INTEGER = [fmt for fmt in FORMATS if fmt.integer]
+CODEBOOKS = [fmt for fmt in FORMATS if fmt.codebook is not None]
 ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None]
 ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.encode is not None]
 TILED = [fmt for fmt in FORMATS if fmt.slots]
@@ -43,7 +46,7 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
     for name in fmt.dtype.names or ():
         if fmt.dtype[name].kind == "f":
             blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
-        elif fmt.dtype[name] == np.uint8:  # one byte a block is the exponent of a power of two
+        elif fmt.dtype[name] == np.uint8:  # one byte a block is an exponent, or E4M4 around 0.1
             blocks[name] = rng.integers(118, 128, blocks.shape)
     if fmt.plain:
         blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)
@@ -77,7 +80,28 @@ def values(draw: st.DrawFn, fmt: Format, most: int = 40) -> np.ndarray:
         x = rng.standard_normal(shape) * np.where(rng.random(shape) < 0.05, 1000.0, 1.0)
     else:
         x = rng.standard_normal(shape) * 2.0 ** rng.integers(-149, -120, shape)
-    return np.asarray(x, np.float32)
+    most = np.nextafter(np.float32(fmt.limit), np.float32(0))
+    return np.clip(np.asarray(x, np.float32), -most, most)
+
+
+@st.composite
+def codebooks(draw: st.DrawFn, fmt: Format) -> np.ndarray:
+    """Levels [2^bits] float32 in any order: of coarse grids, where ties and duplicates are common, or any at all."""
+    rng, count = draw(seeds()), len(fmt.codebook)
+    kind = draw(st.sampled_from(("grid", "wide grid", "random", "positive", "constant", "permuted", "extreme")))
+    if kind == "grid":
+        return rng.integers(-8, 9, count).astype(np.float32) / np.float32(8)
+    if kind == "wide grid":
+        return (rng.integers(-3, 4, count) * 2.0 ** rng.integers(-30, 4, count)).astype(np.float32)
+    if kind == "random":
+        return rng.uniform(-1, 1, count).astype(np.float32)
+    if kind == "positive":
+        return rng.uniform(0, 1, count).astype(np.float32)
+    if kind == "constant":
+        return np.full(count, rng.uniform(-1, 1), np.float32)
+    if kind == "permuted":
+        return rng.permutation(fmt.codebook)
+    return rng.choice(np.array([0, -0.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 1, -1], np.float32), count)
 
 
 @st.composite

@@ -10,14 +10,24 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import BLOCK_FORMATS, ENCODED, ENCODED_BLOCKS, FORMATS, blocks, each, raw_blocks, seeds, values
+from strategies import (
+    ENCODED,
+    ENCODED_BLOCKS,
+    FORMATS,
+    GGML_BLOCKS,
+    blocks,
+    each,
+    raw_blocks,
+    seeds,
+    values,
+)
 
 import qgemm
 from qgemm.formats import GGML_TYPES, format_named
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = np.load(DATA / "ggml_blocks.npz")
-RIGHT_IN_GGUF = [fmt for fmt in BLOCK_FORMATS if fmt.name != "q8_1"]  # gguf 0.19 has no q8_1 codec
+RIGHT_IN_GGUF = [fmt for fmt in GGML_BLOCKS if fmt.name != "q8_1"]  # gguf 0.19 has no q8_1 codec
 LEVELS = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31, "q8_0": 254, "q8_1": 254}  # steps across a block's range
 MXFP4 = qgemm.FORMATS["mxfp4"]
 MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -39,7 +49,7 @@ def assert_same_bits(got, want):
     np.testing.assert_array_equal(got.view(np.uint32)[~nan], want.view(np.uint32)[~nan])
 
 
-@each(BLOCK_FORMATS)
+@each(GGML_BLOCKS)
 def test_golden_blocks(fmt):
     x, packed, decoded = (GOLDEN[f"{fmt.name}/{part}"] for part in ("x", "blocks", "values"))
     if fmt.encode is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import BLOCK_FORMATS, FORMATS, each, exact, problems, raw_blocks, tame, weights
+from strategies import BLOCK_FORMATS, FORMATS, INTEGER, each, exact, problems, raw_blocks, tame, weights
 
 import qgemm
 from qgemm import cpu
@@ -50,7 +50,7 @@ def test_a16_within_bound(fmt, data):
     assert (np.abs(y - exact(x, w)) <= a16_bound(x, magnitudes(fmt, w.blocks))).all()
 
 
-@each(BLOCK_FORMATS)
+@each(INTEGER)
 @given(data=st.data())
 def test_a8_against_its_formula_in_exact_integers(fmt, data):
     """Per group: three roundings, then a sum over groups; the integer dot itself is exact in float32."""
@@ -61,6 +61,52 @@ def test_a8_against_its_formula_in_exact_integers(fmt, data):
     assert (np.abs(y - want) <= (w.shape[1] // fmt.group + 6) * U * size + 1e-37).all()
     np.testing.assert_array_equal(qgemm.matmul(prepared, w), y)
     np.testing.assert_array_equal(qgemm.matmul(prepared, w, "a8"), y)
+
+
+@each(FORMATS)
+@given(data=st.data())
+def test_bias_and_residual_are_added_in_float32(fmt, data):
+    x, w = data.draw(problems(fmt, M_EDGES))
+    rng = np.random.default_rng(1)
+    bias = rng.standard_normal(w.shape[0]).astype(np.float16)
+    residual = rng.standard_normal((len(x), w.shape[0])).astype(np.float32)
+    plain = qgemm.matmul(x, w)
+    np.testing.assert_array_equal(qgemm.matmul(x, w, bias=bias), plain + bias)
+    np.testing.assert_array_equal(qgemm.matmul(x, w, residual=residual), plain + residual)
+    want = (plain + bias + residual).astype(np.float16)
+    np.testing.assert_array_equal(qgemm.matmul(x, w, bias=bias, residual=residual, dtype="float16"), want)
+    assert qgemm.matmul(x, w, bias=bias, residual=residual, out=residual) is residual
+    np.testing.assert_array_equal(residual.astype(np.float16), want)
+
+
+def test_many_weights_of_one_x():
+    rng = np.random.default_rng(2)
+    ws = [qgemm.quantize(rng.standard_normal((n, 64)).astype(np.float32), t) for n, t in ((5, "q4_0"), (70, "q8_0"))]
+    x = rng.standard_normal((2, 3, 64)).astype(np.float32)
+    biases = [rng.standard_normal(5), None]
+    for activation in ("a16", "a8"):
+        wants = [qgemm.matmul(x, w, activation, bias=b, dtype="float16") for w, b in zip(ws, biases, strict=True)]
+        outs = [np.empty((2, 3, w.shape[0]), np.float16) for w in ws]
+        found = qgemm.matmul_many(x, ws, activation, biases=biases, outs=outs)
+        fresh = qgemm.matmul_many(x, ws, activation, biases=biases, dtype="float16")
+        for y, out, again, want in zip(found, outs, fresh, wants, strict=True):
+            assert y is out
+            np.testing.assert_array_equal(y, want)
+            np.testing.assert_array_equal(again, want)
+    assert qgemm.matmul_many(x, []) == []
+    with pytest.raises(qgemm.UnsupportedError, match="outs has 1 entries for 2 weights"):
+        qgemm.matmul_many(x, ws, outs=outs[:1])
+
+
+def test_addends_that_do_not_fit_are_named():
+    w = qgemm.quantize(np.ones((5, 64), np.float32), "q4_0")
+    x = np.ones((2, 64), np.float32)
+    with pytest.raises(qgemm.UnsupportedError, match=r"bias has shape \(4,\), y needs \(5,\)"):
+        qgemm.matmul(x, w, bias=np.ones(4, np.float32))
+    with pytest.raises(qgemm.UnsupportedError, match=r"residual has shape \(5,\), y needs \(2, 5\)"):
+        qgemm.matmul(x, w, residual=np.ones(5, np.float32))
+    with pytest.raises(TypeError, match=r"bias must be of float16.*int64"):
+        qgemm.matmul(x, w, bias=np.ones(5, np.int64))
 
 
 @each(FORMATS)
@@ -77,8 +123,8 @@ def test_identity_gives_the_decoded_matrix(fmt):
 @pytest.mark.parametrize("m", [3, 100])
 def test_nan_stays_in_its_row(fmt, activation, m):
     """A NaN or infinity in one row of x or W reaches no other output. Codes and exponents alone cannot make a NaN."""
-    if fmt.plain and activation == "a8":
-        pytest.skip("plain formats have no integer codes")
+    if activation == "a8" and not fmt.integer:
+        pytest.skip("numbers and levels of a codebook are no integer codes")
     rng = np.random.default_rng(6)
     k = max(128, 3 * fmt.weights)
     raw = np.frombuffer(rng.bytes(90 * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(90, -1)
@@ -161,7 +207,7 @@ def test_empty_m_n_or_k(fmt):
     block = fmt.weights
     for m, n, count in ((0, 3, 2), (2, 0, 2), (2, 3, 0), (0, 0, 0)):
         w = qgemm.Tensor(fmt, (n, count * block), np.zeros((n, count), fmt.dtype))
-        for activation in ("a16",) if fmt.plain else ("a16", "a8"):
+        for activation in ("a16", "a8") if fmt.integer else ("a16",):
             y = qgemm.matmul(np.ones((m, count * block), np.float32), w, activation)
             assert y.shape == (m, n)
             assert (y == 0).all()
@@ -180,6 +226,7 @@ def test_errors_name_what_came_and_what_fits():
         (lambda: qgemm.matmul(w[:2], w), "Q8_1"),
         (lambda: qgemm.matmul(x, qgemm.quantize(np.ones((2, 32, 64), np.float32), "q4_0")), r"a matrix \(N, K\)"),
         (lambda: qgemm.matmul(x, qgemm.quantize(np.ones((32, 64)), "f16"), "a8"), "F16 has no integer codes"),
+        (lambda: qgemm.matmul(x, qgemm.quantize(np.ones((32, 64)), "kbit3"), "a8"), "KBIT3 has no integer codes"),
         (lambda: qgemm.quantize_activations(np.ones((2, 100), np.float32)), "100 is not a multiple of 32"),
     ]
     for call, message in refused:

@@ -29,14 +29,12 @@ def cupy():
 def test_sm_90_goes_to_prefill_above_decode():
     q4_0 = qgemm.FORMATS["q4_0"]
     for m, sm, x, kernel in (
-        (8, 90, "half", "decode"),
-        (9, 90, "half", "prefill"),
+        (16, 90, "half", "decode"),
+        (17, 90, "half", "prefill"),
         (1 << 20, 90, "bf16", "prefill"),
-        (9, 90, "float", "decode"),
         (17, 90, "float", "unpack"),
-        (16, 100, "half", "decode"),
-        (17, 100, "half", "unpack"),
-        (17, 80, "half", "unpack"),
+        (17, 100, "half", "prefill_mma"),
+        (17, 80, "half", "prefill_mma"),
     ):
         assert routes.route(routes.Problem(q4_0, "a16", m, 64, 64, sm, x)).kernel == kernel
     assert routes.route(routes.Problem(q4_0, "a8", 17, 64, 64, 90)).kernel != "prefill"
@@ -118,7 +116,8 @@ def test_powers_of_two_cancel():
 
 
 def test_structures_are_laid_out_as_in_the_kernel():
-    assert ctypes.sizeof(prefill.Outputs) == 48
+    assert ctypes.sizeof(prefill.Types) == 16
+    assert prefill.Pointers.residual.offset - prefill.Pointers.y.offset == 16
     assert ctypes.sizeof(prefill.Units) == 16
     assert ctypes.sizeof(prefill.TensorMap) == 128
     assert ctypes.addressof(prefill.TensorMap.aligned()) % 64 == 0

@@ -1,4 +1,4 @@
-"""Write the generated tables of README.md: formats and routes, from the registry and the dispatch
+"""Write the generated tables of README.md: formats, their noise, and routes, from the registry and the dispatch
 table, and speed, from the results file of a GPU.
 
 `tools/readme.py` rewrites the file; a test fails while it and the code differ.
@@ -11,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import report
+from numpy.typing import NDArray
 
 from qgemm import FORMATS
 from qgemm.block import Format
 from qgemm.routes import ANY, ROUTES
 
 README = Path(__file__).parents[1] / "README.md"
+SAMPLE = (1024, 1024)  # weights whose noise is measured
+MOST_BITS = 6  # a weight of the formats that are compared with kbit
 
 
 def formats_table() -> str:
@@ -28,7 +31,7 @@ def formats_table() -> str:
     for fmt in sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw)):
         rows.append(
             f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {formula(fmt)} | "
-            f"{tick(fmt.encode is not None)} | {tick(not fmt.plain)} | {tick(bool(fmt.slots))} |"
+            f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(bool(fmt.slots))} |"
         )
     return "\n".join(rows)
 
@@ -42,11 +45,31 @@ def formula(fmt: Format) -> str:
     """How a weight is computed from its block, derived from the fields and the zero."""
     if fmt.plain:
         return "the number itself"
+    if fmt.codebook is not None:
+        return "absmax * codebook[q]"
     fields = fmt.dtype.names or ()
     scale = "2^(e - 128)" if "e" in fields else "d * sc" if "scales" in fields else "d"
     zero = fmt.decode_levels(np.zeros(1, fmt.dtype)).zero
     minimum = " + m" if "m" in fields else " - dmin * m" if "dmin" in fields else ""
     return f"{scale} * {f'(q - {zero})' if zero else 'q'}{minimum}"
+
+
+def noise_table() -> str:
+    """One row a format that can be quantized to and has few bits: what is left of random weights."""
+    rng = np.random.default_rng(0)
+    weights = {"normal": rng.standard_normal(SAMPLE), "heavy tails": rng.standard_t(3, SAMPLE)}
+    rows = [f"| format | bits / weight | {' | '.join(weights)} |", f"|---|--:|{'--:|' * len(weights)}"]
+    blocks = (fmt for fmt in FORMATS.values() if not fmt.plain and fmt.encode is not None and fmt.bpw <= MOST_BITS)
+    for fmt in sorted(blocks, key=lambda fmt: fmt.bpw):
+        found = (f"{signal_to_noise(x.astype(np.float32) / 50, fmt):.1f}" for x in weights.values())
+        rows.append(f"| {fmt} | {fmt.bpw:g} | {' | '.join(found)} |")
+    return "\n".join(rows)
+
+
+def signal_to_noise(x: NDArray[np.float32], fmt: Format) -> float:
+    """Of weights in this format: mean square of x over that of the error, in dB."""
+    error = fmt.dequantize(fmt.quantize(x), np.float64) - x
+    return 10 * float(np.log10(np.mean(x.astype(np.float64) ** 2) / np.mean(error**2)))
 
 
 def routes_table() -> str:
@@ -61,7 +84,7 @@ def routes_table() -> str:
     return "\n".join(rows)
 
 
-TABLES = {"formats": formats_table, "routes": routes_table, "speed": report.speed_table}
+TABLES = {"formats": formats_table, "noise": noise_table, "routes": routes_table, "speed": report.speed_table}
 
 
 def generated(text: str) -> str:

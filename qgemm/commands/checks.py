@@ -166,11 +166,11 @@ class Against(Check):
         super().__init__(w)
         self.other, self.tolerance = other, tolerance
         self.comparable = has_numbers(w.format) and has_numbers(other.format)
-        self.identical, self.error, self.size = w.format is other.format, 0.0, 0.0
+        self.identical, self.error, self.size = w.format == other.format, 0.0, 0.0
 
     def see(self, tile: Tile) -> None:
         others = self.other.blocks[tile.rows]
-        identical = self.w.format is self.other.format and tile.blocks.tobytes() == others.tobytes()
+        identical = self.w.format == self.other.format and tile.blocks.tobytes() == others.tobytes()
         error = size = 0.0
         if self.comparable:
             want = numbers(self.other.format, others).astype(np.float64)

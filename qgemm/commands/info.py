@@ -112,11 +112,11 @@ def document(file: GGUFFile, tensors: list[Tensor], found: dict[str, Backend]) -
 
 def _totals(tensors: list[Tensor]) -> list[tuple[Format, int, int, int]]:
     """(format, tensors, weights, bytes) of each format, the most bytes first."""
-    totals: dict[Format, tuple[int, int, int]] = {}
+    totals: dict[str, tuple[Format, int, int, int]] = {}  # by name: a codebook makes no type of its own
     for tensor in tensors:
-        count, weights, packed = totals.get(tensor.format, (0, 0, 0))
-        totals[tensor.format] = count + 1, weights + prod(tensor.shape), packed + tensor.nbytes
-    return [(fmt, *total) for fmt, total in sorted(totals.items(), key=lambda item: -item[1][2])]
+        fmt, count, weights, packed = totals.get(tensor.format.name, (tensor.format, 0, 0, 0))
+        totals[fmt.name] = fmt, count + 1, weights + prod(tensor.shape), packed + tensor.nbytes
+    return sorted(totals.values(), key=lambda total: -total[3])
 
 
 def _size(file: GGUFFile) -> int:

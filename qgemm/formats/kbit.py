@@ -1,0 +1,78 @@
+"""kbit2 to kbit5: 32 weights share an absmax, w = absmax * codebook[q] with q in 0..2^bits - 1.
+
+    offset  bytes     field
+         0  1 or 2    absmax  E4M4, in kbit2_f16 to kbit5_f16 float16
+         .  4 * bits  planes  plane b, bit j: bit b of the q of weight j (little-endian)
+
+The codebook, float32 [2^bits], belongs to the tensor; the default is normal-float (codebook.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..bits import Floats, pack_bit_planes, to_float16, unpack_bit_planes
+from ..block import Blocks, Format, Levels
+from ..errors import UnsupportedError
+from . import scales
+from .codebook import checked, nearest, normal_float
+from .e4m4 import LIMIT, decode_e4m4, nearest_e4m4
+
+WEIGHTS = 32
+LEAST = np.float32(1e-8)  # a block without a larger magnitude is divided by this, so that zeros are
+
+
+class Absmax(NamedTuple):
+    """A kind of absmax: its dtype, what it adds to a format's name, its codec, and the magnitudes that it refuses."""
+
+    dtype: str
+    suffix: str
+    encode: Callable[[Floats], NDArray[Any]]
+    decode: Callable[[NDArray[Any]], Floats]
+    limit: float
+
+
+ABSMAX = {
+    #                 dtype  suffix  encode        decode                           limit
+    "e4m4":    Absmax("u1",  "",     nearest_e4m4, decode_e4m4,                     LIMIT),
+    "float16": Absmax("<f2", "_f16", to_float16,   lambda half: half.astype("<f4"), np.inf),
+}  # fmt: skip
+
+
+def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> Format:
+    """The format of so many bits with this kind of absmax and this codebook.
+
+    UnsupportedError for another kind of absmax, CodebookError for a codebook that is not 2^bits finite numbers.
+    """
+    if absmax not in ABSMAX:
+        raise UnsupportedError(f"KBIT{bits}: absmax is {' or '.join(map(repr, ABSMAX))}, got {absmax!r}")
+    own, kind = absmax, ABSMAX[absmax]
+    name = f"kbit{bits}{kind.suffix}"
+    book = checked(normal_float(bits) if codebook is None else codebook, bits, name.upper())
+    dtype = np.dtype([("absmax", kind.dtype), ("planes", "<u4", bits)])
+
+    def encode(x: Floats) -> Blocks:
+        """Values [n, 32] -> blocks [n]: absmax, q of the level nearest to x / absmax, from the unrounded absmax."""
+        largest = scales.absmax(x)
+        blocks = np.empty(len(x), dtype)
+        blocks["absmax"] = kind.encode(largest)
+        scaled = np.divide(x, np.maximum(largest, LEAST)[:, None], dtype=np.float32)
+        blocks["planes"] = pack_bit_planes(nearest(scaled, book), bits)
+        return blocks
+
+    def levels(blocks: Blocks) -> Levels:
+        """Blocks [n] -> codebook[q] as codes [n, 1, 32], scale [n, 1]."""
+        return Levels(book.take(unpack_bit_planes(blocks["planes"]))[:, None], kind.decode(blocks["absmax"])[:, None])
+
+    def variant(codebook: ArrayLike | None, absmax: str | None) -> Format:
+        return kbit(bits, own if absmax is None else absmax, book if codebook is None else codebook)
+
+    return Format(name, WEIGHTS, dtype, encode, levels, limit=kind.limit, codebook=book, variant=variant)
+
+
+KBIT2, KBIT3, KBIT4, KBIT5 = (kbit(bits) for bits in (2, 3, 4, 5))
+KBIT2_F16, KBIT3_F16, KBIT4_F16, KBIT5_F16 = (kbit(bits, "float16") for bits in (2, 3, 4, 5))
