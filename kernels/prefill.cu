@@ -19,10 +19,10 @@ constexpr int GROUP_THREADS = 128, CONSUMERS = STRIPS * SPLITS, THREADS = (CONSU
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
 constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 
-constexpr bool WHOLE_TILES = STAGE % SPANS == 0;  // in a stage; otherwise the fields of a tile have slots of their own
+constexpr bool WHOLE_TILES = STAGE % SPANS == 0;   // in a stage; otherwise the fields of a tile have slots of their own
 constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
-constexpr int SUMS = TOKENS / 2;                                                              // of a thread
-constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are stored at a time
+constexpr int SUMS = TOKENS / 2;                   // of a thread
+constexpr int CHUNK = TOKENS % 32 ? 16 : 32;       // tokens that are stored at a time
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
@@ -537,7 +537,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < DEPTH; ++slot) {
-            mbarrier_init(shared_address(&memory.full[slot]), 2);  // producers
+            mbarrier_init(shared_address(&memory.full[slot]), 2);            // producers
             mbarrier_init(shared_address(&memory.empty[slot]), STRIPS * 4);  // warps
         }
         memory.weights.init_slots();

@@ -147,7 +147,7 @@ def _jobs(products: Sequence[_Product], activation: str, m: int, kind: str) -> l
     return jobs
 
 
-def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Launch | None:
+def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Callable[..., None] | None:
     """Computes a job, and gives its launch if it can be used again."""
     if row.kernel not in ADDING:
         (p,) = products
@@ -166,7 +166,7 @@ def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Lau
     )
     first = products[0].w
     source = PREPARED if prepared else c_type(x.dtype)
-    launch: Any
+    launch: Callable[..., None]
     if row.kernel == "prefill":
         launch = prefill_launch(first.device, first.format, first.shape, first.exponent, m, source, *shapes)
     else:

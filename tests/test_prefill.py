@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_grids_share_all_work(sms, units):
             pieces = [begin_of(cta, ctas, cut) for cta in range(ctas + 1)]
             assert pieces[0] == 0
             assert pieces[-1] == cut
-            assert min(b - a for a, b in zip(pieces, pieces[1:], strict=False)) >= 1
+            assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
         busiest = -(-whole // ctas) * units + -(-cut // ctas)
         ideal = -(-count * units // sms)
         pieces_each = max(1, sms // count)  # few tiles are cut into equal pieces
@@ -217,7 +218,7 @@ def test_every_tiling_by_every_format(fmt, tiling):
 @pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
 def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
-    """y = x @ W.T + bias + residual, rounded once to y's type; rows of y that 16 bytes do not divide, and that they do."""
+    """y = x @ W.T + bias + residual, rounded once to y's type; rows of y of any size, and multiples of 16 bytes."""
     from ml_dtypes import bfloat16
 
     dtypes = {"float16": np.float16, "float32": np.float32, "bfloat16": bfloat16}
