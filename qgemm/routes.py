@@ -38,6 +38,7 @@ class Formats(NamedTuple):
 
 
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
+SMALL_BLOCKS = Formats("tiled, no super-blocks", lambda fmt: TILED.holds(fmt) and fmt.weights == fmt.group)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -99,11 +100,13 @@ class Route(NamedTuple):
 
 ROUTES = (
     #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
-    Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "at the speed of memory"),
+    Route("decode",   ("a16",),       TYPES,      8,    80,    ANY, TILED,   (8,),         "at the speed of memory"),
+    Route("prefill",  ("a16",),       NARROW,     16,   90,    100, SMALL_BLOCKS, TOKENS,  "wgmma, from packed weights"),
+    Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, TILED,   (16,),        "at the speed of memory"),
     Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
     Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "sums in float32 registers"),
     Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
-    Route("prefill",  ("a16",),       NARROW,     ANY,  90,    100, TILED,   TOKENS,       "wgmma, decoded in registers"),
+    Route("prefill",  ("a16",),       NARROW,     ANY,  90,    100, TILED,   TOKENS,       "wgmma, from packed weights"),
     Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,   MMA_TOKENS,    "decoded in registers"),
     Route("prefill_mma", ("a16",), NARROW,     128,  100,   120, TILED,   MMA_TOKENS,    "decoded in registers"),
     Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,   MMA_TOKENS,    "decoded in registers"),
@@ -137,6 +140,8 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
                 yield row.kernel, {"Out": out}
             continue
         if row.kernel == "prefill":
+            if row.most != ANY:
+                continue  # the other row has all of its templates
             shapes = dict.fromkeys(tiling._replace(m=0, least=0) for tiling in TILINGS)
             for source, tiling in product(row.types, shapes):
                 yield row.kernel, prefill_template(fmt, tiling, source)

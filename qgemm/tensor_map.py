@@ -1,4 +1,4 @@
-"""Tensor maps: how the tensor memory accelerator of sm_90 finds a box of a matrix. Encoded by the driver, through ctypes."""
+"""Tensor maps: how the tensor memory accelerator of sm_90 finds a box of a matrix. The driver encodes them."""
 
 from __future__ import annotations
 
