@@ -466,14 +466,15 @@ struct Consumer {
     __device__ bool aligned(const void* y) const {  // all rows of y start at a multiple of 16
         return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
     }
-    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Outputs& outputs,
-                                          const Types& types, float unit) const {
+    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Epilogue& epilogue,
+                                          float unit) const {
         const Place at(p, tile, strip);
-        void* y = outputs.y;
-        if (at.rows == TILE_ROWS && !types.bias && !types.residual) {
-            if (types.y == 1 && aligned<float>(y)) return store_whole(sums, at, static_cast<float*>(y), unit);
-            if (types.y == 2 && aligned<half>(y)) return store_whole(sums, at, static_cast<half*>(y), unit);
-            if (types.y == 3 && aligned<bf16>(y)) return store_whole(sums, at, static_cast<bf16*>(y), unit);
+        void* y = epilogue.arrays.y;
+        if (at.rows == TILE_ROWS && !epilogue.adds()) {
+            const int type = epilogue.types.y;
+            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, static_cast<float*>(y), unit);
+            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, static_cast<half*>(y), unit);
+            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, static_cast<bf16*>(y), unit);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& staged = memory.staged[strip];
@@ -484,23 +485,23 @@ struct Consumer {
             for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
                 staged[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] = sums[chunk / 2 + i] * unit;
             group_barrier();
-            store_some(staged, at, chunk, outputs, types);
+            store_some(staged, at, chunk, epilogue);
         }
     }
     // What of a chunk is there, with what is added to it.
     __device__ __forceinline__ void store_some(const float (&staged)[CHUNK][TILE_ROWS + 4], const Place& at, int chunk,
-                                               const Outputs& outputs, const Types& types) const {
+                                               const Epilogue& epilogue) const {
         const int from = max(at.skip - chunk, 0), to = min(at.tokens - chunk, CHUNK);
 #pragma unroll 1
         for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += GROUP_THREADS) {
             const int token = i / TILE_ROWS, row = i % TILE_ROWS;
             if (row < at.rows)
-                outputs.store(types, (at.first_token + chunk + token) * p.n, at.first_row + row, staged[token][row]);
+                epilogue.store((at.first_token + chunk + token) * p.n, at.first_row + row, staged[token][row]);
         }
     }
 
     __device__ void run(const Segments& all, int tiles, const Units& units, Workspace* workspace,
-                        const Outputs& outputs, const Types& types) const {
+                        const Epilogue& epilogue) const {
         const Levels levels(units.level);
         Segments segments = all;
         Turn turn;
@@ -516,7 +517,7 @@ struct Consumer {
                     hand_over(sums, workspace);
                 } else {
                     if (s.first > 0) add_others(sums, s, all, tiles, workspace);
-                    store(sums, s.tile, outputs, types, units.sum);
+                    store(sums, s.tile, epilogue, units.sum);
                 }
             }
         }
@@ -525,7 +526,7 @@ struct Consumer {
 
 // Tiles of y from `whole` on are cut along K.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles, const Outputs outputs,
+    prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles, const Outputs arrays,
             const Types types, Workspace* workspace, i64 n, i64 k, int m, int whole, const Units units) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Memory& memory = *reinterpret_cast<Memory*>(bytes);
@@ -553,6 +554,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         take_registers<CONSUMER_REGISTERS>();
         const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
         const Consumer consumer = {memory, problem, split, strip, int(threadIdx.x % GROUP_THREADS)};
-        consumer.run(segments, tiles_of_y, units, workspace, outputs, types);
+        consumer.run(segments, tiles_of_y, units, workspace, {arrays, types});
     }
 }

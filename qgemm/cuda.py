@@ -109,7 +109,7 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
         for p in products:
             _add_after(p, lambda sums: sums.fill(0))
         return
-    like, kind = x, "float" if prepared else c_type(x.dtype)
+    like, kind = x, c_type(x.dtype)
     jobs = _jobs([p for p in products if p.w.shape[0]], activation, m, kind)
     few = all(row.kernel in DECODES for row, _ in jobs)
     sm, weights = int(products[0].w.data.device.compute_capability), sum(p.w.shape[0] * k for p in products)
@@ -118,8 +118,10 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
         x = _rows(x, k)
     elif not prepared:
         x = _quantize(x, x, workspace(_stream(), k, m) if few else None)
+    if isinstance(x, DeviceActivations) and any(row.kernel == "prefill" for row, _ in jobs):
+        x = _dequantize_activations(x)
     launches = [_launch(row, x, k, m, some) for row, some in jobs]
-    again = all(row.kernel in ADDING for row, _ in jobs)
+    again = all(row.kernel in DECODES or (row.kernel in ADDING and activation == "a16") for row, _ in jobs)
     ready = not prepared and again and like.dtype.name in C_TYPES and all(_direct(p.y) for p in products)
     if ready and all(a is b for a, b in zip_longest(products, (p for _, some in jobs for p in some))):
         ws, outs, addends = zip(*products, strict=True)
@@ -147,7 +149,7 @@ def _jobs(products: Sequence[_Product], activation: str, m: int, kind: str) -> l
     return jobs
 
 
-def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Callable[..., None] | None:
+def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Any:
     """Computes a job, and gives its launch if it can be used again."""
     if row.kernel not in ADDING:
         (p,) = products
@@ -166,9 +168,8 @@ def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Cal
     )
     first = products[0].w
     source = PREPARED if prepared else c_type(x.dtype)
-    launch: Callable[..., None]
     if row.kernel == "prefill":
-        launch = prefill_launch(first.device, first.format, first.shape, first.exponent, m, source, *shapes)
+        launch: Any = prefill_launch(first.device, first.format, first.shape, first.exponent, m, source, *shapes)
     else:
         launch = decode_launch(row, first.device, first.format, k, m, source, shapes)
     pointers: list[int] = []
@@ -337,18 +338,12 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
     """Decode panels of W in bounded workspace, multiply each by cuBLAS; any number of tokens.
 
     The panel has x's type where that is exact enough: float16 (scaled by a power of two, so that nothing overflows)
-    or bfloat16 for the same activations, float32 for the rest. Those of A8 are decoded first; what the prefill kernel
-    takes goes to it.
+    or bfloat16 for the same activations, float32 for the rest. Those of A8 are decoded first.
     """
     import cupy
 
     if isinstance(x, DeviceActivations):
         x = _dequantize_activations(x)
-        sm = int(w.data.device.compute_capability)
-        a16 = route(Problem(w.format, "a16", len(y), *w.shape, sm, c_type(x.dtype)))
-        if a16.kernel == "prefill":
-            _launch(a16, x, w.shape[1], len(y), [_Product(w, y, NOTHING)])
-            return
     dtype = x.dtype
     if w.format.plain and w.data.dtype != dtype:
         x, dtype = x.astype(np.float32), np.dtype(np.float32)

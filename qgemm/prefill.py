@@ -11,7 +11,7 @@ from . import jit, tiles
 from .block import Format
 from .decode import Shape
 from .launch import Launch
-from .products import TYPE_CODES
+from .products import TYPE_CODES, Types
 from .tensor_map import TensorMap
 from .tilings import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
 
@@ -55,20 +55,10 @@ def units_of(exponent: int) -> Units:
     return Units(2.0 ** (-weight - LEVEL), 2.0**-weight, 2.0**LEVEL, 2.0**weight)
 
 
-class Types(ctypes.Structure):
-    """Of y, bias and residual: `Types` in kernels/epilogue.cuh."""
-
-    _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "padding")]
-
-
 class Pointers(ctypes.Structure):
-    """What a call fills: the workspace, the tiles, and `Outputs` of kernels/epilogue.cuh."""
+    """What changes from call to call but for the map of x: the workspace, w, and y with what is added to it."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("workspace", "tiles", "y", "bias", "residual")]
-
-    def at(self, name: str) -> ctypes.c_void_p:
-        """The argument that starts at a field."""
-        return ctypes.c_void_p.from_buffer(self, getattr(Pointers, name).offset)
+    _fields_ = [("parts", ctypes.c_void_p), ("w", ctypes.c_void_p), ("outputs", ctypes.c_void_p * 3)]
 
 
 class PrefillLaunch:
@@ -95,11 +85,12 @@ class PrefillLaunch:
         self._x, self._device = 0, device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
         pointers, types = Pointers(), Types(*(TYPE_CODES.get(name, 0) for name in out[1:]))
+        parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
         sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole)
-        places = pointers.at("tiles"), pointers.at("y"), types, pointers.at("workspace")
+        arguments = (self._map, w, pointers.outputs, types, parts, *sizes, units_of(exponent))
+        function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
         self._launch = Launch(
-            jit.load("prefill", fmt, **template), grid.ctas, tiling.threads, int(template["SHARED"]),
-            (self._map, *places, *sizes, units_of(exponent)), pointers, len(Pointers._fields_),
+            function, grid.ctas, tiling.threads, int(template["SHARED"]), arguments, pointers, count
         )  # fmt: skip
         self.grid, self.template = grid, template
 

@@ -26,7 +26,7 @@ QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
-NARROW = ("half", "bf16")
+HALF, HALVES = ("half",), ("half", "bf16")
 MMA_TOKENS = tuple(sorted({cut.tokens for cut in prefill_mma.CUTS}))
 
 
@@ -38,7 +38,7 @@ class Formats(NamedTuple):
 
 
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
-SMALL_BLOCKS = Formats("tiled, no super-blocks", lambda fmt: TILED.holds(fmt) and fmt.weights == fmt.group)
+FLAT = Formats("tiled, no super-blocks", lambda fmt: TILED.holds(fmt) and fmt.weights == fmt.group)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -99,19 +99,20 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
-    Route("decode",   ("a16",),       TYPES,      8,    80,    ANY, TILED,   (8,),         "at the speed of memory"),
-    Route("prefill",  ("a16",),       NARROW,     16,   90,    100, SMALL_BLOCKS, TOKENS,  "wgmma, from packed weights"),
-    Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, TILED,   (16,),        "at the speed of memory"),
-    Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
-    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "sums in float32 registers"),
-    Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
-    Route("prefill",  ("a16",),       NARROW,     ANY,  90,    100, TILED,   TOKENS,       "wgmma, from packed weights"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("prefill_mma", ("a16",), NARROW,     128,  100,   120, TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
-    Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
+    #     kernel         activations    x       m <= sm >= <    formats tokens        what it does
+    Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, TILED, (8,),         "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,  TOKENS,       "wgmma, from packed weights"),
+    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, TILED, (16,),        "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, TILED, TOKENS,       "wgmma, from packed weights"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, TILED, (8, 16),      "the same by integer dots"),
+    Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, TILED, TOKENS,       "on decoded activations"),
+    Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused_a8",    ("a8",),       TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 80,  90,  TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, 128, 100, 120, TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 120, ANY, TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("unpack",      ("a16", "a8"), TYPES,  ANY, 75,  ANY, TILED, (),           "row panels, then cuBLAS"),
+    Route("cublas",      ("a16",),      TYPES,  ANY, 75,  ANY, PLAIN, (),           "cuBLAS on the weights"),
 )  # fmt: skip
 
 
@@ -132,6 +133,13 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
     if TILED.holds(fmt):
         yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
+    found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
+    for kernel, template in _variants_of_rows(fmt, sm):
+        found.setdefault((kernel, *template.values()), (kernel, template))
+    yield from found.values()
+
+
+def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     for row in ROUTES:
         if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue
@@ -139,16 +147,14 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
             for out in TYPES:
                 yield row.kernel, {"Out": out}
             continue
-        if row.kernel == "prefill":
-            if row.most != ANY:
-                continue  # the other row has all of its templates
-            shapes = dict.fromkeys(tiling._replace(m=0, least=0) for tiling in TILINGS)
-            for source, tiling in product(row.types, shapes):
-                yield row.kernel, prefill_template(fmt, tiling, source)
-            continue
         if row.kernel == "prefill_mma":
             for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):
                 yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
+            continue
+        if row.kernel == "prefill":
+            shapes = dict.fromkeys(tiling._replace(m=0, least=0) for tiling in TILINGS)
+            for source, tiling in product(row.types, shapes):
+                yield row.kernel, prefill_template(fmt, tiling, source)
             continue
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):

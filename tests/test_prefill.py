@@ -28,17 +28,23 @@ def cupy():
 
 
 def test_sm_90_goes_to_prefill_above_decode():
-    q4_0 = qgemm.FORMATS["q4_0"]
-    for m, sm, x, kernel in (
-        (16, 90, "half", "decode"),
-        (17, 90, "half", "prefill"),
-        (1 << 20, 90, "bf16", "prefill"),
-        (17, 90, "float", "unpack"),
-        (17, 100, "half", "prefill_mma"),
-        (17, 80, "half", "prefill_mma"),
+    """From 9 rows on, of super-blocks from 17 on, where decode is faster until then."""
+    q4_0, q4_k = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q4_k"]
+    for fmt, m, sm, x, kernel in (
+        (q4_0, 8, 90, "half", "decode"),
+        (q4_0, 9, 90, "half", "prefill"),
+        (q4_k, 16, 90, "half", "decode"),
+        (q4_k, 17, 90, "half", "prefill"),
+        (q4_0, 1 << 20, 90, "bf16", "prefill"),
+        (q4_0, 9, 90, "float", "decode"),
+        (q4_0, 17, 90, "float", "unpack"),
+        (q4_0, 16, 100, "half", "decode"),
+        (q4_0, 17, 100, "half", "prefill_mma"),
+        (q4_0, 17, 80, "half", "prefill_mma"),
     ):
-        assert routes.route(routes.Problem(q4_0, "a16", m, 64, 64, sm, x)).kernel == kernel
-    assert routes.route(routes.Problem(q4_0, "a8", 17, 64, 64, 90)).kernel != "prefill"
+        assert routes.route(routes.Problem(fmt, "a16", m, 64, 64, sm, x)).kernel == kernel
+    for m, x, kernel in ((16, "half", "decode_a8"), (17, "half", "prefill"), (17, "bf16", "unpack")):
+        assert routes.route(routes.Problem(q4_0, "a8", m, 64, 64, 90, x)).kernel == kernel
 
 
 def test_every_matrix_has_a_tiling():
@@ -117,8 +123,7 @@ def test_powers_of_two_cancel():
 
 
 def test_structures_are_laid_out_as_in_the_kernel():
-    assert ctypes.sizeof(prefill.Types) == 16
-    assert prefill.Pointers.residual.offset - prefill.Pointers.y.offset == 16
+    assert [getattr(prefill.Pointers, name).offset for name, _ in prefill.Pointers._fields_] == [0, 8, 16]
     assert ctypes.sizeof(prefill.Units) == 16
     assert ctypes.sizeof(prefill.TensorMap) == 128
     assert ctypes.addressof(prefill.TensorMap.aligned()) % 64 == 0
