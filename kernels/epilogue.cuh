@@ -42,8 +42,8 @@ struct Outputs {
 
 // What stores sums of row `row` of W and the token whose outputs start at index `token` of y.
 struct Epilogue {
-    const Outputs& arrays;
-    const Types& types;
+    Outputs arrays;
+    Types types;
 
     __device__ bool adds() const { return types.bias || types.residual; }
     __device__ float added(i64 token, i64 row, float sum) const {

@@ -142,14 +142,6 @@ __device__ inline float2 row_pair(const half (&pair)[2]) {
     return __half22float2(*reinterpret_cast<const half2*>(pair));
 }
 
-// Bytes i and j of a word, minus zero, as floats: 0x4b000000 is 2^23 in float, whose last place is 1. Conversions from
-// integers run at a quarter of the speed.
-__device__ inline float2 byte_pair(u32 word, int i, int j, int zero) {
-    const float bias = 8388608.0f + zero;
-    return {__uint_as_float(__byte_perm(word, 0x4b000000, 0x7550 | i)) - bias,
-            __uint_as_float(__byte_perm(word, 0x4b000000, 0x7550 | j)) - bias};
-}
-
 // Rounded once, as NumPy rounds a product of float32.
 __device__ inline float2 multiply_rounded(float2 a, float2 b) { return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y)}; }
 

@@ -526,8 +526,9 @@ struct Consumer {
 
 // Tiles of y from `whole` on are cut along K.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles, const Outputs arrays,
-            const Types types, Workspace* workspace, i64 n, i64 k, int m, int whole, const Units units) {
+    prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles,
+            const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m, int whole,
+            const Units units) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Memory& memory = *reinterpret_cast<Memory*>(bytes);
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS), row_tiles = (strips + STRIPS - 1) / STRIPS;
@@ -554,6 +555,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         take_registers<CONSUMER_REGISTERS>();
         const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
         const Consumer consumer = {memory, problem, split, strip, int(threadIdx.x % GROUP_THREADS)};
-        consumer.run(segments, tiles_of_y, units, workspace, {arrays, types});
+        consumer.run(segments, tiles_of_y, units, workspace, outputs);
     }
 }

@@ -18,12 +18,17 @@ struct SixBits {
     }
 };
 
+// Of rows g and g + 8.
+__device__ inline float2 six_bit_numbers(u32 bytes, int index) {
+    return __half22float2(levels_from_1024(bytes >> 8 * (index & 1) & 0x003f003f, 0));
+}
+
 __device__ inline float2 six_bit_scales(const u16 (&words)[6][2], int index) {
-    return byte_pair(SixBits(words, index >> 1).scales, index & 1, 2 + (index & 1), 0);
+    return six_bit_numbers(SixBits(words, index >> 1).scales, index);
 }
 
 __device__ inline float2 six_bit_minimums(const u16 (&words)[6][2], int index) {
-    return byte_pair(SixBits(words, index >> 1).minimums, index & 1, 2 + (index & 1), 0);
+    return six_bit_numbers(SixBits(words, index >> 1).minimums, index);
 }
 
 // The minimums of groups 2 p and 2 p + 1 as bf16 pairs, of row g and of row g + 8.

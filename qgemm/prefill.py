@@ -56,9 +56,12 @@ def units_of(exponent: int) -> Units:
 
 
 class Pointers(ctypes.Structure):
-    """What changes from call to call but for the map of x: the workspace, w, and y with what is added to it."""
+    """What changes from call to call but for the map of x: the workspace, w, and y with what is added to it.
 
-    _fields_ = [("parts", ctypes.c_void_p), ("w", ctypes.c_void_p), ("outputs", ctypes.c_void_p * 3)]
+    With the types that follow, the last three are the kernel's Epilogue.
+    """
+
+    _fields_ = [("parts", ctypes.c_void_p), ("w", ctypes.c_void_p), ("outputs", ctypes.c_void_p * 3), ("types", Types)]
 
 
 class PrefillLaunch:
@@ -84,10 +87,10 @@ class PrefillLaunch:
         self._map, self._box = TensorMap.aligned(), (source, m, k, min(m, tiling.tokens))
         self._x, self._device = 0, device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
-        pointers, types = Pointers(), Types(*(TYPE_CODES.get(name, 0) for name in out[1:]))
+        pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
         sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole)
-        arguments = (self._map, w, pointers.outputs, types, parts, *sizes, units_of(exponent))
+        arguments = (self._map, w, pointers.outputs, parts, *sizes, units_of(exponent))
         function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
         self._launch = Launch(
             function, grid.ctas, tiling.threads, int(template["SHARED"]), arguments, pointers, count

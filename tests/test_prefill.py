@@ -122,7 +122,7 @@ def test_powers_of_two_cancel():
 
 
 def test_structures_are_laid_out_as_in_the_kernel():
-    assert [getattr(prefill.Pointers, name).offset for name, _ in prefill.Pointers._fields_] == [0, 8, 16]
+    assert [getattr(prefill.Pointers, name).offset for name, _ in prefill.Pointers._fields_] == [0, 8, 16, 40]
     assert ctypes.sizeof(prefill.Units) == 16
     assert ctypes.sizeof(prefill.TensorMap) == 128
     assert ctypes.addressof(prefill.TensorMap.aligned()) % 64 == 0
