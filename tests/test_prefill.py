@@ -77,11 +77,10 @@ def test_tilings_fit_every_format(fmt, tiling):
 @each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
 @pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
 def test_tuned_kernels_keep_their_registers(fmt, tiling):
-    """No spills, but for three registers of super-blocks once a tile of y; no wgmma that wait for others (C75xx)."""
+    """Neither spills nor wgmma that wait for each other: ptxas says so as C75xx."""
     source = jit.compose("prefill", fmt, **tilings.prefill_template(fmt, tiling, "half"))
     _, report = jit.compile_cubin(source, "sm_90a")
-    spilled = int(re.search(r"(\d+) bytes spill stores", report)[1])
-    assert spilled <= (12 if tiling.splits == 4 and fmt.weights > fmt.group else 0)
+    assert re.search(r"\b0 bytes spill stores", report)
     assert "C75" not in report
 
 
