@@ -54,23 +54,4 @@ struct Epilogue {
     __device__ void store(i64 token, i64 row, float sum) const {
         store_as(arrays.y, types.y, token + row, added(token, row, sum));
     }
-
-    // Whether four outputs from a multiple of 4 lie on a multiple of their size, in every row of n.
-    __device__ bool aligned(i64 n) const {
-        return n % 4 == 0 && reinterpret_cast<i64>(arrays.y) % (types.y == 1 ? 16 : 8) == 0;
-    }
-    // Four finished outputs from index `i` of y on.
-    __device__ void store_four(i64 i, const float4& values) const {
-        if (types.y == 1) {
-            *reinterpret_cast<float4*>(static_cast<float*>(arrays.y) + i) = values;
-        } else if (types.y == 2) {
-            half2 pairs[2] = {__floats2half2_rn(values.x, values.y), __floats2half2_rn(values.z, values.w)};
-            *reinterpret_cast<uint2*>(static_cast<half*>(arrays.y) + i) = *reinterpret_cast<const uint2*>(pairs);
-        } else {
-            __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(values.x, values.y),
-                                       __floats2bfloat162_rn(values.z, values.w)};
-            *reinterpret_cast<uint2*>(static_cast<bf16*>(arrays.y) + i) = *reinterpret_cast<const uint2*>(pairs);
-        }
-    }
-    __device__ void store_one(i64 i, float value) const { store_as(arrays.y, types.y, i, value); }
 };

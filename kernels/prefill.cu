@@ -257,15 +257,19 @@ struct Consumer {
     // This split's stages of a segment, one after the other.
     struct Cursor {
         const Consumer& at;
-        const int start, end;  // stages of the tile
-        const u32 first_fields;
+        const int end;          // of its stages
+        const u32 more_fields;  // than stage j / stages of a tile of W, to number the tile's fields
         Turn turn;
         int j;
-        bool begun = false;
         int busy = -1;  // the slot before this one, while wgmma may read it
+        bool begun = false;
 
         __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, const Turn& first, u32 fields)
-            : at(at), start(first_stage(s)), end(end_stage(at.p, s)), first_fields(fields), turn(first), j(start) {
+            : at(at),
+              end(end_stage(at.p, s)),
+              more_fields(fields - first_stage(s) * STAGE / SPANS),
+              turn(first),
+              j(first_stage(s)) {
             const int ahead = (at.split + SPLITS - turn.slot % SPLITS) % SPLITS;  // of the next stage of this split
             j += ahead;
             turn.advance(ahead);
@@ -285,7 +289,7 @@ struct Consumer {
             at.memory.weights.wait_fields(fields());
             return true;
         }
-        __device__ u32 fields() const { return first_fields + j * STAGE / SPANS - start * STAGE / SPANS; }
+        __device__ u32 fields() const { return more_fields + j * STAGE / SPANS; }
 
         // This warp has read the slot before.
         __device__ __forceinline__ void release() {
@@ -408,15 +412,72 @@ struct Consumer {
         }
     }
 
-    // Sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together.
-    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Epilogue& outputs,
+    // Where a tile's outputs of this warpgroup lie.
+    struct Place {
+        i64 first_row;
+        int first_token, skip, rows, tokens;  // skip: tokens that another tile stores
+        __device__ Place(const Problem& p, int tile, int strip)
+            : first_row(i64(p.first_strip(tile) + strip) * TILE_ROWS),
+              first_token(p.first_loaded(tile)),
+              skip(p.first_token(tile) - first_token),
+              rows(int(min(i64(TILE_ROWS), p.n - first_row))),
+              tokens(min(TOKENS, p.m - first_token)) {}
+    };
+
+    // Sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together. First the usual case:
+    // all rows there are, nothing to add.
+    template <class T>
+    __device__ __forceinline__ void store_whole(const float (&sums)[SUMS], const Place& at, T* y, float unit) const {
+        constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged[strip]);
+        y += at.first_token * p.n + at.first_row;
+#pragma unroll
+        for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
+            group_barrier();  // the chunk before is read
+#pragma unroll
+            for (int i = 0; i < CHUNK / 8; i += 2) {
+                T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
+#pragma unroll
+                for (int j = 0; j < 8; ++j) made[j] = from_float<T>(sums[(chunk / 8 + i) * 4 + j] * unit);
+                if constexpr (sizeof(T) == 2) {
+                    u32 pairs[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) pairs[j] = *reinterpret_cast<const u32*>(&made[2 * j]);
+                    const int token = 8 * i + lane / 16 * 8 + lane % 8, row = 16 * warp + lane / 8 % 2 * 8;
+                    stmatrix_x4_transposed(shared_address(&staged[token][row]), pairs);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < 8; ++j)
+                        staged[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
+                }
+            }
+            group_barrier();
+#pragma unroll
+            for (int i = 0; i < CHUNK * PIECES; i += GROUP_THREADS) {
+                const int token = (i + thread) / PIECES, row = (i + thread) % PIECES * PER_STORE;
+                if (chunk + token >= at.skip && chunk + token < at.tokens)
+                    *reinterpret_cast<uint4*>(&y[(chunk + token) * p.n + row]) =
+                        *reinterpret_cast<const uint4*>(&staged[token][row]);
+            }
+        }
+    }
+    template <class T>
+    __device__ bool aligned(const void* y) const {  // all rows of y start at a multiple of 16
+        return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
+    }
+    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Epilogue& epilogue,
                                           float unit) const {
+        const Place at(p, tile, strip);
+        void* y = epilogue.arrays.y;
+        if (at.rows == TILE_ROWS && !epilogue.adds()) {
+            const int type = epilogue.types.y;
+            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, static_cast<float*>(y), unit);
+            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, static_cast<half*>(y), unit);
+            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, static_cast<bf16*>(y), unit);
+        }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& staged = memory.staged[strip];
-        const i64 first_row = i64(p.first_strip(tile) + strip) * TILE_ROWS;
-        const int first_token = p.first_loaded(tile), skip = p.first_token(tile) - first_token;
-        const int rows = int(min(i64(TILE_ROWS), p.n - first_row)), tokens = min(TOKENS, p.m - first_token);
-        const bool whole = rows == TILE_ROWS && outputs.aligned(p.n);
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
             group_barrier();  // the chunk before is read
@@ -424,36 +485,23 @@ struct Consumer {
             for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
                 staged[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] = sums[chunk / 2 + i] * unit;
             group_barrier();
-            store(staged, (first_token + chunk) * p.n + first_row, first_row, max(skip - chunk, 0),
-                  min(tokens - chunk, CHUNK), rows, whole, outputs);
+            store_some(staged, at, chunk, epilogue);
         }
     }
-    // Tokens `from` to `to` of a chunk whose first output is y[start].
-    __device__ __forceinline__ void store(float (&staged)[CHUNK][TILE_ROWS + 4], i64 start, i64 first_row, int from,
-                                          int to, int rows, bool whole, const Epilogue& outputs) const {
-        constexpr int FOURS = TILE_ROWS / 4;
+    // What of a chunk is there, with what is added to it.
+    __device__ __forceinline__ void store_some(const float (&staged)[CHUNK][TILE_ROWS + 4], const Place& at, int chunk,
+                                               const Epilogue& epilogue) const {
+        const int from = max(at.skip - chunk, 0), to = min(at.tokens - chunk, CHUNK);
 #pragma unroll 1
-        for (int i = from * FOURS + thread; i < to * FOURS; i += GROUP_THREADS) {
-            const int token = i / FOURS, row = i % FOURS * 4;
-            const i64 at = start + token * p.n;
-            float4 four = *reinterpret_cast<const float4*>(&staged[token][row]);
-            float* const sums = &four.x;
-            if (outputs.adds())
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (row + j < rows) sums[j] = outputs.added(at - first_row, first_row + row + j, sums[j]);
-            if (whole) {
-                outputs.store_four(at + row, four);
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (row + j < rows) outputs.store_one(at + row + j, sums[j]);
-            }
+        for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += GROUP_THREADS) {
+            const int token = i / TILE_ROWS, row = i % TILE_ROWS;
+            if (row < at.rows)
+                epilogue.store((at.first_token + chunk + token) * p.n, at.first_row + row, staged[token][row]);
         }
     }
 
     __device__ void run(const Segments& all, int tiles, const Units& units, Workspace* workspace,
-                        const Epilogue& outputs) const {
+                        const Epilogue& epilogue) const {
         const Levels levels(units.level);
         Segments segments = all;
         Turn turn;
@@ -469,7 +517,7 @@ struct Consumer {
                     hand_over(sums, workspace);
                 } else {
                     if (s.first > 0) add_others(sums, s, all, tiles, workspace);
-                    store(sums, s.tile, outputs, units.sum);
+                    store(sums, s.tile, epilogue, units.sum);
                 }
             }
         }

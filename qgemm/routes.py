@@ -38,6 +38,7 @@ class Formats(NamedTuple):
 
 
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
+FLAT = Formats("tiled, no super-blocks", lambda fmt: TILED.holds(fmt) and fmt.weights == fmt.group)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -100,8 +101,9 @@ class Route(NamedTuple):
 ROUTES = (
     #     kernel         activations    x       m <= sm >= <    formats tokens        what it does
     Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, TILED, (8,),         "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,  TOKENS,       "wgmma, from packed weights"),
+    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, TILED, (16,),        "at the speed of memory"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, TILED, TOKENS,       "wgmma, from packed weights"),
-    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, TILED, (8, 16),      "at the speed of memory"),
     Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, TILED, (8, 16),      "the same by integer dots"),
     Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, TILED, TOKENS,       "on decoded activations"),
     Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "sums in float32 registers"),

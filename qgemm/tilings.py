@@ -8,7 +8,6 @@ from .block import Format
 from .jit import Template
 from .tiles import ROWS, SPAN, spans, tile_dtype
 
-ANY = 1 << 62
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
 CHUNK = 32  # tokens that are stored at a time; 16 where that does not divide the token tile
@@ -43,27 +42,42 @@ class Tiling(NamedTuple):
 
 
 # Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; four warpgroups hide
-# each other's decoding.
+# each other's decoding. Few strips leave few tiles, of which smaller ones share the work better.
 TILINGS = (
     #      m <=  strips >=  tokens  strips  splits  stage  deep
     Tiling(16,   200,       16,     2,      2,      4,     8),
     Tiling(16,   0,         16,     1,      4,      4,     8),
     Tiling(32,   100,       32,     2,      2,      4,     4),
     Tiling(32,   0,         32,     1,      4,      4,     4),
+    Tiling(48,   100,       48,     2,      2,      2,     8),
+    Tiling(48,   0,         48,     1,      4,      2,     8),
     Tiling(64,   200,       64,     2,      2,      2,     6),
     Tiling(64,   0,         64,     1,      4,      2,     8),
+    Tiling(96,   65,        96,     2,      1,      2,     6),
+    Tiling(96,   0,         96,     1,      2,      2,     5),
     Tiling(128,  65,        128,    2,      1,      2,     5),
     Tiling(128,  0,         128,    1,      2,      2,     4),
+    Tiling(160,  65,        160,    2,      1,      1,     7),
+    Tiling(192,  65,        192,    2,      1,      1,     6),
+    Tiling(224,  65,        224,    2,      1,      1,     5),
     Tiling(256,  65,        256,    2,      1,      1,     5),
-    Tiling(256,  0,         128,    2,      1,      1,     8),
-    Tiling(ANY,  0,         256,    2,      1,      1,     5),
+    Tiling(256,  0,         128,    2,      1,      2,     5),
+    Tiling(160,  0,         160,    2,      1,      1,     7),
+    Tiling(192,  0,         192,    2,      1,      1,     6),
+    Tiling(224,  0,         224,    2,      1,      1,     5),
+    Tiling(256,  0,         256,    2,      1,      1,     5),
 )  # fmt: skip
 TOKENS = tuple(sorted({tiling.tokens for tiling in TILINGS}))
 
 
 def tiling_of(m: int, strips: int) -> Tiling:
-    """The first row of TILINGS for M rows of x and so many strips of 64 rows of W."""
-    return next(row for row in TILINGS if m <= row.m and strips >= row.least)
+    """The first row of TILINGS for M rows of x and so many strips of 64 rows of W.
+
+    M beyond the largest token tile is shared out evenly over as few tiles as possible.
+    """
+    part = -(-m // -(-m // TOKENS[-1]))
+    fitting = (row for row in TILINGS if part <= row.m and strips >= row.least)
+    return next(row for row in fitting if m <= row.m or part <= row.tokens)
 
 
 def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
