@@ -26,6 +26,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, GGUFValueType, Keys
 from numpy.typing import NDArray
 
+from .bits import Floats
 from .block import CHUNK, Blocks, Format
 from .errors import CodebookError, GGUFError
 from .files import shown
@@ -76,6 +77,12 @@ def fields_of(name: str, fmt: Format, blocks: Blocks) -> dict[str, NDArray[Any]]
     if fmt.codebook is None:
         return {name: np.ascontiguousarray(blocks)}
     return {name + _suffix(field): np.ascontiguousarray(blocks[field]) for field in fmt.dtype.names or ()}
+
+
+def codebook_of(name: str, fmt: Format) -> tuple[str, Floats]:
+    """The name and the data of the part that holds the codebook of a kbit tensor."""
+    assert fmt.codebook is not None
+    return name + CODEBOOK, fmt.codebook
 
 
 def stored_keys(values: Mapping[str, Value], ours: Value, version: Value) -> dict[str, Value]:

@@ -1,0 +1,125 @@
+"""The files that are written: each takes the blocks of its tensors in order, a range at a time.
+
+Before a file takes its place it is opened again by the strict reader, and the bytes of every tensor are held against
+the hash of what was to be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from gguf.constants import GGML_QUANT_VERSION, Keys, LlamaFileType
+
+from ..block import CHUNK, Blocks, Format
+from ..errors import QgemmError
+from ..files import shown, shown_path
+from ..gguf_parts import codebook_of, fields_of
+from ..tensor import Tensor
+from ..write import drafting
+from .rules import Step
+from .sources import open_source
+from .weight import Source
+
+WRITE_BACK = 32 << 20  # bytes after which the system is told to begin writing
+
+Append = Callable[[str, Format, Blocks], None]
+
+
+class Target(Protocol):
+    """How a kind of file is written: a context that takes blocks, and replaces the file when all went well."""
+
+    def __call__(
+        self, path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[str], None]
+    ) -> AbstractContextManager[Append]: ...
+
+
+def target_of(path: str) -> Target:
+    """By the end of the path."""
+    for suffix, target in TARGETS.items():
+        if path.endswith(suffix):
+            return target
+    raise QgemmError(f"{shown_path(path)}: the name must end in {', '.join(TARGETS)}")
+
+
+@contextmanager
+def checked(path: str, steps: Sequence[Step], source: Source, fmt: Format) -> Iterator[Append]:
+    """A file of any kind, and its hashes in `digests` once the body is done."""
+    hashes = {step.weight.name: hashlib.sha256() for step in steps}
+
+    def check(temporary: str) -> None:
+        written = {name: value.hexdigest() for name, value in hashes.items()}
+        found = dict(digests(temporary, os.path.splitext(path)[1]))
+        for name in {**written, **found}:
+            if written.get(name) != found.get(name):
+                raise QgemmError(f"{shown_path(path)}: tensor {shown(name)}: the disk does not hold what was written")
+
+    with target_of(path)(path, steps, source, fmt, check) as append:
+
+        def hashing(name: str, fmt: Format, blocks: Blocks) -> None:
+            hashes[name].update(memoryview(np.ascontiguousarray(blocks).view(np.uint8)))
+            append(name, fmt, blocks)
+
+        yield hashing
+
+
+def digests(path: str, kind: str = "") -> Iterator[tuple[str, str]]:
+    """By name, the SHA-256 of each tensor's bytes in a file; `kind` stands for the end of its name."""
+    with open_source(path, kind) as source:
+        for name, weight in source.weights.items():
+            found = hashlib.sha256()
+            tensor = weight.tensor
+            assert tensor is not None, "this library writes no others"
+            count = weight.size // tensor.format.weights
+            step = max(1, CHUNK // tensor.format.weights)
+            for start in range(0, count, step):
+                found.update(memoryview(tensor.read(start, min(start + step, count)).view(np.uint8)))
+            yield name, found.hexdigest()
+
+
+# ---------------------------------------------------------------- .gguf
+
+
+@contextmanager
+def gguf(
+    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[str], None]
+) -> Iterator[Append]:
+    """Tensors of any format, and the metadata of the source."""
+
+    def none() -> Blocks:
+        raise AssertionError("a draft asks for no blocks")
+
+    tensors = {step.weight.name: Tensor(step.format, step.weight.shape, none) for step in steps}
+    with drafting(path, tensors, metadata(source, steps, fmt), check) as draft:
+        for step in steps:
+            if step.format.codebook is not None:
+                draft.append(*codebook_of(step.weight.name, step.format))
+
+        def append(name: str, fmt: Format, blocks: Blocks) -> None:
+            for part, data in fields_of(name, fmt, blocks).items():
+                draft.append(part, data)
+
+        yield append
+
+
+def metadata(source: Source, steps: Sequence[Step], fmt: Format) -> Mapping[str, Any]:
+    """The source's, with what the file's types make of the two keys that speak of them."""
+    if all(step.copied for step in steps) and source.metadata:
+        return source.metadata
+    changed: dict[str, Any] = {Keys.General.FILE_TYPE: np.uint32(file_type(fmt))}
+    if any(not step.format.plain for step in steps):
+        changed[Keys.General.QUANTIZATION_VERSION] = np.uint32(GGML_QUANT_VERSION)
+    return {**source.metadata, **changed}
+
+
+def file_type(fmt: Format) -> int:
+    """llama.cpp's number for a file of mostly this type; GUESSED for what it has no number for."""
+    names = (f"MOSTLY_{fmt}", f"ALL_{fmt}", f"MOSTLY_{fmt}_MOE")
+    return next((kind.value for kind in LlamaFileType if kind.name in names), LlamaFileType.GUESSED.value)
+
+
+TARGETS: dict[str, Target] = {".gguf": gguf}
