@@ -104,6 +104,19 @@ class Opened:
             raise self._error(f"{shown_path(self.path)}: changed since it was opened")
         return data
 
+    def read_rows(self, offset: int, stride: int, rows: int, size: int) -> bytearray:
+        """The first `size` bytes of each of many rows that lie `stride` bytes apart."""
+        if size == stride:
+            return self.read(offset, rows * size)
+        data = bytearray(rows * size)
+        view = memoryview(data)
+        with system_errors(self.path, "read"):
+            for row in range(rows):
+                if os.preadv(self.fd, [view[row * size : (row + 1) * size]], offset + row * stride) != size:
+                    raise self._error(f"{shown_path(self.path)}: changed since it was opened")
+        self.check()
+        return data
+
     def expect(self, offset: int, size: int) -> None:
         """Let the system read these bytes ahead."""
         with suppress(OSError):
@@ -127,7 +140,7 @@ def allocate(fd: int, size: int) -> None:
 
 def write_at(fd: int, offset: int, piece: NDArray[Any] | memoryview) -> int:
     """Write all bytes of something contiguous at an offset; returns how many."""
-    data = memoryview(piece.reshape(-1).view(np.uint8)) if isinstance(piece, np.ndarray) else memoryview(piece)
+    data = piece.reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
     written = 0
     while written < len(data):
         written += os.pwrite(fd, data[written:], offset + written)

@@ -20,7 +20,8 @@ from .weight import Source
 
 AHEAD = 2  # ranges in the making, or made and not yet written, for each thread
 
-Job, Result = TypeVar("Job"), TypeVar("Result")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 def convert(

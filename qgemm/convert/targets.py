@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from math import prod
+from typing import IO, Any, Protocol
 
 import numpy as np
 from gguf.constants import GGML_QUANT_VERSION, Keys, LlamaFileType
+from numpy.lib import format as npy_format
 
+from .. import safetensors as layout
 from ..block import CHUNK, Blocks, Format
 from ..errors import QgemmError
-from ..files import shown, shown_path
-from ..gguf_parts import codebook_of, fields_of
+from ..files import allocate, replacing, shown, shown_path, system_errors, write_at
+from ..gguf_parts import ARCHITECTURE, OURS, codebook_of, fields_of
 from ..tensor import Tensor
 from ..write import drafting
 from .rules import Step
 from .sources import open_source
-from .weight import Source
+from .weight import SAFETENSORS, Source
 
 WRITE_BACK = 32 << 20  # bytes after which the system is told to begin writing
 
@@ -61,7 +65,7 @@ def checked(path: str, steps: Sequence[Step], source: Source, fmt: Format) -> It
     with target_of(path)(path, steps, source, fmt, check) as append:
 
         def hashing(name: str, fmt: Format, blocks: Blocks) -> None:
-            hashes[name].update(memoryview(np.ascontiguousarray(blocks).view(np.uint8)))
+            hashes[name].update(np.ascontiguousarray(blocks).view(np.uint8).data)
             append(name, fmt, blocks)
 
         yield hashing
@@ -77,7 +81,7 @@ def digests(path: str, kind: str = "") -> Iterator[tuple[str, str]]:
             count = weight.size // tensor.format.weights
             step = max(1, CHUNK // tensor.format.weights)
             for start in range(0, count, step):
-                found.update(memoryview(tensor.read(start, min(start + step, count)).view(np.uint8)))
+                found.update(tensor.read(start, min(start + step, count)).view(np.uint8).data)
             yield name, found.hexdigest()
 
 
@@ -108,12 +112,13 @@ def gguf(
 
 def metadata(source: Source, steps: Sequence[Step], fmt: Format) -> Mapping[str, Any]:
     """The source's, with what the file's types make of the two keys that speak of them."""
-    if all(step.copied for step in steps) and source.metadata:
+    if source.is_gguf and all(step.copied for step in steps):
         return source.metadata
+    model = {} if source.is_gguf else {ARCHITECTURE: OURS}  # nobody shall take it for a model that can be run
     changed: dict[str, Any] = {Keys.General.FILE_TYPE: np.uint32(file_type(fmt))}
     if any(not step.format.plain for step in steps):
         changed[Keys.General.QUANTIZATION_VERSION] = np.uint32(GGML_QUANT_VERSION)
-    return {**source.metadata, **changed}
+    return {**model, **source.metadata, **changed}
 
 
 def file_type(fmt: Format) -> int:
@@ -122,4 +127,73 @@ def file_type(fmt: Format) -> int:
     return next((kind.value for kind in LlamaFileType if kind.name in names), LlamaFileType.GUESSED.value)
 
 
-TARGETS: dict[str, Target] = {".gguf": gguf}
+# ---------------------------------------------------------------- arrays
+
+
+@contextmanager
+def safetensors(
+    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[str], None]
+) -> Iterator[Append]:
+    """Plain tensors, and the strings of the metadata."""
+    _check_plain(path, steps, {str(kind) for kind in layout.DTYPES})
+    tensors = {step.weight.name: (str(step.format), step.weight.shape) for step in steps}
+    strings = {key.removeprefix(SAFETENSORS): v for key, v in source.metadata.items() if isinstance(v, str)}
+    start, places, size = layout.laid_out(tensors, strings)
+    with system_errors(path, "written"), replacing(path) as temporary, open(temporary, "r+b", buffering=0) as file:
+        allocate(file.fileno(), size)
+        write_at(file.fileno(), 0, memoryview(start))
+
+        def append(name: str, fmt: Format, blocks: Blocks) -> None:
+            places[name] += write_at(file.fileno(), places[name], blocks)
+
+        yield append
+        os.fsync(file.fileno())
+        check(temporary)
+
+
+@contextmanager
+def npz(
+    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[str], None]
+) -> Iterator[Append]:
+    """Arrays, uncompressed; bfloat16, which NumPy does not have, is refused."""
+    _check_plain(path, steps, {"F64", "F32", "F16", "I64", "I32", "I16", "I8"})
+    shapes = {step.weight.name: step.weight.shape for step in steps}
+    with system_errors(path, "written"), replacing(path) as temporary, open(temporary, "r+b") as file:
+        with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+            member: IO[bytes] | None = None
+            left = 0
+
+            def append(name: str, fmt: Format, blocks: Blocks) -> None:
+                nonlocal member, left
+                if member is None:
+                    info = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same bytes at any time
+                    member, left = archive.open(info, "w", force_zip64=True), prod(shapes[name])
+                    head = {"descr": fmt.dtype.str, "fortran_order": False, "shape": shapes[name]}
+                    npy_format.write_array_header_1_0(member, head)
+                member.write(np.ascontiguousarray(blocks).view(np.uint8).data)
+                left -= blocks.size
+                if not left:
+                    member.close()
+                    member = None
+
+            try:
+                yield append
+            except BaseException:
+                if member is not None:  # the archive could not be closed otherwise, and would say so instead
+                    with suppress(Exception):
+                        member.close()
+                raise
+        file.flush()
+        os.fsync(file.fileno())
+        check(temporary)
+
+
+def _check_plain(path: str, steps: Sequence[Step], kinds: Collection[str]) -> None:
+    """Refuse what such a file has no type for."""
+    for step in steps:
+        if str(step.format) not in kinds:
+            who = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
+            raise QgemmError(f"{who}: such a file has no type for {step.format}, only for {', '.join(sorted(kinds))}")
+
+
+TARGETS: dict[str, Target] = {".gguf": gguf, ".safetensors": safetensors, ".npz": npz}

@@ -15,6 +15,7 @@ from ..block import Blocks, Format, Levels
 from ..formats import FORMATS
 from ..tensor import Tensor
 
+SAFETENSORS = "safetensors."  # starts the keys of metadata that a safetensors file had
 GROUP = 32  # weights that share a scale in every format that takes codes as they are
 
 
@@ -73,12 +74,13 @@ class Weight:
 
 @dataclass
 class Source:
-    """What is converted: tensors by name, in order, and the metadata that a .gguf file has."""
+    """What is converted: tensors by name, in order, and metadata for a .gguf file (is_gguf: as one had it)."""
 
     path: str
     weights: Mapping[str, Weight]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     close: Callable[[], object] = lambda: None
+    is_gguf: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -127,9 +129,9 @@ def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:
 
 
 class Grid(NamedTuple):
-    """The codes that a format has: `count` of them, with a minimum, or with this zero."""
+    """The codes that a format has: `codes` of them, with a minimum, or with this zero."""
 
-    count: int
+    codes: int
     zero: int | None
 
 
@@ -149,8 +151,8 @@ def takes(fmt: Format, codes: Codes | None) -> bool:
     if grid is None or codes is None:
         return False
     if grid.zero is None:
-        return codes.least >= 0 and codes.most < grid.count
-    return not codes.minimum and codes.low >= -grid.zero and codes.high < grid.count - grid.zero
+        return codes.least >= 0 and codes.most < grid.codes
+    return not codes.minimum and codes.low >= -grid.zero and codes.high < grid.codes - grid.zero
 
 
 def packed(fmt: Format, groups: Groups) -> Blocks:
@@ -184,9 +186,9 @@ def _codes(tensor: Tensor) -> Codes | None:
         return Groups(codes, np.array(levels.zero, np.int16), levels.scale[:, 0], minimum)
 
     if grid.zero is None:
-        return Codes(0, grid.count - 1, 0, grid.count - 1, True, read)
-    first = -grid.zero if grid.count == 256 else 0
-    return Codes(first, first + grid.count - 1, -grid.zero, grid.count - 1 - grid.zero, False, read)
+        return Codes(0, grid.codes - 1, 0, grid.codes - 1, True, read)
+    first = -grid.zero if grid.codes == 256 else 0
+    return Codes(first, first + grid.codes - 1, -grid.zero, grid.codes - 1 - grid.zero, False, read)
 
 
 assert all(name in FORMATS for name in GRIDS)
