@@ -11,6 +11,8 @@ from ..convert.rules import Options, override
 from ..convert.sources import open_source
 from ..errors import QgemmError
 from ..formats import FORMATS, format_named
+from ..imatrix import read_imatrix
+from ..search import SEARCHED
 from .common import Command, Progress, UsageError, pattern
 from .text import json_lines, json_text
 
@@ -42,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-requantize", action="store_true", help="quantize again what is quantized, where codes cannot be copied"
     )
+    parser.add_argument(
+        "--search", action="store_true", help=f"look for better scales, for {', '.join(SEARCHED)}: lower error, slower"
+    )
+    parser.add_argument(
+        "--imatrix", metavar="FILE", help="llama.cpp's importance matrix (.gguf or .dat): search, for its tensors"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
     parser.add_argument("--threads", metavar="N", type=_count, help="default: one for each core")
     parser.add_argument("--max-rel-error", metavar="X", type=float, help="fail if a tensor's relative RMS is above X")
@@ -57,9 +65,12 @@ def run(args: argparse.Namespace) -> int:
             args.keep,
             args.pure,
             args.allow_requantize,
+            args.search,
         )
     except QgemmError as error:
         raise UsageError(str(error)) from None
+    if args.imatrix is not None:
+        options = options._replace(importance=read_imatrix(args.imatrix))
     with open_source(args.source) as source, Progress("convert", source.nbytes) as progress:
         lines = convert(
             source,

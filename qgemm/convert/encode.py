@@ -10,7 +10,10 @@ import numpy as np
 
 from ..bits import Floats
 from ..block import CHUNK, Blocks, Format
-from .rules import Step
+from ..errors import QgemmError
+from ..files import shown
+from ..search import SEARCHED, search
+from .rules import Options, Step
 from .weight import packed
 
 Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
@@ -48,15 +51,51 @@ def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
     assert weight.values is not None
     x = weight.values(start, stop)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        if step.by_codes:
-            assert weight.codes is not None
-            blocks = packed(fmt, weight.codes.read(start, stop))
-        else:
-            blocks = encode(x.reshape(-1, fmt.weights), start)
+        blocks = blocks_of(step, x, start, stop, encode)
         if bad(fmt, x, blocks) is not None:
             raise Unfit(step, start)
         made = fmt.decode(blocks).reshape(-1)
         return Piece(blocks, squares(made - x), squares(x))
+
+
+def blocks_of(step: Step, x: Floats, start: int, stop: int, encode: Encode) -> Blocks:
+    """The blocks of one range, whose weights are x: from the codes of the source if they fit."""
+    if step.by_codes:
+        assert step.weight.codes is not None
+        return packed(step.format, step.weight.codes.read(start, stop))
+    return encode(x.reshape(-1, step.format.weights), start)
+
+
+class Encoder(NamedTuple):
+    """How weights become blocks; rows: only whole rows do."""
+
+    encode: Encode
+    rows: bool = False
+
+
+def encoder(step: Step, options: Options) -> Encoder:
+    """The format's own, or the search for better scales where that is wanted and there is one."""
+    weight, fmt = step.weight, step.format
+    importance = options.importance.get(weight.name)
+    if fmt.name not in SEARCHED or step.copied or step.by_codes or not (options.search or importance is not None):
+        encode = fmt.encode
+        assert encode is not None or step.copied, "the plan refuses formats without an encoder"
+        return Encoder(lambda x, start: encode(x))  # type: ignore[misc]
+    *_, n, k = (1, *weight.shape)
+    matrices = weight.size // (n * k)
+    if importance is None:
+        importance = np.ones(k, np.float32)
+    elif importance.size != matrices * k:
+        who = f"importance of {shown(weight.name)}"
+        raise QgemmError(f"{who}: {importance.size} values are not those of {matrices} x {k} columns")
+    columns = importance.reshape(-1, k)
+
+    def searched(x: Floats, start: int) -> Blocks:
+        first, rows = start // k, x.size // k
+        of = columns[(first + np.arange(rows)) // n] if len(columns) > 1 else columns
+        return search(fmt, x.reshape(rows, k), of)
+
+    return Encoder(searched, rows=True)
 
 
 def bad(fmt: Format, x: Floats, blocks: Blocks) -> tuple[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] | None:

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import QuantizeError
 from ..files import PathLike, path_string, shown, shown_path
 from ..parallel import workers
-from .encode import Encode, Unfit, bad, piece, ranges
+from .encode import Unfit, bad, blocks_of, encoder, piece, ranges
 from .report import Line, line, relative
 from .rules import Options, Step, planned
 from .targets import Append, checked, target_of
@@ -46,7 +46,7 @@ def convert(
         return [line(step, None) for step in steps]
     lines = []
     with checked(path, steps, source, options.type) as append:
-        for step, error in _converted(steps, threads or workers(), append, advance, source.path):
+        for step, error in _converted(steps, options, threads or workers(), append, advance, source.path):
             lines.append(line(step, error))
             if max_error is not None and error > max_error:
                 who = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
@@ -55,10 +55,20 @@ def convert(
 
 
 def _converted(
-    steps: Sequence[Step], threads: int, append: Append, advance: Callable[[int], object], path: str
+    steps: Sequence[Step],
+    options: Options,
+    threads: int,
+    append: Append,
+    advance: Callable[[int], object],
+    path: str,
 ) -> Iterator[tuple[Step, float]]:
     """Each step when its blocks are written, with its relative RMS error."""
-    jobs = ((step, start, stop, plain(step)) for step in steps for start, stop in ranges(step))
+    encoders = [encoder(step, options) for step in steps]
+    jobs = (
+        (step, start, stop, each.encode)
+        for step, each in zip(steps, encoders, strict=True)
+        for start, stop in ranges(step, each.rows)
+    )
     error = power = 0.0
     try:
         for (step, start, stop, _), made in in_order(lambda job: piece(*job), jobs, threads):
@@ -69,14 +79,7 @@ def _converted(
                 yield step, relative(error, power)
                 error = power = 0.0
     except Unfit as unfit:
-        raise _refusal(path, unfit.step, unfit.start) from None
-
-
-def plain(step: Step) -> Encode:
-    """The encoder of a step's format."""
-    encode = step.format.encode
-    assert encode is not None or step.copied, "the plan refuses formats without an encoder"
-    return lambda x, start: encode(x)  # type: ignore[misc]
+        raise _refusal(path, unfit.step, options) from None
 
 
 def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[tuple[Job, Result]]:
@@ -95,17 +98,16 @@ def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -
         pool.shutdown(cancel_futures=True)
 
 
-def _refusal(path: str, step: Step, first: int) -> QuantizeError:
-    """The error for a tensor whose range that starts at `first` is the first with bad weights; goes over the rest."""
+def _refusal(path: str, step: Step, options: Options) -> QuantizeError:
+    """The error for a tensor with bad weights: goes over all of it, to count them."""
     weight, fmt = step.weight, step.format
     assert weight.values is not None
-    encode, count, where, why = plain(step), 0, -1, ""
-    for start, stop in ranges(step):
-        if start < first:
-            continue
+    each = encoder(step, options)
+    count, where, why = 0, -1, ""
+    for start, stop in ranges(step, each.rows):
         x = weight.values(start, stop)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = bad(fmt, x, encode(x.reshape(-1, fmt.weights), start))
+            found = bad(fmt, x, blocks_of(step, x, start, stop, each.encode))
         if found is None or (why and found[0] != why):
             continue
         why, mask = found

@@ -7,9 +7,11 @@ parameters. It gives the output matrix more bits, and a row that no block fits i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
+from ..bits import Floats
 from ..block import Format
 from ..errors import QgemmError
 from ..files import shown, shown_path
@@ -34,13 +36,18 @@ TOKENS = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings
 
 
 class Options(NamedTuple):
-    """What may be said about types: see `qgemm convert --help`."""
+    """What may be said about types: see `qgemm convert --help`.
+
+    search: look for better scales than the encoders', for all tensors; those with an importance get it anyway.
+    """
 
     type: Format
     overrides: Sequence[tuple[re.Pattern[str], Format]] = ()
     keep: Sequence[re.Pattern[str]] = ()
     pure: bool = False
     allow_requantize: bool = False
+    search: bool = False
+    importance: Mapping[str, Floats] = MappingProxyType({})
 
 
 class Step(NamedTuple):
