@@ -7,6 +7,7 @@ from math import inf, lcm
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..bits import Floats
 from ..block import CHUNK, Blocks, Format
@@ -109,8 +110,10 @@ def bad(fmt: Format, x: Floats, blocks: Blocks) -> tuple[str, np.ndarray[tuple[i
     return f"beyond the largest {fmt}" if fmt.plain else f"in need of {fmt.beyond}", refused
 
 
-def squares(x: Floats) -> float:
-    """The sum of squares of any finite values."""
+def squares(x: NDArray[np.floating]) -> float:
+    """The sum of squares, of whatever size."""
+    if x.dtype != np.float32:
+        return float(np.square(x, dtype=np.float64).sum())
     found = float(np.einsum("i,i->", x, x))
     if 1e-20 < found < inf:
         return found

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 from ..commands.text import binary_size, columns, printable
 from .rules import Step
 
+# What becomes of weights: the same values; the same codes, with rounded scales; rounded to a type without blocks;
+# quantized for the first time, or again. Only a comparison finds blocks that come from nowhere.
 EXACT, SCALES, ROUNDED, QUANTIZED, REQUANTIZED = "exact", "rounded-scale", "rounded", "quantized", "requantized"
+DIFFERENT = "different"
 
 
 class Line(NamedTuple):
