@@ -63,8 +63,7 @@ def _blocks(fmt: Format, x: Floats, weights: Floats) -> Blocks:
 def _symmetric(x: Floats, weights: Floats, zero: int) -> Levels:
     """x, weights [32, n] -> codes, scale: w = scale * (code - zero)."""
     magnitude = np.abs(x)
-    index = magnitude.argmax(axis=0)[None]
-    largest = np.take_along_axis(x, index, 0)[0]
+    largest = _at(x, magnitude.argmax(axis=0))
     weighted = weights * x
 
     def fit(step: int) -> tuple[Codes, Floats, Floats]:
@@ -90,7 +89,7 @@ def _symmetric(x: Floats, weights: Floats, zero: int) -> Levels:
 
 def _affine(x: Floats, weights: Floats, most: int) -> Levels:
     """x, weights [32, n] -> codes, scale, minimum: w = scale * code + minimum."""
-    least, greatest = x.min(axis=0), x.max(axis=0)
+    least, greatest = _at(x, x.argmin(axis=0)), x.max(axis=0)  # of -0 and +0 the first is the least
     sum_w, sum_x = total(weights), total(weights * x)
     least = np.where(least > 0, np.float32(0), least)
 
@@ -127,6 +126,12 @@ def _affine(x: Floats, weights: Floats, most: int) -> Levels:
         np.where(flat, np.float32(0), scale),
         np.where(flat, least, minimum),
     )
+
+
+def _at(x: Floats, index: NDArray[np.intp]) -> Floats:
+    """The value of each column at its index."""
+    found: Floats = np.take_along_axis(x, index[None], 0)[0]
+    return found
 
 
 def _levels(codes: Codes, scale: Floats, minimum: Floats | None) -> Levels:
