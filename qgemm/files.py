@@ -117,11 +117,6 @@ class Opened:
         self.check()
         return data
 
-    def expect(self, offset: int, size: int) -> None:
-        """Let the system read these bytes ahead."""
-        with suppress(OSError):
-            os.posix_fadvise(self.fd, offset, size, os.POSIX_FADV_WILLNEED)
-
     def close(self) -> None:
         """Let go of the file."""
         self._close()

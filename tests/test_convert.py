@@ -23,6 +23,7 @@ from strategies import ENCODED, each
 
 import qgemm
 from qgemm import cli
+from qgemm.bits import from_float16
 from qgemm.convert import Options, convert, open_source
 from qgemm.convert.rules import override, planned
 from qgemm.formats import format_named
@@ -540,3 +541,11 @@ def test_npz_and_safetensors_there_and_back(source, tmp_path):
     first = (tmp_path / "x.npz").read_bytes()
     converted(source, tmp_path / "x.npz", "f32")
     assert (tmp_path / "x.npz").read_bytes() == first
+
+
+def test_every_half_is_read_exactly():
+    """From float16 by bits: all numbers, and all there are with NaN and infinity among them."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = halves[np.isfinite(halves)]
+    assert_array_equal(from_float16(finite).view(np.uint32), finite.astype(np.float32).view(np.uint32))
+    assert_array_equal(from_float16(halves), halves.astype(np.float32))

@@ -55,8 +55,9 @@ def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
         blocks = blocks_of(step, x, start, stop, encode)
         if bad(fmt, x, blocks) is not None:
             raise Unfit(step, start)
-        made = fmt.decode(blocks).reshape(-1)
-        return Piece(blocks, squares(made - x), squares(x))
+        made = np.array(fmt.decode(blocks), copy=fmt.plain).reshape(-1)  # plain ones may be the blocks themselves
+        made -= x
+        return Piece(blocks, squares(made), squares(x))
 
 
 def blocks_of(step: Step, x: Floats, start: int, stop: int, encode: Encode) -> Blocks:

@@ -20,6 +20,10 @@ from .weight import Source
 
 AHEAD = 2  # ranges in the making, or made and not yet written, for each thread
 
+# glibc gives memory back to the system when more than twice the largest allocation so far is free. Once this much
+# was, the temporary arrays of all ranges share the same pages, which saves a third of the time on 2 cores.
+HEAP = 24 << 20
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -85,6 +89,7 @@ def _converted(
 def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[tuple[Job, Result]]:
     """Each job with its result, in order; threads are ahead of who takes them, but not far."""
     waiting: deque[tuple[Job, Future[Result]]] = deque()
+    np.empty(HEAP, np.uint8)
     pool = ThreadPoolExecutor(threads)
     try:
         for job in jobs:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from math import prod
 from typing import IO, Any, Protocol
@@ -23,13 +24,12 @@ from ..block import CHUNK, Blocks, Format
 from ..errors import QgemmError
 from ..files import allocate, replacing, shown, shown_path, system_errors, write_at
 from ..gguf_parts import ARCHITECTURE, OURS, codebook_of, fields_of
+from ..parallel import workers
 from ..tensor import Tensor
 from ..write import drafting
 from .rules import Step
 from .sources import open_source
 from .weight import SAFETENSORS, Source
-
-WRITE_BACK = 32 << 20  # bytes after which the system is told to begin writing
 
 Append = Callable[[str, Format, Blocks], None]
 
@@ -73,16 +73,19 @@ def checked(path: str, steps: Sequence[Step], source: Source, fmt: Format) -> It
 
 def digests(path: str, kind: str = "") -> Iterator[tuple[str, str]]:
     """By name, the SHA-256 of each tensor's bytes in a file; `kind` stands for the end of its name."""
-    with open_source(path, kind) as source:
-        for name, weight in source.weights.items():
-            found = hashlib.sha256()
-            tensor = weight.tensor
-            assert tensor is not None, "this library writes no others"
-            count = weight.size // tensor.format.weights
-            step = max(1, CHUNK // tensor.format.weights)
-            for start in range(0, count, step):
-                found.update(tensor.read(start, min(start + step, count)).view(np.uint8).data)
-            yield name, found.hexdigest()
+
+    def digest(tensor: Tensor) -> str:
+        found = hashlib.sha256()
+        count = prod(tensor.shape) // tensor.format.weights
+        step = max(1, CHUNK // tensor.format.weights)
+        for start in range(0, count, step):
+            found.update(tensor.read(start, min(start + step, count)).view(np.uint8).data)
+        return found.hexdigest()
+
+    with open_source(path, kind) as source, ThreadPoolExecutor(workers()) as pool:
+        tensors = {name: weight.tensor for name, weight in source.weights.items()}
+        assert None not in tensors.values(), "this library writes no others"
+        yield from zip(tensors, pool.map(digest, tensors.values()), strict=True)
 
 
 # ---------------------------------------------------------------- .gguf
