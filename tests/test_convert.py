@@ -549,3 +549,15 @@ def test_every_half_is_read_exactly():
     finite = halves[np.isfinite(halves)]
     assert_array_equal(from_float16(finite).view(np.uint32), finite.astype(np.float32).view(np.uint32))
     assert_array_equal(from_float16(halves), halves.astype(np.float32))
+
+
+def test_plot(run, source, tmp_path):
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        status, _, err = run("convert", source, tmp_path / "y.gguf", "q4_0", "--plot", tmp_path / "y.png")
+        assert (status, "--plot needs matplotlib" in err) == (1, True)
+        assert not (tmp_path / "y.gguf").exists()
+    else:
+        assert run("convert", source, tmp_path / "y.gguf", "q4_0", "--plot", tmp_path / "y.png")[0] == 0
+        assert (tmp_path / "y.png").read_bytes()[1:4] == b"PNG"

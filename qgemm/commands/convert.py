@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..convert.job import convert
+from ..convert.plot import figure_type, plot
 from ..convert.report import document, table, totals
 from ..convert.rules import Options, override
 from ..convert.sources import open_source
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", metavar="N", type=_count, help="default: one for each core")
     parser.add_argument("--max-rel-error", metavar="X", type=float, help="fail if a tensor's relative RMS is above X")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as JSON")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw error and bits of each tensor (matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         )
     except QgemmError as error:
         raise UsageError(str(error)) from None
+    if args.plot is not None:
+        figure_type()  # now, not after an hour of work
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
     with open_source(args.source) as source, Progress("convert", source.nbytes) as progress:
@@ -86,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     if args.report is not None:
         text = document(json_text(args.source), json_text(args.target), str(options.type), lines, nbytes)
         args.report.write_text("\n".join(json_lines(text)) + "\n")
+    if args.plot is not None:
+        plot(args.plot, lines)
     return 0
 
 
