@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bits import Floats
-from ..block import CHUNK, Blocks, Format
+from ..block import Blocks, Format
 from ..errors import QgemmError
 from ..files import shown
 from ..search import SEARCHED, search
 from .rules import Options, Step
 from .weight import packed
+
+RANGE = 1 << 19  # weights: half as many, and threads wait for each other a sixth of the time; more take more memory
 
 Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
 
@@ -39,7 +41,7 @@ class Unfit(Exception):
 def ranges(step: Step, rows: bool = False) -> list[tuple[int, int]]:
     """The ranges in which a tensor is gone through, of whole rows if asked for: what a core keeps in its cache."""
     least = lcm(step.weight.step, step.format.weights, step.weight.shape[-1] if rows else 1)
-    size, most = step.weight.size, max(1, CHUNK // least) * least
+    size, most = step.weight.size, max(1, RANGE // least) * least
     return [(start, min(start + most, size)) for start in range(0, size, most)]
 
 
@@ -102,10 +104,12 @@ def encoder(step: Step, options: Options) -> Encoder:
 
 def bad(fmt: Format, x: Floats, blocks: Blocks) -> tuple[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] | None:
     """What is wrong with a range, and where: of each weight or block whether it is bad; None if nothing is."""
+    refused = fmt.refused(x.reshape(-1, fmt.weights), blocks)
+    if refused is None and not fmt.plain:  # in blocks NaN and infinity are refused too
+        return None
     finite = np.isfinite(x)
     if not finite.all():
         return "NaN or infinite", ~finite
-    refused = fmt.refused(x.reshape(-1, fmt.weights), blocks)
     if refused is None:
         return None
     return f"beyond the largest {fmt}" if fmt.plain else f"in need of {fmt.beyond}", refused
