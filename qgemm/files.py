@@ -92,10 +92,10 @@ class Opened:
         if (found.st_size, found.st_mtime_ns) != self._stamp:
             raise self._error(f"{shown_path(self.path)}: changed since it was opened")
 
-    def read(self, offset: int, size: int) -> bytearray:
+    def read(self, offset: int, size: int) -> NDArray[np.uint8]:
         """So many bytes from there, which the caller knows to be inside the file."""
-        data = bytearray(size)
-        left = memoryview(data)
+        data = np.empty(size, np.uint8)
+        left = data.data
         with system_errors(self.path, "read"):
             while left and (count := os.preadv(self.fd, [left], offset + size - len(left))):
                 left = left[count:]
@@ -104,15 +104,14 @@ class Opened:
             raise self._error(f"{shown_path(self.path)}: changed since it was opened")
         return data
 
-    def read_rows(self, offset: int, stride: int, rows: int, size: int) -> bytearray:
+    def read_rows(self, offset: int, stride: int, rows: int, size: int) -> NDArray[np.uint8]:
         """The first `size` bytes of each of many rows that lie `stride` bytes apart."""
         if size == stride:
             return self.read(offset, rows * size)
-        data = bytearray(rows * size)
-        view = memoryview(data)
+        data = np.empty((rows, size), np.uint8)
         with system_errors(self.path, "read"):
             for row in range(rows):
-                if os.preadv(self.fd, [view[row * size : (row + 1) * size]], offset + row * stride) != size:
+                if os.preadv(self.fd, [data[row].data], offset + row * stride) != size:
                     raise self._error(f"{shown_path(self.path)}: changed since it was opened")
         self.check()
         return data

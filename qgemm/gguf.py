@@ -54,7 +54,7 @@ class Shard:
     def read(self, entry: Entry, start: int, stop: int) -> Blocks:
         """Blocks start to stop of a tensor, read into memory of their own."""
         size = entry.format.block_bytes
-        return np.frombuffer(self._file.read(entry.offset + start * size, (stop - start) * size), entry.format.dtype)
+        return self._file.read(entry.offset + start * size, (stop - start) * size).view(entry.format.dtype)
 
     def close(self) -> None:
         """Let go of the file. Views in other hands keep the mapping, which is never closed itself, alive."""

@@ -28,10 +28,10 @@ def read_imatrix(path: PathLike) -> Mapping[str, Floats]:
     name = path_string(path)
     file = Opened(name, CheckpointError)
     try:
-        if bytes(file.read(0, min(4, file.size))) == MAGIC:
+        if file.read(0, min(4, file.size)).tobytes() == MAGIC:
             found = _of_gguf(name)
         else:
-            found = _of_legacy(shown_path(name), bytes(file.read(0, file.size)))
+            found = _of_legacy(shown_path(name), file.read(0, file.size).tobytes())
     finally:
         file.close()
     for tensor, values in found.items():

@@ -80,7 +80,7 @@ class SafetensorsFile:
     def read(self, entry: Entry, start: int, stop: int) -> NDArray[Any]:
         """Elements start to stop of a tensor, in C order."""
         size = entry.dtype.itemsize
-        return np.frombuffer(self.file.read(entry.offset + start * size, (stop - start) * size), entry.dtype)
+        return self.file.read(entry.offset + start * size, (stop - start) * size).view(entry.dtype)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -93,10 +93,10 @@ class SafetensorsFile:
         left = self.file.size - SIZE.size
         if left < 2:
             raise self._refusal(f"not a safetensors file: it has {self.file.size} bytes")
-        size = SIZE.unpack(self.file.read(0, SIZE.size))[0]
+        size = SIZE.unpack(self.file.read(0, SIZE.size).tobytes())[0]
         if size > min(left, MOST_HEADER):
             raise self._refusal(f"header: {size} bytes are more than the file has or {MOST_HEADER}")
-        header = self.parsed(bytes(self.file.read(SIZE.size, size)))
+        header = self.parsed(self.file.read(SIZE.size, size).tobytes())
         metadata = header.pop(METADATA, {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise self._refusal(f"header: {METADATA} must be an object of strings")
@@ -167,7 +167,7 @@ def json_object(path: str) -> dict[str, Any]:
     try:
         if file.size > MOST_HEADER:
             raise CheckpointError(f"{shown_path(path)}: has {file.size} bytes, more than {MOST_HEADER}")
-        found = json.loads(file.read(0, file.size).decode("utf-8"))
+        found = json.loads(file.read(0, file.size).tobytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise

@@ -104,8 +104,7 @@ def of_npy(name: str, file: Opened, start: int, size: int) -> Weight:
     first = start + head.at
 
     def read(begin: int, end: int) -> NDArray[Any]:
-        raw = file.read(first + begin * dtype.itemsize, (end - begin) * dtype.itemsize)
-        return np.frombuffer(raw, dtype)
+        return file.read(first + begin * dtype.itemsize, (end - begin) * dtype.itemsize).view(dtype)
 
     return of_array(name, kind, shape, read)
 
@@ -119,7 +118,7 @@ class _Window:
     def read(self, size: int = -1, /) -> bytes:
         size = min(size, self.size - self.at)
         self.at += size
-        return bytes(self.file.read(self.start + self.at - size, size))
+        return self.file.read(self.start + self.at - size, size).tobytes()
 
 
 def _name(dtype: np.dtype[Any]) -> str | None:
@@ -162,7 +161,7 @@ def _data_offset(file: Opened, member: zipfile.ZipInfo) -> int:
     fixed = 30
     if member.header_offset + fixed > file.size:
         raise zipfile.BadZipFile("the file ends within a header")
-    head = file.read(member.header_offset, fixed)
+    head = file.read(member.header_offset, fixed).tobytes()
     start = member.header_offset + fixed + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
     if start + member.file_size > file.size or member.compress_size != member.file_size:
         raise zipfile.BadZipFile("the file ends within an array")

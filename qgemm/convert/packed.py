@@ -57,7 +57,7 @@ class Stored(NamedTuple):
         rows, width = self.entry.shape
         size = self.entry.dtype.itemsize
         raw = self.file.file.read_rows(self.entry.offset + start * size, width * size, rows, (stop - start) * size)
-        return np.frombuffer(raw, self.entry.dtype).reshape(rows, stop - start)
+        return raw.reshape(-1).view(self.entry.dtype).reshape(rows, stop - start)
 
 
 def method_of(folder: str) -> Method:
