@@ -97,7 +97,7 @@ class Opened:
         data = np.empty(size, np.uint8)
         left = data.data
         with system_errors(self.path, "read"):
-            while left and (count := os.preadv(self.fd, [left], offset + size - len(left))):
+            while left and (count := _read_into(self.fd, left, offset + size - len(left))):
                 left = left[count:]
         self.check()
         if left:
@@ -111,7 +111,7 @@ class Opened:
         data = np.empty((rows, size), np.uint8)
         with system_errors(self.path, "read"):
             for row in range(rows):
-                if os.preadv(self.fd, [data[row].data], offset + row * stride) != size:
+                if _read_into(self.fd, data[row].data, offset + row * stride) != size:
                     raise self._error(f"{shown_path(self.path)}: changed since it was opened")
         self.check()
         return data
@@ -121,15 +121,24 @@ class Opened:
         self._close()
 
 
+def _read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Read what fits at an offset; returns how many bytes came."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    found = os.pread(fd, len(buffer), offset)  # macOS
+    buffer[: len(found)] = found
+    return len(found)
+
+
 def allocate(fd: int, size: int) -> None:
     """Make a file so long, of zeros: a disk without room for it says so before any work."""
     try:
-        if size:
+        if size and hasattr(os, "posix_fallocate"):  # macOS has none
             os.posix_fallocate(fd, 0, size)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # a file system that cannot
             raise
-        os.ftruncate(fd, size)
+    os.ftruncate(fd, size)
 
 
 def write_at(fd: int, offset: int, piece: NDArray[Any] | memoryview) -> int:

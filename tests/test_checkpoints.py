@@ -21,7 +21,7 @@ from numpy.testing import assert_array_equal
 from test_convert import converted, left_over, normal
 
 import qgemm
-from qgemm import bounds
+from qgemm import bounds, cli
 from qgemm.convert import open_source
 from qgemm.errors import CheckpointError
 from qgemm.imatrix import read_imatrix
@@ -398,6 +398,28 @@ def test_configs(tmp_path):
     old.unlink()
     with pytest.raises(CheckpointError, match=r"quantized tensors, but none of config\.json"):
         open_source(tmp_path / "m")
+
+
+def test_configs_of_two_minds(tmp_path):
+    """A config that does not speak of symmetry contradicts none."""
+    checkpoint(tmp_path / "m", zero=8, config={"sym": True})
+    other = tmp_path / "m" / "quantize_config.json"
+    for said, agrees in (({}, True), ({"sym": True}, True), ({"sym": False}, False), ({"desc_act": True}, False)):
+        other.write_text(json.dumps({"bits": 4, "group_size": 32, **said}))
+        if agrees:
+            open_source(tmp_path / "m").close()
+        else:
+            with pytest.raises(CheckpointError, match=r"quantize_config\.json says"):
+                open_source(tmp_path / "m")
+
+
+@pytest.mark.parametrize("fmt", ["q4_1", "q5_0", "q8_0", "f16"])
+def test_verify_prints_the_converters_table(fmt, tmp_path, capsys):
+    checkpoint(tmp_path / "m", "awq", n=96, k=512, group=128)
+    assert cli.main(["convert", str(tmp_path / "m"), str(tmp_path / "y.gguf"), fmt]) == 0
+    table = capsys.readouterr().out.split("\n\n")[0]
+    assert cli.main(["verify", str(tmp_path / "y.gguf"), "--against", str(tmp_path / "m")]) == 0
+    assert capsys.readouterr().out.endswith(f"\n\n{table}\n")
 
 
 def test_quantized_and_not(tmp_path):

@@ -516,6 +516,27 @@ def test_the_commands_refusals(run, source, tmp_path):
     assert not (tmp_path / "y.gguf").exists()
 
 
+def test_the_door_in_tools(source, tmp_path):
+    command = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "tools" / "convert.py"),
+        source,
+        tmp_path / "y.gguf",
+        "q4_0",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "2 of 5 tensors kept or fell back" in done.stdout
+
+
+def test_hostile_names(run, tmp_path):
+    name = b"\x1b[2J\xff.weight".decode("utf-8", "surrogateescape")
+    source = model(tmp_path / "x.gguf", {name: normal(2, 32)})
+    status, out, _ = run("convert", source, tmp_path / "y.gguf", "q4_0", "--report", tmp_path / "r.json")
+    assert status == 0
+    assert out.replace("\n", "").isprintable()
+    assert json.loads((tmp_path / "r.json").read_text())["tensors"][0]["name"] == "\x1b[2J\\xff.weight"
+
+
 def test_plans_name_what_is_refused(tmp_path):
     with open_source(model(tmp_path / "x.gguf", {"x.weight": normal(2, 256)})) as opened:
         options = Options(format_named("q4_0"), overrides=[override("x=q6_k")])

@@ -56,7 +56,7 @@ def compared(weight: Weight, tensor: Tensor) -> Comparison:
                 error, power = squares(have(start, stop) - x), squares(x)
         return _Seen(identical, same_codes, error, power)
 
-    seen = [found for _, found in in_order(see, ranges(step), workers())]
+    seen = [found for _, found in in_order(see, ranges(step, workers()), workers())]
     identical, same_codes = (all(getattr(each, name) for each in seen) for name in ("identical", "same_codes"))
     error = None
     if identical:

@@ -17,7 +17,7 @@ from ..search import SEARCHED, search
 from .rules import Options, Step
 from .weight import packed
 
-RANGE = 1 << 19  # weights: half as many, and threads wait for each other a sixth of the time; more take more memory
+TOGETHER = 1 << 22  # weights that all threads have at a time, in 100 MiB: long ranges, short waits for each other
 
 Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
 
@@ -38,10 +38,10 @@ class Unfit(Exception):
         self.step, self.start = step, start
 
 
-def ranges(step: Step, rows: bool = False) -> list[tuple[int, int]]:
-    """The ranges in which a tensor is gone through, of whole rows if asked for: what a core keeps in its cache."""
+def ranges(step: Step, threads: int, rows: bool = False) -> list[tuple[int, int]]:
+    """The ranges in which so many threads go through a tensor, of whole rows if asked for."""
     least = lcm(step.weight.step, step.format.weights, step.weight.shape[-1] if rows else 1)
-    size, most = step.weight.size, max(1, RANGE // least) * least
+    size, most = step.weight.size, max(1, TOGETHER // threads // least) * least
     return [(start, min(start + most, size)) for start in range(0, size, most)]
 
 

@@ -71,7 +71,7 @@ def _converted(
     jobs = (
         (step, start, stop, each.encode)
         for step, each in zip(steps, encoders, strict=True)
-        for start, stop in ranges(step, each.rows)
+        for start, stop in ranges(step, threads, each.rows)
     )
     error = power = 0.0
     try:
@@ -109,7 +109,7 @@ def _refusal(path: str, step: Step, options: Options) -> QuantizeError:
     assert weight.values is not None
     each = encoder(step, options)
     count, where, why = 0, -1, ""
-    for start, stop in ranges(step, each.rows):
+    for start, stop in ranges(step, workers(), each.rows):
         x = weight.values(start, stop)
         with np.errstate(over="ignore", invalid="ignore"):
             found = bad(fmt, x, blocks_of(step, x, start, stop, each.encode))

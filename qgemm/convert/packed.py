@@ -77,7 +77,8 @@ def method_of(folder: str) -> Method:
         raise CheckpointError(f"{shown_path(folder)}: quantized tensors, but none of {', '.join(CONFIGS)} says how")
     (first, method), *others = found.items()
     for name, other in others:
-        if other._replace(symmetric=method.symmetric) != method:
+        known = method.symmetric if None in (method.symmetric, other.symmetric) else other.symmetric
+        if other._replace(symmetric=known) != method:
             raise CheckpointError(f"{shown_path(folder)}: {name} says {other}, {first} says {method}")
     return method
 

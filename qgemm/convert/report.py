@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import inf, sqrt
 from typing import Any, NamedTuple
 
-from ..commands.text import binary_size, columns, printable
+from ..commands.text import binary_size, columns, json_text, printable
 from .rules import Step
 
 # What becomes of weights: the same values; the same codes, with rounded scales; rounded to a type without blocks;
@@ -97,8 +97,8 @@ def document(source: str, target: str, type: str, lines: Sequence[Line], nbytes:
         "rules": dict(Counter(each.rule for each in lines if each.rule)),
         "tensors": [
             {
-                "name": each.name, "shape": list(each.shape), "from": each.old, "to": each.new, "how": each.how,
-                "relative_rms": each.error, "bpw": each.bpw, "bytes": each.nbytes, "rule": each.rule,
+                "name": json_text(each.name), "shape": list(each.shape), "from": each.old, "to": each.new,
+                "how": each.how, "relative_rms": each.error, "bpw": each.bpw, "bytes": each.nbytes, "rule": each.rule,
             }
             for each in lines
         ],
