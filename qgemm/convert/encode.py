@@ -51,10 +51,8 @@ def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
     if step.copied:
         assert weight.tensor is not None
         return Piece(weight.tensor.read(start // fmt.weights, stop // fmt.weights))
-    assert weight.values is not None
-    x = weight.values(start, stop)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        blocks = blocks_of(step, x, start, stop, encode)
+        x, blocks = encoded(step, start, stop, encode)
         if bad(fmt, x, blocks) is not None:
             raise Unfit(step, start)
         made = np.array(fmt.decode(blocks), copy=fmt.plain).reshape(-1)  # plain ones may be the blocks themselves
@@ -62,12 +60,15 @@ def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
         return Piece(blocks, squares(made), squares(x))
 
 
-def blocks_of(step: Step, x: Floats, start: int, stop: int, encode: Encode) -> Blocks:
-    """The blocks of one range, whose weights are x: from the codes of the source if they fit."""
+def encoded(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, Blocks]:
+    """The weights of one range, and their blocks: from the codes of the source if they fit."""
     if step.by_codes:
         assert step.weight.codes is not None
-        return packed(step.format, step.weight.codes.read(start, stop))
-    return encode(x.reshape(-1, step.format.weights), start)
+        groups = step.weight.codes.read(start, stop)
+        return groups.values(), packed(step.format, groups)
+    assert step.weight.values is not None
+    x = step.weight.values(start, stop)
+    return x, encode(x.reshape(-1, step.format.weights), start)
 
 
 class Encoder(NamedTuple):

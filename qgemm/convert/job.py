@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import QuantizeError
 from ..files import PathLike, path_string, shown, shown_path
 from ..parallel import workers
-from .encode import Unfit, bad, blocks_of, encoder, piece, ranges
+from .encode import Unfit, bad, encoded, encoder, piece, ranges
 from .report import Line, line, relative
 from .rules import Options, Step, planned
 from .targets import Append, checked, target_of
@@ -106,13 +106,12 @@ def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -
 def _refusal(path: str, step: Step, options: Options) -> QuantizeError:
     """The error for a tensor with bad weights: goes over all of it, to count them."""
     weight, fmt = step.weight, step.format
-    assert weight.values is not None
     each = encoder(step, options)
     count, where, why = 0, -1, ""
     for start, stop in ranges(step, workers(), each.rows):
-        x = weight.values(start, stop)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = bad(fmt, x, blocks_of(step, x, start, stop, each.encode))
+            x, blocks = encoded(step, start, stop, each.encode)
+            found = bad(fmt, x, blocks)
         if found is None or (why and found[0] != why):
             continue
         why, mask = found

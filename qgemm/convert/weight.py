@@ -30,6 +30,14 @@ class Groups(NamedTuple):
     scale: Floats
     minimum: Floats | None = None
 
+    def values(self) -> Floats:
+        """The weights [32 n], as every decoder of such groups computes them."""
+        w = (self.codes - self.zero.reshape(-1, 1)).astype(np.float32)
+        w *= self.scale[:, None]
+        if self.minimum is not None:
+            w += self.minimum[:, None]
+        return w.reshape(-1)
+
 
 class Codes(NamedTuple):
     """A tensor as integers, before any is read: the codes are `least` to `most`, less their zero `low` to `high`.
