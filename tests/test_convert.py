@@ -224,6 +224,13 @@ def test_the_first_pattern_wins(source, tmp_path):
     assert [line.new for line in lines.values()] == ["Q5_1", "Q8_0", "F32", "Q5_1", "F32"]
 
 
+@pytest.mark.parametrize("suffix", ["gguf", "npz", "safetensors"])
+def test_empty_arrays(suffix, tmp_path):
+    np.savez(tmp_path / "x.npz", w=np.zeros((0, 32), np.float32))
+    with pytest.raises(qgemm.QgemmError, match=r"tensor 'w': is empty: shape \(0, 32\)"):
+        converted(tmp_path / "x.npz", tmp_path / f"y.{suffix}", "f32")
+
+
 def test_names_of_other_checkpoints(tmp_path):
     """Without names that end in weight, every matrix is one."""
     np.savez(tmp_path / "x.npz", w=normal(2, 64), b=normal(64))

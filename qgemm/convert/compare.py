@@ -17,6 +17,9 @@ from .rules import Step
 from .weight import Weight, of_tensor, packed
 
 
+SHARE = 8  # of the converter's ranges: nobody waits for a comparison, memory counts
+
+
 class Comparison(NamedTuple):
     """Whether the bytes are the same, and the converter's line; its error is None if a type has no decoder."""
 
@@ -56,7 +59,8 @@ def compared(weight: Weight, tensor: Tensor) -> Comparison:
                 error, power = squares(have(start, stop) - x), squares(x)
         return _Seen(identical, same_codes, error, power)
 
-    seen = [found for _, found in in_order(see, ranges(step, workers()), workers())]
+    parts = ranges(step, SHARE * workers())
+    seen = [found for _, found in in_order(see, parts, workers())]
     identical, same_codes = (all(getattr(each, name) for each in seen) for name in ("identical", "same_codes"))
     error = None
     if identical:

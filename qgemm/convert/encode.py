@@ -31,11 +31,11 @@ class Piece(NamedTuple):
 
 
 class Unfit(Exception):
-    """Weights that are not finite, or blocks whose scale the format cannot hold, in a range that starts there."""
+    """Weights that are not finite, or blocks whose scale the format cannot hold, in the tensor of a step."""
 
-    def __init__(self, step: Step, start: int) -> None:
-        super().__init__(step.weight.name, start)
-        self.step, self.start = step, start
+    def __init__(self, step: Step) -> None:
+        super().__init__(step.weight.name)
+        self.step = step
 
 
 def ranges(step: Step, threads: int, rows: bool = False) -> list[tuple[int, int]]:
@@ -54,7 +54,7 @@ def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
         x, blocks = encoded(step, start, stop, encode)
         if bad(fmt, x, blocks) is not None:
-            raise Unfit(step, start)
+            raise Unfit(step)
         made = np.array(fmt.decode(blocks), copy=fmt.plain).reshape(-1)  # plain ones may be the blocks themselves
         made -= x
         return Piece(blocks, squares(made), squares(x))

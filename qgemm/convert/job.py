@@ -89,7 +89,7 @@ def _converted(
 def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[tuple[Job, Result]]:
     """Each job with its result, in order; threads are ahead of who takes them, but not far."""
     waiting: deque[tuple[Job, Future[Result]]] = deque()
-    np.empty(HEAP, np.uint8)
+    np.empty(HEAP, np.uint8)  # and gone
     pool = ThreadPoolExecutor(threads)
     try:
         for job in jobs:

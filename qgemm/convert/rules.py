@@ -131,6 +131,8 @@ def _head(source: Source) -> str | None:
 def _refused(step: Step, options: Options) -> str:
     """Why a step cannot be done, or ""."""
     weight, fmt = step.weight, step.format
+    if 0 in weight.shape:
+        return f"is empty: shape {weight.shape}"
     if step.copied:
         return ""
     if weight.values is None:
