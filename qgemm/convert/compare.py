@@ -16,7 +16,6 @@ from .report import DIFFERENT, SCALES, Line, line, relative
 from .rules import Step
 from .weight import Weight, of_tensor, packed
 
-
 SHARE = 8  # of the converter's ranges: nobody waits for a comparison, memory counts
 
 
