@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bits import Floats
-from ..block import Blocks, Format
+from ..block import CHUNK, Blocks, Format
 from ..errors import QgemmError
 from ..files import shown
 from ..search import SEARCHED, search
 from .rules import Options, Step
 from .weight import packed
 
-TOGETHER = 1 << 22  # weights that all threads have at a time, in 100 MiB: long ranges, short waits for each other
+TOGETHER = 1 << 21  # weights that a few threads have at a time, in 75 MiB: long ranges, short waits for each other
 
 Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
 
@@ -41,7 +41,7 @@ class Unfit(Exception):
 def ranges(step: Step, threads: int, rows: bool = False) -> list[tuple[int, int]]:
     """The ranges in which so many threads go through a tensor, of whole rows if asked for."""
     least = lcm(step.weight.step, step.format.weights, step.weight.shape[-1] if rows else 1)
-    size, most = step.weight.size, max(1, TOGETHER // threads // least) * least
+    size, most = step.weight.size, max(1, max(TOGETHER // threads, CHUNK) // least) * least
     return [(start, min(start + most, size)) for start in range(0, size, most)]
 
 
