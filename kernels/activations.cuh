@@ -10,6 +10,12 @@ struct Activations {
 };
 static_assert(sizeof(Activations) == ACTIVATION_BYTES, "Activations differs from its dtype");
 
+// Where column `column` of a block lies among its codes.
+__device__ inline int code_place(int column) {
+    const int step = column / 16, half_step = column / 8 % 2, t = column / 2 % 4, odd = column % 2;
+    return 8 * t + 4 * step + half_step + 2 * odd;
+}
+
 // Whether x comes as such.
 template <class In>
 constexpr bool PREPARED = false;

@@ -3,60 +3,70 @@
 // A CTA, its warps and their rings are those of split.cuh. Weights are operand A, masked out of the codes in shared
 // memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where a
 // scale is shared, for the zero or the minimum; scales multiply the float sums.
-// Template: Format, In (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH, BULK.
+// Template: Format, In (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS, DEPTH, BULK.
 #include "operand.cuh"
 #include "pieces.cuh"
 
-using Ring = RingOf<Rows, SPANS>;
 using B = Operand<In>;
 
+constexpr int TILE_SCALES = TILE_COLUMNS / Format::GROUP;  // of a row
+
+// Scales of a tile that the lanes have decoded for each other, rows g and g + 8.
+template <bool ONCE>
+struct Scales {
+    float2 of[STRIPS][TILE_SCALES][8 * GROUPS];
+
+    __device__ void take(const Fields& fields, int strip, int lane) {
+#pragma unroll
+        for (int i = lane; i < TILE_SCALES * 8 * GROUPS; i += 32) {
+            const int index = i / (8 * GROUPS), row = i % (8 * GROUPS);
+            of[strip][index][row] = fields.scale(row / 8, row % 8, index);
+        }
+        __syncwarp();
+    }
+    __device__ float2 operator()(const Fields&, int strip, int group, int g, int index) const {
+        return of[strip][index][8 * group + g];
+    }
+};
+template <>
+struct Scales<false> {
+    __device__ void take(const Fields&, int, int) {}
+    __device__ float2 operator()(const Fields& fields, int, int group, int g, int index) const {
+        return fields.scale(group, g, index);
+    }
+};
+
+// The memory of a warp: its ring, and the scales of the tile in hand.
+struct Memory : Scales<Format::SCALES_ONCE> {
+    RingOf<Rows, SPANS> ring;
+};
+
 constexpr bool ZEROED = B::ZERO != 0;
-constexpr bool SUPER = Format::SUPER_BLOCK;
+constexpr bool SHARED_MINIMUM = Format::HAS_MINIMUM && Format::SUPER_BLOCK;  // of a super-block's minimums
 static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
 
-// The sums of x over each group of 32 of a super-block, as operand B of a product with its minimums: token g, groups
-// t and t + 4.
+// The sums of x over each group of 32 of a super-block: of token g, groups 2t and 2t + 1.
 struct GroupSums {
-    float of[COLUMN_TILES][2];
+    float2 of[COLUMN_TILES];
 
-    // Takes what a constant's product gave for groups 2 `span` and 2 `span` + 1: the same in every row.
+    // Takes what a constant's product gave for the two groups of a span: the same in every row.
     __device__ void take(const Sums (&sums)[SPAN_SCALES][COLUMN_TILES], int span, int lane) {
-        const int g = lane / 4, t = lane % 4;
+        const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            // Row r offers group r % 2 of token r / 2 % 2 of each two.
-            const float first = sums[0][tokens].sum[g / 2 % 2], second = sums[SPAN_SCALES - 1][tokens].sum[g / 2 % 2];
-            const float got = __shfl_sync(~0u, g % 2 ? second : first, (t % 2 + g % 2 * 2) * 4 + g / 2);
-            if (t / 2 == span % 2) {
-                if (span < 2)
-                    of[tokens][0] = got;
-                else
-                    of[tokens][1] = got;
-            }
-        }
-    }
-    // sums += factor * (minimums @ these), exact but for float sums: three times eleven bits.
-    __device__ void multiply(Sums (&sums)[COLUMN_TILES], const float4& minimums, float2 factor) const {
-#pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            Sums dots = {};
-            float rest[2] = {of[tokens][0], of[tokens][1]};
-#pragma unroll
-            for (int piece = 0; piece < 3; ++piece) {
-                mma_m16n8k8_tf32(dots, minimums, rest);
-                for (float& r : rest) r -= __uint_as_float(__float_as_uint(r) & 0xffffe000);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[tokens].sum[i] += (i < 2 ? factor.x : factor.y) * dots.sum[i];
+            // An odd row offers the odd one of its two tokens.
+            const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
+            const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
+                                __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
+            if (t == span) of[tokens] = got;
         }
     }
 };
 
-// Adds a span's products to the sums: those of the matrix, or of a super-block without its own scale.
-template <class Fields>
-__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span& weights, const Rows& x,
-                                const Fields& fields, int span, int lane) {
-    const int g = lane / 4;
+// Adds a span's products to the sums, but for the minimums of a super-block.
+__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory& mine, int i, int slot, int lane) {
+    const int g = lane / 4, span = i % SPANS;
+    const Rows& x = mine.ring.stages[slot].x;
     StepOfX<In> b[COLUMN_TILES][SPAN_STEPS / 2][2];
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
@@ -78,10 +88,12 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
                 multiply_step(starts[step / SCALE_STEPS][tokens], unit, tokens, step);
     }
-    if constexpr (SUPER && Format::HAS_MINIMUM) group_sums.take(starts, span, lane);
+    if constexpr (SHARED_MINIMUM) group_sums.take(starts, span, lane);
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-        const auto codes = weights.codes(group, lane);
+    for (int group = 0; group < STRIPS * GROUPS; ++group) {
+        const int strip = group / GROUPS, of_strip = group % GROUPS;
+        const Fields& fields = mine.ring.fields(i, slot, strip);
+        const auto codes = mine.ring.codes(slot, strip).codes(of_strip, lane);
 #pragma unroll
         for (int part = 0; part < SPAN_SCALES; ++part) {
             Sums dots[COLUMN_TILES] = {};
@@ -95,71 +107,79 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Span
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
             }
             const int index = span * SPAN_SCALES + part;
-            float2 d, m = {};
-            if constexpr (SUPER) {
-                d = fields.sub_scale(group, g, index);
-            } else {
-                d = fields.scale(group, g, index), m = fields.minimum(group, g, index);
-            }
+            const float2 d = mine(fields, strip, of_strip, g, index);
+            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(of_strip, g, index);
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float& sum = sums[group][tokens].sum[i];
-                    sum += (i < 2 ? d.x : d.y) * dots[tokens].sum[i];
-                    if constexpr (Format::HAS_MINIMUM && !SUPER)
-                        sum += (i < 2 ? m.x : m.y) * starts[part][tokens].sum[i];
+                for (int j = 0; j < 4; ++j) {
+                    float& sum = sums[strip][of_strip][tokens].sum[j];
+                    sum += (j < 2 ? d.x : d.y) * dots[tokens].sum[j];
+                    if constexpr (Format::HAS_MINIMUM && !SHARED_MINIMUM)
+                        sum += (j < 2 ? m.x : m.y) * starts[part][tokens].sum[j];
                 }
         }
     }
 }
 
-// Adds a super-block's sums, scaled, to those of the matrix, and clears them.
+// Adds the minimums' products of a super-block: with each sum of x in three pieces of 8 bits, exact but for float sums.
 template <class Fields>
-__device__ inline void add_super_block(AllSums& sums, AllSums& block, const GroupSums& group_sums, const Fields& fields,
-                                       int lane) {
+__device__ inline void add_minimums(Sums (&sums)[GROUPS][COLUMN_TILES], const GroupSums& group_sums,
+                                    const Fields& fields, int lane) {
     const int g = lane / 4, t = lane % 4;
+    u32 pieces[COLUMN_TILES][3];
+#pragma unroll
+    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+        float2 rest = group_sums.of[tokens];
+#pragma unroll
+        for (int i = 0; i < 3; ++i) pieces[tokens][i] = take_bf16(rest);
+    }
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
-        const float2 d = fields.super_scale(group, g);
+        const float2 factor = fields.super_minimum(group, g);
+        u32 minimums[2];
+        fields.sub_minimums(minimums, group, g, t);
 #pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+            Sums dots = {};
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums[group][tokens].sum[i] += (i < 2 ? d.x : d.y) * block[group][tokens].sum[i];
-                block[group][tokens].sum[i] = 0;
-            }
-        if constexpr (Format::HAS_MINIMUM) {
-            const float2 m = fields.super_minimum(group, g);  // the sums are those of rows g
-            group_sums.multiply(sums[group], fields.sub_minimums(group, g, t), {m.x, m.y * (1 << B::SHIFT)});
+            for (int i = 0; i < 3; ++i) mma_m16n8k8(dots, minimums, pieces[tokens][i]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)  // the sums of x are in units of rows g
+                sums[group][tokens].sum[i] += (i < 2 ? factor.x : factor.y * (1 << B::SHIFT)) * dots.sum[i];
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    decode(const __grid_constant__ Products products, const In* __restrict__ x, i64 k, int m) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Products products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
-    const Place at(products, k);
-    Ring* ring = reinterpret_cast<Ring*>(memory) + at.split;
-    const Pieces pieces(x, k, m, at, ring->stages);
+    static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    const Place at(products);
+    const int m = int(products.m);
+    Memory* mine = reinterpret_cast<Memory*>(memory) + at.split;
+    auto& ring = mine->ring;
+    Walk walk = {at};
+    Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
     const Arrivals<DEPTH, true, BULK> arrivals(words[at.split]);
 
-    AllSums sums = {}, block = {};
+    AllSums sums = {};
     GroupSums group_sums = {};
     stream(
         at.count, arrivals,
-        [&](int i, int slot) {
-            arrivals.expect(slot, Ring::bytes(i));
-            arrivals.copy(slot, [&](auto copy) { ring->load(tile_of(at, i), i, slot, at.first_group, copy); });
+        [&](int slot) {
+            arrivals.first_copy(slot, ring.bytes(walk), [&](auto copy) { ring.load(walk, slot, copy); });
+            walk.advance();
         },
-        [&](int i, int slot) { pieces.load(i, slot); },
+        [&](int slot) { pieces.load(slot); },
         [&](int i, int slot) {
-            const auto& stage = ring->stages[slot];
-            const Fields& fields = ring->fields(i, slot);
-            multiply(SUPER ? block : sums, group_sums, stage.weights, stage.x, fields, i % SPANS, at.lane);
-            if constexpr (SUPER)
-                if (i % SPANS == SPANS - 1) add_super_block(sums, block, group_sums, fields, at.lane);
+            if (i % SPANS == 0)
+                for (int strip = 0; strip < STRIPS; ++strip) mine->take(ring.fields(i, slot, strip), strip, at.lane);
+            multiply(sums, group_sums, *mine, i, slot, at.lane);
+            if constexpr (SHARED_MINIMUM)
+                if (i % SPANS == SPANS - 1)
+                    for (int strip = 0; strip < STRIPS; ++strip)
+                        add_minimums(sums[strip], group_sums, ring.fields(i, slot, strip), at.lane);
         });
     __syncthreads();                      // the rings are empty: their memory serves the sums
     const float unit = 1 << B::EXPONENT;  // of the codes

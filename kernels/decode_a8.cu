@@ -1,15 +1,15 @@
 // decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, integer dots on tensor cores, at the speed
 // of memory.
 //
-// A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or as
-// numbers [m, k], of which each warp quantizes its spans for itself.
+// A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or, of one
+// or two tokens, as numbers [m, k], of which each warp quantizes its share of K for itself.
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
 // Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a block.
-// Template: Format, In (Activations, half, bf16, float), TOKENS (8, 16), GROUPS (1, 2, 4), SPLITS, DEPTH,
-// BULK.
-#include "pieces.cuh"
+// Template: Format, In (Activations, half, bf16, float), TOKENS (8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS,
+// DEPTH, BULK.
 #include "quantize.cuh"
+#include "split.cuh"
 
 static_assert(SPAN_COLUMNS == X_COLUMNS, "activations come span by span");
 static_assert(Format::GROUP == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
@@ -19,11 +19,16 @@ constexpr int SCALES = 32 / Format::GROUP;  // of a block of x
 
 using X = Activations[TOKENS];
 
+// A warp quantizes a batch at a time, eight lanes for each entry: a span of one token.
+constexpr int BATCH = 4, ENTRY_PADDING = 8;  // entries; numbers after each, against bank conflicts
+using Batch = In[BATCH][SPAN_COLUMNS + ENTRY_PADDING];
+
 // The memory of a warp.
-template <class In>
+template <class T>
 struct Memory {
-    RingOf<Rows, SPANS> ring;
-    X quantized;  // the span in hand
+    RingOf<void, SPANS> ring;
+    Batch batches[2];
+    Activations quantized[BATCH + TOKENS];  // the batch in hand; what is read beyond it counts for no token
 };
 template <>
 struct Memory<Activations> {
@@ -31,9 +36,9 @@ struct Memory<Activations> {
 };
 
 // Adds a span's products to the sums.
-__device__ inline void multiply(AllSums& sums, const Span& weights, const X& x, const Fields& fields, int span,
-                                int lane) {
-    const int g = lane / 4, t = lane % 4;
+template <class Ring>
+__device__ inline void multiply(AllSums& sums, const Ring& ring, const Activations* x, int i, int slot, int lane) {
+    const int g = lane / 4, t = lane % 4, span = i % SPANS;
     uint2 b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
 #pragma unroll
@@ -42,21 +47,23 @@ __device__ inline void multiply(AllSums& sums, const Span& weights, const X& x, 
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             b[block][tokens] = *reinterpret_cast<const uint2*>(x[8 * tokens + g].q + 32 * block + 8 * t);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float2 ds = __half22float2(x[8 * tokens + 2 * t + i].ds[block]);
-                da[block][tokens][i] = ds.x, sa[block][tokens][i] = ds.y;
+            for (int j = 0; j < 2; ++j) {
+                const float2 ds = __half22float2(x[8 * tokens + 2 * t + j].ds[block]);
+                da[block][tokens][j] = ds.x, sa[block][tokens][j] = ds.y;
             }
         }
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-        const auto codes = weights.codes(group, lane);
+    for (int group = 0; group < STRIPS * GROUPS; ++group) {
+        const int strip = group / GROUPS, of_strip = group % GROUPS;
+        const Fields& fields = ring.fields(i, slot, strip);
+        const auto codes = ring.codes(slot, strip).codes(of_strip, lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
                 const int index = (span * BLOCKS + block) * SCALES + part;
-                const float2 dw = fields.scale(group, g, index), mw = fields.minimum(group, g, index);
+                const float2 dw = fields.scale(of_strip, g, index), mw = fields.minimum(of_strip, g, index);
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
                     const uint2 q = b[block][tokens];
@@ -66,13 +73,13 @@ __device__ inline void multiply(AllSums& sums, const Span& weights, const X& x, 
                     else
                         mma_m16n8k16(sumi, part ? second : first, part ? q.y : q.x);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float a = da[block][tokens][i % 2], s = sa[block][tokens][i % 2];
-                        float& sum = sums[group][tokens].sum[i];
-                        float dot = a * float(sumi[i]);
+                    for (int j = 0; j < 4; ++j) {
+                        const float a = da[block][tokens][j % 2], s = sa[block][tokens][j % 2];
+                        float& sum = sums[strip][of_strip][tokens].sum[j];
+                        float dot = a * float(sumi[j]);
                         if constexpr (Format::ZERO != 0) dot -= Format::ZERO * s;
-                        sum += (i < 2 ? dw.x : dw.y) * dot;
-                        if constexpr (Format::HAS_MINIMUM) sum += (i < 2 ? mw.x : mw.y) * s;
+                        sum += (j < 2 ? dw.x : dw.y) * dot;
+                        if constexpr (Format::HAS_MINIMUM) sum += (j < 2 ? mw.x : mw.y) * s;
                     }
                 }
             }
@@ -80,13 +87,57 @@ __device__ inline void multiply(AllSums& sums, const Span& weights, const X& x, 
     }
 }
 
-// Quantizes a span of x, four tokens at a time, eight lanes a token.
+// Batches of x [m, k] -> shared memory -> q8_1.
 template <class T>
-__device__ inline void quantize(X& to, const T (&x)[TOKENS][SPAN_COLUMNS + 8], int m, int lane) {
-    const int column = lane % 8 * 8, half_step = lane % 2, step = lane / 2 % 2, block = lane / 4 % 2;
-    for (int token = lane / 8; token - lane / 8 < m; token += 4) {
+struct Quantized {
+    Memory<T>* memory;
+    const T* x;
+    i64 k;
+    int m, spans;  // of a batch
+    int first_column, count;
+    int entry, lane;
+
+    __device__ Quantized(Memory<T>* memory, const T* x, i64 k, int m, const Place& at)
+        : memory(memory),
+          x(x),
+          k(k),
+          m(m),
+          spans(BATCH / m),
+          first_column(at.split * TILE_COLUMNS),
+          count(at.count),
+          entry(at.lane / 8),
+          lane(at.lane % 8) {}
+    // Starts to copy a batch. Beyond K and the warp's last span it is zero.
+    __device__ void load(int batch) const {
+        const int i = batch * spans + entry / m;
+        const i64 column = first_column + i / SPANS * SPLITS * TILE_COLUMNS + i % SPANS * SPAN_COLUMNS;
+        constexpr int PIECE = 16 / sizeof(T), PIECES = SPAN_COLUMNS / PIECE / 8;  // of a lane
+#pragma unroll
+        for (int j = 0; j < PIECES; ++j) {
+            const i64 at = column + (8 * j + lane) * PIECE;
+            const bool inside = i < count && at < k;
+            copy_16(shared_address(&memory->batches[batch % 2][entry][(8 * j + lane) * PIECE]),
+                    x + (inside ? entry % m * k + at : 0), inside);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    // The quantized x of number i of the warp's spans; of a new batch, which it quantizes.
+    __device__ const Activations* operator()(int i) const {
+        if (i % spans == 0) {
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            __syncwarp();
+            quantize(memory->quantized[entry], memory->batches[i / spans % 2][entry]);
+            __syncwarp();
+            load(i / spans + 2);
+        }
+        return memory->quantized + i % spans * m;
+    }
+
+private:
+    // Eight columns a lane.
+    __device__ void quantize(Activations& to, const T* from) const {
         float values[8];
-        load_eight(values, &x[token][column]);
+        load_eight(values, from + 8 * lane);
         u32 largest = 0;
         for (float value : values) largest = max(largest, magnitude_bits(value));
         largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
@@ -98,55 +149,62 @@ __device__ inline void quantize(X& to, const T (&x)[TOKENS][SPAN_COLUMNS + 8], i
         int sum = __dp4a(int(q[1]), 0x01010101, __dp4a(int(q[0]), 0x01010101, 0));
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        // Half a step from each of two neighbours makes whole words; the first takes those of t = 0, 1, the second 2, 3.
-        const u32 other = __shfl_xor_sync(~0u, half_step ? q[0] : q[1], 1);
-        const u32 near = half_step ? other : q[0], far = half_step ? q[1] : other;
-        u32* words = reinterpret_cast<u32*>(to[token].q + 32 * block + 16 * half_step + 4 * step);
+        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and 3.
+        const int odd = lane % 2, step = lane / 2 % 2, block = lane / 4;
+        const u32 other = __shfl_xor_sync(~0u, odd ? q[0] : q[1], 1);
+        const u32 near = odd ? other : q[0], far = odd ? q[1] : other;
+        u32* words = reinterpret_cast<u32*>(to.q + 32 * block + 16 * odd + 4 * step);
         words[0] = __byte_perm(near, far, 0x5140);
         words[2] = __byte_perm(near, far, 0x7362);
-        if (lane % 4 == 0) to[token].ds[block] = quantizer.scale_and_sum(sum);
+        if (lane % 4 == 0) to.ds[block] = quantizer.scale_and_sum(sum);
     }
-    __syncwarp();
-}
+};
 
 template <class T>
-__device__ inline void run(const Products& products, const T* x, i64 k, int m) {
+__device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
-    const Place at(products, k);
+    static_assert(sizeof(Memory<T>) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    const Place at(products);
+    const int m = int(products.m);
+    const T* x = static_cast<const T*>(products.x);
     Memory<T>* mine = reinterpret_cast<Memory<T>*>(memory) + at.split;
     auto& ring = mine->ring;
-    const Arrivals<DEPTH, !PREPARED<T>, BULK> arrivals(words[at.split]);
+    const Arrivals<DEPTH, false, BULK> arrivals(words[at.split]);
 
     AllSums sums = {};
-    const auto load_weights = [&](int i, int slot) {
-        arrivals.expect(slot, ring.bytes(i) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0));
-        arrivals.copy(slot, [&](auto copy) { ring.load(tile_of(at, i), i, slot, at.first_group, copy); });
+    Walk walk = {at};
+    const auto load_weights = [&](int slot) {
+        const u32 bytes = ring.bytes(walk) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
+        arrivals.first_copy(slot, bytes, [&](auto copy) { ring.load(walk, slot, copy); });
+        walk.advance();
     };
-    const auto multiply_by = [&](const X& quantized, int i, int slot) {
-        multiply(sums, ring.stages[slot].weights, quantized, ring.fields(i, slot), i % SPANS, at.lane);
+    const auto multiply_by = [&](const Activations* quantized, int i, int slot) {
+        multiply(sums, ring, quantized, i, slot, at.lane);
     };
     if constexpr (PREPARED<T>) {
-        const T* spans = x + i64(at.split) * SPANS * m;
-        const auto load_x = [&](int i, int slot) {
-            const T* from = spans + i64(i / SPANS * SPLITS * SPANS + i % SPANS) * m;
+        const T* from = x + i64(at.split) * SPANS * m;  // the next span
+        int span = 0;
+        const auto load_x = [&](int slot) {
             arrivals.copy(slot, [&](auto copy) { copy(ring.stages[slot].x, from, m * u32(sizeof(T))); });
+            from += m;
+            if (++span == SPANS) span = 0, from += (SPLITS - 1) * SPANS * m;
         };
         stream(at.count, arrivals, load_weights, load_x,
                [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
     } else {
-        const Pieces pieces(x, k, m, at, ring.stages);
-        const auto load_x = [&](int i, int slot) { pieces.load(i, slot); };
-        stream(at.count, arrivals, load_weights, load_x, [&](int i, int slot) {
-            quantize(mine->quantized, ring.stages[slot].x, m, at.lane);
-            multiply_by(mine->quantized, i, slot);
-        });
+        static_assert(PREPARED<T> || BULK, "where weights arrive by cp.async as well, their groups would mix");
+        const Quantized<T> quantized(mine, x, products.k, m, at);
+        const auto load_x = [&, begun = false](int) mutable {
+            if (!begun) quantized.load(0), quantized.load(1);
+            begun = true;
+        };
+        stream(at.count, arrivals, load_weights, load_x, [&](int i, int slot) { multiply_by(quantized(i), i, slot); });
     }
     __syncthreads();  // the rings are empty: their memory serves the sums
     reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    decode_a8(const __grid_constant__ Products products, const In* __restrict__ x, i64 k, int m) {
-    run(products, x, k, m);
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_a8(const __grid_constant__ Products products) {
+    run<In>(products);
 }

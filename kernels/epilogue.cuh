@@ -3,46 +3,55 @@
 
 #include "types.cuh"
 
-// An array of a type that is known at run time, or none. The codes are TYPE_CODES of qgemm/products.py.
-struct Array {
-    void* data;
-    i64 type;
+// Types that a kernel learns at run time: TYPE_CODES of qgemm/products.py. 0: there is no array.
+__device__ inline float load_as(const void* data, int type, i64 i) {
+    switch (type) {
+        case 1:
+            return static_cast<const float*>(data)[i];
+        case 2:
+            return to_float(static_cast<const half*>(data)[i]);
+        case 3:
+            return to_float(static_cast<const bf16*>(data)[i]);
+        default:
+            return 0;
+    }
+}
 
-    __device__ float operator[](i64 i) const {
-        switch (type) {
-            case 1:
-                return static_cast<const float*>(data)[i];
-            case 2:
-                return to_float(static_cast<const half*>(data)[i]);
-            case 3:
-                return to_float(static_cast<const bf16*>(data)[i]);
-            default:
-                return 0;
-        }
+__device__ inline void store_as(void* data, int type, i64 i, float value) {
+    switch (type) {
+        case 1:
+            static_cast<float*>(data)[i] = value;
+            break;
+        case 2:
+            static_cast<half*>(data)[i] = from_float<half>(value);
+            break;
+        case 3:
+            static_cast<bf16*>(data)[i] = from_float<bf16>(value);
     }
-    __device__ void store(i64 i, float value) const {
-        switch (type) {
-            case 1:
-                static_cast<float*>(data)[i] = value;
-                break;
-            case 2:
-                static_cast<half*>(data)[i] = from_float<half>(value);
-                break;
-            case 3:
-                static_cast<bf16*>(data)[i] = from_float<bf16>(value);
-        }
-    }
+}
+
+struct Types {
+    int y, bias, residual, padding;
 };
 
 struct Outputs {
-    Array y;         // [m, n]
-    Array bias;      // [n]
-    Array residual;  // [m, n]; it may be y
+    void* y;               // [m, n]
+    const void* bias;      // [n]
+    const void* residual;  // [m, n]; it may be y
+};
 
-    // A sum of row `row` of W for the token whose outputs start at index `token` of y.
+// What stores sums of row `row` of W and the token whose outputs start at index `token` of y.
+struct Epilogue {
+    Outputs arrays;
+    Types types;
+
+    __device__ bool adds() const { return types.bias || types.residual; }
+    __device__ float added(i64 token, i64 row, float sum) const {
+        if (types.bias) sum += load_as(arrays.bias, types.bias, row);
+        if (types.residual) sum += load_as(arrays.residual, types.residual, token + row);
+        return sum;
+    }
     __device__ void store(i64 token, i64 row, float sum) const {
-        if (bias.type) sum += bias[row];
-        if (residual.type) sum += residual[token + row];
-        y.store(token + row, sum);
+        store_as(arrays.y, types.y, token + row, added(token, row, sum));
     }
 };

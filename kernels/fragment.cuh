@@ -8,8 +8,8 @@
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
 //   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
 //                           Format::GROUP weights of the tile
-// so that w = scale * level + minimum. A super-block (SUPER_BLOCK) scales its groups' scales again:
-//   scale = super_scale(group, g) * sub_scale(group, g, index), minimum = super_minimum * one of sub_minimums
+// so that w = scale * level + minimum. A super-block's minimums are super_minimum(group, g) times sub_minimums(...).
+// SCALES_ONCE: a scale takes more than a load, so that lanes decode them for each other.
 #pragma once
 
 #include "types.cuh"
@@ -104,21 +104,28 @@ __device__ inline Fragment raw_bytes(u32 low_row, u32 high_row) {
                __byte_perm(b, 0, 0x4341));
 }
 
-// Levels as bf16, exact as well. 0x4300 is 128 in bf16, whose last place is 1: it takes codes below 128.
+// Two codes below 128 minus zero, as bf16: 0x4300 is 128 in bf16, whose last place is 1.
+__device__ inline u32 bf16_numbers(u32 codes, int zero) {
+    const u32 bits = codes | 0x43004300;
+    const __nv_bfloat162 numbers =
+        __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&bits), __float2bfloat162_rn(128 + zero));
+    return *reinterpret_cast<const u32*>(&numbers);
+}
+
+// Levels as bf16, exact as well.
 template <class Format>
 __device__ inline Fragment bf16_levels(const typename Format::Codes& codes, int step) {
     constexpr bool SMALL = Format::RAW_EXPONENT == 24 && Format::RAW_ZERO < 128;
     Fragment f = SMALL ? Format::raw(codes, step) : Format::fragment(codes, step);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        __nv_bfloat162 level;
         if constexpr (SMALL) {
-            u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::RAW_SHIFT : 0) | 0x43004300;
-            level = __hsub2(*reinterpret_cast<__nv_bfloat162*>(&bits), __float2bfloat162_rn(128 + Format::RAW_ZERO));
+            const u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::RAW_SHIFT : 0);
+            f.a[i] = as_half2(bf16_numbers(bits, Format::RAW_ZERO));
         } else {
-            level = __float22bfloat162_rn(__half22float2(f.a[i]));
+            const __nv_bfloat162 level = __float22bfloat162_rn(__half22float2(f.a[i]));
+            f.a[i] = *reinterpret_cast<const half2*>(&level);
         }
-        f.a[i] = *reinterpret_cast<half2*>(&level);
     }
     return f;
 }
@@ -133,14 +140,6 @@ __device__ inline Fragment raw_constant(int code, int shift) {
 // A scale or minimum of rows g and g + 8.
 __device__ inline float2 row_pair(const half (&pair)[2]) {
     return __half22float2(*reinterpret_cast<const half2*>(pair));
-}
-
-// Bytes i and j of a word, minus zero, as floats: 0x4b000000 is 2^23 in float, whose last place is 1. Conversions from
-// integers run at a quarter of the speed.
-__device__ inline float2 byte_pair(u32 word, int i, int j, int zero) {
-    const float bias = 8388608.0f + zero;
-    return {__uint_as_float(__byte_perm(word, 0x4b000000, 0x7550 | i)) - bias,
-            __uint_as_float(__byte_perm(word, 0x4b000000, 0x7550 | j)) - bias};
 }
 
 // Rounded once, as NumPy rounds a product of float32.

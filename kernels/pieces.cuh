@@ -10,9 +10,10 @@ struct Pieces {
     static constexpr int ACROSS = SPAN_COLUMNS * sizeof(In) / 16;  // pieces of a token's share of a span
     static constexpr int APART = 32 / ACROSS;                      // tokens between two of a lane
 
-    const In* x;       // of its first token and the first span
+    const In* x;       // of its first token and the next span
     i64 token_stride;  // to its next token
     int column, k;     // of the piece, within a row
+    int span = 0;      // of the tile
     int token, m;
     u32 to;  // within the first stage
 
@@ -23,15 +24,15 @@ struct Pieces {
         this->x = x + token * k + column;
         to = shared_address(&stages->x[token][piece]);
     }
-    // Number `i` of the warp's spans -> slot.
-    __device__ void load(int i, int slot) const {
-        const int ahead = i / SPANS * SPLITS * TILE_COLUMNS + i % SPANS * SPAN_COLUMNS;
-        const bool inside = column + ahead < k;  // a ragged row ends within its last tile: zeros there
-        const In* from = inside ? x + ahead : x;
+    // The next span -> slot.
+    __device__ void load(int slot) {
+        const bool inside = column < k;  // a ragged row ends within its last tile: zeros there
         const u32 into = to + slot * sizeof(Stage);
 #pragma unroll
         for (int j = 0; j < TOKENS / APART; ++j)
-            if (token + j * APART < m)
-                copy_16(into + j * APART * sizeof(Rows) / TOKENS, from + j * token_stride, inside);
+            if (token + j * APART < m) copy_16(into + j * APART * sizeof(Rows) / TOKENS, x + j * token_stride, inside);
+        int ahead = SPAN_COLUMNS;
+        if (++span == SPANS) span = 0, ahead += (SPLITS - 1) * TILE_COLUMNS;
+        x += ahead, column += ahead;
     }
 };

@@ -22,12 +22,6 @@ struct Quantizer {
     __device__ half2 scale_and_sum(int sum) const { return __floats2half2_rn(d, __fmul_rn(d, float(sum))); }
 };
 
-// Where column `column` of a block lies among its codes.
-__device__ inline int code_place(int column) {
-    const int step = column / 16, half_step = column / 8 % 2, t = column / 2 % 4, odd = column % 2;
-    return 8 * t + 4 * step + half_step + 2 * odd;
-}
-
 // Eight numbers of any type, aligned to 16 bytes.
 template <class T>
 __device__ inline void load_eight(float (&to)[8], const T* from) {

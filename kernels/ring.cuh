@@ -47,6 +47,13 @@ __device__ inline void mbarrier_arrive_after_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// The calling thread's copies since the last commit are one group, of which the last N may still be under way.
+__device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ inline void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // How the stages of this warp's ring fill: for each in turn, `copy` its parts, `close` it, and later `wait` for it.
 // Every stage is closed, also one that stays empty. LANES: whether each lane copies pieces of its own by copy_16.
 template <int DEPTH, bool LANES, bool BULK>
@@ -64,16 +71,22 @@ struct Arrivals<DEPTH, LANES, true> {
         }
         __syncwarp();
     }
-    // So many bytes are to come into this stage by `parts`, which gets a function to copy with.
-    __device__ void expect(int slot, u32 bytes) const {
-        if (elect_one()) mbarrier_expect(barriers + 8 * slot, bytes);
+    // `parts` gets a function to copy with. `bytes`: of all that will be copied into this stage.
+    template <class Parts>
+    __device__ void first_copy(int slot, u32 bytes, Parts parts) const {
+        if (elect_one()) {
+            mbarrier_expect(barriers + 8 * slot, bytes);
+            parts(copier(slot));
+        }
     }
     template <class Parts>
     __device__ void copy(int slot, Parts parts) const {
-        if (elect_one())
-            parts([&](void* to, const void* from, u32 bytes) {
-                bulk_copy(shared_address(to), from, bytes, barriers + 8 * slot);
-            });
+        if (elect_one()) parts(copier(slot));
+    }
+    __device__ auto copier(int slot) const {
+        return [barrier = barriers + 8 * slot](void* to, const void* from, u32 bytes) {
+            bulk_copy(shared_address(to), from, bytes, barrier);
+        };
     }
     __device__ void close(int slot) const {
         if (LANES) mbarrier_arrive_after_copies(barriers + 8 * slot);
@@ -84,7 +97,10 @@ struct Arrivals<DEPTH, LANES, true> {
 template <int DEPTH, bool LANES>
 struct Arrivals<DEPTH, LANES, false> {
     __device__ Arrivals(unsigned long long*) {}
-    __device__ void expect(int, u32) const {}
+    template <class Parts>
+    __device__ void first_copy(int slot, u32, Parts parts) const {
+        copy(slot, parts);
+    }
     template <class Parts>
     __device__ void copy(int, Parts parts) const {
         parts([&](void* to, const void* from, u32 bytes) {
@@ -92,9 +108,9 @@ struct Arrivals<DEPTH, LANES, false> {
                 copy_16(shared_address(to) + at, static_cast<const char*>(from) + at, true);
         });
     }
-    __device__ void close(int) const { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    __device__ void close(int) const { copies_commit(); }
     __device__ void wait(int, int) const {
-        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+        copies_wait<DEPTH - 1>();
         __syncwarp();  // what the other lanes copied is there as well
     }
 };

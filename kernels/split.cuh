@@ -1,5 +1,6 @@
-// A CTA that owns GROUPS groups of 16 rows of a strip: its SPLITS warps take the strip's tiles in turn, each span by span
-// through a ring of its own that no other warp waits for, and their sums meet at the end, in a fixed order.
+// A CTA that owns GROUPS groups of 16 rows of a strip, or STRIPS whole strips: its SPLITS warps take the tiles along K in
+// turn, each span by span through a ring of its own that no other warp waits for, and their sums meet at the end, in a
+// fixed order.
 #pragma once
 
 #include "epilogue.cuh"
@@ -9,108 +10,146 @@
 #include "tile.cuh"
 
 constexpr int THREADS = SPLITS * 32;
-constexpr int ROWS = 16 * GROUPS;
+constexpr int ROWS = 16 * GROUPS * STRIPS;
 constexpr int COLUMN_TILES = TOKENS / 8;
+static_assert(STRIPS == 1 || GROUPS == WARPS, "several strips are whole");
 
 using Span = SpanOf<GROUPS>;
 using Fields = FormatOf<GROUPS>;
-using AllSums = Sums[GROUPS][COLUMN_TILES];
+using AllSums = Sums[STRIPS][GROUPS][COLUMN_TILES];
 
-// One product of several that share x and a launch: y [m, n] = x @ W [n, k].T.
-struct Product {
-    const Tile* tiles;
-    Outputs outputs;
-    i64 n;
-    i64 end;  // the CTA after its last
-};
+// Products y [m, n] = x [m, k] @ W [n, k].T that share x and a launch.
 struct Products {
-    Product of[MOST_PRODUCTS];
+    const void* x;
+    struct Arrays {
+        const Tile* tiles;
+        Outputs outputs;
+    } arrays[MOST_PRODUCTS];
+    struct Product {
+        i64 n, end;  // end: the CTA after its last
+        Types types;
+    } of[MOST_PRODUCTS];
+    i64 k, m;
 };
 static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/products.py");
 
 // Where this warp stands: its product, rows and first tile, and how many spans it takes of its share of K.
 struct Place {
-    const Product& product;
+    const Products& products;
+    int index;  // of its product
     int split, lane;
     i64 first_row;
     int first_group;  // of the strip
+    int strips;       // that there are for this CTA
     const Tile* tiles;
+    i64 along;  // tiles of a strip
     int count;
 
-    __device__ Place(const Products& products, i64 k) : Place(products, find(products), k) {}
-    static __device__ int find(const Products& products) {
-        int index = 0;
+    __device__ Place(const Products& products) : products(products), index(0) {
         while (blockIdx.x >= products.of[index].end) ++index;
-        return index;
-    }
-
-private:
-    __device__ Place(const Products& products, int index, i64 k) : product(products.of[index]) {
         split = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-        const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
         first_group = first_row % TILE_ROWS / 16;
-        tiles = product.tiles + first_row / TILE_ROWS * along + split;
+        strips = int(min(i64(STRIPS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
+        tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + split;
         count = int(along - split + SPLITS - 1) / SPLITS * SPANS;
     }
 };
 
-// The memory of a warp: what it needs for DEPTH spans, the codes and the activations X of each. The fields of a tile come with its first span and stay until
-// its last.
+// A walk along the spans of a warp.
+struct Walk {
+    const Place& at;
+    const Tile* tile = at.tiles;  // of the first strip
+    int span = 0;                 // of the tile
+    int count = 0;                // tiles before it
+
+    __device__ void advance() {
+        if (SPANS == 1 || ++span == SPANS) tile += SPLITS, ++count, span = 0;
+    }
+};
+
+// A stage of a ring: weights, and their share of x, an X, unless that is void.
+template <class Weights, class X>
+struct StageOf : Weights {
+    X x;
+};
+template <class Weights>
+struct StageOf<Weights, void> : Weights {};
+
+struct Codes {
+    Span codes[STRIPS];
+};
+struct CodesAndFields {
+    struct {
+        Span codes;
+        Fields fields;
+    } strips[STRIPS];
+};
+
+// DEPTH spans of a warp. The fields of a tile come with its first span and stay until its last.
 template <class X, int SPANS>
 struct RingOf {
     static constexpr int TILES = 1 + (DEPTH - 1 + SPANS - 1) / SPANS;  // that DEPTH spans may belong to
-    struct Stage {
-        Span weights;
-        X x;
-    } stages[DEPTH];
-    Fields slots[TILES];
+    using Stage = StageOf<Codes, X>;
+    Stage stages[DEPTH];
+    Fields slots[TILES][STRIPS];
 
-    __device__ const Fields& fields(int i, int) const { return slots[i / SPANS % TILES]; }
-    static __device__ u32 bytes(int i) { return sizeof(Span) + (i % SPANS == 0 ? sizeof(Fields) : 0); }
+    // Of number i of the warp's spans, which is in this slot.
+    __device__ const Span& codes(int slot, int strip) const { return stages[slot].codes[strip]; }
+    __device__ const Fields& fields(int i, int, int strip) const { return slots[i / SPANS % TILES][strip]; }
+    static __device__ u32 bytes(const Walk& walk) {
+        return walk.at.strips * (sizeof(Span) + (walk.span == 0 ? sizeof(Fields) : 0));
+    }
     template <class Copy>
-    __device__ void load(const Tile& tile, int i, int slot, int first_group, Copy copy) {
-        stages[slot].weights.copy_from(tile.spans[i % SPANS], first_group, copy);
-        if (i % SPANS == 0) slots[i / SPANS % TILES].copy_from(tile.fields, first_group, copy);
+    __device__ void load(const Walk& walk, int slot, Copy copy) {
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip) {
+            if (strip >= walk.at.strips) break;
+            const Tile& tile = walk.tile[strip * walk.at.along];
+            stages[slot].codes[strip].copy_from(tile.spans[walk.span], walk.at.first_group, copy);
+            if (walk.span == 0) slots[walk.count % TILES][strip].copy_from(tile.fields, walk.at.first_group, copy);
+        }
     }
 };
 
 // A tile of one span comes in one piece, if the CTA takes all its rows.
 template <class X>
 struct RingOf<X, 1> {
-    struct Stage {
-        Span weights;
-        Fields fields;
-        X x;
-    } stages[DEPTH];
+    using Stage = StageOf<CodesAndFields, X>;
+    Stage stages[DEPTH];
 
-    __device__ const Fields& fields(int, int slot) const { return stages[slot].fields; }
-    static __device__ u32 bytes(int) { return sizeof(Span) + sizeof(Fields); }
+    __device__ const Span& codes(int slot, int strip) const { return stages[slot].strips[strip].codes; }
+    __device__ const Fields& fields(int, int slot, int strip) const { return stages[slot].strips[strip].fields; }
+    static __device__ u32 bytes(const Walk& walk) { return walk.at.strips * sizeof(CodesAndFields::strips[0]); }
     template <class Copy>
-    __device__ void load(const Tile& tile, int, int slot, int first_group, Copy copy) {
-        if constexpr (GROUPS == WARPS) {
-            copy(&stages[slot].weights, &tile, sizeof(Tile));
-        } else {
-            stages[slot].weights.copy_from(tile.spans[0], first_group, copy);
-            stages[slot].fields.copy_from(tile.fields, first_group, copy);
+    __device__ void load(const Walk& walk, int slot, Copy copy) {
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip) {
+            if (strip >= walk.at.strips) break;
+            const Tile& tile = walk.tile[strip * walk.at.along];
+            auto& to = stages[slot].strips[strip];
+            if constexpr (GROUPS == WARPS) {
+                copy(&to, &tile, sizeof(Tile));
+            } else {
+                to.codes.copy_from(tile.spans[0], walk.at.first_group, copy);
+                to.fields.copy_from(tile.fields, walk.at.first_group, copy);
+            }
         }
     }
 };
 
-// The tile of number `i` of a warp's spans.
-__device__ inline const Tile& tile_of(const Place& at, int i) { return at.tiles[i / SPANS * SPLITS]; }
-
-// Runs a warp's spans through its ring. `load_weights(i, slot)` and `load_x(i, slot)` copy number i into a slot, and `multiply(i, slot)`
-// adds its products.
+// Runs a warp's spans through its ring. load_weights(slot) and load_x(slot) copy the next span into a slot,
+// multiply(i, slot) adds the products of number i.
 template <class Arrivals, class LoadWeights, class LoadX, class Multiply>
 __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights load_weights, LoadX load_x,
                               Multiply multiply) {
-    for (int i = 0; i < min(DEPTH, count); ++i) load_weights(i, i);
+    for (int slot = 0; slot < min(DEPTH, count); ++slot) load_weights(slot);
     launch_dependents();
     wait_for_predecessors();  // the weights never change, x and y may belong to the kernels before
-    for (int i = 0; i < DEPTH; ++i) {
-        if (i < count) load_x(i, i);
-        arrivals.close(i);
+    for (int slot = 0; slot < DEPTH; ++slot) {
+        if (slot < count) load_x(slot);
+        arrivals.close(slot);
     }
     int slot = 0, round = 0;
     for (int i = 0; i < count; ++i) {
@@ -118,8 +157,8 @@ __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights l
         multiply(i, slot);
         __syncwarp();  // every lane has read the slot
         if (i + DEPTH < count) {
-            load_weights(i + DEPTH, slot);
-            load_x(i + DEPTH, slot);
+            load_weights(slot);
+            load_x(slot);
         }
         arrivals.close(slot);
         if (++slot == DEPTH) slot = 0, ++round;
@@ -131,22 +170,23 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
     constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
     const int g = at.lane / 4, t = at.lane % 4;
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group)
+    for (int group = 0; group < STRIPS * GROUPS; ++group)
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
-                const float sum = (i < 2 ? unit.x : unit.y) * sums[group][tokens].sum[i];
+                const float sum = (i < 2 ? unit.x : unit.y) * sums[group / GROUPS][group % GROUPS][tokens].sum[i];
                 if (token < m) parts[(at.split * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
-    const Product& product = at.product;
+    const auto& product = at.products.of[at.index];
+    const Epilogue epilogue = {at.products.arrays[at.index].outputs, product.types};
     for (int i = threadIdx.x; i < m * ROWS; i += THREADS) {
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;
 #pragma unroll
         for (int s = 0; s < SPLITS; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
-        if (at.first_row + row < product.n) product.outputs.store(token * product.n, at.first_row + row, sum);
+        if (at.first_row + row < product.n) epilogue.store(token * product.n, at.first_row + row, sum);
     }
 }

@@ -27,11 +27,12 @@ class DeviceActivations:
     """Activations [..., K] as Q8_1 blocks on a GPU; made by `quantize_activations`.
 
     data: a CuPy array of bytes [tiles along K, rows, bytes of DTYPE]. like: an array of the library that asked, for
-    the product's kind.
+    the product's kind. dtype: float16 if that can hold the activations, as it held those they come from; else float32.
     """
 
-    def __init__(self, shape: tuple[int, ...], data: Any, like: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], data: Any, like: Any, dtype: np.dtype[Any]) -> None:
         self.shape, self.data, self.like = shape, data, like
+        self.dtype = np.dtype(np.float16 if dtype == np.float16 else np.float32)
 
     def blocks(self) -> Blocks:
         """The Q8_1 blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes."""

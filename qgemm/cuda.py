@@ -5,23 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise, zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from . import activations, jit, tiles
+from . import activations, jit, prefill_mma, tiles
 from .activations import DeviceActivations
 from .block import Format, float_dtype
-from .decode import Shape, decode_launch, quantize_launch, workspace
+from .decode import Shape, decode_launch, dequantize_launch, quantize_launch, workspace
 from .device import DeviceTensor
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .launch import Launch
 from .matmul import NOTHING, Addends, check_addends, check_shapes, check_weights, like, on_cuda
+from .prefill import prefill_launch
 from .products import MOST
-from .routes import C_TYPES, PREPARED, QUANTIZED_INSIDE, SPLITS, Problem, Route, c_type, route
+from .routes import C_TYPES, PREPARED, SPLITS, Problem, Route, c_type, quantizes_inside, route
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 
@@ -30,7 +32,7 @@ def matmul(
     x: Any, w: Any, activation: str, addends: Addends, *, out: Any = None, dtype: DTypeLike | None = None
 ) -> Any:
     """`qgemm.matmul` for x on a CUDA device and a DeviceTensor w."""
-    if type(w) is DeviceTensor and dtype is None and _again(x, (w,), activation, (addends,), (out,)):
+    if addends is NOTHING and type(w) is DeviceTensor and dtype is None and _again(x, w, activation, out):
         return out
     return matmul_many(x, [w], activation, [addends], outs=[out], dtype=dtype)[0]
 
@@ -47,7 +49,7 @@ def matmul_many(
     """`qgemm.matmul_many` for x on a CUDA device and DeviceTensors."""
     if not weights:
         return []
-    if dtype is None and type(weights[0]) is DeviceTensor and _again(x, weights, activation, addends, outs):
+    if dtype is None and type(weights[0]) is DeviceTensor and _many_again(x, weights, activation, addends, outs):
         return list(outs)
     prepared = isinstance(x, DeviceActivations)
     for w in weights:
@@ -107,21 +109,27 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
         for p in products:
             _add_after(p, lambda sums: sums.fill(0))
         return
-    like, kind = x, "float" if prepared else c_type(x.dtype)
+    like, kind = x, c_type(x.dtype)
     jobs = _jobs([p for p in products if p.w.shape[0]], activation, m, kind)
     few = all(row.kernel in DECODES for row, _ in jobs)
-    inside = few and len(jobs) == 1 and m <= QUANTIZED_INSIDE
+    sm, weights = int(products[0].w.data.device.compute_capability), sum(p.w.shape[0] * k for p in products)
+    inside = few and len(jobs) == 1 and quantizes_inside(m, weights, sm)
     if activation == "a16" or (inside and not prepared):
         x = _rows(x, k)
     elif not prepared:
         x = _quantize(x, x, workspace(_stream(), k, m) if few else None)
+    if isinstance(x, DeviceActivations) and any(row.kernel == "prefill" for row, _ in jobs):
+        x = _dequantize_activations(x)
     launches = [_launch(row, x, k, m, some) for row, some in jobs]
-    ready = not prepared and few and like.dtype.name in C_TYPES and all(_direct(p.y) for p in products)
-    if ready and [p for _, some in jobs for p in some] == list(products):
-        weights, outs, addends = zip(*products, strict=True)
-        key = _key(like, activation, weights, addends, outs)
+    again = all(row.kernel in DECODES or (row.kernel in ADDING and activation == "a16") for row, _ in jobs)
+    ready = not prepared and again and like.dtype.name in C_TYPES and all(_direct(p.y) for p in products)
+    if ready and all(a is b for a, b in zip_longest(products, (p for _, some in jobs for p in some))):
+        ws, outs, addends = zip(*products, strict=True)
+        key = _key(like, activation, ws, addends, outs)
         quantize = quantize_launch(x.data.device.id, kind, k, m) if isinstance(x, DeviceActivations) else None
-        weights[0].ready[key] = _all_of(launches, [len(some) for _, some in jobs], quantize, k, m)
+        if len(ws[0].ready) >= MOST_READY:
+            ws[0].ready.clear()
+        ws[0].ready[key] = _all_of(launches, [len(some) for _, some in jobs], quantize, k, m)
 
 
 Job = tuple[Route, list[_Product]]
@@ -141,9 +149,9 @@ def _jobs(products: Sequence[_Product], activation: str, m: int, kind: str) -> l
     return jobs
 
 
-def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Launch | None:
+def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Any:
     """Computes a job, and gives its launch if it can be used again."""
-    if row.kernel not in DECODES:
+    if row.kernel not in ADDING:
         (p,) = products
         _add_after(p, lambda sums: LAUNCH[row.kernel](row, x, p.w, sums))
         return None
@@ -160,7 +168,10 @@ def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Lau
     )
     first = products[0].w
     source = PREPARED if prepared else c_type(x.dtype)
-    launch = decode_launch(row, first.device, first.format, k, m, source, shapes)
+    if row.kernel == "prefill":
+        launch: Any = prefill_launch(first.device, first.format, first.shape, first.exponent, m, source, *shapes)
+    else:
+        launch = decode_launch(row, first.device, first.format, k, m, source, shapes)
     pointers: list[int] = []
     for p, flat in zip(products, flats, strict=True):
         pointers += [p.w.pointer, flat.data.ptr, *(0 if a is None else a.data.ptr for a in p.addends)]
@@ -200,25 +211,47 @@ def _all_of(
     if quantize is None and len(launches) == 1:
         only: Callable[..., None] = launches[0]
         return only
+    ends = np.cumsum([0, *(4 * count for count in counts)]).tolist()
+    parts = [slice(*pair) for pair in pairwise(ends)]
 
     def launch(stream: int, x: int, *pointers: int) -> None:
         if quantize is not None:
             blocks = workspace(stream, k, m).data.ptr
             quantize(stream, x, blocks)
             x = blocks
-        start = 0
-        for one, count in zip(launches, counts, strict=True):
-            one(stream, x, *pointers[start : start + 4 * count])
-            start += 4 * count
+        for one, part in zip(launches, parts, strict=True):
+            one(stream, x, *pointers[part])
 
     return launch
 
 
-def _again(x: Any, weights: Sequence[Any], activation: str, addends: Sequence[Addends], outs: Sequence[Any]) -> bool:
-    """Compute products like those of a call before, if all arrays are CuPy's and lie as the decode kernels take them.
+def _again(x: Any, w: DeviceTensor, activation: str, out: Any) -> bool:
+    """Compute a product without addends like one before, if x and out are CuPy arrays that the decode kernels take.
 
-    Checks nothing that the first call with these shapes and types has checked: of 30 us of Python 5 remain.
+    Checks nothing that the first product of these shapes and types has checked: of 30 us of Python 5 remain.
     """
+    import cupy
+
+    array = cupy.ndarray
+    if type(x) is not array or type(out) is not array:
+        return False
+    launch = w.ready.get((activation, x.shape, x.dtype, out.shape, out.dtype))
+    if launch is None or not (x.flags.c_contiguous and out.flags.c_contiguous):
+        return False
+    source, target, device = x.data, out.data, w.device
+    start, to = source.ptr, target.ptr
+    if start % 16 or (start < to + out.nbytes and to < start + x.nbytes):
+        return False  # y onto x: x must be copied first
+    if not source.device_id == target.device_id == cupy.cuda.runtime.getDevice() == device:
+        return False
+    launch(cupy.cuda.get_current_stream().ptr, start, w.pointer, to, 0, 0)
+    return True
+
+
+def _many_again(
+    x: Any, weights: Sequence[Any], activation: str, addends: Sequence[Addends], outs: Sequence[Any]
+) -> bool:
+    """The same for several products, and with addends."""
     import cupy
 
     array, device = cupy.ndarray, weights[0].device
@@ -248,9 +281,11 @@ def _again(x: Any, weights: Sequence[Any], activation: str, addends: Sequence[Ad
 
 def _key(x: Any, activation: str, weights: Sequence[Any], addends: Sequence[Addends], outs: Sequence[Any]) -> Any:
     """What the launches of a call depend on, but for its first weights, and pointers."""
+    if len(weights) == 1 and addends[0] is NOTHING:
+        return activation, x.shape, x.dtype, outs[0].shape, outs[0].dtype
     key = [activation, x.shape, x.dtype]
     for w, added, y in zip(weights, addends, outs, strict=True):
-        key += (w.shape, w.format, y.shape, y.dtype)
+        key += (w.shape, w.format, w.exponent, y.shape, y.dtype)
         if added is not NOTHING:
             key += [None if addend is None else (type(addend), addend.shape, addend.dtype) for addend in added]
     return tuple(key)
@@ -294,16 +329,21 @@ def _launch_strips(row: Route, x: Any, w: DeviceTensor, y: Any, template: jit.Te
     kernel((len(w.data),), (threads,), (w.data, x, y, np.int64(n), np.int64(k), np.int32(m)))
 
 
+def _prefill_mma(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
+    """x [M, K] of half or bf16 times tiles by mma.sync; many tokens."""
+    prefill_mma.multiply(x, w, y, c_type(x.dtype), c_type(y.dtype), _stream())
+
+
 def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
     """Decode panels of W in bounded workspace, multiply each by cuBLAS; any number of tokens.
 
     The panel has x's type where that is exact enough: float16 (scaled by a power of two, so that nothing overflows)
-    or bfloat16 for the same activations, float32 for the rest and for A8, whose activations are decoded first.
+    or bfloat16 for the same activations, float32 for the rest. Those of A8 are decoded first.
     """
     import cupy
 
     if isinstance(x, DeviceActivations):
-        x = _decode_activations(x)
+        x = _dequantize_activations(x)
     dtype = x.dtype
     if w.format.plain and w.data.dtype != dtype:
         x, dtype = x.astype(np.float32), np.dtype(np.float32)
@@ -317,10 +357,13 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
         y[...] = target
 
 
-DECODES = ("decode", "decode_a8")  # they take several products, and what is added to them
+DECODES = ("decode", "decode_a8")  # they take several products
+ADDING = (*DECODES, "prefill")  # they add bias and residual, and their launches can be used again
+MOST_READY = 256  # launches that a tensor remembers
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
     "fused": _fused,
     "fused_a8": _fused_a8,
+    "prefill_mma": _prefill_mma,
     "unpack": _panels,
     "cublas": _panels,
 }
@@ -383,24 +426,19 @@ def _quantize(x: Any, source: Any, data: Any = None) -> DeviceActivations:
     if data.size:
         launch = quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
         launch(_stream(), x.data.ptr, data.data.ptr)
-    return DeviceActivations((*source.shape[:-1], k), data, source)
+    return DeviceActivations((*source.shape[:-1], k), data, source, x.dtype)
 
 
-def _decode_activations(x: DeviceActivations) -> Any:
-    """d * q of the blocks, [rows, K] float32."""
+def _dequantize_activations(x: DeviceActivations) -> Any:
+    """d * q of the blocks, [rows, K] of x.dtype."""
     import cupy
 
-    along, rows = x.data.shape[:2]
-
-    def field(name: str) -> Any:
-        dtype, offset = activations.DTYPE.fields[name][:2]  # type: ignore[index]
-        raw = cupy.ascontiguousarray(x.data[..., offset : offset + dtype.itemsize])
-        return raw.view(dtype.base).reshape(along, rows, *dtype.shape).astype(np.float32)
-
-    codes = cupy.empty((along, rows, activations.BLOCKS, Q8_1.weights), np.float32)
-    codes[..., activations.ORDER] = field("qs")
-    values = (codes * field("ds")[..., :1]).transpose(1, 0, 2, 3).reshape(rows, along * tiles.SPAN)
-    return cupy.ascontiguousarray(values[:, : x.shape[-1]])
+    k, rows = x.shape[-1], x.data.shape[1]
+    values = cupy.empty((rows, k), x.dtype)
+    if values.size:
+        launch = dequantize_launch(x.data.device.id, c_type(x.dtype), k, rows)
+        launch(_stream(), x.data.data.ptr, values.data.ptr)
+    return values
 
 
 def _rows(x: Any, k: int) -> Any:

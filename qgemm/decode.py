@@ -11,9 +11,9 @@ import numpy as np
 from . import activations, jit, tiles
 from .block import Format
 from .launch import Launch
-from .products import MOST, TYPE_CODES, Products
+from .products import MOST, TYPE_CODES, Products, Types
 from .routes import Route
-from .splits import decode_template, ring_bytes, split_of
+from .splits import decode_template, split_of
 
 
 class Shape(NamedTuple):
@@ -39,35 +39,41 @@ def decode_launch(
     sm = int(cupy.cuda.Device(device).compute_capability)
     tokens = row.tile(m)
     strips = sum(-(-shape.n // tiles.ROWS) for shape in shapes)
-    split = split_of(row.kernel, tokens, strips, sm)
+    split = split_of(row.kernel, tokens, m, strips, sm)
     template = decode_template(fmt, split, tokens, row.kernel, source, sm)
     splits, rows = int(template["SPLITS"]), 16 * split.groups
-    rings = splits * ring_bytes(fmt, split.groups, tokens, int(template["DEPTH"]), row.kernel, source)
+    rings = splits * int(template["WARP_BYTES"])
     sums = splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
-    products, end = Products(), 0
+    products, end = Products(k=k, m=m), 0
     for product, shape in zip(products.of, shapes, strict=False):
         end += -(-shape.n // rows)
         product.n, product.end = shape.n, end
-        product.y.type, product.bias.type, product.residual.type = (TYPE_CODES.get(name, 0) for name in shape[1:])
-    x = ctypes.c_void_p()
-    return Launch(
-        jit.load(row.kernel, fmt, **template),
-        end,
-        32 * splits,
-        max(rings, sums),
-        (products, x, ctypes.c_int64(k), ctypes.c_int(m)),
-        (x, *products.pointers(len(shapes))),
-    )
+        product.types = Types(*(TYPE_CODES.get(name, 0) for name in shape[1:]))
+    function = jit.load(row.kernel, fmt, **template)
+    return Launch(function, end, 32 * splits, max(rings, sums), (products,), products, 1 + 4 * len(shapes))
 
 
 @cache
 def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
     """The kernel that quantizes M rows of K activations. Its pointers are x and the blocks."""
-    warps, pointers = 4, (ctypes.c_void_p(), ctypes.c_void_p())
-    blocks = -(-k // tiles.SPAN) * activations.BLOCKS
-    function = jit.load("quantize_activations", In=source)
-    arguments = (*pointers, ctypes.c_int64(k), ctypes.c_int(m))
-    return Launch(function, (m, -(-blocks // warps)), 32 * warps, 0, arguments, pointers)
+    blocks = -(-k // tiles.SPAN) * activations.BLOCKS  # one a warp
+    return _rows_launch(jit.load("quantize_activations", In=source), (m, -(-32 * blocks // THREADS)), k, m)
+
+
+@cache
+def dequantize_launch(device: int, out: str, k: int, m: int) -> Launch:
+    """The kernel that decodes M rows of K quantized activations. Its pointers are the blocks and x."""
+    return _rows_launch(jit.load("dequantize_activations", Out=out), (m, -(-k // (2 * THREADS))), k, m)
+
+
+THREADS = 128  # of a CTA of these kernels
+
+
+def _rows_launch(function: Any, grid: tuple[int, int], k: int, m: int) -> Launch:
+    pointers = (ctypes.c_void_p * 2)()
+    arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
+    arguments = (*arrays, ctypes.c_int64(k), ctypes.c_int(m))
+    return Launch(function, grid, THREADS, 0, arguments, pointers, 2)
 
 
 _workspaces: dict[tuple[int, int, int, int], Any] = {}

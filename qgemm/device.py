@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from . import tiles
-from .block import Blocks, Format
+from . import transfer
+from .block import Format
 from .errors import UnsupportedError
 from .tensor import Tensor
-
-LARGEST_CODE = 128  # of every tiled format
-UPLOAD = 1 << 22  # weights packed on the host at a time: bounds extra memory, and keeps it in cache
 
 
 class DeviceTensor:
@@ -28,12 +25,12 @@ class DeviceTensor:
         self.format, self.shape, self.data, self.exponent, self.name = format, shape, data, exponent, name
         self.pointer: int = data.data.ptr
         self.device: int = data.device.id
-        # (activation, shapes and types of x and y) of a product -> its launch on (stream, w, x, y), raw pointers all
-        self.ready: dict[Any, Callable[[int, int, int, int], None]] = {}
+        # what a call's launches depend on -> all of them, on a stream and raw pointers: see qgemm/cuda.py
+        self.ready: dict[Any, Callable[..., None]] = {}
 
     @classmethod
     def pack(cls, tensor: Tensor) -> DeviceTensor:
-        """Reorder a Tensor's blocks into tiles and upload them to the current device."""
+        """Upload a Tensor's blocks to the current device and reorder them into tiles there."""
         import cupy
 
         fmt, blocks = tensor.format, tensor.blocks
@@ -42,17 +39,7 @@ class DeviceTensor:
         n, k = tensor.shape
         if fmt.plain:
             return cls(fmt, (n, k), cupy.asarray(as_numbers(fmt, blocks)), 0, tensor.name)
-        dtype = tiles.tile_dtype(fmt)
-        along = -(-k // tiles.columns(fmt))
-        data = cupy.empty((-(-n // tiles.ROWS), along, dtype.itemsize), np.uint8)
-        step = max(1, UPLOAD // max(1, tiles.ROWS * k))
-        largest = 0.0
-        for start in range(0, len(data), step):
-            rows = blocks[start * tiles.ROWS : (start + step) * tiles.ROWS]
-            largest = max(largest, largest_weight(fmt, rows))
-            part = tiles.pack(fmt, rows)
-            data[start : start + step] = cupy.asarray(part.view(np.uint8).reshape(len(part), along, dtype.itemsize))
-        cupy.cuda.get_current_stream().synchronize()  # kernels prefetch weights before they wait for their stream
+        data, largest = transfer.upload(fmt, blocks)
         return cls(fmt, (n, k), data, half_exponent(largest), tensor.name)
 
     @property
@@ -81,8 +68,7 @@ class DeviceTensor:
         n, k = self.shape
         if self.format.plain:
             return Tensor(self.format, self.shape, self.data.get().view(self.format.dtype), self.name)
-        packed = self.data.get().reshape(-1).view(tiles.tile_dtype(self.format)).reshape(self.data.shape[:2])
-        return Tensor(self.format, self.shape, tiles.unpack(self.format, packed, n, k), self.name)
+        return Tensor(self.format, self.shape, transfer.download(self.format, self.data, (n, k)), self.name)
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
@@ -96,16 +82,6 @@ def as_numbers(fmt: Format, blocks: Any) -> Any:
     from .block import float_dtype
 
     return blocks.view(float_dtype("bfloat16"))
-
-
-def largest_weight(fmt: Format, blocks: Blocks) -> float:
-    """A bound of the magnitude of every finite weight in the blocks of a tiled format."""
-    _, scale, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
-    with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
-        bound = np.zeros(1, np.float32) if scale is None else np.float32(LARGEST_CODE) * np.abs(scale)
-        if minimum is not None:
-            bound = bound + np.abs(minimum)
-    return float(bound[np.isfinite(bound)].max(initial=0))
 
 
 def half_exponent(largest: float) -> int:

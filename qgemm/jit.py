@@ -11,14 +11,14 @@ import ctypes
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from . import activations, products
 from .block import Format
-from .tiles import ROWS, SPAN, WARPS, spans, tile_dtype
+from .tiles import ROWS, SPAN, WARPS, bits_of_codes, scales_once, spans, tile_dtype
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
 OPTIONS = (
@@ -75,13 +75,54 @@ struct alignas(16) {fmt.name}_span {{
 template <int GROUPS>
 struct alignas(16) {fmt.name}_fields {{
     static constexpr int GROUP = {fmt.group};
-    static constexpr bool SUPER_BLOCK = {str(fmt.weights > fmt.group).lower()};
+    static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     using Codes = {fmt.name}_codes;
     {_members(fields)}
 }};
 static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<WARPS>) == {dtype.itemsize},
               "the tile of {fmt.name} differs from its dtype");
 """
+
+
+def block_structs(fmt: Format) -> str:
+    """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
+
+    Of codes: the BITS of each, where they begin in a span (TO), the lane's words (PARTS of CHUNK); base(span, t) +
+    offset(step, j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins. Of a field
+    per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and in
+    the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
+    """
+    tile = tile_dtype(fmt)
+    span = tile["spans"].base
+    structs, visits = [], {"codes": "", "per_block": ""}
+    for name, (field, at, *_) in (fmt.dtype.fields or {}).items():
+        struct = f"{fmt.name}_block_{name}"
+        if name in fmt.slots:
+            _, parts, _, chunk = span[name].shape
+            base, offset = bits_of_codes(fmt, name)
+            structs.append(f"__constant__ u16 {struct}_base[] = {_list(base)};")
+            numbers = {"BITS": parts * chunk, "PARTS": parts, "CHUNK": chunk, "TO": _offset(span, name)}
+            functions = f"""static int base(int span, int t) {{ return {struct}_base[4 * span + t]; }}
+    static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
+"""
+        else:
+            to = _offset(tile, name) - tile["spans"].itemsize
+            numbers = {"BYTES": field.itemsize, "UNIT": tile[name].base.itemsize, "AT": at, "TO": to}
+            functions = ""
+        constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
+        structs.append(f"struct {struct} {{ static constexpr int {constants}; {functions}}};")
+        visits["codes" if name in fmt.slots else "per_block"] += f"visit({struct}()); "
+    for kind, calls in visits.items():
+        structs.append(f"template <class Visit> void for_{kind}(Visit visit) {{ {calls}}}")
+    return "\n".join([f"constexpr int BLOCK_BYTES = {fmt.block_bytes}, BLOCK_WEIGHTS = {fmt.weights};", *structs])
+
+
+def _offset(dtype: Any, name: str) -> int:
+    return int(dtype.fields[name][1])
+
+
+def _list(values: Iterable[Any]) -> str:
+    return f"{{{', '.join(map(str, values))}}}"
 
 
 def _members(fields: list[tuple[str, Any]]) -> str:
@@ -112,12 +153,36 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
         '#include "activations.cuh"',
     ]
     if fmt is not None:
-        lines += [tile_struct(fmt), f'#include "formats/{fmt.name}.cuh"']
+        lines += [tile_struct(fmt), block_structs(fmt), f'#include "formats/{fmt.name}.cuh"']
         lines += [f"template <int GROUPS> using SpanOf = {fmt.name}_span<GROUPS>;"]
         lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", '#include "tile.cuh"']
     for name, value in template.items():
         lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
+    lines += [make(template) for make in GENERATED.get(kernel, ())]
     return "\n".join([*lines, f'#include "{kernel}.cu"', ""])
+
+
+def wgmma(template: Mapping[str, str | int]) -> str:
+    """C++ for the wgmma of a token tile: every size has its own instruction, with so many registers.
+
+    d += a (64 x 16) @ b (16 x TOKENS): what a lane holds of d is rows g (d[4 i], d[4 i + 1]) and g + 8, tokens
+    8 i + 2 t and 8 i + 2 t + 1 of its warp's 16 rows.
+    """
+    tokens, kind = int(template["TOKENS"]), {"half": "f16", "bf16": "bf16"}[str(template["In"])]
+    sums = tokens // 2
+    d = ", ".join(f"%{i}" for i in range(sums))
+    a = ", ".join(f"%{sums + i}" for i in range(4))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
+    return f"""
+__device__ __forceinline__ void wgmma(float (&d)[{sums}], const u32 (&a)[4], unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{kind}.{kind} "
+                 "{{{d}}}, {{{a}}}, %{sums + 4}, p, 1, 1, 0; }}"
+                 : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}}
+"""
+
+
+GENERATED = {"prefill": (wgmma,)}  # what a kernel needs besides its constants: makers of C++ from its template
 
 
 def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:

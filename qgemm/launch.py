@@ -7,6 +7,7 @@ waits (griddepcontrol.wait) before it touches what the other writes. Works insid
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -35,7 +36,8 @@ class _Config(ctypes.Structure):
 
 
 @cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The CUDA driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -45,7 +47,8 @@ def _compute_capability() -> int:
     return int(cupy.cuda.Device().compute_capability)
 
 
-def _check(status: int, problem: str) -> None:
+def check(status: int, problem: str) -> None:
+    """RuntimeError unless a call of the driver went well."""
     if status:
         raise RuntimeError(f"{problem}: CUDA driver error {status}")
 
@@ -63,30 +66,30 @@ class Launch:
         block: int,
         shared: int,
         arguments: Sequence[Any],
-        pointers: Sequence[ctypes.c_void_p],
+        pointers: Any,
+        count: int,
     ) -> None:
-        """Of a CuPy function and its arguments, ctypes all; `pointers` are the places in them that a call fills."""
-        _check(
-            _driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
+        """Of a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills."""
+        check(
+            driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             f"{shared} bytes of shared memory cannot be had",
         )
         across = grid if isinstance(grid, tuple) else (grid, 1)
         attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
         attributes = int(_compute_capability() >= PROGRAMMATIC)
         self._config = _Config(*across, 1, block, 1, 1, shared, None, ctypes.pointer(attribute), attributes)
-        self._pointers = tuple(pointers)
+        self._pointers, self._fill = pointers, struct.Struct(f"{count}P").pack_into
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         self._keep = function, arguments
         self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function.ptr), addresses, None
-        self._enter = _driver().cuLaunchKernelEx
+        self._enter = driver().cuLaunchKernelEx
         self._lock = threading.Lock()  # the arguments are shared, and ctypes lets other threads in
 
     def __call__(self, stream: int, *pointers: int) -> None:
         """Launch on a raw stream handle."""
         with self._lock:
             self._config.stream = stream
-            for place, pointer in zip(self._pointers, pointers, strict=True):
-                place.value = pointer
+            self._fill(self._pointers, 0, *pointers)
             status = self._enter(*self._arguments)
         if status:
-            _check(status, "the launch failed")
+            check(status, "the launch failed")

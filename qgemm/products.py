@@ -8,33 +8,31 @@ MOST = 4  # products in a launch: Q, K and V, or gate and up
 TYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}  # of an array; 0: there is none
 
 
-class Array(ctypes.Structure):
-    """An array of a type that a kernel learns at run time, or none."""
+class Arrays(ctypes.Structure):
+    """The arrays of one y [m, n] = x @ w [n, k].T + bias [n] + residual [m, n]."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("type", ctypes.c_int64)]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tiles", "y", "bias", "residual")]
+
+
+class Types(ctypes.Structure):
+    """The TYPE_CODES of a product's arrays: `Types` in kernels/epilogue.cuh."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "padding")]
 
 
 class Product(ctypes.Structure):
-    """One y [m, n] = x @ w [n, k].T + bias [n] + residual [m, n]; `end` is the CTA after its last."""
+    """N of a product, the CTA after its last, and the types of its arrays."""
 
-    _fields_ = [
-        ("tiles", ctypes.c_void_p),
-        ("y", Array),
-        ("bias", Array),
-        ("residual", Array),
-        ("n", ctypes.c_int64),
-        ("end", ctypes.c_int64),
-    ]
-    POINTERS = ("tiles", "y", "bias", "residual")
+    _fields_ = [("n", ctypes.c_int64), ("end", ctypes.c_int64), ("types", Types)]
 
 
 class Products(ctypes.Structure):
-    """The products of a launch."""
+    """Products that share x [m, k] and a launch. First come the pointers, which change from call to call."""
 
-    _fields_ = [("of", Product * MOST)]
-
-    def pointers(self, count: int) -> list[ctypes.c_void_p]:
-        """The places of the pointers of the first `count` products, in order: tiles, y, bias, residual of each."""
-        size = ctypes.sizeof(Product)
-        offsets = [getattr(Product, name).offset for name in Product.POINTERS]
-        return [ctypes.c_void_p.from_buffer(self, size * i + offset) for i in range(count) for offset in offsets]
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("arrays", Arrays * MOST),
+        ("of", Product * MOST),
+        ("k", ctypes.c_int64),
+        ("m", ctypes.c_int64),
+    ]

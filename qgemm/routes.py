@@ -8,19 +8,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import prefill_mma
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
-from .splits import decode_template, splits_for
+from .splits import BULK_COPIES, decode_template, splits_for
+from .tilings import TILINGS, TOKENS, prefill_template
+from .transfer import pack_template, restore_template
 
 ANY = 1 << 62
 
 PREPARED = "Activations"  # x that is quantized already
-QUANTIZED_INSIDE = 8  # rows of x that decode_a8 at most quantizes itself
+# decode_a8 quantizes up to so many rows of x itself, for up to so many weights: the GPU takes up to 0.2 us longer than
+# with a kernel for it, but a second launch costs the host 3 us, more than a small product lasts.
+QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
+HALF, HALVES = ("half",), ("half", "bf16")
+MMA_TOKENS = tuple(sorted({cut.tokens for cut in prefill_mma.CUTS}))
 
 
 class Formats(NamedTuple):
@@ -31,6 +38,7 @@ class Formats(NamedTuple):
 
 
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
+FLAT = Formats("tiled, no super-blocks", lambda fmt: TILED.holds(fmt) and fmt.weights == fmt.group)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -91,13 +99,20 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
-    Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "at the speed of memory"),
-    Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
-    Route("fused",    ("a16",),       TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "sums in float32 registers"),
-    Route("fused_a8", ("a8",),        TYPES,      8,    75,    ANY, TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
-    Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
-    Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
+    #     kernel         activations    x       m <= sm >= <    formats tokens        what it does
+    Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, TILED, (8,),         "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,  TOKENS,       "wgmma, from packed weights"),
+    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, TILED, (16,),        "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, TILED, TOKENS,       "wgmma, from packed weights"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, TILED, (8, 16),      "the same by integer dots"),
+    Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, TILED, TOKENS,       "on decoded activations"),
+    Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused_a8",    ("a8",),       TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 80,  90,  TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, 128, 100, 120, TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 120, ANY, TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("unpack",      ("a16", "a8"), TYPES,  ANY, 75,  ANY, TILED, (),           "row panels, then cuBLAS"),
+    Route("cublas",      ("a16",),      TYPES,  ANY, 75,  ANY, PLAIN, (),           "cuBLAS on the weights"),
 )  # fmt: skip
 
 
@@ -116,6 +131,15 @@ def route(p: Problem) -> Route:
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
+    if TILED.holds(fmt):
+        yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
+    found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
+    for kernel, template in _variants_of_rows(fmt, sm):
+        found.setdefault((kernel, *template.values()), (kernel, template))
+    yield from found.values()
+
+
+def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     for row in ROUTES:
         if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue
@@ -123,9 +147,18 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
             for out in TYPES:
                 yield row.kernel, {"Out": out}
             continue
+        if row.kernel == "prefill_mma":
+            for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):
+                yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
+            continue
+        if row.kernel == "prefill":
+            shapes = dict.fromkeys(tiling._replace(m=0, least=0) for tiling in TILINGS)
+            for source, tiling in product(row.types, shapes):
+                yield row.kernel, prefill_template(fmt, tiling, source)
+            continue
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):
-                for source in sources(row, tokens):
+                for source in sources(row, tokens, sm):
                     for split in splits_for(row.kernel, tokens, sm):
                         yield row.kernel, decode_template(fmt, split, tokens, row.kernel, source, sm)
             else:
@@ -134,14 +167,21 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
                     yield row.kernel, {**({"In": kind} if kind else {}), "Out": out, **sums}
 
 
-def sources(row: Route, tokens: int) -> tuple[str, ...]:
+def sources(row: Route, tokens: int, sm: int) -> tuple[str, ...]:
     """What a decode kernel with this token tile may get as x."""
     if row.kernel == "decode":
         return row.types
-    return (PREPARED, *row.types) if tokens <= QUANTIZED_INSIDE else (PREPARED,)
+    return (PREPARED, *row.types) if tokens == row.tokens[0] and quantizes_inside(1, 1, sm) else (PREPARED,)
+
+
+def quantizes_inside(m: int, weights: int, sm: int) -> bool:
+    """Whether decode_a8 quantizes M rows of x itself rather than get them from a kernel of their own."""
+    return m <= QUANTIZED_INSIDE and weights <= SMALL and sm >= BULK_COPIES
 
 
 def common_variants() -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that knows no format."""
     for source in TYPES:
         yield "quantize_activations", {"In": source}
+    for out in ("half", "float"):
+        yield "dequantize_activations", {"Out": out}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from . import activations
 from .block import Format
 from .jit import Template
-from .tiles import SPAN, WARPS, spans, tile_dtype
+from .tiles import SPAN, WARPS, columns, scales_once, spans, tile_dtype
 
 PADDING = 8  # numbers after a token's share of a span, against bank conflicts
 TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
@@ -17,23 +17,26 @@ TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
     "float": 4 * (SPAN + PADDING),
     "Activations": activations.DTYPE.itemsize,
 }
+BATCH = 4  # spans of x of one token that a warp of decode_a8 quantizes at a time
+SCALE_BYTES = 4  # of a decoded scale, float32
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
 BARRIERS = 1 << 10  # bytes of them that are kept beside the rings
 BULK_COPIES = 90  # the first compute capability that has them
 
 
 class Split(NamedTuple):
-    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, `splits` warps that share K.
+    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, 8 being two strips, `splits` warps share K.
 
-    kernels, tokens, least, strips: the kernels, their token tiles, the compute capability and the number of strips of
-    64 rows from which on it is for them. shared: bytes of shared memory that the rings of a CTA may take, which decides
-    how many CTAs an SM holds; deep: the most spans in a ring.
+    kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
+    strips, m: the least number of strips of 64 rows, and of rows of x. shared: bytes of shared memory that the rings of
+    a CTA may take, which decides how many CTAs an SM holds; deep: the most spans in a ring.
     """
 
     kernels: tuple[str, ...]
     tokens: tuple[int, ...]
     least: int
     strips: int
+    m: int
     groups: int
     splits: int
     shared: int
@@ -43,22 +46,25 @@ class Split(NamedTuple):
 A16, A8 = ("decode",), ("decode_a8",)
 
 # Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
-# flight an SM. From prepared activations decode_a8 waits for the kernel that quantizes x, so that what is in flight
-# meanwhile counts for more: 8192 x 8192, M = 16: 13.7 us with two CTAs an SM, 15.2 with one.
+# flight an SM; with fewer than 101 strips half a strip to a CTA, so that every SM has one; with many, and several
+# tokens, two strips, which share x.
 SPLITS_OF_K = (
-    #     kernel    tokens   sm  strips >=  groups  splits  shared      deep
-    Split(A16,      (8, 16), 90, 133,       4,      8,      92 << 10,   4),
-    Split(A16,      (8, 16), 90, 101,       4,      16,     183 << 10,  3),
-    Split(A16,      (8, 16), 90, 67,        2,      8,      113 << 10,  6),
-    Split(A16,      (8, 16), 90, 34,        2,      16,     213 << 10,  4),
-    Split(A8,       (8,),    90, 133,       4,      8,      113 << 10,  4),
-    Split(A8,       (8,),    90, 34,        4,      16,     183 << 10,  3),
-    Split(A8,       (16,),   90, 133,       4,      8,      75 << 10,   4),
-    Split(A8,       (16,),   90, 101,       4,      16,     113 << 10,  3),
-    Split(A8,       (16,),   90, 34,        2,      16,     113 << 10,  4),
-    Split(A16 + A8, (8, 16), 90, 0,         1,      16,     213 << 10,  4),
-    Split(A16 + A8, (8, 16), 80, 34,        4,      8,      75 << 10,   4),
-    Split(A16 + A8, (8, 16), 80, 0,         1,      16,     75 << 10,   4),
+    #     kernel    tokens   sm  strips >=  m >=  groups  splits  shared      deep
+    Split(A16,      (8,),    90, 265,       5,    8,      12,     226 << 10,  4),
+    Split(A16,      (8, 16), 90, 133,       1,    4,      8,      113 << 10,  4),
+    Split(A16,      (8, 16), 90, 101,       1,    4,      16,     226 << 10,  3),
+    Split(A16,      (8, 16), 90, 67,        1,    2,      8,      113 << 10,  6),
+    Split(A16,      (8, 16), 90, 34,        1,    2,      16,     213 << 10,  4),
+    Split(A8,       (8,),    90, 133,       1,    4,      8,      92 << 10,   4),
+    Split(A8,       (8,),    90, 101,       1,    4,      16,     213 << 10,  4),
+    Split(A8,       (16,),   90, 133,       1,    4,      8,      75 << 10,   4),
+    Split(A8,       (16,),   90, 101,       1,    4,      16,     113 << 10,  3),
+    Split(A8,       (16,),   90, 34,        1,    2,      16,     113 << 10,  4),
+    Split(A8,       (8,),    90, 0,         1,    2,      16,     213 << 10,  6),
+    Split(A16,      (8, 16), 90, 0,         1,    1,      16,     213 << 10,  4),
+    Split(A8,       (16,),   90, 0,         1,    1,      16,     213 << 10,  4),
+    Split(A16 + A8, (8, 16), 80, 34,        1,    4,      8,      75 << 10,   4),
+    Split(A16 + A8, (8, 16), 80, 0,         1,    1,      16,     75 << 10,   4),
 )  # fmt: skip
 
 
@@ -68,23 +74,27 @@ def splits_for(kernel: str, tokens: int, sm: int) -> Iterator[Split]:
     return (row for row in rows if row.least == max(row.least for row in rows))
 
 
-def split_of(kernel: str, tokens: int, strips: int, sm: int) -> Split:
-    """The first row of SPLITS_OF_K for this kernel and token tile on a matrix of so many strips of 64 rows."""
-    return next(row for row in splits_for(kernel, tokens, sm) if strips >= row.strips)
+def split_of(kernel: str, tokens: int, m: int, strips: int, sm: int) -> Split:
+    """The first row of SPLITS_OF_K for this kernel and token tile, M rows of x, and so many strips of 64 rows of W."""
+    return next(row for row in splits_for(kernel, tokens, sm) if strips >= row.strips and m >= row.m)
 
 
 def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, source: str) -> int:
     """Shared memory of a warp of a decode kernel, as `RingOf` and `Memory` in kernels/ lay it out.
 
     `depth` stages, each the codes of some row groups of a span and its share of x, which comes as `source`; the fields
-    per block of the tiles that they span; and one span of x that decode_a8 has quantized itself.
+    per block of the tiles that they span; in decode the decoded scales of a tile. decode_a8 has x apart from the stages
+    where it quantizes it: two batches, and one that is quantized.
     """
     dtype = tile_dtype(fmt)
     span = dtype["spans"].base.itemsize
     fields = (dtype.itemsize - spans(fmt) * span) * groups // WARPS
-    quantized = TOKEN_BYTES["Activations"] if kernel == "decode_a8" and source != "Activations" else 0
-    stage = span * groups // WARPS + tokens * TOKEN_BYTES[source]
-    return depth * stage + in_flight(fmt, depth) * fields + tokens * quantized
+    x, decoded = tokens * TOKEN_BYTES[source], 0
+    if kernel == "decode_a8" and source != "Activations":
+        x, decoded = 0, 2 * BATCH * TOKEN_BYTES[source] + (BATCH + tokens) * TOKEN_BYTES["Activations"]
+    elif kernel == "decode" and scales_once(fmt):
+        decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups
+    return depth * (span * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
 
 
 def in_flight(fmt: Format, depth: int) -> int:
@@ -108,5 +118,13 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source:
         splits //= 2
     while depth < split.deep and size(depth + 1) <= min(split.shared, limit):
         depth += 1
-    bulk = int(sm >= BULK_COPIES)
-    return {"In": source, "TOKENS": tokens, "GROUPS": split.groups, "SPLITS": splits, "DEPTH": depth, "BULK": bulk}
+    return {
+        "In": source,
+        "TOKENS": tokens,
+        "GROUPS": min(split.groups, WARPS),
+        "STRIPS": max(1, split.groups // WARPS),
+        "SPLITS": splits,
+        "DEPTH": depth,
+        "BULK": int(sm >= BULK_COPIES),
+        "WARP_BYTES": ring_bytes(fmt, split.groups, tokens, depth, kernel, source),
+    }

@@ -17,6 +17,8 @@ everything:
   scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
 Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks of the file back.
+
+`pack`, `unpack` and `largest_weight` are the reference of what kernels/pack.cu and kernels/restore.cu do on the GPU.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ ROWS = 64  # rows of a tile
 SPAN = 64  # columns whose codes lie together
 WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps of a span
 CHUNK = 4  # words that a lane reads at once: 16 bytes
+PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
+PIECE_THREADS = 128
+LARGEST_CODE = 128  # of every tiled format
 
 Tiles = NDArray[Any]
 
@@ -48,6 +53,11 @@ def spans(fmt: Format) -> int:
     return columns(fmt) // SPAN
 
 
+def scales_once(fmt: Format) -> bool:
+    """Whether lanes decode scales for each other: where those are codes, and no numbers as float16 or int8 are."""
+    return any(fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots)
+
+
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
     """The dtype of one tile of a format: its spans of codes, then what is per block, in the order of the block.
 
@@ -60,6 +70,29 @@ def tile_dtype(fmt: Format) -> np.dtype[Any]:
     units = ((name, *_units(fmt, name)) for name in names)
     per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
     return np.dtype([("spans", span, (spans(fmt),)), *per_block])
+
+
+def in_piece(fmt: Format) -> int:
+    """Tiles that a CTA packs at a time."""
+    return max(1, PIECE * fmt.weights // (columns(fmt) * fmt.block_bytes))
+
+
+def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(base [4 * span + t], offset [4 * step + j]): where the codes of a field stand in a row of a tile's blocks.
+
+    Their sum is the bit at which lane t's j-th code of a step of a span begins. ValueError if the slots are not so
+    regular that there is such a sum, which carries over no byte: the kernels that pack rely on it.
+    """
+    bits, field_offset = _bits(fmt, name), fmt.dtype.fields[name][1]  # type: ignore[index]
+    block, weight = np.divmod(np.arange(columns(fmt)), fmt.weights)
+    begins = 8 * (block * fmt.block_bytes + field_offset) + bits * np.argsort(fmt.slots[name])[weight]
+    #                            span step h t e, j = (e, h)
+    by_lane = begins.reshape(-1, STEPS, 2, 4, 2).transpose(0, 3, 1, 4, 2).reshape(4 * spans(fmt), 4 * STEPS)
+    base = by_lane.min(axis=1) - by_lane.min()
+    offset = by_lane[0] - base[0]
+    if (base[:, None] + offset != by_lane).any() or (base[:, None] % 8 + offset % 8 > 7).any():
+        raise ValueError(f"{fmt}: the slots of {name} are not the same for every lane and span but for a shift")
+    return base, offset
 
 
 def check_tiled(fmt: Format) -> None:
@@ -110,6 +143,16 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
             flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
             padded[name] = flat.reshape(padded[name].shape)
     return padded[:rows, : fmt.blocks_in(columns)].copy()
+
+
+def largest_weight(fmt: Format, blocks: Blocks) -> float:
+    """A bound of the magnitude of every finite weight in the blocks of a tiled format."""
+    _, scale, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
+    with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
+        bound = np.zeros(1, np.float32) if scale is None else np.float32(LARGEST_CODE) * np.abs(scale)
+        if minimum is not None:
+            bound = bound + np.abs(minimum)
+    return float(bound[np.isfinite(bound)].max(initial=0))
 
 
 def _bits(fmt: Format, name: str) -> int:

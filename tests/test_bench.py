@@ -39,6 +39,7 @@ def made_up(**values):
     ]
     facts = {"device": "NVIDIA H200", "driver": "580.1", "cuda": "13.0", "clocks": {"sm_mhz": 1980, "mem_mhz": 3201}}
     facts.update(kernels_sha256="abc", date="2026-01-31", read_gbs=4390.0, host_us={"a16": 7.0, "a8": 9.0})
+    facts["pack"] = {"q4_0": {"gbs": 3000.0, "share": 0.7}, "q8_0": {"gbs": 3300.0, "share": 0.76}}
     return {**facts, "rows": rows, **values}
 
 
@@ -64,6 +65,12 @@ def test_merging_replaces_what_was_measured_again():
     assert [(found["M"], found["us"]) for found in both["rows"]] == [(1, 5.0), (2, 3.0), (16, 4.0)]
     assert (both["host_us"], both["date"]) == ({"a16": 1.0, "a8": 3.0}, "2026-02-01")
     assert results.merge(both, new) == both
+
+
+def test_merging_keeps_what_packing_was_measured():
+    rate = {"gbs": 1.0, "share": 0.5}
+    both = results.merge(made_up(), made_up(pack={"q6_k": rate, "q8_0": rate}))
+    assert both["pack"] == {**made_up()["pack"], "q6_k": rate, "q8_0": rate}
 
 
 @pytest.mark.parametrize("other", [{"kernels_sha256": "def"}, {"device": "NVIDIA L4"}])
@@ -331,4 +338,5 @@ def test_a_small_run(tmp_path):
         names = ["us", "cublas_fp16_us", "stream_us"] + ["dequantize_us"] * (found_row["M"] in gpu.DEQUANTIZE_M)
         assert min(map(found_row.__getitem__, names)) > 0
     assert set(found["host_us"]) == {"a16", "a8"}
+    assert found["pack"]["q4_0"]["gbs"] > 0
     results.write(tmp_path / "x.json", found)

@@ -8,6 +8,7 @@ import re
 
 import compile_kernels
 import ledger
+import numpy as np
 import pytest
 from strategies import FORMATS, TILED, each
 
@@ -34,7 +35,7 @@ def test_unpack_compiles_for_every_architecture(fmt, arch):
     ("kernel", "template"), [*routes.variants(qgemm.FORMATS["q5_1"], 75), *routes.common_variants()]
 )
 def test_every_variant_of_one_format_compiles(kernel, template):
-    fmt = None if kernel == "quantize_activations" else qgemm.FORMATS["q5_1"]
+    fmt = None if kernel.endswith("quantize_activations") else qgemm.FORMATS["q5_1"]
     assert jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_75")[0].startswith(b"\x7fELF")
 
 
@@ -55,6 +56,43 @@ def test_tile_struct_has_the_size_of_its_dtype(fmt):
     assert size in source
     with pytest.raises(jit.CompileError, match="differs from its dtype"):
         jit.compile_cubin(source.replace(size, f"{size} + 16"), "sm_80")
+
+
+@each(TILED)
+def test_block_structs_lead_from_blocks_to_tiles(fmt):
+    """The generated constants, with the two rules of qgemm/tiles.py as kernels/pack.cu reads them: one random tile."""
+    text = jit.block_structs(fmt)
+    structs = {
+        name: {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", line)}
+        for name, line in re.findall(rf"struct {fmt.name}_block_(\w+) (.*)", text)
+    }
+    lists = [list(map(int, values.split(", "))) for values in re.findall(r"\[\] = {([\d, ]+)}", text)]
+    coded = [name for name in fmt.dtype.names if name in fmt.slots]
+    bits_of = dict(zip(coded, zip(lists[::2], lists[1::2], strict=True), strict=True))
+    count, dtype = tiles.columns(fmt) // fmt.weights, tiles.tile_dtype(fmt)
+    raw = np.frombuffer(np.random.default_rng(3).bytes(64 * count * fmt.block_bytes), np.uint8).reshape(64, -1)
+    tile, span_bytes = np.zeros(dtype.itemsize, np.uint8), dtype["spans"].base.itemsize
+    for name, number in structs.items():
+        to = number["TO"]
+        if bits := number.get("BITS"):
+            (base, offset), p, chunk = bits_of[name], max(1, 4 // bits), number["CHUNK"]
+            for row, span, step, t, j in np.ndindex(64, tiles.spans(fmt), 4, 4, 4):
+                begin = base[4 * span + t] + offset[4 * step + j]
+                code = raw[row, begin // 8] >> begin % 8 & (1 << bits) - 1
+                group, r, lane = row // 16, row // 8 % 2, 4 * (row % 8) + t
+                bit = bits * (2 * p * (step // p) + p * r + step % p)
+                part, word = divmod(bit // 8, chunk)
+                index = ((group * number["PARTS"] + part) * 32 + lane) * chunk + word
+                tile[span * span_bytes + to + 4 * index + j] |= code << bit % 8
+        else:
+            size, unit = number["BYTES"], number["UNIT"]
+            for row, block, byte in np.ndindex(64, count, size):
+                owner, r = row // 16 * 8 + row % 8, row // 8 % 2
+                index = ((owner * count + block) * (size // unit) + byte // unit) * 2 + r
+                tile[tiles.spans(fmt) * span_bytes + to + index * unit + byte % unit] = raw[
+                    row, block * fmt.block_bytes + number["AT"] + byte
+                ]
+    assert tile.tobytes() == tiles.pack(fmt, raw.view(fmt.dtype)).tobytes()
 
 
 def test_compile_errors_carry_the_log():
@@ -147,7 +185,8 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
     for arch in jit.ARCHS:
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel for row in routes.ROUTES if row.runs_on(sm) and row.kernel != "cublas"}
-        assert {u.kernel for u in units if u.arch == arch} == rows | {"quantize_activations"}
+        plain = {"quantize_activations", "dequantize_activations", "pack", "restore"}
+        assert {u.kernel for u in units if u.arch == arch} == rows | plain
 
 
 @each(TILED)
@@ -157,10 +196,9 @@ def test_decode_fits_its_shared_memory(fmt, sm):
     for kernel, template in routes.variants(fmt, sm):
         if kernel not in ("decode", "decode_a8"):
             continue
-        groups, tokens, depth = template["GROUPS"], template["TOKENS"], template["DEPTH"]
-        rings = splits.ring_bytes(fmt, groups, tokens, depth, kernel, template["In"])
-        assert depth >= 2
-        assert template["SPLITS"] * (rings + depth * 8) <= splits.SHARED[90 if sm == 100 else sm] << 10
+        assert template["DEPTH"] >= 2
+        of_warp = template["WARP_BYTES"] + 8 * template["DEPTH"]
+        assert template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
 
 
 @pytest.mark.parametrize("sm", [80, 89, 90, 120])
@@ -170,7 +208,8 @@ def test_every_matrix_has_a_split(kernel, tokens, sm):
     rows = list(splits.splits_for(kernel, tokens, sm))
     assert [row.strips for row in rows] == sorted((row.strips for row in rows), reverse=True)
     for strips in range(1, 500):
-        assert splits.split_of(kernel, tokens, strips, sm).strips <= strips
+        for m in (tokens - 7, tokens):
+            assert splits.split_of(kernel, tokens, m, strips, sm).strips <= strips
 
 
 def test_tuned_kernels_do_not_spill():

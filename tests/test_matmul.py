@@ -64,6 +64,52 @@ def test_a8_against_its_formula_in_exact_integers(fmt, data):
 
 
 @each(FORMATS)
+@given(data=st.data())
+def test_bias_and_residual_are_added_in_float32(fmt, data):
+    x, w = data.draw(problems(fmt, M_EDGES))
+    rng = np.random.default_rng(1)
+    bias = rng.standard_normal(w.shape[0]).astype(np.float16)
+    residual = rng.standard_normal((len(x), w.shape[0])).astype(np.float32)
+    plain = qgemm.matmul(x, w)
+    np.testing.assert_array_equal(qgemm.matmul(x, w, bias=bias), plain + bias)
+    np.testing.assert_array_equal(qgemm.matmul(x, w, residual=residual), plain + residual)
+    want = (plain + bias + residual).astype(np.float16)
+    np.testing.assert_array_equal(qgemm.matmul(x, w, bias=bias, residual=residual, dtype="float16"), want)
+    assert qgemm.matmul(x, w, bias=bias, residual=residual, out=residual) is residual
+    np.testing.assert_array_equal(residual.astype(np.float16), want)
+
+
+def test_many_weights_of_one_x():
+    rng = np.random.default_rng(2)
+    ws = [qgemm.quantize(rng.standard_normal((n, 64)).astype(np.float32), t) for n, t in ((5, "q4_0"), (70, "q8_0"))]
+    x = rng.standard_normal((2, 3, 64)).astype(np.float32)
+    biases = [rng.standard_normal(5), None]
+    for activation in ("a16", "a8"):
+        wants = [qgemm.matmul(x, w, activation, bias=b, dtype="float16") for w, b in zip(ws, biases, strict=True)]
+        outs = [np.empty((2, 3, w.shape[0]), np.float16) for w in ws]
+        found = qgemm.matmul_many(x, ws, activation, biases=biases, outs=outs)
+        fresh = qgemm.matmul_many(x, ws, activation, biases=biases, dtype="float16")
+        for y, out, again, want in zip(found, outs, fresh, wants, strict=True):
+            assert y is out
+            np.testing.assert_array_equal(y, want)
+            np.testing.assert_array_equal(again, want)
+    assert qgemm.matmul_many(x, []) == []
+    with pytest.raises(qgemm.UnsupportedError, match="outs has 1 entries for 2 weights"):
+        qgemm.matmul_many(x, ws, outs=outs[:1])
+
+
+def test_addends_that_do_not_fit_are_named():
+    w = qgemm.quantize(np.ones((5, 64), np.float32), "q4_0")
+    x = np.ones((2, 64), np.float32)
+    with pytest.raises(qgemm.UnsupportedError, match=r"bias has shape \(4,\), y needs \(5,\)"):
+        qgemm.matmul(x, w, bias=np.ones(4, np.float32))
+    with pytest.raises(qgemm.UnsupportedError, match=r"residual has shape \(5,\), y needs \(2, 5\)"):
+        qgemm.matmul(x, w, residual=np.ones(5, np.float32))
+    with pytest.raises(TypeError, match=r"bias must be of float16.*int64"):
+        qgemm.matmul(x, w, bias=np.ones(5, np.int64))
+
+
+@each(FORMATS)
 def test_identity_gives_the_decoded_matrix(fmt):
     rng = np.random.default_rng(4)
     k = max(96, 2 * fmt.weights)

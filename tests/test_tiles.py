@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,6 @@ from strategies import FORMATS, TILED, each, raw_blocks
 
 import qgemm
 from qgemm import tiles
-from qgemm.device import largest_weight
 
 
 @each(TILED)
@@ -75,6 +76,14 @@ def test_fields_per_block_lie_where_the_rules_say(fmt):
             assert got.tobytes() == raw[name][16 * warp + 8 * r + g, block].tobytes()
 
 
+def test_slots_without_order_are_refused():
+    """Packing on the GPU shifts one lane's places to get another's."""
+    fmt = qgemm.FORMATS["q8_0"]
+    swapped = (1, 0, *range(2, 32))
+    with pytest.raises(ValueError, match="Q8_0: the slots of qs"):
+        tiles.bits_of_codes(dataclasses.replace(fmt, slots={"qs": swapped}), "qs")
+
+
 @each([fmt for fmt in FORMATS if not fmt.slots])
 def test_formats_without_slots_have_no_tile(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no device tile"):
@@ -88,4 +97,4 @@ def test_largest_weight_ignores_every_nan(fmt):
     blocks["d"] = np.array([0x3C00, 0x7E00, 0xFC46], np.uint16).view(np.float16)
     if "scales" in blocks.dtype.names:
         blocks["scales"] = 1
-    assert largest_weight(fmt, blocks) == 128
+    assert tiles.largest_weight(fmt, blocks) == 128

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from qgemm import FORMATS, jit
-from qgemm.routes import common_variants, variants
+from qgemm.routes import PREPARED, common_variants, variants
 
 TUNED = "sm_90a"
-ELSEWHERE = {"In": "half", "Out": "float"}  # the types compiled for the other architectures
+ELSEWHERE = {"In": ("half", PREPARED), "Out": ("float",)}  # the types compiled for the other architectures
 
 
 class Unit(NamedTuple):
@@ -44,7 +44,7 @@ def units(archs: tuple[str, ...] = jit.ARCHS) -> Iterator[Unit]:
         wanted = [(kernel, fmt.name, template) for fmt in tiled for kernel, template in variants(fmt, sm)]
         wanted += [(kernel, "", template) for kernel, template in common_variants()]
         for kernel, name, template in wanted:
-            if arch == TUNED or all(template.get(key, value) == value for key, value in ELSEWHERE.items()):
+            if arch == TUNED or all(template.get(key, some[0]) in some for key, some in ELSEWHERE.items()):
                 yield Unit(kernel, name, tuple(template.items()), arch)
 
 

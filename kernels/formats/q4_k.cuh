@@ -15,21 +15,17 @@ struct q4_k : q4_k_fields<GROUPS> {
     static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = 4;
     static __device__ Fragment raw(const Codes& codes, int step) { return raw_nibbles(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return nibble_bytes(codes.qs[step]); }
-    __device__ float2 super_scale(int group, int g) const { return row_pair(this->d[group][g][0]); }
-    __device__ float2 sub_scale(int group, int g, int index) const {
-        return six_bit_scales(this->scales[group][g][0], index);
-    }
     __device__ float2 scale(int group, int g, int index) const {
-        return multiply_rounded(super_scale(group, g), sub_scale(group, g, index));
+        return multiply_rounded(row_pair(this->d[group][g][0]), six_bit_scales(this->scales[group][g][0], index));
+    }
+    __device__ float2 minimum(int group, int g, int index) const {
+        return multiply_rounded(super_minimum(group, g), six_bit_minimums(this->scales[group][g][0], index));
     }
     __device__ float2 super_minimum(int group, int g) const {
         const float2 dmin = row_pair(this->dmin[group][g][0]);
         return {-dmin.x, -dmin.y};
     }
-    __device__ float4 sub_minimums(int group, int g, int part) const {
-        return six_bit_minimum_pairs(this->scales[group][g][0], part);
-    }
-    __device__ float2 minimum(int group, int g, int index) const {
-        return multiply_rounded(super_minimum(group, g), six_bit_minimums(this->scales[group][g][0], index));
+    __device__ void sub_minimums(u32 (&pairs)[2], int group, int g, int pair) const {
+        six_bit_minimum_pairs(pairs, this->scales[group][g][0], pair);
     }
 };

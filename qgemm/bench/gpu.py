@@ -28,7 +28,7 @@ from ..formats import format_named
 from ..matmul import matmul
 from ..routes import Problem, route
 from ..tensor import Tensor
-from . import rivals
+from . import pack, rivals
 from .results import Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, race, rotation
 
@@ -75,7 +75,10 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
 
     stream = cupy.cuda.Stream(non_blocking=True)
     cublas = rivals.Cublas(stream)
-    results: Results = {**facts(stream), "host_us": host_us(options.activations), "rows": []}
+    rates_of_packing = pack.rates(stream, options.formats, options.rotate)
+    results: Results = {
+        **facts(stream), "host_us": host_us(options.activations), "pack": rates_of_packing, "rows": []
+    }  # fmt: skip
     failures: list[str] = []
     pairs = len(options.formats) * len(options.activations)
     with tqdm(total=len(options.shapes) * len(options.m) * pairs, disable=None) as bar:

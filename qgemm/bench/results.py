@@ -26,6 +26,8 @@ HOST = (
     "tiles",
     "routes",
     "device",
+    "prefill_mma",
+    "transfer",
     "launch",
     "cuda",
     "matmul",
@@ -77,7 +79,8 @@ def merge(old: Results, new: Results) -> Results:
     if any(old.get(name) != new[name] for name in ("device", "kernels_sha256")):
         return new
     rows = {key(row): row for row in [*old.get("rows", []), *new["rows"]]}
-    return {**new, "host_us": {**old.get("host_us", {}), **new["host_us"]}, "rows": [rows[k] for k in sorted(rows)]}
+    both = {name: {**old.get(name, {}), **new.get(name, {})} for name in ("host_us", "pack")}
+    return {**new, **both, "rows": [rows[k] for k in sorted(rows)]}
 
 
 def file_stem(device: str) -> str:

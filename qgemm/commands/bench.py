@@ -82,6 +82,8 @@ def on_gpu(args: argparse.Namespace) -> int:
     found, failures = gpu.run(options, partial(keep, args.out, args.merge))
     print(f"{found['device']}, driver {found['driver']}, clocks {found['clocks']}, reads {found['read_gbs']} GB/s")
     print("us of the host for a call:", ", ".join(f"{name} {us}" for name, us in found["host_us"].items()))
+    packing = (f"{name} {rate['gbs']:.0f} ({rate['share']:.0%})" for name, rate in found["pack"].items())
+    print("GB/s of packing (share of a device copy):", ", ".join(packing))
     print(results.table(found["rows"]))
     for failure in failures:
         print(f"qgemm: {failure}", file=sys.stderr)

@@ -1,0 +1,90 @@
+// Blocks of a file in shared memory: what pack (blocks -> tiles) and restore (tiles -> blocks) share.
+//
+// A CTA owns a piece of a strip: 64 rows, TILES tiles wide. Where things stand are the two rules of qgemm/tiles.py; the
+// layout of a block is generated from the format's dtype and slots. Template: Format, TILES, THREADS.
+#pragma once
+
+#include "tile.cuh"
+
+constexpr int TILE_BLOCKS = TILE_COLUMNS / BLOCK_WEIGHTS;  // of a row
+constexpr int PIECE_BYTES = TILES * TILE_BLOCKS * BLOCK_BYTES;
+constexpr int ROW_CHUNKS =
+    (PIECE_BYTES + 15 + 15) / 16 | 1;  // of 16 bytes, the first and the last in part; odd against
+                                       // bank conflicts between eight rows
+
+// Rule one: where the code of a step, the j-th of a lane's columns and row g + 8 r stands in the words of its lane.
+struct Place {
+    int word, bit;
+};
+
+template <int BITS>
+constexpr Place place(int step, int j, int r) {
+    constexpr int p = BITS < 4 ? 4 / BITS : 1;
+    const int bit = BITS * (2 * p * (step / p) + p * r + step % p);
+    return {bit / 8, 8 * j + bit % 8};
+}
+
+// The index, among the chunks of the codes of a span, of the chunk that holds a lane's word.
+template <class Codes>
+__device__ inline int chunk_index(int group, int lane, int word) {
+    return (group * Codes::PARTS + word / Codes::CHUNK) * 32 + lane;
+}
+
+// The rows of a piece: where they are in memory, and in shared memory, where a row begins inside a chunk as in memory.
+struct Piece {
+    u8* staged;
+    i64 strip, first_tile, row_bytes, n;
+    int tiles, bytes;  // of a row, without padding
+
+    __device__ Piece(uint4* staged, i64 n, i64 row_blocks, i64 along) : staged(reinterpret_cast<u8*>(staged)), n(n) {
+        const i64 pieces = (along + TILES - 1) / TILES;
+        strip = blockIdx.x / pieces;
+        first_tile = blockIdx.x % pieces * TILES;
+        row_bytes = row_blocks * BLOCK_BYTES;
+        tiles = along - first_tile < TILES ? along - first_tile : TILES;
+        const i64 rest = row_bytes - first_tile * TILE_BLOCKS * BLOCK_BYTES;
+        bytes = rest < PIECE_BYTES ? rest : PIECE_BYTES;
+    }
+    __device__ i64 at(int row) const {
+        return (strip * TILE_ROWS + row) * row_bytes + first_tile * TILE_BLOCKS * BLOCK_BYTES;
+    }
+    __device__ int skip(int row) const { return u32(at(row)) % 16; }  // bytes of its first chunk before it
+    __device__ bool holds(int row) const { return strip * TILE_ROWS + row < n; }
+    // A row of blocks from a tile on.
+    __device__ u8* row(int row, int tile) const {
+        return staged + row * ROW_CHUNKS * 16 + skip(row) + tile * TILE_BLOCKS * BLOCK_BYTES;
+    }
+    // visit(staged chunk, its index in memory, where the row begins and ends relative to it)
+    template <class Visit>
+    __device__ void for_chunks(Visit visit) const {
+        for (int i = threadIdx.x; i < TILE_ROWS * ROW_CHUNKS; i += THREADS) {
+            const int row = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
+            const int begin = skip(row) - 16 * chunk;
+            visit(reinterpret_cast<uint4*>(staged)[i], at(row) / 16 + chunk, begin, holds(row) ? begin + bytes : 0);
+        }
+    }
+    // visit(tile, span, group of rows): a warp each
+    template <class Visit>
+    __device__ void for_groups(Visit visit) const {
+        for (int i = threadIdx.x / 32; i < tiles * SPANS * WARPS; i += THREADS / 32)
+            visit(i / WARPS / SPANS, i / WARPS % SPANS, i % WARPS);
+    }
+    // Rule two: the pairs of a field's units in rows g and g + 8, a thread each.
+    // visit(tile, a byte of the tile's fields, the byte of a row of blocks that it is)
+    template <class PerBlock, class Visit>
+    __device__ void for_units(Visit visit) const {
+        constexpr int UNIT = PerBlock::UNIT, UNITS = PerBlock::BYTES / UNIT,
+                      PAIRS = TILE_ROWS / 2 * TILE_BLOCKS * UNITS;
+        for (int i = threadIdx.x; i < tiles * PAIRS; i += THREADS) {
+            const int tile = i / PAIRS, pair = i % PAIRS;
+            const int block = pair / UNITS % TILE_BLOCKS, owner = pair / UNITS / TILE_BLOCKS;  // 8 * group + g
+            const int from = block * BLOCK_BYTES + PerBlock::AT + pair % UNITS * UNIT;
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+#pragma unroll
+                for (int byte = 0; byte < UNIT; ++byte)
+                    visit(tile, PerBlock::TO + (2 * pair + r) * UNIT + byte,
+                          row(16 * (owner / 8) + 8 * r + owner % 8, tile) + from + byte);
+        }
+    }
+};

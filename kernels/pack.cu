@@ -1,0 +1,100 @@
+// pack: blocks [n, row_blocks] as they lie in a file -> tiles [strips, along], and a bound of the magnitude of the
+// finite weights.
+//
+// The piece is copied into shared memory. A warp gathers the words of a span of a group of 16 rows; the fields per block
+// are gathered in shared memory, where the bound is taken from them. What is beyond the matrix is zero.
+// Template: Format, TILES, THREADS, LARGEST_CODE.
+#include "blocks.cuh"
+
+// 16 bytes, of which the first `bytes` come from memory and the others are zero; there when wait_copies() returns.
+__device__ inline void copy_chunk(uint4& to, const uint4* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+    const u32 at = __cvta_generic_to_shared(&to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+#else
+    to = bytes > 0 ? *from : uint4{};
+    for (int i = bytes; i < 16; ++i) reinterpret_cast<u8*>(&to)[i] = 0;
+#endif
+}
+
+__device__ inline void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// A lane's words of a span, from rows g and g + 8 of the span's tile.
+template <class Codes>
+__device__ void pack_codes(const u8* const (&rows)[2], int span, int group, int lane, void* to) {
+    const int base = Codes::base(span, lane % 4), first = base / 8, shift = base % 8;
+    alignas(16) u32 words[Codes::BITS] = {};
+#pragma unroll
+    for (int step = 0; step < SPAN_STEPS; ++step)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int bit = Codes::offset(step, j);
+                const Place at = place<Codes::BITS>(step, j, r);
+                const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & ((1 << Codes::BITS) - 1);
+                words[at.word] |= code << at.bit;
+            }
+#pragma unroll
+    for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
+        load_words<Codes::CHUNK>(static_cast<u32*>(to) + Codes::CHUNK * chunk_index<Codes>(group, lane, word),
+                                 &words[word]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    pack(const uint4* __restrict__ blocks, Tile* __restrict__ tiles, u32* largest, i64 n, i64 row_blocks, i64 along) {
+    __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
+    __shared__ Format fields[TILES];
+    const Piece piece(staged, n, row_blocks, along);
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    const u32 seen = *largest;
+    tiles += piece.strip * along + piece.first_tile;
+
+    piece.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
+        copy_chunk(chunk, blocks + (end > 0 ? index : 0), end < 0 ? 0 : end < 16 ? end : 16);
+    });
+    wait_copies();
+    __syncthreads();
+
+    piece.for_groups([&](int tile, int span, int group) {
+        const u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
+        u8* to = reinterpret_cast<u8*>(&tiles[tile].spans[span]);
+        for_codes([&](auto codes) {
+            using Codes = decltype(codes);
+            pack_codes<Codes>(rows, span, group, lane, to + Codes::TO);
+        });
+    });
+    for_per_block([&](auto field) {
+        using Field = decltype(field);
+        piece.for_units<Field>(
+            [&](int tile, int at, const u8* byte) { reinterpret_cast<u8*>(&fields[tile])[at] = *byte; });
+    });
+    __syncthreads();
+
+    constexpr int CHUNKS = sizeof(Format) / 16;
+    for (int i = threadIdx.x; i < piece.tiles * CHUNKS; i += THREADS)
+        reinterpret_cast<uint4*>(&tiles[i / CHUNKS].fields)[i % CHUNKS] = reinterpret_cast<const uint4*>(fields)[i];
+
+    float bound = 0;
+    const auto count = [&](float scale, float minimum, bool inside) {
+        const float most = __fadd_rn(__fmul_rn(LARGEST_CODE, fabsf(scale)), fabsf(minimum));
+        if (inside && most < __int_as_float(0x7f800000)) bound = fmaxf(bound, most);  // neither infinity nor NaN
+    };
+    const int groups = piece.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP);  // that share a scale
+    for (int i = threadIdx.x; i < 32 * groups; i += THREADS) {
+        constexpr int IN_TILE = SPANS * SPAN_SCALES;
+        const int owner = i % 32, index = i / 32, first_row = 16 * (owner / 8) + owner % 8;
+        const Format& of = fields[index / IN_TILE];
+        const float2 scale = of.scale(owner / 8, owner % 8, index % IN_TILE);
+        const float2 minimum = of.minimum(owner / 8, owner % 8, index % IN_TILE);
+        count(scale.x, minimum.x, piece.holds(first_row));
+        count(scale.y, minimum.y, piece.holds(first_row + 8));
+    }
+    for (int lanes = 16; lanes; lanes /= 2) bound = fmaxf(bound, __shfl_xor_sync(~0u, bound, lanes));
+    // Floats that are not negative compare like their bits. Few are larger than what was seen, even if that is old.
+    if (lane == 0 && __float_as_uint(bound) > seen) atomicMax(largest, __float_as_uint(bound));
+}

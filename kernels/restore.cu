@@ -1,0 +1,67 @@
+// restore: tiles [strips, along] -> blocks [n, row_blocks] as they lie in a file; the inverse of pack.
+//
+// A warp scatters the words of a span of a group of 16 rows over rows in shared memory, of which other warps may write
+// other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two pieces.
+// Template: Format, TILES, THREADS.
+#include "blocks.cuh"
+
+__device__ inline void set_bits(u8* byte, u32 bits) {
+    const int in_word = __cvta_generic_to_shared(byte) % 4;
+    atomicOr(reinterpret_cast<u32*>(byte - in_word), bits << 8 * in_word);
+}
+
+// A lane's words of a span -> rows g and g + 8 of the span's tile.
+template <class Codes>
+__device__ void restore_codes(const void* from, int span, int group, int lane, u8* const (&rows)[2]) {
+    const int base = Codes::base(span, lane % 4), first = base / 8, shift = base % 8;
+    alignas(16) u32 words[Codes::BITS];
+#pragma unroll
+    for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
+        load_words<Codes::CHUNK>(&words[word],
+                                 static_cast<const u32*>(from) + Codes::CHUNK * chunk_index<Codes>(group, lane, word));
+#pragma unroll
+    for (int step = 0; step < SPAN_STEPS; ++step)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int bit = Codes::offset(step, j);
+                const Place at = place<Codes::BITS>(step, j, r);
+                const u32 code = words[at.word] >> at.bit & ((1 << Codes::BITS) - 1);
+                set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
+            }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    restore(const Tile* __restrict__ tiles, uint4* __restrict__ blocks, i64 n, i64 row_blocks, i64 along) {
+    __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
+    const Piece piece(staged, n, row_blocks, along);
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    tiles += piece.strip * along + piece.first_tile;
+
+    piece.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
+    __syncthreads();
+    piece.for_groups([&](int tile, int span, int group) {
+        u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
+        const u8* from = reinterpret_cast<const u8*>(&tiles[tile].spans[span]);
+        for_codes([&](auto codes) {
+            using Codes = decltype(codes);
+            restore_codes<Codes>(from + Codes::TO, span, group, lane, rows);
+        });
+    });
+    for_per_block([&](auto field) {
+        using Field = decltype(field);
+        piece.for_units<Field>(
+            [&](int tile, int at, u8* byte) { set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[at]); });
+    });
+    __syncthreads();
+
+    piece.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
+        if (begin <= 0 && end >= 16) {
+            blocks[index] = chunk;
+        } else {
+            for (int i = begin > 0 ? begin : 0; i < end && i < 16; ++i)
+                reinterpret_cast<u8*>(&blocks[index])[i] = reinterpret_cast<const u8*>(&chunk)[i];
+        }
+    });
+}

@@ -1,0 +1,103 @@
+"""Blocks to the device and back: raw bytes through pinned memory, reordered into tiles and back by a kernel there.
+
+Bytes travel in chunks of whole strips of 64 rows, so that neither side holds a second copy of a large matrix; while one
+chunk is on its way, the next is read from the file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import jit, tiles
+from .block import Blocks, Format
+
+CHUNK = 4 << 20  # bytes on their way at a time, or a strip's; there are two such stages on each side
+
+
+class Stage:
+    """Pinned memory on the host, and as much on the device, for one chunk at a time."""
+
+    def __init__(self, size: int) -> None:
+        import cupy
+
+        self.host: NDArray[np.uint8] = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
+        self.device = cupy.empty(-(-size // 16) * 16, np.uint8)  # the kernels work in chunks of 16 bytes
+        self.done = cupy.cuda.Event(disable_timing=True)
+
+    def send(self, part: NDArray[np.uint8], stream: Any) -> None:
+        """Copy bytes here, once the chunk before is done, and on their way to the device."""
+        self.done.synchronize()
+        self.host[: len(part)] = part
+        self.device.data.copy_from_host_async(self.host.ctypes.data, len(part), stream)
+
+
+def upload(fmt: Format, blocks: Blocks) -> tuple[Any, float]:
+    """Blocks [N, K / weights] -> tiles on the current device as bytes [strips, tiles along K, bytes of a tile].
+
+    Also `tiles.largest_weight` of the blocks. Returns when the tiles are there: kernels prefetch weights before they
+    wait for their stream.
+    """
+    import cupy
+
+    n, along = len(blocks), -(-blocks.shape[1] * fmt.weights // tiles.columns(fmt))
+    data = cupy.empty((-(-n // tiles.ROWS), along, tiles.tile_dtype(fmt).itemsize), np.uint8)
+    if not data.size:
+        return data, 0.0
+    stream, kernel = cupy.cuda.get_current_stream(), jit.load("pack", fmt, **pack_template(fmt))
+    largest = cupy.zeros(1, np.float32)
+    raw = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
+    row_bytes, strips = blocks.shape[1] * fmt.block_bytes, strips_of(fmt, blocks.shape[1])
+    step = strips * tiles.ROWS
+    stages = [Stage(min(step, n) * row_bytes) for _ in range(min(2, -(-n // step)))]
+    for index, first in enumerate(range(0, n, step)):
+        stage, rows = stages[index % 2], min(step, n - first)
+        stage.send(raw[first * row_bytes : (first + rows) * row_bytes], stream)
+        part = data[index * strips : (index + 1) * strips]
+        launch(kernel, fmt, stage.device, part, (largest,), rows, blocks.shape[1])
+        stage.done.record(stream)
+    return data, float(largest.get()[0])
+
+
+def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
+    """Tiles of a matrix [N, K] on the device -> its blocks [N, K / weights]."""
+    import cupy
+
+    n, count = shape[0], fmt.blocks_in(shape[1])
+    blocks = np.empty((n, count), fmt.dtype)
+    if not data.size:
+        return blocks
+    raw, row_bytes, strips = blocks.reshape(-1).view(np.uint8), count * fmt.block_bytes, strips_of(fmt, count)
+    step = strips * tiles.ROWS
+    with data.device:
+        kernel = jit.load("restore", fmt, **restore_template(fmt))
+        some = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
+        for index, first in enumerate(range(0, n, step)):
+            rows = min(step, n - first)
+            launch(kernel, fmt, data[index * strips : (index + 1) * strips], some, (), rows, count)
+            some[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
+    return blocks
+
+
+def pack_template(fmt: Format) -> jit.Template:
+    """The template of the kernel that packs."""
+    return {**restore_template(fmt), "LARGEST_CODE": tiles.LARGEST_CODE}
+
+
+def restore_template(fmt: Format) -> jit.Template:
+    """The template of its inverse."""
+    return {"TILES": tiles.in_piece(fmt), "THREADS": tiles.PIECE_THREADS}
+
+
+def strips_of(fmt: Format, count: int) -> int:
+    """Strips of rows of so many blocks that are a chunk."""
+    return max(1, CHUNK // (tiles.ROWS * count * fmt.block_bytes))
+
+
+def launch(kernel: Any, fmt: Format, source: Any, target: Any, more: tuple[Any, ...], rows: int, count: int) -> None:
+    """Reorder rows of so many blocks, one CTA a piece of a strip, on the current stream."""
+    along = -(-count * fmt.weights // tiles.columns(fmt))
+    pieces = -(-rows // tiles.ROWS) * -(-along // tiles.in_piece(fmt))
+    kernel((pieces,), (tiles.PIECE_THREADS,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))
