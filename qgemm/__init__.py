@@ -6,6 +6,7 @@ Importing qgemm touches no device, no folder and no environment variable.
 from .backends import Backend, backends
 from .block import Format
 from .errors import (
+    CheckpointError,
     CodebookError,
     GGUFAccessError,
     GGUFError,
@@ -24,6 +25,7 @@ from .write import write
 __all__ = [
     "FORMATS",
     "Backend",
+    "CheckpointError",
     "CodebookError",
     "Format",
     "GGUFAccessError",

@@ -17,11 +17,13 @@ HALVES = tuple(weight for j in range(16) for weight in (j, j + 16))  # byte j: w
 
 
 def unpack_nibbles(packed: Bytes) -> Bytes:
-    """Packed [n, b] -> codes [n, 2 b]: every low nibble in order, then every high nibble (the order HALVES)."""
-    codes = np.empty((len(packed), 2, packed.shape[1]), np.uint8)
-    np.bitwise_and(packed, 0x0F, out=codes[:, 0])
-    np.right_shift(packed, 4, out=codes[:, 1])
-    return codes.reshape(len(packed), -1)
+    """Packed [n, b], b a multiple of 8 -> codes [n, 2 b]: every low nibble in order, then every high one (HALVES)."""
+    words, low = np.ascontiguousarray(packed).view(np.uint64), np.uint64(0x0F0F0F0F0F0F0F0F)
+    codes = np.empty((len(words), 2, words.shape[1]), np.uint64)
+    for j in range(words.shape[1]):  # eight bytes at a time, column by column: 2x faster than short rows
+        np.bitwise_and(words[:, j], low, out=codes[:, 0, j])
+        np.bitwise_and(words[:, j] >> np.uint64(4), low, out=codes[:, 1, j])
+    return codes.view(np.uint8).reshape(len(words), -1)
 
 
 def pack_nibbles(codes: Bytes) -> Bytes:
@@ -115,11 +117,14 @@ def reciprocal(d: Floats) -> Floats:
 
 
 def to_codes(values: Floats, most: int, dtype: DTypeLike = np.uint8) -> NDArray[Any]:
-    """min(most, trunc(values)) as integers; 0 where not finite, which is what ggml gets from x86's conversion."""
+    """min(most, trunc(values)) as integers; 0 where not finite, which is what ggml gets from x86's conversion.
+
+    The values are written over.
+    """
     finite = np.isfinite(values)
     if not finite.all():
         values = np.where(finite, values, np.float32(0))
-    return np.minimum(values, np.float32(most)).astype(dtype)
+    return np.minimum(values, np.float32(most), out=values).astype(dtype)
 
 
 def round_away(values: Floats) -> Floats:
@@ -133,6 +138,19 @@ def to_float16(values: Floats) -> NDArray[np.float16]:
     """To nearest even; beyond 65504 becomes infinite without a warning, since the caller checks or means it."""
     with np.errstate(over="ignore"):
         return values.astype(np.float16)
+
+
+def from_float16(half: NDArray[np.float16]) -> Floats:
+    """float16 [n] -> float32 [n], exactly; 2x faster than astype, whose conversion NumPy 2.4 has no vector code for."""
+    bits = half.view(np.int16)
+    if ((bits & np.int16(0x7C00)) == 0x7C00).any():  # NaN and infinity, whose exponents are those of large numbers
+        return half.astype(np.float32)
+    wide = bits.astype(np.int32)
+    wide <<= 13  # the sign is in its place, and in three bits below it
+    wide &= ~0x70000000
+    values = wide.view(np.float32)
+    values *= np.float32(2.0**112)  # the difference of the exponents' biases; subnormals become normal
+    return values
 
 
 def as_bytes(field: NDArray[Any]) -> Bytes:

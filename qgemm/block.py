@@ -62,6 +62,7 @@ class Format:
     the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
     a tensor's format has its own, and formats are equal if their names and codebooks are.
     variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
+    pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Format:
     limit: float = np.inf
     codebook: Floats | None = None
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
+    pack: Callable[[Levels], Blocks] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and self._key == other._key
@@ -175,8 +177,8 @@ class Format:
             raise UnsupportedError(f"{self} has no decoder: its tensors can be listed and copied, not computed with")
         return self.levels(blocks)
 
-    def _check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
-        """Refuse the first block of x [n, weights] that its encoded form cannot hold.
+    def refused(self, x: NDArray[Any], blocks: Blocks) -> NDArray[np.bool_] | None:
+        """Which blocks of x [n, weights] their encoded form cannot hold, [n]; None if it holds all.
 
         A plain format keeps NaN and infinity as they are; only a finite value that became infinite is refused.
         """
@@ -186,20 +188,30 @@ class Format:
             made = np.stack([blocks[name] for name in self.scale_fields], axis=1) if self.scale_fields else x
         large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
         if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()) and not large:
-            return
+            return None
         finite = np.isfinite(x).all(axis=1)
-        refused = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
-        refused = finite & refused if self.plain else ~finite | refused
-        if not refused.any():
+        found = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
+        found = finite & found if self.plain else ~finite | found
+        return found if found.any() else None
+
+    def _check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
+        """Raise for the first block of x [n, weights] that its encoded form cannot hold."""
+        refused = self.refused(x, blocks)
+        if refused is None:
             return
         index = int(refused.argmax())
+        finite = bool(np.isfinite(x[index]).all())
         row_number, block = divmod(first + index, row)
         unit = "value" if self.plain else "block"
-        why = f"is beyond the largest {self}" if finite[index] else "holds NaN or infinity"
-        if finite[index] and not self.plain:
-            beyond = "float16" if self.scale_fields else f"{self.limit:g}, where its own end"
-            why = f"needs a scale beyond {beyond} (largest magnitude {np.abs(x[index]).max():g})"
+        why = f"is beyond the largest {self}" if finite else "holds NaN or infinity"
+        if finite and not self.plain:
+            why = f"needs {self.beyond} (largest magnitude {np.abs(x[index]).max():g})"
         raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {why}")
+
+    @property
+    def beyond(self) -> str:
+        """What a refused block of finite values needs, for messages."""
+        return f"a scale beyond {'float16' if self.scale_fields else f'{self.limit:g}, where its own end'}"
 
 
 def floats(x: Any) -> NDArray[Any]:

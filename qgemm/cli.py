@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 
 from . import __version__
 from .backends import backends
-from .commands import bench, info, matmul, routes, verify
+from .commands import bench, convert, info, matmul, routes, verify
 from .commands.common import UsageError
 from .commands.info import backend_lines
 from .commands.text import printable
 
-COMMANDS = (info.COMMAND, verify.COMMAND, matmul.COMMAND, routes.COMMAND, bench.COMMAND)
+COMMANDS = (info.COMMAND, convert.COMMAND, verify.COMMAND, matmul.COMMAND, routes.COMMAND, bench.COMMAND)
 
 # What can go wrong with files, arguments and devices (CUDA's errors are RuntimeErrors). The rest is a bug of ours.
 EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)

@@ -27,3 +27,7 @@ class CodebookError(QgemmError):
 
 class UnsupportedError(QgemmError):
     """A format without the codec, or a problem without the kernel, that a call needs."""
+
+
+class CheckpointError(QgemmError):
+    """A checkpoint (safetensors, .npy, .npz, their config) that is not well-formed, or of a layout that is not read."""

@@ -7,9 +7,6 @@ Only a file that is cut short while bytes in hand are being read still ends in S
 
 from __future__ import annotations
 
-import os
-import stat
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
@@ -20,13 +17,10 @@ import numpy as np
 from . import gguf_parts
 from .block import Blocks
 from .errors import GGUFError
-from .files import PathLike, path_string, shown, shown_path, system_errors
+from .files import Opened, PathLike, path_string, shown, shown_path, system_errors
 from .gguf_header import Entry, Place, read_header
 from .gguf_layout import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, Value, read_value
 from .tensor import Tensor
-
-# O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOCTTY: a terminal must not become ours.
-READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Shard:
@@ -34,45 +28,38 @@ class Shard:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._file = Opened(path)
         with ExitStack() as undo, system_errors(path, "read"):
-            self._fd = os.open(path, READ)
-            undo.callback(os.close, self._fd)
-            found = os.fstat(self._fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise GGUFError(f"{shown_path(path)}: is not a regular file")
-            if found.st_size == 0:
-                raise GGUFError(f"{shown_path(path)}: is empty")
-            self._stamp = found.st_size, found.st_mtime_ns
+            undo.callback(self._file.close)
             try:
-                mapped = mmap(self._fd, found.st_size, access=ACCESS_READ)
+                mapped = mmap(self._file.fd, self._file.size, access=ACCESS_READ)
             except ValueError as error:  # it shrank just now
                 raise GGUFError(f"{shown_path(path)}: cannot be mapped: {error}") from error
             undo.callback(mapped.close)
             self.header = read_header(path, mapped)
             undo.pop_all()
         self._mapped: mmap | None = mapped
-        self._close = weakref.finalize(self, os.close, self._fd)  # also for a file that nobody closes
 
     def mapped(self) -> mmap:
         """The bytes of the file, if they are still those that were checked."""
-        mapped = self._mapped
-        if mapped is None:
-            raise GGUFError(f"{shown_path(self.path)}: was closed")
-        with system_errors(self.path, "read"):
-            found = os.fstat(self._fd)
-        if (found.st_size, found.st_mtime_ns) != self._stamp:  # reading behind a new end would be a SIGBUS
-            raise GGUFError(f"{shown_path(self.path)}: changed since it was opened")
-        return mapped
+        self._file.check()  # reading behind a new end would be a SIGBUS
+        assert self._mapped is not None, "there is none only once the file is closed"
+        return self._mapped
 
     def blocks(self, entry: Entry) -> Blocks:
         """The blocks [..., N, K / weights per block] of a tensor, a read-only view of the mapping."""
         view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.mapped(), entry.offset)
         return view
 
+    def read(self, entry: Entry, start: int, stop: int) -> Blocks:
+        """Blocks start to stop of a tensor, read into memory of their own."""
+        size = entry.format.block_bytes
+        return self._file.read(entry.offset + start * size, (stop - start) * size).view(entry.format.dtype)
+
     def close(self) -> None:
         """Let go of the file. Views in other hands keep the mapping, which is never closed itself, alive."""
         self._mapped = None
-        self._close()
+        self._file.close()
 
 
 class Metadata(Mapping[str, Value]):
@@ -115,7 +102,9 @@ class GGUFFile(Mapping[str, Tensor]):
             for name, entry in shard.header.tensors.items():
                 if name in stored:
                     raise self._refusal(shard.path, name, f"is also in {shown_path(self._places[name][0])}")
-                stored[name] = Tensor(entry.format, entry.shape, partial(shard.blocks, entry), name)
+                stored[name] = Tensor(
+                    entry.format, entry.shape, partial(shard.blocks, entry), name, partial(shard.read, entry)
+                )
                 self._places[name] = shard.path, entry.offset
         for shard in shards:
             total = shard.header.split.tensors

@@ -24,7 +24,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType, GGUFValueType, Keys
+from numpy.typing import NDArray
 
+from .bits import Floats
 from .block import CHUNK, Blocks, Format
 from .errors import CodebookError, GGUFError
 from .files import shown
@@ -68,6 +70,19 @@ def parts_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
     fields = {name + _suffix(field): part(field) for field in fmt.dtype.names or ()}
     return {**fields, name + CODEBOOK: Tensor(F32, codebook.shape, codebook)}
+
+
+def fields_of(name: str, fmt: Format, blocks: Blocks) -> dict[str, NDArray[Any]]:
+    """By name, the data that blocks [n] add to the parts of a tensor, contiguous; those of the codebook are whole."""
+    if fmt.codebook is None:
+        return {name: np.ascontiguousarray(blocks)}
+    return {name + _suffix(field): np.ascontiguousarray(blocks[field]) for field in fmt.dtype.names or ()}
+
+
+def codebook_of(name: str, fmt: Format) -> tuple[str, Floats]:
+    """The name and the data of the part that holds the codebook of a kbit tensor."""
+    assert fmt.codebook is not None
+    return name + CODEBOOK, fmt.codebook
 
 
 def stored_keys(values: Mapping[str, Value], ours: Value, version: Value) -> dict[str, Value]:
@@ -169,7 +184,16 @@ class Joiner:
             fmt = self._format(known[0], codebook)
         except CodebookError as error:
             raise refusal(name + CODEBOOK, str(error)) from None
-        return Tensor(fmt, shape, lambda: self._blocks(name, fmt, fields), name)
+
+        def read(start: int, stop: int) -> Blocks:
+            blocks = np.empty(stop - start, fmt.dtype)
+            for field, part in fields.items():
+                width = prod(fmt.dtype[field].shape)
+                flat = part.read(start * width, stop * width).view(fmt.dtype[field].base)
+                blocks[field] = flat.reshape(-1, *fmt.dtype[field].shape)
+            return blocks
+
+        return Tensor(fmt, shape, lambda: self._blocks(name, fmt, fields), name, read)
 
     def _format(self, fmt: Format, codebook: Tensor) -> Format:
         """The format with this codebook; the one in FORMATS if it is the default."""

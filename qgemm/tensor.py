@@ -31,15 +31,18 @@ class Tensor:
         shape: tuple[int, ...],
         blocks: Blocks | Callable[[], Blocks],
         name: str = "",
+        read: Callable[[int, int], Blocks] | None = None,
     ) -> None:
         """Of a format and a shape in weights, from blocks [..., N, K / weights per block].
 
         `blocks` may be a function that is called at each access, as the file reader does to check its file first.
+        `read` is what the method calls, without it `blocks` is sliced.
         """
         self.format = format_named(format)
         self.shape = shape
         self.name = name
         self._blocks = blocks
+        self._read = read
         self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
         if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
             raise ValueError(
@@ -54,6 +57,14 @@ class Tensor:
         Those of a kbit tensor in a file are put together when they are asked for, since its parts lie apart there.
         """
         return self._blocks() if callable(self._blocks) else self._blocks
+
+    def read(self, start: int, stop: int) -> Blocks:
+        """Blocks start to stop of all, counted in C order, [stop - start].
+
+        Those in a file are read into memory of their own, which is how more than fits in memory is gone through: pages
+        of a mapping that were looked at count as memory of the process.
+        """
+        return self._read(start, stop) if self._read is not None else self.blocks.reshape(-1)[start:stop]
 
     @property
     def ndim(self) -> int:

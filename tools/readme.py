@@ -1,11 +1,12 @@
 """Write the generated tables of README.md: formats, their noise, and routes, from the registry and the dispatch
-table, and speed, from the results file of a GPU.
+table, the converter's options and exactness from its code, and speed from the results file of a GPU.
 
 `tools/readme.py` rewrites the file; a test fails while it and the code differ.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from numpy.typing import NDArray
 
 from qgemm import FORMATS
 from qgemm.block import Format
+from qgemm.commands import convert
+from qgemm.convert.weight import GRIDS, Codes, Groups, of_tensor, takes
 from qgemm.routes import ANY, ROUTES
+from qgemm.tensor import Tensor
 
 README = Path(__file__).parents[1] / "README.md"
 SAMPLE = (1024, 1024)  # weights whose noise is measured
@@ -84,7 +88,64 @@ def routes_table() -> str:
     return "\n".join(rows)
 
 
-TABLES = {"formats": formats_table, "noise": noise_table, "routes": routes_table, "speed": report.speed_table}
+def options_table() -> str:
+    """One row an option of `qgemm convert`."""
+    parser = argparse.ArgumentParser(add_help=False)
+    convert.add_arguments(parser)
+    rows = ["| option | what it does |", "|---|---|"]
+    for action in parser._actions:
+        if action.option_strings:
+            word = " ".join([*action.option_strings, *[str(action.metavar)] * bool(action.metavar)])
+            rows.append(f"| `{word}` | {action.help} |")
+    return "\n".join(rows)
+
+
+def exactness_table() -> str:
+    """One row a source of codes, one column a format that may take them."""
+    targets = [FORMATS[name] for name in GRIDS]
+    rows = [f"| from | {' | '.join(map(str, targets))} |", f"|---|{'---|' * len(targets)}"]
+    for name, codes in code_sources().items():
+        rows.append(f"| {name} | {' | '.join(exactness(name, codes, fmt) for fmt in targets)} |")
+    return "\n".join(rows)
+
+
+def code_sources() -> dict[str, Codes]:
+    """The kinds of tensors whose weights are integers with scales, and the range of those."""
+
+    def never(start: int, stop: int) -> Groups:
+        raise AssertionError("the table asks for no codes")
+
+    found = {}
+    for name in (*GRIDS, "q8_1"):
+        fmt = FORMATS[name]
+        codes = of_tensor(Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))).codes
+        assert codes is not None
+        found[str(fmt)] = codes
+    for bits, methods in ((4, "AWQ, GPTQ"), (8, "GPTQ")):
+        top, middle = 2**bits - 1, 2 ** (bits - 1)
+        found[f"{methods} of {bits} bits, every zero {middle}"] = Codes(0, top, -middle, top - middle, False, never)
+        found[f"{methods} of {bits} bits, any zeros"] = Codes(0, top, -top, top, False, never)
+    return found
+
+
+def exactness(name: str, codes: Codes, fmt: Format) -> str:
+    """What becomes of codes in a format; minimums are exact where there was one, or the zero is a power of two."""
+    if name == str(fmt):
+        return "bytes copied"
+    if not takes(fmt, codes):
+        return "requantized"
+    one_zero = codes.high - codes.low == codes.most - codes.least
+    return "exact" if GRIDS[fmt.name].zero is not None or codes.minimum or one_zero else "codes exact, minimum rounded"
+
+
+TABLES = {
+    "formats": formats_table,
+    "noise": noise_table,
+    "options": options_table,
+    "exactness": exactness_table,
+    "routes": routes_table,
+    "speed": report.speed_table,
+}
 
 
 def generated(text: str) -> str:

@@ -5,4 +5,5 @@ timing    CUDA graphs of many calls, and a race between them
 rivals    what the products are compared with: cuBLAS, torch, a kernel that only reads the packed bytes
 gpu       random weights, the rows, what a call costs the host
 cpu       the NumPy backend beside the gguf package
+convert   the converter beside a loop of the gguf package
 """

@@ -83,10 +83,10 @@ def pairs_of(
             yield f"a8 M={m}", lambda x=x: matmul(x, tensor, "a8"), dense, 0.0  # type: ignore[misc]
 
 
-def alternate(*calls: Callable[[], Any]) -> list[float]:
+def alternate(*calls: Callable[[], Any], repeats: int = REPEATS) -> list[float]:
     """The median time of each call in milliseconds, the calls taking turns."""
     times: list[list[float]] = [[] for _ in calls]
-    for repeat in range(REPEATS + 1):
+    for repeat in range(repeats + 1):
         for call, mine in zip(calls, times, strict=True):
             start = time.perf_counter()
             call()
@@ -95,13 +95,13 @@ def alternate(*calls: Callable[[], Any]) -> list[float]:
     return [median(mine) for mine in times]
 
 
-def table(rows: list[Row]) -> str:
-    """The rows for a terminal."""
+def table(rows: list[Row], what: str) -> str:
+    """The rows for a terminal, under a line that says what was measured and where."""
     head = ("job", "format", "qgemm ms", "gguf ms", "ratio", "wanted")
     cells = [
         (row.job, row.format, f"{row.qgemm_ms:.1f}", f"{row.gguf_ms:.1f}", f"{row.ratio:.2f}",
          f"{row.wanted:.1f}" if row.wanted else "")
         for row in rows
     ]  # fmt: skip
-    machine = f"{SHAPE[0]} x {SHAPE[1]}, {workers()} threads, NumPy {np.__version__}, {platform.machine()}"
+    machine = f"{what}, {workers()} threads, NumPy {np.__version__}, {platform.machine()}"
     return f"{machine}\n{columns('<<>>>>', [head, *cells])}"

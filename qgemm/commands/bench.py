@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
     where.add_argument("--cpu", action="store_true", help="the NumPy backend against the gguf package, 4096x4096")
+    where.add_argument(
+        "--convert", action="store_true", help="`qgemm convert` against a loop of the gguf package, 2 GiB"
+    )
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json or cpu.json")
     gpu = parser.add_argument_group("of --gpu")
     gpu.add_argument("--formats", metavar="F,...", type=_formats, help="default: every block format that has a kernel")
@@ -40,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table; 1 if a product was wrong or a goal was missed."""
-    if args.cpu:
+    if args.cpu or args.convert:
         return on_cpu(args)
     cuda = backends()["cuda"]
     if cuda.available:
@@ -51,14 +54,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def on_cpu(args: argparse.Namespace) -> int:
-    """The rows of qgemm.bench.cpu."""
-    from ..bench import cpu
+    """The rows of qgemm.bench.cpu or, with --convert, of qgemm.bench.convert."""
+    from ..bench import convert, cpu
 
-    rows = cpu.run()
-    print(cpu.table(rows))
+    rows = convert.run() if args.convert else cpu.run()
+    print(cpu.table(rows, "whole processes" if args.convert else " x ".join(map(str, cpu.SHAPE))))
     if args.out is not None:
         text = json.dumps([{**row._asdict(), "ratio": row.ratio} for row in rows], indent=1)
-        file_at(args.out, "cpu").write_text(text + "\n")
+        file_at(args.out, "convert" if args.convert else "cpu").write_text(text + "\n")
     missed = sum(row.missed for row in rows)
     print(f"{missed} of {sum(row.wanted > 0 for row in rows)} goals missed", file=sys.stderr)
     return 1 if missed else 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache
-from math import gcd, inf, prod, sqrt
+from math import gcd, prod
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from ..block import Blocks, Format
 from ..bounds import Doubles, a8_exact, a16_bound, excess, magnitudes
+from ..convert.compare import compared
+from ..convert.report import Line
+from ..convert.weight import Weight
 from ..errors import UnsupportedError
 from ..matmul import matmul, quantize_activations
 from ..parallel import for_slices
@@ -157,39 +160,6 @@ class ProductA8(ProductA16):
         return a8_exact(self.blocks, self.w.format, tile.blocks)
 
 
-class Against(Check):
-    """The values are those of another tensor, of any format, up to a relative RMS error."""
-
-    title = "RMS to OTHER"
-
-    def __init__(self, w: Tensor, other: Tensor, tolerance: float) -> None:
-        super().__init__(w)
-        self.other, self.tolerance = other, tolerance
-        self.comparable = has_numbers(w.format) and has_numbers(other.format)
-        self.identical, self.error, self.size = w.format == other.format, 0.0, 0.0
-
-    def see(self, tile: Tile) -> None:
-        others = self.other.blocks[tile.rows]
-        identical = self.w.format == self.other.format and tile.blocks.tobytes() == others.tobytes()
-        error = size = 0.0
-        if self.comparable:
-            want = numbers(self.other.format, others).astype(np.float64)
-            error, size = float(np.sum((tile.exact - want) ** 2)), float(np.sum(want**2))
-        with self.lock:
-            self.identical &= identical
-            self.error += error
-            self.size += size
-
-    def cell(self) -> Cell:
-        if self.identical:
-            return Cell("identical")
-        if not self.comparable:
-            return Cell(NO_CODEC)
-        relative = sqrt(self.error / self.size) if self.size else inf if self.error else 0.0
-        passed = relative == 0 or relative < self.tolerance
-        return Cell(f"{relative:.2e} ({self.other.format})", failed=not passed)
-
-
 CHECKS = (Finite, Decode, ProductA16, ProductA8)
 
 
@@ -209,13 +179,19 @@ def checks_of(tensor: Tensor) -> list[Check | Cell]:
         return [*checks, Cell("no codes")]
 
 
-def against(tensor: Tensor, other: Tensor | None, tolerance: float) -> Check | Cell:
-    """The comparison with another tensor, or a cell that says why there is none: both fail."""
-    if other is None:
-        return Cell("missing", failed=True)
-    if other.shape != tensor.shape:
-        return Cell(f"shape {other.shape}", failed=True)
-    return Against(as_matrix(tensor), as_matrix(other), tolerance)
+def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Cell, Line | None]:
+    """The values are those of another tensor, of any format, up to a relative RMS error; what the converter says."""
+    if weight is None:
+        return Cell("missing", failed=True), None
+    if weight.shape != tensor.shape:
+        return Cell(f"shape {weight.shape}", failed=True), None
+    identical, line = compared(weight, tensor)
+    if identical:
+        return Cell("identical"), line
+    if line.error is None:
+        return Cell(NO_CODEC), line
+    passed = line.error == 0 or line.error < tolerance
+    return Cell(f"{line.error:.2e} ({weight.type})", failed=not passed), line
 
 
 def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:

@@ -40,7 +40,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 def add_pattern(parser: argparse.ArgumentParser) -> None:
     """--tensors REGEX."""
-    parser.add_argument("--tensors", metavar="REGEX", type=_pattern, help="only tensors in whose name it is found")
+    parser.add_argument("--tensors", metavar="REGEX", type=pattern, help="only tensors in whose name it is found")
 
 
 def selected(names: Iterable[str], pattern: re.Pattern[str] | None) -> list[str]:
@@ -86,7 +86,8 @@ class Progress:
         self._bar.close()
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def pattern(text: str) -> re.Pattern[str]:
+    """An argument that is a regular expression."""
     try:
         return re.compile(text)
     except re.error as error:

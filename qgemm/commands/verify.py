@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from ..convert.report import Line as Conversion
+from ..convert.report import table
+from ..convert.sources import open_source
+from ..convert.weight import Weight
 from ..gguf import open as open_gguf
 from ..tensor import Tensor
-from .checks import CHECKS, NO_CODEC, Against, Cell, Check, against, checks_of, look
+from .checks import CHECKS, NO_CODEC, Cell, Check, against, checks_of, look
 from .common import Command, Progress, add_file, add_pattern, selected
 from .text import columns, printable
 
@@ -25,13 +29,18 @@ Whether a .gguf file is sound, and this library computes with it what it should:
   a8 err/bound   within the error that float32 sums of K terms can have
   RMS to OTHER   relative RMS difference to the tensor of that name in OTHER
 
+With --against a second table says what became of each tensor of OTHER, as `qgemm convert` does.
 The structure of the file is checked by opening it. Exit code 1 if anything fails."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """FILE [--against OTHER] [--tolerance R] [--tensors REGEX]."""
     add_file(parser)
-    parser.add_argument("--against", metavar="OTHER", help="compare with the same tensors of another .gguf file")
+    parser.add_argument(
+        "--against",
+        metavar="OTHER",
+        help="compare with the same tensors of another file: anything that `qgemm convert` reads",
+    )
     parser.add_argument(
         "--tolerance", metavar="R", type=float, default=1.0,
         help="relative RMS difference to OTHER that fails (default 1: as far off as zeros are; 0: any)",
@@ -43,12 +52,14 @@ def run(args: argparse.Namespace) -> int:
     """Check each tensor, print a line for it; 1 if a check failed."""
     with ExitStack() as stack:
         file = stack.enter_context(open_gguf(args.file))
-        others = None if args.against is None else stack.enter_context(open_gguf(args.against))
+        others = None if args.against is None else stack.enter_context(open_source(args.against)).weights
         names = selected(dict.fromkeys([*file, *(others or ())]), args.tensors)
         progress = stack.enter_context(Progress("verify", sum(file[name].nbytes for name in names if name in file)))
         lines = [verify(name, file, others, args.tolerance, progress) for name in names]
-    titles = [check.title for check in CHECKS] + ([] if others is None else [Against.title])
+    titles = [check.title for check in CHECKS] + ([] if others is None else ["RMS to OTHER"])
     print(report(titles, lines))
+    if others is not None:
+        print("", table([line.conversion for line in lines if line.conversion is not None]), sep="\n")
     return 1 if any(line.verdict == FAIL for line in lines) else 0
 
 
@@ -58,6 +69,7 @@ class Line(NamedTuple):
     name: str
     type: str
     cells: list[Cell]
+    conversion: Conversion | None = None  # from OTHER
 
     @property
     def verdict(self) -> str:
@@ -68,20 +80,21 @@ class Line(NamedTuple):
 
 
 def verify(
-    name: str, file: Mapping[str, Tensor], others: Mapping[str, Tensor] | None, tolerance: float, progress: Progress
+    name: str, file: Mapping[str, Tensor], others: Mapping[str, Weight] | None, tolerance: float, progress: Progress
 ) -> Line:
     """Check the tensor of this name, which is in the file, in the others, or in both."""
     if name not in file:
         assert others is not None
         missing = Cell("only in OTHER", failed=True)
-        return Line(name, str(others[name].format), [*[Cell("-")] * len(CHECKS), missing])
+        return Line(name, others[name].type, [*[Cell("-")] * len(CHECKS), missing])
     tensor = file[name]
     checks = checks_of(tensor)
-    if others is not None:
-        checks.append(against(tensor, others.get(name), tolerance))
     look(tensor, [check for check in checks if isinstance(check, Check)], progress)
     cells = [check.cell() if isinstance(check, Check) else check for check in checks]
-    return Line(name, str(tensor.format), cells)
+    if others is None:
+        return Line(name, str(tensor.format), cells)
+    cell, conversion = against(tensor, others.get(name), tolerance)
+    return Line(name, str(tensor.format), [*cells, cell], conversion)
 
 
 def report(titles: list[str], lines: list[Line]) -> str:

@@ -21,9 +21,15 @@ def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: d = signed absmax / -8, q = min(15, trunc(x / d + 8.5))."""
     d = signed_absmax(x) / np.float32(-ZERO)
     q = to_codes(x * reciprocal(d)[:, None] + np.float32(ZERO + 0.5), 15)
-    blocks = np.empty(len(x), DTYPE)
-    blocks["d"] = to_float16(d)
-    blocks["qs"] = pack_nibbles(q)
+    return pack(Levels(q, d, zero=ZERO))
+
+
+def pack(levels: Levels) -> Blocks:
+    """Codes [n, 32] uint8, scale [n] -> blocks [n]."""
+    assert levels.scale is not None
+    blocks = np.empty(len(levels.codes), DTYPE)
+    blocks["d"] = to_float16(levels.scale)
+    blocks["qs"] = pack_nibbles(levels.codes)
     return blocks
 
 
@@ -32,4 +38,4 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(unpack_nibbles(blocks["qs"])[:, None], blocks["d"].astype(np.float32)[:, None], zero=ZERO)
 
 
-FORMAT = Format("q4_0", 32, DTYPE, encode, levels, ggml_type=2, slots={"qs": HALVES})
+FORMAT = Format("q4_0", 32, DTYPE, encode, levels, ggml_type=2, slots={"qs": HALVES}, pack=pack)

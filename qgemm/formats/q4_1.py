@@ -22,10 +22,17 @@ def encode(x: Floats) -> Blocks:
     least, greatest = extremes(x)
     d = (greatest - least) / np.float32(15)
     q = to_codes((x - least[:, None]) * reciprocal(d)[:, None] + np.float32(0.5), 15)
-    blocks = np.empty(len(x), DTYPE)
-    blocks["d"] = to_float16(d)
-    blocks["m"] = to_float16(least)
-    blocks["qs"] = pack_nibbles(q)
+    return pack(Levels(q, d, least))
+
+
+def pack(levels: Levels) -> Blocks:
+    """Codes [n, 32] uint8, scale and minimum [n] -> blocks [n]."""
+    assert levels.scale is not None
+    assert levels.minimum is not None
+    blocks = np.empty(len(levels.codes), DTYPE)
+    blocks["d"] = to_float16(levels.scale)
+    blocks["m"] = to_float16(levels.minimum)
+    blocks["qs"] = pack_nibbles(levels.codes)
     return blocks
 
 
@@ -35,4 +42,4 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(unpack_nibbles(blocks["qs"])[:, None], d, m)
 
 
-FORMAT = Format("q4_1", 32, DTYPE, encode, levels, ggml_type=3, slots={"qs": HALVES})
+FORMAT = Format("q4_1", 32, DTYPE, encode, levels, ggml_type=3, slots={"qs": HALVES}, pack=pack)

@@ -22,9 +22,15 @@ def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: d = signed absmax / -16, q = min(31, trunc(x / d + 16.5))."""
     d = signed_absmax(x) / np.float32(-ZERO)
     q = to_codes(x * reciprocal(d)[:, None] + np.float32(ZERO + 0.5), 31)
-    blocks = np.empty(len(x), DTYPE)
-    blocks["d"] = to_float16(d)
-    blocks["qs"], blocks["qh"] = pack_fives(q)
+    return pack(Levels(q, d, zero=ZERO))
+
+
+def pack(levels: Levels) -> Blocks:
+    """Codes [n, 32] uint8, scale [n] -> blocks [n]."""
+    assert levels.scale is not None
+    blocks = np.empty(len(levels.codes), DTYPE)
+    blocks["d"] = to_float16(levels.scale)
+    blocks["qs"], blocks["qh"] = pack_fives(levels.codes)
     return blocks
 
 
@@ -34,4 +40,4 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(codes[:, None], blocks["d"].astype(np.float32)[:, None], zero=ZERO)
 
 
-FORMAT = Format("q5_0", 32, DTYPE, encode, levels, ggml_type=6, slots={"qs": HALVES, "qh": IN_ORDER})
+FORMAT = Format("q5_0", 32, DTYPE, encode, levels, ggml_type=6, slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack)

@@ -23,10 +23,17 @@ def encode(x: Floats) -> Blocks:
     least, greatest = extremes(x)
     d = (greatest - least) / np.float32(31)
     q = to_codes((x - least[:, None]) * reciprocal(d)[:, None] + np.float32(0.5), 31)
-    blocks = np.empty(len(x), DTYPE)
-    blocks["d"] = to_float16(d)
-    blocks["m"] = to_float16(least)
-    blocks["qs"], blocks["qh"] = pack_fives(q)
+    return pack(Levels(q, d, least))
+
+
+def pack(levels: Levels) -> Blocks:
+    """Codes [n, 32] uint8, scale and minimum [n] -> blocks [n]."""
+    assert levels.scale is not None
+    assert levels.minimum is not None
+    blocks = np.empty(len(levels.codes), DTYPE)
+    blocks["d"] = to_float16(levels.scale)
+    blocks["m"] = to_float16(levels.minimum)
+    blocks["qs"], blocks["qh"] = pack_fives(levels.codes)
     return blocks
 
 
@@ -36,4 +43,4 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(unpack_fives(blocks["qs"], blocks["qh"])[:, None], d, m)
 
 
-FORMAT = Format("q5_1", 32, DTYPE, encode, levels, ggml_type=7, slots={"qs": HALVES, "qh": IN_ORDER})
+FORMAT = Format("q5_1", 32, DTYPE, encode, levels, ggml_type=7, slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack)

@@ -19,9 +19,15 @@ DTYPE = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
 def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: d = absmax / 127, q = x / d rounded half away from zero."""
     d = absmax(x) / np.float32(127)
-    blocks = np.empty(len(x), DTYPE)
-    blocks["d"] = to_float16(d)
-    blocks["qs"] = to_codes(round_away(x * reciprocal(d)[:, None]), 127, np.int8)
+    return pack(Levels(to_codes(round_away(x * reciprocal(d)[:, None]), 127, np.int8), d))
+
+
+def pack(levels: Levels) -> Blocks:
+    """Codes [n, 32] int8, scale [n] -> blocks [n]."""
+    assert levels.scale is not None
+    blocks = np.empty(len(levels.codes), DTYPE)
+    blocks["d"] = to_float16(levels.scale)
+    blocks["qs"] = levels.codes
     return blocks
 
 
@@ -30,4 +36,4 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(blocks["qs"][:, None], blocks["d"].astype(np.float32)[:, None])
 
 
-FORMAT = Format("q8_0", 32, DTYPE, encode, levels, ggml_type=8, slots={"qs": IN_ORDER})
+FORMAT = Format("q8_0", 32, DTYPE, encode, levels, ggml_type=8, slots={"qs": IN_ORDER}, pack=pack)

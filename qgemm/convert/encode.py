@@ -1,0 +1,126 @@
+"""One range of a tensor into the blocks of its new format, with the error that this makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, lcm
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bits import Floats
+from ..block import CHUNK, Blocks, Format
+from ..errors import QgemmError
+from ..files import shown
+from ..search import SEARCHED, search
+from .rules import Options, Step
+from .weight import packed
+
+TOGETHER = 1 << 21  # weights that a few threads have at a time, in 75 MiB: long ranges, short waits for each other
+
+Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
+
+
+class Piece(NamedTuple):
+    """Blocks [n], and the sums of the squares of their error and of what they stand for."""
+
+    blocks: Blocks
+    error: float = 0.0
+    power: float = 0.0
+
+
+class Unfit(Exception):
+    """Weights that are not finite, or blocks whose scale the format cannot hold, in the tensor of a step."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step.weight.name)
+        self.step = step
+
+
+def ranges(step: Step, threads: int, rows: bool = False) -> list[tuple[int, int]]:
+    """The ranges in which so many threads go through a tensor, of whole rows if asked for."""
+    least = lcm(step.weight.step, step.format.weights, step.weight.shape[-1] if rows else 1)
+    size, most = step.weight.size, max(1, max(TOGETHER // threads, CHUNK) // least) * least
+    return [(start, min(start + most, size)) for start in range(0, size, most)]
+
+
+def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
+    """Convert one range; Unfit if it cannot be held."""
+    weight, fmt = step.weight, step.format
+    if step.copied:
+        assert weight.tensor is not None
+        return Piece(weight.tensor.read(start // fmt.weights, stop // fmt.weights))
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        x, blocks = encoded(step, start, stop, encode)
+        if bad(fmt, x, blocks) is not None:
+            raise Unfit(step)
+        made = np.array(fmt.decode(blocks), copy=fmt.plain).reshape(-1)  # plain ones may be the blocks themselves
+        made -= x
+        return Piece(blocks, squares(made), squares(x))
+
+
+def encoded(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, Blocks]:
+    """The weights of one range, and their blocks: from the codes of the source if they fit."""
+    if step.by_codes:
+        assert step.weight.codes is not None
+        groups = step.weight.codes.read(start, stop)
+        return groups.values(), packed(step.format, groups)
+    assert step.weight.values is not None
+    x = step.weight.values(start, stop)
+    return x, encode(x.reshape(-1, step.format.weights), start)
+
+
+class Encoder(NamedTuple):
+    """How weights become blocks; rows: only whole rows do."""
+
+    encode: Encode
+    rows: bool = False
+
+
+def encoder(step: Step, options: Options) -> Encoder:
+    """The format's own, or the search for better scales where that is wanted and there is one."""
+    weight, fmt = step.weight, step.format
+    importance = options.importance.get(weight.name)
+    if fmt.name not in SEARCHED or step.copied or step.by_codes or not (options.search or importance is not None):
+        encode = fmt.encode
+        assert encode is not None or step.copied, "the plan refuses formats without an encoder"
+        return Encoder(lambda x, start: encode(x))  # type: ignore[misc]
+    *_, n, k = (1, *weight.shape)
+    matrices = weight.size // (n * k)
+    if importance is None:
+        importance = np.ones(k, np.float32)
+    elif importance.size != matrices * k:
+        who = f"importance of {shown(weight.name)}"
+        raise QgemmError(f"{who}: {importance.size} values are not those of {matrices} x {k} columns")
+    columns = importance.reshape(-1, k)
+
+    def searched(x: Floats, start: int) -> Blocks:
+        first, rows = start // k, x.size // k
+        of = columns[(first + np.arange(rows)) // n] if len(columns) > 1 else columns
+        return search(fmt, x.reshape(rows, k), of)
+
+    return Encoder(searched, rows=True)
+
+
+def bad(fmt: Format, x: Floats, blocks: Blocks) -> tuple[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] | None:
+    """What is wrong with a range, and where: of each weight or block whether it is bad; None if nothing is."""
+    refused = fmt.refused(x.reshape(-1, fmt.weights), blocks)
+    if refused is None and not fmt.plain:  # in blocks NaN and infinity are refused too
+        return None
+    finite = np.isfinite(x)
+    if not finite.all():
+        return "NaN or infinite", ~finite
+    if refused is None:
+        return None
+    return f"beyond the largest {fmt}" if fmt.plain else f"in need of {fmt.beyond}", refused
+
+
+def squares(x: NDArray[np.floating]) -> float:
+    """The sum of squares, of whatever size."""
+    if x.dtype != np.float32:
+        return float(np.square(x, dtype=np.float64).sum())
+    found = float(np.einsum("i,i->", x, x))
+    if 1e-20 < found < inf:
+        return found
+    return float(np.square(x, dtype=np.float64).sum())  # squares that float32 does not hold

@@ -1,0 +1,124 @@
+"""The conversion: plan, stream, check, report."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from ..errors import QuantizeError
+from ..files import PathLike, path_string, shown, shown_path
+from ..parallel import workers
+from .encode import Unfit, bad, encoded, encoder, piece, ranges
+from .report import Line, line, relative
+from .rules import Options, Step, planned
+from .targets import Append, checked, target_of
+from .weight import Source
+
+AHEAD = 2  # ranges in the making, or made and not yet written, for each thread
+
+# glibc gives memory back to the system when more than twice the largest allocation so far is free. Once this much
+# was, the temporary arrays of all ranges share the same pages, which saves a third of the time on 2 cores.
+HEAP = 24 << 20
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def convert(
+    source: Source,
+    target: PathLike,
+    options: Options,
+    *,
+    dry_run: bool = False,
+    threads: int | None = None,
+    max_error: float | None = None,
+    advance: Callable[[int], object] = lambda nbytes: None,
+) -> list[Line]:
+    """Write the tensors of an open source to `target` in the types that `options` give them; a line for each.
+
+    advance is told the bytes of the source that were dealt with. Raises QuantizeError for weights that are not
+    finite or that a format cannot hold, QgemmError for what else is wrong; then an old file at `target` is intact.
+    """
+    path = path_string(target)
+    steps = planned(source, options)
+    target_of(path)
+    if dry_run:
+        return [line(step, None) for step in steps]
+    lines = []
+    with checked(path, steps, source, options.type) as append:
+        for step, error in _converted(steps, options, threads or workers(), append, advance, source.path):
+            lines.append(line(step, error))
+            if max_error is not None and error > max_error:
+                who = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
+                raise QuantizeError(f"{who}: relative RMS error {error:.3g} in {step.format} is above {max_error}")
+    return lines
+
+
+def _converted(
+    steps: Sequence[Step],
+    options: Options,
+    threads: int,
+    append: Append,
+    advance: Callable[[int], object],
+    path: str,
+) -> Iterator[tuple[Step, float]]:
+    """Each step when its blocks are written, with its relative RMS error."""
+    encoders = [encoder(step, options) for step in steps]
+    jobs = (
+        (step, start, stop, each.encode)
+        for step, each in zip(steps, encoders, strict=True)
+        for start, stop in ranges(step, threads, each.rows)
+    )
+    error = power = 0.0
+    try:
+        for (step, start, stop, _), made in in_order(lambda job: piece(*job), jobs, threads):
+            append(step.weight.name, step.format, made.blocks)
+            error, power = error + made.error, power + made.power
+            advance((stop - start) * step.weight.nbytes // step.weight.size)
+            if stop == step.weight.size:
+                yield step, relative(error, power)
+                error = power = 0.0
+    except Unfit as unfit:
+        raise _refusal(path, unfit.step, options) from None
+
+
+def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[tuple[Job, Result]]:
+    """Each job with its result, in order; threads are ahead of who takes them, but not far."""
+    waiting: deque[tuple[Job, Future[Result]]] = deque()
+    np.empty(HEAP, np.uint8)  # and gone
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for job in jobs:
+            waiting.append((job, pool.submit(work, job)))
+            if len(waiting) > AHEAD * threads:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _refusal(path: str, step: Step, options: Options) -> QuantizeError:
+    """The error for a tensor with bad weights: goes over all of it, to count them."""
+    weight, fmt = step.weight, step.format
+    each = encoder(step, options)
+    count, where, why = 0, -1, ""
+    for start, stop in ranges(step, workers(), each.rows):
+        with np.errstate(over="ignore", invalid="ignore"):
+            x, blocks = encoded(step, start, stop, each.encode)
+            found = bad(fmt, x, blocks)
+        if found is None or (why and found[0] != why):
+            continue
+        why, mask = found
+        if where < 0:
+            where = start + int(mask.argmax()) * (x.size // mask.size)
+        count += int(np.count_nonzero(mask))
+    index = [int(i) for i in np.unravel_index(where, weight.shape)]
+    what = "weight" if "NaN" in why or fmt.plain else "block"
+    number = f"{count} {what} is" if count == 1 else f"{count} {what}s are"
+    return QuantizeError(f"{shown_path(path)}: tensor {shown(weight.name)}: {number} {why}, the first at {index}")

@@ -1,0 +1,38 @@
+"""The report as a picture: error and bits per weight of each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnsupportedError
+from .report import Line
+
+TENSORS_AN_INCH = 12
+
+
+def figure_type() -> Any:
+    """Matplotlib's Figure, which needs no display; UnsupportedError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnsupportedError("--plot needs matplotlib: pip install 'qgemm[convert]'") from None
+    return Figure
+
+
+def plot(path: Path, lines: Sequence[Line]) -> None:
+    """Write it in the format that the path's suffix names."""
+    figure = figure_type()(figsize=(max(8, len(lines) / TENSORS_AN_INCH), 6), layout="constrained")
+    errors, bits = figure.subplots(2, 1, sharex=True)
+    for how in dict.fromkeys(line.how for line in lines):
+        found = [(i, line) for i, line in enumerate(lines) if line.how == how]
+        where = [i for i, _ in found]
+        errors.plot(where, [line.error or 0.0 for _, line in found], ".", label=how)
+        bits.plot(where, [line.bpw for _, line in found], ".", label=how)
+    errors.set_ylabel("relative RMS error")
+    bits.set_ylabel("bits per weight")
+    bits.set_xlabel("tensor, in the file's order")
+    bits.set_ylim(bottom=0)
+    errors.legend()
+    figure.savefig(path)

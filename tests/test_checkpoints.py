@@ -1,0 +1,505 @@
+"""Checkpoints of other libraries: safetensors, NumPy's files, AWQ, GPTQ, importance matrices, malformed or whole.
+
+The packers here are written from the layouts, code by code, and know nothing of the reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import struct
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from test_convert import converted, left_over, normal
+
+import qgemm
+from qgemm import bounds, cli
+from qgemm.convert import open_source
+from qgemm.errors import CheckpointError
+from qgemm.imatrix import read_imatrix
+from qgemm.search import SEARCHED, search
+
+GOLDEN = np.load(Path(__file__).parent / "data" / "ggml_search.npz")
+KINDS = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "int16": "I16",
+    "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+
+
+def safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict | None = None) -> Path:
+    header, data = {} if metadata is None else {"__metadata__": metadata}, b""
+    for name, array in tensors.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": KINDS[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
+        data += raw
+    return with_header(path, json.dumps(header).encode(), data)
+
+
+def with_header(path: Path, header: bytes, data: bytes) -> Path:
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+    return path
+
+
+# ---------------------------------------------------------------- safetensors
+
+
+def test_safetensors_of_every_dtype(tmp_path):
+    arrays = {
+        name: (np.arange(64).reshape(2, 32) % 2 if name == "bool" else np.arange(64).reshape(2, 32)).astype(dtype)
+        for name, dtype in ((name, getattr(ml_dtypes, name, name)) for name in KINDS)
+        if name != "uint64"
+    }
+    arrays |= {"scalar": np.array(3.5, np.float32)}
+    path = safetensors(tmp_path / "x.safetensors", arrays, {"format": "pt"})
+    lines = converted(path, tmp_path / "y.gguf", "f32")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        for name, array in arrays.items():
+            want = array.astype(np.float64).reshape(array.shape or (1,))
+            assert_array_equal(np.asarray(file[name].blocks, np.float64), want)
+        assert file.metadata["safetensors.format"] == "pt"
+    assert {line.how for line in lines.values()} == {"exact"}
+    converted(path, tmp_path / "q.gguf", "q8_0")  # FP8 is quantized as other floats are
+    with qgemm.open(tmp_path / "q.gguf") as file:
+        for name in ("float8_e4m3fn", "bfloat16", "float64"):
+            want = qgemm.quantize(arrays[name].astype(np.float32), "q8_0")
+            assert file[name].blocks.tobytes() == want.blocks.tobytes()
+
+
+def test_numbers_that_gguf_cannot_hold(tmp_path):
+    path = safetensors(tmp_path / "x.safetensors", {"w": np.zeros((2, 32), np.uint64)})
+    with pytest.raises(qgemm.QgemmError, match="tensor 'w': holds integers"):
+        converted(path, tmp_path / "y.gguf", "f32")
+    path = safetensors(
+        tmp_path / "x.safetensors",
+        {"w.weight": np.zeros((2, 32), ml_dtypes.float8_e4m3fn), "w.weight_scale_inv": np.ones(1, np.float32)},
+    )
+    with pytest.raises(CheckpointError, match=r"'w\.weight': FP8 with scales of its own is not read"):
+        converted(path, tmp_path / "y.gguf", "f32")
+
+
+ONE = '{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+MALFORMED = {
+    # header, bytes of data, what is said
+    "not json": (b"{nonsense", 0, "header: "),
+    "a list": (b"[]", 0, "is not a JSON object"),
+    "deep": (b"{" * 50_000, 0, "header: "),
+    "not utf-8": (b'{"\xff":1}', 0, "header: "),
+    "a name twice": (f'{ONE},"w":{{}}}}'.encode(), 8, "header: a name comes twice"),
+    "an entry of no kind": (b'{"w":3}', 0, "tensor 'w': must have dtype, shape and data_offsets"),
+    "more in an entry": (f"{ONE[:-1]},\"x\":1}}}}".encode(), 8, "tensor 'w': must have dtype, shape"),
+    "unknown dtype": (ONE.replace("F32", "F31").encode() + b"}", 8, "tensor 'w': dtype 'F31' is not one of"),
+    "negative shape": (ONE.replace("[2]", "[-2]").encode() + b"}", 8, "tensor 'w': shape must be a list of whole"),
+    "float shape": (ONE.replace("[2]", "[2.0]").encode() + b"}", 8, "tensor 'w': shape must be a list of whole"),
+    "huge shape": (ONE.replace("[2]", "[99999999999]").encode() + b"}", 8, "must span the 399999999996 bytes"),
+    "one offset": (ONE.replace("[0,8]", "[8]").encode() + b"}", 8, "tensor 'w': data_offsets"),
+    "no offsets": (ONE.replace("[0,8]", "[]").encode() + b"}", 8, "tensor 'w': data_offsets"),
+    "backwards": (ONE.replace("[0,8]", "[8,0]").encode() + b"}", 8, "tensor 'w': data_offsets"),
+    "a hole": (ONE.replace("[0,8]", "[4,12]").encode() + b"}", 12, "tensor 'w': starts at byte .*, a hole behind"),
+    "overlap": (
+        f'{ONE},"v":{{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}}}'.encode(), 12, "tensor 'v': .* inside tensor"
+    ),
+    "short": (ONE.encode() + b"}", 7, "the tensors end at byte"),
+    "long": (ONE.encode() + b"}", 9, "the tensors end at byte"),
+    "metadata of numbers": (b'{"__metadata__":{"a":1}}', 0, "__metadata__ must be an object of strings"),
+    "metadata of no kind": (b'{"__metadata__":[]}', 0, "__metadata__ must be an object of strings"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_safetensors(name, tmp_path):
+    header, size, message = MALFORMED[name]
+    path = with_header(tmp_path / "x.safetensors", header, bytes(size))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_source(path)
+    assert str(caught.value).startswith(str(path))
+    assert str(caught.value).isascii()
+
+
+@pytest.mark.parametrize("raw", [b"", b"\0" * 8, b"\xff" * 20, struct.pack("<Q", 200_000_000) + b"{}"])
+def test_what_is_no_safetensors_file(raw, tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: "):
+        open_source(path)
+
+
+@given(st.binary(max_size=60), st.integers(0, 100))
+def test_damaged_safetensors(tmp_path_factory, junk, at):
+    """Any bytes at any place: an error of ours, or a file."""
+    path = safetensors(tmp_path_factory.getbasetemp() / "d.safetensors", {"w": normal(1, 32), "v": normal(2)})
+    raw = bytearray(path.read_bytes())
+    raw[at : at + len(junk)] = junk
+    path.write_bytes(raw)
+    with contextlib.suppress(CheckpointError):
+        open_source(path).close()
+
+
+def sharded(folder: Path, **changes: object) -> Path:
+    folder.mkdir()
+    names = {"a.weight": "m-00001-of-00002.safetensors", "b.weight": "m-00002-of-00002.safetensors"}
+    for name, file in names.items():
+        safetensors(folder / file, {name: normal(4, 64, seed=len(file) + ord(name[0]))})
+    index = folder / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {**names, **changes}}))
+    return index
+
+
+def test_sharded_safetensors(tmp_path):
+    index = sharded(tmp_path / "m")
+    converted(index, tmp_path / "y.gguf", "q8_0")
+    converted(tmp_path / "m", tmp_path / "z.gguf", "q8_0")
+    assert (tmp_path / "y.gguf").read_bytes() == (tmp_path / "z.gguf").read_bytes()
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert list(file) == ["a.weight", "b.weight"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"c.weight": "m-00001-of-00002.safetensors"}, r"'c\.weight': is not in the file that the index says"),
+        ({"a.weight": "m-00002-of-00002.safetensors"}, r"'a\.weight': is not in|'b\.weight'"),
+        ({"a.weight": "../x.safetensors"}, "is not the name of a .safetensors file beside it"),
+        ({"a.weight": 3}, "weight_map must be an object of file names"),
+        ({"a.weight": "none.safetensors"}, "cannot be read: No such file"),
+    ],
+)
+def test_indexes_that_are_wrong(changes, message, tmp_path):
+    with pytest.raises(qgemm.QgemmError, match=message):
+        open_source(sharded(tmp_path / "m", **changes))
+
+
+def test_folders_without_one_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds no \.safetensors file"):
+        open_source(tmp_path)
+    for name in "ab":
+        safetensors(tmp_path / f"{name}.safetensors", {"w": normal(2)})
+    with pytest.raises(CheckpointError, match="name the one that is meant"):
+        open_source(tmp_path)
+
+
+# ---------------------------------------------------------------- NumPy's files
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "i1", ">i8", "?", "u1"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz(save, dtype, tmp_path):
+    x = np.arange(64).reshape(2, 32).astype(dtype)
+    save(tmp_path / "x.npz", x=x, scalar=x[1, 3], **{"a/b.weight": x[0]})
+    np.save(tmp_path / "w.npy", x)
+    converted(tmp_path / "x.npz", tmp_path / "y.gguf", "f32")
+    converted(tmp_path / "w.npy", tmp_path / "z.gguf", "f32")
+    with qgemm.open(tmp_path / "y.gguf") as y, qgemm.open(tmp_path / "z.gguf") as z:
+        assert list(y) == ["x", "scalar", "a/b.weight"]
+        assert_array_equal(y["x"].blocks, x)
+        assert_array_equal(z["w"].blocks, x)
+        assert_array_equal(y["scalar"].blocks, x[1:, 3])
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.asfortranarray(normal(4, 3)), "is in Fortran order"),
+        (np.array(["a"]), "is not a type of weights"),
+        (np.array([1j]), "is not a type of weights"),
+        (np.array([{}], object), "is not a type of weights"),
+    ],
+)
+def test_npy_that_is_not_read(array, message, tmp_path):
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    with pytest.raises(CheckpointError, match=rf"x\.npy: array 'x': .*{message}"):
+        open_source(tmp_path / "x.npy")
+
+
+def test_npy_cut_short(tmp_path):
+    raw = io.BytesIO()
+    np.save(raw, normal(4, 8))
+    for size in (3, 9, 40, len(raw.getvalue()) - 1):
+        (tmp_path / "x.npy").write_bytes(raw.getvalue()[:size])
+        with pytest.raises(CheckpointError, match=r"x\.npy: array 'x': "):
+            open_source(tmp_path / "x.npy")
+    np.savez(tmp_path / "x.npz", x=normal(4, 8))
+    whole = (tmp_path / "x.npz").read_bytes()
+    for damaged in (whole[:100], whole[:-30], b"PK\3\4"):
+        (tmp_path / "x.npz").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"x\.npz: "):
+            open_source(tmp_path / "x.npz")
+
+
+# ---------------------------------------------------------------- AWQ and GPTQ
+
+
+def pack_awq(codes: np.ndarray) -> np.ndarray:
+    """[rows, columns] -> int32 [rows, columns / 8]: nibble i of word c is column 8 c + order[i]."""
+    rows, columns = codes.shape
+    words = np.zeros((rows, columns // 8), np.uint32)
+    for row in range(rows):
+        for c in range(columns // 8):
+            for i, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+                words[row, c] |= np.uint32(int(codes[row, 8 * c + column]) << 4 * i)
+    return words.view(np.int32)
+
+
+def pack_down(codes: np.ndarray, bits: int) -> np.ndarray:
+    """[rows, columns] -> int32 [rows * bits / 32, columns]: in plain order down the rows."""
+    each = 32 // bits
+    words = np.zeros((len(codes) // each, codes.shape[1]), np.uint32)
+    for row in range(len(codes)):
+        for column in range(codes.shape[1]):
+            words[row // each, column] |= np.uint32(int(codes[row, column]) << bits * (row % each))
+    return words.view(np.int32)
+
+
+def checkpoint(
+    folder: Path,
+    method: str = "gptq",
+    *,
+    bits: int = 4,
+    group: int = 32,
+    n: int = 16,
+    k: int = 64,
+    v2: bool = False,
+    zero: int | None = None,
+    scales: type = np.float16,
+    seed: int = 0,
+    config: dict | None = None,
+    change: dict | None = None,
+) -> np.ndarray:
+    """Write a checkpoint of one matrix and a norm; returns the weights [n, k] by the source's formula."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(seed)
+    groups, size = (1, k) if group == -1 else (k // group, group)
+    codes = rng.integers(0, 2**bits, (k, n))
+    zeros = (
+        rng.integers(method != "awq" and not v2, 2**bits, (groups, n)) if zero is None else np.full((groups, n), zero)
+    )
+    s = (rng.random((groups, n)) / 50 + 1e-3).astype(scales)
+    parts = {"scales": s}
+    if method == "awq":
+        parts |= {"qweight": pack_awq(codes), "qzeros": pack_awq(zeros)}
+    else:
+        parts["qweight"] = pack_down(codes, bits)
+        parts["qzeros"] = np.ascontiguousarray(pack_down(np.ascontiguousarray((zeros - (not v2)).T), bits).T)
+        parts["g_idx"] = (np.arange(k) // size).astype(np.int32)
+    parts |= change or {}
+    tensors = {f"layer.q_proj.{part}": array for part, array in parts.items() if array is not None}
+    safetensors(folder / "model.safetensors", {**tensors, "layer.norm.weight": np.ones(n, np.float16)})
+    said = {"quant_method": method, "bits": bits, "group_size": group}
+    said |= {"checkpoint_format": "gptq_v2" if v2 else "gptq"} if method == "gptq" else {"version": "gemm"}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": {**said, **(config or {})}}))
+    spread = np.arange(k) // size
+    return ((codes - zeros[spread]) * s.astype(np.float32)[spread]).astype(np.float32).T
+
+
+CASES = {
+    # of a checkpoint, then for each target what happens
+    "awq": ({"method": "awq"}, {"q4_1": "rounded-scale", "q5_0": "exact", "q8_0": "exact", "f32": "exact"}),
+    "awq, symmetric": ({"method": "awq", "zero": 8}, {"q4_0": "exact", "q4_1": "exact", "q5_1": "exact"}),
+    "awq, 128": ({"method": "awq", "group": 128, "k": 256, "zero": 8}, {"q4_0": "exact"}),
+    "awq, a row": ({"method": "awq", "group": -1}, {"q5_0": "exact"}),
+    "awq, bfloat16": ({"method": "awq", "scales": ml_dtypes.bfloat16, "zero": 8}, {"q4_0": "exact"}),
+    "awq, float32": ({"method": "awq", "scales": np.float32, "zero": 8}, {"q4_0": "rounded-scale"}),
+    "gptq v1": ({}, {"q4_1": "rounded-scale", "q5_0": "exact", "q8_0": "exact"}),
+    "gptq v2": ({"v2": True}, {"q5_0": "exact"}),
+    "gptq, symmetric": ({"zero": 8, "config": {"sym": True}}, {"q4_0": "exact", "f32": "exact"}),
+    "gptq, 8 bits": ({"bits": 8, "zero": 128}, {"q8_0": "exact"}),
+    "gptq, group 16": ({"group": 16}, {"f32": "exact"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_quantized_checkpoints(name, tmp_path):
+    options, targets = CASES[name]
+    want = checkpoint(tmp_path / "m", **options)
+    x = normal(3, want.shape[1], seed=9).astype(np.float64)
+    for fmt, how in targets.items():
+        line = converted(tmp_path / "m", tmp_path / "y.gguf", fmt)["layer.q_proj.weight"]
+        assert (line.how, line.shape) == (how, want.shape)
+        with qgemm.open(tmp_path / "y.gguf") as file:
+            assert set(file) == {"layer.q_proj.weight", "layer.norm.weight"}
+            w = file["layer.q_proj.weight"]
+            if how == "exact":
+                assert line.error == 0
+                assert_array_equal(w.dequantize(), want)
+                bound = bounds.a16_bound(x, bounds.magnitudes(w.format, w.blocks))
+                assert bounds.excess(qgemm.matmul(x, w), x @ want.astype(np.float64).T, bound) <= 1
+            else:
+                assert 0 < line.error < 2**-11 * 16  # a zero of up to 15 scales, or a scale, rounded to float16
+
+
+@given(
+    st.sampled_from(["awq", "gptq"]), st.sampled_from([4, 8]), st.sampled_from([32, 64, -1]),
+    st.integers(1, 3), st.integers(1, 3), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+def test_any_checkpoint_reads_as_its_formula(tmp_path_factory, method, bits, group, n, k, v2, seed):
+    folder = tmp_path_factory.getbasetemp() / "checkpoint"
+    bits = 4 if method == "awq" else bits
+    want = checkpoint(folder, method, bits=bits, group=group, n=8 * n, k=64 * k, v2=v2, seed=seed)
+    with open_source(folder) as source:
+        weight = source.weights["layer.q_proj.weight"]
+        got = weight.values(0, want.size).reshape(want.shape)
+        assert_array_equal(got, want)
+        groups = weight.codes.read(0, want.size)
+        assert_array_equal(groups.values(), want.ravel())
+        assert (groups.codes >= weight.codes.least).all()
+        assert (groups.codes <= weight.codes.most).all()
+        assert (groups.codes - groups.zero[:, None] >= weight.codes.low).all()
+        assert (groups.codes - groups.zero[:, None] <= weight.codes.high).all()
+
+
+REFUSED = {
+    "3 bits": ({"config": {"bits": 3}}, "gptq of 3 bits is not read"),
+    "another method": ({"config": {"quant_method": "bitnet"}}, "quantized by 'bitnet'; AWQ and GPTQ are read"),
+    "marlin": ({"config": {"checkpoint_format": "marlin"}}, "the layout 'marlin' is not read"),
+    "gemv": ({"method": "awq", "config": {"version": "gemv"}}, "the layout 'gemv' is not read"),
+    "by module": ({"config": {"dynamic": {"a": {}}}}, r"settings by module \(dynamic\) are not read"),
+    "act-order": (
+        {"change": {"g_idx": np.zeros(64, np.int32)}}, r"'layer\.q_proj': act-order \(g_idx is not k // group\) is not"
+    ),
+    "act-order by config": ({"change": {"g_idx": None}, "config": {"desc_act": True}}, "act-order without g_idx"),
+    "other group": ({"config": {"group_size": 64}}, "do not fit 4 bits and groups of 64"),
+    "other bits": ({"config": {"bits": 8}}, "do not fit 8 bits and groups of 32"),
+    "no scales": ({"change": {"scales": None}}, "there is no scales"),
+    "other type": ({"change": {"scales": np.ones((2, 16))}}, r"scales is F64 \[2, 16\], not a matrix of F16 or BF16"),
+    "not symmetric": ({"config": {"sym": True}}, "is symmetric by its config, but has zeros of"),
+    "bits of no kind": ({"config": {"bits": "4"}}, "bits / w_bit: .* is not one int"),
+    "a group of 0": ({"config": {"group_size": 0}}, "a group_size of 0 is not read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_checkpoints_that_are_not_read(name, tmp_path):
+    options, message = REFUSED[name]
+    checkpoint(tmp_path / "m", **options)
+    with pytest.raises(CheckpointError, match=message):
+        open_source(tmp_path / "m")
+
+
+def test_configs(tmp_path):
+    """The older file alone does; both must agree; without one nothing is guessed."""
+    want = checkpoint(tmp_path / "m", "awq")
+    config, old = tmp_path / "m" / "config.json", tmp_path / "m" / "quantize_config.json"
+    old.write_text(json.dumps({"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}))
+    with pytest.raises(CheckpointError, match=r"quantize_config\.json says .*group=64.*, config\.json says"):
+        open_source(tmp_path / "m")
+    old.write_text(json.dumps({"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}))
+    config.write_text(json.dumps({"architectures": ["x"]}))
+    with open_source(tmp_path / "m") as source:
+        assert_array_equal(source.weights["layer.q_proj.weight"].values(0, want.size), want.ravel())
+    old.unlink()
+    with pytest.raises(CheckpointError, match=r"quantized tensors, but none of config\.json"):
+        open_source(tmp_path / "m")
+
+
+def test_configs_of_two_minds(tmp_path):
+    """A config that does not speak of symmetry contradicts none."""
+    checkpoint(tmp_path / "m", zero=8, config={"sym": True})
+    other = tmp_path / "m" / "quantize_config.json"
+    for said, agrees in (({}, True), ({"sym": True}, True), ({"sym": False}, False), ({"desc_act": True}, False)):
+        other.write_text(json.dumps({"bits": 4, "group_size": 32, **said}))
+        if agrees:
+            open_source(tmp_path / "m").close()
+        else:
+            with pytest.raises(CheckpointError, match=r"quantize_config\.json says"):
+                open_source(tmp_path / "m")
+
+
+@pytest.mark.parametrize("fmt", ["q4_1", "q5_0", "q8_0", "f16"])
+def test_verify_prints_the_converters_table(fmt, tmp_path, capsys):
+    checkpoint(tmp_path / "m", "awq", n=96, k=512, group=128)
+    assert cli.main(["convert", str(tmp_path / "m"), str(tmp_path / "y.gguf"), fmt]) == 0
+    table = capsys.readouterr().out.split("\n\n")[0]
+    assert cli.main(["verify", str(tmp_path / "y.gguf"), "--against", str(tmp_path / "m")]) == 0
+    assert capsys.readouterr().out.endswith(f"\n\n{table}\n")
+
+
+def test_quantized_and_not(tmp_path):
+    """Quantizing again needs the option; a matrix that is there twice is refused."""
+    checkpoint(tmp_path / "m", "awq")
+    with pytest.raises(qgemm.QgemmError, match=r"'layer\.q_proj\.weight': is AWQ4: .* --allow-requantize"):
+        converted(tmp_path / "m", tmp_path / "y.gguf", "q4_0")
+    line = converted(tmp_path / "m", tmp_path / "y.gguf", "q4_0", allow_requantize=True)["layer.q_proj.weight"]
+    assert line.how == "requantized"
+    assert 0 < line.error < 0.2
+    assert left_over(tmp_path) == []
+    assert sorted(os.listdir(tmp_path / "m")) == ["config.json", "model.safetensors"]
+
+
+# ---------------------------------------------------------------- importance matrices
+
+
+@pytest.mark.parametrize("importance", ["ones", "cubes", "holes"])
+@pytest.mark.parametrize("fmt", SEARCHED)
+def test_search_is_ggmls(fmt, importance):
+    """Golden blocks from ggml's C with an importance matrix; also block by block, as the sums may not depend on it."""
+    x, of = GOLDEN["x"], GOLDEN[f"importance/{importance}"]
+    found = search(qgemm.FORMATS[fmt], x, of)
+    assert found.view(np.uint8).tobytes() == GOLDEN[f"{fmt}/{importance}"].tobytes()
+    row = np.tile(x[:1, :32], (1, 1))
+    alone = search(qgemm.FORMATS[fmt], row, of[:32])
+    beside = search(qgemm.FORMATS[fmt], np.repeat(row, 5, axis=0), of[:32])
+    assert alone.tobytes() == beside[3:4].tobytes()
+
+
+def legacy(path: Path, entries: dict[str, tuple[int, np.ndarray]]) -> Path:
+    raw = struct.pack("<i", len(entries))
+    for name, (calls, sums) in entries.items():
+        raw += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, sums.size) + sums.tobytes()
+    path.write_bytes(raw + struct.pack("<i", 7) + struct.pack("<i", 4) + b"data")
+    return path
+
+
+def test_imatrix_files(tmp_path):
+    """Both kinds give the same means; experts have rows of their own; what saw nothing weighs alike."""
+    rng = np.random.default_rng(0)
+    sums, counts = rng.random((3, 64)).astype(np.float32), np.float32([[4], [0], [2]])
+    one = rng.random(96).astype(np.float32)
+    qgemm.write(
+        tmp_path / "i.gguf",
+        {
+            "e.weight.in_sum2": sums,
+            "e.weight.counts": counts,
+            "w.weight.in_sum2": one,
+            "w.weight.counts": np.float32([8]),
+        },
+        {"general.type": "imatrix"},
+    )
+    new = read_imatrix(tmp_path / "i.gguf")
+    assert_array_equal(new["e.weight"], np.where(counts > 0, sums / np.where(counts > 0, counts, 1), 1))
+    old = read_imatrix(legacy(tmp_path / "i.dat", {"w.weight": (8, one)}))
+    assert_array_equal(old["w.weight"], new["w.weight"][0])
+
+    x = {"e.weight": normal(3, 8, 64), "w.weight": normal(5, 96), "other.weight": normal(4, 64)}
+    qgemm.write(tmp_path / "x.gguf", x)
+    lines = converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "q4_0", importance=new)
+    q4_0 = qgemm.FORMATS["q4_0"]
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        for e in range(3):
+            assert file["e.weight"].blocks[e].tobytes() == search(q4_0, x["e.weight"][e], new["e.weight"][e]).tobytes()
+        assert file["w.weight"].blocks.tobytes() == search(q4_0, x["w.weight"], new["w.weight"][0]).tobytes()
+        assert file["other.weight"].blocks.tobytes() == q4_0.quantize(x["other.weight"]).tobytes()
+    searched = converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "q4_0", search=True)
+    assert searched["other.weight"].error < lines["other.weight"].error
+    with pytest.raises(qgemm.QgemmError, match=r"importance of 'w\.weight': 64 values are not those of 1 x 96 columns"):
+        converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "q4_0", importance={"w.weight": np.ones(64, np.float32)})
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\1\0\0\0", struct.pack("<ii", 1, -5), struct.pack("<ii", 1, 2**30), struct.pack("<i", 0)]
+)
+def test_what_is_no_imatrix(raw, tmp_path):
+    (tmp_path / "i.dat").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"i\.dat: "):
+        read_imatrix(tmp_path / "i.dat")
+    for bad in (np.nan, -1):
+        with pytest.raises(CheckpointError, match="an importance is negative or not finite"):
+            read_imatrix(legacy(tmp_path / "i.dat", {"w": (1, np.float32([1, bad]))}))

@@ -1,0 +1,591 @@
+"""The converter: bytes, errors and rules of what it writes, and an old file that survives whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from strategies import ENCODED, each
+
+import qgemm
+from qgemm import cli
+from qgemm.bits import from_float16
+from qgemm.convert import Options, convert, open_source
+from qgemm.convert.rules import override, planned
+from qgemm.formats import format_named
+
+EXCERPT = Path(__file__).parent / "data" / "minilm_excerpt.gguf"
+METADATA = {
+    "general.architecture": "llama",
+    "general.file_type": np.uint32(1),
+    "empty": "",
+    "none": [],
+    "no numbers": np.array([], np.int16),
+    "words": ["", "a", "ä"],
+    "half": np.float64(0.5),
+}
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def model(path: Path, tensors: dict | None = None, metadata: dict | None = None) -> Path:
+    """A file of a few tensors as models have them."""
+    tensors = tensors or {
+        "token_embd.weight": normal(40, 64, seed=1).astype(np.float16),
+        "blk.0.attn_q.weight": normal(96, 64, seed=2).astype(np.float16),
+        "blk.0.attn_norm.weight": normal(64, seed=3),
+        "blk.0.ffn_down.weight": normal(3, 8, 96, seed=4),
+        "output.weight": normal(40, 64, seed=5),
+    }
+    qgemm.write(path, tensors, METADATA if metadata is None else metadata)
+    return path
+
+
+def converted(source: Path, target: Path, fmt: str, **options):
+    """Convert with options of either kind; the lines by tensor."""
+    own = {key: options.pop(key) for key in ("dry_run", "threads", "max_error") if key in options}
+    with open_source(source) as opened:
+        lines = convert(opened, target, Options(format_named(fmt), **options), **own)
+    return {line.name: line for line in lines}
+
+
+def real_error(made: np.ndarray, x: np.ndarray) -> float:
+    x = x.astype(np.float64)
+    return float(np.linalg.norm(made.astype(np.float64) - x) / np.linalg.norm(x))
+
+
+def left_over(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.startswith(".qgemm-")]
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return model(tmp_path / "source.gguf")
+
+
+# ---------------------------------------------------------------- what is written
+
+
+@each(ENCODED)
+def test_to_every_format(fmt, tmp_path):
+    """The bytes are the encoder's, the reported errors are the real ones."""
+    x = {"a.weight": normal(70, 5120), "b.weight": normal(3, 8, 96).astype(np.float16)}  # a has several ranges
+    lines = converted(model(tmp_path / "x.gguf", x), tmp_path / "y.gguf", fmt.name)
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        for name, values in x.items():
+            assert file[name].blocks.tobytes() == fmt.quantize(values).tobytes()
+            assert lines[name].error == pytest.approx(real_error(file[name].dequantize(), values), rel=1e-3)
+            assert (lines[name].how == "exact") == (lines[name].error == 0)
+
+
+@pytest.mark.parametrize("fmt", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_errors_of_trained_weights(fmt, tmp_path):
+    """Rows of all-MiniLM-L6-v2's blk.2.ffn_down, with the errors that the gguf package makes."""
+    line = converted(EXCERPT, tmp_path / "x.gguf", fmt, allow_requantize=True)["blk.2.ffn_down.f32"]
+    with qgemm.open(EXCERPT) as file:
+        x = file["blk.2.ffn_down.f32"].dequantize()
+    kind = gguf.GGMLQuantizationType[fmt.upper()]
+    assert line.error == pytest.approx(real_error(gguf.dequantize(gguf.quantize(x, kind), kind), x), rel=1e-4)
+
+
+def test_the_gguf_package_reads_the_same_bytes(source, tmp_path):
+    converted(source, tmp_path / "y.gguf", "q5_1")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        for tensor in gguf.GGUFReader(tmp_path / "y.gguf").tensors:
+            assert tensor.data.tobytes() == file[tensor.name].blocks.tobytes()
+
+
+def test_the_same_types_are_the_same_file(tmp_path):
+    """A file that is kept whole is copied byte for byte, opaque types and all."""
+    lines = converted(EXCERPT, tmp_path / "y.gguf", "q4_0", keep=[re.compile("")])
+    assert (tmp_path / "y.gguf").read_bytes() == EXCERPT.read_bytes()
+    assert {(line.how, line.error, line.rule) for line in lines.values()} == {("exact", 0.0, "--keep")}
+
+
+def test_metadata_is_lossless(source, tmp_path):
+    converted(source, tmp_path / "y.gguf", "q5_0")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        found = dict(file.metadata)
+        assert (found.pop("general.file_type"), found.pop("general.quantization_version")) == (8, 2)
+        assert list(found) == [key for key in METADATA if key != "general.file_type"]
+        for key, value in found.items():
+            assert_array_equal(value, METADATA[key])
+            assert type(value) is type(METADATA[key])
+
+
+def test_bytes_do_not_depend_on_threads(tmp_path):
+    source = model(tmp_path / "x.gguf", {f"{i}.weight": normal(64, 8192, seed=i) for i in range(3)})
+    for threads in (1, 5):
+        converted(source, tmp_path / f"{threads}.gguf", "q4_1", threads=threads)
+    assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "5.gguf").read_bytes()
+
+
+WIDER = [
+    # from, to, what happens: (scales and zeros of float16 make minimums of float16 only if they are short)
+    ("q4_0", "q4_1", "exact"),
+    ("q4_0", "q5_0", "exact"),
+    ("q4_0", "q5_1", "exact"),
+    ("q4_0", "q8_0", "exact"),
+    ("q4_1", "q5_1", "exact"),
+    ("q5_0", "q5_1", "exact"),
+    ("q5_0", "q8_0", "exact"),
+    ("q8_1", "q8_0", "exact"),
+    ("q4_0", "f32", "exact"),
+    ("q4_0", "f16", "rounded"),
+    ("q8_0", "bf16", "rounded"),
+    ("q5_1", "q5_0", "requantized"),
+    ("q4_0", "kbit4", "requantized"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "how"), WIDER)
+def test_from_quantized(old, new, how, tmp_path):
+    """Codes go where there are as many; everything else is quantized again, and only if asked for."""
+    x = qgemm.quantize(normal(64, 128), old)
+    source = model(tmp_path / "x.gguf", {"x.weight": x})
+    if how == "requantized":
+        with pytest.raises(qgemm.QgemmError, match=f"'x.weight': is {old.upper()}: .* --allow-requantize"):
+            converted(source, tmp_path / "y.gguf", new)
+        assert not (tmp_path / "y.gguf").exists()
+    line = converted(source, tmp_path / "y.gguf", new, allow_requantize=how == "requantized")["x.weight"]
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert line.how == how
+        assert line.error == pytest.approx(real_error(file["x.weight"].dequantize(), x.dequantize()), rel=1e-3)
+        if how == "exact":
+            assert_array_equal(file["x.weight"].dequantize(), x.dequantize())
+
+
+def test_kbit_there_and_back(tmp_path):
+    """Blocks in parts are read and written in ranges; a codebook of one's own is not lost."""
+    own = qgemm.quantize(normal(96, 4096), "kbit3", codebook=np.linspace(-1, 1, 8))
+    source = model(tmp_path / "x.gguf", {"a.weight": own, "b.weight": normal(96, 4096)})
+    converted(source, tmp_path / "y.gguf", "kbit3", keep=[re.compile("^a")])
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert file["a.weight"].blocks.tobytes() == own.blocks.tobytes()
+        assert_array_equal(file["a.weight"].codebook, own.codebook)
+        assert file["b.weight"].blocks.tobytes() == qgemm.quantize(normal(96, 4096), "kbit3").blocks.tobytes()
+        assert file.metadata["general.architecture"] == "llama"
+    converted(tmp_path / "y.gguf", tmp_path / "z.safetensors", "f32")
+    with open_source(tmp_path / "z.safetensors") as z:
+        assert_array_equal(z.weights["a.weight"].values(0, own.blocks.size * 32), own.dequantize().ravel())
+
+
+# ---------------------------------------------------------------- rules
+
+
+def test_rules_of_llama_quantize(tmp_path):
+    shapes = {
+        "token_embd.weight": ("Q4_0", ""),
+        "output.weight": ("Q8_0", "output matrix: Q8_0"),
+        "position_embd.weight": ("F32", "positions"),
+        "token_types.weight": ("F32", "token types"),
+        "blk.0.attn_norm.weight": ("F32", "norm"),
+        "blk.0.ffn_gate_inp.weight": ("F32", "router"),
+        "blk.0.attn_q.bias": ("F32", "bias"),
+        "blk.0.ssm_a": ("F32", "state space"),
+        "blk.0.other": ("F32", "not a weight"),
+        "blk.0.attn_q.weight": ("Q4_0", ""),
+    }
+    tensors = {name: normal(4, 64) for name in shapes}
+    tensors |= {"vector.weight": normal(64), "odd.weight": normal(4, 48), "ids": np.arange(64).reshape(2, 32)}
+    wanted = shapes | {
+        "vector.weight": ("F32", "1-D"),
+        "odd.weight": ("F16", "row length not a multiple of 32: F16"),
+        "ids": ("I64", "integers"),
+    }
+    source = model(tmp_path / "x.gguf", tensors)
+    lines = converted(source, tmp_path / "y.gguf", "q4_0")
+    assert {name: (line.new, line.rule) for name, line in lines.items()} == wanted
+    assert converted(source, tmp_path / "y.gguf", "q4_0", pure=True)["output.weight"].new == "Q4_0"
+    del tensors["output.weight"]
+    lines = converted(model(source, tensors), tmp_path / "y.gguf", "q4_0")
+    assert lines["token_embd.weight"].new == "Q8_0"  # tied to the output
+
+
+def test_the_first_pattern_wins(source, tmp_path):
+    overrides = [override("attn=q8_0"), override("attn_q=q4_0"), override("=q5_1")]
+    lines = converted(source, tmp_path / "y.gguf", "q4_0", overrides=overrides, keep=[re.compile("norm|^output")])
+    assert [line.new for line in lines.values()] == ["Q5_1", "Q8_0", "F32", "Q5_1", "F32"]
+
+
+@pytest.mark.parametrize("suffix", ["gguf", "npz", "safetensors"])
+def test_empty_arrays(suffix, tmp_path):
+    np.savez(tmp_path / "x.npz", w=np.zeros((0, 32), np.float32))
+    with pytest.raises(qgemm.QgemmError, match=r"tensor 'w': is empty: shape \(0, 32\)"):
+        converted(tmp_path / "x.npz", tmp_path / f"y.{suffix}", "f32")
+
+
+def test_names_of_other_checkpoints(tmp_path):
+    """Without names that end in weight, every matrix is one."""
+    np.savez(tmp_path / "x.npz", w=normal(2, 64), b=normal(64))
+    lines = converted(tmp_path / "x.npz", tmp_path / "y.gguf", "q4_0")
+    assert [line.new for line in lines.values()] == ["Q4_0", "F32"]
+
+
+@pytest.mark.parametrize("text", ["q4_0", "(=q4_0", "x=q9_9"])
+def test_overrides_that_make_no_sense(text):
+    with pytest.raises(qgemm.QgemmError):
+        override(text)
+
+
+def test_dry_run_writes_nothing(source, tmp_path):
+    before = sorted(os.listdir(tmp_path))
+    plan = converted(source, tmp_path / "y.gguf", "q4_0", dry_run=True)
+    assert sorted(os.listdir(tmp_path)) == before
+    done = converted(source, tmp_path / "y.gguf", "q4_0")
+    assert {name: line._replace(error=None, how="") for name, line in done.items()} == {
+        name: line._replace(error=None, how="") for name, line in plan.items()
+    }
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_too_large_an_error(source, tmp_path):
+    old = model(tmp_path / "y.gguf", {"x": normal(1, 32)}).read_bytes()
+    with pytest.raises(qgemm.QuantizeError, match=r"tensor 'token_embd\.weight': relative RMS error 0\.\d+ in Q4_0"):
+        converted(source, tmp_path / "y.gguf", "q4_0", max_error=0.01)
+    assert (tmp_path / "y.gguf").read_bytes() == old
+    assert converted(source, tmp_path / "y.gguf", "q8_0", max_error=0.01)
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize("fmt", ["q4_0", "q8_0", "f16", "f32", "kbit4", "mxfp4"])
+def test_weights_that_are_not_finite(fmt, tmp_path):
+    x = normal(3000, 128)
+    x[2, 40], x[2999, 3], x[2, 7] = np.nan, np.inf, -np.inf
+    source = model(tmp_path / "x.gguf", {"good.weight": normal(4, 64), "bad.weight": x.astype(np.float64)})
+    with pytest.raises(qgemm.QuantizeError) as caught:
+        converted(source, tmp_path / "y.gguf", fmt)
+    who = f"{source}: tensor 'bad.weight'"
+    assert str(caught.value) == f"{who}: 3 weights are NaN or infinite, the first at [2, 7]"
+    assert sorted(os.listdir(tmp_path)) == ["x.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "said"),
+    [
+        ("q4_0", "2 blocks are in need of a scale beyond float16, the first at [1, 32]"),
+        ("kbit2", "2 blocks are in need of a scale beyond 31.5, where its own end, the first at [1, 32]"),
+        ("f16", "2 weights are beyond the largest F16, the first at [1, 40]"),
+    ],
+)
+def test_scales_that_overflow(fmt, said, tmp_path):
+    x = normal(9, 64)
+    x[1, 40] = x[8, 0] = 1e9
+    source = model(tmp_path / "x.gguf", {"x.weight": x})
+    with pytest.raises(qgemm.QuantizeError) as caught:
+        converted(source, tmp_path / "y.gguf", fmt)
+    assert str(caught.value) == f"{source}: tensor 'x.weight': {said}"
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x", "x.npy"])
+def test_targets_of_no_kind(name, source, tmp_path):
+    with pytest.raises(qgemm.QgemmError, match=r"must end in \.gguf, \.safetensors, \.npz"):
+        converted(source, tmp_path / name, "f32")
+
+
+def test_blocks_need_a_file_that_has_them(source, tmp_path):
+    for name in ("x.safetensors", "x.npz"):
+        with pytest.raises(qgemm.QgemmError, match="no type for Q4_0"):
+            converted(source, tmp_path / name, "q4_0")
+    with pytest.raises(qgemm.QgemmError, match="no type for BF16"):
+        converted(source, tmp_path / "x.npz", "bf16")
+
+
+def test_a_source_that_changes_meanwhile(source, tmp_path):
+    with open_source(source) as opened:
+        os.truncate(source, 3000)
+        with pytest.raises(qgemm.GGUFError, match="changed since it was opened"):
+            convert(opened, tmp_path / "y.gguf", Options(format_named("q4_0")))
+    assert sorted(os.listdir(tmp_path)) == ["source.gguf"]
+
+
+# ---------------------------------------------------------------- never lose data
+
+
+@pytest.mark.parametrize("how", ["path", "symbolic link", "hard link"])
+def test_onto_its_own_input(how, source, tmp_path):
+    converted(source, tmp_path / "wanted.gguf", "q4_0")
+    target = source if how == "path" else tmp_path / "other.gguf"
+    if how == "symbolic link":
+        target.symlink_to(source)
+    elif how == "hard link":
+        target.hardlink_to(source)
+    before = source.read_bytes()
+    converted(source, target, "q4_0")
+    assert target.read_bytes() == (tmp_path / "wanted.gguf").read_bytes()
+    if how == "hard link":
+        assert source.read_bytes() == before
+    assert target.is_symlink() == (how == "symbolic link")
+
+
+@pytest.mark.parametrize("suffix", ["gguf", "safetensors", "npz"])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_input_output_error(call, suffix, source, tmp_path, monkeypatch):
+    target = tmp_path / f"y.{suffix}"
+    target.write_bytes(b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fail)
+        with pytest.raises(qgemm.GGUFAccessError, match=rf"y\.{suffix}: cannot be written: Input/output") as caught:
+            converted(source, target, "f32")
+    assert caught.value.errno == errno.EIO
+    assert target.read_bytes() == b"old"
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", ["gguf", "safetensors", "npz"])
+def test_disk_full(suffix, source, tmp_path):
+    target = tmp_path / f"y.{suffix}"
+    converted(source, target, "f16")
+    before = target.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in [*range(0, len(before), len(before) // 20), len(before) - 1]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(qgemm.GGUFAccessError, match=rf"y\.{suffix}: cannot be written: File too large"):
+                converted(source, target, "f16")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert target.read_bytes() == before
+        assert left_over(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_folder(source, tmp_path):
+    (tmp_path / "sub").mkdir(0o555)
+    with pytest.raises(qgemm.GGUFAccessError, match="cannot be written: Permission denied"):
+        converted(source, tmp_path / "sub" / "y.gguf", "q4_0")
+
+
+def test_a_disk_that_lies(source, tmp_path, monkeypatch):
+    """What is read back is held against what was written."""
+    pwrite = os.pwrite
+
+    def lie(fd: int, data: memoryview, offset: int) -> int:
+        return pwrite(fd, bytes(data[:-1]) + bytes([data[-1] ^ 1]), offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", lie)
+        with pytest.raises(qgemm.QgemmError, match=r"'token_embd\.weight': the disk does not hold what was written"):
+            converted(source, tmp_path / "y.gguf", "q4_0")
+    assert sorted(os.listdir(tmp_path)) == ["source.gguf"]
+
+
+def forked(work) -> int:
+    """A child process that does `work` and ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside BLAS's idle threads
+        child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def test_killed_at_any_moment(tmp_path):
+    """The old file or the new one, and what killed converters leave is gone after the next."""
+    source, path = model(tmp_path / "x.gguf", {"x.weight": normal(64, 2048)}), tmp_path / "y.gguf"
+    whole = []
+    for fmt in ("q4_0", "q8_0"):
+        converted(source, path, fmt)
+        whole.append(path.read_bytes())
+
+    def work() -> None:
+        while True:
+            for fmt in ("q4_0", "q8_0"):
+                converted(source, path, fmt)
+
+    for delay in np.random.default_rng(0).uniform(0, 0.03, 200):
+        child = forked(work)
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert path.read_bytes() in whole
+    converted(source, path, "q4_0")
+    assert sorted(os.listdir(tmp_path)) == ["x.gguf", "y.gguf"]
+
+
+def test_two_converters_on_one_output(tmp_path):
+    source, path = model(tmp_path / "x.gguf", {"x.weight": normal(64, 2048)}), tmp_path / "y.gguf"
+    whole = []
+    for fmt in ("q4_0", "q8_0"):
+        converted(source, path, fmt)
+        whole.append(path.read_bytes())
+    for _ in range(50):
+        for child in [forked(lambda fmt=fmt: converted(source, path, fmt)) for fmt in ("q4_0", "q8_0")]:
+            os.waitpid(child, 0)
+        assert path.read_bytes() in whole
+    assert left_over(tmp_path) == []
+
+
+def test_temporary_files_of_the_living_stay(source, tmp_path):
+    """Another converter's file is locked; one that nobody holds is removed, whatever else is called alike is not."""
+    stale = tmp_path / f".qgemm-{'0' * 16}.tmp"
+    for name in (stale, tmp_path / ".qgemm-notes.tmp"):
+        name.write_bytes(b"")
+    with qgemm.files.replacing(str(tmp_path / "other.gguf")) as living:
+        assert not stale.exists()
+        converted(source, tmp_path / "y.gguf", "q4_0")
+        assert os.path.exists(living)
+    assert (tmp_path / ".qgemm-notes.tmp").exists()
+
+
+def test_memory_is_bounded(tmp_path):
+    """One tensor of 768 MiB: what the process takes besides is far less."""
+    path = tmp_path / "x.gguf"
+    model(path, {"x.weight": np.zeros((16, 256), np.float32)})
+    data = bytearray(path.read_bytes())
+    rows = 768 << 20 >> 10
+    at = data.index(struct.pack("<QQ", 256, 16))  # ne
+    data[at : at + 16] = struct.pack("<QQ", 256, rows)
+    path.write_bytes(data)
+    os.truncate(path, len(data) + (rows - 16) * 1024)  # zeros that take no room on the disk
+    program = f"""
+import resource
+from qgemm.convert import Options, convert, open_source
+from qgemm.formats import format_named
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with open_source({str(path)!r}) as source:
+    convert(source, {str(tmp_path / "y.gguf")!r}, Options(format_named("q8_0")))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert int(done.stdout) < 256 << 10  # KiB
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*words: object) -> tuple[int, str, str]:
+        try:
+            status = cli.main([str(word) for word in words])
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command(run, source, tmp_path):
+    target, report = tmp_path / "y.gguf", tmp_path / "report.json"
+    status, out, err = run(
+        "convert", source, target, "q4_0", "--tensor-type", "ffn=q5_1", "--threads", 1, "--report", report
+    )
+    assert (status, err) == (0, "")
+    table, sums = out.split("\n\n")
+    assert "2 of 5 tensors kept or fell back" in sums
+    assert re.search(r"1  1-D\n +1  output matrix: Q8_0|1  output matrix: Q8_0\n +1  1-D|1  norm", sums)
+    document = json.loads(report.read_text())
+    assert [each["to"] for each in document["tensors"]] == ["Q4_0", "Q4_0", "F32", "Q5_1", "Q8_0"]
+    assert document["kept_or_fell_back"] == 2
+    assert document["bytes_after"] == sum(each["bytes"] for each in document["tensors"])
+    status, verified, _ = run("verify", target, "--against", source)
+    assert status == 0
+    assert table in verified
+
+
+def test_the_commands_refusals(run, source, tmp_path):
+    for words in (
+        ("convert", source, tmp_path / "y.gguf", "q9"),
+        ("convert", source, tmp_path / "y.gguf", "q4_0", "--keep", "("),
+        ("convert", source, tmp_path / "y.gguf", "q4_0", "--tensor-type", "x"),
+        ("convert", source, tmp_path / "y.gguf", "q4_0", "--threads", "0"),
+    ):
+        assert run(*words)[0] == 2
+    assert run("convert", tmp_path / "none.gguf", tmp_path / "y.gguf", "q4_0")[0] == 1
+    assert run("convert", source, tmp_path / "y.gguf", "q4_0", "--dry-run")[1].count("Q4_0") == 3
+    assert not (tmp_path / "y.gguf").exists()
+
+
+def test_the_door_in_tools(source, tmp_path):
+    command = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "tools" / "convert.py"),
+        source,
+        tmp_path / "y.gguf",
+        "q4_0",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "2 of 5 tensors kept or fell back" in done.stdout
+
+
+def test_hostile_names(run, tmp_path):
+    name = b"\x1b[2J\xff.weight".decode("utf-8", "surrogateescape")
+    source = model(tmp_path / "x.gguf", {name: normal(2, 32)})
+    status, out, _ = run("convert", source, tmp_path / "y.gguf", "q4_0", "--report", tmp_path / "r.json")
+    assert status == 0
+    assert out.replace("\n", "").isprintable()
+    assert json.loads((tmp_path / "r.json").read_text())["tensors"][0]["name"] == "\x1b[2J\\xff.weight"
+
+
+def test_plans_name_what_is_refused(tmp_path):
+    with open_source(model(tmp_path / "x.gguf", {"x.weight": normal(2, 256)})) as opened:
+        options = Options(format_named("q4_0"), overrides=[override("x=q6_k")])
+        if format_named("q6_k").encode is None:
+            with pytest.raises(qgemm.QgemmError, match=r"x\.gguf: tensor 'x\.weight': Q6_K has no encoder"):
+                planned(opened, options)
+
+
+# ---------------------------------------------------------------- plain files
+
+
+def test_npz_and_safetensors_there_and_back(source, tmp_path):
+    for name in ("x.npz", "x.safetensors"):
+        converted(source, tmp_path / name, "f32")
+        converted(tmp_path / name, tmp_path / "back.gguf", "f32")
+        with qgemm.open(source) as want, qgemm.open(tmp_path / "back.gguf") as got:
+            for tensor in want.values():
+                assert_array_equal(got[tensor.name].dequantize(), tensor.dequantize())
+    with np.load(tmp_path / "x.npz") as arrays, qgemm.open(source) as want:
+        assert set(arrays) == set(want)
+        for name, tensor in want.items():
+            assert_array_equal(arrays[name], tensor.dequantize())
+    first = (tmp_path / "x.npz").read_bytes()
+    converted(source, tmp_path / "x.npz", "f32")
+    assert (tmp_path / "x.npz").read_bytes() == first
+
+
+def test_every_half_is_read_exactly():
+    """From float16 by bits: all numbers, and all there are with NaN and infinity among them."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = halves[np.isfinite(halves)]
+    assert_array_equal(from_float16(finite).view(np.uint32), finite.astype(np.float32).view(np.uint32))
+    assert_array_equal(from_float16(halves), halves.astype(np.float32))
+
+
+def test_plot(run, source, tmp_path):
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        status, _, err = run("convert", source, tmp_path / "y.gguf", "q4_0", "--plot", tmp_path / "y.png")
+        assert (status, "--plot needs matplotlib" in err) == (1, True)
+        assert not (tmp_path / "y.gguf").exists()
+    else:
+        assert run("convert", source, tmp_path / "y.gguf", "q4_0", "--plot", tmp_path / "y.png")[0] == 0
+        assert (tmp_path / "y.png").read_bytes()[1:4] == b"PNG"
