@@ -37,6 +37,8 @@ class Formats(NamedTuple):
 
 
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
+INTEGER = Formats("integer", lambda fmt: bool(fmt.slots) and fmt.integer)
+CODEBOOK = Formats("codebook", lambda fmt: bool(fmt.slots) and fmt.codebook is not None)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -97,16 +99,19 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    #      kernel      activations    types of x  m <=  sm >=  <    formats  tokens        what it does
-    Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "at the speed of memory"),
-    Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, TILED,   (8, 16),      "the same by integer dots"),
-    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "sums in float32 registers"),
-    Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  TILED,   (1, 2, 4, 8), "integer dots by dp4a"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("prefill_mma", ("a16",), NARROW,     128,  90,    120, TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,   MMA_TOKENS,    "decoded in registers"),
-    Route("unpack",   ("a16", "a8"),  TYPES,      ANY,  75,    ANY, TILED,   (),           "row panels, then cuBLAS"),
-    Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,   (),           "cuBLAS on the weights"),
+    #      kernel      activations    types of x  m <=  sm >=  <    formats   tokens        what it does
+    Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, INTEGER,  (8, 16),      "at the speed of memory"),
+    Route("decode",   ("a16",),       NARROW,     16,   80,    ANY, CODEBOOK, (8, 16),      "levels rounded to x's type"),
+    Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, INTEGER,  (8, 16),      "the same by integer dots"),
+    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,    (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused",    ("a16",),       ("float",), 8,    80,    ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
+    Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  INTEGER,  (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,    MMA_TOKENS,    "decoded in registers"),
+    Route("prefill_mma", ("a16",), NARROW,     128,  90,    120, TILED,    MMA_TOKENS,    "decoded in registers"),
+    Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,    MMA_TOKENS,    "decoded in registers"),
+    Route("unpack",   ("a16",),       TYPES,      ANY,  75,    ANY, TILED,    (),           "row panels, then cuBLAS"),
+    Route("unpack",   ("a8",),        TYPES,      ANY,  75,    ANY, INTEGER,  (),           "on the decoded activations"),
+    Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,    (),           "cuBLAS on the weights"),
 )  # fmt: skip
 
 
@@ -131,8 +136,8 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
         if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue
         if row.kernel == "unpack":
-            for out in TYPES:
-                yield row.kernel, {"Out": out}
+            if "a16" in row.activations:  # "a8" takes the same
+                yield from ((row.kernel, {"Out": out}) for out in TYPES)
             continue
         if row.kernel == "prefill_mma":
             for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):
@@ -141,7 +146,7 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):
                 for source in sources(row, tokens, sm):
-                    for split in splits_for(row.kernel, tokens, sm):
+                    for split in splits_for(fmt, row.kernel, tokens, sm):
                         yield row.kernel, decode_template(fmt, split, tokens, row.kernel, source, sm)
             else:
                 sums = {"TOKENS": tokens, "SPLITS": SPLITS}

@@ -83,7 +83,7 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
 
 def pack_template(fmt: Format) -> jit.Template:
     """The template of the kernel that packs."""
-    return {**restore_template(fmt), "LARGEST_CODE": tiles.LARGEST_CODE}
+    return restore_template(fmt)
 
 
 def restore_template(fmt: Format) -> jit.Template:

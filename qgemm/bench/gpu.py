@@ -205,6 +205,8 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
             blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
         elif name == "e":  # the exponent of a scale 2^(e - 128)
             blocks[name] = rng.integers(118, 123, blocks[name].shape)
+        elif name == "absmax":  # E4M4 from 2^-9 to 2^-7
+            blocks[name] = rng.integers(0x20, 0x40, blocks[name].shape)
     return blocks
 
 
