@@ -24,19 +24,20 @@ constexpr Place place_of_code(int step, int j, int r) {
     return {bit / 8, 8 * j + bit % 8};
 }
 
-// Rule two: where one bit of such a code stands if it counts levels, in pairs.
-template <int BITS>
+// Rule two: where one bit of such a code stands if it counts levels, in an index of several.
+template <int BITS, int PAIRS>
 constexpr Place place_of_bit(int step, int j, int r, int plane) {
-    constexpr int PER_WORD = 16 / BITS;
-    const int pair = 4 * step + j % 2 * 2 + r, bit = j / 2 * BITS + plane;
-    if (pair >= PER_WORD * BITS) return {bit / 2, 30 + bit % 2};
-    return {pair / PER_WORD, pair % PER_WORD * 2 * BITS + bit};
+    constexpr int SIZE = 2 * PAIRS * BITS, PER_WORD = 32 / SIZE;
+    const int pair = 4 * step + j % 2 * 2 + r, index = pair / PAIRS, bit = (j / 2 * PAIRS + pair % PAIRS) * BITS + plane;
+    if (index >= PER_WORD * BITS) return {bit / 2, 30 + bit % 2};
+    return {index / PER_WORD, index % PER_WORD * SIZE + bit};
 }
 
 // Where a code stands whose bits lie together in a block, or its bit of one of the block's planes.
 template <class Codes>
 constexpr Place place(int step, int j, int r, int plane) {
-    return Codes::PLANES == 1 ? place_of_code<Codes::BITS>(step, j, r) : place_of_bit<Codes::BITS>(step, j, r, plane);
+    return Codes::PLANES == 1 ? place_of_code<Codes::BITS>(step, j, r)
+                              : place_of_bit<Codes::BITS, Codes::PAIRS>(step, j, r, plane);
 }
 
 // The index, among the chunks of the codes of a span, of the chunk that holds a lane's word.

@@ -7,13 +7,14 @@
 
 #include "fragment.cuh"
 
-// An absmax of one byte. Exponent and mantissa stand as in a float but for the bias; without an exponent the leading one
-// is taken off again.
-__device__ inline float from_e4m4(u32 code) {
-    const bool tiny = code < 16;
-    return __uint_as_float((code << 19) + ((tiny ? 117 : 116) << 23)) - (tiny ? 0x1p-10f : 0.0f);
+// The absmax of rows g and g + 8 of one block of a tile's two.
+__device__ inline float2 absmax_pair(const half (&blocks)[2][2], int block) { return row_pair(blocks[block]); }
+// E4M4: exponent and mantissa stand in a half as in the byte, times 2^-4; that is exact, as are subnormal ones.
+__device__ inline float2 absmax_pair(const u8 (&blocks)[2][2], int block) {
+    const u32 bytes = *reinterpret_cast<const u32*>(blocks);
+    const u32 halves = __byte_perm(bytes, 0, block ? 0x4342 : 0x4140) << 6;
+    return __half22float2(__hmul2(as_half2(halves), __float2half2_rn(16.0f)));
 }
-__device__ inline float2 row_pair(const u8 (&pair)[2]) { return {from_e4m4(pair[0]), from_e4m4(pair[1])}; }
 
 template <class Fields, class Book>
 struct Codebook : Fields {
@@ -25,9 +26,13 @@ struct Codebook : Fields {
     static __device__ Fragment raw(const Codes& codes, int step) {
         Fragment f;
         u32(&a)[4] = reinterpret_cast<u32(&)[4]>(f.a);
+        if (BITS == 2 && step < 2) {
+            permute(codes.planes[0] >> 16 * step, a);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 4; i += WORDS)
-            load_words<WORDS>(a + i, reinterpret_cast<const u32*>(table() + offset(codes, (4 * step + i) / WORDS)));
+            for (int i = 0; i < 4; i += PAIRS)
+                load_words<PAIRS>(a + i, reinterpret_cast<const u32*>(table() + offset(codes, (4 * step + i) / PAIRS)));
+        }
         return f;
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return raw(codes, step); }
@@ -36,41 +41,46 @@ struct Codebook : Fields {
         Levels found;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const u32 at = offset(codes, (4 * step + i) / WORDS) >> ROW_BITS;
-            const u32 pair = at >> (i % WORDS * PAIR_BITS);
-            found.a[i] = {Book::level(pair % Book::CODES), Book::level(pair / Book::CODES % Book::CODES)};
+            const u32 index = offset(codes, (4 * step + i) / PAIRS) >> ROW_BITS;
+            found.a[i] = {level(index, i % PAIRS), level(index, PAIRS + i % PAIRS)};
         }
         return found;
     }
-    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->absmax[group][g][block]); }
+    __device__ float2 scale(int group, int g, int block) const { return absmax_pair(this->absmax[group][g], block); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 
     // Levels times 2^-exponent, by all threads of a CTA, which must meet before they look anything up.
     template <class T>
     static __device__ void fill_table(int exponent) {
-        const float factor = two_to(-exponent);
         constexpr int PER_ENTRY = (1 << ROW_BITS) / 16;  // stores of 16 bytes
-        uint4* to = reinterpret_cast<uint4*>(table());
+        const float factor = two_to(-exponent);
+        const auto pair = [&](u32 index, int i) {
+            alignas(4) const T both[2] = {from_float<T>(factor * level(index, i)),
+                                          from_float<T>(factor * level(index, PAIRS + i))};
+            return *reinterpret_cast<const u32*>(both);
+        };
         for (int i = threadIdx.x; i < PER_ENTRY << Book::INDEX_BITS; i += blockDim.x) {
-            const u32 index = i / PER_ENTRY;
-            const u32 first = pair_of<T>(index, factor);
-            const u32 last = WORDS == 1 ? first : pair_of<T>(index >> PAIR_BITS, factor);
-            to[i] = {first, last, first, last};
+            const u32 first = pair(i / PER_ENTRY, 0), last = pair(i / PER_ENTRY, PAIRS - 1);
+            reinterpret_cast<uint4*>(table())[i] = {first, last, first, last};
+        }
+        if (BITS == 2 && threadIdx.x < 4) {
+            const T one = from_float<T>(factor * Book::level(threadIdx.x));
+            for (int i = 0; i < 2; ++i) table()[BARE + 4 * i + threadIdx.x] = reinterpret_cast<const u8*>(&one)[i];
         }
     }
 
 private:
-    static constexpr int BITS = sizeof(Codes::planes) / 4, PAIR_BITS = 2 * BITS;
-    static constexpr int WORDS = Book::INDEX_BITS / PAIR_BITS;  // of an entry, two levels each
+    static constexpr int BITS = sizeof(Codes::planes) / 4, PAIRS = Book::INDEX_BITS / (2 * BITS);  // pairs of an entry
     static constexpr int PER_WORD = 32 / Book::INDEX_BITS, WHOLE = PER_WORD * BITS;  // indices within one word
-    // The bytes of an entry's copies, as a power of two: the index stands above so many bits of an offset.
-    static constexpr int ROW_BITS = Book::COPIES * WORDS == 32 ? 7 : 6;
-    static_assert(4 * WORDS * Book::COPIES == 1 << ROW_BITS, "copies of an entry lie in one row or half a row of banks");
+    static constexpr int ROW_BITS = Book::COPIES * PAIRS == 32 ? 7 : 6;  // below the index, in an offset into the table
+    static constexpr int BARE = 1 << (ROW_BITS + Book::INDEX_BITS);      // where the levels alone begin
+    static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS, "copies of an entry lie in one row or half a row of banks");
 
     static __device__ unsigned char* table() {
         extern __shared__ __align__(128) unsigned char memory[];
         return memory;
     }
+    // %laneid, since of threadIdx ptxas would mask the lane anew for every lookup.
     static __device__ u32 lane() {
         u32 lane;
         asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -78,7 +88,7 @@ private:
     }
     // Where in the table this lane finds its entry of number i.
     static __device__ u32 offset(const Codes& codes, int i) {
-        const u32 copy = lane() % Book::COPIES * (4 * WORDS);
+        const u32 copy = lane() % Book::COPIES * (4 * PAIRS);
         if (i < WHOLE) return moved<Book::INDEX_BITS>(codes.planes[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
         u32 found = copy;
 #pragma unroll
@@ -91,11 +101,19 @@ private:
         to += ROW_BITS;
         return (from > to ? word >> (from - to) : word << (to - from)) & (((1u << COUNT) - 1) << to);
     }
-    // Two levels, of codes one above the other.
-    template <class T>
-    static __device__ u32 pair_of(u32 pair, float factor) {
-        alignas(4) T both[2] = {from_float<T>(factor * Book::level(pair % Book::CODES)),
-                                from_float<T>(factor * Book::level(pair / Book::CODES % Book::CODES))};
-        return *reinterpret_cast<u32*>(both);
+    // The level of an index's code of number i.
+    static __device__ float level(u32 index, int i) { return Book::level(index >> BITS * i & (Book::CODES - 1)); }
+
+    // A step of K = 2 from two indices by __byte_perm, which finds the lower or the upper bytes of four levels at once:
+    // where every step is looked up in the table, shared memory is the limit.
+    static __device__ void permute(u32 word, u32 (&a)[4]) {
+        const uint2 bare = *reinterpret_cast<const uint2*>(table() + BARE);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            const u32 codes = word >> 2 * row & 0x3333;
+            const u32 low = __byte_perm(bare.x, bare.y, codes), high = __byte_perm(bare.y, bare.x, codes);
+            a[row] = __byte_perm(low, high, 0x5140);
+            a[row + 2] = __byte_perm(low, high, 0x7362);
+        }
     }
 };

@@ -119,8 +119,8 @@ struct {fmt.name}_codebook {{
 def block_structs(fmt: Format) -> str:
     """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
 
-    Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one; where they begin in
-    a span (TO), the lane's words (PARTS of CHUNK); base(span, t) + offset(step, j) is the bit of a row of the tile's
+    Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
+    in an index; where they begin in a span (TO), the lane's words (PARTS of CHUNK); base(span, t) + offset(step, j) is the bit of a row of the tile's
     blocks at which lane t's j-th code of a step begins, in the first plane. Of a field
     per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and in
     the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
@@ -136,7 +136,8 @@ def block_structs(fmt: Format) -> str:
             structs.append(f"__constant__ u16 {struct}_base[] = {_list(base)};")
             planes = planes_of(fmt, name)
             numbers = {"BITS": parts * chunk, "PLANES": planes, "MASK": (1 << parts * chunk // planes) - 1}
-            numbers |= {"PARTS": parts, "CHUNK": chunk, "TO": _offset(span, name)}
+            known = table(fmt)
+            numbers |= {"PAIRS": 1 if known is None else known.pairs, "PARTS": parts, "CHUNK": chunk, "TO": _offset(span, name)}
             functions = f"""static int base(int span, int t) {{ return {struct}_base[4 * span + t]; }}
     static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
 """

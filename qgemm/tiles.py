@@ -13,10 +13,10 @@ place everything:
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
   four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. Of a
   plane of 1 or 2 bits above nibbles, one shift brings those of both rows in place.
-- Codes that count the levels of a codebook are looked up two at a time, columns 2t and 2t + 1 of a row or 2t + 8 and
-  2t + 9: a pair of 2K bits, the former in the low K. Of a step the pairs are those of row g, row g + 8, then of columns
-  2t + 8 and 2t + 9 of the same rows. A word holds as many whole pairs as fit, from bit 0 on;
-  for K = 3 and 5 there is one more than fits: bits 30 and 31 of word b are its bits 2b and 2b + 1.
+- Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
+  g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
+  an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
+  K = 3 and 5 there is one more than fits: bits 30 and 31 of word b are its bits 2b and 2b + 1.
 - A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
   scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
@@ -45,7 +45,7 @@ CHUNK = 4  # words that a lane reads at once: 16 bytes
 PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
 PIECE_THREADS = 128
 LARGEST_CODE = 128  # of every tiled format whose codes are integers
-TABLE_BANKS = 128  # bytes of shared memory, one from every bank
+BANKS = 128  # bytes of shared memory, one from every bank
 MOST_TABLE = 64 << 10  # bytes of a table of levels
 
 Tiles = NDArray[Any]
@@ -62,8 +62,8 @@ def spans(fmt: Format) -> int:
 
 
 def scales_once(fmt: Format) -> bool:
-    """Whether lanes decode scales for each other: where those are codes, and no numbers as float16 or int8 are."""
-    return any(fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots)
+    """Whether lanes decode scales for each other: where those are codes, and no numbers as float16, int8 or E4M4 are."""
+    return fmt.codebook is None and any(fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots)
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
@@ -122,12 +122,12 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     strips, along = -(-blocks.shape[0] // ROWS), -(-blocks.shape[1] // per_tile)
     padded = np.zeros((strips * ROWS, along * per_tile), fmt.dtype)
     padded[: blocks.shape[0], : blocks.shape[1]] = blocks
-    tiles = np.empty((strips, along), dtype)
+    tiles, known = np.empty((strips, along), dtype), table(fmt)
     for name in fmt.dtype.names or ():
         field = padded[name]
-        if fmt.codebook is not None and name in fmt.slots:
+        if known is not None and name in fmt.slots:
             codes = unpack_bit_planes(field.reshape(-1, _bits(fmt, name)))
-            words = _codes_to_pairs(codes.reshape(strips, ROWS, -1, SPAN), _bits(fmt, name))
+            words = _codes_to_indices(codes.reshape(strips, ROWS, -1, SPAN), _bits(fmt, name), known.pairs)
             tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
         elif name in fmt.slots:
             bits = _bits(fmt, name)
@@ -154,8 +154,8 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
             bits = _bits(fmt, name)
             words = tiles["spans"][name]
             lanes = words.reshape(strips, -1, *words.shape[3:])
-            if fmt.codebook is not None:
-                codes = _pairs_to_codes(lanes, bits).reshape(-1, fmt.weights)
+            if (known := table(fmt)) is not None:
+                codes = _indices_to_codes(lanes, bits, known.pairs).reshape(-1, fmt.weights)
                 padded[name] = pack_bit_planes(codes, bits).reshape(padded[name].shape)
                 continue
             codes = _words_to_codes(lanes, bits)
@@ -184,21 +184,27 @@ def largest_code(fmt: Format) -> np.float32:
 
 
 class Table(NamedTuple):
-    """How the levels of a codebook lie in shared memory: for every two pairs of codes (K = 2) or every pair an entry.
+    """How the levels of a codebook lie in shared memory: for every index of two or, with K = 2, four codes an entry.
 
-    bits: of an entry's index. entry: its bytes, two for a level. copies: of each entry, side by side, so that the lanes
-    of a warp read from different banks; 16 lanes at a time if an entry has 8 bytes, and with K = 5, of which 32 copies
-    would not fit, two lanes share theirs.
+    bits: of an index. entry: its bytes, two for a level. copies: of each entry, side by side, so that the lanes of a
+    warp read from different banks; 16 lanes at a time if an entry has 8 bytes, and with K = 5, of which 32 copies would
+    not fit, two lanes share theirs. bare: bytes after the entries for the levels alone, which K = 2 looks up as well.
     """
 
     bits: int
     entry: int
     copies: int
+    bare: int
+
+    @property
+    def pairs(self) -> int:
+        """Of levels in an entry: of how many registers."""
+        return self.entry // 4
 
     @property
     def nbytes(self) -> int:
         """Of the table."""
-        return (self.entry * self.copies) << self.bits
+        return (self.entry * self.copies << self.bits) + self.bare
 
 
 def table(fmt: Format) -> Table | None:
@@ -206,8 +212,8 @@ def table(fmt: Format) -> Table | None:
     if fmt.codebook is None:
         return None
     bits = 2 * int(len(fmt.codebook) - 1).bit_length()
-    bits, entry = (2 * bits, 8) if bits == 4 else (bits, 4)
-    return Table(bits, entry, min(TABLE_BANKS // entry, (MOST_TABLE // entry) >> bits))
+    bits, entry, bare = (2 * bits, 8, BANKS) if bits == 4 else (bits, 4, 0)
+    return Table(bits, entry, min(BANKS // entry, (MOST_TABLE // entry) >> bits), bare)
 
 
 def table_bytes(fmt: Format) -> int:
@@ -270,40 +276,46 @@ def _words_to_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     return ordered.transpose(0, 2, 8, 3, 1, 7, 9, 6, 4, 5).reshape(strips, ROWS, along, SPAN)
 
 
-def _codes_to_pairs(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
-    """Codes of a codebook [strip, 64, span, 64] -> words [strip, span, warp, bits / chunk, lane, chunk]."""
+def _codes_to_indices(codes: NDArray[np.uint8], bits: int, pairs: int) -> NDArray[np.uint32]:
+    """Codes of a codebook [strip, 64, span, 64] -> words [strip, span, warp, bits / chunk, lane, chunk].
+
+    pairs: the registers whose codes are in an index.
+    """
     strips, _, along, _ = codes.shape
     #                     strip  warp  r  g  span  step   h  t  e : row 16 warp + 8 r + g,
     split = codes.reshape(strips, WARPS, 2, 8, along, STEPS, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
-    #                          strip span warp g t | pair = (step, h, r) | e
-    two = split.transpose(0, 4, 1, 3, 7, 5, 6, 2, 8).reshape(strips, along, WARPS, LANES, 4 * STEPS, 2)
-    pairs = two[..., 0] | two[..., 1].astype(np.uint32) << np.uint32(bits)
-    words = np.zeros((*pairs.shape[:-1], bits), np.uint32)
-    for pair, word, at, shift, count in _pieces(bits):
-        words[..., word] |= (pairs[..., pair] >> np.uint32(shift) & np.uint32(2**count - 1)) << np.uint32(at)
+    #                         strip span warp g t | pair = (step, h, r) | e
+    two = split.transpose(0, 4, 1, 3, 7, 5, 6, 2, 8).reshape(strips, along, WARPS, LANES, 4 * STEPS // pairs, pairs, 2)
+    ordered = two.swapaxes(-1, -2).reshape(*two.shape[:-2], 2 * pairs).astype(np.uint32)
+    shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
+    indices = np.bitwise_or.reduce(ordered << shifts, axis=-1)
+    words = np.zeros((*indices.shape[:-1], bits), np.uint32)
+    for index, word, at, shift, count in _pieces(bits, pairs):
+        words[..., word] |= (indices[..., index] >> np.uint32(shift) & np.uint32(2**count - 1)) << np.uint32(at)
     chunk = gcd(bits, CHUNK)
     return words.reshape(strips, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
 
 
-def _pairs_to_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """The inverse of `_codes_to_pairs`."""
+def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArray[np.uint8]:
+    """The inverse of `_codes_to_indices`."""
     strips, along = words.shape[:2]
     in_order = words.swapaxes(3, 4).reshape(strips, along, WARPS, LANES, bits)
-    pairs = np.zeros((*in_order.shape[:-1], 4 * STEPS), np.uint32)
-    for pair, word, at, shift, count in _pieces(bits):
-        pairs[..., pair] |= (in_order[..., word] >> np.uint32(at) & np.uint32(2**count - 1)) << np.uint32(shift)
-    two = np.stack([pairs & np.uint32(2**bits - 1), pairs >> np.uint32(bits)], axis=-1).astype(np.uint8)
-    split = two.reshape(strips, along, WARPS, 8, 4, STEPS, 2, 2, 2)
-    #                      strip warp r  g  span step  h  t  e
-    return split.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(strips, ROWS, along, SPAN)
+    indices = np.zeros((*in_order.shape[:-1], 4 * STEPS // pairs), np.uint32)
+    for index, word, at, shift, count in _pieces(bits, pairs):
+        indices[..., index] |= (in_order[..., word] >> np.uint32(at) & np.uint32(2**count - 1)) << np.uint32(shift)
+    shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
+    ordered = (indices[..., None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
+    two = ordered.reshape(*indices.shape, 2, pairs).swapaxes(-1, -2).reshape(strips, along, WARPS, 8, 4, STEPS, 2, 2, 2)
+    #                    strip warp r  g  span step  h  t  e
+    return two.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(strips, ROWS, along, SPAN)
 
 
-def _pieces(bits: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Where a lane's pairs of codes of so many bits stand: (pair, word, bit of the word, bit of the pair, bits)."""
-    size = 2 * bits
+def _pieces(bits: int, pairs: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Where a lane's indices of codes of so many bits stand: (index, word, bit of the word, bit of the index, bits)."""
+    size = 2 * bits * pairs
     per_word = 32 // size
-    for pair in range(4 * STEPS):
-        if pair < per_word * bits:
-            yield pair, pair // per_word, size * (pair % per_word), 0, size
+    for index in range(4 * STEPS // pairs):
+        if index < per_word * bits:
+            yield index, index // per_word, size * (index % per_word), 0, size
         else:
-            yield from ((pair, word, 30, 2 * word, 2) for word in range(bits))
+            yield from ((index, word, 30, 2 * word, 2) for word in range(bits))
