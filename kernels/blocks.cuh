@@ -28,7 +28,8 @@ constexpr Place place_of_code(int step, int j, int r) {
 template <int BITS, int PAIRS>
 constexpr Place place_of_bit(int step, int j, int r, int plane) {
     constexpr int SIZE = 2 * PAIRS * BITS, PER_WORD = 32 / SIZE;
-    const int pair = 4 * step + j % 2 * 2 + r, index = pair / PAIRS, bit = (j / 2 * PAIRS + pair % PAIRS) * BITS + plane;
+    const int pair = 4 * step + j % 2 * 2 + r, index = pair / PAIRS,
+              bit = (j / 2 * PAIRS + pair % PAIRS) * BITS + plane;
     if (index >= PER_WORD * BITS) return {bit / 2, 30 + bit % 2};
     return {index / PER_WORD, index % PER_WORD * SIZE + bit};
 }

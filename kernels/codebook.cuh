@@ -74,7 +74,8 @@ private:
     static constexpr int PER_WORD = 32 / Book::INDEX_BITS, WHOLE = PER_WORD * BITS;  // indices within one word
     static constexpr int ROW_BITS = Book::COPIES * PAIRS == 32 ? 7 : 6;  // below the index, in an offset into the table
     static constexpr int BARE = 1 << (ROW_BITS + Book::INDEX_BITS);      // where the levels alone begin
-    static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS, "copies of an entry lie in one row or half a row of banks");
+    static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS,
+                  "copies of an entry lie in one row or half a row of banks");
 
     static __device__ unsigned char* table() {
         extern __shared__ __align__(128) unsigned char memory[];
@@ -89,7 +90,8 @@ private:
     // Where in the table this lane finds its entry of number i.
     static __device__ u32 offset(const Codes& codes, int i) {
         const u32 copy = lane() % Book::COPIES * (4 * PAIRS);
-        if (i < WHOLE) return moved<Book::INDEX_BITS>(codes.planes[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
+        if (i < WHOLE)
+            return moved<Book::INDEX_BITS>(codes.planes[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
         u32 found = copy;
 #pragma unroll
         for (int word = 0; word < BITS; ++word) found |= moved<2>(codes.planes[word], 30, 2 * word);

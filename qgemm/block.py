@@ -149,7 +149,7 @@ class Format:
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
                 blocks[part] = encode(values[part].astype(np.float32, copy=False))
-                self._check(values[part], blocks[part], part.start, count)
+                self.check(values[part], blocks[part], part.start, count)
 
         for_slices(len(values), max(1, CHUNK // self.weights), work)
         return blocks.reshape(*x.shape[:-1], count)
@@ -176,8 +176,10 @@ class Format:
             raise UnsupportedError(f"{self} has no decoder: its tensors can be listed and copied, not computed with")
         return self.levels(blocks)
 
-    def _check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
-        """Refuse the first block of x [n, weights] that its encoded form cannot hold.
+    def check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
+        """QuantizeError for the first block of x [n, weights] that its encoded form cannot hold.
+
+        first: how many blocks there are before these; row: blocks of a row.
 
         A plain format keeps NaN and infinity as they are; only a finite value that became infinite is refused.
         """

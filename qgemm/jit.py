@@ -16,8 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import activations, products
 from .block import Format
+from .formats.codebook import search
 from .tiles import (
     ROWS,
     SPAN,
@@ -42,6 +45,7 @@ OPTIONS = (
     "--prec-sqrt=true",
     "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
 )
+FLOAT_MAX = np.finfo(np.float32).max  # divided values are at most 1
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8"}
 
 
@@ -105,15 +109,28 @@ def _codebook(fmt: Format) -> str:
     found = table(fmt)
     if found is None or fmt.codebook is None:
         return ""
-    levels = (f"{level.hex()}f" for level in fmt.codebook.tolist())
+    edges, codes = search(fmt.codebook)
+    missing = len(fmt.codebook) - len(edges)  # edges that no value is beyond
     return f"""
-__device__ const float {fmt.name}_levels[] = {_list(levels)};
+__device__ const float {fmt.name}_levels[] = {_floats(fmt.codebook)};
+__device__ const float {fmt.name}_edges[] = {_floats(np.pad(edges, (0, missing), constant_values=FLOAT_MAX))};
+__device__ const u8 {fmt.name}_numbers[] = {_list(np.pad(codes, (0, missing - 1)))};
 struct {fmt.name}_codebook {{
+    using Absmax = {C_TYPES[fmt.dtype["absmax"].str]};
+    static constexpr int BITS = {len(fmt.codebook).bit_length() - 1};
     static constexpr int CODES = {len(fmt.codebook)}, INDEX_BITS = {found.bits}, COPIES = {found.copies};
     static constexpr int EXPONENT = {level_exponent(fmt)};  // of levels as halves
     static __device__ float level(u32 code) {{ return __ldg({fmt.name}_levels + code); }}
+    // The code of the level that has so many edges below it, and those edges, in order.
+    static __device__ u32 code(int below) {{ return {fmt.name}_numbers[below]; }}
+    static __device__ float edge(int i) {{ return {fmt.name}_edges[i]; }}
 }};
+using BookOf = {fmt.name}_codebook;
 """
+
+
+def _floats(values: Any) -> str:
+    return _list(f"{value.hex()}f" for value in values.tolist())
 
 
 def block_structs(fmt: Format) -> str:
@@ -137,7 +154,12 @@ def block_structs(fmt: Format) -> str:
             planes = planes_of(fmt, name)
             numbers = {"BITS": parts * chunk, "PLANES": planes, "MASK": (1 << parts * chunk // planes) - 1}
             known = table(fmt)
-            numbers |= {"PAIRS": 1 if known is None else known.pairs, "PARTS": parts, "CHUNK": chunk, "TO": _offset(span, name)}
+            numbers |= {
+                "PAIRS": 1 if known is None else known.pairs,
+                "PARTS": parts,
+                "CHUNK": chunk,
+                "TO": _offset(span, name),
+            }
             functions = f"""static int base(int span, int t) {{ return {struct}_base[4 * span + t]; }}
     static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
 """

@@ -13,7 +13,7 @@ from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
 from .splits import BULK_COPIES, decode_template, splits_for
-from .transfer import pack_template, restore_template
+from .transfer import pack_template, planes_template, restore_template
 
 ANY = 1 << 62
 
@@ -132,6 +132,9 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
     if TILED.holds(fmt):
         yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
+    if CODEBOOK.holds(fmt):
+        yield from (("quantize_codebook", planes_template(In=name)) for name in TYPES)
+        yield from (("dequantize_codebook", planes_template(Out=name)) for name in TYPES)
     for row in ROUTES:
         if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue

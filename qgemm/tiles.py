@@ -63,7 +63,9 @@ def spans(fmt: Format) -> int:
 
 def scales_once(fmt: Format) -> bool:
     """Whether lanes decode scales for each other: where those are codes, and no numbers as float16, int8 or E4M4 are."""
-    return fmt.codebook is None and any(fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots)
+    return fmt.codebook is None and any(
+        fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots
+    )
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
