@@ -55,8 +55,8 @@ class Format:
     encode: values [n, weights] float32 -> blocks [n], byte for byte ggml's C reference; None if there is no encoder.
     levels: blocks [n] -> Levels; None if there is no decoder.
     slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
-    it does not name are per block. With a codebook they are bit planes, in which a slot has a bit in each. Only what has
-    slots can be packed into device tiles.
+    it does not name are per block. With a codebook the field is bit planes, and a slot is a bit of each of them. Only
+    what has slots can be packed into device tiles.
     limit: where the scales end, unless they are float16, whose infinity shows by itself: from this magnitude on
     values are refused.
     codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of

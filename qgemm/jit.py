@@ -137,8 +137,8 @@ def block_structs(fmt: Format) -> str:
     """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
 
     Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
-    in an index; where they begin in a span (TO), the lane's words (PARTS of CHUNK); base(span, t) + offset(step, j) is the bit of a row of the tile's
-    blocks at which lane t's j-th code of a step begins, in the first plane. Of a field
+    in an index; where they begin in a span (TO), the lane's words (PARTS of CHUNK); base(span, t) + offset(step, j) is
+    the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first plane. Of a field
     per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and in
     the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
     """

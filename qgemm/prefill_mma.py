@@ -41,6 +41,7 @@ CUTS = (
     Cut(32,     1,      2,      4,      0.19),
     Cut(16,     4,      2,      2,      0.40),
     Cut(16,     1,      2,      8,      0.15),
+    Cut(16,     1,      2,      2,      0.60),
 )  # fmt: skip
 STORED = 32  # tokens whose sums are in shared memory at a time
 SHALLOW, DEEP = 3, 8  # stages, at least and at most

@@ -101,16 +101,16 @@ class Route(NamedTuple):
 ROUTES = (
     #      kernel      activations    types of x  m <=  sm >=  <    formats   tokens        what it does
     Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, INTEGER,  (8, 16),      "at the speed of memory"),
-    Route("decode",   ("a16",),       NARROW,     16,   80,    ANY, CODEBOOK, (8, 16),      "levels rounded to x's type"),
+    Route("decode",   ("a16",),       NARROW,     16,   80,    ANY, CODEBOOK, (8, 16),      "levels rounded to x"),
     Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, INTEGER,  (8, 16),      "the same by integer dots"),
-    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,    (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,    (1, 2, 4, 8), "sums in registers"),
     Route("fused",    ("a16",),       ("float",), 8,    80,    ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
     Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  INTEGER,  (1, 2, 4, 8), "integer dots by dp4a"),
     Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,    MMA_TOKENS,    "decoded in registers"),
     Route("prefill_mma", ("a16",), NARROW,     128,  90,    120, TILED,    MMA_TOKENS,    "decoded in registers"),
     Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,    MMA_TOKENS,    "decoded in registers"),
     Route("unpack",   ("a16",),       TYPES,      ANY,  75,    ANY, TILED,    (),           "row panels, then cuBLAS"),
-    Route("unpack",   ("a8",),        TYPES,      ANY,  75,    ANY, INTEGER,  (),           "on the decoded activations"),
+    Route("unpack",   ("a8",),        TYPES,      ANY,  75,    ANY, INTEGER,  (),           "on decoded activations"),
     Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,    (),           "cuBLAS on the weights"),
 )  # fmt: skip
 
@@ -140,7 +140,8 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
             continue
         if row.kernel == "unpack":
             if "a16" in row.activations:  # "a8" takes the same
-                yield from ((row.kernel, {"Out": out}) for out in TYPES)
+                for out in TYPES:
+                    yield row.kernel, {"Out": out}
             continue
         if row.kernel == "prefill_mma":
             for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):

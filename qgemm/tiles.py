@@ -62,7 +62,7 @@ def spans(fmt: Format) -> int:
 
 
 def scales_once(fmt: Format) -> bool:
-    """Whether lanes decode scales for each other: where those are codes, and no numbers as float16, int8 or E4M4 are."""
+    """Whether lanes decode scales for each other: where those are codes, not numbers as float16, int8, E4M4 are."""
     return fmt.codebook is None and any(
         fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots
     )
@@ -90,8 +90,9 @@ def in_piece(fmt: Format) -> int:
 def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """(base [4 * span + t], offset [4 * step + j]): where the codes of a field stand in a row of a tile's blocks.
 
-    Their sum is the bit at which lane t's j-th code of a step of a span begins, in the first of its planes. ValueError if the slots are not so
-    regular that there is such a sum, which carries over no byte: the kernels that pack rely on it.
+    Their sum is the bit at which lane t's j-th code of a step of a span begins, in the first of its planes. ValueError
+    if the slots are not so regular that there is such a sum, which carries over no byte: the kernels that pack rely on
+    it.
     """
     bits, field_offset = _bits(fmt, name), fmt.dtype.fields[name][1]  # type: ignore[index]
     block, weight = np.divmod(np.arange(columns(fmt)), fmt.weights)
