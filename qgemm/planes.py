@@ -22,8 +22,8 @@ VALUES = 8  # of a thread at a time
 class Planes:
     """Weights [..., N, K] of a kbit format on a CUDA device; made by `qgemm.quantize` from an array there.
 
-    absmax: a CuPy array [..., N, K / 32] of E4M4 codes or float16. planes: [..., N, K / 32, bits] uint32, of which bit j
-    of plane b is bit b of the code of weight j. `to_device` makes of a matrix what products take.
+    absmax: a CuPy array [..., N, K / 32] of E4M4 codes or float16. planes: [..., N, K / 32, bits] uint32, bit j of
+    plane b being bit b of the code of weight j. `to_device` makes of a matrix what products take.
     """
 
     def __init__(self, format: Format, shape: tuple[int, ...], absmax: Any, planes: Any, name: str = "") -> None:
