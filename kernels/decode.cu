@@ -45,41 +45,20 @@ constexpr bool ZEROED = B::ZERO != 0;
 constexpr bool SHARED_MINIMUM = Format::HAS_MINIMUM && Format::SUPER_BLOCK;  // of a super-block's minimums
 static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
 
-// The sums of x over each group of 32 of a super-block, as operand B of a product with its minimums: token g, groups
-// t and t + 4.
+// The sums of x over each group of 32 of a super-block: of token g, groups 2t and 2t + 1.
 struct GroupSums {
-    float of[COLUMN_TILES][2];
+    float2 of[COLUMN_TILES];
 
-    // Takes what a constant's product gave for groups 2 `span` and 2 `span` + 1: the same in every row.
+    // Takes what a constant's product gave for the two groups of a span: the same in every row.
     __device__ void take(const Sums (&sums)[SPAN_SCALES][COLUMN_TILES], int span, int lane) {
-        const int g = lane / 4, t = lane % 4;
+        const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            // Row r offers group r % 2 of token r / 2 % 2 of each two.
+            // An odd row offers the odd one of its two tokens.
             const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
-            const float even = g % 2 ? second[0] : first[0], odd = g % 2 ? second[1] : first[1];
-            const float got = __shfl_sync(~0u, g / 2 % 2 ? odd : even, (t % 2 + g % 2 * 2) * 4 + g / 2);
-            if (t / 2 == span % 2) {
-                if (span < 2)
-                    of[tokens][0] = got;
-                else
-                    of[tokens][1] = got;
-            }
-        }
-    }
-    // sums += factor * (minimums @ these), exact but for float sums: three times eleven bits.
-    __device__ void multiply(Sums (&sums)[COLUMN_TILES], const float4& minimums, float2 factor) const {
-#pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            Sums dots = {};
-            float rest[2] = {of[tokens][0], of[tokens][1]};
-#pragma unroll
-            for (int piece = 0; piece < 3; ++piece) {
-                mma_m16n8k8_tf32(dots, minimums, rest);
-                for (float& r : rest) r -= __uint_as_float(__float_as_uint(r) & 0xffffe000);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[tokens].sum[i] += (i < 2 ? factor.x : factor.y) * dots.sum[i];
+            const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
+                                __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
+            if (t == span) of[tokens] = got;
         }
     }
 };
@@ -143,15 +122,32 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
     }
 }
 
-// Adds the minimums' products of a super-block.
+// Adds the minimums' products of a super-block: with each sum of x in three pieces of 8 bits, exact but for float sums.
 template <class Fields>
 __device__ inline void add_minimums(Sums (&sums)[GROUPS][COLUMN_TILES], const GroupSums& group_sums,
                                     const Fields& fields, int lane) {
     const int g = lane / 4, t = lane % 4;
+    u32 pieces[COLUMN_TILES][3];
+#pragma unroll
+    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+        float2 rest = group_sums.of[tokens];
+#pragma unroll
+        for (int i = 0; i < 3; ++i) pieces[tokens][i] = take_bf16(rest);
+    }
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
-        const float2 m = fields.super_minimum(group, g);  // the sums are those of rows g
-        group_sums.multiply(sums[group], fields.sub_minimums(group, g, t), {m.x, m.y * (1 << B::SHIFT)});
+        const float2 factor = fields.super_minimum(group, g);
+        u32 minimums[2];
+        fields.sub_minimums(minimums, group, g, t);
+#pragma unroll
+        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+            Sums dots = {};
+#pragma unroll
+            for (int i = 0; i < 3; ++i) mma_m16n8k8(dots, minimums, pieces[tokens][i]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)  // the sums of x are in units of rows g
+                sums[group][tokens].sum[i] += (i < 2 ? factor.x : factor.y * (1 << B::SHIFT)) * dots.sum[i];
+        }
     }
 }
 

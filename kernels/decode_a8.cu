@@ -194,7 +194,7 @@ __device__ inline void run(const Products& products) {
             at.count, arrivals, load_weights, [] {}, load_x,
             [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
     } else {
-        static_assert(BULK, "where weights arrive by cp.async as well, their groups would mix");
+        static_assert(PREPARED<T> || BULK, "where weights arrive by cp.async as well, their groups would mix");
         const Quantized<T> quantized(mine, x, products.k, m, at);
         const auto load_x = [&, begun = false](int) mutable {
             if (!begun) quantized.load(0), quantized.load(1);

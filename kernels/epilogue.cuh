@@ -38,11 +38,20 @@ struct Outputs {
     void* y;               // [m, n]
     const void* bias;      // [n]
     const void* residual;  // [m, n]; it may be y
+};
 
-    // A sum of row `row` of W for the token whose outputs start at index `token` of y.
-    __device__ void store(const Types& types, i64 token, i64 row, float sum) const {
-        if (types.bias) sum += load_as(bias, types.bias, row);
-        if (types.residual) sum += load_as(residual, types.residual, token + row);
-        store_as(y, types.y, token + row, sum);
+// What stores sums of row `row` of W and the token whose outputs start at index `token` of y.
+struct Epilogue {
+    Outputs arrays;
+    Types types;
+
+    __device__ bool adds() const { return types.bias || types.residual; }
+    __device__ float added(i64 token, i64 row, float sum) const {
+        if (types.bias) sum += load_as(arrays.bias, types.bias, row);
+        if (types.residual) sum += load_as(arrays.residual, types.residual, token + row);
+        return sum;
+    }
+    __device__ void store(i64 token, i64 row, float sum) const {
+        store_as(arrays.y, types.y, token + row, added(token, row, sum));
     }
 };

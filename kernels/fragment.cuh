@@ -130,7 +130,15 @@ __device__ inline void fill_table(int exponent) {
     }
 }
 
-// Levels as bf16, exact as well, but for a codebook's, of which the table holds bf16. 0x4300 is 128 in bf16, whose last place is 1: it takes codes below 128.
+// Two codes below 128 minus zero, as bf16: 0x4300 is 128 in bf16, whose last place is 1.
+__device__ inline u32 bf16_numbers(u32 codes, int zero) {
+    const u32 bits = codes | 0x43004300;
+    const __nv_bfloat162 numbers =
+        __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&bits), __float2bfloat162_rn(128 + zero));
+    return *reinterpret_cast<const u32*>(&numbers);
+}
+
+// Levels as bf16, exact as well, but for a codebook's, of which the table holds bf16.
 template <class Format>
 __device__ inline Fragment bf16_levels(const typename Format::Codes& codes, int step) {
     if constexpr (Format::TABLE_BYTES != 0) return Format::raw(codes, step);
@@ -138,14 +146,13 @@ __device__ inline Fragment bf16_levels(const typename Format::Codes& codes, int 
     Fragment f = SMALL ? Format::raw(codes, step) : Format::fragment(codes, step);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        __nv_bfloat162 level;
         if constexpr (SMALL) {
-            u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::RAW_SHIFT : 0) | 0x43004300;
-            level = __hsub2(*reinterpret_cast<__nv_bfloat162*>(&bits), __float2bfloat162_rn(128 + Format::RAW_ZERO));
+            const u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::RAW_SHIFT : 0);
+            f.a[i] = as_half2(bf16_numbers(bits, Format::RAW_ZERO));
         } else {
-            level = __float22bfloat162_rn(__half22float2(f.a[i]));
+            const __nv_bfloat162 level = __float22bfloat162_rn(__half22float2(f.a[i]));
+            f.a[i] = *reinterpret_cast<const half2*>(&level);
         }
-        f.a[i] = *reinterpret_cast<half2*>(&level);
     }
     return f;
 }
@@ -160,14 +167,6 @@ __device__ inline Fragment raw_constant(int code, int shift) {
 // A scale or minimum of rows g and g + 8.
 __device__ inline float2 row_pair(const half (&pair)[2]) {
     return __half22float2(*reinterpret_cast<const half2*>(pair));
-}
-
-// Bytes i and j of a word, minus zero, as floats: 0x4b000000 is 2^23 in float, whose last place is 1. Conversions from
-// integers run at a quarter of the speed.
-__device__ inline float2 byte_pair(u32 word, int i, int j, int zero) {
-    const float bias = 8388608.0f + zero;
-    return {__uint_as_float(__byte_perm(word, 0x4b000000, 0x7550 | i)) - bias,
-            __uint_as_float(__byte_perm(word, 0x4b000000, 0x7550 | j)) - bias};
 }
 
 // Rounded once, as NumPy rounds a product of float32.

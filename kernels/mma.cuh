@@ -28,13 +28,11 @@ __device__ inline void mma_m16n8k16<bf16>(Sums& c, const Fragment& a, const u32 
         : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// c += a (16 x 8) @ b (8 x 8) of the 11 leading bits of floats; a: rows g and g + 8 of column t, x and z, and of column
-// t + 4, y and w; b: column g, rows t and t + 4.
-__device__ inline void mma_m16n8k8_tf32(Sums& c, const float4& a, const float (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+// c += a (16 x 8) @ b (8 x 8) of bf16; a: columns 2t and 2t + 1 of rows g and g + 8; b: column g, rows 2t and 2t + 1.
+__device__ inline void mma_m16n8k8(Sums& c, const u32 (&a)[2], u32 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+f"(c.sum[0]), "+f"(c.sum[1]), "+f"(c.sum[2]), "+f"(c.sum[3])
-        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.w)),
-          "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+        : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
 // c += a (16 x 32) @ b (32 x 8) in integers; a: rows g and g + 8 of the first step, then of the second.

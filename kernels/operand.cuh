@@ -56,6 +56,13 @@ __device__ inline void load_x_steps(StepOfX<In> (&b)[2], const In* rows, int str
     for (int i = 0; i < 4; ++i) b[i / 2][0][i % 2] = columns[i];
 }
 
+// Cuts off the upper halves of two floats, as bf16: 8 bits of each. They and what is left are exact.
+__device__ inline u32 take_bf16(float2& v) {
+    const u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
+    v.x -= __uint_as_float(x & 0xffff0000), v.y -= __uint_as_float(y & 0xffff0000);
+    return __byte_perm(x, y, 0x7632);
+}
+
 template <>
 __device__ inline void load_x_steps<float>(StepOfX<float> (&b)[2], const float* rows, int stride, int lane) {
     const float* at = rows + lane / 4 * stride + lane % 4 * 2;
@@ -63,10 +70,6 @@ __device__ inline void load_x_steps<float>(StepOfX<float> (&b)[2], const float* 
     for (int i = 0; i < 4; ++i) {
         float2 v = *reinterpret_cast<const float2*>(at + 8 * i);
 #pragma unroll
-        for (int piece = 0; piece < 3; ++piece) {  // the upper halves, and what is left of the numbers: both exact
-            const u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
-            b[i / 2][piece][i % 2] = __byte_perm(x, y, 0x7632);
-            v.x -= __uint_as_float(x & 0xffff0000), v.y -= __uint_as_float(y & 0xffff0000);
-        }
+        for (int piece = 0; piece < 3; ++piece) b[i / 2][piece][i % 2] = take_bf16(v);
     }
 }

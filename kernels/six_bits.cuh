@@ -18,20 +18,22 @@ struct SixBits {
     }
 };
 
+// Of rows g and g + 8.
+__device__ inline float2 six_bit_numbers(u32 bytes, int index) {
+    return __half22float2(levels_from_1024(bytes >> 8 * (index & 1) & 0x003f003f, 0));
+}
+
 __device__ inline float2 six_bit_scales(const u16 (&words)[6][2], int index) {
-    return byte_pair(SixBits(words, index >> 1).scales, index & 1, 2 + (index & 1), 0);
+    return six_bit_numbers(SixBits(words, index >> 1).scales, index);
 }
 
 __device__ inline float2 six_bit_minimums(const u16 (&words)[6][2], int index) {
-    return byte_pair(SixBits(words, index >> 1).minimums, index & 1, 2 + (index & 1), 0);
+    return six_bit_numbers(SixBits(words, index >> 1).minimums, index);
 }
 
-// The minimums of groups part and part + 4 (part < 4): x, y of row g, z, w of row g + 8.
-__device__ inline float4 six_bit_minimum_pairs(const u16 (&words)[6][2], int part) {
-    const u32* both = reinterpret_cast<const u32*>(words) + part / 2u;
-    const int shift = 8 * (part % 2u);
-    const u32 low = both[2] >> shift, high = both[4] >> shift;
-    const u32 upper = (high >> 4 & 0x000f000f) | (low >> 2 & 0x00300030);
-    const float2 first = byte_pair(low & 0x003f003f, 0, 2, 0), second = byte_pair(upper, 0, 2, 0);
-    return {first.x, second.x, first.y, second.y};
+// The minimums of groups 2 p and 2 p + 1 as bf16 pairs, of row g and of row g + 8.
+__device__ inline void six_bit_minimum_pairs(u32 (&pairs)[2], const u16 (&words)[6][2], int p) {
+    const u32 minimums = SixBits(words, p).minimums;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) pairs[row] = bf16_numbers(__byte_perm(minimums, 0, row ? 0x4342 : 0x4140), 0);
 }

@@ -182,12 +182,12 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
             }
     __syncthreads();
     const auto& product = at.products.of[at.index];
-    const Outputs& outputs = at.products.arrays[at.index].outputs;
+    const Epilogue epilogue = {at.products.arrays[at.index].outputs, product.types};
     for (int i = threadIdx.x; i < m * ROWS; i += THREADS) {
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;
 #pragma unroll
         for (int s = 0; s < SPLITS; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
-        if (at.first_row + row < product.n) outputs.store(product.types, token * product.n, at.first_row + row, sum);
+        if (at.first_row + row < product.n) epilogue.store(token * product.n, at.first_row + row, sum);
     }
 }

@@ -21,6 +21,7 @@ from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
 from .launch import Launch
 from .matmul import NOTHING, Addends, check_addends, check_shapes, check_weights, like, on_cuda
+from .prefill import prefill_launch
 from .products import MOST
 from .routes import C_TYPES, PREPARED, SPLITS, Problem, Route, c_type, quantizes_inside, route
 
@@ -108,7 +109,7 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
         for p in products:
             _add_after(p, lambda sums: sums.fill(0))
         return
-    like, kind = x, "float" if prepared else c_type(x.dtype)
+    like, kind = x, c_type(x.dtype)
     jobs = _jobs([p for p in products if p.w.shape[0]], activation, m, kind)
     few = all(row.kernel in DECODES for row, _ in jobs)
     sm, weights = int(products[0].w.data.device.compute_capability), sum(p.w.shape[0] * k for p in products)
@@ -117,12 +118,17 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
         x = _rows(x, k)
     elif not prepared:
         x = _quantize(x, x, workspace(_stream(), k, m) if few else None)
+    if isinstance(x, DeviceActivations) and any(row.kernel == "prefill" for row, _ in jobs):
+        x = _dequantize_activations(x)
     launches = [_launch(row, x, k, m, some) for row, some in jobs]
-    ready = not prepared and few and like.dtype.name in C_TYPES and all(_direct(p.y) for p in products)
+    again = all(row.kernel in DECODES or (row.kernel in ADDING and activation == "a16") for row, _ in jobs)
+    ready = not prepared and again and like.dtype.name in C_TYPES and all(_direct(p.y) for p in products)
     if ready and all(a is b for a, b in zip_longest(products, (p for _, some in jobs for p in some))):
         ws, outs, addends = zip(*products, strict=True)
         key = _key(like, activation, ws, addends, outs)
         quantize = quantize_launch(x.data.device.id, kind, k, m) if isinstance(x, DeviceActivations) else None
+        if len(ws[0].ready) >= MOST_READY:
+            ws[0].ready.clear()
         ws[0].ready[key] = _all_of(launches, [len(some) for _, some in jobs], quantize, k, m)
 
 
@@ -143,9 +149,9 @@ def _jobs(products: Sequence[_Product], activation: str, m: int, kind: str) -> l
     return jobs
 
 
-def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Launch | None:
+def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Any:
     """Computes a job, and gives its launch if it can be used again."""
-    if row.kernel not in DECODES:
+    if row.kernel not in ADDING:
         (p,) = products
         _add_after(p, lambda sums: LAUNCH[row.kernel](row, x, p.w, sums))
         return None
@@ -162,7 +168,10 @@ def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Lau
     )
     first = products[0].w
     source = PREPARED if prepared else c_type(x.dtype)
-    launch = decode_launch(row, first.device, first.format, k, m, source, shapes)
+    if row.kernel == "prefill":
+        launch: Any = prefill_launch(first.device, first.format, first.shape, first.exponent, m, source, *shapes)
+    else:
+        launch = decode_launch(row, first.device, first.format, k, m, source, shapes)
     pointers: list[int] = []
     for p, flat in zip(products, flats, strict=True):
         pointers += [p.w.pointer, flat.data.ptr, *(0 if a is None else a.data.ptr for a in p.addends)]
@@ -276,7 +285,7 @@ def _key(x: Any, activation: str, weights: Sequence[Any], addends: Sequence[Adde
         return activation, x.shape, x.dtype, outs[0].shape, outs[0].dtype
     key = [activation, x.shape, x.dtype]
     for w, added, y in zip(weights, addends, outs, strict=True):
-        key += (w.shape, w.format, y.shape, y.dtype)
+        key += (w.shape, w.format, w.exponent, y.shape, y.dtype)
         if added is not NOTHING:
             key += [None if addend is None else (type(addend), addend.shape, addend.dtype) for addend in added]
     return tuple(key)
@@ -348,7 +357,9 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
         y[...] = target
 
 
-DECODES = ("decode", "decode_a8")  # they take several products, and what is added to them
+DECODES = ("decode", "decode_a8")  # they take several products
+ADDING = (*DECODES, "prefill")  # they add bias and residual, and their launches can be used again
+MOST_READY = 256  # launches that a tensor remembers
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
     "fused": _fused,
     "fused_a8": _fused_a8,

@@ -11,7 +11,7 @@ import numpy as np
 from . import activations, jit, tiles
 from .block import Format
 from .launch import Launch
-from .products import MOST, TYPE_CODES, Products
+from .products import MOST, TYPE_CODES, Products, Types
 from .routes import Route
 from .splits import decode_template, split_of
 
@@ -39,7 +39,7 @@ def decode_launch(
     sm = int(cupy.cuda.Device(device).compute_capability)
     tokens = row.tile(m)
     strips = sum(-(-shape.n // tiles.ROWS) for shape in shapes)
-    split = split_of(fmt, row.kernel, tokens, strips, sm)
+    split = split_of(fmt, row.kernel, tokens, m, strips, sm)
     template = decode_template(fmt, split, tokens, row.kernel, source, sm)
     splits, rows = int(template["SPLITS"]), 16 * split.groups
     rings = tiles.table_bytes(fmt) + splits * int(template["WARP_BYTES"])
@@ -48,7 +48,7 @@ def decode_launch(
     for product, shape in zip(products.of, shapes, strict=False):
         end += -(-shape.n // rows)
         product.n, product.end = shape.n, end
-        product.y, product.bias, product.residual = (TYPE_CODES.get(name, 0) for name in shape[1:])
+        product.types = Types(*(TYPE_CODES.get(name, 0) for name in shape[1:]))
     function = jit.load(row.kernel, fmt, **template)
     return Launch(function, end, 32 * splits, max(rings, sums), (products,), products, 1 + 4 * len(shapes))
 

@@ -216,7 +216,31 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
         lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", '#include "tile.cuh"']
     for name, value in template.items():
         lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
+    lines += [make(template) for make in GENERATED.get(kernel, ())]
     return "\n".join([*lines, f'#include "{kernel}.cu"', ""])
+
+
+def wgmma(template: Mapping[str, str | int]) -> str:
+    """C++ for the wgmma of a token tile: every size has its own instruction, with so many registers.
+
+    d += a (64 x 16) @ b (16 x TOKENS): what a lane holds of d is rows g (d[4 i], d[4 i + 1]) and g + 8, tokens
+    8 i + 2 t and 8 i + 2 t + 1 of its warp's 16 rows.
+    """
+    tokens, kind = int(template["TOKENS"]), {"half": "f16", "bf16": "bf16"}[str(template["In"])]
+    sums = tokens // 2
+    d = ", ".join(f"%{i}" for i in range(sums))
+    a = ", ".join(f"%{sums + i}" for i in range(4))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
+    return f"""
+__device__ __forceinline__ void wgmma(float (&d)[{sums}], const u32 (&a)[4], unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{kind}.{kind} "
+                 "{{{d}}}, {{{a}}}, %{sums + 4}, p, 1, 1, 0; }}"
+                 : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}}
+"""
+
+
+GENERATED = {"prefill": (wgmma,)}  # what a kernel needs besides its constants: makers of C++ from its template
 
 
 def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:

@@ -36,7 +36,8 @@ class _Config(ctypes.Structure):
 
 
 @cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The CUDA driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -46,7 +47,8 @@ def _compute_capability() -> int:
     return int(cupy.cuda.Device().compute_capability)
 
 
-def _check(status: int, problem: str) -> None:
+def check(status: int, problem: str) -> None:
+    """RuntimeError unless a call of the driver went well."""
     if status:
         raise RuntimeError(f"{problem}: CUDA driver error {status}")
 
@@ -68,8 +70,8 @@ class Launch:
         count: int,
     ) -> None:
         """Of a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills."""
-        _check(
-            _driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
+        check(
+            driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             f"{shared} bytes of shared memory cannot be had",
         )
         across = grid if isinstance(grid, tuple) else (grid, 1)
@@ -80,7 +82,7 @@ class Launch:
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         self._keep = function, arguments
         self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function.ptr), addresses, None
-        self._enter = _driver().cuLaunchKernelEx
+        self._enter = driver().cuLaunchKernelEx
         self._lock = threading.Lock()  # the arguments are shared, and ctypes lets other threads in
 
     def __call__(self, stream: int, *pointers: int) -> None:
@@ -90,4 +92,4 @@ class Launch:
             self._fill(self._pointers, 0, *pointers)
             status = self._enter(*self._arguments)
         if status:
-            _check(status, "the launch failed")
+            check(status, "the launch failed")

@@ -14,12 +14,16 @@ class Arrays(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("tiles", "y", "bias", "residual")]
 
 
+class Types(ctypes.Structure):
+    """The TYPE_CODES of a product's arrays: `Types` in kernels/epilogue.cuh."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "padding")]
+
+
 class Product(ctypes.Structure):
     """N of a product, the CTA after its last, and the types of its arrays."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("n", "end")] + [
-        (name, ctypes.c_int32) for name in ("y", "bias", "residual", "padding")
-    ]
+    _fields_ = [("n", ctypes.c_int64), ("end", ctypes.c_int64), ("types", Types)]
 
 
 class Products(ctypes.Structure):

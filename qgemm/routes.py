@@ -13,6 +13,7 @@ from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
 from .splits import BULK_COPIES, decode_template, splits_for
+from .tilings import TILINGS, TOKENS, prefill_template
 from .transfer import pack_template, planes_template, restore_template
 
 ANY = 1 << 62
@@ -25,7 +26,7 @@ QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
-NARROW = ("half", "bf16")
+FLOAT, HALF, HALVES = ("float",), ("half",), ("half", "bf16")
 MMA_TOKENS = tuple(sorted({cut.tokens for cut in prefill_mma.CUTS}))
 
 
@@ -39,6 +40,7 @@ class Formats(NamedTuple):
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
 INTEGER = Formats("integer", lambda fmt: bool(fmt.slots) and fmt.integer)
 CODEBOOK = Formats("codebook", lambda fmt: bool(fmt.slots) and fmt.codebook is not None)
+FLAT = Formats("integer, no super-blocks", lambda fmt: INTEGER.holds(fmt) and fmt.weights == fmt.group)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -99,19 +101,24 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    #      kernel      activations    types of x  m <=  sm >=  <    formats   tokens        what it does
-    Route("decode",   ("a16",),       TYPES,      16,   80,    ANY, INTEGER,  (8, 16),      "at the speed of memory"),
-    Route("decode",   ("a16",),       NARROW,     16,   80,    ANY, CODEBOOK, (8, 16),      "levels rounded to x"),
-    Route("decode_a8", ("a8",),       TYPES,      16,   80,    ANY, INTEGER,  (8, 16),      "the same by integer dots"),
-    Route("fused",    ("a16",),       TYPES,      8,    75,    80,  TILED,    (1, 2, 4, 8), "sums in registers"),
-    Route("fused",    ("a16",),       ("float",), 8,    80,    ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
-    Route("fused_a8", ("a8",),        TYPES,      8,    75,    80,  INTEGER,  (1, 2, 4, 8), "integer dots by dp4a"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  80,    90,  TILED,    MMA_TOKENS,    "decoded in registers"),
-    Route("prefill_mma", ("a16",), NARROW,     128,  90,    120, TILED,    MMA_TOKENS,    "decoded in registers"),
-    Route("prefill_mma", ("a16",), NARROW,     ANY,  120,   ANY, TILED,    MMA_TOKENS,    "decoded in registers"),
-    Route("unpack",   ("a16",),       TYPES,      ANY,  75,    ANY, TILED,    (),           "row panels, then cuBLAS"),
-    Route("unpack",   ("a8",),        TYPES,      ANY,  75,    ANY, INTEGER,  (),           "on decoded activations"),
-    Route("cublas",   ("a16",),       TYPES,      ANY,  75,    ANY, PLAIN,    (),           "cuBLAS on the weights"),
+    #     kernel         activations    x       m <= sm >= <    formats   tokens        what it does
+    Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, INTEGER,  (8,),         "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,     TOKENS,       "wgmma, from packed weights"),
+    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, INTEGER,  (16,),        "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, INTEGER,  TOKENS,       "wgmma, from packed weights"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (8, 16),      "the same by integer dots"),
+    Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, INTEGER,  TOKENS,       "on decoded activations"),
+    Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, (8, 16),      "with levels rounded to x"),
+    Route("prefill_mma", ("a16",),      HALVES, 128, 90,  100, CODEBOOK, MMA_TOKENS,   "mma.sync, the same"),
+    Route("fused",       ("a16",),      FLOAT,  8,   80,  ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
+    Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED,    (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused_a8",    ("a8",),       TYPES,  8,   75,  80,  INTEGER,  (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 80,  90,  TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, 128, 100, 120, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 120, ANY, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("unpack",      ("a16",),      TYPES,  ANY, 75,  ANY, TILED,    (),           "row panels, then cuBLAS"),
+    Route("unpack",      ("a8",),       TYPES,  ANY, 75,  ANY, INTEGER,  (),           "on decoded activations"),
+    Route("cublas",      ("a16",),      TYPES,  ANY, 75,  ANY, PLAIN,    (),           "cuBLAS on the weights"),
 )  # fmt: skip
 
 
@@ -135,17 +142,28 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     if CODEBOOK.holds(fmt):
         yield from (("quantize_codebook", planes_template(In=name)) for name in TYPES)
         yield from (("dequantize_codebook", planes_template(Out=name)) for name in TYPES)
+    found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
+    for kernel, template in _variants_of_rows(fmt, sm):
+        found.setdefault((kernel, *template.values()), (kernel, template))
+    yield from found.values()
+
+
+def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     for row in ROUTES:
         if not row.formats.holds(fmt) or not row.runs_on(sm) or row.kernel == "cublas":
             continue
         if row.kernel == "unpack":
-            if "a16" in row.activations:  # "a8" takes the same
-                for out in TYPES:
-                    yield row.kernel, {"Out": out}
+            for out in TYPES:
+                yield row.kernel, {"Out": out}
             continue
         if row.kernel == "prefill_mma":
             for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):
                 yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
+            continue
+        if row.kernel == "prefill":
+            shapes = dict.fromkeys(tiling._replace(m=0, least=0) for tiling in TILINGS)
+            for source, tiling in product(row.types, shapes):
+                yield row.kernel, prefill_template(fmt, tiling, source)
             continue
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):

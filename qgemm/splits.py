@@ -27,15 +27,16 @@ BULK_COPIES = 90  # the first compute capability that has them
 class Split(NamedTuple):
     """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, 8 being two strips, `splits` warps share K.
 
-    kernels, tokens, least, strips: the kernels, their token tiles, the compute capability and the number of strips of
-    64 rows from which on it is for them. shared: bytes of shared memory that the rings of a CTA may take, which decides
-    how many CTAs an SM holds; deep: the most spans in a ring.
+    kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
+    strips, m: the least number of strips of 64 rows, and of rows of x. shared: bytes of shared memory that the rings of
+    a CTA may take, which decides how many CTAs an SM holds; deep: the most spans in a ring.
     """
 
     kernels: tuple[str, ...]
     tokens: tuple[int, ...]
     least: int
     strips: int
+    m: int
     groups: int
     splits: int
     shared: int
@@ -45,23 +46,25 @@ class Split(NamedTuple):
 A16, A8 = ("decode",), ("decode_a8",)
 
 # Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
-# flight an SM; with fewer than 101 strips half a strip to a CTA, so that every SM has one.
+# flight an SM; with fewer than 101 strips half a strip to a CTA, so that every SM has one; with many, and several
+# tokens, two strips, which share x.
 SPLITS_OF_K = (
-    #     kernel    tokens   sm  strips >=  groups  splits  shared      deep
-    Split(A16,      (8, 16), 90, 133,       4,      8,      113 << 10,  4),
-    Split(A16,      (8, 16), 90, 101,       4,      16,     226 << 10,  3),
-    Split(A16,      (8, 16), 90, 67,        2,      8,      113 << 10,  6),
-    Split(A16,      (8, 16), 90, 34,        2,      16,     213 << 10,  4),
-    Split(A8,       (8,),    90, 133,       4,      8,      92 << 10,   4),
-    Split(A8,       (8,),    90, 101,       4,      16,     213 << 10,  4),
-    Split(A8,       (16,),   90, 133,       4,      8,      75 << 10,   4),
-    Split(A8,       (16,),   90, 101,       4,      16,     113 << 10,  3),
-    Split(A8,       (16,),   90, 34,        2,      16,     113 << 10,  4),
-    Split(A8,       (8,),    90, 0,         2,      16,     213 << 10,  6),
-    Split(A16,      (8, 16), 90, 0,         1,      16,     213 << 10,  4),
-    Split(A8,       (16,),   90, 0,         1,      16,     213 << 10,  4),
-    Split(A16 + A8, (8, 16), 80, 34,        4,      8,      75 << 10,   4),
-    Split(A16 + A8, (8, 16), 80, 0,         1,      16,     75 << 10,   4),
+    #     kernel    tokens   sm  strips >=  m >=  groups  splits  shared      deep
+    Split(A16,      (8,),    90, 265,       5,    8,      12,     226 << 10,  4),
+    Split(A16,      (8, 16), 90, 133,       1,    4,      8,      113 << 10,  4),
+    Split(A16,      (8, 16), 90, 101,       1,    4,      16,     226 << 10,  3),
+    Split(A16,      (8, 16), 90, 67,        1,    2,      8,      113 << 10,  6),
+    Split(A16,      (8, 16), 90, 34,        1,    2,      16,     213 << 10,  4),
+    Split(A8,       (8,),    90, 133,       1,    4,      8,      92 << 10,   4),
+    Split(A8,       (8,),    90, 101,       1,    4,      16,     213 << 10,  4),
+    Split(A8,       (16,),   90, 133,       1,    4,      8,      75 << 10,   4),
+    Split(A8,       (16,),   90, 101,       1,    4,      16,     113 << 10,  3),
+    Split(A8,       (16,),   90, 34,        1,    2,      16,     113 << 10,  4),
+    Split(A8,       (8,),    90, 0,         1,    2,      16,     213 << 10,  6),
+    Split(A16,      (8, 16), 90, 0,         1,    1,      16,     213 << 10,  4),
+    Split(A8,       (16,),   90, 0,         1,    1,      16,     213 << 10,  4),
+    Split(A16 + A8, (8, 16), 80, 34,        1,    4,      8,      75 << 10,   4),
+    Split(A16 + A8, (8, 16), 80, 0,         1,    1,      16,     75 << 10,   4),
 )  # fmt: skip
 
 
@@ -76,9 +79,9 @@ def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split
     return (row for row in rows if 2 * table_bytes(fmt) <= row.shared or row is rows[-1])
 
 
-def split_of(fmt: Format, kernel: str, tokens: int, strips: int, sm: int) -> Split:
-    """The first row of SPLITS_OF_K for this kernel and token tile on a matrix of so many strips of 64 rows."""
-    return next(row for row in splits_for(fmt, kernel, tokens, sm) if strips >= row.strips)
+def split_of(fmt: Format, kernel: str, tokens: int, m: int, strips: int, sm: int) -> Split:
+    """The first row of SPLITS_OF_K for this kernel and token tile, M rows of x, and so many strips of 64 rows of W."""
+    return next(row for row in splits_for(fmt, kernel, tokens, sm) if strips >= row.strips and m >= row.m)
 
 
 def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, source: str) -> int:

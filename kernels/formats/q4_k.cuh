@@ -25,7 +25,7 @@ struct q4_k : q4_k_fields<GROUPS> {
         const float2 dmin = row_pair(this->dmin[group][g][0]);
         return {-dmin.x, -dmin.y};
     }
-    __device__ float4 sub_minimums(int group, int g, int part) const {
-        return six_bit_minimum_pairs(this->scales[group][g][0], part);
+    __device__ void sub_minimums(u32 (&pairs)[2], int group, int g, int pair) const {
+        six_bit_minimum_pairs(pairs, this->scales[group][g][0], pair);
     }
 };

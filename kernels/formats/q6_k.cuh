@@ -38,7 +38,8 @@ struct q6_k : q6_k_fields<GROUPS> {
     __device__ float2 scale(int group, int g, int index) const {
         // sc + 128 of two groups of row g, then of row g + 8
         const u32 sc = reinterpret_cast<const u32*>(this->scales[group][g][0])[index >> 1] ^ 0x80808080;
-        return multiply_rounded(row_pair(this->d[group][g][0]), byte_pair(sc, index & 1, 2 + (index & 1), 128));
+        const half2 pair = levels_from_1024(sc >> 8 * (index & 1) & 0x00ff00ff, 128);
+        return multiply_rounded(row_pair(this->d[group][g][0]), __half22float2(pair));
     }
     __device__ float2 minimum(int, int, int) const { return {}; }
 };

@@ -1,0 +1,560 @@
+// prefill: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores, from packed weights (sm_90a).
+//
+// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. One warp brings stages of STAGE spans along K into
+// shared memory, the strips' codes by bulk copies, x by tensor maps. STRIPS * SPLITS warpgroups consume them: each owns a
+// strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and multiplies
+// them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the end. The
+// grid is persistent (streamk.cuh).
+// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SHARED (bytes), MOST_PARTS.
+#include "epilogue.cuh"
+#include "pdl.cuh"
+#include "streamk.cuh"
+#include "tile.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+constexpr int GROUP_THREADS = 128, CONSUMERS = STRIPS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
+
+// Registers a thread at launch, then of the producer and of a consumer, who share them.
+constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
+constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
+
+constexpr bool WHOLE_TILES = STAGE % SPANS == 0;   // in a stage; otherwise the fields of a tile have slots of their own
+constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
+constexpr int SUMS = TOKENS / 2;                   // of a thread
+constexpr int CHUNK = TOKENS % 32 ? 16 : 32;       // tokens that are stored at a time
+
+static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
+// A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
+static_assert(DEPTH % SPLITS == 0, "a place in the ring belongs to one split");
+
+// The weights of a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because they
+// are read until the last span of the tile.
+template <int STAGE_TILES>
+struct Ring {
+    Tile tiles[DEPTH][STRIPS][STAGE_TILES];
+
+    __device__ const SpanOf<WARPS>& codes(int slot, int strip, int span) const {
+        return tiles[slot][strip][span / SPANS].spans[span % SPANS];
+    }
+    __device__ const Format& fields(int slot, int strip, int span, u32) const {
+        return tiles[slot][strip][span / SPANS].fields;
+    }
+    __device__ static u32 bytes(int spans) { return spans / SPANS * sizeof(Tile); }
+    __device__ void load(int slot, int strip, const Tile* from, int, int spans, u32 barrier) {
+        bulk_copy(shared_address(tiles[slot][strip]), from, bytes(spans), barrier);
+    }
+    __device__ void expect_fields(u32, int) {}
+    __device__ void load_fields(u32, int, const Tile*) {}
+    __device__ void init_slots() {}
+    __device__ void wait_fields(u32) const {}
+};
+
+template <>
+struct Ring<0> {
+    static constexpr int SLOTS = 1 + (DEPTH - 1 + SPANS - 1) * STAGE / SPANS;  // tiles of DEPTH stages, and more
+    static_assert(WHOLE_TILES || SLOTS * SPANS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
+    SpanOf<WARPS> spans[DEPTH][STRIPS][STAGE];
+    Format slots[SLOTS][STRIPS];
+    unsigned long long full[SLOTS];
+
+    __device__ const SpanOf<WARPS>& codes(int slot, int strip, int span) const { return spans[slot][strip][span]; }
+    __device__ const Format& fields(int, int strip, int, u32 tile) const { return slots[tile % SLOTS][strip]; }
+    __device__ static u32 bytes(int) { return sizeof(SpanOf<WARPS>[STAGE]); }
+    __device__ void load(int slot, int strip, const Tile* from, int span, int, u32 barrier) {
+        bulk_copy(shared_address(spans[slot][strip]), &from->spans[span], bytes(STAGE), barrier);
+    }
+    // The fields of the tile'th tile of this CTA.
+    __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % SLOTS]); }
+    __device__ void expect_fields(u32 tile, int strips) { mbarrier_expect(barrier(tile), strips * sizeof(Format)); }
+    __device__ void load_fields(u32 tile, int strip, const Tile* from) {
+        bulk_copy(shared_address(&slots[tile % SLOTS][strip]), &from->fields, sizeof(Format), barrier(tile));
+    }
+    __device__ void init_slots() {
+        for (int slot = 0; slot < SLOTS; ++slot) mbarrier_init(barrier(slot), 1);
+    }
+    __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / SLOTS & 1); }
+};
+
+// Sums of the splits but the first, as registers hold them.
+template <int OTHERS>
+struct Parts {
+    float4 sums[OTHERS][STRIPS][SUMS / 4][GROUP_THREADS];
+};
+template <>
+struct Parts<0> {};
+
+struct Memory {
+    In x[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
+    Ring<WHOLE_TILES ? STAGE / SPANS : 0> weights;
+    Parts<SPLITS - 1> parts;
+    alignas(16) float staged[STRIPS][CHUNK][TILE_ROWS + 4];
+    unsigned long long full[DEPTH], empty[DEPTH];
+};
+static_assert(sizeof(Memory) <= SHARED, "the stages do not fit the shared memory that the host asks for");
+
+// What the whole grid works on.
+struct Problem {
+    i64 n, k;
+    int m, row_tiles, along;  // along: spans of K
+    __device__ int first_token(int tile) const { return tile / row_tiles * TOKENS; }
+    // The last tokens of many come as a whole box, some of which another tile stores: boxes beyond the matrix are slow.
+    __device__ int first_loaded(int tile) const { return min(first_token(tile), max(m - TOKENS, 0)); }
+    __device__ int first_strip(int tile) const { return tile % row_tiles * STRIPS; }
+};
+
+// Spans in stage j of a tile, the stage at which a segment starts, and the one after its last.
+__device__ inline int spans_in(const Problem& p, int stage) { return min(STAGE, p.along - stage * STAGE); }
+__device__ inline int first_stage(const Segment& s) { return s.first * (UNIT / STAGE); }
+__device__ inline int end_stage(const Problem& p, const Segment& s) {
+    return min(s.last * (UNIT / STAGE), (p.along + STAGE - 1) / STAGE);
+}
+
+// A place in the ring of stages, and how often it has been used before.
+struct Turn {
+    int slot = 0, round = 0;
+    // At most DEPTH places on, or any number of them.
+    __device__ void advance(int by) {
+        slot += by;
+        if (slot >= DEPTH) slot -= DEPTH, ++round;
+    }
+    __device__ void skip(int by) {
+        slot += by;
+        round += slot / DEPTH;
+        slot %= DEPTH;
+    }
+};
+
+// Where the stages of a segment come from.
+struct Source {
+    const Tile* tiles;  // of the first strip, from the start of K
+    int along, strips;  // tiles to the next strip; strips that there are
+    int token;
+
+    __device__ Source(const Problem& p, const Tile* all, const Segment& s)
+        : along(p.along / SPANS),
+          strips(min(STRIPS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_strip(s.tile))),
+          token(p.first_loaded(s.tile)) {
+        tiles = all + i64(p.first_strip(s.tile)) * along;
+    }
+};
+
+// Two warps that fill the ring: one with weights, one with x. Each announces its bytes at the barrier of a stage.
+struct Producer {
+    Memory& memory;
+    const Problem& p;
+    Segments segments;
+
+    // step(source, j, slot, fields) for every stage of this CTA, once its place is free: j of the tile of y; fields: a
+    // number for those of the tile of W.
+    template <class Step>
+    __device__ void for_stages(const Tile* tiles, Step step) {
+        Turn turn;
+        u32 fields = 0;
+        for (Segment s; segments.take(s);) {
+            const Source source(p, tiles, s);
+            const int end = end_stage(p, s);
+            for (int j = first_stage(s); j < end; ++j) {
+                if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
+                if (elect_one()) step(source, j, turn.slot, fields);
+                turn.advance(1);
+                if ((j + 1) * STAGE % SPANS == 0) ++fields;
+            }
+        }
+    }
+
+    // Weights never change: they are under way before the kernels that write x are done.
+    __device__ void run_weights(const Tile* tiles) {
+        for_stages(tiles, [&](const Source& source, int j, int slot, u32 fields) {
+            const int spans = spans_in(p, j), span = j * STAGE % SPANS;
+            const Tile* from = source.tiles + j * STAGE / SPANS;
+            const u32 full = shared_address(&memory.full[slot]);
+            mbarrier_expect(full, source.strips * memory.weights.bytes(spans));
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip)
+                if (strip < source.strips)
+                    memory.weights.load(slot, strip, from + strip * source.along, span, spans, full);
+            if (span == 0) {
+                memory.weights.expect_fields(fields, source.strips);
+#pragma unroll
+                for (int strip = 0; strip < STRIPS; ++strip)
+                    if (strip < source.strips) memory.weights.load_fields(fields, strip, from + strip * source.along);
+            }
+        });
+    }
+
+    __device__ void run_x(const TensorMap* x) {
+        launch_dependents();
+        wait_for_predecessors();
+        const u32 bytes = min(p.m, TOKENS) * sizeof(memory.x[0][0][0]);  // of a span
+        for_stages(nullptr, [&](const Source& source, int j, int slot, u32) {
+            const int spans = spans_in(p, j);
+            const u32 full = shared_address(&memory.full[slot]);
+            mbarrier_expect(full, spans * bytes);
+#pragma unroll
+            for (int span = 0; span < STAGE; ++span)
+                if (span < spans)
+                    tensor_copy(shared_address(memory.x[slot][span]), x, source.token,
+                                (j * STAGE + span) * SPAN_COLUMNS, full);
+        });
+    }
+};
+
+// Raw codes -> levels times `unit`, a power of two; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic
+// is exact here, and `unit` no constant: ptxas would load one anew for every use.
+struct Levels {
+    half2 factor[2], zero;
+    __device__ explicit Levels(float unit)
+        : factor{__float2half2_rn(unit * (1 << Format::RAW_EXPONENT)),
+                 __float2half2_rn(unit * (1 << Format::RAW_EXPONENT - Format::RAW_SHIFT))},
+          zero(__float2half2_rn(-Format::RAW_ZERO * unit)) {}
+    __device__ half2 of(half2 raw, int row) const {
+        return Format::RAW_ZERO ? __hfma2(raw, factor[row], zero) : __hmul2(raw, factor[row]);
+    }
+};
+
+// Scale and minimum of rows g and g + 8, as they meet levels of W to make operand A.
+template <class T>
+struct Scaling;
+
+template <>
+struct Scaling<half> {
+    half2 scale[2], minimum[2];
+    Scaling() = default;
+    __device__ Scaling(float2 d, float2 m)
+        : scale{__float2half2_rn(d.x), __float2half2_rn(d.y)}, minimum{__float2half2_rn(m.x), __float2half2_rn(m.y)} {}
+    __device__ u32 weights(half2 levels, int row) const {
+        half2 w = Format::HAS_MINIMUM ? __hfma2(levels, scale[row], minimum[row]) : __hmul2(levels, scale[row]);
+        return *reinterpret_cast<u32*>(&w);
+    }
+};
+
+template <>
+struct Scaling<bf16> {
+    float scale[2], minimum[2];
+    Scaling() = default;
+    __device__ Scaling(float2 d, float2 m) : scale{d.x, d.y}, minimum{m.x, m.y} {}
+    __device__ u32 weights(half2 levels, int row) const {
+        const float2 q = __half22float2(levels);
+        const float m = Format::HAS_MINIMUM ? minimum[row] : 0.0f;
+        __nv_bfloat162 w = __floats2bfloat162_rn(q.x * scale[row] + m, q.y * scale[row] + m);
+        return *reinterpret_cast<u32*>(&w);
+    }
+};
+
+// Powers of two: what scales and minimums are multiplied by, the unit of levels, and what brings sums back to y.
+struct Units {
+    float scale, minimum, level, sum;
+};
+
+__device__ inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b}; }
+
+struct Consumer {
+    Memory& memory;
+    const Problem& p;
+    int split, strip, thread;  // thread: of its warpgroup
+
+    // This split's stages of a segment, one after the other.
+    struct Cursor {
+        const Consumer& at;
+        const int end;          // of its stages
+        const u32 more_fields;  // than stage j / stages of a tile of W, to number the tile's fields
+        Turn turn;
+        int j;
+        int busy = -1;  // the slot before this one, while wgmma may read it
+        bool begun = false;
+
+        __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, const Turn& first, u32 fields)
+            : at(at),
+              end(end_stage(at.p, s)),
+              more_fields(fields - first_stage(s) * STAGE / SPANS),
+              turn(first),
+              j(first_stage(s)) {
+            const int ahead = (at.split + SPLITS - turn.slot % SPLITS) % SPLITS;  // of the next stage of this split
+            j += ahead;
+            turn.advance(ahead);
+        }
+
+        // Waits for the next stage; false after the last.
+        __device__ __forceinline__ bool next() {
+            if (begun) busy = turn.slot, turn.advance(SPLITS), j += SPLITS;
+            if (j >= end) return false;
+            begun = true;
+            const u32 full = shared_address(&at.memory.full[turn.slot]);
+            if (busy >= 0 && !mbarrier_passed(full, turn.round & 1)) {  // do not hold a stage while waiting for one
+                wgmma_wait<0>();
+                release();
+            }
+            mbarrier_wait(full, turn.round & 1);
+            at.memory.weights.wait_fields(fields());
+            return true;
+        }
+        __device__ u32 fields() const { return more_fields + j * STAGE / SPANS; }
+
+        // This warp has read the slot before.
+        __device__ __forceinline__ void release() {
+            if (busy >= 0 && at.thread % 32 == 0) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
+            busy = -1;
+        }
+    };
+
+    using Weights = u32[SPAN_STEPS][4];  // operand A of a span
+
+    // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, Cursor& cursor, int span,
+                                             u32 x_address, const Levels& levels, const Units& units) const {
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot;
+        const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
+        const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
+        Scaling<In> scaling;
+#pragma unroll
+        for (int step = 0; step < SPAN_STEPS; ++step) {
+            if (step % SCALE_STEPS == 0) {
+                const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
+                scaling = Scaling<In>(fields.scale(warp, g, index) * units.scale,
+                                      fields.minimum(warp, g, index) * units.minimum);
+            }
+            const Fragment raw = Format::raw(words, step);
+#pragma unroll
+            for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
+        }
+        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0]));
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, weights[step], x + 2 * step);
+        wgmma_commit();
+        wgmma_wait<1>();
+        cursor.release();
+    }
+
+    // A stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights (&weights)[2], int first, Cursor& cursor,
+                                             const Levels& levels, const Units& units) const {
+        const int spans = spans_in(p, cursor.j);
+        // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
+        const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
+        if (STAGE == 1 || spans == STAGE) {
+#pragma unroll
+            for (int span = 0; span < STAGE; ++span)
+                multiply(sums, weights[(first + span) % 2], cursor, span, x, levels, units);
+        } else {
+            for (int span = 0; span < spans; ++span) {
+                wgmma_wait<0>();
+                multiply(sums, weights[first], cursor, span, x, levels, units);
+            }
+        }
+    }
+
+    // Adds the products of this split's stages of a segment to the sums.
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
+                                             const Levels& levels, const Units& units) const {
+        Weights weights[2];
+        Cursor cursor(*this, s, turn, fields);
+        while (cursor.next()) {
+            multiply(sums, weights, 0, cursor, levels, units);
+            if constexpr (STAGE % 2) {
+                if (!cursor.next()) break;
+                multiply(sums, weights, 1, cursor, levels, units);
+            }
+        }
+        wgmma_wait<0>();
+        cursor.release();
+    }
+
+    // The splits' sums -> split 0, in order.
+    __device__ void add_splits(float (&sums)[SUMS], Parts<0>&) const {}
+    template <int OTHERS>
+    __device__ void add_splits(float (&sums)[SUMS], Parts<OTHERS>& parts) const {
+        if (split > 0)
+#pragma unroll
+            for (int i = 0; i < SUMS / 4; ++i) parts.sums[split - 1][strip][i][thread] = four(sums, i);
+        named_barrier(1 + strip, SPLITS * GROUP_THREADS);
+        if (split == 0)
+            for (int other = 0; other < OTHERS; ++other)
+#pragma unroll
+                for (int i = 0; i < SUMS / 4; ++i) add(sums, i, parts.sums[other][strip][i][thread]);
+        named_barrier(1 + strip, SPLITS * GROUP_THREADS);
+    }
+
+    __device__ static float4 four(const float (&sums)[SUMS], int i) {
+        return {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+    }
+    __device__ static void add(float (&sums)[SUMS], int i, const float4& more) {
+        sums[4 * i] += more.x, sums[4 * i + 1] += more.y, sums[4 * i + 2] += more.z, sums[4 * i + 3] += more.w;
+    }
+
+    // Waits for the 128 threads of this warpgroup.
+    __device__ void group_barrier() const { named_barrier(1 + STRIPS + strip, GROUP_THREADS); }
+
+    // A tile that other CTAs share: what this one has of it goes to its place in the workspace, or, where this one has
+    // the end of the tile, the others' parts are added.
+    __device__ float4* part_of(Workspace* workspace, int cta) const {
+        return workspace->parts() + (i64(cta) * STRIPS + strip) * (SUMS / 4) * GROUP_THREADS + thread;
+    }
+    __device__ u32* flag_of(Workspace* workspace, int cta) const { return &workspace->flags[cta * STRIPS + strip]; }
+    __device__ void hand_over(const float (&sums)[SUMS], Workspace* workspace) const {
+        float4* part = part_of(workspace, blockIdx.x);
+#pragma unroll
+        for (int i = 0; i < SUMS / 4; ++i) part[i * GROUP_THREADS] = four(sums, i);
+        group_barrier();
+        if (thread == 0) raise_flag(flag_of(workspace, blockIdx.x));
+    }
+    __device__ void add_others(float (&sums)[SUMS], const Segment& s, const Segments& all, int tiles,
+                               Workspace* workspace) const {
+        const int start = (s.tile - all.whole) * all.units;
+        for (int cta = blockIdx.x; Segments::begin_of(cta, tiles - all.whole, all.units) > start;) {
+            --cta;
+            if (thread == 0) await_flag(flag_of(workspace, cta));
+            group_barrier();
+            const float4* part = part_of(workspace, cta);
+#pragma unroll
+            for (int i = 0; i < SUMS / 4; ++i) add(sums, i, __ldcg(part + i * GROUP_THREADS));
+        }
+    }
+
+    // Where a tile's outputs of this warpgroup lie.
+    struct Place {
+        i64 first_row;
+        int first_token, skip, rows, tokens;  // skip: tokens that another tile stores
+        __device__ Place(const Problem& p, int tile, int strip)
+            : first_row(i64(p.first_strip(tile) + strip) * TILE_ROWS),
+              first_token(p.first_loaded(tile)),
+              skip(p.first_token(tile) - first_token),
+              rows(int(min(i64(TILE_ROWS), p.n - first_row))),
+              tokens(min(TOKENS, p.m - first_token)) {}
+    };
+
+    // Sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together. First the usual case:
+    // all rows there are, nothing to add.
+    template <class T>
+    __device__ __forceinline__ void store_whole(const float (&sums)[SUMS], const Place& at, T* y, float unit) const {
+        constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged[strip]);
+        y += at.first_token * p.n + at.first_row;
+#pragma unroll
+        for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
+            group_barrier();  // the chunk before is read
+#pragma unroll
+            for (int i = 0; i < CHUNK / 8; i += 2) {
+                T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
+#pragma unroll
+                for (int j = 0; j < 8; ++j) made[j] = from_float<T>(sums[(chunk / 8 + i) * 4 + j] * unit);
+                if constexpr (sizeof(T) == 2) {
+                    u32 pairs[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) pairs[j] = *reinterpret_cast<const u32*>(&made[2 * j]);
+                    const int token = 8 * i + lane / 16 * 8 + lane % 8, row = 16 * warp + lane / 8 % 2 * 8;
+                    stmatrix_x4_transposed(shared_address(&staged[token][row]), pairs);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < 8; ++j)
+                        staged[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
+                }
+            }
+            group_barrier();
+#pragma unroll
+            for (int i = 0; i < CHUNK * PIECES; i += GROUP_THREADS) {
+                const int token = (i + thread) / PIECES, row = (i + thread) % PIECES * PER_STORE;
+                if (chunk + token >= at.skip && chunk + token < at.tokens)
+                    *reinterpret_cast<uint4*>(&y[(chunk + token) * p.n + row]) =
+                        *reinterpret_cast<const uint4*>(&staged[token][row]);
+            }
+        }
+    }
+    template <class T>
+    __device__ bool aligned(const void* y) const {  // all rows of y start at a multiple of 16
+        return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
+    }
+    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Epilogue& epilogue,
+                                          float unit) const {
+        const Place at(p, tile, strip);
+        void* y = epilogue.arrays.y;
+        if (at.rows == TILE_ROWS && !epilogue.adds()) {
+            const int type = epilogue.types.y;
+            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, static_cast<float*>(y), unit);
+            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, static_cast<half*>(y), unit);
+            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, static_cast<bf16*>(y), unit);
+        }
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+        auto& staged = memory.staged[strip];
+#pragma unroll
+        for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
+            group_barrier();  // the chunk before is read
+#pragma unroll
+            for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
+                staged[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] = sums[chunk / 2 + i] * unit;
+            group_barrier();
+            store_some(staged, at, chunk, epilogue);
+        }
+    }
+    // What of a chunk is there, with what is added to it.
+    __device__ __forceinline__ void store_some(const float (&staged)[CHUNK][TILE_ROWS + 4], const Place& at, int chunk,
+                                               const Epilogue& epilogue) const {
+        const int from = max(at.skip - chunk, 0), to = min(at.tokens - chunk, CHUNK);
+#pragma unroll 1
+        for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += GROUP_THREADS) {
+            const int token = i / TILE_ROWS, row = i % TILE_ROWS;
+            if (row < at.rows)
+                epilogue.store((at.first_token + chunk + token) * p.n, at.first_row + row, staged[token][row]);
+        }
+    }
+
+    __device__ void run(const Segments& all, int tiles, const Units& units, Workspace* workspace,
+                        const Epilogue& epilogue) const {
+        const Levels levels(units.level);
+        Segments segments = all;
+        Turn turn;
+        u32 fields = 0;
+        for (Segment s; segments.take(s);) {
+            float sums[SUMS] = {};
+            multiply(sums, s, turn, fields, levels, units);
+            turn.skip(end_stage(p, s) - first_stage(s));
+            fields += s.last - s.first;
+            add_splits(sums, memory.parts);
+            if (split == 0) {
+                if (s.last < all.units) {
+                    hand_over(sums, workspace);
+                } else {
+                    if (s.first > 0) add_others(sums, s, all, tiles, workspace);
+                    store(sums, s.tile, epilogue, units.sum);
+                }
+            }
+        }
+    }
+};
+
+// Tiles of y from `whole` on are cut along K.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles,
+            const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m, int whole,
+            const Units units) {
+    extern __shared__ __align__(1024) unsigned char bytes[];
+    Memory& memory = *reinterpret_cast<Memory*>(bytes);
+    const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS), row_tiles = (strips + STRIPS - 1) / STRIPS;
+    const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
+    const Problem problem = {n, k, m, row_tiles, along};
+    const int tiles_of_y = row_tiles * ((m + TOKENS - 1) / TOKENS);
+    const Segments segments(tiles_of_y, (along + UNIT - 1) / UNIT, whole);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < DEPTH; ++slot) {
+            mbarrier_init(shared_address(&memory.full[slot]), 2);            // producers
+            mbarrier_init(shared_address(&memory.empty[slot]), STRIPS * 4);  // warps
+        }
+        memory.weights.init_slots();
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (group == CONSUMERS) {
+        give_registers<PRODUCER_REGISTERS>();
+        Producer producer = {memory, problem, segments};
+        if (warp % 4 == 0) producer.run_weights(tiles);
+        if (warp % 4 == 1) producer.run_x(&x);
+    } else {
+        take_registers<CONSUMER_REGISTERS>();
+        const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
+        const Consumer consumer = {memory, problem, split, strip, int(threadIdx.x % GROUP_THREADS)};
+        consumer.run(segments, tiles_of_y, units, workspace, outputs);
+    }
+}

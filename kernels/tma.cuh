@@ -1,0 +1,40 @@
+// Boxes of a matrix -> shared memory by the tensor memory accelerator, sm_90 and later.
+#pragma once
+
+#include "ring.cuh"
+
+// CUtensorMap, encoded by the host (qgemm/tensor_map.py).
+struct alignas(64) TensorMap {
+    unsigned long long opaque[16];
+};
+
+// The box whose first element is (row, column) -> shared memory, zeros beyond the matrix; its bytes report to the barrier.
+__device__ inline void tensor_copy(u32 to, const TensorMap* map, int row, int column, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+__device__ inline void mbarrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Whether the phase of this parity is complete, alike in all lanes.
+__device__ inline bool mbarrier_passed(u32 barrier, u32 parity) {
+    u32 passed;
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done; }"
+        : "=r"(passed)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return __all_sync(~0u, passed);
+}
+
+// Wait for `threads` threads of the CTA that name the same barrier, 1 to 15.
+__device__ inline void named_barrier(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}

@@ -1,0 +1,42 @@
+// Tensor core instructions of a warpgroup (four warps), sm_90a: they run while the warps go on, and read operand A from
+// registers, operand B from shared memory. wgmma() itself is generated for the token tile, see qgemm/jit.py.
+#pragma once
+
+#include "types.cuh"
+
+// Operand B: tokens x 64 columns of 16 bits in shared memory, aligned to 1024 bytes, in the 128-byte swizzle that a
+// tensor map writes. Adding 2 moves 16 columns on.
+__device__ inline unsigned long long swizzled_operand(u32 address) {
+    return 1ull << 62 | (1024ull >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
+}
+
+// Registers written before are seen by what wgmma reads after.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Close a group of the wgmma since the last one.
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Wait until at most N groups are under way.
+template <int N>
+__device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// Take registers that another warpgroup of the CTA gave back.
+template <int N>
+__device__ inline void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N>
+__device__ inline void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// Four 8 x 8 matrices of 16-bit values -> shared memory, transposed; lane i gives the address of column i % 8 of matrix
+// i / 8.
+__device__ inline void stmatrix_x4_transposed(u32 to, const u32 (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(from[0]),
+                 "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+}

@@ -1,0 +1,131 @@
+"""The prefill kernel on the host: its grid, the tensor map of x, the workspace of tiles that CTAs share."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from . import jit, tiles
+from .block import Format
+from .decode import Shape
+from .launch import Launch
+from .products import TYPE_CODES, Types
+from .tensor_map import TensorMap
+from .tilings import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
+
+WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
+FLAG = 4  # bytes of what says that a part is complete
+MOST_LAUNCHES = 1024  # kept
+LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
+HEADROOM = 3  # so that scales in these units stay below 2^15
+
+
+class Grid(NamedTuple):
+    """A persistent grid: `ctas` take `whole` tiles of y in turn; those after them are cut along K, a piece a CTA."""
+
+    ctas: int
+    whole: int
+
+
+def grid_of(count: int, units: int, slots: int) -> Grid:
+    """For so many tiles of y, each of so many units along K, on a GPU that holds `slots` CTAs at a time.
+
+    Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
+    more than WASTE of the GPU idle. Few tiles are cut into equal pieces.
+    """
+    if count <= slots:
+        pieces = min(slots // count, units)
+        return Grid(count * pieces, count if pieces == 1 else 0)
+    if -(-count // slots) * slots <= count * (1 + WASTE):
+        return Grid(slots, count)
+    return Grid(slots, (count // slots - 1) * slots)
+
+
+class Units(ctypes.Structure):
+    """Powers of two that bring a tensor into the range of half: see Units in kernels/prefill.cu."""
+
+    _fields_ = [(name, ctypes.c_float) for name in ("scale", "minimum", "level", "sum")]
+
+
+def units_of(exponent: int) -> Units:
+    """Of a tensor whose weights times 2^-exponent are below 2^15."""
+    weight = max(-110, min(exponent + HEADROOM, 110))  # float32 holds them all, and no weight overflows half
+    return Units(2.0 ** (-weight - LEVEL), 2.0**-weight, 2.0**LEVEL, 2.0**weight)
+
+
+class Pointers(ctypes.Structure):
+    """What changes from call to call but for the map of x: the workspace, w, and y with what is added to it.
+
+    With the types that follow, the last three are the kernel's Epilogue.
+    """
+
+    _fields_ = [("parts", ctypes.c_void_p), ("w", ctypes.c_void_p), ("outputs", ctypes.c_void_p * 3), ("types", Types)]
+
+
+class PrefillLaunch:
+    """The prefill kernel for all matrices of one shape, format and exponent, and so many rows of x.
+
+    A call takes a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple of 16.
+    """
+
+    def __init__(
+        self, device: int, fmt: Format, shape: tuple[int, int], exponent: int, m: int, source: str, out: Shape,
+        tiling: Tiling | None = None,
+    ) -> None:  # fmt: skip
+        """On the current device, for x of type `source`; a `tiling` other than the table's to measure it."""
+        (n, k), strips = shape, -(-shape[0] // tiles.ROWS)
+        tiling = tiling or tiling_of(m, strips)
+        template = prefill_template(fmt, tiling, source)
+        of_y = -(-strips // tiling.strips) * -(-m // tiling.tokens)
+        grid = grid_of(of_y, -(-k // tiling.unit(fmt)), sms(device))
+        self._size = 0  # of the workspace
+        if grid.whole < of_y:
+            size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL
+            self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
+        self._map, self._box = TensorMap.aligned(), (source, m, k, min(m, tiling.tokens))
+        self._x, self._device = 0, device
+        self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
+        pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
+        parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
+        sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole)
+        arguments = (self._map, w, pointers.outputs, parts, *sizes, units_of(exponent))
+        function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
+        self._launch = Launch(
+            function, grid.ctas, tiling.threads, int(template["SHARED"]), arguments, pointers, count
+        )  # fmt: skip
+        self.grid, self.template = grid, template
+
+    def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
+        parts = _workspace(self._device, stream, self._size).data.ptr if self._size else 0
+        with self._lock:
+            if x != self._x:
+                self._map.encode(x, *self._box)
+                self._x = x
+            self._launch(stream, parts, w, y, bias, residual)
+
+
+prefill_launch = lru_cache(maxsize=MOST_LAUNCHES)(PrefillLaunch)
+
+
+@cache
+def sms(device: int) -> int:
+    """Multiprocessors of a device."""
+    import cupy
+
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+@cache
+def _workspace(device: int, stream: int, size: int) -> Any:
+    """Where a stream's products keep parts of tiles that CTAs share. Never freed, see cuda._workspace.
+
+    Its flags are zero before any kernel starts, whatever the stream does, capturing included.
+    """
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True) as own:
+        made = cupy.zeros(FLAG * MOST_PARTS + size, "uint8")
+        own.synchronize()
+    return made

@@ -1,0 +1,36 @@
+"""Tensor maps: how the tensor memory accelerator of sm_90 finds a box of a matrix. The driver encodes them."""
+
+from __future__ import annotations
+
+import ctypes
+
+from .launch import check, driver
+
+TYPES = {"half": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS = 0, 3, 3, 0
+ALIGNMENT = 64
+ITEMSIZE = 2
+BOX_COLUMNS = 128 // ITEMSIZE  # what the swizzle permutes: 128 bytes
+
+
+class TensorMap(ctypes.Structure):
+    """CUtensorMap: opaque; the driver wants it aligned to 64 bytes."""
+
+    _fields_ = [("opaque", ctypes.c_uint64 * 16)]
+
+    @classmethod
+    def aligned(cls) -> TensorMap:
+        """A new one at an aligned address."""
+        room = ctypes.create_string_buffer(ctypes.sizeof(cls) + ALIGNMENT)
+        found = cls.from_buffer(room, -ctypes.addressof(room) % ALIGNMENT)
+        return found
+
+    def encode(self, pointer: int, kind: str, rows: int, columns: int, box_rows: int) -> None:
+        """Of a row-major matrix of 16-bit numbers at a multiple of 16; boxes of 64 columns, swizzled for wgmma."""
+        status = driver().cuTensorMapEncodeTiled(
+            ctypes.byref(self), TYPES[kind], 2, ctypes.c_void_p(pointer),
+            (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * ITEMSIZE),
+            (ctypes.c_uint32 * 2)(BOX_COLUMNS, box_rows), (ctypes.c_uint32 * 2)(1, 1),
+            NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS,
+        )  # fmt: skip
+        check(status, f"no tensor map for x [{rows}, {columns}] of {kind} at {pointer:#x}")

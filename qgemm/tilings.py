@@ -1,0 +1,104 @@
+"""How the prefill kernel cuts y and K: rows and tokens to tiles, K to warpgroups, memory to stages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .block import Format
+from .jit import Template
+from .tiles import ROWS, SPAN, spans, tile_dtype
+
+SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
+PARTIAL = 4  # bytes of a sum
+CHUNK = 32  # tokens that are stored at a time; 16 where that does not divide the token tile
+STAGED = 4 * (ROWS + 4)  # bytes of a token of a strip before it is stored
+BARRIERS = 1 << 10  # bytes of them, and of alignment
+MOST_PARTS = 1024  # that CTAs hand over: two strips of each CTA of a GPU with many multiprocessors
+
+
+class Tiling(NamedTuple):
+    """A CTA has a tile of `strips` * 64 rows of W and `tokens` rows of x.
+
+    m, least: it is for up to so many rows of x, and at least so many strips of 64 rows of W. splits: warpgroups that
+    share K, for each strip of the tile. stage: spans of 64 columns in a stage of its ring; deep: the most stages.
+    """
+
+    m: int
+    least: int
+    tokens: int
+    strips: int
+    splits: int
+    stage: int
+    deep: int
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: its warpgroups, and the producers'."""
+        return 128 * (self.strips * self.splits + 1)
+
+    def unit(self, fmt: Format) -> int:
+        """Columns at whose multiples the kernel may cut K: those of a stage, or of a tile if that is more."""
+        return max(self.stage, spans(fmt)) * SPAN
+
+
+# Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; four warpgroups hide
+# each other's decoding. Few strips leave few tiles, of which smaller ones share the work better.
+TILINGS = (
+    #      m <=  strips >=  tokens  strips  splits  stage  deep
+    Tiling(16,   200,       16,     2,      2,      4,     8),
+    Tiling(16,   0,         16,     1,      4,      4,     8),
+    Tiling(32,   100,       32,     2,      2,      4,     4),
+    Tiling(32,   0,         32,     1,      4,      4,     4),
+    Tiling(48,   100,       48,     2,      2,      2,     8),
+    Tiling(48,   0,         48,     1,      4,      2,     8),
+    Tiling(64,   200,       64,     2,      2,      2,     6),
+    Tiling(64,   0,         64,     1,      4,      2,     8),
+    Tiling(96,   65,        96,     2,      1,      2,     6),
+    Tiling(96,   0,         96,     1,      2,      2,     5),
+    Tiling(128,  65,        128,    2,      1,      2,     5),
+    Tiling(128,  0,         128,    1,      2,      2,     4),
+    Tiling(160,  65,        160,    2,      1,      1,     7),
+    Tiling(192,  65,        192,    2,      1,      1,     6),
+    Tiling(224,  65,        224,    2,      1,      1,     5),
+    Tiling(256,  65,        256,    2,      1,      1,     5),
+    Tiling(256,  0,         128,    2,      1,      2,     5),
+    Tiling(160,  0,         160,    2,      1,      1,     7),
+    Tiling(192,  0,         192,    2,      1,      1,     6),
+    Tiling(224,  0,         224,    2,      1,      1,     5),
+    Tiling(256,  0,         256,    2,      1,      1,     5),
+)  # fmt: skip
+TOKENS = tuple(sorted({tiling.tokens for tiling in TILINGS}))
+
+
+def tiling_of(m: int, strips: int) -> Tiling:
+    """The first row of TILINGS for M rows of x and so many strips of 64 rows of W.
+
+    M beyond the largest token tile is shared out evenly over as few tiles as possible.
+    """
+    part = -(-m // -(-m // TOKENS[-1]))
+    fitting = (row for row in TILINGS if part <= row.m and strips >= row.least)
+    return next(row for row in fitting if m <= row.m or part <= row.tokens)
+
+
+def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
+    """Shared memory of a CTA with so many stages, as `Memory` in kernels/prefill.cu lays it out."""
+    along, dtype = spans(fmt), tile_dtype(fmt)
+    codes = dtype["spans"].base.itemsize
+    fields = dtype.itemsize - along * codes
+    whole = tiling.stage % along == 0  # tiles in a stage; else the fields of a tile have slots of their own
+    weights = tiling.stage * codes + (tiling.stage // along * fields if whole else 0)
+    slots = 0 if whole else 1 + (depth - 1 + along - 1) * tiling.stage // along
+    x = tiling.stage * tiling.tokens * SPAN * 2
+    parts = (tiling.splits - 1) * tiling.tokens * ROWS * PARTIAL
+    staged = (CHUNK // 2 if tiling.tokens % CHUNK else CHUNK) * STAGED
+    return depth * (x + tiling.strips * weights) + tiling.strips * (slots * fields + parts + staged) + BARRIERS
+
+
+def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
+    """The template of the prefill kernel for x of type `source`: as many stages as fit, equally many for each split."""
+    depths = range(tiling.deep // tiling.splits * tiling.splits, 0, -tiling.splits)
+    depth = next(depth for depth in depths if memory_bytes(fmt, tiling, depth) <= SHARED)
+    return {
+        "In": source, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits, "STAGE": tiling.stage,
+        "DEPTH": depth, "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS,
+    }  # fmt: skip

@@ -1,0 +1,338 @@
+"""The prefill kernel: its tables and its host code anywhere, its products on a GPU against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+
+import numpy as np
+import pytest
+from strategies import INTEGER, each, exact, tame
+
+import qgemm
+from qgemm import jit, prefill, routes, tiles, tilings
+from qgemm.bounds import a16_bound, magnitudes
+
+EDGES = sorted({m for tiling in tilings.TILINGS for m in (tiling.tokens, tiling.m)})
+SHAPES = sorted({tiling._replace(m=0, least=0) for tiling in tilings.TILINGS})
+SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
+
+
+def cupy():
+    import cupy
+
+    return cupy
+
+
+# ---------------------------------------------------------------------------------------------------- without a GPU
+
+
+def test_sm_90_goes_to_prefill_above_decode():
+    """From 9 rows on, of super-blocks from 17 on, where decode is faster until then."""
+    q4_0, q4_k = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q4_k"]
+    for fmt, m, sm, x, kernel in (
+        (q4_0, 8, 90, "half", "decode"),
+        (q4_0, 9, 90, "half", "prefill"),
+        (q4_k, 16, 90, "half", "decode"),
+        (q4_k, 17, 90, "half", "prefill"),
+        (q4_0, 1 << 20, 90, "bf16", "prefill"),
+        (q4_0, 9, 90, "float", "decode"),
+        (q4_0, 17, 90, "float", "unpack"),
+        (q4_0, 16, 100, "half", "decode"),
+        (q4_0, 17, 100, "half", "prefill_mma"),
+        (q4_0, 17, 80, "half", "prefill_mma"),
+    ):
+        assert routes.route(routes.Problem(fmt, "a16", m, 64, 64, sm, x)).kernel == kernel
+    for m, x, kernel in ((16, "half", "decode_a8"), (17, "half", "prefill"), (17, "bf16", "unpack")):
+        assert routes.route(routes.Problem(q4_0, "a8", m, 64, 64, 90, x)).kernel == kernel
+
+
+def test_every_matrix_has_a_tiling():
+    for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
+        for strips in (1, 64, 65, 100, 200, 1 << 20):
+            tiling = tilings.tiling_of(m, strips)
+            assert strips >= tiling.least
+            assert m <= tiling.m or m > max(EDGES)
+            wasted = -(-m // tiling.tokens) * tiling.tokens - m
+            if strips > 64 and m > 64:  # few tokens are computed in vain
+                assert wasted <= m / 2
+            assert tiling.tokens % 16 == 0
+            assert tiling.tokens <= 256  # of one instruction, and of a tensor map's box
+            assert tiling.threads <= 1024
+
+
+@each(INTEGER)
+@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
+def test_tilings_fit_every_format(fmt, tiling):
+    """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
+    template = tilings.prefill_template(fmt, tiling, "half")
+    assert template["SHARED"] <= tilings.SHARED
+    assert template["DEPTH"] % tiling.splits == 0
+    assert template["DEPTH"] >= 2 * tiling.splits or template["DEPTH"] * tiling.stage >= 4
+    along = tiles.spans(fmt)
+    assert tiling.stage % along == 0 or along % tiling.stage == 0
+
+
+@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
+@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
+def test_tuned_kernels_keep_their_registers(fmt, tiling):
+    """Neither spills nor wgmma that wait for each other: ptxas says so as C75xx."""
+    source = jit.compose("prefill", fmt, **tilings.prefill_template(fmt, tiling, "half"))
+    _, report = jit.compile_cubin(source, "sm_90a")
+    assert re.search(r"\b0 bytes spill stores", report)
+    assert "C75" not in report
+
+
+def begin_of(cta: int, ctas: int, work: int) -> int:
+    """Segments::begin_of in kernels/streamk.cuh."""
+    return cta * work // ctas
+
+
+@pytest.mark.parametrize("sms", SMS)
+@pytest.mark.parametrize("units", [1, 3, 16, 128, 448])
+def test_grids_share_all_work(sms, units):
+    for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
+        ctas, whole = prefill.grid_of(count, units, sms)
+        assert 1 <= ctas <= sms
+        assert 2 * ctas <= tilings.MOST_PARTS
+        assert 0 <= whole <= count
+        cut = (count - whole) * units
+        assert cut < 1 << 31
+        if cut:  # every CTA has a piece, and hands over at most one part of a tile
+            pieces = [begin_of(cta, ctas, cut) for cta in range(ctas + 1)]
+            assert pieces[0] == 0
+            assert pieces[-1] == cut
+            assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
+        busiest = -(-whole // ctas) * units + -(-cut // ctas)
+        ideal = -(-count * units // sms)
+        pieces_each = max(1, sms // count)  # few tiles are cut into equal pieces
+        assert busiest <= max(ideal * (1 + prefill.WASTE) + 1, -(-units // min(pieces_each, units)))
+
+
+def test_powers_of_two_cancel():
+    for exponent in (-170, -40, -20, 0, 7, 30, 120):
+        units = prefill.units_of(exponent)
+        assert units.scale * units.level * units.sum == 1
+        assert units.minimum * units.sum == 1
+        assert units.level * 2**24 < 65504
+        if -100 < exponent < 100:  # the largest scale is 2^(15 + exponent) / 128 or less
+            assert 2.0 ** (15 + exponent) / tilings.SPAN * units.scale <= 2.0**15
+
+
+def test_structures_are_laid_out_as_in_the_kernel():
+    assert [getattr(prefill.Pointers, name).offset for name, _ in prefill.Pointers._fields_] == [0, 8, 16, 40]
+    assert ctypes.sizeof(prefill.Units) == 16
+    assert ctypes.sizeof(prefill.TensorMap) == 128
+    assert ctypes.addressof(prefill.TensorMap.aligned()) % 64 == 0
+
+
+# --------------------------------------------------------------------------------------------------------- on a GPU
+
+
+def on_sm_90() -> bool:
+    cuda = qgemm.backends()["cuda"]
+    return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
+
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif("not on_sm_90()", reason="the prefill kernel is for sm_90")]
+
+
+def with_gpu(test):
+    for mark in gpu:
+        test = mark(test)
+    return test
+
+
+def random_tensor(fmt, n, k, rng):
+    """[N, K'] of random bytes with tame scales; K' is K rounded up to whole blocks."""
+    blocks = -(-k // fmt.weights)
+    raw = np.frombuffer(rng.bytes(n * blocks * fmt.block_bytes), fmt.dtype).reshape(n, blocks)
+    return qgemm.Tensor(fmt, (n, blocks * fmt.weights), tame(fmt, raw, rng))
+
+
+def bound(x, w, loss):
+    """Float sums of weights that are rounded to half or bf16 (loss): three roundings of what is added up to a weight.
+
+    Those are of the scale, of the minimum and of their sum. Halves have room for 2^12 above the largest weight of the
+    tensor, so what is below 2^-14 of it is subnormal: off by 2^-25, scales by that times a level of up to 2^7 / 2^9.
+    """
+    sizes = magnitudes(w.format, w.blocks)
+    size = np.abs(x) @ sizes.T
+    largest = max(128 / 8, 1) * sizes.max(initial=0)  # a bound of weights may be 128 levels where 8 are in use
+    tiny = 4 * 2.0 ** (-25 - 11) * largest * np.abs(x).sum(axis=1, keepdims=True)
+    return a16_bound(x, sizes) + 3 * loss * size + tiny
+
+
+LOSS = {"float16": 2.0**-11, "bfloat16": 2.0**-9 + 2.0**-24}
+
+
+def poisoned(m, n, dtype="float32"):
+    """An output [m, n] between two rows of guards, NaN everywhere."""
+    guarded = cupy().full((m + 2, n), np.nan, np.float32).astype(dtype)
+    return guarded, guarded[1:-1]
+
+
+@with_gpu
+@each(INTEGER)
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (200, 32), (72, 96), (1100, 1120)])
+def test_products_at_every_edge(fmt, n, k):
+    """M on both sides of each token tile and route; N and K that end inside a tile; nothing beside y is touched."""
+    rng = np.random.default_rng(n + k)
+    w = random_tensor(fmt, n, k, rng)
+    on_device = w.to_device()
+    for m in sorted({9, *EDGES, *(m + 1 for m in EDGES), 2 * max(EDGES) + 7}):
+        x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
+        guarded, y = poisoned(m, n)
+        qgemm.matmul(cupy().asarray(x), on_device, out=y)
+        wide = x.astype(np.float64)
+        got = guarded.get()
+        assert np.isnan(got[[0, -1]]).all()
+        assert (np.abs(got[1:-1] - exact(wide, w)) <= bound(wide, w, LOSS["float16"])).all()
+
+
+@with_gpu
+@each(INTEGER)
+@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
+def test_every_tiling_by_every_format(fmt, tiling):
+    """Grids of whole tiles, of cut ones and of both; the same bits every time."""
+    from qgemm.decode import Shape
+
+    cp, rng = cupy(), np.random.default_rng(sum(tiling))
+    for n, k, m in ((64 * 3 + 24, 1056, tiling.tokens - 1), (64 * 150, 288, tiling.tokens), (2500, 800, 333)):
+        w = random_tensor(fmt, n, k, rng)
+        on_device = w.to_device()
+        x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
+        launch = prefill.PrefillLaunch(
+            on_device.device, fmt, w.shape, on_device.exponent, m, "half", Shape(n, "float32"), tiling
+        )
+        on_gpu, seen = cp.asarray(x), set()
+        for _ in range(3):
+            guarded, y = poisoned(m, n)
+            launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, y.data.ptr)
+            seen.add(guarded.get().tobytes())
+        assert len(seen) == 1
+        wide = x.astype(np.float64)
+        assert (np.abs(y.get() - exact(wide, w)) <= bound(wide, w, LOSS["float16"])).all()
+
+
+@with_gpu
+@each(INTEGER)
+@pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
+def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
+    """y = x @ W.T + bias + residual, rounded once to y's type; rows of y of any size, and multiples of 16 bytes."""
+    from ml_dtypes import bfloat16
+
+    dtypes = {"float16": np.float16, "float32": np.float32, "bfloat16": bfloat16}
+    cp, rng = cupy(), np.random.default_rng(3)
+    for n, m in ((130, 20), (192, 70)):
+        w = random_tensor(fmt, n, 512, rng)
+        x = rng.standard_normal((m, 512)).astype(dtypes[x_dtype])
+        bias = rng.standard_normal(n).astype(np.float32)
+        residual = rng.standard_normal((m, n)).astype(np.float16)
+        y = poisoned(m, n, dtypes[y_dtype])[1]
+        qgemm.matmul(cp.asarray(x), w.to_device(), bias=cp.asarray(bias), residual=cp.asarray(residual), out=y)
+        wide = x.astype(np.float64)
+        want = exact(wide, w) + bias + residual
+        near = bound(wide, w, LOSS[x_dtype]) + 2.0**-22 * (np.abs(bias) + np.abs(residual) + np.abs(want))
+        near += {"float32": 0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[y_dtype] * (np.abs(want) + near) + 1e-7
+        assert (np.abs(y.get().astype(np.float64) - want) <= near).all()
+
+
+@with_gpu
+@each(INTEGER)
+def test_identity_gives_weights_rounded_to_half(fmt):
+    """A product with one weight is that weight but for its rounding."""
+    rng = np.random.default_rng(7)
+    w = random_tensor(fmt, 200, 300, rng)
+    k = w.shape[1]
+    y = qgemm.matmul(cupy().eye(k, dtype="float16"), w.to_device()).get()
+    want = w.dequantize(np.float64).T
+    assert (np.abs(y - want) <= bound(np.eye(k), w, LOSS["float16"])).all()
+
+
+@with_gpu
+@each(INTEGER)
+def test_nan_stays_in_its_row(fmt):
+    """A NaN in one row of x or W reaches no other output."""
+    rng = np.random.default_rng(5)
+    w = random_tensor(fmt, 200, 544, rng)
+    for m in (20, 300):
+        x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
+        clean = qgemm.matmul(cupy().asarray(x), w.to_device()).get()
+        blocks = w.blocks.copy()
+        if "d" in fmt.scale_fields:  # mxfp4 has no NaN
+            blocks["d"][17, -1] = np.nan
+        x[m // 2, 5] = np.nan
+        y = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, w.shape, blocks).to_device()).get()
+        touched = np.zeros(y.shape, bool)
+        touched[m // 2] = True
+        touched[:, 17] |= "d" in fmt.scale_fields
+        assert np.isnan(y[touched]).all()
+        np.testing.assert_array_equal(y[~touched], clean[~touched])
+
+
+@with_gpu
+@pytest.mark.parametrize("m", [9, 64, 200, 600])
+def test_two_hundred_times_the_same_bits(m):
+    cp, rng = cupy(), np.random.default_rng(m)
+    w = random_tensor(qgemm.FORMATS["q4_0"], 64 * 40, 2048, rng).to_device()
+    x = cp.asarray(rng.standard_normal((m, 2048)).astype(np.float16))
+    want = qgemm.matmul(x, w)
+    y = cp.empty_like(want)
+    for _ in range(200):
+        y.fill(np.nan)
+        qgemm.matmul(x, w, out=y)
+        assert (y == want).all()
+
+
+@with_gpu
+@pytest.mark.parametrize("m", [16, 100, 1000])
+def test_a_product_can_be_captured_in_a_graph(m):
+    """Also on a stream that has never multiplied before, with workspace to be had."""
+    cp, rng = cupy(), np.random.default_rng(22)
+    w = random_tensor(qgemm.FORMATS["q4_1"], 320, 2048, rng).to_device()
+    x, y = cp.zeros((m, 2048), np.float16), cp.empty((m, 320), np.float32)
+    qgemm.matmul(x, w, out=y)
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        qgemm.matmul(x, w, out=y)
+        graph = stream.end_capture()
+        for _ in range(3):
+            x[...] = cp.asarray(rng.standard_normal((m, 2048)).astype(np.float16))
+            y.fill(np.nan)
+            graph.launch(stream)
+            assert (y == qgemm.matmul(x, w)).all()
+
+
+@with_gpu
+def test_views_and_leading_dimensions():
+    """x that starts beside a multiple of 16 bytes, strided rows, leading dimensions, y that is strided."""
+    cp, rng = cupy(), np.random.default_rng(8)
+    w = random_tensor(qgemm.FORMATS["q5_0"], 100, 96, rng)
+    on_device = w.to_device()
+    x = cp.asarray(rng.standard_normal((3, 8, 97)).astype(np.float16))
+    for view in (x[..., 1:], x[:, ::-1, :96], x[:, 2:5, 1:]):
+        many = cp.full((*view.shape[:2], 200), np.nan, np.float32)
+        qgemm.matmul(view, on_device, out=many[..., ::2])
+        wide = view.get().astype(np.float64).reshape(-1, 96)
+        error = np.abs(many[..., ::2].get().reshape(-1, 100) - exact(wide, w))
+        assert (error <= bound(wide, w, LOSS["float16"])).all()
+        assert cp.isnan(many[..., 1::2]).all()
+
+
+@with_gpu
+@pytest.mark.parametrize(("n", "m"), [(64, (1 << 20) + 1), (2100, 1 << 20)])
+def test_many_tokens(n, m):
+    """M beyond 2^20, y beyond 2^31 elements: rows at both ends and in between."""
+    cp, rng = cupy(), np.random.default_rng(9)
+    w = random_tensor(qgemm.FORMATS["q4_0"], n, 64, rng)
+    base = rng.standard_normal((4096, 64)).astype(np.float16)
+    x = cp.take(cp.asarray(base), cp.arange(m) % len(base), axis=0)
+    y = qgemm.matmul(x, w.to_device(), dtype="float16")
+    picked = np.array([0, 1, 255, 256, m // 2, m - 257, m - 256, m - 2, m - 1])
+    wide = base[picked % len(base)].astype(np.float64)
+    want = exact(wide, w)
+    got = y[cp.asarray(picked)].get().astype(np.float64)
+    assert (np.abs(got - want) <= bound(wide, w, LOSS["float16"]) + 2.0**-11 * np.abs(want) + 1e-6).all()
