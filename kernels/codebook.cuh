@@ -37,8 +37,8 @@ struct Codebook : Fields {
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return raw(codes, step); }
     // As floats, from memory.
-    static __device__ Levels levels(const Codes& codes, int step) {
-        Levels found;
+    static __device__ FloatFragment levels(const Codes& codes, int step) {
+        FloatFragment found;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const u32 index = offset(codes, (4 * step + i) / PAIRS) >> ROW_BITS;

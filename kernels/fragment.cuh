@@ -20,7 +20,7 @@ struct Fragment {
     half2 a[4];  // row g: a[0], a[2] (columns 2t, 2t + 1 and 2t + 8, 2t + 9); row g + 8: a[1], a[3]
 };
 
-struct Levels {
+struct FloatFragment {
     float2 a[4];  // the same
 };
 
@@ -112,7 +112,7 @@ __device__ inline Fragment raw_bytes(u32 low_row, u32 high_row) {
 
 // Levels as floats, exact in every format.
 template <class Format>
-__device__ inline Levels float_levels(const typename Format::Codes& codes, int step) {
+__device__ inline FloatFragment float_levels(const typename Format::Codes& codes, int step) {
     if constexpr (Format::TABLE_BYTES != 0) {
         return Format::levels(codes, step);
     } else {

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int part = 0; part < SPAN_SCALES; ++part) {
             const i64 column = i * SPAN_COLUMNS + part * Format::GROUP;
             if (column >= k) break;  // the padding block of a ragged row
-            Levels levels[SCALE_STEPS];
+            FloatFragment levels[SCALE_STEPS];
 #pragma unroll
             for (int step = 0; step < SCALE_STEPS; ++step)
                 levels[step] = float_levels<Format>(codes, SCALE_STEPS * part + step);

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int step = 0; step < SPAN_STEPS; ++step) {
         const int index = span * SPAN_SCALES + step / SCALE_STEPS;
-        const Levels levels = float_levels<Format>(codes, step);
+        const FloatFragment levels = float_levels<Format>(codes, step);
         const float2 scale = tile.fields.scale(warp, g, index), minimum = tile.fields.minimum(warp, g, index);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
