@@ -1,6 +1,6 @@
 // Blocks of a file in shared memory: what pack (blocks -> tiles) and restore (tiles -> blocks) share.
 //
-// A CTA owns a piece of a strip: 64 rows, TILES tiles wide. Where things stand are the two rules of qgemm/tiles.py; the
+// A CTA owns a piece of a strip: 64 rows, TILES tiles wide. Where things stand are the rules of qgemm/tiles.py; the
 // layout of a block is generated from the format's dtype and slots. Template: Format, TILES, THREADS.
 #pragma once
 
@@ -18,10 +18,27 @@ struct Place {
 };
 
 template <int BITS>
-constexpr Place place(int step, int j, int r) {
+constexpr Place place_of_code(int step, int j, int r) {
     constexpr int p = BITS < 4 ? 4 / BITS : 1;
     const int bit = BITS * (2 * p * (step / p) + p * r + step % p);
     return {bit / 8, 8 * j + bit % 8};
+}
+
+// Rule two: where one bit of such a code stands if it counts levels, in an index of several.
+template <int BITS, int PAIRS>
+constexpr Place place_of_bit(int step, int j, int r, int plane) {
+    constexpr int SIZE = 2 * PAIRS * BITS, PER_WORD = 32 / SIZE;
+    const int pair = 4 * step + j % 2 * 2 + r, index = pair / PAIRS,
+              bit = (j / 2 * PAIRS + pair % PAIRS) * BITS + plane;
+    if (index >= PER_WORD * BITS) return {bit / 2, 30 + bit % 2};
+    return {index / PER_WORD, index % PER_WORD * SIZE + bit};
+}
+
+// Where a code stands whose bits lie together in a block, or its bit of one of the block's planes.
+template <class Codes>
+constexpr Place place(int step, int j, int r, int plane) {
+    return Codes::PLANES == 1 ? place_of_code<Codes::BITS>(step, j, r)
+                              : place_of_bit<Codes::BITS, Codes::PAIRS>(step, j, r, plane);
 }
 
 // The index, among the chunks of the codes of a span, of the chunk that holds a lane's word.
@@ -69,7 +86,7 @@ struct Piece {
         for (int i = threadIdx.x / 32; i < tiles * SPANS * WARPS; i += THREADS / 32)
             visit(i / WARPS / SPANS, i / WARPS % SPANS, i % WARPS);
     }
-    // Rule two: the pairs of a field's units in rows g and g + 8, a thread each.
+    // Rule three: the pairs of a field's units in rows g and g + 8, a thread each.
     // visit(tile, a byte of the tile's fields, the byte of a row of blocks that it is)
     template <class PerBlock, class Visit>
     __device__ void for_units(Visit visit) const {

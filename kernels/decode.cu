@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
     const Place at(products);
     const int m = int(products.m);
-    Memory* mine = reinterpret_cast<Memory*>(memory) + at.split;
+    Memory* mine = reinterpret_cast<Memory*>(memory + Format::TABLE_BYTES) + at.split;
     auto& ring = mine->ring;
     Walk walk = {at};
     Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             arrivals.first_copy(slot, ring.bytes(walk), [&](auto copy) { ring.load(walk, slot, copy); });
             walk.advance();
         },
-        [&](int slot) { pieces.load(slot); },
+        [&] { fill_table<Format, B::Type>(B::EXPONENT); }, [&](int slot) { pieces.load(slot); },
         [&](int i, int slot) {
             if (i % SPANS == 0)
                 for (int strip = 0; strip < STRIPS; ++strip) mine->take(ring.fields(i, slot, strip), strip, at.lane);
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
                     for (int strip = 0; strip < STRIPS; ++strip)
                         add_minimums(sums[strip], group_sums, ring.fields(i, slot, strip), at.lane);
         });
-    __syncthreads();                      // the rings are empty: their memory serves the sums
-    const float unit = 1 << B::EXPONENT;  // of the codes
+    __syncthreads();                         // the rings are empty: their memory serves the sums
+    const float unit = two_to(B::EXPONENT);  // of the codes
     reduce_and_store(sums, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), at, m);
 }

@@ -190,8 +190,9 @@ __device__ inline void run(const Products& products) {
             from += m;
             if (++span == SPANS) span = 0, from += (SPLITS - 1) * SPANS * m;
         };
-        stream(at.count, arrivals, load_weights, load_x,
-               [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
+        stream(
+            at.count, arrivals, load_weights, [] {}, load_x,
+            [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
     } else {
         static_assert(PREPARED<T> || BULK, "where weights arrive by cp.async as well, their groups would mix");
         const Quantized<T> quantized(mine, x, products.k, m, at);
@@ -199,7 +200,9 @@ __device__ inline void run(const Products& products) {
             if (!begun) quantized.load(0), quantized.load(1);
             begun = true;
         };
-        stream(at.count, arrivals, load_weights, load_x, [&](int i, int slot) { multiply_by(quantized(i), i, slot); });
+        stream(
+            at.count, arrivals, load_weights, [] {}, load_x,
+            [&](int i, int slot) { multiply_by(quantized(i), i, slot); });
     }
     __syncthreads();  // the rings are empty: their memory serves the sums
     reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);

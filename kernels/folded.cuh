@@ -34,7 +34,8 @@ struct Folded<bf16> {
     float scale[2], minimum[2];
 
     __device__ Folded() {}
-    __device__ Folded(float2 d, float2 m, float) : scale{d.x, d.y}, minimum{m.x, m.y} {}
+    __device__ Folded(float2 d, float2 m, float factor)
+        : scale{d.x * factor, d.y * factor}, minimum{m.x * factor, m.y * factor} {}
     template <class Format>
     __device__ Fragment weights(const typename Format::Codes& codes, int step) const {
         Fragment a = Format::fragment(codes, step);

@@ -9,6 +9,8 @@
 //   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
 //                           Format::GROUP weights of the tile
 // so that w = scale * level + minimum. A super-block's minimums are super_minimum(group, g) times sub_minimums(...).
+// A codebook's levels come from a table in shared memory (TABLE_BYTES, see codebook.cuh): raw and fragment, which are the
+// same, give them times 2^-RAW_EXPONENT, rounded to half or what the table holds, levels(codes, step) in float, exact.
 // SCALES_ONCE: a scale takes more than a load, so that lanes decode them for each other.
 #pragma once
 
@@ -16,6 +18,10 @@
 
 struct Fragment {
     half2 a[4];  // row g: a[0], a[2] (columns 2t, 2t + 1 and 2t + 8, 2t + 9); row g + 8: a[1], a[3]
+};
+
+struct FloatFragment {
+    float2 a[4];  // the same
 };
 
 struct Bytes {
@@ -104,6 +110,26 @@ __device__ inline Fragment raw_bytes(u32 low_row, u32 high_row) {
                __byte_perm(b, 0, 0x4341));
 }
 
+// Levels as floats, exact in every format.
+template <class Format>
+__device__ inline FloatFragment float_levels(const typename Format::Codes& codes, int step) {
+    if constexpr (Format::TABLE_BYTES != 0) {
+        return Format::levels(codes, step);
+    } else {
+        const Fragment f = Format::fragment(codes, step);
+        return {__half22float2(f.a[0]), __half22float2(f.a[1]), __half22float2(f.a[2]), __half22float2(f.a[3])};
+    }
+}
+
+// The table of a codebook's levels, if there is one; all threads of the CTA.
+template <class Format, class T>
+__device__ inline void fill_table(int exponent) {
+    if constexpr (Format::TABLE_BYTES != 0) {
+        Format::template fill_table<T>(exponent);
+        __syncthreads();
+    }
+}
+
 // Two codes below 128 minus zero, as bf16: 0x4300 is 128 in bf16, whose last place is 1.
 __device__ inline u32 bf16_numbers(u32 codes, int zero) {
     const u32 bits = codes | 0x43004300;
@@ -112,9 +138,10 @@ __device__ inline u32 bf16_numbers(u32 codes, int zero) {
     return *reinterpret_cast<const u32*>(&numbers);
 }
 
-// Levels as bf16, exact as well.
+// Levels as bf16, exact as well, but for a codebook's, of which the table holds bf16.
 template <class Format>
 __device__ inline Fragment bf16_levels(const typename Format::Codes& codes, int step) {
+    if constexpr (Format::TABLE_BYTES != 0) return Format::raw(codes, step);
     constexpr bool SMALL = Format::RAW_EXPONENT == 24 && Format::RAW_ZERO < 128;
     Fragment f = SMALL ? Format::raw(codes, step) : Format::fragment(codes, step);
 #pragma unroll

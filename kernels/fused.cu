@@ -24,10 +24,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int part = 0; part < SPAN_SCALES; ++part) {
             const i64 column = i * SPAN_COLUMNS + part * Format::GROUP;
             if (column >= k) break;  // the padding block of a ragged row
-            Fragment levels[SCALE_STEPS];
+            FloatFragment levels[SCALE_STEPS];
 #pragma unroll
             for (int step = 0; step < SCALE_STEPS; ++step)
-                levels[step] = Format::fragment(codes, SCALE_STEPS * part + step);
+                levels[step] = float_levels<Format>(codes, SCALE_STEPS * part + step);
             const int index = i % SPANS * SPAN_SCALES + part;
             const float2 scale = tile.fields.scale(at.warp, at.g, index);
             const float2 minimum = tile.fields.minimum(at.warp, at.g, index);
@@ -41,8 +41,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     total += v.x + v.y + v.z + v.w;
 #pragma unroll
                     for (int row = 0; row < 2; ++row) {
-                        const float2 near = __half22float2(levels[step].a[row]);
-                        const float2 far = __half22float2(levels[step].a[row + 2]);
+                        const float2 near = levels[step].a[row];
+                        const float2 far = levels[step].a[row + 2];
                         dots[row] += near.x * v.x + near.y * v.y + far.x * v.z + far.y * v.w;
                     }
                 }

@@ -3,7 +3,7 @@
 //
 // The piece is copied into shared memory. A warp gathers the words of a span of a group of 16 rows; the fields per block
 // are gathered in shared memory, where the bound is taken from them. What is beyond the matrix is zero.
-// Template: Format, TILES, THREADS, LARGEST_CODE.
+// Template: Format, TILES, THREADS.
 #include "blocks.cuh"
 
 // 16 bytes, of which the first `bytes` come from memory and the others are zero; there when wait_copies() returns.
@@ -33,12 +33,14 @@ __device__ void pack_codes(const u8* const (&rows)[2], int span, int group, int 
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int bit = Codes::offset(step, j);
-                const Place at = place<Codes::BITS>(step, j, r);
-                const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & ((1 << Codes::BITS) - 1);
-                words[at.word] |= code << at.bit;
-            }
+            for (int r = 0; r < 2; ++r)
+#pragma unroll
+                for (int plane = 0; plane < Codes::PLANES; ++plane) {
+                    const int bit = Codes::offset(step, j) + plane * BLOCK_WEIGHTS;
+                    const Place at = place<Codes>(step, j, r, plane);
+                    const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & Codes::MASK;
+                    words[at.word] |= code << at.bit;
+                }
 #pragma unroll
     for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
         load_words<Codes::CHUNK>(static_cast<u32*>(to) + Codes::CHUNK * chunk_index<Codes>(group, lane, word),
@@ -81,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     float bound = 0;
     const auto count = [&](float scale, float minimum, bool inside) {
-        const float most = __fadd_rn(__fmul_rn(LARGEST_CODE, fabsf(scale)), fabsf(minimum));
+        const float most = __fadd_rn(__fmul_rn(Format::LARGEST_CODE, fabsf(scale)), fabsf(minimum));
         if (inside && most < __int_as_float(0x7f800000)) bound = fmaxf(bound, most);  // neither infinity nor NaN
     };
     const int groups = piece.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP);  // that share a scale

@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     prefill_mma(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* slice_sums,
                 u32* counters, i64 n, i64 k, int m, int slices, float factor, float unit) {
     extern __shared__ __align__(128) unsigned char memory[];
-    Stage* stages = reinterpret_cast<Stage*>(memory);
+    Stage* stages = reinterpret_cast<Stage*>(memory + Format::TABLE_BYTES);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int split = warp / ROW_WARPS, first_group = warp % ROW_WARPS * GROUPS;
     const int tile = blockIdx.x / slices, slice = blockIdx.x % slices, token_tiles = (m + TOKENS - 1) / TOKENS;
@@ -232,6 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     constexpr int EARLY = 2;
     Copies copies(stages[0], tiles, x, p);
     for (int i = 0; i < EARLY; ++i) copies.weights(i * sizeof(Stage));
+    fill_table<Format, half>(Format::RAW_EXPONENT);
     launch_dependents();
     wait_for_predecessors();
     for (int i = 0; i < DEPTH - 1; ++i) {

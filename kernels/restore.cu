@@ -24,12 +24,14 @@ __device__ void restore_codes(const void* from, int span, int group, int lane, u
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int bit = Codes::offset(step, j);
-                const Place at = place<Codes::BITS>(step, j, r);
-                const u32 code = words[at.word] >> at.bit & ((1 << Codes::BITS) - 1);
-                set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
-            }
+            for (int r = 0; r < 2; ++r)
+#pragma unroll
+                for (int plane = 0; plane < Codes::PLANES; ++plane) {
+                    const int bit = Codes::offset(step, j) + plane * BLOCK_WEIGHTS;
+                    const Place at = place<Codes>(step, j, r, plane);
+                    const u32 code = words[at.word] >> at.bit & Codes::MASK;
+                    set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
+                }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

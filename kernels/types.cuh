@@ -30,6 +30,9 @@ __device__ inline bf16 from_float<bf16>(float value) {
     return __float2bfloat16_rn(value);
 }
 
+// 2^e, e in -126..127.
+__device__ inline float two_to(int e) { return __int_as_float((e + 127) << 23); }
+
 // Copy N words that are aligned to their size in one load.
 template <int N>
 __device__ inline void load_words(u32* to, const u32* from);

@@ -22,13 +22,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int step = 0; step < SPAN_STEPS; ++step) {
         const int index = span * SPAN_SCALES + step / SCALE_STEPS;
-        const Fragment levels = Format::fragment(codes, step);
+        const FloatFragment levels = float_levels<Format>(codes, step);
         const float2 scale = tile.fields.scale(warp, g, index), minimum = tile.fields.minimum(warp, g, index);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const bool second_row = i & 1;
             const float d = second_row ? scale.y : scale.x, m = second_row ? minimum.y : minimum.x;
-            const float2 level = __half22float2(levels.a[i]);
+            const float2 level = levels.a[i];
             Out* at = &staged[(16 * warp + 8 * second_row + g) * STRIDE + 16 * step + 8 * (i / 2) + 2 * t];
             at[0] = from_float<Out>(factor * weight<Format>(level.x, d, m));
             at[1] = from_float<Out>(factor * weight<Format>(level.y, d, m));

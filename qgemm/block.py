@@ -55,7 +55,8 @@ class Format:
     encode: values [n, weights] float32 -> blocks [n], byte for byte ggml's C reference; None if there is no encoder.
     levels: blocks [n] -> Levels; None if there is no decoder.
     slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
-    it does not name are per block. Only what has slots can be packed into device tiles.
+    it does not name are per block. With a codebook the field is bit planes, and a slot is a bit of each of them. Only
+    what has slots can be packed into device tiles.
     limit: where the scales end, unless they are float16, whose infinity shows by itself: from this magnitude on
     values are refused.
     codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
@@ -150,7 +151,7 @@ class Format:
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
                 blocks[part] = encode(values[part].astype(np.float32, copy=False))
-                self._check(values[part], blocks[part], part.start, count)
+                self.check(values[part], blocks[part], part.start, count)
 
         for_slices(len(values), max(1, CHUNK // self.weights), work)
         return blocks.reshape(*x.shape[:-1], count)
@@ -194,8 +195,11 @@ class Format:
         found = finite & found if self.plain else ~finite | found
         return found if found.any() else None
 
-    def _check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
-        """Raise for the first block of x [n, weights] that its encoded form cannot hold."""
+    def check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
+        """QuantizeError for the first block of x [n, weights] that its encoded form cannot hold.
+
+        first: how many blocks there are before these; row: blocks of a row.
+        """
         refused = self.refused(x, blocks)
         if refused is None:
             return

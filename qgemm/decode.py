@@ -39,10 +39,10 @@ def decode_launch(
     sm = int(cupy.cuda.Device(device).compute_capability)
     tokens = row.tile(m)
     strips = sum(-(-shape.n // tiles.ROWS) for shape in shapes)
-    split = split_of(row.kernel, tokens, m, strips, sm)
+    split = split_of(fmt, row.kernel, tokens, m, strips, sm)
     template = decode_template(fmt, split, tokens, row.kernel, source, sm)
     splits, rows = int(template["SPLITS"]), 16 * split.groups
-    rings = splits * int(template["WARP_BYTES"])
+    rings = tiles.table_bytes(fmt) + splits * int(template["WARP_BYTES"])
     sums = splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
     products, end = Products(k=k, m=m), 0
     for product, shape in zip(products.of, shapes, strict=False):

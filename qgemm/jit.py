@@ -16,9 +16,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import activations, products
 from .block import Format
-from .tiles import ROWS, SPAN, WARPS, bits_of_codes, scales_once, spans, tile_dtype
+from .formats.codebook import search
+from .tiles import (
+    ROWS,
+    SPAN,
+    WARPS,
+    bits_of_codes,
+    largest_code,
+    level_exponent,
+    planes_of,
+    scales_once,
+    spans,
+    table,
+    table_bytes,
+    tile_dtype,
+)
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
 OPTIONS = (
@@ -29,6 +45,7 @@ OPTIONS = (
     "--prec-sqrt=true",
     "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
 )
+FLOAT_MAX = np.finfo(np.float32).max  # divided values are at most 1
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8"}
 
 
@@ -50,6 +67,7 @@ def tile_struct(fmt: Format) -> str:
 
     NAME_codes: the words of a span's codes that a lane reads. NAME_span<GROUPS>, NAME_fields<GROUPS>: the codes of one
     span, the fields per block, of GROUPS of the tile's groups of 16 rows; those of all of them lie so in memory.
+    NAME_codebook: the levels that codes count, and how they lie in shared memory.
     """
     dtype = tile_dtype(fmt)
     span = dtype["spans"].base
@@ -60,7 +78,7 @@ def tile_struct(fmt: Format) -> str:
         at = ((f"share.{field} + {chunk * i}", f"{field}[group][{i}][lane]") for i in range(parts))
         loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
     fields = [(name, dtype[name]) for name in dtype.names or () if name != "spans"]
-    return f"""
+    return f"""{_codebook(fmt)}
 constexpr int TILE_ROWS = {ROWS}, SPAN_COLUMNS = {SPAN}, SPANS = {spans(fmt)}, WARPS = {WARPS};
 struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
 template <int GROUPS>
@@ -76,6 +94,8 @@ template <int GROUPS>
 struct alignas(16) {fmt.name}_fields {{
     static constexpr int GROUP = {fmt.group};
     static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
+    static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
+    static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;
     {_members(fields)}
 }};
@@ -84,11 +104,41 @@ static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<
 """
 
 
+def _codebook(fmt: Format) -> str:
+    """C++ for a format's codebook; nothing where codes are numbers themselves."""
+    found = table(fmt)
+    if found is None or fmt.codebook is None:
+        return ""
+    edges, codes = search(fmt.codebook)
+    missing = len(fmt.codebook) - len(edges)  # edges that no value is beyond
+    return f"""
+__device__ const float {fmt.name}_levels[] = {_floats(fmt.codebook)};
+__device__ const float {fmt.name}_edges[] = {_floats(np.pad(edges, (0, missing), constant_values=FLOAT_MAX))};
+__device__ const u8 {fmt.name}_numbers[] = {_list(np.pad(codes, (0, missing - 1)))};
+struct {fmt.name}_codebook {{
+    using Absmax = {C_TYPES[fmt.dtype["absmax"].str]};
+    static constexpr int BITS = {len(fmt.codebook).bit_length() - 1};
+    static constexpr int CODES = {len(fmt.codebook)}, INDEX_BITS = {found.bits}, COPIES = {found.copies};
+    static constexpr int EXPONENT = {level_exponent(fmt)};  // of levels as halves
+    static __device__ float level(u32 code) {{ return __ldg({fmt.name}_levels + code); }}
+    // The code of the level that has so many edges below it, and those edges, in order.
+    static __device__ u32 code(int below) {{ return {fmt.name}_numbers[below]; }}
+    static __device__ float edge(int i) {{ return {fmt.name}_edges[i]; }}
+}};
+using BookOf = {fmt.name}_codebook;
+"""
+
+
+def _floats(values: Any) -> str:
+    return _list(f"{value.hex()}f" for value in values.tolist())
+
+
 def block_structs(fmt: Format) -> str:
     """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
 
-    Of codes: the BITS of each, where they begin in a span (TO), the lane's words (PARTS of CHUNK); base(span, t) +
-    offset(step, j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins. Of a field
+    Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
+    in an index; where they begin in a span (TO), the lane's words (PARTS of CHUNK); base(span, t) + offset(step, j) is
+    the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first plane. Of a field
     per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and in
     the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
     """
@@ -101,7 +151,15 @@ def block_structs(fmt: Format) -> str:
             _, parts, _, chunk = span[name].shape
             base, offset = bits_of_codes(fmt, name)
             structs.append(f"__constant__ u16 {struct}_base[] = {_list(base)};")
-            numbers = {"BITS": parts * chunk, "PARTS": parts, "CHUNK": chunk, "TO": _offset(span, name)}
+            planes = planes_of(fmt, name)
+            numbers = {"BITS": parts * chunk, "PLANES": planes, "MASK": (1 << parts * chunk // planes) - 1}
+            known = table(fmt)
+            numbers |= {
+                "PAIRS": 1 if known is None else known.pairs,
+                "PARTS": parts,
+                "CHUNK": chunk,
+                "TO": _offset(span, name),
+            }
             functions = f"""static int base(int span, int t) {{ return {struct}_base[4 * span + t]; }}
     static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
 """

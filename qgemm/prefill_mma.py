@@ -41,6 +41,7 @@ CUTS = (
     Cut(32,     1,      2,      4,      0.19),
     Cut(16,     4,      2,      2,      0.40),
     Cut(16,     1,      2,      8,      0.15),
+    Cut(16,     1,      2,      2,      0.60),
 )  # fmt: skip
 STORED = 32  # tokens whose sums are in shared memory at a time
 SHALLOW, DEEP = 3, 8  # stages, at least and at most
@@ -88,12 +89,15 @@ def tiles_of(cut: Cut, n: int, m: int) -> int:
 
 
 def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
-    """Shared memory of a CTA: `depth` stages of codes, fields and x, or the sums that take their place at the end."""
+    """Shared memory of a CTA: the table of a codebook's levels, and `depth` stages of codes, fields and x.
+
+    The sums take the place of all at the end.
+    """
     dtype = tiles.tile_dtype(fmt)
     weights = dtype.itemsize - (tiles.spans(fmt) - 1) * dtype["spans"].base.itemsize
     stage = cut.splits * (cut.strips * weights + cut.tokens * 2 * (tiles.SPAN + PADDING))
     sums = cut.splits * min(cut.tokens, STORED) * (cut.strips * tiles.ROWS + 4) * 4
-    return max(depth * stage, sums)
+    return max(tiles.table_bytes(fmt) + depth * stage, sums)
 
 
 def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> jit.Template:
@@ -120,7 +124,8 @@ def launch(
     pointers = (ctypes.c_void_p * 5)()
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
     sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(slices)
-    factors = ctypes.c_float(2.0**-exponent), ctypes.c_float(2.0**exponent)
+    level = tiles.level_exponent(fmt)
+    factors = ctypes.c_float(2.0 ** (level - exponent)), ctypes.c_float(2.0**exponent)
     made = Launch(
         jit.load("prefill_mma", fmt, **constants),
         count * slices,

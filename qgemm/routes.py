@@ -14,7 +14,7 @@ from .errors import UnsupportedError
 from .jit import Template
 from .splits import BULK_COPIES, decode_template, splits_for
 from .tilings import TILINGS, TOKENS, prefill_template
-from .transfer import pack_template, restore_template
+from .transfer import pack_template, planes_template, restore_template
 
 ANY = 1 << 62
 
@@ -26,7 +26,7 @@ QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
-HALF, HALVES = ("half",), ("half", "bf16")
+FLOAT, HALF, HALVES = ("float",), ("half",), ("half", "bf16")
 MMA_TOKENS = tuple(sorted({cut.tokens for cut in prefill_mma.CUTS}))
 
 
@@ -38,7 +38,9 @@ class Formats(NamedTuple):
 
 
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
-FLAT = Formats("tiled, no super-blocks", lambda fmt: TILED.holds(fmt) and fmt.weights == fmt.group)
+INTEGER = Formats("integer", lambda fmt: bool(fmt.slots) and fmt.integer)
+CODEBOOK = Formats("codebook", lambda fmt: bool(fmt.slots) and fmt.codebook is not None)
+FLAT = Formats("integer, no super-blocks", lambda fmt: INTEGER.holds(fmt) and fmt.weights == fmt.group)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -99,20 +101,24 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    #     kernel         activations    x       m <= sm >= <    formats tokens        what it does
-    Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, TILED, (8,),         "at the speed of memory"),
-    Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,  TOKENS,       "wgmma, from packed weights"),
-    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, TILED, (16,),        "at the speed of memory"),
-    Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, TILED, TOKENS,       "wgmma, from packed weights"),
-    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, TILED, (8, 16),      "the same by integer dots"),
-    Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, TILED, TOKENS,       "on decoded activations"),
-    Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "sums in float32 registers"),
-    Route("fused_a8",    ("a8",),       TYPES,  8,   75,  80,  TILED, (1, 2, 4, 8), "integer dots by dp4a"),
-    Route("prefill_mma", ("a16",),      HALVES, ANY, 80,  90,  TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
-    Route("prefill_mma", ("a16",),      HALVES, 128, 100, 120, TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
-    Route("prefill_mma", ("a16",),      HALVES, ANY, 120, ANY, TILED, MMA_TOKENS,   "mma.sync, from packed weights"),
-    Route("unpack",      ("a16", "a8"), TYPES,  ANY, 75,  ANY, TILED, (),           "row panels, then cuBLAS"),
-    Route("cublas",      ("a16",),      TYPES,  ANY, 75,  ANY, PLAIN, (),           "cuBLAS on the weights"),
+    #     kernel         activations    x       m <= sm >= <    formats   tokens        what it does
+    Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, INTEGER,  (8,),         "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,     TOKENS,       "wgmma, from packed weights"),
+    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, INTEGER,  (16,),        "at the speed of memory"),
+    Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, INTEGER,  TOKENS,       "wgmma, from packed weights"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (8, 16),      "the same by integer dots"),
+    Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, INTEGER,  TOKENS,       "on decoded activations"),
+    Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, (8, 16),      "with levels rounded to x"),
+    Route("prefill_mma", ("a16",),      HALVES, 128, 90,  100, CODEBOOK, MMA_TOKENS,   "mma.sync, the same"),
+    Route("fused",       ("a16",),      FLOAT,  8,   80,  ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
+    Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED,    (1, 2, 4, 8), "sums in float32 registers"),
+    Route("fused_a8",    ("a8",),       TYPES,  8,   75,  80,  INTEGER,  (1, 2, 4, 8), "integer dots by dp4a"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 80,  90,  TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, 128, 100, 120, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_mma", ("a16",),      HALVES, ANY, 120, ANY, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("unpack",      ("a16",),      TYPES,  ANY, 75,  ANY, TILED,    (),           "row panels, then cuBLAS"),
+    Route("unpack",      ("a8",),       TYPES,  ANY, 75,  ANY, INTEGER,  (),           "on decoded activations"),
+    Route("cublas",      ("a16",),      TYPES,  ANY, 75,  ANY, PLAIN,    (),           "cuBLAS on the weights"),
 )  # fmt: skip
 
 
@@ -133,6 +139,9 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
     if TILED.holds(fmt):
         yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
+    if CODEBOOK.holds(fmt):
+        yield from (("quantize_codebook", planes_template(In=name)) for name in TYPES)
+        yield from (("dequantize_codebook", planes_template(Out=name)) for name in TYPES)
     found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
     for kernel, template in _variants_of_rows(fmt, sm):
         found.setdefault((kernel, *template.values()), (kernel, template))
@@ -159,7 +168,7 @@ def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):
                 for source in sources(row, tokens, sm):
-                    for split in splits_for(row.kernel, tokens, sm):
+                    for split in splits_for(fmt, row.kernel, tokens, sm):
                         yield row.kernel, decode_template(fmt, split, tokens, row.kernel, source, sm)
             else:
                 sums = {"TOKENS": tokens, "SPLITS": SPLITS}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from . import activations
 from .block import Format
 from .jit import Template
-from .tiles import SPAN, WARPS, columns, scales_once, spans, tile_dtype
+from .tiles import SPAN, WARPS, columns, scales_once, spans, table_bytes, tile_dtype
 
 PADDING = 8  # numbers after a token's share of a span, against bank conflicts
 TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
@@ -68,15 +68,20 @@ SPLITS_OF_K = (
 )  # fmt: skip
 
 
-def splits_for(kernel: str, tokens: int, sm: int) -> Iterator[Split]:
-    """The rows of SPLITS_OF_K for this kernel and token tile on this GPU, or else on the one before it."""
+def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split]:
+    """The rows of SPLITS_OF_K for this kernel and token tile on this GPU, or else on the one before it.
+
+    Where a table of levels would take more than half of the memory that a row has for its rings, fewer CTAs an SM are
+    better, as in another row; the last row serves all.
+    """
     rows = [row for row in SPLITS_OF_K if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
-    return (row for row in rows if row.least == max(row.least for row in rows))
+    rows = [row for row in rows if row.least == max(row.least for row in rows)]
+    return (row for row in rows if 2 * table_bytes(fmt) <= row.shared or row is rows[-1])
 
 
-def split_of(kernel: str, tokens: int, m: int, strips: int, sm: int) -> Split:
+def split_of(fmt: Format, kernel: str, tokens: int, m: int, strips: int, sm: int) -> Split:
     """The first row of SPLITS_OF_K for this kernel and token tile, M rows of x, and so many strips of 64 rows of W."""
-    return next(row for row in splits_for(kernel, tokens, sm) if strips >= row.strips and m >= row.m)
+    return next(row for row in splits_for(fmt, kernel, tokens, sm) if strips >= row.strips and m >= row.m)
 
 
 def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, source: str) -> int:
@@ -112,7 +117,7 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source:
     limit, splits, depth = shared_limit(sm), split.splits, 2
 
     def size(depth: int) -> int:
-        return splits * ring_bytes(fmt, split.groups, tokens, depth, kernel, source)
+        return table_bytes(fmt) + splits * ring_bytes(fmt, split.groups, tokens, depth, kernel, source)
 
     while size(depth) > limit:
         splits //= 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -16,6 +16,7 @@ from .formats import format_named
 
 if TYPE_CHECKING:
     from .device import DeviceTensor
+    from .planes import Planes
 
 
 class Tensor:
@@ -121,9 +122,17 @@ class Tensor:
         return f"<Tensor{name} {self.format} {' x '.join(map(str, self.shape))}>"
 
 
+@overload
 def quantize(
     x: NDArray[Any], format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
-) -> Tensor:
+) -> Tensor: ...
+@overload
+def quantize(
+    x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
+) -> Tensor | Planes: ...
+def quantize(
+    x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
+) -> Tensor | Planes:
     """Pack values [..., K] (float16, float32, float64 or bfloat16) into a format, byte for byte as ggml's C does.
 
     >>> qgemm.quantize(np.eye(32, dtype=np.float32), "q4_0")
@@ -131,6 +140,8 @@ def quantize(
 
     codebook, absmax: of kbit formats, the levels [2^bits] in place of the normal-float ones, in any order, and the
     kind of absmax, "e4m4" or "float16", in place of the one in the format's name.
+
+    An array on a CUDA device (CuPy, torch) is quantized there, to kbit formats alone, into Planes.
 
     Raises QuantizeError for NaN, infinity or a scale beyond float16 (E4M4), naming the block; UnsupportedError if
     the format is unknown, has no encoder, no codebook to replace, or K is not a multiple of its block; CodebookError
@@ -141,5 +152,11 @@ def quantize(
         if fmt.variant is None:
             raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")
         fmt = fmt.variant(codebook, absmax)
+    from .matmul import on_cuda
+
+    if on_cuda(x):
+        from . import planes
+
+        return planes.quantize(x, fmt)
     x = floats(x)
     return Tensor(fmt, x.shape, fmt.quantize(x))

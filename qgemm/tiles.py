@@ -5,14 +5,18 @@ wide, or as wide as a block where that is more (256 for the K-quants). First com
 each of them contiguous so that one bulk copy fetches it, then the fields per block.
 
 In a span a warp owns 16 rows and a lane owns what it feeds to a 16 x 16 step of the tensor cores: with g = lane / 4,
-t = lane % 4, rows g and g + 8 and columns 2t, 2t + 8, 2t + 1, 2t + 9 of each of four steps. Two rules place
-everything:
+t = lane % 4, rows g and g + 8 and columns 2t, 2t + 8, 2t + 1, 2t + 9 of each of four steps. These rules
+place everything:
 
 - Codes of b bits (a field with slots): byte j of a lane's b words holds column j of the list above. In it the codes
   of rows g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
   four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. Of a
   plane of 1 or 2 bits above nibbles, one shift brings those of both rows in place.
+- Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
+  g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
+  an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
+  K = 3 and 5 there is one more than fits: bits 30 and 31 of word b are its bits 2b and 2b + 1.
 - A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
   scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
@@ -23,12 +27,14 @@ Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from math import gcd
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .bits import as_bytes, pack_slots, unpack_slots
+from .bits import as_bytes, pack_bit_planes, pack_slots, unpack_bit_planes, unpack_slots
 from .block import Blocks, Format
 from .errors import UnsupportedError
 
@@ -38,7 +44,9 @@ WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide ste
 CHUNK = 4  # words that a lane reads at once: 16 bytes
 PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
 PIECE_THREADS = 128
-LARGEST_CODE = 128  # of every tiled format
+LARGEST_CODE = 128  # of every tiled format whose codes are integers
+BANKS = 128  # bytes of shared memory, one from every bank
+MOST_TABLE = 64 << 10  # bytes of a table of levels
 
 Tiles = NDArray[Any]
 
@@ -54,14 +62,16 @@ def spans(fmt: Format) -> int:
 
 
 def scales_once(fmt: Format) -> bool:
-    """Whether lanes decode scales for each other: where those are codes, and no numbers as float16 or int8 are."""
-    return any(fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots)
+    """Whether lanes decode scales for each other: where those are codes, not numbers as float16, int8, E4M4 are."""
+    return fmt.codebook is None and any(
+        fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots
+    )
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
     """The dtype of one tile of a format: its spans of codes, then what is per block, in the order of the block.
 
-    Codes of b bits become little-endian words [warp][b / chunk][lane][chunk], chunk = min(b, 4).
+    Codes of b bits become little-endian words [warp][b / chunk][lane][chunk], chunk = gcd(b, 4).
     """
     check_tiled(fmt)
     blocks = columns(fmt) // fmt.weights
@@ -80,12 +90,14 @@ def in_piece(fmt: Format) -> int:
 def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """(base [4 * span + t], offset [4 * step + j]): where the codes of a field stand in a row of a tile's blocks.
 
-    Their sum is the bit at which lane t's j-th code of a step of a span begins. ValueError if the slots are not so
-    regular that there is such a sum, which carries over no byte: the kernels that pack rely on it.
+    Their sum is the bit at which lane t's j-th code of a step of a span begins, in the first of its planes. ValueError
+    if the slots are not so regular that there is such a sum, which carries over no byte: the kernels that pack rely on
+    it.
     """
     bits, field_offset = _bits(fmt, name), fmt.dtype.fields[name][1]  # type: ignore[index]
     block, weight = np.divmod(np.arange(columns(fmt)), fmt.weights)
-    begins = 8 * (block * fmt.block_bytes + field_offset) + bits * np.argsort(fmt.slots[name])[weight]
+    apart = bits // planes_of(fmt, name)
+    begins = 8 * (block * fmt.block_bytes + field_offset) + apart * np.argsort(fmt.slots[name])[weight]
     #                            span step h t e, j = (e, h)
     by_lane = begins.reshape(-1, STEPS, 2, 4, 2).transpose(0, 3, 1, 4, 2).reshape(4 * spans(fmt), 4 * STEPS)
     base = by_lane.min(axis=1) - by_lane.min()
@@ -93,6 +105,11 @@ def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.
     if (base[:, None] + offset != by_lane).any() or (base[:, None] % 8 + offset % 8 > 7).any():
         raise ValueError(f"{fmt}: the slots of {name} are not the same for every lane and span but for a shift")
     return base, offset
+
+
+def planes_of(fmt: Format, name: str) -> int:
+    """In how many planes the bits of a field's codes lie apart in a block: 1 if they lie together."""
+    return 1 if fmt.codebook is None else _bits(fmt, name)
 
 
 def check_tiled(fmt: Format) -> None:
@@ -108,10 +125,14 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     strips, along = -(-blocks.shape[0] // ROWS), -(-blocks.shape[1] // per_tile)
     padded = np.zeros((strips * ROWS, along * per_tile), fmt.dtype)
     padded[: blocks.shape[0], : blocks.shape[1]] = blocks
-    tiles = np.empty((strips, along), dtype)
+    tiles, known = np.empty((strips, along), dtype), table(fmt)
     for name in fmt.dtype.names or ():
         field = padded[name]
-        if name in fmt.slots:
+        if known is not None and name in fmt.slots:
+            codes = unpack_bit_planes(field.reshape(-1, _bits(fmt, name)))
+            words = _codes_to_indices(codes.reshape(strips, ROWS, -1, SPAN), _bits(fmt, name), known.pairs)
+            tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
+        elif name in fmt.slots:
             bits = _bits(fmt, name)
             slots = unpack_slots(as_bytes(field), bits)  # [rows, blocks, slots]
             codes = np.empty_like(slots)
@@ -135,7 +156,12 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
         if name in fmt.slots:
             bits = _bits(fmt, name)
             words = tiles["spans"][name]
-            codes = _words_to_codes(words.reshape(strips, -1, *words.shape[3:]), bits)
+            lanes = words.reshape(strips, -1, *words.shape[3:])
+            if (known := table(fmt)) is not None:
+                codes = _indices_to_codes(lanes, bits, known.pairs).reshape(-1, fmt.weights)
+                padded[name] = pack_bit_planes(codes, bits).reshape(padded[name].shape)
+                continue
+            codes = _words_to_codes(lanes, bits)
             packed = pack_slots(codes.reshape(*padded.shape, fmt.weights)[..., list(fmt.slots[name])], bits)
             padded[name] = packed.view(fmt.dtype[name].base).reshape(padded[name].shape)
         else:
@@ -149,10 +175,60 @@ def largest_weight(fmt: Format, blocks: Blocks) -> float:
     """A bound of the magnitude of every finite weight in the blocks of a tiled format."""
     _, scale, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
     with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
-        bound = np.zeros(1, np.float32) if scale is None else np.float32(LARGEST_CODE) * np.abs(scale)
+        bound = np.zeros(1, np.float32) if scale is None else largest_code(fmt) * np.abs(scale)
         if minimum is not None:
             bound = bound + np.abs(minimum)
     return float(bound[np.isfinite(bound)].max(initial=0))
+
+
+def largest_code(fmt: Format) -> np.float32:
+    """A bound of the magnitude of what a scale is multiplied by."""
+    return np.float32(LARGEST_CODE) if fmt.codebook is None else np.abs(fmt.codebook).max()
+
+
+class Table(NamedTuple):
+    """How the levels of a codebook lie in shared memory: for every index of two or, with K = 2, four codes an entry.
+
+    bits: of an index. entry: its bytes, two for a level. copies: of each entry, side by side, so that the lanes of a
+    warp read from different banks; 16 lanes at a time if an entry has 8 bytes, and with K = 5, of which 32 copies would
+    not fit, two lanes share theirs. bare: bytes after the entries for the levels alone, which K = 2 looks up as well.
+    """
+
+    bits: int
+    entry: int
+    copies: int
+    bare: int
+
+    @property
+    def pairs(self) -> int:
+        """Of levels in an entry: of how many registers."""
+        return self.entry // 4
+
+    @property
+    def nbytes(self) -> int:
+        """Of the table."""
+        return (self.entry * self.copies << self.bits) + self.bare
+
+
+def table(fmt: Format) -> Table | None:
+    """The table of a format's levels; None if its codes are numbers themselves."""
+    if fmt.codebook is None:
+        return None
+    bits = 2 * int(len(fmt.codebook) - 1).bit_length()
+    bits, entry, bare = (2 * bits, 8, BANKS) if bits == 4 else (bits, 4, 0)
+    return Table(bits, entry, min(BANKS // entry, (MOST_TABLE // entry) >> bits), bare)
+
+
+def table_bytes(fmt: Format) -> int:
+    """Shared memory that a kernel keeps for the table of a format's levels."""
+    found = table(fmt)
+    return 0 if found is None else found.nbytes
+
+
+def level_exponent(fmt: Format) -> int:
+    """e such that the levels of a codebook, times 2^-e, are in the range of half: 0 if they are there already."""
+    exponent = int(np.frexp(largest_code(fmt))[1])
+    return 0 if -3 < exponent <= 15 else exponent - 15 if exponent > 15 else max(exponent, -126)
 
 
 def _bits(fmt: Format, name: str) -> int:
@@ -167,7 +243,7 @@ def _units(fmt: Format, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 def _words(fmt: Format, name: str) -> tuple[int, ...]:
     bits = _bits(fmt, name)
-    chunk = min(bits, CHUNK)
+    chunk = gcd(bits, CHUNK)
     return WARPS, bits // chunk, LANES, chunk
 
 
@@ -201,3 +277,48 @@ def _words_to_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     ordered = codes.reshape(strips, along, WARPS, 8, 4, 2, 2, STEPS // p, 2, p)
     #                      strip warp r  g  span step  h  t  e
     return ordered.transpose(0, 2, 8, 3, 1, 7, 9, 6, 4, 5).reshape(strips, ROWS, along, SPAN)
+
+
+def _codes_to_indices(codes: NDArray[np.uint8], bits: int, pairs: int) -> NDArray[np.uint32]:
+    """Codes of a codebook [strip, 64, span, 64] -> words [strip, span, warp, bits / chunk, lane, chunk].
+
+    pairs: the registers whose codes are in an index.
+    """
+    strips, _, along, _ = codes.shape
+    #                     strip  warp  r  g  span  step   h  t  e : row 16 warp + 8 r + g,
+    split = codes.reshape(strips, WARPS, 2, 8, along, STEPS, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
+    #                         strip span warp g t | pair = (step, h, r) | e
+    two = split.transpose(0, 4, 1, 3, 7, 5, 6, 2, 8).reshape(strips, along, WARPS, LANES, 4 * STEPS // pairs, pairs, 2)
+    ordered = two.swapaxes(-1, -2).reshape(*two.shape[:-2], 2 * pairs).astype(np.uint32)
+    shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
+    indices = np.bitwise_or.reduce(ordered << shifts, axis=-1)
+    words = np.zeros((*indices.shape[:-1], bits), np.uint32)
+    for index, word, at, shift, count in _pieces(bits, pairs):
+        words[..., word] |= (indices[..., index] >> np.uint32(shift) & np.uint32(2**count - 1)) << np.uint32(at)
+    chunk = gcd(bits, CHUNK)
+    return words.reshape(strips, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
+
+
+def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArray[np.uint8]:
+    """The inverse of `_codes_to_indices`."""
+    strips, along = words.shape[:2]
+    in_order = words.swapaxes(3, 4).reshape(strips, along, WARPS, LANES, bits)
+    indices = np.zeros((*in_order.shape[:-1], 4 * STEPS // pairs), np.uint32)
+    for index, word, at, shift, count in _pieces(bits, pairs):
+        indices[..., index] |= (in_order[..., word] >> np.uint32(at) & np.uint32(2**count - 1)) << np.uint32(shift)
+    shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
+    ordered = (indices[..., None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
+    two = ordered.reshape(*indices.shape, 2, pairs).swapaxes(-1, -2).reshape(strips, along, WARPS, 8, 4, STEPS, 2, 2, 2)
+    #                    strip warp r  g  span step  h  t  e
+    return two.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(strips, ROWS, along, SPAN)
+
+
+def _pieces(bits: int, pairs: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Where a lane's indices of codes of so many bits stand: (index, word, bit of the word, bit of the index, bits)."""
+    size = 2 * bits * pairs
+    per_word = 32 // size
+    for index in range(4 * STEPS // pairs):
+        if index < per_word * bits:
+            yield index, index // per_word, size * (index % per_word), 0, size
+        else:
+            yield from ((index, word, 30, 2 * word, 2) for word in range(bits))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from . import jit, tiles
 from .block import Blocks, Format
 
+PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
 CHUNK = 4 << 20  # bytes on their way at a time, or a strip's; there are two such stages on each side
 
 
@@ -42,8 +43,7 @@ def upload(fmt: Format, blocks: Blocks) -> tuple[Any, float]:
     """
     import cupy
 
-    n, along = len(blocks), -(-blocks.shape[1] * fmt.weights // tiles.columns(fmt))
-    data = cupy.empty((-(-n // tiles.ROWS), along, tiles.tile_dtype(fmt).itemsize), np.uint8)
+    n, data = len(blocks), empty_tiles(fmt, *blocks.shape)
     if not data.size:
         return data, 0.0
     stream, kernel = cupy.cuda.get_current_stream(), jit.load("pack", fmt, **pack_template(fmt))
@@ -59,6 +59,24 @@ def upload(fmt: Format, blocks: Blocks) -> tuple[Any, float]:
         launch(kernel, fmt, stage.device, part, (largest,), rows, blocks.shape[1])
         stage.done.record(stream)
     return data, float(largest.get()[0])
+
+
+def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, float]:
+    """The same for n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16."""
+    import cupy
+
+    data, largest = empty_tiles(fmt, n, count), cupy.zeros(1, np.float32)
+    if data.size:
+        launch(jit.load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (largest,), n, count)
+    return data, float(largest.get()[0])
+
+
+def empty_tiles(fmt: Format, n: int, count: int) -> Any:
+    """Memory for the tiles of n rows of `count` blocks."""
+    import cupy
+
+    along = -(-count * fmt.weights // tiles.columns(fmt))
+    return cupy.empty((-(-n // tiles.ROWS), along, tiles.tile_dtype(fmt).itemsize), np.uint8)
 
 
 def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
@@ -83,7 +101,12 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
 
 def pack_template(fmt: Format) -> jit.Template:
     """The template of the kernel that packs."""
-    return {**restore_template(fmt), "LARGEST_CODE": tiles.LARGEST_CODE}
+    return restore_template(fmt)
+
+
+def planes_template(**types: str) -> jit.Template:
+    """The template of the kernels for flat bit planes: In of the one that quantizes, Out of the one that decodes."""
+    return {**types, "THREADS": PLANES_THREADS}
 
 
 def restore_template(fmt: Format) -> jit.Template:

@@ -391,7 +391,10 @@ def test_kbit_tensors_are_tensors_like_others(run, tmp_path):
     qgemm.write(tmp_path / "x.gguf", {"own": own, "default": weights((4, 64), "kbit2")}, {"general.architecture": "x"})
     _, out, _ = run("info", tmp_path / "x.gguf")
     assert lines_of(out, "type") == {"KBIT2": ["KBIT2", "2", "512", "144", "2.25"]}
-    assert lines_of(out, "tensor")["own"][5:] == ["a16, dequantize", "no kernel"]
+    cpu, cuda = lines_of(out, "tensor")["own"][5:]
+    assert cpu == "a16, dequantize"
+    assert cuda.startswith("a16: ")
+    assert "a8" not in cuda
     assert re.search(r"^general.architecture +x$", out, re.MULTILINE)
     qgemm.write(tmp_path / "y.gguf", {"own": qgemm.Tensor("kbit2", own.shape, own.blocks), "default": own})
     status, out, _ = run("verify", tmp_path / "x.gguf", "--against", tmp_path / "y.gguf", "--tolerance", 0.9)

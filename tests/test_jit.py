@@ -43,6 +43,10 @@ def test_every_variant_of_one_format_compiles(kernel, template):
 def test_header_is_the_twin_of_the_module(fmt):
     """One header a format, whose struct derives from the generated fields and opens with the module's words."""
     text = (jit.kernels_dir() / "formats" / f"{fmt.name}.cuh").read_text()
+    if fmt.codebook is not None:
+        assert "Twin of qgemm/formats/kbit.py" in text
+        assert f"struct {fmt.name} : Codebook<{fmt.name}_fields<GROUPS>, {fmt.name}_codebook>" in text
+        return
     assert f"Twin of qgemm/formats/{fmt.name}.py" in text
     assert f"struct {fmt.name} : {fmt.name}_fields" in text
     assert re.search(rf"HAS_MINIMUM = {'true' if {'m', 'dmin'} & {*fmt.scale_fields} else 'false'};", text)
@@ -56,6 +60,21 @@ def test_tile_struct_has_the_size_of_its_dtype(fmt):
     assert size in source
     with pytest.raises(jit.CompileError, match="differs from its dtype"):
         jit.compile_cubin(source.replace(size, f"{size} + 16"), "sm_80")
+
+
+def place_of_code(bits, pairs, step, j, r, plane):
+    """(word, bit) by the rules of qgemm/tiles.py, as kernels/blocks.cuh has them."""
+    p = max(1, 4 // bits)
+    bit = bits * (2 * p * (step // p) + p * r + step % p)
+    return bit // 8, 8 * j + bit % 8
+
+
+def place_of_bit(bits, pairs, step, j, r, plane):
+    """The same of one bit of a code that counts levels."""
+    index, first = divmod(4 * step + 2 * (j % 2) + r, pairs)
+    size, bit = 2 * bits * pairs, bits * (pairs * (j // 2) + first) + plane
+    word, at = divmod(index, 32 // size)
+    return (word, size * at + bit) if word < bits else (bit // 2, 30 + bit % 2)
 
 
 @each(TILED)
@@ -75,15 +94,17 @@ def test_block_structs_lead_from_blocks_to_tiles(fmt):
     for name, number in structs.items():
         to = number["TO"]
         if bits := number.get("BITS"):
-            (base, offset), p, chunk = bits_of[name], max(1, 4 // bits), number["CHUNK"]
-            for row, span, step, t, j in np.ndindex(64, tiles.spans(fmt), 4, 4, 4):
-                begin = base[4 * span + t] + offset[4 * step + j]
-                code = raw[row, begin // 8] >> begin % 8 & (1 << bits) - 1
+            (base, offset), chunk = bits_of[name], number["CHUNK"]
+            planes = range(number["PLANES"])
+            for row, span, step, t, j, plane in np.ndindex(64, tiles.spans(fmt), 4, 4, 4, len(planes)):
+                begin = base[4 * span + t] + offset[4 * step + j] + plane * fmt.weights
+                code = int(raw[row, begin // 8]) >> begin % 8 & number["MASK"]
                 group, r, lane = row // 16, row // 8 % 2, 4 * (row % 8) + t
-                bit = bits * (2 * p * (step // p) + p * r + step % p)
-                part, word = divmod(bit // 8, chunk)
+                place = place_of_code if len(planes) == 1 else place_of_bit
+                word, bit = place(bits, number["PAIRS"], step, j, r, plane)
+                part, word = divmod(word, chunk)
                 index = ((group * number["PARTS"] + part) * 32 + lane) * chunk + word
-                tile[span * span_bytes + to + 4 * index + j] |= code << bit % 8
+                tile[span * span_bytes + to + 4 * index + bit // 8] |= code << bit % 8
         else:
             size, unit = number["BYTES"], number["UNIT"]
             for row, block, byte in np.ndindex(64, count, size):
@@ -163,7 +184,7 @@ def test_routes(fmt, activation):
     """The first row that fits wins; a problem without a kernel is printed whole."""
     for m in (1, 8, 9, 4096):
         problem = routes.Problem(fmt, activation, m, 64, 96, 75)
-        if not fmt.slots and (activation == "a8" or not fmt.plain):  # plain, or without a tile yet
+        if activation == "a8" and not fmt.integer:
             with pytest.raises(
                 qgemm.UnsupportedError, match=f"no kernel for {fmt} {activation} of half M={m} N=64 K=96 on sm_75"
             ):
@@ -186,6 +207,7 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel for row in routes.ROUTES if row.runs_on(sm) and row.kernel != "cublas"}
         plain = {"quantize_activations", "dequantize_activations", "pack", "restore"}
+        plain |= {"quantize_codebook", "dequantize_codebook"}
         assert {u.kernel for u in units if u.arch == arch} == rows | plain
 
 
@@ -198,30 +220,33 @@ def test_decode_fits_its_shared_memory(fmt, sm):
             continue
         assert template["DEPTH"] >= 2
         of_warp = template["WARP_BYTES"] + 8 * template["DEPTH"]
-        assert template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
+        assert tiles.table_bytes(fmt) + template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
 
 
 @pytest.mark.parametrize("sm", [80, 89, 90, 120])
 @pytest.mark.parametrize("tokens", [8, 16])
-@pytest.mark.parametrize("kernel", ["decode", "decode_a8"])
-def test_every_matrix_has_a_split(kernel, tokens, sm):
-    rows = list(splits.splits_for(kernel, tokens, sm))
+@pytest.mark.parametrize(("name", "kernel"), [("q4_0", "decode"), ("q4_0", "decode_a8"), ("kbit5", "decode")])
+def test_every_matrix_has_a_split(name, kernel, tokens, sm):
+    fmt = qgemm.FORMATS[name]
+    rows = list(splits.splits_for(fmt, kernel, tokens, sm))
     assert [row.strips for row in rows] == sorted((row.strips for row in rows), reverse=True)
     for strips in range(1, 500):
         for m in (tokens - 7, tokens):
-            assert splits.split_of(kernel, tokens, m, strips, sm).strips <= strips
+            assert splits.split_of(fmt, kernel, tokens, m, strips, sm).strips <= strips
 
 
 def test_tuned_kernels_do_not_spill():
     """What the benchmark measures keeps all it computes with in registers."""
-    for name in ("q4_0", "q4_k", "q6_k", "mxfp4"):
+    for name in ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit2", "kbit5"):
         fmt = qgemm.FORMATS[name]
         for kernel, tokens, source in (
             ("decode", 8, "half"),
             ("decode_a8", 8, "half"),
             ("decode_a8", 16, "Activations"),
         ):
-            for split in splits.splits_for(kernel, tokens, 90):
+            if kernel == "decode_a8" and not fmt.integer:
+                continue
+            for split in splits.splits_for(fmt, kernel, tokens, 90):
                 template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
                 _, report = jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_90a")
                 assert " 0 bytes spilled" in compile_kernels.resources(report), (kernel, template)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from strategies import CODEBOOKS, codebooks, each, exact, problems, raw_blocks, seeds, tame, values
 
 import qgemm
-from qgemm import tiles
 from qgemm.bits import pack_bit_planes, unpack_bit_planes
 from qgemm.bounds import a16_bound, magnitudes
 from qgemm.formats import e4m4
@@ -271,8 +270,6 @@ def test_options_that_do_not_fit():
     for kind in ("fp8", ""):
         with pytest.raises(qgemm.UnsupportedError, match=f"KBIT4: absmax is 'e4m4' or 'float16', got {kind!r}"):
             qgemm.quantize(x, "kbit4", absmax=kind)
-    with pytest.raises(qgemm.UnsupportedError, match="KBIT4 has no device tile"):
-        tiles.tile_dtype(qgemm.FORMATS["kbit4"])
 
 
 @every_bits

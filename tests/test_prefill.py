@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from strategies import TILED, each, exact, tame
+from strategies import INTEGER, each, exact, tame
 
 import qgemm
 from qgemm import jit, prefill, routes, tiles, tilings
@@ -62,7 +62,7 @@ def test_every_matrix_has_a_tiling():
             assert tiling.threads <= 1024
 
 
-@each(TILED)
+@each(INTEGER)
 @pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
 def test_tilings_fit_every_format(fmt, tiling):
     """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
@@ -174,7 +174,7 @@ def poisoned(m, n, dtype="float32"):
 
 
 @with_gpu
-@each(TILED)
+@each(INTEGER)
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (200, 32), (72, 96), (1100, 1120)])
 def test_products_at_every_edge(fmt, n, k):
     """M on both sides of each token tile and route; N and K that end inside a tile; nothing beside y is touched."""
@@ -192,7 +192,7 @@ def test_products_at_every_edge(fmt, n, k):
 
 
 @with_gpu
-@each(TILED)
+@each(INTEGER)
 @pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
 def test_every_tiling_by_every_format(fmt, tiling):
     """Grids of whole tiles, of cut ones and of both; the same bits every time."""
@@ -217,7 +217,7 @@ def test_every_tiling_by_every_format(fmt, tiling):
 
 
 @with_gpu
-@each(TILED)
+@each(INTEGER)
 @pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
 def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
@@ -241,7 +241,7 @@ def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
 
 
 @with_gpu
-@each(TILED)
+@each(INTEGER)
 def test_identity_gives_weights_rounded_to_half(fmt):
     """A product with one weight is that weight but for its rounding."""
     rng = np.random.default_rng(7)
@@ -253,7 +253,7 @@ def test_identity_gives_weights_rounded_to_half(fmt):
 
 
 @with_gpu
-@each(TILED)
+@each(INTEGER)
 def test_nan_stays_in_its_row(fmt):
     """A NaN in one row of x or W reaches no other output."""
     rng = np.random.default_rng(5)

@@ -26,11 +26,14 @@ def drawn(fmt, n, blocks, seed):
 
 
 def bound(x, w, dtype, exponent):
-    """Sums in float32, weights off by LOSS, or by what half loses where it is subnormal: its least number is 2^-24."""
+    """Sums in float32, weights off by LOSS, or by what half loses where it is subnormal: its least number is 2^-24.
+
+    Levels of a codebook are rounded to half as well.
+    """
     sizes = magnitudes(w.format, w.blocks)
-    lost = LOSS[dtype] * (np.abs(x) @ sizes.T)
+    lost = (LOSS[dtype] + (w.format.codebook is not None) * 2.0**-11) * (np.abs(x) @ sizes.T)
     if dtype == "float16":  # half of the least number: of the scale, times a level, of the minimum, and of the weight
-        lost += 2.0 ** (exponent - 25) * (tiles.LARGEST_CODE + 2) * np.abs(x).sum(axis=1, keepdims=True)
+        lost += 2.0 ** (exponent - 25) * (tiles.largest_code(w.format) + 2) * np.abs(x).sum(axis=1, keepdims=True)
     return 2 * a16_bound(x, sizes) + lost
 
 

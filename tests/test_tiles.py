@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import FORMATS, TILED, each, raw_blocks
+from strategies import CODEBOOKS, FORMATS, INTEGER, TILED, codebooks, each, raw_blocks
 
 import qgemm
 from qgemm import tiles
+from qgemm.bits import unpack_bit_planes
 
 
 @each(TILED)
@@ -44,7 +45,7 @@ def one_tile(fmt, seed):
     return np.frombuffer(raw, fmt.dtype).reshape(64, count)
 
 
-@each(TILED)
+@each(INTEGER)
 def test_codes_lie_where_the_rules_say(fmt):
     """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step."""
     raw = one_tile(fmt, 1)
@@ -64,6 +65,47 @@ def test_codes_lie_where_the_rules_say(fmt):
             byte = int(words[span, warp, lane, bit // 8]) >> 8 * j & 0xFF
             column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
             assert byte >> bit % 8 & (1 << bits) - 1 == codes[16 * warp + 8 * r + g, span, column]
+
+
+@each(CODEBOOKS)
+def test_indices_lie_where_the_rules_say(fmt):
+    """The same of codes that count levels: row, column and bit of each bit of a lane's words."""
+    raw = one_tile(fmt, 3)
+    codes = unpack_bit_planes(raw["planes"].reshape(64 * 2, -1)).reshape(64, 64)
+    words = tiles.pack(fmt, raw)["spans"]["planes"][0, 0, 0].transpose(0, 2, 1, 3).reshape(4, 32, -1)
+    bits = len(fmt.codebook).bit_length() - 1
+    rows_of_index = 2 if bits == 2 else 1
+    size = 2 * bits * rows_of_index
+    for warp, lane, step, far, r, e, b in np.ndindex(4, 32, 4, 2, 2, 2, bits):
+        g, t = divmod(lane, 4)
+        index, first = divmod(4 * step + 2 * far + r, rows_of_index)
+        bit = bits * (rows_of_index * e + first) + b
+        word, at = divmod(index, 32 // size)
+        word, at = (word, size * at + bit) if word < bits else (bit // 2, 30 + bit % 2)
+        code = codes[16 * warp + 8 * r + g, 16 * step + 8 * far + 2 * t + e]
+        assert words[warp, lane, word] >> at & 1 == code >> b & 1
+
+
+@each(CODEBOOKS)
+def test_tables_fit_and_their_copies_share_no_bank(fmt):
+    """A row of copies is one word from every bank, or from every second where a table would be too large."""
+    table = tiles.table(fmt)
+    assert table.nbytes % 128 == 0
+    assert table.nbytes <= tiles.MOST_TABLE
+    assert table.entry * table.copies in (128, 64)
+    assert 2**table.bits == len(fmt.codebook) ** (2 * table.pairs)
+
+
+@each(CODEBOOKS)
+@given(data=st.data())
+def test_levels_are_brought_into_the_range_of_half(fmt, data):
+    """Of any codebook: its largest level is finite and not lost."""
+    own = fmt.variant(data.draw(codebooks(fmt)), None)
+    largest = tiles.largest_code(own) * 2.0 ** -tiles.level_exponent(own)
+    assert largest < 2**15
+    assert largest >= 2.0**-24 or largest == 0
+    assert -126 <= tiles.level_exponent(own) <= 127
+    assert tiles.level_exponent(fmt) == 0
 
 
 @each(TILED)

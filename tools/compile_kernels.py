@@ -44,7 +44,9 @@ def units(archs: tuple[str, ...] = jit.ARCHS) -> Iterator[Unit]:
         wanted = [(kernel, fmt.name, template) for fmt in tiled for kernel, template in variants(fmt, sm)]
         wanted += [(kernel, "", template) for kernel, template in common_variants()]
         for kernel, name, template in wanted:
-            if arch == TUNED or all(template.get(key, some[0]) in some for key, some in ELSEWHERE.items()):
+            common = all(template.get(key, some[0]) in some for key, some in ELSEWHERE.items())
+            floats = kernel == "fused" and template["In"] == template["Out"] == "float"  # the one for exact levels
+            if arch == TUNED or common or floats:
                 yield Unit(kernel, name, tuple(template.items()), arch)
 
 

@@ -34,6 +34,8 @@ LARGE = ((8192, 8192), (28672, 8192))
 SHARES = {
     **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "q4_k"), (0.83, 0.92)),
     **dict.fromkeys(("q5_k", "q6_k"), (0.75, None)),
+    "kbit4": (0.77, None),
+    **dict.fromkeys(("kbit2", "kbit3", "kbit5"), (0.67, None)),
 }
 # llama.cpp on the same GPU by the same protocol, us; ours must be FASTER times as fast.
 FASTER = 1.3

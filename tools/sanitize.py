@@ -35,6 +35,9 @@ def work(tool: str, formats: list[str]) -> None:
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
         w.to_host()
         w.dequantize("float16")
+        if fmt.codebook is not None:
+            values = cupy.asarray(rng.standard_normal((n, k)).astype(np.float16))
+            qgemm.quantize(values, fmt).dequantize("float16").get()
         bias = cupy.ones(n, np.float16)
         for m, dtype, activation in product(M, ("float16", "float32"), ("a16", "a8") if fmt.integer else ("a16",)):
             x = cupy.asarray(rng.standard_normal((m, k)).astype(dtype))

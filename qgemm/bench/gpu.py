@@ -80,7 +80,7 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
         **facts(stream), "host_us": host_us(options.activations), "pack": rates_of_packing, "rows": []
     }  # fmt: skip
     failures: list[str] = []
-    pairs = len(options.formats) * len(options.activations)
+    pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)
     with tqdm(total=len(options.shapes) * len(options.m) * pairs, disable=None) as bar:
         for shape in options.shapes:
             for found in rows(stream, cublas, shape, options):
@@ -106,7 +106,7 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
         cupy.cuda.Device().synchronize()
         via, baseline = rivals.dense(stream, cublas, x, dense, y)
         for fmt, w in matrices.items():
-            for activation in options.activations:
+            for activation in of_format(fmt, options.activations):
                 row: Row = {"format": fmt.name, "activation": activation, "M": m, "N": n, "K": k}
                 try:
                     row["route"] = route(Problem(fmt, activation, m, n, k, compute_capability())).kernel
@@ -122,6 +122,11 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
                 row.update(taken.pop("")._asdict())
                 row.update((name, value.us) for name, value in taken.items())
                 yield rates({**row, "cublas_via": via, "graph": ours.graph}, w.packed)
+
+
+def of_format(fmt: Format, activations: Sequence[str]) -> list[str]:
+    """Those of the activations that a format can be multiplied with."""
+    return [activation for activation in activations if activation == "a16" or fmt.integer]
 
 
 def products(x: Any, w: Matrix, activation: str, y: Any) -> list[Call]:
@@ -205,6 +210,8 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
             blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
         elif name == "e":  # the exponent of a scale 2^(e - 128)
             blocks[name] = rng.integers(118, 123, blocks[name].shape)
+        elif name == "absmax":  # E4M4 from 2^-9 to 2^-7
+            blocks[name] = rng.integers(0x20, 0x40, blocks[name].shape)
     return blocks
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..bits import Floats, pack_bit_planes, to_float16, unpack_bit_planes
+from ..bits import IN_ORDER, Floats, pack_bit_planes, to_float16, unpack_bit_planes
 from ..block import Blocks, Format, Levels
 from ..errors import UnsupportedError
 from . import scales
@@ -71,7 +71,8 @@ def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> 
     def variant(codebook: ArrayLike | None, absmax: str | None) -> Format:
         return kbit(bits, own if absmax is None else absmax, book if codebook is None else codebook)
 
-    return Format(name, WEIGHTS, dtype, encode, levels, limit=kind.limit, codebook=book, variant=variant)
+    slots = {"planes": IN_ORDER}
+    return Format(name, WEIGHTS, dtype, encode, levels, slots=slots, limit=kind.limit, codebook=book, variant=variant)
 
 
 KBIT2, KBIT3, KBIT4, KBIT5 = (kbit(bits) for bits in (2, 3, 4, 5))

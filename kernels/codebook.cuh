@@ -1,0 +1,121 @@
+// What the formats with a codebook share: w = absmax * codebook[q].
+//
+// Levels are looked up two or four at a time in a table in shared memory, rounded to the type of the tensor cores' operand
+// (half: 2^-11 of a level at most, times a power of two that brings them into its range). A kernel that asks for them
+// leaves the first TABLE_BYTES of its dynamic memory to the table and begins with fill_table(). `levels` are exact.
+#pragma once
+
+#include "fragment.cuh"
+
+// The absmax of rows g and g + 8 of one block of a tile's two.
+__device__ inline float2 absmax_pair(const half (&blocks)[2][2], int block) { return row_pair(blocks[block]); }
+// E4M4: exponent and mantissa stand in a half as in the byte, times 2^-4; that is exact, as are subnormal ones.
+__device__ inline float2 absmax_pair(const u8 (&blocks)[2][2], int block) {
+    const u32 bytes = *reinterpret_cast<const u32*>(blocks);
+    const u32 halves = __byte_perm(bytes, 0, block ? 0x4342 : 0x4140) << 6;
+    return __half22float2(__hmul2(as_half2(halves), __float2half2_rn(16.0f)));
+}
+
+template <class Fields, class Book>
+struct Codebook : Fields {
+    using Codes = typename Fields::Codes;
+    static constexpr int ZERO = 0;
+    static constexpr bool HAS_MINIMUM = false;
+    static constexpr int RAW_ZERO = 0, RAW_EXPONENT = Book::EXPONENT, RAW_SHIFT = 0;
+
+    static __device__ Fragment raw(const Codes& codes, int step) {
+        Fragment f;
+        u32(&a)[4] = reinterpret_cast<u32(&)[4]>(f.a);
+        if (BITS == 2 && step < 2) {
+            permute(codes.planes[0] >> 16 * step, a);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i += PAIRS)
+                load_words<PAIRS>(a + i, reinterpret_cast<const u32*>(table() + offset(codes, (4 * step + i) / PAIRS)));
+        }
+        return f;
+    }
+    static __device__ Fragment fragment(const Codes& codes, int step) { return raw(codes, step); }
+    // As floats, from memory.
+    static __device__ FloatFragment levels(const Codes& codes, int step) {
+        FloatFragment found;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 index = offset(codes, (4 * step + i) / PAIRS) >> ROW_BITS;
+            found.a[i] = {level(index, i % PAIRS), level(index, PAIRS + i % PAIRS)};
+        }
+        return found;
+    }
+    __device__ float2 scale(int group, int g, int block) const { return absmax_pair(this->absmax[group][g], block); }
+    __device__ float2 minimum(int, int, int) const { return {}; }
+
+    // Levels times 2^-exponent, by all threads of a CTA, which must meet before they look anything up.
+    template <class T>
+    static __device__ void fill_table(int exponent) {
+        constexpr int PER_ENTRY = (1 << ROW_BITS) / 16;  // stores of 16 bytes
+        const float factor = two_to(-exponent);
+        const auto pair = [&](u32 index, int i) {
+            alignas(4) const T both[2] = {from_float<T>(factor * level(index, i)),
+                                          from_float<T>(factor * level(index, PAIRS + i))};
+            return *reinterpret_cast<const u32*>(both);
+        };
+        for (int i = threadIdx.x; i < PER_ENTRY << Book::INDEX_BITS; i += blockDim.x) {
+            const u32 first = pair(i / PER_ENTRY, 0), last = pair(i / PER_ENTRY, PAIRS - 1);
+            reinterpret_cast<uint4*>(table())[i] = {first, last, first, last};
+        }
+        if (BITS == 2 && threadIdx.x < 4) {
+            const T one = from_float<T>(factor * Book::level(threadIdx.x));
+            for (int i = 0; i < 2; ++i) table()[BARE + 4 * i + threadIdx.x] = reinterpret_cast<const u8*>(&one)[i];
+        }
+    }
+
+private:
+    static constexpr int BITS = sizeof(Codes::planes) / 4, PAIRS = Book::INDEX_BITS / (2 * BITS);  // pairs of an entry
+    static constexpr int PER_WORD = 32 / Book::INDEX_BITS, WHOLE = PER_WORD * BITS;  // indices within one word
+    static constexpr int ROW_BITS = Book::COPIES * PAIRS == 32 ? 7 : 6;  // below the index, in an offset into the table
+    static constexpr int BARE = 1 << (ROW_BITS + Book::INDEX_BITS);      // where the levels alone begin
+    static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS,
+                  "copies of an entry lie in one row or half a row of banks");
+
+    static __device__ unsigned char* table() {
+        extern __shared__ __align__(128) unsigned char memory[];
+        return memory;
+    }
+    // %laneid, since of threadIdx ptxas would mask the lane anew for every lookup.
+    static __device__ u32 lane() {
+        u32 lane;
+        asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+        return lane;
+    }
+    // Where in the table this lane finds its entry of number i.
+    static __device__ u32 offset(const Codes& codes, int i) {
+        const u32 copy = lane() % Book::COPIES * (4 * PAIRS);
+        if (i < WHOLE)
+            return moved<Book::INDEX_BITS>(codes.planes[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
+        u32 found = copy;
+#pragma unroll
+        for (int word = 0; word < BITS; ++word) found |= moved<2>(codes.planes[word], 30, 2 * word);
+        return found;
+    }
+    // COUNT bits of a word as bits of an index, in its place in an offset.
+    template <int COUNT>
+    static __device__ u32 moved(u32 word, int from, int to) {
+        to += ROW_BITS;
+        return (from > to ? word >> (from - to) : word << (to - from)) & (((1u << COUNT) - 1) << to);
+    }
+    // The level of an index's code of number i.
+    static __device__ float level(u32 index, int i) { return Book::level(index >> BITS * i & (Book::CODES - 1)); }
+
+    // A step of K = 2 from two indices by __byte_perm, which finds the lower or the upper bytes of four levels at once:
+    // where every step is looked up in the table, shared memory is the limit.
+    static __device__ void permute(u32 word, u32 (&a)[4]) {
+        const uint2 bare = *reinterpret_cast<const uint2*>(table() + BARE);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            const u32 codes = word >> 2 * row & 0x3333;
+            const u32 low = __byte_perm(bare.x, bare.y, codes), high = __byte_perm(bare.y, bare.x, codes);
+            a[row] = __byte_perm(low, high, 0x5140);
+            a[row + 2] = __byte_perm(low, high, 0x7362);
+        }
+    }
+};

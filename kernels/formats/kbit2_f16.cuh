@@ -1,0 +1,7 @@
+// kbit2_f16:  w = absmax * codebook[q],  q in 0..3.       Twin of qgemm/formats/kbit.py.
+#pragma once
+
+#include "../codebook.cuh"
+
+template <int GROUPS>
+struct kbit2_f16 : Codebook<kbit2_f16_fields<GROUPS>, kbit2_f16_codebook> {};

@@ -1,0 +1,7 @@
+// kbit3_f16:  w = absmax * codebook[q],  q in 0..7.       Twin of qgemm/formats/kbit.py.
+#pragma once
+
+#include "../codebook.cuh"
+
+template <int GROUPS>
+struct kbit3_f16 : Codebook<kbit3_f16_fields<GROUPS>, kbit3_f16_codebook> {};

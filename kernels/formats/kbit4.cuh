@@ -1,0 +1,7 @@
+// kbit4:  w = absmax * codebook[q],  q in 0..15.       Twin of qgemm/formats/kbit.py.
+#pragma once
+
+#include "../codebook.cuh"
+
+template <int GROUPS>
+struct kbit4 : Codebook<kbit4_fields<GROUPS>, kbit4_codebook> {};

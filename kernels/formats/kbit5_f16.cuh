@@ -1,0 +1,7 @@
+// kbit5_f16:  w = absmax * codebook[q],  q in 0..31.       Twin of qgemm/formats/kbit.py.
+#pragma once
+
+#include "../codebook.cuh"
+
+template <int GROUPS>
+struct kbit5_f16 : Codebook<kbit5_f16_fields<GROUPS>, kbit5_f16_codebook> {};
