@@ -8,9 +8,8 @@
 
 constexpr int TILE_BLOCKS = TILE_COLUMNS / BLOCK_WEIGHTS;  // of a row
 constexpr int PIECE_BYTES = TILES * TILE_BLOCKS * BLOCK_BYTES;
-constexpr int ROW_CHUNKS =
-    (PIECE_BYTES + 15 + 15) / 16 | 1;  // of 16 bytes, the first and the last in part; odd against
-                                       // bank conflicts between eight rows
+// Chunks of 16 bytes, the first and the last in part; odd against bank conflicts between eight rows.
+constexpr int ROW_CHUNKS = (PIECE_BYTES + 15 + 15) / 16 | 1;
 
 // Rule one: where the code of a step, the j-th of a lane's columns and row g + 8 r stands in the words of its lane.
 struct Place {
@@ -39,6 +38,20 @@ template <class Codes>
 constexpr Place place(int step, int j, int r, int plane) {
     return Codes::PLANES == 1 ? place_of_code<Codes::BITS>(step, j, r)
                               : place_of_bit<Codes::BITS, Codes::PAIRS>(step, j, r, plane);
+}
+
+// visit(place in a lane's words, row g + 8 r, bit in its block from `base` on) for every code of a lane, or bit of one.
+template <class Codes, class Visit>
+__device__ inline void for_codes(Visit visit) {
+#pragma unroll
+    for (int step = 0; step < SPAN_STEPS; ++step)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+#pragma unroll
+                for (int plane = 0; plane < Codes::PLANES; ++plane)
+                    visit(place<Codes>(step, j, r, plane), r, Codes::offset(step, j) + plane * BLOCK_WEIGHTS);
 }
 
 // The index, among the chunks of the codes of a span, of the chunk that holds a lane's word.

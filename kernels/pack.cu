@@ -28,19 +28,10 @@ template <class Codes>
 __device__ void pack_codes(const u8* const (&rows)[2], int span, int group, int lane, void* to) {
     const int base = Codes::base(span, lane % 4), first = base / 8, shift = base % 8;
     alignas(16) u32 words[Codes::BITS] = {};
-#pragma unroll
-    for (int step = 0; step < SPAN_STEPS; ++step)
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-            for (int r = 0; r < 2; ++r)
-#pragma unroll
-                for (int plane = 0; plane < Codes::PLANES; ++plane) {
-                    const int bit = Codes::offset(step, j) + plane * BLOCK_WEIGHTS;
-                    const Place at = place<Codes>(step, j, r, plane);
-                    const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & Codes::MASK;
-                    words[at.word] |= code << at.bit;
-                }
+    for_codes<Codes>([&](const Place& at, int r, int bit) {
+        const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & Codes::MASK;
+        words[at.word] |= code << at.bit;
+    });
 #pragma unroll
     for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
         load_words<Codes::CHUNK>(static_cast<u32*>(to) + Codes::CHUNK * chunk_index<Codes>(group, lane, word),

@@ -19,19 +19,10 @@ __device__ void restore_codes(const void* from, int span, int group, int lane, u
     for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
         load_words<Codes::CHUNK>(&words[word],
                                  static_cast<const u32*>(from) + Codes::CHUNK * chunk_index<Codes>(group, lane, word));
-#pragma unroll
-    for (int step = 0; step < SPAN_STEPS; ++step)
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-            for (int r = 0; r < 2; ++r)
-#pragma unroll
-                for (int plane = 0; plane < Codes::PLANES; ++plane) {
-                    const int bit = Codes::offset(step, j) + plane * BLOCK_WEIGHTS;
-                    const Place at = place<Codes>(step, j, r, plane);
-                    const u32 code = words[at.word] >> at.bit & Codes::MASK;
-                    set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
-                }
+    for_codes<Codes>([&](const Place& at, int r, int bit) {
+        const u32 code = words[at.word] >> at.bit & Codes::MASK;
+        set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -37,3 +37,21 @@ __device__ inline void six_bit_minimum_pairs(u32 (&pairs)[2], const u16 (&words)
 #pragma unroll
     for (int row = 0; row < 2; ++row) pairs[row] = bf16_numbers(__byte_perm(minimums, 0, row ? 0x4342 : 0x4140), 0);
 }
+
+// The scales and minimums of a format whose fields are d, dmin and those words.
+template <class Fields>
+struct SixBitScales : Fields {
+    __device__ float2 scale(int group, int g, int index) const {
+        return multiply_rounded(row_pair(this->d[group][g][0]), six_bit_scales(this->scales[group][g][0], index));
+    }
+    __device__ float2 minimum(int group, int g, int index) const {
+        return multiply_rounded(super_minimum(group, g), six_bit_minimums(this->scales[group][g][0], index));
+    }
+    __device__ float2 super_minimum(int group, int g) const {
+        const float2 dmin = row_pair(this->dmin[group][g][0]);
+        return {-dmin.x, -dmin.y};
+    }
+    __device__ void sub_minimums(u32 (&pairs)[2], int group, int g, int pair) const {
+        six_bit_minimum_pairs(pairs, this->scales[group][g][0], pair);
+    }
+};

@@ -12,13 +12,13 @@ import struct
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from processes import forked
 from strategies import ENCODED, each
 
 import qgemm
@@ -392,30 +392,26 @@ def test_a_disk_that_lies(source, tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["source.gguf"]
 
 
-def forked(work) -> int:
-    """A child process that does `work` and ends."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside BLAS's idle threads
-        child = os.fork()
-    if child == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return child
+FORMS = ("q4_0", "q8_0")
+
+
+def outcomes(source, path) -> list[bytes]:
+    """The files that converting into each of FORMS gives; the last is there."""
+    found = []
+    for fmt in FORMS:
+        converted(source, path, fmt)
+        found.append(path.read_bytes())
+    return found
 
 
 def test_killed_at_any_moment(tmp_path):
     """The old file or the new one, and what killed converters leave is gone after the next."""
     source, path = model(tmp_path / "x.gguf", {"x.weight": normal(64, 2048)}), tmp_path / "y.gguf"
-    whole = []
-    for fmt in ("q4_0", "q8_0"):
-        converted(source, path, fmt)
-        whole.append(path.read_bytes())
+    whole = outcomes(source, path)
 
     def work() -> None:
         while True:
-            for fmt in ("q4_0", "q8_0"):
+            for fmt in FORMS:
                 converted(source, path, fmt)
 
     for delay in np.random.default_rng(0).uniform(0, 0.03, 200):
@@ -430,12 +426,9 @@ def test_killed_at_any_moment(tmp_path):
 
 def test_two_converters_on_one_output(tmp_path):
     source, path = model(tmp_path / "x.gguf", {"x.weight": normal(64, 2048)}), tmp_path / "y.gguf"
-    whole = []
-    for fmt in ("q4_0", "q8_0"):
-        converted(source, path, fmt)
-        whole.append(path.read_bytes())
+    whole = outcomes(source, path)
     for _ in range(50):
-        for child in [forked(lambda fmt=fmt: converted(source, path, fmt)) for fmt in ("q4_0", "q8_0")]:
+        for child in [forked(lambda fmt=fmt: converted(source, path, fmt)) for fmt in FORMS]:
             os.waitpid(child, 0)
         assert path.read_bytes() in whole
     assert left_over(tmp_path) == []

@@ -213,6 +213,20 @@ def raw_magnitudes(w: qgemm.Tensor) -> np.ndarray:
     return sizes.reshape(w.shape)
 
 
+def assert_decoded(x: np.ndarray, w: qgemm.Tensor, on_device) -> None:
+    """Products by the decode kernels: of exact weights and x, and by the formula of the codes if they are integers."""
+    y = poisoned((len(x), w.shape[0]), np.float32)
+    qgemm.matmul(cupy().asarray(x), on_device, out=y)
+    wide = x.astype(np.float64)
+    bound = 2 * a16_bound(wide, raw_magnitudes(w)) + level_loss(wide, w, x.dtype.name)
+    assert (np.abs(y.get() - exact(wide, w)) <= bound).all()
+    if w.format.integer:
+        y = poisoned(y.shape, np.float32)
+        qgemm.matmul(cupy().asarray(x), on_device, "a8", out=y)
+        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, w.blocks)
+        assert (np.abs(y.get() - want) <= 2 * bound).all()
+
+
 @pytest.mark.usefixtures("without_prefill")
 @each(TILED)
 @pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
@@ -243,17 +257,7 @@ def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
     try:
         on_device = w.to_device()
         for m, dtype in itertools.product((1, 8, 9, 16), ("float16", "float32")):
-            x = rng.standard_normal((m, k)).astype(dtype)
-            y = poisoned((m, n), np.float32)
-            qgemm.matmul(cupy().asarray(x), on_device, out=y)
-            wide = x.astype(np.float64)
-            bound = 2 * a16_bound(wide, raw_magnitudes(w)) + level_loss(wide, w, dtype)
-            assert (np.abs(y.get() - exact(wide, w)) <= bound).all()
-            if not fmt.integer:
-                continue
-            qgemm.matmul(cupy().asarray(x), on_device, "a8", out=y)
-            want, bound = a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)
-            assert (np.abs(y.get() - want) <= 2 * bound).all()
+            assert_decoded(rng.standard_normal((m, k)).astype(dtype), w, on_device)
     finally:
         decode.decode_launch.cache_clear()
 
@@ -280,24 +284,16 @@ def test_kernels_of_sm_75(fmt, data):
 
 
 @pytest.mark.usefixtures("without_prefill")
-@each_product
-def test_long_rows(fmt, activation):
+@each(TILED)
+def test_long_rows(fmt):
     """K = 8192: many rounds of every ring."""
     rng = np.random.default_rng(24)
     n, k = 72, 8192
     raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
     w = qgemm.Tensor(fmt, (n, k), tame(fmt, raw, rng))
-    on_device, sizes = w.to_device(), raw_magnitudes(w)
+    on_device = w.to_device()
     for m in (1, 2, 3, 16):
-        x = rng.standard_normal((m, k)).astype(np.float16)
-        y = qgemm.matmul(cupy().asarray(x), on_device, activation).get()
-        if activation == "a16":
-            wide = x.astype(np.float64)
-            bound = 2 * a16_bound(wide, sizes) + level_loss(wide, w, "float16")
-            assert (np.abs(y - exact(wide, w)) <= bound).all()
-        else:
-            want, bound = a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)
-            assert (np.abs(y - want) <= 2 * bound).all()
+        assert_decoded(rng.standard_normal((m, k)).astype(np.float16), w, on_device)
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
@@ -356,19 +352,9 @@ def test_decode_kernel_in_every_split(fmt, n):
     k = 64 * 9 + 32 if fmt.weights == 32 else 256 * (19 if n < 67 * 64 else 11)  # more than a tile of 256 a warp
     raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
     w = qgemm.Tensor(fmt, (n, k), tame(fmt, raw, rng))
-    on_device, sizes = w.to_device(), raw_magnitudes(w)
+    on_device = w.to_device()
     for m in (1, 7, 8, 9, 16):
-        x = rng.standard_normal((m, k)).astype(np.float16)
-        y = poisoned((m, n), np.float32)
-        qgemm.matmul(cupy().asarray(x), on_device, out=y)
-        wide = x.astype(np.float64)
-        bound = 2 * a16_bound(wide, sizes) + level_loss(wide, w, "float16")
-        assert (np.abs(y.get() - exact(wide, w)) <= bound).all()
-        if not fmt.integer:
-            continue
-        qgemm.matmul(cupy().asarray(x), on_device, "a8", out=y)
-        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)
-        assert (np.abs(y.get() - want) <= 2 * bound).all()
+        assert_decoded(rng.standard_normal((m, k)).astype(np.float16), w, on_device)
 
 
 @pytest.mark.usefixtures("without_prefill")

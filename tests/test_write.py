@@ -10,7 +10,6 @@ import signal
 import stat
 import time
 import tracemalloc
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from gguf import GGUFReader
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from processes import forked
 
 from qgemm import Tensor, quantize
 from qgemm.block import Format
@@ -457,19 +457,6 @@ def test_file_name_of_any_bytes(tmp_path):
     write(path, ones(4))
     with open_gguf(path) as file:
         assert file["w"].blocks[0, 0] == 4
-
-
-def forked(work) -> int:
-    """A child process that does `work` and ends."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside BLAS's idle threads
-        child = os.fork()
-    if child == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return child
 
 
 def test_killed_while_writing(tmp_path):

@@ -5,7 +5,7 @@
 #include "../six_bits.cuh"
 
 template <int GROUPS>
-struct q5_k : q5_k_fields<GROUPS> {
+struct q5_k : SixBitScales<q5_k_fields<GROUPS>> {
     using Codes = q5_k_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;
@@ -20,18 +20,5 @@ struct q5_k : q5_k_fields<GROUPS> {
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return five_bit_bytes(codes.qs[step], codes.qh[0], step);
-    }
-    __device__ float2 scale(int group, int g, int index) const {
-        return multiply_rounded(row_pair(this->d[group][g][0]), six_bit_scales(this->scales[group][g][0], index));
-    }
-    __device__ float2 minimum(int group, int g, int index) const {
-        return multiply_rounded(super_minimum(group, g), six_bit_minimums(this->scales[group][g][0], index));
-    }
-    __device__ float2 super_minimum(int group, int g) const {
-        const float2 dmin = row_pair(this->dmin[group][g][0]);
-        return {-dmin.x, -dmin.y};
-    }
-    __device__ void sub_minimums(u32 (&pairs)[2], int group, int g, int pair) const {
-        six_bit_minimum_pairs(pairs, this->scales[group][g][0], pair);
     }
 };

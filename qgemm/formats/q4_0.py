@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import HALVES, Floats, pack_nibbles, reciprocal, to_codes, to_float16, unpack_nibbles
+from ..bits import HALVES, Floats, pack_nibbles, reciprocal, to_codes, unpack_nibbles
 from ..block import Blocks, Format, Levels
-from .scales import signed_absmax
+from .scales import blocks_of, signed_absmax
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 ZERO = 8
@@ -26,9 +26,7 @@ def encode(x: Floats) -> Blocks:
 
 def pack(levels: Levels) -> Blocks:
     """Codes [n, 32] uint8, scale [n] -> blocks [n]."""
-    assert levels.scale is not None
-    blocks = np.empty(len(levels.codes), DTYPE)
-    blocks["d"] = to_float16(levels.scale)
+    blocks = blocks_of(levels, DTYPE)
     blocks["qs"] = pack_nibbles(levels.codes)
     return blocks
 

@@ -10,28 +10,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import HALVES, Floats, pack_nibbles, reciprocal, to_codes, to_float16, unpack_nibbles
+from ..bits import HALVES, Floats, pack_nibbles, unpack_nibbles
 from ..block import Blocks, Format, Levels
-from .scales import extremes
+from .scales import blocks_of, with_minimum
 
 DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
 
 
 def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: d = (max - min) / 15, m = min, q = min(15, trunc((x - m) / d + 0.5))."""
-    least, greatest = extremes(x)
-    d = (greatest - least) / np.float32(15)
-    q = to_codes((x - least[:, None]) * reciprocal(d)[:, None] + np.float32(0.5), 15)
-    return pack(Levels(q, d, least))
+    return pack(with_minimum(x, 15))
 
 
 def pack(levels: Levels) -> Blocks:
     """Codes [n, 32] uint8, scale and minimum [n] -> blocks [n]."""
-    assert levels.scale is not None
-    assert levels.minimum is not None
-    blocks = np.empty(len(levels.codes), DTYPE)
-    blocks["d"] = to_float16(levels.scale)
-    blocks["m"] = to_float16(levels.minimum)
+    blocks = blocks_of(levels, DTYPE)
     blocks["qs"] = pack_nibbles(levels.codes)
     return blocks
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import HALVES, IN_ORDER, Floats, pack_fives, reciprocal, to_codes, to_float16, unpack_fives
+from ..bits import HALVES, IN_ORDER, Floats, pack_fives, reciprocal, to_codes, unpack_fives
 from ..block import Blocks, Format, Levels
-from .scales import signed_absmax
+from .scales import blocks_of, signed_absmax
 
 DTYPE = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
 ZERO = 16
@@ -27,9 +27,7 @@ def encode(x: Floats) -> Blocks:
 
 def pack(levels: Levels) -> Blocks:
     """Codes [n, 32] uint8, scale [n] -> blocks [n]."""
-    assert levels.scale is not None
-    blocks = np.empty(len(levels.codes), DTYPE)
-    blocks["d"] = to_float16(levels.scale)
+    blocks = blocks_of(levels, DTYPE)
     blocks["qs"], blocks["qh"] = pack_fives(levels.codes)
     return blocks
 

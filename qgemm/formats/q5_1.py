@@ -11,28 +11,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import HALVES, IN_ORDER, Floats, pack_fives, reciprocal, to_codes, to_float16, unpack_fives
+from ..bits import HALVES, IN_ORDER, Floats, pack_fives, unpack_fives
 from ..block import Blocks, Format, Levels
-from .scales import extremes
+from .scales import blocks_of, with_minimum
 
 DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
 
 
 def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: d = (max - min) / 31, m = min, q = trunc((x - m) / d + 0.5)."""
-    least, greatest = extremes(x)
-    d = (greatest - least) / np.float32(31)
-    q = to_codes((x - least[:, None]) * reciprocal(d)[:, None] + np.float32(0.5), 31)
-    return pack(Levels(q, d, least))
+    return pack(with_minimum(x, 31))
 
 
 def pack(levels: Levels) -> Blocks:
     """Codes [n, 32] uint8, scale and minimum [n] -> blocks [n]."""
-    assert levels.scale is not None
-    assert levels.minimum is not None
-    blocks = np.empty(len(levels.codes), DTYPE)
-    blocks["d"] = to_float16(levels.scale)
-    blocks["m"] = to_float16(levels.minimum)
+    blocks = blocks_of(levels, DTYPE)
     blocks["qs"], blocks["qh"] = pack_fives(levels.codes)
     return blocks
 

@@ -1,10 +1,13 @@
-"""The extremes from which the encoders derive their scales, with ggml's choice among equals."""
+"""The extremes from which the encoders derive their scales, with ggml's choice among equals, and those scales."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..bits import Floats, at
+from ..bits import Floats, at, reciprocal, to_codes, to_float16
+from ..block import Blocks, Levels
 
 
 def absmax(x: Floats) -> Floats:
@@ -44,3 +47,20 @@ def folded(least_or_greatest: np.ufunc, x: Floats) -> Floats:
     while found.size > n:
         found = least_or_greatest(found[0::2], found[1::2])
     return found
+
+
+def with_minimum(x: Floats, top: int) -> Levels:
+    """Values [n, w] -> codes [n, w] uint8 in 0..top, d = (max - min) / top and m = min, [n] each."""
+    least, greatest = extremes(x)
+    d = (greatest - least) / np.float32(top)
+    return Levels(to_codes((x - least[:, None]) * reciprocal(d)[:, None] + np.float32(0.5), top), d, least)
+
+
+def blocks_of(levels: Levels, dtype: np.dtype[Any]) -> Blocks:
+    """New blocks [n] whose d, and m if there is one, are the scale and minimum [n]; their codes are left to fill."""
+    assert levels.scale is not None
+    blocks = np.empty(len(levels.codes), dtype)
+    blocks["d"] = to_float16(levels.scale)
+    if levels.minimum is not None:
+        blocks["m"] = to_float16(levels.minimum)
+    return blocks
