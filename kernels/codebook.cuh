@@ -63,9 +63,10 @@ struct Codebook : Fields {
             const u32 first = pair(i / PER_ENTRY, 0), last = pair(i / PER_ENTRY, PAIRS - 1);
             reinterpret_cast<uint4*>(table())[i] = {first, last, first, last};
         }
-        if (BITS == 2 && threadIdx.x < 4) {
-            const T one = from_float<T>(factor * Book::level(threadIdx.x));
-            for (int i = 0; i < 2; ++i) table()[BARE + 4 * i + threadIdx.x] = reinterpret_cast<const u8*>(&one)[i];
+        if (BITS == 2 && threadIdx.x == 0) {
+            const u32 first = pair(0 | 1 << 4, 0), last = pair(2 | 3 << 4, 0);
+            *reinterpret_cast<uint2*>(table() + BARE) = {__byte_perm(first, last, 0x6420),
+                                                         __byte_perm(first, last, 0x7531)};
         }
     }
 

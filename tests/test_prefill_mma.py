@@ -77,14 +77,15 @@ def test_within_bound(fmt, cut, dtype):
 @each(TILED)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_identity_gives_the_weights(fmt, dtype):
-    """Each weight alone: rounded to half or bf16 (twice, with its scale), then to y's type."""
+    """Each weight alone: rounded to half or bf16 (twice, with its scale), then to y's type, which may be subnormal."""
     w = drawn(fmt, 200, 3, 7)
     on_device = w.to_device()
     want = w.dequantize(np.float64).T
     for source in ("float16", "bfloat16"):
         x = on_gpu(np.eye(w.shape[1]), source)
         y = multiply(x, on_device, dtype).get().astype(np.float64)
-        rounding = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype] * np.abs(want)
+        relative, least = {"float32": (0, 0), "float16": (2**-11, 2**-25), "bfloat16": (2**-8, 0)}[dtype]
+        rounding = np.maximum(relative * np.abs(want), least)
         assert (np.abs(y - want) <= bound(np.eye(w.shape[1]), w, source, on_device.exponent) * 1.01 + rounding).all()
 
 
