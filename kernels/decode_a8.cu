@@ -138,25 +138,7 @@ private:
     __device__ void quantize(Activations& to, const T* from) const {
         float values[8];
         load_eight(values, from + 8 * lane);
-        u32 largest = 0;
-        for (float value : values) largest = max(largest, magnitude_bits(value));
-        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
-        const Quantizer quantizer(largest);
-        u32 q[2] = {};  // columns 0..3, 4..7
-#pragma unroll
-        for (int i = 0; i < 8; ++i) q[i / 4] |= (quantizer.code(values[i]) & 0xff) << 8 * (i % 4);
-        int sum = __dp4a(int(q[1]), 0x01010101, __dp4a(int(q[0]), 0x01010101, 0));
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and 3.
-        const int odd = lane % 2, step = lane / 2 % 2, block = lane / 4;
-        const u32 other = __shfl_xor_sync(~0u, odd ? q[0] : q[1], 1);
-        const u32 near = odd ? other : q[0], far = odd ? q[1] : other;
-        u32* words = reinterpret_cast<u32*>(to.q + 32 * block + 16 * odd + 4 * step);
-        words[0] = __byte_perm(near, far, 0x5140);
-        words[2] = __byte_perm(near, far, 0x7362);
-        if (lane % 4 == 0) to.ds[block] = quantizer.scale_and_sum(sum);
+        QuantizedShare(values).store(to, lane);
     }
 };
 

@@ -22,6 +22,44 @@ struct Quantizer {
     __device__ half2 scale_and_sum(int sum) const { return __floats2half2_rn(d, __fmul_rn(d, float(sum))); }
 };
 
+// Over the four lanes of a block, which are neighbours.
+__device__ inline u32 largest_of_block(const float (&values)[8]) {
+    u32 largest = 0;
+    for (float value : values) largest = max(largest, magnitude_bits(value));
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+    return max(largest, __shfl_xor_sync(~0u, largest, 2));
+}
+
+// A lane's eight of the values of a block, as codes. All lanes of a warp take part.
+struct QuantizedShare {
+    Quantizer quantizer;
+    u32 q[2] = {};  // columns 0..3, 4..7
+
+    __device__ explicit QuantizedShare(const float (&values)[8]) : quantizer(largest_of_block(values)) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) q[i / 4] |= (quantizer.code(values[i]) & 0xff) << 8 * (i % 4);
+    }
+    // Number `lane` of those of a span that one token has; where `inside` is false it stores nothing.
+    __device__ void store(Activations& to, int lane, bool inside = true) const {
+        int sum = __dp4a(int(q[1]), 0x01010101, __dp4a(int(q[0]), 0x01010101, 0));
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and 3.
+        const int odd = lane % 2, step = lane / 2 % 2, block = lane / 4;
+        const u32 other = __shfl_xor_sync(~0u, odd ? q[0] : q[1], 1);
+        if (!inside) return;
+        const u32 near = odd ? other : q[0], far = odd ? q[1] : other;
+        u32* words = reinterpret_cast<u32*>(to.q + 32 * block + 16 * odd + 4 * step);
+        words[0] = __byte_perm(near, far, 0x5140);
+        words[2] = __byte_perm(near, far, 0x7362);
+        if (lane % 4 == 0) to.ds[block] = quantizer.scale_and_sum(sum);
+    }
+    // What the code of number i stands for.
+    __device__ float value(int i) const {
+        return __half2float(__float2half_rn(quantizer.d)) * float(int(q[i / 4] << 8 * (3 - i % 4)) >> 24);
+    }
+};
+
 // Eight numbers of any type, aligned to 16 bytes.
 template <class T>
 __device__ inline void load_eight(float (&to)[8], const T* from) {
@@ -32,4 +70,21 @@ __device__ inline void load_eight(float (&to)[8], const T* from) {
 #pragma unroll
         for (int j = 0; j < N; ++j) to[i + j] = to_float(reinterpret_cast<const T*>(&bits)[j]);
     }
+}
+
+// The largest finite number of a type, with a value's sign, in place of a finite value beyond it: a scale is rounded, so
+// that 127 of it may exceed what the largest x was.
+__device__ inline float within(float value, float) { return value; }
+__device__ inline float within(float value, half) {
+    return fabsf(value) > 65504.0f && isfinite(value) ? copysignf(65504.0f, value) : value;
+}
+
+template <class T>
+__device__ inline void store_eight(T* to, const float (&values)[8]) {
+    alignas(16) T rounded[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) rounded[i] = from_float<T>(within(values[i], T()));
+#pragma unroll
+    for (int i = 0; i < 8 * int(sizeof(T)) / 16; ++i)
+        reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(rounded)[i];
 }

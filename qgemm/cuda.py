@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from . import activations, jit, prefill_mma, tiles
 from .activations import DeviceActivations
 from .block import Format, float_dtype
-from .decode import Shape, decode_launch, dequantize_launch, quantize_launch, workspace
+from .decode import Shape, decode_launch
 from .device import DeviceTensor
 from .errors import UnsupportedError
 from .formats.q8_1 import FORMAT as Q8_1
@@ -23,6 +23,7 @@ from .launch import Launch
 from .matmul import NOTHING, Addends, check_addends, check_shapes, check_weights, like, on_cuda
 from .prefill import prefill_launch
 from .products import MOST
+from .quantizing import dequantize_launch, quantize_launch, round_launch, workspace
 from .routes import C_TYPES, PREPARED, SPLITS, Problem, Route, c_type, quantizes_inside, route
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
@@ -117,7 +118,8 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
     if activation == "a16" or (inside and not prepared):
         x = _rows(x, k)
     elif not prepared:
-        x = _quantize(x, x, workspace(_stream(), k, m) if few else None)
+        blocks = any(row.kernel in TAKES_BLOCKS for row, _ in jobs)
+        x = _quantize(x, x, workspace(_stream(), k, m) if few else None) if blocks else _rounded(_rows(x, k))
     if isinstance(x, DeviceActivations) and any(row.kernel == "prefill" for row, _ in jobs):
         x = _dequantize_activations(x)
     launches = [_launch(row, x, k, m, some) for row, some in jobs]
@@ -158,9 +160,7 @@ def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Any
     import cupy
 
     prepared = isinstance(x, DeviceActivations)
-    data = x.data if prepared else x
-    if data.data.ptr % 16:  # a view into an array: the kernel copies 16 bytes at a time
-        data = data.copy()
+    data = _aligned(x.data if prepared else x)
     flats = [p.y if _direct(p.y) else cupy.empty(p.y.shape, np.float32) for p in products]
     shapes = tuple(
         Shape(p.w.shape[0], flat.dtype.name, *("" if a is None else a.dtype.name for a in p.addends))
@@ -358,6 +358,7 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
 
 
 DECODES = ("decode", "decode_a8")  # they take several products
+TAKES_BLOCKS = ("decode_a8", "fused_a8")  # of "a8"; the others take what blocks of x decode to
 ADDING = (*DECODES, "prefill")  # they add bias and residual, and their launches can be used again
 MOST_READY = 256  # launches that a tensor remembers
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
@@ -420,13 +421,27 @@ def _quantize(x: Any, source: Any, data: Any = None) -> DeviceActivations:
 
     k = x.shape[-1]
     Q8_1.blocks_in(k, "activations")
-    x = _rows(x, k)
+    x = _aligned(_rows(x, k))
     if data is None:
         data = cupy.empty((-(-k // tiles.SPAN), len(x), activations.DTYPE.itemsize), np.uint8)
     if data.size:
         launch = quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
         launch(_stream(), x.data.ptr, data.data.ptr)
     return DeviceActivations((*source.shape[:-1], k), data, source, x.dtype)
+
+
+def _rounded(x: Any) -> Any:
+    """Rows of x as their Q8_1 blocks decode: `_dequantize_activations` of `_quantize`, in one pass."""
+    import cupy
+
+    rows, k = x.shape
+    Q8_1.blocks_in(k, "activations")
+    values = cupy.empty(x.shape, np.float16 if x.dtype == np.float16 else np.float32)
+    if values.size:
+        x = _aligned(x)
+        launch = round_launch(x.data.device_id, c_type(x.dtype), c_type(values.dtype), k, rows)
+        launch(_stream(), x.data.ptr, values.data.ptr)
+    return values
 
 
 def _dequantize_activations(x: DeviceActivations) -> Any:
@@ -448,6 +463,11 @@ def _rows(x: Any, k: int) -> Any:
     if x.dtype.name not in C_TYPES:
         x = x.astype(np.float32)
     return cupy.ascontiguousarray(x).reshape(x.size // k if k else 0, k)
+
+
+def _aligned(x: Any) -> Any:
+    """x, copied if it is a view into an array that starts where kernels cannot read 16 bytes at a time."""
+    return x.copy() if x.data.ptr % 16 else x
 
 
 def _output(out: Any, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:

@@ -194,3 +194,5 @@ def common_variants() -> Iterator[tuple[str, Template]]:
         yield "quantize_activations", {"In": source}
     for out in ("half", "float"):
         yield "dequantize_activations", {"Out": out}
+    for source in TYPES:
+        yield "round_activations", {"In": source, "Out": "half" if source == "half" else "float"}

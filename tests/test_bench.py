@@ -14,7 +14,7 @@ from strategies import FORMATS, each
 
 import qgemm
 from qgemm import cli
-from qgemm.bench import gpu, results, timing
+from qgemm.bench import gpu, results, sweep, timing
 from qgemm.commands import bench
 from qgemm.matmul import ACTIVATIONS
 
@@ -143,6 +143,18 @@ def test_random_blocks_are_tame(fmt):
     assert 0 < 6 * np.sqrt(16384) * np.sqrt((w.astype(np.float64) ** 2).mean()) < 65504
 
 
+def test_a_sweep_sees_both_sides_of_tile_edges():
+    counts = sweep.counts()
+    assert {16, 17, 24, 31, 32, 33, 127, 128, 129, 255, 256, 257, 504, 512} <= set(counts)
+    assert counts == sorted(set(counts))
+    assert (counts[0], counts[-1]) == (16, 512)
+
+
+def test_the_steepest_rise_of_a_sweep():
+    """By order of M, not of the text."""
+    assert sweep.steepest({"16": 2.0, "104": 6.0, "24": 2.5, "96": 4.0}) == (1.6, 96)
+
+
 def test_copies_exceed_what_is_asked():
     assert gpu.copies_of(100, 300) == 3
     assert gpu.copies_of(101, 300) == 3
@@ -262,6 +274,23 @@ def test_targets_show_misses():
     assert re.search(r"\d+ are missed, \d+ are not measured$", text)
 
 
+def test_targets_of_many_rows():
+    """Those of one activation count once; other formats are measured by q4_0, a sweep by its steepest rise."""
+    rows = [
+        row(fmt, activation, m, (8192, 8192), us=us)
+        for m in (64, 256)
+        for fmt, activation, us in (("q4_0", "a16", 8), ("q4_0", "a8", 40), ("q4_k", "a16", 9))
+    ]
+    found = made_up(rows=rows, sweep={"q4_0 a16 8192x8192": {"16": 8.0, "24": 8.0, "32": 12.0}})
+    lines = [re.split(r" {2,}", line.strip()) for line in report.targets_table(found).splitlines()]
+    what = "q4_0 8192x8192 M=256: speed-up over cuBLAS"
+    assert [what, "1.05", "1.12", "3.00", "aim"] in lines
+    assert [what, "0.90", "0.60", "MISS"] in lines
+    assert ["q4_k 8192x8192 M=256: time over that of q4_0", "1.10", "1.12", "MISS"] in lines
+    assert ["q4_k 8192x8192 M=64: share of memory speed over that of q4_0", "0.90", "0.89", "MISS"] in lines
+    assert ["q4_0 a16 8192x8192 M<=32: time over that of the M before", "1.25", "1.50", "MISS"] in lines
+
+
 def test_speed_table(tmp_path):
     path = tmp_path / "h200.json"
     assert "Not measured yet" in report.speed_table(path)
@@ -326,7 +355,7 @@ def test_nice_steps(step, nice):
 
 @pytest.mark.gpu
 def test_a_small_run(tmp_path):
-    options = gpu.Options([qgemm.FORMATS["q4_0"]], ("a16", "a8"), [(256, 512)], (1, 64), 3, True, rotate=1 << 20)
+    options = gpu.Options([qgemm.FORMATS["q4_0"]], ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, rotate=1 << 20)
     saved = []
     found, failures = gpu.run(options, saved.append)
     assert (failures, saved) == ([], [found])
@@ -339,4 +368,7 @@ def test_a_small_run(tmp_path):
         assert min(map(found_row.__getitem__, names)) > 0
     assert set(found["host_us"]) == {"a16", "a8"}
     assert found["pack"]["q4_0"]["gbs"] > 0
+    assert {name: list(map(int, times)) for name, times in found["sweep"].items()} == {
+        f"q4_0 {activation} 256x512": sweep.counts() for activation in options.activations
+    }
     results.write(tmp_path / "x.json", found)

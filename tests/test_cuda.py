@@ -192,6 +192,21 @@ def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
         np.testing.assert_array_equal(got[name], want[name])
 
 
+@pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("m", "k"), [(17, 32), (40, 4096), (300, 96)])
+def test_a8_of_x_equals_a8_of_its_blocks(x_dtype, m, k):
+    """Bit for bit: rounding x in one pass is quantizing and decoding it; half's largest number is no infinity."""
+    rng = np.random.default_rng(m)
+    x = rng.standard_normal((m, k)) * 2.0 ** rng.integers(-30, 14, (m, 1))
+    x[0, 0], x[1, 1], x[2, 2] = 65504, np.nan, -np.inf
+    x = cupy().asarray(x.astype(np.float32)).astype(bf16() if x_dtype == "bfloat16" else x_dtype)
+    w = qgemm.quantize(rng.standard_normal((72, k)), "q4_0").to_device()
+    for some in (x, x[3:]):
+        y = qgemm.matmul(some, w, "a8").get()
+        np.testing.assert_array_equal(y, qgemm.matmul(qgemm.quantize_activations(some), w, "a8").get())
+    assert np.isfinite(y).any()
+
+
 def level_loss(x: np.ndarray, w: qgemm.Tensor, dtype: str) -> np.ndarray | float:
     """What rounding a codebook's levels to x's type costs; from 2^-14 on, of levels times 2^-e, half has 11 bits."""
     if w.format.codebook is None or dtype == "float32":

@@ -35,7 +35,7 @@ def test_unpack_compiles_for_every_architecture(fmt, arch):
     ("kernel", "template"), [*routes.variants(qgemm.FORMATS["q5_1"], 75), *routes.common_variants()]
 )
 def test_every_variant_of_one_format_compiles(kernel, template):
-    fmt = None if kernel.endswith("quantize_activations") else qgemm.FORMATS["q5_1"]
+    fmt = None if kernel.endswith("_activations") else qgemm.FORMATS["q5_1"]
     assert jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_75")[0].startswith(b"\x7fELF")
 
 
@@ -206,7 +206,7 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
     for arch in jit.ARCHS:
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel for row in routes.ROUTES if row.runs_on(sm) and row.kernel != "cublas"}
-        plain = {"quantize_activations", "dequantize_activations", "pack", "restore"}
+        plain = {"quantize_activations", "dequantize_activations", "round_activations", "pack", "restore"}
         plain |= {"quantize_codebook", "dequantize_codebook"}
         assert {u.kernel for u in units if u.arch == arch} == rows | plain
 

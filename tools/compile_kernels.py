@@ -46,7 +46,7 @@ def units(archs: tuple[str, ...] = jit.ARCHS) -> Iterator[Unit]:
         for kernel, name, template in wanted:
             common = all(template.get(key, some[0]) in some for key, some in ELSEWHERE.items())
             floats = kernel == "fused" and template["In"] == template["Out"] == "float"  # the one for exact levels
-            if arch == TUNED or common or floats:
+            if arch == TUNED or common or floats or not name:
                 yield Unit(kernel, name, tuple(template.items()), arch)
 
 

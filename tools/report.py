@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import svg
 
 from qgemm.bench.results import Results, Row, key, load, share, speedup
+from qgemm.bench.sweep import steepest
 from qgemm.commands.text import columns
 from qgemm.matmul import ACTIVATIONS
 
@@ -20,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tools" / "results" / "h200.json"  # the one that README shows
 HEADLINE = "q4_0"  # the format of README's first table and of the plot of speed-ups
 
-# Speed-up of q4_0 over cuBLAS in float16, (must, aim), by shape (N, K) and M.
+# Speed-up of q4_0 over cuBLAS in float16, (must, aim), by shape (N, K) and M: for both activations, and for a16 alone.
 WIDE = {1: (2.9, 3.3), 4: (2.5, 3.0), 8: (2.2, 2.6), 16: (1.9, 2.3)}
 SPEEDUPS = {
     (8192, 8192): {1: (3.3, 3.7), 4: (2.9, 3.4), 8: (2.8, 3.1), 16: (2.3, 2.6)},
@@ -29,6 +31,19 @@ SPEEDUPS = {
     (4096, 14336): WIDE,
     (4096, 4096): {1: (2.3, 3.1), 4: (2.1, 2.8), 8: (2.0, 2.6), 16: (1.7, 2.0)},
 }
+MANY = (32, 64, 128, 256, 512, 1024, 4096)  # rows of x
+WIDE_MANY = ((1.8, 2.2), (1.6, 2.0), (1.15, 1.35), (1.0, 1.1), (1.0, 1.1), (0.98, 1.05), (0.97, 1.02))
+A16_SPEEDUPS = {
+    (8192, 8192): ((2.2, 2.5), (2.0, 2.3), (1.35, 1.5), (1.05, 1.12), (1.0, 1.05), (0.98, 1.02), (0.97, 1.02)),
+    (28672, 8192): ((2.2, 2.8), (1.8, 2.3), (1.25, 1.5), (1.0, 1.1), (1.0, 1.05), (0.98, 1.05), (0.97, 1.02)),
+    (14336, 4096): WIDE_MANY,
+    (4096, 14336): WIDE_MANY,
+    (4096, 4096): ((1.6, 1.9), (1.4, 1.55), (1.25, 1.4), (1.2, 1.3), (1.0, 1.1), (1.0, 1.03), (0.97, 1.0)),
+}
+A8_LEAST = 0.9  # of cuBLAS' speed, from M = 256 on
+# The time of other formats over that of q4_0 from M = 256 on, at most; share of memory speed over its, up to M = 64.
+SLOWER, LESS_SHARE = 1.1, 0.9
+CLIFF = 1.25  # by which time grows from one M to the next, at most
 # Share of the speed of memory at M = 1, for large shapes.
 LARGE = ((8192, 8192), (28672, 8192))
 SHARES = {
@@ -48,6 +63,9 @@ LLAMA_CPP = {
 MOST_HOST_US = 8.0
 
 
+ANY = float("nan")  # in place of a measured value for which there is no target
+
+
 class Target(NamedTuple):
     """One line of the list: what must be reached, what is aimed at, what was measured for each of ACTIVATIONS."""
 
@@ -58,9 +76,9 @@ class Target(NamedTuple):
     at_most: bool = False  # otherwise at least
 
     def verdict(self, value: float | None) -> str:
-        """How a measured value stands: "aim", "must" (reached, not the aim), "MISS", or "-" if it is not there."""
-        if value is None:
-            return "-"
+        """How a measured value stands: "aim", "must" (reached, not the aim), "MISS", "-" if it is not there."""
+        if value is None or value is ANY:
+            return "-" if value is None else ""
         sign = -1 if self.at_most else 1
         if self.aim is not None and sign * value >= sign * self.aim:
             return "aim"
@@ -109,6 +127,24 @@ def targets(results: Results) -> Iterator[Target]:
         for m, (must, aim) in by_m.items():
             what = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
             yield Target(what, must, aim, measured(speedup, HEADLINE, m, shape))
+    for shape, goals in A16_SPEEDUPS.items():
+        for m, (must, aim) in zip(MANY, goals, strict=True):
+            what = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
+            a16, a8 = measured(speedup, HEADLINE, m, shape)
+            yield Target(what, must, aim, (a16, ANY))
+            if m >= 256:
+                yield Target(what, A8_LEAST, None, (ANY, a8))
+    for fmt in rows.formats:
+        for shape, m in product(LARGE, (64, 256, 1024)):
+            of = (lambda row: row["us"]) if m >= 256 else share
+            ours, other = measured(of, fmt, m, shape)[0], measured(of, HEADLINE, m, shape)[0]
+            if fmt != HEADLINE and ours is not None and other is not None:
+                what, bound = ("time", SLOWER) if m >= 256 else ("share of memory speed", LESS_SHARE)
+                about = f"{fmt} {name(shape)} M={m}: {what} over that of {HEADLINE}"
+                yield Target(about, bound, None, (ours / other, ANY), at_most=m >= 256)
+    for what, times in results.get("sweep", {}).items():
+        rise, m = steepest(times)
+        yield Target(f"{what} M<={m}: time over that of the M before", CLIFF, None, (rise, ANY), at_most=True)
     for fmt, (must, aim) in SHARES.items():
         for shape in LARGE:
             yield Target(f"{fmt} {name(shape)} M=1: share of memory speed", must, aim, measured(share, fmt, 1, shape))
@@ -128,10 +164,10 @@ def targets_table(results: Results) -> str:
         cells = (
             cell
             for value, verdict in zip(target.measured, found, strict=True)
-            for cell in ("" if value is None else f"{value:.2f}", verdict)
+            for cell in (f"{value:.2f}" if verdict.isalpha() else "", verdict)
         )
         rows.append((target.what, f"{target.must:.2f}", "" if target.aim is None else f"{target.aim:.2f}", *cells))
-        verdicts += found
+        verdicts += filter(None, found)
     counts = ", ".join(f"{verdicts.count(word)} {what}" for word, what in COUNTED.items())
     return f"{columns('<>>' + '><' * len(ACTIVATIONS), rows)}\n\n{counts}"
 

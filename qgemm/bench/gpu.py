@@ -28,7 +28,7 @@ from ..formats import format_named
 from ..matmul import matmul
 from ..routes import Problem, route
 from ..tensor import Tensor
-from . import pack, rivals
+from . import pack, rivals, sweep
 from .results import Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, race, rotation
 
@@ -53,6 +53,7 @@ class Options(NamedTuple):
     m: Sequence[int] = M
     repeats: int = REPEATS
     dequantize: bool = False
+    sweep: bool = False
     rotate: int = ROTATE
 
 
@@ -77,7 +78,7 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     cublas = rivals.Cublas(stream)
     rates_of_packing = pack.rates(stream, options.formats, options.rotate)
     results: Results = {
-        **facts(stream), "host_us": host_us(options.activations), "pack": rates_of_packing, "rows": []
+        **facts(stream), "host_us": host_us(options.activations), "pack": rates_of_packing, "sweep": {}, "rows": []
     }  # fmt: skip
     failures: list[str] = []
     pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)
@@ -87,6 +88,8 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
                 target: list[Any] = failures if isinstance(found, str) else results["rows"]
                 target.append(found)
                 bar.update()
+            if options.sweep:
+                results["sweep"].update(sweeps(stream, shape, options))
             cupy.get_default_memory_pool().free_all_blocks()
             save(results)
     return results, failures
@@ -122,6 +125,24 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
                 row.update(taken.pop("")._asdict())
                 row.update((name, value.us) for name, value in taken.items())
                 yield rates({**row, "cublas_via": via, "graph": ours.graph}, w.packed)
+
+
+def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tuple[str, sweep.Sweep]]:
+    """What is swept, e.g. "q4_0 a16 4096x4096", and its times, for every format and activation."""
+    import cupy
+
+    (n, k), rng = shape, np.random.default_rng(0)
+    for fmt in options.formats:
+        w = matrix(stream, fmt, shape, rng, options.rotate)
+        for activation in of_format(fmt, options.activations):
+
+            def loops(w: Matrix = w, activation: str = activation) -> Iterator[tuple[int, Loop]]:
+                for m in sweep.counts():
+                    x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
+                    cupy.cuda.Device().synchronize()
+                    yield m, capture(stream, products(x, w, activation, cupy.empty((m, n), np.float16)))
+
+            yield f"{fmt.name} {activation} {n}x{k}", sweep.measure(stream, loops(), options.repeats)
 
 
 def of_format(fmt: Format, activations: Sequence[str]) -> list[str]:

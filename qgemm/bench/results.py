@@ -20,17 +20,11 @@ Row = dict[str, Any]
 Results = dict[str, Any]
 
 KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has one row for each
+PARTS = ("host_us", "pack", "sweep")  # besides the rows, of which each measurement replaces some
 HOST = (
-    "activations",
-    "jit",
-    "tiles",
-    "routes",
-    "device",
-    "prefill_mma",
-    "transfer",
-    "launch",
-    "cuda",
-    "matmul",
+    *("activations", "tiles", "jit", "routes", "splits", "tilings", "products"),
+    *("device", "transfer", "planes", "tensor_map", "launch", "quantizing", "decode", "prefill", "prefill_mma"),
+    *("cuda", "matmul"),
 )  # modules that build and launch the kernels
 
 
@@ -79,7 +73,7 @@ def merge(old: Results, new: Results) -> Results:
     if any(old.get(name) != new[name] for name in ("device", "kernels_sha256")):
         return new
     rows = {key(row): row for row in [*old.get("rows", []), *new["rows"]]}
-    both = {name: {**old.get(name, {}), **new.get(name, {})} for name in ("host_us", "pack")}
+    both = {name: {**old.get(name, {}), **new.get(name, {})} for name in PARTS}
     return {**new, **both, "rows": [rows[k] for k in sorted(rows)]}
 
 

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--m", metavar="M,...", type=_counts, help="rows of x; default 1,2,4,8,... to 4096")
     gpu.add_argument("--repeats", metavar="R", type=_repeats, default=9, help="replays that count (default 9)")
     gpu.add_argument("--dequantize", action="store_true", help="also time dequantize + cuBLAS for M of 1, 16 and 64")
+    gpu.add_argument("--sweep", action="store_true", help="also time every eighth M from 16 to 512, and tile edges")
     gpu.add_argument("--merge", action="store_true", help="keep the other rows of PATH if GPU and kernels are the same")
 
 
@@ -69,7 +70,7 @@ def on_cpu(args: argparse.Namespace) -> int:
 
 def on_gpu(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.gpu."""
-    from ..bench import gpu, results
+    from ..bench import gpu, results, sweep
 
     options = gpu.Options(
         args.formats or weight_formats(),
@@ -78,12 +79,15 @@ def on_gpu(args: argparse.Namespace) -> int:
         args.m or gpu.M,
         args.repeats,
         args.dequantize,
+        args.sweep,
     )
     found, failures = gpu.run(options, partial(keep, args.out, args.merge))
     print(f"{found['device']}, driver {found['driver']}, clocks {found['clocks']}, reads {found['read_gbs']} GB/s")
     print("us of the host for a call:", ", ".join(f"{name} {us}" for name, us in found["host_us"].items()))
     packing = (f"{name} {rate['gbs']:.0f} ({rate['share']:.0%})" for name, rate in found["pack"].items())
     print("GB/s of packing (share of a device copy):", ", ".join(packing))
+    for what, times in found["sweep"].items():
+        print("{}: time grows by {:.2f} at most from one M to the next, at {}".format(what, *sweep.steepest(times)))
     print(results.table(found["rows"]))
     for failure in failures:
         print(f"qgemm: {failure}", file=sys.stderr)

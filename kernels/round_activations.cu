@@ -1,0 +1,19 @@
+// round_activations: x [m, k] -> d * q of its q8_1 blocks, in the place of x: what quantizing and decoding make of it.
+//
+// A thread owns eight values.
+// Template: In (float, half, bf16), Out (float, half).
+#include "pdl.cuh"
+#include "quantize.cuh"
+
+extern "C" __global__ void __launch_bounds__(128)
+    round_activations(const In* __restrict__ x, Out* __restrict__ rounded, i64 k, int m) {
+    launch_dependents();
+    wait_for_predecessors();
+    const i64 first = 8 * (i64(blockIdx.x) * blockDim.x + threadIdx.x);
+    const bool inside = first < m * k;
+    float values[8] = {};
+    if (inside) load_eight(values, x + first);
+    const QuantizedShare share(values);
+    for (int i = 0; i < 8; ++i) values[i] = share.value(i);
+    if (inside) store_eight(rounded + first, values);
+}
