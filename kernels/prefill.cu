@@ -219,26 +219,44 @@ struct Scaling;
 
 template <>
 struct Scaling<half> {
-    half2 scale[2], minimum[2];
+    half2 scale, minimum;
     Scaling() = default;
-    __device__ Scaling(float2 d, float2 m)
-        : scale{__float2half2_rn(d.x), __float2half2_rn(d.y)}, minimum{__float2half2_rn(m.x), __float2half2_rn(m.y)} {}
+    __device__ Scaling(float2 d, float2 m) : scale(__float22half2_rn(d)), minimum(__float22half2_rn(m)) {}
     __device__ u32 weights(half2 levels, int row) const {
-        half2 w = Format::HAS_MINIMUM ? __hfma2(levels, scale[row], minimum[row]) : __hmul2(levels, scale[row]);
-        return *reinterpret_cast<u32*>(&w);
+        const half2 d = row ? __high2half2(scale) : __low2half2(scale);
+        const half2 m = row ? __high2half2(minimum) : __low2half2(minimum);
+        const half2 w = Format::HAS_MINIMUM ? __hfma2(levels, d, m) : __hmul2(levels, d);
+        return *reinterpret_cast<const u32*>(&w);
+    }
+    __device__ Scaling of_lane(int lane) const {
+        Scaling found;
+        found.scale = __shfl_sync(~0u, scale, lane);
+        if constexpr (Format::HAS_MINIMUM) found.minimum = __shfl_sync(~0u, minimum, lane);
+        return found;
     }
 };
 
 template <>
 struct Scaling<bf16> {
-    float scale[2], minimum[2];
+    float2 scale, minimum;
     Scaling() = default;
-    __device__ Scaling(float2 d, float2 m) : scale{d.x, d.y}, minimum{m.x, m.y} {}
+    __device__ Scaling(float2 d, float2 m) : scale(d), minimum(m) {}
     __device__ u32 weights(half2 levels, int row) const {
         const float2 q = __half22float2(levels);
-        const float m = Format::HAS_MINIMUM ? minimum[row] : 0.0f;
-        __nv_bfloat162 w = __floats2bfloat162_rn(q.x * scale[row] + m, q.y * scale[row] + m);
+        const float d = row ? scale.y : scale.x, m = !Format::HAS_MINIMUM ? 0.0f : row ? minimum.y : minimum.x;
+        __nv_bfloat162 w = __floats2bfloat162_rn(q.x * d + m, q.y * d + m);
         return *reinterpret_cast<u32*>(&w);
+    }
+    __device__ Scaling of_lane(int lane) const {
+        Scaling found;
+        found.scale = of_lane(scale, lane);
+        if constexpr (Format::HAS_MINIMUM) found.minimum = of_lane(minimum, lane);
+        return found;
+    }
+
+private:
+    __device__ static float2 of_lane(float2 pair, int lane) {
+        return {__shfl_sync(~0u, pair.x, lane), __shfl_sync(~0u, pair.y, lane)};
     }
 };
 
@@ -248,6 +266,44 @@ struct Units {
 };
 
 __device__ inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b}; }
+
+__device__ inline Scaling<In> scaling_of(const Format& fields, int warp, int g, int index, const Units& units) {
+    return {fields.scale(warp, g, index) * units.scale, fields.minimum(warp, g, index) * units.minimum};
+}
+
+// The scalings of a lane's rows, of the tiles of W in turn. Where a tile has four spans, each of the four lanes that share
+// those rows decodes the scales of one when the tile begins: what they cost is spread over the tile.
+template <int>
+struct Scalings;
+
+template <>
+struct Scalings<1> {
+    const Units& units;
+    const Format* fields;
+    __device__ explicit Scalings(const Units& units) : units(units) {}
+    __device__ void begin(const Format& of, u32, int, int) { fields = &of; }
+    __device__ Scaling<In> operator()(int warp, int lane, int, int index) const {
+        return scaling_of(*fields, warp, lane / 4, index, units);
+    }
+};
+
+template <>
+struct Scalings<4> {
+    const Units& units;
+    u32 tile = ~0u;
+    Scaling<In> mine[SPAN_SCALES];
+    __device__ explicit Scalings(const Units& units) : units(units) {}
+    __device__ void begin(const Format& fields, u32 of, int warp, int lane) {
+        if (of == tile) return;
+        tile = of;
+#pragma unroll
+        for (int i = 0; i < SPAN_SCALES; ++i)
+            mine[i] = scaling_of(fields, warp, lane / 4, lane % 4 * SPAN_SCALES + i, units);
+    }
+    __device__ Scaling<In> operator()(int, int lane, int span, int index) const {
+        return mine[index].of_lane(lane / 4 * 4 + span);
+    }
+};
 
 struct Consumer {
     Memory& memory;
@@ -302,18 +358,17 @@ struct Consumer {
 
     // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, Cursor& cursor, int span,
-                                             u32 x_address, const Levels& levels, const Units& units) const {
-        const int warp = thread / 32, lane = thread % 32, g = lane / 4, slot = cursor.turn.slot;
+                                             u32 x_address, const Levels& levels, Scalings<SPANS>& scalings) const {
+        const int warp = thread / 32, lane = thread % 32, slot = cursor.turn.slot;
         const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
-        const Format& fields = memory.weights.fields(slot, strip, span, cursor.fields());
+        if (span % SPANS == 0)
+            scalings.begin(memory.weights.fields(slot, strip, span, cursor.fields()), cursor.fields() + span / SPANS,
+                           warp, lane);
         Scaling<In> scaling;
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
-            if (step % SCALE_STEPS == 0) {
-                const int index = (cursor.j * STAGE + span) % SPANS * SPAN_SCALES + step / SCALE_STEPS;
-                scaling = Scaling<In>(fields.scale(warp, g, index) * units.scale,
-                                      fields.minimum(warp, g, index) * units.minimum);
-            }
+            if (step % SCALE_STEPS == 0)
+                scaling = scalings(warp, lane, (cursor.j * STAGE + span) % SPANS, step / SCALE_STEPS);
             const Fragment raw = Format::raw(words, step);
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
@@ -329,18 +384,18 @@ struct Consumer {
 
     // A stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights (&weights)[2], int first, Cursor& cursor,
-                                             const Levels& levels, const Units& units) const {
+                                             const Levels& levels, Scalings<SPANS>& scalings) const {
         const int spans = spans_in(p, cursor.j);
         // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
         const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
         if (STAGE == 1 || spans == STAGE) {
 #pragma unroll
             for (int span = 0; span < STAGE; ++span)
-                multiply(sums, weights[(first + span) % 2], cursor, span, x, levels, units);
+                multiply(sums, weights[(first + span) % 2], cursor, span, x, levels, scalings);
         } else {
             for (int span = 0; span < spans; ++span) {
                 wgmma_wait<0>();
-                multiply(sums, weights[first], cursor, span, x, levels, units);
+                multiply(sums, weights[first], cursor, span, x, levels, scalings);
             }
         }
     }
@@ -349,12 +404,13 @@ struct Consumer {
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
                                              const Levels& levels, const Units& units) const {
         Weights weights[2];
+        Scalings<SPANS> scalings(units);
         Cursor cursor(*this, s, turn, fields);
         while (cursor.next()) {
-            multiply(sums, weights, 0, cursor, levels, units);
+            multiply(sums, weights, 0, cursor, levels, scalings);
             if constexpr (STAGE % 2) {
                 if (!cursor.next()) break;
-                multiply(sums, weights, 1, cursor, levels, units);
+                multiply(sums, weights, 1, cursor, levels, scalings);
             }
         }
         wgmma_wait<0>();
@@ -370,6 +426,7 @@ struct Consumer {
             for (int i = 0; i < SUMS / 4; ++i) parts.sums[split - 1][strip][i][thread] = four(sums, i);
         named_barrier(1 + strip, SPLITS * GROUP_THREADS);
         if (split == 0)
+#pragma unroll 1  // ptxas would load more at a time than it has registers for
             for (int other = 0; other < OTHERS; ++other)
 #pragma unroll
                 for (int i = 0; i < SUMS / 4; ++i) add(sums, i, parts.sums[other][strip][i][thread]);

@@ -76,7 +76,7 @@ class PrefillLaunch:
     ) -> None:  # fmt: skip
         """On the current device, for x of type `source`; a `tiling` other than the table's to measure it."""
         (n, k), strips = shape, -(-shape[0] // tiles.ROWS)
-        tiling = tiling or tiling_of(m, strips)
+        tiling = tiling or tiling_of(m, strips, k)
         template = prefill_template(fmt, tiling, source)
         of_y = -(-strips // tiling.strips) * -(-m // tiling.tokens)
         grid = grid_of(of_y, -(-k // tiling.unit(fmt)), sms(device))

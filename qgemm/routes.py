@@ -161,7 +161,7 @@ def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
                 yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
             continue
         if row.kernel == "prefill":
-            shapes = dict.fromkeys(tiling._replace(m=0, least=0) for tiling in TILINGS)
+            shapes = dict.fromkeys(tiling._replace(m=0, least=0, k=0) for tiling in TILINGS)
             for source, tiling in product(row.types, shapes):
                 yield row.kernel, prefill_template(fmt, tiling, source)
             continue

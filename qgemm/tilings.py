@@ -19,12 +19,14 @@ MOST_PARTS = 1024  # that CTAs hand over: two strips of each CTA of a GPU with m
 class Tiling(NamedTuple):
     """A CTA has a tile of `strips` * 64 rows of W and `tokens` rows of x.
 
-    m, least: it is for up to so many rows of x, and at least so many strips of 64 rows of W. splits: warpgroups that
-    share K, for each strip of the tile. stage: spans of 64 columns in a stage of its ring; deep: the most stages.
+    m, least, k: it is for up to so many rows of x, at least so many strips of 64 rows of W, and at least such a K.
+    splits: warpgroups that share K, for each strip of the tile. stage: spans of 64 columns in a stage of its ring;
+    deep: the most stages.
     """
 
     m: int
     least: int
+    k: int
     tokens: int
     strips: int
     splits: int
@@ -42,41 +44,50 @@ class Tiling(NamedTuple):
 
 
 # Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; four warpgroups hide
-# each other's decoding. Few strips leave few tiles, of which smaller ones share the work better.
+# each other's decoding. Few strips leave few tiles, of which smaller ones share the work better; but where K is long a
+# tile may be cut along it.
 TILINGS = (
-    #      m <=  strips >=  tokens  strips  splits  stage  deep
-    Tiling(16,   200,       16,     2,      2,      4,     8),
-    Tiling(16,   0,         16,     1,      4,      4,     8),
-    Tiling(32,   100,       32,     2,      2,      4,     4),
-    Tiling(32,   0,         32,     1,      4,      4,     4),
-    Tiling(48,   100,       48,     2,      2,      2,     8),
-    Tiling(48,   0,         48,     1,      4,      2,     8),
-    Tiling(64,   200,       64,     2,      2,      2,     6),
-    Tiling(64,   0,         64,     1,      4,      2,     8),
-    Tiling(96,   65,        96,     2,      1,      2,     6),
-    Tiling(96,   0,         96,     1,      2,      2,     5),
-    Tiling(128,  65,        128,    2,      1,      2,     5),
-    Tiling(128,  0,         128,    1,      2,      2,     4),
-    Tiling(160,  65,        160,    2,      1,      1,     7),
-    Tiling(192,  65,        192,    2,      1,      1,     6),
-    Tiling(224,  65,        224,    2,      1,      1,     5),
-    Tiling(256,  65,        256,    2,      1,      1,     5),
-    Tiling(256,  0,         128,    2,      1,      2,     5),
-    Tiling(160,  0,         160,    2,      1,      1,     7),
-    Tiling(192,  0,         192,    2,      1,      1,     6),
-    Tiling(224,  0,         224,    2,      1,      1,     5),
-    Tiling(256,  0,         256,    2,      1,      1,     5),
+    #      m <=  strips >=  K >=  tokens  strips  splits  stage  deep
+    Tiling(16,   200,       0,    16,     2,      2,      4,     8),
+    Tiling(16,   0,         0,    16,     1,      4,      4,     8),
+    Tiling(32,   100,       0,    32,     2,      2,      4,     4),
+    Tiling(32,   33,        8192, 32,     2,      2,      4,     4),
+    Tiling(32,   0,         0,    32,     1,      4,      4,     4),
+    Tiling(48,   100,       0,    48,     2,      2,      2,     8),
+    Tiling(48,   0,         0,    48,     1,      4,      2,     8),
+    Tiling(64,   200,       0,    64,     2,      2,      2,     6),
+    Tiling(64,   0,         0,    64,     1,      4,      2,     8),
+    Tiling(96,   65,        0,    96,     2,      1,      2,     6),
+    Tiling(96,   0,         0,    96,     1,      2,      2,     5),
+    Tiling(128,  65,        0,    128,    2,      1,      2,     5),
+    Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
+    Tiling(128,  0,         0,    64,     1,      4,      2,     8),
+    Tiling(160,  65,        0,    160,    2,      1,      1,     7),
+    Tiling(192,  65,        0,    192,    2,      1,      1,     6),
+    Tiling(224,  65,        0,    224,    2,      1,      1,     5),
+    Tiling(256,  65,        0,    256,    2,      1,      1,     5),
+    Tiling(256,  33,        8192, 128,    2,      1,      2,     5),
+    Tiling(256,  0,         0,    128,    1,      2,      2,     4),
+    Tiling(160,  33,        8192, 160,    2,      1,      1,     7),
+    Tiling(192,  33,        8192, 192,    2,      1,      1,     6),
+    Tiling(224,  33,        8192, 224,    2,      1,      1,     5),
+    Tiling(256,  33,        8192, 256,    2,      1,      1,     5),
+    Tiling(512,  0,         0,    128,    2,      1,      2,     5),
+    Tiling(160,  0,         0,    160,    2,      1,      1,     7),
+    Tiling(192,  0,         0,    192,    2,      1,      1,     6),
+    Tiling(224,  0,         0,    224,    2,      1,      1,     5),
+    Tiling(256,  0,         0,    256,    2,      1,      1,     5),
 )  # fmt: skip
 TOKENS = tuple(sorted({tiling.tokens for tiling in TILINGS}))
 
 
-def tiling_of(m: int, strips: int) -> Tiling:
-    """The first row of TILINGS for M rows of x and so many strips of 64 rows of W.
+def tiling_of(m: int, strips: int, k: int) -> Tiling:
+    """The first row of TILINGS for M rows of x and so many strips of 64 rows of W and K columns.
 
     M beyond the largest token tile is shared out evenly over as few tiles as possible.
     """
     part = -(-m // -(-m // TOKENS[-1]))
-    fitting = (row for row in TILINGS if part <= row.m and strips >= row.least)
+    fitting = (row for row in TILINGS if part <= row.m and strips >= row.least and k >= row.k)
     return next(row for row in fitting if m <= row.m or part <= row.tokens)
 
 

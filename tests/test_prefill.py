@@ -15,7 +15,7 @@ from qgemm import jit, prefill, routes, tiles, tilings
 from qgemm.bounds import a16_bound, magnitudes
 
 EDGES = sorted({m for tiling in tilings.TILINGS for m in (tiling.tokens, tiling.m)})
-SHAPES = sorted({tiling._replace(m=0, least=0) for tiling in tilings.TILINGS})
+SHAPES = sorted({tiling._replace(m=0, least=0, k=0) for tiling in tilings.TILINGS})
 SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
 
 
@@ -50,10 +50,13 @@ def test_sm_90_goes_to_prefill_above_decode():
 
 def test_every_matrix_has_a_tiling():
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
-        for strips in (1, 64, 65, 100, 200, 1 << 20):
-            tiling = tilings.tiling_of(m, strips)
+        for strips, k in itertools.product((1, 33, 64, 65, 100, 200, 1 << 20), (32, 8192)):
+            tiling = tilings.tiling_of(m, strips, k)
             assert strips >= tiling.least
-            assert m <= tiling.m or m > max(EDGES)
+            assert k >= tiling.k
+            part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
+            assert part <= tiling.m
+            assert m <= tiling.m or part <= tiling.tokens
             wasted = -(-m // tiling.tokens) * tiling.tokens - m
             if strips > 64 and m > 64:  # few tokens are computed in vain
                 assert wasted <= m / 2
@@ -63,7 +66,7 @@ def test_every_matrix_has_a_tiling():
 
 
 @each(INTEGER)
-@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
+@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
 def test_tilings_fit_every_format(fmt, tiling):
     """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
     template = tilings.prefill_template(fmt, tiling, "half")
@@ -75,7 +78,7 @@ def test_tilings_fit_every_format(fmt, tiling):
 
 
 @each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
-@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
+@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
 def test_tuned_kernels_keep_their_registers(fmt, tiling):
     """Neither spills nor wgmma that wait for each other: ptxas says so as C75xx."""
     source = jit.compose("prefill", fmt, **tilings.prefill_template(fmt, tiling, "half"))
@@ -193,7 +196,7 @@ def test_products_at_every_edge(fmt, n, k):
 
 @with_gpu
 @each(INTEGER)
-@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[2:])))
+@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
 def test_every_tiling_by_every_format(fmt, tiling):
     """Grids of whole tiles, of cut ones and of both; the same bits every time."""
     from qgemm.decode import Shape
