@@ -3,19 +3,11 @@
 //
 // A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or, of one
 // or two tokens, as numbers [m, k], of which each warp quantizes its share of K for itself.
-// Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
-// of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
-// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a block.
 // Template: Format, In (Activations, half, bf16, float), TOKENS (8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS,
 // DEPTH, BULK.
+#include "dots.cuh"
 #include "quantize.cuh"
 #include "split.cuh"
-
-static_assert(SPAN_COLUMNS == X_COLUMNS, "activations come span by span");
-static_assert(Format::GROUP == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
-              "a q8_1 block of x has a sum for 32 weights, none for fewer");
-constexpr int BLOCKS = SPAN_COLUMNS / 32;
-constexpr int SCALES = 32 / Format::GROUP;  // of a block of x
 
 using X = Activations[TOKENS];
 
@@ -65,23 +57,9 @@ __device__ inline void multiply(AllSums& sums, const Ring& ring, const Activatio
                 const int index = (span * BLOCKS + block) * SCALES + part;
                 const float2 dw = fields.scale(of_strip, g, index), mw = fields.minimum(of_strip, g, index);
 #pragma unroll
-                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-                    const uint2 q = b[block][tokens];
-                    int sumi[4] = {};
-                    if constexpr (SCALES == 1)
-                        mma_m16n8k32(sumi, first, second, q);
-                    else
-                        mma_m16n8k16(sumi, part ? second : first, part ? q.y : q.x);
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const float a = da[block][tokens][j % 2], s = sa[block][tokens][j % 2];
-                        float& sum = sums[strip][of_strip][tokens].sum[j];
-                        float dot = a * float(sumi[j]);
-                        if constexpr (Format::ZERO != 0) dot -= Format::ZERO * s;
-                        sum += (j < 2 ? dw.x : dw.y) * dot;
-                        if constexpr (Format::HAS_MINIMUM) sum += (j < 2 ? mw.x : mw.y) * s;
-                    }
-                }
+                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+                    add_block<Converted>(sums[strip][of_strip][tokens], first, second, part, dw, mw, b[block][tokens],
+                                         da[block][tokens], sa[block][tokens]);
             }
         }
     }

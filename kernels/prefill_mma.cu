@@ -1,92 +1,46 @@
 // prefill_mma: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores by mma.sync (sm_80 and later).
 //
-// A CTA owns STRIPS strips of 64 rows of W, TOKENS tokens and one of `slices` slices of K. It takes SPLITS spans at a
-// time, whose codes, fields and x come through a ring of DEPTH stages. A warp owns GROUPS groups of 16 rows and one of
-// the SPLITS spans: it decodes its weights in registers, scale and minimum included, and reads x, both ahead of the
-// tensor cores. The sums of splits and slices meet at the end, in a fixed order. Weights are brought into the range of
-// half by `factor`, undone by `unit` at the end.
+// A CTA and its stages are those of cut.cuh. A warp decodes its weights in registers, scale and minimum included, and
+// reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
+// the end.
 // Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, STRIPS, GROUPS (2, 4), SPLITS, DEPTH (at least 3),
 // MOST_SLICES.
+#include "cut.cuh"
 #include "folded.cuh"
-#include "mma.cuh"
-#include "pdl.cuh"
-#include "ring.cuh"
-#include "tile.cuh"
 
-constexpr int ROWS = STRIPS * TILE_ROWS, ROW_WARPS = STRIPS * WARPS / GROUPS, THREADS = 32 * ROW_WARPS * SPLITS;
-constexpr int COLUMN_TILES = TOKENS / 8;
-constexpr int STORED = TOKENS < 32 ? TOKENS : 32;           // tokens whose sums are in shared memory at a time
-constexpr int STRIDE = ROWS + 4;                            // rows of g and columns of t fall on different banks
-constexpr int X_STRIDE = SPAN_COLUMNS + 8;                  // so do the eight rows of an ldmatrix
 constexpr int BATCH = COLUMN_TILES < 8 ? COLUMN_TILES : 8;  // column tiles whose x is read at a time
 constexpr int BATCHES = SPAN_STEPS * COLUMN_TILES / BATCH;  // of a span
 
-struct Weights {
-    SpanOf<WARPS> span;
-    Format fields;  // of its tile
-};
-struct Stage {
-    Weights weights[SPLITS][STRIPS];
-    In x[SPLITS][TOKENS][X_STRIDE];
-};
-using Stored = float[SPLITS][STORED][STRIDE];
-using AllSums = Sums[GROUPS][COLUMN_TILES];
+using X = In[SPAN_COLUMNS + 8];  // the eight rows of an ldmatrix fall on different banks
+using Stage = StageOf<X>;
+constexpr u32 X_BYTES = sizeof(X);
 
-struct Problem {
-    i64 n, k, first_row;
-    int m, first_token;
-    int spans, first, end;  // along K; of this slice, in units of SPLITS spans
-};
+// The pieces of x: all threads in turn copy those of a row.
+struct XCopies {
+    static constexpr int OF_ROW = SPAN_COLUMNS * sizeof(In) / 16, PIECES = TOKENS * OF_ROW;
+    static_assert(THREADS % PIECES == 0 || PIECES % THREADS == 0,
+                  "a turn of all threads copies whole splits, or a part");
 
-// The pieces of 16 bytes that a thread copies for every stage: the threads of a unit, one strip of one split, take its
-// weights, and all threads in turn those of x.
-struct Copies {
-    static constexpr int OF_UNIT = THREADS / (SPLITS * STRIPS);
-    static constexpr int OF_SPAN = sizeof(SpanOf<WARPS>) / 16, OF_WEIGHTS = sizeof(Weights) / 16;
-    static constexpr int OF_ROW = SPAN_COLUMNS * sizeof(In) / 16, OF_X = TOKENS * OF_ROW;
-    static_assert(THREADS % OF_X == 0 || OF_X % THREADS == 0, "a turn of all threads copies whole splits, or a part");
-
-    const Tile* strip;
-    int span, spans, piece;  // of this thread's unit
     const In* x;
     int k, columns, tokens;  // that are left from this thread's first piece on
-    u32 weights_to, x_to;
+    u32 to;
 
-    __device__ Copies(Stage& stage, const Tile* tiles, const In* all_x, const Problem& p) : k(p.k) {
-        const int unit = threadIdx.x / OF_UNIT, row = threadIdx.x / OF_ROW;
-        const i64 first_row = p.first_row + unit % STRIPS * TILE_ROWS;
-        strip = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.spans / SPANS) : 0);
-        spans = first_row < p.n ? min(p.spans, p.end * SPLITS) : 0;
-        const int split = unit / STRIPS;
-        span = p.first * SPLITS + split;
-        piece = threadIdx.x % OF_UNIT;
-        weights_to = shared_address(&stage.weights[split][unit % STRIPS]) + 16 * piece;
-        const int in_row = threadIdx.x % OF_ROW * (16 / int(sizeof(In)));
+    __device__ XCopies(X (&stage)[SPLITS][TOKENS], const In* all_x, const Problem& p) : k(p.k) {
+        const int row = threadIdx.x / OF_ROW, in_row = threadIdx.x % OF_ROW * (16 / int(sizeof(In)));
         const i64 column = i64(p.first * SPLITS + row / TOKENS) * SPAN_COLUMNS + in_row;
         columns = int(min(p.k, i64(p.end) * SPLITS * SPAN_COLUMNS) - column);
         tokens = row < SPLITS * TOKENS ? p.m - p.first_token - row % TOKENS : 0;
         x = all_x + (p.first_token + row % TOKENS) * p.k + column;
-        x_to = shared_address(&stage.x[row / TOKENS][row % TOKENS][in_row]);
+        to = shared_address(&stage[row / TOKENS][row % TOKENS][in_row]);
     }
-    // The next stage's, into the memory that starts `at` bytes after the first stage's. Beyond the slice there are zeros.
-    __device__ void weights(u32 at) {
-        const Tile& tile = strip[span / SPANS];
-        const uint4* codes = reinterpret_cast<const uint4*>(&tile.spans[span % SPANS]) + piece;
-        const uint4* fields = reinterpret_cast<const uint4*>(&tile.fields) - OF_SPAN + piece;
+    // The next stage's, `at` bytes after the first stage's; beyond the slice zeros.
+    __device__ void operator()(u32 at) {
 #pragma unroll
-        for (int i = 0; i < OF_WEIGHTS; i += OF_UNIT)
-            if (i + OF_UNIT <= OF_WEIGHTS || i + piece < OF_WEIGHTS)
-                copy_16(weights_to + at + 16 * i, (SPANS == 1 || i + piece < OF_SPAN ? codes : fields) + i,
-                        span < spans);
-        span += SPLITS;
-    }
-    __device__ void activations(u32 at) {
-#pragma unroll
-        for (int i = 0; i < SPLITS * OF_X; i += THREADS) {
-            const int split = i / OF_X, token = i % OF_X / OF_ROW;
+        for (int i = 0; i < SPLITS * PIECES; i += THREADS) {
+            const int split = i / PIECES, token = i % PIECES / OF_ROW;
             if (token < tokens)  // the others' products are not stored
-                copy_16(x_to + at + u32(sizeof(In)) * (split * TOKENS + token) * X_STRIDE,
-                        x + i64(token) * k + split * SPAN_COLUMNS, split * SPAN_COLUMNS < columns);
+                copy_16(to + at + X_BYTES * (split * TOKENS + token), x + i64(token) * k + split * SPAN_COLUMNS,
+                        split * SPAN_COLUMNS < columns);
         }
         x += SPLITS * SPAN_COLUMNS;
         columns -= SPLITS * SPAN_COLUMNS;
@@ -124,7 +78,7 @@ __device__ inline void load_batch(Batch& b, u32 x, int i) {
     const int step = i * BATCH / COLUMN_TILES, first = i * BATCH % COLUMN_TILES;
 #pragma unroll
     for (int pair = 0; pair < BATCH / 2; ++pair)
-        ldmatrix_x4(b[pair], x + u32(sizeof(In)) * (8 * (first + 2 * pair) * X_STRIDE + 16 * step));
+        ldmatrix_x4(b[pair], x + X_BYTES * 8 * (first + 2 * pair) + u32(sizeof(In)) * 16 * step);
 }
 
 __device__ inline void multiply(AllSums& sums, const Fragment (&a)[GROUPS], const Batch& b, int i) {
@@ -137,133 +91,40 @@ __device__ inline void multiply(AllSums& sums, const Fragment (&a)[GROUPS], cons
                              {b[tile / 2][tile % 2 * 2], b[tile / 2][tile % 2 * 2 + 1]});
 }
 
-// The sums of a tile's slices, which the last of its CTAs adds up. Counters are zero before and after.
-struct Slices {
-    float4* sums;   // [tile][slice][GROUPS * COLUMN_TILES][THREADS]
-    u32* counters;  // [tile]
-    int count;
-
-    // True in the CTA that is to go on, with the sums of all.
-    __device__ bool add(AllSums& mine, int tile, int slice) const {
-        constexpr int PARTS = GROUPS * COLUMN_TILES;
-        float4* first = sums + i64(tile) * count * PARTS * THREADS + threadIdx.x;
-        float4* own = first + slice * PARTS * THREADS;
-#pragma unroll
-        for (int i = 0; i < PARTS; ++i) {
-            const float (&sum)[4] = mine[i / COLUMN_TILES][i % COLUMN_TILES].sum;
-            own[i * THREADS] = {sum[0], sum[1], sum[2], sum[3]};
-        }
-        __shared__ bool last;
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            last = atomicAdd(&counters[tile], 1) == count - 1;
-            if (last) counters[tile] = 0;
-        }
-        __syncthreads();
-        if (!last) return false;
-        __threadfence();
-        // The loads of a batch do not wait for each other.
-        constexpr int AT_ONCE = PARTS < 4 ? PARTS : 4;
-#pragma unroll
-        for (int part = 0; part < PARTS; part += AT_ONCE) {
-            float4 of[MOST_SLICES][AT_ONCE];
-#pragma unroll
-            for (int s = 0; s < MOST_SLICES; ++s)
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i)
-                    of[s][i] = s < count ? __ldcg(&first[(s * PARTS + part + i) * THREADS]) : float4{};
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                float (&sum)[4] = mine[(part + i) / COLUMN_TILES][(part + i) % COLUMN_TILES].sum;
-                sum[0] = sum[1] = sum[2] = sum[3] = 0;
-#pragma unroll
-                for (int s = 0; s < MOST_SLICES; ++s)
-                    sum[0] += of[s][i].x, sum[1] += of[s][i].y, sum[2] += of[s][i].z, sum[3] += of[s][i].w;
-            }
-        }
-        return true;
-    }
-};
-
-// The warps' sums to shared memory, STORED tokens at a time; there the splits' are added up and stored.
-__device__ inline void store(const AllSums& sums, Stored& stored, Out* y, const Problem& p, int first_row, int split,
-                             float unit, int lane) {
-    static_assert(THREADS % ROWS == 0, "a thread stores one row of W");
-    const int g = lane / 4, t = lane % 4, row = threadIdx.x % ROWS;
-    y += p.first_token * p.n + p.first_row + row;
-#pragma unroll
-    for (int first = 0; first < TOKENS; first += STORED) {
-        __syncthreads();
-#pragma unroll
-        for (int group = 0; group < GROUPS; ++group)
-#pragma unroll
-            for (int token = 0; token < STORED; token += 8)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    stored[split][token + 2 * t + i % 2][first_row + 16 * group + g + i / 2 * 8] =
-                        sums[group][(first + token) / 8].sum[i];
-        __syncthreads();
-        const int end = min(STORED, p.m - p.first_token - first);
-        if (p.first_row + row < p.n)
-            for (int token = threadIdx.x / ROWS; token < end; token += THREADS / ROWS) {
-                float sum = 0;
-#pragma unroll
-                for (int s = 0; s < SPLITS; ++s) sum += stored[s][token][row];
-                y[(first + token) * p.n] = from_float<Out>(unit * sum);
-            }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     prefill_mma(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* slice_sums,
                 u32* counters, i64 n, i64 k, int m, int slices, float factor, float unit) {
     extern __shared__ __align__(128) unsigned char memory[];
     Stage* stages = reinterpret_cast<Stage*>(memory + Format::TABLE_BYTES);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const int split = warp / ROW_WARPS, first_group = warp % ROW_WARPS * GROUPS;
-    const int tile = blockIdx.x / slices, slice = blockIdx.x % slices, token_tiles = (m + TOKENS - 1) / TOKENS;
-    Problem p = {n, k, i64(tile / token_tiles) * ROWS, m, tile % token_tiles * TOKENS};
-    p.spans = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
-    const i64 turns = (p.spans + SPLITS - 1) / SPLITS;
-    p.first = int(turns * slice / slices), p.end = int(turns * (slice + 1) / slices);
-
-    // Weights never change: the first are under way before the kernels that write x are done.
-    constexpr int EARLY = 2;
-    Copies copies(stages[0], tiles, x, p);
-    for (int i = 0; i < EARLY; ++i) copies.weights(i * sizeof(Stage));
-    fill_table<Format, half>(Format::RAW_EXPONENT);
-    launch_dependents();
-    wait_for_predecessors();
-    for (int i = 0; i < DEPTH - 1; ++i) {
-        if (i >= EARLY) copies.weights(i * sizeof(Stage));
-        copies.activations(i * sizeof(Stage));
-        copies_commit();
-    }
+    const Place at;
+    const Problem p(n, k, m, slices);
+    WeightCopies weight_copies(stages[0].weights, tiles, p);
+    XCopies x_copies(stages[0].x, x, p);
+    fill_stages(weight_copies, x_copies, sizeof(Stage), [] { fill_table<Format, half>(Format::RAW_EXPONENT); });
 
     AllSums sums = {};
     Decoder decoder;
-    decoder.first = first_group % WARPS, decoder.lane = lane, decoder.factor = factor;
-    const auto weights = [&](int slot) -> const Weights& { return stages[slot].weights[split][first_group / WARPS]; };
-    const u32 first_x = shared_address(&stages[0].x[split][lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]);
+    decoder.first = at.first_group % WARPS, decoder.lane = at.lane, decoder.factor = factor;
+    const auto weights = [&](int slot) -> const Weights& { return at.weights(stages[slot]); };
+    const u32 first_x = shared_address(&stages[0].x[at.split][at.lane % 8 + at.lane / 16 * 8][at.lane / 8 % 2 * 8]);
     const auto x_of = [&](int slot) { return first_x + slot * u32(sizeof(Stage)); };
     Fragment a[2][GROUPS];
     Batch b[2];
     copies_wait<DEPTH - 2>();
     __syncthreads();
-    decoder.decode(a[0], weights(0), p.first * SPLITS + split, 0);
+    decoder.decode(a[0], weights(0), p.first * SPLITS + at.split, 0);
     load_batch(b[0], x_of(0), 0);
     int slot = 0, free = DEPTH - 1;
     for (int turn = p.first; turn < p.end; ++turn) {
-        const int next = slot + 1 < DEPTH ? slot + 1 : 0, span = turn * SPLITS + split;
+        const int next = slot + 1 < DEPTH ? slot + 1 : 0, span = turn * SPLITS + at.split;
 #pragma unroll
         for (int i = 0; i < BATCHES; ++i) {
             const int step = i * BATCH / COLUMN_TILES;
             if (i == BATCHES / 2) {
                 copies_wait<DEPTH - 3>();
                 __syncthreads();  // the next stage is there, and every warp has read the one before
-                copies.weights(free * sizeof(Stage));
-                copies.activations(free * sizeof(Stage));
+                weight_copies(free * sizeof(Stage));
+                x_copies(free * sizeof(Stage));
                 copies_commit();
             }
             if (i + 1 < BATCHES)
@@ -282,6 +143,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         slot = next;
     }
     copies_wait<0>();  // the stages' memory serves the sums
-    if (slices > 1 && !Slices{slice_sums, counters, slices}.add(sums, tile, slice)) return;
-    store(sums, *reinterpret_cast<Stored*>(memory), y, p, 16 * first_group, split, unit, lane);
+    if (slices > 1 && !Slices{slice_sums, counters, slices}.add(sums, p)) return;
+    store(sums, *reinterpret_cast<Stored*>(memory), y, p, at, unit);
 }

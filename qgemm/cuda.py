@@ -330,8 +330,10 @@ def _launch_strips(row: Route, x: Any, w: DeviceTensor, y: Any, template: jit.Te
 
 
 def _prefill_mma(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
-    """x [M, K] of half or bf16 times tiles by mma.sync; many tokens."""
-    prefill_mma.multiply(x, w, y, c_type(x.dtype), c_type(y.dtype), _stream())
+    """x [M, K] of half or bf16, or Q8_1 activations, times tiles by mma.sync; many tokens."""
+    prepared = isinstance(x, DeviceActivations)
+    data, source = (x.data, PREPARED) if prepared else (x, c_type(x.dtype))
+    prefill_mma.multiply(data, w, y, source, c_type(y.dtype), _stream())
 
 
 def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
@@ -365,6 +367,7 @@ LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {
     "fused": _fused,
     "fused_a8": _fused_a8,
     "prefill_mma": _prefill_mma,
+    "prefill_a8": _prefill_mma,
     "unpack": _panels,
     "cublas": _panels,
 }

@@ -1,4 +1,4 @@
-"""Launching prefill_mma: products of many rows of x on tensor cores by mma.sync, for GPUs from sm_80 on."""
+"""Launching prefill_mma and prefill_a8: many rows of x on tensor cores by mma.sync, for GPUs from sm_80 on."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 from . import jit, tiles
 from .block import Format
 from .launch import Launch
-from .splits import PADDING, shared_limit
+from .splits import TOKEN_BYTES, shared_limit
 
 
 class Cut(NamedTuple):
-    """How y is cut: a CTA has `tokens` rows of x and `strips` * 64 rows of W.
+    """How a kernel cuts y: a CTA has `tokens` rows of x and `strips` * 64 rows of W.
 
     groups: of 16 rows of W, of a warp. splits: of every `splits` spans of K, one is a warp's. us: that a CTA takes a
     span, about.
     """
 
+    kernel: str
     tokens: int
     strips: int
     groups: int
@@ -31,18 +32,27 @@ class Cut(NamedTuple):
         return tiles.LANES * tiles.WARPS * self.strips // self.groups * self.splits
 
 
+A16, A8 = "prefill_mma", "prefill_a8"
+
 # Measured on an H200 with q4_0. Of every cut at least three stages must fit into shared memory.
 CUTS = (
-    #   tokens  strips  groups  splits  us
-    Cut(128,    4,      2,      1,      1.38),
-    Cut(64,     4,      2,      1,      0.80),
-    Cut(64,     1,      2,      4,      0.32),
-    Cut(32,     4,      2,      2,      0.51),
-    Cut(32,     1,      2,      4,      0.19),
-    Cut(16,     4,      2,      2,      0.40),
-    Cut(16,     1,      2,      8,      0.15),
-    Cut(16,     1,      2,      2,      0.60),
+    #   kernel tokens  strips  groups  splits  us
+    Cut(A16,   128,    4,      2,      1,      1.38),
+    Cut(A16,   64,     4,      2,      1,      0.80),
+    Cut(A16,   64,     1,      2,      4,      0.32),
+    Cut(A16,   32,     4,      2,      2,      0.51),
+    Cut(A16,   32,     1,      2,      4,      0.19),
+    Cut(A16,   16,     4,      2,      2,      0.40),
+    Cut(A16,   16,     1,      2,      8,      0.15),
+    Cut(A16,   16,     1,      2,      2,      0.60),
+    Cut(A8,    128,    4,      2,      1,      1.20),
+    Cut(A8,    64,     4,      4,      2,      0.60),
+    Cut(A8,    64,     4,      2,      1,      0.65),
+    Cut(A8,    64,     1,      2,      4,      0.20),
+    Cut(A8,    32,     4,      4,      2,      0.40),
+    Cut(A8,    32,     1,      2,      4,      0.15),
 )  # fmt: skip
+TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a span, in shared memory
 STORED = 32  # tokens whose sums are in shared memory at a time
 SHALLOW, DEEP = 3, 8  # stages, at least and at most
 
@@ -59,12 +69,13 @@ WAVES = 2  # of CTAs, at most, if tiles are shared: bounds the memory of their s
 ADDING_US = 4.0, 2.4  # what adding up takes: always, and for 128 tokens of 256 rows of a slice
 
 
-def cuts_for(fmt: Format, sm: int) -> tuple[Cut, ...]:
-    """The rows of CUTS whose stages fit into the shared memory of this GPU."""
-    return tuple(cut for cut in CUTS if shared_bytes(fmt, cut, SHALLOW) <= shared_limit(sm))
+def cuts_for(kernel: str, fmt: Format, sm: int) -> tuple[Cut, ...]:
+    """The rows of CUTS for a kernel whose stages fit into the shared memory of this GPU."""
+    fitting = (cut for cut in CUTS if shared_bytes(fmt, cut, SHALLOW) <= shared_limit(sm))
+    return tuple(cut for cut in fitting if cut.kernel == kernel)
 
 
-def plan_of(fmt: Format, shape: tuple[int, int], m: int, sm: int, processors: int) -> Plan:
+def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, processors: int) -> Plan:
     """The plan that takes least, on a GPU of so many SMs."""
     spans = -(-shape[1] // tiles.SPAN)
 
@@ -74,7 +85,7 @@ def plan_of(fmt: Format, shape: tuple[int, int], m: int, sm: int, processors: in
         sums = plan.slices * plan.cut.splits * plan.cut.tokens * plan.cut.strips / (128 * 4)
         return alone + (plan.slices > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
 
-    plans = (Plan(cut, slices) for cut in cuts_for(fmt, sm) for slices in range(1, MOST_SLICES + 1))
+    plans = (Plan(cut, slices) for cut in cuts_for(kernel, fmt, sm) for slices in range(1, MOST_SLICES + 1))
     return min((plan for plan in plans if may_share(plan, shape[0], m, processors)), key=us)
 
 
@@ -95,13 +106,13 @@ def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
     """
     dtype = tiles.tile_dtype(fmt)
     weights = dtype.itemsize - (tiles.spans(fmt) - 1) * dtype["spans"].base.itemsize
-    stage = cut.splits * (cut.strips * weights + cut.tokens * 2 * (tiles.SPAN + PADDING))
+    stage = cut.splits * (cut.strips * weights + cut.tokens * TOKEN[cut.kernel])
     sums = cut.splits * min(cut.tokens, STORED) * (cut.strips * tiles.ROWS + 4) * 4
     return max(tiles.table_bytes(fmt) + depth * stage, sums)
 
 
 def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> jit.Template:
-    """The template of the kernel: as many stages as fit."""
+    """The template of the cut's kernel: as many stages as fit."""
     depth = next(deep for deep in range(DEEP, SHALLOW - 1, -1) if shared_bytes(fmt, cut, deep) <= shared_limit(sm))
     sizes = {"TOKENS": cut.tokens, "STRIPS": cut.strips, "GROUPS": cut.groups, "SPLITS": cut.splits, "DEPTH": depth}
     return {"In": source, "Out": out, **sizes, "MOST_SLICES": MOST_SLICES}
@@ -119,7 +130,8 @@ def launch(
 
     on = cupy.cuda.Device(device)
     (n, k), sm = shape, int(on.compute_capability)
-    cut, slices = plan or plan_of(fmt, shape, m, sm, on.attributes["MultiProcessorCount"])
+    kernel = A8 if source == "Activations" else A16
+    cut, slices = plan or plan_of(kernel, fmt, shape, m, sm, on.attributes["MultiProcessorCount"])
     constants, count = template(fmt, cut, source, out, sm), tiles_of(cut, n, m)
     pointers = (ctypes.c_void_p * 5)()
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
@@ -127,11 +139,11 @@ def launch(
     level = tiles.level_exponent(fmt)
     factors = ctypes.c_float(2.0 ** (level - exponent)), ctypes.c_float(2.0**exponent)
     made = Launch(
-        jit.load("prefill_mma", fmt, **constants),
+        jit.load(kernel, fmt, **constants),
         count * slices,
         cut.threads,
         shared_bytes(fmt, cut, int(constants["DEPTH"])),
-        (*arrays, *sizes, *factors),
+        (*arrays, *sizes, *(factors if kernel == A16 else ())),
         pointers,
         len(pointers),
     )
@@ -155,7 +167,10 @@ MOST_EXPONENT = 126  # beyond it the factor is no float32
 
 
 def multiply(x: Any, w: Any, y: Any, source: str, out: str, stream: int, plan: Plan | None = None) -> None:
-    """y [M, N] = x [M, K] of half or bf16 times a DeviceTensor, on a raw stream handle; source, out: types of x, y."""
+    """y [M, N] = x times a DeviceTensor, on a raw stream handle; source, out: types of x, y.
+
+    x: [M, K] of half or bf16, or the data of DeviceActivations, whose type is "Activations".
+    """
     if x.data.ptr % 16:  # a view into an array: the kernel copies 16 bytes at a time
         x = x.copy()
     exponent = max(-MOST_EXPONENT, min(w.exponent, MOST_EXPONENT)) if source == "half" else 0

@@ -27,7 +27,10 @@ SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kern
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
 FLOAT, HALF, HALVES = ("float",), ("half",), ("half", "bf16")
-MMA_TOKENS = tuple(sorted({cut.tokens for cut in prefill_mma.CUTS}))
+MMA_TOKENS, A8_TOKENS = (
+    tuple(sorted({cut.tokens for cut in prefill_mma.CUTS if cut.kernel == kernel}))
+    for kernel in (prefill_mma.A16, prefill_mma.A8)
+)
 
 
 class Formats(NamedTuple):
@@ -116,6 +119,9 @@ ROUTES = (
     Route("prefill_mma", ("a16",),      HALVES, ANY, 80,  90,  TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
     Route("prefill_mma", ("a16",),      HALVES, 128, 100, 120, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
     Route("prefill_mma", ("a16",),      HALVES, ANY, 120, ANY, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
+    Route("prefill_a8",  ("a8",),       TYPES,  ANY, 80,  90,  INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
+    Route("prefill_a8",  ("a8",),       TYPES,  128, 100, 120, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
+    Route("prefill_a8",  ("a8",),       TYPES,  ANY, 120, ANY, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
     Route("unpack",      ("a16",),      TYPES,  ANY, 75,  ANY, TILED,    (),           "row panels, then cuBLAS"),
     Route("unpack",      ("a8",),       TYPES,  ANY, 75,  ANY, INTEGER,  (),           "on decoded activations"),
     Route("cublas",      ("a16",),      TYPES,  ANY, 75,  ANY, PLAIN,    (),           "cuBLAS on the weights"),
@@ -156,8 +162,9 @@ def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
             for out in TYPES:
                 yield row.kernel, {"Out": out}
             continue
-        if row.kernel == "prefill_mma":
-            for cut, source, out in product(prefill_mma.cuts_for(fmt, sm), row.types, TYPES):
+        if row.kernel in (prefill_mma.A16, prefill_mma.A8):
+            kinds = row.types if row.kernel == prefill_mma.A16 else (PREPARED,)
+            for cut, source, out in product(prefill_mma.cuts_for(row.kernel, fmt, sm), kinds, TYPES):
                 yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
             continue
         if row.kernel == "prefill":

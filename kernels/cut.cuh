@@ -1,0 +1,185 @@
+// A CTA that owns STRIPS strips of 64 rows of W, TOKENS tokens and one of `slices` slices of K: how the mma kernels for
+// many tokens cut y, fill their stages and add up. SPLITS spans at a time come through a ring of DEPTH stages, with codes,
+// fields and x; a warp owns GROUPS groups of 16 rows and one of the SPLITS spans. The sums of splits and slices meet at
+// the end, in a fixed order.
+#pragma once
+
+#include "mma.cuh"
+#include "pdl.cuh"
+#include "ring.cuh"
+#include "tile.cuh"
+
+constexpr int ROWS = STRIPS * TILE_ROWS, ROW_WARPS = STRIPS * WARPS / GROUPS, THREADS = 32 * ROW_WARPS * SPLITS;
+constexpr int COLUMN_TILES = TOKENS / 8;
+constexpr int STORED = TOKENS < 32 ? TOKENS : 32;  // tokens whose sums are in shared memory at a time
+constexpr int STRIDE = ROWS + 4;                   // rows of g and columns of t fall on different banks
+
+struct Weights {
+    SpanOf<WARPS> span;
+    Format fields;  // of its tile
+};
+// X: a token's share of a span of x.
+template <class X>
+struct StageOf {
+    Weights weights[SPLITS][STRIPS];
+    X x[SPLITS][TOKENS];
+};
+using Stored = float[SPLITS][STORED][STRIDE];
+using AllSums = Sums[GROUPS][COLUMN_TILES];
+
+// The CTA's share of y [m, n] = x [m, k] @ W [n, k].T.
+struct Problem {
+    i64 n, k, first_row;
+    int m, first_token;
+    int spans, first, end;  // along K; of this slice, in units of SPLITS spans
+    int tile, slice;
+
+    __device__ Problem(i64 n, i64 k, int m, int slices)
+        : n(n), k(k), m(m), tile(blockIdx.x / slices), slice(blockIdx.x % slices) {
+        const int token_tiles = (m + TOKENS - 1) / TOKENS;
+        first_row = i64(tile / token_tiles) * ROWS, first_token = tile % token_tiles * TOKENS;
+        spans = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
+        const i64 turns = (spans + SPLITS - 1) / SPLITS;
+        first = int(turns * slice / slices), end = int(turns * (slice + 1) / slices);
+    }
+};
+
+// Where a warp stands.
+struct Place {
+    int lane = threadIdx.x % 32, split, first_group;  // of the CTA's groups of rows
+
+    __device__ Place() {
+        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+        split = warp / ROW_WARPS, first_group = warp % ROW_WARPS * GROUPS;
+    }
+    template <class Stage>
+    __device__ const Weights& weights(const Stage& stage) const {
+        return stage.weights[split][first_group / WARPS];
+    }
+};
+
+// The pieces of 16 bytes of weights that a thread copies for every stage. The threads of a unit take one strip of one
+// split.
+struct WeightCopies {
+    static constexpr int OF_UNIT = THREADS / (SPLITS * STRIPS);
+    static constexpr int OF_SPAN = sizeof(SpanOf<WARPS>) / 16, PIECES = sizeof(Weights) / 16;
+
+    const Tile* strip;
+    int span, spans, piece;  // of this thread's unit
+    u32 to;
+
+    __device__ WeightCopies(Weights (&stage)[SPLITS][STRIPS], const Tile* tiles, const Problem& p) {
+        const int unit = threadIdx.x / OF_UNIT, split = unit / STRIPS;
+        const i64 first_row = p.first_row + unit % STRIPS * TILE_ROWS;
+        strip = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.spans / SPANS) : 0);
+        spans = first_row < p.n ? min(p.spans, p.end * SPLITS) : 0;
+        span = p.first * SPLITS + split;
+        piece = threadIdx.x % OF_UNIT;
+        to = shared_address(&stage[split][unit % STRIPS]) + 16 * piece;
+    }
+    // The next stage's, into the memory that starts `at` bytes after the first stage's. Beyond the slice there are zeros.
+    __device__ void operator()(u32 at) {
+        const Tile& tile = strip[span / SPANS];
+        const uint4* codes = reinterpret_cast<const uint4*>(&tile.spans[span % SPANS]) + piece;
+        const uint4* fields = reinterpret_cast<const uint4*>(&tile.fields) - OF_SPAN + piece;
+#pragma unroll
+        for (int i = 0; i < PIECES; i += OF_UNIT)
+            if (i + OF_UNIT <= PIECES || i + piece < PIECES)
+                copy_16(to + at + 16 * i, (SPANS == 1 || i + piece < OF_SPAN ? codes : fields) + i, span < spans);
+        span += SPLITS;
+    }
+};
+
+// Starts to fill all stages but one; x copies as weights do, and `prepare` is done meanwhile. Weights never change: the
+// first are under way before the kernels that write x are done.
+template <class XCopies, class Prepare>
+__device__ inline void fill_stages(WeightCopies& weights, XCopies& x, u32 stage_bytes, Prepare prepare) {
+    constexpr int EARLY = 2;
+    for (int i = 0; i < EARLY; ++i) weights(i * stage_bytes);
+    prepare();
+    launch_dependents();
+    wait_for_predecessors();
+    for (int i = 0; i < DEPTH - 1; ++i) {
+        if (i >= EARLY) weights(i * stage_bytes);
+        x(i * stage_bytes);
+        copies_commit();
+    }
+}
+
+// The sums of a tile's slices, which the last of its CTAs adds up. Counters are zero before and after.
+struct Slices {
+    float4* sums;   // [tile][slice][GROUPS * COLUMN_TILES][THREADS]
+    u32* counters;  // [tile]
+    int count;
+
+    // True in the CTA that is to go on, with the sums of all.
+    __device__ bool add(AllSums& mine, const Problem& p) const {
+        constexpr int PARTS = GROUPS * COLUMN_TILES;
+        float4* first = sums + i64(p.tile) * count * PARTS * THREADS + threadIdx.x;
+        float4* own = first + p.slice * PARTS * THREADS;
+#pragma unroll
+        for (int i = 0; i < PARTS; ++i) {
+            const float (&sum)[4] = mine[i / COLUMN_TILES][i % COLUMN_TILES].sum;
+            own[i * THREADS] = {sum[0], sum[1], sum[2], sum[3]};
+        }
+        __shared__ bool last;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            last = atomicAdd(&counters[p.tile], 1) == count - 1;
+            if (last) counters[p.tile] = 0;
+        }
+        __syncthreads();
+        if (!last) return false;
+        __threadfence();
+        // The loads of a batch do not wait for each other.
+        constexpr int AT_ONCE = PARTS < 4 ? PARTS : 4;
+#pragma unroll
+        for (int part = 0; part < PARTS; part += AT_ONCE) {
+            float4 of[MOST_SLICES][AT_ONCE];
+#pragma unroll
+            for (int s = 0; s < MOST_SLICES; ++s)
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i)
+                    of[s][i] = s < count ? __ldcg(&first[(s * PARTS + part + i) * THREADS]) : float4{};
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                float (&sum)[4] = mine[(part + i) / COLUMN_TILES][(part + i) % COLUMN_TILES].sum;
+                sum[0] = sum[1] = sum[2] = sum[3] = 0;
+#pragma unroll
+                for (int s = 0; s < MOST_SLICES; ++s)
+                    sum[0] += of[s][i].x, sum[1] += of[s][i].y, sum[2] += of[s][i].z, sum[3] += of[s][i].w;
+            }
+        }
+        return true;
+    }
+};
+
+// The warps' sums, times `unit`, to y: STORED tokens at a time through shared memory, where the splits' are added up.
+__device__ inline void store(const AllSums& sums, Stored& stored, Out* y, const Problem& p, const Place& at,
+                             float unit) {
+    static_assert(THREADS % ROWS == 0, "a thread stores one row of W");
+    const int g = at.lane / 4, t = at.lane % 4, row = threadIdx.x % ROWS;
+    y += p.first_token * p.n + p.first_row + row;
+#pragma unroll
+    for (int first = 0; first < TOKENS; first += STORED) {
+        __syncthreads();
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group)
+#pragma unroll
+            for (int token = 0; token < STORED; token += 8)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    stored[at.split][token + 2 * t + i % 2][16 * (at.first_group + group) + g + i / 2 * 8] =
+                        sums[group][(first + token) / 8].sum[i];
+        __syncthreads();
+        const int end = min(STORED, p.m - p.first_token - first);
+        if (p.first_row + row < p.n)
+            for (int token = threadIdx.x / ROWS; token < end; token += THREADS / ROWS) {
+                float sum = 0;
+#pragma unroll
+                for (int s = 0; s < SPLITS; ++s) sum += stored[s][token][row];
+                y[(first + token) * p.n] = from_float<Out>(unit * sum);
+            }
+    }
+}

@@ -1,0 +1,107 @@
+// prefill_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x, integer dots on tensor cores by mma.sync
+// (sm_80 and later).
+//
+// A CTA and its stages are those of cut.cuh. x comes as Activations, span by span [along][m]. A warp takes a block of 32
+// columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
+// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, STRIPS, GROUPS (2, 4), SPLITS, DEPTH (at least 3),
+// MOST_SLICES.
+#include "cut.cuh"
+#include "dots.cuh"
+
+using Stage = StageOf<Activations>;
+
+// The pieces of 16 bytes of x that a thread copies for every stage. The threads of a unit take those of one split, which
+// lie together.
+struct XCopies {
+    static constexpr int OF_UNIT = THREADS / SPLITS, OF_TOKEN = sizeof(Activations) / 16, PIECES = TOKENS * OF_TOKEN;
+
+    const uint4* x;
+    i64 stride;                      // from a turn's to the next one's
+    int span, spans, piece, pieces;  // pieces: that there are; the others' products are not stored
+    u32 to;
+
+    __device__ XCopies(Activations (&stage)[SPLITS][TOKENS], const Activations* all_x, const Problem& p)
+        : stride(i64(SPLITS) * p.m * OF_TOKEN), spans(min(p.spans, p.end * SPLITS)) {
+        const int split = threadIdx.x / OF_UNIT;
+        span = p.first * SPLITS + split, piece = threadIdx.x % OF_UNIT;
+        pieces = min(TOKENS, p.m - p.first_token) * OF_TOKEN;
+        x = reinterpret_cast<const uint4*>(all_x + i64(span) * p.m + p.first_token) + piece;
+        to = shared_address(stage[split]) + 16 * piece;
+    }
+    // The next stage's, `at` bytes after the first stage's; beyond the slice zeros.
+    __device__ void operator()(u32 at) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i += OF_UNIT)
+            if (i + piece < pieces) copy_16(to + at + 16 * i, x + i, span < spans);
+        x += stride, span += SPLITS;
+    }
+};
+
+// Adds a span's products to the sums.
+__device__ inline void multiply(AllSums& sums, const Weights& weights, const Activations* x, int span,
+                                const Place& at) {
+    const int g = at.lane / 4, t = at.lane % 4, first_group = at.first_group % WARPS;
+    Format::Codes codes[GROUPS];
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) codes[group] = weights.span.codes(first_group + group, at.lane);
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+        Bytes first[GROUPS], second[GROUPS];
+        float2 dw[GROUPS][SCALES], mw[GROUPS][SCALES];
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group) {
+            first[group] = Format::bytes(codes[group], 2 * block);
+            second[group] = Format::bytes(codes[group], 2 * block + 1);
+#pragma unroll
+            for (int part = 0; part < SCALES; ++part) {
+                const int index = (span % SPANS * BLOCKS + block) * SCALES + part;
+                dw[group][part] = weights.fields.scale(first_group + group, g, index);
+                mw[group][part] = weights.fields.minimum(first_group + group, g, index);
+            }
+        }
+#pragma unroll
+        for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+            const uint2 q = *reinterpret_cast<const uint2*>(x[8 * tile + g].q + 32 * block + 8 * t);
+            float da[2], sa[2];  // of tokens 2t and 2t + 1
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const float2 ds = __half22float2(x[8 * tile + 2 * t + j].ds[block]);
+                da[j] = ds.x, sa[j] = ds.y;
+            }
+#pragma unroll
+            for (int group = 0; group < GROUPS; ++group)
+#pragma unroll
+                for (int part = 0; part < SCALES; ++part)
+                    add_block<Biased>(sums[group][tile], first[group], second[group], part, dw[group][part],
+                                      mw[group][part], q, da, sa);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    prefill_a8(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* slice_sums,
+               u32* counters, i64 n, i64 k, int m, int slices) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    Stage* stages = reinterpret_cast<Stage*>(memory);
+    const Place at;
+    const Problem p(n, k, m, slices);
+    WeightCopies weight_copies(stages[0].weights, tiles, p);
+    XCopies x_copies(stages[0].x, x, p);
+    fill_stages(weight_copies, x_copies, sizeof(Stage), [] {});
+
+    AllSums sums = {};
+    int slot = 0, free = DEPTH - 1;
+    for (int turn = p.first; turn < p.end; ++turn) {
+        copies_wait<DEPTH - 2>();
+        __syncthreads();  // the stage is there, and every warp has read the one before
+        weight_copies(free * sizeof(Stage));
+        x_copies(free * sizeof(Stage));
+        copies_commit();
+        multiply(sums, at.weights(stages[slot]), stages[slot].x[at.split], turn * SPLITS + at.split, at);
+        free = slot;
+        slot = slot + 1 < DEPTH ? slot + 1 : 0;
+    }
+    copies_wait<0>();  // the stages' memory serves the sums
+    if (slices > 1 && !Slices{slice_sums, counters, slices}.add(sums, p)) return;
+    store(sums, *reinterpret_cast<Stored*>(memory), y, p, at, 1.0f);
+}
