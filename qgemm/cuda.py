@@ -360,7 +360,7 @@ def _panels(row: Route, x: Any, w: DeviceTensor, y: Any) -> None:
 
 
 DECODES = ("decode", "decode_a8")  # they take several products
-TAKES_BLOCKS = ("decode_a8", "fused_a8")  # of "a8"; the others take what blocks of x decode to
+TAKES_BLOCKS = ("decode_a8", "fused_a8", "prefill_a8")  # of "a8"; the others take what blocks of x decode to
 ADDING = (*DECODES, "prefill")  # they add bias and residual, and their launches can be used again
 MOST_READY = 256  # launches that a tensor remembers
 LAUNCH: dict[str, Callable[[Route, Any, DeviceTensor, Any], None]] = {

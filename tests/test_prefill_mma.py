@@ -1,4 +1,4 @@
-"""prefill_mma: every cut of y on both sides of its edges, against float64; how a plan is chosen."""
+"""prefill_mma and prefill_a8: every cut of y on both sides of its edges, against float64; how a plan is chosen."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from functools import partial
 
 import numpy as np
 import pytest
-from strategies import TILED, each, exact, tame
+from strategies import INTEGER, TILED, each, exact, tame
 
 import qgemm
 from qgemm import jit, prefill_mma, routes, tiles
-from qgemm.bounds import a16_bound, magnitudes
+from qgemm.activations import DeviceActivations
+from qgemm.bounds import a8_exact, a16_bound, excess, magnitudes
+from qgemm.prefill_mma import A8, A16, CUTS
 
 # What a weight is off by, relative to its magnitude: scale (or minimum) and weight rounded to half; weight to bf16.
 LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}
-each_cut = pytest.mark.parametrize("cut", prefill_mma.CUTS, ids=lambda cut: f"{cut.tokens}x{cut.strips}")
+
+
+def each_cut(*kernels):
+    """Parametrise a test over the cuts of these kernels."""
+    cuts = [cut for cut in CUTS if cut.kernel in kernels]
+    return pytest.mark.parametrize("cut", cuts, ids=lambda cut: "x".join(map(str, cut[:-1])))
 
 
 def drawn(fmt, n, blocks, seed):
@@ -38,26 +45,34 @@ def bound(x, w, dtype, exponent):
 
 
 def multiply(x, w, dtype="float32", plan=None):
-    """x times w by the kernel, into an output full of NaN."""
+    """x, an array or prepared, times w by its kernel, into an output full of NaN."""
     import cupy
 
-    y = cupy.full((len(x), w.shape[0]), np.nan, np.float32).astype(dtype)
-    names = (routes.c_type(a.dtype) for a in (x, y))
-    prefill_mma.multiply(x, w, y, *names, cupy.cuda.get_current_stream().ptr, plan)
+    y = cupy.full((x.shape[0], w.shape[0]), np.nan, np.float32).astype(dtype)
+    launch(x, w, y, cupy.cuda.get_current_stream().ptr, plan)
     return y
 
 
+def launch(x, w, y, stream, plan=None):
+    """The same into any output."""
+    prepared = isinstance(x, DeviceActivations)
+    data, source = (x.data, routes.PREPARED) if prepared else (x, routes.c_type(x.dtype))
+    prefill_mma.multiply(data, w, y, source, routes.c_type(y.dtype), stream, plan)
+
+
 def on_gpu(x, dtype):
-    """A CuPy array of float16 or bfloat16."""
+    """A CuPy array of float16 or bfloat16, or "a8": activations prepared from float16."""
     import cupy
     from ml_dtypes import bfloat16
 
+    if dtype == "a8":
+        return qgemm.quantize_activations(cupy.asarray(x.astype(np.float16)))
     return cupy.asarray(x.astype(bfloat16 if dtype == "bfloat16" else dtype))
 
 
 @pytest.mark.gpu
 @each(TILED)
-@each_cut
+@each_cut(A16)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_within_bound(fmt, cut, dtype):
     """Rows of x and W on both sides of a tile's edges; K of fewer spans than stages, of more, and ragged."""
@@ -71,6 +86,55 @@ def test_within_bound(fmt, cut, dtype):
             wide = x.astype(np.float64).get()
             y = multiply(x, on_device, plan=prefill_mma.Plan(cut, slices)).get()
             assert (np.abs(y - exact(wide, w)) <= bound(wide, w, dtype, on_device.exponent)).all()
+
+
+@pytest.mark.gpu
+@each(INTEGER)
+@each_cut(A8)
+def test_a8_is_its_formula(fmt, cut):
+    """The same shapes: off by no more than float32 sums of the formula's terms are."""
+    rows, columns = cut.strips * 64, tiles.columns(fmt) // fmt.weights
+    shapes = (rows + 24, 1), (rows - 8, 11 * columns - columns // 2)
+    for seed, (n, blocks) in enumerate(shapes):
+        w = drawn(fmt, n, blocks, seed)
+        on_device = w.to_device()
+        for m, slices in itertools.product((1, cut.tokens, cut.tokens + 1), (1, 3)):
+            x = np.random.default_rng(m).standard_normal((m, w.shape[1])).astype(np.float16)
+            y = multiply(on_gpu(x, "a8"), on_device, plan=prefill_mma.Plan(cut, slices)).get()
+            assert excess(y, *a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)) <= 1
+
+
+@pytest.fixture
+def routed_to_a8(monkeypatch):
+    """Its route on every GPU."""
+    rows = [row._replace(least=80, below=routes.ANY) for row in routes.ROUTES if row.kernel == A8]
+    monkeypatch.setattr(routes, "ROUTES", (*rows, *routes.ROUTES))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("routed_to_a8")
+@each(INTEGER)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a8_by_matmul(fmt, dtype):
+    """x of every type, bias and residual, y of the type of x: M on both sides of a token tile."""
+    import cupy
+    from ml_dtypes import bfloat16
+
+    kind = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    w = drawn(fmt, 200, 5, 1)
+    on_device, rng = w.to_device(), np.random.default_rng(4)
+    for m in (31, 33, 130):
+        x = rng.standard_normal((m, w.shape[1])).astype(kind)
+        bias, residual = (rng.standard_normal(shape).astype(np.float32) for shape in ((200,), (m, 200)))
+        added = {"bias": cupy.asarray(bias), "residual": cupy.asarray(residual)}
+        y = qgemm.matmul(cupy.asarray(x), on_device, "a8", dtype=kind, **added).get()
+        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)
+        want += bias + residual.astype(np.float64)
+        bound += 2.0**-22 * (np.abs(want) + np.abs(bias) + np.abs(residual))
+        bound += {"float32": 0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype] * (np.abs(want) + bound) + 2.0**-25
+        assert excess(y.astype(np.float64), want, bound) <= 1
+        (again,) = qgemm.matmul_many(qgemm.quantize_activations(cupy.asarray(x)), [on_device], dtype=kind)
+        assert (again == qgemm.matmul(cupy.asarray(x), on_device, "a8", dtype=kind)).all()
 
 
 @pytest.mark.gpu
@@ -90,20 +154,20 @@ def test_identity_gives_the_weights(fmt, dtype):
 
 
 @pytest.mark.gpu
-@each_cut
+@each_cut(A16, A8)
 @pytest.mark.parametrize("slices", [1, 4])
 def test_same_bits_again_and_in_a_graph(cut, slices):
     import cupy as cp
 
     plan = prefill_mma.Plan(cut, slices)
     w = drawn(qgemm.FORMATS["q5_1"], 320, 20, 3).to_device()
-    x = on_gpu(np.random.default_rng(3).standard_normal((77, 640)), "float16")
+    x = on_gpu(np.random.default_rng(3).standard_normal((77, 640)), "a8" if cut.kernel == A8 else "float16")
     first = multiply(x, w, "float16", plan)
-    for _ in range(100):
+    for _ in range(200):
         assert (multiply(x, w, "float16", plan) == first).all()
     y = cp.empty_like(first)
     with cp.cuda.Stream(non_blocking=True) as stream:
-        run = partial(prefill_mma.multiply, x, w, y, "half", "half", stream.ptr, plan)
+        run = partial(launch, x, w, y, stream.ptr, plan)
         run()  # takes its memory
         stream.begin_capture()
         run()
@@ -117,17 +181,17 @@ def test_same_bits_again_and_in_a_graph(cut, slices):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [17, 64, 130])
-def test_nan_stays_in_its_row_and_guards_stay(m):
+@pytest.mark.parametrize("dtype", ["float16", "a8"])
+def test_nan_stays_in_its_row_and_guards_stay(m, dtype):
     import cupy as cp
 
     blocks = drawn(qgemm.FORMATS["q4_1"], 100, 9, m).blocks.copy()
     x = np.random.default_rng(m).standard_normal((m, 288))
-    clean = multiply(on_gpu(x, "float16"), qgemm.Tensor("q4_1", (100, 288), blocks).to_device()).get()
+    clean = multiply(on_gpu(x, dtype), qgemm.Tensor("q4_1", (100, 288), blocks).to_device()).get()
     blocks["d"][17, 2], x[m // 2, 5] = np.nan, np.inf
     guarded = cp.full((m + 2, 100), 7.0, np.float32)
     w = qgemm.Tensor("q4_1", (100, 288), blocks).to_device()
-    stream = cp.cuda.get_current_stream().ptr
-    prefill_mma.multiply(on_gpu(x, "float16"), w, guarded[1:-1], "half", "float", stream)
+    launch(on_gpu(x, dtype), w, guarded[1:-1], cp.cuda.get_current_stream().ptr)
     y = guarded.get()
     touched = np.zeros(clean.shape, bool)
     touched[m // 2], touched[:, 17] = True, True
@@ -136,12 +200,12 @@ def test_nan_stays_in_its_row_and_guards_stay(m):
     assert (y[[0, -1]] == 7).all()
 
 
-@each(TILED)
+@pytest.mark.parametrize(("kernel", "fmt"), [*((A16, fmt) for fmt in TILED), *((A8, fmt) for fmt in INTEGER)], ids=str)
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
-def test_a_plan_for_every_product(fmt, sm):
+def test_a_plan_for_every_product(kernel, fmt, sm):
     """It fits the GPU's shared memory, and does not keep more sums of slices than it may."""
     for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
-        cut, slices = prefill_mma.plan_of(fmt, (n, 4096), m, sm, 100)
+        cut, slices = prefill_mma.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
         depth = prefill_mma.template(fmt, cut, "half", "half", sm)["DEPTH"]
         assert depth >= prefill_mma.SHALLOW
         assert prefill_mma.shared_bytes(fmt, cut, depth) <= prefill_mma.shared_limit(sm)
@@ -150,16 +214,26 @@ def test_a_plan_for_every_product(fmt, sm):
 
 def test_plans_fill_the_gpu():
     """Few tiles are shared, many are not; and a cut is not far larger than M. As measured on an H200."""
-    plans = {m: prefill_mma.plan_of(qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
+    plans = {m: prefill_mma.plan_of(A16, qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
     found = {m: (cut.tokens, cut.strips, slices) for m, (cut, slices) in plans.items()}
     assert found == {32: (32, 1, 1), 64: (64, 4, 4), 256: (128, 4, 2), 4096: (128, 4, 1)}
 
 
+@pytest.mark.parametrize(
+    ("m", "sm", "kernel"),
+    [(16, 80, "decode_a8"), (17, 80, A8), (1 << 20, 89, A8), (17, 100, A8), (129, 100, "unpack"), (129, 120, A8)],
+)
+def test_a8_goes_to_integer_dots_where_nothing_is_faster(m, sm, kernel):
+    for x in routes.TYPES:
+        assert routes.route(routes.Problem(qgemm.FORMATS["q4_k"], "a8", m, 64, 256, sm, x)).kernel == kernel
+
+
 @each(TILED)
 def test_compiles_for_gpus_with_less_shared_memory(fmt):
-    for arch, sm in (("sm_80", 80), ("sm_89", 89)):
-        cut = prefill_mma.cuts_for(fmt, sm)[0]
-        source = jit.compose("prefill_mma", fmt, **prefill_mma.template(fmt, cut, "half", "half", sm))
-        cubin, report = jit.compile_cubin(source, arch)
-        assert cubin.startswith(b"\x7fELF")
-        assert "0 bytes spill stores" in report
+    for kernel, source in ((A16, "half"), (A8, routes.PREPARED))[: 1 + fmt.integer]:
+        for arch, sm in (("sm_80", 80), ("sm_89", 89)):
+            cut = prefill_mma.cuts_for(kernel, fmt, sm)[0]
+            source_code = jit.compose(kernel, fmt, **prefill_mma.template(fmt, cut, source, "half", sm))
+            cubin, report = jit.compile_cubin(source_code, arch)
+            assert cubin.startswith(b"\x7fELF")
+            assert "0 bytes spill stores" in report
