@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from qgemm.device import half_exponent
 
 pytestmark = pytest.mark.gpu
 
+EXCERPT = Path(__file__).parent / "data" / "minilm_excerpt.gguf"
 gpu_settings = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 ON_GPU = [fmt for fmt in FORMATS if fmt.plain or fmt.slots]
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # of one conversion to the type
@@ -135,20 +137,46 @@ def test_a16_within_bound(fmt, x_dtype, data):
 @gpu_settings
 @given(data=st.data())
 def test_a8_against_its_formula(fmt, data):
-    """The CPU backend computes the formula; both sum in float32, and above M = 8 the GPU rounds no differently."""
     x, w = data.draw(problems(fmt, M_EDGES))
-    got = qgemm.matmul(cupy().asarray(x), w.to_device(), "a8").get()
+    assert_a8(qgemm.matmul(cupy().asarray(x), w.to_device(), "a8").get(), x, w)
+
+
+def assert_a8(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
+    """The CPU backend computes the formula; both sum in float32, and by every route the GPU rounds no differently."""
     blocks = qgemm.quantize_activations(x)
     want = qgemm.matmul(blocks, w)
     decoded = blocks.dequantize(np.float64)
     dense = w.dequantize(np.float64)
     sums = np.abs(decoded) @ np.abs(dense).T
     # The panel route sums d * q where the formula takes the stored s: they differ by 2^-10 of the largest |s| there is.
-    largest = np.abs(dense).max() + 16 * np.abs(fmt.decode_levels(w.blocks.reshape(-1)).scale).max()
+    largest = np.abs(dense).max() + 16 * np.abs(w.format.decode_levels(w.blocks.reshape(-1)).scale).max()
     bound = (
         2 * a16_bound(decoded, dense) + 2.0**-9 * (np.abs(decoded).sum(axis=1, keepdims=True) * largest + sums) + 1e-30
     )
     assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+
+
+@pytest.mark.parametrize("m", [64, 512])
+def test_every_tensor_of_a_real_model(m):
+    """With float16 x, a16 and a8, against float64; types without tiles are refused by name."""
+    rng, multiplied = np.random.default_rng(m), set()
+    with qgemm.open(EXCERPT) as file:
+        for w in file.values():
+            if not (w.format.plain or w.format.slots):
+                with pytest.raises(qgemm.UnsupportedError, match=str(w.format)):
+                    w.to_device()
+                continue
+            on_device, x = w.to_device(), rng.standard_normal((m, w.shape[1])).astype(np.float16)
+            y = poisoned((m, w.shape[0]), np.float32)
+            qgemm.matmul(cupy().asarray(x), on_device, out=y)
+            wide = x.astype(np.float64)
+            want = exact(wide, w)
+            bound = product_bound(wide, magnitudes(w.format, w.blocks), x.dtype, want)
+            assert (np.abs(y.get() - want) <= bound).all(), w
+            if w.format.slots:
+                assert_a8(qgemm.matmul(cupy().asarray(x), on_device, "a8").get(), x.astype(np.float32), w)
+            multiplied.add(w.format.name)
+    assert len(multiplied) == 10
 
 
 def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
@@ -516,7 +544,7 @@ def test_guard_regions(fmt, activation):
     n, k = 70, 3 * fmt.weights
     raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
     w = qgemm.Tensor(fmt, (n, k), tame(fmt, raw, rng)).to_device()
-    for m in (1, 2, 5, 8, 16, 20):
+    for m in (1, 2, 5, 8, 16, 20, 70, 300):
         x = cp.full((m + 2, k), np.nan, np.float16)
         x[1:-1] = cp.asarray(rng.standard_normal((m, k)))
         before = x.copy()
@@ -555,10 +583,11 @@ def test_torch_in_torch_out(dtype):
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
-def test_threads_and_streams(activation):
+@pytest.mark.parametrize("counts", [(1, 4, 8, 40), (17, 64, 200, 600)])
+def test_threads_and_streams(activation, counts):
     cp, rng = cupy(), np.random.default_rng(13)
     w = qgemm.quantize(rng.standard_normal((512, 256)).astype(np.float32), "q5_0").to_device()
-    xs = [cp.asarray(rng.standard_normal((m, 256)).astype(np.float16)) for m in (1, 4, 8, 40)]
+    xs = [cp.asarray(rng.standard_normal((m, 256)).astype(np.float16)) for m in counts]
     wants = [qgemm.matmul(x, w, activation).get() for x in xs]
     failures: list[str] = []
 

@@ -323,19 +323,5 @@ def test_views_and_leading_dimensions():
         error = np.abs(many[..., ::2].get().reshape(-1, 100) - exact(wide, w))
         assert (error <= bound(wide, w, LOSS["float16"])).all()
         assert cp.isnan(many[..., 1::2]).all()
-
-
-@with_gpu
-@pytest.mark.parametrize(("n", "m"), [(64, (1 << 20) + 1), (2100, 1 << 20)])
-def test_many_tokens(n, m):
-    """M beyond 2^20, y beyond 2^31 elements: rows at both ends and in between."""
-    cp, rng = cupy(), np.random.default_rng(9)
-    w = random_tensor(qgemm.FORMATS["q4_0"], n, 64, rng)
-    base = rng.standard_normal((4096, 64)).astype(np.float16)
-    x = cp.take(cp.asarray(base), cp.arange(m) % len(base), axis=0)
-    y = qgemm.matmul(x, w.to_device(), dtype="float16")
-    picked = np.array([0, 1, 255, 256, m // 2, m - 257, m - 256, m - 2, m - 1])
-    wide = base[picked % len(base)].astype(np.float64)
-    want = exact(wide, w)
-    got = y[cp.asarray(picked)].get().astype(np.float64)
-    assert (np.abs(got - want) <= bound(wide, w, LOSS["float16"]) + 2.0**-11 * np.abs(want) + 1e-6).all()
+        for activation in ("a16", "a8"):
+            assert qgemm.matmul(view[:0], on_device, activation).shape == (0, view.shape[1], 100)

@@ -1,0 +1,72 @@
+"""Products whose M, weights or outputs are beyond 32 bits, by every kernel that may serve them: each output is checked.
+
+x and W repeat PERIOD rows each, so that y repeats a small product, which is known in float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from strategies import exact, tame
+from test_cuda import product_bound
+
+import qgemm
+from qgemm import routes, tiles
+from qgemm.bench.gpu import repeated
+from qgemm.bounds import a8_exact, magnitudes
+
+pytestmark = pytest.mark.gpu
+
+PERIOD = 512
+AT_ONCE = 16 * PERIOD  # columns of y that are checked at a time
+DECODES, PREFILLS = ("decode", "decode_a8"), ("prefill", "prefill_mma", "prefill_a8", "unpack")
+CASES = [
+    *((kernel, (1 << 20) + 1, 72, 64) for kernel in PREFILLS),
+    *((kernel, m, (1 << 19) + 8, 4160) for kernel in DECODES for m in (1, 9)),
+    *((kernel, 17, (1 << 19) + 8, 4160) for kernel in PREFILLS),
+    *((kernel, 16, (1 << 27) + 8, 64) for kernel in DECODES),
+    *((kernel, (1 << 16) + 8, (1 << 15) + 64, 64) for kernel in PREFILLS),
+]
+
+
+def weights(n, k, rng):
+    """The PERIOD rows that a DeviceTensor of n rows repeats, and it."""
+    fmt = qgemm.FORMATS["q4_0"]
+    raw = np.frombuffer(rng.bytes(PERIOD * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(PERIOD, -1)
+    base = qgemm.Tensor(fmt, (PERIOD, k), tame(fmt, raw, rng))
+    packed = base.to_device()
+    data = repeated(packed.data, -(-n // PERIOD), 0)[: -(-n // tiles.ROWS)]
+    return base, type(packed)(fmt, (n, k), data, packed.exponent)
+
+
+@pytest.mark.parametrize(("kernel", "m", "n", "k"), CASES)
+def test_every_output_of_a_large_product(kernel, m, n, k, monkeypatch):
+    import cupy as cp
+
+    sm = int(cp.cuda.Device().compute_capability)
+    rows = [row for row in routes.ROUTES if row.kernel == kernel]
+    if kernel == "prefill" and not any(row.runs_on(sm) for row in rows):
+        pytest.skip(f"prefill is not for sm_{sm}")
+    monkeypatch.setattr(routes, "ROUTES", [row._replace(least=75, below=routes.ANY) for row in rows])
+    rng = np.random.default_rng(m)
+    base, w = weights(n, k, rng)
+    x = rng.standard_normal((min(m, PERIOD), k)).astype(np.float16)
+    if kernel.endswith("a8"):
+        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, base.format, base.blocks)
+    else:
+        wide = x.astype(np.float64)
+        want = exact(wide, base)
+        bound = product_bound(wide, magnitudes(base.format, base.blocks), x.dtype, want)
+    bound = 2 * bound + 2.0**-11 * np.abs(want) + 2.0**-25  # y is rounded to half
+    low, high = (cp.tile(cp.asarray(edge), AT_ONCE // PERIOD) for edge in (want - bound, want + bound))
+
+    y = cp.full((m, n), np.nan, np.float16)
+    many = cp.take(cp.asarray(x), cp.arange(m) % PERIOD, axis=0)
+    qgemm.matmul(many, w, "a8" if kernel.endswith("a8") else "a16", out=y)
+    wrong = cp.zeros((), np.int64)
+    for i in range(0, m, PERIOD):
+        for j in range(0, n, AT_ONCE):
+            part = y[i : i + PERIOD, j : j + AT_ONCE]
+            within = tuple(slice(size) for size in part.shape)
+            wrong += cp.count_nonzero(~((part >= low[within]) & (part <= high[within])))
+    assert int(wrong) == 0
