@@ -45,12 +45,11 @@ CUTS = (
     Cut(A16,   16,     4,      2,      2,      0.40),
     Cut(A16,   16,     1,      2,      8,      0.15),
     Cut(A16,   16,     1,      2,      2,      0.60),
-    Cut(A8,    128,    4,      2,      1,      1.20),
-    Cut(A8,    64,     4,      4,      2,      0.60),
-    Cut(A8,    64,     4,      2,      1,      0.65),
-    Cut(A8,    64,     1,      2,      4,      0.20),
-    Cut(A8,    32,     4,      4,      2,      0.40),
-    Cut(A8,    32,     1,      2,      4,      0.15),
+    Cut(A8,    64,     4,      2,      1,      1.19),
+    Cut(A8,    64,     1,      2,      4,      0.34),
+    Cut(A8,    32,     4,      4,      2,      0.59),
+    Cut(A8,    32,     2,      4,      4,      0.32),
+    Cut(A8,    32,     1,      2,      4,      0.19),
 )  # fmt: skip
 TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a span, in shared memory
 STORED = 32  # tokens whose sums are in shared memory at a time
