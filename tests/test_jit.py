@@ -249,7 +249,32 @@ def test_tuned_kernels_do_not_spill():
             for split in splits.splits_for(fmt, kernel, tokens, 90):
                 template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
                 _, report = jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_90a")
-                assert " 0 bytes spilled" in compile_kernels.resources(report), (kernel, template)
+                assert compile_kernels.resources(report).spilled == 0, (kernel, template)
+
+
+def test_spills_of_tuned_kernels_fail_the_compilation():
+    """A kernel that cannot keep what it needs in its registers, as if it were tuned, and as one that is not."""
+    source = """extern "C" __global__ void __launch_bounds__(1024) spills(float* x) {
+        float all[100];
+        #pragma unroll
+        for (int i = 0; i < 100; ++i) all[i] = x[1024 * i + threadIdx.x];
+        #pragma unroll 1
+        for (int turn = 0; turn < 9; ++turn)
+        #pragma unroll
+            for (int i = 0; i < 100; ++i) all[i] += all[(7 * i + 3) % 100] * x[turn];
+        #pragma unroll
+        for (int i = 0; i < 100; ++i) x[1024 * i + threadIdx.x] = all[i];
+    }"""
+    _, report = jit.compile_cubin(source, compile_kernels.TUNED)
+    registers, spilled = compile_kernels.resources(report)
+    assert registers <= 64
+    assert spilled >= 4 * (100 - 64)
+    unit = compile_kernels.Unit("decode", "q4_0", (("TOKENS", 8),), compile_kernels.TUNED)
+    assert f"decode q4_0 TOKENS=8: spills {spilled} bytes" in compile_kernels.problem(unit, report, "")
+    assert compile_kernels.problem(unit._replace(arch="sm_80"), report, "") == ""
+    assert compile_kernels.problem(unit, report, "refused").endswith("refused")
+    (line,) = compile_kernels.summary({unit: compile_kernels.resources(report)})
+    assert line.endswith(f"{registers} registers, 1 of 1 spill up to {spilled} bytes")
 
 
 def test_ledger_notices_a_stale_hash(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Compile every kernel x format x architecture with NVRTC, without a GPU; report registers and spills.
 
 On the tuned architecture every template that the routes can ask for is compiled, elsewhere one set of types.
-Exit 1 if anything fails to compile, with the log.
+Exit 1 if anything fails to compile, with the log, or if a kernel that is tuned for its architecture spills registers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -20,6 +21,7 @@ from qgemm import FORMATS, jit
 from qgemm.routes import PREPARED, common_variants, variants
 
 TUNED = "sm_90a"
+KEEP_REGISTERS = ("decode", "decode_a8", "prefill")  # kernels that are tuned there
 ELSEWHERE = {"In": ("half", PREPARED), "Out": ("float",)}  # the types compiled for the other architectures
 
 
@@ -59,31 +61,63 @@ def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
         return unit, "", str(error)
 
 
-def resources(report: str) -> str:
-    """Registers and spills of a ptxas report, e.g. "64 registers, 4 bytes spilled"."""
-    registers = re.search(r"Used (\d+) registers", report)
-    spills = sum(map(int, re.findall(r"(\d+) bytes spill stores", report)))
-    return f"{registers.group(1) if registers else '?'} registers, {spills} bytes spilled"
+class Resources(NamedTuple):
+    """What a thread of a kernel takes: registers, and bytes of them that are spilled to memory."""
+
+    registers: int
+    spilled: int
+
+
+def resources(report: str) -> Resources:
+    """What ptxas reports of a kernel."""
+    (registers,) = re.findall(r"Used (\d+) registers", report)
+    return Resources(int(registers), sum(map(int, re.findall(r"(\d+) bytes spill stores", report))))
+
+
+def problem(unit: Unit, report: str, error: str) -> str:
+    """Why a compiled unit is not good enough, or ""."""
+    if error:
+        return f"{unit}: {error}"
+    spilled = resources(report).spilled if unit.arch == TUNED and unit.kernel in KEEP_REGISTERS else 0
+    return f"{unit}: spills {spilled} bytes of registers" if spilled else ""
+
+
+def summary(found: dict[Unit, Resources]) -> Iterator[str]:
+    """A line for each architecture and kernel: the most registers, and how many units spill how much."""
+    for arch, kernel in sorted({(unit.arch, unit.kernel) for unit in found}):
+        some = [taken for unit, taken in found.items() if (unit.arch, unit.kernel) == (arch, kernel)]
+        spills = [taken.spilled for taken in some if taken.spilled]
+        spilling = f", {len(spills)} of {len(some)} spill up to {max(spills)} bytes" if spills else ""
+        yield f"{arch:7} {kernel:22} {max(taken.registers for taken in some):3} registers{spilling}"
 
 
 def main() -> int:
-    """Compile, print a line per unit with -v, and a summary."""
+    """Compile, print a line per architecture and kernel; with --report write one per unit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", action="append", choices=jit.ARCHS, help="only this architecture (repeatable)")
-    parser.add_argument("-v", "--verbose", action="store_true", help="registers and spills of every unit")
+    parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
+    parser.add_argument("--report", metavar="PATH", type=Path, help="write registers and spilled bytes of every unit")
     options = parser.parse_args()
-    todo = list(units(tuple(options.arch or jit.ARCHS)))
+    todo = [
+        unit for unit in units(tuple(options.arch or jit.ARCHS)) if unit.kernel in (options.kernel or [unit.kernel])
+    ]
+    found: dict[Unit, Resources] = {}
     failed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         done = pool.map(compile_unit, todo, chunksize=8)
         for unit, report, error in tqdm(done, total=len(todo), delay=1, disable=None):
-            if error:
+            if wrong := problem(unit, report, error):
                 failed += 1
-                print(f"{unit}: {error}", file=sys.stderr)
-            elif options.verbose:
-                print(f"{unit}: {resources(report)}")
+                print(wrong, file=sys.stderr)
+            if not error:
+                found[unit] = resources(report)
+    print(*summary(found), sep="\n")
+    if options.report:
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        lines = (f"{taken.registers}\t{taken.spilled}\t{unit}\n" for unit, taken in found.items())
+        options.report.write_text("registers\tbytes spilled\tunit\n" + "".join(lines))
     archs = sorted({unit.arch for unit in todo})
-    print(f"{len(todo) - failed} of {len(todo)} kernels compiled for {', '.join(archs)}")
+    print(f"{len(todo) - failed} of {len(todo)} kernels are good for {', '.join(archs)}")
     return 1 if failed else 0
 
 

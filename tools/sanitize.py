@@ -24,7 +24,8 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.routes import Problem, c_type, route
+    from qgemm import prefill_mma
+    from qgemm.routes import PREPARED, Problem, c_type, route
 
     cupy.cuda.set_allocator(None)
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
@@ -48,6 +49,16 @@ def work(tool: str, formats: list[str]) -> None:
             for _ in range(2):  # the second call takes the short way
                 qgemm.matmul(x, w, activation, bias=bias, residual=y, out=y)
             qgemm.matmul_many(x, [w, w], activation)
+            y.get()
+        stream, m = cupy.cuda.get_current_stream().ptr, 70
+        x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float16)
+        for cut, slices in product(prefill_mma.CUTS, (1, 3)):  # few of them are routed to on any one GPU
+            plan = prefill_mma.Plan(cut, slices)
+            if cut.kernel == prefill_mma.A16:
+                prefill_mma.multiply(x, w, y, "half", "half", stream, plan)
+            elif fmt.integer:
+                blocks = qgemm.quantize_activations(x).data
+                prefill_mma.multiply(blocks, w, y, PREPARED, "half", stream, plan)
             y.get()
         print(f"{fmt}: done", flush=True)
 
