@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from itertools import product
+from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 M = (1, 3, 9, 16, 20, 70, 130)  # token tiles of every kernel
@@ -24,8 +25,7 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm import prefill_mma
-    from qgemm.routes import PREPARED, Problem, c_type, route
+    from qgemm.routes import Problem, c_type, route
 
     cupy.cuda.set_allocator(None)
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
@@ -50,17 +50,29 @@ def work(tool: str, formats: list[str]) -> None:
                 qgemm.matmul(x, w, activation, bias=bias, residual=y, out=y)
             qgemm.matmul_many(x, [w, w], activation)
             y.get()
-        stream, m = cupy.cuda.get_current_stream().ptr, 70
-        x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float16)
-        for cut, slices in product(prefill_mma.CUTS, (1, 3)):  # few of them are routed to on any one GPU
-            plan = prefill_mma.Plan(cut, slices)
-            if cut.kernel == prefill_mma.A16:
-                prefill_mma.multiply(x, w, y, "half", "half", stream, plan)
-            elif fmt.integer:
-                blocks = qgemm.quantize_activations(x).data
-                prefill_mma.multiply(blocks, w, y, PREPARED, "half", stream, plan)
-            y.get()
+        cuts(w, rng)
         print(f"{fmt}: done", flush=True)
+
+
+def cuts(w: Any, rng: Any) -> None:
+    """Products of a DeviceTensor by every cut of the mma kernels, of which few are routed to on any one GPU."""
+    import cupy
+    import numpy as np
+
+    import qgemm
+    from qgemm import prefill_mma
+    from qgemm.routes import PREPARED
+
+    (n, k), m, stream = w.shape, 70, cupy.cuda.get_current_stream().ptr
+    x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float32)
+    sources = {prefill_mma.A16: (x, "half")}
+    if w.format.integer:
+        sources[prefill_mma.A8] = (qgemm.quantize_activations(x).data, PREPARED)
+    for cut, slices in product(prefill_mma.CUTS, (1, 3)):
+        if cut.kernel in sources:
+            data, source = sources[cut.kernel]
+            prefill_mma.multiply(data, w, y, source, "float", stream, prefill_mma.Plan(cut, slices))
+            y.get()
 
 
 def main() -> int:
