@@ -272,6 +272,7 @@ def test_spills_of_tuned_kernels_fail_the_compilation():
     unit = compile_kernels.Unit("decode", "q4_0", (("TOKENS", 8),), compile_kernels.TUNED)
     assert f"decode q4_0 TOKENS=8: spills {spilled} bytes" in compile_kernels.problem(unit, report, "")
     assert compile_kernels.problem(unit._replace(arch="sm_80"), report, "") == ""
+    assert compile_kernels.problem(unit._replace(kernel="unpack"), report, "") == ""
     assert compile_kernels.problem(unit, report, "refused").endswith("refused")
     (line,) = compile_kernels.summary({unit: compile_kernels.resources(report)})
     assert line.endswith(f"{registers} registers, 1 of 1 spill up to {spilled} bytes")
