@@ -26,7 +26,7 @@ QUANTIZED_INSIDE, SMALL = 2, 1 << 22
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 TYPES = tuple(C_TYPES.values())
-FLOAT, HALF, HALVES = ("float",), ("half",), ("half", "bf16")
+FLOAT, HALF, HALVES, WIDE = ("float",), ("half",), ("half", "bf16"), ("float", "bf16")
 MMA_TOKENS, A8_TOKENS = (
     tuple(sorted({cut.tokens for cut in prefill_mma.CUTS if cut.kernel == kernel}))
     for kernel in (prefill_mma.A16, prefill_mma.A8)
@@ -119,10 +119,10 @@ ROUTES = (
     Route("prefill_mma", ("a16",),      HALVES, ANY, 80,  90,  TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
     Route("prefill_mma", ("a16",),      HALVES, 128, 100, 120, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
     Route("prefill_mma", ("a16",),      HALVES, ANY, 120, ANY, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
-    Route("prefill_a8",  ("a8",),       TYPES,  64,  80,  86,  INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
-    Route("prefill_a8",  ("a8",),       TYPES,  ANY, 86,  90,  INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
-    Route("prefill_a8",  ("a8",),       TYPES,  64,  100, 120, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
-    Route("prefill_a8",  ("a8",),       TYPES,  ANY, 120, ANY, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
+    Route("prefill_a8",  ("a8",),       TYPES,  64,  80,  ANY, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
+    Route("prefill_a8",  ("a8",),       HALF,   ANY, 86,  90,  INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
+    Route("prefill_a8",  ("a8",),       HALF,   ANY, 120, ANY, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
+    Route("prefill_a8",  ("a8",),       WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
     Route("unpack",      ("a16",),      TYPES,  ANY, 75,  ANY, TILED,    (),           "row panels, then cuBLAS"),
     Route("unpack",      ("a8",),       TYPES,  ANY, 75,  ANY, INTEGER,  (),           "on decoded activations"),
     Route("cublas",      ("a16",),      TYPES,  ANY, 75,  ANY, PLAIN,    (),           "cuBLAS on the weights"),

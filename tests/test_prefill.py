@@ -44,7 +44,7 @@ def test_sm_90_goes_to_prefill_above_decode():
         (q4_0, 17, 80, "half", "prefill_mma"),
     ):
         assert routes.route(routes.Problem(fmt, "a16", m, 64, 64, sm, x)).kernel == kernel
-    for m, x, kernel in ((16, "half", "decode_a8"), (17, "half", "prefill"), (17, "bf16", "unpack")):
+    for m, x, kernel in ((16, "half", "decode_a8"), (17, "half", "prefill"), (1 << 20, "bf16", "prefill_a8")):
         assert routes.route(routes.Problem(q4_0, "a8", m, 64, 64, 90, x)).kernel == kernel
 
 

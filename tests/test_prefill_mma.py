@@ -221,20 +221,21 @@ def test_plans_fill_the_gpu():
 
 
 @pytest.mark.parametrize(
-    ("m", "sm", "kernel"),
+    ("m", "sm", "half", "others"),
     [
-        (16, 80, "decode_a8"),
-        (64, 80, A8),
-        (65, 80, "unpack"),
-        (1 << 20, 89, A8),
-        (65, 100, "unpack"),
-        (129, 120, A8),
+        (16, 80, "decode_a8", "decode_a8"),
+        (64, 80, A8, A8),
+        (65, 80, "unpack", A8),
+        (1 << 20, 89, A8, A8),
+        (65, 90, "prefill", A8),
+        (65, 100, "unpack", A8),
+        (129, 120, A8, A8),
     ],
 )
-def test_a8_goes_to_integer_dots(m, sm, kernel):
-    """Of any M where float32 is fast beside the tensor cores."""
-    for x in routes.TYPES:
-        assert routes.route(routes.Problem(qgemm.FORMATS["q4_k"], "a8", m, 64, 256, sm, x)).kernel == kernel
+def test_a8_goes_to_integer_dots(m, sm, half, others):
+    """Of half at any M where float32 is fast beside the tensor cores; of others, whose panels are float, always."""
+    found = [routes.route(routes.Problem(qgemm.FORMATS["q4_k"], "a8", m, 64, 256, sm, x)).kernel for x in routes.TYPES]
+    assert found == [{"half": half}.get(x, others) for x in routes.TYPES]
 
 
 @each(TILED)
