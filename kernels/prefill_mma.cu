@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     constexpr int EARLY = 2;
     Copies copies(stages[0], tiles, x, p);
     for (int i = 0; i < EARLY; ++i) copies.weights(i * sizeof(Stage));
-    fill_table<Format, half>(Format::RAW_EXPONENT);
+    fill_table<Format, half, THREADS>(Format::RAW_EXPONENT);
     launch_dependents();
     wait_for_predecessors();
     for (int i = 0; i < DEPTH - 1; ++i) {
