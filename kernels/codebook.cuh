@@ -26,13 +26,9 @@ struct Codebook : Fields {
     static __device__ Fragment raw(const Codes& codes, int step) {
         Fragment f;
         u32(&a)[4] = reinterpret_cast<u32(&)[4]>(f.a);
-        if (BITS == 2 && step < 2) {
-            permute(codes.planes[0] >> 16 * step, a);
-        } else {
 #pragma unroll
-            for (int i = 0; i < 4; i += PAIRS)
-                load_words<PAIRS>(a + i, reinterpret_cast<const u32*>(table() + offset(codes, (4 * step + i) / PAIRS)));
-        }
+        for (int i = 0; i < 4; i += PAIRS)
+            load_words<PAIRS>(a + i, reinterpret_cast<const u32*>(table() + offset(codes, (4 * step + i) / PAIRS)));
         return f;
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return raw(codes, step); }
@@ -49,24 +45,23 @@ struct Codebook : Fields {
     __device__ float2 scale(int group, int g, int block) const { return absmax_pair(this->absmax[group][g], block); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 
-    // Levels times 2^-exponent, by all threads of a CTA, which must meet before they look anything up.
-    template <class T>
+    // Levels times 2^-exponent, by all threads of a CTA, which must meet before they look anything up. Unrolled, so that
+    // loads do not wait for each other.
+    template <class T, int THREADS>
     static __device__ void fill_table(int exponent) {
-        constexpr int PER_ENTRY = (1 << ROW_BITS) / 16;  // stores of 16 bytes
+        constexpr int PER_ENTRY = (1 << ROW_BITS) / 16, STORES = PER_ENTRY << Book::INDEX_BITS;  // of 16 bytes
         const float factor = two_to(-exponent);
         const auto pair = [&](u32 index, int i) {
             alignas(4) const T both[2] = {from_float<T>(factor * level(index, i)),
                                           from_float<T>(factor * level(index, PAIRS + i))};
             return *reinterpret_cast<const u32*>(both);
         };
-        for (int i = threadIdx.x; i < PER_ENTRY << Book::INDEX_BITS; i += blockDim.x) {
+#pragma unroll
+        for (int turn = 0; turn < (STORES + THREADS - 1) / THREADS; ++turn) {
+            const int i = turn * THREADS + threadIdx.x;
+            if (STORES % THREADS && i >= STORES) break;
             const u32 first = pair(i / PER_ENTRY, 0), last = pair(i / PER_ENTRY, PAIRS - 1);
             reinterpret_cast<uint4*>(table())[i] = {first, last, first, last};
-        }
-        if (BITS == 2 && threadIdx.x == 0) {
-            const u32 first = pair(0 | 1 << 4, 0), last = pair(2 | 3 << 4, 0);
-            *reinterpret_cast<uint2*>(table() + BARE) = {__byte_perm(first, last, 0x6420),
-                                                         __byte_perm(first, last, 0x7531)};
         }
     }
 
@@ -74,7 +69,6 @@ private:
     static constexpr int BITS = sizeof(Codes::planes) / 4, PAIRS = Book::INDEX_BITS / (2 * BITS);  // pairs of an entry
     static constexpr int PER_WORD = 32 / Book::INDEX_BITS, WHOLE = PER_WORD * BITS;  // indices within one word
     static constexpr int ROW_BITS = Book::COPIES * PAIRS == 32 ? 7 : 6;  // below the index, in an offset into the table
-    static constexpr int BARE = 1 << (ROW_BITS + Book::INDEX_BITS);      // where the levels alone begin
     static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS,
                   "copies of an entry lie in one row or half a row of banks");
 
@@ -106,17 +100,4 @@ private:
     }
     // The level of an index's code of number i.
     static __device__ float level(u32 index, int i) { return Book::level(index >> BITS * i & (Book::CODES - 1)); }
-
-    // A step of K = 2 from two indices by __byte_perm, which finds the lower or the upper bytes of four levels at once:
-    // where every step is looked up in the table, shared memory is the limit.
-    static __device__ void permute(u32 word, u32 (&a)[4]) {
-        const uint2 bare = *reinterpret_cast<const uint2*>(table() + BARE);
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-            const u32 codes = word >> 2 * row & 0x3333;
-            const u32 low = __byte_perm(bare.x, bare.y, codes), high = __byte_perm(bare.y, bare.x, codes);
-            a[row] = __byte_perm(low, high, 0x5140);
-            a[row + 2] = __byte_perm(low, high, 0x7362);
-        }
-    }
 };

@@ -1,13 +1,16 @@
 // dequantize_codebook: absmax [blocks], bit planes [blocks, BITS] -> values [blocks * 32], w = absmax * codebook[q] exact in
 // float, rounded once to Out.
 //
-// A lane owns eight values, four lanes a block: they load a plane each and transpose their bytes.
+// A lane owns eight values, four lanes a block: they load a plane each and transpose their bytes. Of floats, 32 bytes of
+// a lane, it decodes half of its neighbour's as well, so that the two store whole sectors.
 // Template: Format, Out (float, half, bf16), THREADS.
 #include "planes.cuh"
 
 __device__ inline float decode(half code) { return __half2float(code); }
 // Exponent and mantissa stand in a float as in the byte, but for the bias; that is exact, as are subnormal ones.
 __device__ inline float decode(u8 code) { return __uint_as_float(u32(code) << 19) * 0x1p116f; }
+
+constexpr int AT_ONCE = 16 / sizeof(Out), STORES = EACH / AT_ONCE;  // values of a store, stores of a lane
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     dequantize_codebook(const Absmax* __restrict__ absmax, const u32* __restrict__ planes, Out* __restrict__ values,
@@ -18,20 +21,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for_chunks(blocks, [&](i64 thread, i64 its_block, int lane) {
         const i64 block = min(its_block, blocks - 1);
         const u32 bytes = transpose_bytes(lane < BITS ? planes[block * BITS + lane] : 0, lane);
-        const u32 last = BITS == 5 ? planes[block * BITS + 4] >> 8 * lane : 0;
+        const u32 last = BITS == 5 ? planes[block * BITS + 4] : 0;
         const float d = decode(absmax[block]);
-        alignas(16) Out made[EACH];
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) {
-            // Bits j of the four bytes meet in bits 24 to 27 of the product.
-            u32 code = ((bytes >> j & 0x01010101) * 0x01020408) >> 24 & 15;
-            if (BITS == 5) code |= (last >> j & 1) << 4;
-            made[j] = from_float<Out>(__fmul_rn(levels[code], d));
-        }
-        if (its_block < blocks) {
+        for (int store = 0; store < STORES; ++store) {
+            // Of two stores the first is to the lane of even number.
+            const int owner = STORES == 1 ? lane : lane / 2 * 2 + store, first = STORES == 1 ? 0 : lane % 2 * AT_ONCE;
+            const u32 own = (STORES == 1 ? bytes : __shfl_sync(~0u, bytes, owner, LANES)) >> first;
+            const u32 fifth = last >> (8 * owner + first);
+            alignas(16) Out made[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < int(sizeof(made) / 16); ++i)
-                reinterpret_cast<uint4*>(values + thread * EACH)[i] = reinterpret_cast<const uint4*>(made)[i];
+            for (int j = 0; j < AT_ONCE; ++j) {
+                // Bits j of the four bytes meet in bits 24 to 27 of the product; below them are zeros. In bytes:
+                u32 at = ((own >> j & 0x01010101) * 0x01020408) >> 22;
+                if (BITS == 5) at |= (j < 6 ? fifth << (6 - j) : fifth >> (j - 6)) & 64;
+                made[j] = from_float<Out>(__fmul_rn(entry(levels, at), d));
+            }
+            const i64 to = (thread - lane + owner) * EACH + first;
+            if (its_block < blocks)
+                __stcs(reinterpret_cast<uint4*>(values + to), *reinterpret_cast<const uint4*>(made));
         }
     });
 }

@@ -122,10 +122,10 @@ __device__ inline FloatFragment float_levels(const typename Format::Codes& codes
 }
 
 // The table of a codebook's levels, if there is one; all threads of the CTA.
-template <class Format, class T>
+template <class Format, class T, int THREADS>
 __device__ inline void fill_table(int exponent) {
     if constexpr (Format::TABLE_BYTES != 0) {
-        Format::template fill_table<T>(exponent);
+        Format::template fill_table<T, THREADS>(exponent);
         __syncthreads();
     }
 }

@@ -33,3 +33,9 @@ __device__ inline u32 transpose_bytes(u32 word, int lane) {
     word = __byte_perm(word, __shfl_xor_sync(~0u, word, 1), lane % 2 ? 0x3715 : 0x6240);
     return __byte_perm(word, __shfl_xor_sync(~0u, word, 2), lane / 2 ? 0x3276 : 0x5410);
 }
+
+// Entry of a table in shared memory, `at` bytes from its start.
+template <class T>
+__device__ inline T entry(const T* table, u32 at) {
+    return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + at);
+}

@@ -91,7 +91,8 @@ struct Memory {
     alignas(16) float staged[STRIPS][CHUNK][TILE_ROWS + 4];
     unsigned long long full[DEPTH], empty[DEPTH];
 };
-static_assert(sizeof(Memory) <= SHARED, "the stages do not fit the shared memory that the host asks for");
+static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
+              "the stages do not fit the shared memory that the host asks for");
 
 // What the whole grid works on.
 struct Problem {
@@ -201,14 +202,15 @@ struct Producer {
 };
 
 // Raw codes -> levels times `unit`, a power of two; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic
-// is exact here, and `unit` no constant: ptxas would load one anew for every use.
+// is exact here, and `unit` no constant: ptxas would load one anew for every use. A table holds levels in their unit.
 struct Levels {
     half2 factor[2], zero;
     __device__ explicit Levels(float unit)
-        : factor{__float2half2_rn(unit * (1 << Format::RAW_EXPONENT)),
-                 __float2half2_rn(unit * (1 << Format::RAW_EXPONENT - Format::RAW_SHIFT))},
+        : factor{__float2half2_rn(unit * two_to(Format::RAW_EXPONENT)),
+                 __float2half2_rn(unit * two_to(Format::RAW_EXPONENT - Format::RAW_SHIFT))},
           zero(__float2half2_rn(-Format::RAW_ZERO * unit)) {}
     __device__ half2 of(half2 raw, int row) const {
+        if constexpr (Format::TABLE_BYTES != 0) return raw;
         return Format::RAW_ZERO ? __hfma2(raw, factor[row], zero) : __hmul2(raw, factor[row]);
     }
 };
@@ -587,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m, int whole,
             const Units units) {
     extern __shared__ __align__(1024) unsigned char bytes[];
-    Memory& memory = *reinterpret_cast<Memory*>(bytes);
+    Memory& memory = *reinterpret_cast<Memory*>(bytes + Format::TABLE_BYTES);
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS), row_tiles = (strips + STRIPS - 1) / STRIPS;
     const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
     const Problem problem = {n, k, m, row_tiles, along};
@@ -602,6 +604,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         memory.weights.init_slots();
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    fill_table<Format, half, THREADS>(Format::RAW_EXPONENT);
     __syncthreads();
     if (group == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();

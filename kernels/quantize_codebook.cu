@@ -1,7 +1,8 @@
 // quantize_codebook: values [blocks * 32] -> absmax [blocks], bit planes [blocks, BITS], bit for bit as NumPy encodes.
 //
-// A lane owns eight values, four lanes a block. The number of edges below x / absmax is found by halving; what stands for
-// it, bit b of its code in byte b, gathers a byte of each plane in a lane, and four lanes transpose their bytes to planes.
+// A lane owns eight values, four lanes a block. The number of edges below x / absmax is found by halving or, where edges lie
+// far enough apart, from a table and one comparison; what stands for it, bit b of its code in byte b, gathers a byte of
+// each plane in a lane, and four lanes transpose their bytes to planes.
 // `refused` gets the least number of a block that holds NaN or infinity or whose absmax has no finite code.
 // Template: Format, In (float, half, bf16), THREADS.
 #include "planes.cuh"
@@ -17,36 +18,50 @@ __device__ inline void encode(float absmax, u8& code) {
     code = absmax < 0x1p-10f ? u8(__float2int_rn(absmax * 0x1p14f)) : u8(rounded - (116 << 4));
 }
 
-// Values / d, rounded correctly: products with the rounded reciprocal, corrected twice by their remainders (Markstein,
-// 1990). The remainders of the smallest values have no place in a float.
+constexpr float LEAST_DIVISOR = 1e-8f;
+template <class T>
+constexpr bool TINY = true;  // whether a number can be below 2^-90
+template <>
+constexpr bool TINY<half> = false;
+
+// Values / d, rounded correctly: products with the rounded reciprocal, corrected by their remainders (Markstein, 1990),
+// twice, or once where both have at most 11 bits: such quotients do not come so close to the middle between two floats
+// that they could be rounded to the wrong one. The remainders of the smallest values have no place in a float.
 __device__ inline void divide(float (&values)[EACH], float d) {
-    u32 least = ~0u;  // magnitude but for zero, less one
+    constexpr bool SHORT = sizeof(In) == 2;
+    if (TINY<In>) {
+        u32 least = ~0u;  // magnitude but for zero, less one
 #pragma unroll
-    for (int j = 0; j < EACH; ++j) least = min(least, (__float_as_uint(values[j]) & 0x7fffffff) - 1);
-    if (least < __float_as_uint(0x1p-90f)) {
-        for (float& value : values) value = __fdiv_rn(value, d);
-        return;
+        for (int j = 0; j < EACH; ++j) least = min(least, (__float_as_uint(values[j]) & 0x7fffffff) - 1);
+        if (least < __float_as_uint(0x1p-90f) || (SHORT && d == LEAST_DIVISOR)) {
+            for (float& value : values) value = __fdiv_rn(value, d);
+            return;
+        }
     }
     const float reciprocal = __frcp_rn(d);
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
         float q = values[j] * reciprocal;
-        q = __fmaf_rn(__fmaf_rn(-q, d, values[j]), reciprocal, q);
-        values[j] = __fmaf_rn(__fmaf_rn(-q, d, values[j]), reciprocal, q);
+#pragma unroll
+        for (int i = 0; i < (SHORT ? 1 : 2); ++i) q = __fmaf_rn(__fmaf_rn(-q, d, values[j]), reciprocal, q);
+        values[j] = q;
     }
 }
 
-// Entry of a table in shared memory, `at` bytes from its start.
-template <class T>
-__device__ inline T entry(const T* table, u32 at) {
-    return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + at);
+constexpr bool BINNED = Book::APART && BITS > 2;  // of four levels halving is as fast
+
+// The bin of a value in -1..1 (qgemm/formats/codebook.py), in bytes; that of NaN is one too. The sum's last place is 1.
+__device__ inline u32 bin_of(float value) {
+    return __float_as_uint(__fmaf_rn(value, 128.0f, 0x1.8p23f + 128.0f)) & 4 * (Book::BINS - 1);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantize_codebook(const In* __restrict__ x, Absmax* __restrict__ absmax, u32* __restrict__ planes,
                       unsigned long long* refused, i64 blocks) {
     __shared__ float edges[32];  // one bank each: no lookup waits for another
-    __shared__ u32 spread[32], fifth[32];
+    __shared__ u32 spread[32], fifth[32], before[Book::BINS];
+    static_assert(Book::BINS <= THREADS, "a thread fills a bin");
+    if (BINNED && threadIdx.x < Book::BINS) before[threadIdx.x] = 4 * Book::before(threadIdx.x);
     if (threadIdx.x < Book::CODES) {
         const u32 code = Book::code(threadIdx.x);
         edges[threadIdx.x] = Book::edge(threadIdx.x);
@@ -65,17 +80,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         most = max(most, __shfl_xor_sync(~0u, most, 1));
         most = max(most, __shfl_xor_sync(~0u, most, 2));
         const float largest = __uint_as_float(most);
-        divide(values, fmaxf(largest, 1e-8f));
+        divide(values, fmaxf(largest, LEAST_DIVISOR));
 
         u32 bytes = 0, last = 0;
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
-            u32 below = 0;  // edges, in bytes
+            u32 below = BINNED ? entry(before, bin_of(values[j])) : 0;  // edges, in bytes
 #pragma unroll
-            for (int half = 4 * Book::CODES / 2; half >= 4; half /= 2)
+            for (int half = BINNED ? 4 : 4 * Book::CODES / 2; half >= 4; half /= 2)
                 if (values[j] > entry(edges, below + half - 4)) below += half;
-            bytes |= entry(spread, below) << j;
-            if (BITS == 5) last |= entry(fifth, below) << j;
+            bytes += entry(spread, below) << j;
+            if (BITS == 5) last += entry(fifth, below) << j;
         }
         bytes = transpose_bytes(bytes, lane);
         if (BITS == 5) {

@@ -10,7 +10,7 @@ from .block import Format
 from .launch import Launch
 from .products import MOST, TYPE_CODES, Products, Types
 from .routes import Route
-from .splits import decode_template, split_of
+from .splits import BARRIERS, decode_template, split_of
 
 
 class Shape(NamedTuple):
@@ -47,4 +47,5 @@ def decode_launch(
         product.n, product.end = shape.n, end
         product.types = Types(*(TYPE_CODES.get(name, 0) for name in shape[1:]))
     function = jit.load(row.kernel, fmt, **template)
-    return Launch(function, end, 32 * splits, max(rings, sums), (products,), products, 1 + 4 * len(shapes))
+    shared = max(rings, sums, split.shared // 2 + BARRIERS)
+    return Launch(function, end, 32 * splits, shared, (products,), products, 1 + 4 * len(shapes))

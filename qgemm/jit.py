@@ -20,7 +20,7 @@ import numpy as np
 
 from . import activations, products
 from .block import Format
-from .formats.codebook import search
+from .formats.codebook import BINS, below_bins, search
 from .tiles import (
     ROWS,
     SPAN,
@@ -111,10 +111,12 @@ def _codebook(fmt: Format) -> str:
         return ""
     edges, codes = search(fmt.codebook)
     missing = len(fmt.codebook) - len(edges)  # edges that no value is beyond
+    before, apart = below_bins(edges)
     return f"""
 __device__ const float {fmt.name}_levels[] = {_floats(fmt.codebook)};
 __device__ const float {fmt.name}_edges[] = {_floats(np.pad(edges, (0, missing), constant_values=FLOAT_MAX))};
 __device__ const u8 {fmt.name}_numbers[] = {_list(np.pad(codes, (0, missing - 1)))};
+__device__ const u8 {fmt.name}_before[] = {_list(before)};
 struct {fmt.name}_codebook {{
     using Absmax = {C_TYPES[fmt.dtype["absmax"].str]};
     static constexpr int BITS = {len(fmt.codebook).bit_length() - 1};
@@ -124,6 +126,9 @@ struct {fmt.name}_codebook {{
     // The code of the level that has so many edges below it, and those edges, in order.
     static __device__ u32 code(int below) {{ return {fmt.name}_numbers[below]; }}
     static __device__ float edge(int i) {{ return {fmt.name}_edges[i]; }}
+    // Of BINS bins of values, none with two edges if they are APART, edges before it: qgemm/formats/codebook.py.
+    static constexpr int BINS = {BINS}, APART = {int(apart)};
+    static __device__ u32 before(int bin) {{ return {fmt.name}_before[bin]; }}
 }};
 using BookOf = {fmt.name}_codebook;
 """

@@ -52,10 +52,7 @@ class Planes:
         with self.planes.device:
             values = cupy.empty(self.shape, found if found.name in C_TYPES else np.float32)
             if values.size:
-                kernel = jit.load(
-                    "dequantize_codebook", self.format, **transfer.planes_template(Out=c_type(values.dtype))
-                )
-                _launch(kernel, self.absmax, self.planes, values, np.int64(self.absmax.size))
+                launch_dequantize(self.format, values, self.absmax, self.planes)
             return values.astype(found, copy=False)
 
     def to_device(self) -> DeviceTensor:
@@ -108,7 +105,7 @@ def quantize(x: Any, fmt: Format) -> Planes:
         planes = cupy.empty((*counts, *fmt.dtype["planes"].shape), np.uint32)
         if absmax.size:
             refused = cupy.full(1, absmax.size, np.uint64)
-            launch(values, fmt, absmax, planes, refused)
+            launch_quantize(fmt, values, absmax, planes, refused)
             first = int(refused.get()[0])
             if first < absmax.size:
                 block = values.reshape(-1, fmt.weights)[first : first + 1].get()
@@ -117,12 +114,18 @@ def quantize(x: Any, fmt: Format) -> Planes:
         return Planes(fmt, values.shape, absmax, planes)
 
 
-def launch(values: Any, fmt: Format, absmax: Any, planes: Any, refused: Any) -> None:
+def launch_quantize(fmt: Format, values: Any, absmax: Any, planes: Any, refused: Any) -> None:
     """Quantize contiguous values into the parts of their blocks, on the current stream."""
     if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
         values = values.copy()
     kernel = jit.load("quantize_codebook", fmt, **transfer.planes_template(In=c_type(values.dtype)))
     _launch(kernel, values, absmax, planes, refused, np.int64(absmax.size))
+
+
+def launch_dequantize(fmt: Format, values: Any, absmax: Any, planes: Any) -> None:
+    """Decode the parts of blocks into contiguous values, on the current stream."""
+    kernel = jit.load("dequantize_codebook", fmt, **transfer.planes_template(Out=c_type(values.dtype)))
+    _launch(kernel, absmax, planes, values, np.int64(absmax.size))
 
 
 def check(fmt: Format) -> None:

@@ -19,6 +19,7 @@ WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
 FLAG = 4  # bytes of what says that a part is complete
 MOST_LAUNCHES = 1024  # kept
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
+MOST_EXPONENT = 116  # of what float32 weights are brought into the range of half by
 HEADROOM = 3  # so that scales in these units stay below 2^15
 
 
@@ -49,10 +50,11 @@ class Units(ctypes.Structure):
     _fields_ = [(name, ctypes.c_float) for name in ("scale", "minimum", "level", "sum")]
 
 
-def units_of(exponent: int) -> Units:
-    """Of a tensor whose weights times 2^-exponent are below 2^15."""
-    weight = max(-110, min(exponent + HEADROOM, 110))  # float32 holds them all, and no weight overflows half
-    return Units(2.0 ** (-weight - LEVEL), 2.0**-weight, 2.0**LEVEL, 2.0**weight)
+def units_of(fmt: Format, exponent: int) -> Units:
+    """Of a tensor whose weights times 2^-exponent are below 2^15; a codebook's levels are in the unit of its table."""
+    level = LEVEL if fmt.codebook is None else -tiles.level_exponent(fmt)
+    weight = max(-MOST_EXPONENT, min(exponent + HEADROOM, MOST_EXPONENT))  # no weight overflows half
+    return Units(2.0 ** (-weight - level), 2.0**-weight, 2.0**level, 2.0**weight)
 
 
 class Pointers(ctypes.Structure):
@@ -90,7 +92,7 @@ class PrefillLaunch:
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
         sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole)
-        arguments = (self._map, w, pointers.outputs, parts, *sizes, units_of(exponent))
+        arguments = (self._map, w, pointers.outputs, parts, *sizes, units_of(fmt, exponent))
         function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
         self._launch = Launch(
             function, grid.ctas, tiling.threads, int(template["SHARED"]), arguments, pointers, count

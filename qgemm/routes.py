@@ -112,7 +112,7 @@ ROUTES = (
     Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (8, 16),      "the same by integer dots"),
     Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, INTEGER,  TOKENS,       "on decoded activations"),
     Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, (8, 16),      "with levels rounded to x"),
-    Route("prefill_mma", ("a16",),      HALVES, 128, 90,  100, CODEBOOK, MMA_TOKENS,   "mma.sync, the same"),
+    Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, CODEBOOK, TOKENS,       "wgmma, levels rounded to half"),
     Route("fused",       ("a16",),      FLOAT,  8,   80,  ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
     Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED,    (1, 2, 4, 8), "sums in float32 registers"),
     Route("fused_a8",    ("a8",),       TYPES,  8,   75,  80,  INTEGER,  (1, 2, 4, 8), "integer dots by dp4a"),

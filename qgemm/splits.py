@@ -28,8 +28,8 @@ class Split(NamedTuple):
     """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, 8 being two strips, `splits` warps share K.
 
     kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
-    strips, m: the least number of strips of 64 rows, and of rows of x. shared: bytes of shared memory that the rings of
-    a CTA may take, which decides how many CTAs an SM holds; deep: the most spans in a ring.
+    strips, m: the least number of strips of 64 rows, and of rows of x. shared: bytes of shared memory that a CTA may
+    take, and half of which it always takes, which decides how many CTAs an SM holds; deep: the most spans in a ring.
     """
 
     kernels: tuple[str, ...]
@@ -67,20 +67,39 @@ SPLITS_OF_K = (
     Split(A16 + A8, (8, 16), 80, 0,         1,    1,      16,     75 << 10,   4),
 )  # fmt: skip
 
+# The same with a codebook, whose table of levels all warps of a CTA share. Shared memory is what limits, so rings are
+# short; CTAs that together would fit one SM must not, where there is one for each.
+SPLITS_OF_LEVELS = (
+    #     kernel    tokens   sm  strips >=  m >=  groups  splits  shared      deep
+    Split(A16,      (8, 16), 90, 265,       1,    8,      8,      113 << 10,  2),
+    Split(A16,      (8, 16), 90, 265,       1,    8,      6,      113 << 10,  2),
+    Split(A16,      (8, 16), 90, 133,       1,    4,      8,      113 << 10,  4),
+    Split(A16,      (8, 16), 90, 133,       1,    8,      8,      226 << 10,  2),
+    Split(A16,      (8, 16), 90, 67,        1,    4,      16,     226 << 10,  2),
+    Split(A16,      (8, 16), 90, 34,        1,    2,      16,     226 << 10,  2),
+    Split(A16,      (8, 16), 90, 0,         1,    1,      16,     226 << 10,  2),
+    Split(A16,      (8, 16), 80, 34,        1,    4,      8,      113 << 10,  4),
+    Split(A16,      (8, 16), 80, 0,         1,    1,      16,     113 << 10,  4),
+)  # fmt: skip
+
 
 def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split]:
-    """The rows of SPLITS_OF_K for this kernel and token tile on this GPU, or else on the one before it.
+    """The rows for this format, kernel and token tile on this GPU, or else on the one before it.
 
-    Where a table of levels would take more than half of the memory that a row has for its rings, fewer CTAs an SM are
-    better, as in another row; the last row serves all.
+    With a codebook, of them those that have the memory for its table and two spans a warp; the last serves all.
     """
-    rows = [row for row in SPLITS_OF_K if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
+    table = SPLITS_OF_K if fmt.codebook is None else SPLITS_OF_LEVELS
+    rows = [row for row in table if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
     rows = [row for row in rows if row.least == max(row.least for row in rows)]
-    return (row for row in rows if 2 * table_bytes(fmt) <= row.shared or row is rows[-1])
+
+    def fits(row: Split) -> bool:
+        return table_bytes(fmt) + row.splits * ring_bytes(fmt, row.groups, tokens, 2, kernel, "half") <= row.shared
+
+    return (row for row in rows if fmt.codebook is None or fits(row) or row is rows[-1])
 
 
 def split_of(fmt: Format, kernel: str, tokens: int, m: int, strips: int, sm: int) -> Split:
-    """The first row of SPLITS_OF_K for this kernel and token tile, M rows of x, and so many strips of 64 rows of W."""
+    """The first of these rows for M rows of x, and so many strips of 64 rows of W."""
     return next(row for row in splits_for(fmt, kernel, tokens, sm) if strips >= row.strips and m >= row.m)
 
 

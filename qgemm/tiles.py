@@ -191,13 +191,12 @@ class Table(NamedTuple):
 
     bits: of an index. entry: its bytes, two for a level. copies: of each entry, side by side, so that the lanes of a
     warp read from different banks; 16 lanes at a time if an entry has 8 bytes, and with K = 5, of which 32 copies would
-    not fit, two lanes share theirs. bare: bytes after the entries for the levels alone, which K = 2 looks up as well.
+    not fit, two lanes share theirs.
     """
 
     bits: int
     entry: int
     copies: int
-    bare: int
 
     @property
     def pairs(self) -> int:
@@ -207,7 +206,7 @@ class Table(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Of the table."""
-        return (self.entry * self.copies << self.bits) + self.bare
+        return self.entry * self.copies << self.bits
 
 
 def table(fmt: Format) -> Table | None:
@@ -215,8 +214,8 @@ def table(fmt: Format) -> Table | None:
     if fmt.codebook is None:
         return None
     bits = 2 * int(len(fmt.codebook) - 1).bit_length()
-    bits, entry, bare = (2 * bits, 8, BANKS) if bits == 4 else (bits, 4, 0)
-    return Table(bits, entry, min(BANKS // entry, (MOST_TABLE // entry) >> bits), bare)
+    bits, entry = (2 * bits, 8) if bits == 4 else (bits, 4)
+    return Table(bits, entry, min(BANKS // entry, (MOST_TABLE // entry) >> bits))
 
 
 def table_bytes(fmt: Format) -> int:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .block import Format
 from .jit import Template
-from .tiles import ROWS, SPAN, spans, tile_dtype
+from .tiles import ROWS, SPAN, spans, table_bytes, tile_dtype
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
@@ -102,7 +102,12 @@ def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     x = tiling.stage * tiling.tokens * SPAN * 2
     parts = (tiling.splits - 1) * tiling.tokens * ROWS * PARTIAL
     staged = (CHUNK // 2 if tiling.tokens % CHUNK else CHUNK) * STAGED
-    return depth * (x + tiling.strips * weights) + tiling.strips * (slots * fields + parts + staged) + BARRIERS
+    return (
+        table_bytes(fmt)
+        + depth * (x + tiling.strips * weights)
+        + tiling.strips * (slots * fields + parts + staged)
+        + BARRIERS
+    )
 
 
 def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:

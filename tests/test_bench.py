@@ -73,6 +73,16 @@ def test_merging_keeps_what_packing_was_measured():
     assert both["pack"] == {**made_up()["pack"], "q6_k": rate, "q8_0": rate}
 
 
+def plane_row(fmt, kernel="quantize_codebook", share=0.65):
+    return {"format": fmt, "kernel": kernel, "dtype": "float16", "us": 50.0, "gbs": 2800.0, "share": share}
+
+
+def test_merging_keeps_rows_of_planes():
+    old = made_up(planes=[plane_row("kbit2"), plane_row("kbit4")])
+    both = results.merge(old, made_up(planes=[plane_row("kbit4", share=0.5), plane_row("kbit3")]))
+    assert both["planes"] == [plane_row("kbit2"), plane_row("kbit3"), plane_row("kbit4", share=0.5)]
+
+
 @pytest.mark.parametrize("other", [{"kernels_sha256": "def"}, {"device": "NVIDIA L4"}])
 def test_rows_of_other_kernels_or_devices_are_dropped(other):
     assert results.merge(made_up(**other), made_up()) == made_up()
@@ -291,6 +301,36 @@ def test_targets_of_many_rows():
     assert ["q4_0 a16 8192x8192 M<=32: time over that of the M before", "1.25", "1.50", "MISS"] in lines
 
 
+def test_targets_of_kbit():
+    """At most a time over reading, at least a speed-up and a share of reading."""
+    rows = [row("kbit4", m=m, shape=(8192, 8192), us=us) for m, us in ((1, 7.5), (8, 8.0), (64, 12.0), (1024, 30.0))]
+    planes = [plane_row("kbit4"), plane_row("kbit4", "dequantize_codebook")]
+    found = {target.what: target for target in report.targets(made_up(rows=rows, planes=planes))}
+    verdicts = {
+        "kbit4 8192x8192 M=1: time over reading": "must",
+        "kbit4 8192x8192 M=8: time over reading": "MISS",
+        "kbit4 8192x8192 M=64: speed-up over cuBLAS": "must",
+        "kbit4 8192x8192 M=1024: speed-up over cuBLAS": "MISS",
+        "kbit4 quantize_codebook of float16: share of reading as many bytes": "must",
+        "kbit4 dequantize_codebook of float16: share of reading as many bytes": "MISS",
+    }
+    assert {what: found[what].verdict(found[what].measured[0]) for what in verdicts} == verdicts
+
+
+def test_kbit_tables(tmp_path):
+    path = tmp_path / "h200.json"
+    assert "Not measured yet" in report.kbit_tables(path)
+    rows = [row(fmt, m=m, shape=shape) for fmt in ("kbit2", "kbit4") for m in (1, 64) for shape in SHAPES[:2]]
+    planes = [plane_row("kbit4"), plane_row("kbit2", share=0.7), plane_row("kbit4", "dequantize_codebook")]
+    results.write(path, made_up(rows=[*rows[1:], row(shape=(64, 64))], planes=planes))
+    text = report.kbit_tables(path)
+    assert "| N x K | KBIT2 | KBIT4 |" in text
+    assert "| 4096x4096 | – | 8.0 (1.33) |" in text
+    assert "| 8192x8192 | 3.00 / – / 3.00 / – | 3.00 / – / 3.00 / – |" in text
+    assert "64x64" not in text
+    assert "takes 65% to 70% of the speed of reading as many bytes, decoding 65% to 65%" in text
+
+
 def test_speed_table(tmp_path):
     path = tmp_path / "h200.json"
     assert "Not measured yet" in report.speed_table(path)
@@ -355,20 +395,21 @@ def test_nice_steps(step, nice):
 
 @pytest.mark.gpu
 def test_a_small_run(tmp_path):
-    options = gpu.Options([qgemm.FORMATS["q4_0"]], ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, rotate=1 << 20)
+    formats = [qgemm.FORMATS[name] for name in ("q4_0", "kbit3")]
+    options = gpu.Options(formats, ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, rotate=1 << 20)
     saved = []
     found, failures = gpu.run(options, saved.append)
     assert (failures, saved) == ([], [found])
-    assert set(map(results.key, found["rows"])) == {
-        ("q4_0", activation, m, 256, 512) for activation in options.activations for m in options.m
-    }
+    pairs = ("q4_0", "a16"), ("q4_0", "a8"), ("kbit3", "a16")
+    assert set(map(results.key, found["rows"])) == {(*pair, m, 256, 512) for pair in pairs for m in options.m}
     for found_row in found["rows"]:
         assert found_row["p10"] <= found_row["us"] <= found_row["p90"]
         names = ["us", "cublas_fp16_us", "stream_us"] + ["dequantize_us"] * (found_row["M"] in gpu.DEQUANTIZE_M)
         assert min(map(found_row.__getitem__, names)) > 0
     assert set(found["host_us"]) == {"a16", "a8"}
     assert found["pack"]["q4_0"]["gbs"] > 0
-    assert {name: list(map(int, times)) for name, times in found["sweep"].items()} == {
-        f"q4_0 {activation} 256x512": sweep.counts() for activation in options.activations
-    }
+    swept = {name: list(map(int, times)) for name, times in found["sweep"].items()}
+    assert swept == dict.fromkeys((f"{fmt} {activation} 256x512" for fmt, activation in pairs), sweep.counts())
+    assert len(found["planes"]) == 6
+    assert min(found_row["share"] for found_row in found["planes"]) > 0
     results.write(tmp_path / "x.json", found)

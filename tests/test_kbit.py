@@ -16,7 +16,7 @@ import qgemm
 from qgemm.bits import pack_bit_planes, unpack_bit_planes
 from qgemm.bounds import a16_bound, magnitudes
 from qgemm.formats import e4m4
-from qgemm.formats.codebook import nearest, normal_float
+from qgemm.formats.codebook import BINS, below_bins, nearest, normal_float, search
 
 BITS = (2, 3, 4, 5)
 every_bits = pytest.mark.parametrize("bits", BITS)
@@ -148,6 +148,27 @@ def test_default_codebooks_stay_as_they_are():
     """Files hold theirs, but blocks that are compared with others were quantized with the same levels."""
     digest = hashlib.sha256(b"".join(normal_float(bits).tobytes() for bits in BITS)).hexdigest()
     assert digest == "5bf50aa09b65b0cb44b9fc062f871df92537017408c495e34320d72cb2447a15"
+
+
+@each(CODEBOOKS)
+@given(data=st.data())
+def test_bins_leave_at_most_the_edges_of_their_own(fmt, data):
+    """As the kernel finds bins: all edges before a value's bin are below it, none after; on edges, and right beside."""
+    between, _ = search(data.draw(codebooks(fmt) | st.just(fmt.codebook)))
+    before, apart = below_bins(between)
+    inside = between[np.abs(between) < 1]
+    near = (inside, np.nextafter(inside, np.float32(-1)), np.nextafter(inside, np.float32(1)))
+    v = np.concatenate([*near, np.linspace(-1, 1, 999, dtype=np.float32)])
+    place = v * np.float32(128) + np.float32(1.5 * 2**23 + 128)
+    bins = (place.view(np.uint32) & (4 * BINS - 1)) // 4
+    below = (v[:, None] > between).sum(axis=1)
+    assert (before[bins] <= below).all()
+    assert (below <= before[bins + 1]).all()
+    assert not apart or (before[bins + 1] - before[bins] <= 1).all()
+
+
+def test_default_codebooks_are_looked_up_by_one_comparison():
+    assert all(below_bins(search(fmt.codebook)[0])[1] for fmt in CODEBOOKS)
 
 
 @each(CODEBOOKS[::2])

@@ -8,11 +8,13 @@ import re
 
 import numpy as np
 import pytest
-from strategies import INTEGER, each, exact, tame
+from strategies import CODEBOOKS as CODEBOOK_FORMATS
+from strategies import TILED, each, exact, tame
 
 import qgemm
 from qgemm import jit, prefill, routes, tiles, tilings
 from qgemm.bounds import a16_bound, magnitudes
+from qgemm.device import half_exponent
 
 EDGES = sorted({m for tiling in tilings.TILINGS for m in (tiling.tokens, tiling.m)})
 SHAPES = sorted({tiling._replace(m=0, least=0, k=0) for tiling in tilings.TILINGS})
@@ -30,7 +32,7 @@ def cupy():
 
 def test_sm_90_goes_to_prefill_above_decode():
     """From 9 rows on, of super-blocks from 17 on, where decode is faster until then."""
-    q4_0, q4_k = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q4_k"]
+    q4_0, q4_k, kbit4 = (qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "kbit4"))
     for fmt, m, sm, x, kernel in (
         (q4_0, 8, 90, "half", "decode"),
         (q4_0, 9, 90, "half", "prefill"),
@@ -42,6 +44,9 @@ def test_sm_90_goes_to_prefill_above_decode():
         (q4_0, 16, 100, "half", "decode"),
         (q4_0, 17, 100, "half", "prefill_mma"),
         (q4_0, 17, 80, "half", "prefill_mma"),
+        (kbit4, 16, 90, "bf16", "decode"),
+        (kbit4, 17, 90, "bf16", "prefill"),
+        (kbit4, 17, 90, "float", "unpack"),
     ):
         assert routes.route(routes.Problem(fmt, "a16", m, 64, 64, sm, x)).kernel == kernel
     for m, x, kernel in ((16, "half", "decode_a8"), (17, "half", "prefill"), (1 << 20, "bf16", "prefill_a8")):
@@ -65,7 +70,7 @@ def test_every_matrix_has_a_tiling():
             assert tiling.threads <= 1024
 
 
-@each(INTEGER)
+@each(TILED)
 @pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
 def test_tilings_fit_every_format(fmt, tiling):
     """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
@@ -115,12 +120,26 @@ def test_grids_share_all_work(sms, units):
 
 def test_powers_of_two_cancel():
     for exponent in (-170, -40, -20, 0, 7, 30, 120):
-        units = prefill.units_of(exponent)
+        units = prefill.units_of(qgemm.FORMATS["q4_0"], exponent)
         assert units.scale * units.level * units.sum == 1
         assert units.minimum * units.sum == 1
         assert units.level * 2**24 < 65504
         if -100 < exponent < 100:  # the largest scale is 2^(15 + exponent) / 128 or less
             assert 2.0 ** (15 + exponent) / tilings.SPAN * units.scale <= 2.0**15
+
+
+@pytest.mark.parametrize("largest", [1e-45, 1e-30, 0.1, 1, 7e4, 1e37])
+def test_levels_of_any_size_come_into_the_range_of_half(largest):
+    """Levels, scales and weights of a codebook in their units are halves, and the powers of two cancel."""
+    fmt = qgemm.FORMATS["kbit2"].variant([-largest, 0, largest / 9, largest / 2], None)
+    level = np.abs(fmt.codebook).max() * 2.0 ** -tiles.level_exponent(fmt)
+    for absmax in (2.0**-14, 1, 31):
+        exponent = half_exponent(float(np.float32(largest * absmax)))
+        units = prefill.units_of(fmt, exponent)
+        assert units.scale * units.level * units.sum == 1
+        assert level <= 2.0**15
+        assert absmax * units.scale <= 2.0**15
+        assert level * absmax * units.scale <= 2.0**15
 
 
 def test_structures_are_laid_out_as_in_the_kernel():
@@ -157,13 +176,18 @@ def random_tensor(fmt, n, k, rng):
 def bound(x, w, loss):
     """Float sums of weights that are rounded to half or bf16 (loss): three roundings of what is added up to a weight.
 
-    Those are of the scale, of the minimum and of their sum. Halves have room for 2^12 above the largest weight of the
-    tensor, so what is below 2^-14 of it is subnormal: off by 2^-25, scales by that times a level of up to 2^7 / 2^9.
+    Those are of the scale, of the minimum or a codebook's level, and of the weight. Halves have room for 2^12 above the
+    largest weight of the tensor, so what is below 2^-14 of it is subnormal: off by 2^-25, scales by that times a level
+    of up to 2^7 / 2^9, or of a codebook.
     """
-    sizes = magnitudes(w.format, w.blocks)
-    size = np.abs(x) @ sizes.T
-    largest = max(128 / 8, 1) * sizes.max(initial=0)  # a bound of weights may be 128 levels where 8 are in use
-    tiny = 4 * 2.0 ** (-25 - 11) * largest * np.abs(x).sum(axis=1, keepdims=True)
+    fmt = w.format
+    sizes, largest = magnitudes(fmt, w.blocks), tiles.largest_weight(fmt, w.blocks)
+    size, of_level = np.abs(x) @ sizes.T, 2
+    if fmt.codebook is not None:
+        least = fmt.variant(np.full_like(fmt.codebook, 2.0 ** (tiles.level_exponent(fmt) - 14)), None)
+        size = np.abs(x) @ np.maximum(sizes, magnitudes(least, w.blocks)).T
+        of_level = np.abs(fmt.codebook).max() * 2.0 ** -tiles.level_exponent(fmt)
+    tiny = 2 * (1 + of_level) * 2.0 ** (-25 - 11) * largest * np.abs(x).sum(axis=1, keepdims=True)
     return a16_bound(x, sizes) + 3 * loss * size + tiny
 
 
@@ -177,7 +201,7 @@ def poisoned(m, n, dtype="float32"):
 
 
 @with_gpu
-@each(INTEGER)
+@each(TILED)
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (200, 32), (72, 96), (1100, 1120)])
 def test_products_at_every_edge(fmt, n, k):
     """M on both sides of each token tile and route; N and K that end inside a tile; nothing beside y is touched."""
@@ -195,7 +219,7 @@ def test_products_at_every_edge(fmt, n, k):
 
 
 @with_gpu
-@each(INTEGER)
+@each(TILED)
 @pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
 def test_every_tiling_by_every_format(fmt, tiling):
     """Grids of whole tiles, of cut ones and of both; the same bits every time."""
@@ -220,7 +244,7 @@ def test_every_tiling_by_every_format(fmt, tiling):
 
 
 @with_gpu
-@each(INTEGER)
+@each(TILED)
 @pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
 def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
@@ -244,7 +268,7 @@ def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
 
 
 @with_gpu
-@each(INTEGER)
+@each(TILED)
 def test_identity_gives_weights_rounded_to_half(fmt):
     """A product with one weight is that weight but for its rounding."""
     rng = np.random.default_rng(7)
@@ -256,7 +280,7 @@ def test_identity_gives_weights_rounded_to_half(fmt):
 
 
 @with_gpu
-@each(INTEGER)
+@each(TILED)
 def test_nan_stays_in_its_row(fmt):
     """A NaN in one row of x or W reaches no other output."""
     rng = np.random.default_rng(5)
@@ -265,22 +289,50 @@ def test_nan_stays_in_its_row(fmt):
         x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
         clean = qgemm.matmul(cupy().asarray(x), w.to_device()).get()
         blocks = w.blocks.copy()
-        if "d" in fmt.scale_fields:  # mxfp4 has no NaN
-            blocks["d"][17, -1] = np.nan
+        for name in fmt.scale_fields[:1]:  # E4M4 and the exponents of mxfp4 have no NaN
+            blocks[name][17, -1] = np.nan
         x[m // 2, 5] = np.nan
         y = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, w.shape, blocks).to_device()).get()
         touched = np.zeros(y.shape, bool)
         touched[m // 2] = True
-        touched[:, 17] |= "d" in fmt.scale_fields
+        touched[:, 17] |= len(fmt.scale_fields) > 0
         assert np.isnan(y[touched]).all()
         np.testing.assert_array_equal(y[~touched], clean[~touched])
 
 
+CODEBOOKS = {
+    "asymmetric": lambda rng, count: rng.uniform(-0.3, 1, count),
+    "wide": lambda rng, count: rng.integers(-3, 4, count) * 2.0 ** rng.integers(-30, 2, count),
+    "huge": lambda rng, count: rng.uniform(-1, 3, count) * 1e30,
+    "tiny": lambda rng, count: rng.uniform(-1, 3, count) * 1e-30,
+    "subnormal": lambda rng, count: rng.uniform(-1, 1, count) * 1e-39,
+}
+
+
+@with_gpu
+@each(CODEBOOK_FORMATS)
+@pytest.mark.parametrize("levels", CODEBOOKS.values(), ids=CODEBOOKS)
+@pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
+def test_any_codebook(fmt, levels, x_dtype):
+    """Levels of any size and sign, in tiles of few and of many tokens."""
+    from ml_dtypes import bfloat16
+
+    rng = np.random.default_rng(13)
+    own = fmt.variant(levels(rng, len(fmt.codebook)), None)
+    w = random_tensor(own, 200, 544, rng)
+    for m in (20, 300):
+        x = rng.standard_normal((m, 544)).astype({"float16": np.float16, "bfloat16": bfloat16}[x_dtype])
+        y = qgemm.matmul(cupy().asarray(x), w.to_device(), dtype="float32").get()
+        wide = x.astype(np.float64)
+        assert (np.abs(y - exact(wide, w)) <= bound(wide, w, LOSS[x_dtype])).all()
+
+
 @with_gpu
 @pytest.mark.parametrize("m", [9, 64, 200, 600])
-def test_two_hundred_times_the_same_bits(m):
+@pytest.mark.parametrize("name", ["q4_0", "kbit3"])
+def test_two_hundred_times_the_same_bits(m, name):
     cp, rng = cupy(), np.random.default_rng(m)
-    w = random_tensor(qgemm.FORMATS["q4_0"], 64 * 40, 2048, rng).to_device()
+    w = random_tensor(qgemm.FORMATS[name], 64 * 40, 2048, rng).to_device()
     x = cp.asarray(rng.standard_normal((m, 2048)).astype(np.float16))
     want = qgemm.matmul(x, w)
     y = cp.empty_like(want)

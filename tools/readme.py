@@ -23,7 +23,6 @@ from qgemm.tensor import Tensor
 
 README = Path(__file__).parents[1] / "README.md"
 SAMPLE = (1024, 1024)  # weights whose noise is measured
-KBIT_SHAPE, KBIT_M = (8192, 8192), (1, 8, 64, 1024)
 MOST_BITS = 6  # a weight of the formats that are compared with kbit
 
 
@@ -139,23 +138,8 @@ def exactness(name: str, codes: Codes, fmt: Format) -> str:
     return "exact" if GRIDS[fmt.name].zero is not None or codes.minimum or one_zero else "codes exact, minimum rounded"
 
 
-def kbit_table(path: Path = report.RESULTS) -> str:
-    """One row a kbit format: its speed on a large matrix, from the results file."""
-    rows = report.Rows(report.load(path)) if path.exists() else None
-    n, k = KBIT_SHAPE
-    formats = [fmt for fmt in rows.formats if fmt.startswith("kbit")] if rows else []
-    if rows is None or not formats:
-        return "Not measured yet: `tools/bench.py --out tools/results --merge --formats kbit2,kbit3,kbit4,kbit5`."
-    lines = [f"| {n} x {k} | {' | '.join(f'M = {m}' for m in KBIT_M)} |", f"|---|{'--:|' * len(KBIT_M)}"]
-    for fmt in formats:
-        found = (rows(fmt, "a16", m, KBIT_SHAPE) for m in KBIT_M)
-        cells = ("-" if row is None else f"{row['us']:.1f} ({row['cublas_fp16_us'] / row['us']:.2f})" for row in found)
-        lines.append(f"| {fmt.upper()} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 TABLES = {
-    "kbit": kbit_table,
+    "kbit": report.kbit_tables,
     "formats": formats_table,
     "noise": noise_table,
     "options": options_table,

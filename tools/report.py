@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -49,11 +49,18 @@ LARGE = ((8192, 8192), (28672, 8192))
 SHARES = {
     **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "q4_k"), (0.83, 0.92)),
     **dict.fromkeys(("q5_k", "q6_k"), (0.75, None)),
-    "kbit4": (0.77, None),
-    **dict.fromkeys(("kbit2", "kbit3", "kbit5"), (0.67, None)),
 }
 # llama.cpp on the same GPU by the same protocol, us; ours must be FASTER times as fast.
 FASTER = 1.3
+# Kbit: the longest time at M = 1 to 8 over that of only reading the packed bytes, by shape; the least speed-up over
+# cuBLAS by M, on one shape; of the speed of reading as many bytes, what the kernels for flat planes reach.
+KBIT = ("kbit2", "kbit3", "kbit4", "kbit5")
+OVER_READING = {
+    (4096, 4096): dict.fromkeys(KBIT, 1.8),
+    **{shape: {**dict.fromkeys(KBIT, 1.5), "kbit4": 1.3} for shape in LARGE},
+}
+KBIT_SPEEDUPS = {64: 1.8, 1024: 0.85, 4096: 0.85}
+PLANES = {"quantize_codebook": 0.6, "dequantize_codebook": 0.7}
 LLAMA_CPP = {
     ("q4_0", 8192, 8192): {1: 17.1, 8: 38.2, 32: 51.1, 64: 68.7, 128: 114.5, 256: 172.5, 1024: 661, 4096: 2628},
     ("q8_0", 8192, 8192): {1: 24.6, 8: 51.6, 32: 58.8, 64: 74.7, 128: 113.5, 256: 175.8, 1024: 691, 4096: 2792},
@@ -61,6 +68,7 @@ LLAMA_CPP = {
     ("q4_0", 14336, 4096): {1: 17.2, 8: 35.0, 16: 37.2, 64: 60.7, 256: 169.6, 4096: 2234},
 }
 MOST_HOST_US = 8.0
+KBIT_M = (1, 8, 64, 1024)  # of README's tables
 
 
 ANY = float("nan")  # in place of a measured value for which there is no target
@@ -108,10 +116,9 @@ class Rows:
         """Numbers of rows of x."""
         return self.values(2)
 
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """(N, K), the smallest matrix first."""
-        shapes = {(found[3], found[4]) for found in self.by_key}
+    def shapes(self, *formats: str) -> list[tuple[int, int]]:
+        """(N, K) of what was measured of these formats, the smallest matrix first."""
+        shapes = {(found[3], found[4]) for found in self.by_key if found[0] in formats}
         return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
 
 
@@ -152,6 +159,18 @@ def targets(results: Results) -> Iterator[Target]:
         for m, theirs in by_m.items():
             faster = measured(lambda row, theirs=theirs: theirs / row["us"], fmt, m, tuple(shape))
             yield Target(f"{fmt} {name(shape)} M={m}: speed-up over llama.cpp", FASTER, None, faster)
+    for shape, by_format in OVER_READING.items():
+        for fmt, most in by_format.items():
+            for m in (1, 8):
+                over = measured(lambda row: 1 / share(row), fmt, m, shape)
+                yield Target(f"{fmt} {name(shape)} M={m}: time over reading", most, None, over, at_most=True)
+    for m, least in KBIT_SPEEDUPS.items():
+        for fmt in KBIT:
+            what = f"{fmt} {name(LARGE[0])} M={m}: speed-up over cuBLAS"
+            yield Target(what, least, None, measured(speedup, fmt, m, LARGE[0]))
+    for row in results.get("planes", []):
+        what = f"{row['format']} {row['kernel']} of {row['dtype']}: share of reading as many bytes"
+        yield Target(what, PLANES[row["kernel"]], None, (row["share"],))
     host = tuple(results["host_us"].get(activation) for activation in ACTIVATIONS)
     yield Target("us of the host for a call", MOST_HOST_US, None, host, at_most=True)
 
@@ -214,20 +233,58 @@ PLOTS = {"speedup": "speed-up over cuBLAS by M", "bandwidth": "bandwidth by shap
 
 def speedups_table(rows: Rows) -> str:
     """One row an M, one column a shape."""
-    lines = [
-        [str(m), *(pair(rows, speedup, "{:.2f}", HEADLINE, m, shape) for shape in rows.shapes)]
-        for m in rows.m
-    ]  # fmt: skip
-    return markdown(["M", *map(name, rows.shapes)], lines)
+    shapes = rows.shapes(HEADLINE)
+    lines = [[str(m), *(pair(rows, speedup, "{:.2f}", HEADLINE, m, shape) for shape in shapes)] for m in rows.m]
+    return markdown(["M", *map(name, shapes)], lines)
 
 
 def shares_table(rows: Rows) -> str:
     """One row a format, one column a shape."""
+    shapes = rows.shapes(HEADLINE)
     lines = [
-        [fmt.upper(), *(pair(rows, lambda row: 100 * share(row), "{:.0f}%", fmt, 1, shape) for shape in rows.shapes)]
+        [fmt.upper(), *(pair(rows, lambda row: 100 * share(row), "{:.0f}%", fmt, 1, shape) for shape in shapes)]
         for fmt in rows.formats
+        if fmt not in KBIT
     ]
-    return markdown(["format", *map(name, rows.shapes)], lines)
+    return markdown(["format", *map(name, shapes)], lines)
+
+
+def kbit_tables(path: Path = RESULTS) -> str:
+    """README's section between the markers `kbit`: speed by K and shape, and that of the kernels for flat planes."""
+    results = load(path) if path.exists() else None
+    rows = Rows(results) if results else None
+    formats = [fmt for fmt in KBIT if rows and rows.shapes(fmt)]
+    if results is None or rows is None or not formats:
+        return f"Not measured yet: `tools/bench.py --out tools/results --merge --formats {','.join(KBIT)}`."
+
+    def table(cell: Callable[[str, tuple[int, int]], str]) -> str:
+        lines = [[name(shape), *(cell(fmt, shape) for fmt in formats)] for shape in rows.shapes(*formats)]
+        return markdown(["N x K", *(fmt.upper() for fmt in formats)], lines)
+
+    def decoding(fmt: str, shape: tuple[int, int]) -> str:
+        row = rows(fmt, "a16", 1, shape)
+        return "–" if row is None else f"{row['us']:.1f} ({1 / share(row):.2f})"
+
+    def speedups(fmt: str, shape: tuple[int, int]) -> str:
+        found = (rows(fmt, "a16", m, shape) for m in KBIT_M)
+        return " / ".join("–" if row is None else f"{speedup(row):.2f}" for row in found)
+
+    return "\n\n".join([
+        "Microseconds at M = 1 (times of only reading the packed bytes):",
+        table(decoding),
+        f"Times as fast as cuBLAS in float16, at M = {' / '.join(map(str, KBIT_M))}:",
+        table(speedups),
+        *plane_rates(results),
+    ])  # fmt: skip
+
+
+def plane_rates(results: Results) -> Iterator[str]:
+    """The sentence on quantizing and decoding planes, if that was measured."""
+    shares = {kernel: [100 * row["share"] for row in results.get("planes", []) if row["kernel"] == kernel]
+              for kernel in PLANES}  # fmt: skip
+    if all(shares.values()):
+        of = (f"{min(found):.0f}% to {max(found):.0f}%" for found in shares.values())
+        yield f"Quantizing on the GPU takes {next(of)} of the speed of reading as many bytes, decoding {next(of)}."
 
 
 def pair(rows: Rows, of, style: str, *what) -> str:
@@ -255,13 +312,14 @@ def plots(results: Results) -> dict[str, str]:
         row = rows(*what)
         return None if row is None else of(row)
 
+    shapes = rows.shapes(HEADLINE)
     panels = [
         svg.Panel(
             f"{HEADLINE.upper()} {activation}: times as fast as cuBLAS fp16, by M",
             [str(m) for m in rows.m],
             [
                 svg.Series(name(shape), [value(speedup, HEADLINE, activation, m, shape) for m in rows.m])
-                for shape in rows.shapes
+                for shape in shapes
             ],
         )
         for activation in ACTIVATIONS
@@ -269,15 +327,15 @@ def plots(results: Results) -> dict[str, str]:
     memory = [
         svg.Series(
             fmt.upper(),
-            [value(lambda row: row["gbs"], fmt, "a16", 1, shape) for shape in rows.shapes],
-            [value(lambda row: row["gbs"] / share(row), fmt, "a16", 1, shape) for shape in rows.shapes],
+            [value(lambda row: row["gbs"], fmt, "a16", 1, shape) for shape in shapes],
+            [value(lambda row: row["gbs"] / share(row), fmt, "a16", 1, shape) for shape in shapes],
         )
         for fmt in rows.formats
     ]
     title = "a16, M = 1: packed bytes a second by shape N x K; outlines: only reading them"
     return {
         "speedup": svg.lines(panels, "cuBLAS time / ours", mark=1),
-        "bandwidth": svg.bars(svg.Panel(title, [name(shape) for shape in rows.shapes], memory), "GB/s"),
+        "bandwidth": svg.bars(svg.Panel(title, [name(shape) for shape in shapes], memory), "GB/s"),
     }
 
 

@@ -28,7 +28,7 @@ from ..formats import format_named
 from ..matmul import matmul
 from ..routes import Problem, route
 from ..tensor import Tensor
-from . import pack, rivals, sweep
+from . import pack, planes, rivals, sweep
 from .results import Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, race, rotation
 
@@ -78,7 +78,8 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     cublas = rivals.Cublas(stream)
     rates_of_packing = pack.rates(stream, options.formats, options.rotate)
     results: Results = {
-        **facts(stream), "host_us": host_us(options.activations), "pack": rates_of_packing, "sweep": {}, "rows": []
+        **facts(stream), "host_us": host_us(options.activations), "pack": rates_of_packing,
+        "planes": list(planes.rows(stream, options.formats, options.rotate)), "sweep": {}, "rows": [],
     }  # fmt: skip
     failures: list[str] = []
     pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)

@@ -21,6 +21,7 @@ Results = dict[str, Any]
 
 KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has one row for each
 PARTS = ("host_us", "pack", "sweep")  # besides the rows, of which each measurement replaces some
+KEYS = {"rows": KEY, "planes": ("format", "kernel", "dtype")}  # of the lists of rows in a file
 HOST = (
     *("activations", "tiles", "jit", "routes", "splits", "tilings", "products"),
     *("device", "transfer", "planes", "tensor_map", "launch", "quantizing", "decode", "prefill", "prefill_mma"),
@@ -72,9 +73,11 @@ def merge(old: Results, new: Results) -> Results:
     """The new results, and those rows of the old ones that they do not replace, if device and sources are the same."""
     if any(old.get(name) != new[name] for name in ("device", "kernels_sha256")):
         return new
-    rows = {key(row): row for row in [*old.get("rows", []), *new["rows"]]}
-    both = {name: {**old.get(name, {}), **new.get(name, {})} for name in PARTS}
-    return {**new, **both, "rows": [rows[k] for k in sorted(rows)]}
+    both: Results = {name: {**old.get(name, {}), **new.get(name, {})} for name in PARTS}
+    for name, fields in KEYS.items():
+        rows = {tuple(row[field] for field in fields): row for row in [*old.get(name, []), *new.get(name, [])]}
+        both[name] = [rows[k] for k in sorted(rows)]
+    return {**new, **both}
 
 
 def file_stem(device: str) -> str:

@@ -78,6 +78,20 @@ def _search(codebook: bytes) -> tuple[Floats, Bytes]:
     return edges(levels, codes[1:] < codes[:-1], np.float32), codes.astype(np.uint8)
 
 
+BINS = 128  # a power of two, for 65 of them
+
+
+def below_bins(between: Floats) -> tuple[NDArray[np.intp], bool]:
+    """Edges [n] -> of each bin of values in -1..1 how many edges are in bins before it, [BINS]; whether no bin has two.
+
+    A value v is in bin (128 + round(128 v)) / 4. That never falls as v grows, so v must be compared with the edges of
+    its own bin only: those of bins before it are below v, those of bins after it are not.
+    """
+    near = np.clip(between.astype(np.float64), -2, 2)  # far enough to be before or after all values
+    taken = (128 + np.rint(128 * near)) // 4
+    return np.searchsorted(taken, np.arange(BINS)), len(np.unique(taken)) == len(taken)
+
+
 def nearest(values: Floats, codebook: Floats) -> Bytes:
     """Values [...] -> the code of the level nearest to each, [...]; the lowest code of those equally near.
 
