@@ -37,7 +37,7 @@ __device__ inline void encode_block(LaneValues x, i64 index, Block& block, Found
 #pragma unroll
     for (int j = 0; j < LANE_VALUES; ++j) {
         const u32 code = encoder.code(x[j]);
-        codes[j / 4] |= code << 8 * (j % 4);
+        codes[j / 4] |= (code & 0xff) << 8 * (j % 4);
         errors[j] = encoder.decode(code) - x[j];
     }
     encoder.write(block, codes);

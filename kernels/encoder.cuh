@@ -1,7 +1,7 @@
 // Encoders: a block's 32 values, eight in each of four lanes, into codes and scales. Twin of qgemm/formats/scales.py.
 //
 // A format's Encoder is made of a lane's values and has
-//     code(x)              the code of one of them, in a byte
+//     code(x)              the code of one of them, in the lowest byte of a word
 //     decode(code)         the weight that it stands for, for the error
 //     holds()              whether the block has room for the scales; of infinite values it has not
 //     write(block, codes)  the lane's share of a block, from its codes, four in a word
@@ -59,15 +59,13 @@ struct Steps {
     __device__ Steps(float d, float offset) : inverse(d == 0 ? 0.0f : __frcp_rn(d)), offset(offset) {
         if (isinf(inverse)) this->inverse = this->offset = 0;
     }
-    // Added to 2^23, rounding toward zero, a number that is not negative leaves its whole part in the lowest bits.
+    // The bits of 2^23 + code: added so, rounding toward zero, a number that is not negative loses what is behind its point.
     __device__ u32 code(float x, int most) const {
         const float place = fminf(__fadd_rn(__fmul_rn(x, inverse), offset), most);
-        return __float_as_uint(__fadd_rz(place, 0x1p23f)) & 0xff;
+        return __float_as_uint(__fadd_rz(place, 0x1p23f));
     }
+    static __device__ float number(u32 code, int zero) { return __uint_as_float(code) - (0x1p23f + zero); }
 };
-
-// A code as a number, from the same bits.
-__device__ inline float number(u32 code) { return __uint_as_float(__float_as_uint(0x1p23f) | code) - 0x1p23f; }
 
 // ---------------------------------------------------------------- a block's bytes
 
@@ -122,7 +120,7 @@ struct SymmetricEncoder {
           steps(exact, ZERO + 0.5f) {}
     __device__ bool holds() const { return is_finite(d); }
     __device__ u32 code(float x) const { return steps.code(x, MOST); }
-    __device__ float decode(u32 code) const { return (number(code) - ZERO) * scale; }
+    __device__ float decode(u32 code) const { return Steps::number(code, ZERO) * scale; }
     __device__ void write(Block& block, LaneCodes codes) const {
         write_codes<MOST>(block, codes);
         if (block_lane() == 0) block.d = d;
@@ -148,7 +146,7 @@ struct AffineEncoder {
           steps(exact, 0.5f) {}
     __device__ bool holds() const { return is_finite(d) && is_finite(m); }
     __device__ u32 code(float x) const { return steps.code(x - least, MOST); }
-    __device__ float decode(u32 code) const { return number(code) * scale + minimum; }
+    __device__ float decode(u32 code) const { return Steps::number(code, 0) * scale + minimum; }
     __device__ void write(Block& block, LaneCodes codes) const {
         write_codes<MOST>(block, codes);
         if (block_lane() == 0) block.d = d, block.m = m;
@@ -166,7 +164,7 @@ struct SignedEncoder {
     __device__ SignedEncoder(LaneValues x)
         : quantizer(absmax_bits(x)), d(__float2half_rn(quantizer.d)), scale(__half2float(d)) {}
     __device__ bool holds() const { return is_finite(d); }
-    __device__ u32 code(float x) const { return quantizer.code(x) & 0xff; }
+    __device__ u32 code(float x) const { return quantizer.code(x); }
     __device__ float decode(u32 code) const { return float((signed char)code) * scale; }
     __device__ void write(Block& block, LaneCodes codes) const {
 #pragma unroll

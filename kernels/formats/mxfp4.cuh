@@ -73,7 +73,7 @@ struct mxfp4_encoder {
         return x < 0 && code ? code + 8 : code;
     }
     __device__ float decode(u32 code) const {
-        const float magnitude = number(__byte_perm(0x03020100, 0x0c080604, code & 7) & 0xff) * scale;
+        const float magnitude = float(__byte_perm(0x03020100, 0x0c080604, code & 7) & 0xff) * scale;
         return code & 8 ? -magnitude : magnitude;
     }
     __device__ void write(mxfp4_block& block, LaneCodes codes) const {

@@ -11,14 +11,13 @@ import numpy as np
 
 from ..block import Format
 from ..commands.text import columns
-from ..convert.device import KINDS, Device
+from ..convert.device import KINDS, RANGE, STREAMS, Device
 from ..convert.encode import ranges
 from ..convert.job import in_order
 from ..convert.rules import Step
 from ..convert.weight import of_tensor
 from ..encode import encode
 from ..formats import FORMATS
-from ..parallel import workers
 from ..tensor import Tensor
 from .pack import NOISE
 from .timing import capture, race, rotation
@@ -74,11 +73,11 @@ def row(stream: Any, source: Format, fmt: Format, tensors: int, shape: tuple[int
 def host_rate(numbers: Any, source: Format, fmt: Format, tensors: int) -> float:
     """GB/s of the converter's ranges, which are thrown away when they are encoded."""
     step, device = Step(of_tensor(Tensor(source, numbers.shape, numbers)), fmt), Device()
-    jobs = ranges(step, 1) * tensors
+    jobs = ranges(step, RANGE) * tensors
 
     def seconds() -> float:
         start = time.perf_counter()
-        for _ in in_order(lambda job: device.piece(step, *job), jobs, workers()):
+        for _ in in_order(lambda job: device.piece(step, *job), jobs, STREAMS):
             pass
         return time.perf_counter() - start
 

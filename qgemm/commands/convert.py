@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..convert.job import LEAST_THREADS, convert
+from ..convert.job import BACKENDS, convert
 from ..convert.plot import figure_type, plot
 from ..convert.report import document, table, totals
 from ..convert.rules import Options, override
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
     parser.add_argument("--threads", metavar="N", type=_count, help="default: one for each core")
     parser.add_argument(
-        "--backend", choices=LEAST_THREADS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
+        "--backend", choices=BACKENDS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
     )
     parser.add_argument("--max-rel-error", metavar="X", type=float, help="fail if a tensor's relative RMS is above X")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as JSON")

@@ -39,10 +39,15 @@ class Unfit(Exception):
         self.step = step
 
 
-def ranges(step: Step, threads: int, rows: bool = False) -> list[tuple[int, int]]:
-    """The ranges in which so many threads go through a tensor, of whole rows if asked for."""
+def share(threads: int) -> int:
+    """The weights of a range, of which so many threads have one each."""
+    return max(TOGETHER // threads, CHUNK)
+
+
+def ranges(step: Step, weights: int, rows: bool = False) -> list[tuple[int, int]]:
+    """The ranges of about so many weights in which a tensor is gone through, of whole rows if asked for."""
     least = lcm(step.weight.step, step.format.weights, step.weight.shape[-1] if rows else 1)
-    size, most = step.weight.size, max(1, max(TOGETHER // threads, CHUNK) // least) * least
+    size, most = step.weight.size, max(1, weights // least) * least
     return [(start, min(start + most, size)) for start in range(0, size, most)]
 
 

@@ -13,14 +13,14 @@ import numpy as np
 from ..errors import QuantizeError, UnsupportedError
 from ..files import PathLike, path_string, shown, shown_path
 from ..parallel import workers
-from .device import Device
-from .encode import Piece, Unfit, encoder, faults, piece, ranges
+from .device import RANGE, STREAMS, Device
+from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .report import Line, line, relative
 from .rules import Options, Step, planned
 from .targets import Append, checked, target_of
 from .weight import Source
 
-LEAST_THREADS = {"cpu": 1, "cuda": 2}  # one waits for its range on the GPU while the other reads
+BACKENDS = ("cpu", "cuda")
 AHEAD = 2  # ranges in the making, or made and not yet written, for each thread
 
 # glibc gives memory back to the system when more than twice the largest allocation so far is free. Once this much
@@ -46,23 +46,23 @@ def convert(
     """Write the tensors of an open source to `target` in the types that `options` give them; a line for each.
 
     backend: "cpu", or "cuda" to encode on the current CUDA device, into the same file; the rest stays on the CPU:
-    codes that are copied, searches, f32, f16 and bf16. advance is told the bytes of the source that were dealt with.
+    codes that are copied, searches, f32, f16 and bf16. threads: default one for each core, at most 4 beside a GPU.
+    advance is told the bytes of the source that were dealt with.
 
     Raises QuantizeError for weights that are not finite or that a format cannot hold, UnsupportedError where there is
     no GPU, QgemmError for what else is wrong; then an old file at `target` is intact.
     """
-    if backend not in LEAST_THREADS:
-        raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, LEAST_THREADS))}")
+    if backend not in BACKENDS:
+        raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
     path = path_string(target)
     steps = planned(source, options)
     target_of(path)
     device = Device() if backend == "cuda" else None
-    threads = max(threads or workers(), LEAST_THREADS[backend])
     if dry_run:
         return [line(step, None) for step in steps]
     lines = []
     with checked(path, steps, source, options.type) as append:
-        for step, error in _converted(steps, options, threads, device, append, advance, source.path):
+        for step, error in _converted(steps, options, threads or workers(), device, append, advance, source.path):
             lines.append(line(step, error))
             if max_error is not None and error > max_error:
                 who = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
@@ -80,7 +80,10 @@ def _converted(
     path: str,
 ) -> Iterator[tuple[Step, float]]:
     """Each step when its blocks are written, with its relative RMS error."""
-    makers = [_maker(step, options, threads, device) for step in steps]
+    encoders = [encoder(step, options) for step in steps]
+    if device is not None and not any(each.search for each in encoders):
+        threads = min(max(threads, 2), STREAMS)  # while one waits for its range another reads
+    makers = [_maker(step, each, threads, device) for step, each in zip(steps, encoders, strict=True)]
     jobs = ((make, step, start, stop) for step, (make, each) in zip(steps, makers, strict=True) for start, stop in each)
     error = power = 0.0
     try:
@@ -95,12 +98,11 @@ def _converted(
         raise _refusal(path, unfit.step, options) from None
 
 
-def _maker(step: Step, options: Options, threads: int, device: Device | None) -> tuple[Make, list[tuple[int, int]]]:
-    """What converts the ranges of a step, and those ranges: long ones for a device."""
-    each = encoder(step, options)
+def _maker(step: Step, each: Encoder, threads: int, device: Device | None) -> tuple[Make, list[tuple[int, int]]]:
+    """What converts the ranges of a step, and those ranges."""
     if device is not None and device.serves(step, each):
-        return device.piece, ranges(step, 1)
-    return partial(piece, encode=each.encode), ranges(step, threads, each.search)
+        return device.piece, ranges(step, RANGE)
+    return partial(piece, encode=each.encode), ranges(step, share(threads), each.search)
 
 
 def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[tuple[Job, Result]]:
@@ -125,7 +127,7 @@ def _refusal(path: str, step: Step, options: Options) -> QuantizeError:
     weight, fmt = step.weight, step.format
     each = encoder(step, options)
     count, where, why = 0, -1, ""
-    for start, stop in ranges(step, workers(), each.search):
+    for start, stop in ranges(step, share(workers()), each.search):
         found = faults(step, start, stop, each.encode)
         if found is None or (why and found[0] != why):
             continue
