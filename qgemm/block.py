@@ -186,7 +186,8 @@ class Format:
         if self.plain:
             made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
         else:  # a scale of one byte is finite; an exponent holds whatever is
-            made = np.stack([blocks[name] for name in self.scale_fields], axis=1) if self.scale_fields else x
+            scales = [blocks[name] for name in self.scale_fields]
+            made = np.stack(scales, axis=1) if scales else x.astype(np.float32, copy=False)
         large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
         if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()) and not large:
             return None
@@ -215,7 +216,9 @@ class Format:
     @property
     def beyond(self) -> str:
         """What a refused block of finite values needs, for messages."""
-        return f"a scale beyond {'float16' if self.scale_fields else f'{self.limit:g}, where its own end'}"
+        if self.limit < np.inf:
+            return f"a scale beyond {self.limit:g}, where its own end"
+        return f"a scale beyond {'float16' if self.scale_fields else 'float32'}"
 
 
 def floats(x: Any) -> NDArray[Any]:

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -46,7 +47,7 @@ OPTIONS = (
     "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
 )
 FLOAT_MAX = np.finfo(np.float32).max  # divided values are at most 1
-C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8"}
+C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
 
 
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
@@ -149,7 +150,7 @@ def block_structs(fmt: Format) -> str:
     """
     tile = tile_dtype(fmt)
     span = tile["spans"].base
-    structs, visits = [], {"codes": "", "per_block": ""}
+    structs, visits = [_block(fmt)], {"codes": "", "per_block": ""}
     for name, (field, at, *_) in (fmt.dtype.fields or {}).items():
         struct = f"{fmt.name}_block_{name}"
         if name in fmt.slots:
@@ -178,6 +179,15 @@ def block_structs(fmt: Format) -> str:
     for kind, calls in visits.items():
         structs.append(f"template <class Visit> void for_{kind}(Visit visit) {{ {calls}}}")
     return "\n".join([f"constexpr int BLOCK_BYTES = {fmt.block_bytes}, BLOCK_WEIGHTS = {fmt.weights};", *structs])
+
+
+def _block(fmt: Format) -> str:
+    """C++ for one block of a format that kernels write whole."""
+    if fmt.encode is None or not fmt.integer:
+        return ""
+    fields = ((name, fmt.dtype[name]) for name in fmt.dtype.names or ())
+    members = (f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields)
+    return f"struct {fmt.name}_block {{ {' '.join(members)} }};\nusing Block = {fmt.name}_block;"
 
 
 def _offset(dtype: Any, name: str) -> int:
@@ -352,6 +362,7 @@ def arch_of(compute_capability: tuple[int, int]) -> str:
 
 
 _loaded: dict[Any, Any] = {}
+_loading = threading.Lock()  # so that threads that need the same kernel do not compile it each
 
 
 def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Any:
@@ -360,9 +371,13 @@ def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Any:
 
     device = cupy.cuda.runtime.getDevice()
     key = (device, kernel, fmt, *template.values())
-    if key not in _loaded:
-        properties: Mapping[str, Any] = cupy.cuda.runtime.getDeviceProperties(device)
-        module = cupy.cuda.function.Module()
-        module.load(cached_cubin(compose(kernel, fmt, **template), arch_of((properties["major"], properties["minor"]))))
-        _loaded[key] = module.get_function(kernel)
+    if key in _loaded:
+        return _loaded[key]
+    with _loading:
+        if key not in _loaded:
+            properties: Mapping[str, Any] = cupy.cuda.runtime.getDeviceProperties(device)
+            arch = arch_of((properties["major"], properties["minor"]))
+            module = cupy.cuda.function.Module()
+            module.load(cached_cubin(compose(kernel, fmt, **template), arch))
+            _loaded[key] = module.get_function(kernel)
     return _loaded[key]

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 from . import jit, transfer
 from .block import Format, float_dtype
 from .device import DeviceTensor, half_exponent
+from .encode import check_first
 from .errors import UnsupportedError
 from .formats.kbit import WEIGHTS
 from .routes import C_TYPES, c_type
@@ -60,7 +61,7 @@ class Planes:
         if len(self.shape) != 2:
             raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got {self!r}")
         with self.planes.device:
-            data, largest = transfer.pack(self.format, self._blocks(), *self.absmax.shape)
+            data, largest = transfer.pack(self.format, self.blocks(), *self.absmax.shape)
             return DeviceTensor(self.format, self.shape, data, half_exponent(largest), self.name)
 
     def to_host(self) -> Tensor:
@@ -69,8 +70,8 @@ class Planes:
         blocks["absmax"], blocks["planes"] = self.absmax.get(), self.planes.get()
         return Tensor(self.format, self.shape, blocks, self.name)
 
-    def _blocks(self) -> Any:
-        """The bytes of the blocks as they lie in a Tensor, in whole chunks of 16."""
+    def blocks(self) -> Any:
+        """The bytes of the blocks as they lie in a Tensor, in whole chunks of 16, as a new CuPy array."""
         import cupy
 
         size = self.format.block_bytes
@@ -106,11 +107,7 @@ def quantize(x: Any, fmt: Format) -> Planes:
         if absmax.size:
             refused = cupy.full(1, absmax.size, np.uint64)
             launch_quantize(fmt, values, absmax, planes, refused)
-            first = int(refused.get()[0])
-            if first < absmax.size:
-                block = values.reshape(-1, fmt.weights)[first : first + 1].get()
-                with np.errstate(over="ignore", invalid="ignore"):
-                    fmt.check(block, fmt.encode(block.astype(np.float32)), first, counts[-1])  # type: ignore[misc]
+            check_first(fmt, values, int(refused.get()[0]))
         return Planes(fmt, values.shape, absmax, planes)
 
 

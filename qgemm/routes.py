@@ -14,7 +14,7 @@ from .errors import UnsupportedError
 from .jit import Template
 from .splits import BULK_COPIES, decode_template, splits_for
 from .tilings import TILINGS, TOKENS, prefill_template
-from .transfer import pack_template, planes_template, restore_template
+from .transfer import encode_template, pack_template, planes_template, restore_template
 
 ANY = 1 << 62
 
@@ -146,6 +146,8 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
     if TILED.holds(fmt):
         yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
+    if INTEGER.holds(fmt) and fmt.encode is not None:
+        yield from (("encode", encode_template(name)) for name in TYPES)
     if CODEBOOK.holds(fmt):
         yield from (("quantize_codebook", planes_template(In=name)) for name in TYPES)
         yield from (("dequantize_codebook", planes_template(Out=name)) for name in TYPES)

@@ -129,10 +129,10 @@ def quantize(
 @overload
 def quantize(
     x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
-) -> Tensor | Planes: ...
+) -> Tensor | DeviceTensor | Planes: ...
 def quantize(
     x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
-) -> Tensor | Planes:
+) -> Tensor | DeviceTensor | Planes:
     """Pack values [..., K] (float16, float32, float64 or bfloat16) into a format, byte for byte as ggml's C does.
 
     >>> qgemm.quantize(np.eye(32, dtype=np.float32), "q4_0")
@@ -141,7 +141,8 @@ def quantize(
     codebook, absmax: of kbit formats, the levels [2^bits] in place of the normal-float ones, in any order, and the
     kind of absmax, "e4m4" or "float16", in place of the one in the format's name.
 
-    An array on a CUDA device (CuPy, torch) is quantized there, to kbit formats alone, into Planes.
+    An array on a CUDA device (CuPy, torch) is quantized there, a matrix into a DeviceTensor that is ready for products,
+    to kbit formats values of any shape into Planes.
 
     Raises QuantizeError for NaN, infinity or a scale beyond float16 (E4M4), naming the block; UnsupportedError if
     the format is unknown, has no encoder, no codebook to replace, or K is not a multiple of its block; CodebookError
@@ -155,8 +156,8 @@ def quantize(
     from .matmul import on_cuda
 
     if on_cuda(x):
-        from . import planes
+        from . import encode, planes
 
-        return planes.quantize(x, fmt)
+        return encode.quantize(x, fmt) if fmt.codebook is None else planes.quantize(x, fmt)
     x = floats(x)
     return Tensor(fmt, x.shape, fmt.quantize(x))

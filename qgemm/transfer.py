@@ -15,6 +15,10 @@ from . import jit, tiles
 from .block import Blocks, Format
 
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
+ENCODE_THREADS = 256  # of a CTA that encodes
+TURN = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
+# What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
+FOUND = np.dtype([("error", "<f8"), ("power", "<f8"), ("refused", "<i8")])
 CHUNK = 4 << 20  # bytes on their way at a time, or a strip's; there are two such stages on each side
 
 
@@ -107,6 +111,11 @@ def pack_template(fmt: Format) -> jit.Template:
 def planes_template(**types: str) -> jit.Template:
     """The template of the kernels for flat bit planes: In of the one that quantizes, Out of the one that decodes."""
     return {**types, "THREADS": PLANES_THREADS}
+
+
+def encode_template(kind: str) -> jit.Template:
+    """The template of the kernel that encodes values of this type."""
+    return {"In": kind, "THREADS": ENCODE_THREADS, "TURN": TURN, "FOUND_BYTES": FOUND.itemsize}
 
 
 def restore_template(fmt: Format) -> jit.Template:

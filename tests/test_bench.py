@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from xml.etree import ElementTree
 
@@ -14,7 +15,7 @@ from strategies import FORMATS, each
 
 import qgemm
 from qgemm import cli
-from qgemm.bench import gpu, results, sweep, timing
+from qgemm.bench import encode, gpu, results, sweep, timing
 from qgemm.commands import bench
 from qgemm.matmul import ACTIVATIONS
 
@@ -251,9 +252,21 @@ def test_options():
 
 
 @pytest.mark.skipif(qgemm.backends()["cuda"].available, reason="there is a GPU")
-def test_without_a_gpu_it_says_why(capsys):
-    assert cli.main(["bench", "--gpu"]) == 1
+@pytest.mark.parametrize("what", ["--gpu", "--encode"])
+def test_without_a_gpu_it_says_why(what, capsys):
+    assert cli.main(["bench", what]) == 1
     assert qgemm.backends()["cuda"].detail in capsys.readouterr().err
+
+
+def test_goals_of_encoding(tmp_path, capsys):
+    """A row below its goal is missed; README's table shows all, the kernel's share where there is one."""
+    rows = [encode.Row("f16", "q4_0", 5.0, 2500.0, 0.6), encode.Row("f16", "kbit4", 4.9, 0.0, 0.0)]
+    assert bench.verdict(rows) == 1
+    assert "1 of 2 goals missed" in capsys.readouterr().err
+    assert "q4_0    5.0       5         2500   0.60" in encode.table(rows)
+    path = tmp_path / "encode.json"
+    path.write_text(json.dumps({"device": "GPU", "rows": [row._asdict() for row in rows]}))
+    assert "| F16 | Q4_0 5 (60%), KBIT4 5 |" in readme.encode_table(path)
 
 
 # ---------------------------------------------------------------- report
@@ -391,6 +404,13 @@ def test_nice_steps(step, nice):
 
 
 # ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+def test_a_small_run_of_encoding():
+    rows = encode.run(2, (256, 512))
+    assert [(row.source, row.format) for row in rows] == list(encode.PAIRS)
+    assert all(row.gbs > 0 and (row.share > 0) == qgemm.FORMATS[row.format].integer for row in rows)
 
 
 @pytest.mark.gpu

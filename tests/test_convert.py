@@ -295,6 +295,23 @@ def test_scales_that_overflow(fmt, said, tmp_path):
     assert str(caught.value) == f"{source}: tensor 'x.weight': {said}"
 
 
+def test_damaged_blocks_are_not_copied(tmp_path):
+    """Codes and plain numbers may be anything, a scale that is no number stops the conversion."""
+    w = qgemm.quantize(normal(9, 64), "q5_1")
+    blocks = w.blocks.copy()
+    blocks["m"][3, 1], blocks["d"][3, 1], blocks["d"][8, 0] = np.nan, np.inf, -np.inf
+    plain = np.full((2, 64), -np.inf, np.float32)
+    source = model(tmp_path / "x.gguf", {"x.weight": qgemm.Tensor("q5_1", w.shape, blocks), "mask.weight": plain})
+    for options in ({}, {"keep": [re.compile("")]}):
+        with pytest.raises(qgemm.QuantizeError) as caught:
+            converted(source, tmp_path / "y.gguf", "q5_1", **options)
+        said = "2 blocks are damaged: a scale is not finite, the first at [3, 32]"
+        assert str(caught.value) == f"{source}: tensor 'x.weight': {said}"
+    model(source, {"mask.weight": plain})
+    converted(source, tmp_path / "y.gguf", "f32")
+    assert (tmp_path / "y.gguf").read_bytes() == source.read_bytes()
+
+
 @pytest.mark.parametrize("name", ["x.bin", "x", "x.npy"])
 def test_targets_of_no_kind(name, source, tmp_path):
     with pytest.raises(qgemm.QgemmError, match=r"must end in \.gguf, \.safetensors, \.npz"):

@@ -166,6 +166,15 @@ def test_scale_beyond_float16_is_refused(fmt):
         qgemm.quantize(x, fmt)
 
 
+@each(ENCODED_BLOCKS)
+def test_float64_beyond_float32_is_refused(fmt):
+    """Also where an exponent holds every finite float32."""
+    x = np.ones((2, 64))
+    x[1, 40] = -1e300
+    with pytest.raises(qgemm.QuantizeError, match=r"block 1 of row 1 needs a scale beyond .* magnitude 1e\+300"):
+        qgemm.quantize(x, fmt)
+
+
 @each([fmt for fmt in FORMATS if fmt.encode is None])
 def test_a_format_without_encoder_says_so(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no encoder"):

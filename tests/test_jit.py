@@ -43,6 +43,7 @@ def test_every_variant_of_one_format_compiles(kernel, template):
 def test_header_is_the_twin_of_the_module(fmt):
     """One header a format, whose struct derives from the generated fields and opens with the module's words."""
     text = (jit.kernels_dir() / "formats" / f"{fmt.name}.cuh").read_text()
+    assert ("using Encoder = " in text) == (fmt.encode is not None and fmt.integer)
     if fmt.codebook is not None:
         assert "Twin of qgemm/formats/kbit.py" in text
         assert f"struct {fmt.name} : Codebook<{fmt.name}_fields<GROUPS>, {fmt.name}_codebook>" in text
@@ -207,7 +208,7 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel for row in routes.ROUTES if row.runs_on(sm) and row.kernel != "cublas"}
         plain = {"quantize_activations", "dequantize_activations", "round_activations", "pack", "restore"}
-        plain |= {"quantize_codebook", "dequantize_codebook"}
+        plain |= {"quantize_codebook", "dequantize_codebook", "encode"}
         assert {u.kernel for u in units if u.arch == arch} == rows | plain
 
 

@@ -1,5 +1,5 @@
 """Write the generated tables of README.md: formats, their noise, and routes, from the registry and the dispatch
-table, the converter's options and exactness from its code, and speed from the results file of a GPU.
+table, the converter's options and exactness from its code, and speed from the results files of a GPU.
 
 `tools/readme.py` rewrites the file; a test fails while it and the code differ.
 """
@@ -7,6 +7,7 @@ table, the converter's options and exactness from its code, and speed from the r
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from qgemm.tensor import Tensor
 
 README = Path(__file__).parents[1] / "README.md"
 SAMPLE = (1024, 1024)  # weights whose noise is measured
+ENCODE = report.RESULTS.with_name("encode.json")
 MOST_BITS = 6  # a weight of the formats that are compared with kbit
 
 
@@ -138,7 +140,28 @@ def exactness(name: str, codes: Codes, fmt: Format) -> str:
     return "exact" if GRIDS[fmt.name].zero is not None or codes.minimum or one_zero else "codes exact, minimum rounded"
 
 
+def encode_table(path: Path = ENCODE) -> str:
+    """How fast a GPU encodes, from the results file of `tools/bench.py --encode`."""
+    found = json.loads(path.read_text())
+    rows = [
+        f"{found['device']}: GB/s of weights from host memory to blocks there, without a disk; in parentheses the",
+        "speed of the kernel beside that of a device copy.",
+        "",
+        "| from | to |",
+        "|---|---|",
+    ]
+    for source in dict.fromkeys(row["source"] for row in found["rows"]):
+        cells = (
+            f"{row['format'].upper()} {row['gbs']:.0f}" + (f" ({row['share']:.0%})" if row["share"] else "")
+            for row in found["rows"]
+            if row["source"] == source
+        )
+        rows.append(f"| {source.upper()} | {', '.join(cells)} |")
+    return "\n".join(rows)
+
+
 TABLES = {
+    "encode": encode_table,
     "kbit": report.kbit_tables,
     "formats": formats_table,
     "noise": noise_table,

@@ -36,7 +36,7 @@ def work(tool: str, formats: list[str]) -> None:
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
         w.to_host()
         w.dequantize("float16")
-        if fmt.codebook is not None:
+        if fmt.encode is not None:
             values = cupy.asarray(rng.standard_normal((n, k)).astype(np.float16))
             qgemm.quantize(values, fmt).dequantize("float16").get()
         bias = cupy.ones(n, np.float16)

@@ -2,6 +2,7 @@
 // Twin of qgemm/formats/mxfp4.py.
 #pragma once
 
+#include "../encoder.cuh"
 #include "../fragment.cuh"
 
 // v / 2^15 as halves, from codes whose sign stands at bit 15 of `signs` and whose other bits stand at bits 9 to 11 of
@@ -40,11 +41,53 @@ __device__ inline float power_of_two(int e) {
     return __int_as_float(max((e << 23) - (1 << 23), (e << 21) + (1 << 21)));
 }
 
+// floor(log2(largest)) - 2 + 127, 0 for zero, from the logarithm rounded to float: that is the next whole number's from at
+// most 91 places of a float below a power of two.
+__device__ inline u8 exponent_of(float largest) {
+    const u32 bits = __float_as_uint(largest);
+    if (bits == 0) return 0;
+    const bool near = bits < 1 << 23 || (~bits & 0x7fffff) < 128;
+    return 125 + (near ? int(floorf(float(log2(double(largest))))) : int(bits >> 23) - 127);
+}
+
+struct mxfp4_encoder {
+    static constexpr int MAGNITUDES[] = {0, 1, 2, 3, 4, 6, 8, 12};
+    float largest;
+    u8 e;
+    float scale;
+    float edges[7];  // between two magnitudes; the lower code of two that are equally near
+
+    __device__ mxfp4_encoder(LaneValues x)
+        : largest(__uint_as_float(absmax_bits(x))), e(exponent_of(largest)), scale(power_of_two(e)) {
+        // A level beyond float is infinite and so is its edge: it is never the nearest.
+#pragma unroll
+        for (int j = 0; j < 7; ++j)
+            edges[j] = __fadd_rn(__fmul_rn(__fmul_rn(MAGNITUDES[j], scale), 0.5f),
+                                 __fmul_rn(__fmul_rn(MAGNITUDES[j + 1], scale), 0.5f));
+    }
+    __device__ bool holds() const { return !isinf(largest); }
+    __device__ u32 code(float x) const {
+        u32 code = 0;
+#pragma unroll
+        for (int j = 0; j < 7; ++j) code += fabsf(x) > edges[j];
+        return x < 0 && code ? code + 8 : code;
+    }
+    __device__ float decode(u32 code) const {
+        const float magnitude = float(__byte_perm(0x03020100, 0x0c080604, code & 7) & 0xff) * scale;
+        return code & 8 ? -magnitude : magnitude;
+    }
+    __device__ void write(mxfp4_block& block, LaneCodes codes) const {
+        write_nibbles(block, codes);
+        if (block_lane() == 0) block.e = e;
+    }
+};
+
 template <int GROUPS>
 struct mxfp4 : mxfp4_fields<GROUPS> {
     using Codes = mxfp4_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;
+    using Encoder = mxfp4_encoder;
 
     static __device__ Fragment fragment(const Codes& codes, int step) { return e2m1_fragment(codes.qs[step]); }
     // v / 2^15, as the bits stand.

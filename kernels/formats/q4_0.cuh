@@ -1,6 +1,7 @@
 // q4_0:  w = d * (q - 8),  q in 0..15.       Twin of qgemm/formats/q4_0.py.
 #pragma once
 
+#include "../encoder.cuh"
 #include "../fragment.cuh"
 
 template <int GROUPS>
@@ -8,6 +9,7 @@ struct q4_0 : q4_0_fields<GROUPS> {
     using Codes = q4_0_codes;
     static constexpr int ZERO = 8;
     static constexpr bool HAS_MINIMUM = false;
+    using Encoder = SymmetricEncoder<q4_0_block, ZERO>;
 
     static __device__ Fragment fragment(const Codes& codes, int step) { return nibble_fragment(codes.qs[step], ZERO); }
     // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.

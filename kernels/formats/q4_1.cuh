@@ -1,6 +1,7 @@
 // q4_1:  w = d * q + m,  q in 0..15.       Twin of qgemm/formats/q4_1.py.
 #pragma once
 
+#include "../encoder.cuh"
 #include "../fragment.cuh"
 
 template <int GROUPS>
@@ -8,6 +9,7 @@ struct q4_1 : q4_1_fields<GROUPS> {
     using Codes = q4_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;
+    using Encoder = AffineEncoder<q4_1_block, 15>;
 
     static __device__ Fragment fragment(const Codes& codes, int step) { return nibble_fragment(codes.qs[step], ZERO); }
     // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.

@@ -1,6 +1,7 @@
 // q5_0:  w = d * (q - 16),  q in 0..31.       Twin of qgemm/formats/q5_0.py.
 #pragma once
 
+#include "../encoder.cuh"
 #include "../fragment.cuh"
 
 template <int GROUPS>
@@ -8,6 +9,7 @@ struct q5_0 : q5_0_fields<GROUPS> {
     using Codes = q5_0_codes;
     static constexpr int ZERO = 16;
     static constexpr bool HAS_MINIMUM = false;
+    using Encoder = SymmetricEncoder<q5_0_block, ZERO>;
 
     static __device__ Fragment fragment(const Codes& codes, int step) {
         return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO);

@@ -1,6 +1,7 @@
 // q5_1:  w = d * q + m,  q in 0..31.       Twin of qgemm/formats/q5_1.py.
 #pragma once
 
+#include "../encoder.cuh"
 #include "../fragment.cuh"
 
 template <int GROUPS>
@@ -8,6 +9,7 @@ struct q5_1 : q5_1_fields<GROUPS> {
     using Codes = q5_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;
+    using Encoder = AffineEncoder<q5_1_block, 31>;
 
     static __device__ Fragment fragment(const Codes& codes, int step) {
         return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO);

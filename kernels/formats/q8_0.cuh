@@ -1,6 +1,7 @@
 // q8_0:  w = d * q,  q in -128..127.       Twin of qgemm/formats/q8_0.py.
 #pragma once
 
+#include "../encoder.cuh"
 #include "../fragment.cuh"
 
 template <int GROUPS>
@@ -8,6 +9,7 @@ struct q8_0 : q8_0_fields<GROUPS> {
     using Codes = q8_0_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;
+    using Encoder = SignedEncoder<q8_0_block>;
 
     static __device__ Fragment fragment(const Codes& codes, int step) {
         return byte_fragment(codes.qs[2 * step], codes.qs[2 * step + 1]);

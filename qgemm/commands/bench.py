@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..backends import backends
 from ..block import Format
@@ -17,19 +18,21 @@ from ..formats.q8_1 import FORMAT as Q8_1
 from ..matmul import ACTIVATIONS
 from .abilities import served
 from .common import Command
+from .text import json_lines
 
 if TYPE_CHECKING:
     from ..bench.results import Results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """[--gpu | --cpu] [--formats ...] [--activations ...] [--shapes ...] [--m ...] [--out PATH] [--merge] ..."""
+    """[--gpu | --cpu | --convert | --encode] [--formats ...] [--activations ...] [--shapes ...] [--m ...] ..."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
     where.add_argument("--cpu", action="store_true", help="the NumPy backend against the gguf package, 4096x4096")
     where.add_argument(
         "--convert", action="store_true", help="`qgemm convert` against a loop of the gguf package, 2 GiB"
     )
+    where.add_argument("--encode", action="store_true", help="host memory into blocks on the GPU and back, no disk")
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json or cpu.json")
     gpu = parser.add_argument_group("of --gpu")
     gpu.add_argument("--formats", metavar="F,...", type=_formats, help="default: every block format that has a kernel")
@@ -48,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
         return on_cpu(args)
     cuda = backends()["cuda"]
     if cuda.available:
-        return on_gpu(args)
-    if args.gpu:
+        return encoding(args) if args.encode else on_gpu(args)
+    if args.gpu or args.encode:
         raise QgemmError(cuda.detail)
     return on_cpu(args)
 
@@ -63,6 +66,23 @@ def on_cpu(args: argparse.Namespace) -> int:
     if args.out is not None:
         text = json.dumps([{**row._asdict(), "ratio": row.ratio} for row in rows], indent=1)
         file_at(args.out, "convert" if args.convert else "cpu").write_text(text + "\n")
+    return verdict(rows)
+
+
+def encoding(args: argparse.Namespace) -> int:
+    """The rows of qgemm.bench.encode."""
+    from ..bench import encode
+
+    rows = encode.run()
+    print(encode.table(rows))
+    if args.out is not None:
+        found = {"device": backends()["cuda"].facts["device"], "rows": [row._asdict() for row in rows]}
+        file_at(args.out, "encode").write_text("\n".join(json_lines(found)) + "\n")
+    return verdict(rows)
+
+
+def verdict(rows: Sequence[Any]) -> int:
+    """How many rows missed their goal; 1 if one did."""
     missed = sum(row.missed for row in rows)
     print(f"{missed} of {sum(row.wanted > 0 for row in rows)} goals missed", file=sys.stderr)
     return 1 if missed else 0

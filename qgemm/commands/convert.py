@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..convert.job import convert
+from ..convert.job import BACKENDS, convert
 from ..convert.plot import figure_type, plot
 from ..convert.report import document, table, totals
 from ..convert.rules import Options, override
@@ -53,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
     parser.add_argument("--threads", metavar="N", type=_count, help="default: one for each core")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
+    )
     parser.add_argument("--max-rel-error", metavar="X", type=float, help="fail if a tensor's relative RMS is above X")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as JSON")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw error and bits of each tensor (matplotlib)")
@@ -82,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
             options,
             dry_run=args.dry_run,
             threads=args.threads,
+            backend=args.backend,
             max_error=args.max_rel_error,
             advance=progress.advance,
         )

@@ -6,6 +6,7 @@ weight    one tensor of a source, read in ranges; codes that move to another for
 sources   what is read
 rules     which type each tensor gets
 encode    a range of weights into blocks, and the error
+device    the same on a GPU
 targets   what is written, whole or not at all
 job       all of it
 report    the table and the JSON document

@@ -20,6 +20,7 @@ from .weight import packed
 TOGETHER = 1 << 21  # weights that a few threads have at a time, in 75 MiB: long ranges, short waits for each other
 
 Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
+Faults = tuple[str, NDArray[np.bool_]]  # what is wrong with a range, and of each weight or block whether it is bad
 
 
 class Piece(NamedTuple):
@@ -31,26 +32,33 @@ class Piece(NamedTuple):
 
 
 class Unfit(Exception):
-    """Weights that are not finite, or blocks whose scale the format cannot hold, in the tensor of a step."""
+    """Weights that are not finite, or blocks whose scale is not or cannot be held, in the tensor of a step."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step.weight.name)
         self.step = step
 
 
-def ranges(step: Step, threads: int, rows: bool = False) -> list[tuple[int, int]]:
-    """The ranges in which so many threads go through a tensor, of whole rows if asked for."""
+def share(threads: int) -> int:
+    """The weights of a range, of which so many threads have one each."""
+    return max(TOGETHER // threads, CHUNK)
+
+
+def ranges(step: Step, weights: int, rows: bool = False) -> list[tuple[int, int]]:
+    """The ranges of about so many weights in which a tensor is gone through, of whole rows if asked for."""
     least = lcm(step.weight.step, step.format.weights, step.weight.shape[-1] if rows else 1)
-    size, most = step.weight.size, max(1, max(TOGETHER // threads, CHUNK) // least) * least
+    size, most = step.weight.size, max(1, weights // least) * least
     return [(start, min(start + most, size)) for start in range(0, size, most)]
 
 
 def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
     """Convert one range; Unfit if it cannot be held."""
-    weight, fmt = step.weight, step.format
+    fmt = step.format
     if step.copied:
-        assert weight.tensor is not None
-        return Piece(weight.tensor.read(start // fmt.weights, stop // fmt.weights))
+        blocks = copied(step, start, stop)
+        if damaged(fmt, blocks) is not None:
+            raise Unfit(step)
+        return Piece(blocks)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
         x, blocks = encoded(step, start, stop, encode)
         if bad(fmt, x, blocks) is not None:
@@ -58,6 +66,12 @@ def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
         made = np.array(fmt.decode(blocks), copy=fmt.plain).reshape(-1)  # plain ones may be the blocks themselves
         made -= x
         return Piece(blocks, squares(made), squares(x))
+
+
+def copied(step: Step, start: int, stop: int) -> Blocks:
+    """The blocks of one range of a tensor that keeps its type."""
+    assert step.weight.tensor is not None
+    return step.weight.tensor.read(start // step.format.weights, stop // step.format.weights)
 
 
 def encoded(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, Blocks]:
@@ -72,10 +86,10 @@ def encoded(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, 
 
 
 class Encoder(NamedTuple):
-    """How weights become blocks; rows: only whole rows do."""
+    """How weights become blocks; search: by looking for better scales, in whole rows."""
 
     encode: Encode
-    rows: bool = False
+    search: bool = False
 
 
 def encoder(step: Step, options: Options) -> Encoder:
@@ -100,11 +114,28 @@ def encoder(step: Step, options: Options) -> Encoder:
         of = columns[(first + np.arange(rows)) // n] if len(columns) > 1 else columns
         return search(fmt, x.reshape(rows, k), of)
 
-    return Encoder(searched, rows=True)
+    return Encoder(searched, search=True)
 
 
-def bad(fmt: Format, x: Floats, blocks: Blocks) -> tuple[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] | None:
-    """What is wrong with a range, and where: of each weight or block whether it is bad; None if nothing is."""
+def faults(step: Step, start: int, stop: int, encode: Encode) -> Faults | None:
+    """What is wrong with one range, as in `piece`; None if nothing is."""
+    if step.copied:
+        found = damaged(step.format, copied(step, start, stop))
+        return None if found is None else ("damaged: a scale is not finite", found)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bad(step.format, *encoded(step, start, stop, encode))
+
+
+def damaged(fmt: Format, blocks: Blocks) -> NDArray[np.bool_] | None:
+    """Which blocks have scales that are not finite, [n]; None if none has. Plain numbers may be anything."""
+    found = np.zeros(len(blocks), np.bool_)
+    for name in fmt.scale_fields:
+        found |= ~np.isfinite(blocks[name])
+    return found if found.any() else None
+
+
+def bad(fmt: Format, x: Floats, blocks: Blocks) -> Faults | None:
+    """What is wrong with weights or their blocks; None if nothing is."""
     refused = fmt.refused(x.reshape(-1, fmt.weights), blocks)
     if refused is None and not fmt.plain:  # in blocks NaN and infinity are refused too
         return None

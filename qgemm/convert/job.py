@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from ..errors import QuantizeError
+from ..errors import QuantizeError, UnsupportedError
 from ..files import PathLike, path_string, shown, shown_path
 from ..parallel import workers
-from .encode import Unfit, bad, encoded, encoder, piece, ranges
+from .device import RANGE, STREAMS, Device
+from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .report import Line, line, relative
 from .rules import Options, Step, planned
 from .targets import Append, checked, target_of
 from .weight import Source
 
+BACKENDS = ("cpu", "cuda")
 AHEAD = 2  # ranges in the making, or made and not yet written, for each thread
 
 # glibc gives memory back to the system when more than twice the largest allocation so far is free. Once this much
 # was, the temporary arrays of all ranges share the same pages, which saves a third of the time on 2 cores.
 HEAP = 24 << 20
 
+Make = Callable[[Step, int, int], Piece]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -35,22 +39,30 @@ def convert(
     *,
     dry_run: bool = False,
     threads: int | None = None,
+    backend: str = "cpu",
     max_error: float | None = None,
     advance: Callable[[int], object] = lambda nbytes: None,
 ) -> list[Line]:
     """Write the tensors of an open source to `target` in the types that `options` give them; a line for each.
 
-    advance is told the bytes of the source that were dealt with. Raises QuantizeError for weights that are not
-    finite or that a format cannot hold, QgemmError for what else is wrong; then an old file at `target` is intact.
+    backend: "cpu", or "cuda" to encode on the current CUDA device, into the same file; the rest stays on the CPU:
+    codes that are copied, searches, f32, f16 and bf16. threads: default one for each core, at most 4 beside a GPU.
+    advance is told the bytes of the source that were dealt with.
+
+    Raises QuantizeError for weights that are not finite or that a format cannot hold, UnsupportedError where there is
+    no GPU, QgemmError for what else is wrong; then an old file at `target` is intact.
     """
+    if backend not in BACKENDS:
+        raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
     path = path_string(target)
     steps = planned(source, options)
     target_of(path)
+    device = Device() if backend == "cuda" else None
     if dry_run:
         return [line(step, None) for step in steps]
     lines = []
     with checked(path, steps, source, options.type) as append:
-        for step, error in _converted(steps, options, threads or workers(), append, advance, source.path):
+        for step, error in _converted(steps, options, threads or workers(), device, append, advance, source.path):
             lines.append(line(step, error))
             if max_error is not None and error > max_error:
                 who = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
@@ -62,20 +74,20 @@ def _converted(
     steps: Sequence[Step],
     options: Options,
     threads: int,
+    device: Device | None,
     append: Append,
     advance: Callable[[int], object],
     path: str,
 ) -> Iterator[tuple[Step, float]]:
     """Each step when its blocks are written, with its relative RMS error."""
     encoders = [encoder(step, options) for step in steps]
-    jobs = (
-        (step, start, stop, each.encode)
-        for step, each in zip(steps, encoders, strict=True)
-        for start, stop in ranges(step, threads, each.rows)
-    )
+    if device is not None and not any(each.search for each in encoders):
+        threads = min(max(threads, 2), STREAMS)  # while one waits for its range another reads
+    makers = [_maker(step, each, threads, device) for step, each in zip(steps, encoders, strict=True)]
+    jobs = ((make, step, start, stop) for step, (make, each) in zip(steps, makers, strict=True) for start, stop in each)
     error = power = 0.0
     try:
-        for (step, start, stop, _), made in in_order(lambda job: piece(*job), jobs, threads):
+        for (_, step, start, stop), made in in_order(lambda job: job[0](*job[1:]), jobs, threads):
             append(step.weight.name, step.format, made.blocks)
             error, power = error + made.error, power + made.power
             advance((stop - start) * step.weight.nbytes // step.weight.size)
@@ -84,6 +96,13 @@ def _converted(
                 error = power = 0.0
     except Unfit as unfit:
         raise _refusal(path, unfit.step, options) from None
+
+
+def _maker(step: Step, each: Encoder, threads: int, device: Device | None) -> tuple[Make, list[tuple[int, int]]]:
+    """What converts the ranges of a step, and those ranges."""
+    if device is not None and device.serves(step, each):
+        return device.piece, ranges(step, RANGE)
+    return partial(piece, encode=each.encode), ranges(step, share(threads), each.search)
 
 
 def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[tuple[Job, Result]]:
@@ -108,15 +127,13 @@ def _refusal(path: str, step: Step, options: Options) -> QuantizeError:
     weight, fmt = step.weight, step.format
     each = encoder(step, options)
     count, where, why = 0, -1, ""
-    for start, stop in ranges(step, workers(), each.rows):
-        with np.errstate(over="ignore", invalid="ignore"):
-            x, blocks = encoded(step, start, stop, each.encode)
-            found = bad(fmt, x, blocks)
+    for start, stop in ranges(step, share(workers()), each.search):
+        found = faults(step, start, stop, each.encode)
         if found is None or (why and found[0] != why):
             continue
         why, mask = found
         if where < 0:
-            where = start + int(mask.argmax()) * (x.size // mask.size)
+            where = start + int(mask.argmax()) * ((stop - start) // mask.size)
         count += int(np.count_nonzero(mask))
     index = [int(i) for i in np.unravel_index(where, weight.shape)]
     what = "weight" if "NaN" in why or fmt.plain else "block"

@@ -1,0 +1,87 @@
+// encode: values [count * 32] -> blocks [count] as they lie in a file, byte for byte as NumPy encodes them, and what each
+// CTA found: the sums of the squares of the error and of the values, and the least number of a block that cannot be held.
+//
+// A warp takes TURN blocks at a time, eight at once; a lane owns eight values, four lanes a block (encoder.cuh). They are
+// put together in shared memory and leave as BLOCK_BYTES chunks of 16 bytes: `blocks` is a whole number of turns.
+// Template: Format, In (float, half, bf16), THREADS, TURN, FOUND_BYTES.
+#include "encoder.cuh"
+
+using Encoder = Format::Encoder;
+constexpr int AT_ONCE = 32 / BLOCK_LANES;
+static_assert(BLOCK_WEIGHTS == LANE_VALUES * BLOCK_LANES, "four lanes own a block");
+static_assert(sizeof(Block) == BLOCK_BYTES, "the block differs from its dtype");
+static_assert(TURN == sizeof(uint4), "a turn is as many chunks as a block has bytes");
+
+struct Found {
+    double error, power;
+    i64 refused;
+};
+static_assert(sizeof(Found) == FOUND_BYTES, "Found differs from its dtype");
+
+// The sum of squares; what a float has no room for is summed as doubles.
+__device__ inline double squares(LaneValues values) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < LANE_VALUES; ++j) sum += values[j] * values[j];
+    if (1e-20f < sum && !isinf(sum)) return sum;
+    double exact = 0;
+    for (int j = 0; j < LANE_VALUES; ++j) exact += double(values[j]) * values[j];
+    return exact;
+}
+
+// A lane's share of a block of number `index`.
+__device__ inline void encode_block(LaneValues x, i64 index, Block& block, Found& found) {
+    const Encoder encoder(x);
+    float errors[LANE_VALUES];
+    u32 codes[LANE_VALUES / 4] = {};
+#pragma unroll
+    for (int j = 0; j < LANE_VALUES; ++j) {
+        const u32 code = encoder.code(x[j]);
+        codes[j / 4] |= (code & 0xff) << 8 * (j % 4);
+        errors[j] = encoder.decode(code) - x[j];
+    }
+    encoder.write(block, codes);
+    const double power = squares(x);  // NaN if a value is
+    found.error += squares(errors);
+    found.power += power;
+    if (isnan(power) || !encoder.holds()) found.refused = min(found.refused, index);
+}
+
+__device__ inline void gather(Found& found, const Found& other) {
+    found.error += other.error;
+    found.power += other.power;
+    found.refused = min(found.refused, other.refused);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    encode(const In* __restrict__ x, uint4* __restrict__ blocks, Found* __restrict__ found, i64 count) {
+    constexpr int WARPS = THREADS / 32;
+    __shared__ uint4 staged[WARPS][BLOCK_BYTES];
+    __shared__ Found of_warps[WARPS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Block* const turn = reinterpret_cast<Block*>(staged[warp]) + lane / BLOCK_LANES;
+    Found mine = {0, 0, count};
+
+    for (i64 first = (i64(blockIdx.x) * WARPS + warp) * TURN; first < count; first += i64(gridDim.x) * WARPS * TURN) {
+        const i64 block = first + lane / BLOCK_LANES;
+        float values[TURN / AT_ONCE][LANE_VALUES] = {};
+#pragma unroll
+        for (int i = 0; i < TURN / AT_ONCE; ++i)
+            if (block + i * AT_ONCE < count)
+                load_eight(values[i], x + (block + i * AT_ONCE) * BLOCK_WEIGHTS + LANE_VALUES * block_lane());
+#pragma unroll
+        for (int i = 0; i < TURN / AT_ONCE; ++i) encode_block(values[i], block + i * AT_ONCE, turn[i * AT_ONCE], mine);
+        __syncwarp();
+        for (int i = lane; i < BLOCK_BYTES; i += 32) blocks[first / TURN * BLOCK_BYTES + i] = staged[warp][i];
+        __syncwarp();
+    }
+
+    for (int lanes = 16; lanes; lanes /= 2)
+        gather(mine, {__shfl_xor_sync(~0u, mine.error, lanes), __shfl_xor_sync(~0u, mine.power, lanes),
+                      __shfl_xor_sync(~0u, mine.refused, lanes)});
+    if (lane == 0) of_warps[warp] = mine;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int other = 1; other < WARPS; ++other) gather(mine, of_warps[other]);
+    found[blockIdx.x] = mine;
+}

@@ -1,0 +1,175 @@
+// Encoders: a block's 32 values, eight in each of four lanes, into codes and scales. Twin of qgemm/formats/scales.py.
+//
+// A format's Encoder is made of a lane's values and has
+//     code(x)              the code of one of them, in the lowest byte of a word
+//     decode(code)         the weight that it stands for, for the error
+//     holds()              whether the block has room for the scales; of infinite values it has not
+//     write(block, codes)  the lane's share of a block, from its codes, four in a word
+// What NumPy rounds twice is rounded twice here: __fmul_rn and __fadd_rn are not contracted to one.
+#pragma once
+
+#include "quantize.cuh"
+
+constexpr int LANE_VALUES = 8, BLOCK_LANES = 4;
+using LaneValues = const float (&)[LANE_VALUES];
+using LaneCodes = const u32 (&)[LANE_VALUES / 4];
+
+__device__ inline int block_lane() { return threadIdx.x % BLOCK_LANES; }
+__device__ inline bool is_finite(half value) { return (__half_as_ushort(value) & 0x7c00) != 0x7c00; }
+
+// ---------------------------------------------------------------- of all values of a block
+
+// The first value that none of them beats.
+template <class Beats>
+__device__ float first_of(LaneValues x, Beats beats) {
+    float best = x[0];
+#pragma unroll
+    for (int j = 1; j < LANE_VALUES; ++j) best = beats(x[j], best) ? x[j] : best;
+#pragma unroll
+    for (int step = 1; step < BLOCK_LANES; step *= 2) {
+        const float other = __shfl_xor_sync(~0u, best, step);
+        const bool other_is_first = threadIdx.x & step;
+        if (other_is_first ? !beats(best, other) : beats(other, best)) best = other;
+    }
+    return best;
+}
+
+// The one of largest magnitude with its sign, the first of several; +0 if all are zero.
+__device__ inline float signed_absmax(LaneValues x) {
+    const float largest = first_of(x, [](float a, float b) { return fabsf(a) > fabsf(b); });
+    return largest == 0 ? 0.0f : largest;
+}
+
+// magnitude_bits of the largest.
+__device__ inline u32 absmax_bits(LaneValues x) {
+    u32 largest = 0;
+#pragma unroll
+    for (int j = 0; j < LANE_VALUES; ++j) largest = max(largest, magnitude_bits(x[j]));
+#pragma unroll
+    for (int step = 1; step < BLOCK_LANES; step *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
+    return largest;
+}
+
+// ---------------------------------------------------------------- codes
+
+// Codes as trunc(x * inverse + offset). Where 1 / d is infinite all are 0, which C gets from x86's conversion.
+struct Steps {
+    float inverse, offset;
+
+    __device__ Steps(float d, float offset) : inverse(d == 0 ? 0.0f : __frcp_rn(d)), offset(offset) {
+        if (isinf(inverse)) this->inverse = this->offset = 0;
+    }
+    // The bits of 2^23 + code: added so, rounding toward zero, a number that is not negative loses what is behind its point.
+    __device__ u32 code(float x, int most) const {
+        const float place = fminf(__fadd_rn(__fmul_rn(x, inverse), offset), most);
+        return __float_as_uint(__fadd_rz(place, 0x1p23f));
+    }
+    static __device__ float number(u32 code, int zero) { return __uint_as_float(code) - (0x1p23f + zero); }
+};
+
+// ---------------------------------------------------------------- a block's bytes
+
+// A word to where nothing but the block's own alignment is known.
+template <class Block>
+__device__ void store_word(u8* to, u32 word) {
+    if constexpr (alignof(Block) == 2) {
+        reinterpret_cast<u16*>(to)[0] = word, reinterpret_cast<u16*>(to)[1] = word >> 16;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[i] = word >> 8 * i;
+    }
+}
+
+// Byte j: the low four bits of weight j low, of weight j + 16 high. Lanes whose weights share bytes share their words.
+template <class Block>
+__device__ void write_nibbles(Block& block, LaneCodes codes) {
+    const int lane = block_lane(), word = lane / 2;
+    const u32 kept = codes[word] & 0x0f0f0f0f;
+    const u32 got = __shfl_xor_sync(~0u, codes[1 - word] & 0x0f0f0f0f, 2);
+    store_word<Block>(block.qs + 8 * (lane % 2) + 4 * word, word ? got | kept << 4 : kept | got << 4);
+}
+
+// The fifth bits of weights 8 * lane to 8 * lane + 7, in their order.
+__device__ inline u8 fifth_bits(LaneCodes codes) {
+    u32 byte = 0;  // bits 4 of a word's four bytes meet in bits 24 to 27 of the product
+#pragma unroll
+    for (int i = 0; i < 2; ++i) byte |= ((codes[i] >> 4 & 0x01010101) * 0x01020408 >> 24 & 15) << 4 * i;
+    return byte;
+}
+
+template <int MOST, class Block>
+__device__ void write_codes(Block& block, LaneCodes codes) {
+    write_nibbles(block, codes);
+    if constexpr (MOST > 15) block.qh[block_lane()] = fifth_bits(codes);
+}
+
+// ---------------------------------------------------------------- w = d * (q - zero)
+
+template <class Block, int ZERO>
+struct SymmetricEncoder {
+    static constexpr int MOST = 2 * ZERO - 1;
+    float exact;
+    half d;
+    float scale;
+    Steps steps;
+
+    __device__ SymmetricEncoder(LaneValues x)
+        : exact(signed_absmax(x) * (-1.0f / ZERO)),
+          d(__float2half_rn(exact)),
+          scale(__half2float(d)),
+          steps(exact, ZERO + 0.5f) {}
+    __device__ bool holds() const { return is_finite(d); }
+    __device__ u32 code(float x) const { return steps.code(x, MOST); }
+    __device__ float decode(u32 code) const { return Steps::number(code, ZERO) * scale; }
+    __device__ void write(Block& block, LaneCodes codes) const {
+        write_codes<MOST>(block, codes);
+        if (block_lane() == 0) block.d = d;
+    }
+};
+
+// ---------------------------------------------------------------- w = d * q + m
+
+template <class Block, int MOST>
+struct AffineEncoder {
+    float least, exact;
+    half d, m;
+    float scale, minimum;
+    Steps steps;
+
+    __device__ AffineEncoder(LaneValues x)
+        : least(first_of(x, [](float a, float b) { return a < b; })),
+          exact(__fdiv_rn(first_of(x, [](float a, float b) { return a > b; }) - least, MOST)),
+          d(__float2half_rn(exact)),
+          m(__float2half_rn(least)),
+          scale(__half2float(d)),
+          minimum(__half2float(m)),
+          steps(exact, 0.5f) {}
+    __device__ bool holds() const { return is_finite(d) && is_finite(m); }
+    __device__ u32 code(float x) const { return steps.code(x - least, MOST); }
+    __device__ float decode(u32 code) const { return Steps::number(code, 0) * scale + minimum; }
+    __device__ void write(Block& block, LaneCodes codes) const {
+        write_codes<MOST>(block, codes);
+        if (block_lane() == 0) block.d = d, block.m = m;
+    }
+};
+
+// ---------------------------------------------------------------- w = d * q, q signed
+
+template <class Block>
+struct SignedEncoder {
+    Quantizer quantizer;
+    half d;
+    float scale;
+
+    __device__ SignedEncoder(LaneValues x)
+        : quantizer(absmax_bits(x)), d(__float2half_rn(quantizer.d)), scale(__half2float(d)) {}
+    __device__ bool holds() const { return is_finite(d); }
+    __device__ u32 code(float x) const { return quantizer.code(x); }
+    __device__ float decode(u32 code) const { return float((signed char)code) * scale; }
+    __device__ void write(Block& block, LaneCodes codes) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            store_word<Block>(reinterpret_cast<u8*>(block.qs) + LANE_VALUES * block_lane() + 4 * i, codes[i]);
+        if (block_lane() == 0) block.d = d;
+    }
+};
