@@ -23,8 +23,8 @@ KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has
 PARTS = ("host_us", "pack", "sweep")  # besides the rows, of which each measurement replaces some
 HOST = (
     *("activations", "tiles", "jit", "routes", "splits", "tilings", "products"),
-    *("device", "transfer", "encode", "planes", "tensor_map", "launch", "quantizing", "decode", "prefill", "prefill_mma"),
-    *("cuda", "matmul"),
+    *("device", "transfer", "planes", "tensor_map", "launch", "quantizing", "decode", "prefill", "prefill_mma"),
+    *("encode", "cuda", "matmul"),
 )  # modules that build and launch the kernels
 
 
