@@ -40,16 +40,6 @@ __device__ inline float signed_absmax(LaneValues x) {
     return largest == 0 ? 0.0f : largest;
 }
 
-// magnitude_bits of the largest.
-__device__ inline u32 absmax_bits(LaneValues x) {
-    u32 largest = 0;
-#pragma unroll
-    for (int j = 0; j < LANE_VALUES; ++j) largest = max(largest, magnitude_bits(x[j]));
-#pragma unroll
-    for (int step = 1; step < BLOCK_LANES; step *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
-    return largest;
-}
-
 // ---------------------------------------------------------------- codes
 
 // Codes as trunc(x * inverse + offset). Where 1 / d is infinite all are 0, which C gets from x86's conversion.
@@ -162,7 +152,7 @@ struct SignedEncoder {
     float scale;
 
     __device__ SignedEncoder(LaneValues x)
-        : quantizer(absmax_bits(x)), d(__float2half_rn(quantizer.d)), scale(__half2float(d)) {}
+        : quantizer(largest_of_block(x)), d(__float2half_rn(quantizer.d)), scale(__half2float(d)) {}
     __device__ bool holds() const { return is_finite(d); }
     __device__ u32 code(float x) const { return quantizer.code(x); }
     __device__ float decode(u32 code) const { return float((signed char)code) * scale; }

@@ -58,7 +58,7 @@ struct mxfp4_encoder {
     float edges[7];  // between two magnitudes; the lower code of two that are equally near
 
     __device__ mxfp4_encoder(LaneValues x)
-        : largest(__uint_as_float(absmax_bits(x))), e(exponent_of(largest)), scale(power_of_two(e)) {
+        : largest(__uint_as_float(largest_of_block(x))), e(exponent_of(largest)), scale(power_of_two(e)) {
         // A level beyond float is infinite and so is its edge: it is never the nearest.
 #pragma unroll
         for (int j = 0; j < 7; ++j)

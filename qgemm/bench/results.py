@@ -24,19 +24,8 @@ PARTS = ("host_us", "pack", "sweep")  # besides the rows, of which each measurem
 KEYS = {"rows": KEY, "planes": ("format", "kernel", "dtype")}  # of the lists of rows in a file
 HOST = (
     *("activations", "tiles", "jit", "routes", "splits", "tilings", "products"),
-    *(
-        "device",
-        "transfer",
-        "encode",
-        "planes",
-        "tensor_map",
-        "launch",
-        "quantizing",
-        "decode",
-        "prefill",
-        "prefill_mma",
-    ),
-    *("cuda", "matmul"),
+    *("device", "transfer", "planes", "tensor_map", "launch", "quantizing", "decode", "prefill", "prefill_mma"),
+    *("encode", "cuda", "matmul"),
 )  # modules that build and launch the kernels
 
 
