@@ -71,9 +71,9 @@ SPLITS_OF_K = (
 # short; CTAs that together would fit one SM must not, where there is one for each.
 SPLITS_OF_LEVELS = (
     #     kernel    tokens   sm  strips >=  m >=  groups  splits  shared      deep
-    Split(A16,      (8, 16), 90, 265,       1,    8,      8,      113 << 10,  2),
-    Split(A16,      (8, 16), 90, 265,       1,    8,      6,      113 << 10,  2),
-    Split(A16,      (8, 16), 90, 133,       1,    4,      8,      113 << 10,  4),
+    Split(A16,      (8, 16), 90, 265,       1,    8,      8,      112 << 10,  2),
+    Split(A16,      (8, 16), 90, 265,       1,    8,      6,      112 << 10,  2),
+    Split(A16,      (8, 16), 90, 133,       1,    4,      8,      112 << 10,  4),
     Split(A16,      (8, 16), 90, 133,       1,    8,      8,      226 << 10,  2),
     Split(A16,      (8, 16), 90, 67,        1,    4,      16,     226 << 10,  2),
     Split(A16,      (8, 16), 90, 34,        1,    2,      16,     226 << 10,  2),

@@ -236,6 +236,18 @@ def test_every_matrix_has_a_split(name, kernel, tokens, sm):
             assert splits.split_of(fmt, kernel, tokens, m, strips, sm).strips <= strips
 
 
+@each([fmt for fmt in TILED if fmt.codebook is not None])
+@pytest.mark.parametrize("tokens", [8, 16])
+def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
+    """Of its 228 KB a CTA takes rings, barriers and 1 KB of the system; one meant to be alone more than half."""
+    for split in splits.splits_for(fmt, "decode", tokens, 90):
+        template = splits.decode_template(fmt, split, tokens, "decode", "half", 90)
+        barriers = 8 * template["SPLITS"] * template["DEPTH"]
+        rings = tiles.table_bytes(fmt) + template["SPLITS"] * template["WARP_BYTES"]
+        taken = max(rings, split.shared // 2 + splits.BARRIERS) + barriers + 1024
+        assert (2 * taken <= 228 << 10) == (split.shared < 113 << 10)
+
+
 def test_tuned_kernels_do_not_spill():
     """What the benchmark measures keeps all it computes with in registers."""
     for name in ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit2", "kbit5"):
