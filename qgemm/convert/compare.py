@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..parallel import workers
 from ..tensor import Tensor
-from .encode import ranges, squares
+from .encode import ranges, share, squares
 from .job import in_order
 from .report import DIFFERENT, SCALES, Line, line, relative
 from .rules import Step
@@ -58,7 +58,7 @@ def compared(weight: Weight, tensor: Tensor) -> Comparison:
                 error, power = squares(have(start, stop) - x), squares(x)
         return _Seen(identical, same_codes, error, power)
 
-    parts = ranges(step, SHARE * workers())
+    parts = ranges(step, share(SHARE * workers()))
     seen = [found for _, found in in_order(see, parts, workers())]
     identical, same_codes = (all(getattr(each, name) for each in seen) for name in ("identical", "same_codes"))
     error = None
