@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from strategies import ENCODED_BLOCKS, each, exact
@@ -197,16 +199,14 @@ def refusal(folder, fmt, backend) -> str:
 class OnCpu(Device):
     """Stands for a GPU, and notes what it is given."""
 
+    given: ClassVar[list[str]] = []
+
     def __init__(self) -> None:
-        self.given: list[str] = []
-        Given.append(self.given)
+        self.given.clear()
 
     def piece(self, step, start, stop):
         self.given.append(step.weight.name)
         return piece(step, start, stop, encoder(step, Options(step.format)).encode)
-
-
-Given: list[list[str]] = []
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_goes_to_the_gpu(fmt, options, names, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "Device", OnCpu)
     source = model(tmp_path / "x.gguf", large=False)
     lines = {name: converted(source, tmp_path / f"{name}.gguf", fmt, name, **options) for name in ("cpu", "cuda")}
-    assert sorted(Given.pop()) == sorted(f"blk.0.{name}.weight" for name in names.split())
+    assert sorted(OnCpu.given) == sorted(f"blk.0.{name}.weight" for name in names.split())
     assert lines["cuda"] == lines["cpu"]
     assert (tmp_path / "cuda.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
 
@@ -234,7 +234,7 @@ def test_ranges_for_the_gpu_do_not_depend_on_threads(tmp_path):
         options = Options(qgemm.FORMATS["q4_0"], allow_requantize=True)
         step = next(step for step in planned(source, options) if step.weight.size > 2**22)
         each = encoder(step, options)
-        one, many = (job._maker(step, each, threads, OnCpu.__new__(OnCpu))[1] for threads in (1, 16))
+        one, many = (job._maker(step, each, threads, OnCpu())[1] for threads in (1, 16))
     assert one == many
     assert [start for start, _ in one] == [0, RANGE]
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix (.gguf or .dat): search, for its tensors"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
-    parser.add_argument("--threads", metavar="N", type=_count, help="default: one for each core")
+    parser.add_argument("--threads", metavar="N", type=_count, help="default: one for each core; at most 4 with cuda")
     parser.add_argument(
         "--backend", choices=BACKENDS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
     )
