@@ -97,17 +97,15 @@ def quantize(x: Any, fmt: Format) -> Planes:
 
     check(fmt)
     with _on_stream_of(x, []):
-        values = _as_cupy(x)
-        if values.dtype.name not in C_TYPES:
-            values = values.astype(np.float32)  # float64
-        values = cupy.ascontiguousarray(values)
+        given = _as_cupy(x)
+        values = cupy.ascontiguousarray(given if given.dtype.name in C_TYPES else given.astype(np.float32))
         counts = (*values.shape[:-1], fmt.blocks_in(values.shape[-1]))
         absmax = cupy.empty(counts, fmt.dtype["absmax"])
         planes = cupy.empty((*counts, *fmt.dtype["planes"].shape), np.uint32)
         if absmax.size:
             refused = cupy.full(1, absmax.size, np.uint64)
             launch_quantize(fmt, values, absmax, planes, refused)
-            check_first(fmt, values, int(refused.get()[0]))
+            check_first(fmt, given, int(refused.get()[0]))
         return Planes(fmt, values.shape, absmax, planes)
 
 
