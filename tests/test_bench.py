@@ -84,9 +84,21 @@ def test_merging_keeps_rows_of_planes():
     assert both["planes"] == [plane_row("kbit2"), plane_row("kbit3"), plane_row("kbit4", share=0.5)]
 
 
-@pytest.mark.parametrize("other", [{"kernels_sha256": "def"}, {"device": "NVIDIA L4"}])
-def test_rows_of_other_kernels_or_devices_are_dropped(other):
-    assert results.merge(made_up(**other), made_up()) == made_up()
+def test_rows_of_other_devices_are_dropped():
+    assert results.merge(made_up(device="NVIDIA L4"), made_up()) == made_up()
+
+
+def test_rows_of_other_kernels_say_so():
+    """Once only, whatever is measured later; packing and sweeps, which have no room for it, are dropped."""
+    old = made_up(rows=[row(m=1), row(m=2)], kernels_sha256="def", date="2026-01-30", sweep={"q4_0 a16 1x1": {"16": 1}})
+    both = results.merge(old, made_up(rows=[row(m=2, us=5.0)]))
+    stamp = {"kernels_sha256": "def", "date": "2026-01-30"}
+    assert both["rows"] == [{**stamp, **row(m=1)}, row(m=2, us=5.0)]
+    assert (both["kernels_sha256"], both["sweep"]) == ("abc", {})
+    later = results.merge(both, made_up(rows=[row(m=4)], kernels_sha256="ghi"))
+    assert [found.get("kernels_sha256") for found in later["rows"]] == ["def", "abc", None]
+    assert "Of Q4_0 some rows, last of 2026-01-31, were measured" in "".join(report.before(report.Rows(later)))
+    assert not list(report.before(report.Rows(made_up())))
 
 
 def test_sources_hash_sees_every_kernel_and_host_module(tmp_path, monkeypatch):

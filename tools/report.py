@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import svg
 
-from qgemm.bench.results import Results, Row, key, load, share, speedup
+from qgemm.bench.results import Results, Row, earlier, key, load, share, speedup
 from qgemm.bench.sweep import steepest
 from qgemm.commands.text import columns
 from qgemm.matmul import ACTIVATIONS
@@ -141,14 +141,16 @@ def targets(results: Results) -> Iterator[Target]:
             yield Target(what, must, aim, (a16, ANY))
             if m >= 256:
                 yield Target(what, A8_LEAST, None, (ANY, a8))
-    for fmt in rows.formats:
-        for shape, m in product(LARGE, (64, 256, 1024)):
-            of = (lambda row: row["us"]) if m >= 256 else share
-            ours, other = measured(of, fmt, m, shape)[0], measured(of, HEADLINE, m, shape)[0]
-            if fmt not in (HEADLINE, *KBIT) and ours is not None and other is not None:
-                what, bound = ("time", SLOWER) if m >= 256 else ("share of memory speed", LESS_SHARE)
-                about = f"{fmt} {name(shape)} M={m}: {what} over that of {HEADLINE}"
-                yield Target(about, bound, None, (ours / other, ANY), at_most=m >= 256)
+    for fmt, shape, m in product(rows.formats, LARGE, (64, 256, 1024)):
+        ours, other = rows(fmt, "a16", m, shape), rows(HEADLINE, "a16", m, shape)
+        if fmt in (HEADLINE, *KBIT) or ours is None or other is None or earlier(ours):
+            continue
+        if m >= 256:
+            what, bound, ratio = "time", SLOWER, ours["us"] / other["us"]
+        else:
+            what, bound, ratio = "share of memory speed", LESS_SHARE, share(ours) / share(other)
+        about = f"{fmt} {name(shape)} M={m}: {what} over that of {HEADLINE}"
+        yield Target(about, bound, None, (ratio, ANY), at_most=m >= 256)
     for what, times in results.get("sweep", {}).items():
         rise, m = steepest(times)
         yield Target(f"{what} M<={m}: time over that of the M before", CLIFF, None, (rise, ANY), at_most=True)
@@ -217,16 +219,25 @@ def speed_table(path: Path = RESULTS) -> str:
         speedups_table(rows),
         "Share of the speed of memory at M = 1 (time of only reading the packed bytes / ours), `a16` / `a8`:",
         shares_table(rows),
+        *before(rows),
         " ".join([f"A call of `qgemm.matmul` on prepared tensors costs the host {host}.", *packing(results)]),
     ])  # fmt: skip
+
+
+def before(rows: Rows) -> Iterator[str]:
+    """The sentence on rows of earlier kernels, if there are any."""
+    old = [row for row in rows.by_key.values() if earlier(row)]
+    if old:
+        formats = ", ".join(sorted({row["format"].upper() for row in old}))
+        yield f"Of {formats} some rows, last of {max(row['date'] for row in old)}, were measured with earlier kernels."
 
 
 def packing(results: Results) -> Iterator[str]:
     """The sentence on packing, if it was measured."""
     if rates := results.get("pack"):
         shares = sorted((100 * rate["share"], fmt.upper()) for fmt, rate in rates.items())
-        least, most = (f"{share:.0f}% ({fmt})" for share, fmt in (shares[0], shares[-1]))
-        yield f"Packing on the GPU runs at {least} to {most} of the speed of a device copy."
+        span = " to ".join(f"{share:.0f}% ({fmt})" for share, fmt in dict.fromkeys((shares[0], shares[-1])))
+        yield f"Packing on the GPU runs at {span} of the speed of a device copy."
 
 
 PLOTS = {"speedup": "speed-up over cuBLAS by M", "bandwidth": "bandwidth by shape"}

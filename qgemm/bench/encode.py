@@ -67,7 +67,7 @@ def row(stream: Any, source: Format, fmt: Format, tensors: int, shape: tuple[int
     numbers = np.resize(source.encode(noise), shape)
     gbs = host_rate(numbers, source, fmt, tensors)
     kernel, share = kernel_rate(stream, numbers.reshape(-1), source, fmt) if fmt.integer else (0.0, 0.0)
-    return Row(source.name, fmt.name, round(gbs, 1), round(kernel, 1), round(share, 3))
+    return Row(source.name, fmt.name, *(float(f"{value:.3g}") for value in (gbs, kernel, share)))
 
 
 def host_rate(numbers: Any, source: Format, fmt: Format, tensors: int) -> float:

@@ -22,6 +22,7 @@ Results = dict[str, Any]
 KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has one row for each
 PARTS = ("host_us", "pack", "sweep")  # besides the rows, of which each measurement replaces some
 KEYS = {"rows": KEY, "planes": ("format", "kernel", "dtype")}  # of the lists of rows in a file
+OF_SOURCES = ("kernels_sha256", "date")  # of a whole file, and of a row that was measured with other sources
 HOST = (
     *("activations", "tiles", "jit", "routes", "splits", "tilings", "products"),
     *("device", "transfer", "planes", "tensor_map", "launch", "quantizing", "decode", "prefill", "prefill_mma"),
@@ -70,14 +71,25 @@ def key(row: Row) -> tuple[Any, ...]:
 
 
 def merge(old: Results, new: Results) -> Results:
-    """The new results, and those rows of the old ones that they do not replace, if device and sources are the same."""
-    if any(old.get(name) != new[name] for name in ("device", "kernels_sha256")):
+    """The new results, and of those of the same device what they do not replace.
+
+    Rows of other sources stay with what tells them apart, OF_SOURCES; the rest of other sources is dropped.
+    """
+    if old.get("device") != new["device"]:
         return new
-    both: Results = {name: {**old.get(name, {}), **new.get(name, {})} for name in PARTS}
+    same = old.get("kernels_sha256") == new["kernels_sha256"]
+    stamp = {} if same else {name: old[name] for name in OF_SOURCES}
+    both: Results = {name: {**(old.get(name, {}) if same else {}), **new.get(name, {})} for name in PARTS}
     for name, fields in KEYS.items():
-        rows = {tuple(row[field] for field in fields): row for row in [*old.get(name, []), *new.get(name, [])]}
+        kept = [{**stamp, **row} for row in old.get(name, [])]
+        rows = {tuple(row[field] for field in fields): row for row in [*kept, *new.get(name, [])]}
         both[name] = [rows[k] for k in sorted(rows)]
     return {**new, **both}
+
+
+def earlier(row: Row) -> bool:
+    """Whether a row was measured with other sources than its file's newest."""
+    return "kernels_sha256" in row
 
 
 def file_stem(device: str) -> str:
