@@ -17,7 +17,7 @@ from ..search import SEARCHED, search
 from .rules import Options, Step
 from .weight import packed
 
-TOGETHER = 1 << 21  # weights that a few threads have at a time, in 75 MiB: long ranges, short waits for each other
+TOGETHER = 1 << 20  # weights that a few threads have at a time, in 40 MiB: long ranges, short waits for each other
 
 Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
 Faults = tuple[str, NDArray[np.bool_]]  # what is wrong with a range, and of each weight or block whether it is bad

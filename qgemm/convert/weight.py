@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import Floats, from_float16
+from ..bits import Floats
 from ..block import Blocks, Format, Levels
 from ..formats import FORMATS
 from ..tensor import Tensor
@@ -125,11 +125,9 @@ def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:
 
     def values(start: int, stop: int) -> Floats:
         blocks = tensor.read(start // fmt.weights, stop // fmt.weights)
-        if fmt.name == "f16":
-            return from_float16(blocks)
-        if fmt.plain and fmt.dtype.kind == "f":
+        if fmt.levels is None:
             with np.errstate(over="ignore"):  # float64 beyond float32 is found as infinity is
-                return blocks.astype(np.float32, copy=False)
+                return blocks.astype(np.float32)
         return fmt.decode(blocks).reshape(-1)
 
     return values

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import Floats, to_float16
+from ..bits import Floats, from_float16, to_float16
 from ..block import Blocks, Format, Levels
 
 
@@ -22,8 +22,13 @@ def encode_bf16(x: Floats) -> Blocks:
 
 
 def levels(blocks: Blocks) -> Levels:
-    """Blocks [n] -> the numbers themselves, [n, 1, 1] float32."""
+    """Numbers [n] -> themselves, [n, 1, 1] float32."""
     return Levels(blocks.astype(np.float32, copy=False)[:, None, None])
+
+
+def levels_f16(blocks: Blocks) -> Levels:
+    """Numbers [n] -> the same, [n, 1, 1] float32."""
+    return Levels(from_float16(blocks)[:, None, None])
 
 
 def levels_bf16(blocks: Blocks) -> Levels:
@@ -32,5 +37,5 @@ def levels_bf16(blocks: Blocks) -> Levels:
 
 
 F32 = Format("f32", 1, np.dtype("<f4"), lambda x: x[:, 0], levels, ggml_type=0)
-F16 = Format("f16", 1, np.dtype("<f2"), lambda x: to_float16(x[:, 0]), levels, ggml_type=1)
+F16 = Format("f16", 1, np.dtype("<f2"), lambda x: to_float16(x[:, 0]), levels_f16, ggml_type=1)
 BF16 = Format("bf16", 1, np.dtype("<u2"), encode_bf16, levels_bf16, ggml_type=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..bits import Floats, at, reciprocal, to_codes, to_float16
 from ..block import Blocks, Levels
@@ -12,12 +13,13 @@ from ..block import Blocks, Levels
 
 def absmax(x: Floats) -> Floats:
     """Values [n, w] -> the largest magnitude of each row, [n]."""
-    return folded(np.maximum, np.abs(x))
+    magnitudes = np.ascontiguousarray(x).view(np.int32) & 0x7FFFFFFF  # as bits they compare like numbers
+    return folded(np.maximum, magnitudes).view(np.float32)
 
 
 def signed_absmax(x: Floats) -> Floats:
     """Values [n, w] -> the value of largest magnitude in each row, [n]: the first wins, +0 if all are zero."""
-    least, greatest = folded(np.minimum, x), folded(np.maximum, x)
+    least, greatest = bounds(x)
     largest = np.where(greatest > -least, greatest, least)
     tied = np.flatnonzero(greatest == -least)
     if tied.size:
@@ -28,7 +30,7 @@ def signed_absmax(x: Floats) -> Floats:
 
 def extremes(x: Floats) -> tuple[Floats, Floats]:
     """Values [n, w] -> the least and the greatest of each row, [n] each: the first wins among -0 and +0."""
-    least, greatest = folded(np.minimum, x), folded(np.maximum, x)
+    least, greatest = bounds(x)
     for found, index in ((least, np.argmin), (greatest, np.argmax)):
         zeros = np.flatnonzero(found == 0)
         if zeros.size:
@@ -37,14 +39,31 @@ def extremes(x: Floats) -> tuple[Floats, Floats]:
     return least, greatest
 
 
-def folded(least_or_greatest: np.ufunc, x: Floats) -> Floats:
-    """Values [n, w], w a power of two -> the least or the greatest of each row, [n], with any sign if it is zero.
+def bounds(x: Floats) -> tuple[Floats, Floats]:
+    """Values [n, w], w a power of two -> the least and the greatest of each row, [n] each, with any sign if zero.
+
+    They are compared as integers, which NumPy 2.4 does twice as fast where it has to step over every other number.
+    """
+    numbers = in_order(np.ascontiguousarray(x).view(np.int32))
+    least, greatest = (in_order(folded(op, numbers)).view(np.float32) for op in (np.minimum, np.maximum))
+    return least, greatest
+
+
+def in_order(bits: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The bits of floats as integers in the order of the floats, and back: below zero all but the sign are inverted."""
+    turned = bits >> 31
+    turned &= 0x7FFFFFFF
+    turned ^= bits
+    return turned
+
+
+def folded(least_or_greatest: np.ufunc, x: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Numbers [n, w], w a power of two -> the least or the greatest of each row, [n].
 
     Neighbours are compared until one is left: 4x faster than reductions of short rows (NumPy 2.4).
     """
-    n = len(x)
-    found = np.ascontiguousarray(x).reshape(-1)
-    while found.size > n:
+    found = x.reshape(-1)
+    while found.size > len(x):
         found = least_or_greatest(found[0::2], found[1::2])
     return found
 
