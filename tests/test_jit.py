@@ -304,3 +304,14 @@ def test_ledger_notices_a_stale_hash(tmp_path, monkeypatch):
     ):
         ledger.LEDGER.write_text(json.dumps(facts))
         assert (ledger.problem() or "") == "" if wrong is None else wrong in ledger.problem()
+
+
+def test_the_cache_is_filled_with_what_a_gpu_looks_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["", "--arch", "sm_90a", "--kernel", "round_activations", "--fill-cache"])
+    assert compile_kernels.main() == 0
+    kept = set(tmp_path.iterdir())
+    assert f"3 of 3 kernels are in {tmp_path}" in capsys.readouterr().out
+    jit.cached_cubin(jit.compose("round_activations", In="half", Out="half"), "sm_90a")
+    assert len(kept) == 3
+    assert set(tmp_path.iterdir()) == kept

@@ -2,6 +2,7 @@
 
 On the tuned architecture every template that the routes can ask for is compiled, elsewhere one set of types.
 Exit 1 if anything fails to compile, with the log, or if a kernel that is tuned for its architecture spills registers.
+With --fill-cache the kernels go where a GPU that needs them looks first (qgemm/jit.py), and nothing is reported.
 """
 
 from __future__ import annotations
@@ -63,6 +64,15 @@ def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
         return unit, "", str(error)
 
 
+def cache_unit(unit: Unit) -> str:
+    """Compile into the cache -> the error, or ""."""
+    try:
+        jit.cached_cubin(jit.compose(unit.kernel, FORMATS.get(unit.format), **dict(unit.template)), unit.arch)
+        return ""
+    except jit.CompileError as error:
+        return f"{unit}: {error}"
+
+
 class Resources(NamedTuple):
     """What a thread of a kernel takes: registers, and bytes of them that are spilled to memory."""
 
@@ -101,10 +111,17 @@ def main() -> int:
     parser.add_argument("--arch", action="append", choices=jit.ARCHS, help="only this architecture (repeatable)")
     parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
     parser.add_argument("--report", metavar="PATH", type=Path, help="write registers and spilled bytes of every unit")
+    parser.add_argument("--fill-cache", action="store_true", help="only compile what is not in the cache, into it")
     options = parser.parse_args()
     todo = [
         unit for unit in units(tuple(options.arch or jit.ARCHS)) if unit.kernel in (options.kernel or [unit.kernel])
     ]
+    if options.fill_cache:
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            done = tqdm(pool.map(cache_unit, todo, chunksize=8), total=len(todo), delay=1, disable=None)
+            errors = [error for error in done if error]
+        print(*errors, f"{len(todo) - len(errors)} of {len(todo)} kernels are in {jit.cache_dir()}", sep="\n")
+        return 1 if errors else 0
     found: dict[Unit, Resources] = {}
     failed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
