@@ -70,38 +70,40 @@ def on_gpu(x, dtype):
     return cupy.asarray(x.astype(bfloat16 if dtype == "bfloat16" else dtype))
 
 
-@pytest.mark.gpu
-@each(TILED)
-@each_cut(A16)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_within_bound(fmt, cut, dtype):
-    """Rows of x and W on both sides of a tile's edges; K of fewer spans than stages, of more, and ragged."""
+def products(fmt, cut):
+    """Weights here and on the GPU, float64 x and a plan: rows of x and W on both sides of a tile's edges, K of fewer
+    spans than stages, of more, and ragged, whole and in slices."""
     rows, columns = cut.strips * 64, tiles.columns(fmt) // fmt.weights
     shapes = (rows + 24, 1), (rows - 8, 11 * columns - columns // 2)
     for seed, (n, blocks) in enumerate(shapes):
         w = drawn(fmt, n, blocks, seed)
         on_device = w.to_device()
         for m, slices in itertools.product((1, cut.tokens, cut.tokens + 1), (1, 3)):
-            x = on_gpu(np.random.default_rng(m).standard_normal((m, w.shape[1])), dtype)
-            wide = x.astype(np.float64).get()
-            y = multiply(x, on_device, plan=prefill_mma.Plan(cut, slices)).get()
-            assert (np.abs(y - exact(wide, w)) <= bound(wide, w, dtype, on_device.exponent)).all()
+            x = np.random.default_rng(m).standard_normal((m, w.shape[1]))
+            yield w, on_device, x, prefill_mma.Plan(cut, slices)
+
+
+@pytest.mark.gpu
+@each(TILED)
+@each_cut(A16)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_within_bound(fmt, cut, dtype):
+    for w, on_device, x, plan in products(fmt, cut):
+        x = on_gpu(x, dtype)
+        wide = x.astype(np.float64).get()
+        y = multiply(x, on_device, plan=plan).get()
+        assert (np.abs(y - exact(wide, w)) <= bound(wide, w, dtype, on_device.exponent)).all()
 
 
 @pytest.mark.gpu
 @each(INTEGER)
 @each_cut(A8)
 def test_a8_is_its_formula(fmt, cut):
-    """The same shapes: off by no more than float32 sums of the formula's terms are."""
-    rows, columns = cut.strips * 64, tiles.columns(fmt) // fmt.weights
-    shapes = (rows + 24, 1), (rows - 8, 11 * columns - columns // 2)
-    for seed, (n, blocks) in enumerate(shapes):
-        w = drawn(fmt, n, blocks, seed)
-        on_device = w.to_device()
-        for m, slices in itertools.product((1, cut.tokens, cut.tokens + 1), (1, 3)):
-            x = np.random.default_rng(m).standard_normal((m, w.shape[1])).astype(np.float16)
-            y = multiply(on_gpu(x, "a8"), on_device, plan=prefill_mma.Plan(cut, slices)).get()
-            assert excess(y, *a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)) <= 1
+    """Off by no more than float32 sums of the formula's terms are."""
+    for w, on_device, x, plan in products(fmt, cut):
+        x = x.astype(np.float16)
+        y = multiply(on_gpu(x, "a8"), on_device, plan=plan).get()
+        assert excess(y, *a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)) <= 1
 
 
 @pytest.fixture
