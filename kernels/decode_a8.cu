@@ -97,12 +97,12 @@ struct Quantized {
             copy_16(shared_address(&memory->batches[batch % 2][entry][(8 * j + lane) * PIECE]),
                     x + (inside ? entry % m * k + at : 0), inside);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_commit();
     }
     // The quantized x of number i of the warp's spans; of a new batch, which it quantizes.
     __device__ const Activations* operator()(int i) const {
         if (i % spans == 0) {
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            copies_wait<1>();
             __syncwarp();
             quantize(memory->quantized[entry], memory->batches[i / spans % 2][entry]);
             __syncwarp();
@@ -163,6 +163,7 @@ __device__ inline void run(const Products& products) {
         stream(
             at.count, arrivals, load_weights, [] {}, load_x,
             [&](int i, int slot) { multiply_by(quantized(i), i, slot); });
+        copies_wait<0>();  // batches beyond the last, which are zeros
     }
     __syncthreads();  // the rings are empty: their memory serves the sums
     reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);

@@ -8,10 +8,14 @@
 // Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SHARED (bytes), MOST_PARTS.
 #include "epilogue.cuh"
 #include "pdl.cuh"
-#include "streamk.cuh"
 #include "tile.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
+
+constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are added up and stored at a time
+constexpr int CHUNKS = TOKENS / CHUNK;
+constexpr int FOURS = CHUNK / 8;  // by which a thread's sums of a chunk are moved
+#include "streamk.cuh"
 
 constexpr int GROUP_THREADS = 128, CONSUMERS = STRIPS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
 
@@ -22,31 +26,28 @@ constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCE
 constexpr bool WHOLE_TILES = STAGE % SPANS == 0;   // in a stage; otherwise the fields of a tile have slots of their own
 constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
 constexpr int SUMS = TOKENS / 2;                   // of a thread
-constexpr int CHUNK = TOKENS % 32 ? 16 : 32;       // tokens that are stored at a time
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
+static_assert(DEPTH <= 32, "a lane prepares the barriers of a stage");
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
 static_assert(DEPTH % SPLITS == 0, "a place in the ring belongs to one split");
 
-// The weights of a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because they
-// are read until the last span of the tile.
+// A strip's weights in a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because
+// they are read until the last span of the tile.
 template <int STAGE_TILES>
 struct Ring {
-    Tile tiles[DEPTH][STRIPS][STAGE_TILES];
+    Tile tiles[DEPTH][STAGE_TILES];
 
-    __device__ const SpanOf<WARPS>& codes(int slot, int strip, int span) const {
-        return tiles[slot][strip][span / SPANS].spans[span % SPANS];
+    __device__ const SpanOf<WARPS>& codes(int slot, int span) const {
+        return tiles[slot][span / SPANS].spans[span % SPANS];
     }
-    __device__ const Format& fields(int slot, int strip, int span, u32) const {
-        return tiles[slot][strip][span / SPANS].fields;
-    }
+    __device__ const Format& fields(int slot, int span, u32) const { return tiles[slot][span / SPANS].fields; }
     __device__ static u32 bytes(int spans) { return spans / SPANS * sizeof(Tile); }
-    __device__ void load(int slot, int strip, const Tile* from, int, int spans, u32 barrier) {
-        bulk_copy(shared_address(tiles[slot][strip]), from, bytes(spans), barrier);
+    __device__ void load(int slot, const Tile* from, int, int spans, u32 barrier) {
+        bulk_copy(shared_address(tiles[slot]), from, bytes(spans), barrier);
     }
-    __device__ void expect_fields(u32, int) {}
-    __device__ void load_fields(u32, int, const Tile*) {}
-    __device__ void init_slots() {}
+    __device__ void load_fields(u32, const Tile*) {}
+    __device__ void init(int) {}
     __device__ void wait_fields(u32) const {}
 };
 
@@ -54,43 +55,42 @@ template <>
 struct Ring<0> {
     static constexpr int SLOTS = 1 + (DEPTH - 1 + SPANS - 1) * STAGE / SPANS;  // tiles of DEPTH stages, and more
     static_assert(WHOLE_TILES || SLOTS * SPANS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
-    SpanOf<WARPS> spans[DEPTH][STRIPS][STAGE];
-    Format slots[SLOTS][STRIPS];
+    SpanOf<WARPS> spans[DEPTH][STAGE];
+    Format slots[SLOTS];
     unsigned long long full[SLOTS];
 
-    __device__ const SpanOf<WARPS>& codes(int slot, int strip, int span) const { return spans[slot][strip][span]; }
-    __device__ const Format& fields(int, int strip, int, u32 tile) const { return slots[tile % SLOTS][strip]; }
+    __device__ const SpanOf<WARPS>& codes(int slot, int span) const { return spans[slot][span]; }
+    __device__ const Format& fields(int, int, u32 tile) const { return slots[tile % SLOTS]; }
     __device__ static u32 bytes(int) { return sizeof(SpanOf<WARPS>[STAGE]); }
-    __device__ void load(int slot, int strip, const Tile* from, int span, int, u32 barrier) {
-        bulk_copy(shared_address(spans[slot][strip]), &from->spans[span], bytes(STAGE), barrier);
+    __device__ void load(int slot, const Tile* from, int span, int, u32 barrier) {
+        bulk_copy(shared_address(spans[slot]), &from->spans[span], bytes(STAGE), barrier);
     }
     // The fields of the tile'th tile of this CTA.
     __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % SLOTS]); }
-    __device__ void expect_fields(u32 tile, int strips) { mbarrier_expect(barrier(tile), strips * sizeof(Format)); }
-    __device__ void load_fields(u32 tile, int strip, const Tile* from) {
-        bulk_copy(shared_address(&slots[tile % SLOTS][strip]), &from->fields, sizeof(Format), barrier(tile));
+    __device__ void load_fields(u32 tile, const Tile* from) {
+        mbarrier_expect(barrier(tile), sizeof(Format));
+        bulk_copy(shared_address(&slots[tile % SLOTS]), &from->fields, sizeof(Format), barrier(tile));
     }
-    __device__ void init_slots() {
-        for (int slot = 0; slot < SLOTS; ++slot) mbarrier_init(barrier(slot), 1);
+    __device__ void init(int lane) {
+        if (lane < SLOTS) mbarrier_init(barrier(lane), 1);
     }
     __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / SLOTS & 1); }
 };
 
-// Sums of the splits but the first, as registers hold them.
-template <int OTHERS>
-struct Parts {
-    float4 sums[OTHERS][STRIPS][SUMS / 4][GROUP_THREADS];
+// Where a strip's sums meet and its outputs are put in order, a chunk at a time.
+union Exchange {
+    float4 parts[SPLITS > 1 ? SPLITS - 1 : 1][FOURS]
+                [GROUP_THREADS];  // of the splits but the first, as registers hold them
+    float staged[CHUNK][TILE_ROWS + 4];
 };
-template <>
-struct Parts<0> {};
 
 struct Memory {
     In x[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
-    Ring<WHOLE_TILES ? STAGE / SPANS : 0> weights;
-    Parts<SPLITS - 1> parts;
-    alignas(16) float staged[STRIPS][CHUNK][TILE_ROWS + 4];
+    Ring<WHOLE_TILES ? STAGE / SPANS : 0> weights[STRIPS];
+    Exchange exchange[STRIPS];
     unsigned long long full[DEPTH], empty[DEPTH];
 };
+constexpr u32 X_STAGE = sizeof(Memory::x[0]) / 16, X_SPAN = sizeof(Memory::x[0][0]) / 16;  // of operand B's address
 static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
               "the stages do not fit the shared memory that the host asks for");
 
@@ -170,16 +170,12 @@ struct Producer {
             const int spans = spans_in(p, j), span = j * STAGE % SPANS;
             const Tile* from = source.tiles + j * STAGE / SPANS;
             const u32 full = shared_address(&memory.full[slot]);
-            mbarrier_expect(full, source.strips * memory.weights.bytes(spans));
+            mbarrier_expect(full, source.strips * memory.weights[0].bytes(spans));
 #pragma unroll
-            for (int strip = 0; strip < STRIPS; ++strip)
-                if (strip < source.strips)
-                    memory.weights.load(slot, strip, from + strip * source.along, span, spans, full);
-            if (span == 0) {
-                memory.weights.expect_fields(fields, source.strips);
-#pragma unroll
-                for (int strip = 0; strip < STRIPS; ++strip)
-                    if (strip < source.strips) memory.weights.load_fields(fields, strip, from + strip * source.along);
+            for (int strip = 0; strip < STRIPS; ++strip) {
+                if (strip >= source.strips) break;
+                memory.weights[strip].load(slot, from + strip * source.along, span, spans, full);
+                if (span == 0) memory.weights[strip].load_fields(fields, from + strip * source.along);
             }
         });
     }
@@ -283,7 +279,10 @@ struct Scalings<1> {
     const Units& units;
     const Format* fields;
     __device__ explicit Scalings(const Units& units) : units(units) {}
-    __device__ void begin(const Format& of, u32, int, int) { fields = &of; }
+    template <class Ring>
+    __device__ void begin(const Ring& ring, int slot, int span, u32 tile, int, int) {
+        fields = &ring.fields(slot, span, tile);
+    }
     __device__ Scaling<In> operator()(int warp, int lane, int, int index) const {
         return scaling_of(*fields, warp, lane / 4, index, units);
     }
@@ -295,9 +294,12 @@ struct Scalings<4> {
     u32 tile = ~0u;
     Scaling<In> mine[SPAN_SCALES];
     __device__ explicit Scalings(const Units& units) : units(units) {}
-    __device__ void begin(const Format& fields, u32 of, int warp, int lane) {
+    template <class Ring>
+    __device__ void begin(const Ring& ring, int slot, int span, u32 of, int warp, int lane) {
         if (of == tile) return;
         tile = of;
+        ring.wait_fields(tile);
+        const Format& fields = ring.fields(slot, span, tile);
 #pragma unroll
         for (int i = 0; i < SPAN_SCALES; ++i)
             mine[i] = scaling_of(fields, warp, lane / 4, lane % 4 * SPAN_SCALES + i, units);
@@ -307,65 +309,69 @@ struct Scalings<4> {
     }
 };
 
+// In a register of its own: ptxas will not work it out anew for every use.
+__device__ inline int kept(int value) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(value));
+    return value;
+}
+
 struct Consumer {
     Memory& memory;
     const Problem& p;
-    int split, strip, thread;  // thread: of its warpgroup
+    const Ring<WHOLE_TILES ? STAGE / SPANS : 0>& ring;  // of its strip
+    u32 first_x;                                        // operand B of the first stage
+    int split, strip, thread;                           // thread: of its warpgroup
+    int warp, lane;                                     // the same
 
     // This split's stages of a segment, one after the other.
     struct Cursor {
         const Consumer& at;
-        const int end;          // of its stages
         const u32 more_fields;  // than stage j / stages of a tile of W, to number the tile's fields
         Turn turn;
         int j;
+        u32 x;          // operand B of the stage
         int busy = -1;  // the slot before this one, while wgmma may read it
-        bool begun = false;
 
         __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, const Turn& first, u32 fields)
-            : at(at),
-              end(end_stage(at.p, s)),
-              more_fields(fields - first_stage(s) * STAGE / SPANS),
-              turn(first),
-              j(first_stage(s)) {
+            : at(at), more_fields(fields - first_stage(s) * STAGE / SPANS), turn(first), j(first_stage(s)) {
             const int ahead = (at.split + SPLITS - turn.slot % SPLITS) % SPLITS;  // of the next stage of this split
             j += ahead;
             turn.advance(ahead);
         }
-
-        // Waits for the next stage; false after the last.
-        __device__ __forceinline__ bool next() {
-            if (begun) busy = turn.slot, turn.advance(SPLITS), j += SPLITS;
-            if (j >= end) return false;
-            begun = true;
-            const u32 full = shared_address(&at.memory.full[turn.slot]);
-            if (busy >= 0 && !mbarrier_passed(full, turn.round & 1)) {  // do not hold a stage while waiting for one
+        // Waits for the stage.
+        __device__ __forceinline__ void wait() {
+            // The shuffle tells ptxas that the operand is the same in all lanes: descriptors then need no moves.
+            x = __shfl_sync(~0u, at.first_x + turn.slot * X_STAGE, 0);
+            const u32 full = shared_address(&at.memory.full[turn.slot]), parity = turn.round & 1;
+            if (mbarrier_passed(full, parity)) return;
+            if (busy >= 0) {  // do not hold a stage while waiting for one
                 wgmma_wait<0>();
                 release();
             }
-            mbarrier_wait(full, turn.round & 1);
-            at.memory.weights.wait_fields(fields());
-            return true;
+            mbarrier_wait(full, parity);
         }
+        // To the next stage.
+        __device__ __forceinline__ void advance() { busy = turn.slot, turn.advance(SPLITS), j += SPLITS; }
         __device__ u32 fields() const { return more_fields + j * STAGE / SPANS; }
 
         // This warp has read the slot before.
         __device__ __forceinline__ void release() {
-            if (busy >= 0 && at.thread % 32 == 0) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
+            if (busy >= 0 && at.lane == 0) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
             busy = -1;
         }
     };
 
     using Weights = u32[SPAN_STEPS][4];  // operand A of a span
+    using Words = typename Format::Codes;
+
+    __device__ __forceinline__ Words words(const Cursor& cursor, int span) const {
+        return ring.codes(cursor.turn.slot, span).codes(warp, lane);
+    }
 
     // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, Cursor& cursor, int span,
-                                             u32 x_address, const Levels& levels, Scalings<SPANS>& scalings) const {
-        const int warp = thread / 32, lane = thread % 32, slot = cursor.turn.slot;
-        const auto words = memory.weights.codes(slot, strip, span).codes(warp, lane);
-        if (span % SPANS == 0)
-            scalings.begin(memory.weights.fields(slot, strip, span, cursor.fields()), cursor.fields() + span / SPANS,
-                           warp, lane);
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, const Words& words, Cursor& cursor,
+                                             int span, const Levels& levels, Scalings<SPANS>& scalings) const {
+        if (span % SPANS == 0) scalings.begin(ring, cursor.turn.slot, span, cursor.fields() + span / SPANS, warp, lane);
         Scaling<In> scaling;
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
@@ -375,31 +381,24 @@ struct Consumer {
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
         }
-        const unsigned long long x = swizzled_operand(x_address + span * sizeof(memory.x[0][0]));
+        const u32 x = cursor.x + span * X_SPAN;
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, weights[step], x + 2 * step);
+        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, weights[step], swizzled_operand(x + 2 * step));
         wgmma_commit();
         wgmma_wait<1>();
         cursor.release();
     }
 
-    // A stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
+    // A whole stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights (&weights)[2], int first, Cursor& cursor,
                                              const Levels& levels, Scalings<SPANS>& scalings) const {
-        const int spans = spans_in(p, cursor.j);
-        // The shuffle tells ptxas that the address is the same in all lanes: descriptors then need no moves.
-        const u32 x = __shfl_sync(~0u, shared_address(memory.x[cursor.turn.slot]), 0);
-        if (STAGE == 1 || spans == STAGE) {
+        Words all[STAGE];  // read together: they are waited for once
 #pragma unroll
-            for (int span = 0; span < STAGE; ++span)
-                multiply(sums, weights[(first + span) % 2], cursor, span, x, levels, scalings);
-        } else {
-            for (int span = 0; span < spans; ++span) {
-                wgmma_wait<0>();
-                multiply(sums, weights[first], cursor, span, x, levels, scalings);
-            }
-        }
+        for (int span = 0; span < STAGE; ++span) all[span] = words(cursor, span);
+#pragma unroll
+        for (int span = 0; span < STAGE; ++span)
+            multiply(sums, weights[(first + span) % 2], all[span], cursor, span, levels, scalings);
     }
 
     // Adds the products of this split's stages of a segment to the sums.
@@ -408,31 +407,49 @@ struct Consumer {
         Weights weights[2];
         Scalings<SPANS> scalings(units);
         Cursor cursor(*this, s, turn, fields);
-        while (cursor.next()) {
+        const int end = end_stage(p, s), end_of_whole = min(end, p.along / STAGE);
+        while (cursor.j < end_of_whole) {
+            cursor.wait();
             multiply(sums, weights, 0, cursor, levels, scalings);
+            cursor.advance();
             if constexpr (STAGE % 2) {
-                if (!cursor.next()) break;
+                if (cursor.j >= end_of_whole) break;
+                cursor.wait();
                 multiply(sums, weights, 1, cursor, levels, scalings);
+                cursor.advance();
             }
         }
         wgmma_wait<0>();
         cursor.release();
+        if (cursor.j < end) {
+            cursor.wait();
+            for (int span = 0; span < p.along % STAGE; ++span) {
+                multiply(sums, weights[0], words(cursor, span), cursor, span, levels, scalings);
+                wgmma_wait<0>();
+            }
+            cursor.advance();
+            cursor.release();
+        }
     }
 
     // The splits' sums -> split 0, in order.
-    __device__ void add_splits(float (&sums)[SUMS], Parts<0>&) const {}
-    template <int OTHERS>
-    __device__ void add_splits(float (&sums)[SUMS], Parts<OTHERS>& parts) const {
-        if (split > 0)
+    __device__ __forceinline__ void add_splits(float (&sums)[SUMS]) const {
+        if constexpr (SPLITS > 1) {
+            auto& parts = memory.exchange[strip].parts;
 #pragma unroll
-            for (int i = 0; i < SUMS / 4; ++i) parts.sums[split - 1][strip][i][thread] = four(sums, i);
-        named_barrier(1 + strip, SPLITS * GROUP_THREADS);
-        if (split == 0)
-#pragma unroll 1  // ptxas would load more at a time than it has registers for
-            for (int other = 0; other < OTHERS; ++other)
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                split_barrier();  // what was here has been read
+                if (split > 0)
 #pragma unroll
-                for (int i = 0; i < SUMS / 4; ++i) add(sums, i, parts.sums[other][strip][i][thread]);
-        named_barrier(1 + strip, SPLITS * GROUP_THREADS);
+                    for (int i = 0; i < FOURS; ++i) parts[split - 1][i][thread] = four(sums, chunk * FOURS + i);
+                split_barrier();
+                if (split == 0)
+#pragma unroll
+                    for (int other = 0; other < SPLITS - 1; ++other)
+#pragma unroll
+                        for (int i = 0; i < FOURS; ++i) add(sums, chunk * FOURS + i, parts[other][i][thread]);
+            }
+        }
     }
 
     __device__ static float4 four(const float (&sums)[SUMS], int i) {
@@ -442,32 +459,38 @@ struct Consumer {
         sums[4 * i] += more.x, sums[4 * i + 1] += more.y, sums[4 * i + 2] += more.z, sums[4 * i + 3] += more.w;
     }
 
-    // Waits for the 128 threads of this warpgroup.
+    // Waits for the warpgroups of this strip; for the threads of this one.
+    __device__ void split_barrier() const { named_barrier(1 + strip, SPLITS * GROUP_THREADS); }
     __device__ void group_barrier() const { named_barrier(1 + STRIPS + strip, GROUP_THREADS); }
 
-    // A tile that other CTAs share: what this one has of it goes to its place in the workspace, or, where this one has
-    // the end of the tile, the others' parts are added.
+    // Of a tile that other CTAs share, chunks that another is the owner of go to their places in the workspace, and
+    // what others have of its own chunks is added, in order.
     __device__ float4* part_of(Workspace* workspace, int cta) const {
         return workspace->parts() + (i64(cta) * STRIPS + strip) * (SUMS / 4) * GROUP_THREADS + thread;
     }
-    __device__ u32* flag_of(Workspace* workspace, int cta) const { return &workspace->flags[cta * STRIPS + strip]; }
-    __device__ void hand_over(const float (&sums)[SUMS], Workspace* workspace) const {
-        float4* part = part_of(workspace, blockIdx.x);
-#pragma unroll
-        for (int i = 0; i < SUMS / 4; ++i) part[i * GROUP_THREADS] = four(sums, i);
-        group_barrier();
-        if (thread == 0) raise_flag(flag_of(workspace, blockIdx.x));
+    __device__ u32* flag_of(Workspace* workspace, int cta, int chunk) const {
+        return &workspace->flags[(cta * STRIPS + strip) * CHUNKS + chunk];
     }
-    __device__ void add_others(float (&sums)[SUMS], const Segment& s, const Segments& all, int tiles,
-                               Workspace* workspace) const {
-        const int start = (s.tile - all.whole) * all.units;
-        for (int cta = blockIdx.x; Segments::begin_of(cta, tiles - all.whole, all.units) > start;) {
-            --cta;
-            if (thread == 0) await_flag(flag_of(workspace, cta));
-            group_barrier();
-            const float4* part = part_of(workspace, cta);
+    __device__ __forceinline__ void exchange(float (&sums)[SUMS], const Sharers& sharers, Workspace* workspace) const {
+        const int me = blockIdx.x;
+        float4* part = part_of(workspace, me);
 #pragma unroll
-            for (int i = 0; i < SUMS / 4; ++i) add(sums, i, __ldcg(part + i * GROUP_THREADS));
+        for (int i = 0; i < SUMS / 4; ++i)
+            if (sharers.owner(i / FOURS) != me) part[i * GROUP_THREADS] = four(sums, i);
+        group_barrier();
+        if (thread < CHUNKS && sharers.owner(thread) != me) raise_flag(flag_of(workspace, me, thread));
+        if (!sharers.owns_some(me)) return;
+        for (int i = thread; i < CHUNKS * sharers.count; i += GROUP_THREADS) {
+            const int cta = sharers.first + i / CHUNKS;
+            if (cta != me && sharers.owner(i % CHUNKS) == me) await_flag(flag_of(workspace, cta, i % CHUNKS));
+        }
+        group_barrier();
+        for (int cta = sharers.first; cta < sharers.first + sharers.count; ++cta) {
+            if (cta == me) continue;
+            const float4* other = part_of(workspace, cta);
+#pragma unroll
+            for (int i = 0; i < SUMS / 4; ++i)
+                if (sharers.owner(i / FOURS) == me) add(sums, i, __ldcg(other + i * GROUP_THREADS));
         }
     }
 
@@ -486,13 +509,15 @@ struct Consumer {
     // Sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together. First the usual case:
     // all rows there are, nothing to add.
     template <class T>
-    __device__ __forceinline__ void store_whole(const float (&sums)[SUMS], const Place& at, T* y, float unit) const {
+    __device__ __forceinline__ void store_whole(const float (&sums)[SUMS], const Place& at, const Sharers& sharers,
+                                                T* y, float unit) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged[strip]);
+        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.exchange[strip].staged);
         y += at.first_token * p.n + at.first_row;
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
+            if (sharers.owner(chunk / CHUNK) != blockIdx.x) continue;
             group_barrier();  // the chunk before is read
 #pragma unroll
             for (int i = 0; i < CHUNK / 8; i += 2) {
@@ -525,20 +550,21 @@ struct Consumer {
     __device__ bool aligned(const void* y) const {  // all rows of y start at a multiple of 16
         return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
     }
-    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Epilogue& epilogue,
-                                          float unit) const {
+    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Sharers& sharers,
+                                          const Epilogue& epilogue, float unit) const {
         const Place at(p, tile, strip);
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
-            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, static_cast<float*>(y), unit);
-            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, static_cast<half*>(y), unit);
-            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, static_cast<bf16*>(y), unit);
+            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, sharers, static_cast<float*>(y), unit);
+            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, sharers, static_cast<half*>(y), unit);
+            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, sharers, static_cast<bf16*>(y), unit);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = memory.staged[strip];
+        auto& staged = memory.exchange[strip].staged;
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
+            if (sharers.owner(chunk / CHUNK) != blockIdx.x) continue;
             group_barrier();  // the chunk before is read
 #pragma unroll
             for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
@@ -559,8 +585,7 @@ struct Consumer {
         }
     }
 
-    __device__ void run(const Segments& all, int tiles, const Units& units, Workspace* workspace,
-                        const Epilogue& epilogue) const {
+    __device__ void run(const Segments& all, const Units& units, Workspace* workspace, const Epilogue& epilogue) const {
         const Levels levels(units.level);
         Segments segments = all;
         Turn turn;
@@ -570,39 +595,41 @@ struct Consumer {
             multiply(sums, s, turn, fields, levels, units);
             turn.skip(end_stage(p, s) - first_stage(s));
             fields += s.last - s.first;
-            add_splits(sums, memory.parts);
+            add_splits(sums);
             if (split == 0) {
-                if (s.last < all.units) {
-                    hand_over(sums, workspace);
-                } else {
-                    if (s.first > 0) add_others(sums, s, all, tiles, workspace);
-                    store(sums, s.tile, epilogue, units.sum);
-                }
+                const Sharers sharers = all.sharers(s);
+                if (sharers.count > 1) exchange(sums, sharers, workspace);
+                if (sharers.owns_some(blockIdx.x)) store(sums, s.tile, sharers, epilogue, units.sum);
             }
         }
     }
 };
 
-// Tiles of y from `whole` on are cut along K.
+// Tiles of y from `whole` on are cut along K, each in two halves if `halves`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles,
-            const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m, int whole,
+            const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m, int whole, int halves,
             const Units units) {
     extern __shared__ __align__(1024) unsigned char bytes[];
-    Memory& memory = *reinterpret_cast<Memory*>(bytes + Format::TABLE_BYTES);
+    // The shuffle keeps ptxas from working out the address anew for every use.
+    const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;
+    Memory& memory = *static_cast<Memory*>(__cvta_shared_to_generic(address));
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS), row_tiles = (strips + STRIPS - 1) / STRIPS;
     const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
     const Problem problem = {n, k, m, row_tiles, along};
     const int tiles_of_y = row_tiles * ((m + TOKENS - 1) / TOKENS);
-    const Segments segments(tiles_of_y, (along + UNIT - 1) / UNIT, whole);
+    const Segments segments(tiles_of_y, (along + UNIT - 1) / UNIT, whole, halves);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
-    if (threadIdx.x == 0) {
-        for (int slot = 0; slot < DEPTH; ++slot) {
-            mbarrier_init(shared_address(&memory.full[slot]), 2);            // producers
-            mbarrier_init(shared_address(&memory.empty[slot]), STRIPS * 4);  // warps
+    if (warp == 0) {
+        const int lane = threadIdx.x;
+        if (lane < DEPTH) {
+            mbarrier_init(shared_address(&memory.full[lane]), 2);            // producers
+            mbarrier_init(shared_address(&memory.empty[lane]), STRIPS * 4);  // warps
         }
-        memory.weights.init_slots();
+        for (auto& ring : memory.weights) ring.init(lane);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    } else if (warp == 1) {
+        if (elect_one()) prefetch(&x);
     }
     fill_table<Format, half, THREADS>(Format::RAW_EXPONENT);
     __syncthreads();
@@ -614,7 +641,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         take_registers<CONSUMER_REGISTERS>();
         const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
-        const Consumer consumer = {memory, problem, split, strip, int(threadIdx.x % GROUP_THREADS)};
-        consumer.run(segments, tiles_of_y, units, workspace, outputs);
+        const Consumer consumer = {memory,
+                                   problem,
+                                   memory.weights[strip],
+                                   swizzled_address(shared_address(memory.x)),
+                                   split,
+                                   strip,
+                                   int(threadIdx.x % GROUP_THREADS),
+                                   kept(threadIdx.x / 32 % 4),
+                                   kept(threadIdx.x % 32)};
+        consumer.run(segments, units, workspace, outputs);
     }
 }

@@ -9,22 +9,48 @@ struct Segment {
     int tile, first, last;
 };
 
+// The CTAs that share a tile, and which of them adds up a chunk of its tokens: that which has the end of the tile, and is
+// the last to finish; or, where two have a half each and finish together, each of them half of the chunks.
+struct Sharers {
+    int first, count;
+    bool halves = false;
+    __device__ int owner(int chunk) const { return first + (halves ? chunk * 2 / CHUNKS : count - 1); }
+    __device__ bool owns_some(int cta) const { return owner(0) == cta || owner(CHUNKS - 1) == cta; }
+};
+
 // The segments of one CTA. Tiles from `whole` on are laid end to end and cut into a piece for each CTA, which goes
 // through its piece backwards: the start of a tile whose rest the next CTA has is done first, the rest of one that the
-// CTA before has begun last, when that one has long stored its part.
+// CTA before has begun last, when that one has long stored its part. halves: each of them is cut in two.
 struct Segments {
-    int units;       // along K, of a tile
-    int begin, end;  // what is left of the piece, in units from the start of tile `whole`
+    int units;  // along K, of a tile
     int whole, next;
+    bool halves;
+    u32 piece, rest;  // units of all that is cut / CTAs
+    int begin, end;   // what is left of the piece, in units from the start of tile `whole`
 
-    __device__ static int begin_of(int cta, int tiles, int units) { return int(i64(cta) * tiles * units / gridDim.x); }
-
-    __device__ Segments(int tiles, int units, int whole)
+    __device__ Segments(int tiles, int units, int whole, bool halves)
         : units(units),
-          begin(begin_of(blockIdx.x, tiles - whole, units)),
-          end(begin_of(blockIdx.x + 1, tiles - whole, units)),
           whole(whole),
-          next(blockIdx.x) {}
+          next(blockIdx.x),
+          halves(halves),
+          piece(u32((tiles - whole) * units) / gridDim.x),
+          rest(u32((tiles - whole) * units) % gridDim.x),
+          begin(begin_of(blockIdx.x)),
+          end(begin_of(blockIdx.x + 1)) {}
+
+    // Units of all that is cut * cta / CTAs.
+    __device__ int begin_of(u32 cta) const { return piece * cta + rest * cta / gridDim.x; }
+
+    // Of a tile of which this CTA has a segment.
+    __device__ Sharers sharers(const Segment& s) const {
+        const int me = blockIdx.x, start = (s.tile - whole) * units;
+        if (start < 0) return {me, 1};
+        if (halves) return {me / 2 * 2, 2, true};
+        int first = me, last = me;
+        while (begin_of(first) > start) --first;
+        while (begin_of(last + 1) < start + units) ++last;
+        return {first, last - first + 1};
+    }
 
     __device__ bool take(Segment& s) {
         if (begin < end) {

@@ -8,6 +8,11 @@ struct alignas(64) TensorMap {
     unsigned long long opaque[16];
 };
 
+// Fetches the map itself, so that the first copy does not wait for it.
+__device__ inline void prefetch(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // The box whose first element is (row, column) -> shared memory, zeros beyond the matrix; its bytes report to the barrier.
 __device__ inline void tensor_copy(u32 to, const TensorMap* map, int row, int column, u32 barrier) {
     asm volatile(

@@ -5,9 +5,11 @@
 #include "types.cuh"
 
 // Operand B: tokens x 64 columns of 16 bits in shared memory, aligned to 1024 bytes, in the 128-byte swizzle that a
-// tensor map writes. Adding 2 moves 16 columns on.
-__device__ inline unsigned long long swizzled_operand(u32 address) {
-    return 1ull << 62 | (1024ull >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
+// tensor map writes. Of its descriptor, the low word is its address and more in units of 16 bytes, so that adding 2 moves
+// 16 columns on.
+__device__ inline u32 swizzled_address(u32 address) { return 1 << 16 | (address & 0x3ffff) >> 4; }
+__device__ inline unsigned long long swizzled_operand(u32 low) {
+    return static_cast<unsigned long long>(1 << 30 | 1024 >> 4) << 32 | low;
 }
 
 // Registers written before are seen by what wgmma reads after.

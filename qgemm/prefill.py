@@ -18,27 +18,34 @@ from .tilings import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
 FLAG = 4  # bytes of what says that a part is complete
 MOST_LAUNCHES = 1024  # kept
+MOST_GRIDS = 128  # that a GPU of sm_90 runs at a time (CUDA programming guide, compute capabilities)
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
 MOST_EXPONENT = 116  # of what float32 weights are brought into the range of half by
 HEADROOM = 3  # so that scales in these units stay below 2^15
 
 
 class Grid(NamedTuple):
-    """A persistent grid: `ctas` take `whole` tiles of y in turn; those after them are cut along K, a piece a CTA."""
+    """A persistent grid: `ctas` take `whole` tiles of y in turn; those after them are cut along K, a piece a CTA.
+
+    halves: two pieces a tile, and both CTAs add up half of it, each waiting for the other.
+    """
 
     ctas: int
     whole: int
+    halves: bool = False
 
 
-def grid_of(count: int, units: int, slots: int) -> Grid:
+def grid_of(count: int, units: int, slots: int, splits: int = 1) -> Grid:
     """For so many tiles of y, each of so many units along K, on a GPU that holds `slots` CTAs at a time.
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
-    more than WASTE of the GPU idle. Few tiles are cut into equal pieces.
+    more than WASTE of the GPU idle. Few tiles are cut into equal pieces. Halves need a GPU with more multiprocessors than
+    it runs grids at a time, each of which may have one CTA that waits for one that is yet to start; and pay where a
+    CTA's warpgroups do not share K as well.
     """
     if count <= slots:
         pieces = min(slots // count, units)
-        return Grid(count * pieces, count if pieces == 1 else 0)
+        return Grid(count * pieces, count if pieces == 1 else 0, pieces == 2 and splits == 1 and slots > MOST_GRIDS)
     if -(-count // slots) * slots <= count * (1 + WASTE):
         return Grid(slots, count)
     return Grid(slots, (count // slots - 1) * slots)
@@ -81,7 +88,7 @@ class PrefillLaunch:
         tiling = tiling or tiling_of(m, strips, k)
         template = prefill_template(fmt, tiling, source)
         of_y = -(-strips // tiling.strips) * -(-m // tiling.tokens)
-        grid = grid_of(of_y, -(-k // tiling.unit(fmt)), sms(device))
+        grid = grid_of(of_y, -(-k // tiling.unit(fmt)), sms(device), tiling.splits)
         self._size = 0  # of the workspace
         if grid.whole < of_y:
             size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL
@@ -91,7 +98,7 @@ class PrefillLaunch:
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
-        sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole)
+        sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole), ctypes.c_int(grid.halves)
         arguments = (self._map, w, pointers.outputs, parts, *sizes, units_of(fmt, exponent))
         function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
         self._launch = Launch(

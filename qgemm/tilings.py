@@ -10,10 +10,10 @@ from .tiles import ROWS, SPAN, spans, table_bytes, tile_dtype
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
-CHUNK = 32  # tokens that are stored at a time; 16 where that does not divide the token tile
-STAGED = 4 * (ROWS + 4)  # bytes of a token of a strip before it is stored
+CHUNK = 32  # tokens that are added up and stored at a time; 16 where that does not divide the token tile
+STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a strip before it is stored
 BARRIERS = 1 << 10  # bytes of them, and of alignment
-MOST_PARTS = 1024  # that CTAs hand over: two strips of each CTA of a GPU with many multiprocessors
+MOST_PARTS = 4096  # that CTAs hand over: eight chunks of two strips of each CTA, of a GPU with many multiprocessors
 
 
 class Tiling(NamedTuple):
@@ -45,37 +45,46 @@ class Tiling(NamedTuple):
 
 # Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; four warpgroups hide
 # each other's decoding. Few strips leave few tiles, of which smaller ones share the work better; but where K is long a
-# tile may be cut along it.
+# tile may be cut along it. Token tiles lie so close that one row of x more costs little.
 TILINGS = (
     #      m <=  strips >=  K >=  tokens  strips  splits  stage  deep
     Tiling(16,   200,       0,    16,     2,      2,      4,     8),
     Tiling(16,   0,         0,    16,     1,      4,      4,     8),
-    Tiling(32,   100,       0,    32,     2,      2,      4,     4),
-    Tiling(32,   33,        8192, 32,     2,      2,      4,     4),
-    Tiling(32,   0,         0,    32,     1,      4,      4,     4),
+    Tiling(32,   200,       0,    32,     2,      2,      4,     6),
+    Tiling(32,   0,         0,    32,     1,      4,      4,     8),
     Tiling(48,   100,       0,    48,     2,      2,      2,     8),
     Tiling(48,   0,         0,    48,     1,      4,      2,     8),
-    Tiling(64,   200,       0,    64,     2,      2,      2,     6),
-    Tiling(64,   0,         0,    64,     1,      4,      2,     8),
-    Tiling(96,   65,        0,    96,     2,      1,      2,     6),
-    Tiling(96,   0,         0,    96,     1,      2,      2,     5),
+    Tiling(64,   200,       0,    64,     2,      2,      2,     8),
+    Tiling(64,   65,        0,    64,     1,      4,      2,     8),
+    Tiling(64,   33,        8192, 64,     1,      4,      2,     8),
+    Tiling(64,   0,         0,    32,     1,      4,      4,     8),
+    Tiling(80,   200,       0,    80,     2,      2,      2,     6),
+    Tiling(80,   0,         0,    80,     1,      2,      2,     8),
+    Tiling(96,   200,       0,    96,     2,      1,      2,     6),
+    Tiling(96,   0,         0,    96,     1,      2,      2,     6),
+    Tiling(112,  200,       0,    112,    2,      1,      2,     5),
+    Tiling(112,  0,         0,    112,    1,      2,      2,     6),
     Tiling(128,  65,        0,    128,    2,      1,      2,     5),
     Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
     Tiling(128,  0,         0,    64,     1,      4,      2,     8),
-    Tiling(160,  65,        0,    160,    2,      1,      1,     7),
-    Tiling(192,  65,        0,    192,    2,      1,      1,     6),
-    Tiling(224,  65,        0,    224,    2,      1,      1,     5),
+    Tiling(144,  65,        0,    144,    2,      1,      2,     4),
+    Tiling(160,  65,        0,    160,    2,      1,      2,     4),
+    Tiling(192,  65,        0,    192,    2,      1,      1,     7),
+    Tiling(224,  65,        0,    224,    2,      1,      1,     6),
     Tiling(256,  65,        0,    256,    2,      1,      1,     5),
-    Tiling(256,  33,        8192, 128,    2,      1,      2,     5),
-    Tiling(256,  0,         0,    128,    1,      2,      2,     4),
-    Tiling(160,  33,        8192, 160,    2,      1,      1,     7),
-    Tiling(192,  33,        8192, 192,    2,      1,      1,     6),
-    Tiling(224,  33,        8192, 224,    2,      1,      1,     5),
-    Tiling(256,  33,        8192, 256,    2,      1,      1,     5),
+    Tiling(144,  33,        8192, 144,    2,      1,      2,     4),
+    Tiling(160,  33,        8192, 160,    2,      1,      2,     4),
+    Tiling(192,  33,        8192, 192,    2,      1,      1,     7),
+    Tiling(160,  0,         0,    80,     1,      2,      2,     8),
+    Tiling(192,  0,         0,    96,     1,      2,      2,     6),
+    Tiling(224,  0,         0,    112,    1,      2,      2,     6),
+    Tiling(256,  0,         0,    128,    2,      1,      2,     5),
+    Tiling(144,  0,         0,    144,    2,      1,      2,     4),
+    Tiling(160,  0,         0,    160,    2,      1,      2,     4),
+    Tiling(192,  0,         0,    192,    2,      1,      1,     7),
+    Tiling(448,  0,         0,    112,    2,      1,      2,     5),
     Tiling(512,  0,         0,    128,    2,      1,      2,     5),
-    Tiling(160,  0,         0,    160,    2,      1,      1,     7),
-    Tiling(192,  0,         0,    192,    2,      1,      1,     6),
-    Tiling(224,  0,         0,    224,    2,      1,      1,     5),
+    Tiling(224,  0,         0,    224,    2,      1,      1,     6),
     Tiling(256,  0,         0,    256,    2,      1,      1,     5),
 )  # fmt: skip
 TOKENS = tuple(sorted({tiling.tokens for tiling in TILINGS}))
@@ -100,12 +109,12 @@ def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     weights = tiling.stage * codes + (tiling.stage // along * fields if whole else 0)
     slots = 0 if whole else 1 + (depth - 1 + along - 1) * tiling.stage // along
     x = tiling.stage * tiling.tokens * SPAN * 2
-    parts = (tiling.splits - 1) * tiling.tokens * ROWS * PARTIAL
-    staged = (CHUNK // 2 if tiling.tokens % CHUNK else CHUNK) * STAGED
+    chunk = CHUNK // 2 if tiling.tokens % CHUNK else CHUNK
+    exchange = chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
         + depth * (x + tiling.strips * weights)
-        + tiling.strips * (slots * fields + parts + staged)
+        + tiling.strips * (slots * fields + exchange)
         + BARRIERS
     )
 

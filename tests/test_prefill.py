@@ -93,17 +93,19 @@ def test_tuned_kernels_keep_their_registers(fmt, tiling):
 
 
 def begin_of(cta: int, ctas: int, work: int) -> int:
-    """Segments::begin_of in kernels/streamk.cuh."""
-    return cta * work // ctas
+    """Segments::begin_of in kernels/streamk.cuh, whose products are of 32 bits."""
+    rest = work % ctas * cta
+    assert rest < 1 << 32
+    return work // ctas * cta + rest // ctas
 
 
 @pytest.mark.parametrize("sms", SMS)
 @pytest.mark.parametrize("units", [1, 3, 16, 128, 448])
 def test_grids_share_all_work(sms, units):
     for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
-        ctas, whole = prefill.grid_of(count, units, sms)
+        ctas, whole, halves = prefill.grid_of(count, units, sms)
         assert 1 <= ctas <= sms
-        assert 2 * ctas <= tilings.MOST_PARTS
+        assert 2 * 8 * ctas <= tilings.MOST_PARTS  # strips, chunks
         assert 0 <= whole <= count
         cut = (count - whole) * units
         assert cut < 1 << 31
@@ -112,10 +114,20 @@ def test_grids_share_all_work(sms, units):
             assert pieces[0] == 0
             assert pieces[-1] == cut
             assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
+        if halves:  # two neighbours share each tile
+            assert pieces[::2] == [tile * units for tile in range(count + 1)]
         busiest = -(-whole // ctas) * units + -(-cut // ctas)
         ideal = -(-count * units // sms)
         pieces_each = max(1, sms // count)  # few tiles are cut into equal pieces
         assert busiest <= max(ideal * (1 + prefill.WASTE) + 1, -(-units // min(pieces_each, units)))
+
+
+def test_halves_wait_for_each_other_only_where_both_get_a_multiprocessor():
+    assert prefill.grid_of(64, 128, 132) == (128, 0, True)
+    assert not prefill.grid_of(64, 128, prefill.MOST_GRIDS).halves
+    assert not prefill.grid_of(64, 128, 132, splits=2).halves
+    assert not prefill.grid_of(40, 128, 132).halves  # three pieces
+    assert not prefill.grid_of(64, 1, 132).halves
 
 
 def test_powers_of_two_cancel():
