@@ -32,6 +32,7 @@ __device__ void pack_codes(const u8* const (&rows)[2], int span, int group, int 
         const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & Codes::MASK;
         words[at.word] |= code << at.bit;
     });
+    for (u32& word : words) word = Format::to_tile(word);
 #pragma unroll
     for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
         load_words<Codes::CHUNK>(static_cast<u32*>(to) + Codes::CHUNK * chunk_index<Codes>(group, lane, word),

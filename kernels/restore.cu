@@ -19,6 +19,7 @@ __device__ void restore_codes(const void* from, int span, int group, int lane, u
     for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
         load_words<Codes::CHUNK>(&words[word],
                                  static_cast<const u32*>(from) + Codes::CHUNK * chunk_index<Codes>(group, lane, word));
+    for (u32& word : words) word = Format::from_tile(word);
     for_codes<Codes>([&](const Place& at, int r, int bit) {
         const u32 code = words[at.word] >> at.bit & Codes::MASK;
         set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);

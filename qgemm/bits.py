@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Planes = NDArray[np.uint32]
+Words = NDArray[np.uint32]
 
 # The weight of a 32-weight block that each code slot holds, slots counted in little-endian bit order.
 IN_ORDER = tuple(range(32))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .bits import Floats
+from .bits import Floats, Words
 from .errors import QuantizeError, UnsupportedError
 from .parallel import for_slices
 
@@ -62,6 +62,8 @@ class Format:
     codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
     the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
     a tensor's format has its own, and formats are equal if their names and codebooks are.
+    to_tile, from_tile: words of eight codes side by side, uint32 -> as they lie in a device tile, and back; None if
+    they stay as they are. Their twins for kernels are in the format's header.
     variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
     """
@@ -75,6 +77,8 @@ class Format:
     slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     limit: float = np.inf
     codebook: Floats | None = None
+    to_tile: Callable[[Words], Words] | None = None
+    from_tile: Callable[[Words], Words] | None = None
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
 

@@ -98,6 +98,9 @@ struct alignas(16) {fmt.name}_fields {{
     static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
     static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;
+    // A word of codes side by side -> as it lies in a tile, and back; a format may have its own.
+    static __device__ u32 to_tile(u32 word) {{ return word; }}
+    static __device__ u32 from_tile(u32 word) {{ return word; }}
     {_members(fields)}
 }};
 static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<WARPS>) == {dtype.itemsize},

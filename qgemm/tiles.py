@@ -12,7 +12,8 @@ place everything:
   of rows g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
   four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. Of a
-  plane of 1 or 2 bits above nibbles, one shift brings those of both rows in place.
+  plane of 1 or 2 bits above nibbles, one shift brings those of both rows in place. A format may have its words changed
+  once more (`Format.to_tile`): mxfp4, whose codes are floats.
 - Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
   g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
   an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
@@ -138,6 +139,7 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
             codes = np.empty_like(slots)
             codes[..., list(fmt.slots[name])] = slots
             words = _codes_to_words(codes.reshape(strips, ROWS, -1, SPAN), bits)
+            words = words if fmt.to_tile is None else fmt.to_tile(words)
             tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
         else:
             unit, count = _units(fmt, name)
@@ -161,7 +163,7 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
                 codes = _indices_to_codes(lanes, bits, known.pairs).reshape(-1, fmt.weights)
                 padded[name] = pack_bit_planes(codes, bits).reshape(padded[name].shape)
                 continue
-            codes = _words_to_codes(lanes, bits)
+            codes = _words_to_codes(lanes if fmt.from_tile is None else fmt.from_tile(lanes), bits)
             packed = pack_slots(codes.reshape(*padded.shape, fmt.weights)[..., list(fmt.slots[name])], bits)
             padded[name] = packed.view(fmt.dtype[name].base).reshape(padded[name].shape)
         else:

@@ -47,9 +47,12 @@ def one_tile(fmt, seed):
 
 @each(INTEGER)
 def test_codes_lie_where_the_rules_say(fmt):
-    """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step."""
+    """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step.
+
+    Of mxfp4 before its words are changed once more.
+    """
     raw = one_tile(fmt, 1)
-    spans = tiles.pack(fmt, raw)["spans"][0, 0]
+    spans = tiles.pack(dataclasses.replace(fmt, to_tile=None), raw)["spans"][0, 0]
     for name, order in fmt.slots.items():
         bits = 8 * fmt.dtype[name].itemsize // fmt.weights
         stream = np.unpackbits(np.ascontiguousarray(raw[name]).view(np.uint8), axis=-1, bitorder="little")
@@ -65,6 +68,17 @@ def test_codes_lie_where_the_rules_say(fmt):
             byte = int(words[span, warp, lane, bit // 8]) >> 8 * j & 0xFF
             column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
             assert byte >> bit % 8 & (1 << bits) - 1 == codes[16 * warp + 8 * r + g, span, column]
+
+
+def test_words_of_mxfp4_are_halves():
+    """As its docstring says: of a span's words, shifted and masked, every half is v / 2^15."""
+    fmt = qgemm.FORMATS["mxfp4"]
+    raw = one_tile(fmt, 4)
+    w = tiles.pack(fmt, raw)["spans"]["qs"][0, 0, 0, :, 0]  # [warp, lane, step]
+    registers = np.stack([w << 9, w << 6, w ^ w >> 3, w << 2 ^ w >> 3], axis=-1) & np.uint32(0x8E008E00)
+    halves = registers.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2)  # [warp, g, t, step, h, r, e]
+    v = fmt.decode_levels(raw.reshape(-1)).codes.reshape(4, 2, 8, 4, 2, 4, 2)  # [warp, r, g, step, h, t, e]
+    np.testing.assert_array_equal(halves.transpose(0, 5, 1, 3, 4, 2, 6), v / 2**15)
 
 
 @each(CODEBOOKS)

@@ -5,35 +5,52 @@
 #include "../encoder.cuh"
 #include "../fragment.cuh"
 
-// v / 2^15 as halves, from codes whose sign stands at bit 15 of `signs` and whose other bits stand at bits 9 to 11 of
-// `rest`: there they are exponent and mantissa of v / 2^15 (code 1: a subnormal).
-__device__ inline half2 tiny_e2m1(u32 signs, u32 rest) { return as_half2((signs & 0x80008000) | (rest & 0x0e000e00)); }
-
-// A word of eight codes: byte j is column j of row g (low) and of row g + 8 (high).
+// v / 2^15 as halves, of eight codes in a word of a tile: qgemm/formats/mxfp4.py says how they lie there.
 __device__ inline Fragment raw_e2m1(u32 word) {
-    return {tiny_e2m1(word << 12, word << 9), tiny_e2m1(word << 8, word << 5), tiny_e2m1(word << 4, word << 1),
-            tiny_e2m1(word, word >> 3)};
+    constexpr u32 MASK = 0x8e008e00;
+    const u32 shared = word >> 3;
+    return raw(word << 9 & MASK, word << 6 & MASK, (word ^ shared) & MASK, (word << 2 ^ shared) & MASK);
+}
+
+// Those words from nibbles, and back.
+__device__ inline u32 e2m1_to_tile(u32 nibbles) {
+    u32 a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = (nibbles >> 4 * i & 0x00070007) << 9 | (nibbles >> 4 * i & 0x00080008) << 12;
+    const u32 known = a[0] >> 9 | a[1] >> 6;
+    const u32 shared = ((a[2] ^ known) & 0x02000200) | ((a[3] ^ known << 2) & 0x08000800) |
+                       ((a[3] ^ known >> 3) >> 5 & 0x04000400) | (known >> 3 & 0x80008000);
+    return known | shared << 3 | (a[2] ^ shared) | (a[3] ^ shared) >> 2;
+}
+__device__ inline u32 e2m1_from_tile(u32 word) {
+    const Fragment halves = raw_e2m1(word);
+    u32 nibbles = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 a = *reinterpret_cast<const u32*>(&halves.a[i]);
+        nibbles |= ((a >> 9 & 0x00070007) | (a >> 12 & 0x00080008)) << 4 * i;
+    }
+    return nibbles;
+}
+
+// Two halves v / 2^15 -> v + bias.
+__device__ inline half2 e2m1_level(half2 raw, float bias) {
+    return __hfma2(raw, __float2half2_rn(32768.0f), __float2half2_rn(bias));
 }
 
 // v itself. Adding 0 makes the -0 of code 8 a 0, as it is in the table.
 __device__ inline Fragment e2m1_fragment(u32 word) {
     Fragment levels = raw_e2m1(word);
-    for (half2& pair : levels.a) pair = __hfma2(pair, __float2half2_rn(32768.0f), __float2half2_rn(0.0f));
+    for (half2& pair : levels.a) pair = e2m1_level(pair, 0);
     return levels;
 }
 
-// 0xff in every byte whose top bit is set.
-__device__ inline u32 spread_signs(u32 word) { return (word >> 7 & 0x01010101) * 0xff; }
-
-// The same as signed bytes. __byte_perm looks up what four codes stand for, once as if all were positive, once as if
-// all were negative; spread over bytes, their signs choose.
+// The same as bytes, the lower ones of 1536 + v: of the half 1536, 0x6600, the last place is 1.
 __device__ inline Bytes e2m1_bytes(u32 word) {
-    const u32 near = word & 0x77777777, far = near >> 16;  // __byte_perm reads the low four codes
-    const u32 plus[2] = {__byte_perm(0x03020100, 0x0c080604, near), __byte_perm(0x03020100, 0x0c080604, far)};
-    const u32 minus[2] = {__byte_perm(0xfdfeff00, 0xf4f8fafc, near), __byte_perm(0xfdfeff00, 0xf4f8fafc, far)};
-    const u32 low = spread_signs(word << 4), high = spread_signs(word);
-    return {(__byte_perm(plus[0], plus[1], 0x6420) & ~low) | (__byte_perm(minus[0], minus[1], 0x6420) & low),
-            (__byte_perm(plus[0], plus[1], 0x7531) & ~high) | (__byte_perm(minus[0], minus[1], 0x7531) & high)};
+    Fragment levels = raw_e2m1(word);
+    for (half2& pair : levels.a) pair = e2m1_level(pair, 1536);
+    const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(levels.a);
+    return {__byte_perm(a[0], a[2], 0x6240), __byte_perm(a[1], a[3], 0x6240)};
 }
 
 // 2^(e - 128). Of e = 0 and 1 it is subnormal, 2^21 and 2^22 as bits, and the second line lies above the first.
@@ -89,6 +106,8 @@ struct mxfp4 : mxfp4_fields<GROUPS> {
     static constexpr bool HAS_MINIMUM = false;
     using Encoder = mxfp4_encoder;
 
+    static __device__ u32 to_tile(u32 nibbles) { return e2m1_to_tile(nibbles); }
+    static __device__ u32 from_tile(u32 word) { return e2m1_from_tile(word); }
     static __device__ Fragment fragment(const Codes& codes, int step) { return e2m1_fragment(codes.qs[step]); }
     // v / 2^15, as the bits stand.
     static constexpr int RAW_ZERO = 0, RAW_EXPONENT = 15, RAW_SHIFT = 0;
