@@ -75,7 +75,7 @@ def test_words_of_mxfp4_are_halves():
     fmt = qgemm.FORMATS["mxfp4"]
     raw = one_tile(fmt, 4)
     w = tiles.pack(fmt, raw)["spans"]["qs"][0, 0, 0, :, 0]  # [warp, lane, step]
-    registers = np.stack([w << 9, w << 6, w ^ w >> 3, w << 2 ^ w >> 3], axis=-1) & np.uint32(0x8E008E00)
+    registers = np.stack([w << 9, w << 6, w << 2 ^ w >> 3, w ^ w >> 3], axis=-1) & np.uint32(0x8E008E00)
     halves = registers.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2)  # [warp, g, t, step, h, r, e]
     v = fmt.decode_levels(raw.reshape(-1)).codes.reshape(4, 2, 8, 4, 2, 4, 2)  # [warp, r, g, step, h, t, e]
     np.testing.assert_array_equal(halves.transpose(0, 5, 1, 3, 4, 2, 6), v / 2**15)

@@ -9,18 +9,15 @@
 __device__ inline Fragment raw_e2m1(u32 word) {
     constexpr u32 MASK = 0x8e008e00;
     const u32 shared = word >> 3;
-    return raw(word << 9 & MASK, word << 6 & MASK, (word ^ shared) & MASK, (word << 2 ^ shared) & MASK);
+    return raw(word << 9 & MASK, word << 6 & MASK, (word << 2 ^ shared) & MASK, (word ^ shared) & MASK);
 }
 
 // Those words from nibbles, and back.
 __device__ inline u32 e2m1_to_tile(u32 nibbles) {
-    u32 a[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = (nibbles >> 4 * i & 0x00070007) << 9 | (nibbles >> 4 * i & 0x00080008) << 12;
-    const u32 known = a[0] >> 9 | a[1] >> 6;
-    const u32 shared = ((a[2] ^ known) & 0x02000200) | ((a[3] ^ known << 2) & 0x08000800) |
-                       ((a[3] ^ known >> 3) >> 5 & 0x04000400) | (known >> 3 & 0x80008000);
-    return known | shared << 3 | (a[2] ^ shared) | (a[3] ^ shared) >> 2;
+    u32 w = (nibbles & 0x90079007) | (nibbles >> 1 & 0x01b801b8) | (nibbles << 2 & 0x22002200) |
+            (nibbles << 3 & 0x00400040) | (nibbles >> 3 & 0x0c000c00) | (nibbles << 4 & 0x40004000);
+    w = w ^ (w << 3 & 0x10001000) ^ (w << 5 & 0x40004000) ^ (w >> 3 & 0x80008000) ^ (w >> 5 & 0x20002000);
+    return w ^ (w >> 3 & 0x0c000c00) ^ (w >> 5 & 0x01800180);
 }
 __device__ inline u32 e2m1_from_tile(u32 word) {
     const Fragment halves = raw_e2m1(word);

@@ -10,7 +10,7 @@ v     0  1  2  3  4  6  8  12  0  -1  -2  -3  -4  -6  -8  -12
 With the sign of a code at bit 15 and its other bits at 9 to 11, a half is v / 2^15. So that few instructions bring them
 there, the eight codes of a word w of a device tile (qgemm/tiles.py) are, as halves two by two,
 
-    w << 9,  w << 6,  w ^ w >> 3,  w << 2 ^ w >> 3    each of them masked by 0x8e008e00:
+    w << 9,  w << 6,  w << 2 ^ w >> 3,  w ^ w >> 3    each of them masked by 0x8e008e00:
 
 columns 2t and 2t + 1 of row g, of row g + 8, then columns 2t + 8 and 2t + 9 of both. If bits were only moved it would
 take more instructions: of three codes' places, each shifted by any amount, two overlap.
@@ -67,22 +67,19 @@ def levels(blocks: Blocks) -> Levels:
 def to_tile(words: Words) -> Words:
     """Words of eight codes as nibbles -> the words w of a tile.
 
-    Bits 0 to 6 and 9 are known from the first two pairs; the others are w and w << 2, but for `shared`, w >> 3: where
-    the mask is it takes bits 12, 13, 14 and 18 of w.
+    Every bit is moved to a place of its own; then those that the last two pairs are sums of are taken out of the sums.
     """
-    a: list[NDArray[Any]] = [words >> 4 * i for i in range(4)]
-    a = [(nibbles & 0x00070007) << 9 | (nibbles & 0x00080008) << 12 for nibbles in a]
-    known = a[0] >> 9 | a[1] >> 6
-    shared = (a[2] ^ known) & 0x02000200 | (a[3] ^ known << 2) & 0x08000800
-    shared |= (a[3] ^ known >> 3) >> 5 & 0x04000400 | known >> 3 & 0x80008000
-    tiled: Words = known | shared << 3 | a[2] ^ shared | (a[3] ^ shared) >> 2
+    w: NDArray[Any] = words & 0x90079007 | words >> 1 & 0x01B801B8 | words << 2 & 0x22002200
+    w = w | words << 3 & 0x00400040 | words >> 3 & 0x0C000C00 | words << 4 & 0x40004000
+    w = w ^ w << 3 & 0x10001000 ^ w << 5 & 0x40004000 ^ w >> 3 & 0x80008000 ^ w >> 5 & 0x20002000
+    tiled: Words = w ^ w >> 3 & 0x0C000C00 ^ w >> 5 & 0x01800180
     return tiled
 
 
 def from_tile(words: Words) -> Words:
     """The inverse of `to_tile`."""
     nibbles = np.zeros_like(words)
-    for i, a in enumerate((words << 9, words << 6, words ^ words >> 3, words << 2 ^ words >> 3)):
+    for i, a in enumerate((words << 9, words << 6, words << 2 ^ words >> 3, words ^ words >> 3)):
         nibbles |= (a >> 9 & 0x00070007 | a >> 12 & 0x00080008) << 4 * i
     return nibbles
 
