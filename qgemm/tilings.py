@@ -43,8 +43,8 @@ class Tiling(NamedTuple):
         return max(self.stage, spans(fmt)) * SPAN
 
 
-# Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; four warpgroups hide
-# each other's decoding. Few strips leave few tiles, of which smaller ones share the work better; but where K is long a
+# Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; three and four warpgroups
+# hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work better; but where K is long a
 # tile may be cut along it. Token tiles lie so close that one row of x more costs little.
 TILINGS = (
     #      m <=  strips >=  K >=  tokens  strips  splits  stage  deep
@@ -52,21 +52,21 @@ TILINGS = (
     Tiling(16,   0,         0,    16,     1,      4,      4,     8),
     Tiling(32,   200,       0,    32,     2,      2,      4,     6),
     Tiling(32,   0,         0,    32,     1,      4,      4,     8),
-    Tiling(48,   100,       0,    48,     2,      2,      2,     8),
-    Tiling(48,   0,         0,    48,     1,      4,      2,     8),
+    Tiling(48,   200,       0,    48,     2,      2,      2,     8),
+    Tiling(48,   0,         0,    48,     1,      2,      4,     6),
     Tiling(64,   200,       0,    64,     2,      2,      2,     8),
-    Tiling(64,   65,        0,    64,     1,      4,      2,     8),
-    Tiling(64,   33,        8192, 64,     1,      4,      2,     8),
-    Tiling(64,   0,         0,    32,     1,      4,      4,     8),
+    Tiling(64,   0,         0,    64,     1,      3,      2,     9),
     Tiling(80,   200,       0,    80,     2,      2,      2,     6),
     Tiling(80,   0,         0,    80,     1,      2,      2,     8),
+    Tiling(96,   400,       0,    96,     3,      1,      2,     5),
     Tiling(96,   200,       0,    96,     2,      1,      2,     6),
     Tiling(96,   0,         0,    96,     1,      2,      2,     6),
     Tiling(112,  200,       0,    112,    2,      1,      2,     5),
     Tiling(112,  0,         0,    112,    1,      2,      2,     6),
+    Tiling(128,  400,       0,    128,    3,      1,      2,     4),
     Tiling(128,  65,        0,    128,    2,      1,      2,     5),
     Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
-    Tiling(128,  0,         0,    64,     1,      4,      2,     8),
+    Tiling(128,  0,         0,    64,     1,      3,      2,     9),
     Tiling(144,  65,        0,    144,    2,      1,      2,     4),
     Tiling(160,  65,        0,    160,    2,      1,      2,     4),
     Tiling(192,  65,        0,    192,    2,      1,      1,     7),
