@@ -39,9 +39,9 @@ def grid_of(count: int, units: int, slots: int, splits: int = 1) -> Grid:
     """For so many tiles of y, each of so many units along K, on a GPU that holds `slots` CTAs at a time.
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
-    more than WASTE of the GPU idle. Few tiles are cut into equal pieces. Halves need a GPU with more multiprocessors than
-    it runs grids at a time, each of which may have one CTA that waits for one that is yet to start; and pay where a
-    CTA's warpgroups do not share K as well.
+    more than WASTE of the GPU idle. Few tiles are cut into equal pieces, halves where warpgroups do not share K as well
+    (`splits`) and no wait can be for ever: of each grid on a GPU one CTA may wait for one that has yet to start, so
+    there must be more multiprocessors than grids.
     """
     if count <= slots:
         pieces = min(slots // count, units)
@@ -98,7 +98,7 @@ class PrefillLaunch:
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
-        sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(grid.whole), ctypes.c_int(grid.halves)
+        sizes = ctypes.c_int64(n), ctypes.c_int64(k), *map(ctypes.c_int, (m, grid.whole, grid.halves))
         arguments = (self._map, w, pointers.outputs, parts, *sizes, units_of(fmt, exponent))
         function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
         self._launch = Launch(

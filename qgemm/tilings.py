@@ -43,9 +43,9 @@ class Tiling(NamedTuple):
         return max(self.stage, spans(fmt)) * SPAN
 
 
-# Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; three and four warpgroups
-# hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work better; but where K is long a
-# tile may be cut along it. Token tiles lie so close that one row of x more costs little.
+# Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; three and four
+# warpgroups hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work better; but
+# where K is long a tile may be cut along it. Token tiles lie so close that one more row of x costs little.
 TILINGS = (
     #      m <=  strips >=  K >=  tokens  strips  splits  stage  deep
     Tiling(16,   200,       0,    16,     2,      2,      4,     8),

@@ -583,10 +583,14 @@ def test_torch_in_torch_out(dtype):
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
-@pytest.mark.parametrize("counts", [(1, 4, 8, 40), (17, 64, 200, 600)])
-def test_threads_and_streams(activation, counts):
+@pytest.mark.parametrize(
+    ("n", "counts"),
+    [(512, (1, 4, 8, 40)), (512, (17, 64, 200, 600)), (8192, (113, 128, 160, 256))],
+    ids=["few", "many", "CTAs that wait for each other"],
+)
+def test_threads_and_streams(activation, n, counts):
     cp, rng = cupy(), np.random.default_rng(13)
-    w = qgemm.quantize(rng.standard_normal((512, 256)).astype(np.float32), "q5_0").to_device()
+    w = qgemm.quantize(rng.standard_normal((n, 256)).astype(np.float32), "q5_0").to_device()
     xs = [cp.asarray(rng.standard_normal((m, 256)).astype(np.float16)) for m in counts]
     wants = [qgemm.matmul(x, w, activation).get() for x in xs]
     failures: list[str] = []

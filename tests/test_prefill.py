@@ -234,11 +234,17 @@ def test_products_at_every_edge(fmt, n, k):
 @each(TILED)
 @pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
 def test_every_tiling_by_every_format(fmt, tiling):
-    """Grids of whole tiles, of cut ones and of both; the same bits every time."""
+    """Grids of whole tiles, of cut ones, of both, of halves; the same bits every time."""
     from qgemm.decode import Shape
 
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
-    for n, k, m in ((64 * 3 + 24, 1056, tiling.tokens - 1), (64 * 150, 288, tiling.tokens), (2500, 800, 333)):
+    of_halves = 64 * (60 * tiling.strips - 1) + 24, 544, tiling.tokens
+    for n, k, m in (
+        (64 * 3 + 24, 1056, tiling.tokens - 1),
+        (64 * 150, 288, tiling.tokens),
+        (2500, 800, 333),
+        of_halves,
+    ):
         w = random_tensor(fmt, n, k, rng)
         on_device = w.to_device()
         x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
@@ -340,11 +346,11 @@ def test_any_codebook(fmt, levels, x_dtype):
 
 
 @with_gpu
-@pytest.mark.parametrize("m", [9, 64, 200, 600])
+@pytest.mark.parametrize(("strips", "m"), [(40, 9), (40, 64), (40, 200), (40, 600), (128, 100), (128, 128), (128, 256)])
 @pytest.mark.parametrize("name", ["q4_0", "kbit3"])
-def test_two_hundred_times_the_same_bits(m, name):
+def test_two_hundred_times_the_same_bits(strips, m, name):
     cp, rng = cupy(), np.random.default_rng(m)
-    w = random_tensor(qgemm.FORMATS[name], 64 * 40, 2048, rng).to_device()
+    w = random_tensor(qgemm.FORMATS[name], 64 * strips, 2048, rng).to_device()
     x = cp.asarray(rng.standard_normal((m, 2048)).astype(np.float16))
     want = qgemm.matmul(x, w)
     y = cp.empty_like(want)
