@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-M = (1, 3, 9, 16, 20, 70, 130)  # token tiles of every kernel
+M = {72: (1, 3, 9, 16, 20, 70, 130), 8192: (120,)}  # N -> M: token tiles of every kernel; tiles cut in two halves
 
 
 def work(tool: str, formats: list[str]) -> None:
@@ -29,9 +29,9 @@ def work(tool: str, formats: list[str]) -> None:
 
     cupy.cuda.set_allocator(None)
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
-    for name in formats:
+    for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
-        n, k = 72, 5 * max(32, fmt.weights)
+        k = 5 * max(32, fmt.weights)
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
         w.to_host()
@@ -40,7 +40,7 @@ def work(tool: str, formats: list[str]) -> None:
             values = cupy.asarray(rng.standard_normal((n, k)).astype(np.float16))
             qgemm.quantize(values, fmt).dequantize("float16").get()
         bias = cupy.ones(n, np.float16)
-        for m, dtype, activation in product(M, ("float16", "float32"), ("a16", "a8") if fmt.integer else ("a16",)):
+        for m, dtype, activation in product(counts, ("float16", "float32"), ("a16", "a8") if fmt.integer else ("a16",)):
             x = cupy.asarray(rng.standard_normal((m, k)).astype(dtype))
             kernel = route(Problem(fmt, activation, m, n, k, sm, c_type(x.dtype))).kernel
             if kernel == "unpack" and tool in ("initcheck", "racecheck"):
@@ -50,8 +50,9 @@ def work(tool: str, formats: list[str]) -> None:
                 qgemm.matmul(x, w, activation, bias=bias, residual=y, out=y)
             qgemm.matmul_many(x, [w, w], activation)
             y.get()
-        cuts(w, rng)
-        print(f"{fmt}: done", flush=True)
+        if n == min(M):
+            cuts(w, rng)
+        print(f"{fmt}, N = {n}: done", flush=True)
 
 
 def cuts(w: Any, rng: Any) -> None:
