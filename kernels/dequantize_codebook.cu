@@ -18,7 +18,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ float levels[32];  // one bank each: no lookup waits for another
     if (threadIdx.x < Book::CODES) levels[threadIdx.x] = Book::level(threadIdx.x);
     __syncthreads();
-    for_chunks(blocks, [&](i64 thread, i64 its_block, int lane) {
+    for (i64 first = i64(blockIdx.x) * THREADS; first < blocks * LANES; first += i64(gridDim.x) * THREADS) {
+        const i64 thread = first + threadIdx.x, its_block = thread / LANES;
+        const int lane = int(threadIdx.x) % LANES;
         const i64 block = min(its_block, blocks - 1);
         const u32 bytes = transpose_bytes(lane < BITS ? planes[block * BITS + lane] : 0, lane);
         const u32 last = BITS == 5 ? planes[block * BITS + 4] : 0;
@@ -41,5 +43,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (its_block < blocks)
                 __stcs(reinterpret_cast<uint4*>(values + to), *reinterpret_cast<const uint4*>(made));
         }
-    });
+    }
 }

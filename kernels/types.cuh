@@ -30,6 +30,13 @@ __device__ inline bf16 from_float<bf16>(float value) {
     return __float2bfloat16_rn(value);
 }
 
+// 1 / value, one place off at most.
+__device__ inline float reciprocal(float value) {
+    float found;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
+    return found;
+}
+
 // 2^e, e in -126..127.
 __device__ inline float two_to(int e) { return __int_as_float((e + 127) << 23); }
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from . import activations, products
 from .block import Format
-from .formats.codebook import BINS, below_bins, search
+from .formats.codebook import BINS, LEAST, SCALE, below_bins, product_edges, search, short_edges
 from .tiles import (
     ROWS,
     SPAN,
@@ -46,7 +46,6 @@ OPTIONS = (
     "--prec-sqrt=true",
     "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
 )
-FLOAT_MAX = np.finfo(np.float32).max  # divided values are at most 1
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
 
 
@@ -114,11 +113,15 @@ def _codebook(fmt: Format) -> str:
     if found is None or fmt.codebook is None:
         return ""
     edges, codes = search(fmt.codebook)
-    missing = len(fmt.codebook) - len(edges)  # edges that no value is beyond
+    missing = len(fmt.codebook) - len(edges)
     before, apart = below_bins(edges)
+    edges = np.pad(edges.clip(-2, 2), (0, missing), constant_values=2)  # divided values are at most 1
+    scaled, halves = product_edges(edges)
+    short = short_edges(edges)
     return f"""
 __device__ const float {fmt.name}_levels[] = {_floats(fmt.codebook)};
-__device__ const float {fmt.name}_edges[] = {_floats(np.pad(edges, (0, missing), constant_values=FLOAT_MAX))};
+__device__ const float {fmt.name}_edges[] = {_floats(scaled)}, {fmt.name}_halves[] = {_floats(halves)};
+__device__ const float {fmt.name}_short_edges[] = {_floats(edges if short is None else short)};
 __device__ const u8 {fmt.name}_numbers[] = {_list(np.pad(codes, (0, missing - 1)))};
 __device__ const u8 {fmt.name}_before[] = {_list(before)};
 struct {fmt.name}_codebook {{
@@ -127,10 +130,16 @@ struct {fmt.name}_codebook {{
     static constexpr int CODES = {len(fmt.codebook)}, INDEX_BITS = {found.bits}, COPIES = {found.copies};
     static constexpr int EXPONENT = {level_exponent(fmt)};  // of levels as halves
     static __device__ float level(u32 code) {{ return __ldg({fmt.name}_levels + code); }}
-    // The code of the level that has so many edges below it, and those edges, in order.
+    // The code of the level that has so many edges below it, RANKS if that is their number.
+    static constexpr bool RANKS = {int(np.array_equal(codes, np.arange(len(codes))))};
     static __device__ u32 code(int below) {{ return {fmt.name}_numbers[below]; }}
+    // Those edges, in order, for values times SCALE and as SHORT_EDGES, if there are any: qgemm/formats/codebook.py.
+    static constexpr float LEAST = {float(LEAST).hex()}f, SCALE = {SCALE.hex()}f;
+    static constexpr bool SHORT_EDGES = {int(short is not None)};
     static __device__ float edge(int i) {{ return {fmt.name}_edges[i]; }}
-    // Of BINS bins of values, none with two edges if they are APART, edges before it: qgemm/formats/codebook.py.
+    static __device__ float halfway(int i) {{ return {fmt.name}_halves[i]; }}
+    static __device__ float short_edge(int i) {{ return {fmt.name}_short_edges[i]; }}
+    // Of BINS bins of values, none with two edges if they are APART, edges before it.
     static constexpr int BINS = {BINS}, APART = {int(apart)};
     static __device__ u32 before(int bin) {{ return {fmt.name}_before[bin]; }}
 }};

@@ -16,8 +16,8 @@ from .formats.kbit import WEIGHTS
 from .routes import C_TYPES, c_type
 from .tensor import Tensor
 
-CTAS = 8  # of an SM, which take the blocks in turn
-VALUES = 8  # of a thread at a time
+CTAS = 16  # of an SM; more than it holds, so that none waits for the last
+QUANTIZED, DECODED = 32, 8  # values of a thread at a time
 
 
 class Planes:
@@ -114,13 +114,13 @@ def launch_quantize(fmt: Format, values: Any, absmax: Any, planes: Any, refused:
     if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
         values = values.copy()
     kernel = jit.load("quantize_codebook", fmt, **transfer.planes_template(In=c_type(values.dtype)))
-    _launch(kernel, values, absmax, planes, refused, np.int64(absmax.size))
+    _launch(kernel, QUANTIZED, values, absmax, planes, refused, np.int64(absmax.size))
 
 
 def launch_dequantize(fmt: Format, values: Any, absmax: Any, planes: Any) -> None:
     """Decode the parts of blocks into contiguous values, on the current stream."""
     kernel = jit.load("dequantize_codebook", fmt, **transfer.planes_template(Out=c_type(values.dtype)))
-    _launch(kernel, absmax, planes, values, np.int64(absmax.size))
+    _launch(kernel, DECODED, absmax, planes, values, np.int64(absmax.size))
 
 
 def check(fmt: Format) -> None:
@@ -129,9 +129,9 @@ def check(fmt: Format) -> None:
         raise UnsupportedError(f"{fmt} has no encoder on a GPU, the kbit formats have one; quantize on the host")
 
 
-def _launch(kernel: Any, *arguments: Any) -> None:
+def _launch(kernel: Any, values: int, *arguments: Any) -> None:
     import cupy
 
     blocks = int(arguments[-1])
     threads, most = transfer.PLANES_THREADS, CTAS * cupy.cuda.Device().attributes["MultiProcessorCount"]
-    kernel((min(most, -(-blocks * WEIGHTS // (VALUES * threads))),), (threads,), arguments)
+    kernel((min(most, -(-blocks * WEIGHTS // (values * threads))),), (threads,), arguments)

@@ -10,13 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 from strategies import CODEBOOKS, codebooks, each, exact, problems, raw_blocks, seeds, tame, values
 
 import qgemm
 from qgemm.bits import pack_bit_planes, unpack_bit_planes
 from qgemm.bounds import a16_bound, magnitudes
 from qgemm.formats import e4m4
-from qgemm.formats.codebook import BINS, below_bins, nearest, normal_float, search
+from qgemm.formats.codebook import (
+    BINS,
+    LEAST,
+    SCALE,
+    below_bins,
+    nearest,
+    normal_float,
+    product_edges,
+    search,
+    short_edges,
+)
 
 BITS = (2, 3, 4, 5)
 every_bits = pytest.mark.parametrize("bits", BITS)
@@ -153,22 +164,71 @@ def test_default_codebooks_stay_as_they_are():
 @each(CODEBOOKS)
 @given(data=st.data())
 def test_bins_leave_at_most_the_edges_of_their_own(fmt, data):
-    """As the kernel finds bins: all edges before a value's bin are below it, none after; on edges, and right beside."""
+    """As the kernel finds bins: edges before a value's bin are below it, and at most one more if bins hold one each."""
     between, _ = search(data.draw(codebooks(fmt) | st.just(fmt.codebook)))
     before, apart = below_bins(between)
     inside = between[np.abs(between) < 1]
     near = (inside, np.nextafter(inside, np.float32(-1)), np.nextafter(inside, np.float32(1)))
-    v = np.concatenate([*near, np.linspace(-1, 1, 999, dtype=np.float32)])
-    place = v * np.float32(128) + np.float32(1.5 * 2**23 + 128)
-    bins = (place.view(np.uint32) & (4 * BINS - 1)) // 4
+    v = np.concatenate([*near, np.linspace(-1, 1, 1281, dtype=np.float32)])
     below = (v[:, None] > between).sum(axis=1)
-    assert (before[bins] <= below).all()
-    assert (below <= before[bins + 1]).all()
-    assert not apart or (before[bins + 1] - before[bins] <= 1).all()
+    for inexact in (1 - 2.0**-22, 1, 1 + 2.0**-22):  # of the factor's 24 bits, the last two
+        place = v * np.float32(BINS / 4 * inexact) + np.float32(1.5 * 2**23 + BINS / 4)
+        bins = place.view(np.uint32) % BINS
+        assert bins.max() <= BINS // 2
+        assert (before[bins] <= below).all()
+        assert not apart or (below - before[bins] <= 1).all()
+
+
+DIVISORS = [np.float32(LEAST), *np.float32(2.0) ** np.arange(-26, 16), np.float32(3e-3), np.float32(65519.9)]
+
+
+@each(CODEBOOKS[::2])
+@given(data=st.data())
+def test_products_compare_as_rounded_quotients_do(fmt, data):
+    """Beside each edge, subnormal quotients and ties among them included; float64 rounds only what is far from 0."""
+    between = search(data.draw(codebooks(fmt) | st.just(fmt.codebook)))[0].clip(-2, 2)[:, None, None]
+    rng = data.draw(seeds())
+    d = np.float32([*DIVISORS, *2.0 ** rng.uniform(-26, 16, 50)])[:, None]
+    steps = np.array([-2, -1, 0, 1, 2]) * 2.0**-149
+    x = np.float32(between.astype(np.float64) * d)
+    x = np.concatenate(
+        [
+            x + np.spacing(x) * rng.integers(-3, 4, 7, np.int8),
+            np.broadcast_to(x + np.float32(steps), (*x.shape[:2], 5)),
+        ],
+        axis=2,
+    )
+    e, h = (found.astype(np.float64) for found in product_edges(between))
+    first = (e * d - SCALE * x).astype(np.float32)
+    np.testing.assert_array_equal(h * d + first < 0, x / d > between)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each(CODEBOOKS[::2])
+@given(data=st.data())
+@example(data=None)
+def test_short_values_compare_by_one_product(fmt, dtype, data):
+    """Beside each edge times each divisor, which is every number of 16 bits that an absmax can be."""
+    dtype = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
+    codebook = data.draw(codebooks(fmt)) if data else fmt.codebook
+    between = search(codebook)[0].clip(-2, 2)
+    found = short_edges(between)
+    assume(found is not None)
+    positive = np.arange(1, 0x7C00, dtype=np.uint16).view(dtype)
+    numbers, most = positive.astype(np.float32), positive[-1]
+    d = np.append(numbers[(numbers >= LEAST) & (numbers < 2**16)], LEAST)
+    for edge, e in zip(between, found.astype(np.float64), strict=True):
+        near = np.clip(np.float64(edge) * d, -d, d).astype(dtype)
+        for x in (near, np.nextafter(near, np.zeros_like(near)), np.nextafter(near, np.copysign(most, near))):
+            x = x.astype(np.float32)
+            np.testing.assert_array_equal(e * d - x < 0, x / d > edge)
 
 
 def test_default_codebooks_are_looked_up_by_one_comparison():
-    assert all(below_bins(search(fmt.codebook)[0])[1] for fmt in CODEBOOKS)
+    for fmt in CODEBOOKS:
+        between, _ = search(fmt.codebook)
+        assert below_bins(between)[1]
+        assert short_edges(between) is not None
 
 
 @each(CODEBOOKS[::2])

@@ -27,9 +27,10 @@ def float_type(name):
 
 
 def variants(fmt):
-    """The format with its default codebook, and others: asymmetric, with ties and duplicates, with extreme levels."""
+    """The format with its codebook, also descending, and others: asymmetric, ties and duplicates, extreme levels."""
     rng, count = np.random.default_rng(31), len(fmt.codebook)
     yield fmt
+    yield fmt.variant(fmt.codebook[::-1], None)
     yield fmt.variant(rng.uniform(-0.3, 1, count), None)
     yield fmt.variant(rng.integers(-3, 4, count) * 2.0 ** rng.integers(-30, 2, count), None)
     yield fmt.variant(

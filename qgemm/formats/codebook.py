@@ -78,18 +78,57 @@ def _search(codebook: bytes) -> tuple[Floats, Bytes]:
     return edges(levels, codes[1:] < codes[:-1], np.float32), codes.astype(np.uint8)
 
 
+LEAST = np.float32(1e-8)  # a block without a larger magnitude is divided by this, so that zeros are
+SCALE = 2.0**64  # of edges and values, so that no product of theirs underflows
 BINS = 128  # a power of two, for 65 of them
+SLACK = 2.0**-18  # of values; more than the roundings of 32 / d and of what is multiplied by it
 
 
 def below_bins(between: Floats) -> tuple[NDArray[np.intp], bool]:
     """Edges [n] -> of each bin of values in -1..1 how many edges are in bins before it, [BINS]; whether no bin has two.
 
-    A value v is in bin (128 + round(128 v)) / 4. That never falls as v grows, so v must be compared with the edges of
-    its own bin only: those of bins before it are below v, those of bins after it are not.
+    A value v is in bin 32 + round(32 v), or next to it if within SLACK of it. So v must be compared with the edges of
+    its own bin only: those before it are below v, those after it are not.
     """
-    near = np.clip(between.astype(np.float64), -2, 2)  # far enough to be before or after all values
-    taken = (128 + np.rint(128 * near)) // 4
-    return np.searchsorted(taken, np.arange(BINS)), len(np.unique(taken)) == len(taken)
+    ends = (np.arange(BINS + 1) - BINS / 4 - 0.5) / (BINS / 4)
+    near = between.astype(np.float64)
+    before, through = np.searchsorted(near, ends[:-1] - SLACK), np.searchsorted(near, ends[1:] + SLACK)
+    return before, bool((through - before <= 1)[: BINS // 2 + 1].all())
+
+
+def product_edges(between: Floats) -> tuple[Floats, Floats]:
+    """Edges [n] in -2..2 -> e [n], h [n]: float32(x / d) is above an edge where (e * d - SCALE * x) + h * d < 0.
+
+    For float32 x and d, LEAST <= d < 2^16, either bracket rounded once. With c, the middle between the edge and the
+    next float, the quotient is rounded to more than the edge where x > c * d. h is c - edge, less its last place where
+    c itself is rounded up. For x / d from the edge to the next float, the difference has 24 bits and is not rounded;
+    elsewhere it is too far from 0 for h to change its sign.
+    """
+    following = np.nextafter(between, np.float32(np.inf)).astype(np.float64)
+    halves = SCALE / 2 * (following - between)
+    halves[between.view(np.uint32) % 2 == 1] *= 1 - 2.0**-24
+    return between * np.float32(SCALE), halves.astype(np.float32)
+
+
+def short_edges(between: Floats) -> Floats | None:
+    """Edges [n] in -2..2 -> e [n], if there are such: float32(x / d) is above an edge where e * d - x < 0.
+
+    For x and d below 2^16 of at most 11 bits, which float16 and bfloat16 have, and d = LEAST. With c as above: no x is
+    c * d, which has more bits or is less than any, so the largest x below c * d must be the largest up to e * d, with
+    each of 2^10 + 1 divisors. e is the edge or the next float: of quotients of 11 bits, one at most lies between them.
+    """
+    divisors = np.append(np.arange(1024.0, 2048.0), float(LEAST))
+
+    def largest(e: NDArray[np.float64]) -> NDArray[np.float64]:
+        mantissa, exponent = np.frexp(e[:, None] * divisors)
+        return np.asarray(np.ldexp(np.floor(2048 * mantissa), exponent))
+
+    following = np.nextafter(between, np.float32(np.inf))
+    low, high = between.astype(np.float64), following.astype(np.float64)
+    wanted = largest((low + high) / 2)
+    low_fits, high_fits = ((largest(e) == wanted).all(axis=1) for e in (low, high))
+    low_fits |= (low <= 0) & (low >= -(2.0**-149))  # no quotient is between those: the least is 2^-133 / 2^16
+    return np.where(low_fits, between, following) if (low_fits | high_fits).all() else None
 
 
 def nearest(values: Floats, codebook: Floats) -> Bytes:

@@ -19,11 +19,10 @@ from ..bits import IN_ORDER, Floats, pack_bit_planes, to_float16, unpack_bit_pla
 from ..block import Blocks, Format, Levels
 from ..errors import UnsupportedError
 from . import scales
-from .codebook import checked, nearest, normal_float
+from .codebook import LEAST, checked, nearest, normal_float
 from .e4m4 import LIMIT, decode_e4m4, nearest_e4m4
 
 WEIGHTS = 32
-LEAST = np.float32(1e-8)  # a block without a larger magnitude is divided by this, so that zeros are
 
 
 class Absmax(NamedTuple):
