@@ -356,6 +356,7 @@ struct Consumer {
 
         // This warp has read the slot before.
         __device__ __forceinline__ void release() {
+            __syncwarp();
             if (busy >= 0 && at.lane == 0) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
             busy = -1;
         }
@@ -387,7 +388,7 @@ struct Consumer {
         for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, weights[step], swizzled_operand(x + 2 * step));
         wgmma_commit();
         wgmma_wait<1>();
-        cursor.release();
+        if (span == 0) cursor.release();
     }
 
     // A whole stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
