@@ -1,8 +1,8 @@
 // decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, integer dots on tensor cores, at the speed
 // of memory.
 //
-// A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or, of one
-// or two tokens, as numbers [m, k], of which each warp quantizes its share of K for itself.
+// A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or, if it is
+// small, as numbers [m, k], which each CTA quantizes for itself.
 // Template: Format, In (Activations, half, bf16, float), TOKENS (8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS,
 // DEPTH, BULK.
 #include "dots.cuh"
@@ -11,16 +11,10 @@
 
 using X = Activations[TOKENS];
 
-// A warp quantizes a batch at a time, eight lanes for each entry: a span of one token.
-constexpr int BATCH = 4, ENTRY_PADDING = 8;  // entries; numbers after each, against bank conflicts
-using Batch = In[BATCH][SPAN_COLUMNS + ENTRY_PADDING];
-
 // The memory of a warp.
 template <class T>
 struct Memory {
     RingOf<void, SPANS> ring;
-    Batch batches[2];
-    Activations quantized[BATCH + TOKENS];  // the batch in hand; what is read beyond it counts for no token
 };
 template <>
 struct Memory<Activations> {
@@ -65,60 +59,25 @@ __device__ inline void multiply(AllSums& sums, const Ring& ring, const Activatio
     }
 }
 
-// Batches of x [m, k] -> shared memory -> q8_1.
+// x [m, k] -> q8_1 [spans][m], by all threads of a CTA: eight columns each, AT_ONCE loads under way.
 template <class T>
-struct Quantized {
-    Memory<T>* memory;
-    const T* x;
-    i64 k;
-    int m, spans;  // of a batch
-    int first_column, count;
-    int entry, lane;
-
-    __device__ Quantized(Memory<T>* memory, const T* x, i64 k, int m, const Place& at)
-        : memory(memory),
-          x(x),
-          k(k),
-          m(m),
-          spans(BATCH / m),
-          first_column(at.split * TILE_COLUMNS),
-          count(at.count),
-          entry(at.lane / 8),
-          lane(at.lane % 8) {}
-    // Starts to copy a batch. Beyond K and the warp's last span it is zero.
-    __device__ void load(int batch) const {
-        const int i = batch * spans + entry / m;
-        const i64 column = first_column + i / SPANS * SPLITS * TILE_COLUMNS + i % SPANS * SPAN_COLUMNS;
-        constexpr int PIECE = 16 / sizeof(T), PIECES = SPAN_COLUMNS / PIECE / 8;  // of a lane
+__device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int spans) {
+    constexpr int SHARES = SPAN_COLUMNS / 8, AT_ONCE = 2;
+    for (int token = 0; token < m; ++token, x += k)
+        for (int first = 0; first < spans * SHARES; first += AT_ONCE * THREADS) {
+            float values[AT_ONCE][8] = {};
 #pragma unroll
-        for (int j = 0; j < PIECES; ++j) {
-            const i64 at = column + (8 * j + lane) * PIECE;
-            const bool inside = i < count && at < k;
-            copy_16(shared_address(&memory->batches[batch % 2][entry][(8 * j + lane) * PIECE]),
-                    x + (inside ? entry % m * k + at : 0), inside);
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int share = first + i * THREADS + int(threadIdx.x);
+                if (8 * share < k) load_eight(values[i], x + 8 * share);
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int share = first + i * THREADS + int(threadIdx.x), span = share / SHARES;
+                QuantizedShare(values[i]).store(to[span * m + token], share % SHARES, span < spans);
+            }
         }
-        copies_commit();
-    }
-    // The quantized x of number i of the warp's spans; of a new batch, which it quantizes.
-    __device__ const Activations* operator()(int i) const {
-        if (i % spans == 0) {
-            copies_wait<1>();
-            __syncwarp();
-            quantize(memory->quantized[entry], memory->batches[i / spans % 2][entry]);
-            __syncwarp();
-            load(i / spans + 2);
-        }
-        return memory->quantized + i % spans * m;
-    }
-
-private:
-    // Eight columns a lane.
-    __device__ void quantize(Activations& to, const T* from) const {
-        float values[8];
-        load_eight(values, from + 8 * lane);
-        QuantizedShare(values).store(to, lane);
-    }
-};
+}
 
 template <class T>
 __device__ inline void run(const Products& products) {
@@ -151,19 +110,21 @@ __device__ inline void run(const Products& products) {
             if (++span == SPANS) span = 0, from += (SPLITS - 1) * SPANS * m;
         };
         stream(
-            at.count, arrivals, load_weights, [] {}, load_x,
+            at.count, arrivals, load_weights, [] {}, [] {}, load_x,
             [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
     } else {
-        static_assert(PREPARED<T> || BULK, "where weights arrive by cp.async as well, their groups would mix");
-        const Quantized<T> quantized(mine, x, products.k, m, at);
-        const auto load_x = [&, begun = false](int) mutable {
-            if (!begun) quantized.load(0), quantized.load(1);
-            begun = true;
+        auto* quantized = reinterpret_cast<Activations*>(memory + SPLITS * WARP_BYTES);
+        const auto quantize_x = [&] {
+            quantize(quantized, x, products.k, m, int(at.along) * SPANS);
+            __syncthreads();
         };
+        const Activations* from = quantized + at.split * SPANS * m;  // the span in hand
         stream(
-            at.count, arrivals, load_weights, [] {}, load_x,
-            [&](int i, int slot) { multiply_by(quantized(i), i, slot); });
-        copies_wait<0>();  // batches beyond the last, which are zeros
+            at.count, arrivals, load_weights, [] {}, quantize_x, [](int) {},
+            [&](int i, int slot) {
+                multiply_by(from, i, slot);
+                from += (i % SPANS == SPANS - 1 ? 1 + (SPLITS - 1) * SPANS : 1) * m;
+            });
     }
     __syncthreads();  // the rings are empty: their memory serves the sums
     reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);

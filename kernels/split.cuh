@@ -140,14 +140,16 @@ struct RingOf<X, 1> {
 };
 
 // Runs a warp's spans through its ring. load_weights(slot) and load_x(slot) copy the next span into a slot,
-// multiply(i, slot) adds the products of number i; prepare() is done while the first weights are on their way.
-template <class Arrivals, class LoadWeights, class Prepare, class LoadX, class Multiply>
+// multiply(i, slot) adds the products of number i; prepare() is done while the first weights are on their way,
+// prepare_x() as soon as x may be read.
+template <class Arrivals, class LoadWeights, class Prepare, class PrepareX, class LoadX, class Multiply>
 __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights load_weights, Prepare prepare,
-                              LoadX load_x, Multiply multiply) {
+                              PrepareX prepare_x, LoadX load_x, Multiply multiply) {
     for (int slot = 0; slot < min(DEPTH, count); ++slot) load_weights(slot);
     prepare();
     launch_dependents();
     wait_for_predecessors();  // the weights never change, x and y may belong to the kernels before
+    prepare_x();
     for (int slot = 0; slot < DEPTH; ++slot) {
         if (slot < count) load_x(slot);
         arrivals.close(slot);

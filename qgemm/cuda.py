@@ -114,7 +114,7 @@ def _multiply(x: Any, products: Sequence[_Product], activation: str) -> None:
     jobs = _jobs([p for p in products if p.w.shape[0]], activation, m, kind)
     few = all(row.kernel in DECODES for row, _ in jobs)
     sm, weights = int(products[0].w.data.device.compute_capability), sum(p.w.shape[0] * k for p in products)
-    inside = few and len(jobs) == 1 and quantizes_inside(m, weights, sm)
+    inside = few and len(jobs) == 1 and quantizes_inside(m, k, weights, sm)
     if activation == "a16" or (inside and not prepared):
         x = _rows(x, k)
     elif not prepared:

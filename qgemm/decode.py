@@ -10,7 +10,7 @@ from .block import Format
 from .launch import Launch
 from .products import MOST, TYPE_CODES, Products, Types
 from .routes import Route
-from .splits import BARRIERS, decode_template, split_of
+from .splits import BARRIERS, decode_template, quantized_bytes, split_of
 
 
 class Shape(NamedTuple):
@@ -40,6 +40,7 @@ def decode_launch(
     template = decode_template(fmt, split, tokens, row.kernel, source, sm)
     splits, rows = int(template["SPLITS"]), 16 * split.groups
     rings = tiles.table_bytes(fmt) + splits * int(template["WARP_BYTES"])
+    rings += quantized_bytes(row.kernel, source, tokens, m * -(-k // tiles.columns(fmt)) * tiles.columns(fmt))
     sums = splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
     products, end = Products(k=k, m=m), 0
     for product, shape in zip(products.of, shapes, strict=False):

@@ -12,16 +12,18 @@ from . import prefill_mma
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
-from .splits import BULK_COPIES, decode_template, splits_for
+from .splits import BULK_COPIES, INSIDE, decode_template, splits_for
+from .tiles import SPAN
 from .tilings import TILINGS, TOKENS, prefill_template
 from .transfer import encode_template, pack_template, planes_template, restore_template
 
 ANY = 1 << 62
 
 PREPARED = "Activations"  # x that is quantized already
-# decode_a8 quantizes up to so many rows of x itself, for up to so many weights: the GPU takes up to 0.2 us longer than
-# with a kernel for it, but a second launch costs the host 3 us, more than a small product lasts.
-QUANTIZED_INSIDE, SMALL = 2, 1 << 22
+# decode_a8 quantizes x itself for up to so many weights. Each of its CTAs does; but a kernel for it costs the GPU 1.5 us,
+# the host 3.
+MOST_INSIDE = 1 << 26
+DECODE_TOKENS = (8, 16)  # token tiles of decode and decode_a8
 
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
@@ -109,9 +111,9 @@ ROUTES = (
     Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,     TOKENS,       "wgmma, from packed weights"),
     Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, INTEGER,  (16,),        "at the speed of memory"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, INTEGER,  TOKENS,       "wgmma, from packed weights"),
-    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (8, 16),      "the same by integer dots"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  DECODE_TOKENS, "the same by integer dots"),
     Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, INTEGER,  TOKENS,       "on decoded activations"),
-    Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, (8, 16),      "with levels rounded to x"),
+    Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, DECODE_TOKENS, "with levels rounded to x"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, CODEBOOK, TOKENS,       "wgmma, levels rounded to half"),
     Route("fused",       ("a16",),      FLOAT,  8,   80,  ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
     Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED,    (1, 2, 4, 8), "sums in float32 registers"),
@@ -190,12 +192,13 @@ def sources(row: Route, tokens: int, sm: int) -> tuple[str, ...]:
     """What a decode kernel with this token tile may get as x."""
     if row.kernel == "decode":
         return row.types
-    return (PREPARED, *row.types) if tokens == row.tokens[0] and quantizes_inside(1, 1, sm) else (PREPARED,)
+    return (PREPARED, *row.types) if tokens == row.tokens[0] and quantizes_inside(1, 1, 1, sm) else (PREPARED,)
 
 
-def quantizes_inside(m: int, weights: int, sm: int) -> bool:
-    """Whether decode_a8 quantizes M rows of x itself rather than get them from a kernel of their own."""
-    return m <= QUANTIZED_INSIDE and weights <= SMALL and sm >= BULK_COPIES
+def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:
+    """Whether decode_a8 quantizes x [m, k] itself rather than get it from a kernel of its own."""
+    numbers = m * -(-k // SPAN) * SPAN
+    return m <= DECODE_TOKENS[0] and numbers <= INSIDE and weights <= MOST_INSIDE and sm >= BULK_COPIES
 
 
 def common_variants() -> Iterator[tuple[str, Template]]:

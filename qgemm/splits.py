@@ -17,7 +17,7 @@ TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
     "float": 4 * (SPAN + PADDING),
     "Activations": activations.DTYPE.itemsize,
 }
-BATCH = 4  # spans of x of one token that a warp of decode_a8 quantizes at a time
+INSIDE = 16384  # numbers of x, all tokens', that a CTA of decode_a8 quantizes for itself at most
 SCALE_BYTES = 4  # of a decoded scale, float32
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
 BARRIERS = 1 << 10  # bytes of them that are kept beside the rings
@@ -55,7 +55,7 @@ SPLITS_OF_K = (
     Split(A16,      (8, 16), 90, 101,       1,    4,      16,     226 << 10,  3),
     Split(A16,      (8, 16), 90, 67,        1,    2,      8,      113 << 10,  6),
     Split(A16,      (8, 16), 90, 34,        1,    2,      16,     213 << 10,  4),
-    Split(A8,       (8,),    90, 133,       1,    4,      8,      92 << 10,   4),
+    Split(A8,       (8,),    90, 133,       1,    4,      8,      113 << 10,  4),
     Split(A8,       (8,),    90, 101,       1,    4,      16,     213 << 10,  4),
     Split(A8,       (16,),   90, 133,       1,    4,      8,      75 << 10,   4),
     Split(A8,       (16,),   90, 101,       1,    4,      16,     113 << 10,  3),
@@ -107,18 +107,25 @@ def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, s
     """Shared memory of a warp of a decode kernel, as `RingOf` and `Memory` in kernels/ lay it out.
 
     `depth` stages, each the codes of some row groups of a span and its share of x, which comes as `source`; the fields
-    per block of the tiles that they span; in decode the decoded scales of a tile. decode_a8 has x apart from the stages
-    where it quantizes it: two batches, and one that is quantized.
+    per block of the tiles that they span; in decode the decoded scales of a tile. decode_a8 has x apart from the rings
+    where it quantizes it.
     """
     dtype = tile_dtype(fmt)
     span = dtype["spans"].base.itemsize
     fields = (dtype.itemsize - spans(fmt) * span) * groups // WARPS
     x, decoded = tokens * TOKEN_BYTES[source], 0
     if kernel == "decode_a8" and source != "Activations":
-        x, decoded = 0, 2 * BATCH * TOKEN_BYTES[source] + (BATCH + tokens) * TOKEN_BYTES["Activations"]
+        x = 0
     elif kernel == "decode" and scales_once(fmt):
         decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups
     return depth * (span * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
+
+
+def quantized_bytes(kernel: str, source: str, tokens: int, numbers: int = INSIDE) -> int:
+    """Shared memory of a CTA for so many numbers of x that it quantizes itself; all tokens of a tile are read."""
+    if kernel != "decode_a8" or source == "Activations":
+        return 0
+    return (numbers // SPAN + tokens) * TOKEN_BYTES["Activations"]
 
 
 def in_flight(fmt: Format, depth: int) -> int:
@@ -136,7 +143,8 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source:
     limit, splits, depth = shared_limit(sm), split.splits, 2
 
     def size(depth: int) -> int:
-        return table_bytes(fmt) + splits * ring_bytes(fmt, split.groups, tokens, depth, kernel, source)
+        rings = splits * ring_bytes(fmt, split.groups, tokens, depth, kernel, source)
+        return table_bytes(fmt) + rings + quantized_bytes(kernel, source, tokens)
 
     while size(depth) > limit:
         splits //= 2
