@@ -59,24 +59,26 @@ __device__ inline void multiply(AllSums& sums, const Ring& ring, const Activatio
     }
 }
 
-// x [m, k] -> q8_1 [spans][m], by all threads of a CTA: eight columns each, AT_ONCE loads under way.
+// x [m, k] -> q8_1 [spans][m], by all threads of a CTA: eight columns a thread and token, AT_ONCE loads under way.
 template <class T>
 __device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int spans) {
-    constexpr int SHARES = SPAN_COLUMNS / 8, AT_ONCE = 2;
-    for (int token = 0; token < m; ++token, x += k)
-        for (int first = 0; first < spans * SHARES; first += AT_ONCE * THREADS) {
-            float values[AT_ONCE][8] = {};
+    constexpr int SHARES = SPAN_COLUMNS / 8, AT_ONCE = 4;
+    int first = 0, token = 0;  // the threads' shares, token by token
+    while (first < spans * SHARES) {
+        float values[AT_ONCE][8] = {};
+        int shares[AT_ONCE], tokens[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const int share = first + i * THREADS + int(threadIdx.x);
-                if (8 * share < k) load_eight(values[i], x + 8 * share);
-            }
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const int share = first + i * THREADS + int(threadIdx.x), span = share / SHARES;
-                QuantizedShare(values[i]).store(to[span * m + token], share % SHARES, span < spans);
-            }
+        for (int i = 0; i < AT_ONCE; ++i) {
+            shares[i] = first + int(threadIdx.x), tokens[i] = token;
+            if (8 * shares[i] < k) load_eight(values[i], x + token * k + 8 * shares[i]);
+            if (++token == m) token = 0, first += THREADS;
         }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int span = shares[i] / SHARES;
+            QuantizedShare(values[i]).store(to[span * m + tokens[i]], shares[i] % SHARES, span < spans);
+        }
+    }
 }
 
 template <class T>

@@ -12,12 +12,15 @@ __device__ inline u32 magnitude_bits(float value) { return __float_as_uint(value
 struct Quantizer {
     float d, inverse;
 
-    // Of the largest magnitude_bits of a block.
-    __device__ Quantizer(u32 largest)
-        : d(__fdiv_rn(__uint_as_float(largest), 127.0f)), inverse(d == 0 ? 0.0f : __frcp_rn(d)) {}
+    // Of the largest magnitude_bits of a block. Where 1 / d is infinite no product with it is finite, so that it may be 0.
+    __device__ Quantizer(u32 largest) : d(__fdiv_rn(__uint_as_float(largest), 127.0f)), inverse(__frcp_rn(d)) {
+        if (isinf(inverse)) inverse = 0;
+    }
+    // Adding the number before 1/2 and cutting rounds half away from zero: every magnitude below 256 was tried. NaN is
+    // cut to 0.
     __device__ int code(float value) const {
         const float scaled = __fmul_rn(value, inverse);
-        return isfinite(scaled) ? int(roundf(scaled)) : 0;
+        return __float2int_rz(__fadd_rn(scaled, copysignf(0x1.fffffep-2f, scaled)));
     }
     __device__ half2 scale_and_sum(int sum) const { return __floats2half2_rn(d, __fmul_rn(d, float(sum))); }
 };
@@ -33,11 +36,16 @@ __device__ inline u32 largest_of_block(const float (&values)[8]) {
 // A lane's eight of the values of a block, as codes. All lanes of a warp take part.
 struct QuantizedShare {
     Quantizer quantizer;
-    u32 q[2] = {};  // columns 0..3, 4..7
+    u32 q[2];  // columns 0..3, 4..7
 
     __device__ explicit QuantizedShare(const float (&values)[8]) : quantizer(largest_of_block(values)) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) q[i / 4] |= (quantizer.code(values[i]) & 0xff) << 8 * (i % 4);
+        for (int i = 0; i < 2; ++i) {
+            u32 codes[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) codes[j] = quantizer.code(values[4 * i + j]);
+            q[i] = __byte_perm(__byte_perm(codes[0], codes[1], 0x40), __byte_perm(codes[2], codes[3], 0x40), 0x5410);
+        }
     }
     // Number `lane` of those of a span that one token has; where `inside` is false it stores nothing.
     __device__ void store(Activations& to, int lane, bool inside = true) const {

@@ -20,10 +20,9 @@ from .transfer import encode_template, pack_template, planes_template, restore_t
 ANY = 1 << 62
 
 PREPARED = "Activations"  # x that is quantized already
-# decode_a8 quantizes x itself for up to so many weights. Each of its CTAs does; but a kernel for it costs the GPU 1.5 us,
-# the host 3.
-MOST_INSIDE = 1 << 26
-DECODE_TOKENS = (8, 16)  # token tiles of decode and decode_a8
+# decode_a8 quantizes up to so many rows of x itself, in each of its CTAs, for up to so many weights: a kernel for it
+# costs the GPU 1.5 us and the host 3.
+ROWS_INSIDE, WEIGHTS_INSIDE = 2, 1 << 26
 
 SPLITS = 4  # groups of four warps that share a strip of tiles in the fused kernels
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
@@ -111,9 +110,9 @@ ROUTES = (
     Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,     TOKENS,       "wgmma, from packed weights"),
     Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, INTEGER,  (16,),        "at the speed of memory"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, INTEGER,  TOKENS,       "wgmma, from packed weights"),
-    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  DECODE_TOKENS, "the same by integer dots"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (8, 16),      "the same by integer dots"),
     Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, INTEGER,  TOKENS,       "on decoded activations"),
-    Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, DECODE_TOKENS, "with levels rounded to x"),
+    Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, (8, 16),      "with levels rounded to x"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, CODEBOOK, TOKENS,       "wgmma, levels rounded to half"),
     Route("fused",       ("a16",),      FLOAT,  8,   80,  ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
     Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED,    (1, 2, 4, 8), "sums in float32 registers"),
@@ -198,7 +197,7 @@ def sources(row: Route, tokens: int, sm: int) -> tuple[str, ...]:
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:
     """Whether decode_a8 quantizes x [m, k] itself rather than get it from a kernel of its own."""
     numbers = m * -(-k // SPAN) * SPAN
-    return m <= DECODE_TOKENS[0] and numbers <= INSIDE and weights <= MOST_INSIDE and sm >= BULK_COPIES
+    return m <= ROWS_INSIDE and numbers <= INSIDE and weights <= WEIGHTS_INSIDE and sm >= BULK_COPIES
 
 
 def common_variants() -> Iterator[tuple[str, Template]]:

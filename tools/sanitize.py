@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SUPER_BLOCK = 256
 M = {72: (1, 3, 9, 16, 20, 70, 130), 8192: (120,)}  # N -> M: token tiles of every kernel; tiles cut in two halves
 
 
@@ -31,7 +32,7 @@ def work(tool: str, formats: list[str]) -> None:
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
-        k = 5 * max(32, fmt.weights)
+        k = 5 * SUPER_BLOCK
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
         w.to_host()
