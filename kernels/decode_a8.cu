@@ -66,17 +66,19 @@ __device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int s
     int first = 0, token = 0;  // the threads' shares, token by token
     while (first < spans * SHARES) {
         float values[AT_ONCE][8] = {};
-        int shares[AT_ONCE], tokens[AT_ONCE];
+        int firsts[AT_ONCE], tokens[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            shares[i] = first + int(threadIdx.x), tokens[i] = token;
-            if (8 * shares[i] < k) load_eight(values[i], x + token * k + 8 * shares[i]);
+            firsts[i] = first, tokens[i] = token;
+            const int column = 8 * (first + int(threadIdx.x));
+            if (column < k) load_eight(values[i], x + token * k + column);
             if (++token == m) token = 0, first += THREADS;
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const int span = shares[i] / SHARES;
-            QuantizedShare(values[i]).store(to[span * m + tokens[i]], shares[i] % SHARES, span < spans);
+            if (firsts[i] >= spans * SHARES) break;
+            const int share = firsts[i] + int(threadIdx.x), span = share / SHARES;
+            QuantizedShare(values[i]).store(to[span * m + tokens[i]], share % SHARES, span < spans);
         }
     }
 }

@@ -25,7 +25,9 @@ constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCE
 
 constexpr bool WHOLE_TILES = STAGE % SPANS == 0;   // in a stage; otherwise the fields of a tile have slots of their own
 constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
-constexpr int SUMS = TOKENS / 2;                   // of a thread
+// Spans that are read together, so that they are waited for once; scales of super-blocks leave registers for two.
+constexpr int TOGETHER = SPANS > 1 && STAGE > 2 ? 2 : STAGE;
+constexpr int SUMS = TOKENS / 2;  // of a thread
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 static_assert(DEPTH <= 32, "a lane prepares the barriers of a stage");
@@ -394,12 +396,14 @@ struct Consumer {
     // A whole stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights (&weights)[2], int first, Cursor& cursor,
                                              const Levels& levels, Scalings<SPANS>& scalings) const {
-        Words all[STAGE];  // read together: they are waited for once
+        Words read[TOGETHER];
 #pragma unroll
-        for (int span = 0; span < STAGE; ++span) all[span] = words(cursor, span);
+        for (int span = 0; span < STAGE; ++span) {
+            if (span % TOGETHER == 0)
 #pragma unroll
-        for (int span = 0; span < STAGE; ++span)
-            multiply(sums, weights[(first + span) % 2], all[span], cursor, span, levels, scalings);
+                for (int i = 0; i < TOGETHER; ++i) read[i] = words(cursor, span + i);
+            multiply(sums, weights[(first + span) % 2], read[span % TOGETHER], cursor, span, levels, scalings);
+        }
     }
 
     // Adds the products of this split's stages of a segment to the sums.

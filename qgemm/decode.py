@@ -40,7 +40,7 @@ def decode_launch(
     template = decode_template(fmt, split, tokens, row.kernel, source, sm)
     splits, rows = int(template["SPLITS"]), 16 * split.groups
     rings = tiles.table_bytes(fmt) + splits * int(template["WARP_BYTES"])
-    rings += quantized_bytes(row.kernel, source, tokens, m * -(-k // tiles.columns(fmt)) * tiles.columns(fmt))
+    rings += quantized_bytes(row.kernel, source, tokens)
     sums = splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
     products, end = Products(k=k, m=m), 0
     for product, shape in zip(products.of, shapes, strict=False):

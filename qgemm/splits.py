@@ -121,11 +121,14 @@ def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, s
     return depth * (span * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
 
 
-def quantized_bytes(kernel: str, source: str, tokens: int, numbers: int = INSIDE) -> int:
-    """Shared memory of a CTA for so many numbers of x that it quantizes itself; all tokens of a tile are read."""
+def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
+    """Shared memory of a CTA for the most x that it quantizes itself; all tokens of a tile are read.
+
+    Whatever the size of x: what a function may have is set for all of its launches.
+    """
     if kernel != "decode_a8" or source == "Activations":
         return 0
-    return (numbers // SPAN + tokens) * TOKEN_BYTES["Activations"]
+    return (INSIDE // SPAN + tokens) * TOKEN_BYTES["Activations"]
 
 
 def in_flight(fmt: Format, depth: int) -> int:

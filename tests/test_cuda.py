@@ -365,6 +365,18 @@ def test_bias_and_residual(activation, m, dtype):
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
+def test_products_of_all_sizes_in_turn(activation):
+    """What a small product asks of its kernel does not harm a large one that was launched before."""
+    cp, rng = cupy(), np.random.default_rng(27)
+    sizes = ((2, 8192), (1, 32), (1, 16384), (2, 64), (8, 2048), (40, 512))
+    xs = [cp.asarray(rng.standard_normal(size).astype(np.float16)) for size in sizes]
+    ws = [qgemm.quantize(rng.standard_normal((64, k)).astype(np.float32), "q4_0").to_device() for _, k in sizes]
+    wants = [qgemm.matmul(x, w, activation).get() for x, w in zip(xs, ws, strict=True)]
+    for x, w, want in zip(xs, ws, wants, strict=True):
+        assert (qgemm.matmul(x, w, activation).get() == want).all()
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 2, 5, 16, 40])
 def test_many_weights_of_one_x(activation, m):
     """Several to a launch, of two formats, one with a bias: the same bits as one by one."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import compile_kernels
 import ledger
@@ -14,7 +17,7 @@ import pytest
 from strategies import FORMATS, TILED, each
 
 import qgemm
-from qgemm import jit, routes, splits, tiles
+from qgemm import decode, jit, routes, splits, tiles
 from qgemm.bench import results
 
 
@@ -223,7 +226,29 @@ def test_decode_fits_its_shared_memory(fmt, sm):
             continue
         assert template["DEPTH"] >= 2
         of_warp = template["WARP_BYTES"] + 8 * template["DEPTH"]
-        assert tiles.table_bytes(fmt) + template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
+        of_cta = tiles.table_bytes(fmt) + splits.quantized_bytes(kernel, template["In"], template["TOKENS"])
+        assert of_cta + template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
+
+
+def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
+    """The driver keeps one limit a function: a launch of a small product would lower that of a large one."""
+    cupy = pytest.importorskip("cupy")
+    asked: dict[Any, set[int]] = {}
+
+    def launch(function, grid, block, shared, *rest):
+        asked.setdefault(function, set()).add(shared)
+
+    monkeypatch.setattr(cupy.cuda, "Device", lambda device: SimpleNamespace(compute_capability="90"))
+    monkeypatch.setattr(decode.jit, "load", lambda kernel, fmt, **template: (kernel, fmt.name, *template.items()))
+    monkeypatch.setattr(decode, "Launch", launch)
+    fmt = qgemm.FORMATS["q4_0"]
+    rows = [row for row in routes.ROUTES if row.kernel in ("decode", "decode_a8") and row.formats.holds(fmt)]
+    sources = {"decode": ("half", "float"), "decode_a8": ("half", "Activations")}
+    for row, m, k, n in itertools.product(rows, (1, 2), (32, 4096, 16384), (64, 8192)):
+        for source in sources[row.kernel]:
+            decode.decode_launch.__wrapped__(row, 0, fmt, k, m, source, (decode.Shape(n, "float32"),))
+    assert len(asked) > 4
+    assert {len(sizes) for sizes in asked.values()} == {1}
 
 
 @pytest.mark.parametrize("sm", [80, 89, 90, 120])
