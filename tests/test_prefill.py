@@ -238,7 +238,7 @@ def test_every_tiling_by_every_format(fmt, tiling):
     from qgemm.decode import Shape
 
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
-    of_halves = 64 * (60 * tiling.strips - 1) + 24, 544, tiling.tokens
+    of_halves = 64 * (60 * tiling.strips - 1) + 24, 288, tiling.tokens
     for n, k, m in (
         (64 * 3 + 24, 1056, tiling.tokens - 1),
         (64 * 150, 288, tiling.tokens),
