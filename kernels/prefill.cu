@@ -5,7 +5,8 @@
 // strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and multiplies
 // them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the end. The
 // grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SHARED (bytes), MOST_PARTS.
+// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SHARED (bytes), MOST_PARTS, ARRIVALS (of a warp
+// that gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "epilogue.cuh"
 #include "pdl.cuh"
 #include "tile.cuh"
@@ -15,7 +16,7 @@
 constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are added up and stored at a time
 constexpr int CHUNKS = TOKENS / CHUNK;
 constexpr int FOURS = CHUNK / 8;  // by which a thread's sums of a chunk are moved
-#include "streamk.cuh"
+#include "streamk.cuh"            // for which CHUNKS are what CTAs hand over
 
 constexpr int GROUP_THREADS = 128, CONSUMERS = STRIPS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
 
@@ -37,7 +38,7 @@ static_assert(DEPTH % SPLITS == 0, "a place in the ring belongs to one split");
 // A strip's weights in a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because
 // they are read until the last span of the tile.
 template <int STAGE_TILES>
-struct Ring {
+struct RingOf {
     Tile tiles[DEPTH][STAGE_TILES];
 
     __device__ const SpanOf<WARPS>& codes(int slot, int span) const {
@@ -54,7 +55,7 @@ struct Ring {
 };
 
 template <>
-struct Ring<0> {
+struct RingOf<0> {
     static constexpr int SLOTS = 1 + (DEPTH - 1 + SPANS - 1) * STAGE / SPANS;  // tiles of DEPTH stages, and more
     static_assert(WHOLE_TILES || SLOTS * SPANS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
     SpanOf<WARPS> spans[DEPTH][STAGE];
@@ -79,6 +80,8 @@ struct Ring<0> {
     __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / SLOTS & 1); }
 };
 
+using Ring = RingOf<WHOLE_TILES ? STAGE / SPANS : 0>;
+
 // Where a strip's sums meet and its outputs are put in order, a chunk at a time.
 union Exchange {
     float4 parts[SPLITS > 1 ? SPLITS - 1 : 1][FOURS]
@@ -88,7 +91,7 @@ union Exchange {
 
 struct Memory {
     In x[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
-    Ring<WHOLE_TILES ? STAGE / SPANS : 0> weights[STRIPS];
+    Ring weights[STRIPS];
     Exchange exchange[STRIPS];
     unsigned long long full[DEPTH], empty[DEPTH];
 };
@@ -281,7 +284,6 @@ struct Scalings<1> {
     const Units& units;
     const Format* fields;
     __device__ explicit Scalings(const Units& units) : units(units) {}
-    template <class Ring>
     __device__ void begin(const Ring& ring, int slot, int span, u32 tile, int, int) {
         fields = &ring.fields(slot, span, tile);
     }
@@ -296,7 +298,6 @@ struct Scalings<4> {
     u32 tile = ~0u;
     Scaling<In> mine[SPAN_SCALES];
     __device__ explicit Scalings(const Units& units) : units(units) {}
-    template <class Ring>
     __device__ void begin(const Ring& ring, int slot, int span, u32 of, int warp, int lane) {
         if (of == tile) return;
         tile = of;
@@ -311,7 +312,7 @@ struct Scalings<4> {
     }
 };
 
-// In a register of its own: ptxas will not work it out anew for every use.
+// In a register of its own: the compiler will not work it out anew for every use.
 __device__ inline int kept(int value) {
     asm volatile("mov.b32 %0, %0;" : "+r"(value));
     return value;
@@ -320,10 +321,10 @@ __device__ inline int kept(int value) {
 struct Consumer {
     Memory& memory;
     const Problem& p;
-    const Ring<WHOLE_TILES ? STAGE / SPANS : 0>& ring;  // of its strip
-    u32 first_x;                                        // operand B of the first stage
-    int split, strip, thread;                           // thread: of its warpgroup
-    int warp, lane;                                     // the same
+    const Ring& ring;          // of its strip
+    u32 first_x;               // operand B of the first stage
+    int split, strip, thread;  // thread: of its warpgroup
+    int warp, lane;            // the same
 
     // This split's stages of a segment, one after the other.
     struct Cursor {
@@ -359,7 +360,7 @@ struct Consumer {
         // This warp has read the slot before.
         __device__ __forceinline__ void release() {
             __syncwarp();
-            if (busy >= 0 && at.lane == 0) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
+            if (busy >= 0 && (ARRIVALS > 1 || at.lane == 0)) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
             busy = -1;
         }
     };
@@ -628,8 +629,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp == 0) {
         const int lane = threadIdx.x;
         if (lane < DEPTH) {
-            mbarrier_init(shared_address(&memory.full[lane]), 2);            // producers
-            mbarrier_init(shared_address(&memory.empty[lane]), STRIPS * 4);  // warps
+            mbarrier_init(shared_address(&memory.full[lane]), 2);                       // producers
+            mbarrier_init(shared_address(&memory.empty[lane]), STRIPS * 4 * ARRIVALS);  // warps
         }
         for (auto& ring : memory.weights) ring.init(lane);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

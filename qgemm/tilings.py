@@ -14,6 +14,7 @@ CHUNK = 32  # tokens that are added up and stored at a time; 16 where that does 
 STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a strip before it is stored
 BARRIERS = 1 << 10  # bytes of them, and of alignment
 MOST_PARTS = 4096  # that CTAs hand over: eight chunks of two strips of each CTA, of a GPU with many multiprocessors
+ARRIVALS = 1  # of a warp that has read a stage; see the kernel
 
 
 class Tiling(NamedTuple):
@@ -125,5 +126,5 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
     depth = next(depth for depth in depths if memory_bytes(fmt, tiling, depth) <= SHARED)
     return {
         "In": source, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits, "STAGE": tiling.stage,
-        "DEPTH": depth, "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS,
+        "DEPTH": depth, "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS, "ARRIVALS": ARRIVALS,
     }  # fmt: skip

@@ -19,6 +19,7 @@ M = {72: (1, 3, 9, 16, 20, 70, 130), 8192: (120,)}  # N -> M: token tiles of eve
 def work(tool: str, formats: list[str]) -> None:
     """Products that reach every kernel, on ragged shapes: every format, type of x, activation and token tile.
 
+    Under racecheck every lane of a warp gives a stage of prefill back for itself, see kernels/prefill.cu.
     Without cuBLAS under initcheck, which does not see the stores of its kernels, and under racecheck, which reports
     hazards inside them (nvjet_sm90, cuBLAS 13.0).
     """
@@ -26,9 +27,11 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
+    from qgemm import tilings
     from qgemm.routes import Problem, c_type, route
 
     cupy.cuda.set_allocator(None)
+    tilings.ARRIVALS = 32 if tool == "racecheck" else 1
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
