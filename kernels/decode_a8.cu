@@ -11,15 +11,11 @@
 
 using X = Activations[TOKENS];
 
-// The memory of a warp.
+// The ring of a warp, whose stages hold x as well if it comes as Activations.
 template <class T>
-struct Memory {
-    RingOf<void, SPANS> ring;
-};
+struct WarpRing : RingOf<void, SPANS> {};
 template <>
-struct Memory<Activations> {
-    RingOf<X, SPANS> ring;
-};
+struct WarpRing<Activations> : RingOf<X, SPANS> {};
 
 // Adds a span's products to the sums.
 template <class Ring>
@@ -87,12 +83,12 @@ template <class T>
 __device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
-    static_assert(sizeof(Memory<T>) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    static_assert(sizeof(WarpRing<T>) == WARP_BYTES,
+                  "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
     const Place at(products);
     const int m = int(products.m);
     const T* x = static_cast<const T*>(products.x);
-    Memory<T>* mine = reinterpret_cast<Memory<T>*>(memory) + at.split;
-    auto& ring = mine->ring;
+    auto& ring = reinterpret_cast<WarpRing<T>*>(memory)[at.split];
     const Arrivals<DEPTH, false, BULK> arrivals(words[at.split]);
 
     AllSums sums = {};
