@@ -5,8 +5,9 @@
 // strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and multiplies
 // them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the end. The
 // grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SHARED (bytes), MOST_PARTS, ARRIVALS (of a warp
-// that gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
+// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, LONE (a CTA has one segment of a tile of y, not
+// several), SHARED (bytes), MOST_PARTS, ARRIVALS (of a warp that gives a stage back: 1, or 32 for racecheck, which does not
+// follow order through __syncwarp).
 #include "epilogue.cuh"
 #include "pdl.cuh"
 #include "tile.cuh"
@@ -89,13 +90,29 @@ union Exchange {
     float staged[CHUNK][TILE_ROWS + 4];
 };
 
-struct Memory {
-    In x[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
-    Ring weights[STRIPS];
+// x in a ring of stages, and the exchanges: beside it, or in its place once a CTA's only segment is multiplied.
+using RingOfX = In[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
+template <bool LONE_SEGMENT>
+struct Tokens {
+    RingOfX x;
     Exchange exchange[STRIPS];
+    __device__ static void wait_for_all() {}
+};
+template <>
+struct Tokens<true> {
+    union {
+        RingOfX x;
+        Exchange exchange[STRIPS];
+    };
+    // All warpgroups: none reads x any more.
+    __device__ static void wait_for_all() { named_barrier(1 + 2 * STRIPS, CONSUMERS * GROUP_THREADS); }
+};
+
+struct Memory : Tokens<LONE> {
+    Ring weights[STRIPS];
     unsigned long long full[DEPTH], empty[DEPTH];
 };
-constexpr u32 X_STAGE = sizeof(Memory::x[0]) / 16, X_SPAN = sizeof(Memory::x[0][0]) / 16;  // of operand B's address
+constexpr u32 X_STAGE = sizeof(RingOfX) / DEPTH / 16, X_SPAN = X_STAGE / STAGE;  // of operand B's address
 static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
               "the stages do not fit the shared memory that the host asks for");
 
@@ -178,9 +195,10 @@ struct Producer {
             mbarrier_expect(full, source.strips * memory.weights[0].bytes(spans));
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip) {
-                if (strip >= source.strips) break;
-                memory.weights[strip].load(slot, from + strip * source.along, span, spans, full);
-                if (span == 0) memory.weights[strip].load_fields(fields, from + strip * source.along);
+                const Tile* tile = from + min(strip, source.strips - 1) * source.along;
+                if (strip < source.strips) memory.weights[strip].load(slot, tile, span, spans, full);
+                // Warps of a strip beyond the last one wait for fields as well.
+                if (span == 0) memory.weights[strip].load_fields(fields, tile);
             }
         });
     }
@@ -601,6 +619,7 @@ struct Consumer {
             multiply(sums, s, turn, fields, levels, units);
             turn.skip(end_stage(p, s) - first_stage(s));
             fields += s.last - s.first;
+            memory.wait_for_all();
             add_splits(sums);
             if (split == 0) {
                 const Sharers sharers = all.sharers(s);

@@ -85,10 +85,11 @@ class PrefillLaunch:
     ) -> None:  # fmt: skip
         """On the current device, for x of type `source`; a `tiling` other than the table's to measure it."""
         (n, k), strips = shape, -(-shape[0] // tiles.ROWS)
-        tiling = tiling or tiling_of(m, strips, k)
+        tiling = tiling or tiling_of(fmt, m, strips, k, sms(device))
         template = prefill_template(fmt, tiling, source)
-        of_y = -(-strips // tiling.strips) * -(-m // tiling.tokens)
+        of_y = tiling.tiles(m, strips)
         grid = grid_of(of_y, -(-k // tiling.unit(fmt)), sms(device), tiling.splits)
+        assert not (tiling.lone and of_y > grid.ctas)
         self._size = 0  # of the workspace
         if grid.whole < of_y:
             size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL

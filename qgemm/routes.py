@@ -14,7 +14,7 @@ from .errors import UnsupportedError
 from .jit import Template
 from .splits import BULK_COPIES, INSIDE, decode_template, splits_for
 from .tiles import SPAN
-from .tilings import TILINGS, TOKENS, prefill_template
+from .tilings import TOKENS, compiled, prefill_template
 from .transfer import encode_template, pack_template, planes_template, restore_template
 
 ANY = 1 << 62
@@ -172,8 +172,7 @@ def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
                 yield row.kernel, prefill_mma.template(fmt, cut, source, out, sm)
             continue
         if row.kernel == "prefill":
-            shapes = dict.fromkeys(tiling._replace(m=0, least=0, k=0) for tiling in TILINGS)
-            for source, tiling in product(row.types, shapes):
+            for source, tiling in product(row.types, compiled(fmt)):
                 yield row.kernel, prefill_template(fmt, tiling, source)
             continue
         for tokens in row.tokens:

@@ -23,6 +23,9 @@ class Tiling(NamedTuple):
     m, least, k: it is for up to so many rows of x, at least so many strips of 64 rows of W, and at least such a K.
     splits: warpgroups that share K, for each strip of the tile. stage: spans of 64 columns in a stage of its ring;
     deep: the most stages.
+    lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
+    where its stages have been: there is memory for more of them.
+    needs, spans: it is for formats of which so many stages fit, and whose tiles have at least so many spans.
     """
 
     m: int
@@ -33,31 +36,59 @@ class Tiling(NamedTuple):
     splits: int
     stage: int
     deep: int
+    lone: bool = False
+    needs: int = 1
+    spans: int = 1
+
+    def tiles(self, m: int, strips: int) -> int:
+        """Of y, for M rows of x and so many strips of 64 rows of W."""
+        return -(-strips // self.strips) * -(-m // self.tokens)
 
     @property
     def threads(self) -> int:
         """Of a CTA: its warpgroups, and the producers'."""
         return 128 * (self.strips * self.splits + 1)
 
+    @property
+    def plain(self) -> Tiling:
+        """The same without what chooses among the rows of TILINGS."""
+        return self._replace(m=0, least=0, k=0, needs=1, spans=1)
+
+    def serves(self, fmt: Format) -> bool:
+        """Whether it is for this format."""
+        return spans(fmt) >= self.spans and memory_bytes(fmt, self, self.needs) <= SHARED
+
     def unit(self, fmt: Format) -> int:
         """Columns at whose multiples the kernel may cut K: those of a stage, or of a tile if that is more."""
         return max(self.stage, spans(fmt)) * SPAN
 
 
-# Measured on an H200 with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; three and four
-# warpgroups hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work better; but
-# where K is long a tile may be cut along it. Token tiles lie so close that one more row of x costs little.
+# Measured on an H200, most of them with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; three
+# and four warpgroups hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work better;
+# but where K is long a tile may be cut along it. Token tiles lie so close that one more row of x costs little. Where the
+# stages that four warpgroups need do not fit, fewer are faster, of which each has more. Super-blocks want whole tiles in
+# a stage.
 TILINGS = (
     #      m <=  strips >=  K >=  tokens  strips  splits  stage  deep
     Tiling(16,   200,       0,    16,     2,      2,      4,     8),
     Tiling(16,   0,         0,    16,     1,      4,      4,     8),
     Tiling(32,   200,       0,    32,     2,      2,      4,     6),
+    Tiling(32,   0,         0,    32,     1,      4,      4,     8,    needs=8),
+    Tiling(32,   0,         0,    32,     1,      3,      4,     6,    needs=6, lone=True),
     Tiling(32,   0,         0,    32,     1,      4,      4,     8),
+    Tiling(48,   200,       0,    48,     2,      2,      4,     4,    needs=4),
     Tiling(48,   200,       0,    48,     2,      2,      2,     8),
+    Tiling(48,   0,         0,    48,     1,      2,      4,     6,    needs=6),
+    Tiling(48,   0,         0,    48,     1,      2,      2,     10,   needs=10, lone=True),
     Tiling(48,   0,         0,    48,     1,      2,      4,     6),
+    Tiling(64,   200,       0,    64,     2,      2,      4,     4,    needs=4),
+    Tiling(64,   400,       0,    64,     3,      1,      2,     7),
     Tiling(64,   200,       0,    64,     2,      2,      2,     8),
+    Tiling(64,   0,         0,    64,     1,      2,      4,     4,    needs=4, lone=True, spans=4),
+    Tiling(64,   0,         0,    64,     1,      3,      2,     9,    needs=9, lone=True),
     Tiling(64,   0,         0,    64,     1,      3,      2,     9),
     Tiling(80,   200,       0,    80,     2,      2,      2,     6),
+    Tiling(80,   0,         0,    80,     1,      2,      4,     4,    needs=4, lone=True, spans=4),
     Tiling(80,   0,         0,    80,     1,      2,      2,     8),
     Tiling(96,   400,       0,    96,     3,      1,      2,     5),
     Tiling(96,   200,       0,    96,     2,      1,      2,     6),
@@ -67,6 +98,8 @@ TILINGS = (
     Tiling(128,  400,       0,    128,    3,      1,      2,     4),
     Tiling(128,  65,        0,    128,    2,      1,      2,     5),
     Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
+    Tiling(128,  0,         0,    64,     1,      2,      4,     4,    needs=4, lone=True, spans=4),
+    Tiling(128,  0,         0,    64,     1,      3,      2,     9,    needs=9, lone=True),
     Tiling(128,  0,         0,    64,     1,      3,      2,     9),
     Tiling(144,  65,        0,    144,    2,      1,      2,     4),
     Tiling(160,  65,        0,    160,    2,      1,      2,     4),
@@ -79,6 +112,7 @@ TILINGS = (
     Tiling(160,  0,         0,    80,     1,      2,      2,     8),
     Tiling(192,  0,         0,    96,     1,      2,      2,     6),
     Tiling(224,  0,         0,    112,    1,      2,      2,     6),
+    Tiling(256,  0,         0,    128,    1,      2,      2,     6,    needs=6, lone=True),
     Tiling(256,  0,         0,    128,    2,      1,      2,     5),
     Tiling(144,  0,         0,    144,    2,      1,      2,     4),
     Tiling(160,  0,         0,    160,    2,      1,      2,     4),
@@ -91,14 +125,23 @@ TILINGS = (
 TOKENS = tuple(sorted({tiling.tokens for tiling in TILINGS}))
 
 
-def tiling_of(m: int, strips: int, k: int) -> Tiling:
-    """The first row of TILINGS for M rows of x and so many strips of 64 rows of W and K columns.
+def tiling_of(fmt: Format, m: int, strips: int, k: int, sms: int) -> Tiling:
+    """The first row of TILINGS for M rows of x, so many strips of 64 rows of W, K columns and multiprocessors.
 
     M beyond the largest token tile is shared out evenly over as few tiles as possible.
     """
     part = -(-m // -(-m // TOKENS[-1]))
     fitting = (row for row in TILINGS if part <= row.m and strips >= row.least and k >= row.k)
-    return next(row for row in fitting if m <= row.m or part <= row.tokens)
+    for row in fitting:
+        whole = m <= row.m or part <= row.tokens
+        if whole and not (row.lone and row.tiles(m, strips) > sms) and row.serves(fmt):
+            return row
+    raise AssertionError("the last row is for everything")
+
+
+def compiled(fmt: Format) -> list[Tiling]:
+    """The tilings that products of a format may get, plain."""
+    return list(dict.fromkeys(row.plain for row in TILINGS if row.serves(fmt)))
 
 
 def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
@@ -111,7 +154,7 @@ def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     slots = 0 if whole else 1 + (depth - 1 + along - 1) * tiling.stage // along
     x = tiling.stage * tiling.tokens * SPAN * 2
     chunk = CHUNK // 2 if tiling.tokens % CHUNK else CHUNK
-    exchange = chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
+    exchange = 0 if tiling.lone else chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
         + depth * (x + tiling.strips * weights)
@@ -126,5 +169,6 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
     depth = next(depth for depth in depths if memory_bytes(fmt, tiling, depth) <= SHARED)
     return {
         "In": source, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits, "STAGE": tiling.stage,
-        "DEPTH": depth, "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS, "ARRIVALS": ARRIVALS,
+        "DEPTH": depth, "LONE": int(tiling.lone), "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS,
+        "ARRIVALS": ARRIVALS,
     }  # fmt: skip

@@ -17,8 +17,19 @@ from qgemm.bounds import a16_bound, magnitudes
 from qgemm.device import half_exponent
 
 EDGES = sorted({m for tiling in tilings.TILINGS for m in (tiling.tokens, tiling.m)})
-SHAPES = sorted({tiling._replace(m=0, least=0, k=0) for tiling in tilings.TILINGS})
 SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
+
+
+def every_tiling(formats=TILED):
+    """A parameter (format, tiling) for each of the two that meet."""
+    return pytest.mark.parametrize(
+        ("fmt", "tiling"),
+        [
+            pytest.param(fmt, tiling, id="-".join((fmt.name, "x".join(map(str, tiling[3:8])), "lone" * tiling.lone)))
+            for fmt in formats
+            for tiling in tilings.compiled(fmt)
+        ],
+    )
 
 
 def cupy():
@@ -53,10 +64,12 @@ def test_sm_90_goes_to_prefill_above_decode():
         assert routes.route(routes.Problem(q4_0, "a8", m, 64, 64, 90, x)).kernel == kernel
 
 
-def test_every_matrix_has_a_tiling():
+@each(TILED)
+def test_every_matrix_has_a_tiling(fmt):
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
-        for strips, k in itertools.product((1, 33, 64, 65, 100, 200, 1 << 20), (32, 8192)):
-            tiling = tilings.tiling_of(m, strips, k)
+        for strips, k, sms in itertools.product((1, 33, 64, 65, 100, 128, 200, 448, 1 << 20), (32, 8192), SMS):
+            tiling = tilings.tiling_of(fmt, m, strips, k, sms)
+            assert tiling.plain in tilings.compiled(fmt)
             assert strips >= tiling.least
             assert k >= tiling.k
             part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
@@ -68,10 +81,13 @@ def test_every_matrix_has_a_tiling():
             assert tiling.tokens % 16 == 0
             assert tiling.tokens <= 256  # of one instruction, and of a tensor map's box
             assert tiling.threads <= 1024
+            if tiling.lone:
+                ctas, whole, _ = prefill.grid_of(tiling.tiles(m, strips), -(-k // tiling.unit(fmt)), sms, tiling.splits)
+                assert whole in (0, ctas)
+                assert ctas % tiling.tiles(m, strips) == 0
 
 
-@each(TILED)
-@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
+@every_tiling()
 def test_tilings_fit_every_format(fmt, tiling):
     """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
     template = tilings.prefill_template(fmt, tiling, "half")
@@ -82,8 +98,20 @@ def test_tilings_fit_every_format(fmt, tiling):
     assert tiling.stage % along == 0 or along % tiling.stage == 0
 
 
-@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
-@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
+def test_rows_of_the_table_are_for_someone():
+    """A row that needs stages has them; a row with a lone segment or needs has one after it that has neither."""
+    for index, row in enumerate(tilings.TILINGS):
+        served = [fmt for fmt in TILED if row.serves(fmt)]
+        assert served
+        if row.needs > 1:
+            depths = {tilings.prefill_template(fmt, row, "half")["DEPTH"] for fmt in served}
+            assert min(depths) >= row.needs
+        if row.needs > 1 or row.lone:
+            later = (other for other in tilings.TILINGS[index + 1 :] if other.m >= row.m and other.least <= row.least)
+            assert any(not other.lone and other.needs == 1 for other in later)
+
+
+@every_tiling([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
 def test_tuned_kernels_keep_their_registers(fmt, tiling):
     """Neither spills nor wgmma that wait for each other: ptxas says so as C75xx."""
     source = jit.compose("prefill", fmt, **tilings.prefill_template(fmt, tiling, "half"))
@@ -231,20 +259,23 @@ def test_products_at_every_edge(fmt, n, k):
 
 
 @with_gpu
-@each(TILED)
-@pytest.mark.parametrize("tiling", SHAPES, ids=lambda tiling: "x".join(map(str, tiling[3:])))
+@every_tiling()
 def test_every_tiling_by_every_format(fmt, tiling):
-    """Grids of whole tiles, of cut ones, of both, of halves; the same bits every time."""
+    """Grids of whole tiles, of cut ones, of both, of halves; strips missing in the last one; always the same bits."""
     from qgemm.decode import Shape
 
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
+    sms = prefill.sms(cp.cuda.Device().id)
     of_halves = 64 * (60 * tiling.strips - 1) + 24, 288, tiling.tokens
     for n, k, m in (
         (64 * 3 + 24, 1056, tiling.tokens - 1),
+        (64 * 4 + 24, 544, tiling.tokens),
         (64 * 150, 288, tiling.tokens),
         (2500, 800, 333),
         of_halves,
     ):
+        if tiling.lone and tiling.tiles(m, -(-n // tiles.ROWS)) > sms:
+            continue
         w = random_tensor(fmt, n, k, rng)
         on_device = w.to_device()
         x = rng.standard_normal((m, w.shape[1])).astype(np.float16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import ceil
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ MOST_CALLS = 256  # what is not captured must fit into the driver's queue, of ab
 BYTES_A_US, OPERATIONS_A_US = 4e6, 8e8  # of a fast GPU
 HOLD_NS = 100_000
 WARM_UPS = 2
+REST = 5  # times as long as a replay took: a GPU that is always at work lowers its clock after some 40 ms
 
 Call = Callable[[], Any]
 
@@ -79,6 +80,7 @@ def race(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS) -> list[Tim
     for repeat in range(WARM_UPS + repeats):
         for loop, mine in zip(loops, samples, strict=True):
             taken = replay_us(stream, loop)
+            sleep(REST * 1e-6 * taken * loop.calls)
             if repeat >= WARM_UPS:
                 mine.append(taken)
     return [times(mine) for mine in samples]
