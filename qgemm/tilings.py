@@ -64,10 +64,10 @@ class Tiling(NamedTuple):
 
 
 # Measured on an H200, most of them with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; three
-# and four warpgroups hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work better;
-# but where K is long a tile may be cut along it. Token tiles lie so close that one more row of x costs little. Where the
-# stages that four warpgroups need do not fit, fewer are faster, of which each has more. Super-blocks want whole tiles in
-# a stage.
+# and four warpgroups hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work
+# better; but where K is long a tile may be cut along it. Token tiles lie so close that one more row of x costs little.
+# Where the stages that four warpgroups need do not fit, fewer are faster, of which each has more. Super-blocks want
+# whole tiles in a stage.
 TILINGS = (
     #      m <=  strips >=  K >=  tokens  strips  splits  stage  deep
     Tiling(16,   200,       0,    16,     2,      2,      4,     8),
