@@ -6,15 +6,14 @@
 // them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the end. The
 // grid is persistent (streamk.cuh).
 // Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, LONE (a CTA has one segment of a tile of y, not
-// several), SHARED (bytes), MOST_PARTS, ARRIVALS (of a warp that gives a stage back: 1, or 32 for racecheck, which does not
-// follow order through __syncwarp).
+// several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes), MOST_PARTS, ARRIVALS (of a warp that
+// gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "epilogue.cuh"
 #include "pdl.cuh"
 #include "tile.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-constexpr int CHUNK = TOKENS % 32 ? 16 : 32;  // tokens that are added up and stored at a time
 constexpr int CHUNKS = TOKENS / CHUNK;
 constexpr int FOURS = CHUNK / 8;  // by which a thread's sums of a chunk are moved
 #include "streamk.cuh"            // for which CHUNKS are what CTAs hand over
@@ -83,29 +82,43 @@ struct RingOf<0> {
 
 using Ring = RingOf<WHOLE_TILES ? STAGE / SPANS : 0>;
 
-// Where a strip's sums meet and its outputs are put in order, a chunk at a time.
-union Exchange {
-    float4 parts[SPLITS > 1 ? SPLITS - 1 : 1][FOURS]
-                [GROUP_THREADS];  // of the splits but the first, as registers hold them
-    float staged[CHUNK][TILE_ROWS + 4];
-};
+// Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in order.
+using Part = float4[SPLITS > 1 ? SPLITS - 1 : 1][FOURS][GROUP_THREADS];
+using Staged = float[CHUNK][TILE_ROWS + 4];
 
-// x in a ring of stages, and the exchanges: beside it, or in its place once a CTA's only segment is multiplied.
+// x in a ring of stages, and room for what comes after the products: beside the ring, where the first split owns all chunks,
+// one after the other; or, if a CTA has one segment, in place of the ring, where each split owns some of them.
 using RingOfX = In[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
 template <bool LONE_SEGMENT>
 struct Tokens {
+    union Exchange {
+        Part part;
+        Staged staged;
+    };
     RingOfX x;
     Exchange exchange[STRIPS];
-    __device__ static void wait_for_all() {}
+
+    __device__ Part& part(int strip, int) { return exchange[strip].part; }
+    __device__ Staged& staged(int strip, int) { return exchange[strip].staged; }
+    __device__ static int owner(int) { return 0; }
+    __device__ static void take_place() {}
 };
 template <>
 struct Tokens<true> {
+    struct Exchange {
+        Part parts[CHUNKS];
+        Staged staged[SPLITS];
+    };
     union {
         RingOfX x;
         Exchange exchange[STRIPS];
     };
-    // All warpgroups: none reads x any more.
-    __device__ static void wait_for_all() { named_barrier(1 + 2 * STRIPS, CONSUMERS * GROUP_THREADS); }
+
+    __device__ Part& part(int strip, int chunk) { return exchange[strip].parts[chunk]; }
+    __device__ Staged& staged(int strip, int split) { return exchange[strip].staged[split]; }
+    __device__ static int owner(int chunk) { return chunk * SPLITS / CHUNKS; }
+    // Waits for all warpgroups: none reads x any more.
+    __device__ static void take_place() { named_barrier(1 + STRIPS + CONSUMERS, CONSUMERS * GROUP_THREADS); }
 };
 
 struct Memory : Tokens<LONE> {
@@ -456,24 +469,38 @@ struct Consumer {
         }
     }
 
-    // The splits' sums -> split 0, in order.
+    // Whether this split adds up and stores a chunk.
+    __device__ bool mine(int chunk) const { return SPLITS == 1 || Memory::owner(chunk) == split; }
+
+    // The splits' sums of each chunk -> its owner, in order.
     __device__ __forceinline__ void add_splits(float (&sums)[SUMS]) const {
+        memory.take_place();
         if constexpr (SPLITS > 1) {
-            auto& parts = memory.exchange[strip].parts;
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                split_barrier();  // what was here has been read
-                if (split > 0)
-#pragma unroll
-                    for (int i = 0; i < FOURS; ++i) parts[split - 1][i][thread] = four(sums, chunk * FOURS + i);
+                if constexpr (!LONE) split_barrier();  // what was here has been read
+                give(sums, chunk);
+                if constexpr (!LONE) split_barrier(), take(sums, chunk);
+            }
+            if constexpr (LONE) {
                 split_barrier();
-                if (split == 0)
 #pragma unroll
-                    for (int other = 0; other < SPLITS - 1; ++other)
-#pragma unroll
-                        for (int i = 0; i < FOURS; ++i) add(sums, chunk * FOURS + i, parts[other][i][thread]);
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) take(sums, chunk);
             }
         }
+    }
+    __device__ __forceinline__ void give(const float (&sums)[SUMS], int chunk) const {
+        if (mine(chunk)) return;
+        auto& part = memory.part(strip, chunk)[split - (split > Memory::owner(chunk))];
+#pragma unroll
+        for (int i = 0; i < FOURS; ++i) part[i][thread] = four(sums, chunk * FOURS + i);
+    }
+    __device__ __forceinline__ void take(float (&sums)[SUMS], int chunk) const {
+        if (!mine(chunk)) return;
+#pragma unroll
+        for (int other = 0; other < SPLITS - 1; ++other)
+#pragma unroll
+            for (int i = 0; i < FOURS; ++i) add(sums, chunk * FOURS + i, memory.part(strip, chunk)[other][i][thread]);
     }
 
     __device__ static float4 four(const float (&sums)[SUMS], int i) {
@@ -485,7 +512,7 @@ struct Consumer {
 
     // Waits for the warpgroups of this strip; for the threads of this one.
     __device__ void split_barrier() const { named_barrier(1 + strip, SPLITS * GROUP_THREADS); }
-    __device__ void group_barrier() const { named_barrier(1 + STRIPS + strip, GROUP_THREADS); }
+    __device__ void group_barrier() const { named_barrier(1 + STRIPS + split * STRIPS + strip, GROUP_THREADS); }
 
     // Of a tile that other CTAs share, chunks that another is the owner of go to their places in the workspace, and
     // what others have of its own chunks is added, in order.
@@ -500,13 +527,13 @@ struct Consumer {
         float4* part = part_of(workspace, me);
 #pragma unroll
         for (int i = 0; i < SUMS / 4; ++i)
-            if (sharers.owner(i / FOURS) != me) part[i * GROUP_THREADS] = four(sums, i);
+            if (mine(i / FOURS) && sharers.owner(i / FOURS) != me) part[i * GROUP_THREADS] = four(sums, i);
         group_barrier();
-        if (thread < CHUNKS && sharers.owner(thread) != me) raise_flag(flag_of(workspace, me, thread));
+        if (thread < CHUNKS && mine(thread) && sharers.owner(thread) != me) raise_flag(flag_of(workspace, me, thread));
         if (!sharers.owns_some(me)) return;
         for (int i = thread; i < CHUNKS * sharers.count; i += GROUP_THREADS) {
-            const int cta = sharers.first + i / CHUNKS;
-            if (cta != me && sharers.owner(i % CHUNKS) == me) await_flag(flag_of(workspace, cta, i % CHUNKS));
+            const int cta = sharers.first + i / CHUNKS, chunk = i % CHUNKS;
+            if (cta != me && mine(chunk) && sharers.owner(chunk) == me) await_flag(flag_of(workspace, cta, chunk));
         }
         group_barrier();
         for (int cta = sharers.first; cta < sharers.first + sharers.count; ++cta) {
@@ -514,7 +541,7 @@ struct Consumer {
             const float4* other = part_of(workspace, cta);
 #pragma unroll
             for (int i = 0; i < SUMS / 4; ++i)
-                if (sharers.owner(i / FOURS) == me) add(sums, i, __ldcg(other + i * GROUP_THREADS));
+                if (mine(i / FOURS) && sharers.owner(i / FOURS) == me) add(sums, i, __ldcg(other + i * GROUP_THREADS));
         }
     }
 
@@ -537,11 +564,11 @@ struct Consumer {
                                                 T* y, float unit) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.exchange[strip].staged);
+        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged(strip, split));
         y += at.first_token * p.n + at.first_row;
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
-            if (sharers.owner(chunk / CHUNK) != blockIdx.x) continue;
+            if (!mine(chunk / CHUNK) || sharers.owner(chunk / CHUNK) != blockIdx.x) continue;
             group_barrier();  // the chunk before is read
 #pragma unroll
             for (int i = 0; i < CHUNK / 8; i += 2) {
@@ -585,10 +612,10 @@ struct Consumer {
             if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, sharers, static_cast<bf16*>(y), unit);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = memory.exchange[strip].staged;
+        auto& staged = memory.staged(strip, split);
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
-            if (sharers.owner(chunk / CHUNK) != blockIdx.x) continue;
+            if (!mine(chunk / CHUNK) || sharers.owner(chunk / CHUNK) != blockIdx.x) continue;
             group_barrier();  // the chunk before is read
 #pragma unroll
             for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
@@ -611,7 +638,7 @@ struct Consumer {
 
     __device__ void run(const Segments& all, const Units& units, Workspace* workspace, const Epilogue& epilogue) const {
         const Levels levels(units.level);
-        Segments segments = all;
+        Segments segments(all);
         Turn turn;
         u32 fields = 0;
         for (Segment s; segments.take(s);) {
@@ -619,9 +646,8 @@ struct Consumer {
             multiply(sums, s, turn, fields, levels, units);
             turn.skip(end_stage(p, s) - first_stage(s));
             fields += s.last - s.first;
-            memory.wait_for_all();
             add_splits(sums);
-            if (split == 0) {
+            if (LONE || split == 0) {
                 const Sharers sharers = all.sharers(s);
                 if (sharers.count > 1) exchange(sums, sharers, workspace);
                 if (sharers.owns_some(blockIdx.x)) store(sums, s.tile, sharers, epilogue, units.sum);
@@ -630,20 +656,14 @@ struct Consumer {
     }
 };
 
-// Tiles of y from `whole` on are cut along K, each in two halves if `halves`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles,
-            const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m, int whole, int halves,
-            const Units units) {
+            const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m,
+            const __grid_constant__ Cut cut, const Units units) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     // The shuffle keeps ptxas from working out the address anew for every use.
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;
     Memory& memory = *static_cast<Memory*>(__cvta_shared_to_generic(address));
-    const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS), row_tiles = (strips + STRIPS - 1) / STRIPS;
-    const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
-    const Problem problem = {n, k, m, row_tiles, along};
-    const int tiles_of_y = row_tiles * ((m + TOKENS - 1) / TOKENS);
-    const Segments segments(tiles_of_y, (along + UNIT - 1) / UNIT, whole, halves);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
     if (warp == 0) {
         const int lane = threadIdx.x;
@@ -656,6 +676,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else if (warp == 1) {
         if (elect_one()) prefetch(&x);
     }
+    const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS);
+    const int row_tiles = (strips + STRIPS - 1) / STRIPS;
+    const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
+    const Problem problem = {n, k, m, row_tiles, along};
+    const Segments segments(cut, (along + UNIT - 1) / UNIT);
     fill_table<Format, half, THREADS>(Format::RAW_EXPONENT);
     __syncthreads();
     if (group == CONSUMERS) {

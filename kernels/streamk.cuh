@@ -18,34 +18,32 @@ struct Sharers {
     __device__ bool owns_some(int cta) const { return owner(0) == cta || owner(CHUNKS - 1) == cta; }
 };
 
-// The segments of one CTA. Tiles from `whole` on are laid end to end and cut into a piece for each CTA, which goes
-// through its piece backwards: the start of a tile whose rest the next CTA has is done first, the rest of one that the
-// CTA before has begun last, when that one has long stored its part. halves: each of them is cut in two.
-struct Segments {
-    int units;  // along K, of a tile
-    int whole, next;
-    bool halves;
-    u32 piece, rest;  // units of all that is cut / CTAs
-    int begin, end;   // what is left of the piece, in units from the start of tile `whole`
+// Tiles from `whole` on are laid end to end and cut into a piece for each CTA; halves: each of them is cut in two. The
+// host divides: piece, rest: units along K of all that is cut / CTAs.
+struct Cut {
+    int whole, halves;
+    u32 piece, rest;
+};
 
-    __device__ Segments(int tiles, int units, int whole, bool halves)
-        : units(units),
-          whole(whole),
-          next(blockIdx.x),
-          halves(halves),
-          piece(u32((tiles - whole) * units) / gridDim.x),
-          rest(u32((tiles - whole) * units) % gridDim.x),
-          begin(begin_of(blockIdx.x)),
-          end(begin_of(blockIdx.x + 1)) {}
+// The segments of one CTA, which goes through its piece backwards: the start of a tile whose rest the next CTA has is
+// done first, the rest of one that the CTA before has begun last, when that one has long stored its part.
+struct Segments {
+    const Cut& cut;
+    int units;  // along K, of a tile
+    int next;
+    int begin, end;  // what is left of the piece, in units from the start of tile `whole`
+
+    __device__ Segments(const Cut& cut, int units)
+        : cut(cut), units(units), next(blockIdx.x), begin(begin_of(blockIdx.x)), end(begin_of(blockIdx.x + 1)) {}
 
     // Units of all that is cut * cta / CTAs.
-    __device__ int begin_of(u32 cta) const { return piece * cta + rest * cta / gridDim.x; }
+    __device__ int begin_of(u32 cta) const { return cut.piece * cta + (cut.rest ? cut.rest * cta / gridDim.x : 0); }
 
     // Of a tile of which this CTA has a segment.
     __device__ Sharers sharers(const Segment& s) const {
-        const int me = blockIdx.x, start = (s.tile - whole) * units;
+        const int me = blockIdx.x, start = (s.tile - cut.whole) * units;
         if (start < 0) return {me, 1};
-        if (halves) return {me / 2 * 2, 2, true};
+        if (cut.halves) return {me / 2 * 2, 2, true};
         int first = me, last = me;
         while (begin_of(first) > start) --first;
         while (begin_of(last + 1) < start + units) ++last;
@@ -55,13 +53,13 @@ struct Segments {
     __device__ bool take(Segment& s) {
         if (begin < end) {
             const int tile = (end - 1) / units;
-            s = {whole + tile, max(begin - tile * units, 0), end - tile * units};
+            s = {cut.whole + tile, max(begin - tile * units, 0), end - tile * units};
             end = tile * units + s.first;
             return true;
         }
         s = {next, 0, units};
         next += gridDim.x;
-        return s.tile < whole;
+        return s.tile < cut.whole;
     }
 };
 

@@ -51,6 +51,17 @@ def grid_of(count: int, units: int, slots: int, splits: int = 1) -> Grid:
     return Grid(slots, (count // slots - 1) * slots)
 
 
+class Cut(ctypes.Structure):
+    """How the CTAs of a grid share what is cut along K: see Cut in kernels/streamk.cuh."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("whole", "halves", "piece", "rest")]
+
+
+def cut_of(grid: Grid, count: int, units: int) -> Cut:
+    """For so many tiles of y, each of so many units along K."""
+    return Cut(grid.whole, grid.halves, *divmod((count - grid.whole) * units, grid.ctas))
+
+
 class Units(ctypes.Structure):
     """Powers of two that bring a tensor into the range of half: see Units in kernels/prefill.cu."""
 
@@ -88,7 +99,8 @@ class PrefillLaunch:
         tiling = tiling or tiling_of(fmt, m, strips, k, sms(device))
         template = prefill_template(fmt, tiling, source)
         of_y = tiling.tiles(m, strips)
-        grid = grid_of(of_y, -(-k // tiling.unit(fmt)), sms(device), tiling.splits)
+        units = -(-k // tiling.unit(fmt))
+        grid = grid_of(of_y, units, sms(device), tiling.splits)
         assert not (tiling.lone and of_y > grid.ctas)
         self._size = 0  # of the workspace
         if grid.whole < of_y:
@@ -99,8 +111,9 @@ class PrefillLaunch:
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
-        sizes = ctypes.c_int64(n), ctypes.c_int64(k), *map(ctypes.c_int, (m, grid.whole, grid.halves))
-        arguments = (self._map, w, pointers.outputs, parts, *sizes, units_of(fmt, exponent))
+        sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
+        cut = cut_of(grid, of_y, units)
+        arguments = (self._map, w, pointers.outputs, parts, *sizes, cut, units_of(fmt, exponent))
         function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
         self._launch = Launch(
             function, grid.ctas, tiling.threads, int(template["SHARED"]), arguments, pointers, count

@@ -10,10 +10,9 @@ from .tiles import ROWS, SPAN, spans, table_bytes, tile_dtype
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
-CHUNK = 32  # tokens that are added up and stored at a time; 16 where that does not divide the token tile
 STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a strip before it is stored
 BARRIERS = 1 << 10  # bytes of them, and of alignment
-MOST_PARTS = 4096  # that CTAs hand over: eight chunks of two strips of each CTA, of a GPU with many multiprocessors
+MOST_PARTS = 4096  # that CTAs hand over: chunks of each strip of each CTA, of a GPU with many multiprocessors
 ARRIVALS = 1  # of a warp that has read a stage; see the kernel
 
 
@@ -24,7 +23,7 @@ class Tiling(NamedTuple):
     splits: warpgroups that share K, for each strip of the tile. stage: spans of 64 columns in a stage of its ring;
     deep: the most stages.
     lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
-    where its stages have been: there is memory for more of them.
+    where its stages have been: there is memory for more of them, and its warpgroups store a part of the tile each.
     needs, spans: it is for formats of which so many stages fit, and whose tiles have at least so many spans.
     """
 
@@ -48,6 +47,11 @@ class Tiling(NamedTuple):
     def threads(self) -> int:
         """Of a CTA: its warpgroups, and the producers'."""
         return 128 * (self.strips * self.splits + 1)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that are added up and stored at a time; small ones where warpgroups share them."""
+        return 16 if self.lone or self.tokens % 32 else 32
 
     @property
     def plain(self) -> Tiling:
@@ -96,6 +100,8 @@ TILINGS = (
     Tiling(112,  200,       0,    112,    2,      1,      2,     5),
     Tiling(112,  0,         0,    112,    1,      2,      2,     6),
     Tiling(128,  400,       0,    128,    3,      1,      2,     4),
+    Tiling(128,  65,        0,    128,    2,      1,      2,     5,    spans=4),
+    Tiling(128,  100,       0,    128,    1,      2,      2,     6,    needs=6, lone=True),
     Tiling(128,  65,        0,    128,    2,      1,      2,     5),
     Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
     Tiling(128,  0,         0,    64,     1,      2,      4,     4,    needs=4, lone=True, spans=4),
@@ -110,6 +116,7 @@ TILINGS = (
     Tiling(160,  33,        8192, 160,    2,      1,      2,     4),
     Tiling(192,  33,        8192, 192,    2,      1,      1,     7),
     Tiling(160,  0,         0,    80,     1,      2,      2,     8),
+    Tiling(192,  0,         0,    96,     1,      2,      2,     6,    needs=6, lone=True),
     Tiling(192,  0,         0,    96,     1,      2,      2,     6),
     Tiling(224,  0,         0,    112,    1,      2,      2,     6),
     Tiling(256,  0,         0,    128,    1,      2,      2,     6,    needs=6, lone=True),
@@ -153,8 +160,7 @@ def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     weights = tiling.stage * codes + (tiling.stage // along * fields if whole else 0)
     slots = 0 if whole else 1 + (depth - 1 + along - 1) * tiling.stage // along
     x = tiling.stage * tiling.tokens * SPAN * 2
-    chunk = CHUNK // 2 if tiling.tokens % CHUNK else CHUNK
-    exchange = 0 if tiling.lone else chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
+    exchange = 0 if tiling.lone else tiling.chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
         + depth * (x + tiling.strips * weights)
@@ -169,6 +175,6 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
     depth = next(depth for depth in depths if memory_bytes(fmt, tiling, depth) <= SHARED)
     return {
         "In": source, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits, "STAGE": tiling.stage,
-        "DEPTH": depth, "LONE": int(tiling.lone), "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS,
-        "ARRIVALS": ARRIVALS,
+        "DEPTH": depth, "LONE": int(tiling.lone), "CHUNK": tiling.chunk, "SHARED": memory_bytes(fmt, tiling, depth),
+        "MOST_PARTS": MOST_PARTS, "ARRIVALS": ARRIVALS,
     }  # fmt: skip

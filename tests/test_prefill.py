@@ -96,6 +96,8 @@ def test_tilings_fit_every_format(fmt, tiling):
     assert template["DEPTH"] >= 2 * tiling.splits or template["DEPTH"] * tiling.stage >= 4
     along = tiles.spans(fmt)
     assert tiling.stage % along == 0 or along % tiling.stage == 0
+    assert tiling.tokens % tiling.chunk == 0
+    assert tiling.tokens // tiling.chunk * tiling.strips * max(SMS) <= tilings.MOST_PARTS
 
 
 def test_rows_of_the_table_are_for_someone():
@@ -120,25 +122,24 @@ def test_tuned_kernels_keep_their_registers(fmt, tiling):
     assert "C75" not in report
 
 
-def begin_of(cta: int, ctas: int, work: int) -> int:
+def begin_of(cut: prefill.Cut, cta: int, ctas: int) -> int:
     """Segments::begin_of in kernels/streamk.cuh, whose products are of 32 bits."""
-    rest = work % ctas * cta
-    assert rest < 1 << 32
-    return work // ctas * cta + rest // ctas
+    assert cut.rest * cta < 1 << 32
+    return int(cut.piece * cta + cut.rest * cta // ctas)
 
 
 @pytest.mark.parametrize("sms", SMS)
 @pytest.mark.parametrize("units", [1, 3, 16, 128, 448])
 def test_grids_share_all_work(sms, units):
     for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
-        ctas, whole, halves = prefill.grid_of(count, units, sms)
+        grid = prefill.grid_of(count, units, sms)
+        ctas, whole, halves = grid
         assert 1 <= ctas <= sms
-        assert 2 * 8 * ctas <= tilings.MOST_PARTS  # strips, chunks
         assert 0 <= whole <= count
         cut = (count - whole) * units
         assert cut < 1 << 31
         if cut:  # every CTA has a piece, and hands over at most one part of a tile
-            pieces = [begin_of(cta, ctas, cut) for cta in range(ctas + 1)]
+            pieces = [begin_of(prefill.cut_of(grid, count, units), cta, ctas) for cta in range(ctas + 1)]
             assert pieces[0] == 0
             assert pieces[-1] == cut
             assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
