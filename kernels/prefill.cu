@@ -512,7 +512,9 @@ struct Consumer {
 
     // Waits for the warpgroups of this strip; for the threads of this one.
     __device__ void split_barrier() const { named_barrier(1 + strip, SPLITS * GROUP_THREADS); }
-    __device__ void group_barrier() const { named_barrier(1 + STRIPS + split * STRIPS + strip, GROUP_THREADS); }
+    __device__ void group_barrier() const {
+        named_barrier(1 + STRIPS + (LONE ? split * STRIPS : 0) + strip, GROUP_THREADS);
+    }
 
     // Of a tile that other CTAs share, chunks that another is the owner of go to their places in the workspace, and
     // what others have of its own chunks is added, in order.
