@@ -366,6 +366,10 @@ def test_speed_table(tmp_path):
     assert "| 16 | 3.00 / 3.00 | 3.00 / 3.00 | 3.00 / 3.00 |" in text
     assert "| Q8_0 | 75% / 75% | 75% / 75% | 75% / 75% |" in text
     assert "h200_speedup.svg" in text
+    assert "power limit" not in text
+    at_work = [row(m=64, sustained_us=9.2, sustained_cublas_us=24.0), row(sustained_us=8.4, sustained_cublas_us=25.2)]
+    results.write(path, made_up(rows=at_work))
+    assert "at M = 1 to 64 products then take 5% to 15% longer, those of cuBLAS 0% to 5%." in report.speed_table(path)
 
 
 def test_report_draws_beside_the_file(tmp_path, capsys):
@@ -426,9 +430,11 @@ def test_a_small_run_of_encoding():
 
 
 @pytest.mark.gpu
-def test_a_small_run(tmp_path):
+def test_a_small_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "REST", 0)
+    monkeypatch.setattr(timing, "SUSTAINED_S", 1e-3)
     formats = [qgemm.FORMATS[name] for name in ("q4_0", "kbit3")]
-    options = gpu.Options(formats, ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, rotate=1 << 20)
+    options = gpu.Options(formats, ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, True, rotate=1 << 20)
     saved = []
     found, failures = gpu.run(options, saved.append)
     assert (failures, saved) == ([], [found])
@@ -436,7 +442,8 @@ def test_a_small_run(tmp_path):
     assert set(map(results.key, found["rows"])) == {(*pair, m, 256, 512) for pair in pairs for m in options.m}
     for found_row in found["rows"]:
         assert found_row["p10"] <= found_row["us"] <= found_row["p90"]
-        names = ["us", "cublas_fp16_us", "stream_us"] + ["dequantize_us"] * (found_row["M"] in gpu.DEQUANTIZE_M)
+        names = ["us", "cublas_fp16_us", "stream_us", "sustained_us", "sustained_cublas_us"]
+        names += ["dequantize_us"] * (found_row["M"] in gpu.DEQUANTIZE_M)
         assert min(map(found_row.__getitem__, names)) > 0
     assert set(found["host_us"]) == {"a16", "a8"}
     assert found["pack"]["q4_0"]["gbs"] > 0

@@ -378,7 +378,9 @@ def test_any_codebook(fmt, levels, x_dtype):
 
 
 @with_gpu
-@pytest.mark.parametrize(("strips", "m"), [(40, 9), (40, 64), (40, 200), (40, 600), (128, 100), (128, 128), (128, 256)])
+@pytest.mark.parametrize(
+    ("strips", "m"), [(40, 9), (40, 64), (40, 200), (40, 600), (128, 100), (128, 128), (99, 128), (128, 256)]
+)
 @pytest.mark.parametrize("name", ["q4_0", "kbit3"])
 def test_two_hundred_times_the_same_bits(strips, m, name):
     cp, rng = cupy(), np.random.default_rng(m)

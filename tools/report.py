@@ -207,7 +207,7 @@ def speed_table(path: Path = RESULTS) -> str:
     where = (
         f"{results['device']} ({clocks['sm_mhz']} MHz, memory {clocks['mem_mhz']} MHz), driver {results['driver']}, "
         f"CUDA {results['cuda']}, {results['date']}; x and y float16, weights read from memory, median of graph "
-        f"replays."
+        f"replays, between which the GPU rests."
     )
     folder = Path(os.path.relpath(path.parent, ROOT)).as_posix()
     plots = [f"![{alt}]({folder}/{path.stem}_{plot}.svg)" for plot, alt in PLOTS.items()]
@@ -217,6 +217,7 @@ def speed_table(path: Path = RESULTS) -> str:
         *plots,
         f"Times as fast as cuBLAS in float16, {HEADLINE.upper()}, `a16` / `a8`:",
         speedups_table(rows),
+        *sustained(rows),
         "Share of the speed of memory at M = 1 (time of only reading the packed bytes / ours), `a16` / `a8`:",
         shares_table(rows),
         *before(rows),
@@ -238,6 +239,22 @@ def packing(results: Results) -> Iterator[str]:
         shares = sorted((100 * rate["share"], fmt.upper()) for fmt, rate in rates.items())
         span = " to ".join(f"{share:.0f}% ({fmt})" for share, fmt in dict.fromkeys((shares[0], shares[-1])))
         yield f"Packing on the GPU runs at {span} of the speed of a device copy."
+
+
+def sustained(rows: Rows) -> Iterator[str]:
+    """The sentence on a GPU that is always at work, if that was measured."""
+    found = [row for row in rows.by_key.values() if "sustained_us" in row]
+    if found:
+        ours, cublas = (
+            [100 * (row[f"sustained_{at}"] / row[of] - 1) for row in found]
+            for at, of in (("us", "us"), ("cublas_us", "cublas_fp16_us"))
+        )
+        m = sorted({row["M"] for row in found})
+        yield (
+            "Without a rest the GPU soon meets its power limit and lowers its clock: at "
+            f"M = {m[0]} to {m[-1]} products then take {min(ours):.0f}% to {max(ours):.0f}% longer, those of cuBLAS "
+            f"{min(cublas):.0f}% to {max(cublas):.0f}%."
+        )
 
 
 PLOTS = {"speedup": "speed-up over cuBLAS by M", "bandwidth": "bandwidth by shape"}

@@ -13,7 +13,8 @@ from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SUPER_BLOCK = 256
-M = {72: (1, 3, 9, 16, 20, 70, 130), 8192: (120,)}  # N -> M: token tiles of every kernel; tiles cut in two halves
+# N -> M: token tiles of every kernel; tiles of two strips that are cut in halves, the last without its second strip.
+M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
 
 
 def work(tool: str, formats: list[str]) -> None:

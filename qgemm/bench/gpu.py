@@ -30,7 +30,7 @@ from ..routes import Problem, route
 from ..tensor import Tensor
 from . import pack, planes, rivals, sweep
 from .results import Results, Row, rates, sources_sha256
-from .timing import REPEATS, Call, Loop, capture, race, rotation
+from .timing import REPEATS, Call, Loop, capture, race, rotation, sustained
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
 M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -54,6 +54,7 @@ class Options(NamedTuple):
     repeats: int = REPEATS
     dequantize: bool = False
     sweep: bool = False
+    sustained: bool = False
     rotate: int = ROTATE
 
 
@@ -125,6 +126,9 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
                 taken = dict(zip(loops, race(stream, list(loops.values()), options.repeats), strict=True))
                 row.update(taken.pop("")._asdict())
                 row.update((name, value.us) for name, value in taken.items())
+                if options.sustained:
+                    row["sustained_us"] = sustained(stream, ours)
+                    row["sustained_cublas_us"] = sustained(stream, baseline)
                 yield rates({**row, "cublas_via": via, "graph": ours.graph}, w.packed)
 
 
@@ -238,14 +242,17 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
 
 
 def host_us(activations: Sequence[str]) -> dict[str, float]:
-    """What a call of `qgemm.matmul` on prepared tensors costs the host, in us: the median, the GPU never in the way."""
+    """What a call of `qgemm.matmul` on prepared tensors costs the host, in us: the median, the GPU never in the way.
+
+    Of the second of two rounds: in the first the CPU may have yet to raise its clock.
+    """
     import cupy
 
     (n, k), fmt, rng = HOST_SHAPE, format_named("q4_0"), np.random.default_rng(0)
     w = Tensor(fmt, (n, k), random_blocks(fmt, n, k, rng)).to_device()
     x, y = cupy.asarray(rng.standard_normal((1, k)).astype(np.float16)), cupy.empty((1, n), np.float16)
     found = {}
-    for activation in activations:
+    for activation in (*activations, *activations):
         samples = []
         for index in range(HOST_CALLS):
             if index % HOST_QUEUE == 0:

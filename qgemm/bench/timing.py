@@ -18,7 +18,8 @@ MOST_CALLS = 256  # what is not captured must fit into the driver's queue, of ab
 BYTES_A_US, OPERATIONS_A_US = 4e6, 8e8  # of a fast GPU
 HOLD_NS = 100_000
 WARM_UPS = 2
-REST = 5  # times as long as a replay took: a GPU that is always at work lowers its clock after some 40 ms
+REST = 5  # times as long as a replay took: a GPU always at work meets its power limit, an H200 after some 40 ms
+SUSTAINED_S = 0.5
 
 Call = Callable[[], Any]
 
@@ -75,7 +76,7 @@ def capture(stream: Any, calls: Sequence[Call]) -> Loop:
 
 
 def race(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS) -> list[Times]:
-    """Microseconds a call of each loop. They take turns, so that what slows one replay slows all."""
+    """Microseconds a call of each loop. They take turns, so that what slows one replay slows all, and rest between."""
     samples: list[list[float]] = [[] for _ in loops]
     for repeat in range(WARM_UPS + repeats):
         for loop, mine in zip(loops, samples, strict=True):
@@ -84,6 +85,15 @@ def race(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS) -> list[Tim
             if repeat >= WARM_UPS:
                 mine.append(taken)
     return [times(mine) for mine in samples]
+
+
+def sustained(stream: Any, loop: Loop) -> float:
+    """Microseconds a call after SUSTAINED_S seconds without a rest: at the clock that the power limit leaves."""
+    samples, end = [], perf_counter() + SUSTAINED_S
+    while perf_counter() < end:
+        samples.append(replay_us(stream, loop))
+    sleep(SUSTAINED_S)
+    return times(samples[-max(1, len(samples) // 4) :]).us
 
 
 def replay_us(stream: Any, loop: Loop) -> float:

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--repeats", metavar="R", type=_repeats, default=9, help="replays that count (default 9)")
     gpu.add_argument("--dequantize", action="store_true", help="also time dequantize + cuBLAS for M of 1, 16 and 64")
     gpu.add_argument("--sweep", action="store_true", help="also time every eighth M from 16 to 512, and tile edges")
+    gpu.add_argument("--sustained", action="store_true", help="also time each row without a rest, at the power limit")
     gpu.add_argument("--merge", action="store_true", help="keep the other rows of PATH if GPU and kernels are the same")
 
 
@@ -100,6 +101,7 @@ def on_gpu(args: argparse.Namespace) -> int:
         args.repeats,
         args.dequantize,
         args.sweep,
+        args.sustained,
     )
     found, failures = gpu.run(options, partial(keep, args.out, args.merge))
     print(f"{found['device']}, driver {found['driver']}, clocks {found['clocks']}, reads {found['read_gbs']} GB/s")
