@@ -6,7 +6,7 @@
 struct Activations {
     signed char q[X_COLUMNS];  // of each block: lane t's columns 2t, 2t + 8, 2t + 1, 2t + 9 of its two steps
     half2 ds[X_COLUMNS / 32];  // of each block: its scale d, and s = d * sum(q)
-    u32 padding[2];            // to a multiple of 16 bytes
+    u32 padding[2];            // zero, to a multiple of 16 bytes: kernels copy it as well
 };
 static_assert(sizeof(Activations) == ACTIVATION_BYTES, "Activations differs from its dtype");
 

@@ -60,7 +60,7 @@ struct QuantizedShare {
         u32* words = reinterpret_cast<u32*>(to.q + 32 * block + 16 * odd + 4 * step);
         words[0] = __byte_perm(near, far, 0x5140);
         words[2] = __byte_perm(near, far, 0x7362);
-        if (lane % 4 == 0) to.ds[block] = quantizer.scale_and_sum(sum);
+        if (lane % 4 == 0) to.ds[block] = quantizer.scale_and_sum(sum), to.padding[block] = 0;
     }
     // What the code of number i stands for.
     __device__ float value(int i) const {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strategies import FORMATS, INTEGER, TILED, each, exact, problems, raw_blocks, tame, weights
 
 import qgemm
-from qgemm import decode, routes, splits, tiles, transfer
+from qgemm import activations, decode, routes, splits, tiles, transfer
 from qgemm.bounds import a8_exact, a16_bound, magnitudes
 from qgemm.device import half_exponent
 
@@ -214,7 +214,12 @@ def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
     with np.errstate(over="ignore"):
         x = x.astype(np.float32).astype(bf16() if x_dtype == "bfloat16" else x_dtype)
     want = qgemm.quantize_activations(x).blocks
-    got = qgemm.quantize_activations(cupy().asarray(x)).blocks()
+    on_gpu = cupy().asarray(x)
+    size = -(-shape[1] // tiles.SPAN) * shape[0] * activations.DTYPE.itemsize
+    cupy().full(size, 255, np.uint8)  # freed at once: the memory that the blocks will get
+    made = qgemm.quantize_activations(on_gpu)
+    got = made.blocks()
+    assert not made.data.get().reshape(-1).view(activations.DTYPE)["padding"].any()
     np.testing.assert_array_equal(got["qs"], want["qs"])
     for name in ("d", "s"):
         np.testing.assert_array_equal(got[name], want[name])

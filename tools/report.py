@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import svg
 
-from qgemm.bench.results import Results, Row, earlier, key, load, share, speedup
+from qgemm.bench.results import SUSTAINED, Results, Row, earlier, key, load, share, speedup
 from qgemm.bench.sweep import steepest
 from qgemm.commands.text import columns
 from qgemm.matmul import ACTIVATIONS
@@ -217,7 +217,7 @@ def speed_table(path: Path = RESULTS) -> str:
         *plots,
         f"Times as fast as cuBLAS in float16, {HEADLINE.upper()}, `a16` / `a8`:",
         speedups_table(rows),
-        *sustained(rows),
+        *sustained(results),
         "Share of the speed of memory at M = 1 (time of only reading the packed bytes / ours), `a16` / `a8`:",
         shares_table(rows),
         *before(rows),
@@ -241,19 +241,17 @@ def packing(results: Results) -> Iterator[str]:
         yield f"Packing on the GPU runs at {span} of the speed of a device copy."
 
 
-def sustained(rows: Rows) -> Iterator[str]:
-    """The sentence on a GPU that is always at work, if that was measured."""
-    found = [row for row in rows.by_key.values() if "sustained_us" in row]
-    if found:
-        ours, cublas = (
-            [100 * (row[f"sustained_{at}"] / row[of] - 1) for row in found]
-            for at, of in (("us", "us"), ("cublas_us", "cublas_fp16_us"))
-        )
-        m = sorted({row["M"] for row in found})
+def sustained(results: Results) -> Iterator[str]:
+    """The sentence on a GPU that never rests, if that was measured."""
+    rows = Rows(results).by_key
+    pairs = [(row, rows[key(row)]) for row in results.get(SUSTAINED, []) if key(row) in rows]
+    if pairs:
+        longer = ([100 * (busy[of] / rested[of] - 1) for busy, rested in pairs] for of in ("us", "cublas_fp16_us"))
+        ours, cublas = (f"{min(found):.0f}% to {max(found):.0f}%" for found in longer)
+        m = sorted({row["M"] for row, _ in pairs})
         yield (
             "Without a rest the GPU soon meets its power limit and lowers its clock: at "
-            f"M = {m[0]} to {m[-1]} products then take {min(ours):.0f}% to {max(ours):.0f}% longer, those of cuBLAS "
-            f"{min(cublas):.0f}% to {max(cublas):.0f}%."
+            f"M = {m[0]} to {m[-1]} products then take {ours} longer, those of cuBLAS {cublas}."
         )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import count, islice
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from ..matmul import matmul
 from ..routes import Problem, route
 from ..tensor import Tensor
 from . import pack, planes, rivals, sweep
-from .results import Results, Row, rates, sources_sha256
+from .results import KEY, SUSTAINED, Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, race, rotation, sustained
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
@@ -39,7 +40,7 @@ ROTATE = 300_000_000  # bytes of weights that a loop reads at least: several L2 
 BASE_ROWS = 512  # rows drawn and packed on the host; a large matrix repeats them
 SAMPLE = 256  # outputs of each row of y that are compared with float64
 TOLERANCE = {"a16": 2e-3, "a8": 2e-2}  # relative RMS error: rounding W and y to float16; x to 8 bits
-HOST_SHAPE, HOST_CALLS, HOST_QUEUE = (1024, 1024), 1000, 50  # synchronised every HOST_QUEUE calls
+HOST_SHAPE, HOST_CALLS, HOST_QUEUE, HOST_WARM_UP_S = (1024, 1024), 1000, 50, 0.3
 LARGE_READ, NOISE = 4 << 30, 1 << 20  # bytes, and how many of them are drawn
 LOAD_REPLAYS = 400  # of the large read: 0.7 s on an H200, longer than nvidia-smi takes
 
@@ -80,15 +81,21 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     rates_of_packing = pack.rates(stream, options.formats, options.rotate)
     results: Results = {
         **facts(stream), "host_us": host_us(options.activations), "pack": rates_of_packing,
-        "planes": list(planes.rows(stream, options.formats, options.rotate)), "sweep": {}, "rows": [],
+        "planes": list(planes.rows(stream, options.formats, options.rotate)), "sweep": {},
+        SUSTAINED: [], "rows": [],
     }  # fmt: skip
     failures: list[str] = []
     pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)
     with tqdm(total=len(options.shapes) * len(options.m) * pairs, disable=None) as bar:
         for shape in options.shapes:
             for found in rows(stream, cublas, shape, options):
-                target: list[Any] = failures if isinstance(found, str) else results["rows"]
-                target.append(found)
+                if isinstance(found, str):
+                    failures.append(found)
+                else:
+                    if SUSTAINED in found:
+                        about = {name: found[name] for name in KEY}
+                        results[SUSTAINED].append({**about, **found.pop(SUSTAINED)})
+                    results["rows"].append(found)
                 bar.update()
             if options.sweep:
                 results["sweep"].update(sweeps(stream, shape, options))
@@ -127,8 +134,7 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
                 row.update(taken.pop("")._asdict())
                 row.update((name, value.us) for name, value in taken.items())
                 if options.sustained:
-                    row["sustained_us"] = sustained(stream, ours)
-                    row["sustained_cublas_us"] = sustained(stream, baseline)
+                    row[SUSTAINED] = {"us": sustained(stream, ours), "cublas_fp16_us": sustained(stream, baseline)}
                 yield rates({**row, "cublas_via": via, "graph": ours.graph}, w.packed)
 
 
@@ -242,25 +248,28 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
 
 
 def host_us(activations: Sequence[str]) -> dict[str, float]:
-    """What a call of `qgemm.matmul` on prepared tensors costs the host, in us: the median, the GPU never in the way.
-
-    Of the second of two rounds: in the first the CPU may have yet to raise its clock.
-    """
+    """What a call of `qgemm.matmul` on prepared tensors costs the host, in us: the median, the GPU never in the way."""
     import cupy
 
     (n, k), fmt, rng = HOST_SHAPE, format_named("q4_0"), np.random.default_rng(0)
     w = Tensor(fmt, (n, k), random_blocks(fmt, n, k, rng)).to_device()
     x, y = cupy.asarray(rng.standard_normal((1, k)).astype(np.float16)), cupy.empty((1, n), np.float16)
-    found = {}
-    for activation in (*activations, *activations):
-        samples = []
-        for index in range(HOST_CALLS):
+
+    def samples(activation: str) -> Iterator[float]:
+        """Of one call after the other; every HOST_QUEUE of them the GPU is waited for."""
+        for index in count():
             if index % HOST_QUEUE == 0:
                 cupy.cuda.Device().synchronize()
             start = perf_counter()
             matmul(x, w, activation, out=y)
-            samples.append(1e6 * (perf_counter() - start))
-        found[activation] = round(median(samples), 2)
+            yield 1e6 * (perf_counter() - start)
+
+    found = {}
+    for activation in activations:
+        taken, warm = samples(activation), perf_counter() + HOST_WARM_UP_S
+        while perf_counter() < warm:  # a CPU that was idle takes its time to raise its clock
+            next(taken)
+        found[activation] = round(median(islice(taken, HOST_CALLS)), 2)
     cupy.cuda.Device().synchronize()
     return found
 
