@@ -24,7 +24,7 @@ from qgemm.routes import PREPARED, common_variants, variants
 TUNED = "sm_90a"
 # Bytes of registers that the kernels tuned there may spill, for x of 16 bits or Q8_1. In prefill they are outside of
 # its loops: what its warps need of a tile, kept from before they take their share of the registers.
-MAY_SPILL = {"decode": 0, "decode_a8": 0, "prefill": 40}
+MAY_SPILL = {"decode": 0, "decode_a8": 0, "prefill": 16}
 ELSEWHERE = {"In": ("half", PREPARED), "Out": ("float",)}  # the types compiled for the other architectures
 
 
