@@ -3,68 +3,37 @@
 // A CTA, its warps and their rings are those of split.cuh. Weights are operand A, masked out of the codes in shared
 // memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where a
 // scale is shared, for the zero or the minimum; scales multiply the float sums.
-// Template: Format, In (float, half, bf16), TOKENS (8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS, DEPTH, BULK.
+// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS, DEPTH, BULK.
 #include "operand.cuh"
 #include "pieces.cuh"
+#include "scales.cuh"
 
 using B = Operand<In>;
 
-constexpr int TILE_SCALES = TILE_COLUMNS / Format::GROUP;  // of a row
-
-// Scales of a tile that the lanes have decoded for each other, rows g and g + 8.
-template <bool ONCE>
-struct Scales {
-    float2 of[STRIPS][TILE_SCALES][8 * GROUPS];
-
-    __device__ void take(const Fields& fields, int strip, int lane) {
-#pragma unroll
-        for (int i = lane; i < TILE_SCALES * 8 * GROUPS; i += 32) {
-            const int index = i / (8 * GROUPS), row = i % (8 * GROUPS);
-            of[strip][index][row] = fields.scale(row / 8, row % 8, index);
-        }
-        __syncwarp();
-    }
-    __device__ float2 operator()(const Fields&, int strip, int group, int g, int index) const {
-        return of[strip][index][8 * group + g];
-    }
-};
-template <>
-struct Scales<false> {
-    __device__ void take(const Fields&, int, int) {}
-    __device__ float2 operator()(const Fields& fields, int, int group, int g, int index) const {
-        return fields.scale(group, g, index);
-    }
-};
-
-// The memory of a warp: its ring, and the scales of the tile in hand.
-struct Memory : Scales<Format::SCALES_ONCE> {
-    RingOf<Rows, SPANS> ring;
-};
-
 constexpr bool ZEROED = B::ZERO != 0;
-constexpr bool SHARED_MINIMUM = Format::HAS_MINIMUM && Format::SUPER_BLOCK;  // of a super-block's minimums
 static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
 
-// The sums of x over each group of 32 of a super-block: of token g, groups 2t and 2t + 1.
-struct GroupSums {
-    float2 of[COLUMN_TILES];
-
-    // Takes what a constant's product gave for the two groups of a span: the same in every row.
-    __device__ void take(const Sums (&sums)[SPAN_SCALES][COLUMN_TILES], int span, int lane) {
-        const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
+// Takes what a constant's product gave for the two groups of a span: the same in every row.
+__device__ inline void take_sums(GroupSums& group_sums, const Sums (&sums)[SPAN_SCALES][COLUMN_TILES], int span,
+                                 int lane) {
+    const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
 #pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            // An odd row offers the odd one of its two tokens.
-            const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
-            const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
-                                __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
-            if (t == span) of[tokens] = got;
+    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+        // An odd row offers the odd one of its two tokens.
+        const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
+        if constexpr (TOKENS == 1) {
+            if (t == span) group_sums.of[0] = {first[0], second[0]};
+            continue;
         }
+        const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
+                            __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
+        if (t == span) group_sums.of[tokens] = got;
     }
-};
+}
 
 // Adds a span's products to the sums, but for the minimums of a super-block.
-__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory& mine, int i, int slot, int lane) {
+__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory<Rows>& mine, int i, int slot,
+                                int lane) {
     const int g = lane / 4, span = i % SPANS;
     const Rows& x = mine.ring.stages[slot].x;
     StepOfX<In> b[COLUMN_TILES][SPAN_STEPS / 2][2];
@@ -72,7 +41,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
         for (int pair = 0; pair < SPAN_STEPS / 2; ++pair)
-            load_x_steps<In>(b[tokens][pair], &x[8 * tokens][32 * pair], SPAN_COLUMNS + 8, lane);
+            load_x_steps<In>(b[tokens][pair], &x[8 * tokens][32 * pair], TOKEN_STRIDE * (SPAN_COLUMNS + 8), lane);
     const auto multiply_step = [&](Sums& sum, const Fragment& a, int tokens, int step) {
 #pragma unroll
         for (int piece = 0; piece < B::PIECES; ++piece)
@@ -88,7 +57,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
                 multiply_step(starts[step / SCALE_STEPS][tokens], unit, tokens, step);
     }
-    if constexpr (SHARED_MINIMUM) group_sums.take(starts, span, lane);
+    if constexpr (SHARED_MINIMUM) take_sums(group_sums, starts, span, lane);
 #pragma unroll
     for (int group = 0; group < STRIPS * GROUPS; ++group) {
         const int strip = group / GROUPS, of_strip = group % GROUPS;
@@ -122,42 +91,14 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
     }
 }
 
-// Adds the minimums' products of a super-block: with each sum of x in three pieces of 8 bits, exact but for float sums.
-template <class Fields>
-__device__ inline void add_minimums(Sums (&sums)[GROUPS][COLUMN_TILES], const GroupSums& group_sums,
-                                    const Fields& fields, int lane) {
-    const int g = lane / 4, t = lane % 4;
-    u32 pieces[COLUMN_TILES][3];
-#pragma unroll
-    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-        float2 rest = group_sums.of[tokens];
-#pragma unroll
-        for (int i = 0; i < 3; ++i) pieces[tokens][i] = take_bf16(rest);
-    }
-#pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-        const float2 factor = fields.super_minimum(group, g);
-        u32 minimums[2];
-        fields.sub_minimums(minimums, group, g, t);
-#pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            Sums dots = {};
-#pragma unroll
-            for (int i = 0; i < 3; ++i) mma_m16n8k8(dots, minimums, pieces[tokens][i]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)  // the sums of x are in units of rows g
-                sums[group][tokens].sum[i] += (i < 2 ? factor.x : factor.y * (1 << B::SHIFT)) * dots.sum[i];
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Products products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
-    static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    static_assert(sizeof(Memory<Rows>) == WARP_BYTES,
+                  "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
     const Place at(products);
     const int m = int(products.m);
-    Memory* mine = reinterpret_cast<Memory*>(memory + Format::TABLE_BYTES) + at.split;
+    auto* mine = reinterpret_cast<Memory<Rows>*>(memory + Format::TABLE_BYTES) + at.split;
     auto& ring = mine->ring;
     Walk walk = {at};
     Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
@@ -179,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             if constexpr (SHARED_MINIMUM)
                 if (i % SPANS == SPANS - 1)
                     for (int strip = 0; strip < STRIPS; ++strip)
-                        add_minimums(sums[strip], group_sums, ring.fields(i, slot, strip), at.lane);
+                        add_minimums<3>(sums[strip], group_sums, ring.fields(i, slot, strip), 1 << B::SHIFT, at.lane);
         });
     __syncthreads();                         // the rings are empty: their memory serves the sums
     const float unit = two_to(B::EXPONENT);  // of the codes

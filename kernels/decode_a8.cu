@@ -3,53 +3,69 @@
 //
 // A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or, if it is
 // small, as numbers [m, k], which each CTA quantizes for itself.
-// Template: Format, In (Activations, half, bf16, float), TOKENS (8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS,
-// DEPTH, BULK.
+// Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), GROUPS (1, 2, 4), STRIPS,
+// SPLITS, DEPTH, BULK.
 #include "dots.cuh"
 #include "quantize.cuh"
-#include "split.cuh"
+#include "scales.cuh"
 
-using X = Activations[TOKENS];
+using X = Activations[8 * COLUMN_TILES];
+using Dots = FewDots<FLOAT_CODES, Format::SUPER_BLOCK>;
 
-// The ring of a warp, whose stages hold x as well if it comes as Activations.
+// What a stage holds of x: all of a span, if it comes as Activations.
 template <class T>
-struct WarpRing : RingOf<void, SPANS> {};
+struct Staged {
+    using Type = void;
+};
 template <>
-struct WarpRing<Activations> : RingOf<X, SPANS> {};
+struct Staged<Activations> {
+    using Type = X;
+};
 
-// Adds a span's products to the sums.
-template <class Ring>
-__device__ inline void multiply(AllSums& sums, const Ring& ring, const Activations* x, int i, int slot, int lane) {
+// Adds a span's products to the sums, but for the minimums of a super-block.
+template <class Memory>
+__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory& mine, const Activations* x, int i,
+                                int slot, int lane) {
     const int g = lane / 4, t = lane % 4, span = i % SPANS;
-    uint2 b[BLOCKS][COLUMN_TILES];
+    typename Dots::X b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            b[block][tokens] = *reinterpret_cast<const uint2*>(x[8 * tokens + g].q + 32 * block + 8 * t);
+            b[block][tokens] =
+                Dots::x(*reinterpret_cast<const uint2*>(x[TOKEN_STRIDE * (8 * tokens + g)].q + 32 * block + 8 * t));
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                const float2 ds = __half22float2(x[8 * tokens + 2 * t + j].ds[block]);
+                const float2 ds = __half22float2(x[TOKEN_STRIDE * (8 * tokens + 2 * t + j)].ds[block]);
                 da[block][tokens][j] = ds.x, sa[block][tokens][j] = ds.y;
             }
         }
+    if (SHARED_MINIMUM && t == span) {
+#pragma unroll
+        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+            const half2(&ds)[BLOCKS] = x[TOKEN_STRIDE * (8 * tokens + g)].ds;
+            group_sums.of[tokens] = {__high2float(ds[0]), __high2float(ds[BLOCKS - 1])};
+        }
+    }
 #pragma unroll
     for (int group = 0; group < STRIPS * GROUPS; ++group) {
         const int strip = group / GROUPS, of_strip = group % GROUPS;
-        const Fields& fields = ring.fields(i, slot, strip);
-        const auto codes = ring.codes(slot, strip).codes(of_strip, lane);
+        const Fields& fields = mine.ring.fields(i, slot, strip);
+        const auto codes = mine.ring.codes(slot, strip).codes(of_strip, lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
-            const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
+            const auto first = Dots::step(codes, 2 * block), second = Dots::step(codes, 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
                 const int index = (span * BLOCKS + block) * SCALES + part;
-                const float2 dw = fields.scale(of_strip, g, index), mw = fields.minimum(of_strip, g, index);
+                const float2 dw = mine(fields, strip, of_strip, g, index);
+                const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(of_strip, g, index);
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                    add_block<Converted>(sums[strip][of_strip][tokens], first, second, part, dw, mw, b[block][tokens],
-                                         da[block][tokens], sa[block][tokens]);
+                    add_block<Dots, Format::HAS_MINIMUM && !SHARED_MINIMUM>(sums[strip][of_strip][tokens], first,
+                                                                            second, part, dw, mw, b[block][tokens],
+                                                                            da[block][tokens], sa[block][tokens]);
             }
         }
     }
@@ -83,15 +99,17 @@ template <class T>
 __device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
-    static_assert(sizeof(WarpRing<T>) == WARP_BYTES,
-                  "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    using Memory = ::Memory<typename Staged<T>::Type>;
+    static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
     const Place at(products);
     const int m = int(products.m);
     const T* x = static_cast<const T*>(products.x);
-    auto& ring = reinterpret_cast<WarpRing<T>*>(memory)[at.split];
+    Memory& mine = reinterpret_cast<Memory*>(memory)[at.split];
+    auto& ring = mine.ring;
     const Arrivals<DEPTH, false, BULK> arrivals(words[at.split]);
 
     AllSums sums = {};
+    GroupSums group_sums = {};
     Walk walk = {at};
     const auto load_weights = [&](int slot) {
         const u32 bytes = ring.bytes(walk) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
@@ -99,7 +117,13 @@ __device__ inline void run(const Products& products) {
         walk.advance();
     };
     const auto multiply_by = [&](const Activations* quantized, int i, int slot) {
-        multiply(sums, ring, quantized, i, slot, at.lane);
+        if (i % SPANS == 0)
+            for (int strip = 0; strip < STRIPS; ++strip) mine.take(ring.fields(i, slot, strip), strip, at.lane);
+        multiply(sums, group_sums, mine, quantized, i, slot, at.lane);
+        if constexpr (SHARED_MINIMUM)
+            if (i % SPANS == SPANS - 1)
+                for (int strip = 0; strip < STRIPS; ++strip)
+                    add_minimums<2>(sums[strip], group_sums, ring.fields(i, slot, strip), 1, at.lane);
     };
     if constexpr (PREPARED<T>) {
         const T* from = x + i64(at.split) * SPANS * m;  // the next span

@@ -1,4 +1,4 @@
-// A8: integer dots of codes on tensor cores, and what makes sums of floats of them.
+// A8: dots of integer codes on tensor cores, and what makes sums of floats of them.
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
@@ -14,35 +14,84 @@ static_assert(Format::GROUP == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM)
 constexpr int BLOCKS = SPAN_COLUMNS / 32;
 constexpr int SCALES = 32 / Format::GROUP;  // of a block of x
 
-// Dots as integers, which are converted: at half the rate of other instructions.
-struct Converted {
+// Dots as integers.
+struct Integers {
+    using Dot = int;
+    using Step = Bytes;
+    using X = uint2;
+    static __device__ Step step(const Format::Codes& codes, int step) { return Format::bytes(codes, step); }
+    static __device__ X x(uint2 q) { return q; }
+    static __device__ void add(int (&dots)[4], const Step& first, const Step& second, const X& x) {
+        mma_m16n8k32(dots, first, second, x);
+    }
+    static __device__ void add_half(int (&dots)[4], const Step& step, const X& x, int part) {
+        mma_m16n8k16(dots, step, part ? x.y : x.x);
+    }
+};
+// They are converted: at half the rate of other instructions.
+struct Converted : Integers {
     static constexpr int START = 0;
     static __device__ float scaled(float da, int dot) { return da * float(dot); }
 };
-// Dots that start at the bits of 1.5 * 2^23, whose last place is 1: as they stand they are floats, that much too large.
-// da times that is exact, da having 11 bits, so that the result is rounded once, as above.
-struct Biased {
+// They start at the bits of 1.5 * 2^23, whose last place is 1: as they stand they are floats, that much too large. da
+// times that is exact, da having 11 bits, so that the result is rounded once, as above.
+struct Biased : Integers {
     static constexpr int START = 0x4b400000;
     static __device__ float scaled(float da, int dot) {
         return __fmaf_rn(da, __int_as_float(dot), -da * __int_as_float(START));
     }
 };
+// Dots of halves: integers are exact in them, and their sums in float.
+struct Halves {
+    using Dot = float;
+    using Step = Fragment;
+    struct X {
+        half2 of[2][2];
+    };
+    static constexpr float START = 0;
+    static __device__ Step step(const Format::Codes& codes, int step) { return Format::raw(codes, step); }
+    static __device__ X x(uint2 q) {
+        X x;
+        signed_byte_levels(q.x, x.of[0][0], x.of[0][1]);
+        signed_byte_levels(q.y, x.of[1][0], x.of[1][1]);
+        return x;
+    }
+    static __device__ void add(float (&dots)[4], const Step& first, const Step& second, const X& x) {
+        add_half(dots, first, x, 0), add_half(dots, second, x, 1);
+    }
+    static __device__ void add_half(float (&dots)[4], const Step& step, const X& x, int part) {
+        mma_m16n8k16<half>(reinterpret_cast<Sums&>(dots), step, reinterpret_cast<const u32(&)[2]>(x.of[part]));
+    }
+    static __device__ float scaled(float da, float dot) { return da * two_to(Format::RAW_EXPONENT) * dot; }
+};
 
-// Adds a block's products, or those of its half `part`: weights `first` and `second` are of its two steps; x are q, and
-// da and sa of tokens 2t and 2t + 1.
-template <class Dots>
-__device__ inline void add_block(Sums& sums, const Bytes& first, const Bytes& second, int part, float2 dw, float2 mw,
-                                 uint2 q, const float (&da)[2], const float (&sa)[2]) {
-    int dots[4] = {Dots::START, Dots::START, Dots::START, Dots::START};
+// Adds a block's products, or those of its half `part`: weights `first` and `second` are of its two steps, x of tokens g,
+// da and sa of tokens 2t and 2t + 1. MINIMUM: those of minimums as well.
+template <class Dots, bool MINIMUM = Format::HAS_MINIMUM>
+__device__ inline void add_block(Sums& sums, const typename Dots::Step& first, const typename Dots::Step& second,
+                                 int part, float2 dw, float2 mw, const typename Dots::X& x, const float (&da)[2],
+                                 const float (&sa)[2]) {
+    typename Dots::Dot dots[4] = {Dots::START, Dots::START, Dots::START, Dots::START};
     if constexpr (SCALES == 1)
-        mma_m16n8k32(dots, first, second, q);
+        Dots::add(dots, first, second, x);
     else
-        mma_m16n8k16(dots, part ? second : first, part ? q.y : q.x);
+        Dots::add_half(dots, part ? second : first, x, part);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float dot = Dots::scaled(da[j % 2], dots[j]);
         if constexpr (Format::ZERO != 0) dot -= Format::ZERO * sa[j % 2];
         sums.sum[j] += (j < 2 ? dw.x : dw.y) * dot;
-        if constexpr (Format::HAS_MINIMUM) sums.sum[j] += (j < 2 ? mw.x : mw.y) * sa[j % 2];
+        if constexpr (MINIMUM) sums.sum[j] += (j < 2 ? mw.x : mw.y) * sa[j % 2];
     }
 }
+
+constexpr bool FLOAT_CODES = Format::RAW_EXPONENT != 24;  // they are halves sooner than bytes
+static_assert(!FLOAT_CODES || (Format::RAW_ZERO == 0 && Format::RAW_SHIFT == 0), "such codes need no correction");
+
+// The fastest for few tokens, as measured.
+template <bool FLOAT_CODES, bool SUPER_BLOCK>
+struct FewDots : Converted {};
+template <>
+struct FewDots<false, true> : Biased {};
+template <bool SUPER_BLOCK>
+struct FewDots<true, SUPER_BLOCK> : Halves {};

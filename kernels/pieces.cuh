@@ -3,7 +3,8 @@
 
 #include "split.cuh"
 
-using Rows = In[TOKENS][SPAN_COLUMNS + 8];  // padded by eight numbers: a fragment's lanes read from different banks
+using Row = In[SPAN_COLUMNS + 8];  // padded by eight numbers: a fragment's lanes read from different banks
+using Rows = Row[8 * COLUMN_TILES];
 
 template <class Stage>
 struct Pieces {
@@ -18,7 +19,7 @@ struct Pieces {
     u32 to;  // within the first stage
 
     __device__ Pieces(const In* x, i64 k, int m, const Place& at, Stage* stages)
-        : token_stride(APART * k), k(int(k)), token(at.lane / ACROSS), m(m) {
+        : token_stride(APART * k), k(int(k)), token(at.lane / ACROSS), m(TOKENS > 1 ? m : 1) {
         const int piece = at.lane % ACROSS * (16 / int(sizeof(In)));
         column = at.split * TILE_COLUMNS + piece;
         this->x = x + token * k + column;
@@ -29,8 +30,8 @@ struct Pieces {
         const bool inside = column < k;  // a ragged row ends within its last tile: zeros there
         const u32 into = to + slot * sizeof(Stage);
 #pragma unroll
-        for (int j = 0; j < TOKENS / APART; ++j)
-            if (token + j * APART < m) copy_16(into + j * APART * sizeof(Rows) / TOKENS, x + j * token_stride, inside);
+        for (int j = 0; j < (TOKENS + APART - 1) / APART; ++j)
+            if (token + j * APART < m) copy_16(into + j * APART * sizeof(Row), x + j * token_stride, inside);
         int ahead = SPAN_COLUMNS;
         if (++span == SPANS) span = 0, ahead += (SPLITS - 1) * TILE_COLUMNS;
         x += ahead, column += ahead;

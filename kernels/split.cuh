@@ -11,7 +11,8 @@
 
 constexpr int THREADS = SPLITS * 32;
 constexpr int ROWS = 16 * GROUPS * STRIPS;
-constexpr int COLUMN_TILES = TOKENS / 8;
+constexpr int COLUMN_TILES = (TOKENS + 7) / 8;
+constexpr int TOKEN_STRIDE = TOKENS > 1;  // from a token of x to the next: a single one is all eight of its tile
 static_assert(STRIPS == 1 || GROUPS == WARPS, "several strips are whole");
 
 using Span = SpanOf<GROUPS>;
@@ -180,7 +181,7 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
             for (int i = 0; i < 4; ++i) {
                 const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
                 const float sum = (i < 2 ? unit.x : unit.y) * sums[group / GROUPS][group % GROUPS][tokens].sum[i];
-                if (token < m) parts[(at.split * TOKENS + token) * STRIDE + row] = sum;
+                if (i % 2 < TOKENS && token < m) parts[(at.split * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
     const auto& product = at.products.of[at.index];

@@ -106,13 +106,13 @@ class Route(NamedTuple):
 
 ROUTES = (
     #     kernel         activations    x       m <= sm >= <    formats   tokens        what it does
-    Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, INTEGER,  (8,),         "at the speed of memory"),
+    Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, INTEGER,  (1, 8),       "at the speed of memory"),
     Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,     TOKENS,       "wgmma, from packed weights"),
     Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, INTEGER,  (16,),        "at the speed of memory"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, INTEGER,  TOKENS,       "wgmma, from packed weights"),
-    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (8, 16),      "the same by integer dots"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (1, 8, 16),   "the same by integer dots"),
     Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, INTEGER,  TOKENS,       "on decoded activations"),
-    Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, (8, 16),      "with levels rounded to x"),
+    Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, (1, 8, 16),   "with levels rounded to x"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, CODEBOOK, TOKENS,       "wgmma, levels rounded to half"),
     Route("fused",       ("a16",),      FLOAT,  8,   80,  ANY, CODEBOOK, (1, 2, 4, 8), "with exact levels"),
     Route("fused",       ("a16",),      TYPES,  8,   75,  80,  TILED,    (1, 2, 4, 8), "sums in float32 registers"),
@@ -190,7 +190,7 @@ def sources(row: Route, tokens: int, sm: int) -> tuple[str, ...]:
     """What a decode kernel with this token tile may get as x."""
     if row.kernel == "decode":
         return row.types
-    return (PREPARED, *row.types) if tokens == row.tokens[0] and quantizes_inside(1, 1, 1, sm) else (PREPARED,)
+    return (PREPARED, *row.types) if tokens <= row.tile(ROWS_INSIDE) and quantizes_inside(1, 1, 1, sm) else (PREPARED,)
 
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:

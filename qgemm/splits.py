@@ -10,6 +10,7 @@ from .block import Format
 from .jit import Template
 from .tiles import SPAN, WARPS, columns, scales_once, spans, table_bytes, tile_dtype
 
+COLUMN_TILE = 8  # tokens of an operand of the tensor cores: so many have their place, be there fewer
 PADDING = 8  # numbers after a token's share of a span, against bank conflicts
 TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
     "half": 2 * (SPAN + PADDING),
@@ -47,39 +48,41 @@ A16, A8 = ("decode",), ("decode_a8",)
 
 # Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
 # flight an SM; with fewer than 101 strips half a strip to a CTA, so that every SM has one; with many, and several
-# tokens, two strips, which share x.
+# tokens, two strips, which share x. Where there is one CTA for each SM, two must not fit, or some SMs get two: up to
+# twice the time.
 SPLITS_OF_K = (
-    #     kernel    tokens   sm  strips >=  m >=  groups  splits  shared      deep
-    Split(A16,      (8,),    90, 265,       5,    8,      12,     226 << 10,  4),
-    Split(A16,      (8, 16), 90, 133,       1,    4,      8,      113 << 10,  4),
-    Split(A16,      (8, 16), 90, 101,       1,    4,      16,     226 << 10,  3),
-    Split(A16,      (8, 16), 90, 67,        1,    2,      8,      113 << 10,  6),
-    Split(A16,      (8, 16), 90, 34,        1,    2,      16,     213 << 10,  4),
-    Split(A8,       (8,),    90, 133,       1,    4,      8,      113 << 10,  4),
-    Split(A8,       (8,),    90, 101,       1,    4,      16,     213 << 10,  4),
-    Split(A8,       (16,),   90, 133,       1,    4,      8,      75 << 10,   4),
-    Split(A8,       (16,),   90, 101,       1,    4,      16,     113 << 10,  3),
-    Split(A8,       (16,),   90, 34,        1,    2,      16,     113 << 10,  4),
-    Split(A8,       (8,),    90, 0,         1,    2,      16,     213 << 10,  6),
-    Split(A16,      (8, 16), 90, 0,         1,    1,      16,     213 << 10,  4),
-    Split(A8,       (16,),   90, 0,         1,    1,      16,     213 << 10,  4),
-    Split(A16 + A8, (8, 16), 80, 34,        1,    4,      8,      75 << 10,   4),
-    Split(A16 + A8, (8, 16), 80, 0,         1,    1,      16,     75 << 10,   4),
+    #     kernel    tokens      sm  strips >=  m >=  groups  splits  shared      deep
+    Split(A16,      (8,),        90, 265,       5,    8,      12,     226 << 10,  4),
+    Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      113 << 10,  4),
+    Split(A16,      (1, 8, 16),  90, 101,       1,    4,      16,     226 << 10,  3),
+    Split(A16,      (1, 8, 16),  90, 67,        1,    2,      8,      113 << 10,  6),
+    Split(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     213 << 10,  4),
+    Split(A8,       (1, 8),      90, 133,       1,    4,      8,      113 << 10,  4),
+    Split(A8,       (1, 8),      90, 101,       1,    4,      16,     213 << 10,  4),
+    Split(A8,       (16,),       90, 133,       1,    4,      8,      75 << 10,   4),
+    Split(A8,       (16,),       90, 101,       1,    4,      16,     226 << 10,  2),
+    Split(A8,       (16,),       90, 34,        1,    2,      16,     226 << 10,  2),
+    Split(A8,       (1, 8),      90, 34,        1,    2,      16,     213 << 10,  6),
+    Split(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  4),
+    Split(A8,       (1, 8),      90, 0,         1,    1,      16,     226 << 10,  6),
+    Split(A8,       (16,),       90, 0,         1,    1,      16,     226 << 10,  2),
+    Split(A16 + A8, (1, 8, 16),  80, 34,        1,    4,      8,      75 << 10,   4),
+    Split(A16 + A8, (1, 8, 16),  80, 0,         1,    1,      16,     75 << 10,   4),
 )  # fmt: skip
 
 # The same with a codebook, whose table of levels all warps of a CTA share. Shared memory is what limits, so rings are
-# short; CTAs that together would fit one SM must not, where there is one for each.
+# short.
 SPLITS_OF_LEVELS = (
-    #     kernel    tokens   sm  strips >=  m >=  groups  splits  shared      deep
-    Split(A16,      (8, 16), 90, 265,       1,    8,      8,      112 << 10,  2),
-    Split(A16,      (8, 16), 90, 265,       1,    8,      6,      112 << 10,  2),
-    Split(A16,      (8, 16), 90, 133,       1,    4,      8,      112 << 10,  4),
-    Split(A16,      (8, 16), 90, 133,       1,    8,      8,      226 << 10,  2),
-    Split(A16,      (8, 16), 90, 67,        1,    4,      16,     226 << 10,  2),
-    Split(A16,      (8, 16), 90, 34,        1,    2,      16,     226 << 10,  2),
-    Split(A16,      (8, 16), 90, 0,         1,    1,      16,     226 << 10,  2),
-    Split(A16,      (8, 16), 80, 34,        1,    4,      8,      113 << 10,  4),
-    Split(A16,      (8, 16), 80, 0,         1,    1,      16,     113 << 10,  4),
+    #     kernel    tokens      sm  strips >=  m >=  groups  splits  shared      deep
+    Split(A16,      (1, 8, 16),  90, 265,       1,    8,      8,      112 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 265,       1,    8,      6,      112 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      112 << 10,  4),
+    Split(A16,      (1, 8, 16),  90, 133,       1,    8,      8,      226 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 67,        1,    4,      16,     226 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     226 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  2),
+    Split(A16,      (1, 8, 16),  80, 34,        1,    4,      8,      113 << 10,  4),
+    Split(A16,      (1, 8, 16),  80, 0,         1,    1,      16,     113 << 10,  4),
 )  # fmt: skip
 
 
@@ -107,17 +110,14 @@ def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, s
     """Shared memory of a warp of a decode kernel, as `RingOf` and `Memory` in kernels/ lay it out.
 
     `depth` stages, each the codes of some row groups of a span and its share of x, which comes as `source`; the fields
-    per block of the tiles that they span; in decode the decoded scales of a tile. decode_a8 has x apart from the rings
-    where it quantizes it.
+    per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from the rings where it
+    quantizes it.
     """
     dtype = tile_dtype(fmt)
     span = dtype["spans"].base.itemsize
     fields = (dtype.itemsize - spans(fmt) * span) * groups // WARPS
-    x, decoded = tokens * TOKEN_BYTES[source], 0
-    if kernel == "decode_a8" and source != "Activations":
-        x = 0
-    elif kernel == "decode" and scales_once(fmt):
-        decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups
+    x = 0 if kernel == "decode_a8" and source != "Activations" else max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
+    decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups if scales_once(fmt) else 0
     return depth * (span * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
 
 
@@ -150,7 +150,7 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source:
         return table_bytes(fmt) + rings + quantized_bytes(kernel, source, tokens)
 
     while size(depth) > limit:
-        splits //= 2
+        splits -= 1
     while depth < split.deep and size(depth + 1) <= min(split.shared, limit):
         depth += 1
     return {

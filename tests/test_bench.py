@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from xml.etree import ElementTree
 
@@ -15,7 +16,7 @@ from strategies import FORMATS, each
 
 import qgemm
 from qgemm import cli
-from qgemm.bench import encode, gpu, results, sweep, timing
+from qgemm.bench import encode, gpu, host, results, sweep, timing
 from qgemm.commands import bench
 from qgemm.matmul import ACTIVATIONS
 
@@ -376,6 +377,48 @@ def test_speed_table(tmp_path):
     assert "at M = 1 to 16 products then take up to 15% longer, those of cuBLAS up to 5%." in report.speed_table(path)
 
 
+def test_speed_of_rivals_and_of_other_kernels(tmp_path):
+    """Decoding first as a sentence, the kernels without wgmma as a table, the slowest CPU if it is known."""
+    path = tmp_path / "h200.json"
+    rows = [row(dequantize_us=80.0), row(activation="a8", m=16, dequantize_us=88.0), row(m=64)]
+    mma = [row(activation=activation, m=64, us=us) for activation, us in (("a16", 12.0), ("a8", 20.0))]
+    results.write(path, made_up(rows=rows, mma=mma, host_slowest_us={"a16": 9.5, "a8": 11.0}))
+    text = report.speed_table(path)
+    assert "then cuBLAS take 10 to 11 times as long, at M = 1, 16." in text
+    assert "| M | 4096x4096 |\n| --- | --: |\n| 64 | 2.00 / 1.20 |" in text
+    assert "7.0 us for `a16`, 9.0 us for `a8` on its fastest CPU, 9.5 us for `a16`, 11.0 us for `a8` on its" in text
+    results.write(path, made_up())
+    text = report.speed_table(path)
+    assert "prefill_mma" not in text
+    assert "then cuBLAS" not in text
+    assert "costs the host 7.0 us for `a16`, 9.0 us for `a8`." in text
+
+
+def test_every_cpu_is_visited_and_given_back():
+    if not hasattr(os, "sched_getaffinity"):
+        assert len(list(host.every_cpu())) == 1
+        return
+    before, seen = os.sched_getaffinity(0), []
+    for _ in host.every_cpu():
+        seen.append(os.sched_getaffinity(0))
+    assert seen == [{cpu} for cpu in sorted(before)]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_typical_call_is_timed_without_waiting(monkeypatch):
+    """Of calls of 3 ticks, beside waits of 1000, the median is 3 ticks."""
+    clock = [0.0]
+
+    def takes(seconds):
+        clock[0] += seconds
+
+    monkeypatch.setattr(host, "perf_counter", lambda: clock[0])
+    waits = []
+    us = host.typical(lambda: takes(3e-6), lambda: (takes(1e-3), waits.append(1)))
+    assert us == pytest.approx(3.0)
+    assert len(waits) > host.CALLS // host.QUEUE
+
+
 def test_report_draws_beside_the_file(tmp_path, capsys):
     path = tmp_path / "h200.json"
     results.write(path, made_up(rows=[row(), row(activation="a8", m=16)]))
@@ -438,7 +481,7 @@ def test_a_small_run(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "REST", 0)
     monkeypatch.setattr(timing, "SUSTAINED_S", 1e-3)
     formats = [qgemm.FORMATS[name] for name in ("q4_0", "kbit3")]
-    options = gpu.Options(formats, ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, True, rotate=1 << 20)
+    options = gpu.Options(formats, ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, True, True, rotate=1 << 20)
     saved = []
     found, failures = gpu.run(options, saved.append)
     assert (failures, saved) == ([], [found])
@@ -451,6 +494,10 @@ def test_a_small_run(tmp_path, monkeypatch):
     assert list(map(results.key, found["sustained"])) == list(map(results.key, found["rows"]))
     assert min(row[name] for row in found["sustained"] for name in ("us", "cublas_fp16_us")) > 0
     assert set(found["host_us"]) == {"a16", "a8"}
+    assert all(found["host_us"][name] <= us for name, us in found["host_slowest_us"].items())
+    by_mma = [(row["format"], row["kernel"], row["M"]) for row in found["mma"]]
+    assert by_mma == [("q4_0", "prefill_mma", 64), ("q4_0", "prefill_a8", 64), ("kbit3", "prefill_mma", 64)]
+    assert min(row[name] for row in found["mma"] for name in ("us", "cublas_fp16_us")) > 0
     assert found["pack"]["q4_0"]["gbs"] > 0
     swept = {name: list(map(int, times)) for name, times in found["sweep"].items()}
     assert swept == dict.fromkeys((f"{fmt} {activation} 256x512" for fmt, activation in pairs), sweep.counts())

@@ -252,19 +252,34 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("sm", [80, 89, 90, 120])
-@pytest.mark.parametrize("tokens", [8, 16])
+@pytest.mark.parametrize("tokens", [1, 8, 16])
 @pytest.mark.parametrize(("name", "kernel"), [("q4_0", "decode"), ("q4_0", "decode_a8"), ("kbit5", "decode")])
 def test_every_matrix_has_a_split(name, kernel, tokens, sm):
     fmt = qgemm.FORMATS[name]
     rows = list(splits.splits_for(fmt, kernel, tokens, sm))
     assert [row.strips for row in rows] == sorted((row.strips for row in rows), reverse=True)
     for strips in range(1, 500):
-        for m in (tokens - 7, tokens):
+        for m in (max(1, tokens - 7), tokens):
             assert splits.split_of(fmt, kernel, tokens, m, strips, sm).strips <= strips
 
 
+@each([fmt for fmt in TILED if fmt.integer])
+@pytest.mark.parametrize("tokens", [1, 8, 16])
+@pytest.mark.parametrize(
+    ("kernel", "source"),
+    [("decode", "half"), ("decode", "float"), ("decode_a8", "half"), ("decode_a8", "Activations")],
+)
+def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
+    """Those of 16 warps: where two fit, some SMs get two while others have none."""
+    for split in splits.splits_for(fmt, kernel, tokens, 90):
+        template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
+        rings = template["SPLITS"] * template["WARP_BYTES"] + splits.quantized_bytes(kernel, source, tokens)
+        taken = max(rings, split.shared // 2 + splits.BARRIERS) + 1024
+        assert split.splits < 16 or 2 * taken > 228 << 10, split
+
+
 @each([fmt for fmt in TILED if fmt.codebook is not None])
-@pytest.mark.parametrize("tokens", [8, 16])
+@pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
     """Of its 228 KB a CTA takes rings, barriers and 1 KB of the system; one meant to be alone more than half."""
     for split in splits.splits_for(fmt, "decode", tokens, 90):
@@ -280,7 +295,9 @@ def test_tuned_kernels_do_not_spill():
     for name in ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit2", "kbit5"):
         fmt = qgemm.FORMATS[name]
         for kernel, tokens, source in (
+            ("decode", 1, "half"),
             ("decode", 8, "half"),
+            ("decode_a8", 1, "half"),
             ("decode_a8", 8, "half"),
             ("decode_a8", 16, "Activations"),
         ):

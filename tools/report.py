@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import svg
 
-from qgemm.bench.results import SUSTAINED, Results, Row, earlier, key, load, share, speedup
+from qgemm.bench.results import MMA, SUSTAINED, Results, Row, earlier, key, load, share, speedup
 from qgemm.bench.sweep import steepest
 from qgemm.commands.text import columns
 from qgemm.matmul import ACTIVATIONS
@@ -211,18 +211,51 @@ def speed_table(path: Path = RESULTS) -> str:
     )
     folder = Path(os.path.relpath(path.parent, ROOT)).as_posix()
     plots = [f"![{alt}]({folder}/{path.stem}_{plot}.svg)" for plot, alt in PLOTS.items()]
-    host = ", ".join(f"{us} us for `{activation}`" for activation, us in results["host_us"].items())
     return "\n\n".join([
         where,
         *plots,
         f"Times as fast as cuBLAS in float16, {HEADLINE.upper()}, `a16` / `a8`:",
         speedups_table(rows),
+        *dequantized(rows),
         *sustained(results),
+        *without_wgmma(results),
         "Share of the speed of memory at M = 1 (time of only reading the packed bytes / ours), `a16` / `a8`:",
         shares_table(rows),
         *before(rows),
-        " ".join([f"A call of `qgemm.matmul` on prepared tensors costs the host {host}.", *packing(results)]),
+        " ".join([on_host(results), *packing(results)]),
     ])  # fmt: skip
+
+
+def on_host(results: Results) -> str:
+    """The sentence on what a call costs the host."""
+    fastest, slowest = (
+        ", ".join(f"{us} us for `{activation}`" for activation, us in results.get(name, {}).items())
+        for name in ("host_us", "host_slowest_us")
+    )
+    where = f" on its fastest CPU, {slowest} on its slowest" if slowest else ""
+    return f"A call of `qgemm.matmul` on prepared tensors costs the host {fastest}{where}."
+
+
+def dequantized(rows: Rows) -> Iterator[str]:
+    """The sentence on decoding the whole matrix for each product, if that was measured."""
+    found = [row for row in rows.by_key.values() if row["format"] == HEADLINE and "dequantize_us" in row]
+    if found:
+        longer = [row["dequantize_us"] / row["us"] for row in found]
+        m = sorted({row["M"] for row in found})
+        yield (
+            f"Decoding the matrix to float16 for each product and then cuBLAS take {min(longer):.0f} to "
+            f"{max(longer):.0f} times as long, at M = {', '.join(map(str, m))}."
+        )
+
+
+def without_wgmma(results: Results) -> Iterator[str]:
+    """The table of the kernels that GPUs without wgmma have, if they were measured."""
+    if rows := results.get(MMA):
+        yield (
+            "The kernels for sm_80 to sm_89, compiled for this GPU, which has others: times as fast as cuBLAS in "
+            "float16, `prefill_mma` for `a16` / `prefill_a8` for `a8`:"
+        )
+        yield speedups_table(Rows({"rows": rows}))
 
 
 def before(rows: Rows) -> Iterator[str]:

@@ -12,9 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
-from itertools import count, islice
-from statistics import median
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +23,11 @@ from ..backends import backends
 from ..block import Blocks, Format
 from ..device import DeviceTensor
 from ..errors import UnsupportedError
-from ..formats import format_named
 from ..matmul import matmul
 from ..routes import Problem, route
 from ..tensor import Tensor
-from . import pack, planes, rivals, sweep
-from .results import KEY, SUSTAINED, Results, Row, rates, sources_sha256
+from . import host, mma, pack, planes, rivals, sweep
+from .results import KEY, MMA, SUSTAINED, Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, race, rotation, sustained
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
@@ -41,9 +37,12 @@ ROTATE = 300_000_000  # bytes of weights that a loop reads at least: several L2 
 BASE_ROWS = 512  # rows drawn and packed on the host; a large matrix repeats them
 SAMPLE = 256  # outputs of each row of y that are compared with float64
 TOLERANCE = {"a16": 2e-3, "a8": 2e-2}  # relative RMS error: rounding W and y to float16; x to 8 bits
-HOST_SHAPE, HOST_CALLS, HOST_QUEUE, HOST_WARM_UP_S = (1024, 1024), 1000, 50, 0.3
 LARGE_READ, NOISE = 4 << 30, 1 << 20  # bytes, and how many of them are drawn
+ASIDE = (SUSTAINED, MMA)  # what is found along with a row and goes into a list of its own
 LOAD_REPLAYS = 400  # of the large read: 0.7 s on an H200, longer than nvidia-smi takes
+
+
+Product = Callable[[Any, DeviceTensor, Any], Any]  # x, w, y: y = x @ w.T
 
 
 class Options(NamedTuple):
@@ -57,6 +56,7 @@ class Options(NamedTuple):
     dequantize: bool = False
     sweep: bool = False
     sustained: bool = False
+    mma: bool = False
     rotate: int = ROTATE
 
 
@@ -81,9 +81,9 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     cublas = rivals.Cublas(stream)
     rates_of_packing = pack.rates(stream, options.formats, options.rotate)
     results: Results = {
-        **facts(stream), "host_us": host_us(options.activations), "pack": rates_of_packing,
+        **facts(stream), **host.times(options.activations), "pack": rates_of_packing,
         "planes": list(planes.rows(stream, options.formats, options.rotate)), "sweep": {},
-        SUSTAINED: [], "rows": [],
+        SUSTAINED: [], MMA: [], "rows": [],
     }  # fmt: skip
     failures: list[str] = []
     pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)
@@ -94,9 +94,10 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
                 if isinstance(found, str):
                     failures.append(found)
                     continue
-                if options.sustained:
-                    about = {name: found[name] for name in KEY}
-                    results[SUSTAINED].append({**about, **found.pop(SUSTAINED)})
+                about = {name: found[name] for name in KEY}
+                for aside in ASIDE:
+                    if aside in found:
+                        results[aside].append({**about, **found.pop(aside)})
                 results["rows"].append(found)
             if options.sweep:
                 results["sweep"].update(sweeps(stream, shape, options))
@@ -123,20 +124,26 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
                 row: Row = {"format": fmt.name, "activation": activation, "M": m, "N": n, "K": k}
                 try:
                     row["route"] = route(Problem(fmt, activation, m, n, k, compute_capability())).kernel
-                    row["error"] = check(stream, x, w, activation, y)
-                    ours = capture(stream, products(x, w, activation, y))
+                    ours = public(activation)
+                    row["error"] = check(stream, ours, x, w, y, TOLERANCE[activation])
+                    loop = capture(stream, products(ours, x, w, y))
                 except (UnsupportedError, RuntimeError, ArithmeticError) as error:
                     yield f"{fmt} {activation} M={m} N={n} K={k}: {error}"
                     continue
-                loops = {"": ours, "cublas_fp16_us": baseline, "stream_us": w.read}
+                loops = {"": loop, "cublas_fp16_us": baseline, "stream_us": w.read}
                 if options.dequantize and m in DEQUANTIZE_M:
-                    loops["dequantize_us"] = capture(stream, dequantized(cublas, x, w, y))
+                    loops["dequantize_us"] = capture(stream, products(dequantized(cublas), x, w, y))
+                if options.mma and m >= mma.LEAST:
+                    check(stream, by_mma(activation), x, w, y, TOLERANCE[activation])
+                    loops[MMA] = capture(stream, products(by_mma(activation), x, w, y))
                 taken = dict(zip(loops, race(stream, list(loops.values()), options.repeats), strict=True))
                 row.update(taken.pop("")._asdict())
+                if MMA in taken:
+                    row[MMA] = mma.row(activation, taken.pop(MMA).us, taken["cublas_fp16_us"].us)
                 row.update((name, value.us) for name, value in taken.items())
                 if options.sustained:
-                    row[SUSTAINED] = {"us": sustained(stream, ours), "cublas_fp16_us": sustained(stream, baseline)}
-                yield rates({**row, "cublas_via": via, "graph": ours.graph}, w.packed)
+                    row[SUSTAINED] = {"us": sustained(stream, loop), "cublas_fp16_us": sustained(stream, baseline)}
+                yield rates({**row, "cublas_via": via, "graph": loop.graph}, w.packed)
 
 
 def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tuple[str, sweep.Sweep]]:
@@ -152,7 +159,7 @@ def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tu
                 for m in sweep.counts():
                     x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
                     cupy.cuda.Device().synchronize()
-                    yield m, capture(stream, products(x, w, activation, cupy.empty((m, n), np.float16)))
+                    yield m, capture(stream, products(public(activation), x, w, cupy.empty((m, n), np.float16)))
 
             yield f"{fmt.name} {activation} {n}x{k}", sweep.measure(stream, loops(), options.repeats)
 
@@ -162,32 +169,41 @@ def of_format(fmt: Format, activations: Sequence[str]) -> list[str]:
     return [activation for activation in activations if activation == "a16" or fmt.integer]
 
 
-def products(x: Any, w: Matrix, activation: str, y: Any) -> list[Call]:
-    """y = x @ copy.T by the public function, for each copy in turn."""
+def public(activation: str) -> Product:
+    """The public function."""
+    return lambda x, w, y: matmul(x, w, activation, out=y)
+
+
+def dequantized(cublas: rivals.Cublas) -> Product:
+    """By way of a whole matrix in float16."""
+    return lambda x, w, y: cublas(x, cuda.dequantize(w, np.float16), y)
+
+
+def by_mma(activation: str) -> Product:
+    """By the kernels for GPUs without wgmma."""
+    return lambda x, w, y: mma.product(x, w, activation, y)
+
+
+def products(multiply: Product, x: Any, w: Matrix, y: Any) -> list[Call]:
+    """y = x @ copy.T for each copy in turn."""
     turns = rotation(w.copies, w.packed, 2 * y.size * x.shape[1])
-    return [lambda c=c: matmul(x, c, activation, out=y) for c in turns]  # type: ignore[misc]
+    return [lambda c=c: multiply(x, c, y) for c in turns]  # type: ignore[misc]
 
 
-def dequantized(cublas: rivals.Cublas, x: Any, w: Matrix, y: Any) -> list[Call]:
-    """The same by way of a whole matrix in float16."""
-    turns = rotation(w.copies, w.packed, 2 * y.size * x.shape[1])
-    return [lambda c=c: cublas(x, cuda.dequantize(c, np.float16), y) for c in turns]  # type: ignore[misc]
-
-
-def check(stream: Any, x: Any, w: Matrix, activation: str, y: Any) -> float:
-    """The relative RMS error of a product against float64; ArithmeticError beyond TOLERANCE or for a hole in y."""
+def check(stream: Any, multiply: Product, x: Any, w: Matrix, y: Any, tolerance: float) -> float:
+    """The relative RMS error of a product against float64; ArithmeticError beyond `tolerance` or for a hole in y."""
     import cupy
 
     y.fill(np.nan)
     cupy.cuda.Device().synchronize()
     with stream:
-        matmul(x, w.copies[0], activation, out=y)
+        multiply(x, w.copies[0], y)
     stream.synchronize()
     holes = int(cupy.count_nonzero(~cupy.isfinite(y)))
     exact = x.astype(np.float64) @ w.sample.T
     off = y[:, cupy.asarray(w.rows)].astype(np.float64) - exact
     error = float(cupy.sqrt((off**2).mean() / (exact**2).mean()))
-    if holes or not error <= TOLERANCE[activation]:
+    if holes or not error <= tolerance:
         raise ArithmeticError(f"wrong product: relative RMS error {error:.3g}, {holes} outputs not finite")
     return float(f"{error:.3g}")
 
@@ -246,33 +262,6 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
         elif name == "absmax":  # E4M4 from 2^-9 to 2^-7
             blocks[name] = rng.integers(0x20, 0x40, blocks[name].shape)
     return blocks
-
-
-def host_us(activations: Sequence[str]) -> dict[str, float]:
-    """What a call of `qgemm.matmul` on prepared tensors costs the host, in us: the median, the GPU never in the way."""
-    import cupy
-
-    (n, k), fmt, rng = HOST_SHAPE, format_named("q4_0"), np.random.default_rng(0)
-    w = Tensor(fmt, (n, k), random_blocks(fmt, n, k, rng)).to_device()
-    x, y = cupy.asarray(rng.standard_normal((1, k)).astype(np.float16)), cupy.empty((1, n), np.float16)
-
-    def samples(activation: str) -> Iterator[float]:
-        """Of one call after the other; every HOST_QUEUE of them the GPU is waited for."""
-        for index in count():
-            if index % HOST_QUEUE == 0:
-                cupy.cuda.Device().synchronize()
-            start = perf_counter()
-            matmul(x, w, activation, out=y)
-            yield 1e6 * (perf_counter() - start)
-
-    found = {}
-    for activation in activations:
-        taken, warm = samples(activation), perf_counter() + HOST_WARM_UP_S
-        while perf_counter() < warm:  # a CPU that was idle takes its time to raise its clock
-            next(taken)
-        found[activation] = round(median(islice(taken, HOST_CALLS)), 2)
-    cupy.cuda.Device().synchronize()
-    return found
 
 
 def facts(stream: Any) -> Results:

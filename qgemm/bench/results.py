@@ -20,9 +20,15 @@ Row = dict[str, Any]
 Results = dict[str, Any]
 
 KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has one row for each
-PARTS = ("host_us", "pack", "sweep")  # besides the rows, of which each measurement replaces some
+PARTS = ("host_us", "host_slowest_us", "pack", "sweep")  # besides the rows, of which each measurement replaces some
 SUSTAINED = "sustained"  # what rows take on a GPU that never rests
-KEYS = {"rows": KEY, SUSTAINED: KEY, "planes": ("format", "kernel", "dtype")}  # of the lists of rows in a file
+MMA = "mma"  # what they take by the kernels of GPUs without wgmma
+KEYS = {
+    "rows": KEY,
+    SUSTAINED: KEY,
+    MMA: KEY,
+    "planes": ("format", "kernel", "dtype"),
+}  # of the lists of rows in a file
 OF_SOURCES = ("kernels_sha256", "date")  # of a whole file, and of a row that was measured with other sources
 HOST = (
     *("activations", "tiles", "jit", "routes", "splits", "tilings", "products"),

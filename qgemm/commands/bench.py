@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--dequantize", action="store_true", help="also time dequantize + cuBLAS for M of 1, 16 and 64")
     gpu.add_argument("--sweep", action="store_true", help="also time every eighth M from 16 to 512, and tile edges")
     gpu.add_argument("--sustained", action="store_true", help="also time each row without a rest, at the power limit")
+    gpu.add_argument("--mma", action="store_true", help="also time the kernels of sm_80 to sm_89, for M from 16 on")
     gpu.add_argument("--merge", action="store_true", help="keep the other rows of PATH if GPU and kernels are the same")
 
 
@@ -102,6 +103,7 @@ def on_gpu(args: argparse.Namespace) -> int:
         args.dequantize,
         args.sweep,
         args.sustained,
+        args.mma,
     )
     found, failures = gpu.run(options, partial(keep, args.out, args.merge))
     print(f"{found['device']}, driver {found['driver']}, clocks {found['clocks']}, reads {found['read_gbs']} GB/s")

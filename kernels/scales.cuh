@@ -1,0 +1,75 @@
+// Scales of a tile that the lanes of a warp decode once for each other, and the minimums of a super-block, which meet the
+// sums of x over its groups once a tile.
+#pragma once
+
+#include "operand.cuh"
+#include "split.cuh"
+
+constexpr int TILE_SCALES = TILE_COLUMNS / Format::GROUP;                    // of a row
+constexpr bool SHARED_MINIMUM = Format::HAS_MINIMUM && Format::SUPER_BLOCK;  // of a super-block's minimums
+
+// The decoded scales of the tile in hand, rows g and g + 8.
+template <bool ONCE>
+struct Scales {
+    float2 of[STRIPS][TILE_SCALES][8 * GROUPS];
+
+    __device__ void take(const Fields& fields, int strip, int lane) {
+#pragma unroll
+        for (int i = lane; i < TILE_SCALES * 8 * GROUPS; i += 32) {
+            const int index = i / (8 * GROUPS), row = i % (8 * GROUPS);
+            of[strip][index][row] = fields.scale(row / 8, row % 8, index);
+        }
+        __syncwarp();
+    }
+    __device__ float2 operator()(const Fields&, int strip, int group, int g, int index) const {
+        return of[strip][index][8 * group + g];
+    }
+};
+template <>
+struct Scales<false> {
+    __device__ void take(const Fields&, int, int) {}
+    __device__ float2 operator()(const Fields& fields, int, int group, int g, int index) const {
+        return fields.scale(group, g, index);
+    }
+};
+
+// The memory of a warp: its ring, whose stages hold an X, and the scales of the tile in hand.
+template <class X>
+struct Memory : Scales<Format::SCALES_ONCE> {
+    RingOf<X, SPANS> ring;
+};
+
+// The sums of x over each group of 32 of a super-block: of token g, groups 2t and 2t + 1.
+struct GroupSums {
+    float2 of[COLUMN_TILES];
+};
+
+// Adds the minimums' products of a super-block: with each sum of x in PIECES of 8 bits, exact but for float sums. `unit`:
+// what the minimums of rows g + 8 are multiplied with, those of rows g being as they are.
+template <int PIECES>
+__device__ inline void add_minimums(Sums (&sums)[GROUPS][COLUMN_TILES], const GroupSums& group_sums,
+                                    const Fields& fields, int unit, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    u32 pieces[COLUMN_TILES][PIECES];
+#pragma unroll
+    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+        float2 rest = group_sums.of[tokens];
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) pieces[tokens][i] = take_bf16(rest);
+    }
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+        const float2 factor = fields.super_minimum(group, g);
+        u32 minimums[2];
+        fields.sub_minimums(minimums, group, g, t);
+#pragma unroll
+        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+            Sums dots = {};
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i) mma_m16n8k8(dots, minimums, pieces[tokens][i]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                sums[group][tokens].sum[i] += (i < 2 ? factor.x : factor.y * unit) * dots.sum[i];
+        }
+    }
+}
