@@ -19,12 +19,12 @@ __device__ inline void take_sums(GroupSums& group_sums, const Sums (&sums)[SPAN_
     const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-        // An odd row offers the odd one of its two tokens.
         const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
-        if constexpr (TOKENS == 1) {
-            if (t == span) group_sums.of[0] = {first[0], second[0]};
+        if constexpr (TOKENS == 1) {  // in every column
+            if (t == span) group_sums.of[tokens] = {first[0], second[0]};
             continue;
         }
+        // An odd row offers the odd one of its two tokens.
         const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
                             __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
         if (t == span) group_sums.of[tokens] = got;

@@ -133,10 +133,11 @@ static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
 struct Problem {
     i64 n, k;
     int m, row_tiles, along;  // along: spans of K
-    __device__ int first_token(int tile) const { return tile / row_tiles * TOKENS; }
+    const Cut& cut;
+    __device__ int first_token(int tile) const { return cut.row_tiles.divide(tile) * TOKENS; }
     // The last tokens of many come as a whole box, some of which another tile stores: boxes beyond the matrix are slow.
     __device__ int first_loaded(int tile) const { return min(first_token(tile), max(m - TOKENS, 0)); }
-    __device__ int first_strip(int tile) const { return tile % row_tiles * STRIPS; }
+    __device__ int first_strip(int tile) const { return (tile - cut.row_tiles.divide(tile) * row_tiles) * STRIPS; }
 };
 
 // Spans in stage j of a tile, the stage at which a segment starts, and the one after its last.
@@ -681,13 +682,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS);
     const int row_tiles = (strips + STRIPS - 1) / STRIPS;
     const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
-    const Problem problem = {n, k, m, row_tiles, along};
-    const Segments segments(cut, (along + UNIT - 1) / UNIT);
+    const Problem problem = {n, k, m, row_tiles, along, cut};
+    const int units_along = (along + UNIT - 1) / UNIT;
     fill_table<Format, half, THREADS>(Format::RAW_EXPONENT);
     __syncthreads();
     if (group == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();
-        Producer producer = {memory, problem, segments};
+        Producer producer = {memory, problem, Segments(cut, units_along)};
         if (warp % 4 == 0) producer.run_weights(tiles);
         if (warp % 4 == 1) producer.run_x(&x);
     } else {
@@ -702,6 +703,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                    int(threadIdx.x % GROUP_THREADS),
                                    kept(threadIdx.x / 32 % 4),
                                    kept(threadIdx.x % 32)};
-        consumer.run(segments, units, workspace, outputs);
+        consumer.run(Segments(cut, units_along), units, workspace, outputs);
     }
 }

@@ -18,11 +18,18 @@ struct Sharers {
     __device__ bool owns_some(int cta) const { return owner(0) == cta || owner(CHUNKS - 1) == cta; }
 };
 
-// Tiles from `whole` on are laid end to end and cut into a piece for each CTA; halves: each of them is cut in two. The
-// host divides: piece, rest: units along K of all that is cut / CTAs.
+// Divides numbers from 0 to 2^31 - 1 by one that the host knows: `factor` is 2^(31 + shift) by it, rounded up.
+struct Divisor {
+    u32 factor, shift;
+    __device__ int divide(int number) const { return __umulhi(2 * u32(number), factor) >> shift; }
+};
+
+// Tiles from `whole` on are laid end to end and cut into a piece for each CTA; halves: each of them is cut in two.
+// piece, rest: units along K of all that is cut / CTAs. The divisors: CTAs, units of a tile, tiles of y side by side.
 struct Cut {
     int whole, halves;
     u32 piece, rest;
+    Divisor ctas, units, row_tiles;
 };
 
 // The segments of one CTA, which goes through its piece backwards: the start of a tile whose rest the next CTA has is
@@ -37,7 +44,7 @@ struct Segments {
         : cut(cut), units(units), next(blockIdx.x), begin(begin_of(blockIdx.x)), end(begin_of(blockIdx.x + 1)) {}
 
     // Units of all that is cut * cta / CTAs.
-    __device__ int begin_of(u32 cta) const { return cut.piece * cta + (cut.rest ? cut.rest * cta / gridDim.x : 0); }
+    __device__ int begin_of(u32 cta) const { return cut.piece * cta + cut.ctas.divide(cut.rest * cta); }
 
     // Of a tile of which this CTA has a segment.
     __device__ Sharers sharers(const Segment& s) const {
@@ -52,7 +59,7 @@ struct Segments {
 
     __device__ bool take(Segment& s) {
         if (begin < end) {
-            const int tile = (end - 1) / units;
+            const int tile = cut.units.divide(end - 1);
             s = {cut.whole + tile, max(begin - tile * units, 0), end - tile * units};
             end = tile * units + s.first;
             return true;

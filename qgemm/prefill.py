@@ -51,15 +51,31 @@ def grid_of(count: int, units: int, slots: int, splits: int = 1) -> Grid:
     return Grid(slots, (count // slots - 1) * slots)
 
 
+class Divisor(ctypes.Structure):
+    """What divides by a number on the GPU: see Divisor in kernels/streamk.cuh."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in ("factor", "shift")]
+
+    @classmethod
+    def of(cls, number: int) -> Divisor:
+        """For a number from 1 to 2^31."""
+        shift = (number - 1).bit_length()
+        return cls(-(-(1 << 31 + shift) // number), shift)
+
+
 class Cut(ctypes.Structure):
     """How the CTAs of a grid share what is cut along K: see Cut in kernels/streamk.cuh."""
 
-    _fields_ = [(name, ctypes.c_int) for name in ("whole", "halves", "piece", "rest")]
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("whole", "halves", "piece", "rest")),
+        *((name, Divisor) for name in ("ctas", "units", "row_tiles")),
+    ]
 
 
-def cut_of(grid: Grid, count: int, units: int) -> Cut:
-    """For so many tiles of y, each of so many units along K."""
-    return Cut(grid.whole, grid.halves, *divmod((count - grid.whole) * units, grid.ctas))
+def cut_of(grid: Grid, count: int, units: int, row_tiles: int) -> Cut:
+    """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
+    piece, rest = divmod((count - grid.whole) * units, grid.ctas)
+    return Cut(grid.whole, grid.halves, piece, rest, *map(Divisor.of, (grid.ctas, units, row_tiles)))
 
 
 class Units(ctypes.Structure):
@@ -112,7 +128,7 @@ class PrefillLaunch:
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
         sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
-        cut = cut_of(grid, of_y, units)
+        cut = cut_of(grid, of_y, units, -(-strips // tiling.strips))
         arguments = (self._map, w, pointers.outputs, parts, *sizes, cut, units_of(fmt, exponent))
         function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
         self._launch = Launch(

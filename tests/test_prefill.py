@@ -8,6 +8,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
 from strategies import TILED, each, exact, tame
 
@@ -122,10 +124,23 @@ def test_tuned_kernels_keep_their_registers(fmt, tiling):
     assert "C75" not in report
 
 
-def begin_of(cut: prefill.Cut, cta: int, ctas: int) -> int:
-    """Segments::begin_of in kernels/streamk.cuh, whose products are of 32 bits."""
-    assert cut.rest * cta < 1 << 32
-    return int(cut.piece * cta + cut.rest * cta // ctas)
+def quotient(number: int, divisor: prefill.Divisor) -> int:
+    """Divisor::divide in kernels/streamk.cuh, whose words have 32 bits."""
+    assert max(2 * number, divisor.factor) < 1 << 32
+    return int((2 * number * divisor.factor >> 32) >> divisor.shift)
+
+
+@given(number=st.integers(0, 2**31 - 1), by=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)))
+def test_divisors_divide(number, by):
+    """Also the numbers beside a multiple, where a quotient would first be wrong."""
+    divisor = prefill.Divisor.of(by)
+    for some in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
+        assert quotient(some, divisor) == some // by
+
+
+def begin_of(cut: prefill.Cut, cta: int) -> int:
+    """Segments::begin_of in kernels/streamk.cuh."""
+    return int(cut.piece * cta + quotient(cut.rest * cta, cut.ctas))
 
 
 @pytest.mark.parametrize("sms", SMS)
@@ -139,7 +154,7 @@ def test_grids_share_all_work(sms, units):
         cut = (count - whole) * units
         assert cut < 1 << 31
         if cut:  # every CTA has a piece, and hands over at most one part of a tile
-            pieces = [begin_of(prefill.cut_of(grid, count, units), cta, ctas) for cta in range(ctas + 1)]
+            pieces = [begin_of(prefill.cut_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
             assert pieces[0] == 0
             assert pieces[-1] == cut
             assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
