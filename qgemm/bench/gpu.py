@@ -127,20 +127,20 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
                     ours = public(activation)
                     row["error"] = check(stream, ours, x, w, y, TOLERANCE[activation])
                     loop = capture(stream, products(ours, x, w, y))
+                    beside = {"cublas_fp16_us": baseline, "stream_us": w.read}
+                    if options.dequantize and m in DEQUANTIZE_M:
+                        beside["dequantize_us"] = capture(stream, products(dequantized(cublas), x, w, y))
+                    if options.mma and m >= mma.LEAST:
+                        check(stream, by_mma(activation), x, w, y, TOLERANCE[activation])
+                        beside[MMA] = capture(stream, products(by_mma(activation), x, w, y))
                 except (UnsupportedError, RuntimeError, ArithmeticError) as error:
                     yield f"{fmt} {activation} M={m} N={n} K={k}: {error}"
                     continue
-                loops = {"": loop, "cublas_fp16_us": baseline, "stream_us": w.read}
-                if options.dequantize and m in DEQUANTIZE_M:
-                    loops["dequantize_us"] = capture(stream, products(dequantized(cublas), x, w, y))
-                if options.mma and m >= mma.LEAST:
-                    check(stream, by_mma(activation), x, w, y, TOLERANCE[activation])
-                    loops[MMA] = capture(stream, products(by_mma(activation), x, w, y))
-                taken = dict(zip(loops, race(stream, list(loops.values()), options.repeats), strict=True))
-                row.update(taken.pop("")._asdict())
-                if MMA in taken:
-                    row[MMA] = mma.row(activation, taken.pop(MMA).us, taken["cublas_fp16_us"].us)
-                row.update((name, value.us) for name, value in taken.items())
+                taken, *others = race(stream, [loop, *beside.values()], options.repeats)
+                us = {name: other.us for name, other in zip(beside, others, strict=True)}
+                if MMA in us:
+                    row[MMA] = mma.row(activation, us.pop(MMA), us["cublas_fp16_us"])
+                row.update({**taken._asdict(), **us})
                 if options.sustained:
                     row[SUSTAINED] = {"us": sustained(stream, loop), "cublas_fp16_us": sustained(stream, baseline)}
                 yield rates({**row, "cublas_via": via, "graph": loop.graph}, w.packed)

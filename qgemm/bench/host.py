@@ -1,7 +1,7 @@
 """What a call costs the host: the time of `qgemm.matmul` on prepared tensors, with the GPU never in the way.
 
-One and the same call takes 6.6 us on one CPU of a virtual machine and 10.4 on the next, for minutes: there somebody
-else has the other half of the core. So each CPU that the process may use is timed alone.
+One and the same call takes 6.6 us on one CPU of a virtual machine and 10.4 on the next, for as long as one looks,
+perhaps where a neighbour has the other half of the core. So each CPU that the process may use is timed alone.
 """
 
 from __future__ import annotations
