@@ -153,6 +153,21 @@ def test_table_for_a_terminal():
     ]
 
 
+def test_what_options_ask_for_is_printed():
+    """A table each, with times and speed-ups of its own; none for what was not asked for."""
+    assert not list(results.short_tables(made_up()))
+    rows = [row(), row(m=16, dequantize_us=80.0)]
+    found = made_up(rows=rows, mma=[row(m=64, us=12.0)], sustained=[row(m=64, us=9.6)])
+    tables = [text.splitlines() for text in results.short_tables(found)]
+    assert [lines[0] for lines in tables] == ["decoding W to float16, then cuBLAS", *results.LISTS.values()]
+    assert [lines[2].split()[3:] for lines in tables] == [
+        ["16", "80.0", "24.0", "0.30"],
+        ["64", "9.6", "24.0", "2.50"],
+        ["64", "12.0", "24.0", "2.00"],
+    ]
+    assert {len(lines) for lines in tables} == {3}
+
+
 # ---------------------------------------------------------------- what is measured
 
 
@@ -262,6 +277,22 @@ def test_options():
     assert [str(fmt) for fmt in args.formats] == ["Q4_0", "Q8_0"]
     assert (args.activations, args.shapes, args.m, args.merge) == (["a8"], [(64, 32), (128, 96)], [1, 4], True)
     assert qgemm.FORMATS["q4_0"] in bench.weight_formats()
+
+
+def test_all_that_was_measured_is_printed(monkeypatch, capsys):
+    rows = [row(), row(m=16, dequantize_us=80.0)]
+    lists = {name: [row(m=64)] for name in results.LISTS}
+    slowest = {"a16": 10.5, "a8": 11.5}
+    found = made_up(rows=rows, host_slowest_us=slowest, sweep={"q4_0 a16 1x1": {"16": 1.0, "24": 1.1}}, **lists)
+    monkeypatch.setattr(gpu, "run", lambda options, save: (found, ["q4_0 a8: too large"]))
+    words = ["bench", "--mma", "--sustained", "--dequantize", "--sweep"]
+    assert bench.on_gpu(cli.parser().parse_args(words)) == 1
+    out, err = capsys.readouterr()
+    assert "a16 7.0 (slowest CPU 10.5), a8 9.0 (slowest CPU 11.5)" in out
+    assert results.table(rows) in out
+    for text in results.short_tables(found):
+        assert text in out
+    assert "too large" in err
 
 
 @pytest.mark.skipif(qgemm.backends()["cuda"].available, reason="there is a GPU")
@@ -394,15 +425,28 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     assert "costs the host 7.0 us for `a16`, 9.0 us for `a8`." in text
 
 
-def test_every_cpu_is_visited_and_given_back():
-    if not hasattr(os, "sched_getaffinity"):
-        assert len(list(host.every_cpu())) == 1
-        return
-    before, seen = os.sched_getaffinity(0), []
-    for _ in host.every_cpu():
-        seen.append(os.sched_getaffinity(0))
-    assert seen == [{cpu} for cpu in sorted(before)]
-    assert os.sched_getaffinity(0) == before
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot say")
+def test_a_thread_runs_on_one_cpu_and_then_on_all_again():
+    before = os.sched_getaffinity(0)
+    for cpu in host.some_cpus():
+        with host.running_on(cpu):
+            assert os.sched_getaffinity(0) == {cpu}
+        assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize(("count", "timed"), [(1, 1), (16, 16), (17, 9), (128, 16), (384, 16)])
+def test_cpus_of_a_large_machine_are_sampled(count, timed, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+    cpus = host.some_cpus()
+    assert len(set(cpus)) == timed <= host.MOST_CPUS
+    assert cpus[-1] >= count - count // timed - 1
+
+
+def test_without_affinity_any_cpu_is_timed(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    (cpu,) = host.some_cpus()
+    with host.running_on(cpu):
+        pass
 
 
 def test_a_typical_call_is_timed_without_waiting(monkeypatch):

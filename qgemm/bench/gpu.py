@@ -27,7 +27,7 @@ from ..matmul import matmul
 from ..routes import Problem, route
 from ..tensor import Tensor
 from . import host, mma, pack, planes, rivals, sweep
-from .results import KEY, MMA, SUSTAINED, Results, Row, rates, sources_sha256
+from .results import KEY, LISTS, MMA, SUSTAINED, Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, race, rotation, sustained
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
@@ -38,7 +38,6 @@ BASE_ROWS = 512  # rows drawn and packed on the host; a large matrix repeats the
 SAMPLE = 256  # outputs of each row of y that are compared with float64
 TOLERANCE = {"a16": 2e-3, "a8": 2e-2}  # relative RMS error: rounding W and y to float16; x to 8 bits
 LARGE_READ, NOISE = 4 << 30, 1 << 20  # bytes, and how many of them are drawn
-ASIDE = (SUSTAINED, MMA)  # what is found along with a row and goes into a list of its own
 LOAD_REPLAYS = 400  # of the large read: 0.7 s on an H200, longer than nvidia-smi takes
 
 
@@ -83,7 +82,7 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     results: Results = {
         **facts(stream), **host.times(options.activations), "pack": rates_of_packing,
         "planes": list(planes.rows(stream, options.formats, options.rotate)), "sweep": {},
-        SUSTAINED: [], MMA: [], "rows": [],
+        **{name: [] for name in LISTS}, "rows": [],
     }  # fmt: skip
     failures: list[str] = []
     pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)
@@ -95,9 +94,9 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
                     failures.append(found)
                     continue
                 about = {name: found[name] for name in KEY}
-                for aside in ASIDE:
-                    if aside in found:
-                        results[aside].append({**about, **found.pop(aside)})
+                for beside in LISTS:
+                    if beside in found:
+                        results[beside].append({**about, **found.pop(beside)})
                 results["rows"].append(found)
             if options.sweep:
                 results["sweep"].update(sweeps(stream, shape, options))

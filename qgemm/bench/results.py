@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +23,8 @@ KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has
 PARTS = ("host_us", "host_slowest_us", "pack", "sweep")  # besides the rows, of which each measurement replaces some
 SUSTAINED = "sustained"  # what rows take on a GPU that never rests
 MMA = "mma"  # what they take by the kernels of GPUs without wgmma
-KEYS = {
-    "rows": KEY,
-    SUSTAINED: KEY,
-    MMA: KEY,
-    "planes": ("format", "kernel", "dtype"),
-}  # of the lists of rows in a file
+LISTS = {SUSTAINED: "without a rest, at the power limit", MMA: "by the kernels of sm_80 to sm_89"}  # beside the rows
+KEYS = {"rows": KEY, **dict.fromkeys(LISTS, KEY), "planes": ("format", "kernel", "dtype")}  # of lists in a file
 OF_SOURCES = ("kernels_sha256", "date")  # of a whole file, and of a row that was measured with other sources
 HOST = (
     *("activations", "tiles", "jit", "routes", "splits", "tilings", "products"),
@@ -147,3 +143,18 @@ def table(rows: Sequence[Row]) -> str:
             row["route"] + graph,
         ))  # fmt: skip
     return columns("<<<>>>>>>>>>><", cells)
+
+
+def short_tables(found: Results) -> Iterator[str]:
+    """What was measured beside the rows, for a terminal: a heading and a table each."""
+    decoded = [{**row, "us": row["dequantize_us"]} for row in found["rows"] if "dequantize_us" in row]
+    for heading, rows in {
+        "decoding W to float16, then cuBLAS": decoded,
+        **{heading: found.get(name, []) for name, heading in LISTS.items()},
+    }.items():
+        if rows:
+            cells = [("format", "act", "N x K", "M", "us", "cuBLAS us", "ratio")]
+            for row in rows:
+                numbers = f"{row['us']:.1f}", f"{row['cublas_fp16_us']:.1f}", f"{speedup(row):.2f}"
+                cells.append((row["format"], row["activation"], f"{row['N']}x{row['K']}", str(row["M"]), *numbers))
+            yield f"{heading}\n{columns('<<<>>>>', cells)}"

@@ -107,12 +107,16 @@ def on_gpu(args: argparse.Namespace) -> int:
     )
     found, failures = gpu.run(options, partial(keep, args.out, args.merge))
     print(f"{found['device']}, driver {found['driver']}, clocks {found['clocks']}, reads {found['read_gbs']} GB/s")
-    print("us of the host for a call:", ", ".join(f"{name} {us}" for name, us in found["host_us"].items()))
+    slowest = found["host_slowest_us"]
+    calls = (f"{name} {us} (slowest CPU {slowest[name]})" for name, us in found["host_us"].items())
+    print("us of the host for a call:", ", ".join(calls))
     packing = (f"{name} {rate['gbs']:.0f} ({rate['share']:.0%})" for name, rate in found["pack"].items())
     print("GB/s of packing (share of a device copy):", ", ".join(packing))
     for what, times in found["sweep"].items():
         print("{}: time grows by {:.2f} at most from one M to the next, at {}".format(what, *sweep.steepest(times)))
     print(results.table(found["rows"]))
+    for text in results.short_tables(found):
+        print(f"\n{text}")
     for failure in failures:
         print(f"qgemm: {failure}", file=sys.stderr)
     return 1 if failures else 0
