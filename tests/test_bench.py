@@ -356,6 +356,8 @@ def test_targets_of_many_rows():
     assert ["q4_k 8192x8192 M=256: time over that of q4_0", "1.10", "1.12", "MISS"] in lines
     assert ["q4_k 8192x8192 M=64: share of memory speed over that of q4_0", "0.90", "0.89", "MISS"] in lines
     assert ["q4_0 a16 8192x8192 M<=32: time over that of the M before", "1.25", "1.50", "MISS"] in lines
+    assert ["q4_k 8192x8192 M=16: share of memory speed over that of q4_0", "0.90", "-"] in lines
+    assert ["q4_k 28672x8192 M=4096: time over that of q4_0", "1.10", "-"] in lines
 
 
 def test_targets_of_kbit():

@@ -42,6 +42,7 @@ A16_SPEEDUPS = {
 }
 A8_LEAST = 0.9  # of cuBLAS' speed, from M = 256 on
 # The time of other formats over that of q4_0 from M = 256 on, at most; share of memory speed over its, up to M = 64.
+OTHERS_M = (16, 32, 64, 256, 512, 1024, 4096)
 SLOWER, LESS_SHARE = 1.1, 0.9
 CLIFF = 1.25  # by which time grows from one M to the next, at most
 # Share of the speed of memory at M = 1, for large shapes.
@@ -141,14 +142,17 @@ def targets(results: Results) -> Iterator[Target]:
             yield Target(what, must, aim, (a16, ANY))
             if m >= 256:
                 yield Target(what, A8_LEAST, None, (ANY, a8))
-    for fmt, shape, m in product(rows.formats, LARGE, (64, 256, 1024)):
-        ours, other = rows(fmt, "a16", m, shape), rows(HEADLINE, "a16", m, shape)
-        if fmt in (HEADLINE, *KBIT) or ours is None or other is None or earlier(ours):
+    for fmt, shape, m in product(rows.formats, LARGE, OTHERS_M):
+        if fmt in (HEADLINE, *KBIT):
             continue
+        ours, other = rows(fmt, "a16", m, shape), rows(HEADLINE, "a16", m, shape)
+        pair = None if ours is None or other is None or earlier(ours) else (ours, other)
         if m >= 256:
-            what, bound, ratio = "time", SLOWER, ours["us"] / other["us"]
+            what, bound = "time", SLOWER
+            ratio = pair and pair[0]["us"] / pair[1]["us"]
         else:
-            what, bound, ratio = "share of memory speed", LESS_SHARE, share(ours) / share(other)
+            what, bound = "share of memory speed", LESS_SHARE
+            ratio = pair and share(pair[0]) / share(pair[1])
         about = f"{fmt} {name(shape)} M={m}: {what} over that of {HEADLINE}"
         yield Target(about, bound, None, (ratio, ANY), at_most=m >= 256)
     for what, times in results.get("sweep", {}).items():
