@@ -1,5 +1,5 @@
-// decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, integer dots on tensor cores, at the speed
-// of memory.
+// decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, dots of codes on tensor cores, as integers or
+// halves (dots.cuh), at the speed of memory.
 //
 // A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or, if it is
 // small, as numbers [m, k], which each CTA quantizes for itself.
@@ -10,7 +10,7 @@
 #include "scales.cuh"
 
 using X = Activations[8 * COLUMN_TILES];
-using Dots = FewDots<FLOAT_CODES, Format::SUPER_BLOCK>;
+using Dots = FewDots<Format::RAW_LEVELS, Format::SUPER_BLOCK>;
 
 // What a stage holds of x: all of a span, if it comes as Activations.
 template <class T>

@@ -85,11 +85,8 @@ __device__ inline void add_block(Sums& sums, const typename Dots::Step& first, c
     }
 }
 
-constexpr bool FLOAT_CODES = Format::RAW_EXPONENT != 24;  // they are halves sooner than bytes
-static_assert(!FLOAT_CODES || (Format::RAW_ZERO == 0 && Format::RAW_SHIFT == 0), "such codes need no correction");
-
 // The fastest for few tokens, as measured.
-template <bool FLOAT_CODES, bool SUPER_BLOCK>
+template <bool RAW_LEVELS, bool SUPER_BLOCK>
 struct FewDots : Converted {};
 template <>
 struct FewDots<false, true> : Biased {};

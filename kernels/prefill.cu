@@ -235,7 +235,7 @@ struct Producer {
 };
 
 // Raw codes -> levels times `unit`, a power of two; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic
-// is exact here, and `unit` no constant: ptxas would load one anew for every use. A table holds levels in their unit.
+// is exact here, and `unit` no constant: ptxas would load one anew for every use. Raw levels are in their unit already.
 struct Levels {
     half2 factor[2], zero;
     __device__ explicit Levels(float unit)
@@ -243,7 +243,7 @@ struct Levels {
                  __float2half2_rn(unit * two_to(Format::RAW_EXPONENT - Format::RAW_SHIFT))},
           zero(__float2half2_rn(-Format::RAW_ZERO * unit)) {}
     __device__ half2 of(half2 raw, int row) const {
-        if constexpr (Format::TABLE_BYTES != 0) return raw;
+        if constexpr (Format::RAW_LEVELS) return raw;
         return Format::RAW_ZERO ? __hfma2(raw, factor[row], zero) : __hmul2(raw, factor[row]);
     }
 };
@@ -265,8 +265,8 @@ struct Scaling<half> {
     }
     __device__ Scaling of_lane(int lane) const {
         Scaling found;
-        found.scale = __shfl_sync(~0u, scale, lane);
-        if constexpr (Format::HAS_MINIMUM) found.minimum = __shfl_sync(~0u, minimum, lane);
+        found.scale = __shfl_sync(~0u, scale, lane, 4);
+        if constexpr (Format::HAS_MINIMUM) found.minimum = __shfl_sync(~0u, minimum, lane, 4);
         return found;
     }
 };
@@ -291,7 +291,7 @@ struct Scaling<bf16> {
 
 private:
     __device__ static float2 of_lane(float2 pair, int lane) {
-        return {__shfl_sync(~0u, pair.x, lane), __shfl_sync(~0u, pair.y, lane)};
+        return {__shfl_sync(~0u, pair.x, lane, 4), __shfl_sync(~0u, pair.y, lane, 4)};
     }
 };
 
@@ -306,8 +306,11 @@ __device__ inline Scaling<In> scaling_of(const Format& fields, int warp, int g, 
     return {fields.scale(warp, g, index) * units.scale, fields.minimum(warp, g, index) * units.minimum};
 }
 
-// The scalings of a lane's rows, of the tiles of W in turn. Where a tile has four spans, each of the four lanes that share
-// those rows decodes the scales of one when the tile begins: what they cost is spread over the tile.
+// The scalings of a lane's rows, span by span. Where it is faster, the four lanes that share those rows decode them for
+// each other: of a tile of W at a time, or of a stage where it holds many tiles. Those of bf16 take twice the registers.
+constexpr bool FEW = TOKENS <= 16 && sizeof(Scaling<In>) == sizeof(Scaling<half>);
+constexpr int SHARING = SPANS > 1 || Format::SCALES_ONCE || FEW ? 4 : 1;  // lanes
+
 template <int>
 struct Scalings;
 
@@ -316,6 +319,7 @@ struct Scalings<1> {
     const Units& units;
     const Format* fields;
     __device__ explicit Scalings(const Units& units) : units(units) {}
+    // For a span of a stage; tile: its number.
     __device__ void begin(const Ring& ring, int slot, int span, u32 tile, int, int) {
         fields = &ring.fields(slot, span, tile);
     }
@@ -326,21 +330,29 @@ struct Scalings<1> {
 
 template <>
 struct Scalings<4> {
+    static constexpr int BATCH = SPANS > 1 ? SPANS : STAGE, TILE_SCALES = SPANS * SPAN_SCALES;
+    static constexpr int ALL = BATCH * SPAN_SCALES, EACH = (ALL + 3) / 4;  // of a batch, of a lane
     const Units& units;
-    u32 tile = ~0u;
-    Scaling<In> mine[SPAN_SCALES];
+    u32 number = ~0u;
+    Scaling<In> mine[EACH];
     __device__ explicit Scalings(const Units& units) : units(units) {}
-    __device__ void begin(const Ring& ring, int slot, int span, u32 of, int warp, int lane) {
-        if (of == tile) return;
-        tile = of;
+    // At the first span of a batch. What lies beyond the end of K is decoded, and not used.
+    __device__ void begin(const Ring& ring, int slot, int span, u32 tile, int warp, int lane) {
+        if (span % BATCH != 0 || (SPANS > 1 && tile == number)) return;
+        number = tile;
         ring.wait_fields(tile);
-        const Format& fields = ring.fields(slot, span, tile);
 #pragma unroll
-        for (int i = 0; i < SPAN_SCALES; ++i)
-            mine[i] = scaling_of(fields, warp, lane / 4, lane % 4 * SPAN_SCALES + i, units);
+        for (int i = 0; i < EACH; ++i) {
+            const u32 at = (lane % 4u * EACH + i) % ALL;
+            const Format& fields = ring.fields(slot, span + at / TILE_SCALES * SPANS, tile);
+            mine[i] = scaling_of(fields, warp, lane / 4, at % TILE_SCALES, units);
+        }
     }
-    __device__ Scaling<In> operator()(int, int lane, int span, int index) const {
-        return mine[index].of_lane(lane / 4 * 4 + span);
+    // Of a span of the batch.
+    __device__ Scaling<In> operator()(int, int, int span, int index) const {
+        if constexpr (EACH < SPAN_SCALES) return mine[0].of_lane(span * SPAN_SCALES + index);
+        constexpr int SPANS_EACH = EACH / SPAN_SCALES;
+        return mine[span % SPANS_EACH * SPAN_SCALES + index].of_lane(span / SPANS_EACH);
     }
 };
 
@@ -406,13 +418,14 @@ struct Consumer {
 
     // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, const Words& words, Cursor& cursor,
-                                             int span, const Levels& levels, Scalings<SPANS>& scalings) const {
-        if (span % SPANS == 0) scalings.begin(ring, cursor.turn.slot, span, cursor.fields() + span / SPANS, warp, lane);
+                                             int span, const Levels& levels, Scalings<SHARING>& scalings) const {
+        scalings.begin(ring, cursor.turn.slot, span, cursor.fields() + span / SPANS, warp, lane);
         Scaling<In> scaling;
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
             if (step % SCALE_STEPS == 0)
-                scaling = scalings(warp, lane, (cursor.j * STAGE + span) % SPANS, step / SCALE_STEPS);
+                scaling =
+                    scalings(warp, lane, SPANS > 1 ? (cursor.j * STAGE + span) % u32(SPANS) : span, step / SCALE_STEPS);
             const Fragment raw = Format::raw(words, step);
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
@@ -428,7 +441,7 @@ struct Consumer {
 
     // A whole stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights (&weights)[2], int first, Cursor& cursor,
-                                             const Levels& levels, Scalings<SPANS>& scalings) const {
+                                             const Levels& levels, Scalings<SHARING>& scalings) const {
         Words read[TOGETHER];
 #pragma unroll
         for (int span = 0; span < STAGE; ++span) {
@@ -443,7 +456,7 @@ struct Consumer {
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
                                              const Levels& levels, const Units& units) const {
         Weights weights[2];
-        Scalings<SPANS> scalings(units);
+        Scalings<SHARING> scalings(units);
         Cursor cursor(*this, s, turn, fields);
         const int end = end_stage(p, s), end_of_whole = min(end, p.along / STAGE);
         while (cursor.j < end_of_whole) {

@@ -64,6 +64,8 @@ class Format:
     a tensor's format has its own, and formats are equal if their names and codebooks are.
     to_tile, from_tile: words of eight codes side by side, uint32 -> as they lie in a device tile, and back; None if
     they stay as they are. Their twins for kernels are in the format's header.
+    raw_exponent: of codes that lie in a device tile as halves: these times 2^raw_exponent are the levels. None where
+    kernels find integers, or indices of a codebook.
     variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
     """
@@ -79,6 +81,7 @@ class Format:
     codebook: Floats | None = None
     to_tile: Callable[[Words], Words] | None = None
     from_tile: Callable[[Words], Words] | None = None
+    raw_exponent: int | None = None
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
 

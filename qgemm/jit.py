@@ -30,6 +30,7 @@ from .tiles import (
     largest_code,
     level_exponent,
     planes_of,
+    raw_exponent,
     scales_once,
     spans,
     table,
@@ -95,6 +96,9 @@ struct alignas(16) {fmt.name}_fields {{
     static constexpr int GROUP = {fmt.group};
     static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
+    // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
+    static constexpr bool RAW_LEVELS = {int(raw_exponent(fmt) is not None)};
+    static constexpr int LEVEL_EXPONENT = {raw_exponent(fmt) or 0};
     static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;
     // A word of codes side by side -> as it lies in a tile, and back; a format may have its own.

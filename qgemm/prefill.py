@@ -7,6 +7,8 @@ import threading
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from . import jit, tiles
 from .block import Format
 from .decode import Shape
@@ -16,12 +18,13 @@ from .tensor_map import TensorMap
 from .tilings import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
 
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
+IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a tile has so many units along K
 FLAG = 4  # bytes of what says that a part is complete
 MOST_LAUNCHES = 1024  # kept
 MOST_GRIDS = 128  # that a GPU of sm_90 runs at a time (CUDA programming guide, compute capabilities)
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
-MOST_EXPONENT = 116  # of what float32 weights are brought into the range of half by
-HEADROOM = 3  # so that scales in these units stay below 2^15
+EXPONENTS = -112, 116  # least and most of a unit of weights: with levels in units of 2^-15 scales stay float32
+HEADROOM = 3  # between the largest weight in these units and 2^15, at least
 
 
 class Grid(NamedTuple):
@@ -35,16 +38,19 @@ class Grid(NamedTuple):
     halves: bool = False
 
 
-def grid_of(count: int, units: int, slots: int, splits: int = 1) -> Grid:
+def grid_of(count: int, units: int, slots: int, splits: int = 1, lone: bool = False) -> Grid:
     """For so many tiles of y, each of so many units along K, on a GPU that holds `slots` CTAs at a time.
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
-    more than WASTE of the GPU idle. Few tiles are cut into equal pieces, halves where warpgroups do not share K as well
-    (`splits`) and no wait can be for ever: of each grid on a GPU one CTA may wait for one that has yet to start, so
-    there must be more multiprocessors than grids.
+    more than WASTE of the GPU idle. Few tiles are cut into equal pieces, unless they leave more than IDLE and a CTA may
+    have several (not `lone`). Two pieces a tile are halves where warpgroups do not share K as well (`splits`) and no
+    wait can be for ever: of each grid on a GPU one CTA may wait for one that has yet to start, so there must be more
+    multiprocessors than grids.
     """
     if count <= slots:
         pieces = min(slots // count, units)
+        if count * pieces < slots * (1 - IDLE) and units >= max(CUT_UNITS, slots // count) and not lone:
+            return Grid(slots, 0)
         return Grid(count * pieces, count if pieces == 1 else 0, pieces == 2 and splits == 1 and slots > MOST_GRIDS)
     if -(-count // slots) * slots <= count * (1 + WASTE):
         return Grid(slots, count)
@@ -85,9 +91,15 @@ class Units(ctypes.Structure):
 
 
 def units_of(fmt: Format, exponent: int) -> Units:
-    """Of a tensor whose weights times 2^-exponent are below 2^15; a codebook's levels are in the unit of its table."""
-    level = LEVEL if fmt.codebook is None else -tiles.level_exponent(fmt)
-    weight = max(-MOST_EXPONENT, min(exponent + HEADROOM, MOST_EXPONENT))  # no weight overflows half
+    """Of a tensor whose weights times 2^-exponent are below 2^15, so that no scale or weight overflows half.
+
+    The largest code times its scale is below 2^15 as well; levels may lie in a unit of their own already.
+    """
+    raw = tiles.raw_exponent(fmt)
+    level = LEVEL if raw is None else -raw
+    below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
+    least, most = EXPONENTS
+    weight = max(least, min(exponent + max(HEADROOM, below - level), most))
     return Units(2.0 ** (-weight - level), 2.0**-weight, 2.0**level, 2.0**weight)
 
 
@@ -116,7 +128,7 @@ class PrefillLaunch:
         template = prefill_template(fmt, tiling, source)
         of_y = tiling.tiles(m, strips)
         units = -(-k // tiling.unit(fmt))
-        grid = grid_of(of_y, units, sms(device), tiling.splits)
+        grid = grid_of(of_y, units, sms(device), tiling.splits, tiling.lone)
         assert not (tiling.lone and of_y > grid.ctas)
         self._size = 0  # of the workspace
         if grid.whole < of_y:

@@ -12,7 +12,7 @@ from . import prefill_mma
 from .block import Format
 from .errors import UnsupportedError
 from .jit import Template
-from .splits import BULK_COPIES, INSIDE, decode_template, splits_for
+from .splits import BULK_COPIES, COLUMN_TILE, INSIDE, decode_template, splits_for
 from .tiles import SPAN
 from .tilings import TOKENS, compiled, prefill_template
 from .transfer import encode_template, pack_template, planes_template, restore_template
@@ -44,7 +44,7 @@ class Formats(NamedTuple):
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
 INTEGER = Formats("integer", lambda fmt: bool(fmt.slots) and fmt.integer)
 CODEBOOK = Formats("codebook", lambda fmt: bool(fmt.slots) and fmt.codebook is not None)
-FLAT = Formats("integer, no super-blocks", lambda fmt: INTEGER.holds(fmt) and fmt.weights == fmt.group)
+SIXTEENS = Formats("integer, groups of 16", lambda fmt: INTEGER.holds(fmt) and fmt.group == 16)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -107,10 +107,11 @@ class Route(NamedTuple):
 ROUTES = (
     #     kernel         activations    x       m <= sm >= <    formats   tokens        what it does
     Route("decode",      ("a16",),      TYPES,  8,   80,  ANY, INTEGER,  (1, 8),       "at the speed of memory"),
-    Route("prefill",     ("a16",),      HALVES, 16,  90,  100, FLAT,     TOKENS,       "wgmma, from packed weights"),
-    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, INTEGER,  (16,),        "at the speed of memory"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, INTEGER,  TOKENS,       "wgmma, from packed weights"),
-    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (1, 8, 16),   "the same by integer dots"),
+    Route("decode",      ("a16",),      TYPES,  16,  80,  ANY, INTEGER,  (16,),        "at the speed of memory"),
+    Route("decode_a8",   ("a8",),       TYPES,  8,   80,  ANY, INTEGER,  (1, 8),       "the same by integer dots"),
+    Route("prefill",     ("a8",),       HALF,   16,  90,  100, SIXTEENS, TOKENS,       "on decoded activations"),
+    Route("decode_a8",   ("a8",),       TYPES,  16,  80,  ANY, INTEGER,  (16,),        "the same by integer dots"),
     Route("prefill",     ("a8",),       HALF,   ANY, 90,  100, INTEGER,  TOKENS,       "on decoded activations"),
     Route("decode",      ("a16",),      HALVES, 16,  80,  ANY, CODEBOOK, (1, 8, 16),   "with levels rounded to x"),
     Route("prefill",     ("a16",),      HALVES, ANY, 90,  100, CODEBOOK, TOKENS,       "wgmma, levels rounded to half"),
@@ -190,7 +191,7 @@ def sources(row: Route, tokens: int, sm: int) -> tuple[str, ...]:
     """What a decode kernel with this token tile may get as x."""
     if row.kernel == "decode":
         return row.types
-    return (PREPARED, *row.types) if tokens <= row.tile(ROWS_INSIDE) and quantizes_inside(1, 1, 1, sm) else (PREPARED,)
+    return (PREPARED, *row.types) if tokens <= COLUMN_TILE and quantizes_inside(1, 1, 1, sm) else (PREPARED,)
 
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:

@@ -232,6 +232,11 @@ def level_exponent(fmt: Format) -> int:
     return 0 if -3 < exponent <= 15 else exponent - 15 if exponent > 15 else max(exponent, -126)
 
 
+def raw_exponent(fmt: Format) -> int | None:
+    """e such that levels times 2^-e lie in tiles or a codebook's table as halves; None where codes are integers."""
+    return fmt.raw_exponent if fmt.codebook is None else level_exponent(fmt)
+
+
 def _bits(fmt: Format, name: str) -> int:
     return 8 * fmt.dtype[name].itemsize // fmt.weights
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import strategies as st
 
 import qgemm
+from qgemm import prefill, tiles
 from qgemm.block import Format
+from qgemm.device import half_exponent
 
 FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
@@ -26,6 +28,17 @@ TILED = [fmt for fmt in FORMATS if fmt.slots]
 def each(formats: list[Format]):
     """Parametrise a test over formats, by name."""
     return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
+
+
+def subnormal_loss(w: qgemm.Tensor) -> float:
+    """What is lost of each weight at most where halves are subnormal: 2^-25, in the prefill kernel in its units.
+
+    There of minimum and weight, and of the scale, that times a level.
+    """
+    if w.format.plain:
+        return 2.0**-25
+    units = prefill.units_of(w.format, half_exponent(tiles.largest_weight(w.format, w.blocks)))
+    return float(2.0**-25 * units.sum * (2 + tiles.largest_code(w.format) * units.level))
 
 
 def seeds() -> st.SearchStrategy[np.random.Generator]:

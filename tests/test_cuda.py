@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import FORMATS, INTEGER, TILED, each, exact, problems, raw_blocks, tame, weights
+from strategies import FORMATS, INTEGER, TILED, each, exact, problems, raw_blocks, subnormal_loss, tame, weights
 
 import qgemm
 from qgemm import activations, decode, routes, splits, tiles, transfer
@@ -53,16 +53,11 @@ def without_prefill(monkeypatch):
     monkeypatch.setattr(routes, "ROUTES", tuple(row for row in routes.ROUTES if row.kernel != "prefill"))
 
 
-def product_bound(x: np.ndarray, w: np.ndarray, dtype: np.dtype, y: np.ndarray) -> np.ndarray:
-    """Sums in float32; weights rounded to x's type in panels, with scale and minimum in the prefill kernel.
-
-    Halves are scaled so that there is room for 2^12 above the largest weight at least: what becomes subnormal errs by
-    2^-25, a scale by that times a level of 2^7 in units of 2^-9 (see tests/test_prefill.py).
-    """
-    loss = ROUNDING[dtype.name]
-    tiny = 2.0**-30 * np.abs(w).max(initial=0) * np.abs(x).sum(axis=1, keepdims=True) if loss else 0.0
-    magnitude = np.abs(x) @ np.abs(w).T
-    return a16_bound(x, w) + 3 * loss * magnitude + tiny
+def product_bound(x: np.ndarray, w: qgemm.Tensor, dtype: np.dtype) -> np.ndarray:
+    """Sums in float32; weights rounded to x's type in panels, with scale and minimum in the prefill kernel."""
+    sizes, loss = magnitudes(w.format, w.blocks), ROUNDING[dtype.name]
+    tiny = subnormal_loss(w) * np.abs(x).sum(axis=1, keepdims=True) if loss else 0.0
+    return a16_bound(x, sizes) + 3 * loss * (np.abs(x) @ sizes.T) + tiny
 
 
 @each(TILED)
@@ -129,7 +124,7 @@ def test_a16_within_bound(fmt, x_dtype, data):
     wide = x.astype(np.float64)
     want = exact(wide, w)
     error = np.abs(y.get().astype(np.float64) - want)
-    bound = product_bound(wide, magnitudes(fmt, w.blocks), dtype, want)
+    bound = product_bound(wide, w, dtype)
     assert (error <= bound + (0 if fmt.plain else level_loss(wide, w, x_dtype))).all()
 
 
@@ -171,7 +166,7 @@ def test_every_tensor_of_a_real_model(m):
             qgemm.matmul(cupy().asarray(x), on_device, out=y)
             wide = x.astype(np.float64)
             want = exact(wide, w)
-            bound = product_bound(wide, magnitudes(w.format, w.blocks), x.dtype, want)
+            bound = product_bound(wide, w, x.dtype)
             assert (np.abs(y.get() - want) <= bound).all(), w
             if w.format.slots:
                 assert_a8(qgemm.matmul(cupy().asarray(x), on_device, "a8").get(), x.astype(np.float32), w)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
-from strategies import TILED, each, exact, tame
+from strategies import TILED, each, exact, subnormal_loss, tame
 
 import qgemm
 from qgemm import jit, prefill, routes, tiles, tilings
@@ -44,13 +44,13 @@ def cupy():
 
 
 def test_sm_90_goes_to_prefill_above_decode():
-    """From 9 rows on, of super-blocks from 17 on, where decode is faster until then."""
-    q4_0, q4_k, kbit4 = (qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "kbit4"))
+    """From 9 rows on, of codebooks and a8 from 17 on; of a8 with two scales a group of x from 9 on."""
+    q4_0, q4_k, q6_k, kbit4 = (qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit4"))
     for fmt, m, sm, x, kernel in (
         (q4_0, 8, 90, "half", "decode"),
         (q4_0, 9, 90, "half", "prefill"),
-        (q4_k, 16, 90, "half", "decode"),
-        (q4_k, 17, 90, "half", "prefill"),
+        (q4_k, 8, 90, "half", "decode"),
+        (q4_k, 9, 90, "half", "prefill"),
         (q4_0, 1 << 20, 90, "bf16", "prefill"),
         (q4_0, 9, 90, "float", "decode"),
         (q4_0, 17, 90, "float", "unpack"),
@@ -62,8 +62,15 @@ def test_sm_90_goes_to_prefill_above_decode():
         (kbit4, 17, 90, "float", "unpack"),
     ):
         assert routes.route(routes.Problem(fmt, "a16", m, 64, 64, sm, x)).kernel == kernel
-    for m, x, kernel in ((16, "half", "decode_a8"), (17, "half", "prefill"), (1 << 20, "bf16", "prefill_a8")):
-        assert routes.route(routes.Problem(q4_0, "a8", m, 64, 64, 90, x)).kernel == kernel
+    for fmt, m, x, kernel in (
+        (q4_0, 16, "half", "decode_a8"),
+        (q4_0, 17, "half", "prefill"),
+        (q4_0, 1 << 20, "bf16", "prefill_a8"),
+        (q6_k, 8, "half", "decode_a8"),
+        (q6_k, 9, "half", "prefill"),
+        (q6_k, 9, "bf16", "decode_a8"),
+    ):
+        assert routes.route(routes.Problem(fmt, "a8", m, 64, 64, 90, x)).kernel == kernel
 
 
 @each(TILED)
@@ -84,7 +91,8 @@ def test_every_matrix_has_a_tiling(fmt):
             assert tiling.tokens <= 256  # of one instruction, and of a tensor map's box
             assert tiling.threads <= 1024
             if tiling.lone:
-                ctas, whole, _ = prefill.grid_of(tiling.tiles(m, strips), -(-k // tiling.unit(fmt)), sms, tiling.splits)
+                of_y, units = tiling.tiles(m, strips), -(-k // tiling.unit(fmt))
+                ctas, whole, _ = prefill.grid_of(of_y, units, sms, tiling.splits, tiling.lone)
                 assert whole in (0, ctas)
                 assert ctas % tiling.tiles(m, strips) == 0
 
@@ -174,14 +182,24 @@ def test_halves_wait_for_each_other_only_where_both_get_a_multiprocessor():
     assert not prefill.grid_of(64, 1, 132).halves
 
 
+def test_few_tiles_are_cut_where_whole_ones_leave_much_idle():
+    assert prefill.grid_of(112, 16, 132) == (112, 112, False)
+    assert prefill.grid_of(80, 16, 132) == (132, 0, False)
+    assert prefill.grid_of(80, 16, 132, lone=True) == (80, 80, False)
+    assert prefill.grid_of(80, 15, 132) == (80, 80, False)
+    assert prefill.grid_of(40, 16, 132) == (120, 0, False)
+    assert prefill.grid_of(1, 16, 132) == (16, 0, False)
+
+
 def test_powers_of_two_cancel():
-    for exponent in (-170, -40, -20, 0, 7, 30, 120):
-        units = prefill.units_of(qgemm.FORMATS["q4_0"], exponent)
+    for name, exponent in itertools.product(("q4_0", "mxfp4"), (-170, -40, -20, 0, 7, 30, 120)):
+        units = prefill.units_of(qgemm.FORMATS[name], exponent)
         assert units.scale * units.level * units.sum == 1
         assert units.minimum * units.sum == 1
         assert units.level * 2**24 < 65504
-        if -100 < exponent < 100:  # the largest scale is 2^(15 + exponent) / 128 or less
-            assert 2.0 ** (15 + exponent) / tilings.SPAN * units.scale <= 2.0**15
+        assert units.level == 2.0 ** {"q4_0": -9, "mxfp4": -15}[name]
+        if -100 < exponent < 100:
+            assert 2.0 ** (15 + exponent) / tiles.LARGEST_CODE * units.scale <= 2.0**15
 
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-30, 0.1, 1, 7e4, 1e37])
@@ -232,19 +250,15 @@ def random_tensor(fmt, n, k, rng):
 def bound(x, w, loss):
     """Float sums of weights that are rounded to half or bf16 (loss): three roundings of what is added up to a weight.
 
-    Those are of the scale, of the minimum or a codebook's level, and of the weight. Halves have room for 2^12 above the
-    largest weight of the tensor, so what is below 2^-14 of it is subnormal: off by 2^-25, scales by that times a level
-    of up to 2^7 / 2^9, or of a codebook.
+    Those are of the scale, of the minimum or a codebook's level, and of the weight.
     """
     fmt = w.format
-    sizes, largest = magnitudes(fmt, w.blocks), tiles.largest_weight(fmt, w.blocks)
-    size, of_level = np.abs(x) @ sizes.T, 2
+    sizes = magnitudes(fmt, w.blocks)
+    size = np.abs(x) @ sizes.T
     if fmt.codebook is not None:
         least = fmt.variant(np.full_like(fmt.codebook, 2.0 ** (tiles.level_exponent(fmt) - 14)), None)
         size = np.abs(x) @ np.maximum(sizes, magnitudes(least, w.blocks)).T
-        of_level = np.abs(fmt.codebook).max() * 2.0 ** -tiles.level_exponent(fmt)
-    tiny = 2 * (1 + of_level) * 2.0 ** (-25 - 11) * largest * np.abs(x).sum(axis=1, keepdims=True)
-    return a16_bound(x, sizes) + 3 * loss * size + tiny
+    return a16_bound(x, sizes) + 3 * loss * size + subnormal_loss(w) * np.abs(x).sum(axis=1, keepdims=True)
 
 
 LOSS = {"float16": 2.0**-11, "bfloat16": 2.0**-9 + 2.0**-24}
@@ -276,19 +290,22 @@ def test_products_at_every_edge(fmt, n, k):
 
 @with_gpu
 @every_tiling()
-def test_every_tiling_by_every_format(fmt, tiling):
+def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
     """Grids of whole tiles, of cut ones, of both, of halves; strips missing in the last one; always the same bits."""
     from qgemm.decode import Shape
 
+    monkeypatch.setattr(prefill, "CUT_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
     sms = prefill.sms(cp.cuda.Device().id)
     of_halves = 64 * (60 * tiling.strips - 1) + 24, 288, tiling.tokens
+    of_few = 64 * (72 * tiling.strips - 1) + 24, 544, tiling.tokens
     for n, k, m in (
         (64 * 3 + 24, 1056, tiling.tokens - 1),
         (64 * 4 + 24, 544, tiling.tokens),
         (64 * 150, 288, tiling.tokens),
         (2500, 800, 333),
         of_halves,
+        of_few,
     ):
         if tiling.lone and tiling.tiles(m, -(-n // tiles.ROWS)) > sms:
             continue

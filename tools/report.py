@@ -142,7 +142,7 @@ def targets(results: Results) -> Iterator[Target]:
             yield Target(what, must, aim, (a16, ANY))
             if m >= 256:
                 yield Target(what, A8_LEAST, None, (ANY, a8))
-    for fmt, shape, m in product(rows.formats, LARGE, OTHERS_M):
+    for fmt, shape, m in product(rows.formats, SPEEDUPS, OTHERS_M):
         if fmt in (HEADLINE, *KBIT):
             continue
         ours, other = rows(fmt, "a16", m, shape), rows(HEADLINE, "a16", m, shape)

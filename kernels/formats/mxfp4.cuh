@@ -107,7 +107,7 @@ struct mxfp4 : mxfp4_fields<GROUPS> {
     static __device__ u32 from_tile(u32 word) { return e2m1_from_tile(word); }
     static __device__ Fragment fragment(const Codes& codes, int step) { return e2m1_fragment(codes.qs[step]); }
     // v / 2^15, as the bits stand.
-    static constexpr int RAW_ZERO = 0, RAW_EXPONENT = 15, RAW_SHIFT = 0;
+    static constexpr int RAW_ZERO = 0, RAW_EXPONENT = mxfp4_fields<GROUPS>::LEVEL_EXPONENT, RAW_SHIFT = 0;
     static __device__ Fragment raw(const Codes& codes, int step) { return raw_e2m1(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return e2m1_bytes(codes.qs[step]); }
     __device__ float2 scale(int group, int g, int block) const {

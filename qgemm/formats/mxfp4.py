@@ -7,8 +7,8 @@ offset  bytes  field
 code  0  1  2  3  4  5  6   7  8   9  10  11  12  13  14   15
 v     0  1  2  3  4  6  8  12  0  -1  -2  -3  -4  -6  -8  -12
 
-With the sign of a code at bit 15 and its other bits at 9 to 11, a half is v / 2^15. So that few instructions bring them
-there, the eight codes of a word w of a device tile (qgemm/tiles.py) are, as halves two by two,
+With the sign of a code at bit 15 and its other bits at 9 to 11, a half is v / 2^15 (RAW_EXPONENT). So that few
+instructions bring them there, the eight codes of a word w of a device tile (qgemm/tiles.py) are, as halves two by two,
 
     w << 9,  w << 6,  w << 2 ^ w >> 3,  w ^ w >> 3    each of them masked by 0x8e008e00:
 
@@ -30,6 +30,7 @@ from .scales import absmax
 DTYPE = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int8)
 VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
+RAW_EXPONENT = 15
 SCALES = np.ldexp(np.ones(256, np.float32), np.arange(256) - 128)  # the first two are subnormal
 
 
@@ -85,5 +86,6 @@ def from_tile(words: Words) -> Words:
 
 
 FORMAT = Format(
-    "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, slots={"qs": HALVES}, to_tile=to_tile, from_tile=from_tile
-)
+    "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, slots={"qs": HALVES},
+    to_tile=to_tile, from_tile=from_tile, raw_exponent=RAW_EXPONENT,
+)  # fmt: skip
