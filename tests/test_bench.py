@@ -410,6 +410,24 @@ def test_speed_table(tmp_path):
     assert "at M = 1 to 16 products then take up to 15% longer, those of cuBLAS up to 5%." in report.speed_table(path)
 
 
+def test_speed_of_all_formats_at_one_shape(tmp_path):
+    """Of those that have a row for every M."""
+    path = tmp_path / "h200.json"
+    rows = [
+        row(fmt, m=m, shape=report.LARGE[0], us=us)
+        for fmt, us in (("q4_k", 8.0), ("q6_k", 12.0), ("kbit4", 6.0))
+        for m in (1, *report.OTHERS_M)
+    ]
+    results.write(path, made_up(rows=[*rows, row("q5_0", shape=report.LARGE[0])]))
+    counts = len(report.OTHERS_M) + 1
+    lines = [line for line in report.speed_table(path).splitlines() if line.count("|") == counts + 2]
+    assert [line for line in lines if line.startswith("| Q")] == [
+        f"| {fmt} |{times * counts}" for fmt, times in (("Q4_K", " 3.00 |"), ("Q6_K", " 2.00 |"))
+    ]
+    results.write(path, made_up())
+    assert "by format and M" not in report.speed_table(path)
+
+
 def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     """Decoding first as a sentence, the kernels without wgmma as a table, the slowest CPU if it is known."""
     path = tmp_path / "h200.json"

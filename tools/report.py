@@ -220,6 +220,7 @@ def speed_table(path: Path = RESULTS) -> str:
         *plots,
         f"Times as fast as cuBLAS in float16, {HEADLINE.upper()}, `a16` / `a8`:",
         speedups_table(rows),
+        *others(rows),
         *dequantized(rows),
         *sustained(results),
         *without_wgmma(results),
@@ -228,6 +229,16 @@ def speed_table(path: Path = RESULTS) -> str:
         *before(rows),
         " ".join([on_host(results), *packing(results)]),
     ])  # fmt: skip
+
+
+def others(rows: Rows) -> Iterator[str]:
+    """The table of formats at one shape, if they were measured there: one row a format, one column an M."""
+    shape, counts = LARGE[0], (1, *OTHERS_M)
+    formats = [fmt for fmt in rows.formats if fmt not in KBIT and all(rows(fmt, "a16", m, shape) for m in counts)]
+    if formats:
+        lines = [[fmt.upper(), *(f"{speedup(rows(fmt, 'a16', m, shape)):.2f}" for m in counts)] for fmt in formats]
+        yield f"Times as fast as cuBLAS in float16 by format and M, `a16`, {name(shape)}:"
+        yield markdown(["format", *map(str, counts)], lines)
 
 
 def on_host(results: Results) -> str:
