@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+import race_tilings
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
@@ -108,6 +109,15 @@ def test_tilings_fit_every_format(fmt, tiling):
     assert tiling.stage % along == 0 or along % tiling.stage == 0
     assert tiling.tokens % tiling.chunk == 0
     assert tiling.tokens // tiling.chunk * tiling.strips * max(SMS) <= tilings.MOST_PARTS
+
+
+@each(TILED)
+def test_what_is_picked_is_among_what_is_raced(fmt):
+    """tools/race_tilings.py, which leaves the depth of the ring to memory."""
+    for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000):
+        raced = {tiling._replace(deep=0) for tiling in race_tilings.candidates(fmt, m)}
+        for strips, k in itertools.product((33, 64, 128, 448), (4096, 8192)):
+            assert tilings.tiling_of(fmt, m, strips, k, 132).plain._replace(deep=0) in raced
 
 
 def test_rows_of_the_table_are_for_someone():

@@ -1,0 +1,130 @@
+"""Race the tilings of the prefill kernel: for each format, shape and M what TILINGS picks against all others that fit.
+
+Prints the microseconds of the table's choice, and what the fastest take in units of it: that is how TILINGS was found.
+Needs a GPU of compute capability 9.0; products are checked before they are timed. With --compile the kernels only go
+where such a GPU looks first (qgemm/jit.py), on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from qgemm import FORMATS, jit
+from qgemm.block import Format
+from qgemm.tiles import ROWS, spans
+from qgemm.tilings import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
+
+DEEP = 12  # stages at most, of which as many are taken as fit
+GROUPS, MOST_SUMS = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
+MOST_SMS = 144  # multiprocessors of such a GPU
+SHOWN = 4
+
+
+def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
+    """Tilings that fit a format, of tokens for M rows of x in as few tiles as possible, or up to twice as many."""
+    fewest = -(-m // TOKENS[-1])
+    tokens = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
+    ways = product(sorted(tokens), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
+    for size, strips, splits, stage, lone in ways:
+        groups, along = strips * splits, spans(fmt)
+        tiling = Tiling(0, 0, 0, size, strips, splits, stage, DEEP, lone)
+        least = splits if stage == 4 else 2 * splits  # stages
+        if (
+            groups in GROUPS
+            and groups * size <= MOST_SUMS
+            and size // tiling.chunk * strips * MOST_SMS <= MOST_PARTS
+            and (stage % along == 0 or along % stage == 0)
+            and memory_bytes(fmt, tiling, least) <= SHARED
+        ):
+            yield tiling
+
+
+def compiled(pair: tuple[str, Tiling]) -> bool:
+    """Compile the kernel of a format and tiling into the cache -> whether the kernel takes it."""
+    fmt = FORMATS[pair[0]]
+    try:
+        jit.cached_cubin(jit.compose("prefill", fmt, **prefill_template(fmt, pair[1], "half")), "sm_90a")
+    except jit.CompileError as error:
+        if "static assertion failed" not in str(error):
+            raise
+        return False
+    return True
+
+
+def race(fmt: Format, shape: tuple[int, int], counts: list[int], tilings: list[Tiling], repeats: int) -> Iterator[str]:
+    """A line for each M."""
+    import cupy
+
+    from qgemm.bench import gpu, timing
+    from qgemm.decode import Shape
+    from qgemm.prefill import PrefillLaunch, sms
+
+    (n, k), rng, device = shape, np.random.default_rng(0), cupy.cuda.Device().id
+    stream, strips, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), sms(device)
+    w = gpu.matrix(stream, fmt, shape, rng, gpu.ROTATE)
+    exponent = w.copies[0].exponent
+    for m in counts:
+        x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
+        y = cupy.empty((m, n), np.float16)
+        cupy.cuda.Device().synchronize()
+        fitting = set(candidates(fmt, m))
+        chosen = tiling_of(fmt, m, strips, k, slots).plain
+        loops = {}
+        for tiling in (chosen, *(tiling for tiling in tilings if tiling in fitting)):
+            if tiling.lone and tiling.tiles(m, strips) > slots:
+                continue
+            launch = PrefillLaunch(device, fmt, shape, exponent, m, "half", Shape(n, "float16"), tiling)
+
+            def multiply(x: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:
+                launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, w.pointer, y.data.ptr)
+
+            gpu.check(stream, multiply, x, w, y, gpu.TOLERANCE["a16"])
+            loops[tiling] = timing.capture(stream, gpu.products(multiply, x, w, y))
+        times = timing.race(stream, list(loops.values()), repeats)
+        us = {tiling: found.us for tiling, found in zip(loops, times, strict=True)}
+        own = us.pop(chosen)
+        best = (f"{us[tiling] / own:.3f} {name(tiling)}" for tiling in sorted(us, key=us.__getitem__)[:SHOWN])
+        yield f"{fmt.name} {n}x{k} M={m}: {own:.2f} {name(chosen)} | " + " | ".join(best)
+
+
+def name(tiling: Tiling) -> str:
+    """E.g. "64x2x1 stage 4 lone": tokens, strips, splits."""
+    return f"{tiling.tokens}x{tiling.strips}x{tiling.splits} stage {tiling.stage}{' lone' * tiling.lone}"
+
+
+def main() -> int:
+    """Compile all candidates on all cores, then race them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--formats", default="q4_0", help="e.g. q4_0,q5_k (default q4_0)")
+    parser.add_argument("--shapes", default="4096x4096,8192x8192", help="N x K, N a multiple of 512")
+    parser.add_argument("--m", default="16,64,256", help="rows of x (default 16,64,256)")
+    parser.add_argument("--repeats", type=int, default=5, help="replays that count (default 5)")
+    parser.add_argument("--compile", action="store_true", help="only compile")
+    options = parser.parse_args()
+    formats = [FORMATS[word] for word in options.formats.split(",")]
+    counts = [int(word) for word in options.m.split(",")]
+    pairs = {(fmt.name, tiling): None for fmt, m in product(formats, counts) for tiling in candidates(fmt, m)}
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        done = list(tqdm(pool.map(compiled, pairs, chunksize=4), total=len(pairs), delay=1, disable=None))
+    taken = [pair for pair, fits in zip(pairs, done, strict=True) if fits]
+    print(f"{len(taken)} of {len(pairs)} kernels are in {jit.cache_dir()}")
+    if options.compile:
+        return 0
+    for shape, fmt in product(options.shapes.split(","), formats):
+        n, k = map(int, shape.split("x"))
+        for line in race(fmt, (n, k), counts, [tiling for of, tiling in taken if of == fmt.name], options.repeats):
+            print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
