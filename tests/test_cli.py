@@ -494,7 +494,7 @@ def test_matmul_usage(refused):
     assert "a single number" in refused(*command, "--m", "1,2", "--out", "y.npy", status=2)
     assert "not allowed with" in refused(*command, "--m", "1", "--x", "x.npy", status=2)
     assert "whole number" in refused(*command, "--m", "1,two", status=2)
-    assert "at least one row" in refused(*command, "--m", "0", status=2)
+    assert "positive" in refused(*command, "--m", "0", status=2)
     assert "invalid choice: 'a4'" in refused(*command, "--activation", "a4", status=2)
 
 

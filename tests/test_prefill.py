@@ -12,10 +12,13 @@ import race_tilings
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
-from strategies import TILED, each, exact, subnormal_loss, tame
+from strategies import INTEGER, TILED, each, exact, subnormal_loss, tame
+from test_cuda import assert_a8
 
 import qgemm
 from qgemm import jit, prefill, routes, tiles, tilings
+from qgemm.bench import gpu as gpu_bench
+from qgemm.bench import timing
 from qgemm.bounds import a16_bound, magnitudes
 from qgemm.device import half_exponent
 
@@ -399,6 +402,35 @@ CODEBOOKS = {
     "tiny": lambda rng, count: rng.uniform(-1, 3, count) * 1e-30,
     "subnormal": lambda rng, count: rng.uniform(-1, 1, count) * 1e-39,
 }
+
+
+@with_gpu
+@each(INTEGER)
+def test_a8_multiplies_what_activations_decode_to(fmt):
+    """The same bits as a16 of x rounded to Q8_1, wherever both take the prefill kernel; and close to the formula."""
+    cp, rng = cupy(), np.random.default_rng(31)
+    w = random_tensor(fmt, 200, 544, rng)
+    on_device, k = w.to_device(), w.shape[1]
+    by_prefill = []
+    for m in (9, 16, 17, 33, 64, 65, 300):
+        if routes.route(routes.Problem(fmt, "a8", m, 200, k, 90, "half")).kernel == "prefill":
+            x = rng.standard_normal((m, k)).astype(np.float16)
+            decoded = qgemm.quantize_activations(x).dequantize(np.float16)
+            y = qgemm.matmul(cp.asarray(x), on_device, "a8", dtype="float32")
+            assert (y == qgemm.matmul(cp.asarray(decoded), on_device, dtype="float32")).all()
+            assert_a8(y.get(), x.astype(np.float32), w)
+            by_prefill.append(m)
+    assert by_prefill[-5:] == [17, 33, 64, 65, 300]
+
+
+@with_gpu
+def test_a_race_of_tilings(monkeypatch):
+    monkeypatch.setattr(timing, "REST", 0)
+    monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
+    fmt = qgemm.FORMATS["q5_k"]
+    tried = [tiling for tiling in race_tilings.candidates(fmt, 20) if tiling.stage == 4 and tiling.splits == 1]
+    (line,) = race_tilings.race(fmt, (512, 512), [20], tried, 1)
+    assert re.fullmatch(r"q5_k 512x512 M=20: \d+\.\d\d \S+ stage \d( lone)?( \| \d+\.\d{3} \S+ stage 4( lone)?)+", line)
 
 
 @with_gpu

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from qgemm import FORMATS, jit
+from qgemm import FORMATS, backends, jit
 from qgemm.block import Format
+from qgemm.commands.bench import formats, shapes
+from qgemm.commands.common import count, counts
 from qgemm.tiles import ROWS, spans
 from qgemm.tilings import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
 
@@ -60,8 +62,8 @@ def compiled(pair: tuple[str, Tiling]) -> bool:
     return True
 
 
-def race(fmt: Format, shape: tuple[int, int], counts: list[int], tilings: list[Tiling], repeats: int) -> Iterator[str]:
-    """A line for each M."""
+def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Tiling], repeats: int) -> Iterator[str]:
+    """A line for each M of `rows`: the table's choice and the fastest of these tilings."""
     import cupy
 
     from qgemm.bench import gpu, timing
@@ -72,7 +74,7 @@ def race(fmt: Format, shape: tuple[int, int], counts: list[int], tilings: list[T
     stream, strips, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), sms(device)
     w = gpu.matrix(stream, fmt, shape, rng, gpu.ROTATE)
     exponent = w.copies[0].exponent
-    for m in counts:
+    for m in rows:
         x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
         y = cupy.empty((m, n), np.float16)
         cupy.cuda.Device().synchronize()
@@ -104,24 +106,29 @@ def name(tiling: Tiling) -> str:
 def main() -> int:
     """Compile all candidates on all cores, then race them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--formats", default="q4_0", help="e.g. q4_0,q5_k (default q4_0)")
-    parser.add_argument("--shapes", default="4096x4096,8192x8192", help="N x K, N a multiple of 512")
-    parser.add_argument("--m", default="16,64,256", help="rows of x (default 16,64,256)")
-    parser.add_argument("--repeats", type=int, default=5, help="replays that count (default 5)")
+    parser.add_argument("--formats", type=formats, default="q4_0", help="e.g. q4_0,q5_k (default q4_0)")
+    parser.add_argument("--shapes", type=shapes, default="4096x4096,8192x8192", help="N x K, N a multiple of 512")
+    parser.add_argument("--m", type=counts, default="16,64,256", help="rows of x (default 16,64,256)")
+    parser.add_argument("--repeats", type=count, default=5, help="replays that count (default 5)")
     parser.add_argument("--compile", action="store_true", help="only compile")
     options = parser.parse_args()
-    formats = [FORMATS[word] for word in options.formats.split(",")]
-    counts = [int(word) for word in options.m.split(",")]
-    pairs = {(fmt.name, tiling): None for fmt, m in product(formats, counts) for tiling in candidates(fmt, m)}
+    if untiled := [str(fmt) for fmt in options.formats if not fmt.slots]:
+        parser.error(f"no kernel multiplies by {', '.join(untiled)} from tiles")
+    cuda = backends()["cuda"]
+    if not (options.compile or cuda.available):
+        print(cuda.detail, file=sys.stderr)
+        return 1
+    wanted = product(options.formats, options.m)
+    pairs = {(fmt.name, tiling): None for fmt, m in wanted for tiling in candidates(fmt, m)}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         done = list(tqdm(pool.map(compiled, pairs, chunksize=4), total=len(pairs), delay=1, disable=None))
     taken = [pair for pair, fits in zip(pairs, done, strict=True) if fits]
     print(f"{len(taken)} of {len(pairs)} kernels are in {jit.cache_dir()}")
     if options.compile:
         return 0
-    for shape, fmt in product(options.shapes.split(","), formats):
-        n, k = map(int, shape.split("x"))
-        for line in race(fmt, (n, k), counts, [tiling for of, tiling in taken if of == fmt.name], options.repeats):
+    for shape, fmt in product(options.shapes, options.formats):
+        tilings = [tiling for of, tiling in taken if of == fmt.name]
+        for line in race(fmt, shape, options.m, tilings, options.repeats):
             print(line, flush=True)
     return 0
 

@@ -17,7 +17,7 @@ from ..formats import FORMATS, format_named
 from ..formats.q8_1 import FORMAT as Q8_1
 from ..matmul import ACTIVATIONS
 from .abilities import served
-from .common import Command
+from .common import Command, count, counts
 from .text import json_lines
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--encode", action="store_true", help="host memory into blocks on the GPU and back, no disk")
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json or cpu.json")
     gpu = parser.add_argument_group("of --gpu")
-    gpu.add_argument("--formats", metavar="F,...", type=_formats, help="default: every block format that has a kernel")
-    gpu.add_argument("--activations", metavar="A,...", type=_activations, default=ACTIVATIONS, help="default a16,a8")
-    gpu.add_argument("--shapes", metavar="NxK,...", type=_shapes, help="default: five from 4096x4096 to 28672x8192")
-    gpu.add_argument("--m", metavar="M,...", type=_counts, help="rows of x; default 1,2,4,8,... to 4096")
-    gpu.add_argument("--repeats", metavar="R", type=_repeats, default=9, help="replays that count (default 9)")
+    gpu.add_argument("--formats", metavar="F,...", type=formats, help="default: every block format that has a kernel")
+    gpu.add_argument("--activations", metavar="A,...", type=activations, default=ACTIVATIONS, help="default a16,a8")
+    gpu.add_argument("--shapes", metavar="NxK,...", type=shapes, help="default: five from 4096x4096 to 28672x8192")
+    gpu.add_argument("--m", metavar="M,...", type=counts, help="rows of x; default 1,2,4,8,... to 4096")
+    gpu.add_argument("--repeats", metavar="R", type=count, default=9, help="replays that count (default 9)")
     gpu.add_argument("--dequantize", action="store_true", help="also time dequantize + cuBLAS for M of 1, 16 and 64")
     gpu.add_argument("--sweep", action="store_true", help="also time every eighth M from 16 to 512, and tile edges")
     gpu.add_argument("--sustained", action="store_true", help="also time each row without a rest, at the power limit")
@@ -146,37 +146,28 @@ def file_at(out: Path, stem: str) -> Path:
     return out / f"{stem}.json" if out.is_dir() else out
 
 
-def _formats(text: str) -> list[Format]:
+def formats(text: str) -> list[Format]:
+    """An argument of names of formats with commas between."""
     try:
         return [format_named(word) for word in text.split(",")]
     except UnsupportedError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _activations(text: str) -> list[str]:
+def activations(text: str) -> list[str]:
+    """An argument of some of ACTIVATIONS with commas between."""
     words = text.split(",")
     if not set(words) <= set(ACTIVATIONS):
         raise argparse.ArgumentTypeError(f"{text!r}: activations are {', '.join(ACTIVATIONS)}")
     return words
 
 
-def _shapes(text: str) -> list[tuple[int, int]]:
-    shapes = [tuple(_counts(word.replace("x", ","))) for word in text.split(",")]
-    if any(len(shape) != 2 for shape in shapes):
+def shapes(text: str) -> list[tuple[int, int]]:
+    """An argument of shapes N x K, e.g. 4096x4096,8192x8192."""
+    found = [tuple(counts(word.replace("x", ","))) for word in text.split(",")]
+    if any(len(shape) != 2 for shape in found):
         raise argparse.ArgumentTypeError(f"{text!r}: shapes are NxK, with commas between")
-    return [(shape[0], shape[1]) for shape in shapes]
-
-
-def _counts(text: str) -> list[int]:
-    words = text.split(",")
-    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected positive whole numbers, with commas between")
-    return [int(word) for word in words]
-
-
-def _repeats(text: str) -> int:
-    (repeats,) = _counts(text)
-    return repeats
+    return [(shape[0], shape[1]) for shape in found]
 
 
 COMMAND = Command(

@@ -86,6 +86,21 @@ class Progress:
         self._bar.close()
 
 
+def counts(text: str) -> list[int]:
+    """An argument of positive whole numbers with commas between."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected positive whole numbers, with commas between")
+    return [int(word) for word in words]
+
+
+def count(text: str) -> int:
+    """An argument that is a positive whole number."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive whole number")
+    return int(text)
+
+
 def pattern(text: str) -> re.Pattern[str]:
     """An argument that is a regular expression."""
     try:

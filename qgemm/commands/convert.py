@@ -14,7 +14,7 @@ from ..errors import QgemmError
 from ..formats import FORMATS, format_named
 from ..imatrix import read_imatrix
 from ..search import SEARCHED
-from .common import Command, Progress, UsageError, pattern
+from .common import Command, Progress, UsageError, count, pattern
 from .text import json_lines, json_text
 
 DESCRIPTION = f"""\
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix (.gguf or .dat): search, for its tensors"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
-    parser.add_argument("--threads", metavar="N", type=_count, help="default: one for each core; at most 4 with cuda")
+    parser.add_argument("--threads", metavar="N", type=count, help="default: one for each core; at most 4 with cuda")
     parser.add_argument(
         "--backend", choices=BACKENDS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
     )
@@ -97,12 +97,6 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot(args.plot, lines)
     return 0
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive whole number")
-    return int(text)
 
 
 COMMAND = Command(

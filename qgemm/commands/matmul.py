@@ -24,7 +24,7 @@ from ..matmul import ACTIVATIONS, check_weights, matmul
 from ..routes import Problem, c_type, route
 from ..tensor import Tensor
 from .abilities import NUMPY, cuda_sm
-from .common import Command, Progress, UsageError, add_file, random_tokens
+from .common import Command, Progress, UsageError, add_file, counts, random_tokens
 from .text import columns, printable
 
 RUNS, SECONDS = 7, 2.0  # timed calls, of which the median counts; fewer once they have taken so long
@@ -50,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--x", metavar="X.npy", help="activations [..., K] of any float type")
     source.add_argument(
-        "--m", metavar="M,...", type=_counts, default=[1, 16, 512],
+        "--m", metavar="M,...", type=counts, default=[1, 16, 512],
         help="random activations of M rows, a product for each M (default 1,16,512)",
     )  # fmt: skip
-    parser.add_argument("--seed", metavar="S", type=_count, default=0, help="of the random activations (default 0)")
+    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="of the random activations (default 0)")
     parser.add_argument("--out", metavar="Y.npy", help="write y [..., N] as float32; needs --x or a single M")
     parser.add_argument("--activation", choices=ACTIVATIONS, default="a16", help="x as it is (a16) or as Q8_1 (a8)")
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="cpu", help="default cpu")
@@ -181,17 +181,10 @@ def timed(call: Callable[[], Any], wait: Callable[[], object] = lambda: None) ->
     return result, median(times)
 
 
-def _count(text: str) -> int:
+def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
-
-
-def _counts(text: str) -> list[int]:
-    counts = [_count(part) for part in text.split(",")]
-    if 0 in counts:
-        raise argparse.ArgumentTypeError("a product needs at least one row")
-    return counts
 
 
 COMMAND = Command(
