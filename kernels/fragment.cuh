@@ -30,51 +30,27 @@ struct Bytes {
 
 __device__ inline half2 as_half2(u32 bits) { return *reinterpret_cast<half2*>(&bits); }
 
-// Halves 1024 + q - (1024 + zero): 0x6400 is 1024 in half, whose last place is 1, so or-ing q in adds it.
-__device__ inline half2 levels_from_1024(u32 bits, int zero) {
-    return __hsub2(as_half2(bits | 0x64006400), __float2half2_rn(1024.0f + zero));
-}
-
-// Halves 64 + q - (64 + zero), q at bit 4: 0x5400 is 64 in half, whose bit 4 is 1.
-__device__ inline half2 levels_from_64(u32 bits, int zero) {
-    return __hsub2(as_half2(bits | 0x54005400), __float2half2_rn(64.0f + zero));
+// Halves 2^(10 - BIT) + q less 2^(10 - BIT) + zero, q at this bit: in the half 2^(10 - BIT) it is 1, so or-ing q in adds it.
+template <int BIT>
+__device__ inline half2 levels_from(u32 bits, int zero) {
+    constexpr u32 BASE = (25 - BIT) << 10;
+    return __hsub2(as_half2(bits | BASE << 16 | BASE), __float2half2_rn((1024 >> BIT) + zero));
 }
 
 // A word of eight nibbles: byte j is column j of row g (low) and of row g + 8 (high).
 __device__ inline Fragment nibble_fragment(u32 word, int zero) {
     u32 high = word >> 8;
-    return {levels_from_1024(word & 0x000f000f, zero), levels_from_64(word & 0x00f000f0, zero),
-            levels_from_1024(high & 0x000f000f, zero), levels_from_64(high & 0x00f000f0, zero)};
+    return {levels_from<0>(word & 0x000f000f, zero), levels_from<4>(word & 0x00f000f0, zero),
+            levels_from<0>(high & 0x000f000f, zero), levels_from<4>(high & 0x00f000f0, zero)};
 }
 
 __device__ inline Bytes nibble_bytes(u32 word) { return {word & 0x0f0f0f0f, (word >> 4) & 0x0f0f0f0f}; }
 
-// The fifth bits of a step above its nibbles: bit step + 4 r of byte j of `fifth` is column j of row g + 8 r. One shift
-// serves both rows, near (columns 2t, 2t + 1) and far (2t + 8, 2t + 9).
-struct FifthBits {
-    u32 near, far;
-    __device__ FifthBits(u32 fifth, int step) : near(fifth << (4 - step)), far(fifth >> (4 + step)) {}
-};
-
-__device__ inline Fragment five_bit_fragment(u32 word, u32 fifth, int step, int zero) {
-    const u32 high = word >> 8;
-    const FifthBits bits(fifth, step);
-    return {levels_from_1024((word & 0x000f000f) | (bits.near & 0x00100010), zero),
-            levels_from_64((word & 0x00f000f0) | (bits.near & 0x01000100), zero),
-            levels_from_1024((high & 0x000f000f) | (bits.far & 0x00100010), zero),
-            levels_from_64((high & 0x00f000f0) | (bits.far & 0x01000100), zero)};
-}
-
-__device__ inline Bytes five_bit_bytes(u32 word, u32 fifth, int step) {
-    const Bytes low = nibble_bytes(word);
-    return {low.row[0] | ((fifth << (4 - step)) & 0x10101010), low.row[1] | ((fifth >> step) & 0x10101010)};
-}
-
 // Four signed bytes of one row, columns 2t, 2t + 8, 2t + 1, 2t + 9 -> halves of columns (2t, 2t + 1), (2t + 8, 2t + 9).
 __device__ inline void signed_byte_levels(u32 word, half2& near, half2& far) {
     u32 biased = word ^ 0x80808080;  // q + 128
-    near = levels_from_1024(__byte_perm(biased, 0, 0x4240), 128);
-    far = levels_from_1024(__byte_perm(biased, 0, 0x4341), 128);
+    near = levels_from<0>(__byte_perm(biased, 0, 0x4240), 128);
+    far = levels_from<0>(__byte_perm(biased, 0, 0x4341), 128);
 }
 
 __device__ inline Fragment byte_fragment(u32 low_row, u32 high_row) {
@@ -82,6 +58,14 @@ __device__ inline Fragment byte_fragment(u32 low_row, u32 high_row) {
     signed_byte_levels(low_row, f.a[0], f.a[2]);
     signed_byte_levels(high_row, f.a[1], f.a[3]);
     return f;
+}
+
+// Bits in which two words differ, masked, in one instruction.
+template <u32 MASK>
+__device__ inline u32 differing(u32 a, u32 b) {
+    u32 bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(bits) : "r"(a), "r"(b), "n"(MASK));
+    return bits;
 }
 
 // Codes without their zero, as subnormal halves: the bits of code q are the half q * 2^-24, and shifted by s bits
@@ -94,13 +78,6 @@ __device__ inline Fragment raw(u32 a0, u32 a1, u32 a2, u32 a3) {
 __device__ inline Fragment raw_nibbles(u32 word) {
     const u32 high = word >> 8;
     return raw(word & 0x000f000f, word & 0x00f000f0, high & 0x000f000f, high & 0x00f000f0);
-}
-
-__device__ inline Fragment raw_five_bits(u32 word, u32 fifth, int step) {
-    const u32 high = word >> 8;
-    const FifthBits bits(fifth, step);
-    return raw((word & 0x000f000f) | (bits.near & 0x00100010), (word & 0x00f000f0) | (bits.near & 0x01000100),
-               (high & 0x000f000f) | (bits.far & 0x00100010), (high & 0x00f000f0) | (bits.far & 0x01000100));
 }
 
 // q + 128 of signed bytes.
@@ -165,9 +142,25 @@ __device__ inline Fragment raw_constant(int code, int shift) {
 }
 
 // A scale or minimum of rows g and g + 8.
-__device__ inline float2 row_pair(const half (&pair)[2]) {
-    return __half22float2(*reinterpret_cast<const half2*>(pair));
-}
+__device__ inline half2 half_pair(const half (&pair)[2]) { return *reinterpret_cast<const half2*>(pair); }
+__device__ inline float2 row_pair(const half (&pair)[2]) { return __half22float2(half_pair(pair)); }
+
+// The scales of a format that has them as halves in its field d.
+template <class Fields>
+struct HalfScales : Fields {
+    static constexpr bool HALF_SCALES = true;
+    __device__ half2 half_scale(int group, int g, int block) const { return half_pair(this->d[group][g][block]); }
+    __device__ half2 half_minimum(int, int, int) const { return {}; }
+    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
+    __device__ float2 minimum(int, int, int) const { return {}; }
+};
+
+// And minimums in its field m.
+template <class Fields>
+struct HalfMinimums : HalfScales<Fields> {
+    __device__ half2 half_minimum(int group, int g, int block) const { return half_pair(this->m[group][g][block]); }
+    __device__ float2 minimum(int group, int g, int block) const { return row_pair(this->m[group][g][block]); }
+};
 
 // Rounded once, as NumPy rounds a product of float32.
 __device__ inline float2 multiply_rounded(float2 a, float2 b) { return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y)}; }

@@ -25,14 +25,17 @@ __device__ inline void wait_copies() {
 
 // A lane's words of a span, from rows g and g + 8 of the span's tile.
 template <class Codes>
-__device__ void pack_codes(const u8* const (&rows)[2], int span, int group, int lane, void* to) {
+__device__ void gather_codes(const u8* const (&rows)[2], int span, int lane, u32 (&words)[Codes::BITS]) {
     const int base = Codes::base(span, lane % 4), first = base / 8, shift = base % 8;
-    alignas(16) u32 words[Codes::BITS] = {};
     for_codes<Codes>([&](const Place& at, int r, int bit) {
         const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & Codes::MASK;
         words[at.word] |= code << at.bit;
     });
-    for (u32& word : words) word = Format::to_tile(word);
+}
+
+// Those words -> a span in memory.
+template <class Codes>
+__device__ void put_codes(const u32 (&words)[Codes::BITS], int group, int lane, void* to) {
 #pragma unroll
     for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
         load_words<Codes::CHUNK>(static_cast<u32*>(to) + Codes::CHUNK * chunk_index<Codes>(group, lane, word),
@@ -57,9 +60,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     piece.for_groups([&](int tile, int span, int group) {
         const u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
         u8* to = reinterpret_cast<u8*>(&tiles[tile].spans[span]);
+        Format::Codes share = {};
         for_codes([&](auto codes) {
             using Codes = decltype(codes);
-            pack_codes<Codes>(rows, span, group, lane, to + Codes::TO);
+            gather_codes<Codes>(rows, span, lane, Codes::words(share));
+        });
+        Format::to_tile(share);
+        for_codes([&](auto codes) {
+            using Codes = decltype(codes);
+            put_codes<Codes>(Codes::words(share), group, lane, to + Codes::TO);
         });
     });
     for_per_block([&](auto field) {

@@ -5,9 +5,9 @@
 // strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and multiplies
 // them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the end. The
 // grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, LONE (a CTA has one segment of a tile of y, not
-// several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes), MOST_PARTS, ARRIVALS (of a warp that
-// gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
+// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SLOTS (for fields of tiles), LONE (a CTA has one
+// segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes), MOST_PARTS,
+// ARRIVALS (of a warp that gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "epilogue.cuh"
 #include "pdl.cuh"
 #include "tile.cuh"
@@ -37,7 +37,7 @@ static_assert(DEPTH % SPLITS == 0, "a place in the ring belongs to one split");
 
 // A strip's weights in a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because
 // they are read until the last span of the tile.
-template <int STAGE_TILES>
+template <int STAGE_TILES, int FIELD_SLOTS>
 struct RingOf {
     Tile tiles[DEPTH][STAGE_TILES];
 
@@ -54,33 +54,33 @@ struct RingOf {
     __device__ void wait_fields(u32) const {}
 };
 
-template <>
-struct RingOf<0> {
-    static constexpr int SLOTS = 1 + (DEPTH - 1 + SPANS - 1) * STAGE / SPANS;  // tiles of DEPTH stages, and more
-    static_assert(WHOLE_TILES || SLOTS * SPANS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
+template <int FIELD_SLOTS>
+struct RingOf<0, FIELD_SLOTS> {
+    static_assert(FIELD_SLOTS * SPANS >= (DEPTH - 1) * STAGE + SPANS, "fields stay until the tile is read");
+    static_assert(FIELD_SLOTS * SPANS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
     SpanOf<WARPS> spans[DEPTH][STAGE];
-    Format slots[SLOTS];
-    unsigned long long full[SLOTS];
+    Format slots[FIELD_SLOTS];
+    unsigned long long full[FIELD_SLOTS];
 
     __device__ const SpanOf<WARPS>& codes(int slot, int span) const { return spans[slot][span]; }
-    __device__ const Format& fields(int, int, u32 tile) const { return slots[tile % SLOTS]; }
+    __device__ const Format& fields(int, int, u32 tile) const { return slots[tile % FIELD_SLOTS]; }
     __device__ static u32 bytes(int) { return sizeof(SpanOf<WARPS>[STAGE]); }
     __device__ void load(int slot, const Tile* from, int span, int, u32 barrier) {
         bulk_copy(shared_address(spans[slot]), &from->spans[span], bytes(STAGE), barrier);
     }
     // The fields of the tile'th tile of this CTA.
-    __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % SLOTS]); }
+    __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % FIELD_SLOTS]); }
     __device__ void load_fields(u32 tile, const Tile* from) {
         mbarrier_expect(barrier(tile), sizeof(Format));
-        bulk_copy(shared_address(&slots[tile % SLOTS]), &from->fields, sizeof(Format), barrier(tile));
+        bulk_copy(shared_address(&slots[tile % FIELD_SLOTS]), &from->fields, sizeof(Format), barrier(tile));
     }
     __device__ void init(int lane) {
-        if (lane < SLOTS) mbarrier_init(barrier(lane), 1);
+        if (lane < FIELD_SLOTS) mbarrier_init(barrier(lane), 1);
     }
-    __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / SLOTS & 1); }
+    __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / FIELD_SLOTS & 1); }
 };
 
-using Ring = RingOf<WHOLE_TILES ? STAGE / SPANS : 0>;
+using Ring = RingOf<WHOLE_TILES ? STAGE / SPANS : 0, SLOTS>;
 
 // Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in order.
 using Part = float4[SPLITS > 1 ? SPLITS - 1 : 1][FOURS][GROUP_THREADS];
@@ -302,13 +302,43 @@ struct Units {
 
 __device__ inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b}; }
 
-__device__ inline Scaling<In> scaling_of(const Format& fields, int warp, int g, int index, const Units& units) {
-    return {fields.scale(warp, g, index) * units.scale, fields.minimum(warp, g, index) * units.minimum};
-}
+// Scales and minimums in their units; those that are halves in half arithmetic.
+template <class Found, class Fields, bool HALVES>
+struct ScalerOf {
+    const Units& units;
+    __device__ explicit ScalerOf(const Units& units) : units(units) {}
+    __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
+        return {fields.scale(warp, g, index) * units.scale, fields.minimum(warp, g, index) * units.minimum};
+    }
+};
+
+// A power of two that halves are multiplied by, in two factors since it may be none itself; the first is 1 or makes room
+// for the second, so that only the last product is rounded.
+struct HalfFactor {
+    half2 first, second;
+    __device__ explicit HalfFactor(float power) {
+        const float half_power = fminf(fmaxf(power, two_to(-24)), two_to(15));
+        first = __float2half2_rn(fminf(power / half_power, two_to(15))), second = __float2half2_rn(half_power);
+    }
+    __device__ half2 operator()(half2 numbers) const { return __hmul2(__hmul2(numbers, first), second); }
+};
+template <class Found, class Fields>
+struct ScalerOf<Found, Fields, true> {
+    HalfFactor scale, minimum;
+    __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {}
+    __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
+        Found found;
+        found.scale = scale(fields.half_scale(warp, g, index));
+        if constexpr (Fields::HAS_MINIMUM) found.minimum = minimum(fields.half_minimum(warp, g, index));
+        return found;
+    }
+};
+constexpr bool OF_HALF = sizeof(Scaling<In>) == sizeof(Scaling<half>);
+using Scaler = ScalerOf<Scaling<In>, Format, OF_HALF && Format::HALF_SCALES>;
 
 // The scalings of a lane's rows, span by span. Where it is faster, the four lanes that share those rows decode them for
-// each other: of a tile of W at a time, or of a stage where it holds many tiles. Those of bf16 take twice the registers.
-constexpr bool FEW = TOKENS <= 16 && sizeof(Scaling<In>) == sizeof(Scaling<half>);
+// each other, of a stage at a time. Those of bf16 take twice the registers.
+constexpr bool FEW = TOKENS <= 16 && OF_HALF;
 constexpr int SHARING = SPANS > 1 || Format::SCALES_ONCE || FEW ? 4 : 1;  // lanes
 
 template <int>
@@ -316,43 +346,48 @@ struct Scalings;
 
 template <>
 struct Scalings<1> {
-    const Units& units;
+    const Scaler& scaler;
     const Format* fields;
-    __device__ explicit Scalings(const Units& units) : units(units) {}
-    // For a span of a stage; tile: its number.
-    __device__ void begin(const Ring& ring, int slot, int span, u32 tile, int, int) {
+    __device__ explicit Scalings(const Scaler& scaler) : scaler(scaler) {}
+    // For a span of a stage and of a tile; tile: its number.
+    __device__ void begin(const Ring& ring, int slot, int span, int, u32 tile, int, int) {
         fields = &ring.fields(slot, span, tile);
     }
-    __device__ Scaling<In> operator()(int warp, int lane, int, int index) const {
-        return scaling_of(*fields, warp, lane / 4, index, units);
+    __device__ Scaling<In> operator()(int warp, int lane, int, int, int index) const {
+        return scaler(*fields, warp, lane / 4, index);
     }
 };
 
 template <>
 struct Scalings<4> {
-    static constexpr int BATCH = SPANS > 1 ? SPANS : STAGE, TILE_SCALES = SPANS * SPAN_SCALES;
+    // BATCH: spans whose scales are decoded at once, those of a stage; of a tile if a stage would leave lanes idle.
+    static constexpr bool OVER_STAGES = STAGE == 1 && SPANS > 1;
+    static constexpr int BATCH = OVER_STAGES ? SPANS : STAGE, TILE_SCALES = SPANS * SPAN_SCALES;
     static constexpr int ALL = BATCH * SPAN_SCALES, EACH = (ALL + 3) / 4;  // of a batch, of a lane
-    const Units& units;
-    u32 number = ~0u;
+    const Scaler& scaler;
+    u32 number = ~0u;  // of the tile in hand
     Scaling<In> mine[EACH];
-    __device__ explicit Scalings(const Units& units) : units(units) {}
-    // At the first span of a batch. What lies beyond the end of K is decoded, and not used.
-    __device__ void begin(const Ring& ring, int slot, int span, u32 tile, int warp, int lane) {
-        if (span % BATCH != 0 || (SPANS > 1 && tile == number)) return;
+    __device__ explicit Scalings(const Scaler& scaler) : scaler(scaler) {}
+    // What lies beyond the end of K is decoded, and not used.
+    __device__ void begin(const Ring& ring, int slot, int span, int in_tile, u32 tile, int warp, int lane) {
+        if (OVER_STAGES ? tile == number : span % BATCH != 0) return;
         number = tile;
         ring.wait_fields(tile);
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const u32 at = (lane % 4u * EACH + i) % ALL;
             const Format& fields = ring.fields(slot, span + at / TILE_SCALES * SPANS, tile);
-            mine[i] = scaling_of(fields, warp, lane / 4, at % TILE_SCALES, units);
+            const int first = OVER_STAGES ? 0 : in_tile * SPAN_SCALES;
+            mine[i] = scaler(fields, warp, lane / 4, (first + at) % TILE_SCALES);
         }
     }
-    // Of a span of the batch.
-    __device__ Scaling<In> operator()(int, int, int span, int index) const {
-        if constexpr (EACH < SPAN_SCALES) return mine[0].of_lane(span * SPAN_SCALES + index);
-        constexpr int SPANS_EACH = EACH / SPAN_SCALES;
-        return mine[span % SPANS_EACH * SPAN_SCALES + index].of_lane(span / SPANS_EACH);
+    __device__ Scaling<In> operator()(int, int, int span, int in_tile, int index) const {
+        if constexpr (OVER_STAGES) {
+            return mine[index].of_lane(in_tile);
+        } else {
+            const int at = span * SPAN_SCALES + index;
+            return mine[at % EACH].of_lane(at / EACH);
+        }
     }
 };
 
@@ -419,13 +454,12 @@ struct Consumer {
     // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, const Words& words, Cursor& cursor,
                                              int span, const Levels& levels, Scalings<SHARING>& scalings) const {
-        scalings.begin(ring, cursor.turn.slot, span, cursor.fields() + span / SPANS, warp, lane);
+        const int in_tile = u32(cursor.j * STAGE + span) % u32(SPANS);
+        scalings.begin(ring, cursor.turn.slot, span, in_tile, cursor.fields() + span / SPANS, warp, lane);
         Scaling<In> scaling;
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
-            if (step % SCALE_STEPS == 0)
-                scaling =
-                    scalings(warp, lane, SPANS > 1 ? (cursor.j * STAGE + span) % u32(SPANS) : span, step / SCALE_STEPS);
+            if (step % SCALE_STEPS == 0) scaling = scalings(warp, lane, span, in_tile, step / SCALE_STEPS);
             const Fragment raw = Format::raw(words, step);
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
@@ -454,9 +488,9 @@ struct Consumer {
 
     // Adds the products of this split's stages of a segment to the sums.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
-                                             const Levels& levels, const Units& units) const {
+                                             const Levels& levels, const Scaler& scaler) const {
         Weights weights[2];
-        Scalings<SHARING> scalings(units);
+        Scalings<SHARING> scalings(scaler);
         Cursor cursor(*this, s, turn, fields);
         const int end = end_stage(p, s), end_of_whole = min(end, p.along / STAGE);
         while (cursor.j < end_of_whole) {
@@ -654,12 +688,13 @@ struct Consumer {
 
     __device__ void run(const Segments& all, const Units& units, Workspace* workspace, const Epilogue& epilogue) const {
         const Levels levels(units.level);
+        const Scaler scaler(units);
         Segments segments(all);
         Turn turn;
         u32 fields = 0;
         for (Segment s; segments.take(s);) {
             float sums[SUMS] = {};
-            multiply(sums, s, turn, fields, levels, units);
+            multiply(sums, s, turn, fields, levels, scaler);
             turn.skip(end_stage(p, s) - first_stage(s));
             fields += s.last - s.first;
             add_splits(sums);

@@ -12,14 +12,8 @@ __device__ inline void set_bits(u8* byte, u32 bits) {
 
 // A lane's words of a span -> rows g and g + 8 of the span's tile.
 template <class Codes>
-__device__ void restore_codes(const void* from, int span, int group, int lane, u8* const (&rows)[2]) {
+__device__ void scatter_codes(const u32 (&words)[Codes::BITS], int span, int lane, u8* const (&rows)[2]) {
     const int base = Codes::base(span, lane % 4), first = base / 8, shift = base % 8;
-    alignas(16) u32 words[Codes::BITS];
-#pragma unroll
-    for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
-        load_words<Codes::CHUNK>(&words[word],
-                                 static_cast<const u32*>(from) + Codes::CHUNK * chunk_index<Codes>(group, lane, word));
-    for (u32& word : words) word = Format::from_tile(word);
     for_codes<Codes>([&](const Place& at, int r, int bit) {
         const u32 code = words[at.word] >> at.bit & Codes::MASK;
         set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
@@ -37,10 +31,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     piece.for_groups([&](int tile, int span, int group) {
         u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
-        const u8* from = reinterpret_cast<const u8*>(&tiles[tile].spans[span]);
+        Format::Codes share = tiles[tile].spans[span].codes(group, lane);
+        Format::from_tile(share);
         for_codes([&](auto codes) {
             using Codes = decltype(codes);
-            restore_codes<Codes>(from + Codes::TO, span, group, lane, rows);
+            scatter_codes<Codes>(Codes::words(share), span, lane, rows);
         });
     });
     for_per_block([&](auto field) {

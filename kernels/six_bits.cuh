@@ -20,7 +20,7 @@ struct SixBits {
 
 // Of rows g and g + 8.
 __device__ inline float2 six_bit_numbers(u32 bytes, int index) {
-    return __half22float2(levels_from_1024(bytes >> 8 * (index & 1) & 0x003f003f, 0));
+    return __half22float2(levels_from<0>(bytes >> 8 * (index & 1) & 0x003f003f, 0));
 }
 
 __device__ inline float2 six_bit_scales(const u16 (&words)[6][2], int index) {

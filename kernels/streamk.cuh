@@ -10,11 +10,11 @@ struct Segment {
 };
 
 // The CTAs that share a tile, and which of them adds up a chunk of its tokens: that which has the end of the tile, and is
-// the last to finish; or, where two have a half each and finish together, each of them half of the chunks.
+// the last to finish; or, where all have equal pieces and finish together, the last two, each of them half of the chunks.
 struct Sharers {
     int first, count;
-    bool halves = false;
-    __device__ int owner(int chunk) const { return first + (halves ? chunk * 2 / CHUNKS : count - 1); }
+    bool equal = false;
+    __device__ int owner(int chunk) const { return first + count - 1 - (equal && chunk * 2 < CHUNKS); }
     __device__ bool owns_some(int cta) const { return owner(0) == cta || owner(CHUNKS - 1) == cta; }
 };
 
@@ -24,10 +24,10 @@ struct Divisor {
     __device__ int divide(int number) const { return __umulhi(2 * u32(number), factor) >> shift; }
 };
 
-// Tiles from `whole` on are laid end to end and cut into a piece for each CTA; halves: each of them is cut in two.
+// Tiles from `whole` on are laid end to end and cut into a piece for each CTA; equal: into so many of each tile, or 0.
 // piece, rest: units along K of all that is cut / CTAs. The divisors: CTAs, units of a tile, tiles of y side by side.
 struct Cut {
-    int whole, halves;
+    int whole, equal;
     u32 piece, rest;
     Divisor ctas, units, row_tiles;
 };
@@ -50,7 +50,7 @@ struct Segments {
     __device__ Sharers sharers(const Segment& s) const {
         const int me = blockIdx.x, start = (s.tile - cut.whole) * units;
         if (start < 0) return {me, 1};
-        if (cut.halves) return {me / 2 * 2, 2, true};
+        if (cut.equal) return {me / cut.equal * cut.equal, cut.equal, true};
         int first = me, last = me;
         while (begin_of(first) > start) --first;
         while (begin_of(last + 1) < start + units) ++last;

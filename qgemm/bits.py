@@ -11,6 +11,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Planes = NDArray[np.uint32]
 Words = NDArray[np.uint32]
+LaneWords = dict[str, Words]  # of a device tile, by field: on the last axis those of a lane
 
 # The weight of a 32-weight block that each code slot holds, slots counted in little-endian bit order.
 IN_ORDER = tuple(range(32))
@@ -152,6 +153,12 @@ def from_float16(half: NDArray[np.float16]) -> Floats:
     values = wide.view(np.float32)
     values *= np.float32(2.0**112)  # the difference of the exponents' biases; subnormals become normal
     return values
+
+
+def rotate_left(words: Words, by: int) -> Words:
+    """Every word rotated by so many bits, to the right if that is negative."""
+    left, right = np.uint32(by % 32), np.uint32(-by % 32)
+    return words << left | words >> right
 
 
 def as_bytes(field: NDArray[Any]) -> Bytes:

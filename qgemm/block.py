@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .bits import Floats, Words
+from .bits import Floats, LaneWords
 from .errors import QuantizeError, UnsupportedError
 from .parallel import for_slices
 
@@ -62,8 +62,8 @@ class Format:
     codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
     the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
     a tensor's format has its own, and formats are equal if their names and codebooks are.
-    to_tile, from_tile: words of eight codes side by side, uint32 -> as they lie in a device tile, and back; None if
-    they stay as they are. Their twins for kernels are in the format's header.
+    to_tile, from_tile: the words of codes of each field, uint32 [..., of a lane], side by side -> as they lie in a
+    device tile, and back; None if they stay as they are. Their twins for kernels are in the format's header.
     raw_exponent: of codes that lie in a device tile as halves: these times 2^raw_exponent are the levels. None where
     kernels find integers, or indices of a codebook.
     variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
@@ -79,8 +79,8 @@ class Format:
     slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     limit: float = np.inf
     codebook: Floats | None = None
-    to_tile: Callable[[Words], Words] | None = None
-    from_tile: Callable[[Words], Words] | None = None
+    to_tile: Callable[[LaneWords], LaneWords] | None = None
+    from_tile: Callable[[LaneWords], LaneWords] | None = None
     raw_exponent: int | None = None
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None

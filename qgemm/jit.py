@@ -99,11 +99,12 @@ struct alignas(16) {fmt.name}_fields {{
     // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
     static constexpr bool RAW_LEVELS = {int(raw_exponent(fmt) is not None)};
     static constexpr int LEVEL_EXPONENT = {raw_exponent(fmt) or 0};
+    static constexpr bool HALF_SCALES = false;  // a format may have them: see HalfScales in kernels/fragment.cuh
     static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;
-    // A word of codes side by side -> as it lies in a tile, and back; a format may have its own.
-    static __device__ u32 to_tile(u32 word) {{ return word; }}
-    static __device__ u32 from_tile(u32 word) {{ return word; }}
+    // A lane's words of codes side by side -> as they lie in a tile, and back; a format may have its own.
+    static __device__ void to_tile(Codes&) {{}}
+    static __device__ void from_tile(Codes&) {{}}
     {_members(fields)}
 }};
 static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<WARPS>) == {dtype.itemsize},
@@ -159,10 +160,10 @@ def block_structs(fmt: Format) -> str:
     """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
 
     Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
-    in an index; where they begin in a span (TO), the lane's words (PARTS of CHUNK); base(span, t) + offset(step, j) is
-    the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first plane. Of a field
-    per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and in
-    the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
+    in an index; where they begin in a span (TO), the lane's words(share) (PARTS of CHUNK); base(span, t) + offset(step,
+    j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first plane. Of a
+    field per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and
+    in the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
     """
     tile = tile_dtype(fmt)
     span = tile["spans"].base
@@ -183,6 +184,7 @@ def block_structs(fmt: Format) -> str:
                 "TO": _offset(span, name),
             }
             functions = f"""static int base(int span, int t) {{ return {struct}_base[4 * span + t]; }}
+    static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{name}; }}
     static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
 """
         else:

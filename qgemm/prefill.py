@@ -24,18 +24,19 @@ MOST_LAUNCHES = 1024  # kept
 MOST_GRIDS = 128  # that a GPU of sm_90 runs at a time (CUDA programming guide, compute capabilities)
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
 EXPONENTS = -112, 116  # least and most of a unit of weights: with levels in units of 2^-15 scales stay float32
+MOST_FACTOR = 30  # 2^MOST_FACTOR is two halves multiplied, and makes a normal one of every half
 HEADROOM = 3  # between the largest weight in these units and 2^15, at least
 
 
 class Grid(NamedTuple):
     """A persistent grid: `ctas` take `whole` tiles of y in turn; those after them are cut along K, a piece a CTA.
 
-    halves: two pieces a tile, and both CTAs add up half of it, each waiting for the other.
+    equal: into so many pieces each, of whose CTAs the last two add up a half, each waiting for the other; or 0.
     """
 
     ctas: int
     whole: int
-    halves: bool = False
+    equal: int = 0
 
 
 def grid_of(count: int, units: int, slots: int, splits: int = 1, lone: bool = False) -> Grid:
@@ -43,7 +44,7 @@ def grid_of(count: int, units: int, slots: int, splits: int = 1, lone: bool = Fa
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
     more than WASTE of the GPU idle. Few tiles are cut into equal pieces, unless they leave more than IDLE and a CTA may
-    have several (not `lone`). Two pieces a tile are halves where warpgroups do not share K as well (`splits`) and no
+    have several (not `lone`). Two CTAs add up such a tile where warpgroups do not share K as well (`splits`) and no
     wait can be for ever: of each grid on a GPU one CTA may wait for one that has yet to start, so there must be more
     multiprocessors than grids.
     """
@@ -51,7 +52,8 @@ def grid_of(count: int, units: int, slots: int, splits: int = 1, lone: bool = Fa
         pieces = min(slots // count, units)
         if count * pieces < slots * (1 - IDLE) and units >= max(CUT_UNITS, slots // count) and not lone:
             return Grid(slots, 0)
-        return Grid(count * pieces, count if pieces == 1 else 0, pieces == 2 and splits == 1 and slots > MOST_GRIDS)
+        both = pieces > 1 and splits == 1 and slots > MOST_GRIDS
+        return Grid(count * pieces, count if pieces == 1 else 0, pieces * both)
     if -(-count // slots) * slots <= count * (1 + WASTE):
         return Grid(slots, count)
     return Grid(slots, (count // slots - 1) * slots)
@@ -73,7 +75,7 @@ class Cut(ctypes.Structure):
     """How the CTAs of a grid share what is cut along K: see Cut in kernels/streamk.cuh."""
 
     _fields_ = [
-        *((name, ctypes.c_uint) for name in ("whole", "halves", "piece", "rest")),
+        *((name, ctypes.c_uint) for name in ("whole", "equal", "piece", "rest")),
         *((name, Divisor) for name in ("ctas", "units", "row_tiles")),
     ]
 
@@ -81,7 +83,7 @@ class Cut(ctypes.Structure):
 def cut_of(grid: Grid, count: int, units: int, row_tiles: int) -> Cut:
     """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
     piece, rest = divmod((count - grid.whole) * units, grid.ctas)
-    return Cut(grid.whole, grid.halves, piece, rest, *map(Divisor.of, (grid.ctas, units, row_tiles)))
+    return Cut(grid.whole, grid.equal, piece, rest, *map(Divisor.of, (grid.ctas, units, row_tiles)))
 
 
 class Units(ctypes.Structure):
@@ -99,6 +101,8 @@ def units_of(fmt: Format, exponent: int) -> Units:
     level = LEVEL if raw is None else -raw
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
     least, most = EXPONENTS
+    if tiles.half_scales(fmt):
+        least = -MOST_FACTOR - level
     weight = max(least, min(exponent + max(HEADROOM, below - level), most))
     return Units(2.0 ** (-weight - level), 2.0**-weight, 2.0**level, 2.0**weight)
 

@@ -11,9 +11,9 @@ place everything:
 - Codes of b bits (a field with slots): byte j of a lane's b words holds column j of the list above. In it the codes
   of rows g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
-  four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. Of a
-  plane of 1 or 2 bits above nibbles, one shift brings those of both rows in place. A format may have its words changed
-  once more (`Format.to_tile`): mxfp4, whose codes are floats.
+  four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. A
+  format may have its words changed once more (`Format.to_tile`): mxfp4, whose codes are floats, and those whose nibbles
+  have one or two bits above them in another field.
 - Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
   g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
   an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .bits import as_bytes, pack_bit_planes, pack_slots, unpack_bit_planes, unpack_slots
+from .bits import LaneWords, as_bytes, pack_bit_planes, pack_slots, unpack_bit_planes, unpack_slots
 from .block import Blocks, Format
 from .errors import UnsupportedError
 
@@ -67,6 +67,12 @@ def scales_once(fmt: Format) -> bool:
     return fmt.codebook is None and any(
         fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots
     )
+
+
+def half_scales(fmt: Format) -> bool:
+    """Whether a tile has the scales of a format, and minimums, as halves: a format's header says so too."""
+    fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in fmt.slots]
+    return fmt.codebook is None and all(field == np.float16 for field in fields)
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
@@ -127,6 +133,7 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     padded = np.zeros((strips * ROWS, along * per_tile), fmt.dtype)
     padded[: blocks.shape[0], : blocks.shape[1]] = blocks
     tiles, known = np.empty((strips, along), dtype), table(fmt)
+    coded: LaneWords = {}
     for name in fmt.dtype.names or ():
         field = padded[name]
         if known is not None and name in fmt.slots:
@@ -138,14 +145,14 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
             slots = unpack_slots(as_bytes(field), bits)  # [rows, blocks, slots]
             codes = np.empty_like(slots)
             codes[..., list(fmt.slots[name])] = slots
-            words = _codes_to_words(codes.reshape(strips, ROWS, -1, SPAN), bits)
-            words = words if fmt.to_tile is None else fmt.to_tile(words)
-            tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
+            coded[name] = _codes_to_words(codes.reshape(strips, ROWS, -1, SPAN), bits)
         else:
             unit, count = _units(fmt, name)
             #                                                strip  warp  r  g  tile   block     word
             split = np.ascontiguousarray(field).view(unit).reshape(strips, WARPS, 2, 8, along, per_tile, *count)
             tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # strip tile warp g block word r
+    for name, words in (coded if fmt.to_tile is None else fmt.to_tile(coded)).items():
+        tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
     return tiles
 
 
@@ -154,16 +161,18 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     strips, along = tiles.shape
     per_tile = spans(fmt) * SPAN // fmt.weights
     padded = np.empty((strips * ROWS, along * per_tile), fmt.dtype)
+    coded = {
+        name: words.reshape(strips, -1, *words.shape[3:]) for name in fmt.slots for words in [tiles["spans"][name]]
+    }
+    coded = coded if fmt.from_tile is None else fmt.from_tile(coded)
     for name in fmt.dtype.names or ():
         if name in fmt.slots:
-            bits = _bits(fmt, name)
-            words = tiles["spans"][name]
-            lanes = words.reshape(strips, -1, *words.shape[3:])
+            bits, lanes = _bits(fmt, name), coded[name]
             if (known := table(fmt)) is not None:
                 codes = _indices_to_codes(lanes, bits, known.pairs).reshape(-1, fmt.weights)
                 padded[name] = pack_bit_planes(codes, bits).reshape(padded[name].shape)
                 continue
-            codes = _words_to_codes(lanes if fmt.from_tile is None else fmt.from_tile(lanes), bits)
+            codes = _words_to_codes(lanes, bits)
             packed = pack_slots(codes.reshape(*padded.shape, fmt.weights)[..., list(fmt.slots[name])], bits)
             padded[name] = packed.view(fmt.dtype[name].base).reshape(padded[name].shape)
         else:

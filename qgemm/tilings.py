@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 from .block import Format
@@ -62,6 +63,11 @@ class Tiling(NamedTuple):
         """Whether it is for this format."""
         return spans(fmt) >= self.spans and memory_bytes(fmt, self, self.needs) <= SHARED
 
+    def hides(self, other: Tiling) -> bool:
+        """Whether nothing is left for a later row, of formats that this one serves."""
+        wider = self.m >= other.m and self.least <= other.least and self.k <= other.k
+        return wider and self.tokens >= other.tokens and not self.lone
+
     def unit(self, fmt: Format) -> int:
         """Columns at whose multiples the kernel may cut K: those of a stage, or of a tile if that is more."""
         return max(self.stage, spans(fmt)) * SPAN
@@ -79,8 +85,9 @@ TILINGS = (
     Tiling(16,   0,         0,    16,     1,      4,      4,     8),
     Tiling(32,   400,       0,    32,     3,      1,      4,     4,    needs=3),
     Tiling(32,   200,       0,    32,     2,      2,      4,     6,    needs=6),
-    Tiling(32,   200,       0,    32,     2,      2,      4,     4,    spans=4),
-    Tiling(32,   200,       0,    32,     2,      1,      4,     5),
+    Tiling(32,   200,       0,    32,     2,      2,      4,     6,    needs=6, lone=True),
+    Tiling(32,   200,       0,    32,     2,      1,      4,     5,    spans=4),
+    Tiling(32,   200,       0,    32,     2,      2,      2,     12),
     Tiling(32,   0,         8192, 32,     1,      4,      4,     8,    needs=8),
     Tiling(32,   0,         8192, 32,     1,      4,      4,     8,    needs=8, lone=True),
     Tiling(32,   0,         0,    32,     1,      2,      4,     6),
@@ -93,8 +100,8 @@ TILINGS = (
     Tiling(48,   0,         0,    48,     1,      2,      2,     10,   needs=10, lone=True),
     Tiling(48,   0,         0,    48,     1,      2,      4,     6),
     Tiling(64,   400,       0,    64,     3,      1,      4,     3,    needs=3),
-    Tiling(64,   200,       0,    64,     2,      2,      4,     4,    needs=4),
     Tiling(64,   200,       0,    64,     2,      1,      4,     4,    spans=4),
+    Tiling(64,   200,       0,    64,     2,      2,      4,     4,    needs=4),
     Tiling(64,   33,        8192, 64,     2,      1,      4,     4,    spans=4),
     Tiling(64,   400,       0,    64,     3,      1,      2,     7),
     Tiling(64,   200,       0,    64,     2,      2,      2,     8),
@@ -116,7 +123,6 @@ TILINGS = (
     Tiling(112,  200,       0,    112,    2,      1,      2,     5),
     Tiling(112,  0,         0,    112,    1,      2,      2,     6),
     Tiling(128,  400,       0,    128,    3,      1,      2,     4),
-    Tiling(128,  65,        0,    128,    2,      1,      2,     5,    spans=4),
     Tiling(128,  100,       0,    128,    1,      2,      2,     6,    needs=6, lone=True),
     Tiling(128,  65,        0,    128,    2,      1,      2,     5),
     Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
@@ -135,6 +141,10 @@ TILINGS = (
     Tiling(192,  0,         0,    96,     1,      2,      2,     6,    needs=6, lone=True),
     Tiling(192,  0,         0,    96,     1,      2,      2,     6),
     Tiling(224,  0,         0,    112,    1,      2,      2,     6),
+    Tiling(224,  33,        8192, 224,    2,      1,      1,     6),
+    Tiling(256,  33,        8192, 256,    2,      1,      1,     5,    spans=4),
+    Tiling(256,  33,        8192, 128,    2,      1,      2,     5,    needs=5),
+    Tiling(256,  33,        8192, 256,    2,      1,      1,     5),
     Tiling(256,  0,         0,    128,    1,      2,      2,     6,    needs=6, lone=True),
     Tiling(256,  0,         0,    128,    2,      1,      2,     5),
     Tiling(144,  0,         0,    144,    2,      1,      2,     4),
@@ -164,7 +174,11 @@ def tiling_of(fmt: Format, m: int, strips: int, k: int, sms: int) -> Tiling:
 
 def compiled(fmt: Format) -> list[Tiling]:
     """The tilings that products of a format may get, plain."""
-    return list(dict.fromkeys(row.plain for row in TILINGS if row.serves(fmt)))
+    rows: list[Tiling] = []
+    for row in TILINGS:
+        if row.serves(fmt) and not any(before.hides(row) for before in rows):
+            rows.append(row)
+    return list(dict.fromkeys(row.plain for row in rows))
 
 
 def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
@@ -172,17 +186,28 @@ def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     along, dtype = spans(fmt), tile_dtype(fmt)
     codes = dtype["spans"].base.itemsize
     fields = dtype.itemsize - along * codes
-    whole = tiling.stage % along == 0  # tiles in a stage; else the fields of a tile have slots of their own
-    weights = tiling.stage * codes + (tiling.stage // along * fields if whole else 0)
-    slots = 0 if whole else 1 + (depth - 1 + along - 1) * tiling.stage // along
+    weights = tiling.stage * codes + tiling.stage // along * fields
     x = tiling.stage * tiling.tokens * SPAN * 2
     exchange = 0 if tiling.lone else tiling.chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
         + depth * (x + tiling.strips * weights)
-        + tiling.strips * (slots * fields + exchange)
+        + tiling.strips * (slots(fmt, tiling, depth) * fields + exchange)
         + BARRIERS
     )
+
+
+def slots(fmt: Format, tiling: Tiling, depth: int) -> int:
+    """Tiles of a strip whose fields lie beside a ring of so many stages: none if a stage holds whole tiles.
+
+    As many as the stages may be of, so that the same splits read all tiles of a slot.
+    """
+    stages = spans(fmt) // tiling.stage  # of a tile
+    if stages < 2:
+        return 0
+    together = tiling.splits // gcd(stages, tiling.splits)
+    least = 1 + -(-(depth - 1) // stages)
+    return -(-least // together) * together
 
 
 def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
@@ -191,6 +216,6 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
     depth = next(depth for depth in depths if memory_bytes(fmt, tiling, depth) <= SHARED)
     return {
         "In": source, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits, "STAGE": tiling.stage,
-        "DEPTH": depth, "LONE": int(tiling.lone), "CHUNK": tiling.chunk, "SHARED": memory_bytes(fmt, tiling, depth),
-        "MOST_PARTS": MOST_PARTS, "ARRIVALS": ARRIVALS,
+        "DEPTH": depth, "SLOTS": slots(fmt, tiling, depth), "LONE": int(tiling.lone), "CHUNK": tiling.chunk,
+        "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS, "ARRIVALS": ARRIVALS,
     }  # fmt: skip

@@ -53,7 +53,8 @@ def test_header_is_the_twin_of_the_module(fmt):
         assert f"struct {fmt.name} : Codebook<{fmt.name}_fields<GROUPS>, {fmt.name}_codebook>" in text
         return
     assert f"Twin of qgemm/formats/{fmt.name}.py" in text
-    assert re.search(rf"struct {fmt.name} : (\w+<)?{fmt.name}_fields<GROUPS>", text)
+    assert re.search(rf"struct {fmt.name} : [\w<]*<?{fmt.name}_fields<GROUPS>", text)
+    assert ("HalfScales<" in text or "HalfMinimums<" in text) == tiles.half_scales(fmt)
     assert re.search(rf"HAS_MINIMUM = {'true' if {'m', 'dmin'} & {*fmt.scale_fields} else 'false'};", text)
 
 

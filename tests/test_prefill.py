@@ -124,10 +124,12 @@ def test_what_is_picked_is_among_what_is_raced(fmt):
 
 
 def test_rows_of_the_table_are_for_someone():
-    """A row that needs stages has them; a row with a lone segment or needs has one after it that has neither."""
+    """No row is hidden by those before it; a row that needs stages has them; a row with a lone segment or needs has one
+    after it that has neither."""
     for index, row in enumerate(tilings.TILINGS):
         served = [fmt for fmt in TILED if row.serves(fmt)]
-        assert served
+        hiding = [before for before in tilings.TILINGS[:index] if before.hides(row)]
+        assert any(not any(before.serves(fmt) for before in hiding) for fmt in served)
         if row.needs > 1:
             depths = {tilings.prefill_template(fmt, row, "half")["DEPTH"] for fmt in served}
             assert min(depths) >= row.needs
@@ -169,7 +171,7 @@ def begin_of(cut: prefill.Cut, cta: int) -> int:
 def test_grids_share_all_work(sms, units):
     for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
         grid = prefill.grid_of(count, units, sms)
-        ctas, whole, halves = grid
+        ctas, whole, equal = grid
         assert 1 <= ctas <= sms
         assert 0 <= whole <= count
         cut = (count - whole) * units
@@ -179,29 +181,29 @@ def test_grids_share_all_work(sms, units):
             assert pieces[0] == 0
             assert pieces[-1] == cut
             assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
-        if halves:  # two neighbours share each tile
-            assert pieces[::2] == [tile * units for tile in range(count + 1)]
+        if equal:  # neighbours share each tile
+            assert pieces[::equal] == [tile * units for tile in range(count + 1)]
         busiest = -(-whole // ctas) * units + -(-cut // ctas)
         ideal = -(-count * units // sms)
         pieces_each = max(1, sms // count)  # few tiles are cut into equal pieces
         assert busiest <= max(ideal * (1 + prefill.WASTE) + 1, -(-units // min(pieces_each, units)))
 
 
-def test_halves_wait_for_each_other_only_where_both_get_a_multiprocessor():
-    assert prefill.grid_of(64, 128, 132) == (128, 0, True)
-    assert not prefill.grid_of(64, 128, prefill.MOST_GRIDS).halves
-    assert not prefill.grid_of(64, 128, 132, splits=2).halves
-    assert not prefill.grid_of(40, 128, 132).halves  # three pieces
-    assert not prefill.grid_of(64, 1, 132).halves
+def test_ctas_wait_for_each_other_only_where_both_get_a_multiprocessor():
+    assert prefill.grid_of(64, 128, 132) == (128, 0, 2)
+    assert prefill.grid_of(32, 128, 132) == (128, 0, 4)
+    assert not prefill.grid_of(64, 128, prefill.MOST_GRIDS).equal
+    assert not prefill.grid_of(64, 128, 132, splits=2).equal
+    assert not prefill.grid_of(64, 1, 132).equal
 
 
 def test_few_tiles_are_cut_where_whole_ones_leave_much_idle():
-    assert prefill.grid_of(112, 16, 132) == (112, 112, False)
-    assert prefill.grid_of(80, 16, 132) == (132, 0, False)
-    assert prefill.grid_of(80, 16, 132, lone=True) == (80, 80, False)
-    assert prefill.grid_of(80, 15, 132) == (80, 80, False)
-    assert prefill.grid_of(40, 16, 132) == (120, 0, False)
-    assert prefill.grid_of(1, 16, 132) == (16, 0, False)
+    assert prefill.grid_of(112, 16, 132) == (112, 112, 0)
+    assert prefill.grid_of(80, 16, 132) == (132, 0, 0)
+    assert prefill.grid_of(80, 16, 132, lone=True) == (80, 80, 0)
+    assert prefill.grid_of(80, 15, 132) == (80, 80, 0)
+    assert prefill.grid_of(40, 16, 132) == (120, 0, 3)
+    assert prefill.grid_of(1, 16, 132) == (16, 0, 16)
 
 
 def test_powers_of_two_cancel():
@@ -213,6 +215,20 @@ def test_powers_of_two_cancel():
         assert units.level == 2.0 ** {"q4_0": -9, "mxfp4": -15}[name]
         if -100 < exponent < 100:
             assert 2.0 ** (15 + exponent) / tiles.LARGEST_CODE * units.scale <= 2.0**15
+
+
+@each([fmt for fmt in TILED if tiles.half_scales(fmt)])
+def test_two_factors_bring_every_half_into_its_unit(fmt):
+    """HalfFactor of kernels/prefill.cu: as if in float32, rounded once, whatever the largest weight of a tensor is."""
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    for bound in (0, 2.0**-17, 1e-3, 1, 1e4, 128.5 * 65504):
+        units = prefill.units_of(fmt, half_exponent(bound))
+        for power in np.float32([units.scale, units.minimum]):
+            second = np.clip(power, np.float32(2.0**-24), np.float32(2.0**15))
+            first = min(power / second, np.float32(2.0**15))
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = numbers * np.float16(first) * np.float16(second)
+                np.testing.assert_array_equal(found, (numbers.astype(np.float32) * power).astype(np.float16))
 
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-30, 0.1, 1, 7e4, 1e37])

@@ -49,7 +49,7 @@ def one_tile(fmt, seed):
 def test_codes_lie_where_the_rules_say(fmt):
     """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step.
 
-    Of mxfp4 before its words are changed once more.
+    Of some formats before their words are changed once more.
     """
     raw = one_tile(fmt, 1)
     spans = tiles.pack(dataclasses.replace(fmt, to_tile=None), raw)["spans"][0, 0]
@@ -79,6 +79,24 @@ def test_words_of_mxfp4_are_halves():
     halves = registers.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2)  # [warp, g, t, step, h, r, e]
     v = fmt.decode_levels(raw.reshape(-1)).codes.reshape(4, 2, 8, 4, 2, 4, 2)  # [warp, r, g, step, h, t, e]
     np.testing.assert_array_equal(halves.transpose(0, 5, 1, 3, 4, 2, 6), v / 2**15)
+
+
+@each([qgemm.FORMATS[name] for name in ("q5_0", "q5_1", "q5_k", "q6_k")])
+def test_words_of_five_and_six_bits_overlap(fmt):
+    """As the docstring of qgemm/formats/overlapping.py says: two codes in every byte, with the rest of a step."""
+    raw = one_tile(fmt, 5)
+    spans = tiles.pack(fmt, raw)["spans"][0, 0]  # of fields [span][warp, 1, lane, word]
+    low, rest = (spans[name][:, :, 0] for name in ("qs" if "qs" in fmt.slots else "ql", "qh"))
+    bits = 4 + rest.shape[-1]
+    codes = fmt.decode_levels(raw.reshape(-1)).codes.reshape(64, -1, 64)
+    for span, warp, lane, step, j in np.ndindex(*low.shape, 4):
+        g, t = divmod(lane, 4)
+        w, f = int(low[span, warp, lane, step]), int(rest[span, warp, lane, step * (bits - 4) // 4])
+        by = (2 * bits - 8) * step % 8
+        f = (f >> by | f << 32 - by) & 0xFFFFFFFF
+        found = [(w ^ f) >> 8 * j & 2**bits - 1, (w >> 8 * j & 0xFF) >> 8 - bits]
+        column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
+        assert found == [codes[16 * warp + 8 * r + g, span, column] for r in range(2)]
 
 
 @each(CODEBOOKS)

@@ -103,8 +103,12 @@ struct mxfp4 : mxfp4_fields<GROUPS> {
     static constexpr bool HAS_MINIMUM = false;
     using Encoder = mxfp4_encoder;
 
-    static __device__ u32 to_tile(u32 nibbles) { return e2m1_to_tile(nibbles); }
-    static __device__ u32 from_tile(u32 word) { return e2m1_from_tile(word); }
+    static __device__ void to_tile(Codes& codes) {
+        for (u32& word : codes.qs) word = e2m1_to_tile(word);
+    }
+    static __device__ void from_tile(Codes& codes) {
+        for (u32& word : codes.qs) word = e2m1_from_tile(word);
+    }
     static __device__ Fragment fragment(const Codes& codes, int step) { return e2m1_fragment(codes.qs[step]); }
     // v / 2^15, as the bits stand.
     static constexpr int RAW_ZERO = 0, RAW_EXPONENT = mxfp4_fields<GROUPS>::LEVEL_EXPONENT, RAW_SHIFT = 0;

@@ -5,7 +5,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q4_0 : q4_0_fields<GROUPS> {
+struct q4_0 : HalfScales<q4_0_fields<GROUPS>> {
     using Codes = q4_0_codes;
     static constexpr int ZERO = 8;
     static constexpr bool HAS_MINIMUM = false;
@@ -16,6 +16,4 @@ struct q4_0 : q4_0_fields<GROUPS> {
     static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = 4;
     static __device__ Fragment raw(const Codes& codes, int step) { return raw_nibbles(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return nibble_bytes(codes.qs[step]); }
-    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
-    __device__ float2 minimum(int, int, int) const { return {}; }
 };

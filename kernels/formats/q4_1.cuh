@@ -5,7 +5,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q4_1 : q4_1_fields<GROUPS> {
+struct q4_1 : HalfMinimums<q4_1_fields<GROUPS>> {
     using Codes = q4_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;
@@ -16,6 +16,4 @@ struct q4_1 : q4_1_fields<GROUPS> {
     static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = 4;
     static __device__ Fragment raw(const Codes& codes, int step) { return raw_nibbles(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return nibble_bytes(codes.qs[step]); }
-    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
-    __device__ float2 minimum(int group, int g, int block) const { return row_pair(this->m[group][g][block]); }
 };

@@ -2,26 +2,10 @@
 #pragma once
 
 #include "../encoder.cuh"
-#include "../fragment.cuh"
+#include "../overlapping.cuh"
 
 template <int GROUPS>
-struct q5_1 : q5_1_fields<GROUPS> {
-    using Codes = q5_1_codes;
-    static constexpr int ZERO = 0;
+struct q5_1 : FiveBits<HalfMinimums<q5_1_fields<GROUPS>>, 0> {
     static constexpr bool HAS_MINIMUM = true;
     using Encoder = AffineEncoder<q5_1_block, 31>;
-
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        return five_bit_fragment(codes.qs[step], codes.qh[0], step, ZERO);
-    }
-    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
-    static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = 4;
-    static __device__ Fragment raw(const Codes& codes, int step) {
-        return raw_five_bits(codes.qs[step], codes.qh[0], step);
-    }
-    static __device__ Bytes bytes(const Codes& codes, int step) {
-        return five_bit_bytes(codes.qs[step], codes.qh[0], step);
-    }
-    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
-    __device__ float2 minimum(int group, int g, int block) const { return row_pair(this->m[group][g][block]); }
 };

@@ -5,7 +5,7 @@
 #include "../fragment.cuh"
 
 template <int GROUPS>
-struct q8_0 : q8_0_fields<GROUPS> {
+struct q8_0 : HalfScales<q8_0_fields<GROUPS>> {
     using Codes = q8_0_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;
@@ -20,6 +20,4 @@ struct q8_0 : q8_0_fields<GROUPS> {
         return raw_bytes(codes.qs[2 * step], codes.qs[2 * step + 1]);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) { return {codes.qs[2 * step], codes.qs[2 * step + 1]}; }
-    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
-    __device__ float2 minimum(int, int, int) const { return {}; }
 };

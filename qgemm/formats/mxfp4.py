@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import HALVES, Bytes, Floats, Words, pack_nibbles, unpack_nibbles
+from ..bits import HALVES, Bytes, Floats, LaneWords, pack_nibbles, unpack_nibbles
 from ..block import Blocks, Format, Levels
 from .scales import absmax
 
@@ -65,24 +65,25 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(VALUES.take(unpack_nibbles(blocks["qs"]))[:, None], SCALES[blocks["e"]][:, None])
 
 
-def to_tile(words: Words) -> Words:
+def to_tile(nibbles: LaneWords) -> LaneWords:
     """Words of eight codes as nibbles -> the words w of a tile.
 
     Every bit is moved to a place of its own; then those that the last two pairs are sums of are taken out of the sums.
     """
+    words = nibbles["qs"]
     w: NDArray[Any] = words & 0x90079007 | words >> 1 & 0x01B801B8 | words << 2 & 0x22002200
     w = w | words << 3 & 0x00400040 | words >> 3 & 0x0C000C00 | words << 4 & 0x40004000
     w = w ^ w << 3 & 0x10001000 ^ w << 5 & 0x40004000 ^ w >> 3 & 0x80008000 ^ w >> 5 & 0x20002000
-    tiled: Words = w ^ w >> 3 & 0x0C000C00 ^ w >> 5 & 0x01800180
-    return tiled
+    return {"qs": w ^ w >> 3 & 0x0C000C00 ^ w >> 5 & 0x01800180}
 
 
-def from_tile(words: Words) -> Words:
+def from_tile(words: LaneWords) -> LaneWords:
     """The inverse of `to_tile`."""
-    nibbles = np.zeros_like(words)
-    for i, a in enumerate((words << 9, words << 6, words << 2 ^ words >> 3, words ^ words >> 3)):
+    w = words["qs"]
+    nibbles = np.zeros_like(w)
+    for i, a in enumerate((w << 9, w << 6, w << 2 ^ w >> 3, w ^ w >> 3)):
         nibbles |= (a >> 9 & 0x00070007 | a >> 12 & 0x00080008) << 4 * i
-    return nibbles
+    return {"qs": nibbles}
 
 
 FORMAT = Format(

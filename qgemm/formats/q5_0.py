@@ -12,6 +12,7 @@ import numpy as np
 
 from ..bits import HALVES, IN_ORDER, Floats, pack_fives, reciprocal, to_codes, unpack_fives
 from ..block import Blocks, Format, Levels
+from . import overlapping
 from .scales import blocks_of, signed_absmax
 
 DTYPE = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
@@ -38,4 +39,7 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(codes[:, None], blocks["d"].astype(np.float32)[:, None], zero=ZERO)
 
 
-FORMAT = Format("q5_0", 32, DTYPE, encode, levels, ggml_type=6, slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack)
+FORMAT = Format(
+    "q5_0", 32, DTYPE, encode, levels, ggml_type=6, slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack,
+    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+)  # fmt: skip

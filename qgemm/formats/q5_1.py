@@ -13,6 +13,7 @@ import numpy as np
 
 from ..bits import HALVES, IN_ORDER, Floats, pack_fives, unpack_fives
 from ..block import Blocks, Format, Levels
+from . import overlapping
 from .scales import blocks_of, with_minimum
 
 DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
@@ -36,4 +37,7 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(unpack_fives(blocks["qs"], blocks["qh"])[:, None], d, m)
 
 
-FORMAT = Format("q5_1", 32, DTYPE, encode, levels, ggml_type=7, slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack)
+FORMAT = Format(
+    "q5_1", 32, DTYPE, encode, levels, ggml_type=7, slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack,
+    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+)  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..bits import unpack_planes
 from ..block import Blocks, Format, Levels
-from . import q4_k
+from . import overlapping, q4_k
 
 DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
 SLOTS = {"qs": q4_k.SLOTS["qs"], "qh": tuple(32 * g + j for j in range(32) for g in range(8))}
@@ -28,4 +28,7 @@ def levels(blocks: Blocks) -> Levels:
     return low._replace(codes=low.codes | fifth << np.uint8(4))
 
 
-FORMAT = Format("q5_k", 256, DTYPE, levels=levels, ggml_type=13, slots=SLOTS)
+FORMAT = Format(
+    "q5_k", 256, DTYPE, levels=levels, ggml_type=13, slots=SLOTS,
+    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+)  # fmt: skip

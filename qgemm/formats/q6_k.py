@@ -10,10 +10,13 @@ offset  bytes  field
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ..bits import unpack_nibbles, unpack_planes
 from ..block import Blocks, Format, Levels
+from . import overlapping
 
 DTYPE = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
 SLOTS = {
@@ -32,4 +35,7 @@ def levels(blocks: Blocks) -> Levels:
         return Levels((low | high << np.uint8(4)).reshape(-1, 16, 16), d * blocks["scales"], zero=ZERO)
 
 
-FORMAT = Format("q6_k", 256, DTYPE, levels=levels, ggml_type=14, slots=SLOTS)
+FORMAT = Format(
+    "q6_k", 256, DTYPE, levels=levels, ggml_type=14, slots=SLOTS,
+    to_tile=partial(overlapping.to_tile, low="ql"), from_tile=partial(overlapping.from_tile, low="ql"),
+)  # fmt: skip

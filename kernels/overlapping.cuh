@@ -1,0 +1,87 @@
+// Codes of five and six bits: of a step, a lane has a word of bytes in which those of two rows overlap, and a part of a word
+// of the rest. Twin of qgemm/formats/overlapping.py, which says how they lie there.
+#pragma once
+
+#include "fragment.cuh"
+
+template <int BITS>
+struct Overlapping {
+    static constexpr int ABOVE = BITS - 4, SHIFT = 8 - BITS, OVERLAP = 2 * ABOVE;
+    static constexpr int WORDS = SPAN_COLUMNS / 16, STEPS = WORDS / ABOVE;  // of a span; that share a word of the rest
+    static constexpr u32 CODE = (1 << BITS) - 1, BYTES = 0x01010101, HALVES = 0x00010001;
+
+    // The word of the rest as a step meets it, further bytes down.
+    static __device__ u32 turned(u32 rest, int step, int bytes = 0) {
+        return __funnelshift_r(rest, rest, OVERLAP * (step % STEPS) + 8 * bytes);
+    }
+
+    static __device__ Fragment raw(u32 word, u32 rest, int step) {
+        constexpr u32 LOW = CODE * HALVES, HIGH = LOW << SHIFT;
+        const u32 far = word >> 8;
+        return ::raw(differing<LOW>(word, turned(rest, step)), word & HIGH, differing<LOW>(far, turned(rest, step, 1)),
+                     far & HIGH);
+    }
+    static __device__ Fragment levels(u32 word, u32 rest, int step, int zero) {
+        const Fragment codes = raw(word, rest, step);
+        const u32* bits = reinterpret_cast<const u32*>(codes.a);
+        return {levels_from<0>(bits[0], zero), levels_from<SHIFT>(bits[1], zero), levels_from<0>(bits[2], zero),
+                levels_from<SHIFT>(bits[3], zero)};
+    }
+    static __device__ Bytes bytes(u32 word, u32 rest, int step) {
+        return {differing<CODE * BYTES>(word, turned(rest, step)), word >> SHIFT & CODE * BYTES};
+    }
+
+    // Side by side -> as in a tile, and back.
+    static __device__ void to_tile(u32 (&words)[WORDS], u32 (&rests)[ABOVE]) {
+        constexpr u32 UPPER = ((1 << ABOVE) - 1) * BYTES;
+        u32 rows[WORDS], made[ABOVE] = {};
+#pragma unroll
+        for (int step = 0; step < WORDS; ++step) {
+            const u32 upper = rests[step / STEPS] >> ABOVE * (step % STEPS), nibbles = words[step];
+            const u32 row = (nibbles & 0x0f0f0f0f) | (upper & UPPER) << 4;
+            const u32 row8 = (nibbles >> 4 & 0x0f0f0f0f) | (upper >> 4 & UPPER) << 4;
+            const u32 needed = ((row >> SHIFT ^ row8) & ((1 << OVERLAP) - 1) * BYTES) << SHIFT;
+            made[step / STEPS] |= __funnelshift_l(needed, needed, OVERLAP * (step % STEPS));
+            words[step] = row8 << SHIFT, rows[step] = row;
+        }
+#pragma unroll
+        for (int step = 0; step < WORDS; ++step) {
+            rests[step / STEPS] = made[step / STEPS];
+            words[step] |= (rows[step] ^ turned(made[step / STEPS], step)) & ((1 << SHIFT) - 1) * BYTES;
+        }
+    }
+    static __device__ void from_tile(u32 (&words)[WORDS], u32 (&rests)[ABOVE]) {
+        constexpr u32 UPPER = ((1 << ABOVE) - 1) * BYTES;
+        u32 uppers[ABOVE] = {};
+#pragma unroll
+        for (int step = 0; step < WORDS; ++step) {
+            const Bytes codes = bytes(words[step], rests[step / STEPS], step);
+            words[step] = (codes.row[0] & 0x0f0f0f0f) | (codes.row[1] & 0x0f0f0f0f) << 4;
+            const u32 upper = (codes.row[0] >> 4 & UPPER) | (codes.row[1] >> 4 & UPPER) << 4;
+            uppers[step / STEPS] |= upper << ABOVE * (step % STEPS);
+        }
+#pragma unroll
+        for (int i = 0; i < ABOVE; ++i) rests[i] = uppers[i];
+    }
+};
+
+// The codes of a format with five bits, whose fields of them are qs and qh.
+template <class Fields, int OF_ZERO>
+struct FiveBits : Fields {
+    using Codes = typename Fields::Codes;
+    static constexpr int ZERO = OF_ZERO;
+    using Words = Overlapping<5>;
+    static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.qs, codes.qh); }
+    static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.qs, codes.qh); }
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        return Words::levels(codes.qs[step], codes.qh[0], step, ZERO);
+    }
+    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
+    static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = Words::SHIFT;
+    static __device__ Fragment raw(const Codes& codes, int step) {
+        return Words::raw(codes.qs[step], codes.qh[0], step);
+    }
+    static __device__ Bytes bytes(const Codes& codes, int step) {
+        return Words::bytes(codes.qs[step], codes.qh[0], step);
+    }
+};
