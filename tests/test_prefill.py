@@ -320,7 +320,7 @@ def test_products_at_every_edge(fmt, n, k):
 @with_gpu
 @every_tiling()
 def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
-    """Grids of whole tiles, of cut ones, of both, of halves; strips missing in the last one; always the same bits."""
+    """Grids of whole tiles, cut ones, both, equal pieces; strips missing in the last one; always the same bits."""
     from qgemm.decode import Shape
 
     monkeypatch.setattr(prefill, "CUT_UNITS", 2)

@@ -1,6 +1,6 @@
 """Compile every kernel x format x architecture with NVRTC, without a GPU; report registers and spills.
 
-On the tuned architecture every template that the routes can ask for is compiled, elsewhere one set of types.
+On the tuned architecture every template that a product can get is compiled, elsewhere one set of types.
 Exit 1 if anything fails to compile, with the log, or if a kernel that is tuned for its architecture spills registers.
 With --fill-cache the kernels go where a GPU that needs them looks first (qgemm/jit.py), and nothing is reported.
 """
@@ -24,6 +24,7 @@ from qgemm.routes import PREPARED, Problem, common_variants, route, variants
 
 TUNED = "sm_90a"
 TUNED_KERNELS = ("decode", "decode_a8", "prefill")  # there; for x of 16 bits or Q8_1 they may spill no registers
+DECODE = {"decode": "a16", "decode_a8": "a8"}  # kernels and their activations
 ELSEWHERE = {"In": ("half", PREPARED), "Out": ("float",)}  # the types compiled for the other architectures
 
 
@@ -38,9 +39,6 @@ class Unit(NamedTuple):
     def __str__(self) -> str:
         parameters = " ".join(f"{name}={value}" for name, value in self.template)
         return f"{self.arch:7} {self.kernel} {self.format} {parameters}"
-
-
-DECODE = {"decode": "a16", "decode_a8": "a8"}  # kernels and their activations
 
 
 def launched(fmt: Format, kernel: str, template: jit.Template, sm: int) -> bool:
