@@ -8,6 +8,7 @@
 // Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SLOTS (for fields of tiles), LONE (a CTA has one
 // segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes), MOST_PARTS,
 // ARRIVALS (of a warp that gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
+#include "cluster.cuh"
 #include "epilogue.cuh"
 #include "pdl.cuh"
 #include "tile.cuh"
@@ -85,6 +86,9 @@ using Ring = RingOf<WHOLE_TILES ? STAGE / SPANS : 0, SLOTS>;
 // Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in order.
 using Part = float4[SPLITS > 1 ? SPLITS - 1 : 1][FOURS][GROUP_THREADS];
 using Staged = float[CHUNK][TILE_ROWS + 4];
+// Where the other CTA of a pair puts its sums of half a strip's chunks, once no stage is read any more.
+constexpr int HALF_FOURS = (CHUNKS + 1) / 2 * FOURS;
+using Inbox = float4[HALF_FOURS][GROUP_THREADS];
 
 // x in a ring of stages, and room for what comes after the products: beside the ring, where the first split owns all chunks,
 // one after the other; or, if a CTA has one segment, in place of the ring, where each split owns some of them.
@@ -95,7 +99,10 @@ struct Tokens {
         Part part;
         Staged staged;
     };
-    RingOfX x;
+    union {
+        RingOfX x;
+        Inbox inbox[STRIPS];
+    };
     Exchange exchange[STRIPS];
 
     __device__ Part& part(int strip, int) { return exchange[strip].part; }
@@ -111,7 +118,10 @@ struct Tokens<true> {
     };
     union {
         RingOfX x;
-        Exchange exchange[STRIPS];
+        struct {
+            Exchange exchange[STRIPS];
+            Inbox inbox[STRIPS];
+        };
     };
 
     __device__ Part& part(int strip, int chunk) { return exchange[strip].parts[chunk]; }
@@ -123,7 +133,7 @@ struct Tokens<true> {
 
 struct Memory : Tokens<LONE> {
     Ring weights[STRIPS];
-    unsigned long long full[DEPTH], empty[DEPTH];
+    unsigned long long full[DEPTH], empty[DEPTH], received[STRIPS][SPLITS];
 };
 constexpr u32 X_STAGE = sizeof(RingOfX) / DEPTH / 16, X_SPAN = X_STAGE / STAGE;  // of operand B's address
 static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
@@ -564,34 +574,75 @@ struct Consumer {
         named_barrier(1 + STRIPS + (LONE ? split * STRIPS : 0) + strip, GROUP_THREADS);
     }
 
-    // Of a tile that other CTAs share, chunks that another is the owner of go to their places in the workspace, and
-    // what others have of its own chunks is added, in order.
+    // Whether this warpgroup has a chunk of those that its CTA adds up.
+    __device__ bool keeps(int chunk, u32 chunks) const { return mine(chunk) && chunks >> chunk & 1; }
+
+    // Of a tile that a pair of CTAs shares each sends the chunks that the other adds up. First it says that it has read all
+    // stages, and what it will receive.
+    __device__ u32 received() const { return shared_address(&memory.received[strip][split]); }
+    __device__ __forceinline__ void open_inbox(u32 chunks) const {
+        int count = 0;
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) count += keeps(chunk, chunks);
+        if (thread == 0) mbarrier_expect(received(), count * FOURS * sizeof(memory.inbox[0][0]));
+        __syncwarp();
+        pair_arrive();
+    }
+    __device__ __forceinline__ void exchange_in_pair(float (&sums)[SUMS], u32 chunks) const {
+        const int start = chunks & 1 ? 0 : HALF_FOURS, start_of_other = HALF_FOURS - start;
+        auto& inbox = memory.inbox[strip];
+        const u32 to = address_in_other(shared_address(&inbox[0][thread])), barrier = address_in_other(received());
+#pragma unroll
+        for (int i = 0; i < SUMS / 4; ++i)
+            if (keeps(i / FOURS, ~chunks))
+                store_to_other(to + (i - start_of_other) * sizeof(inbox[0]), four(sums, i), barrier);
+        wait_for_other(received(), 0);
+#pragma unroll
+        for (int i = 0; i < SUMS / 4; ++i)
+            if (keeps(i / FOURS, chunks)) add(sums, i, inbox[i - start][thread]);
+    }
+
+    // Of a tile that other CTAs share, what all but the last have goes to their places in the workspace, and is added by
+    // the last, in order. chunks: of those who exchange them.
     __device__ float4* part_of(Workspace* workspace, int cta) const {
         return workspace->parts() + (i64(cta) * STRIPS + strip) * (SUMS / 4) * GROUP_THREADS + thread;
     }
     __device__ u32* flag_of(Workspace* workspace, int cta, int chunk) const {
         return &workspace->flags[(cta * STRIPS + strip) * CHUNKS + chunk];
     }
-    __device__ __forceinline__ void exchange(float (&sums)[SUMS], const Sharers& sharers, Workspace* workspace) const {
-        const int me = blockIdx.x;
-        float4* part = part_of(workspace, me);
-#pragma unroll
-        for (int i = 0; i < SUMS / 4; ++i)
-            if (mine(i / FOURS) && sharers.owner(i / FOURS) != me) part[i * GROUP_THREADS] = four(sums, i);
-        group_barrier();
-        if (thread < CHUNKS && mine(thread) && sharers.owner(thread) != me) raise_flag(flag_of(workspace, me, thread));
-        if (!sharers.owns_some(me)) return;
-        for (int i = thread; i < CHUNKS * sharers.count; i += GROUP_THREADS) {
-            const int cta = sharers.first + i / CHUNKS, chunk = i % CHUNKS;
-            if (cta != me && mine(chunk) && sharers.owner(chunk) == me) await_flag(flag_of(workspace, cta, chunk));
-        }
-        group_barrier();
-        for (int cta = sharers.first; cta < sharers.first + sharers.count; ++cta) {
-            if (cta == me) continue;
-            const float4* other = part_of(workspace, cta);
+    __device__ __forceinline__ void exchange(float (&sums)[SUMS], const Sharers& sharers, u32 chunks,
+                                             Workspace* workspace) const {
+        const int me = blockIdx.x, step = sharers.step(), first = sharers.first + me % step;
+        if (!sharers.last(me)) {
+            float4* part = part_of(workspace, me);
 #pragma unroll
             for (int i = 0; i < SUMS / 4; ++i)
-                if (mine(i / FOURS) && sharers.owner(i / FOURS) == me) add(sums, i, __ldcg(other + i * GROUP_THREADS));
+                if (keeps(i / FOURS, chunks)) part[i * GROUP_THREADS] = four(sums, i);
+            group_barrier();
+            if (thread < CHUNKS && keeps(thread, chunks)) raise_flag(flag_of(workspace, me, thread));
+            return;
+        }
+        for (int i = thread; i < CHUNKS * sharers.count; i += GROUP_THREADS) {
+            const int cta = first + i / CHUNKS * step, chunk = i % CHUNKS;
+            if (cta < me && keeps(chunk, chunks)) await_flag(flag_of(workspace, cta, chunk));
+        }
+        group_barrier();
+        if (chunks == Sharers::ALL) return add_parts<Sharers::ALL>(sums, first, step, workspace);
+        if (chunks == Sharers::HALF) return add_parts<Sharers::HALF>(sums, first, step, workspace);
+        add_parts<Sharers::ALL & ~Sharers::HALF>(sums, first, step, workspace);
+    }
+    // Which chunks is known to the compiler, so that loads need not wait for each other.
+    template <u32 ADDED>
+    __device__ __forceinline__ void add_parts(float (&sums)[SUMS], int first, int step, Workspace* workspace) const {
+        for (int cta = first; cta < int(blockIdx.x); cta += step) {
+            const float4* part = part_of(workspace, cta);
+            float4 more[SUMS / 4];
+#pragma unroll
+            for (int i = 0; i < SUMS / 4; ++i)
+                if (ADDED >> i / FOURS & 1) more[i] = mine(i / FOURS) ? __ldcg(part + i * GROUP_THREADS) : float4{};
+#pragma unroll
+            for (int i = 0; i < SUMS / 4; ++i)
+                if (ADDED >> i / FOURS & 1) add(sums, i, more[i]);
         }
     }
 
@@ -610,15 +661,15 @@ struct Consumer {
     // Sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together. First the usual case:
     // all rows there are, nothing to add.
     template <class T>
-    __device__ __forceinline__ void store_whole(const float (&sums)[SUMS], const Place& at, const Sharers& sharers,
-                                                T* y, float unit) const {
+    __device__ __forceinline__ void store_whole(const float (&sums)[SUMS], const Place& at, u32 chunks, T* y,
+                                                float unit) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged(strip, split));
         y += at.first_token * p.n + at.first_row;
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
-            if (!mine(chunk / CHUNK) || sharers.owner(chunk / CHUNK) != blockIdx.x) continue;
+            if (!keeps(chunk / CHUNK, chunks)) continue;
             group_barrier();  // the chunk before is read
 #pragma unroll
             for (int i = 0; i < CHUNK / 8; i += 2) {
@@ -651,21 +702,21 @@ struct Consumer {
     __device__ bool aligned(const void* y) const {  // all rows of y start at a multiple of 16
         return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
     }
-    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, const Sharers& sharers,
-                                          const Epilogue& epilogue, float unit) const {
+    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, u32 chunks, const Epilogue& epilogue,
+                                          float unit) const {
         const Place at(p, tile, strip);
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
-            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, sharers, static_cast<float*>(y), unit);
-            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, sharers, static_cast<half*>(y), unit);
-            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, sharers, static_cast<bf16*>(y), unit);
+            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, chunks, static_cast<float*>(y), unit);
+            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, chunks, static_cast<half*>(y), unit);
+            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, chunks, static_cast<bf16*>(y), unit);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& staged = memory.staged(strip, split);
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
-            if (!mine(chunk / CHUNK) || sharers.owner(chunk / CHUNK) != blockIdx.x) continue;
+            if (!keeps(chunk / CHUNK, chunks)) continue;
             group_barrier();  // the chunk before is read
 #pragma unroll
             for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
@@ -697,11 +748,15 @@ struct Consumer {
             multiply(sums, s, turn, fields, levels, scaler);
             turn.skip(end_stage(p, s) - first_stage(s));
             fields += s.last - s.first;
+            const Sharers sharers = all.sharers(s);
+            const u32 chunks = sharers.chunks_of(blockIdx.x);
+            if (sharers.paired) open_inbox(chunks);
             add_splits(sums);
+            if (sharers.paired) pair_wait();
             if (LONE || split == 0) {
-                const Sharers sharers = all.sharers(s);
-                if (sharers.count > 1) exchange(sums, sharers, workspace);
-                if (sharers.owns_some(blockIdx.x)) store(sums, s.tile, sharers, epilogue, units.sum);
+                if (sharers.paired) exchange_in_pair(sums, chunks);
+                if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
+                if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units.sum);
             }
         }
     }
@@ -722,6 +777,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(shared_address(&memory.full[lane]), 2);                       // producers
             mbarrier_init(shared_address(&memory.empty[lane]), STRIPS * 4 * ARRIVALS);  // warps
         }
+        if (lane < CONSUMERS)
+            mbarrier_init(shared_address(&memory.received[0][lane]), 1);  // a thread that expects bytes
         for (auto& ring : memory.weights) ring.init(lane);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     } else if (warp == 1) {

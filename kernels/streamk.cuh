@@ -9,13 +9,16 @@ struct Segment {
     int tile, first, last;
 };
 
-// The CTAs that share a tile, and which of them adds up a chunk of its tokens: that which has the end of the tile, and is
-// the last to finish; or, where all have equal pieces and finish together, the last two, each of them half of the chunks.
+// The CTAs that share a tile. That which has the end of it, and is the last to finish, adds up what all have; or, of pairs
+// of CTAs that have added up a half each, both of the last pair do so.
 struct Sharers {
+    // Chunks of tokens, a bit for each.
+    static constexpr u32 ALL = (1u << CHUNKS) - 1, HALF = (1u << (CHUNKS + 1) / 2) - 1;
     int first, count;
-    bool equal = false;
-    __device__ int owner(int chunk) const { return first + count - 1 - (equal && chunk * 2 < CHUNKS); }
-    __device__ bool owns_some(int cta) const { return owner(0) == cta || owner(CHUNKS - 1) == cta; }
+    bool paired = false;
+    __device__ int step() const { return paired ? 2 : 1; }
+    __device__ bool last(int cta) const { return cta + step() >= first + count; }
+    __device__ u32 chunks_of(int cta) const { return !paired ? ALL : cta % 2 ? ALL & ~HALF : HALF; }
 };
 
 // Divides numbers from 0 to 2^31 - 1 by one that the host knows: `factor` is 2^(31 + shift) by it, rounded up.
@@ -24,10 +27,11 @@ struct Divisor {
     __device__ int divide(int number) const { return __umulhi(2 * u32(number), factor) >> shift; }
 };
 
-// Tiles from `whole` on are laid end to end and cut into a piece for each CTA; equal: into so many of each tile, or 0.
-// piece, rest: units along K of all that is cut / CTAs. The divisors: CTAs, units of a tile, tiles of y side by side.
+// Tiles from `whole` on are laid end to end and cut into a piece for each CTA. paired: pieces of each tile, an even number
+// of equal ones, whose CTAs are pairs; or 0. piece, rest: units along K of all that is cut / CTAs. The divisors: CTAs, units
+// of a tile, tiles of y side by side.
 struct Cut {
-    int whole, equal;
+    int whole, paired;
     u32 piece, rest;
     Divisor ctas, units, row_tiles;
 };
@@ -50,7 +54,7 @@ struct Segments {
     __device__ Sharers sharers(const Segment& s) const {
         const int me = blockIdx.x, start = (s.tile - cut.whole) * units;
         if (start < 0) return {me, 1};
-        if (cut.equal) return {me / cut.equal * cut.equal, cut.equal, true};
+        if (cut.paired) return {me / cut.paired * cut.paired, cut.paired, true};
         int first = me, last = me;
         while (begin_of(first) > start) --first;
         while (begin_of(last + 1) < start + units) ++last;

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 PROGRAMMATIC = 90  # the first compute capability that launches so
 
@@ -22,6 +22,10 @@ class _Attribute(ctypes.Structure):
     """CUlaunchAttribute: an id, padding to 8 bytes, a value of 64."""
 
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+def _attribute(of: int, *value: int) -> _Attribute:
+    return _Attribute(of, 0, (ctypes.c_int * 16)(*value))
 
 
 class _Config(ctypes.Structure):
@@ -68,16 +72,21 @@ class Launch:
         arguments: Sequence[Any],
         pointers: Any,
         count: int,
+        cluster: int = 0,
     ) -> None:
-        """Of a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills."""
+        """Of a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills.
+
+        cluster: CTAs that make one (compute capability 9.0), or 0.
+        """
         check(
             driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             f"{shared} bytes of shared memory cannot be had",
         )
         across = grid if isinstance(grid, tuple) else (grid, 1)
-        attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
-        attributes = int(_compute_capability() >= PROGRAMMATIC)
-        self._config = _Config(*across, 1, block, 1, 1, shared, None, ctypes.pointer(attribute), attributes)
+        wanted = [_attribute(CLUSTER_DIMENSION, cluster, 1, 1)] if cluster else []
+        wanted += [_attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)] * (_compute_capability() >= PROGRAMMATIC)
+        attributes = (_Attribute * len(wanted))(*wanted)
+        self._config = _Config(*across, 1, block, 1, 1, shared, None, attributes, len(wanted))
         self._pointers, self._fill = pointers, struct.Struct(f"{count}P").pack_into
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         self._keep = function, arguments

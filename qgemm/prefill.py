@@ -19,9 +19,12 @@ from .tilings import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
 
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
 IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a tile has so many units along K
+PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose parts have different numbers of multiprocessors
+# Pieces of a tile, and the time it takes to add up their sums in that of a span of 64 columns of a strip. On an H200 a
+# pair exchanges them in half a microsecond; through global memory it takes two and more.
+SUMS = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
 FLAG = 4  # bytes of what says that a part is complete
 MOST_LAUNCHES = 1024  # kept
-MOST_GRIDS = 128  # that a GPU of sm_90 runs at a time (CUDA programming guide, compute capabilities)
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
 EXPONENTS = -112, 116  # least and most of a unit of weights: with levels in units of 2^-15 scales stay float32
 MOST_FACTOR = 30  # 2^MOST_FACTOR is two halves multiplied, and makes a normal one of every half
@@ -31,29 +34,28 @@ HEADROOM = 3  # between the largest weight in these units and 2^15, at least
 class Grid(NamedTuple):
     """A persistent grid: `ctas` take `whole` tiles of y in turn; those after them are cut along K, a piece a CTA.
 
-    equal: into so many pieces each, of whose CTAs the last two add up a half, each waiting for the other; or 0.
+    paired: into so many pieces each, an even number, for pairs of CTAs that exchange sums through shared memory, or 0.
     """
 
     ctas: int
     whole: int
-    equal: int = 0
+    paired: int = 0
 
 
-def grid_of(count: int, units: int, slots: int, splits: int = 1, lone: bool = False) -> Grid:
+def grid_of(count: int, units: int, slots: int, lone: bool = False, spans: int = 1) -> Grid:
     """For so many tiles of y, each of so many units along K, on a GPU that holds `slots` CTAs at a time.
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
-    more than WASTE of the GPU idle. Few tiles are cut into equal pieces, unless they leave more than IDLE and a CTA may
-    have several (not `lone`). Two CTAs add up such a tile where warpgroups do not share K as well (`splits`) and no
-    wait can be for ever: of each grid on a GPU one CTA may wait for one that has yet to start, so there must be more
-    multiprocessors than grids.
+    more than WASTE of the GPU idle. Few tiles are cut into equal pieces, as many as make the time shortest, unless they
+    leave more than IDLE and a CTA may have several (not `lone`). spans: of all strips of a tile, in a unit.
     """
     if count <= slots:
-        pieces = min(slots // count, units)
-        if count * pieces < slots * (1 - IDLE) and units >= max(CUT_UNITS, slots // count) and not lone:
+        most = min(slots // count, units)
+        if count * most < slots * (1 - IDLE) and units >= max(CUT_UNITS, slots // count) and not lone:
             return Grid(slots, 0)
-        both = pieces > 1 and splits == 1 and slots > MOST_GRIDS
-        return Grid(count * pieces, count if pieces == 1 else 0, pieces * both)
+        costs = {pieces: -(-units // pieces) * spans + sums for pieces, sums in SUMS.items() if pieces <= most}
+        pieces = min(costs, key=costs.__getitem__)
+        return Grid(count * pieces, count if pieces == 1 else 0, 0 if pieces % PAIR else pieces)
     if -(-count // slots) * slots <= count * (1 + WASTE):
         return Grid(slots, count)
     return Grid(slots, (count // slots - 1) * slots)
@@ -75,7 +77,7 @@ class Cut(ctypes.Structure):
     """How the CTAs of a grid share what is cut along K: see Cut in kernels/streamk.cuh."""
 
     _fields_ = [
-        *((name, ctypes.c_uint) for name in ("whole", "equal", "piece", "rest")),
+        *((name, ctypes.c_uint) for name in ("whole", "paired", "piece", "rest")),
         *((name, Divisor) for name in ("ctas", "units", "row_tiles")),
     ]
 
@@ -83,7 +85,7 @@ class Cut(ctypes.Structure):
 def cut_of(grid: Grid, count: int, units: int, row_tiles: int) -> Cut:
     """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
     piece, rest = divmod((count - grid.whole) * units, grid.ctas)
-    return Cut(grid.whole, grid.equal, piece, rest, *map(Divisor.of, (grid.ctas, units, row_tiles)))
+    return Cut(grid.whole, grid.paired, piece, rest, *map(Divisor.of, (grid.ctas, units, row_tiles)))
 
 
 class Units(ctypes.Structure):
@@ -132,10 +134,11 @@ class PrefillLaunch:
         template = prefill_template(fmt, tiling, source)
         of_y = tiling.tiles(m, strips)
         units = -(-k // tiling.unit(fmt))
-        grid = grid_of(of_y, units, sms(device), tiling.splits, tiling.lone)
+        grid = grid_of(of_y, units, sms(device), tiling.lone, tiling.strips * tiling.unit(fmt) // tiles.SPAN)
         assert not (tiling.lone and of_y > grid.ctas)
+        function, block, shared = jit.load("prefill", fmt, **template), tiling.threads, int(template["SHARED"])
         self._size = 0  # of the workspace
-        if grid.whole < of_y:
+        if grid.whole < of_y and grid.paired != PAIR:
             size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL
             self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
         self._map, self._box = TensorMap.aligned(), (source, m, k, min(m, tiling.tokens))
@@ -146,10 +149,10 @@ class PrefillLaunch:
         sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
         cut = cut_of(grid, of_y, units, -(-strips // tiling.strips))
         arguments = (self._map, w, pointers.outputs, parts, *sizes, cut, units_of(fmt, exponent))
-        function, count = jit.load("prefill", fmt, **template), 2 + len(pointers.outputs)
+        count = 2 + len(pointers.outputs)
         self._launch = Launch(
-            function, grid.ctas, tiling.threads, int(template["SHARED"]), arguments, pointers, count
-        )  # fmt: skip
+            function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.paired else 0
+        )
         self.grid, self.template = grid, template
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:

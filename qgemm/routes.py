@@ -178,7 +178,7 @@ def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
             continue
         for tokens in row.tokens:
             if row.kernel in ("decode", "decode_a8"):
-                for source in sources(row, tokens, sm):
+                for source in sources(row, fmt, tokens, sm):
                     for split in splits_for(fmt, row.kernel, tokens, sm):
                         yield row.kernel, decode_template(fmt, split, tokens, row.kernel, source, sm)
             else:
@@ -187,11 +187,13 @@ def _variants_of_rows(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
                     yield row.kernel, {**({"In": kind} if kind else {}), "Out": out, **sums}
 
 
-def sources(row: Route, tokens: int, sm: int) -> tuple[str, ...]:
-    """What a decode kernel with this token tile may get as x."""
+def sources(row: Route, fmt: Format, tokens: int, sm: int) -> tuple[str, ...]:
+    """What the decode kernel of a row may get as x with this token tile: only types that no row before takes."""
+    (activation,) = row.activations
+    types = tuple(x for x in row.types if route(Problem(fmt, activation, tokens, 1, 1, sm, x)) is row)
     if row.kernel == "decode":
-        return row.types
-    return (PREPARED, *row.types) if tokens <= COLUMN_TILE and quantizes_inside(1, 1, 1, sm) else (PREPARED,)
+        return types
+    return (PREPARED, *types) if tokens <= COLUMN_TILE and quantizes_inside(1, 1, 1, sm) else (PREPARED,)
 
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:

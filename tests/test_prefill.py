@@ -96,7 +96,7 @@ def test_every_matrix_has_a_tiling(fmt):
             assert tiling.threads <= 1024
             if tiling.lone:
                 of_y, units = tiling.tiles(m, strips), -(-k // tiling.unit(fmt))
-                ctas, whole, _ = prefill.grid_of(of_y, units, sms, tiling.splits, tiling.lone)
+                ctas, whole, _ = prefill.grid_of(of_y, units, sms, tiling.lone)
                 assert whole in (0, ctas)
                 assert ctas % tiling.tiles(m, strips) == 0
 
@@ -124,15 +124,15 @@ def test_what_is_picked_is_among_what_is_raced(fmt):
 
 
 def test_rows_of_the_table_are_for_someone():
-    """No row is hidden by those before it; a row that needs stages has them; a row with a lone segment or needs has one
-    after it that has neither."""
+    """No row is hidden by those before it; a row that needs stages has what it takes of them; a row with a lone segment
+    or needs has one after it that has neither."""
     for index, row in enumerate(tilings.TILINGS):
         served = [fmt for fmt in TILED if row.serves(fmt)]
         hiding = [before for before in tilings.TILINGS[:index] if before.hides(row)]
         assert any(not any(before.serves(fmt) for before in hiding) for fmt in served)
         if row.needs > 1:
             depths = {tilings.prefill_template(fmt, row, "half")["DEPTH"] for fmt in served}
-            assert min(depths) >= row.needs
+            assert min(depths) >= min(row.needs, row.deep)
         if row.needs > 1 or row.lone:
             later = (other for other in tilings.TILINGS[index + 1 :] if other.m >= row.m and other.least <= row.least)
             assert any(not other.lone and other.needs == 1 for other in later)
@@ -171,7 +171,7 @@ def begin_of(cut: prefill.Cut, cta: int) -> int:
 def test_grids_share_all_work(sms, units):
     for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
         grid = prefill.grid_of(count, units, sms)
-        ctas, whole, equal = grid
+        ctas, whole, paired = grid
         assert 1 <= ctas <= sms
         assert 0 <= whole <= count
         cut = (count - whole) * units
@@ -181,29 +181,33 @@ def test_grids_share_all_work(sms, units):
             assert pieces[0] == 0
             assert pieces[-1] == cut
             assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
-        if equal:  # neighbours share each tile
-            assert pieces[::equal] == [tile * units for tile in range(count + 1)]
+        if paired:  # neighbours share each tile
+            assert paired % prefill.PAIR == 0
+            assert pieces[::paired] == [tile * units for tile in range(count + 1)]
         busiest = -(-whole // ctas) * units + -(-cut // ctas)
         ideal = -(-count * units // sms)
-        pieces_each = max(1, sms // count)  # few tiles are cut into equal pieces
-        assert busiest <= max(ideal * (1 + prefill.WASTE) + 1, -(-units // min(pieces_each, units)))
+        assert busiest <= (ideal * (1 + prefill.WASTE) + 1 if count > sms else units)
 
 
-def test_ctas_wait_for_each_other_only_where_both_get_a_multiprocessor():
+def test_few_tiles_are_cut_where_that_is_worth_adding_up():
+    """In pairs where it can be; in more pieces where K is long or a tile has several strips."""
     assert prefill.grid_of(64, 128, 132) == (128, 0, 2)
-    assert prefill.grid_of(32, 128, 132) == (128, 0, 4)
-    assert not prefill.grid_of(64, 128, prefill.MOST_GRIDS).equal
-    assert not prefill.grid_of(64, 128, 132, splits=2).equal
-    assert not prefill.grid_of(64, 1, 132).equal
+    assert prefill.grid_of(64, 1, 132) == (64, 64, 0)
+    assert prefill.grid_of(64, 8, 132) == (64, 64, 0)
+    assert prefill.grid_of(32, 32, 132) == (64, 0, 2)
+    assert prefill.grid_of(32, 80, 132) == (128, 0, 4)
+    assert prefill.grid_of(32, 32, 132, spans=2) == (128, 0, 4)
+    assert prefill.grid_of(16, 128, 132) == (128, 0, 8)
+    assert prefill.grid_of(40, 40, 132) == (80, 0, 2)
+    assert prefill.grid_of(40, 80, 132, spans=2) == (120, 0, 0)
+    assert prefill.grid_of(1, 16, 132) == (2, 0, 2)
 
 
-def test_few_tiles_are_cut_where_whole_ones_leave_much_idle():
+def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():
     assert prefill.grid_of(112, 16, 132) == (112, 112, 0)
     assert prefill.grid_of(80, 16, 132) == (132, 0, 0)
     assert prefill.grid_of(80, 16, 132, lone=True) == (80, 80, 0)
     assert prefill.grid_of(80, 15, 132) == (80, 80, 0)
-    assert prefill.grid_of(40, 16, 132) == (120, 0, 3)
-    assert prefill.grid_of(1, 16, 132) == (16, 0, 16)
 
 
 def test_powers_of_two_cancel():
@@ -320,16 +324,16 @@ def test_products_at_every_edge(fmt, n, k):
 @with_gpu
 @every_tiling()
 def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
-    """Grids of whole tiles, cut ones, both, equal pieces; strips missing in the last one; always the same bits."""
+    """Grids of whole tiles, cut ones, both, any number of equal pieces; strips missing; always the same bits."""
     from qgemm.decode import Shape
 
     monkeypatch.setattr(prefill, "CUT_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
-    sms = prefill.sms(cp.cuda.Device().id)
+    sms, sums = prefill.sms(cp.cuda.Device().id), prefill.SUMS
     of_halves = 64 * (60 * tiling.strips - 1) + 24, 288, tiling.tokens
     of_few = 64 * (72 * tiling.strips - 1) + 24, 544, tiling.tokens
     for n, k, m in (
-        (64 * 3 + 24, 1056, tiling.tokens - 1),
+        (64 * 3 + 24, 2080, tiling.tokens - 1),
         (64 * 4 + 24, 544, tiling.tokens),
         (64 * 150, 288, tiling.tokens),
         (2500, 800, 333),
@@ -341,17 +345,23 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
         w = random_tensor(fmt, n, k, rng)
         on_device = w.to_device()
         x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
-        launch = prefill.PrefillLaunch(
-            on_device.device, fmt, w.shape, on_device.exponent, m, "half", Shape(n, "float32"), tiling
-        )
-        on_gpu, seen = cp.asarray(x), set()
-        for _ in range(3):
-            guarded, y = poisoned(m, n)
-            launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, y.data.ptr)
-            seen.add(guarded.get().tobytes())
-        assert len(seen) == 1
-        wide = x.astype(np.float64)
-        assert (np.abs(y.get() - exact(wide, w)) <= bound(wide, w, LOSS["float16"])).all()
+        on_gpu, wide, grids = cp.asarray(x), x.astype(np.float64), set()
+        want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
+        for pieces in sums:
+            monkeypatch.setattr(prefill, "SUMS", {**dict.fromkeys(sums, 1 << 30), pieces: 0})
+            launch = prefill.PrefillLaunch(
+                on_device.device, fmt, w.shape, on_device.exponent, m, "half", Shape(n, "float32"), tiling
+            )
+            if launch.grid in grids:
+                continue
+            grids.add(launch.grid)
+            seen = set()
+            for _ in range(3):
+                guarded, y = poisoned(m, n)
+                launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, y.data.ptr)
+                seen.add(guarded.get().tobytes())
+            assert len(seen) == 1
+            assert (np.abs(y.get() - want) <= near).all()
 
 
 @with_gpu

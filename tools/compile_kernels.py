@@ -19,12 +19,10 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from qgemm import FORMATS, jit
-from qgemm.block import Format
-from qgemm.routes import PREPARED, Problem, common_variants, route, variants
+from qgemm.routes import PREPARED, common_variants, variants
 
 TUNED = "sm_90a"
 TUNED_KERNELS = ("decode", "decode_a8", "prefill")  # there; for x of 16 bits or Q8_1 they may spill no registers
-DECODE = {"decode": "a16", "decode_a8": "a8"}  # kernels and their activations
 ELSEWHERE = {"In": ("half", PREPARED), "Out": ("float",)}  # the types compiled for the other architectures
 
 
@@ -41,26 +39,12 @@ class Unit(NamedTuple):
         return f"{self.arch:7} {self.kernel} {self.format} {parameters}"
 
 
-def launched(fmt: Format, kernel: str, template: jit.Template, sm: int) -> bool:
-    """Whether a product gets this kernel: all that a row of ROUTES is for may go to one before it."""
-    source = template.get("In", PREPARED)
-    if kernel not in DECODE or source == PREPARED:
-        return True
-    problem = Problem(fmt, DECODE[kernel], int(template["TOKENS"]), 4096, 4096, sm, str(source))
-    return route(problem).kernel == kernel
-
-
 def units(archs: tuple[str, ...] = jit.ARCHS) -> Iterator[Unit]:
     """Everything that CI compiles."""
     tiled = [fmt for fmt in FORMATS.values() if fmt.slots]
     for arch in archs:
         sm = int("".join(filter(str.isdigit, arch)))
-        wanted = [
-            (kernel, fmt.name, template)
-            for fmt in tiled
-            for kernel, template in variants(fmt, sm)
-            if launched(fmt, kernel, template, sm)
-        ]
+        wanted = [(kernel, fmt.name, template) for fmt in tiled for kernel, template in variants(fmt, sm)]
         wanted += [(kernel, "", template) for kernel, template in common_variants()]
         for kernel, name, template in wanted:
             common = all(template.get(key, some[0]) in some for key, some in ELSEWHERE.items())

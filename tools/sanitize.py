@@ -13,8 +13,9 @@ from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SUPER_BLOCK = 256
-# N -> M: token tiles of every kernel; tiles of two strips that are cut in halves, the last without its second strip.
+# N -> M: token tiles of every kernel; tiles of two strips, the last without its second one.
 M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
+PIECES = {72: 4, 64 * 99: 2}  # of a tile of prefill: two pairs of CTAs, or one
 
 
 def work(tool: str, formats: list[str]) -> None:
@@ -28,7 +29,7 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm import tilings
+    from qgemm import prefill, tilings
     from qgemm.routes import Problem, c_type, route
 
     cupy.cuda.set_allocator(None)
@@ -36,6 +37,7 @@ def work(tool: str, formats: list[str]) -> None:
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
+        prefill.SUMS = {PIECES[n]: 0}
         k = 5 * SUPER_BLOCK
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
