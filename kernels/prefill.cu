@@ -756,7 +756,9 @@ struct Consumer {
             if (LONE || split == 0) {
                 if (sharers.paired) exchange_in_pair(sums, chunks);
                 if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
-                if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units.sum);
+                // Many sums leave no register to keep this in.
+                const u32 stored = SUMS > 64 ? sharers.chunks_of(kept(blockIdx.x)) : chunks;
+                if (sharers.last(blockIdx.x)) store(sums, s.tile, stored, epilogue, units.sum);
             }
         }
     }

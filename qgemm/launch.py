@@ -1,7 +1,8 @@
-"""Launching kernels through the driver's cuLaunchKernelEx, for what CuPy's launch lacks: programmatic dependent launch.
+"""Launching kernels through the driver's cuLaunchKernelEx, for what CuPy's launch lacks.
 
-A kernel launched so may start while the one before it in the stream still runs; it prefetches what never changes and
-waits (griddepcontrol.wait) before it touches what the other writes. Works inside stream capture.
+That is clusters, and programmatic dependent launch: a kernel launched so may start while the one before it in the
+stream still runs; it prefetches what never changes and waits (griddepcontrol.wait) before it touches what the other
+writes. Works inside stream capture.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Launch:
         self._config = _Config(*across, 1, block, 1, 1, shared, None, attributes, len(wanted))
         self._pointers, self._fill = pointers, struct.Struct(f"{count}P").pack_into
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        self._keep = function, arguments
+        self._keep = function, arguments, attributes
         self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function.ptr), addresses, None
         self._enter = driver().cuLaunchKernelEx
         self._lock = threading.Lock()  # the arguments are shared, and ctypes lets other threads in
