@@ -203,6 +203,21 @@ def test_few_tiles_are_cut_where_that_is_worth_adding_up():
     assert prefill.grid_of(1, 16, 132) == (2, 0, 2)
 
 
+@pytest.mark.parametrize("sms", SMS)
+def test_longer_sums_are_cut_into_more_pieces(sms):
+    """Of the same tiles never fewer, and a product never takes longer for the cut than in whole tiles."""
+    for count, spans in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
+        before = 1
+        for units in range(24, 1000, 24):  # which all numbers of pieces divide
+            ctas, whole, paired = prefill.grid_of(count, units, sms, lone=True, spans=spans)
+            pieces = ctas // count
+            assert ctas == count * pieces <= sms
+            assert (whole, paired) == (count if pieces == 1 else 0, 0 if pieces % prefill.PAIR else pieces)
+            assert before <= pieces
+            assert units // pieces * spans + prefill.SUMS[pieces] <= units * spans
+            before = pieces
+
+
 def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():
     assert prefill.grid_of(112, 16, 132) == (112, 112, 0)
     assert prefill.grid_of(80, 16, 132) == (132, 0, 0)
