@@ -3,9 +3,9 @@
 
 #include "types.cuh"
 
-// A barrier of all threads of a pair but those that have ended: what one stores before it arrives is visible to who has
-// waited.
-__device__ inline void pair_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// A barrier of all threads of a pair but those that have ended. It says that one has read what the other may now replace,
+// and orders no stores: a release waits until all of them are visible to the GPU.
+__device__ inline void pair_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void pair_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Where the other CTA has what lies at `address` here, for store_to_other.

@@ -2,7 +2,7 @@
 //
 // Levels are looked up two or four at a time in a table in shared memory, rounded to the type of the tensor cores' operand
 // (half: 2^-11 of a level at most, times a power of two that brings them into its range). A kernel that asks for them
-// leaves the first TABLE_BYTES of its dynamic memory to the table and begins with fill_table(). `levels` are exact.
+// leaves the first TABLE_BYTES of its dynamic memory to the table and begins by filling it. `levels` are exact.
 #pragma once
 
 #include "fragment.cuh"
@@ -45,8 +45,9 @@ struct Codebook : Fields {
     __device__ float2 scale(int group, int g, int block) const { return absmax_pair(this->absmax[group][g], block); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 
-    // Levels times 2^-exponent, by all threads of a CTA, which must meet before they look anything up. Unrolled, so that
-    // loads do not wait for each other.
+    // Levels times 2^-exponent, by the first threads of a CTA, which must meet before they look anything up. Unrolled, so
+    // that loads do not wait for each other; and no branch, after which ptxas would work out the address of the table anew
+    // for every lookup.
     template <class T, int THREADS>
     static __device__ void fill_table(int exponent) {
         constexpr int PER_ENTRY = (1 << ROW_BITS) / 16, STORES = PER_ENTRY << Book::INDEX_BITS;  // of 16 bytes
@@ -59,9 +60,8 @@ struct Codebook : Fields {
 #pragma unroll
         for (int turn = 0; turn < (STORES + THREADS - 1) / THREADS; ++turn) {
             const int i = turn * THREADS + threadIdx.x;
-            if (STORES % THREADS && i >= STORES) break;
             const u32 first = pair(i / PER_ENTRY, 0), last = pair(i / PER_ENTRY, PAIRS - 1);
-            reinterpret_cast<uint4*>(table())[i] = {first, last, first, last};
+            if (STORES % THREADS == 0 || i < STORES) reinterpret_cast<uint4*>(table())[i] = {first, last, first, last};
         }
     }
 

@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             arrivals.first_copy(slot, ring.bytes(walk), [&](auto copy) { ring.load(walk, slot, copy); });
             walk.advance();
         },
-        [&] { fill_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int slot) { pieces.load(slot); },
+        [&] { share_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int slot) { pieces.load(slot); },
         [&](int i, int slot) {
             if (i % SPANS == 0)
                 for (int strip = 0; strip < STRIPS; ++strip) mine->take(ring.fields(i, slot, strip), strip, at.lane);

@@ -98,13 +98,16 @@ __device__ inline FloatFragment float_levels(const typename Format::Codes& codes
     }
 }
 
-// The table of a codebook's levels, if there is one; all threads of the CTA.
+// The table of a codebook's levels, if there is one, by the first threads of the CTA; whoever reads it waits for them.
 template <class Format, class T, int THREADS>
 __device__ inline void fill_table(int exponent) {
-    if constexpr (Format::TABLE_BYTES != 0) {
-        Format::template fill_table<T, THREADS>(exponent);
-        __syncthreads();
-    }
+    if constexpr (Format::TABLE_BYTES != 0) Format::template fill_table<T, THREADS>(exponent);
+}
+// The same by all threads, who wait for each other.
+template <class Format, class T, int THREADS>
+__device__ inline void share_table(int exponent) {
+    fill_table<Format, T, THREADS>(exponent);
+    if (Format::TABLE_BYTES != 0) __syncthreads();
 }
 
 // Two codes below 128 minus zero, as bf16: 0x4300 is 128 in bf16, whose last place is 1.

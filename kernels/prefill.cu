@@ -20,6 +20,7 @@ constexpr int FOURS = CHUNK / 8;  // by which a thread's sums of a chunk are mov
 #include "streamk.cuh"            // for which CHUNKS are what CTAs hand over
 
 constexpr int GROUP_THREADS = 128, CONSUMERS = STRIPS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
+constexpr int CONSUMER_THREADS = CONSUMERS * GROUP_THREADS;
 
 // Registers a thread at launch, then of the producer and of a consumer, who share them.
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
@@ -29,10 +30,10 @@ constexpr bool WHOLE_TILES = STAGE % SPANS == 0;   // in a stage; otherwise the 
 constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
 // Spans that are read together, so that they are waited for once; scales of super-blocks leave registers for two.
 constexpr int TOGETHER = SPANS > 1 && STAGE > 2 ? 2 : STAGE;
-constexpr int SUMS = TOKENS / 2;  // of a thread
+constexpr int SUMS = TOKENS / 2;   // of a thread
+constexpr bool ROOM = SUMS <= 64;  // for numbers that could be worked out again, in registers
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
-static_assert(DEPTH <= 32, "a lane prepares the barriers of a stage");
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
 static_assert(DEPTH % SPLITS == 0, "a place in the ring belongs to one split");
 
@@ -51,7 +52,7 @@ struct RingOf {
         bulk_copy(shared_address(tiles[slot]), from, bytes(spans), barrier);
     }
     __device__ void load_fields(u32, const Tile*) {}
-    __device__ void init(int) {}
+    __device__ void init() {}
     __device__ void wait_fields(u32) const {}
 };
 
@@ -75,8 +76,9 @@ struct RingOf<0, FIELD_SLOTS> {
         mbarrier_expect(barrier(tile), sizeof(Format));
         bulk_copy(shared_address(&slots[tile % FIELD_SLOTS]), &from->fields, sizeof(Format), barrier(tile));
     }
-    __device__ void init(int lane) {
-        if (lane < FIELD_SLOTS) mbarrier_init(barrier(lane), 1);
+    __device__ __forceinline__ void init() {
+#pragma unroll
+        for (int slot = 0; slot < FIELD_SLOTS; ++slot) mbarrier_init(barrier(slot), 1);
     }
     __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / FIELD_SLOTS & 1); }
 };
@@ -128,12 +130,26 @@ struct Tokens<true> {
     __device__ Staged& staged(int strip, int split) { return exchange[strip].staged[split]; }
     __device__ static int owner(int chunk) { return chunk * SPLITS / CHUNKS; }
     // Waits for all warpgroups: none reads x any more.
-    __device__ static void take_place() { named_barrier(1 + STRIPS + CONSUMERS, CONSUMERS * GROUP_THREADS); }
+    __device__ static void take_place() { named_barrier(1 + STRIPS + CONSUMERS, CONSUMER_THREADS); }
 };
 
 struct Memory : Tokens<LONE> {
     Ring weights[STRIPS];
-    unsigned long long full[DEPTH], empty[DEPTH], received[STRIPS][SPLITS];
+    unsigned long long full[DEPTH], empty[DEPTH], received[STRIPS * SPLITS];
+
+    // By one thread: with a lane for each barrier it would be a loop over lanes, of 60 clocks each.
+    __device__ __forceinline__ void init() {
+#pragma unroll
+        for (int slot = 0; slot < DEPTH; ++slot) {
+            mbarrier_init(shared_address(&full[slot]), 2);                       // producers
+            mbarrier_init(shared_address(&empty[slot]), STRIPS * 4 * ARRIVALS);  // warps
+        }
+#pragma unroll
+        for (auto& barrier : received) mbarrier_init(shared_address(&barrier), 1);  // a thread that expects bytes
+#pragma unroll
+        for (auto& ring : weights) ring.init();
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
 };
 constexpr u32 X_STAGE = sizeof(RingOfX) / DEPTH / 16, X_SPAN = X_STAGE / STAGE;  // of operand B's address
 static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
@@ -160,15 +176,10 @@ __device__ inline int end_stage(const Problem& p, const Segment& s) {
 // A place in the ring of stages, and how often it has been used before.
 struct Turn {
     int slot = 0, round = 0;
-    // At most DEPTH places on, or any number of them.
+    // At most DEPTH places on.
     __device__ void advance(int by) {
         slot += by;
         if (slot >= DEPTH) slot -= DEPTH, ++round;
-    }
-    __device__ void skip(int by) {
-        slot += by;
-        round += slot / DEPTH;
-        slot %= DEPTH;
     }
 };
 
@@ -186,6 +197,12 @@ struct Source {
     }
 };
 
+// The warps beside the consumers. One prepares all barriers; those that bring stages, and the consumers, wait for that.
+constexpr int BRINGS_WEIGHTS = CONSUMERS * 4, BRINGS_X = BRINGS_WEIGHTS + 1, PREPARES = BRINGS_WEIGHTS + 2;
+constexpr int STARTING_THREADS = CONSUMER_THREADS + 96;
+__device__ inline void say_ready() { named_barrier_arrive(0, STARTING_THREADS); }
+__device__ inline void wait_until_ready() { named_barrier(0, STARTING_THREADS); }
+
 // Two warps that fill the ring: one with weights, one with x. Each announces its bytes at the barrier of a stage.
 struct Producer {
     Memory& memory;
@@ -193,14 +210,15 @@ struct Producer {
     Segments segments;
 
     // step(source, j, slot, fields) for every stage of this CTA, once its place is free: j of the tile of y; fields: a
-    // number for those of the tile of W.
-    template <class Step>
-    __device__ void for_stages(const Tile* tiles, Step step) {
+    // number for those of the tile of W. begin() once before, as soon as the first is known.
+    template <class Begin, class Step>
+    __device__ void for_stages(const Tile* tiles, Begin begin, Step step) {
         Turn turn;
         u32 fields = 0;
         for (Segment s; segments.take(s);) {
             const Source source(p, tiles, s);
             const int end = end_stage(p, s);
+            if (turn.round + turn.slot == 0) begin();
             for (int j = first_stage(s); j < end; ++j) {
                 if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
                 if (elect_one()) step(source, j, turn.slot, fields);
@@ -208,11 +226,12 @@ struct Producer {
                 if ((j + 1) * STAGE % SPANS == 0) ++fields;
             }
         }
+        if (turn.round + turn.slot == 0) begin();  // there was none
     }
 
     // Weights never change: they are under way before the kernels that write x are done.
     __device__ void run_weights(const Tile* tiles) {
-        for_stages(tiles, [&](const Source& source, int j, int slot, u32 fields) {
+        for_stages(tiles, wait_until_ready, [&](const Source& source, int j, int slot, u32 fields) {
             const int spans = spans_in(p, j), span = j * STAGE % SPANS;
             const Tile* from = source.tiles + j * STAGE / SPANS;
             const u32 full = shared_address(&memory.full[slot]);
@@ -228,10 +247,14 @@ struct Producer {
     }
 
     __device__ void run_x(const TensorMap* x) {
+        if (elect_one()) prefetch(x);
         launch_dependents();
-        wait_for_predecessors();
         const u32 bytes = min(p.m, TOKENS) * sizeof(memory.x[0][0][0]);  // of a span
-        for_stages(nullptr, [&](const Source& source, int j, int slot, u32) {
+        const auto begin = [] {
+            wait_until_ready();
+            wait_for_predecessors();
+        };
+        for_stages(nullptr, begin, [&](const Source& source, int j, int slot, u32) {
             const int spans = spans_in(p, j);
             const u32 full = shared_address(&memory.full[slot]);
             mbarrier_expect(full, spans * bytes);
@@ -305,6 +328,22 @@ private:
     }
 };
 
+// In a register of its own: the compiler will not work it out anew for every use.
+__device__ inline int kept(int value) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(value));
+    return value;
+}
+// The same for what ptxas would load anew in every stage, 5% of a product of 16 tokens: it does not know that
+// threadIdx.z is 0.
+__device__ inline float kept_from_ptxas(float value) {
+    asm volatile(
+        "{ .reg .b32 zero;\n"
+        "mov.b32 zero, %%tid.z;\n"
+        "or.b32 %0, %0, zero; }"
+        : "+f"(value));
+    return value;
+}
+
 // Powers of two: what scales and minimums are multiplied by, the unit of levels, and what brings sums back to y.
 struct Units {
     float scale, minimum, level, sum;
@@ -312,13 +351,19 @@ struct Units {
 
 __device__ inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b}; }
 
+constexpr bool OF_HALF = sizeof(Scaling<In>) == sizeof(Scaling<half>);
+
 // Scales and minimums in their units; those that are halves in half arithmetic.
 template <class Found, class Fields, bool HALVES>
 struct ScalerOf {
-    const Units& units;
-    __device__ explicit ScalerOf(const Units& units) : units(units) {}
+    float scale, minimum;
+    __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {
+        if (!ROOM || !OF_HALF) return;
+        scale = kept_from_ptxas(scale);
+        if (Fields::HAS_MINIMUM) minimum = kept_from_ptxas(minimum);
+    }
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
-        return {fields.scale(warp, g, index) * units.scale, fields.minimum(warp, g, index) * units.minimum};
+        return {fields.scale(warp, g, index) * scale, fields.minimum(warp, g, index) * minimum};
     }
 };
 
@@ -343,13 +388,13 @@ struct ScalerOf<Found, Fields, true> {
         return found;
     }
 };
-constexpr bool OF_HALF = sizeof(Scaling<In>) == sizeof(Scaling<half>);
 using Scaler = ScalerOf<Scaling<In>, Format, OF_HALF && Format::HALF_SCALES>;
 
 // The scalings of a lane's rows, span by span. Where it is faster, the four lanes that share those rows decode them for
 // each other, of a stage at a time. Those of bf16 take twice the registers.
 constexpr bool FEW = TOKENS <= 16 && OF_HALF;
 constexpr int SHARING = SPANS > 1 || Format::SCALES_ONCE || FEW ? 4 : 1;  // lanes
+constexpr bool KEEPS_LANE = ROOM && (OF_HALF || SHARING == 1);
 
 template <int>
 struct Scalings;
@@ -401,12 +446,6 @@ struct Scalings<4> {
     }
 };
 
-// In a register of its own: the compiler will not work it out anew for every use.
-__device__ inline int kept(int value) {
-    asm volatile("mov.b32 %0, %0;" : "+r"(value));
-    return value;
-}
-
 struct Consumer {
     Memory& memory;
     const Problem& p;
@@ -421,19 +460,23 @@ struct Consumer {
         const u32 more_fields;  // than stage j / stages of a tile of W, to number the tile's fields
         Turn turn;
         int j;
-        u32 x;          // operand B of the stage
-        int busy = -1;  // the slot before this one, while wgmma may read it
+        unsigned long long x;  // operand B of the stage
+        int busy = -1;         // the slot before this one, while wgmma may read it
 
-        __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, const Turn& first, u32 fields)
-            : at(at), more_fields(fields - first_stage(s) * STAGE / SPANS), turn(first), j(first_stage(s)) {
+        // before: stages that this CTA has been through.
+        __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, u32 before)
+            : at(at),
+              more_fields(before * STAGE / SPANS - first_stage(s) * STAGE / SPANS),
+              turn{int(before % DEPTH), int(before / DEPTH)},
+              j(first_stage(s)) {
             const int ahead = (at.split + SPLITS - turn.slot % SPLITS) % SPLITS;  // of the next stage of this split
             j += ahead;
             turn.advance(ahead);
         }
         // Waits for the stage.
         __device__ __forceinline__ void wait() {
-            // The shuffle tells ptxas that the operand is the same in all lanes: descriptors then need no moves.
-            x = __shfl_sync(~0u, at.first_x + turn.slot * X_STAGE, 0);
+            // The shuffle tells ptxas that the operand is the same in all lanes: then it needs no moves, nor do the next.
+            x = swizzled_operand(__shfl_sync(~0u, at.first_x + turn.slot * X_STAGE, 0));
             const u32 full = shared_address(&at.memory.full[turn.slot]), parity = turn.round & 1;
             if (mbarrier_passed(full, parity)) return;
             if (busy >= 0) {  // do not hold a stage while waiting for one
@@ -474,10 +517,10 @@ struct Consumer {
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
         }
-        const u32 x = cursor.x + span * X_SPAN;
+        const unsigned long long x = cursor.x + span * X_SPAN;
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, weights[step], swizzled_operand(x + 2 * step));
+        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, weights[step], x + 2 * step);
         wgmma_commit();
         wgmma_wait<1>();
         if (span == 0) cursor.release();
@@ -497,12 +540,12 @@ struct Consumer {
     }
 
     // Adds the products of this split's stages of a segment to the sums.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, const Turn& turn, u32 fields,
-                                             const Levels& levels, const Scaler& scaler) const {
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, u32 before, const Levels& levels,
+                                             const Scaler& scaler) const {
         Weights weights[2];
         Scalings<SHARING> scalings(scaler);
-        Cursor cursor(*this, s, turn, fields);
-        const int end = end_stage(p, s), end_of_whole = min(end, p.along / STAGE);
+        Cursor cursor(*this, s, before);
+        const int end = end_stage(p, s), end_of_whole = STAGE > 1 ? min(end, p.along / STAGE) : end;
         while (cursor.j < end_of_whole) {
             cursor.wait();
             multiply(sums, weights, 0, cursor, levels, scalings);
@@ -516,7 +559,7 @@ struct Consumer {
         }
         wgmma_wait<0>();
         cursor.release();
-        if (cursor.j < end) {
+        if (STAGE > 1 && cursor.j < end) {
             cursor.wait();
             for (int span = 0; span < p.along % STAGE; ++span) {
                 multiply(sums, weights[0], words(cursor, span), cursor, span, levels, scalings);
@@ -579,7 +622,7 @@ struct Consumer {
 
     // Of a tile that a pair of CTAs shares each sends the chunks that the other adds up. First it says that it has read all
     // stages, and what it will receive.
-    __device__ u32 received() const { return shared_address(&memory.received[strip][split]); }
+    __device__ u32 received() const { return shared_address(&memory.received[strip * SPLITS + split]); }
     __device__ __forceinline__ void open_inbox(u32 chunks) const {
         int count = 0;
 #pragma unroll
@@ -741,13 +784,12 @@ struct Consumer {
         const Levels levels(units.level);
         const Scaler scaler(units);
         Segments segments(all);
-        Turn turn;
-        u32 fields = 0;
+        u32 stages = 0;
         for (Segment s; segments.take(s);) {
+            const u32 before = stages;
+            stages += end_stage(p, s) - first_stage(s);
             float sums[SUMS] = {};
-            multiply(sums, s, turn, fields, levels, scaler);
-            turn.skip(end_stage(p, s) - first_stage(s));
-            fields += s.last - s.first;
+            multiply(sums, s, before, levels, scaler);
             const Sharers sharers = all.sharers(s);
             const u32 chunks = sharers.chunks_of(blockIdx.x);
             if (sharers.paired) open_inbox(chunks);
@@ -756,8 +798,7 @@ struct Consumer {
             if (LONE || split == 0) {
                 if (sharers.paired) exchange_in_pair(sums, chunks);
                 if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
-                // Many sums leave no register to keep this in.
-                const u32 stored = SUMS > 64 ? sharers.chunks_of(kept(blockIdx.x)) : chunks;
+                const u32 stored = ROOM ? chunks : sharers.chunks_of(kept(blockIdx.x));
                 if (sharers.last(blockIdx.x)) store(sums, s.tile, stored, epilogue, units.sum);
             }
         }
@@ -773,34 +814,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;
     Memory& memory = *static_cast<Memory*>(__cvta_shared_to_generic(address));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
-    if (warp == 0) {
-        const int lane = threadIdx.x;
-        if (lane < DEPTH) {
-            mbarrier_init(shared_address(&memory.full[lane]), 2);                       // producers
-            mbarrier_init(shared_address(&memory.empty[lane]), STRIPS * 4 * ARRIVALS);  // warps
-        }
-        if (lane < CONSUMERS)
-            mbarrier_init(shared_address(&memory.received[0][lane]), 1);  // a thread that expects bytes
-        for (auto& ring : memory.weights) ring.init(lane);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    } else if (warp == 1) {
-        if (elect_one()) prefetch(&x);
+    if (warp == PREPARES) {
+        if (elect_one()) memory.init();
+        __syncwarp();
+        say_ready();
     }
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS);
     const int row_tiles = (strips + STRIPS - 1) / STRIPS;
     const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
     const Problem problem = {n, k, m, row_tiles, along, cut};
     const int units_along = (along + UNIT - 1) / UNIT;
-    fill_table<Format, half, THREADS>(Format::RAW_EXPONENT);
-    __syncthreads();
     if (group == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();
         Producer producer = {memory, problem, Segments(cut, units_along)};
-        if (warp % 4 == 0) producer.run_weights(tiles);
-        if (warp % 4 == 1) producer.run_x(&x);
+        if (warp == BRINGS_WEIGHTS) producer.run_weights(tiles);
+        if (warp == BRINGS_X) producer.run_x(&x);
     } else {
+        fill_table<Format, half, CONSUMER_THREADS>(Format::RAW_EXPONENT);
         take_registers<CONSUMER_REGISTERS>();
-        const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
+        wait_until_ready();
+        const int own = ROOM ? group : threadIdx.x / GROUP_THREADS;  // a shuffled number is not worked out again
+        const int split = SPLITS > 1 ? own / STRIPS : 0, strip = STRIPS > 1 ? own % STRIPS : 0;
+        const int group_warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         const Consumer consumer = {memory,
                                    problem,
                                    memory.weights[strip],
@@ -808,8 +843,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                    split,
                                    strip,
                                    int(threadIdx.x % GROUP_THREADS),
-                                   kept(threadIdx.x / 32 % 4),
-                                   kept(threadIdx.x % 32)};
+                                   KEEPS_LANE ? kept(group_warp) : group_warp,
+                                   KEEPS_LANE ? kept(lane) : lane};
         consumer.run(Segments(cut, units_along), units, workspace, outputs);
     }
 }

@@ -25,7 +25,8 @@ class Tiling(NamedTuple):
     deep: the most stages.
     lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
     where its stages have been: there is memory for more of them, and its warpgroups store a part of the tile each.
-    needs, spans: it is for formats of which so many stages fit, and whose tiles have at least so many spans.
+    needs, spans, codebook: it is for formats of which so many stages fit (also more than `deep`), whose tiles have at
+    least so many spans, and only for those that look levels up in a table.
     """
 
     m: int
@@ -39,6 +40,7 @@ class Tiling(NamedTuple):
     lone: bool = False
     needs: int = 1
     spans: int = 1
+    codebook: bool = False
 
     def tiles(self, m: int, strips: int) -> int:
         """Of y, for M rows of x and so many strips of 64 rows of W."""
@@ -57,11 +59,12 @@ class Tiling(NamedTuple):
     @property
     def plain(self) -> Tiling:
         """The same without what chooses among the rows of TILINGS."""
-        return self._replace(m=0, least=0, k=0, needs=1, spans=1)
+        return self._replace(m=0, least=0, k=0, needs=1, spans=1, codebook=False)
 
     def serves(self, fmt: Format) -> bool:
         """Whether it is for this format."""
-        return spans(fmt) >= self.spans and memory_bytes(fmt, self, self.needs) <= SHARED
+        looked_up = fmt.codebook is not None or not self.codebook
+        return looked_up and spans(fmt) >= self.spans and memory_bytes(fmt, self, self.needs) <= SHARED
 
     def hides(self, other: Tiling) -> bool:
         """Whether nothing is left for a later row, of formats that this one serves."""
@@ -103,7 +106,10 @@ TILINGS = (
     Tiling(48,   0,         0,    48,     1,      2,      4,     6),
     Tiling(64,   400,       0,    64,     3,      1,      4,     3,    needs=3),
     Tiling(64,   200,       0,    64,     2,      1,      4,     4,    spans=4),
-    Tiling(64,   200,       0,    64,     2,      2,      4,     4,    needs=4),
+    Tiling(64,   200,       0,    64,     2,      2,      4,     4,    needs=4, codebook=True),
+    Tiling(64,   200,       0,    64,     2,      1,      4,     4,    needs=4),
+    Tiling(64,   100,       8192, 64,     2,      2,      4,     4,    needs=4, codebook=True),
+    Tiling(64,   100,       8192, 64,     2,      2,      2,     8,    lone=True, codebook=True),
     Tiling(64,   100,       8192, 64,     2,      1,      4,     4,    needs=4),
     Tiling(64,   33,        8192, 64,     2,      1,      4,     4,    spans=4),
     Tiling(64,   400,       0,    64,     3,      1,      2,     7),
