@@ -85,6 +85,8 @@ def test_every_matrix_has_a_tiling(fmt):
             assert tiling.plain in tilings.compiled(fmt)
             assert strips >= tiling.least
             assert k >= tiling.k
+            assert tiles.spans(fmt) >= tiling.spans
+            assert fmt.codebook is not None or not tiling.codebook
             part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
             assert part <= tiling.m
             assert m <= tiling.m or part <= tiling.tokens
