@@ -1,10 +1,10 @@
 // prefill: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores, from packed weights (sm_90a).
 //
-// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. One warp brings stages of STAGE spans along K into
-// shared memory, the strips' codes by bulk copies, x by tensor maps. STRIPS * SPLITS warpgroups consume them: each owns a
-// strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and multiplies
-// them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the end. The
-// grid is persistent (streamk.cuh).
+// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. Two warps bring stages of STAGE spans along K into
+// shared memory: one the strips' codes by bulk copies, one x by a tensor map. STRIPS * SPLITS warpgroups consume them: each
+// owns a strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and
+// multiplies them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the
+// end. The grid is persistent (streamk.cuh).
 // Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SLOTS (for fields of tiles), LONE (a CTA has one
 // segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes), MOST_PARTS,
 // ARRIVALS (of a warp that gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
@@ -30,8 +30,7 @@ constexpr bool WHOLE_TILES = STAGE % SPANS == 0;   // in a stage; otherwise the 
 constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
 // Spans that are read together, so that they are waited for once; scales of super-blocks leave registers for two.
 constexpr int TOGETHER = SPANS > 1 && STAGE > 2 ? 2 : STAGE;
-constexpr int SUMS = TOKENS / 2;   // of a thread
-constexpr bool ROOM = SUMS <= 64;  // for numbers that could be worked out again, in registers
+constexpr int SUMS = TOKENS / 2;  // of a thread
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
@@ -135,7 +134,7 @@ struct Tokens<true> {
 
 struct Memory : Tokens<LONE> {
     Ring weights[STRIPS];
-    unsigned long long full[DEPTH], empty[DEPTH], received[STRIPS * SPLITS];
+    unsigned long long full[DEPTH], empty[DEPTH], received[STRIPS][SPLITS];
 
     // By one thread: with a lane for each barrier it would be a loop over lanes, of 60 clocks each.
     __device__ __forceinline__ void init() {
@@ -145,7 +144,7 @@ struct Memory : Tokens<LONE> {
             mbarrier_init(shared_address(&empty[slot]), STRIPS * 4 * ARRIVALS);  // warps
         }
 #pragma unroll
-        for (auto& barrier : received) mbarrier_init(shared_address(&barrier), 1);  // a thread that expects bytes
+        for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(shared_address(&received[i % STRIPS][i / STRIPS]), 1);
 #pragma unroll
         for (auto& ring : weights) ring.init();
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -197,11 +196,12 @@ struct Source {
     }
 };
 
-// The warps beside the consumers. One prepares all barriers; those that bring stages, and the consumers, wait for that.
+// The warps beside the consumers: two bring stages; one prepares all mbarriers, for which those two and the consumers wait,
+// each in a place of its own.
 constexpr int BRINGS_WEIGHTS = CONSUMERS * 4, BRINGS_X = BRINGS_WEIGHTS + 1, PREPARES = BRINGS_WEIGHTS + 2;
-constexpr int STARTING_THREADS = CONSUMER_THREADS + 96;
-__device__ inline void say_ready() { named_barrier_arrive(0, STARTING_THREADS); }
-__device__ inline void wait_until_ready() { named_barrier(0, STARTING_THREADS); }
+constexpr int START = 15, STARTING_THREADS = CONSUMER_THREADS + 3 * 32;
+__device__ inline void say_prepared() { unaligned_barrier_arrive(START, STARTING_THREADS); }
+__device__ inline void wait_until_prepared() { unaligned_barrier(START, STARTING_THREADS); }
 
 // Two warps that fill the ring: one with weights, one with x. Each announces its bytes at the barrier of a stage.
 struct Producer {
@@ -231,7 +231,7 @@ struct Producer {
 
     // Weights never change: they are under way before the kernels that write x are done.
     __device__ void run_weights(const Tile* tiles) {
-        for_stages(tiles, wait_until_ready, [&](const Source& source, int j, int slot, u32 fields) {
+        for_stages(tiles, wait_until_prepared, [&](const Source& source, int j, int slot, u32 fields) {
             const int spans = spans_in(p, j), span = j * STAGE % SPANS;
             const Tile* from = source.tiles + j * STAGE / SPANS;
             const u32 full = shared_address(&memory.full[slot]);
@@ -251,7 +251,7 @@ struct Producer {
         launch_dependents();
         const u32 bytes = min(p.m, TOKENS) * sizeof(memory.x[0][0][0]);  // of a span
         const auto begin = [] {
-            wait_until_ready();
+            wait_until_prepared();
             wait_for_predecessors();
         };
         for_stages(nullptr, begin, [&](const Source& source, int j, int slot, u32) {
@@ -328,22 +328,6 @@ private:
     }
 };
 
-// In a register of its own: the compiler will not work it out anew for every use.
-__device__ inline int kept(int value) {
-    asm volatile("mov.b32 %0, %0;" : "+r"(value));
-    return value;
-}
-// The same for what ptxas would load anew in every stage, 5% of a product of 16 tokens: it does not know that
-// threadIdx.z is 0.
-__device__ inline float kept_from_ptxas(float value) {
-    asm volatile(
-        "{ .reg .b32 zero;\n"
-        "mov.b32 zero, %%tid.z;\n"
-        "or.b32 %0, %0, zero; }"
-        : "+f"(value));
-    return value;
-}
-
 // Powers of two: what scales and minimums are multiplied by, the unit of levels, and what brings sums back to y.
 struct Units {
     float scale, minimum, level, sum;
@@ -357,11 +341,7 @@ constexpr bool OF_HALF = sizeof(Scaling<In>) == sizeof(Scaling<half>);
 template <class Found, class Fields, bool HALVES>
 struct ScalerOf {
     float scale, minimum;
-    __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {
-        if (!ROOM || !OF_HALF) return;
-        scale = kept_from_ptxas(scale);
-        if (Fields::HAS_MINIMUM) minimum = kept_from_ptxas(minimum);
-    }
+    __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         return {fields.scale(warp, g, index) * scale, fields.minimum(warp, g, index) * minimum};
     }
@@ -394,7 +374,6 @@ using Scaler = ScalerOf<Scaling<In>, Format, OF_HALF && Format::HALF_SCALES>;
 // each other, of a stage at a time. Those of bf16 take twice the registers.
 constexpr bool FEW = TOKENS <= 16 && OF_HALF;
 constexpr int SHARING = SPANS > 1 || Format::SCALES_ONCE || FEW ? 4 : 1;  // lanes
-constexpr bool KEEPS_LANE = ROOM && (OF_HALF || SHARING == 1);
 
 template <int>
 struct Scalings;
@@ -427,7 +406,6 @@ struct Scalings<4> {
     __device__ void begin(const Ring& ring, int slot, int span, int in_tile, u32 tile, int warp, int lane) {
         if (OVER_STAGES ? tile == number : span % BATCH != 0) return;
         number = tile;
-        ring.wait_fields(tile);
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const u32 at = (lane % 4u * EACH + i) % ALL;
@@ -475,15 +453,16 @@ struct Consumer {
         }
         // Waits for the stage.
         __device__ __forceinline__ void wait() {
-            // The shuffle tells ptxas that the operand is the same in all lanes: then it needs no moves, nor do the next.
-            x = swizzled_operand(__shfl_sync(~0u, at.first_x + turn.slot * X_STAGE, 0));
+            x = swizzled_operand(at.first_x + turn.slot * X_STAGE);
             const u32 full = shared_address(&at.memory.full[turn.slot]), parity = turn.round & 1;
-            if (mbarrier_passed(full, parity)) return;
-            if (busy >= 0) {  // do not hold a stage while waiting for one
-                wgmma_wait<0>();
-                release();
+            if (!mbarrier_passed(full, parity)) {
+                if (busy >= 0) {  // do not hold a stage while waiting for one
+                    wgmma_wait<0>();
+                    release();
+                }
+                mbarrier_wait(full, parity);
             }
-            mbarrier_wait(full, parity);
+            at.ring.wait_fields(fields());
         }
         // To the next stage.
         __device__ __forceinline__ void advance() { busy = turn.slot, turn.advance(SPLITS), j += SPLITS; }
@@ -622,7 +601,7 @@ struct Consumer {
 
     // Of a tile that a pair of CTAs shares each sends the chunks that the other adds up. First it says that it has read all
     // stages, and what it will receive.
-    __device__ u32 received() const { return shared_address(&memory.received[strip * SPLITS + split]); }
+    __device__ u32 received() const { return shared_address(&memory.received[strip][split]); }
     __device__ __forceinline__ void open_inbox(u32 chunks) const {
         int count = 0;
 #pragma unroll
@@ -798,9 +777,11 @@ struct Consumer {
             if (LONE || split == 0) {
                 if (sharers.paired) exchange_in_pair(sums, chunks);
                 if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
-                const u32 stored = ROOM ? chunks : sharers.chunks_of(kept(blockIdx.x));
-                if (sharers.last(blockIdx.x)) store(sums, s.tile, stored, epilogue, units.sum);
+                if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units.sum);
             }
+            // Lanes parted in there. Else ptxas takes none of what follows, the next segment, for uniform: neither
+            // addresses nor conditions, which it then works out lane by lane, some of them in every stage.
+            __syncwarp();
         }
     }
 };
@@ -817,7 +798,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp == PREPARES) {
         if (elect_one()) memory.init();
         __syncwarp();
-        say_ready();
+        say_prepared();
     }
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS);
     const int row_tiles = (strips + STRIPS - 1) / STRIPS;
@@ -832,10 +813,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         fill_table<Format, half, CONSUMER_THREADS>(Format::RAW_EXPONENT);
         take_registers<CONSUMER_REGISTERS>();
-        wait_until_ready();
-        const int own = ROOM ? group : threadIdx.x / GROUP_THREADS;  // a shuffled number is not worked out again
-        const int split = SPLITS > 1 ? own / STRIPS : 0, strip = STRIPS > 1 ? own % STRIPS : 0;
-        const int group_warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        wait_until_prepared();
+        const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
+        int lane = threadIdx.x % 32;
+        asm volatile("" : "+r"(lane));  // the compiler does not work it out anew for every use
         const Consumer consumer = {memory,
                                    problem,
                                    memory.weights[strip],
@@ -843,8 +824,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                    split,
                                    strip,
                                    int(threadIdx.x % GROUP_THREADS),
-                                   KEEPS_LANE ? kept(group_warp) : group_warp,
-                                   KEEPS_LANE ? kept(lane) : lane};
+                                   warp % 4,
+                                   lane};
         consumer.run(Segments(cut, units_along), units, workspace, outputs);
     }
 }

@@ -39,10 +39,14 @@ __device__ inline bool mbarrier_passed(u32 barrier, u32 parity) {
     return __all_sync(~0u, passed);
 }
 
-// Wait for `threads` threads of the CTA that name the same barrier, 0 to 15; or be waited for.
+// Wait for `threads` threads of the CTA that name the same barrier, 0 to 15, by one and the same instruction.
 __device__ inline void named_barrier(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-__device__ inline void named_barrier_arrive(int name, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+// The same by instructions in several places, or be waited for.
+__device__ inline void unaligned_barrier(int name, int threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ inline void unaligned_barrier_arrive(int name, int threads) {
+    asm volatile("barrier.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
