@@ -9,6 +9,8 @@
 //   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
 //                           Format::GROUP weights of the tile
 // so that w = scale * level + minimum. A super-block's minimums are super_minimum(group, g) times sub_minimums(...).
+// HALF_FACTORS: scales are exact as halves, half_scale(group, g, index), or as products of that and an integer, which
+// sub_scale(group, g, index, unit) gives in a unit; minimums likewise.
 // A codebook's levels come from a table in shared memory (TABLE_BYTES, see codebook.cuh): raw and fragment, which are the
 // same, give them times 2^-RAW_EXPONENT, rounded to half or what the table holds, levels(codes, step) in float, exact.
 // SCALES_ONCE: a scale takes more than a load, so that lanes decode them for each other.
@@ -37,6 +39,12 @@ __device__ inline half2 levels_from(u32 bits, int zero) {
     return __hsub2(as_half2(bits | BASE << 16 | BASE), __float2half2_rn((1024 >> BIT) + zero));
 }
 
+// Bytes q below 256, one in each half-word -> q - zero times a power of two of at most 1: exact.
+__device__ inline half2 numbers_from(u32 bytes, int zero, half2 unit) {
+    const half2 none = __hmul2(__float2half2_rn(-(1024 + zero)), unit);
+    return __hfma2(as_half2(bytes | 0x64006400), unit, none);
+}
+
 // A word of eight nibbles: byte j is column j of row g (low) and of row g + 8 (high).
 __device__ inline Fragment nibble_fragment(u32 word, int zero) {
     u32 high = word >> 8;
@@ -46,18 +54,14 @@ __device__ inline Fragment nibble_fragment(u32 word, int zero) {
 
 __device__ inline Bytes nibble_bytes(u32 word) { return {word & 0x0f0f0f0f, (word >> 4) & 0x0f0f0f0f}; }
 
+// Four signed bytes q <-> q + 128.
+__device__ inline u32 signed_bytes(u32 word) { return word ^ 0x80808080; }
+
 // Four signed bytes of one row, columns 2t, 2t + 8, 2t + 1, 2t + 9 -> halves of columns (2t, 2t + 1), (2t + 8, 2t + 9).
 __device__ inline void signed_byte_levels(u32 word, half2& near, half2& far) {
-    u32 biased = word ^ 0x80808080;  // q + 128
+    const u32 biased = signed_bytes(word);
     near = levels_from<0>(__byte_perm(biased, 0, 0x4240), 128);
     far = levels_from<0>(__byte_perm(biased, 0, 0x4341), 128);
-}
-
-__device__ inline Fragment byte_fragment(u32 low_row, u32 high_row) {
-    Fragment f;
-    signed_byte_levels(low_row, f.a[0], f.a[2]);
-    signed_byte_levels(high_row, f.a[1], f.a[3]);
-    return f;
 }
 
 // Bits in which two words differ, masked, in one instruction.
@@ -78,13 +82,6 @@ __device__ inline Fragment raw(u32 a0, u32 a1, u32 a2, u32 a3) {
 __device__ inline Fragment raw_nibbles(u32 word) {
     const u32 high = word >> 8;
     return raw(word & 0x000f000f, word & 0x00f000f0, high & 0x000f000f, high & 0x00f000f0);
-}
-
-// q + 128 of signed bytes.
-__device__ inline Fragment raw_bytes(u32 low_row, u32 high_row) {
-    const u32 a = low_row ^ 0x80808080, b = high_row ^ 0x80808080;
-    return raw(__byte_perm(a, 0, 0x4240), __byte_perm(b, 0, 0x4240), __byte_perm(a, 0, 0x4341),
-               __byte_perm(b, 0, 0x4341));
 }
 
 // Levels as floats, exact in every format.
@@ -151,7 +148,6 @@ __device__ inline float2 row_pair(const half (&pair)[2]) { return __half22float2
 // The scales of a format that has them as halves in its field d.
 template <class Fields>
 struct HalfScales : Fields {
-    static constexpr bool HALF_SCALES = true;
     __device__ half2 half_scale(int group, int g, int block) const { return half_pair(this->d[group][g][block]); }
     __device__ half2 half_minimum(int, int, int) const { return {}; }
     __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }

@@ -1,5 +1,5 @@
 // pack: blocks [n, row_blocks] as they lie in a file -> tiles [strips, along], and a bound of the magnitude of the
-// finite weights.
+// finite weights and of the factors of their scales.
 //
 // The piece is copied into shared memory. A warp gathers the words of a span of a group of 16 rows; the fields per block
 // are gathered in shared memory, where the bound is taken from them. What is beyond the matrix is zero.
@@ -90,12 +90,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int groups = piece.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP);  // that share a scale
     for (int i = threadIdx.x; i < 32 * groups; i += THREADS) {
         constexpr int IN_TILE = SPANS * SPAN_SCALES;
-        const int owner = i % 32, index = i / 32, first_row = 16 * (owner / 8) + owner % 8;
-        const Format& of = fields[index / IN_TILE];
-        const float2 scale = of.scale(owner / 8, owner % 8, index % IN_TILE);
-        const float2 minimum = of.minimum(owner / 8, owner % 8, index % IN_TILE);
-        count(scale.x, minimum.x, piece.holds(first_row));
-        count(scale.y, minimum.y, piece.holds(first_row + 8));
+        const int group = i % 32 / 8, row = i % 8, index = i / 32 % IN_TILE, first_row = 16 * group + row;
+        const auto count_rows = [&](float2 scale, float2 minimum) {
+            count(scale.x, minimum.x, piece.holds(first_row));
+            count(scale.y, minimum.y, piece.holds(first_row + 8));
+        };
+        const Format& of = fields[i / 32 / IN_TILE];
+        count_rows(of.scale(group, row, index), of.minimum(group, row, index));
+        // Factors may be larger than their products with an integer, which may be 0.
+        [&](const auto& of) {
+            if constexpr (Format::HALF_FACTORS == 2)
+                count_rows(__half22float2(of.half_scale(group, row, index)),
+                           __half22float2(of.half_minimum(group, row, index)));
+        }(of);
     }
     for (int lanes = 16; lanes; lanes /= 2) bound = fmaxf(bound, __shfl_xor_sync(~0u, bound, lanes));
     // Floats that are not negative compare like their bits. Few are larger than what was seen, even if that is old.

@@ -337,9 +337,12 @@ __device__ inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b
 
 constexpr bool OF_HALF = sizeof(Scaling<In>) == sizeof(Scaling<half>);
 
-// Scales and minimums in their units; those that are halves in half arithmetic.
-template <class Found, class Fields, bool HALVES>
-struct ScalerOf {
+// Scales and minimums in their units, in half arithmetic if they are halves (FACTORS = 1) or products of two.
+template <class Found, class Fields, int FACTORS>
+struct ScalerOf;
+
+template <class Found, class Fields>
+struct ScalerOf<Found, Fields, 0> {
     float scale, minimum;
     __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
@@ -347,28 +350,41 @@ struct ScalerOf {
     }
 };
 
-// A power of two that halves are multiplied by, in two factors since it may be none itself; the first is 1 or makes room
-// for the second, so that only the last product is rounded.
-struct HalfFactor {
-    half2 first, second;
-    __device__ explicit HalfFactor(float power) {
-        const float half_power = fminf(fmaxf(power, two_to(-24)), two_to(15));
-        first = __float2half2_rn(fminf(power / half_power, two_to(15))), second = __float2half2_rn(half_power);
-    }
-    __device__ half2 operator()(half2 numbers) const { return __hmul2(__hmul2(numbers, first), second); }
-};
 template <class Found, class Fields>
-struct ScalerOf<Found, Fields, true> {
-    HalfFactor scale, minimum;
-    __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {}
+struct ScalerOf<Found, Fields, 1> {
+    half2 scale, minimum;
+    __device__ explicit ScalerOf(const Units& units)
+        : scale(__float2half2_rn(units.scale)), minimum(__float2half2_rn(units.minimum)) {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         Found found;
-        found.scale = scale(fields.half_scale(warp, g, index));
-        if constexpr (Fields::HAS_MINIMUM) found.minimum = minimum(fields.half_minimum(warp, g, index));
+        found.scale = __hmul2(fields.half_scale(warp, g, index), scale);
+        if constexpr (Fields::HAS_MINIMUM) found.minimum = __hmul2(fields.half_minimum(warp, g, index), minimum);
         return found;
     }
 };
-using Scaler = ScalerOf<Scaling<In>, Format, OF_HALF && Format::HALF_SCALES>;
+
+// A unit of products of halves and integers below 256: halves take what is more than 1 of it and integers what is less,
+// which stay exact down to 2^-24, so that the product alone is rounded.
+struct UnitOfProducts {
+    half2 of_half, of_integer;
+    __device__ explicit UnitOfProducts(float unit)
+        : of_half(__float2half2_rn(fmaxf(unit, 1))), of_integer(__float2half2_rn(fminf(unit, 1))) {}
+};
+template <class Found, class Fields>
+struct ScalerOf<Found, Fields, 2> {
+    UnitOfProducts scale, minimum;
+    __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {}
+    __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
+        Found found;
+        found.scale = __hmul2(__hmul2(fields.half_scale(warp, g, index), scale.of_half),
+                              fields.sub_scale(warp, g, index, scale.of_integer));
+        if constexpr (Fields::HAS_MINIMUM)
+            found.minimum = __hmul2(__hmul2(fields.half_minimum(warp, g, index), minimum.of_half),
+                                    fields.sub_minimum(warp, g, index, minimum.of_integer));
+        return found;
+    }
+};
+using Scaler = ScalerOf<Scaling<In>, Format, OF_HALF ? Format::HALF_FACTORS : 0>;
 
 // The scalings of a lane's rows, span by span. Where it is faster, the four lanes that share those rows decode them for
 // each other, of a stage at a time. Those of bf16 take twice the registers.

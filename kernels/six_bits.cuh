@@ -18,17 +18,9 @@ struct SixBits {
     }
 };
 
-// Of rows g and g + 8.
-__device__ inline float2 six_bit_numbers(u32 bytes, int index) {
-    return __half22float2(levels_from<0>(bytes >> 8 * (index & 1) & 0x003f003f, 0));
-}
-
-__device__ inline float2 six_bit_scales(const u16 (&words)[6][2], int index) {
-    return six_bit_numbers(SixBits(words, index >> 1).scales, index);
-}
-
-__device__ inline float2 six_bit_minimums(const u16 (&words)[6][2], int index) {
-    return six_bit_numbers(SixBits(words, index >> 1).minimums, index);
+// Of rows g and g + 8, times a power of two.
+__device__ inline half2 six_bit_numbers(u32 bytes, int index, half2 unit) {
+    return numbers_from(bytes >> 8 * (index & 1) & 0x003f003f, 0, unit);
 }
 
 // The minimums of groups 2 p and 2 p + 1 as bf16 pairs, of row g and of row g + 8.
@@ -41,16 +33,23 @@ __device__ inline void six_bit_minimum_pairs(u32 (&pairs)[2], const u16 (&words)
 // The scales and minimums of a format whose fields are d, dmin and those words.
 template <class Fields>
 struct SixBitScales : Fields {
+    __device__ half2 half_scale(int group, int g, int) const { return half_pair(this->d[group][g][0]); }
+    __device__ half2 half_minimum(int group, int g, int) const { return __hneg2(half_pair(this->dmin[group][g][0])); }
+    __device__ half2 sub_scale(int group, int g, int index, half2 unit) const {
+        return six_bit_numbers(SixBits(this->scales[group][g][0], index >> 1).scales, index, unit);
+    }
+    __device__ half2 sub_minimum(int group, int g, int index, half2 unit) const {
+        return six_bit_numbers(SixBits(this->scales[group][g][0], index >> 1).minimums, index, unit);
+    }
     __device__ float2 scale(int group, int g, int index) const {
-        return multiply_rounded(row_pair(this->d[group][g][0]), six_bit_scales(this->scales[group][g][0], index));
+        return multiply_rounded(__half22float2(half_scale(group, g, index)),
+                                __half22float2(sub_scale(group, g, index, __float2half2_rn(1))));
     }
     __device__ float2 minimum(int group, int g, int index) const {
-        return multiply_rounded(super_minimum(group, g), six_bit_minimums(this->scales[group][g][0], index));
+        return multiply_rounded(super_minimum(group, g),
+                                __half22float2(sub_minimum(group, g, index, __float2half2_rn(1))));
     }
-    __device__ float2 super_minimum(int group, int g) const {
-        const float2 dmin = row_pair(this->dmin[group][g][0]);
-        return {-dmin.x, -dmin.y};
-    }
+    __device__ float2 super_minimum(int group, int g) const { return __half22float2(half_minimum(group, g, 0)); }
     __device__ void sub_minimums(u32 (&pairs)[2], int group, int g, int pair) const {
         six_bit_minimum_pairs(pairs, this->scales[group][g][0], pair);
     }

@@ -27,6 +27,7 @@ from .tiles import (
     SPAN,
     WARPS,
     bits_of_codes,
+    half_factors,
     largest_code,
     level_exponent,
     planes_of,
@@ -99,7 +100,7 @@ struct alignas(16) {fmt.name}_fields {{
     // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
     static constexpr bool RAW_LEVELS = {int(raw_exponent(fmt) is not None)};
     static constexpr int LEVEL_EXPONENT = {raw_exponent(fmt) or 0};
-    static constexpr bool HALF_SCALES = false;  // a format may have them: see HalfScales in kernels/fragment.cuh
+    static constexpr int HALF_FACTORS = {half_factors(fmt)};  // of a scale or minimum, exact as halves, or 0
     static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;
     // A lane's words of codes side by side -> as they lie in a tile, and back; a format may have its own.

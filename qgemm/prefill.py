@@ -27,7 +27,7 @@ FLAG = 4  # bytes of what says that a part is complete
 MOST_LAUNCHES = 1024  # kept
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
 EXPONENTS = -112, 116  # least and most of a unit of weights: with levels in units of 2^-15 scales stay float32
-MOST_FACTOR = 30  # 2^MOST_FACTOR is two halves multiplied, and makes a normal one of every half
+MOST_FACTOR = 15  # 2^MOST_FACTOR is the largest half that is a power of two
 HEADROOM = 3  # between the largest weight in these units and 2^15, at least
 
 
@@ -97,13 +97,15 @@ class Units(ctypes.Structure):
 def units_of(fmt: Format, exponent: int) -> Units:
     """Of a tensor whose weights times 2^-exponent are below 2^15, so that no scale or weight overflows half.
 
-    The largest code times its scale is below 2^15 as well; levels may lie in a unit of their own already.
+    The largest code times its scale is below 2^15 as well; levels may lie in a unit of their own already. What halves
+    make, a half brings into its unit. Such weights are multiples of 2^-24: in a unit of at most 1 nothing is lost of
+    those that are subnormal halves.
     """
     raw = tiles.raw_exponent(fmt)
     level = LEVEL if raw is None else -raw
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
     least, most = EXPONENTS
-    if tiles.half_scales(fmt):
+    if tiles.half_factors(fmt):
         least = -MOST_FACTOR - level
     weight = max(least, min(exponent + max(HEADROOM, below - level), most))
     return Units(2.0 ** (-weight - level), 2.0**-weight, 2.0**level, 2.0**weight)

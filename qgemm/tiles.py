@@ -12,8 +12,8 @@ place everything:
   of rows g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
   four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. A
-  format may have its words changed once more (`Format.to_tile`): mxfp4, whose codes are floats, and those whose nibbles
-  have one or two bits above them in another field.
+  format may have its words changed once more (`Format.to_tile`): mxfp4, whose codes are floats, those whose codes are
+  signed bytes, and those whose nibbles have one or two bits above them in another field.
 - Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
   g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
   an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
@@ -69,10 +69,15 @@ def scales_once(fmt: Format) -> bool:
     )
 
 
-def half_scales(fmt: Format) -> bool:
-    """Whether a tile has the scales of a format, and minimums, as halves: a format's header says so too."""
+def half_factors(fmt: Format) -> int:
+    """In how many factors that are exact as halves a tile has the scales of a format, and minimums.
+
+    1: as halves; 2: as a super-block's half and an integer; 0: as something else.
+    """
     fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in fmt.slots]
-    return fmt.codebook is None and all(field == np.float16 for field in fields)
+    if fmt.codebook is None and all(field == np.float16 for field in fields):
+        return 1
+    return 2 if fmt.weights > fmt.group else 0
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
@@ -183,13 +188,23 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
 
 
 def largest_weight(fmt: Format, blocks: Blocks) -> float:
-    """A bound of the magnitude of every finite weight in the blocks of a tiled format."""
-    _, scale, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
-    with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
-        bound = np.zeros(1, np.float32) if scale is None else largest_code(fmt) * np.abs(scale)
-        if minimum is not None:
-            bound = bound + np.abs(minimum)
-    return float(bound[np.isfinite(bound)].max(initial=0))
+    """A bound of the magnitude of every finite weight in the blocks of a tiled format.
+
+    Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0.
+    """
+    blocks = blocks.reshape(-1)
+    _, scale, minimum, _ = fmt.decode_levels(blocks)
+    pairs = [(scale, minimum)]
+    if half_factors(fmt) == 2:
+        pairs.append((blocks["d"], blocks["dmin"] if "dmin" in (fmt.dtype.names or ()) else None))
+    largest = 0.0
+    for scale, minimum in pairs:
+        with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
+            bound = np.zeros(1, np.float32) if scale is None else largest_code(fmt) * np.abs(scale.astype(np.float32))
+            if minimum is not None:
+                bound = bound + np.abs(minimum.astype(np.float32))
+        largest = max(largest, float(bound[np.isfinite(bound)].max(initial=0)))
+    return largest
 
 
 def largest_code(fmt: Format) -> np.float32:

@@ -33,11 +33,13 @@ def each(formats: list[Format]):
 def subnormal_loss(w: qgemm.Tensor) -> float:
     """What is lost of each weight at most where halves are subnormal: 2^-25, in the prefill kernel in its units.
 
-    There of minimum and weight, and of the scale, that times a level.
+    There of minimum and weight, and of the scale, that times a level; nothing where all are multiples of 2^-24.
     """
     if w.format.plain:
         return 2.0**-25
     units = prefill.units_of(w.format, half_exponent(tiles.largest_weight(w.format, w.blocks)))
+    if tiles.half_factors(w.format) and units.sum <= 1:
+        return 0.0
     return float(2.0**-25 * units.sum * (2 + tiles.largest_code(w.format) * units.level))
 
 

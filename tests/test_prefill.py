@@ -12,7 +12,7 @@ import race_tilings
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
-from strategies import INTEGER, TILED, each, exact, subnormal_loss, tame
+from strategies import INTEGER, TILED, each, exact, seeds, subnormal_loss, tame
 from test_cuda import assert_a8
 
 import qgemm
@@ -238,18 +238,58 @@ def test_powers_of_two_cancel():
             assert 2.0 ** (15 + exponent) / tiles.LARGEST_CODE * units.scale <= 2.0**15
 
 
-@each([fmt for fmt in TILED if tiles.half_scales(fmt)])
-def test_two_factors_bring_every_half_into_its_unit(fmt):
-    """HalfFactor of kernels/prefill.cu: as if in float32, rounded once, whatever the largest weight of a tensor is."""
-    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    for bound in (0, 2.0**-17, 1e-3, 1, 1e4, 128.5 * 65504):
-        units = prefill.units_of(fmt, half_exponent(bound))
-        for power in np.float32([units.scale, units.minimum]):
-            second = np.clip(power, np.float32(2.0**-24), np.float32(2.0**15))
-            first = min(power / second, np.float32(2.0**15))
-            with np.errstate(over="ignore", invalid="ignore"):
-                found = numbers * np.float16(first) * np.float16(second)
-                np.testing.assert_array_equal(found, (numbers.astype(np.float32) * power).astype(np.float16))
+@each([fmt for fmt in TILED if tiles.half_factors(fmt)])
+@pytest.mark.parametrize("bound", [0, 2.0**-17, 1e-3, 1, 1e4, 128.5 * 65504, 2.0**30])
+def test_scales_in_half_arithmetic_have_units_that_are_halves(fmt, bound):
+    """ScalerOf<..., 1> of kernels/prefill.cu: one product with a power of two, rounded once as if in float32."""
+    if tiles.half_factors(fmt) == 1 and bound > 128.5 * 65504:
+        return  # no half makes it
+    units = prefill.units_of(fmt, half_exponent(bound))
+    for power in (units.scale, units.minimum):
+        assert 2.0**-24 <= power <= 2.0**15
+        assert np.log2(power) % 1 == 0
+
+
+@each([fmt for fmt in TILED if tiles.half_factors(fmt) == 2])
+@given(seeds(), st.integers(-24, 15), st.integers(-24, 15))
+def test_products_of_a_half_and_an_integer_are_rounded_once(fmt, rng, of_scales, of_minimums):
+    """UnitOfProducts of kernels/prefill.cu: as if in float32, whatever the largest weight of a tensor is."""
+    blocks = np.frombuffer(rng.bytes(64 * fmt.block_bytes), fmt.dtype).copy()
+    blocks["scales"][rng.integers(64) :] = 0  # integers
+    for name, exponent in (("d", of_scales), ("dmin", of_minimums)):
+        if name in (fmt.dtype.names or ()):
+            blocks[name] = np.ldexp(rng.uniform(1, 2, 64), exponent - rng.integers(0, 12, 64)) * rng.choice([-1, 1], 64)
+    units = prefill.units_of(fmt, half_exponent(tiles.largest_weight(fmt, blocks)))
+    _, scale, minimum, _ = fmt.decode_levels(blocks)
+    for products, name, power in ((scale, "d", units.scale), (minimum, "dmin", units.minimum)):
+        if products is None:
+            continue
+        half, products = blocks[name].reshape(64, 1), products.reshape(64, -1)
+        integers = np.divide(products, half, out=np.zeros_like(products), where=half != 0).astype(np.float16)
+        found = half * np.float16(max(power, 1)) * (integers * np.float16(min(power, 1)))
+        np.testing.assert_array_equal(found, (products * np.float32(power)).astype(np.float16))
+
+
+@each([fmt for fmt in TILED if tiles.half_factors(fmt)])
+@given(seeds(), st.integers(-24, 0), st.integers(-24, 0))
+def test_weights_of_halves_lose_nothing_where_they_are_subnormal(fmt, rng, of_scales, of_minimums):
+    """In units of at most 1 those below 2^-13 are exact, but for what rounding scales and minimums to half loses."""
+    blocks = np.frombuffer(rng.bytes(64 * fmt.block_bytes), fmt.dtype).copy()
+    scales = [name for name in ("d", "m", "dmin", "s") if name in (fmt.dtype.names or ())]
+    for name, exponent in zip(scales, (of_scales, of_minimums), strict=False):
+        blocks[name] = np.ldexp(rng.uniform(1, 2, 64), exponent - rng.integers(0, 12, 64)) * rng.choice([-1, 1], 64)
+    units = prefill.units_of(fmt, half_exponent(tiles.largest_weight(fmt, blocks)))
+    levels = fmt.decode_levels(blocks)
+    if units.sum > 1:
+        return
+    scale = (levels.scale * np.float32(units.scale)).astype(np.float16)[..., None]
+    minimum = np.float16(0)
+    if levels.minimum is not None:
+        minimum = (levels.minimum * np.float32(units.minimum)).astype(np.float16)[..., None]
+    codes = (levels.codes.astype(np.float32) - (levels.zero or 0)) * np.float32(units.level)
+    weights = codes.astype(np.float64) * scale + minimum
+    small = np.abs(weights) < 2.0**-13
+    np.testing.assert_array_equal(weights[small].astype(np.float16), weights[small])
 
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-30, 0.1, 1, 7e4, 1e37])

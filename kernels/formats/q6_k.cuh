@@ -26,11 +26,17 @@ struct q6_k : q6_k_fields<GROUPS> {
     }
     // q - 32 as signed bytes: no byte borrows from the next while its top bit is set.
     static __device__ u32 centred(u32 q) { return ((q | 0x80808080) - 0x20202020) ^ 0x80808080; }
-    __device__ float2 scale(int group, int g, int index) const {
+    __device__ half2 half_scale(int group, int g, int) const { return half_pair(this->d[group][g][0]); }
+    __device__ half2 sub_scale(int group, int g, int index, half2 unit) const {
         // sc + 128 of two groups of row g, then of row g + 8
         const u32 sc = reinterpret_cast<const u32*>(this->scales[group][g][0])[index >> 1] ^ 0x80808080;
-        const half2 pair = levels_from<0>(sc >> 8 * (index & 1) & 0x00ff00ff, 128);
-        return multiply_rounded(row_pair(this->d[group][g][0]), __half22float2(pair));
+        return numbers_from(sc >> 8 * (index & 1) & 0x00ff00ff, 128, unit);
+    }
+    __device__ float2 scale(int group, int g, int index) const {
+        return multiply_rounded(__half22float2(half_scale(group, g, index)),
+                                __half22float2(sub_scale(group, g, index, __float2half2_rn(1))));
     }
     __device__ float2 minimum(int, int, int) const { return {}; }
+    __device__ half2 half_minimum(int, int, int) const { return {}; }
+    __device__ half2 sub_minimum(int, int, int, half2) const { return {}; }
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../encoder.cuh"
-#include "../fragment.cuh"
+#include "../signed_bytes.cuh"
 
 struct q8_1_encoder : SignedEncoder<q8_1_block> {
     using SignedEncoder::SignedEncoder;
@@ -16,19 +16,7 @@ struct q8_1_encoder : SignedEncoder<q8_1_block> {
 };
 
 template <int GROUPS>
-struct q8_1 : HalfScales<q8_1_fields<GROUPS>> {
-    using Codes = q8_1_codes;
-    static constexpr int ZERO = 0;
+struct q8_1 : SignedBytes<HalfScales<q8_1_fields<GROUPS>>> {
     static constexpr bool HAS_MINIMUM = false;
     using Encoder = q8_1_encoder;
-
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        return byte_fragment(codes.qs[2 * step], codes.qs[2 * step + 1]);
-    }
-    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
-    static constexpr int RAW_ZERO = 128, RAW_EXPONENT = 24, RAW_SHIFT = 0;
-    static __device__ Fragment raw(const Codes& codes, int step) {
-        return raw_bytes(codes.qs[2 * step], codes.qs[2 * step + 1]);
-    }
-    static __device__ Bytes bytes(const Codes& codes, int step) { return {codes.qs[2 * step], codes.qs[2 * step + 1]}; }
 };

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..bits import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
 from ..block import Blocks, Format, Levels
+from . import signed_bytes
 from .scales import absmax
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
@@ -36,4 +37,7 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(blocks["qs"][:, None], blocks["d"].astype(np.float32)[:, None])
 
 
-FORMAT = Format("q8_0", 32, DTYPE, encode, levels, ggml_type=8, slots={"qs": IN_ORDER}, pack=pack)
+FORMAT = Format(
+    "q8_0", 32, DTYPE, encode, levels, ggml_type=8, slots={"qs": IN_ORDER}, pack=pack,
+    to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile,
+)  # fmt: skip

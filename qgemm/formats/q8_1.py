@@ -14,6 +14,7 @@ import numpy as np
 
 from ..bits import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
 from ..block import Blocks, Format
+from . import signed_bytes
 from .q8_0 import levels
 from .scales import absmax
 
@@ -31,4 +32,7 @@ def encode(x: Floats) -> Blocks:
     return blocks
 
 
-FORMAT = Format("q8_1", 32, DTYPE, encode, levels, ggml_type=9, slots={"qs": IN_ORDER})
+FORMAT = Format(
+    "q8_1", 32, DTYPE, encode, levels, ggml_type=9, slots={"qs": IN_ORDER},
+    to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile,
+)  # fmt: skip

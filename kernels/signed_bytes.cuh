@@ -1,0 +1,33 @@
+// Codes of eight bits, signed: q + 128 in a tile, so that they are halves without further ado.
+// Twin of qgemm/formats/signed_bytes.py.
+#pragma once
+
+#include "fragment.cuh"
+
+template <class Fields>
+struct SignedBytes : Fields {
+    using Codes = typename Fields::Codes;
+    static constexpr int ZERO = 0;  // of bytes(), which are levels
+
+    static __device__ void to_tile(Codes& codes) {
+#pragma unroll
+        for (u32& word : codes.qs) word = signed_bytes(word);
+    }
+    static __device__ void from_tile(Codes& codes) { to_tile(codes); }
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        Fragment f = raw(codes, step);
+#pragma unroll
+        for (half2& pair : f.a) pair = levels_from<0>(*reinterpret_cast<const u32*>(&pair), RAW_ZERO);
+        return f;
+    }
+    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
+    static constexpr int RAW_ZERO = 128, RAW_EXPONENT = 24, RAW_SHIFT = 0;
+    static __device__ Fragment raw(const Codes& codes, int step) {
+        const u32 row = codes.qs[2 * step], row8 = codes.qs[2 * step + 1];
+        return ::raw(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
+                     __byte_perm(row8, 0, 0x4341));
+    }
+    static __device__ Bytes bytes(const Codes& codes, int step) {
+        return {signed_bytes(codes.qs[2 * step]), signed_bytes(codes.qs[2 * step + 1])};
+    }
+};
