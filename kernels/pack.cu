@@ -1,8 +1,8 @@
-// pack: blocks [n, row_blocks] as they lie in a file -> tiles [strips, along], and a bound of the magnitude of the
-// finite weights and of the factors of their scales.
+// pack: blocks [n, row_blocks] as they lie in a file -> tiles [strips, along], and for each row of the strips a bound of
+// the magnitude of its finite weights and of the factors of their scales.
 //
 // The piece is copied into shared memory. A warp gathers the words of a span of a group of 16 rows; the fields per block
-// are gathered in shared memory, where the bound is taken from them. What is beyond the matrix is zero.
+// are gathered in shared memory, where bounds are taken from them. What is beyond the matrix is zero.
 // Template: Format, TILES, THREADS.
 #include "blocks.cuh"
 
@@ -43,12 +43,11 @@ __device__ void put_codes(const u32 (&words)[Codes::BITS], int group, int lane, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    pack(const uint4* __restrict__ blocks, Tile* __restrict__ tiles, u32* largest, i64 n, i64 row_blocks, i64 along) {
+    pack(const uint4* __restrict__ blocks, Tile* __restrict__ tiles, u32* bounds, i64 n, i64 row_blocks, i64 along) {
     __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
     __shared__ Format fields[TILES];
     const Piece piece(staged, n, row_blocks, along);
     const int lane = threadIdx.x % 32, g = lane / 4;
-    const u32 seen = *largest;
     tiles += piece.strip * along + piece.first_tile;
 
     piece.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
@@ -82,29 +81,31 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < piece.tiles * CHUNKS; i += THREADS)
         reinterpret_cast<uint4*>(&tiles[i / CHUNKS].fields)[i % CHUNKS] = reinterpret_cast<const uint4*>(fields)[i];
 
-    float bound = 0;
-    const auto count = [&](float scale, float minimum, bool inside) {
-        const float most = __fadd_rn(__fmul_rn(Format::LARGEST_CODE, fabsf(scale)), fabsf(minimum));
-        if (inside && most < __int_as_float(0x7f800000)) bound = fmaxf(bound, most);  // neither infinity nor NaN
+    // Of the rows of this thread, the same in every turn. Floats that are not negative compare like their bits.
+    static_assert(THREADS % 32 == 0, "a turn is whole tiles of rows");
+    const int group = lane / 8, row = lane % 8;
+    u32 most[2] = {};
+    const auto count = [&](float2 scale, float2 minimum) {
+        const float of[2] = {__fadd_rn(__fmul_rn(Format::LARGEST_CODE, fabsf(scale.x)), fabsf(minimum.x)),
+                             __fadd_rn(__fmul_rn(Format::LARGEST_CODE, fabsf(scale.y)), fabsf(minimum.y))};
+#pragma unroll
+        for (int r = 0; r < 2; ++r)  // neither infinity nor NaN
+            if (__float_as_uint(of[r]) < 0x7f800000) most[r] = max(most[r], __float_as_uint(of[r]));
     };
     const int groups = piece.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP);  // that share a scale
-    for (int i = threadIdx.x; i < 32 * groups; i += THREADS) {
+    for (int i = threadIdx.x / 32; i < groups; i += THREADS / 32) {
         constexpr int IN_TILE = SPANS * SPAN_SCALES;
-        const int group = i % 32 / 8, row = i % 8, index = i / 32 % IN_TILE, first_row = 16 * group + row;
-        const auto count_rows = [&](float2 scale, float2 minimum) {
-            count(scale.x, minimum.x, piece.holds(first_row));
-            count(scale.y, minimum.y, piece.holds(first_row + 8));
-        };
-        const Format& of = fields[i / 32 / IN_TILE];
-        count_rows(of.scale(group, row, index), of.minimum(group, row, index));
+        const Format& of = fields[i / IN_TILE];
+        count(of.scale(group, row, i % IN_TILE), of.minimum(group, row, i % IN_TILE));
         // Factors may be larger than their products with an integer, which may be 0.
         [&](const auto& of) {
             if constexpr (Format::HALF_FACTORS == 2)
-                count_rows(__half22float2(of.half_scale(group, row, index)),
-                           __half22float2(of.half_minimum(group, row, index)));
+                count(__half22float2(of.half_scale(group, row, i % IN_TILE)),
+                      __half22float2(of.half_minimum(group, row, i % IN_TILE)));
         }(of);
     }
-    for (int lanes = 16; lanes; lanes /= 2) bound = fmaxf(bound, __shfl_xor_sync(~0u, bound, lanes));
-    // Floats that are not negative compare like their bits. Few are larger than what was seen, even if that is old.
-    if (lane == 0 && __float_as_uint(bound) > seen) atomicMax(largest, __float_as_uint(bound));
+    bounds += piece.strip * TILE_ROWS + 16 * group + row;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)  // few are larger than what was seen
+        if (piece.holds(16 * group + row + 8 * r) && most[r] > bounds[8 * r]) atomicMax(&bounds[8 * r], most[r]);
 }

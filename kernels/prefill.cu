@@ -3,11 +3,12 @@
 // A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. Two warps bring stages of STAGE spans along K into
 // shared memory: one the strips' codes by bulk copies, one x by a tensor map. STRIPS * SPLITS warpgroups consume them: each
 // owns a strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and
-// multiplies them by the tokens as operand B. Weights are brought into the range of half by a power of two, undone at the
-// end. The grid is persistent (streamk.cuh).
+// multiplies them by the tokens as operand B. Weights are brought into the range of half by a power of two for each
+// row, undone at the end. The grid is persistent (streamk.cuh).
 // Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SLOTS (for fields of tiles), LONE (a CTA has one
 // segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes), MOST_PARTS,
-// ARRIVALS (of a warp that gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
+// LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/units.py), ARRIVALS (of a warp that gives a stage back: 1, or 32 for
+// racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
 #include "epilogue.cuh"
 #include "pdl.cuh"
@@ -33,8 +34,11 @@ constexpr int TOGETHER = SPANS > 1 && STAGE > 2 ? 2 : STAGE;
 constexpr int SUMS = TOKENS / 2;  // of a thread
 
 static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
-// A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before.
-static_assert(DEPTH % SPLITS == 0, "a place in the ring belongs to one split");
+
+// A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before. So each
+// place of the ring has as many as there are splits that read it in turn.
+constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
+constexpr int TURNS = SPLITS / common_divisor(DEPTH, SPLITS);
 
 // A strip's weights in a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because
 // they are read until the last span of the tile.
@@ -134,14 +138,14 @@ struct Tokens<true> {
 
 struct Memory : Tokens<LONE> {
     Ring weights[STRIPS];
-    unsigned long long full[DEPTH], empty[DEPTH], received[STRIPS][SPLITS];
+    unsigned long long full[TURNS][DEPTH], empty[DEPTH], received[STRIPS][SPLITS];
 
     // By one thread: with a lane for each barrier it would be a loop over lanes, of 60 clocks each.
     __device__ __forceinline__ void init() {
 #pragma unroll
         for (int slot = 0; slot < DEPTH; ++slot) {
-            mbarrier_init(shared_address(&full[slot]), 2);                       // producers
-            mbarrier_init(shared_address(&empty[slot]), STRIPS * 4 * ARRIVALS);  // warps
+            for (auto& barriers : full) mbarrier_init(shared_address(&barriers[slot]), 2);  // producers
+            mbarrier_init(shared_address(&empty[slot]), STRIPS * 4 * ARRIVALS);             // warps
         }
 #pragma unroll
         for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(shared_address(&received[i % STRIPS][i / STRIPS]), 1);
@@ -180,6 +184,9 @@ struct Turn {
         slot += by;
         if (slot >= DEPTH) slot -= DEPTH, ++round;
     }
+    // The barrier that the stage's bytes arrive at, and the parity of its phase.
+    __device__ u32 full(Memory& memory) const { return shared_address(&memory.full[round % TURNS][slot]); }
+    __device__ u32 parity() const { return round / TURNS & 1; }
 };
 
 // Where the stages of a segment come from.
@@ -209,7 +216,7 @@ struct Producer {
     const Problem& p;
     Segments segments;
 
-    // step(source, j, slot, fields) for every stage of this CTA, once its place is free: j of the tile of y; fields: a
+    // step(source, j, turn, fields) for every stage of this CTA, once its place is free: j of the tile of y; fields: a
     // number for those of the tile of W. begin() once before, as soon as the first is known.
     template <class Begin, class Step>
     __device__ void for_stages(const Tile* tiles, Begin begin, Step step) {
@@ -221,7 +228,7 @@ struct Producer {
             if (turn.round + turn.slot == 0) begin();
             for (int j = first_stage(s); j < end; ++j) {
                 if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
-                if (elect_one()) step(source, j, turn.slot, fields);
+                if (elect_one()) step(source, j, turn, fields);
                 turn.advance(1);
                 if ((j + 1) * STAGE % SPANS == 0) ++fields;
             }
@@ -231,15 +238,15 @@ struct Producer {
 
     // Weights never change: they are under way before the kernels that write x are done.
     __device__ void run_weights(const Tile* tiles) {
-        for_stages(tiles, wait_until_prepared, [&](const Source& source, int j, int slot, u32 fields) {
+        for_stages(tiles, wait_until_prepared, [&](const Source& source, int j, const Turn& turn, u32 fields) {
             const int spans = spans_in(p, j), span = j * STAGE % SPANS;
             const Tile* from = source.tiles + j * STAGE / SPANS;
-            const u32 full = shared_address(&memory.full[slot]);
+            const u32 full = turn.full(memory);
             mbarrier_expect(full, source.strips * memory.weights[0].bytes(spans));
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip) {
                 const Tile* tile = from + min(strip, source.strips - 1) * source.along;
-                if (strip < source.strips) memory.weights[strip].load(slot, tile, span, spans, full);
+                if (strip < source.strips) memory.weights[strip].load(turn.slot, tile, span, spans, full);
                 // Warps of a strip beyond the last one wait for fields as well.
                 if (span == 0) memory.weights[strip].load_fields(fields, tile);
             }
@@ -254,29 +261,46 @@ struct Producer {
             wait_until_prepared();
             wait_for_predecessors();
         };
-        for_stages(nullptr, begin, [&](const Source& source, int j, int slot, u32) {
+        for_stages(nullptr, begin, [&](const Source& source, int j, const Turn& turn, u32) {
             const int spans = spans_in(p, j);
-            const u32 full = shared_address(&memory.full[slot]);
+            const u32 full = turn.full(memory);
             mbarrier_expect(full, spans * bytes);
 #pragma unroll
             for (int span = 0; span < STAGE; ++span)
                 if (span < spans)
-                    tensor_copy(shared_address(memory.x[slot][span]), x, source.token,
+                    tensor_copy(shared_address(memory.x[turn.slot][span]), x, source.token,
                                 (j * STAGE + span) * SPAN_COLUMNS, full);
         });
     }
 };
 
-// Raw codes -> levels times `unit`, a power of two; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic
-// is exact here, and `unit` no constant: ptxas would load one anew for every use. Raw levels are in their unit already.
+template <class T>
+constexpr bool IS_HALF = false;
+template <>
+constexpr bool IS_HALF<half> = true;
+
+// Whether one multiply-add makes weights of codes as they are masked out of words: their scales are halves or products of
+// two, and take the power of two that such codes lack; the minimum may be what zero stands for.
+constexpr bool FOLDED = IS_HALF<In> && Format::HALF_FACTORS > 0;
+
+template <class F>
+__device__ inline Fragment codes(const typename F::Codes& words, int step) {
+    if constexpr (FOLDED)
+        return F::folded(words, step);
+    else
+        return F::raw(words, step);
+}
+
+// Raw codes -> levels times 2^LEVEL; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic is exact here.
+// Raw levels are in their unit already, and the codes that scales make up for.
 struct Levels {
     half2 factor[2], zero;
-    __device__ explicit Levels(float unit)
-        : factor{__float2half2_rn(unit * two_to(Format::RAW_EXPONENT)),
-                 __float2half2_rn(unit * two_to(Format::RAW_EXPONENT - Format::RAW_SHIFT))},
-          zero(__float2half2_rn(-Format::RAW_ZERO * unit)) {}
+    __device__ Levels()
+        : factor{__float2half2_rn(two_to(LEVEL + Format::RAW_EXPONENT)),
+                 __float2half2_rn(two_to(LEVEL + Format::RAW_EXPONENT - Format::RAW_SHIFT))},
+          zero(__float2half2_rn(-Format::RAW_ZERO * two_to(LEVEL))) {}
     __device__ half2 of(half2 raw, int row) const {
-        if constexpr (Format::RAW_LEVELS) return raw;
+        if constexpr (Format::RAW_LEVELS || FOLDED) return raw;
         return Format::RAW_ZERO ? __hfma2(raw, factor[row], zero) : __hmul2(raw, factor[row]);
     }
 };
@@ -290,16 +314,23 @@ struct Scaling<half> {
     half2 scale, minimum;
     Scaling() = default;
     __device__ Scaling(float2 d, float2 m) : scale(__float22half2_rn(d)), minimum(__float22half2_rn(m)) {}
+    // What a code of 0 stands for, where that is no minimum of its own.
+    __device__ void subtract_zero() {
+        if constexpr (FOLDED && !Format::HAS_MINIMUM)
+            minimum = __hmul2(scale, __floats2half2_rn(-Format::RAW_ZERO * two_to(LEVEL),
+                                                       -Format::RAW_ZERO * two_to(LEVEL + Format::RAW_SHIFT)));
+    }
     __device__ u32 weights(half2 levels, int row) const {
         const half2 d = row ? __high2half2(scale) : __low2half2(scale);
         const half2 m = row ? __high2half2(minimum) : __low2half2(minimum);
-        const half2 w = Format::HAS_MINIMUM ? __hfma2(levels, d, m) : __hmul2(levels, d);
+        const half2 w = FOLDED ? __hfma2(levels, d, m) : __hmul2(levels, d);
         return *reinterpret_cast<const u32*>(&w);
     }
     __device__ Scaling of_lane(int lane) const {
         Scaling found;
         found.scale = __shfl_sync(~0u, scale, lane, 4);
         if constexpr (Format::HAS_MINIMUM) found.minimum = __shfl_sync(~0u, minimum, lane, 4);
+        found.subtract_zero();
         return found;
     }
 };
@@ -309,6 +340,7 @@ struct Scaling<bf16> {
     float2 scale, minimum;
     Scaling() = default;
     __device__ Scaling(float2 d, float2 m) : scale(d), minimum(m) {}
+    __device__ void subtract_zero() {}
     __device__ u32 weights(half2 levels, int row) const {
         const float2 q = __half22float2(levels);
         const float d = row ? scale.y : scale.x, m = !Format::HAS_MINIMUM ? 0.0f : row ? minimum.y : minimum.x;
@@ -328,14 +360,21 @@ private:
     }
 };
 
-// Powers of two: what scales and minimums are multiplied by, the unit of levels, and what brings sums back to y.
+// Powers of two that bring rows g and g + 8 into the range of half: what their weights are multiplied by is 2^-weight. See
+// UnitRange in qgemm/units.py.
 struct Units {
-    float scale, minimum, level, sum;
+    int weight[2];
+    __device__ explicit Units(const float* bounds) : weight{of(bounds[0]), of(bounds[8])} {}
+    __device__ static int of(float bound) {
+        return max(LEAST_UNIT, min(int(__float_as_uint(bound) >> 23) - 126 + ABOVE_BOUND, MOST_UNIT));
+    }
+    // Exponents of what brings scales and minimums into their units, and of that of sums.
+    __device__ int scale(int r) const { return -weight[r] - LEVEL - (FOLDED && r ? Format::RAW_SHIFT : 0); }
+    __device__ int minimum(int r) const { return -weight[r]; }
+    __device__ float sum(int r) const { return two_to(weight[r]); }
 };
 
-__device__ inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b}; }
-
-constexpr bool OF_HALF = sizeof(Scaling<In>) == sizeof(Scaling<half>);
+__device__ inline float2 operator*(float2 a, float2 b) { return {a.x * b.x, a.y * b.y}; }
 
 // Scales and minimums in their units, in half arithmetic if they are halves (FACTORS = 1) or products of two.
 template <class Found, class Fields, int FACTORS>
@@ -343,52 +382,62 @@ struct ScalerOf;
 
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 0> {
-    float scale, minimum;
-    __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {}
+    float2 scale, minimum;
+    __device__ explicit ScalerOf(const Units& units)
+        : scale{two_to(units.scale(0)), two_to(units.scale(1))},
+          minimum{two_to(units.minimum(0)), two_to(units.minimum(1))} {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         return {fields.scale(warp, g, index) * scale, fields.minimum(warp, g, index) * minimum};
     }
 };
 
+// 2^x and 2^y, for rows g and g + 8, as two halves: 1 to 2^15 and the rest, but of what is less than 1 no more than 2^-14.
+struct Power {
+    half2 first, rest;
+    __device__ Power(int x, int y) {
+        const int a = part(x), b = part(y);
+        first = __floats2half2_rn(two_to(a), two_to(b)), rest = __floats2half2_rn(two_to(x - a), two_to(y - b));
+    }
+    __device__ static int part(int x) { return min(max(x, 0), 15) + min(x + 14, 0); }
+};
+
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 1> {
-    half2 scale, minimum;
+    Power scale;
+    half2 minimum;
     __device__ explicit ScalerOf(const Units& units)
-        : scale(__float2half2_rn(units.scale)), minimum(__float2half2_rn(units.minimum)) {}
+        : scale(units.scale(0), units.scale(1)),
+          minimum(__floats2half2_rn(two_to(units.minimum(0)), two_to(units.minimum(1)))) {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         Found found;
-        found.scale = __hmul2(fields.half_scale(warp, g, index), scale);
+        found.scale = __hmul2(__hmul2(fields.half_scale(warp, g, index), scale.first), scale.rest);
         if constexpr (Fields::HAS_MINIMUM) found.minimum = __hmul2(fields.half_minimum(warp, g, index), minimum);
         return found;
     }
 };
 
-// A unit of products of halves and integers below 256: halves take what is more than 1 of it and integers what is less,
-// which stay exact down to 2^-24, so that the product alone is rounded.
-struct UnitOfProducts {
-    half2 of_half, of_integer;
-    __device__ explicit UnitOfProducts(float unit)
-        : of_half(__float2half2_rn(fmaxf(unit, 1))), of_integer(__float2half2_rn(fminf(unit, 1))) {}
-};
+// Products of halves and integers below 256: the integer takes the rest of the unit, so that the product alone is
+// rounded.
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 2> {
-    UnitOfProducts scale, minimum;
-    __device__ explicit ScalerOf(const Units& units) : scale(units.scale), minimum(units.minimum) {}
+    Power scale, minimum;
+    __device__ explicit ScalerOf(const Units& units)
+        : scale(units.scale(0), units.scale(1)), minimum(units.minimum(0), units.minimum(1)) {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         Found found;
-        found.scale = __hmul2(__hmul2(fields.half_scale(warp, g, index), scale.of_half),
-                              fields.sub_scale(warp, g, index, scale.of_integer));
+        found.scale = __hmul2(__hmul2(fields.half_scale(warp, g, index), scale.first),
+                              fields.sub_scale(warp, g, index, scale.rest));
         if constexpr (Fields::HAS_MINIMUM)
-            found.minimum = __hmul2(__hmul2(fields.half_minimum(warp, g, index), minimum.of_half),
-                                    fields.sub_minimum(warp, g, index, minimum.of_integer));
+            found.minimum = __hmul2(__hmul2(fields.half_minimum(warp, g, index), minimum.first),
+                                    fields.sub_minimum(warp, g, index, minimum.rest));
         return found;
     }
 };
-using Scaler = ScalerOf<Scaling<In>, Format, OF_HALF ? Format::HALF_FACTORS : 0>;
+using Scaler = ScalerOf<Scaling<In>, Format, FOLDED ? Format::HALF_FACTORS : 0>;
 
 // The scalings of a lane's rows, span by span. Where it is faster, the four lanes that share those rows decode them for
 // each other, of a stage at a time. Those of bf16 take twice the registers.
-constexpr bool FEW = TOKENS <= 16 && OF_HALF;
+constexpr bool FEW = TOKENS <= 16 && IS_HALF<In>;
 constexpr int SHARING = SPANS > 1 || Format::SCALES_ONCE || FEW ? 4 : 1;  // lanes
 
 template <int>
@@ -404,7 +453,9 @@ struct Scalings<1> {
         fields = &ring.fields(slot, span, tile);
     }
     __device__ Scaling<In> operator()(int warp, int lane, int, int, int index) const {
-        return scaler(*fields, warp, lane / 4, index);
+        Scaling<In> found = scaler(*fields, warp, lane / 4, index);
+        found.subtract_zero();
+        return found;
     }
 };
 
@@ -463,14 +514,14 @@ struct Consumer {
               more_fields(before * STAGE / SPANS - first_stage(s) * STAGE / SPANS),
               turn{int(before % DEPTH), int(before / DEPTH)},
               j(first_stage(s)) {
-            const int ahead = (at.split + SPLITS - turn.slot % SPLITS) % SPLITS;  // of the next stage of this split
+            const int ahead = (at.split + SPLITS - before % SPLITS) % SPLITS;  // of the next stage of this split
             j += ahead;
             turn.advance(ahead);
         }
         // Waits for the stage.
         __device__ __forceinline__ void wait() {
             x = swizzled_operand(at.first_x + turn.slot * X_STAGE);
-            const u32 full = shared_address(&at.memory.full[turn.slot]), parity = turn.round & 1;
+            const u32 full = turn.full(at.memory), parity = turn.parity();
             if (!mbarrier_passed(full, parity)) {
                 if (busy >= 0) {  // do not hold a stage while waiting for one
                     wgmma_wait<0>();
@@ -508,7 +559,7 @@ struct Consumer {
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
             if (step % SCALE_STEPS == 0) scaling = scalings(warp, lane, span, in_tile, step / SCALE_STEPS);
-            const Fragment raw = Format::raw(words, step);
+            const Fragment raw = codes<Format>(words, step);
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
         }
@@ -700,7 +751,7 @@ struct Consumer {
     // all rows there are, nothing to add.
     template <class T>
     __device__ __forceinline__ void store_whole(const float (&sums)[SUMS], const Place& at, u32 chunks, T* y,
-                                                float unit) const {
+                                                const Units& units) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged(strip, split));
@@ -713,7 +764,8 @@ struct Consumer {
             for (int i = 0; i < CHUNK / 8; i += 2) {
                 T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
 #pragma unroll
-                for (int j = 0; j < 8; ++j) made[j] = from_float<T>(sums[(chunk / 8 + i) * 4 + j] * unit);
+                for (int j = 0; j < 8; ++j)
+                    made[j] = from_float<T>(sums[(chunk / 8 + i) * 4 + j] * units.sum(j / 2 % 2));
                 if constexpr (sizeof(T) == 2) {
                     u32 pairs[4];
 #pragma unroll
@@ -741,14 +793,14 @@ struct Consumer {
         return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
     }
     __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, u32 chunks, const Epilogue& epilogue,
-                                          float unit) const {
+                                          const Units& units) const {
         const Place at(p, tile, strip);
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
-            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, chunks, static_cast<float*>(y), unit);
-            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, chunks, static_cast<half*>(y), unit);
-            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, chunks, static_cast<bf16*>(y), unit);
+            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, chunks, static_cast<float*>(y), units);
+            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, chunks, static_cast<half*>(y), units);
+            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, chunks, static_cast<bf16*>(y), units);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& staged = memory.staged(strip, split);
@@ -758,7 +810,8 @@ struct Consumer {
             group_barrier();  // the chunk before is read
 #pragma unroll
             for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
-                staged[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] = sums[chunk / 2 + i] * unit;
+                staged[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
+                    sums[chunk / 2 + i] * units.sum(i / 2 % 2);
             group_barrier();
             store_some(staged, at, chunk, epilogue);
         }
@@ -775,15 +828,23 @@ struct Consumer {
         }
     }
 
-    __device__ void run(const Segments& all, const Units& units, Workspace* workspace, const Epilogue& epilogue) const {
-        const Levels levels(units.level);
-        const Scaler scaler(units);
+    // Bounds of the weights of this lane's rows: they follow all tiles.
+    __device__ const float* bounds(const float* of_rows, int tile) const {
+        const i64 strip = min(i64(p.first_strip(tile) + this->strip), (p.n - 1) / TILE_ROWS);
+        return of_rows + strip * TILE_ROWS + 16 * warp + lane / 4;
+    }
+
+    __device__ void run(const Segments& all, const float* of_rows, Workspace* workspace,
+                        const Epilogue& epilogue) const {
+        const Levels levels;
         Segments segments(all);
         u32 stages = 0;
         for (Segment s; segments.take(s);) {
             const u32 before = stages;
             stages += end_stage(p, s) - first_stage(s);
             float sums[SUMS] = {};
+            const Units units(bounds(of_rows, s.tile));
+            const Scaler scaler(units);
             multiply(sums, s, before, levels, scaler);
             const Sharers sharers = all.sharers(s);
             const u32 chunks = sharers.chunks_of(blockIdx.x);
@@ -793,7 +854,7 @@ struct Consumer {
             if (LONE || split == 0) {
                 if (sharers.paired) exchange_in_pair(sums, chunks);
                 if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
-                if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units.sum);
+                if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units);
             }
             // Lanes parted in there. Else ptxas takes none of what follows, the next segment, for uniform: neither
             // addresses nor conditions, which it then works out lane by lane, some of them in every stage.
@@ -805,7 +866,7 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles,
             const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m,
-            const __grid_constant__ Cut cut, const Units units) {
+            const __grid_constant__ Cut cut) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     // The shuffle keeps ptxas from working out the address anew for every use.
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;
@@ -842,6 +903,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                    int(threadIdx.x % GROUP_THREADS),
                                    warp % 4,
                                    lane};
-        consumer.run(Segments(cut, units_along), units, workspace, outputs);
+        const auto* bounds = reinterpret_cast<const float*>(tiles + i64(strips) * (along / SPANS));
+        consumer.run(Segments(cut, units_along), bounds, workspace, outputs);
     }
 }

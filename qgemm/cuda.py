@@ -169,7 +169,7 @@ def _launch(row: Route, x: Any, k: int, m: int, products: list[_Product]) -> Any
     first = products[0].w
     source = PREPARED if prepared else c_type(x.dtype)
     if row.kernel == "prefill":
-        launch: Any = prefill_launch(first.device, first.format, first.shape, first.exponent, m, source, *shapes)
+        launch: Any = prefill_launch(first.device, first.format, first.shape, m, source, *shapes)
     else:
         launch = decode_launch(row, first.device, first.format, k, m, source, shapes)
     pointers: list[int] = []

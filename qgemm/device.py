@@ -18,11 +18,13 @@ class DeviceTensor:
     """Weights [N, K] on a CUDA device; made by `tensor.to_device()`.
 
     data: a CuPy array of bytes [strips, tiles along K, bytes of a tile] (see qgemm/tiles.py), or for plain formats
-    of numbers [N, K]. exponent: of a power of two that brings the weights into the range of float16.
+    of numbers [N, K]. bounds: right behind it, of the magnitude of the weights of each row of the strips, float32.
+    exponent: of a power of two that brings all weights into the range of float16.
     """
 
-    def __init__(self, format: Format, shape: tuple[int, int], data: Any, exponent: int, name: str = "") -> None:
-        self.format, self.shape, self.data, self.exponent, self.name = format, shape, data, exponent, name
+    def __init__(self, format: Format, shape: tuple[int, int], data: Any, bounds: Any = None, name: str = "") -> None:
+        self.format, self.shape, self.data, self.bounds, self.name = format, shape, data, bounds, name
+        self.exponent = 0 if bounds is None else half_exponent(float(bounds.get().max(initial=0)))
         self.pointer: int = data.data.ptr
         self.device: int = data.device.id
         # what a call's launches depend on -> all of them, on a stream and raw pointers: see qgemm/cuda.py
@@ -38,9 +40,8 @@ class DeviceTensor:
             raise UnsupportedError(f"only a matrix (N, K) goes to a device, got {tensor!r}; index its leading axes")
         n, k = tensor.shape
         if fmt.plain:
-            return cls(fmt, (n, k), cupy.asarray(as_numbers(fmt, blocks)), 0, tensor.name)
-        data, largest = transfer.upload(fmt, blocks)
-        return cls(fmt, (n, k), data, half_exponent(largest), tensor.name)
+            return cls(fmt, (n, k), cupy.asarray(as_numbers(fmt, blocks)), None, tensor.name)
+        return cls(fmt, (n, k), *transfer.upload(fmt, blocks), tensor.name)
 
     @property
     def ndim(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import jit, transfer
 from .block import Format
-from .device import DeviceTensor, half_exponent
+from .device import DeviceTensor
 from .errors import UnsupportedError
 from .routes import C_TYPES, c_type
 
@@ -30,8 +30,7 @@ def quantize(x: Any, fmt: Format) -> DeviceTensor:
         count = fmt.blocks_in(given.shape[1])
         blocks, found = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt)
         check_first(fmt, given, int(found.get().view(transfer.FOUND)["refused"].min(initial=len(given) * count)))
-        data, largest = transfer.pack(fmt, blocks, len(given), count)
-        return DeviceTensor(fmt, given.shape, data, half_exponent(largest))
+        return DeviceTensor(fmt, given.shape, *transfer.pack(fmt, blocks, len(given), count))
 
 
 def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike
 
 from . import jit, transfer
 from .block import Format, float_dtype
-from .device import DeviceTensor, half_exponent
+from .device import DeviceTensor
 from .encode import check_first
 from .errors import UnsupportedError
 from .formats.kbit import WEIGHTS
@@ -61,8 +61,8 @@ class Planes:
         if len(self.shape) != 2:
             raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got {self!r}")
         with self.planes.device:
-            data, largest = transfer.pack(self.format, self.blocks(), *self.absmax.shape)
-            return DeviceTensor(self.format, self.shape, data, half_exponent(largest), self.name)
+            packed = transfer.pack(self.format, self.blocks(), *self.absmax.shape)
+            return DeviceTensor(self.format, self.shape, *packed, self.name)
 
     def to_host(self) -> Tensor:
         """The same as a Tensor."""

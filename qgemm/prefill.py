@@ -7,8 +7,6 @@ import threading
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import jit, tiles
 from .block import Format
 from .decode import Shape
@@ -25,10 +23,6 @@ PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose parts have
 SUMS = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
 FLAG = 4  # bytes of what says that a part is complete
 MOST_LAUNCHES = 1024  # kept
-LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
-EXPONENTS = -112, 116  # least and most of a unit of weights: with levels in units of 2^-15 scales stay float32
-MOST_FACTOR = 15  # 2^MOST_FACTOR is the largest half that is a power of two
-HEADROOM = 3  # between the largest weight in these units and 2^15, at least
 
 
 class Grid(NamedTuple):
@@ -88,29 +82,6 @@ def cut_of(grid: Grid, count: int, units: int, row_tiles: int) -> Cut:
     return Cut(grid.whole, grid.paired, piece, rest, *map(Divisor.of, (grid.ctas, units, row_tiles)))
 
 
-class Units(ctypes.Structure):
-    """Powers of two that bring a tensor into the range of half: see Units in kernels/prefill.cu."""
-
-    _fields_ = [(name, ctypes.c_float) for name in ("scale", "minimum", "level", "sum")]
-
-
-def units_of(fmt: Format, exponent: int) -> Units:
-    """Of a tensor whose weights times 2^-exponent are below 2^15, so that no scale or weight overflows half.
-
-    The largest code times its scale is below 2^15 as well; levels may lie in a unit of their own already. What halves
-    make, a half brings into its unit. Such weights are multiples of 2^-24: in a unit of at most 1 nothing is lost of
-    those that are subnormal halves.
-    """
-    raw = tiles.raw_exponent(fmt)
-    level = LEVEL if raw is None else -raw
-    below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
-    least, most = EXPONENTS
-    if tiles.half_factors(fmt):
-        least = -MOST_FACTOR - level
-    weight = max(least, min(exponent + max(HEADROOM, below - level), most))
-    return Units(2.0 ** (-weight - level), 2.0**-weight, 2.0**level, 2.0**weight)
-
-
 class Pointers(ctypes.Structure):
     """What changes from call to call but for the map of x: the workspace, w, and y with what is added to it.
 
@@ -121,13 +92,13 @@ class Pointers(ctypes.Structure):
 
 
 class PrefillLaunch:
-    """The prefill kernel for all matrices of one shape, format and exponent, and so many rows of x.
+    """The prefill kernel for all matrices of one shape and format, and so many rows of x.
 
     A call takes a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple of 16.
     """
 
     def __init__(
-        self, device: int, fmt: Format, shape: tuple[int, int], exponent: int, m: int, source: str, out: Shape,
+        self, device: int, fmt: Format, shape: tuple[int, int], m: int, source: str, out: Shape,
         tiling: Tiling | None = None,
     ) -> None:  # fmt: skip
         """On the current device, for x of type `source`; a `tiling` other than the table's to measure it."""
@@ -150,7 +121,7 @@ class PrefillLaunch:
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
         sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
         cut = cut_of(grid, of_y, units, -(-strips // tiling.strips))
-        arguments = (self._map, w, pointers.outputs, parts, *sizes, cut, units_of(fmt, exponent))
+        arguments = (self._map, w, pointers.outputs, parts, *sizes, cut)
         count = 2 + len(pointers.outputs)
         self._launch = Launch(
             function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.paired else 0

@@ -21,9 +21,11 @@ place everything:
 - A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
   scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
-Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks of the file back.
+Behind the tiles of a matrix lie bounds of the magnitude of the weights of each row, by which the prefill kernel brings
+them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
+of the file back.
 
-`pack`, `unpack` and `largest_weight` are the reference of what kernels/pack.cu and kernels/restore.cu do on the GPU.
+`pack`, `unpack` and `bounds` are the reference of what kernels/pack.cu and kernels/restore.cu do on the GPU.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ CHUNK = 4  # words that a lane reads at once: 16 bytes
 PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
 PIECE_THREADS = 128
 LARGEST_CODE = 128  # of every tiled format whose codes are integers
+FOLD = 3  # bits that the prefill kernel moves words up, so that the codes in a byte end at bit 10 of a half
 BANKS = 128  # bytes of shared memory, one from every bank
 MOST_TABLE = 64 << 10  # bytes of a table of levels
 
@@ -78,6 +81,11 @@ def half_factors(fmt: Format) -> int:
     if fmt.codebook is None and all(field == np.float16 for field in fields):
         return 1
     return 2 if fmt.weights > fmt.group else 0
+
+
+def folded_exponent(fmt: Format) -> int:
+    """e such that the codes that `folded` masks out of words are halves times 2^-e: those of eight bits as they lie."""
+    return 24 if any(_bits(fmt, name) == 8 for name in fmt.slots) else 24 - FOLD
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
@@ -187,24 +195,26 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     return padded[:rows, : fmt.blocks_in(columns)].copy()
 
 
-def largest_weight(fmt: Format, blocks: Blocks) -> float:
-    """A bound of the magnitude of every finite weight in the blocks of a tiled format.
+def bounds(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
+    """Bounds of the magnitude of every finite weight in each row of blocks [N, K / weights] of a tiled format, [N].
 
     Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0.
     """
-    blocks = blocks.reshape(-1)
-    _, scale, minimum, _ = fmt.decode_levels(blocks)
+    flat = blocks.reshape(-1)
+    _, scale, minimum, _ = fmt.decode_levels(flat)
     pairs = [(scale, minimum)]
     if half_factors(fmt) == 2:
-        pairs.append((blocks["d"], blocks["dmin"] if "dmin" in (fmt.dtype.names or ()) else None))
-    largest = 0.0
+        pairs.append((flat["d"], flat["dmin"] if "dmin" in (fmt.dtype.names or ()) else None))
+    most = np.zeros(len(blocks), np.float32)
     for scale, minimum in pairs:
+        assert scale is not None
         with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
-            bound = np.zeros(1, np.float32) if scale is None else largest_code(fmt) * np.abs(scale.astype(np.float32))
+            bound = largest_code(fmt) * np.abs(scale.astype(np.float32))
             if minimum is not None:
                 bound = bound + np.abs(minimum.astype(np.float32))
-        largest = max(largest, float(bound[np.isfinite(bound)].max(initial=0)))
-    return largest
+        by_row = np.where(np.isfinite(bound), bound, np.float32(0)).reshape(len(blocks), -1)
+        most = np.maximum(most, by_row.max(axis=1, initial=0))
+    return most
 
 
 def largest_code(fmt: Format) -> np.float32:

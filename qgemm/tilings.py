@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .block import Format
 from .jit import Template
 from .tiles import ROWS, SPAN, spans, table_bytes, tile_dtype
+from .units import range_of
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
@@ -76,71 +77,82 @@ class Tiling(NamedTuple):
         return max(self.stage, spans(fmt)) * SPAN
 
 
-# Measured on an H200, most of them with q4_0. Two strips share x, of which an SM gets 60 bytes a cycle at most; three
-# and four warpgroups hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work
-# better; but where K is long a tile may be cut along it. Token tiles lie so close that one more row of x costs little.
-# Where the stages that four warpgroups need do not fit, fewer are faster, of which each has more. Super-blocks want
-# whole tiles in a stage.
+# Measured on an H200, with tools/race_tilings.py. Two strips share x, of which an SM gets 60 bytes a cycle at most;
+# three and four warpgroups hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work
+# better; but where K is long a tile may be cut along it, and super-blocks want whole tiles in a stage. Token tiles lie
+# so close that one more row of x costs little. Where the stages that four warpgroups need do not fit, fewer are faster,
+# of which each has more.
 TILINGS = (
     #      m <=  strips >=  K >=  tokens  strips  splits  stage  deep
-    Tiling(16,   200,       0,    16,     2,      2,      4,     8),
+    Tiling(16,   200,       0,    16,     2,      2,      4,     8,    spans=4),
+    Tiling(16,   200,       0,    16,     2,      2,      4,     8,    needs=8),
+    Tiling(16,   200,       0,    16,     2,      2,      4,     8,    needs=7, codebook=True),
+    Tiling(16,   200,       0,    16,     2,      2,      2,     12),
+    Tiling(16,   0,         8192, 16,     1,      4,      4,     12,   needs=11, spans=4),
+    Tiling(16,   0,         8192, 16,     1,      4,      4,     12,   needs=11, codebook=True),
     Tiling(16,   0,         8192, 16,     1,      3,      4,     9,    needs=9),
-    Tiling(16,   0,         0,    16,     1,      4,      4,     8,    needs=9),
+    Tiling(16,   0,         0,    16,     1,      4,      4,     12,   needs=12, spans=4),
+    Tiling(16,   0,         0,    16,     1,      4,      2,     12,   lone=True),
     Tiling(16,   0,         0,    16,     1,      4,      2,     12),
     Tiling(32,   400,       0,    32,     3,      1,      4,     4,    needs=3),
     Tiling(32,   200,       0,    32,     2,      2,      4,     6,    needs=6),
-    Tiling(32,   200,       0,    32,     2,      2,      4,     6,    needs=6, lone=True),
     Tiling(32,   200,       0,    32,     2,      1,      4,     5,    spans=4),
     Tiling(32,   200,       0,    32,     2,      2,      2,     12),
-    Tiling(32,   0,         8192, 32,     1,      4,      4,     8,    needs=8),
+    Tiling(32,   0,         8192, 32,     1,      2,      4,     6,    spans=4),
     Tiling(32,   0,         8192, 32,     1,      4,      4,     8,    needs=8, lone=True),
-    Tiling(32,   0,         0,    32,     1,      2,      4,     6,    needs=7),
+    Tiling(32,   0,         8192, 32,     1,      4,      4,     8,    needs=8),
+    Tiling(32,   0,         0,    32,     1,      3,      2,     12,   lone=True),
     Tiling(32,   0,         0,    32,     1,      2,      2,     12),
     Tiling(48,   400,       0,    48,     3,      1,      4,     4,    needs=3),
     Tiling(48,   200,       0,    48,     2,      1,      4,     4,    spans=4),
-    Tiling(48,   200,       0,    48,     2,      2,      4,     4,    needs=4),
     Tiling(48,   200,       0,    48,     2,      2,      2,     8),
-    Tiling(48,   0,         0,    48,     1,      2,      4,     6,    needs=6),
-    Tiling(48,   0,         0,    48,     1,      3,      4,     6,    needs=6, lone=True, spans=4),
-    Tiling(48,   0,         0,    48,     1,      2,      2,     10,   needs=10, lone=True),
+    Tiling(48,   0,         8192, 48,     1,      2,      4,     6,    needs=6),
+    Tiling(48,   100,       8192, 48,     2,      1,      4,     4,    needs=4),
+    Tiling(48,   0,         0,    48,     1,      3,      2,     12,   lone=True),
     Tiling(48,   0,         0,    48,     1,      2,      4,     6),
     Tiling(64,   400,       0,    64,     3,      1,      4,     3,    needs=3),
+    Tiling(64,   33,        8192, 64,     2,      1,      4,     4,    lone=True, spans=4),
+    Tiling(64,   200,       0,    64,     2,      1,      4,     4,    lone=True, spans=4),
     Tiling(64,   200,       0,    64,     2,      1,      4,     4,    spans=4),
-    Tiling(64,   200,       0,    64,     2,      2,      4,     4,    needs=4, codebook=True),
-    Tiling(64,   200,       0,    64,     2,      1,      4,     4,    needs=4),
-    Tiling(64,   100,       8192, 64,     2,      2,      4,     4,    needs=4, codebook=True),
-    Tiling(64,   100,       8192, 64,     2,      2,      2,     8,    lone=True, codebook=True),
-    Tiling(64,   100,       8192, 64,     2,      1,      4,     4,    needs=4),
-    Tiling(64,   33,        8192, 64,     2,      1,      4,     4,    spans=4),
     Tiling(64,   400,       0,    64,     3,      1,      2,     7),
-    Tiling(64,   200,       0,    64,     2,      2,      2,     8),
-    Tiling(64,   0,         0,    64,     1,      2,      4,     4,    needs=4, lone=True, spans=4),
-    Tiling(64,   0,         0,    64,     1,      3,      2,     9,    needs=9, lone=True),
-    Tiling(64,   0,         0,    64,     1,      3,      2,     9),
+    Tiling(64,   200,       0,    64,     2,      2,      2,     8,    codebook=True),
+    Tiling(64,   100,       8192, 64,     2,      2,      2,     8,    lone=True, codebook=True),
+    Tiling(64,   200,       0,    64,     2,      2,      2,     8,    needs=8),
+    Tiling(64,   100,       8192, 64,     2,      2,      2,     8,    needs=8),
+    Tiling(64,   200,       0,    64,     2,      1,      2,     8),
+    Tiling(64,   100,       8192, 64,     2,      1,      2,     8),
+    Tiling(64,   0,         0,    64,     1,      3,      2,     9,    needs=9, lone=True, codebook=True),
+    Tiling(64,   0,         0,    64,     1,      2,      2,     10,   lone=True),
+    Tiling(64,   0,         0,    64,     1,      2,      2,     10),
     Tiling(80,   400,       0,    80,     3,      1,      4,     3,    needs=3),
-    Tiling(80,   200,       0,    80,     2,      1,      4,     3,    needs=3),
-    Tiling(80,   100,       8192, 80,     2,      1,      4,     3,    needs=3),
+    Tiling(80,   200,       0,    80,     2,      1,      4,     3,    needs=3, spans=4),
+    Tiling(80,   100,       8192, 80,     2,      1,      4,     3,    needs=3, spans=4),
     Tiling(80,   400,       0,    80,     3,      1,      2,     6),
     Tiling(80,   200,       0,    80,     2,      1,      2,     7),
-    Tiling(80,   0,         0,    80,     1,      2,      4,     4,    needs=4, lone=True, spans=4),
+    Tiling(80,   100,       8192, 80,     2,      1,      2,     7),
+    Tiling(80,   0,         0,    80,     1,      2,      2,     8,    lone=True),
     Tiling(80,   0,         0,    80,     1,      2,      2,     8),
     Tiling(96,   400,       0,    96,     3,      1,      2,     5),
-    Tiling(96,   200,       0,    96,     2,      1,      4,     3,    needs=3),
-    Tiling(96,   100,       8192, 96,     2,      1,      4,     3,    needs=3),
-    Tiling(96,   200,       0,    96,     2,      1,      2,     6),
+    Tiling(96,   200,       0,    96,     2,      1,      4,     3,    needs=3, spans=4),
     Tiling(96,   33,        8192, 96,     2,      1,      4,     3,    needs=3, spans=4),
+    Tiling(96,   200,       0,    96,     2,      1,      2,     6),
+    Tiling(96,   100,       8192, 96,     2,      1,      2,     6),
     Tiling(96,   33,        8192, 96,     2,      1,      2,     6,    spans=4),
-    Tiling(96,   0,         0,    96,     1,      2,      2,     6),
+    Tiling(96,   0,         0,    96,     1,      2,      2,     8,    lone=True),
+    Tiling(96,   0,         0,    96,     1,      2,      2,     8),
     Tiling(112,  200,       0,    112,    2,      1,      2,     5),
     Tiling(112,  0,         0,    112,    1,      2,      2,     6),
     Tiling(128,  400,       0,    128,    3,      1,      2,     4),
+    Tiling(128,  33,        0,    128,    1,      2,      2,     6,    needs=6, lone=True, codebook=True),
+    Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
     Tiling(128,  100,       0,    128,    1,      2,      2,     6,    needs=6, lone=True),
     Tiling(128,  65,        0,    128,    2,      1,      2,     5),
     Tiling(128,  33,        0,    128,    1,      2,      2,     6,    needs=6, lone=True),
-    Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
-    Tiling(128,  0,         0,    64,     1,      2,      4,     4,    needs=4, lone=True, spans=4),
-    Tiling(128,  0,         0,    64,     1,      3,      2,     9,    needs=9, lone=True),
-    Tiling(128,  0,         0,    64,     1,      3,      2,     9),
+    Tiling(128,  33,        0,    128,    1,      2,      2,     6,    needs=5, lone=True, spans=4),
+    Tiling(128,  33,        0,    128,    1,      2,      2,     6,    needs=5, lone=True, codebook=True),
+    Tiling(128,  0,         0,    64,     1,      3,      2,     9,    needs=9, lone=True, codebook=True),
+    Tiling(128,  0,         0,    64,     1,      2,      2,     10,   lone=True),
+    Tiling(128,  0,         0,    64,     1,      2,      2,     10),
     Tiling(144,  65,        0,    144,    2,      1,      2,     4),
     Tiling(160,  65,        0,    160,    2,      1,      2,     4),
     Tiling(192,  65,        0,    192,    2,      1,      1,     7),
@@ -150,20 +162,19 @@ TILINGS = (
     Tiling(160,  33,        8192, 160,    2,      1,      2,     4),
     Tiling(192,  33,        8192, 192,    2,      1,      1,     7),
     Tiling(160,  0,         0,    80,     1,      2,      2,     8),
-    Tiling(192,  0,         0,    96,     1,      2,      2,     6,    needs=6, lone=True),
-    Tiling(192,  0,         0,    96,     1,      2,      2,     6),
+    Tiling(192,  0,         0,    96,     1,      2,      2,     8,    needs=6, lone=True),
+    Tiling(192,  0,         0,    96,     1,      2,      2,     8),
     Tiling(224,  0,         0,    112,    1,      2,      2,     6),
     Tiling(224,  33,        8192, 224,    2,      1,      1,     6),
     Tiling(256,  33,        8192, 256,    2,      1,      1,     5,    spans=4),
     Tiling(256,  33,        8192, 128,    2,      1,      2,     5,    needs=5),
     Tiling(256,  33,        8192, 256,    2,      1,      1,     5),
-    Tiling(256,  0,         0,    128,    1,      2,      2,     6,    needs=6, lone=True),
+    Tiling(256,  0,         0,    128,    1,      2,      2,     6,    needs=5, lone=True),
     Tiling(256,  0,         0,    128,    2,      1,      2,     5),
     Tiling(144,  0,         0,    144,    2,      1,      2,     4),
     Tiling(160,  0,         0,    160,    2,      1,      2,     4),
     Tiling(192,  0,         0,    192,    2,      1,      1,     7),
     Tiling(448,  33,        0,    224,    2,      1,      1,     6,    spans=4),
-    Tiling(512,  33,        8192, 256,    2,      1,      1,     5,    spans=4),
     Tiling(512,  33,        0,    256,    1,      2,      1,     6,    lone=True, spans=4),
     Tiling(448,  0,         0,    112,    2,      1,      2,     5),
     Tiling(512,  0,         0,    128,    2,      1,      2,     5),
@@ -226,11 +237,12 @@ def slots(fmt: Format, tiling: Tiling, depth: int) -> int:
 
 
 def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
-    """The template of the prefill kernel for x of type `source`: as many stages as fit, equally many for each split."""
-    depths = range(tiling.deep // tiling.splits * tiling.splits, 0, -tiling.splits)
-    depth = next(depth for depth in depths if memory_bytes(fmt, tiling, depth) <= SHARED)
+    """The template of the prefill kernel for x of type `source`: as many stages as fit."""
+    depth = next(depth for depth in range(tiling.deep, 0, -1) if memory_bytes(fmt, tiling, depth) <= SHARED)
+    unit = range_of(fmt, source)
     return {
         "In": source, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits, "STAGE": tiling.stage,
         "DEPTH": depth, "SLOTS": slots(fmt, tiling, depth), "LONE": int(tiling.lone), "CHUNK": tiling.chunk,
-        "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS, "ARRIVALS": ARRIVALS,
+        "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS, "LEVEL": unit.level,
+        "ABOVE_BOUND": unit.above, "LEAST_UNIT": unit.least, "MOST_UNIT": unit.most, "ARRIVALS": ARRIVALS,
     }  # fmt: skip

@@ -39,19 +39,18 @@ class Stage:
         self.device.data.copy_from_host_async(self.host.ctypes.data, len(part), stream)
 
 
-def upload(fmt: Format, blocks: Blocks) -> tuple[Any, float]:
+def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
     """Blocks [N, K / weights] -> tiles on the current device as bytes [strips, tiles along K, bytes of a tile].
 
-    Also `tiles.largest_weight` of the blocks. Returns when the tiles are there: kernels prefetch weights before they
-    wait for their stream.
+    Also `tiles.bounds` of the blocks, which lie behind them. Returns when all that is there: kernels prefetch weights
+    before they wait for their stream.
     """
     import cupy
 
-    n, data = len(blocks), empty_tiles(fmt, *blocks.shape)
+    n, (data, bounds) = len(blocks), empty_tiles(fmt, *blocks.shape)
     if not data.size:
-        return data, 0.0
+        return data, bounds
     stream, kernel = cupy.cuda.get_current_stream(), jit.load("pack", fmt, **pack_template(fmt))
-    largest = cupy.zeros(1, np.float32)
     raw = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
     row_bytes, strips = blocks.shape[1] * fmt.block_bytes, strips_of(fmt, blocks.shape[1])
     step = strips * tiles.ROWS
@@ -60,27 +59,33 @@ def upload(fmt: Format, blocks: Blocks) -> tuple[Any, float]:
         stage, rows = stages[index % 2], min(step, n - first)
         stage.send(raw[first * row_bytes : (first + rows) * row_bytes], stream)
         part = data[index * strips : (index + 1) * strips]
-        launch(kernel, fmt, stage.device, part, (largest,), rows, blocks.shape[1])
+        launch(kernel, fmt, stage.device, part, (bounds[first:],), rows, blocks.shape[1])
         stage.done.record(stream)
-    return data, float(largest.get()[0])
+    stream.synchronize()
+    return data, bounds
 
 
-def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, float]:
+def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
     """The same for n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16."""
     import cupy
 
-    data, largest = empty_tiles(fmt, n, count), cupy.zeros(1, np.float32)
+    data, bounds = empty_tiles(fmt, n, count)
     if data.size:
-        launch(jit.load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (largest,), n, count)
-    return data, float(largest.get()[0])
+        launch(jit.load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (bounds,), n, count)
+        cupy.cuda.get_current_stream().synchronize()
+    return data, bounds
 
 
-def empty_tiles(fmt: Format, n: int, count: int) -> Any:
-    """Memory for the tiles of n rows of `count` blocks."""
+def empty_tiles(fmt: Format, n: int, count: int) -> tuple[Any, Any]:
+    """Memory for the tiles of n rows of `count` blocks, and behind it zeros for bounds of all rows of the strips."""
     import cupy
 
-    along = -(-count * fmt.weights // tiles.columns(fmt))
-    return cupy.empty((-(-n // tiles.ROWS), along, tiles.tile_dtype(fmt).itemsize), np.uint8)
+    shape = -(-n // tiles.ROWS), -(-count * fmt.weights // tiles.columns(fmt)), tiles.tile_dtype(fmt).itemsize
+    size = shape[0] * shape[1] * shape[2]
+    memory = cupy.empty(size + 4 * shape[0] * tiles.ROWS, np.uint8)
+    bounds = memory[size:].view(np.float32)
+    bounds.fill(0)
+    return memory[:size].reshape(shape), bounds
 
 
 def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:

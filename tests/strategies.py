@@ -11,9 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 import qgemm
-from qgemm import prefill, tiles
+from qgemm import tiles, units
 from qgemm.block import Format
-from qgemm.device import half_exponent
 
 FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
@@ -30,17 +29,17 @@ def each(formats: list[Format]):
     return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
 
 
-def subnormal_loss(w: qgemm.Tensor) -> float:
-    """What is lost of each weight at most where halves are subnormal: 2^-25, in the prefill kernel in its units.
+def subnormal_loss(w: qgemm.Tensor) -> np.ndarray:
+    """What is lost of each weight of a row at most where halves are subnormal: 2^-25, in prefill in its unit.
 
-    There of minimum and weight, and of the scale, that times a level; nothing where all are multiples of 2^-24.
+    There of minimum and weight, and of the scale, that times a level; nothing where all are multiples of 2^-24. [N]
     """
     if w.format.plain:
-        return 2.0**-25
-    units = prefill.units_of(w.format, half_exponent(tiles.largest_weight(w.format, w.blocks)))
-    if tiles.half_factors(w.format) and units.sum <= 1:
-        return 0.0
-    return float(2.0**-25 * units.sum * (2 + tiles.largest_code(w.format) * units.level))
+        return np.full(w.shape[0], 2.0**-25)
+    unit = units.range_of(w.format, "half")
+    weights = np.array([unit.weight(bound) for bound in tiles.bounds(w.format, w.blocks)])
+    loss = 2.0 ** (weights - 25) * (2 + float(tiles.largest_code(w.format)) * 2.0**unit.level)
+    return np.where((weights <= 0) & (tiles.half_factors(w.format) > 0), 0, loss)
 
 
 def seeds() -> st.SearchStrategy[np.random.Generator]:

@@ -11,8 +11,8 @@ from strategies import exact, tame
 from test_cuda import product_bound
 
 import qgemm
-from qgemm import routes, tiles
-from qgemm.bench.gpu import repeated
+from qgemm import routes
+from qgemm.bench.gpu import repeated_rows
 from qgemm.bounds import a8_exact
 
 pytestmark = pytest.mark.gpu
@@ -35,8 +35,7 @@ def weights(n, k, rng):
     raw = np.frombuffer(rng.bytes(PERIOD * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(PERIOD, -1)
     base = qgemm.Tensor(fmt, (PERIOD, k), tame(fmt, raw, rng))
     packed = base.to_device()
-    data = repeated(packed.data, -(-n // PERIOD), 0)[: -(-n // tiles.ROWS)]
-    return base, type(packed)(fmt, (n, k), data, packed.exponent)
+    return base, repeated_rows(packed, (n, k), 0)
 
 
 @pytest.mark.parametrize(("kernel", "m", "n", "k"), CASES)

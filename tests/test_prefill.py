@@ -16,11 +16,10 @@ from strategies import INTEGER, TILED, each, exact, seeds, subnormal_loss, tame
 from test_cuda import assert_a8
 
 import qgemm
-from qgemm import jit, prefill, routes, tiles, tilings
+from qgemm import jit, prefill, routes, tiles, tilings, units
 from qgemm.bench import gpu as gpu_bench
 from qgemm.bench import timing
 from qgemm.bounds import a16_bound, magnitudes
-from qgemm.device import half_exponent
 
 EDGES = sorted({m for tiling in tilings.TILINGS for m in (tiling.tokens, tiling.m)})
 SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
@@ -108,7 +107,6 @@ def test_tilings_fit_every_format(fmt, tiling):
     """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
     template = tilings.prefill_template(fmt, tiling, "half")
     assert template["SHARED"] <= tilings.SHARED
-    assert template["DEPTH"] % tiling.splits == 0
     assert template["DEPTH"] >= 2 * tiling.splits or template["DEPTH"] * tiling.stage >= 4
     along = tiles.spans(fmt)
     assert tiling.stage % along == 0 or along % tiling.stage == 0
@@ -210,13 +208,13 @@ def test_longer_sums_are_cut_into_more_pieces(sms):
     """Of the same tiles never fewer, and a product never takes longer for the cut than in whole tiles."""
     for count, spans in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
         before = 1
-        for units in range(24, 1000, 24):  # which all numbers of pieces divide
-            ctas, whole, paired = prefill.grid_of(count, units, sms, lone=True, spans=spans)
+        for along in range(24, 1000, 24):  # which all numbers of pieces divide
+            ctas, whole, paired = prefill.grid_of(count, along, sms, lone=True, spans=spans)
             pieces = ctas // count
             assert ctas == count * pieces <= sms
             assert (whole, paired) == (count if pieces == 1 else 0, 0 if pieces % prefill.PAIR else pieces)
             assert before <= pieces
-            assert units // pieces * spans + prefill.SUMS[pieces] <= units * spans
+            assert along // pieces * spans + prefill.SUMS[pieces] <= along * spans
             before = pieces
 
 
@@ -227,86 +225,95 @@ def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():
     assert prefill.grid_of(80, 15, 132) == (80, 80, 0)
 
 
-def test_powers_of_two_cancel():
-    for name, exponent in itertools.product(("q4_0", "mxfp4"), (-170, -40, -20, 0, 7, 30, 120)):
-        units = prefill.units_of(qgemm.FORMATS[name], exponent)
-        assert units.scale * units.level * units.sum == 1
-        assert units.minimum * units.sum == 1
-        assert units.level * 2**24 < 65504
-        assert units.level == 2.0 ** {"q4_0": -9, "mxfp4": -15}[name]
-        if -100 < exponent < 100:
-            assert 2.0 ** (15 + exponent) / tiles.LARGEST_CODE * units.scale <= 2.0**15
+BOUNDS = [0, 1e-45, 2.0**-100, 2.0**-17, 1e-3, 0.24, 1, 1e4, 128.5 * 65504, 2.0**27, 1e30, 3e38]
 
 
-@each([fmt for fmt in TILED if tiles.half_factors(fmt)])
-def test_scales_in_half_arithmetic_have_units_that_are_halves(fmt):
-    """ScalerOf<..., 1> of kernels/prefill.cu: one product with a power of two, rounded once as if in float32."""
-    most = {1: 128.5 * 65504, 2: 2.0**30}[tiles.half_factors(fmt)]  # that there can be
-    for bound in (0, 2.0**-17, 1e-3, 1, 1e4, most):
-        units = prefill.units_of(fmt, half_exponent(bound))
-        for power in (units.scale, units.minimum):
-            assert 2.0**-24 <= power <= 2.0**15
-            assert np.log2(power) % 1 == 0
+@each(TILED)
+@pytest.mark.parametrize("source", ["half", "bf16"])
+def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
+    unit = units.range_of(fmt, source)
+    assert unit.level + 24 <= 15 or tiles.raw_exponent(fmt) is not None
+    for bound in BOUNDS:
+        weight = unit.weight(bound)
+        assert unit.least <= weight <= unit.most
+        assert all(-126 <= x <= 127 for x in (weight, -weight, -weight - unit.level))  # powers of two in float32
+        if weight < unit.most:
+            assert bound * 2.0**-weight < 2.0**15
+            assert bound / float(tiles.largest_code(fmt)) * 2.0 ** (-weight - unit.level) <= 2.0**15
 
 
-@each([fmt for fmt in TILED if tiles.half_factors(fmt) == 2])
-@given(seeds(), st.integers(-24, 15), st.integers(-24, 15))
-def test_products_of_a_half_and_an_integer_are_rounded_once(fmt, rng, of_scales, of_minimums):
-    """UnitOfProducts of kernels/prefill.cu: as if in float32, whatever the largest weight of a tensor is."""
-    blocks = np.frombuffer(rng.bytes(64 * fmt.block_bytes), fmt.dtype).copy()
-    blocks["scales"][rng.integers(64) :] = 0  # integers
-    for name, exponent in (("d", of_scales), ("dmin", of_minimums)):
-        if name in (fmt.dtype.names or ()):
-            blocks[name] = np.ldexp(rng.uniform(1, 2, 64), exponent - rng.integers(0, 12, 64)) * rng.choice([-1, 1], 64)
-    units = prefill.units_of(fmt, half_exponent(tiles.largest_weight(fmt, blocks)))
-    _, scale, minimum, _ = fmt.decode_levels(blocks)
-    for products, name, power in ((scale, "d", units.scale), (minimum, "dmin", units.minimum)):
-        if products is None:
-            continue
-        half, products = blocks[name].reshape(64, 1), products.reshape(64, -1)
+def power(x):
+    """Power of kernels/prefill.cu: 2^x as two halves."""
+    first = min(max(x, 0), 15) + min(x + 14, 0)
+    assert -24 <= first <= 15
+    assert -24 <= x - first <= 15
+    return np.float16(2.0**first), np.float16(2.0 ** (x - first))
+
+
+def folded(fmt, blocks):
+    """Weights of one row of blocks as the prefill kernel makes them of codes, what it rounds to them, their unit."""
+    unit, factors = units.range_of(fmt, "half"), tiles.half_factors(fmt)
+    weight = unit.weight(tiles.bounds(fmt, blocks[None])[0])
+    codes, scale, minimum, zero = fmt.decode_levels(blocks)
+    levels = codes.astype(np.float64) - zero
+    zero = {"q6_k": 32, "q8_0": 128, "q8_1": 128}.get(fmt.name, zero)  # of codes in a tile
+    raw = (levels + zero) * 2.0**unit.level
+    assert (raw.astype(np.float16) == raw).all()
+
+    def made(products, name, x):
+        """Products that are to be rounded once."""
+        first, rest = power(x)
+        half = blocks[name].reshape(-1, 1)
+        if factors == 1:
+            return half * first * rest
         integers = np.divide(products, half, out=np.zeros_like(products), where=half != 0).astype(np.float16)
-        found = half * np.float16(max(power, 1)) * (integers * np.float16(min(power, 1)))
-        np.testing.assert_array_equal(found, (products * np.float32(power)).astype(np.float16))
+        assert (integers * rest / rest == integers).all()
+        return half * first * (integers * rest)
+
+    d = made(scale, "d", -weight - unit.level)
+    np.testing.assert_array_equal(d, (scale * np.float32(2.0 ** (-weight - unit.level))).astype(np.float16))
+    if minimum is None:
+        m, want = d * np.float16(-zero * 2.0**unit.level), 0
+    else:
+        m = made(minimum, "m" if factors == 1 else "dmin", -weight)
+        want = m[..., None]
+    want = levels * 2.0**unit.level * d[..., None] + want
+    return (raw * d[..., None] + m[..., None]).astype(np.float16), want, weight
 
 
 @each([fmt for fmt in TILED if tiles.half_factors(fmt)])
-@given(seeds(), st.integers(-24, -8), st.integers(-24, -8))
-def test_weights_of_halves_lose_nothing_where_they_are_subnormal(fmt, rng, of_scales, of_minimums):
-    """In units of at most 1 those below 2^-13 are exact, but for what rounding scales and minimums to half loses."""
-    blocks = np.frombuffer(rng.bytes(64 * fmt.block_bytes), fmt.dtype).copy()
-    scales = [name for name in ("d", "m", "dmin", "s") if name in (fmt.dtype.names or ())]
-    for name, exponent in zip(scales, (of_scales, of_minimums), strict=False):
-        blocks[name] = np.ldexp(rng.uniform(1, 2, 64), exponent - rng.integers(0, 12, 64)) * rng.choice([-1, 1], 64)
-    units = prefill.units_of(fmt, half_exponent(tiles.largest_weight(fmt, blocks)))
-    assert units.sum <= 1
-    levels = fmt.decode_levels(blocks)
-    scale = (levels.scale * np.float32(units.scale)).astype(np.float16)[..., None]
-    minimum = np.float16(0)
-    if levels.minimum is not None:
-        minimum = (levels.minimum * np.float32(units.minimum)).astype(np.float16)[..., None]
-    codes = (levels.codes.astype(np.float32) - (levels.zero or 0)) * np.float32(units.level)
-    weights = codes.astype(np.float64) * scale + minimum
-    small = np.abs(weights) < 2.0**-13
-    np.testing.assert_array_equal(weights[small].astype(np.float16), weights[small])
+@given(seeds(), st.integers(-24, 15), st.integers(-24, 15))
+def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, of_scales, of_minimums):
+    """It is rounded once; of a row whose unit is 1 or less nothing is lost of subnormal weights."""
+    blocks = np.frombuffer(rng.bytes(16 * fmt.block_bytes), fmt.dtype).copy()
+    if "scales" in blocks.dtype.names:
+        blocks["scales"][rng.integers(16) :] = 0  # integers
+    for name, exponent in (("d", of_scales), ("m", of_minimums), ("dmin", of_minimums)):
+        if name in (fmt.dtype.names or ()):
+            blocks[name] = np.ldexp(rng.uniform(1, 2, 16), exponent - rng.integers(0, 12, 16)) * rng.choice([-1, 1], 16)
+    found, want, weight = folded(fmt, blocks)
+    assert np.isfinite(found).all()
+    lost = 0 if weight <= 0 else 2.0**-25 * 3
+    assert (np.abs(found - want) <= np.maximum(np.abs(want) * 2.0**-11, lost)).all()
 
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-30, 0.1, 1, 7e4, 1e37])
 def test_levels_of_any_size_come_into_the_range_of_half(largest):
-    """Levels, scales and weights of a codebook in their units are halves, and the powers of two cancel."""
+    """Levels, scales and weights of a codebook in their units are halves."""
     fmt = qgemm.FORMATS["kbit2"].variant([-largest, 0, largest / 9, largest / 2], None)
     level = np.abs(fmt.codebook).max() * 2.0 ** -tiles.level_exponent(fmt)
-    for absmax in (2.0**-14, 1, 31):
-        exponent = half_exponent(float(np.float32(largest * absmax)))
-        units = prefill.units_of(fmt, exponent)
-        assert units.scale * units.level * units.sum == 1
-        assert level <= 2.0**15
-        assert absmax * units.scale <= 2.0**15
-        assert level * absmax * units.scale <= 2.0**15
+    unit = units.range_of(fmt, "half")
+    assert level <= 2.0**15
+    for absmax in (0, 2.0**-14, 1, 31):
+        exponent = -unit.weight(float(np.float32(largest * absmax))) - unit.level
+        assert -126 <= exponent <= 127
+        scale = absmax * 2.0**exponent
+        assert scale <= 2.0**15
+        assert level * scale <= 2.0**15
 
 
 def test_structures_are_laid_out_as_in_the_kernel():
     assert [getattr(prefill.Pointers, name).offset for name, _ in prefill.Pointers._fields_] == [0, 8, 16, 40]
-    assert ctypes.sizeof(prefill.Units) == 16
     assert ctypes.sizeof(prefill.TensorMap) == 128
     assert ctypes.addressof(prefill.TensorMap.aligned()) % 64 == 0
 
@@ -404,9 +411,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
         want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
         for pieces in sums:
             monkeypatch.setattr(prefill, "SUMS", {**dict.fromkeys(sums, 1 << 30), pieces: 0})
-            launch = prefill.PrefillLaunch(
-                on_device.device, fmt, w.shape, on_device.exponent, m, "half", Shape(n, "float32"), tiling
-            )
+            launch = prefill.PrefillLaunch(on_device.device, fmt, w.shape, m, "half", Shape(n, "float32"), tiling)
             if launch.grid in grids:
                 continue
             grids.add(launch.grid)
@@ -441,6 +446,24 @@ def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
         near = bound(wide, w, LOSS[x_dtype]) + 2.0**-22 * (np.abs(bias) + np.abs(residual) + np.abs(want))
         near += {"float32": 0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[y_dtype] * (np.abs(want) + near) + 1e-7
         assert (np.abs(y.get().astype(np.float64) - want) <= near).all()
+
+
+@with_gpu
+@each([fmt for fmt in TILED if "d" in fmt.scale_fields])
+@pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
+def test_small_rows_beside_large_ones_keep_their_bits(fmt, x_dtype):
+    """Each row has a unit of its own: scales of some are 2^29 times those of others."""
+    from ml_dtypes import bfloat16
+
+    rng = np.random.default_rng(9)
+    w = random_tensor(fmt, 130, 512, rng)
+    rows = np.ldexp(1.0, rng.integers(-10, 20, (130, 1)) - 10)
+    for name in fmt.scale_fields:
+        w.blocks[name] = (w.blocks[name] * rows).astype(np.float16)
+    x = rng.standard_normal((70, w.shape[1])).astype({"float16": np.float16, "bfloat16": bfloat16}[x_dtype])
+    y = qgemm.matmul(cupy().asarray(x), w.to_device(), dtype="float32")
+    wide = x.astype(np.float64)
+    assert (np.abs(y.get() - exact(wide, w)) <= bound(wide, w, LOSS[x_dtype])).all()
 
 
 @with_gpu

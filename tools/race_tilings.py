@@ -73,7 +73,6 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
     (n, k), rng, device = shape, np.random.default_rng(0), cupy.cuda.Device().id
     stream, strips, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), sms(device)
     w = gpu.matrix(stream, fmt, shape, rng, gpu.ROTATE)
-    exponent = w.copies[0].exponent
     for m in rows:
         x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
         y = cupy.empty((m, n), np.float16)
@@ -84,7 +83,7 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
         for tiling in (chosen, *(tiling for tiling in tilings if tiling in fitting)):
             if tiling.lone and tiling.tiles(m, strips) > slots:
                 continue
-            launch = PrefillLaunch(device, fmt, shape, exponent, m, "half", Shape(n, "float16"), tiling)
+            launch = PrefillLaunch(device, fmt, shape, m, "half", Shape(n, "float16"), tiling)
 
             def multiply(x: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:
                 launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, w.pointer, y.data.ptr)

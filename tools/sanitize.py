@@ -16,6 +16,7 @@ SUPER_BLOCK = 256
 # N -> M: token tiles of every kernel; tiles of two strips, the last without its second one.
 M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
 PIECES = {72: 4, 64 * 99: 2}  # of a tile of prefill: two pairs of CTAs, or one
+RINGS = ((2, 3), (3, 5), (4, 6))  # splits, stages
 
 
 def work(tool: str, formats: list[str]) -> None:
@@ -59,6 +60,7 @@ def work(tool: str, formats: list[str]) -> None:
             y.get()
         if n == min(M):
             cuts(w, rng)
+            rings(w, rng)
         print(f"{fmt}, N = {n}: done", flush=True)
 
 
@@ -81,6 +83,25 @@ def cuts(w: Any, rng: Any) -> None:
             data, source = sources[cut.kernel]
             prefill_mma.multiply(data, w, y, source, "float", stream, prefill_mma.Plan(cut, slices))
             y.get()
+
+
+def rings(w: Any, rng: Any) -> None:
+    """Products by rings of the prefill kernel whose stages its splits do not share evenly, several rounds of each."""
+    import cupy
+    import numpy as np
+
+    from qgemm import prefill
+    from qgemm.decode import Shape
+    from qgemm.tilings import Tiling
+
+    (n, k), m, stream = w.shape, 9, cupy.cuda.get_current_stream().ptr
+    x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float32)
+    prefill.SUMS = {1: 0}  # whole tiles: a CTA has all stages
+    for splits, deep in RINGS:
+        tiling = Tiling(0, 0, 0, 16, 1, splits, 1, deep)
+        launch = prefill.PrefillLaunch(0, w.format, (n, k), m, "half", Shape(n, "float32"), tiling)
+        launch(stream, x.data.ptr, w.pointer, y.data.ptr)
+        y.get()
 
 
 def main() -> int:

@@ -20,16 +20,19 @@ struct q6_k : q6_k_fields<GROUPS> {
     static __device__ Fragment raw(const Codes& codes, int step) {
         return Words::raw(codes.ql[step], codes.qh[step / 2], step);
     }
+    static __device__ Fragment folded(const Codes& codes, int step) {
+        return Words::folded(codes.ql[step], codes.qh[step / 2], step);
+    }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         const Bytes q = Words::bytes(codes.ql[step], codes.qh[step / 2], step);
         return {centred(q.row[0]), centred(q.row[1])};
     }
     // q - 32 as signed bytes: no byte borrows from the next while its top bit is set.
-    static __device__ u32 centred(u32 q) { return ((q | 0x80808080) - 0x20202020) ^ 0x80808080; }
+    static __device__ u32 centred(u32 q) { return signed_bytes((q | 0x80808080) - 0x20202020); }
     __device__ half2 half_scale(int group, int g, int) const { return half_pair(this->d[group][g][0]); }
     __device__ half2 sub_scale(int group, int g, int index, half2 unit) const {
         // sc + 128 of two groups of row g, then of row g + 8
-        const u32 sc = reinterpret_cast<const u32*>(this->scales[group][g][0])[index >> 1] ^ 0x80808080;
+        const u32 sc = signed_bytes(reinterpret_cast<const u32*>(this->scales[group][g][0])[index >> 1]);
         return numbers_from(sc >> 8 * (index & 1) & 0x00ff00ff, 128, unit);
     }
     __device__ float2 scale(int group, int g, int index) const {

@@ -26,6 +26,8 @@ from ..errors import UnsupportedError
 from ..matmul import matmul
 from ..routes import Problem, route
 from ..tensor import Tensor
+from ..tiles import ROWS
+from ..transfer import empty_tiles
 from . import host, mma, pack, planes, rivals, sweep
 from .results import KEY, LISTS, MMA, SUSTAINED, Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, race, rotation, sustained
@@ -217,12 +219,11 @@ def matrix(stream: Any, fmt: Format, shape: tuple[int, int], rng: np.random.Gene
         raise UnsupportedError(f"N = {n} is not a multiple of {BASE_ROWS}, the rows that a large matrix repeats")
     base = Tensor(fmt, (base_rows, k), random_blocks(fmt, base_rows, k, rng)).to_device()
     packed = n * k // fmt.weights * fmt.block_bytes
-    datas = [repeated(base.data, n // base_rows, shift) for shift in range(copies_of(packed, rotate))]
-    copies = [DeviceTensor(fmt, shape, data, base.exponent) for data in datas]
+    copies = [repeated_rows(base, shape, shift) for shift in range(copies_of(packed, rotate))]
     picked = np.sort(rng.choice(n, min(n, SAMPLE), replace=False))
     sample = copies[0].dequantize(np.float32)[cupy.asarray(picked)].astype(np.float64)
     cupy.cuda.Device().synchronize()
-    return Matrix(copies, picked, sample, rivals.read(stream, datas), packed)
+    return Matrix(copies, picked, sample, rivals.read(stream, [copy.data for copy in copies]), packed)
 
 
 def dense_copies(shape: tuple[int, int], rng: np.random.Generator, rotate: int) -> list[Any]:
@@ -238,6 +239,17 @@ def dense_copies(shape: tuple[int, int], rng: np.random.Generator, rotate: int) 
 def copies_of(size: int, rotate: int) -> int:
     """How many copies of so many bytes to rotate over."""
     return max(2, -(-rotate // size))
+
+
+def repeated_rows(base: DeviceTensor, shape: tuple[int, int], shift: int) -> DeviceTensor:
+    """A matrix of so many rows, which are those of `base` in turn, from strip `shift` on."""
+    if base.bounds is None:
+        return DeviceTensor(base.format, shape, repeated(base.data, shape[0] // len(base.data), shift))
+    data, bounds = empty_tiles(base.format, shape[0], base.format.blocks_in(shape[1]))
+    times = -(-len(data) // len(base.data))
+    data[...] = repeated(base.data, times, shift)[: len(data)]
+    bounds[...] = repeated(base.bounds.reshape(-1, ROWS), times, shift)[: len(data)].reshape(-1)
+    return DeviceTensor(base.format, shape, data, bounds)
 
 
 def repeated(base: Any, times: int, shift: int) -> Any:

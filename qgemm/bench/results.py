@@ -27,7 +27,7 @@ LISTS = {SUSTAINED: "without a rest, at the power limit", MMA: "by the kernels o
 KEYS = {"rows": KEY, **dict.fromkeys(LISTS, KEY), "planes": ("format", "kernel", "dtype")}  # of lists in a file
 OF_SOURCES = ("kernels_sha256", "date")  # of a whole file, and of a row that was measured with other sources
 HOST = (
-    *("activations", "tiles", "jit", "routes", "splits", "tilings", "products"),
+    *("activations", "tiles", "units", "jit", "routes", "splits", "tilings", "products"),
     *("device", "transfer", "planes", "tensor_map", "launch", "quantizing", "decode", "prefill", "prefill_mma"),
     *("encode", "cuda", "matmul"),
 )  # modules that build and launch the kernels
