@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strategies import FORMATS, INTEGER, TILED, each, exact, problems, raw_blocks, subnormal_loss, tame, weights
 
 import qgemm
-from qgemm import activations, decode, prefill, routes, splits, tiles, tilings, transfer
+from qgemm import activations, decode, routes, splits, tiles, transfer
 from qgemm.bounds import a8_exact, a16_bound, magnitudes
 from qgemm.device import half_exponent
 
@@ -344,30 +344,6 @@ def test_long_rows(fmt):
     on_device = w.to_device()
     for m in (1, 2, 3, 16):
         assert_decoded(rng.standard_normal((m, k)).astype(np.float16), w, on_device)
-
-
-@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k")])
-@pytest.mark.parametrize(("shares", "depth"), [(2, 5), (3, 4), (4, 6), (4, 7)])
-@pytest.mark.parametrize("lone", [False, True])
-def test_depth_of_the_prefill_ring_changes_no_bit(fmt, shares, depth, lone):
-    """Rings whose stages the splits do not share evenly, many rounds, against one that they do."""
-    rng = np.random.default_rng(25)
-    m, n, k = 24, 200, 256 * 101 - (96 if fmt.weights == 32 else 0)
-    raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
-    w = qgemm.Tensor(fmt, (n, k), tame(fmt, raw, rng))
-    x, on_device = rng.standard_normal((m, k)).astype(np.float16), w.to_device()
-    given, stream, ys = cupy().asarray(x), cupy().cuda.get_current_stream().ptr, []
-    for stages in (2 * shares, depth):
-        tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, stages, lone)
-        launch = prefill.PrefillLaunch(0, fmt, (n, k), m, "half", decode.Shape(n, "float32"), tiling)
-        assert launch.template["DEPTH"] == stages
-        for _ in range(5):
-            ys.append(poisoned((m, n), np.float32))
-            launch(stream, given.data.ptr, on_device.pointer, ys[-1].data.ptr)
-    wide = x.astype(np.float64)
-    assert (np.abs(ys[0].get() - exact(wide, w)) <= product_bound(wide, w, x.dtype)).all()
-    for y in ys[1:]:
-        np.testing.assert_array_equal(y.get(), ys[0].get())
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])

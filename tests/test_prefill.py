@@ -425,6 +425,32 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
 
 
 @with_gpu
+@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k")])
+@pytest.mark.parametrize(("shares", "depth"), [(2, 5), (3, 4), (4, 6), (4, 7)])
+@pytest.mark.parametrize("lone", [False, True])
+def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
+    """Rings whose stages the splits do not share evenly, many rounds, against one that they do."""
+    from qgemm.decode import Shape
+
+    cp, rng = cupy(), np.random.default_rng(25)
+    m, n = 24, 200
+    w = random_tensor(fmt, n, 25760, rng)
+    x, on_device, ys = rng.standard_normal((m, w.shape[1])).astype(np.float16), w.to_device(), []
+    on_gpu = cp.asarray(x)
+    for stages in (2 * shares, depth):
+        tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, stages, lone)
+        launch = prefill.PrefillLaunch(on_device.device, fmt, w.shape, m, "half", Shape(n, "float32"), tiling)
+        assert launch.template["DEPTH"] == stages
+        for _ in range(5):
+            ys.append(poisoned(m, n)[1])
+            launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, ys[-1].data.ptr)
+    wide = x.astype(np.float64)
+    assert (np.abs(ys[0].get() - exact(wide, w)) <= bound(wide, w, LOSS["float16"])).all()
+    for y in ys[1:]:
+        np.testing.assert_array_equal(y.get(), ys[0].get())
+
+
+@with_gpu
 @each(TILED)
 @pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])

@@ -60,7 +60,8 @@ def work(tool: str, formats: list[str]) -> None:
             y.get()
         if n == min(M):
             cuts(w, rng)
-            rings(w, rng)
+            if sm == 90:
+                rings(w, rng)
         print(f"{fmt}, N = {n}: done", flush=True)
 
 
