@@ -5,7 +5,6 @@
 //   fragment(codes, step)   the levels q - zero of the eight weights, exact in half
 //   raw(codes, step)        the codes as halves times 2^-RAW_EXPONENT, not corrected for zero, for tensor cores;
 //                           those of row g + 8 are shifted up by RAW_SHIFT bits
-//   folded(codes, step)     the same times 2^-folded_exponent (qgemm/tiles.py), as high up as halves are linear in their bits
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
 //   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
 //                           Format::GROUP weights of the tile
@@ -40,7 +39,7 @@ __device__ inline half2 levels_from(u32 bits, int zero) {
     return __hsub2(as_half2(bits | BASE << 16 | BASE), __float2half2_rn((1024 >> BIT) + zero));
 }
 
-// Bytes q below 256, one in each half-word -> q - zero times a power of two from 2^-14 to 2^5: exact.
+// Bytes q below 256, one in each half-word -> q - zero times a power of two from 2^-14 to 1: exact.
 __device__ inline half2 numbers_from(u32 bytes, int zero, half2 unit) {
     const half2 none = __hmul2(__float2half2_rn(-(1024 + zero)), unit);
     return __hfma2(as_half2(bytes | 0x64006400), unit, none);
@@ -78,17 +77,6 @@ __device__ inline u32 differing(u32 a, u32 b) {
 // the accumulator, and the power of two at the end. Codes of rows g + 8 are shifted by RAW_SHIFT.
 __device__ inline Fragment raw(u32 a0, u32 a1, u32 a2, u32 a3) {
     return {as_half2(a0), as_half2(a1), as_half2(a2), as_half2(a3)};
-}
-
-// The same FOLD bits up, where a byte of codes ends at bit 10: up to there halves are linear in their bits. Half-words of
-// bytes 0 and 2 of a word, and of bytes 1 and 3.
-__device__ inline u32 folded_near(u32 word) { return __funnelshift_l(word, word, FOLD); }
-__device__ inline u32 folded_far(u32 word) { return __funnelshift_r(word, word, 8 - FOLD); }
-
-__device__ inline Fragment folded_nibbles(u32 word) {
-    constexpr u32 LOW = 0x000f000f << FOLD, HIGH = LOW << 4;
-    const u32 near = folded_near(word), far = folded_far(word);
-    return raw(near & LOW, near & HIGH, far & LOW, far & HIGH);
 }
 
 __device__ inline Fragment raw_nibbles(u32 word) {

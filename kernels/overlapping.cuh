@@ -10,22 +10,16 @@ struct Overlapping {
     static constexpr int WORDS = SPAN_COLUMNS / 16, STEPS = WORDS / ABOVE;  // of a span; that share a word of the rest
     static constexpr u32 CODE = (1 << BITS) - 1, BYTES = 0x01010101, HALVES = 0x00010001;
 
-    // The word of the rest as a step meets it, further bits down.
-    static __device__ u32 turned(u32 rest, int step, int further = 0) {
-        return __funnelshift_r(rest, rest, (OVERLAP * (step % STEPS) + further + 32) % 32);
+    // The word of the rest as a step meets it, further bytes down.
+    static __device__ u32 turned(u32 rest, int step, int bytes = 0) {
+        return __funnelshift_r(rest, rest, OVERLAP * (step % STEPS) + 8 * bytes);
     }
 
     static __device__ Fragment raw(u32 word, u32 rest, int step) {
         constexpr u32 LOW = CODE * HALVES, HIGH = LOW << SHIFT;
         const u32 far = word >> 8;
-        return ::raw(differing<LOW>(word, turned(rest, step)), word & HIGH, differing<LOW>(far, turned(rest, step, 8)),
+        return ::raw(differing<LOW>(word, turned(rest, step)), word & HIGH, differing<LOW>(far, turned(rest, step, 1)),
                      far & HIGH);
-    }
-    static __device__ Fragment folded(u32 word, u32 rest, int step) {
-        constexpr u32 LOW = CODE * HALVES << FOLD, HIGH = LOW << SHIFT;
-        const u32 near = folded_near(word), far = folded_far(word);
-        return ::raw(differing<LOW>(near, turned(rest, step, -FOLD)), near & HIGH,
-                     differing<LOW>(far, turned(rest, step, 8 - FOLD)), far & HIGH);
     }
     static __device__ Fragment levels(u32 word, u32 rest, int step, int zero) {
         const Fragment codes = raw(word, rest, step);
@@ -86,9 +80,6 @@ struct FiveBits : Fields {
     static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = Words::SHIFT;
     static __device__ Fragment raw(const Codes& codes, int step) {
         return Words::raw(codes.qs[step], codes.qh[0], step);
-    }
-    static __device__ Fragment folded(const Codes& codes, int step) {
-        return Words::folded(codes.qs[step], codes.qh[0], step);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return Words::bytes(codes.qs[step], codes.qh[0], step);

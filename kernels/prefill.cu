@@ -282,14 +282,7 @@ constexpr bool IS_HALF<half> = true;
 // Whether one multiply-add makes weights of codes as they are masked out of words: their scales are halves or products of
 // two, and take the power of two that such codes lack; the minimum may be what zero stands for.
 constexpr bool FOLDED = IS_HALF<In> && Format::HALF_FACTORS > 0;
-
-template <class F>
-__device__ inline Fragment codes(const typename F::Codes& words, int step) {
-    if constexpr (FOLDED)
-        return F::folded(words, step);
-    else
-        return F::raw(words, step);
-}
+static_assert(!FOLDED || LEVEL == -Format::RAW_EXPONENT, "codes are levels as they lie");
 
 // Raw codes -> levels times 2^LEVEL; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic is exact here.
 // Raw levels are in their unit already, and the codes that scales make up for.
@@ -364,7 +357,7 @@ private:
 // UnitRange in qgemm/units.py.
 struct Units {
     int weight[2];
-    __device__ explicit Units(const float* bounds) : weight{of(bounds[0]), of(bounds[8])} {}
+    __device__ explicit Units(float2 bounds) : weight{of(bounds.x), of(bounds.y)} {}
     __device__ static int of(float bound) {
         return max(LEAST_UNIT, min(int(__float_as_uint(bound) >> 23) - 126 + ABOVE_BOUND, MOST_UNIT));
     }
@@ -391,33 +384,35 @@ struct ScalerOf<Found, Fields, 0> {
     }
 };
 
-// 2^x and 2^y, for rows g and g + 8, as two halves: 1 to 2^15 and the rest, but of what is less than 1 no more than 2^-14.
+// 2^x and 2^y, for rows g and g + 8, as three halves: of 2^24 at most the first is 2^15 and the second the rest, of what is
+// less than 1 the last is 2^-14 at least and the first the rest.
 struct Power {
-    half2 first, rest;
+    half2 first, second, last;
     __device__ Power(int x, int y) {
-        const int a = part(x), b = part(y);
-        first = __floats2half2_rn(two_to(a), two_to(b)), rest = __floats2half2_rn(two_to(x - a), two_to(y - b));
+        first = pair(min(max(x, 0), 15) + min(x + 14, 0), min(max(y, 0), 15) + min(y + 14, 0));
+        second = pair(max(x - 15, 0), max(y - 15, 0));
+        last = pair(max(min(x, 0), -14), max(min(y, 0), -14));
     }
-    __device__ static int part(int x) { return min(max(x, 0), 15) + min(x + 14, 0); }
+    __device__ static half2 pair(int x, int y) { return __floats2half2_rn(two_to(x), two_to(y)); }
 };
 
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 1> {
-    Power scale;
-    half2 minimum;
-    __device__ explicit ScalerOf(const Units& units)
-        : scale(units.scale(0), units.scale(1)),
-          minimum(__floats2half2_rn(two_to(units.minimum(0)), two_to(units.minimum(1)))) {}
+    half2 first, rest, minimum;
+    __device__ explicit ScalerOf(const Units& units) : minimum(Power::pair(units.minimum(0), units.minimum(1))) {
+        const Power scale(units.scale(0), units.scale(1));
+        first = scale.first, rest = __hmul2(scale.second, scale.last);
+    }
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         Found found;
-        found.scale = __hmul2(__hmul2(fields.half_scale(warp, g, index), scale.first), scale.rest);
+        found.scale = __hmul2(__hmul2(fields.half_scale(warp, g, index), first), rest);
         if constexpr (Fields::HAS_MINIMUM) found.minimum = __hmul2(fields.half_minimum(warp, g, index), minimum);
         return found;
     }
 };
 
-// Products of halves and integers below 256: the integer takes the rest of the unit, so that the product alone is
-// rounded.
+// Products of halves and integers below 256: the integer takes what is less than 1 of the unit, so that the product alone
+// is rounded.
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 2> {
     Power scale, minimum;
@@ -425,11 +420,11 @@ struct ScalerOf<Found, Fields, 2> {
         : scale(units.scale(0), units.scale(1)), minimum(units.minimum(0), units.minimum(1)) {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         Found found;
-        found.scale = __hmul2(__hmul2(fields.half_scale(warp, g, index), scale.first),
-                              fields.sub_scale(warp, g, index, scale.rest));
+        const half2 d = __hmul2(__hmul2(fields.half_scale(warp, g, index), scale.first), scale.second);
+        found.scale = __hmul2(d, fields.sub_scale(warp, g, index, scale.last));
         if constexpr (Fields::HAS_MINIMUM)
             found.minimum = __hmul2(__hmul2(fields.half_minimum(warp, g, index), minimum.first),
-                                    fields.sub_minimum(warp, g, index, minimum.rest));
+                                    fields.sub_minimum(warp, g, index, minimum.last));
         return found;
     }
 };
@@ -559,7 +554,7 @@ struct Consumer {
 #pragma unroll
         for (int step = 0; step < SPAN_STEPS; ++step) {
             if (step % SCALE_STEPS == 0) scaling = scalings(warp, lane, span, in_tile, step / SCALE_STEPS);
-            const Fragment raw = codes<Format>(words, step);
+            const Fragment raw = Format::raw(words, step);
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
         }
@@ -829,9 +824,10 @@ struct Consumer {
     }
 
     // Bounds of the weights of this lane's rows: they follow all tiles.
-    __device__ const float* bounds(const float* of_rows, int tile) const {
+    __device__ float2 bounds(const float* of_rows, int tile) const {
         const i64 strip = min(i64(p.first_strip(tile) + this->strip), (p.n - 1) / TILE_ROWS);
-        return of_rows + strip * TILE_ROWS + 16 * warp + lane / 4;
+        of_rows += strip * TILE_ROWS + 16 * warp + lane / 4;
+        return {of_rows[0], of_rows[8]};
     }
 
     __device__ void run(const Segments& all, const float* of_rows, Workspace* workspace,
@@ -839,13 +835,17 @@ struct Consumer {
         const Levels levels;
         Segments segments(all);
         u32 stages = 0;
-        for (Segment s; segments.take(s);) {
+        Segment s, next;
+        bool more = segments.take(next);
+        for (float2 found = bounds(of_rows, next.tile); more;) {
+            s = next;
             const u32 before = stages;
             stages += end_stage(p, s) - first_stage(s);
             float sums[SUMS] = {};
-            const Units units(bounds(of_rows, s.tile));
-            const Scaler scaler(units);
-            multiply(sums, s, before, levels, scaler);
+            const Units units(found);
+            multiply(sums, s, before, levels, Scaler(units));
+            more = !LONE && segments.take(next);
+            if (more) found = bounds(of_rows, next.tile);  // on their way while this tile is stored
             const Sharers sharers = all.sharers(s);
             const u32 chunks = sharers.chunks_of(blockIdx.x);
             if (sharers.paired) open_inbox(chunks);

@@ -27,7 +27,6 @@ struct SignedBytes : Fields {
         return ::raw(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
                      __byte_perm(row8, 0, 0x4341));
     }
-    static __device__ Fragment folded(const Codes& codes, int step) { return raw(codes, step); }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return {signed_bytes(codes.qs[2 * step]), signed_bytes(codes.qs[2 * step + 1])};
     }

@@ -23,7 +23,6 @@ from . import activations, products
 from .block import Format
 from .formats.codebook import BINS, LEAST, SCALE, below_bins, product_edges, search, short_edges
 from .tiles import (
-    FOLD,
     ROWS,
     SPAN,
     WARPS,
@@ -82,7 +81,7 @@ def tile_struct(fmt: Format) -> str:
         loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
     fields = [(name, dtype[name]) for name in dtype.names or () if name != "spans"]
     return f"""{_codebook(fmt)}
-constexpr int TILE_ROWS = {ROWS}, SPAN_COLUMNS = {SPAN}, SPANS = {spans(fmt)}, WARPS = {WARPS}, FOLD = {FOLD};
+constexpr int TILE_ROWS = {ROWS}, SPAN_COLUMNS = {SPAN}, SPANS = {spans(fmt)}, WARPS = {WARPS};
 struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
 template <int GROUPS>
 struct alignas(16) {fmt.name}_span {{

@@ -48,7 +48,6 @@ CHUNK = 4  # words that a lane reads at once: 16 bytes
 PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
 PIECE_THREADS = 128
 LARGEST_CODE = 128  # of every tiled format whose codes are integers
-FOLD = 3  # bits that the prefill kernel moves words up, so that the codes in a byte end at bit 10 of a half
 BANKS = 128  # bytes of shared memory, one from every bank
 MOST_TABLE = 64 << 10  # bytes of a table of levels
 
@@ -81,11 +80,6 @@ def half_factors(fmt: Format) -> int:
     if fmt.codebook is None and all(field == np.float16 for field in fields):
         return 1
     return 2 if fmt.weights > fmt.group else 0
-
-
-def folded_exponent(fmt: Format) -> int:
-    """e such that the codes that `folded` masks out of words are halves times 2^-e: those of eight bits as they lie."""
-    return 24 if any(_bits(fmt, name) == 8 for name in fmt.slots) else 24 - FOLD
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:

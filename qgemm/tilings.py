@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, inf
 from typing import NamedTuple
 
 from .block import Format
@@ -14,6 +14,7 @@ SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
 STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a strip before it is stored
 BARRIERS = 1 << 10  # bytes of them, and of alignment
+MOST_IDLE = 3000  # columns; work that is shared out evenly, its sums through global memory, takes as much longer
 MOST_PARTS = 4096  # that CTAs hand over: chunks of each strip of each CTA, of a GPU with many multiprocessors
 ARRIVALS = 1  # of a warp that has read a stage; see the kernel
 
@@ -21,7 +22,8 @@ ARRIVALS = 1  # of a warp that has read a stage; see the kernel
 class Tiling(NamedTuple):
     """A CTA has a tile of `strips` * 64 rows of W and `tokens` rows of x.
 
-    m, least, k: it is for up to so many rows of x, at least so many strips of 64 rows of W, and at least such a K.
+    m, least, share: it is for up to so many rows of x, at least so many strips of 64 rows of W, and at least so many
+    columns of a strip for each multiprocessor.
     splits: warpgroups that share K, for each strip of the tile. stage: spans of 64 columns in a stage of its ring;
     deep: the most stages.
     lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
@@ -32,7 +34,7 @@ class Tiling(NamedTuple):
 
     m: int
     least: int
-    k: int
+    share: int
     tokens: int
     strips: int
     splits: int
@@ -47,6 +49,12 @@ class Tiling(NamedTuple):
         """Of y, for M rows of x and so many strips of 64 rows of W."""
         return -(-strips // self.strips) * -(-m // self.tokens)
 
+    def idle(self, m: int, strips: int, k: int, sms: int) -> float:
+        """Columns that a multiprocessor is idle for on average if each tile is cut into as many pieces as get a CTA."""
+        tiles = self.tiles(m, strips)
+        pieces = sms // tiles
+        return k / pieces - k * tiles / sms if pieces else inf
+
     @property
     def threads(self) -> int:
         """Of a CTA: its warpgroups, and the producers'."""
@@ -60,7 +68,7 @@ class Tiling(NamedTuple):
     @property
     def plain(self) -> Tiling:
         """The same without what chooses among the rows of TILINGS."""
-        return self._replace(m=0, least=0, k=0, needs=1, spans=1, codebook=False)
+        return self._replace(m=0, least=0, share=0, needs=1, spans=1, codebook=False)
 
     def serves(self, fmt: Format) -> bool:
         """Whether it is for this format."""
@@ -69,7 +77,7 @@ class Tiling(NamedTuple):
 
     def hides(self, other: Tiling) -> bool:
         """Whether nothing is left for a later row, of formats that this one serves."""
-        wider = self.m >= other.m and self.least <= other.least and self.k <= other.k
+        wider = self.m >= other.m and self.least <= other.least and self.share <= other.share
         return wider and self.tokens >= other.tokens and not self.lone
 
     def unit(self, fmt: Format) -> int:
@@ -79,77 +87,89 @@ class Tiling(NamedTuple):
 
 # Measured on an H200, with tools/race_tilings.py. Two strips share x, of which an SM gets 60 bytes a cycle at most;
 # three and four warpgroups hide each other's decoding. Few strips leave few tiles, of which smaller ones share the work
-# better; but where K is long a tile may be cut along it, and super-blocks want whole tiles in a stage. Token tiles lie
-# so close that one more row of x costs little. Where the stages that four warpgroups need do not fit, fewer are faster,
-# of which each has more.
+# better; but where a multiprocessor has much of it a tile may be cut along K, long stages cost less, and super-blocks
+# want whole tiles in a stage. Token tiles lie so close that one more row of x costs little. Where the stages that four
+# warpgroups need do not fit, fewer are faster, of which each has more.
 TILINGS = (
-    #      m <=  strips >=  K >=  tokens  strips  splits  stage  deep
+    #      m <=  strips >=  share tokens  strips  splits  stage  deep
     Tiling(16,   200,       0,    16,     2,      2,      4,     8,    spans=4),
     Tiling(16,   200,       0,    16,     2,      2,      4,     8,    needs=8),
     Tiling(16,   200,       0,    16,     2,      2,      4,     8,    needs=7, codebook=True),
     Tiling(16,   200,       0,    16,     2,      2,      2,     12),
-    Tiling(16,   0,         8192, 16,     1,      4,      4,     12,   needs=11, spans=4),
-    Tiling(16,   0,         8192, 16,     1,      4,      4,     12,   needs=11, codebook=True),
-    Tiling(16,   0,         8192, 16,     1,      3,      4,     9,    needs=9),
+    Tiling(16,   133,       0,    16,     2,      2,      4,     12,   needs=8, lone=True),
+    Tiling(16,   0,         2500, 16,     1,      4,      4,     12,   needs=11, codebook=True),
+    Tiling(16,   0,         2500, 16,     1,      3,      4,     12,   needs=9, lone=True),
+    Tiling(16,   0,         2500, 16,     1,      4,      4,     12,   needs=11, spans=4),
+    Tiling(16,   0,         2500, 16,     1,      3,      4,     9,    needs=9),
+    Tiling(16,   0,         0,    16,     1,      3,      4,     12,   needs=12, lone=True, spans=4),
     Tiling(16,   0,         0,    16,     1,      4,      4,     12,   needs=12, spans=4),
     Tiling(16,   0,         0,    16,     1,      4,      2,     12,   lone=True),
     Tiling(16,   0,         0,    16,     1,      4,      2,     12),
     Tiling(32,   400,       0,    32,     3,      1,      4,     4,    needs=3),
     Tiling(32,   200,       0,    32,     2,      2,      4,     6,    needs=6),
+    Tiling(32,   200,       0,    32,     2,      2,      4,     6,    needs=5, spans=4),
     Tiling(32,   200,       0,    32,     2,      1,      4,     5,    spans=4),
     Tiling(32,   200,       0,    32,     2,      2,      2,     12),
-    Tiling(32,   0,         8192, 32,     1,      2,      4,     6,    spans=4),
-    Tiling(32,   0,         8192, 32,     1,      4,      4,     8,    needs=8, lone=True),
-    Tiling(32,   0,         8192, 32,     1,      4,      4,     8,    needs=8),
+    Tiling(32,   133,       0,    32,     3,      1,      4,     12,   needs=3, lone=True),
+    Tiling(32,   0,         2500, 32,     1,      2,      4,     12,   lone=True, spans=4),
+    Tiling(32,   0,         2500, 32,     1,      4,      4,     8,    needs=9, lone=True),
+    Tiling(32,   0,         2500, 32,     1,      2,      4,     12,   needs=8, lone=True),
+    Tiling(32,   0,         2500, 32,     1,      2,      4,     6,    spans=4),
+    Tiling(32,   0,         2500, 32,     1,      4,      4,     8,    needs=8),
+    Tiling(32,   0,         0,    32,     1,      2,      4,     12,   needs=9, lone=True, spans=4),
     Tiling(32,   0,         0,    32,     1,      3,      2,     12,   lone=True),
     Tiling(32,   0,         0,    32,     1,      2,      2,     12),
     Tiling(48,   400,       0,    48,     3,      1,      4,     4,    needs=3),
     Tiling(48,   200,       0,    48,     2,      1,      4,     4,    spans=4),
     Tiling(48,   200,       0,    48,     2,      2,      2,     8),
-    Tiling(48,   0,         8192, 48,     1,      2,      4,     6,    needs=6),
-    Tiling(48,   100,       8192, 48,     2,      1,      4,     4,    needs=4),
+    Tiling(48,   0,         2500, 48,     1,      2,      4,     6,    needs=6),
+    Tiling(48,   100,       5000, 48,     2,      1,      4,     4,    needs=4),
     Tiling(48,   0,         0,    48,     1,      3,      2,     12,   lone=True),
     Tiling(48,   0,         0,    48,     1,      2,      4,     6),
     Tiling(64,   400,       0,    64,     3,      1,      4,     3,    needs=3),
-    Tiling(64,   33,        8192, 64,     2,      1,      4,     4,    lone=True, spans=4),
     Tiling(64,   200,       0,    64,     2,      1,      4,     4,    lone=True, spans=4),
     Tiling(64,   200,       0,    64,     2,      1,      4,     4,    spans=4),
     Tiling(64,   400,       0,    64,     3,      1,      2,     7),
     Tiling(64,   200,       0,    64,     2,      2,      2,     8,    codebook=True),
-    Tiling(64,   100,       8192, 64,     2,      2,      2,     8,    lone=True, codebook=True),
+    Tiling(64,   200,       0,    64,     2,      2,      2,     12,   needs=8, lone=True),
+    Tiling(64,   200,       0,    64,     2,      1,      2,     12,   lone=True),
     Tiling(64,   200,       0,    64,     2,      2,      2,     8,    needs=8),
-    Tiling(64,   100,       8192, 64,     2,      2,      2,     8,    needs=8),
     Tiling(64,   200,       0,    64,     2,      1,      2,     8),
-    Tiling(64,   100,       8192, 64,     2,      1,      2,     8),
+    Tiling(64,   133,       0,    64,     3,      1,      4,     12,   needs=3, lone=True),
+    Tiling(64,   33,        5000, 64,     2,      1,      4,     4,    lone=True, spans=4),
+    Tiling(64,   65,        5000, 64,     2,      2,      2,     8,    lone=True, codebook=True),
+    Tiling(64,   65,        5000, 64,     2,      2,      2,     12,   needs=8, lone=True),
+    Tiling(64,   65,        5000, 64,     2,      1,      2,     12,   lone=True),
     Tiling(64,   0,         0,    64,     1,      3,      2,     9,    needs=9, lone=True, codebook=True),
     Tiling(64,   0,         0,    64,     1,      2,      2,     10,   lone=True),
     Tiling(64,   0,         0,    64,     1,      2,      2,     10),
     Tiling(80,   400,       0,    80,     3,      1,      4,     3,    needs=3),
     Tiling(80,   200,       0,    80,     2,      1,      4,     3,    needs=3, spans=4),
-    Tiling(80,   100,       8192, 80,     2,      1,      4,     3,    needs=3, spans=4),
+    Tiling(80,   100,       5000, 80,     2,      1,      4,     3,    needs=3, spans=4),
     Tiling(80,   400,       0,    80,     3,      1,      2,     6),
     Tiling(80,   200,       0,    80,     2,      1,      2,     7),
-    Tiling(80,   100,       8192, 80,     2,      1,      2,     7),
+    Tiling(80,   100,       5000, 80,     2,      1,      2,     7),
     Tiling(80,   0,         0,    80,     1,      2,      2,     8,    lone=True),
     Tiling(80,   0,         0,    80,     1,      2,      2,     8),
     Tiling(96,   400,       0,    96,     3,      1,      2,     5),
     Tiling(96,   200,       0,    96,     2,      1,      4,     3,    needs=3, spans=4),
-    Tiling(96,   33,        8192, 96,     2,      1,      4,     3,    needs=3, spans=4),
+    Tiling(96,   33,        5000, 96,     2,      1,      4,     3,    needs=3, spans=4),
     Tiling(96,   200,       0,    96,     2,      1,      2,     6),
-    Tiling(96,   100,       8192, 96,     2,      1,      2,     6),
-    Tiling(96,   33,        8192, 96,     2,      1,      2,     6,    spans=4),
+    Tiling(96,   100,       5000, 96,     2,      1,      2,     6),
+    Tiling(96,   33,        5000, 96,     2,      1,      2,     6,    spans=4),
     Tiling(96,   0,         0,    96,     1,      2,      2,     8,    lone=True),
     Tiling(96,   0,         0,    96,     1,      2,      2,     8),
     Tiling(112,  200,       0,    112,    2,      1,      2,     5),
     Tiling(112,  0,         0,    112,    1,      2,      2,     6),
     Tiling(128,  400,       0,    128,    3,      1,      2,     4),
     Tiling(128,  33,        0,    128,    1,      2,      2,     6,    needs=6, lone=True, codebook=True),
-    Tiling(128,  33,        8192, 128,    2,      1,      2,     5),
+    Tiling(128,  33,        5000, 128,    2,      1,      2,     5),
     Tiling(128,  100,       0,    128,    1,      2,      2,     6,    needs=6, lone=True),
     Tiling(128,  65,        0,    128,    2,      1,      2,     5),
     Tiling(128,  33,        0,    128,    1,      2,      2,     6,    needs=6, lone=True),
     Tiling(128,  33,        0,    128,    1,      2,      2,     6,    needs=5, lone=True, spans=4),
     Tiling(128,  33,        0,    128,    1,      2,      2,     6,    needs=5, lone=True, codebook=True),
+    Tiling(128,  33,        3500, 128,    2,      1,      2,     5),
     Tiling(128,  0,         0,    64,     1,      3,      2,     9,    needs=9, lone=True, codebook=True),
     Tiling(128,  0,         0,    64,     1,      2,      2,     10,   lone=True),
     Tiling(128,  0,         0,    64,     1,      2,      2,     10),
@@ -157,25 +177,30 @@ TILINGS = (
     Tiling(160,  65,        0,    160,    2,      1,      2,     4),
     Tiling(192,  65,        0,    192,    2,      1,      1,     7),
     Tiling(224,  65,        0,    224,    2,      1,      1,     6),
-    Tiling(256,  65,        0,    256,    2,      1,      1,     5),
-    Tiling(144,  33,        8192, 144,    2,      1,      2,     4),
-    Tiling(160,  33,        8192, 160,    2,      1,      2,     4),
-    Tiling(192,  33,        8192, 192,    2,      1,      1,     7),
+    Tiling(256,  133,       0,    256,    2,      1,      1,     5),
+    Tiling(256,  65,        0,    256,    2,      1,      1,     5,    codebook=True),
+    Tiling(256,  65,        0,    128,    2,      1,      2,     5,    needs=5),
+    Tiling(256,  65,        5000, 256,    2,      1,      1,     5),
+    Tiling(256,  97,        0,    256,    2,      1,      1,     5),
+    Tiling(144,  33,        3500, 144,    2,      1,      2,     4),
+    Tiling(160,  33,        3500, 160,    2,      1,      2,     4),
+    Tiling(192,  33,        5000, 192,    2,      1,      1,     7),
     Tiling(160,  0,         0,    80,     1,      2,      2,     8),
     Tiling(192,  0,         0,    96,     1,      2,      2,     8,    needs=6, lone=True),
     Tiling(192,  0,         0,    96,     1,      2,      2,     8),
     Tiling(224,  0,         0,    112,    1,      2,      2,     6),
-    Tiling(224,  33,        8192, 224,    2,      1,      1,     6),
-    Tiling(256,  33,        8192, 256,    2,      1,      1,     5,    spans=4),
-    Tiling(256,  33,        8192, 128,    2,      1,      2,     5,    needs=5),
-    Tiling(256,  33,        8192, 256,    2,      1,      1,     5),
+    Tiling(224,  33,        5000, 224,    2,      1,      1,     6),
+    Tiling(256,  33,        5000, 256,    2,      1,      1,     5,    codebook=True),
+    Tiling(256,  33,        5000, 128,    2,      1,      2,     5),
+    Tiling(256,  33,        5000, 256,    2,      1,      1,     5),
     Tiling(256,  0,         0,    128,    1,      2,      2,     6,    needs=5, lone=True),
     Tiling(256,  0,         0,    128,    2,      1,      2,     5),
     Tiling(144,  0,         0,    144,    2,      1,      2,     4),
     Tiling(160,  0,         0,    160,    2,      1,      2,     4),
+    Tiling(384,  33,        0,    192,    1,      2,      1,     12,   lone=True),
     Tiling(192,  0,         0,    192,    2,      1,      1,     7),
-    Tiling(448,  33,        0,    224,    2,      1,      1,     6,    spans=4),
-    Tiling(512,  33,        0,    256,    1,      2,      1,     6,    lone=True, spans=4),
+    Tiling(448,  33,        0,    224,    1,      2,      1,     12,   lone=True, spans=4),
+    Tiling(448,  33,        0,    224,    1,      2,      1,     12,   lone=True, codebook=True),
     Tiling(448,  0,         0,    112,    2,      1,      2,     5),
     Tiling(512,  0,         0,    128,    2,      1,      2,     5),
     Tiling(224,  0,         0,    224,    2,      1,      1,     6),
@@ -190,10 +215,11 @@ def tiling_of(fmt: Format, m: int, strips: int, k: int, sms: int) -> Tiling:
     M beyond the largest token tile is shared out evenly over as few tiles as possible.
     """
     part = -(-m // -(-m // TOKENS[-1]))
-    fitting = (row for row in TILINGS if part <= row.m and strips >= row.least and k >= row.k)
+    share = strips * k // sms
+    fitting = (row for row in TILINGS if part <= row.m and strips >= row.least and share >= row.share)
     for row in fitting:
         whole = m <= row.m or part <= row.tokens
-        if whole and not (row.lone and row.tiles(m, strips) > sms) and row.serves(fmt):
+        if whole and not (row.lone and row.idle(m, strips, k, sms) > MOST_IDLE) and row.serves(fmt):
             return row
     raise AssertionError("the last row is for everything")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import re
 
 import numpy as np
@@ -83,7 +84,7 @@ def test_every_matrix_has_a_tiling(fmt):
             tiling = tilings.tiling_of(fmt, m, strips, k, sms)
             assert tiling.plain in tilings.compiled(fmt)
             assert strips >= tiling.least
-            assert k >= tiling.k
+            assert strips * k // sms >= tiling.share
             assert tiles.spans(fmt) >= tiling.spans
             assert fmt.codebook is not None or not tiling.codebook
             part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
@@ -96,6 +97,7 @@ def test_every_matrix_has_a_tiling(fmt):
             assert tiling.tokens <= 256  # of one instruction, and of a tensor map's box
             assert tiling.threads <= 1024
             if tiling.lone:
+                assert tiling.idle(m, strips, k, sms) <= tilings.MOST_IDLE
                 of_y, units = tiling.tiles(m, strips), -(-k // tiling.unit(fmt))
                 ctas, whole, _ = prefill.grid_of(of_y, units, sms, tiling.lone)
                 assert whole in (0, ctas)
@@ -119,8 +121,18 @@ def test_what_is_picked_is_among_what_is_raced(fmt):
     """tools/race_tilings.py, which leaves the depth of the ring to memory."""
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000):
         raced = {tiling._replace(deep=0) for tiling in race_tilings.candidates(fmt, m)}
-        for strips, k in itertools.product((33, 64, 128, 448), (4096, 8192)):
+        for strips, k in itertools.product((33, 64, 80, 128, 150, 448), (4096, 8192, 16384)):
             assert tilings.tiling_of(fmt, m, strips, k, 132).plain._replace(deep=0) in raced
+
+
+def test_lone_segments_leave_little_idle():
+    """80 tiles of 5280 columns take 132 multiprocessors as long as 80 do; 64 tiles are cut in two, 44 in three."""
+    lone = tilings.Tiling(0, 0, 0, tokens=16, strips=1, splits=3, stage=4, deep=12, lone=True)
+    idle = {strips: lone.idle(16, strips, 5280, 132) for strips in (44, 64, 66, 80, 132, 133)}
+    assert idle == {44: 0, 64: 2640 - 2560, 66: 0, 80: 5280 - 3200, 132: 0, 133: math.inf}
+    q4_0 = qgemm.FORMATS["q4_0"]
+    assert tilings.tiling_of(q4_0, 16, 80, 5120, 132).lone
+    assert not tilings.tiling_of(q4_0, 16, 80, 13824, 132).lone
 
 
 def test_rows_of_the_table_are_for_someone():
@@ -243,11 +255,11 @@ def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
 
 
 def power(x):
-    """Power of kernels/prefill.cu: 2^x as two halves."""
-    first = min(max(x, 0), 15) + min(x + 14, 0)
-    assert -24 <= first <= 15
-    assert -24 <= x - first <= 15
-    return np.float16(2.0**first), np.float16(2.0 ** (x - first))
+    """Power of kernels/prefill.cu: 2^x as three halves."""
+    parts = min(max(x, 0), 15) + min(x + 14, 0), max(x - 15, 0), max(min(x, 0), -14)
+    assert sum(parts) == x
+    assert all(-24 <= part <= 15 for part in parts)
+    return np.float16(2.0) ** np.array(parts, np.float16)
 
 
 def folded(fmt, blocks):
@@ -262,13 +274,13 @@ def folded(fmt, blocks):
 
     def made(products, name, x):
         """Products that are to be rounded once."""
-        first, rest = power(x)
+        first, second, last = power(x)
         half = blocks[name].reshape(-1, 1)
         if factors == 1:
-            return half * first * rest
+            return half * first * (second * last)
         integers = np.divide(products, half, out=np.zeros_like(products), where=half != 0).astype(np.float16)
-        assert (integers * rest / rest == integers).all()
-        return half * first * (integers * rest)
+        assert (integers * last / last == integers).all()
+        return half * first * second * (integers * last)
 
     d = made(scale, "d", -weight - unit.level)
     np.testing.assert_array_equal(d, (scale * np.float32(2.0 ** (-weight - unit.level))).astype(np.float16))

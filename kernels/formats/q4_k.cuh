@@ -14,6 +14,5 @@ struct q4_k : SixBitScales<q4_k_fields<GROUPS>> {
     // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
     static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = 4;
     static __device__ Fragment raw(const Codes& codes, int step) { return raw_nibbles(codes.qs[step]); }
-    static __device__ Fragment folded(const Codes& codes, int step) { return folded_nibbles(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return nibble_bytes(codes.qs[step]); }
 };

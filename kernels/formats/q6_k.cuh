@@ -20,9 +20,6 @@ struct q6_k : q6_k_fields<GROUPS> {
     static __device__ Fragment raw(const Codes& codes, int step) {
         return Words::raw(codes.ql[step], codes.qh[step / 2], step);
     }
-    static __device__ Fragment folded(const Codes& codes, int step) {
-        return Words::folded(codes.ql[step], codes.qh[step / 2], step);
-    }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         const Bytes q = Words::bytes(codes.ql[step], codes.qh[step / 2], step);
         return {centred(q.row[0]), centred(q.row[1])};
