@@ -98,8 +98,8 @@ def test_every_matrix_has_a_tiling(fmt):
             assert tiling.threads <= 1024
             if tiling.lone:
                 assert tiling.idle(m, strips, k, sms) <= tilings.MOST_IDLE
-                of_y, units = tiling.tiles(m, strips), -(-k // tiling.unit(fmt))
-                ctas, whole, _ = prefill.grid_of(of_y, units, sms, tiling.lone)
+                of_y, along = tiling.tiles(m, strips), -(-k // tiling.unit(fmt))
+                ctas, whole, _ = prefill.grid_of(of_y, along, sms, tiling.lone)
                 assert whole in (0, ctas)
                 assert ctas % tiling.tiles(m, strips) == 0
 
