@@ -513,17 +513,12 @@ struct Consumer {
             j += ahead;
             turn.advance(ahead);
         }
-        // Waits for the stage.
+        // Waits for the stage, and keeps the one before: to give it back, all warps of the warpgroup would have to wait for
+        // wgmma, also those that find their stage there.
         __device__ __forceinline__ void wait() {
+            static_assert(DEPTH > SPLITS, "each split may keep a stage and wait for another");
             x = swizzled_operand(at.first_x + turn.slot * X_STAGE);
-            const u32 full = turn.full(at.memory), parity = turn.parity();
-            if (!mbarrier_passed(full, parity)) {
-                if (busy >= 0) {  // do not hold a stage while waiting for one
-                    wgmma_wait<0>();
-                    release();
-                }
-                mbarrier_wait(full, parity);
-            }
+            mbarrier_wait(turn.full(at.memory), turn.parity());
             at.ring.wait_fields(fields());
         }
         // To the next stage.

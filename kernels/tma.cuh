@@ -26,19 +26,6 @@ __device__ inline void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Whether the phase of this parity is complete, alike in all lanes.
-__device__ inline bool mbarrier_passed(u32 barrier, u32 parity) {
-    u32 passed;
-    asm volatile(
-        "{ .reg .pred done;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done; }"
-        : "=r"(passed)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    return __all_sync(~0u, passed);
-}
-
 // Wait for `threads` threads of the CTA that name the same barrier, 0 to 15, by one and the same instruction.
 __device__ inline void named_barrier(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

@@ -25,7 +25,6 @@ from qgemm.commands.common import count, counts
 from qgemm.tiles import ROWS, spans
 from qgemm.tilings import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
 
-DEEP = 12  # stages at most, of which as many are taken as fit
 GROUPS, MOST_SUMS = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
 MOST_SMS = 144  # multiprocessors of such a GPU
 SHOWN = 4
@@ -38,8 +37,8 @@ def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
     ways = product(sorted(tokens), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
     for size, strips, splits, stage, lone in ways:
         groups, along = strips * splits, spans(fmt)
-        tiling = Tiling(0, 0, 0, size, strips, splits, stage, DEEP, lone)
-        least = splits if stage == 4 else 2 * splits  # stages
+        tiling = Tiling(0, 0, 0, size, strips, splits, stage, lone)
+        least = splits + 1 if stage == 4 else 2 * splits  # stages
         if (
             groups in GROUPS
             and groups * size <= MOST_SUMS

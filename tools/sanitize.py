@@ -99,7 +99,7 @@ def rings(w: Any, rng: Any) -> None:
     x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float32)
     prefill.SUMS = {1: 0}  # whole tiles: a CTA has all stages
     for splits, deep in RINGS:
-        tiling = Tiling(0, 0, 0, 16, 1, splits, 1, deep)
+        tiling = Tiling(0, 0, 0, 16, 1, splits, 1, deep=deep)
         launch = prefill.PrefillLaunch(0, w.format, (n, k), m, "half", Shape(n, "float32"), tiling)
         launch(stream, x.data.ptr, w.pointer, y.data.ptr)
         y.get()
