@@ -1,4 +1,4 @@
-// Quantized activations of one token and one tile, in the order of the weights' codes. Twin of qgemm/activations.py.
+// Quantized activations of one token and one tile, in the order of the weights' codes. Twin of qgemm/cuda/layout/activations.py.
 #pragma once
 
 #include "types.cuh"

@@ -1,6 +1,6 @@
 // Blocks of a file in shared memory: what pack (blocks -> tiles) and restore (tiles -> blocks) share.
 //
-// A CTA owns a piece of a strip: 64 rows, TILES tiles wide. Where things stand are the rules of qgemm/tiles.py; the
+// A CTA owns a piece of a strip: 64 rows, TILES tiles wide. Where things stand are the rules of qgemm/cuda/layout/tile.py; the
 // layout of a block is generated from the format's dtype and slots. Template: Format, TILES, THREADS.
 #pragma once
 

@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
     static_assert(sizeof(Memory<Rows>) == WARP_BYTES,
-                  "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+                  "the memory of a warp differs from ring_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
     auto* mine = reinterpret_cast<Memory<Rows>*>(memory + Format::TABLE_BYTES) + at.split;

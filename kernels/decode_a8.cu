@@ -100,7 +100,7 @@ __device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
     using Memory = ::Memory<typename Staged<T>::Type>;
-    static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/splits.py");
+    static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
     const T* x = static_cast<const T*>(products.x);

@@ -1,4 +1,4 @@
-// Encoders: a block's 32 values, eight in each of four lanes, into codes and scales. Twin of qgemm/formats/scales.py.
+// Encoders: a block's 32 values, eight in each of four lanes, into codes and scales. Twin of qgemm/codec/scales.py.
 //
 // A format's Encoder is made of a lane's values and has
 //     code(x)              the code of one of them, in the lowest byte of a word

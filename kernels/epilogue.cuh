@@ -3,7 +3,7 @@
 
 #include "types.cuh"
 
-// Types that a kernel learns at run time: TYPE_CODES of qgemm/products.py. 0: there is no array.
+// Types that a kernel learns at run time: TYPE_CODES of qgemm/cuda/kernels/products.py. 0: there is no array.
 __device__ inline float load_as(const void* data, int type, i64 i) {
     switch (type) {
         case 1:

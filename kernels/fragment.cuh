@@ -1,7 +1,7 @@
 // The seam between formats and kernels: one lane's share of a 16 x 16 step of W, as the tensor cores want operand A.
 //
 // With g = lane / 4 and t = lane % 4 a lane holds rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step.
-// A format header turns the lane's code words (see qgemm/tiles.py for their order) into
+// A format header turns the lane's code words (see qgemm/cuda/layout/tile.py for their order) into
 //   fragment(codes, step)   the levels q - zero of the eight weights, exact in half
 //   raw(codes, step)        the codes as halves times 2^-RAW_EXPONENT, not corrected for zero, for tensor cores;
 //                           those of row g + 8 are shifted up by RAW_SHIFT bits

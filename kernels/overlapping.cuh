@@ -1,5 +1,5 @@
 // Codes of five and six bits: of a step, a lane has a word of bytes in which those of two rows overlap, and a part of a word
-// of the rest. Twin of qgemm/formats/overlapping.py, which says how they lie there.
+// of the rest. Twin of qgemm/codec/layouts/overlapping.py, which says how they lie there.
 #pragma once
 
 #include "fragment.cuh"

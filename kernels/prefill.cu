@@ -7,7 +7,7 @@
 // row, undone at the end. The grid is persistent (streamk.cuh).
 // Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SLOTS (for fields of tiles), LONE (a CTA has one
 // segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes), MOST_PARTS,
-// LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/units.py), ARRIVALS (of a warp that gives a stage back: 1, or 32 for
+// LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that gives a stage back: 1, or 32 for
 // racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
 #include "epilogue.cuh"
@@ -354,7 +354,7 @@ private:
 };
 
 // Powers of two that bring rows g and g + 8 into the range of half: what their weights are multiplied by is 2^-weight. See
-// UnitRange in qgemm/units.py.
+// UnitRange in qgemm/cuda/layout/row_scale.py.
 struct Units {
     int weight[2];
     __device__ explicit Units(float2 bounds) : weight{of(bounds.x), of(bounds.y)} {}

@@ -2,7 +2,7 @@
 //
 // A lane owns eight values, four lanes a block; a warp takes 32 blocks in four turns. A table tells the edge that a value
 // has to be compared with, or halving finds it where edges lie too close together for that. Nothing is divided: the
-// comparisons are products whose sign is exact (qgemm/formats/codebook.py). Codes become a byte of each plane in a lane,
+// comparisons are products whose sign is exact (qgemm/codec/codebook.py). Codes become a byte of each plane in a lane,
 // and four lanes transpose their bytes to planes.
 // `refused` gets the least number of a block that holds NaN or infinity or whose absmax has no finite code.
 // Template: Format, In (float, half, bf16), THREADS.
@@ -49,7 +49,7 @@ struct Edges {
     }
 };
 
-// The bin of a value times per_bin (qgemm/formats/codebook.py); that of NaN is one too. The sum's last place is 1.
+// The bin of a value times per_bin (qgemm/codec/codebook.py); that of NaN is one too. The sum's last place is 1.
 __device__ inline u32 bin_of(float value, float per_bin) {
     return __float_as_uint(__fmaf_rn(value, per_bin, 0x1.8p23f + Book::BINS / 4)) & (Book::BINS - 1);
 }

@@ -1,5 +1,5 @@
 // Codes of eight bits, signed: q + 128 in a tile, so that they are halves without further ado.
-// Twin of qgemm/formats/signed_bytes.py.
+// Twin of qgemm/codec/layouts/signed_bytes.py.
 #pragma once
 
 #include "fragment.cuh"

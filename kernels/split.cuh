@@ -32,7 +32,7 @@ struct Products {
     } of[MOST_PRODUCTS];
     i64 k, m;
 };
-static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/products.py");
+static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/cuda/kernels/products.py");
 
 // Where this warp stands: its product, rows and first tile, and how many spans it takes of its share of K.
 struct Place {

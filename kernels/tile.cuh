@@ -1,5 +1,5 @@
 // A tile as it lies in memory: the codes of its spans of SPAN_COLUMNS columns, then its fields per block. See
-// qgemm/tiles.py; the spans and the fields are generated from it, the functions on them are the format's header.
+// qgemm/cuda/layout/tile.py; the spans and the fields are generated from it, the functions on them are the format's header.
 #pragma once
 
 #include "fragment.cuh"

@@ -3,7 +3,7 @@
 
 #include "ring.cuh"
 
-// CUtensorMap, encoded by the host (qgemm/tensor_map.py).
+// CUtensorMap, encoded by the host (qgemm/cuda/driver/tensor_map.py).
 struct alignas(64) TensorMap {
     unsigned long long opaque[16];
 };

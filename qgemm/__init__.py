@@ -3,8 +3,12 @@
 Importing qgemm touches no device, no folder and no environment variable.
 """
 
-from .backends import Backend, backends
-from .block import Format
+from qgemm.codec.e4m4 import decode_e4m4, encode_e4m4
+from qgemm.codec.format import Format
+from qgemm.files.gguf.reader import GGUFFile, open
+from qgemm.files.gguf.writer import write
+
+from .backend import Backend, backends
 from .errors import (
     CheckpointError,
     CodebookError,
@@ -16,11 +20,8 @@ from .errors import (
     UnsupportedError,
 )
 from .formats import FORMATS
-from .formats.e4m4 import decode_e4m4, encode_e4m4
-from .gguf import GGUFFile, open
-from .matmul import matmul, matmul_many, quantize_activations
+from .ops import matmul, matmul_many, quantize_activations
 from .tensor import Tensor, quantize
-from .write import write
 
 __all__ = [
     "FORMATS",

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .bits import Floats
-from .block import Blocks, Format, floats
+from qgemm.codec.format import Blocks, Format, floats
+from qgemm.codec.packing import Floats
+
 from .errors import UnsupportedError
 from .formats import format_named
 
 if TYPE_CHECKING:
-    from .device import DeviceTensor
-    from .planes import Planes
+    from qgemm.cuda.planes import Planes
+    from qgemm.cuda.tensor import DeviceTensor
 
 
 class Tensor:
@@ -97,7 +98,7 @@ class Tensor:
 
     def to_device(self) -> DeviceTensor:
         """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times."""
-        from .device import DeviceTensor
+        from qgemm.cuda.tensor import DeviceTensor
 
         return DeviceTensor.pack(self)
 
@@ -153,10 +154,10 @@ def quantize(
         if fmt.variant is None:
             raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")
         fmt = fmt.variant(codebook, absmax)
-    from .matmul import on_cuda
+    from .ops import on_cuda
 
     if on_cuda(x):
-        from . import encode, planes
+        from .cuda import encode, planes
 
         return encode.quantize(x, fmt) if fmt.codebook is None else planes.quantize(x, fmt)
     x = floats(x)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import strategies as st
 
 import qgemm
-from qgemm import tiles, units
-from qgemm.block import Format
+from qgemm.codec.format import Format
+from qgemm.cuda.layout import row_scale as units
+from qgemm.cuda.layout import tile as tiles
 
 FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]

@@ -15,10 +15,10 @@ import svg
 from strategies import FORMATS, each
 
 import qgemm
-from qgemm import cli
 from qgemm.bench import encode, gpu, host, results, sweep, timing
-from qgemm.commands import bench
-from qgemm.matmul import ACTIVATIONS
+from qgemm.cli import bench
+from qgemm.cli import main as cli
+from qgemm.ops import ACTIVATIONS
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
 

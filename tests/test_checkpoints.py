@@ -21,11 +21,12 @@ from numpy.testing import assert_array_equal
 from test_convert import converted, left_over, normal
 
 import qgemm
-from qgemm import bounds, cli
+from qgemm.cli import main as cli
+from qgemm.codec import error_bound as bounds
+from qgemm.codec.search import SEARCHED, search
 from qgemm.convert import open_source
 from qgemm.errors import CheckpointError
-from qgemm.imatrix import read_imatrix
-from qgemm.search import SEARCHED, search
+from qgemm.files.imatrix import read_imatrix
 
 GOLDEN = np.load(Path(__file__).parent / "data" / "ggml_search.npz")
 KINDS = {

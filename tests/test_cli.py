@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from strategies import INTEGER, each, problems
 
 import qgemm
-from qgemm import bounds, cli
-from qgemm.commands import abilities, checks, text
-from qgemm.routes import ROUTES, Problem, route
+from qgemm import text
+from qgemm.cli import abilities, checks
+from qgemm.cli import main as cli
+from qgemm.codec import error_bound as bounds
+from qgemm.cuda.kernels.routes import ROUTES, Problem, route
 
 DATA = Path(__file__).parent / "data"
 EXCERPT = str(DATA / "minilm_excerpt.gguf")
@@ -444,7 +446,7 @@ def test_matmul_given_x(run, tmp_path, dtype):
 
 def test_matmul_error_is_that_of_float64(run, tmp_path, monkeypatch):
     """A product that is off by 1 everywhere has an RMS error of 1."""
-    monkeypatch.setattr("qgemm.commands.matmul.matmul", lambda *problem, **how: qgemm.matmul(*problem, **how) + 1)
+    monkeypatch.setattr("qgemm.cli.matmul.matmul", lambda *problem, **how: qgemm.matmul(*problem, **how) + 1)
     np.save(tmp_path / "x.npy", np.eye(384, dtype=np.float32))
     _, out, _ = run("matmul", EXCERPT, WEIGHT, "--x", tmp_path / "x.npy")
     ((m, relative, largest, *_),) = lines_of(out + "\n", "M").values()
@@ -500,7 +502,7 @@ def test_matmul_usage(refused):
 
 def test_matmul_without_a_gpu(refused, monkeypatch):
     states = {"cuda": qgemm.Backend(False, "there is none", {})}
-    monkeypatch.setattr("qgemm.commands.matmul.backends", lambda: states)
+    monkeypatch.setattr("qgemm.cli.matmul.backends", lambda: states)
     assert "cuda is not available: there is none" in refused("matmul", EXCERPT, WEIGHT, "--backend", "cuda")
 
 
@@ -555,7 +557,9 @@ def test_help_has_an_example_that_parses(run, command):
 
 
 def test_help_imports_no_cupy():
-    code = "import sys; from qgemm.cli import main\ntry: main(['--help'])\nfinally: assert 'cupy' not in sys.modules"
+    code = (
+        "import sys\nfrom qgemm.cli.main import main\ntry: main(['--help'])\nfinally: assert 'cupy' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
 
 
@@ -612,7 +616,7 @@ def test_what_goes_wrong_is_told_in_one_line(run, monkeypatch, error, status, me
     def fail(path):
         raise error
 
-    monkeypatch.setattr("qgemm.commands.info.open_gguf", fail)
+    monkeypatch.setattr("qgemm.cli.info.open_gguf", fail)
     assert run("info", EXCERPT) == (status, "", message)
 
 
@@ -620,7 +624,7 @@ def test_a_bug_is_not_dressed_up(monkeypatch):
     def fail(path):
         raise KeyError("a bug")
 
-    monkeypatch.setattr("qgemm.commands.info.open_gguf", fail)
+    monkeypatch.setattr("qgemm.cli.info.open_gguf", fail)
     with pytest.raises(KeyError):
         cli.main(["info", EXCERPT])
 

@@ -22,10 +22,11 @@ from processes import forked
 from strategies import ENCODED, each
 
 import qgemm
-from qgemm import cli
-from qgemm.bits import from_float16
+from qgemm.cli import main as cli
+from qgemm.codec.packing import from_float16
 from qgemm.convert import Options, convert, open_source
 from qgemm.convert.rules import override, planned
+from qgemm.files.paths import replacing
 from qgemm.formats import format_named
 
 EXCERPT = Path(__file__).parent / "data" / "minilm_excerpt.gguf"
@@ -456,7 +457,7 @@ def test_temporary_files_of_the_living_stay(source, tmp_path):
     stale = tmp_path / f".qgemm-{'0' * 16}.tmp"
     for name in (stale, tmp_path / ".qgemm-notes.tmp"):
         name.write_bytes(b"")
-    with qgemm.files.replacing(str(tmp_path / "other.gguf")) as living:
+    with replacing(str(tmp_path / "other.gguf")) as living:
         assert not stale.exists()
         converted(source, tmp_path / "y.gguf", "q4_0")
         assert os.path.exists(living)

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from strategies import FORMATS, INTEGER, TILED, each, exact, problems, raw_blocks, subnormal_loss, tame, weights
 
 import qgemm
-from qgemm import activations, decode, routes, splits, tiles, transfer
-from qgemm.bounds import a8_exact, a16_bound, magnitudes
-from qgemm.device import half_exponent
+from qgemm.codec.error_bound import a8_exact, a16_bound, magnitudes
+from qgemm.cuda import upload as transfer
+from qgemm.cuda.kernels import decode, routes
+from qgemm.cuda.kernels import decode_config as splits
+from qgemm.cuda.layout import activations
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.tensor import half_exponent
 
 pytestmark = pytest.mark.gpu
 

@@ -9,12 +9,14 @@ import pytest
 from strategies import ENCODED_BLOCKS, each, exact
 
 import qgemm
-from qgemm import cli, encode, transfer
-from qgemm.block import float_dtype
+from qgemm.cli import main as cli
+from qgemm.codec.format import float_dtype
 from qgemm.convert import Options, convert, job, open_source
 from qgemm.convert.device import RANGE, Device
 from qgemm.convert.encode import encoder, piece
 from qgemm.convert.rules import planned
+from qgemm.cuda import encode
+from qgemm.cuda import upload as transfer
 
 INTEGER = [fmt for fmt in ENCODED_BLOCKS if fmt.integer]
 TYPES = ("float32", "float16", "bfloat16")

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from qgemm.errors import GGUFAccessError, GGUFError, GGUFNotFoundError, UnsupportedError
+from qgemm.files.gguf.reader import GGUFFile
+from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.formats import GGML_TYPES
-from qgemm.gguf import GGUFFile
-from qgemm.gguf import open as open_gguf
 
 DATA = Path(__file__).parent / "data"
 MALFORMED = DATA / "malformed"

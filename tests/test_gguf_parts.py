@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strategies import CODEBOOKS, codebooks, each, raw_blocks
 
 import qgemm
-from qgemm.gguf_parts import SUFFIXES, VERSION
+from qgemm.files.gguf.parts import SUFFIXES, VERSION
 
 LEVELS = [0.5, -1.0, 0.5, 1.0]  # neither sorted nor distinct
 

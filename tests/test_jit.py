@@ -17,8 +17,11 @@ import pytest
 from strategies import FORMATS, TILED, each
 
 import qgemm
-from qgemm import decode, jit, routes, splits, tiles
 from qgemm.bench import results
+from qgemm.cuda.jit import jit
+from qgemm.cuda.kernels import decode, routes
+from qgemm.cuda.kernels import decode_config as splits
+from qgemm.cuda.layout import tile as tiles
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +72,7 @@ def test_tile_struct_has_the_size_of_its_dtype(fmt):
 
 
 def place_of_code(bits, pairs, step, j, r, plane):
-    """(word, bit) by the rules of qgemm/tiles.py, as kernels/blocks.cuh has them."""
+    """(word, bit) by the rules of qgemm/cuda/layout/tile.py, as kernels/blocks.cuh has them."""
     p = max(1, 4 // bits)
     bit = bits * (2 * p * (step // p) + p * r + step % p)
     return bit // 8, 8 * j + bit % 8
@@ -85,7 +88,7 @@ def place_of_bit(bits, pairs, step, j, r, plane):
 
 @each(TILED)
 def test_block_structs_lead_from_blocks_to_tiles(fmt):
-    """The generated constants, with the two rules of qgemm/tiles.py as kernels/pack.cu reads them: one random tile."""
+    """The generated constants, with the rules of qgemm/cuda/layout/tile.py as kernels/pack.cu reads them: one tile."""
     text = jit.block_structs(fmt)
     structs = {
         name: {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", line)}

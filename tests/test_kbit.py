@@ -14,10 +14,8 @@ from ml_dtypes import bfloat16
 from strategies import CODEBOOKS, codebooks, each, exact, problems, raw_blocks, seeds, tame, values
 
 import qgemm
-from qgemm.bits import pack_bit_planes, unpack_bit_planes
-from qgemm.bounds import a16_bound, magnitudes
-from qgemm.formats import e4m4
-from qgemm.formats.codebook import (
+from qgemm.codec import e4m4
+from qgemm.codec.codebook import (
     BINS,
     LEAST,
     SCALE,
@@ -28,6 +26,8 @@ from qgemm.formats.codebook import (
     search,
     short_edges,
 )
+from qgemm.codec.error_bound import a16_bound, magnitudes
+from qgemm.codec.packing import pack_bit_planes, unpack_bit_planes
 
 BITS = (2, 3, 4, 5)
 every_bits = pytest.mark.parametrize("bits", BITS)

@@ -11,9 +11,9 @@ from strategies import exact, tame
 from test_cuda import product_bound
 
 import qgemm
-from qgemm import routes
 from qgemm.bench.gpu import repeated_rows
-from qgemm.bounds import a8_exact
+from qgemm.codec.error_bound import a8_exact
+from qgemm.cuda.kernels import routes
 
 pytestmark = pytest.mark.gpu
 

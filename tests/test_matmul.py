@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from strategies import BLOCK_FORMATS, FORMATS, INTEGER, each, exact, problems, raw_blocks, tame, weights
 
 import qgemm
-from qgemm import cpu
-from qgemm.bounds import a16_bound, magnitudes
+from qgemm.codec.error_bound import a16_bound, magnitudes
+from qgemm.cpu import numpy as cpu
 
 M_EDGES = st.sampled_from((1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.FEW_TOKENS))
 U = 2.0**-24  # the relative error of one float32 operation

@@ -84,7 +84,7 @@ def test_wheel_holds_the_package_and_nothing_else(unpacked):
 
 
 def test_installed_package_finds_its_kernels(unpacked, tmp_path):
-    code = "import qgemm, qgemm.jit; print(qgemm.__file__); print(qgemm.jit.kernels_dir())"
+    code = "import qgemm; from qgemm.cuda.jit.jit import kernels_dir as d; print(qgemm.__file__); print(d())"
     here = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1"}
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=here, capture_output=True, text=True)
     assert ran.stdout.split() == [
@@ -110,7 +110,7 @@ def test_metadata(unpacked):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
     assert (folder / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert "qgemm = qgemm.cli:main" in (folder / "entry_points.txt").read_text()
+    assert "qgemm = qgemm.cli.main:main" in (folder / "entry_points.txt").read_text()
 
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}

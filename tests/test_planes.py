@@ -7,7 +7,8 @@ import pytest
 from strategies import CODEBOOKS, each, exact
 
 import qgemm
-from qgemm import planes, transfer
+from qgemm.cuda import planes
+from qgemm.cuda import upload as transfer
 
 pytestmark = pytest.mark.gpu
 

@@ -17,10 +17,15 @@ from strategies import INTEGER, TILED, each, exact, seeds, subnormal_loss, tame
 from test_cuda import assert_a8
 
 import qgemm
-from qgemm import jit, prefill, routes, tiles, tilings, units
 from qgemm.bench import gpu as gpu_bench
 from qgemm.bench import timing
-from qgemm.bounds import a16_bound, magnitudes
+from qgemm.codec.error_bound import a16_bound, magnitudes
+from qgemm.cuda.jit import jit
+from qgemm.cuda.kernels import prefill_sm90 as prefill
+from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels import sm90_config as tilings
+from qgemm.cuda.layout import row_scale as units
+from qgemm.cuda.layout import tile as tiles
 
 EDGES = sorted({m for tiling in tilings.TILINGS for m in (tiling.tokens, tiling.m)})
 SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
@@ -400,7 +405,7 @@ def test_products_at_every_edge(fmt, n, k):
 @every_tiling()
 def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
     """Grids of whole tiles, cut ones, both, any number of equal pieces; strips missing; always the same bits."""
-    from qgemm.decode import Shape
+    from qgemm.cuda.kernels.decode import Shape
 
     monkeypatch.setattr(prefill, "CUT_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
@@ -443,7 +448,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
 @pytest.mark.parametrize("lone", [False, True])
 def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
     """Rings whose stages the splits do not share evenly, many rounds, against one that they do."""
-    from qgemm.decode import Shape
+    from qgemm.cuda.kernels.decode import Shape
 
     cp, rng = cupy(), np.random.default_rng(25)
     m, n = 24, 200

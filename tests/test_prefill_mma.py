@@ -10,10 +10,13 @@ import pytest
 from strategies import INTEGER, TILED, each, exact, tame
 
 import qgemm
-from qgemm import jit, prefill_mma, routes, tiles
-from qgemm.activations import DeviceActivations
-from qgemm.bounds import a8_exact, a16_bound, excess, magnitudes
-from qgemm.prefill_mma import A8, A16, CUTS
+from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
+from qgemm.cuda.jit import jit
+from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
+from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels.prefill_sm80 import A8, A16, CUTS
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.layout.activations import DeviceActivations
 
 # What a weight is off by, relative to its magnitude: scale (or minimum) and weight rounded to half; weight to bf16.
 LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from strategies import CODEBOOKS, FORMATS, INTEGER, TILED, codebooks, each, raw_blocks
 
 import qgemm
-from qgemm import tiles
-from qgemm.bits import unpack_bit_planes
+from qgemm.codec.packing import unpack_bit_planes
+from qgemm.cuda.layout import tile as tiles
 
 
 @each(TILED)
@@ -83,7 +83,7 @@ def test_words_of_mxfp4_are_halves():
 
 @each([qgemm.FORMATS[name] for name in ("q5_0", "q5_1", "q5_k", "q6_k")])
 def test_words_of_five_and_six_bits_overlap(fmt):
-    """As the docstring of qgemm/formats/overlapping.py says: two codes in every byte, with the rest of a step."""
+    """As the docstring of qgemm/codec/layouts/overlapping.py says: two codes in every byte, with the rest of a step."""
     raw = one_tile(fmt, 5)
     spans = tiles.pack(fmt, raw)["spans"][0, 0]  # of fields [span][warp, 1, lane, word]
     low, rest = (spans[name][:, :, 0] for name in ("qs" if "qs" in fmt.slots else "ql", "qh"))

@@ -23,11 +23,11 @@ from numpy.testing import assert_array_equal
 from processes import forked
 
 from qgemm import Tensor, quantize
-from qgemm.block import Format
+from qgemm.codec.format import Format
 from qgemm.errors import GGUFAccessError, GGUFError
+from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.files.gguf.writer import MOST_ALIGNMENT, write
 from qgemm.formats import GGML_TYPES
-from qgemm.gguf import open as open_gguf
-from qgemm.write import MOST_ALIGNMENT, write
 
 EXCERPT = Path(__file__).parent / "data" / "minilm_excerpt.gguf"
 NUMBERS = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")

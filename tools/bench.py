@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import readme
 import report
 
-from qgemm import QgemmError, cli
+from qgemm import QgemmError
+from qgemm.cli import main as cli
 
 
 def main(arguments: list[str]) -> int:

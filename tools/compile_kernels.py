@@ -2,7 +2,7 @@
 
 On the tuned architecture every template that a product can get is compiled, elsewhere one set of types.
 Exit 1 if anything fails to compile, with the log, or if a kernel that is tuned for its architecture spills registers.
-With --fill-cache the kernels go where a GPU that needs them looks first (qgemm/jit.py), and nothing is reported.
+With --fill-cache the kernels go into the cache where a GPU looks first (qgemm/cuda/jit/jit.py); nothing is reported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from qgemm import FORMATS, jit
-from qgemm.routes import PREPARED, common_variants, variants
+from qgemm import FORMATS
+from qgemm.cuda.jit import jit
+from qgemm.cuda.kernels.routes import PREPARED, common_variants, variants
 
 TUNED = "sm_90a"
 TUNED_KERNELS = ("decode", "decode_a8", "prefill")  # there; for x of 16 bits or Q8_1 they may spill no registers

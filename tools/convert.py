@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from qgemm import cli
+from qgemm.cli import main as cli
 
 if __name__ == "__main__":
     sys.exit(cli.main(["convert", *sys.argv[1:]]))

@@ -2,7 +2,7 @@
 
 Prints the microseconds of the table's choice, and what the fastest take in units of it: that is how TILINGS was found.
 Needs a GPU of compute capability 9.0; products are checked before they are timed. With --compile the kernels only go
-where such a GPU looks first (qgemm/jit.py), on any machine.
+where such a GPU looks first (qgemm/cuda/jit/jit.py), on any machine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from qgemm import FORMATS, backends, jit
-from qgemm.block import Format
-from qgemm.commands.bench import formats, shapes
-from qgemm.commands.common import count, counts
-from qgemm.tiles import ROWS, spans
-from qgemm.tilings import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
+from qgemm import FORMATS
+from qgemm import backend as backends
+from qgemm.cli.bench import formats, shapes
+from qgemm.cli.common import count, counts
+from qgemm.codec.format import Format
+from qgemm.cuda.jit import jit
+from qgemm.cuda.kernels.sm90_config import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
+from qgemm.cuda.layout.tile import ROWS, spans
 
 GROUPS, MOST_SUMS = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
 MOST_SMS = 144  # multiprocessors of such a GPU
@@ -66,8 +68,8 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
     import cupy
 
     from qgemm.bench import gpu, timing
-    from qgemm.decode import Shape
-    from qgemm.prefill import PrefillLaunch, sms
+    from qgemm.cuda.kernels.decode import Shape
+    from qgemm.cuda.kernels.prefill_sm90 import PrefillLaunch, sms
 
     (n, k), rng, device = shape, np.random.default_rng(0), cupy.cuda.Device().id
     stream, strips, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), sms(device)

@@ -16,10 +16,10 @@ import report
 from numpy.typing import NDArray
 
 from qgemm import FORMATS
-from qgemm.block import Format
-from qgemm.commands import convert
+from qgemm.cli import convert
+from qgemm.codec.format import Format
 from qgemm.convert.weight import GRIDS, Codes, Groups, of_tensor, takes
-from qgemm.routes import ANY, ROUTES
+from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.tensor import Tensor
 
 README = Path(__file__).parents[1] / "README.md"

@@ -15,8 +15,8 @@ import svg
 
 from qgemm.bench.results import MMA, SUSTAINED, Results, Row, earlier, key, load, share, speedup
 from qgemm.bench.sweep import steepest
-from qgemm.commands.text import columns
-from qgemm.matmul import ACTIVATIONS
+from qgemm.ops import ACTIVATIONS
+from qgemm.text import columns
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tools" / "results" / "h200.json"  # the one that README shows

@@ -30,8 +30,9 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm import prefill, tilings
-    from qgemm.routes import Problem, c_type, route
+    from qgemm.cuda.kernels import prefill_sm90 as prefill
+    from qgemm.cuda.kernels import sm90_config as tilings
+    from qgemm.cuda.kernels.routes import Problem, c_type, route
 
     cupy.cuda.set_allocator(None)
     tilings.ARRIVALS = 32 if tool == "racecheck" else 1
@@ -71,8 +72,8 @@ def cuts(w: Any, rng: Any) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm import prefill_mma
-    from qgemm.routes import PREPARED
+    from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
+    from qgemm.cuda.kernels.routes import PREPARED
 
     (n, k), m, stream = w.shape, 70, cupy.cuda.get_current_stream().ptr
     x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float32)
@@ -91,9 +92,9 @@ def rings(w: Any, rng: Any) -> None:
     import cupy
     import numpy as np
 
-    from qgemm import prefill
-    from qgemm.decode import Shape
-    from qgemm.tilings import Tiling
+    from qgemm.cuda.kernels import prefill_sm90 as prefill
+    from qgemm.cuda.kernels.decode import Shape
+    from qgemm.cuda.kernels.sm90_config import Tiling
 
     (n, k), m, stream = w.shape, 9, cupy.cuda.get_current_stream().ptr
     x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float32)

@@ -13,10 +13,11 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from ..convert import Options, convert, open_source
-from ..formats import FORMATS, format_named
-from ..tensor import Tensor
-from ..write import write
+from qgemm.convert import Options, convert, open_source
+from qgemm.files.gguf.writer import write
+from qgemm.formats import FORMATS, format_named
+from qgemm.tensor import Tensor
+
 from .cpu import Row, alternate
 
 SHAPE = (4096, 8192)  # (N, K) of each tensor, in F16 64 MiB

@@ -16,10 +16,10 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from tqdm import tqdm
 
-from ..commands.text import columns
-from ..matmul import matmul
-from ..parallel import workers
-from ..tensor import quantize
+from qgemm.ops import matmul
+from qgemm.parallel import workers
+from qgemm.tensor import quantize
+from qgemm.text import columns
 
 SHAPE = (4096, 4096)  # (N, K)
 FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "f16", "bf16")

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..block import Format
-from ..commands.text import columns
-from ..convert.device import KINDS, RANGE, STREAMS, Device
-from ..convert.encode import ranges
-from ..convert.job import in_order
-from ..convert.rules import Step
-from ..convert.weight import of_tensor
-from ..encode import encode
-from ..formats import FORMATS
-from ..tensor import Tensor
+from qgemm.codec.format import Format
+from qgemm.convert.device import KINDS, RANGE, STREAMS, Device
+from qgemm.convert.encode import ranges
+from qgemm.convert.job import in_order
+from qgemm.convert.rules import Step
+from qgemm.convert.weight import of_tensor
+from qgemm.cuda.encode import encode
+from qgemm.formats import FORMATS
+from qgemm.tensor import Tensor
+from qgemm.text import columns
+
 from .pack import NOISE
 from .timing import capture, race, rotation
 

@@ -18,17 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from .. import cuda
-from ..backends import backends
-from ..block import Blocks, Format
-from ..device import DeviceTensor
-from ..errors import UnsupportedError
-from ..matmul import matmul
-from ..routes import Problem, route
-from ..tensor import Tensor
-from ..tiles import ROWS
-from ..transfer import empty_tiles
-from . import host, mma, pack, planes, rivals, sweep
+from qgemm.backend import backends
+from qgemm.codec.format import Blocks, Format
+from qgemm.cuda import backend as cuda
+from qgemm.cuda.kernels.routes import Problem, route
+from qgemm.cuda.layout.tile import ROWS
+from qgemm.cuda.tensor import DeviceTensor
+from qgemm.cuda.upload import empty_tiles
+from qgemm.errors import UnsupportedError
+from qgemm.ops import matmul
+from qgemm.tensor import Tensor
+
+from . import baselines as rivals
+from . import host, mma, pack, planes, sweep
 from .results import KEY, LISTS, MMA, SUSTAINED, Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, race, rotation, sustained
 

@@ -15,8 +15,9 @@ from time import perf_counter
 
 import numpy as np
 
-from ..matmul import matmul
-from ..tensor import quantize
+from qgemm.ops import matmul
+from qgemm.tensor import quantize
+
 from .results import Results
 
 SHAPE, CALLS, QUEUE, WARM_UP_S = (1024, 1024), 1000, 50, 0.05

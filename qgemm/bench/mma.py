@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import prefill_mma
-from ..device import DeviceTensor
-from ..quantizing import quantize_launch, workspace
-from ..routes import PREPARED, c_type
+from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
+from qgemm.cuda.kernels.activations import quantize_launch, workspace
+from qgemm.cuda.kernels.routes import PREPARED, c_type
+from qgemm.cuda.tensor import DeviceTensor
+
 from .results import Row
 
 KERNELS = {"a16": prefill_mma.A16, "a8": prefill_mma.A8}  # by activation

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import jit, tiles
-from ..block import Format
-from ..transfer import launch, pack_template
+from qgemm.codec.format import Format
+from qgemm.cuda.jit import jit
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.upload import launch, pack_template
+
 from .timing import capture, race, rotation
 
 SHAPE = 8192, 8192  # (N, K)

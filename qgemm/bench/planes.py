@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import planes
-from ..block import Format, float_dtype
-from ..routes import C_TYPES
-from . import rivals
+from qgemm.codec.format import Format, float_dtype
+from qgemm.cuda import planes
+from qgemm.cuda.kernels.routes import C_TYPES
+
+from . import baselines as rivals
 from .results import Row
 from .timing import Call, capture, race, rotation
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..commands.text import columns, json_lines
-from ..errors import QgemmError
-from ..files import replacing
-from ..jit import kernels_dir
+from qgemm.cuda.jit.jit import kernels_dir
+from qgemm.errors import QgemmError
+from qgemm.files.paths import replacing
+from qgemm.text import columns, json_lines
 
 Row = dict[str, Any]
 Results = dict[str, Any]
@@ -26,11 +26,7 @@ MMA = "mma"  # what they take by the kernels of GPUs without wgmma
 LISTS = {SUSTAINED: "without a rest, at the power limit", MMA: "by the kernels of sm_80 to sm_89"}  # beside the rows
 KEYS = {"rows": KEY, **dict.fromkeys(LISTS, KEY), "planes": ("format", "kernel", "dtype")}  # of lists in a file
 OF_SOURCES = ("kernels_sha256", "date")  # of a whole file, and of a row that was measured with other sources
-HOST = (
-    *("activations", "tiles", "units", "jit", "routes", "splits", "tilings", "products"),
-    *("device", "transfer", "planes", "tensor_map", "launch", "quantizing", "decode", "prefill", "prefill_mma"),
-    *("encode", "cuda", "matmul"),
-)  # modules that build and launch the kernels
+HOST = ("cuda/**/*", "tensor.py", "ops.py")  # in qgemm/: what builds and launches the kernels
 
 
 class Times(NamedTuple):
@@ -61,7 +57,8 @@ def sources_sha256() -> str:
     """SHA-256 of the kernels and of the host modules that build and launch them: rows of one hash are comparable."""
     package, kernels = Path(__file__).parents[1], kernels_dir()
     files = {f"kernels/{p.relative_to(kernels).as_posix()}": p for p in kernels.rglob("*") if p.is_file()}
-    files.update((f"qgemm/{name}.py", package / f"{name}.py") for name in HOST)
+    host = (p for pattern in HOST for p in package.glob(pattern) if p.suffix in (".py", ".json"))
+    files.update((f"qgemm/{p.relative_to(package).as_posix()}", p) for p in host)
     digest = hashlib.sha256()
     for name in sorted(files, key=lambda name: name.split("/")):
         digest.update(f"{name}\0".encode() + files[name].read_bytes() + b"\0")

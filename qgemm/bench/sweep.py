@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from ..prefill_mma import CUTS
-from ..tilings import TOKENS
+from qgemm.cuda.kernels.prefill_sm80 import CUTS
+from qgemm.cuda.kernels.sm90_config import TOKENS
+
 from .timing import Loop, race
 
 FIRST, LAST, STEP = 16, 512, 8

@@ -17,13 +17,14 @@ from gguf.constants import GGMLQuantizationType
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from ..bits import Floats
-from ..block import Format
-from ..errors import CheckpointError
-from ..files import Opened, shown, shown_path
-from ..formats import GGML_TYPES
-from ..safetensors import Entry, SafetensorsFile
-from ..tensor import Tensor
+from qgemm.codec.format import Format
+from qgemm.codec.packing import Floats
+from qgemm.errors import CheckpointError
+from qgemm.files.paths import Opened, shown, shown_path
+from qgemm.files.safetensors import Entry, SafetensorsFile
+from qgemm.formats import GGML_TYPES
+from qgemm.tensor import Tensor
+
 from .weight import Weight, of_tensor
 
 Read = Callable[[int, int], NDArray[Any]]  # elements start to stop, in C order

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..parallel import workers
-from ..tensor import Tensor
+from qgemm.parallel import workers
+from qgemm.tensor import Tensor
+
 from .encode import ranges, share, squares
 from .job import in_order
 from .report import DIFFERENT, SCALES, Line, line, relative

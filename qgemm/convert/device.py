@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import encode, planes, transfer
-from ..backends import backends
-from ..block import Format
-from ..errors import UnsupportedError
+from qgemm.backend import backends
+from qgemm.codec.format import Format
+from qgemm.cuda import encode, planes
+from qgemm.cuda import upload as transfer
+from qgemm.errors import UnsupportedError
+
 from .encode import Encoder, Piece, Unfit
 from .rules import Step
 

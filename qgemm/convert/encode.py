@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import Floats
-from ..block import CHUNK, Blocks, Format
-from ..errors import QgemmError
-from ..files import shown
-from ..search import SEARCHED, search
+from qgemm.codec.format import CHUNK, Blocks, Format
+from qgemm.codec.packing import Floats
+from qgemm.codec.search import SEARCHED, search
+from qgemm.errors import QgemmError
+from qgemm.files.paths import shown
+
 from .rules import Options, Step
 from .weight import packed
 

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..errors import QuantizeError, UnsupportedError
-from ..files import PathLike, path_string, shown, shown_path
-from ..parallel import workers
+from qgemm.errors import QuantizeError, UnsupportedError
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
+from qgemm.parallel import workers
+
 from .device import RANGE, STREAMS, Device
 from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .report import Line, line, relative

@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import Floats
-from ..errors import CheckpointError
-from ..files import shown, shown_path
-from ..safetensors import Entry, SafetensorsFile, json_object
+from qgemm.codec.packing import Floats
+from qgemm.errors import CheckpointError
+from qgemm.files.paths import shown, shown_path
+from qgemm.files.safetensors import Entry, SafetensorsFile, json_object
+
 from .weight import GROUP, Codes, Groups, Weight
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnsupportedError
+from qgemm.errors import UnsupportedError
+
 from .report import Line
 
 TENSORS_AN_INCH = 12

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import inf, sqrt
 from typing import Any, NamedTuple
 
-from ..commands.text import binary_size, columns, json_text, printable
+from qgemm.text import binary_size, columns, json_text, printable
+
 from .rules import Step
 
 # What becomes of weights: the same values; the same codes, with rounded scales; rounded to a type without blocks;

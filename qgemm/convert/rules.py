@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..bits import Floats
-from ..block import Format
-from ..errors import QgemmError
-from ..files import shown, shown_path
-from ..formats import FORMATS, format_named
+from qgemm.codec.format import Format
+from qgemm.codec.packing import Floats
+from qgemm.errors import QgemmError
+from qgemm.files.paths import shown, shown_path
+from qgemm.formats import FORMATS, format_named
+
 from .weight import Source, Weight, takes
 
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from ..errors import CheckpointError, GGUFError, QgemmError
-from ..files import PathLike, path_string, shown, shown_path
-from ..gguf import open as open_gguf
-from ..gguf_parts import SUFFIXES, Joiner
-from ..safetensors import SafetensorsFile, shards
+from qgemm.errors import CheckpointError, GGUFError, QgemmError
+from qgemm.files.gguf.parts import SUFFIXES, Joiner
+from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
+from qgemm.files.safetensors import SafetensorsFile, shards
+
 from . import arrays
 from .packed import PARTS, matrices, method_of
 from .weight import SAFETENSORS, Source, Weight, of_tensor

@@ -19,14 +19,15 @@ import numpy as np
 from gguf.constants import GGML_QUANT_VERSION, Keys, LlamaFileType
 from numpy.lib import format as npy_format
 
-from .. import safetensors as layout
-from ..block import CHUNK, Blocks, Format
-from ..errors import QgemmError
-from ..files import allocate, replacing, shown, shown_path, system_errors, write_at
-from ..gguf_parts import ARCHITECTURE, OURS, codebook_of, fields_of
-from ..parallel import workers
-from ..tensor import Tensor
-from ..write import drafting
+from qgemm.codec.format import CHUNK, Blocks, Format
+from qgemm.errors import QgemmError
+from qgemm.files import safetensors as layout
+from qgemm.files.gguf.parts import ARCHITECTURE, OURS, codebook_of, fields_of
+from qgemm.files.gguf.writer import drafting
+from qgemm.files.paths import allocate, replacing, shown, shown_path, system_errors, write_at
+from qgemm.parallel import workers
+from qgemm.tensor import Tensor
+
 from .rules import Step
 from .sources import open_source
 from .weight import SAFETENSORS, Source

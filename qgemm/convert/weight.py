@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import Floats
-from ..block import Blocks, Format, Levels
-from ..formats import FORMATS
-from ..tensor import Tensor
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import Floats
+from qgemm.formats import FORMATS
+from qgemm.tensor import Tensor
 
 SAFETENSORS = "safetensors."  # starts the keys of metadata that a safetensors file had
 GROUP = 32  # weights that share a scale in every format that takes codes as they are

@@ -13,8 +13,8 @@ from types import MappingProxyType
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 
-from ..block import Format
-from ..errors import UnsupportedError
+from qgemm.codec.format import Format
+from qgemm.errors import UnsupportedError
 
 NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  # plain types without a codec
 

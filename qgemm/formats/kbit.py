@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..bits import IN_ORDER, Floats, pack_bit_planes, to_float16, unpack_bit_planes
-from ..block import Blocks, Format, Levels
-from ..errors import UnsupportedError
-from . import scales
-from .codebook import LEAST, checked, nearest, normal_float
-from .e4m4 import LIMIT, decode_e4m4, nearest_e4m4
+from qgemm.codec import scales
+from qgemm.codec.codebook import LEAST, checked, nearest, normal_float
+from qgemm.codec.e4m4 import LIMIT, decode_e4m4, nearest_e4m4
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import IN_ORDER, Floats, pack_bit_planes, to_float16, unpack_bit_planes
+from qgemm.errors import UnsupportedError
 
 WEIGHTS = 32
 

@@ -8,7 +8,8 @@ code  0  1  2  3  4  5  6   7  8   9  10  11  12  13  14   15
 v     0  1  2  3  4  6  8  12  0  -1  -2  -3  -4  -6  -8  -12
 
 With the sign of a code at bit 15 and its other bits at 9 to 11, a half is v / 2^15 (RAW_EXPONENT). So that few
-instructions bring them there, the eight codes of a word w of a device tile (qgemm/tiles.py) are, as halves two by two,
+instructions bring them there, the eight codes of a word w of a device tile (qgemm/cuda/layout/tile.py) are, as halves
+two by two,
 
     w << 9,  w << 6,  w << 2 ^ w >> 3,  w ^ w >> 3    each of them masked by 0x8e008e00:
 
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bits import HALVES, Bytes, Floats, LaneWords, pack_nibbles, unpack_nibbles
-from ..block import Blocks, Format, Levels
-from .scales import absmax
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import HALVES, Bytes, Floats, LaneWords, pack_nibbles, unpack_nibbles
+from qgemm.codec.scales import absmax
 
 DTYPE = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int8)

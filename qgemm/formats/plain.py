@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import Floats, from_float16, to_float16
-from ..block import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import Floats, from_float16, to_float16
 
 
 def encode_bf16(x: Floats) -> Blocks:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import HALVES, Floats, pack_nibbles, reciprocal, to_codes, unpack_nibbles
-from ..block import Blocks, Format, Levels
-from .scales import blocks_of, signed_absmax
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import HALVES, Floats, pack_nibbles, reciprocal, to_codes, unpack_nibbles
+from qgemm.codec.scales import blocks_of, signed_absmax
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 ZERO = 8

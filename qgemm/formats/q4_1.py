@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import HALVES, Floats, pack_nibbles, unpack_nibbles
-from ..block import Blocks, Format, Levels
-from .scales import blocks_of, with_minimum
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import HALVES, Floats, pack_nibbles, unpack_nibbles
+from qgemm.codec.scales import blocks_of, with_minimum
 
 DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
 

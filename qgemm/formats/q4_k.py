@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import unpack_nibbles, unpack_sixes
-from ..block import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import unpack_nibbles, unpack_sixes
 
 DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)])
 SLOTS = {"qs": tuple(64 * p + 32 * h + j for p in range(4) for j in range(32) for h in range(2))}

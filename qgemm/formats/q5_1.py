@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import HALVES, IN_ORDER, Floats, pack_fives, unpack_fives
-from ..block import Blocks, Format, Levels
-from . import overlapping
-from .scales import blocks_of, with_minimum
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.layouts import overlapping
+from qgemm.codec.packing import HALVES, IN_ORDER, Floats, pack_fives, unpack_fives
+from qgemm.codec.scales import blocks_of, with_minimum
 
 DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import unpack_planes
-from ..block import Blocks, Format, Levels
-from . import overlapping, q4_k
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.layouts import overlapping
+from qgemm.codec.packing import unpack_planes
+
+from . import q4_k
 
 DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
 SLOTS = {"qs": q4_k.SLOTS["qs"], "qh": tuple(32 * g + j for j in range(32) for g in range(8))}

@@ -14,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from ..bits import unpack_nibbles, unpack_planes
-from ..block import Blocks, Format, Levels
-from . import overlapping
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.layouts import overlapping
+from qgemm.codec.packing import unpack_nibbles, unpack_planes
 
 DTYPE = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
 SLOTS = {

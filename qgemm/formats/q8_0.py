@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
-from ..block import Blocks, Format, Levels
-from . import signed_bytes
-from .scales import absmax
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.layouts import signed_bytes
+from qgemm.codec.packing import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
+from qgemm.codec.scales import absmax
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
 

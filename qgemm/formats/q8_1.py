@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..bits import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
-from ..block import Blocks, Format
-from . import signed_bytes
+from qgemm.codec.format import Blocks, Format
+from qgemm.codec.layouts import signed_bytes
+from qgemm.codec.packing import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
+from qgemm.codec.scales import absmax
+
 from .q8_0 import levels
-from .scales import absmax
 
 DTYPE = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
 

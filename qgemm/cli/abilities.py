@@ -1,0 +1,91 @@
+"""What each backend can do with a format: asked of the library itself, so that it cannot drift from it."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+
+from qgemm.backend import Backend
+from qgemm.codec.format import Format
+from qgemm.cuda.kernels.routes import ANY, ROUTES, Problem, route
+from qgemm.errors import UnsupportedError
+from qgemm.formats.q8_1 import FORMAT as Q8_1
+from qgemm.ops import ACTIVATIONS, matmul
+from qgemm.tensor import Tensor
+
+MANY = 1 << 20  # tokens of a large M: where a row of the table serves any number
+NUMPY = "numpy"  # the one kernel of the CPU
+
+
+class Ability(NamedTuple):
+    """What a backend does with a tensor: products, by activation the kernels from small to large M; or why not."""
+
+    dequantize: bool = False
+    products: dict[str, list[str]] = {}  # noqa: RUF012 never written to
+    note: str = ""
+
+    def __str__(self) -> str:
+        """E.g. "a16: fused, unpack; a8: fused_a8, unpack"; on the CPU, which has one kernel, "a16, a8, dequantize"."""
+        if [NUMPY] in self.products.values() or not self.products:
+            text = ", ".join([*self.products, *["dequantize"] * self.dequantize])
+        else:
+            text = "; ".join(f"{activation}: {', '.join(names)}" for activation, names in self.products.items())
+        return f"{text} ({self.note})" if text and self.note else text or self.note
+
+
+@cache
+def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
+    """Of the NumPy backend with tensors of so many axes, by multiplying one row of blocks."""
+    if fmt.levels is None:
+        return Ability(note="no codec")
+    k = _row(fmt)
+    w = Tensor(fmt, (1, k), np.zeros((1, k // fmt.weights), fmt.dtype))
+    products = {}
+    for activation in ACTIVATIONS if ndim > 1 else ():
+        try:
+            matmul(np.zeros((1, k), np.float32), w, activation)
+        except UnsupportedError:
+            continue
+        products[activation] = [NUMPY]
+    return Ability(True, products, "of each [i]" if ndim > 2 else "")
+
+
+@cache
+def on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
+    """Of the CUDA backend on compute capability sm (90 is 9.0), by the route table; needs no GPU."""
+    if fmt.levels is None or ndim == 1:
+        return Ability(note="no codec" if fmt.levels is None else "no matrix")
+    products = {activation: kernels for activation in ACTIVATIONS if (kernels := _kernels(fmt, activation, sm))}
+    if not products:
+        return Ability(note="no kernel")
+    return Ability(True, products, "of each [i]" if ndim > 2 else "")
+
+
+def cuda_sm(cuda: Backend) -> int:
+    """The compute capability of the GPU; without one the least that a route takes."""
+    digits = "".join(filter(str.isdigit, cuda.facts.get("arch", "")))
+    return int(digits) if digits else min(row.least for row in ROUTES)
+
+
+def served(fmt: Format, activation: str) -> list[str]:
+    """Every kernel of the table that takes this format, on some GPU, for some M."""
+    return [row.kernel for row in ROUTES if activation in row.activations and row.formats.holds(fmt)]
+
+
+def _kernels(fmt: Format, activation: str, sm: int) -> list[str]:
+    """The kernels that the table picks as M grows."""
+    found = []
+    for m in sorted({MANY if row.most == ANY else row.most for row in ROUTES}):
+        try:
+            found.append(route(Problem(fmt, activation, m, 1, _row(fmt), sm)).kernel)
+        except UnsupportedError:
+            continue
+    return list(dict.fromkeys(found))
+
+
+def _row(fmt: Format) -> int:
+    """The shortest row that holds whole blocks of weights and of activations."""
+    return lcm(fmt.weights, Q8_1.weights)

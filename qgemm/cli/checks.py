@@ -1,0 +1,251 @@
+"""The checks of `qgemm verify`: each looks at the tiles of one tensor and fills a cell of its line.
+
+Tiles keep memory bounded and every core busy. A tile is decoded once, for all checks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from math import gcd, prod
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize as gguf_dequantize
+from numpy.typing import NDArray
+
+from qgemm.codec.error_bound import Doubles, a8_exact, a16_bound, excess, magnitudes
+from qgemm.codec.format import Blocks, Format
+from qgemm.convert.compare import compared
+from qgemm.convert.report import Line
+from qgemm.convert.weight import Weight
+from qgemm.errors import UnsupportedError
+from qgemm.ops import matmul, quantize_activations
+from qgemm.parallel import for_slices
+from qgemm.tensor import Tensor
+
+from .common import Progress, random_tokens
+
+TOKENS, SEED = 4, 0  # of the random x
+TILE = 1 << 15  # weights that a thread looks at at a time, in 2 MiB with all its temporaries
+ROW = 256  # weights of the rows that a vector is cut into: every block of ggml divides it
+NO_CODEC = "no codec"  # this library can list such a tensor, no more
+
+Booleans = NDArray[np.bool_]
+
+
+class Cell(NamedTuple):
+    """What a check found, and whether that is a failure."""
+
+    text: str
+    failed: bool = False
+
+
+class Tile(NamedTuple):
+    """Rows of a matrix: blocks [n, b], and the values [n, K] that they decode to, as they come and in float64."""
+
+    rows: slice
+    blocks: Blocks
+    values: NDArray[Any]
+    exact: Doubles
+
+
+class Check(ABC):
+    """Sees all tiles of a matrix w, from several threads and in any order, then says what it found."""
+
+    title = ""
+
+    def __init__(self, w: Tensor) -> None:
+        self.w = w
+        self.lock = Lock()
+
+    @abstractmethod
+    def see(self, tile: Tile) -> None:
+        """Look at one tile."""
+
+    @abstractmethod
+    def cell(self) -> Cell:
+        """What all tiles showed."""
+
+
+class _BadBlocks(Check):
+    """A check of each block for itself: counts the bad ones, and remembers the first."""
+
+    def __init__(self, w: Tensor, shape: tuple[int, ...]) -> None:
+        super().__init__(w)
+        self.shape = shape  # of the tensor's blocks, before it became a matrix
+        self.count, self.first = 0, prod(shape)
+
+    @abstractmethod
+    def good(self, tile: Tile) -> Booleans:
+        """Whether each value [n, K] of a tile is good."""
+
+    def see(self, tile: Tile) -> None:
+        good = self.good(tile).reshape(-1, self.w.format.weights).all(axis=1)
+        if good.all():
+            return
+        first = tile.rows.start * tile.blocks.shape[1] + int(good.argmin())
+        with self.lock:
+            self.count += int(np.count_nonzero(~good))
+            self.first = min(self.first, first)
+
+    def cell(self) -> Cell:
+        if not self.count:
+            return Cell("ok")
+        first = ", ".join(str(i) for i in np.unravel_index(self.first, self.shape))
+        return Cell(f"{self.count}, first [{first}]", failed=True)
+
+
+class Finite(_BadBlocks):
+    """No value is NaN or infinite. In a block such values come from a scale that is, for no code is itself."""
+
+    title = "NaN/Inf"
+
+    def good(self, tile: Tile) -> Booleans:
+        finite: Booleans = np.isfinite(tile.values)
+        return finite
+
+
+class Decode(_BadBlocks):
+    """The values are bit for bit those of the gguf package, any NaN for any NaN."""
+
+    title = "decode"
+
+    def good(self, tile: Tile) -> Booleans:
+        want = oracle(self.w.format, tile.blocks).reshape(tile.values.shape)
+        same: Booleans = tile.values.view(np.uint32) == want.view(np.uint32)
+        same |= np.isnan(tile.values) & np.isnan(want)
+        return same
+
+
+class ProductA16(Check):
+    """`matmul(x, w)` for random x lies within the bound of its float32 sums; shown is the worst error / bound."""
+
+    title = "a16 err/bound"
+
+    def __init__(self, w: Tensor) -> None:
+        super().__init__(w)
+        x = random_tokens(TOKENS, w.shape[1], SEED)
+        self.x = x.astype(np.float64)
+        self.y = matmul(x, w)
+        self.worst = 0.0
+
+    def want(self, tile: Tile) -> tuple[Doubles, Doubles]:
+        """The exact product of x and a tile, and its bound."""
+        return self.x @ tile.exact.T, a16_bound(self.x, magnitudes(self.w.format, tile.blocks))
+
+    def see(self, tile: Tile) -> None:
+        worst = excess(self.y[:, tile.rows], *self.want(tile))
+        with self.lock:
+            self.worst = max(self.worst, worst)
+
+    def cell(self) -> Cell:
+        return Cell(f"{self.worst:.2g}", failed=self.worst > 1)
+
+
+class ProductA8(ProductA16):
+    """`matmul(x, w, "a8")` lies within the bound of its formula, on the same Q8_1 blocks of x in exact integers."""
+
+    title = "a8 err/bound"
+
+    def __init__(self, w: Tensor) -> None:
+        Check.__init__(self, w)
+        prepared = quantize_activations(random_tokens(TOKENS, w.shape[1], SEED))
+        self.blocks = prepared.blocks
+        self.y = matmul(prepared, w)
+        self.worst = 0.0
+
+    def want(self, tile: Tile) -> tuple[Doubles, Doubles]:
+        return a8_exact(self.blocks, self.w.format, tile.blocks)
+
+
+CHECKS = (Finite, Decode, ProductA16, ProductA8)
+
+
+def checks_of(tensor: Tensor) -> list[Check | Cell]:
+    """A check for each of CHECKS, or a cell that says why it does not apply."""
+    w, fmt, shape = as_matrix(tensor), tensor.format, tensor.blocks.shape
+    checks: list[Check | Cell] = [Finite(w, shape) if has_numbers(fmt) else Cell(NO_CODEC)]
+    if fmt.levels is None:
+        return [*checks, *[Cell(NO_CODEC)] * 3]
+    checks.append(Decode(w, shape) if has_oracle(fmt) else Cell("no oracle"))
+    if tensor.ndim == 1:
+        return [*checks, *[Cell("no matrix")] * 2]
+    checks.append(ProductA16(w))
+    try:
+        return [*checks, ProductA8(w)]
+    except UnsupportedError:
+        return [*checks, Cell("no codes")]
+
+
+def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Cell, Line | None]:
+    """The values are those of another tensor, of any format, up to a relative RMS error; what the converter says."""
+    if weight is None:
+        return Cell("missing", failed=True), None
+    if weight.shape != tensor.shape:
+        return Cell(f"shape {weight.shape}", failed=True), None
+    identical, line = compared(weight, tensor)
+    if identical:
+        return Cell("identical"), line
+    if line.error is None:
+        return Cell(NO_CODEC), line
+    passed = line.error == 0 or line.error < tolerance
+    return Cell(f"{line.error:.2e} ({weight.type})", failed=not passed), line
+
+
+def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:
+    """Show every tile of a tensor to every check."""
+    w = as_matrix(tensor)
+    blocks = w.blocks
+
+    def work(rows: slice) -> None:
+        part = blocks[rows]
+        values = numbers(w.format, part)
+        with np.errstate(all="ignore"):  # whatever a file holds is data here
+            tile = Tile(rows, part, values, values.astype(np.float64))
+            for check in checks:
+                check.see(tile)
+        progress.advance(part.nbytes)
+
+    for_slices(w.shape[0], max(1, TILE // w.shape[1]), work)
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """The same blocks as a matrix (rows, K); a vector is cut into rows of at most ROW, so that it too has tiles."""
+    k = tensor.shape[-1] if tensor.ndim > 1 else gcd(tensor.shape[-1], ROW)
+    rows = prod(tensor.shape) // k
+    return Tensor(tensor.format, (rows, k), tensor.blocks.reshape(rows, -1), tensor.name)
+
+
+def has_numbers(fmt: Format) -> bool:
+    """Whether the values of a format are known: it has a decoder, or is one of NumPy's types."""
+    return fmt.levels is not None or fmt.plain
+
+
+def numbers(fmt: Format, blocks: Blocks) -> NDArray[Any]:
+    """Blocks [n, b] -> values [n, K], on the calling thread; [n, 0] for a format without a decoder."""
+    if fmt.levels is not None:
+        return fmt.decode(blocks.reshape(-1)).reshape(len(blocks), -1)
+    return blocks if fmt.plain else np.empty((len(blocks), 0), np.float32)
+
+
+def oracle(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
+    """The values that the gguf package decodes; NotImplementedError without a codec there."""
+    if fmt.ggml_type is None:
+        raise NotImplementedError(f"{fmt} is no ggml type")
+    kind = GGMLQuantizationType(fmt.ggml_type)
+    raw = np.ascontiguousarray(blocks).reshape(1, -1).view(np.uint8)
+    values: NDArray[np.float32] = gguf_dequantize(raw, kind)
+    return values
+
+
+@cache
+def has_oracle(fmt: Format) -> bool:
+    """Whether the gguf package decodes this format."""
+    try:
+        oracle(fmt, np.zeros(1, fmt.dtype))
+    except NotImplementedError:
+        return False
+    return True

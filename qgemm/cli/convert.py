@@ -1,0 +1,110 @@
+"""qgemm convert: weights of any kind of file into another format, and what that cost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from qgemm.codec.search import SEARCHED
+from qgemm.convert.job import BACKENDS, convert
+from qgemm.convert.plot import figure_type, plot
+from qgemm.convert.report import document, table, totals
+from qgemm.convert.rules import Options, override
+from qgemm.convert.sources import open_source
+from qgemm.errors import QgemmError
+from qgemm.files.imatrix import read_imatrix
+from qgemm.formats import FORMATS, format_named
+from qgemm.text import json_lines, json_text
+
+from .common import Command, Progress, UsageError, count, pattern
+
+DESCRIPTION = f"""\
+Convert the weights of SRC to TYPE and write them to DST, which is replaced whole or left as it was.
+
+  SRC   .gguf (or the first shard), .safetensors, .safetensors.index.json, a checkpoint's folder, .npy, .npz;
+        checkpoints quantized by AWQ, GPTQ or as kbit
+  DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16
+  TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)}
+
+Tensors of that type are copied byte for byte. Where a type has all codes of another, codes are copied and at most
+scales are rounded. What llama-quantize would not quantize (vectors, norms, position tables, ...) stays as it is."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """SRC DST TYPE and what may be said about types, errors and reports."""
+    parser.add_argument("source", metavar="SRC", help="what is converted")
+    parser.add_argument("target", metavar="DST", help="the file to write")
+    parser.add_argument("type", metavar="TYPE", help="the format of all tensors for which no rule says otherwise")
+    parser.add_argument(
+        "--tensor-type", metavar="REGEX=TYPE", action="append", default=[],
+        help="another format for tensors in whose name REGEX is found; repeatable, the first that is found wins",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep", metavar="REGEX", action="append", type=pattern, default=[], help="leave these tensors as they are"
+    )
+    parser.add_argument("--pure", action="store_true", help="the output matrix in TYPE too, not in more bits")
+    parser.add_argument(
+        "--allow-requantize", action="store_true", help="quantize again what is quantized, where codes cannot be copied"
+    )
+    parser.add_argument(
+        "--search", action="store_true", help=f"look for better scales, for {', '.join(SEARCHED)}: lower error, slower"
+    )
+    parser.add_argument(
+        "--imatrix", metavar="FILE", help="llama.cpp's importance matrix (.gguf or .dat): search, for its tensors"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
+    parser.add_argument("--threads", metavar="N", type=count, help="default: one for each core; at most 4 with cuda")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
+    )
+    parser.add_argument("--max-rel-error", metavar="X", type=float, help="fail if a tensor's relative RMS is above X")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as JSON")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw error and bits of each tensor (matplotlib)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, then print what happened to each tensor."""
+    try:
+        options = Options(
+            format_named(args.type),
+            [override(text) for text in args.tensor_type],
+            args.keep,
+            args.pure,
+            args.allow_requantize,
+            args.search,
+        )
+    except QgemmError as error:
+        raise UsageError(str(error)) from None
+    if args.plot is not None:
+        figure_type()  # now, not after an hour of work
+    if args.imatrix is not None:
+        options = options._replace(importance=read_imatrix(args.imatrix))
+    with open_source(args.source) as source, Progress("convert", source.nbytes) as progress:
+        lines = convert(
+            source,
+            args.target,
+            options,
+            dry_run=args.dry_run,
+            threads=args.threads,
+            backend=args.backend,
+            max_error=args.max_rel_error,
+            advance=progress.advance,
+        )
+        nbytes = source.nbytes
+    print(table(lines), "", *totals(lines, nbytes), sep="\n")
+    if args.report is not None:
+        text = document(json_text(args.source), json_text(args.target), str(options.type), lines, nbytes)
+        args.report.write_text("\n".join(json_lines(text)) + "\n")
+    if args.plot is not None:
+        plot(args.plot, lines)
+    return 0
+
+
+COMMAND = Command(
+    "convert",
+    "weights of a file in another format, written to a new one",
+    DESCRIPTION,
+    "qgemm convert model-f16.gguf model-q4_0.gguf q4_0 --tensor-type 'ffn_down=q5_1' --report report.json",
+    add_arguments,
+    run,
+)

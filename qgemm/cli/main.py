@@ -1,0 +1,121 @@
+"""The command `qgemm`: data on stdout, messages on stderr.
+
+Exit codes: 0 it went well, 1 the check or the work failed, 2 the command line is wrong; 130 interrupted, and 141,
+as shells have it, if whoever read stdout went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from qgemm import __version__
+from qgemm.backend import backends
+from qgemm.text import printable
+
+from . import bench, convert, info, matmul, routes, verify
+from .common import UsageError
+from .info import backend_lines
+
+COMMANDS = (info.COMMAND, convert.COMMAND, verify.COMMAND, matmul.COMMAND, routes.COMMAND, bench.COMMAND)
+
+# What can go wrong with files, arguments and devices (CUDA's errors are RuntimeErrors). The rest is a bug of ours.
+EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    _print_anything()
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        try:
+            args = parser().parse_args(arguments)
+            status: int = args.run(args)
+        finally:
+            _flush()
+    except BrokenPipeError:
+        return 141
+    except KeyboardInterrupt:
+        print("qgemm: interrupted", file=sys.stderr)
+        return 130
+    except UsageError as error:
+        return _complain(error, 2)
+    except EXPECTED as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        return _complain(error, 1)
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; a command is a row of COMMANDS."""
+    top = _Parser(
+        prog="qgemm",
+        description="Matrix products directly on the packed tensors of .gguf files.",
+        epilog="`qgemm COMMAND --help` has more, with an example.",
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action=_Version, help="print the version and what the backends are, then exit")
+    words = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        word = words.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            epilog=f"example:\n  {command.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_arguments(word)
+        word.set_defaults(run=command.run)
+    for each in (top, *words.choices.values()):
+        each.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return top
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (`{self.prog} --help` has more)")
+
+
+class _Version(argparse.Action):
+    """--version: looks for a GPU only when asked."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
+        print(f"qgemm {__version__}", backend_lines(backends()), sep="\n")
+        parser.exit()
+
+
+def _complain(error: BaseException, status: int) -> int:
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    else:
+        text = str(error) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
+    print(f"qgemm: error: {printable(text)}", file=sys.stderr)
+    return status
+
+
+def _print_anything() -> None:
+    """Let no character end a command: what stdout's encoding lacks is printed as an escape."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    """Write what stdout holds back; if that fails, drop it, or Python would try again at its end and complain."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise

@@ -1,0 +1,202 @@
+"""qgemm matmul: a product on one tensor of a file, its error and its time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from math import inf, sqrt
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.backend import backends
+from qgemm.codec.format import floats
+from qgemm.cuda.kernels.routes import Problem, c_type, route
+from qgemm.errors import QgemmError
+from qgemm.files.gguf.reader import GGUFFile
+from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.files.paths import replacing, shown_path, system_errors
+from qgemm.ops import ACTIVATIONS, check_weights, matmul
+from qgemm.tensor import Tensor
+from qgemm.text import columns, printable
+
+from .abilities import NUMPY, cuda_sm
+from .common import Command, Progress, UsageError, add_file, counts, random_tokens
+
+RUNS, SECONDS = 7, 2.0  # timed calls, of which the median counts; fewer once they have taken so long
+TILE = 1 << 20  # weights that the reference decodes at a time: 8 MiB of float64
+MOST_HINTS = 5
+
+
+class Product(NamedTuple):
+    """y [..., N] float32 on the host, the time it took, the kernel that computed it."""
+
+    y: NDArray[np.float32]
+    seconds: float
+    kernel: str
+
+
+Multiply = Callable[[NDArray[Any]], Product]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE TENSOR [--x X.npy | --m M,...] [--seed S] [--out Y.npy] [--activation a16|a8] [--backend cpu|cuda]."""
+    add_file(parser)
+    parser.add_argument("tensor", metavar="TENSOR", help="the name of a matrix in it")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--x", metavar="X.npy", help="activations [..., K] of any float type")
+    source.add_argument(
+        "--m", metavar="M,...", type=counts, default=[1, 16, 512],
+        help="random activations of M rows, a product for each M (default 1,16,512)",
+    )  # fmt: skip
+    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="of the random activations (default 0)")
+    parser.add_argument("--out", metavar="Y.npy", help="write y [..., N] as float32; needs --x or a single M")
+    parser.add_argument("--activation", choices=ACTIVATIONS, default="a16", help="x as it is (a16) or as Q8_1 (a8)")
+    parser.add_argument("--backend", choices=tuple(BACKENDS), default="cpu", help="default cpu")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Multiply each x, compare with float64, print a line."""
+    if args.out is not None and args.x is None and len(args.m) > 1:
+        raise UsageError("--out takes one product: give --x, or --m with a single number")
+    with open_gguf(args.file) as file:
+        w = find(file, args.tensor)
+        check_weights(w)
+        given = None if args.x is None else load(args.x)
+        drawn = (random_tokens(m, w.shape[1], args.seed) for m in args.m)
+        inputs: Iterator[NDArray[Any]] = drawn if given is None else iter([given])
+        multiply = BACKENDS[args.backend](w, args.activation)
+        rows = [("M", "relative RMS error", "max abs error", "ms", "kernel")]
+        with Progress("matmul", w.nbytes * (len(args.m) if given is None else 1)) as progress:
+            for x in inputs:
+                y, seconds, kernel = multiply(x)
+                relative, largest = errors(x, w, y, progress)
+                m = y.size // w.shape[0]
+                rows.append((str(m), f"{relative:.3g}", f"{largest:.3g}", f"{1000 * seconds:.3f}", kernel))
+    if args.out is not None:
+        save(args.out, y)
+    source = (
+        f"standard normal, seed {args.seed}" if given is None else f"{printable(args.x)}, {given.dtype} {given.shape}"
+    )
+    facts = [
+        ("w", f"{printable(w.name)}, {w.format} {w.shape}"),
+        ("x", f"{source}, as {args.activation}"),
+        ("on", f"{args.backend}: {printable(backends()[args.backend].detail)}"),
+    ]
+    print(columns("<<", facts), columns(">>>><", rows), sep="\n\n")
+    return 0
+
+
+def find(file: GGUFFile, name: str) -> Tensor:
+    """The tensor of this name; an error lists the names that are close."""
+    if name in file:
+        return file[name]
+    close = get_close_matches(name, file, MOST_HINTS)
+    hint = f"close are {', '.join(map(printable, close))}" if close else "`qgemm info` lists the names"
+    raise QgemmError(f"{shown_path(file.path)}: there is no tensor {printable(name)!r}; {hint}")
+
+
+def load(path: str) -> NDArray[Any]:
+    """The array of floats in a .npy file."""
+    try:
+        return floats(np.load(path, allow_pickle=False))
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # NumPy has many kinds for what is not its own
+        raise QgemmError(f"{shown_path(path)}: is not a .npy file of floats: {error}") from error
+
+
+def save(path: str, y: NDArray[np.float32]) -> None:
+    """Write a .npy file, which replaces any old one once it is complete."""
+    with system_errors(path, "written"), replacing(path) as temporary, open(temporary, "wb") as file:
+        np.save(file, y)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def errors(x: NDArray[Any], w: Tensor, y: NDArray[Any], progress: Progress) -> tuple[float, float]:
+    """Of y against x @ w.T in float64: the RMS error relative to that of the product, and the largest."""
+    x = x.reshape(-1, w.shape[1]).astype(np.float64)
+    y = y.reshape(-1, w.shape[0])
+    step = max(1, TILE // w.shape[1])
+    error = size = largest = 0.0
+    with np.errstate(all="ignore"):  # NaN and infinity are data; they show in the result
+        for start in range(0, w.shape[0], step):
+            part = w[start : start + step]
+            want = x @ part.dequantize(np.float64).T
+            off = y[:, start : start + step] - want
+            error += float(np.sum(off**2))
+            size += float(np.sum(want**2))
+            largest = float(np.maximum(largest, np.abs(off).max(initial=0)))
+            progress.advance(part.nbytes)
+    return sqrt(error / size) if size else inf if error else 0.0, largest
+
+
+def on_cpu(w: Tensor, activation: str) -> Multiply:
+    """Products by NumPy."""
+
+    def multiply(x: NDArray[Any]) -> Product:
+        y, seconds = timed(lambda: matmul(x, w, activation, dtype=np.float32))
+        return Product(y, seconds, NUMPY)
+
+    return multiply
+
+
+def on_cuda(w: Tensor, activation: str) -> Multiply:
+    """Products by the current GPU; x is there before the time starts, y comes back after it ended."""
+    state = backends()["cuda"]
+    if not state.available:
+        raise QgemmError(f"cuda is not available: {state.detail}")
+    import cupy
+
+    packed = w.to_device()
+    n, k = packed.shape
+
+    def multiply(x: NDArray[Any]) -> Product:
+        there = cupy.asarray(x)
+        y, seconds = timed(lambda: matmul(there, packed, activation), cupy.cuda.get_current_stream().synchronize)
+        problem = Problem(w.format, activation, y.size // n, n, k, cuda_sm(state), c_type(x.dtype))
+        return Product(cupy.asnumpy(y), seconds, route(problem).kernel)
+
+    return multiply
+
+
+BACKENDS: dict[str, Callable[[Tensor, str], Multiply]] = {"cpu": on_cpu, "cuda": on_cuda}
+
+
+def timed(call: Callable[[], Any], wait: Callable[[], object] = lambda: None) -> tuple[Any, float]:
+    """The result of a call that ends with `wait`, and the median of its times after one that warms up."""
+    result = call()
+    wait()
+    times: list[float] = []
+    while not times or (len(times) < RUNS and sum(times) < SECONDS):
+        begin = perf_counter()
+        result = call()
+        wait()
+        times.append(perf_counter() - begin)
+    return result, median(times)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+COMMAND = Command(
+    "matmul",
+    "multiply by one tensor: result, error, time",
+    """\
+Multiply activations by one matrix of a .gguf file: y [..., N] = x [..., K] @ w [N, K].T on its packed blocks.
+
+For each x: the error of y against a float64 product with the exact weights (for a8 it includes the rounding of
+x to Q8_1), and the median time of a few runs.""",
+    "qgemm matmul model.gguf blk.0.attn_q.weight --m 1,16,512 --activation a8",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,117 @@
+"""qgemm verify: whether a .gguf file is sound, and this library computes with it what it should."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from qgemm.convert.report import Line as Conversion
+from qgemm.convert.report import table
+from qgemm.convert.sources import open_source
+from qgemm.convert.weight import Weight
+from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.tensor import Tensor
+from qgemm.text import columns, printable
+
+from .checks import CHECKS, NO_CODEC, Cell, Check, against, checks_of, look
+from .common import Command, Progress, add_file, add_pattern, selected
+
+OK, FAIL, LISTED = "ok", "FAIL", "-"  # verdicts; a tensor without a codec can only be listed
+
+DESCRIPTION = """\
+Whether a .gguf file is sound, and this library computes with it what it should:
+
+  NaN/Inf        blocks (numbers, of plain types) that are NaN or infinite
+  decode         decoded values, bit for bit against the gguf package
+  a16 err/bound  products with random x against float64; up to 1 they are
+  a8 err/bound   within the error that float32 sums of K terms can have
+  RMS to OTHER   relative RMS difference to the tensor of that name in OTHER
+
+With --against a second table says what became of each tensor of OTHER, as `qgemm convert` does.
+The structure of the file is checked by opening it. Exit code 1 if anything fails."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE [--against OTHER] [--tolerance R] [--tensors REGEX]."""
+    add_file(parser)
+    parser.add_argument(
+        "--against",
+        metavar="OTHER",
+        help="compare with the same tensors of another file: anything that `qgemm convert` reads",
+    )
+    parser.add_argument(
+        "--tolerance", metavar="R", type=float, default=1.0,
+        help="relative RMS difference to OTHER that fails (default 1: as far off as zeros are; 0: any)",
+    )  # fmt: skip
+    add_pattern(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check each tensor, print a line for it; 1 if a check failed."""
+    with ExitStack() as stack:
+        file = stack.enter_context(open_gguf(args.file))
+        others = None if args.against is None else stack.enter_context(open_source(args.against)).weights
+        names = selected(dict.fromkeys([*file, *(others or ())]), args.tensors)
+        progress = stack.enter_context(Progress("verify", sum(file[name].nbytes for name in names if name in file)))
+        lines = [verify(name, file, others, args.tolerance, progress) for name in names]
+    titles = [check.title for check in CHECKS] + ([] if others is None else ["RMS to OTHER"])
+    print(report(titles, lines))
+    if others is not None:
+        print("", table([line.conversion for line in lines if line.conversion is not None]), sep="\n")
+    return 1 if any(line.verdict == FAIL for line in lines) else 0
+
+
+class Line(NamedTuple):
+    """One tensor and what its checks found."""
+
+    name: str
+    type: str
+    cells: list[Cell]
+    conversion: Conversion | None = None  # from OTHER
+
+    @property
+    def verdict(self) -> str:
+        """One of the three."""
+        if any(cell.failed for cell in self.cells):
+            return FAIL
+        return LISTED if self.cells[0].text == NO_CODEC else OK
+
+
+def verify(
+    name: str, file: Mapping[str, Tensor], others: Mapping[str, Weight] | None, tolerance: float, progress: Progress
+) -> Line:
+    """Check the tensor of this name, which is in the file, in the others, or in both."""
+    if name not in file:
+        assert others is not None
+        missing = Cell("only in OTHER", failed=True)
+        return Line(name, others[name].type, [*[Cell("-")] * len(CHECKS), missing])
+    tensor = file[name]
+    checks = checks_of(tensor)
+    look(tensor, [check for check in checks if isinstance(check, Check)], progress)
+    cells = [check.cell() if isinstance(check, Check) else check for check in checks]
+    if others is None:
+        return Line(name, str(tensor.format), cells)
+    cell, conversion = against(tensor, others.get(name), tolerance)
+    return Line(name, str(tensor.format), [*cells, cell], conversion)
+
+
+def report(titles: list[str], lines: list[Line]) -> str:
+    """The table of all tensors, and a line that sums up the verdicts."""
+    rows = [("tensor", "type", *titles, "verdict")]
+    rows += [(printable(line.name), line.type, *(cell.text for cell in line.cells), line.verdict) for line in lines]
+    count = Counter(line.verdict for line in lines)
+    total = f"{len(lines)} tensors: {count[OK]} ok, {count[FAIL]} failed, {count[LISTED]} without a codec"
+    return f"{columns('<' * len(rows[0]), rows)}\n\n{total}"
+
+
+COMMAND = Command(
+    "verify",
+    "check a file's tensors: NaN, decoded values, products",
+    DESCRIPTION,
+    "qgemm verify model-q4_0.gguf --against model-f16.gguf --tensors 'blk\\.0\\.'",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,96 @@
+"""How far a product in float32 may lie from the exact one: bounds derived from K and the format, not measured.
+
+A sum of n rounded terms, in any order, is off by at most gamma(n) times the sum of their magnitudes (Higham,
+Accuracy and Stability of Numerical Algorithms, section 3.1). x is [M, K], w [N, K], y [M, N], all in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .format import Blocks, Format
+
+Doubles = NDArray[np.float64]
+
+U = 2.0**-24  # the relative error of one float32 operation
+TINY = 1e-37  # more than K subnormal results can lose, and below what any product of use is made of
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def gamma(operations: int) -> float:
+    """The relative error of `operations` roundings in a row."""
+    return operations * U / (1 - operations * U)
+
+
+def magnitudes(fmt: Format, blocks: Blocks) -> Doubles:
+    """Blocks [N, b] -> what is summed for each weight, [N, K]: scale * |code - zero| + |minimum|.
+
+    With a minimum this may be far above the weight itself, where the two cancel.
+    """
+    codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1))
+    sizes = np.abs(codes.astype(np.float64) - zero)
+    with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
+        if scale is not None:
+            sizes *= np.abs(scale.astype(np.float64))[..., None]
+        if minimum is not None:
+            sizes += np.abs(minimum.astype(np.float64))[..., None]
+    return sizes.reshape(len(blocks), blocks.shape[1] * fmt.weights)
+
+
+def a16_bound(x: Doubles, w: Doubles) -> Doubles:
+    """Of x @ w.T from exact factors: K products, K - 1 additions, and for blocks a scale and a minimum on the sum.
+
+    With a codebook the decoded weight, to which it is compared, is itself a rounded product of scale and level.
+    w: the `magnitudes` of the weights; for formats without a minimum they are those of the weights themselves.
+    """
+    return _bound(x.shape[1] + 4, np.abs(x) @ np.abs(w).T)
+
+
+def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
+    """The product of Q8_1 blocks x [M, K / 32] and blocks w [N, b] of codes, and the bound of its float32 version.
+
+    Per group of 32 dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the integer dot product sumi. Per
+    group of 16, which has no sum sa of its own, dw * da * sumi with codes - zero in sumi. Then a sum over groups.
+    """
+    n, (m, sums) = len(w), x.shape
+    levels = fmt.decode_levels(w.reshape(-1))
+    assert levels.scale is not None, "a8 needs a scale a block"
+    codes = levels.codes.reshape(n, -1, fmt.group).transpose(1, 2, 0).astype(np.float64)  # [groups, width, N]
+    q = x["qs"].reshape(m, -1, fmt.group).transpose(1, 0, 2).astype(np.float64)  # [groups, M, width]
+    da, sa = (x[name].T.astype(np.float64)[:, :, None] for name in ("d", "s"))  # [K / 32, M, 1]
+    da = da.repeat(len(q) // max(1, sums), axis=0)
+    dw = _by_group(levels.scale, n)
+    zero = levels.zero
+    if len(q) != sums:
+        codes, zero = codes - zero, 0
+    with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
+        scaled = da * (q @ codes)  # [groups, M, N]
+        correction = zero * sa if zero else 0.0
+        y = dw * (scaled - correction)
+        size = np.abs(dw) * (np.abs(scaled) + np.abs(correction))
+        if levels.minimum is not None:
+            shift = _by_group(levels.minimum, n) * sa
+            y, size = y + shift, size + np.abs(shift)
+        return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0))
+
+
+def excess(y: NDArray[Any], exact: Doubles, bound: Doubles) -> float:
+    """The largest error as a fraction of its bound, 0 without any: up to 1 all is well. NaN counts as infinite."""
+    bounded = np.isfinite(bound)
+    error = np.abs(y[bounded] - exact[bounded])
+    error[np.isnan(error)] = np.inf
+    return float((error / bound[bounded]).max(initial=0))
+
+
+def _by_group(part: NDArray[np.float32], n: int) -> Doubles:
+    """A scale or minimum of n rows of groups, as float64 [groups, 1, N]."""
+    return part.reshape(n, -1).T.astype(np.float64)[:, None]
+
+
+def _bound(operations: int, size: Doubles) -> Doubles:
+    """Of a sum of terms whose magnitudes add up to `size`; infinite where float32 overflows or a term is not finite."""
+    bounded = size < LARGEST
+    return np.where(bounded, gamma(operations) * np.where(bounded, size, 0) + TINY, np.inf)

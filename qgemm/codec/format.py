@@ -1,0 +1,251 @@
+"""Format, the record of one block format: how many weights share a block, its dtype, and two functions.
+
+Everything else derives from the record: bytes per block, bits per weight, row sizes, decoding, the device tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from qgemm.errors import QuantizeError, UnsupportedError
+from qgemm.parallel import for_slices
+
+from .packing import Floats, LaneWords
+
+Blocks = NDArray[Any]
+
+CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time: shorter slices wait for the interpreter lock
+
+
+class Levels(NamedTuple):
+    """Blocks as w = scale * (codes - zero) + minimum, computed in float32 in this order.
+
+    codes [n, groups, weights of a group], any numeric dtype, for formats with a codebook the levels that the codes
+    stand for; scale and minimum [n, groups] float32, None for formats that have none. The device headers in
+    kernels/formats/ expose the same parts.
+    """
+
+    codes: NDArray[Any]
+    scale: Floats | None = None
+    minimum: Floats | None = None
+    zero: int = 0
+
+    def values(self) -> Floats:
+        """The weights [n, groups * weights of a group], bit for bit as ggml's C reference decodes them."""
+        w = self.codes.astype(np.float32, copy=self.scale is not None)
+        if self.zero:
+            w -= np.float32(self.zero)
+        with np.errstate(invalid="ignore", over="ignore"):  # a scale may be any bit pattern: inf * 0 is data here
+            if self.scale is not None:
+                w *= self.scale[..., None]
+            if self.minimum is not None:
+                w += self.minimum[..., None]
+        return w.reshape(len(w), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Format:
+    """One block format: `weights` consecutive weights of a row, packed in one element of `dtype`.
+
+    encode: values [n, weights] float32 -> blocks [n], byte for byte ggml's C reference; None if there is no encoder.
+    levels: blocks [n] -> Levels; None if there is no decoder.
+    slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
+    it does not name are per block. With a codebook the field is bit planes, and a slot is a bit of each of them. Only
+    what has slots can be packed into device tiles.
+    limit: where the scales end, unless they are float16, whose infinity shows by itself: from this magnitude on
+    values are refused.
+    codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
+    the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
+    a tensor's format has its own, and formats are equal if their names and codebooks are.
+    to_tile, from_tile: the words of codes of each field, uint32 [..., of a lane], side by side -> as they lie in a
+    device tile, and back; None if they stay as they are. Their twins for kernels are in the format's header.
+    raw_exponent: of codes that lie in a device tile as halves: these times 2^raw_exponent are the levels. None where
+    kernels find integers, or indices of a codebook.
+    variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
+    pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
+    """
+
+    name: str
+    weights: int
+    dtype: np.dtype[Any]
+    encode: Callable[[Floats], Blocks] | None = None
+    levels: Callable[[Blocks], Levels] | None = None
+    ggml_type: int | None = None
+    slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    limit: float = np.inf
+    codebook: Floats | None = None
+    to_tile: Callable[[LaneWords], LaneWords] | None = None
+    from_tile: Callable[[LaneWords], LaneWords] | None = None
+    raw_exponent: int | None = None
+    variant: Callable[[ArrayLike | None, str | None], Format] | None = None
+    pack: Callable[[Levels], Blocks] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Format) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @cached_property
+    def _key(self) -> tuple[str, bytes]:
+        return self.name, b"" if self.codebook is None else self.codebook.tobytes()
+
+    def __str__(self) -> str:
+        """The GGUF spelling, e.g. Q4_0."""
+        return self.name.upper()
+
+    def __repr__(self) -> str:
+        return f"<Format {self}: {self.weights} weights in {self.block_bytes} bytes>"
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.dtype.itemsize
+
+    @property
+    def bpw(self) -> float:
+        """Bits per weight, scales included."""
+        return 8 * self.block_bytes / self.weights
+
+    @property
+    def plain(self) -> bool:
+        """True for arrays of numbers (f32, f16, i32, ...): one weight per block and no scale."""
+        return self.dtype.names is None
+
+    @property
+    def integer(self) -> bool:
+        """True if the codes are integers, which "a8" multiplies; not for numbers, nor for codes of a codebook."""
+        return not self.plain and self.codebook is None
+
+    @cached_property
+    def group(self) -> int:
+        """Weights that share a scale: a block of them, fewer in the super-blocks of the K-quants."""
+        return int(self.decode_levels(np.zeros(1, self.dtype)).codes.shape[-1])
+
+    @property
+    def scale_fields(self) -> tuple[str, ...]:
+        """The float16 fields that scale or shift the weights; not q8_1's sum s, nor scales of one byte."""
+        names = (name for name in self.dtype.names or () if name in ("d", "dmin", "m", "absmax"))
+        return tuple(name for name in names if self.dtype[name].kind == "f")
+
+    def blocks_in(self, k: int, who: str = "") -> int:
+        """Blocks in a row of k weights; ValueError if k is not a multiple of the block."""
+        if k % self.weights:
+            raise UnsupportedError(f"{self}: row length {k} is not a multiple of {self.weights}{who and f' ({who})'}")
+        return k // self.weights
+
+    def quantize(self, x: NDArray[Any]) -> Blocks:
+        """Values [..., K] of any float dtype -> blocks [..., K / weights]; float32 arithmetic, all cores.
+
+        Raises QuantizeError for NaN, infinity, or a scale beyond float16 (E4M4), naming the first such block, and
+        UnsupportedError if the format has no encoder or K is not a multiple of the block.
+        """
+        encode = self.encode
+        if encode is None:
+            raise UnsupportedError(f"{self} has no encoder; those of `qgemm.FORMATS` with `encode` can be quantized to")
+        x = floats(x)
+        if x.ndim == 0:
+            raise UnsupportedError(f"{self}: a scalar has no rows to quantize")
+        count = self.blocks_in(x.shape[-1])
+        values = x.reshape(-1, self.weights) if x.size else x.reshape(0, self.weights)
+        blocks = np.empty(len(values), self.dtype)
+
+        def work(part: slice) -> None:
+            with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
+                blocks[part] = encode(values[part].astype(np.float32, copy=False))
+                self.check(values[part], blocks[part], part.start, count)
+
+        for_slices(len(values), max(1, CHUNK // self.weights), work)
+        return blocks.reshape(*x.shape[:-1], count)
+
+    def dequantize(self, blocks: Blocks, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Blocks [..., b] -> values [..., b * weights]; exact float32, then rounded to `dtype`; all cores."""
+        flat = blocks.reshape(-1)
+        values = np.empty((len(flat), self.weights), float_dtype(dtype))
+
+        def work(part: slice) -> None:
+            with np.errstate(over="ignore", invalid="ignore"):  # float32 may be infinite in float16, NaN stays NaN
+                values[part] = self.decode(flat[part])
+
+        for_slices(len(flat), max(1, CHUNK // self.weights), work)
+        return values.reshape(*blocks.shape[:-1], blocks.shape[-1] * self.weights)
+
+    def decode(self, blocks: Blocks) -> Floats:
+        """Blocks [n] -> values [n, weights] float32, on the calling thread."""
+        return self.decode_levels(blocks).values()
+
+    def decode_levels(self, blocks: Blocks) -> Levels:
+        """Blocks [n] -> Levels; UnsupportedError if the format has no decoder."""
+        if self.levels is None:
+            raise UnsupportedError(f"{self} has no decoder: its tensors can be listed and copied, not computed with")
+        return self.levels(blocks)
+
+    def refused(self, x: NDArray[Any], blocks: Blocks) -> NDArray[np.bool_] | None:
+        """Which blocks of x [n, weights] their encoded form cannot hold, [n]; None if it holds all.
+
+        A plain format keeps NaN and infinity as they are; only a finite value that became infinite is refused.
+        """
+        if self.plain:
+            made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
+        else:  # a scale of one byte is finite; an exponent holds whatever is
+            scales = [blocks[name] for name in self.scale_fields]
+            made = np.stack(scales, axis=1) if scales else x.astype(np.float32, copy=False)
+        large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
+        if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()) and not large:
+            return None
+        finite = np.isfinite(x).all(axis=1)
+        found = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
+        found = finite & found if self.plain else ~finite | found
+        return found if found.any() else None
+
+    def check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
+        """QuantizeError for the first block of x [n, weights] that its encoded form cannot hold.
+
+        first: how many blocks there are before these; row: blocks of a row.
+        """
+        refused = self.refused(x, blocks)
+        if refused is None:
+            return
+        index = int(refused.argmax())
+        finite = bool(np.isfinite(x[index]).all())
+        row_number, block = divmod(first + index, row)
+        unit = "value" if self.plain else "block"
+        why = f"is beyond the largest {self}" if finite else "holds NaN or infinity"
+        if finite and not self.plain:
+            why = f"needs {self.beyond} (largest magnitude {np.abs(x[index]).max():g})"
+        raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {why}")
+
+    @property
+    def beyond(self) -> str:
+        """What a refused block of finite values needs, for messages."""
+        if self.limit < np.inf:
+            return f"a scale beyond {self.limit:g}, where its own end"
+        return f"a scale beyond {'float16' if self.scale_fields else 'float32'}"
+
+
+def floats(x: Any) -> NDArray[Any]:
+    """Any array of float16, float32, float64 or bfloat16, as NumPy; TypeError for anything else."""
+    array: NDArray[Any] = np.asarray(x)
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise TypeError(f"expected float16, float32, float64 or bfloat16 values, got {array.dtype}")
+    return array
+
+
+def float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """NumPy's dtype for float16, float32, float64 or (with ml_dtypes) bfloat16; TypeError for anything else."""
+    if isinstance(dtype, str) and dtype.lower() in ("bfloat16", "bf16"):
+        try:
+            from ml_dtypes import bfloat16
+        except ImportError:
+            raise TypeError("bfloat16 arrays need the package ml_dtypes") from None
+        dtype = bfloat16
+    found: np.dtype[Any] = np.dtype(dtype)
+    if found.kind != "f" and found.name != "bfloat16":
+        raise TypeError(f"expected float16, float32, float64 or bfloat16, got {found}")
+    return found

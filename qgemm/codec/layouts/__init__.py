@@ -1,0 +1,1 @@
+"""Word layouts of device tiles that several formats share."""

@@ -1,0 +1,85 @@
+"""The extremes from which the encoders derive their scales, with ggml's choice among equals, and those scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .format import Blocks, Levels
+from .packing import Floats, at, reciprocal, to_codes, to_float16
+
+
+def absmax(x: Floats) -> Floats:
+    """Values [n, w] -> the largest magnitude of each row, [n]."""
+    magnitudes = np.ascontiguousarray(x).view(np.int32) & 0x7FFFFFFF  # as bits they compare like numbers
+    return folded(np.maximum, magnitudes).view(np.float32)
+
+
+def signed_absmax(x: Floats) -> Floats:
+    """Values [n, w] -> the value of largest magnitude in each row, [n]: the first wins, +0 if all are zero."""
+    least, greatest = bounds(x)
+    largest = np.where(greatest > -least, greatest, least)
+    tied = np.flatnonzero(greatest == -least)
+    if tied.size:
+        rows = x[tied]
+        largest[tied] = at(rows, np.abs(rows).argmax(axis=1))
+    return np.where(largest == 0, np.float32(0), largest)
+
+
+def extremes(x: Floats) -> tuple[Floats, Floats]:
+    """Values [n, w] -> the least and the greatest of each row, [n] each: the first wins among -0 and +0."""
+    least, greatest = bounds(x)
+    for found, index in ((least, np.argmin), (greatest, np.argmax)):
+        zeros = np.flatnonzero(found == 0)
+        if zeros.size:
+            rows = x[zeros]
+            found[zeros] = at(rows, index(rows, axis=1))
+    return least, greatest
+
+
+def bounds(x: Floats) -> tuple[Floats, Floats]:
+    """Values [n, w], w a power of two -> the least and the greatest of each row, [n] each, with any sign if zero.
+
+    They are compared as integers, which NumPy 2.4 does twice as fast where it has to step over every other number.
+    """
+    numbers = in_order(np.ascontiguousarray(x).view(np.int32))
+    least, greatest = (in_order(folded(op, numbers)).view(np.float32) for op in (np.minimum, np.maximum))
+    return least, greatest
+
+
+def in_order(bits: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The bits of floats as integers in the order of the floats, and back: below zero all but the sign are inverted."""
+    turned = bits >> 31
+    turned &= 0x7FFFFFFF
+    turned ^= bits
+    return turned
+
+
+def folded(least_or_greatest: np.ufunc, x: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Numbers [n, w], w a power of two -> the least or the greatest of each row, [n].
+
+    Neighbours are compared until one is left: 4x faster than reductions of short rows (NumPy 2.4).
+    """
+    found = x.reshape(-1)
+    while found.size > len(x):
+        found = least_or_greatest(found[0::2], found[1::2])
+    return found
+
+
+def with_minimum(x: Floats, top: int) -> Levels:
+    """Values [n, w] -> codes [n, w] uint8 in 0..top, d = (max - min) / top and m = min, [n] each."""
+    least, greatest = extremes(x)
+    d = (greatest - least) / np.float32(top)
+    return Levels(to_codes((x - least[:, None]) * reciprocal(d)[:, None] + np.float32(0.5), top), d, least)
+
+
+def blocks_of(levels: Levels, dtype: np.dtype[Any]) -> Blocks:
+    """New blocks [n] whose d, and m if there is one, are the scale and minimum [n]; their codes are left to fill."""
+    assert levels.scale is not None
+    blocks = np.empty(len(levels.codes), dtype)
+    blocks["d"] = to_float16(levels.scale)
+    if levels.minimum is not None:
+        blocks["m"] = to_float16(levels.minimum)
+    return blocks

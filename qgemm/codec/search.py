@@ -1,0 +1,150 @@
+"""Scale search: blocks with a lower weighted error than the encoders' own, byte for byte as ggml finds them.
+
+ggml does this wherever it has an importance matrix. The weight of each squared error is
+
+    importance * sqrt(mean square of the row + x * x)
+
+Symmetric formats try 19 scales around the largest magnitude's, affine ones 37 around the range's; for the codes that
+each gives, the best scale (and minimum, which must not be positive) follows from least squares in closed form; the
+candidate with the least error wins. All is float32, and sums run in the order of the weights, since bytes depend on it.
+Arrays are [weight of the block, block], so that a sum over a block is one over rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .format import Blocks, Format, Levels
+from .packing import Floats
+
+LEAST = np.float32(1e-15)  # blocks with no larger magnitude are zeros to ggml
+SHARE = 1024  # blocks searched at a time: what lies in a core's cache
+
+Codes = NDArray[np.int32]
+
+
+class Grid(NamedTuple):
+    """Codes 0 to `most`; symmetric: they stand for code - zero, otherwise there is a minimum."""
+
+    most: int
+    zero: int | None
+
+
+SEARCHED = {"q4_0": Grid(15, 8), "q5_0": Grid(31, 16), "q4_1": Grid(15, None), "q5_1": Grid(31, None)}
+
+
+def search(fmt: Format, x: Floats, importance: Floats) -> Blocks:
+    """Rows x [n, K], their importance [n, K] or [K] -> blocks [n * K / 32], of a format in SEARCHED."""
+    squares = x * x
+    mean = np.cumsum(squares, axis=1, dtype=np.float32)[:, -1:] / np.float32(x.shape[1])  # one by one, as in C
+    weights = (importance * np.sqrt(mean + squares)).reshape(-1, fmt.weights)
+    values = x.reshape(-1, fmt.weights)
+    blocks = np.empty(len(values), fmt.dtype)
+    for start in range(0, len(values), SHARE):
+        part = slice(start, start + SHARE)
+        blocks[part] = _blocks(fmt, values[part], weights[part])
+    return blocks
+
+
+def _blocks(fmt: Format, x: Floats, weights: Floats) -> Blocks:
+    grid, count = SEARCHED[fmt.name], len(x)
+    if count == 1:  # NumPy would sum a single column in another order
+        x, weights = np.repeat(x, 2, axis=0), np.repeat(weights, 2, axis=0)
+    columns, of = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
+    with np.errstate(all="ignore"):  # candidates of no worth may overflow
+        levels = _affine(columns, of, grid.most) if grid.zero is None else _symmetric(columns, of, grid.zero)
+    assert fmt.pack is not None
+    return fmt.pack(levels)[:count]
+
+
+def _symmetric(x: Floats, weights: Floats, zero: int) -> Levels:
+    """x, weights [32, n] -> codes, scale: w = scale * (code - zero)."""
+    magnitude = np.abs(x)
+    largest = _at(x, magnitude.argmax(axis=0))
+    weighted = weights * x
+
+    def fit(step: int) -> tuple[Codes, Floats, Floats]:
+        """The codes of a candidate, sum w x l and sum w l l."""
+        inverse = -(np.float32(zero) + np.float32(0.1) * np.float32(step)) / largest
+        codes = np.clip(nearest_int(inverse * x), -zero, zero - 1)
+        levels = codes.astype(np.float32)
+        return codes, total(weighted * levels), total(weights * levels * levels)
+
+    codes, products, norms = fit(0)
+    scale = np.where(norms != 0, products / norms, np.float32(0))
+    best = scale * products
+    for step in (*range(-9, 0), *range(1, 10)):
+        tried, products, norms = fit(step)
+        better = (norms > 0) & (products * products > best * norms)
+        codes = np.where(better, tried, codes)
+        scale = np.where(better, products / norms, scale)
+        best = np.where(better, scale * products, best)
+    zeros = magnitude.max(axis=0) < LEAST
+    codes = np.where(zeros, 0, codes + zero)
+    return _levels(codes, np.where(zeros, np.float32(0), scale), None)
+
+
+def _affine(x: Floats, weights: Floats, most: int) -> Levels:
+    """x, weights [32, n] -> codes, scale, minimum: w = scale * code + minimum."""
+    least, greatest = _at(x, x.argmin(axis=0)), x.max(axis=0)  # of -0 and +0 the first is the least
+    sum_w, sum_x = total(weights), total(weights * x)
+    least = np.where(least > 0, np.float32(0), least)
+
+    def tried(inverse: Floats, minimum: Floats) -> Codes:
+        return np.clip(nearest_int(inverse * (x - minimum)), 0, most)
+
+    def error(scale: NDArray[Any], minimum: NDArray[Any], levels: Floats) -> Floats:
+        difference = scale * levels + minimum - x
+        return total(weights * (difference * difference))
+
+    inverse = np.float32(most) / (greatest - least)
+    codes, scale, minimum = tried(inverse, least), np.float32(1) / inverse, least
+    best = error(scale, minimum, codes.astype(np.float32))
+    for step in range(37):  # each around the minimum that is the best so far
+        inverse = (np.float32(-0.9) + np.float32(0.05) * np.float32(step) + np.float32(most)) / (greatest - minimum)
+        new = tried(inverse, minimum)
+        levels = new.astype(np.float32)
+        weighted = weights * levels
+        sum_l, sum_l2, sum_xl = total(weighted), total(weighted * levels), total(weighted * x)
+        determinant = sum_w * sum_l2 - sum_l * sum_l
+        new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
+        new_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        positive = new_minimum > 0
+        new_scale[positive] = (sum_xl / sum_l2)[positive]
+        new_minimum[positive] = 0
+        found = error(new_scale, new_minimum, levels)
+        better = (determinant > 0) & (found < best)
+        codes = np.where(better, new, codes)
+        scale, minimum = np.where(better, new_scale, scale), np.where(better, new_minimum, minimum)
+        best = np.where(better, found, best)
+    flat = greatest <= least
+    return _levels(
+        np.where(flat, 0, codes),
+        np.where(flat, np.float32(0), scale),
+        np.where(flat, least, minimum),
+    )
+
+
+def _at(x: Floats, index: NDArray[np.intp]) -> Floats:
+    """The value of each column at its index."""
+    found: Floats = np.take_along_axis(x, index[None], 0)[0]
+    return found
+
+
+def _levels(codes: Codes, scale: Floats, minimum: Floats | None) -> Levels:
+    return Levels(np.ascontiguousarray(codes.T).astype(np.uint8), scale, minimum)
+
+
+def nearest_int(values: Floats) -> Codes:
+    """To nearest, ties to even, by adding 1.5 * 2^23: also for what is too large, where ggml has what this has."""
+    bits: Codes = (values + np.float32(12582912)).view(np.int32)
+    return (bits & 0x007FFFFF) - 0x00400000
+
+
+def total(terms: NDArray[Any]) -> Floats:
+    """The sum of each column of [32, n], n > 1: NumPy adds row by row."""
+    found: Floats = np.add.reduce(terms, axis=0)
+    return found

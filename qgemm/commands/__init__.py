@@ -1,1 +1,0 @@
-"""The commands of `qgemm`, a module each; the table COMMANDS in qgemm/cli.py lists them."""

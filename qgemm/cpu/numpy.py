@@ -1,0 +1,142 @@
+"""The NumPy backend: products on packed tensors, decoded tile by tile, never as a whole.
+
+Few tokens, and all integer products: every core multiplies the codes of its row tiles group by group and scales the
+sums. Many tokens: the cores decode a panel together, then BLAS multiplies it with its own threads. The two do not mix:
+BLAS called from several threads at once, each call on all cores, was up to 10x slower (OpenBLAS 0.3.30, 2 cores).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.format import Blocks, Levels
+from qgemm.codec.packing import Floats
+from qgemm.errors import UnsupportedError
+from qgemm.formats.q8_1 import FORMAT as Q8_1
+from qgemm.parallel import for_slices, workers
+from qgemm.tensor import Tensor
+
+FEW_TOKENS = 64  # above, BLAS on decoded panels is faster (2 cores, 4096 x 4096)
+TILES = 1 << 22  # weights that all cores together work on at a time, in a tile each
+TILE = 1 << 19  # and at most one core: 2 MiB of float32; shorter tiles wait for the interpreter lock
+SLICE = 1 << 17  # weights of a panel that one core decodes at a time
+PANEL = 1 << 22  # weights decoded by all cores before BLAS is called: 16 MiB of float32
+TOKENS = 1 << 22  # activations converted to float32 at a time: 16 MiB
+SUMS = 1 << 19  # block sums that one core holds at a time: 2 MiB of float32
+BLAS_ALONE = 8192  # rows * tokens of a block product up to which OpenBLAS stays on the calling thread
+
+
+def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> None:
+    """y [M, N] = x [M, K] @ w [N, K].T with exact weights and float32 sums; y of any float dtype."""
+    step = max(1, TOKENS // max(1, x.shape[1]))
+    for start in range(0, len(x), step):
+        tokens = slice(start, start + step)
+        with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite, NaN stays NaN
+            chunk = np.ascontiguousarray(x[tokens], dtype=np.float32)
+        if len(chunk) <= FEW_TOKENS and not w.format.plain:
+            _multiply_groups(w, y[tokens], _by_group(chunk, w.format.group))
+        else:
+            _multiply_panels(chunk, w, y[tokens])
+
+
+def _multiply_panels(x: Floats, w: Tensor, y: NDArray[Any]) -> None:
+    blocks, k = w.blocks, w.shape[1]
+    height = min(len(blocks), max(1, PANEL // max(1, k)))
+    panel = np.empty((height, k), np.float32)
+    for start in range(0, len(blocks), height):
+        part = blocks[start : start + height]
+
+        def work(rows: slice, part: Blocks = part) -> None:
+            panel[rows] = _decode(w, part[rows])
+
+        for_slices(len(part), max(1, SLICE // max(1, k)), work)
+        y[:, start : start + len(part)] = _product(x, panel[: len(part)])
+
+
+def _product(x: Floats, w: Floats) -> Floats:
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity in x or w are data
+        return x @ w.T
+
+
+def _decode(w: Tensor, blocks: Blocks) -> Floats:
+    return w.format.decode(blocks.reshape(-1)).reshape(len(blocks), w.shape[1])
+
+
+def quantize_activations(x: NDArray[Any]) -> Tensor:
+    """Values [..., K] -> a Q8_1 tensor [..., K]. NaN and infinity are kept as NaN of their own block.
+
+    Unlike `quantize`, which refuses them: an activation that overflowed must not stop the other rows.
+    """
+    count = Q8_1.blocks_in(x.shape[-1], "activations")
+    values = x.reshape(-1, Q8_1.weights) if x.size else x.reshape(0, Q8_1.weights)
+    blocks = np.empty(len(values), Q8_1.dtype)
+
+    def work(part: slice) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite becomes NaN in its own output row
+            blocks[part] = Q8_1.encode(values[part].astype(np.float32, copy=False))  # type: ignore[misc]
+
+    for_slices(len(values), SLICE // Q8_1.weights, work)
+    return Tensor(Q8_1, x.shape, blocks.reshape(*x.shape[:-1], count))
+
+
+def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
+    """y [M, N] = x @ w.T from x's Q8_1 blocks [M, K / 32] and the integer codes of w [N, K].
+
+    Per group of 32, with weight scale dw and minimum mw, activation scale da and sum sa, sumi the integer dot product
+    of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
+    Groups of 16 have no sum of their own; they take signed codes:   dw * da * sum((codes - zero) * q)
+    """
+    if not w.format.integer:
+        raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
+    q = x["qs"].astype(np.float32).reshape(len(x), -1)
+    da, sa = (np.ascontiguousarray(x[name].T, dtype=np.float32) for name in ("d", "s"))
+    da = da.repeat(Q8_1.weights // w.format.group, axis=0)
+    _multiply_groups(w, y, _by_group(q, w.format.group), da, sa)
+
+
+def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = None, sa: Floats | None = None) -> None:
+    """y [M, N] from activations x [groups, width, M], or from codes x, scales da [groups, M], sums sa [K / 32, M]."""
+    blocks = w.blocks
+    sums_of_x = x.sum(axis=1) if sa is None else sa
+    signed = sa is None or len(sa) != len(x)  # the zero is taken from the codes, not from the sums
+    rows_step = min(256, max(1, min(TILE, TILES // workers()) // w.shape[1]))
+    token_step = max(1, min(BLAS_ALONE // rows_step, SUMS // (rows_step * len(x))))
+
+    def work(rows: slice) -> None:
+        part = blocks[rows]
+        levels = w.format.decode_levels(part.reshape(-1))
+        codes, scale, minimum = _of_rows(levels, len(part))
+        zero = np.float32(levels.zero)
+        if signed:
+            codes -= zero
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity in x or w are data
+            for start in range(0, y.shape[0], token_step):
+                tokens = slice(start, start + token_step)
+                sums = codes @ x[:, :, tokens]  # [groups, rows, tokens]
+                if da is not None:
+                    sums *= da[:, None, tokens]
+                if zero and not signed:
+                    sums -= zero * sums_of_x[:, None, tokens]
+                total = np.einsum("gr,grt->tr", scale, sums)
+                if minimum is not None:  # einsum, not @, which would call BLAS on all cores from each core
+                    total += np.einsum("gr,gt->tr", minimum, sums_of_x[:, tokens])
+                y[tokens, rows] = total
+
+    for_slices(len(blocks), rows_step, work)
+
+
+def _by_group(x: Floats, width: int) -> Floats:
+    """Activations [M, K] -> [K / width, width, M], without a copy."""
+    return x.reshape(len(x), -1, width).transpose(1, 2, 0)
+
+
+def _of_rows(levels: Levels, rows: int) -> tuple[Floats, Floats, Floats | None]:
+    """Levels of whole rows -> codes [groups, rows, width], scale [groups, rows], minimum [groups, rows] or None."""
+    assert levels.scale is not None
+    codes = levels.codes.reshape(rows, -1, levels.codes.shape[-1]).transpose(1, 0, 2).astype(np.float32)
+    scale = np.ascontiguousarray(levels.scale.reshape(rows, -1).T)
+    minimum = None if levels.minimum is None else np.ascontiguousarray(levels.minimum.reshape(rows, -1).T)
+    return codes, scale, minimum

@@ -1,0 +1,1 @@
+"""The CUDA backend: device tensors, layouts, kernels compiled by NVRTC, launches."""

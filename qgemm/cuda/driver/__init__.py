@@ -1,0 +1,1 @@
+"""Calls of the CUDA driver that CuPy does not offer: launch attributes and tensor maps."""

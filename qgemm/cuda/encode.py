@@ -1,0 +1,73 @@
+"""Values on a GPU into the blocks of a format there, byte for byte as the CPU encodes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qgemm.codec.format import Format
+from qgemm.cuda.kernels.routes import C_TYPES, c_type
+from qgemm.errors import UnsupportedError
+
+from . import upload as transfer
+from .jit import jit
+from .tensor import DeviceTensor
+
+CTAS = 8  # of an SM, which take turns of blocks until none is left
+
+
+def quantize(x: Any, fmt: Format) -> DeviceTensor:
+    """`qgemm.quantize` for x [N, K] on a CUDA device: packed there from the blocks that the CPU makes, and refuses."""
+    import cupy
+
+    from .backend import _as_cupy, _on_stream_of
+
+    check(fmt)
+    with _on_stream_of(x, []):
+        given = _as_cupy(x)
+        if given.ndim != 2:
+            raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got an array of shape {given.shape}")
+        values = given if given.dtype.name in C_TYPES else given.astype(np.float32)
+        count = fmt.blocks_in(given.shape[1])
+        blocks, found = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt)
+        check_first(fmt, given, int(found.get().view(transfer.FOUND)["refused"].min(initial=len(given) * count)))
+        return DeviceTensor(fmt, given.shape, *transfer.pack(fmt, blocks, len(given), count))
+
+
+def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
+    """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream.
+
+    Both results are bytes on the device: the blocks, in whole turns, and a FOUND of each CTA.
+    """
+    import cupy
+
+    from qgemm.cuda.kernels.prefill_sm90 import sms
+
+    count = values.size // fmt.weights
+    turns, warps = -(-count // transfer.TURN), transfer.ENCODE_THREADS // 32
+    ctas = min(CTAS * sms(cupy.cuda.runtime.getDevice()), -(-turns // warps))
+    blocks = cupy.empty(turns * transfer.TURN * fmt.block_bytes, np.uint8)
+    found = cupy.empty(ctas * transfer.FOUND.itemsize, np.uint8)
+    if count:
+        if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
+            values = values.copy()
+        kernel = jit.load("encode", fmt, **transfer.encode_template(kind))
+        kernel((ctas,), (transfer.ENCODE_THREADS,), (values, blocks, found, np.int64(count)))
+    return blocks, found
+
+
+def check(fmt: Format) -> None:
+    """UnsupportedError unless the kernel encodes this format."""
+    if fmt.encode is None or not fmt.integer:
+        raise UnsupportedError(f"{fmt} has no encoder on a GPU")
+
+
+def check_first(fmt: Format, values: Any, block: int) -> None:
+    """The QuantizeError of the CPU for this block of values [..., K] on a device, the first that a kernel refused."""
+    blocks = values.reshape(-1, fmt.weights)
+    if block < len(blocks):
+        x = blocks[block : block + 1].get()
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = fmt.encode(x.astype(np.float32))  # type: ignore[misc]
+            fmt.check(x, made, block, fmt.blocks_in(values.shape[-1]))

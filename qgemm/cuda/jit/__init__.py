@@ -1,0 +1,1 @@
+"""Composing, compiling and caching kernels."""

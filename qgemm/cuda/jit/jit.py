@@ -1,0 +1,404 @@
+"""Compose a kernel from its source and a format's tile, compile it with NVRTC, cache it by content, load it.
+
+Composing and compiling need no GPU, only the NVRTC library (any `cuda` extra brings it); CuPy is imported to load.
+Compiled by ourselves, not by CuPy: its cache ignores edited headers, and it adds -ftz=true, which would flush the
+subnormal scales that a file may hold, and -arch=sm_90, which lacks wgmma.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qgemm.codec.codebook import BINS, LEAST, SCALE, below_bins, product_edges, search, short_edges
+from qgemm.codec.format import Format
+from qgemm.cuda.kernels import products
+from qgemm.cuda.layout import activations
+from qgemm.cuda.layout.tile import (
+    ROWS,
+    SPAN,
+    WARPS,
+    bits_of_codes,
+    half_factors,
+    largest_code,
+    level_exponent,
+    planes_of,
+    raw_exponent,
+    scales_once,
+    spans,
+    table,
+    table_bytes,
+    tile_dtype,
+)
+
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
+OPTIONS = (
+    "--std=c++17",
+    "--fmad=true",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
+)
+C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
+
+
+Template = dict[str, str | int]  # a str parameter is a type, an int a constant
+
+
+class CompileError(RuntimeError):
+    """NVRTC refused a kernel, or is not there; the message holds its log."""
+
+
+def kernels_dir() -> Path:
+    """Where the CUDA sources are: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).parents[2]
+    inside = package / "kernels"
+    return inside if inside.is_dir() else package.parent / "kernels"
+
+
+def tile_struct(fmt: Format) -> str:
+    """C++ for the device tile of a format, derived from its dtype.
+
+    NAME_codes: the words of a span's codes that a lane reads. NAME_span<GROUPS>, NAME_fields<GROUPS>: the codes of one
+    span, the fields per block, of GROUPS of the tile's groups of 16 rows; those of all of them lie so in memory.
+    NAME_codebook: the levels that codes count, and how they lie in shared memory.
+    """
+    dtype = tile_dtype(fmt)
+    span = dtype["spans"].base
+    shares, loads = [], []
+    for field in span.names or ():
+        _, parts, _, chunk = span[field].shape
+        shares.append(f"u32 {field}[{parts * chunk}];")
+        at = ((f"share.{field} + {chunk * i}", f"{field}[group][{i}][lane]") for i in range(parts))
+        loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
+    fields = [(name, dtype[name]) for name in dtype.names or () if name != "spans"]
+    return f"""{_codebook(fmt)}
+constexpr int TILE_ROWS = {ROWS}, SPAN_COLUMNS = {SPAN}, SPANS = {spans(fmt)}, WARPS = {WARPS};
+struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
+template <int GROUPS>
+struct alignas(16) {fmt.name}_span {{
+    {_members([(name, span[name]) for name in span.names or ()])}
+    __device__ {fmt.name}_codes codes(int group, int lane) const {{
+        {fmt.name}_codes share;
+        {" ".join(loads)}
+        return share;
+    }}
+}};
+template <int GROUPS>
+struct alignas(16) {fmt.name}_fields {{
+    static constexpr int GROUP = {fmt.group};
+    static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
+    static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
+    // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
+    static constexpr bool RAW_LEVELS = {int(raw_exponent(fmt) is not None)};
+    static constexpr int LEVEL_EXPONENT = {raw_exponent(fmt) or 0};
+    static constexpr int HALF_FACTORS = {half_factors(fmt)};  // of a scale or minimum, exact as halves, or 0
+    static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
+    using Codes = {fmt.name}_codes;
+    // A lane's words of codes side by side -> as they lie in a tile, and back; a format may have its own.
+    static __device__ void to_tile(Codes&) {{}}
+    static __device__ void from_tile(Codes&) {{}}
+    {_members(fields)}
+}};
+static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<WARPS>) == {dtype.itemsize},
+              "the tile of {fmt.name} differs from its dtype");
+"""
+
+
+def _codebook(fmt: Format) -> str:
+    """C++ for a format's codebook; nothing where codes are numbers themselves."""
+    found = table(fmt)
+    if found is None or fmt.codebook is None:
+        return ""
+    edges, codes = search(fmt.codebook)
+    missing = len(fmt.codebook) - len(edges)
+    before, apart = below_bins(edges)
+    edges = np.pad(edges.clip(-2, 2), (0, missing), constant_values=2)  # divided values are at most 1
+    scaled, halves = product_edges(edges)
+    short = short_edges(edges)
+    return f"""
+__device__ const float {fmt.name}_levels[] = {_floats(fmt.codebook)};
+__device__ const float {fmt.name}_edges[] = {_floats(scaled)}, {fmt.name}_halves[] = {_floats(halves)};
+__device__ const float {fmt.name}_short_edges[] = {_floats(edges if short is None else short)};
+__device__ const u8 {fmt.name}_numbers[] = {_list(np.pad(codes, (0, missing - 1)))};
+__device__ const u8 {fmt.name}_before[] = {_list(before)};
+struct {fmt.name}_codebook {{
+    using Absmax = {C_TYPES[fmt.dtype["absmax"].str]};
+    static constexpr int BITS = {len(fmt.codebook).bit_length() - 1};
+    static constexpr int CODES = {len(fmt.codebook)}, INDEX_BITS = {found.bits}, COPIES = {found.copies};
+    static constexpr int EXPONENT = {level_exponent(fmt)};  // of levels as halves
+    static __device__ float level(u32 code) {{ return __ldg({fmt.name}_levels + code); }}
+    // The code of the level that has so many edges below it, RANKS if that is their number.
+    static constexpr bool RANKS = {int(np.array_equal(codes, np.arange(len(codes))))};
+    static __device__ u32 code(int below) {{ return {fmt.name}_numbers[below]; }}
+    // Those edges, in order, for values times SCALE and as SHORT_EDGES, if there are any: qgemm/codec/codebook.py.
+    static constexpr float LEAST = {float(LEAST).hex()}f, SCALE = {SCALE.hex()}f;
+    static constexpr bool SHORT_EDGES = {int(short is not None)};
+    static __device__ float edge(int i) {{ return {fmt.name}_edges[i]; }}
+    static __device__ float halfway(int i) {{ return {fmt.name}_halves[i]; }}
+    static __device__ float short_edge(int i) {{ return {fmt.name}_short_edges[i]; }}
+    // Of BINS bins of values, none with two edges if they are APART, edges before it.
+    static constexpr int BINS = {BINS}, APART = {int(apart)};
+    static __device__ u32 before(int bin) {{ return {fmt.name}_before[bin]; }}
+}};
+using BookOf = {fmt.name}_codebook;
+"""
+
+
+def _floats(values: Any) -> str:
+    return _list(f"{value.hex()}f" for value in values.tolist())
+
+
+def block_structs(fmt: Format) -> str:
+    """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
+
+    Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
+    in an index; where they begin in a span (TO), the lane's words(share) (PARTS of CHUNK); base(span, t) + offset(step,
+    j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first plane. Of a
+    field per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and
+    in the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
+    """
+    tile = tile_dtype(fmt)
+    span = tile["spans"].base
+    structs, visits = [_block(fmt)], {"codes": "", "per_block": ""}
+    for name, (field, at, *_) in (fmt.dtype.fields or {}).items():
+        struct = f"{fmt.name}_block_{name}"
+        if name in fmt.slots:
+            _, parts, _, chunk = span[name].shape
+            base, offset = bits_of_codes(fmt, name)
+            structs.append(f"__constant__ u16 {struct}_base[] = {_list(base)};")
+            planes = planes_of(fmt, name)
+            numbers = {"BITS": parts * chunk, "PLANES": planes, "MASK": (1 << parts * chunk // planes) - 1}
+            known = table(fmt)
+            numbers |= {
+                "PAIRS": 1 if known is None else known.pairs,
+                "PARTS": parts,
+                "CHUNK": chunk,
+                "TO": _offset(span, name),
+            }
+            functions = f"""static int base(int span, int t) {{ return {struct}_base[4 * span + t]; }}
+    static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{name}; }}
+    static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
+"""
+        else:
+            to = _offset(tile, name) - tile["spans"].itemsize
+            numbers = {"BYTES": field.itemsize, "UNIT": tile[name].base.itemsize, "AT": at, "TO": to}
+            functions = ""
+        constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
+        structs.append(f"struct {struct} {{ static constexpr int {constants}; {functions}}};")
+        visits["codes" if name in fmt.slots else "per_block"] += f"visit({struct}()); "
+    for kind, calls in visits.items():
+        structs.append(f"template <class Visit> void for_{kind}(Visit visit) {{ {calls}}}")
+    return "\n".join([f"constexpr int BLOCK_BYTES = {fmt.block_bytes}, BLOCK_WEIGHTS = {fmt.weights};", *structs])
+
+
+def _block(fmt: Format) -> str:
+    """C++ for one block of a format that kernels write whole."""
+    if fmt.encode is None or not fmt.integer:
+        return ""
+    fields = ((name, fmt.dtype[name]) for name in fmt.dtype.names or ())
+    members = (f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields)
+    return f"struct {fmt.name}_block {{ {' '.join(members)} }};\nusing Block = {fmt.name}_block;"
+
+
+def _offset(dtype: Any, name: str) -> int:
+    return int(dtype.fields[name][1])
+
+
+def _list(values: Iterable[Any]) -> str:
+    return f"{{{', '.join(map(str, values))}}}"
+
+
+def _members(fields: list[tuple[str, Any]]) -> str:
+    """C++ members of GROUPS row groups each, and a copy of some row groups of a whole one."""
+    names = [name for name, _ in fields]
+    dims = ("".join(f"[{n}]" for n in dtype.shape[1:]) for _, dtype in fields)
+    members = [
+        f"{C_TYPES[dtype.base.str]} {name}[GROUPS]{dim};" for (name, dtype), dim in zip(fields, dims, strict=True)
+    ]
+    copies = [f"copy({name}, from.{name}[first], sizeof({name}));" for name in names]
+    return f"""{" ".join(members)}
+    // Fill from the row groups of a whole one that start at `first`: copy(to, from, bytes), once or once a field.
+    template <class Whole, class Copy>
+    __device__ void copy_from(const Whole& from, int first, Copy copy) {{
+        if constexpr (GROUPS == WARPS) {{ copy(this, &from, sizeof(*this)); }} else {{ {" ".join(copies)} }}
+    }}"""
+
+
+def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:
+    """The translation unit of one kernel: its format and template parameters, then the file that knows neither.
+
+    A str parameter becomes a type (`using In = half;`), an int a constant (`constexpr int TOKENS = 8;`).
+    """
+    lines = [
+        '#include "types.cuh"',
+        f"constexpr int X_COLUMNS = {SPAN}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
+        f"constexpr int MOST_PRODUCTS = {products.MOST}, PRODUCTS_BYTES = {ctypes.sizeof(products.Products)};",
+        '#include "activations.cuh"',
+    ]
+    if fmt is not None:
+        lines += [tile_struct(fmt), block_structs(fmt), f'#include "formats/{fmt.name}.cuh"']
+        lines += [f"template <int GROUPS> using SpanOf = {fmt.name}_span<GROUPS>;"]
+        lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", '#include "tile.cuh"']
+    for name, value in template.items():
+        lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
+    lines += [make(template) for make in GENERATED.get(kernel, ())]
+    return "\n".join([*lines, f'#include "{kernel}.cu"', ""])
+
+
+def wgmma(template: Mapping[str, str | int]) -> str:
+    """C++ for the wgmma of a token tile: every size has its own instruction, with so many registers.
+
+    d += a (64 x 16) @ b (16 x TOKENS): what a lane holds of d is rows g (d[4 i], d[4 i + 1]) and g + 8, tokens
+    8 i + 2 t and 8 i + 2 t + 1 of its warp's 16 rows.
+    """
+    tokens, kind = int(template["TOKENS"]), {"half": "f16", "bf16": "bf16"}[str(template["In"])]
+    sums = tokens // 2
+    d = ", ".join(f"%{i}" for i in range(sums))
+    a = ", ".join(f"%{sums + i}" for i in range(4))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
+    return f"""
+__device__ __forceinline__ void wgmma(float (&d)[{sums}], const u32 (&a)[4], unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{kind}.{kind} "
+                 "{{{d}}}, {{{a}}}, %{sums + 4}, p, 1, 1, 0; }}"
+                 : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}}
+"""
+
+
+GENERATED = {"prefill": (wgmma,)}  # what a kernel needs besides its constants: makers of C++ from its template
+
+
+def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
+    """NVRTC: source -> (cubin for arch, ptxas' report of registers and spills). CompileError holds the log."""
+    nvrtc, include = _nvrtc()
+    options = [f"--gpu-architecture={arch}", *OPTIONS, "--ptxas-options=-v"]
+    options += [f"--include-path={path}" for path in (kernels_dir(), include)]
+    encoded = [option.encode() for option in options]
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"qgemm.cu", 0, [], [])
+    _check(nvrtc, status, "cannot create a program")
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = bytearray(size)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        report = log.rstrip(b"\0").decode(errors="replace")
+        _check(nvrtc, status, f"compiling for {arch} failed:\n{report}")
+        status, size = nvrtc.nvrtcGetCUBINSize(program)
+        _check(nvrtc, status, f"no cubin for {arch}")
+        cubin = bytearray(size)
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+        return bytes(cubin), report
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@cache
+def nvrtc_version() -> tuple[int, int]:
+    """The version of the NVRTC library; CompileError if there is none."""
+    nvrtc, _ = _nvrtc()
+    status, major, minor = nvrtc.nvrtcVersion()
+    _check(nvrtc, status, "NVRTC does not tell its version")
+    return major, minor
+
+
+@cache
+def _nvrtc() -> tuple[Any, str]:
+    """The NVRTC binding and the folder of cuda_fp16.h."""
+    try:
+        from cuda.bindings import nvrtc
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError as error:
+        raise CompileError(f"compiling kernels needs cuda-bindings: pip install 'qgemm[cuda13]' ({error})") from None
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # the binding is there, the library is not
+        raise CompileError(f"the NVRTC library was not found: pip install 'qgemm[cuda13]' ({error})") from None
+    include = find_nvidia_header_directory("cudart")
+    if include is None:
+        raise CompileError("the CUDA headers (cuda_fp16.h) were not found: pip install 'qgemm[cuda13]'")
+    return nvrtc, include
+
+
+def _check(nvrtc: Any, status: Any, problem: str) -> None:
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"{problem} ({status.name})")
+
+
+def cached_cubin(source: str, arch: str) -> bytes:
+    """The cubin of a source for an arch, from the cache or compiled into it.
+
+    The cache is $QGEMM_CACHE_DIR, else $XDG_CACHE_HOME/qgemm, else ~/.cache/qgemm; where it cannot be written,
+    every process compiles anew. An entry starts with the SHA-256 of its cubin, so that a damaged one is replaced.
+    """
+    facts = (source, sources_digest(), arch, OPTIONS, nvrtc_version())
+    path = cache_dir() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.cubin"
+    try:
+        digest, cubin = path.read_bytes()[:32], path.read_bytes()[32:]
+        if hashlib.sha256(cubin).digest() == digest:
+            return cubin
+    except OSError:
+        pass  # not compiled yet
+    cubin, _ = compile_cubin(source, arch)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(cubin).digest() + cubin)
+        os.replace(file.name, path)
+    except OSError:
+        pass  # read-only home: slower, not wrong
+    return cubin
+
+
+def cache_dir() -> Path:
+    """The folder of compiled kernels; asked for only when a kernel is needed."""
+    if chosen := os.environ.get("QGEMM_CACHE_DIR"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qgemm"
+
+
+@cache
+def sources_digest() -> str:
+    """SHA-256 of every file in kernels/: an edited header never meets a stale cubin."""
+    folder, digest = kernels_dir(), hashlib.sha256()
+    for path in sorted(folder.rglob("*.cu*")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def arch_of(compute_capability: tuple[int, int]) -> str:
+    """The NVRTC architecture of a GPU: (9, 0) -> sm_90a, which alone has wgmma; otherwise sm_XY."""
+    name = "sm_{}{}".format(*compute_capability)
+    return f"{name}a" if f"{name}a" in ARCHS else name
+
+
+_loaded: dict[Any, Any] = {}
+_loading = threading.Lock()  # so that threads that need the same kernel do not compile it each
+
+
+def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Any:
+    """The kernel as a CuPy function on the current device, compiled at first use."""
+    import cupy
+
+    device = cupy.cuda.runtime.getDevice()
+    key = (device, kernel, fmt, *template.values())
+    if key in _loaded:
+        return _loaded[key]
+    with _loading:
+        if key not in _loaded:
+            properties: Mapping[str, Any] = cupy.cuda.runtime.getDeviceProperties(device)
+            arch = arch_of((properties["major"], properties["minor"]))
+            module = cupy.cuda.function.Module()
+            module.load(cached_cubin(compose(kernel, fmt, **template), arch))
+            _loaded[key] = module.get_function(kernel)
+    return _loaded[key]

@@ -1,0 +1,1 @@
+"""One module a kernel: the problems it takes, its configs, its template and its launch."""

@@ -1,0 +1,60 @@
+"""Launching the kernels between x and its Q8_1 blocks, and where a stream keeps the blocks of a product's x."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.jit import jit
+from qgemm.cuda.layout import activations
+from qgemm.cuda.layout import tile as tiles
+
+THREADS = 128  # of a CTA
+SHARE = 8  # columns of a thread
+
+
+@cache
+def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
+    """The kernel that quantizes M rows of K activations. Its pointers are x, a multiple of 16, and the blocks."""
+    shares = -(-k // tiles.SPAN) * (tiles.SPAN // SHARE)
+    return _launch(jit.load("quantize_activations", In=source), (m, -(-shares // THREADS)), k, m)
+
+
+@cache
+def dequantize_launch(device: int, out: str, k: int, m: int) -> Launch:
+    """The kernel that decodes M rows of K quantized activations. Its pointers are the blocks and x."""
+    return _launch(jit.load("dequantize_activations", Out=out), (m, -(-k // (SHARE * THREADS))), k, m)
+
+
+@cache
+def round_launch(device: int, source: str, out: str, k: int, m: int) -> Launch:
+    """The kernel that makes of M rows of K activations what their blocks decode to. Its pointers are both, of 16."""
+    return _launch(jit.load("round_activations", In=source, Out=out), (-(-m * k // (SHARE * THREADS)), 1), k, m)
+
+
+def _launch(function: Any, grid: tuple[int, int], k: int, m: int) -> Launch:
+    pointers = (ctypes.c_void_p * 2)()
+    arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
+    arguments = (*arrays, ctypes.c_int64(k), ctypes.c_int(m))
+    return Launch(function, grid, THREADS, 0, arguments, pointers, 2)
+
+
+_workspaces: dict[tuple[int, int, int, int], Any] = {}
+
+
+def workspace(stream: int, k: int, m: int) -> Any:
+    """Where a stream's "a8" products of this size keep their quantized x, one after the other.
+
+    It is never freed (16 rows of 16384 take 320 KB), so that a captured graph may be replayed whenever its stream's
+    other work is done.
+    """
+    import cupy
+
+    key = (cupy.cuda.runtime.getDevice(), stream, k, m)
+    if key not in _workspaces:
+        _workspaces[key] = cupy.empty((-(-k // tiles.SPAN), m, activations.DTYPE.itemsize), np.uint8)
+    return _workspaces[key]

@@ -1,0 +1,165 @@
+"""How the decode kernels share a matrix out: rows to CTAs, K to the warps of a CTA, memory to their rings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from qgemm.codec.format import Format
+from qgemm.cuda.jit.jit import Template
+from qgemm.cuda.layout import activations
+from qgemm.cuda.layout.tile import SPAN, WARPS, columns, scales_once, spans, table_bytes, tile_dtype
+
+COLUMN_TILE = 8  # tokens of an operand of the tensor cores: so many have their place, be there fewer
+PADDING = 8  # numbers after a token's share of a span, against bank conflicts
+TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
+    "half": 2 * (SPAN + PADDING),
+    "bf16": 2 * (SPAN + PADDING),
+    "float": 4 * (SPAN + PADDING),
+    "Activations": activations.DTYPE.itemsize,
+}
+INSIDE = 16384  # numbers of x, all tokens', that a CTA of decode_a8 quantizes for itself at most
+SCALE_BYTES = 4  # of a decoded scale, float32
+SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
+BARRIERS = 1 << 10  # bytes of them that are kept beside the rings
+BULK_COPIES = 90  # the first compute capability that has them
+
+
+class Split(NamedTuple):
+    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, 8 being two strips, `splits` warps share K.
+
+    kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
+    strips, m: the least number of strips of 64 rows, and of rows of x. shared: bytes of shared memory that a CTA may
+    take, and half of which it always takes, which decides how many CTAs an SM holds; deep: the most spans in a ring.
+    """
+
+    kernels: tuple[str, ...]
+    tokens: tuple[int, ...]
+    least: int
+    strips: int
+    m: int
+    groups: int
+    splits: int
+    shared: int
+    deep: int
+
+
+A16, A8 = ("decode",), ("decode_a8",)
+
+# Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
+# flight an SM; with fewer than 101 strips half a strip to a CTA, so that every SM has one; with many, and several
+# tokens, two strips, which share x. Where there is one CTA for each SM, two must not fit, or some SMs get two: up to
+# twice the time.
+SPLITS_OF_K = (
+    #     kernel    tokens      sm  strips >=  m >=  groups  splits  shared      deep
+    Split(A16,      (8,),        90, 265,       5,    8,      12,     226 << 10,  4),
+    Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      113 << 10,  4),
+    Split(A16,      (1, 8, 16),  90, 101,       1,    4,      16,     226 << 10,  3),
+    Split(A16,      (1, 8, 16),  90, 67,        1,    2,      8,      113 << 10,  6),
+    Split(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     213 << 10,  4),
+    Split(A8,       (1, 8),      90, 133,       1,    4,      8,      113 << 10,  4),
+    Split(A8,       (1, 8),      90, 101,       1,    4,      16,     213 << 10,  4),
+    Split(A8,       (16,),       90, 133,       1,    4,      8,      75 << 10,   4),
+    Split(A8,       (16,),       90, 101,       1,    4,      16,     226 << 10,  2),
+    Split(A8,       (16,),       90, 34,        1,    2,      16,     226 << 10,  2),
+    Split(A8,       (1, 8),      90, 34,        1,    2,      16,     213 << 10,  6),
+    Split(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  4),
+    Split(A8,       (1, 8),      90, 0,         1,    1,      16,     226 << 10,  6),
+    Split(A8,       (16,),       90, 0,         1,    1,      16,     226 << 10,  2),
+    Split(A16 + A8, (1, 8, 16),  80, 34,        1,    4,      8,      75 << 10,   4),
+    Split(A16 + A8, (1, 8, 16),  80, 0,         1,    1,      16,     75 << 10,   4),
+)  # fmt: skip
+
+# The same with a codebook, whose table of levels all warps of a CTA share. Shared memory is what limits, so rings are
+# short.
+SPLITS_OF_LEVELS = (
+    #     kernel    tokens      sm  strips >=  m >=  groups  splits  shared      deep
+    Split(A16,      (1, 8, 16),  90, 265,       1,    8,      8,      112 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 265,       1,    8,      6,      112 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      112 << 10,  4),
+    Split(A16,      (1, 8, 16),  90, 133,       1,    8,      8,      226 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 67,        1,    4,      16,     226 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     226 << 10,  2),
+    Split(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  2),
+    Split(A16,      (1, 8, 16),  80, 34,        1,    4,      8,      113 << 10,  4),
+    Split(A16,      (1, 8, 16),  80, 0,         1,    1,      16,     113 << 10,  4),
+)  # fmt: skip
+
+
+def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split]:
+    """The rows for this format, kernel and token tile on this GPU, or else on the one before it.
+
+    With a codebook, of them those that have the memory for its table and two spans a warp; the last serves all.
+    """
+    table = SPLITS_OF_K if fmt.codebook is None else SPLITS_OF_LEVELS
+    rows = [row for row in table if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
+    rows = [row for row in rows if row.least == max(row.least for row in rows)]
+
+    def fits(row: Split) -> bool:
+        return table_bytes(fmt) + row.splits * ring_bytes(fmt, row.groups, tokens, 2, kernel, "half") <= row.shared
+
+    return (row for row in rows if fmt.codebook is None or fits(row) or row is rows[-1])
+
+
+def split_of(fmt: Format, kernel: str, tokens: int, m: int, strips: int, sm: int) -> Split:
+    """The first of these rows for M rows of x, and so many strips of 64 rows of W."""
+    return next(row for row in splits_for(fmt, kernel, tokens, sm) if strips >= row.strips and m >= row.m)
+
+
+def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, source: str) -> int:
+    """Shared memory of a warp of a decode kernel, as `RingOf` and `Memory` in kernels/ lay it out.
+
+    `depth` stages, each the codes of some row groups of a span and its share of x, which comes as `source`; the fields
+    per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from the rings where it
+    quantizes it.
+    """
+    dtype = tile_dtype(fmt)
+    span = dtype["spans"].base.itemsize
+    fields = (dtype.itemsize - spans(fmt) * span) * groups // WARPS
+    x = 0 if kernel == "decode_a8" and source != "Activations" else max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
+    decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups if scales_once(fmt) else 0
+    return depth * (span * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
+
+
+def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
+    """Shared memory of a CTA for the most x that it quantizes itself; all tokens of a tile are read.
+
+    Whatever the size of x: what a function may have is set for all of its launches.
+    """
+    if kernel != "decode_a8" or source == "Activations":
+        return 0
+    return (INSIDE // SPAN + tokens) * TOKEN_BYTES["Activations"]
+
+
+def in_flight(fmt: Format, depth: int) -> int:
+    """Tiles that `depth` consecutive spans may belong to."""
+    return 1 + -(-(depth - 1) // spans(fmt))
+
+
+def shared_limit(sm: int) -> int:
+    """Bytes of shared memory that the rings of a CTA can have on this GPU."""
+    return (SHARED[max(known for known in SHARED if known <= sm)] << 10) - BARRIERS
+
+
+def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source: str, sm: int) -> Template:
+    """The template of a decode kernel: rings as deep as fit, of at least two spans, and fewer warps where they must."""
+    limit, splits, depth = shared_limit(sm), split.splits, 2
+
+    def size(depth: int) -> int:
+        rings = splits * ring_bytes(fmt, split.groups, tokens, depth, kernel, source)
+        return table_bytes(fmt) + rings + quantized_bytes(kernel, source, tokens)
+
+    while size(depth) > limit:
+        splits -= 1
+    while depth < split.deep and size(depth + 1) <= min(split.shared, limit):
+        depth += 1
+    return {
+        "In": source,
+        "TOKENS": tokens,
+        "GROUPS": min(split.groups, WARPS),
+        "STRIPS": max(1, split.groups // WARPS),
+        "SPLITS": splits,
+        "DEPTH": depth,
+        "BULK": int(sm >= BULK_COPIES),
+        "WARP_BYTES": ring_bytes(fmt, split.groups, tokens, depth, kernel, source),
+    }

@@ -1,0 +1,181 @@
+"""Launching prefill_mma and prefill_a8: many rows of x on tensor cores by mma.sync, for GPUs from sm_80 on."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, NamedTuple
+
+from qgemm.codec.format import Format
+from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.jit import jit
+from qgemm.cuda.layout import tile as tiles
+
+from .decode_config import TOKEN_BYTES, shared_limit
+
+
+class Cut(NamedTuple):
+    """How a kernel cuts y: a CTA has `tokens` rows of x and `strips` * 64 rows of W.
+
+    groups: of 16 rows of W, of a warp. splits: of every `splits` spans of K, one is a warp's. us: that a CTA takes a
+    span, about.
+    """
+
+    kernel: str
+    tokens: int
+    strips: int
+    groups: int
+    splits: int
+    us: float
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return tiles.LANES * tiles.WARPS * self.strips // self.groups * self.splits
+
+
+A16, A8 = "prefill_mma", "prefill_a8"
+
+# Measured on an H200 with q4_0. Of every cut at least three stages must fit into shared memory.
+CUTS = (
+    #   kernel tokens  strips  groups  splits  us
+    Cut(A16,   128,    4,      2,      1,      1.38),
+    Cut(A16,   64,     4,      2,      1,      0.80),
+    Cut(A16,   64,     1,      2,      4,      0.32),
+    Cut(A16,   32,     4,      2,      2,      0.51),
+    Cut(A16,   32,     1,      2,      4,      0.19),
+    Cut(A16,   16,     4,      2,      2,      0.40),
+    Cut(A16,   16,     1,      2,      8,      0.15),
+    Cut(A16,   16,     1,      2,      2,      0.60),
+    Cut(A8,    64,     4,      2,      1,      1.19),
+    Cut(A8,    64,     1,      2,      4,      0.34),
+    Cut(A8,    32,     4,      4,      2,      0.59),
+    Cut(A8,    32,     2,      4,      4,      0.32),
+    Cut(A8,    32,     1,      2,      4,      0.19),
+)  # fmt: skip
+TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a span, in shared memory
+STORED = 32  # tokens whose sums are in shared memory at a time
+SHALLOW, DEEP = 3, 8  # stages, at least and at most
+
+
+class Plan(NamedTuple):
+    """A cut, and how many CTAs share a tile of y along K."""
+
+    cut: Cut
+    slices: int = 1
+
+
+MOST_SLICES = 4
+WAVES = 2  # of CTAs, at most, if tiles are shared: bounds the memory of their sums
+ADDING_US = 4.0, 2.4  # what adding up takes: always, and for 128 tokens of 256 rows of a slice
+
+
+def cuts_for(kernel: str, fmt: Format, sm: int) -> tuple[Cut, ...]:
+    """The rows of CUTS for a kernel whose stages fit into the shared memory of this GPU."""
+    fitting = (cut for cut in CUTS if shared_bytes(fmt, cut, SHALLOW) <= shared_limit(sm))
+    return tuple(cut for cut in fitting if cut.kernel == kernel)
+
+
+def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, processors: int) -> Plan:
+    """The plan that takes least, on a GPU of so many SMs."""
+    spans = -(-shape[1] // tiles.SPAN)
+
+    def us(plan: Plan) -> float:
+        ctas = tiles_of(plan.cut, shape[0], m) * plan.slices
+        alone = -(-ctas // processors) * -(-spans // plan.slices) * plan.cut.us
+        sums = plan.slices * plan.cut.splits * plan.cut.tokens * plan.cut.strips / (128 * 4)
+        return alone + (plan.slices > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
+
+    plans = (Plan(cut, slices) for cut in cuts_for(kernel, fmt, sm) for slices in range(1, MOST_SLICES + 1))
+    return min((plan for plan in plans if may_share(plan, shape[0], m, processors)), key=us)
+
+
+def may_share(plan: Plan, n: int, m: int, processors: int) -> bool:
+    """Whether the CTAs that share tiles are few enough."""
+    return plan.slices == 1 or tiles_of(plan.cut, n, m) * plan.slices <= WAVES * processors
+
+
+def tiles_of(cut: Cut, n: int, m: int) -> int:
+    """Tiles of y."""
+    return -(-n // (cut.strips * tiles.ROWS)) * -(-m // cut.tokens)
+
+
+def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
+    """Shared memory of a CTA: the table of a codebook's levels, and `depth` stages of codes, fields and x.
+
+    The sums take the place of all at the end.
+    """
+    dtype = tiles.tile_dtype(fmt)
+    weights = dtype.itemsize - (tiles.spans(fmt) - 1) * dtype["spans"].base.itemsize
+    stage = cut.splits * (cut.strips * weights + cut.tokens * TOKEN[cut.kernel])
+    sums = cut.splits * min(cut.tokens, STORED) * (cut.strips * tiles.ROWS + 4) * 4
+    return max(tiles.table_bytes(fmt) + depth * stage, sums)
+
+
+def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> jit.Template:
+    """The template of the cut's kernel: as many stages as fit."""
+    depth = next(deep for deep in range(DEEP, SHALLOW - 1, -1) if shared_bytes(fmt, cut, deep) <= shared_limit(sm))
+    sizes = {"TOKENS": cut.tokens, "STRIPS": cut.strips, "GROUPS": cut.groups, "SPLITS": cut.splits, "DEPTH": depth}
+    return {"In": source, "Out": out, **sizes, "MOST_SLICES": MOST_SLICES}
+
+
+@cache
+def launch(
+    device: int, fmt: Format, shape: tuple[int, int], m: int, source: str, out: str, exponent: int, plan: Plan | None
+) -> tuple[Launch, int, int]:
+    """The launch for every matrix of this shape, format and exponent and M rows of x.
+
+    Its pointers are w, x, y, and the arrays of `slices` for the numbers of sums and tiles that come with it.
+    """
+    import cupy
+
+    on = cupy.cuda.Device(device)
+    (n, k), sm = shape, int(on.compute_capability)
+    kernel = A8 if source == "Activations" else A16
+    cut, slices = plan or plan_of(kernel, fmt, shape, m, sm, on.attributes["MultiProcessorCount"])
+    constants, count = template(fmt, cut, source, out, sm), tiles_of(cut, n, m)
+    pointers = (ctypes.c_void_p * 5)()
+    arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
+    sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(slices)
+    level = tiles.level_exponent(fmt)
+    factors = ctypes.c_float(2.0 ** (level - exponent)), ctypes.c_float(2.0**exponent)
+    made = Launch(
+        jit.load(kernel, fmt, **constants),
+        count * slices,
+        cut.threads,
+        shared_bytes(fmt, cut, int(constants["DEPTH"])),
+        (*arrays, *sizes, *(factors if kernel == A16 else ())),
+        pointers,
+        len(pointers),
+    )
+    shared = slices > 1
+    return made, shared * count * slices * cut.splits * cut.strips * tiles.ROWS * cut.tokens, shared * count
+
+
+@cache
+def slices(device: int, stream: int, sums: int, tiles: int) -> tuple[Any, Any]:
+    """Where a stream's products keep the sums of slices, and count them.
+
+    Never freed, so that a captured graph may be replayed whenever its stream's other work is done.
+    """
+    import cupy
+
+    with cupy.cuda.Device(device):
+        return cupy.empty(sums, "float32"), cupy.zeros(tiles, "uint32")
+
+
+MOST_EXPONENT = 126  # beyond it the factor is no float32
+
+
+def multiply(x: Any, w: Any, y: Any, source: str, out: str, stream: int, plan: Plan | None = None) -> None:
+    """y [M, N] = x times a DeviceTensor, on a raw stream handle; source, out: types of x, y.
+
+    x: [M, K] of half or bf16, or the data of DeviceActivations, whose type is "Activations".
+    """
+    if x.data.ptr % 16:  # a view into an array: the kernel copies 16 bytes at a time
+        x = x.copy()
+    exponent = max(-MOST_EXPONENT, min(w.exponent, MOST_EXPONENT)) if source == "half" else 0
+    run, *shared = launch(w.device, w.format, w.shape, len(y), source, out, exponent, plan)
+    # Of few sizes: each stays.
+    sums, counters = slices(w.device, stream, *(1 << size.bit_length() for size in shared))
+    run(stream, w.pointer, x.data.ptr, y.data.ptr, sums.data.ptr, counters.data.ptr)

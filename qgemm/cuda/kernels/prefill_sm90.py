@@ -1,0 +1,164 @@
+"""The prefill kernel on the host: its grid, the tensor map of x, the workspace of tiles that CTAs share."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from qgemm.codec.format import Format
+from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.driver.tensor_map import TensorMap
+from qgemm.cuda.jit import jit
+from qgemm.cuda.layout import tile as tiles
+
+from .decode import Shape
+from .products import TYPE_CODES, Types
+from .sm90_config import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
+
+WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
+IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a tile has so many units along K
+PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose parts have different numbers of multiprocessors
+# Pieces of a tile, and the time it takes to add up their sums in that of a span of 64 columns of a strip. On an H200 a
+# pair exchanges them in half a microsecond; through global memory it takes two and more.
+SUMS = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
+FLAG = 4  # bytes of what says that a part is complete
+MOST_LAUNCHES = 1024  # kept
+
+
+class Grid(NamedTuple):
+    """A persistent grid: `ctas` take `whole` tiles of y in turn; those after them are cut along K, a piece a CTA.
+
+    paired: into so many pieces each, an even number, for pairs of CTAs that exchange sums through shared memory, or 0.
+    """
+
+    ctas: int
+    whole: int
+    paired: int = 0
+
+
+def grid_of(count: int, units: int, slots: int, lone: bool = False, spans: int = 1) -> Grid:
+    """For so many tiles of y, each of so many units along K, on a GPU that holds `slots` CTAs at a time.
+
+    Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
+    more than WASTE of the GPU idle. Few tiles are cut into equal pieces, as many as make the time shortest, unless they
+    leave more than IDLE and a CTA may have several (not `lone`). spans: of all strips of a tile, in a unit.
+    """
+    if count <= slots:
+        most = min(slots // count, units)
+        if count * most < slots * (1 - IDLE) and units >= max(CUT_UNITS, slots // count) and not lone:
+            return Grid(slots, 0)
+        costs = {pieces: -(-units // pieces) * spans + sums for pieces, sums in SUMS.items() if pieces <= most}
+        pieces = min(costs, key=costs.__getitem__)
+        return Grid(count * pieces, count if pieces == 1 else 0, 0 if pieces % PAIR else pieces)
+    if -(-count // slots) * slots <= count * (1 + WASTE):
+        return Grid(slots, count)
+    return Grid(slots, (count // slots - 1) * slots)
+
+
+class Divisor(ctypes.Structure):
+    """What divides by a number on the GPU: see Divisor in kernels/streamk.cuh."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in ("factor", "shift")]
+
+    @classmethod
+    def of(cls, number: int) -> Divisor:
+        """For a number from 1 to 2^31."""
+        shift = (number - 1).bit_length()
+        return cls(-(-(1 << 31 + shift) // number), shift)
+
+
+class Cut(ctypes.Structure):
+    """How the CTAs of a grid share what is cut along K: see Cut in kernels/streamk.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("whole", "paired", "piece", "rest")),
+        *((name, Divisor) for name in ("ctas", "units", "row_tiles")),
+    ]
+
+
+def cut_of(grid: Grid, count: int, units: int, row_tiles: int) -> Cut:
+    """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
+    piece, rest = divmod((count - grid.whole) * units, grid.ctas)
+    return Cut(grid.whole, grid.paired, piece, rest, *map(Divisor.of, (grid.ctas, units, row_tiles)))
+
+
+class Pointers(ctypes.Structure):
+    """What changes from call to call but for the map of x: the workspace, w, and y with what is added to it.
+
+    With the types that follow, the last three are the kernel's Epilogue.
+    """
+
+    _fields_ = [("parts", ctypes.c_void_p), ("w", ctypes.c_void_p), ("outputs", ctypes.c_void_p * 3), ("types", Types)]
+
+
+class PrefillLaunch:
+    """The prefill kernel for all matrices of one shape and format, and so many rows of x.
+
+    A call takes a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple of 16.
+    """
+
+    def __init__(
+        self, device: int, fmt: Format, shape: tuple[int, int], m: int, source: str, out: Shape,
+        tiling: Tiling | None = None,
+    ) -> None:  # fmt: skip
+        """On the current device, for x of type `source`; a `tiling` other than the table's to measure it."""
+        (n, k), strips = shape, -(-shape[0] // tiles.ROWS)
+        tiling = tiling or tiling_of(fmt, m, strips, k, sms(device))
+        template = prefill_template(fmt, tiling, source)
+        of_y = tiling.tiles(m, strips)
+        units = -(-k // tiling.unit(fmt))
+        grid = grid_of(of_y, units, sms(device), tiling.lone, tiling.strips * tiling.unit(fmt) // tiles.SPAN)
+        assert not (tiling.lone and of_y > grid.ctas)
+        function, block, shared = jit.load("prefill", fmt, **template), tiling.threads, int(template["SHARED"])
+        self._size = 0  # of the workspace
+        if grid.whole < of_y and grid.paired != PAIR:
+            size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL
+            self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
+        self._map, self._box = TensorMap.aligned(), (source, m, k, min(m, tiling.tokens))
+        self._x, self._device = 0, device
+        self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
+        pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
+        parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
+        sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
+        cut = cut_of(grid, of_y, units, -(-strips // tiling.strips))
+        arguments = (self._map, w, pointers.outputs, parts, *sizes, cut)
+        count = 2 + len(pointers.outputs)
+        self._launch = Launch(
+            function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.paired else 0
+        )
+        self.grid, self.template = grid, template
+
+    def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
+        parts = _workspace(self._device, stream, self._size).data.ptr if self._size else 0
+        with self._lock:
+            if x != self._x:
+                self._map.encode(x, *self._box)
+                self._x = x
+            self._launch(stream, parts, w, y, bias, residual)
+
+
+prefill_launch = lru_cache(maxsize=MOST_LAUNCHES)(PrefillLaunch)
+
+
+@cache
+def sms(device: int) -> int:
+    """Multiprocessors of a device."""
+    import cupy
+
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+@cache
+def _workspace(device: int, stream: int, size: int) -> Any:
+    """Where a stream's products keep parts of tiles that CTAs share. Never freed, see cuda._workspace.
+
+    Its flags are zero before any kernel starts, whatever the stream does, capturing included.
+    """
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True) as own:
+        made = cupy.zeros(FLAG * MOST_PARTS + size, "uint8")
+        own.synchronize()
+    return made

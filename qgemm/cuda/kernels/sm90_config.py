@@ -1,0 +1,292 @@
+"""How the prefill kernel cuts y and K: rows and tokens to tiles, K to warpgroups, memory to stages."""
+
+from __future__ import annotations
+
+from math import gcd, inf
+from typing import NamedTuple
+
+from qgemm.codec.format import Format
+from qgemm.cuda.jit.jit import Template
+from qgemm.cuda.layout.row_scale import range_of
+from qgemm.cuda.layout.tile import ROWS, SPAN, spans, table_bytes, tile_dtype
+
+SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
+PARTIAL = 4  # bytes of a sum
+STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a strip before it is stored
+BARRIERS = 1 << 10  # bytes of them, and of alignment
+MOST_IDLE = 3000  # columns; work that is shared out evenly, its sums through global memory, takes as much longer
+DEEP = 12  # stages of a ring at most
+MOST_PARTS = 4096  # that CTAs hand over: chunks of each strip of each CTA, of a GPU with many multiprocessors
+ARRIVALS = 1  # of a warp that has read a stage; see the kernel
+
+
+class Tiling(NamedTuple):
+    """A CTA has a tile of `strips` * 64 rows of W and `tokens` rows of x.
+
+    m, least, share: it is for up to so many rows of x, at least so many strips of 64 rows of W, and at least so many
+    columns of a strip for each multiprocessor.
+    splits: warpgroups that share K, for each strip of the tile. stage: spans of 64 columns in a stage of its ring;
+    deep: the most stages, of which as many are taken as fit.
+    lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
+    where its stages have been: there is memory for more of them, and its warpgroups store a part of the tile each.
+    needs, spans, codebook: it is for formats of which so many stages fit (also more than `deep`), whose tiles have at
+    least so many spans, and only for those that look levels up in a table.
+    """
+
+    m: int
+    least: int
+    share: int
+    tokens: int
+    strips: int
+    splits: int
+    stage: int
+    lone: bool = False
+    needs: int = 1
+    spans: int = 1
+    codebook: bool = False
+    deep: int = DEEP
+
+    def tiles(self, m: int, strips: int) -> int:
+        """Of y, for M rows of x and so many strips of 64 rows of W."""
+        return -(-strips // self.strips) * -(-m // self.tokens)
+
+    def idle(self, m: int, strips: int, k: int, sms: int) -> float:
+        """Columns that a multiprocessor is idle for on average if each tile is cut into as many pieces as get a CTA."""
+        tiles = self.tiles(m, strips)
+        pieces = sms // tiles
+        return k / pieces - k * tiles / sms if pieces else inf
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: its warpgroups, and the producers'."""
+        return 128 * (self.strips * self.splits + 1)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that are added up and stored at a time; small ones where warpgroups share them."""
+        return 16 if self.lone or self.tokens % 32 else 32
+
+    @property
+    def plain(self) -> Tiling:
+        """The same without what chooses among the rows of TILINGS."""
+        return self._replace(m=0, least=0, share=0, needs=1, spans=1, codebook=False)
+
+    def serves(self, fmt: Format) -> bool:
+        """Whether it is for this format."""
+        looked_up = fmt.codebook is not None or not self.codebook
+        return looked_up and spans(fmt) >= self.spans and memory_bytes(fmt, self, self.needs) <= SHARED
+
+    def hides(self, other: Tiling) -> bool:
+        """Whether nothing is left for a later row, of formats that this one serves."""
+        wider = self.m >= other.m and self.least <= other.least and self.share <= other.share
+        return wider and self.tokens >= other.tokens and not self.lone
+
+    def unit(self, fmt: Format) -> int:
+        """Columns at whose multiples the kernel may cut K: those of a stage, or of a tile if that is more."""
+        return max(self.stage, spans(fmt)) * SPAN
+
+
+# Measured on an H200, with tools/race_tilings.py. Two strips share x, of which an SM gets 60 bytes a cycle at most;
+# warpgroups that share K hide each other's decoding, three of them mostly, four where levels are looked up. Few strips
+# leave few tiles, of which smaller ones share the work better; but where a multiprocessor has much of it a tile may be
+# cut along K, long stages cost less, and super-blocks want whole tiles in a stage. Token tiles lie so close that one
+# more row of x costs little. Where few stages fit, of which each warpgroup keeps one, fewer warpgroups are faster.
+TILINGS = (
+    #      m <=   strips >=  share tokens strips  splits  stage
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, spans=4),
+    Tiling(16,   200,       0,    16,    2,      1,      4,     lone=True, spans=4),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8, lone=True),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, codebook=True),
+    Tiling(16,   200,       0,    16,    2,      2,      2,     lone=True),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     spans=4),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, codebook=True),
+    Tiling(16,   200,       0,    16,    2,      2,      2),
+    Tiling(16,   133,       0,    16,    2,      2,      4,     needs=8, lone=True),
+    Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, lone=True, codebook=True),
+    Tiling(16,   0,         2500, 16,    1,      3,      4,     needs=9, lone=True),
+    Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, codebook=True),
+    Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, spans=4),
+    Tiling(16,   0,         2500, 16,    1,      3,      4,     needs=9),
+    Tiling(16,   0,         0,    16,    1,      3,      4,     needs=12, lone=True, spans=4),
+    Tiling(16,   0,         0,    16,    1,      4,      2,     lone=True, codebook=True),
+    Tiling(16,   0,         0,    16,    1,      3,      2,     lone=True),
+    Tiling(16,   0,         0,    16,    1,      4,      4,     needs=12, spans=4),
+    Tiling(16,   0,         0,    16,    1,      4,      2),
+    Tiling(32,   400,       0,    32,    3,      1,      4,     needs=3),
+    Tiling(32,   200,       0,    32,    2,      2,      4,     needs=6),
+    Tiling(32,   200,       0,    32,    2,      2,      4,     needs=5, spans=4),
+    Tiling(32,   200,       0,    32,    2,      1,      4,     lone=True, spans=4),
+    Tiling(32,   200,       0,    32,    2,      1,      4,     spans=4),
+    Tiling(32,   200,       0,    32,    2,      2,      4,     lone=True, codebook=True),
+    Tiling(32,   200,       0,    32,    2,      2,      2,     codebook=True),
+    Tiling(32,   200,       0,    32,    2,      2,      2,     needs=9),
+    Tiling(32,   200,       0,    32,    2,      1,      2,     lone=True),
+    Tiling(32,   200,       0,    32,    2,      1,      2),
+    Tiling(32,   133,       0,    32,    3,      1,      4,     needs=3, lone=True),
+    Tiling(32,   0,         2500, 32,    1,      3,      4,     lone=True, codebook=True),
+    Tiling(32,   0,         2500, 32,    1,      2,      4,     lone=True, spans=4),
+    Tiling(32,   0,         2500, 32,    1,      3,      4,     needs=8, lone=True),
+    Tiling(32,   0,         2500, 32,    1,      2,      4,     spans=4),
+    Tiling(32,   0,         2500, 32,    1,      3,      4,     needs=8),
+    Tiling(32,   0,         0,    32,    1,      2,      4,     needs=9, lone=True, spans=4),
+    Tiling(32,   0,         0,    32,    1,      3,      2,     lone=True),
+    Tiling(32,   0,         0,    32,    1,      2,      2),
+    Tiling(48,   400,       0,    48,    3,      1,      4,     needs=3),
+    Tiling(48,   200,       0,    48,    2,      1,      4,     spans=4),
+    Tiling(48,   200,       0,    48,    2,      2,      2,     lone=True),
+    Tiling(48,   200,       0,    48,    2,      2,      2),
+    Tiling(48,   0,         2500, 48,    1,      2,      4,     needs=6, lone=True),
+    Tiling(48,   0,         2500, 48,    1,      2,      4,     needs=6),
+    Tiling(48,   100,       5000, 48,    2,      1,      4,     needs=4),
+    Tiling(48,   0,         0,    48,    1,      3,      2,     lone=True),
+    Tiling(48,   0,         0,    48,    1,      2,      4),
+    Tiling(64,   400,       0,    64,    3,      1,      4,     needs=3),
+    Tiling(64,   200,       0,    64,    2,      1,      4,     lone=True, spans=4),
+    Tiling(64,   200,       0,    64,    2,      1,      4,     spans=4),
+    Tiling(64,   400,       0,    64,    3,      1,      2),
+    Tiling(64,   200,       0,    64,    2,      2,      2,     codebook=True),
+    Tiling(64,   200,       0,    64,    2,      1,      2,     lone=True),
+    Tiling(64,   200,       0,    64,    2,      2,      2,     needs=8),
+    Tiling(64,   200,       0,    64,    2,      1,      2),
+    Tiling(64,   133,       0,    64,    3,      1,      4,     needs=3, lone=True),
+    Tiling(64,   133,       0,    64,    1,      2,      2,     codebook=True),
+    Tiling(64,   65,        5000, 64,    2,      2,      2,     lone=True, codebook=True),
+    Tiling(64,   0,         0,    64,    1,      3,      2,     lone=True, codebook=True),
+    Tiling(64,   0,         2500, 64,    1,      2,      4,     needs=5, lone=True),
+    Tiling(64,   0,         0,    64,    1,      2,      2,     lone=True),
+    Tiling(64,   65,        5000, 64,    2,      1,      4,     lone=True, spans=4),
+    Tiling(64,   65,        5000, 64,    2,      2,      2,     needs=8, lone=True),
+    Tiling(64,   65,        5000, 64,    2,      1,      2,     lone=True),
+    Tiling(64,   0,         0,    64,    1,      2,      2),
+    Tiling(80,   400,       0,    80,    3,      1,      4,     needs=3),
+    Tiling(80,   200,       0,    80,    2,      1,      4,     needs=3, spans=4),
+    Tiling(80,   100,       5000, 80,    2,      1,      4,     needs=3, spans=4),
+    Tiling(80,   400,       0,    80,    3,      1,      2),
+    Tiling(80,   200,       0,    80,    2,      1,      2),
+    Tiling(80,   100,       5000, 80,    2,      1,      2),
+    Tiling(80,   0,         0,    80,    1,      2,      2,     lone=True),
+    Tiling(80,   0,         0,    80,    1,      2,      2),
+    Tiling(96,   400,       0,    96,    3,      1,      2),
+    Tiling(96,   200,       0,    96,    2,      1,      4,     needs=3, spans=4),
+    Tiling(96,   33,        5000, 96,    2,      1,      4,     needs=3, spans=4),
+    Tiling(96,   200,       0,    96,    2,      1,      2),
+    Tiling(96,   100,       5000, 96,    2,      1,      2),
+    Tiling(96,   33,        5000, 96,    2,      1,      2,     spans=4),
+    Tiling(96,   0,         0,    96,    1,      2,      2,     lone=True),
+    Tiling(96,   0,         0,    96,    1,      2,      2),
+    Tiling(112,  200,       0,    112,   2,      1,      2),
+    Tiling(112,  0,         0,    112,   1,      2,      2),
+    Tiling(128,  400,       0,    128,   3,      1,      2),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=6, lone=True, codebook=True),
+    Tiling(128,  33,        5000, 128,   1,      2,      2,     needs=6, lone=True),
+    Tiling(128,  33,        5000, 128,   2,      1,      2),
+    Tiling(128,  100,       0,    128,   1,      2,      2,     needs=6, lone=True),
+    Tiling(128,  65,        0,    128,   2,      1,      2),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=6, lone=True),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, lone=True, spans=4),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, lone=True, codebook=True),
+    Tiling(128,  33,        3500, 128,   2,      1,      2),
+    Tiling(128,  0,         0,    64,    1,      3,      2,     lone=True, codebook=True),
+    Tiling(128,  0,         0,    64,    1,      2,      2,     lone=True),
+    Tiling(128,  0,         0,    64,    1,      2,      2),
+    Tiling(144,  65,        0,    144,   2,      1,      2),
+    Tiling(160,  65,        0,    160,   2,      1,      2),
+    Tiling(192,  65,        0,    192,   2,      1,      1),
+    Tiling(224,  65,        0,    224,   2,      1,      1),
+    Tiling(256,  133,       0,    256,   2,      1,      1),
+    Tiling(256,  65,        0,    256,   2,      1,      1,     codebook=True),
+    Tiling(256,  65,        0,    128,   2,      1,      2,     needs=5),
+    Tiling(256,  65,        5000, 256,   2,      1,      1),
+    Tiling(256,  97,        0,    256,   2,      1,      1),
+    Tiling(144,  33,        3500, 144,   2,      1,      2),
+    Tiling(160,  33,        3500, 160,   2,      1,      2),
+    Tiling(192,  33,        5000, 192,   2,      1,      1),
+    Tiling(160,  0,         0,    80,    1,      2,      2),
+    Tiling(192,  0,         0,    96,    1,      2,      2,     needs=6, lone=True),
+    Tiling(192,  0,         0,    96,    1,      2,      2),
+    Tiling(224,  0,         0,    112,   1,      2,      2),
+    Tiling(224,  33,        5000, 224,   2,      1,      1),
+    Tiling(256,  33,        5000, 256,   2,      1,      1,     codebook=True),
+    Tiling(256,  33,        5000, 128,   2,      1,      2,     lone=True),
+    Tiling(256,  33,        5000, 128,   2,      1,      2),
+    Tiling(256,  33,        5000, 256,   2,      1,      1),
+    Tiling(256,  0,         0,    128,   1,      2,      2,     needs=5, lone=True),
+    Tiling(256,  0,         0,    128,   2,      1,      2),
+    Tiling(144,  0,         0,    144,   2,      1,      2),
+    Tiling(160,  0,         0,    160,   2,      1,      2),
+    Tiling(384,  33,        0,    192,   1,      2,      1,     lone=True),
+    Tiling(192,  0,         0,    192,   2,      1,      1),
+    Tiling(448,  33,        0,    224,   1,      2,      1,     lone=True, spans=4),
+    Tiling(448,  33,        0,    224,   1,      2,      1,     lone=True, codebook=True),
+    Tiling(448,  0,         0,    112,   2,      1,      2),
+    Tiling(512,  0,         0,    128,   2,      1,      2),
+    Tiling(224,  0,         0,    224,   2,      1,      1),
+    Tiling(256,  0,         0,    256,   2,      1,      1),
+)  # fmt: skip
+TOKENS = tuple(sorted({tiling.tokens for tiling in TILINGS}))
+
+
+def tiling_of(fmt: Format, m: int, strips: int, k: int, sms: int) -> Tiling:
+    """The first row of TILINGS for M rows of x, so many strips of 64 rows of W, K columns and multiprocessors.
+
+    M beyond the largest token tile is shared out evenly over as few tiles as possible.
+    """
+    part = -(-m // -(-m // TOKENS[-1]))
+    share = strips * k // sms
+    fitting = (row for row in TILINGS if part <= row.m and strips >= row.least and share >= row.share)
+    for row in fitting:
+        whole = m <= row.m or part <= row.tokens
+        if whole and not (row.lone and row.idle(m, strips, k, sms) > MOST_IDLE) and row.serves(fmt):
+            return row
+    raise AssertionError("the last row is for everything")
+
+
+def compiled(fmt: Format) -> list[Tiling]:
+    """The tilings that products of a format may get, plain."""
+    rows: list[Tiling] = []
+    for row in TILINGS:
+        if row.serves(fmt) and not any(before.hides(row) for before in rows):
+            rows.append(row)
+    return list(dict.fromkeys(row.plain for row in rows))
+
+
+def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
+    """Shared memory of a CTA with so many stages, as `Memory` in kernels/prefill.cu lays it out."""
+    along, dtype = spans(fmt), tile_dtype(fmt)
+    codes = dtype["spans"].base.itemsize
+    fields = dtype.itemsize - along * codes
+    weights = tiling.stage * codes + tiling.stage // along * fields
+    x = tiling.stage * tiling.tokens * SPAN * 2
+    exchange = 0 if tiling.lone else tiling.chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
+    return (
+        table_bytes(fmt)
+        + depth * (x + tiling.strips * weights)
+        + tiling.strips * (slots(fmt, tiling, depth) * fields + exchange)
+        + BARRIERS
+    )
+
+
+def slots(fmt: Format, tiling: Tiling, depth: int) -> int:
+    """Tiles of a strip whose fields lie beside a ring of so many stages: none if a stage holds whole tiles.
+
+    As many as the stages may be of, so that the same splits read all tiles of a slot.
+    """
+    stages = spans(fmt) // tiling.stage  # of a tile
+    if stages < 2:
+        return 0
+    together = tiling.splits // gcd(stages, tiling.splits)
+    least = 1 + -(-(depth - 1) // stages)
+    return -(-least // together) * together
+
+
+def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
+    """The template of the prefill kernel for x of type `source`: as many stages as fit."""
+    depth = next(depth for depth in range(tiling.deep, 0, -1) if memory_bytes(fmt, tiling, depth) <= SHARED)
+    unit = range_of(fmt, source)
+    return {
+        "In": source, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits, "STAGE": tiling.stage,
+        "DEPTH": depth, "SLOTS": slots(fmt, tiling, depth), "LONE": int(tiling.lone), "CHUNK": tiling.chunk,
+        "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS, "LEVEL": unit.level,
+        "ABOVE_BOUND": unit.above, "LEAST_UNIT": unit.least, "MOST_UNIT": unit.most, "ARRIVALS": ARRIVALS,
+    }  # fmt: skip

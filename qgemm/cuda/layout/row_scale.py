@@ -1,0 +1,50 @@
+"""Units of weights: the powers of two that bring each row of a matrix into the range of half for the prefill kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from qgemm.codec.format import Format
+
+from . import tile as tiles
+
+LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
+EXPONENTS = -112, 116  # least and most of a unit of weights
+FLOATS = -126, 127  # least and most of a power of two in float32
+CODES = -24  # 2^CODES is that of codes as they are masked out of words: half's smallest number
+HEADROOM = 3  # between the largest weight in these units and 2^15, at least
+MOST_HALF = 15  # 2^MOST_HALF is the largest half that is a power of two
+
+
+class UnitRange(NamedTuple):
+    """The unit of a row whose weights are at most `bound`: 2^weight, with bound < 2^e and weight = e + above.
+
+    least, most: limits of weight. level: 2^level is the unit of levels, so that 2^(weight + level) is that of scales.
+    """
+
+    level: int
+    above: int
+    least: int
+    most: int
+
+    def weight(self, bound: float) -> int:
+        """As Units in kernels/prefill.cu finds it."""
+        return max(self.least, min(int(np.frexp(np.float32(bound))[1]) + self.above, self.most))
+
+
+def range_of(fmt: Format, source: str) -> UnitRange:
+    """For x of type `source`.
+
+    No scale or weight overflows half: the largest code times its scale is below 2^15 as well. Where one multiply-add
+    makes weights of codes that are subnormal halves, scales take the power of two that codes lack (`folded`). Weights
+    made of halves are multiples of 2^-24: in a unit of at most 1 nothing is lost of those that are subnormal halves.
+    """
+    raw, factors = tiles.raw_exponent(fmt), tiles.half_factors(fmt)
+    folded = factors > 0 and source == "half"
+    level = CODES if folded else LEVEL if raw is None else -raw
+    below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
+    least = 0 if folded else max(EXPONENTS[0], -FLOATS[1] - level)
+    most = min(EXPONENTS[1], -FLOATS[0] - level)
+    return UnitRange(level, max(HEADROOM, below - level) - MOST_HALF, least, most)

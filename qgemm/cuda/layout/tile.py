@@ -1,0 +1,358 @@
+"""Device tiles: the same bytes as the blocks, reordered so that a GPU lane reads its share in one piece.
+
+A tile holds 64 rows of one format and is contiguous; the tiles of a strip of 64 rows lie along K. It is 64 weights
+wide, or as wide as a block where that is more (256 for the K-quants). First come the codes, in spans of 64 columns,
+each of them contiguous so that one bulk copy fetches it, then the fields per block.
+
+In a span a warp owns 16 rows and a lane owns what it feeds to a 16 x 16 step of the tensor cores: with g = lane / 4,
+t = lane % 4, rows g and g + 8 and columns 2t, 2t + 8, 2t + 1, 2t + 9 of each of four steps. These rules
+place everything:
+
+- Codes of b bits (a field with slots): byte j of a lane's b words holds column j of the list above. In it the codes
+  of rows g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
+  c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
+  four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. A
+  format may have its words changed once more (`Format.to_tile`): mxfp4, whose codes are floats, those whose codes are
+  signed bytes, and those whose nibbles have one or two bits above them in another field.
+- Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
+  g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
+  an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
+  K = 3 and 5 there is one more than fits: bits 30 and 31 of word b are its bits 2b and 2b + 1.
+- A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
+  scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
+
+Behind the tiles of a matrix lie bounds of the magnitude of the weights of each row, by which the prefill kernel brings
+them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
+of the file back.
+
+`pack`, `unpack` and `bounds` are the reference of what kernels/pack.cu and kernels/restore.cu do on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.format import Blocks, Format
+from qgemm.codec.packing import LaneWords, as_bytes, pack_bit_planes, pack_slots, unpack_bit_planes, unpack_slots
+from qgemm.errors import UnsupportedError
+
+ROWS = 64  # rows of a tile
+SPAN = 64  # columns whose codes lie together
+WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps of a span
+CHUNK = 4  # words that a lane reads at once: 16 bytes
+PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
+PIECE_THREADS = 128
+LARGEST_CODE = 128  # of every tiled format whose codes are integers
+BANKS = 128  # bytes of shared memory, one from every bank
+MOST_TABLE = 64 << 10  # bytes of a table of levels
+
+Tiles = NDArray[Any]
+
+
+def columns(fmt: Format) -> int:
+    """Weights of a row that a tile of a format holds: a span, or a block if that is more."""
+    return max(SPAN, fmt.weights)
+
+
+def spans(fmt: Format) -> int:
+    """Spans of 64 columns in a tile of a format."""
+    return columns(fmt) // SPAN
+
+
+def scales_once(fmt: Format) -> bool:
+    """Whether lanes decode scales for each other: where those are codes, not numbers as float16, int8, E4M4 are."""
+    return fmt.codebook is None and any(
+        fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots
+    )
+
+
+def half_factors(fmt: Format) -> int:
+    """In how many factors that are exact as halves a tile has the scales of a format, and minimums.
+
+    1: as halves; 2: as a super-block's half and an integer; 0: as something else.
+    """
+    fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in fmt.slots]
+    if fmt.codebook is None and all(field == np.float16 for field in fields):
+        return 1
+    return 2 if fmt.weights > fmt.group else 0
+
+
+def tile_dtype(fmt: Format) -> np.dtype[Any]:
+    """The dtype of one tile of a format: its spans of codes, then what is per block, in the order of the block.
+
+    Codes of b bits become little-endian words [warp][b / chunk][lane][chunk], chunk = gcd(b, 4).
+    """
+    check_tiled(fmt)
+    blocks = columns(fmt) // fmt.weights
+    span = np.dtype([(name, "<u4", _words(fmt, name)) for name in fmt.slots])
+    names = [name for name in fmt.dtype.names or () if name not in fmt.slots]
+    units = ((name, *_units(fmt, name)) for name in names)
+    per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
+    return np.dtype([("spans", span, (spans(fmt),)), *per_block])
+
+
+def in_piece(fmt: Format) -> int:
+    """Tiles that a CTA packs at a time."""
+    return max(1, PIECE * fmt.weights // (columns(fmt) * fmt.block_bytes))
+
+
+def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(base [4 * span + t], offset [4 * step + j]): where the codes of a field stand in a row of a tile's blocks.
+
+    Their sum is the bit at which lane t's j-th code of a step of a span begins, in the first of its planes. ValueError
+    if the slots are not so regular that there is such a sum, which carries over no byte: the kernels that pack rely on
+    it.
+    """
+    bits, field_offset = _bits(fmt, name), fmt.dtype.fields[name][1]  # type: ignore[index]
+    block, weight = np.divmod(np.arange(columns(fmt)), fmt.weights)
+    apart = bits // planes_of(fmt, name)
+    begins = 8 * (block * fmt.block_bytes + field_offset) + apart * np.argsort(fmt.slots[name])[weight]
+    #                            span step h t e, j = (e, h)
+    by_lane = begins.reshape(-1, STEPS, 2, 4, 2).transpose(0, 3, 1, 4, 2).reshape(4 * spans(fmt), 4 * STEPS)
+    base = by_lane.min(axis=1) - by_lane.min()
+    offset = by_lane[0] - base[0]
+    if (base[:, None] + offset != by_lane).any() or (base[:, None] % 8 + offset % 8 > 7).any():
+        raise ValueError(f"{fmt}: the slots of {name} are not the same for every lane and span but for a shift")
+    return base, offset
+
+
+def planes_of(fmt: Format, name: str) -> int:
+    """In how many planes the bits of a field's codes lie apart in a block: 1 if they lie together."""
+    return 1 if fmt.codebook is None else _bits(fmt, name)
+
+
+def check_tiled(fmt: Format) -> None:
+    """UnsupportedError unless the format can be packed into tiles."""
+    if not fmt.slots:
+        raise UnsupportedError(f"{fmt} has no device tile: it names no code slots")
+
+
+def pack(fmt: Format, blocks: Blocks) -> Tiles:
+    """Blocks [N, K / weights] -> tiles [ceil(N / 64), ceil(K / columns)]."""
+    dtype = tile_dtype(fmt)
+    per_tile = columns(fmt) // fmt.weights
+    strips, along = -(-blocks.shape[0] // ROWS), -(-blocks.shape[1] // per_tile)
+    padded = np.zeros((strips * ROWS, along * per_tile), fmt.dtype)
+    padded[: blocks.shape[0], : blocks.shape[1]] = blocks
+    tiles, known = np.empty((strips, along), dtype), table(fmt)
+    coded: LaneWords = {}
+    for name in fmt.dtype.names or ():
+        field = padded[name]
+        if known is not None and name in fmt.slots:
+            codes = unpack_bit_planes(field.reshape(-1, _bits(fmt, name)))
+            words = _codes_to_indices(codes.reshape(strips, ROWS, -1, SPAN), _bits(fmt, name), known.pairs)
+            tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
+        elif name in fmt.slots:
+            bits = _bits(fmt, name)
+            slots = unpack_slots(as_bytes(field), bits)  # [rows, blocks, slots]
+            codes = np.empty_like(slots)
+            codes[..., list(fmt.slots[name])] = slots
+            coded[name] = _codes_to_words(codes.reshape(strips, ROWS, -1, SPAN), bits)
+        else:
+            unit, count = _units(fmt, name)
+            #                                                strip  warp  r  g  tile   block     word
+            split = np.ascontiguousarray(field).view(unit).reshape(strips, WARPS, 2, 8, along, per_tile, *count)
+            tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # strip tile warp g block word r
+    for name, words in (coded if fmt.to_tile is None else fmt.to_tile(coded)).items():
+        tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
+    return tiles
+
+
+def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
+    """Tiles -> blocks [rows, columns / weights]; the inverse of `pack`."""
+    strips, along = tiles.shape
+    per_tile = spans(fmt) * SPAN // fmt.weights
+    padded = np.empty((strips * ROWS, along * per_tile), fmt.dtype)
+    coded = {
+        name: words.reshape(strips, -1, *words.shape[3:]) for name in fmt.slots for words in [tiles["spans"][name]]
+    }
+    coded = coded if fmt.from_tile is None else fmt.from_tile(coded)
+    for name in fmt.dtype.names or ():
+        if name in fmt.slots:
+            bits, lanes = _bits(fmt, name), coded[name]
+            if (known := table(fmt)) is not None:
+                codes = _indices_to_codes(lanes, bits, known.pairs).reshape(-1, fmt.weights)
+                padded[name] = pack_bit_planes(codes, bits).reshape(padded[name].shape)
+                continue
+            codes = _words_to_codes(lanes, bits)
+            packed = pack_slots(codes.reshape(*padded.shape, fmt.weights)[..., list(fmt.slots[name])], bits)
+            padded[name] = packed.view(fmt.dtype[name].base).reshape(padded[name].shape)
+        else:
+            split = np.ascontiguousarray(np.moveaxis(tiles[name], (1, -1), (4, 2)))
+            flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
+            padded[name] = flat.reshape(padded[name].shape)
+    return padded[:rows, : fmt.blocks_in(columns)].copy()
+
+
+def bounds(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
+    """Bounds of the magnitude of every finite weight in each row of blocks [N, K / weights] of a tiled format, [N].
+
+    Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0.
+    """
+    flat = blocks.reshape(-1)
+    _, scale, minimum, _ = fmt.decode_levels(flat)
+    pairs = [(scale, minimum)]
+    if half_factors(fmt) == 2:
+        pairs.append((flat["d"], flat["dmin"] if "dmin" in (fmt.dtype.names or ()) else None))
+    most = np.zeros(len(blocks), np.float32)
+    for scale, minimum in pairs:
+        assert scale is not None
+        with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
+            bound = largest_code(fmt) * np.abs(scale.astype(np.float32))
+            if minimum is not None:
+                bound = bound + np.abs(minimum.astype(np.float32))
+        by_row = np.where(np.isfinite(bound), bound, np.float32(0)).reshape(len(blocks), -1)
+        most = np.maximum(most, by_row.max(axis=1, initial=0))
+    return most
+
+
+def largest_code(fmt: Format) -> np.float32:
+    """A bound of the magnitude of what a scale is multiplied by."""
+    return np.float32(LARGEST_CODE) if fmt.codebook is None else np.abs(fmt.codebook).max()
+
+
+class Table(NamedTuple):
+    """How the levels of a codebook lie in shared memory: for every index of two or, with K = 2, four codes an entry.
+
+    bits: of an index. entry: its bytes, two for a level. copies: of each entry, side by side, so that the lanes of a
+    warp read from different banks; 16 lanes at a time if an entry has 8 bytes, and with K = 5, of which 32 copies would
+    not fit, two lanes share theirs.
+    """
+
+    bits: int
+    entry: int
+    copies: int
+
+    @property
+    def pairs(self) -> int:
+        """Of levels in an entry: of how many registers."""
+        return self.entry // 4
+
+    @property
+    def nbytes(self) -> int:
+        """Of the table."""
+        return self.entry * self.copies << self.bits
+
+
+def table(fmt: Format) -> Table | None:
+    """The table of a format's levels; None if its codes are numbers themselves."""
+    if fmt.codebook is None:
+        return None
+    bits = 2 * int(len(fmt.codebook) - 1).bit_length()
+    bits, entry = (2 * bits, 8) if bits == 4 else (bits, 4)
+    return Table(bits, entry, min(BANKS // entry, (MOST_TABLE // entry) >> bits))
+
+
+def table_bytes(fmt: Format) -> int:
+    """Shared memory that a kernel keeps for the table of a format's levels."""
+    found = table(fmt)
+    return 0 if found is None else found.nbytes
+
+
+def level_exponent(fmt: Format) -> int:
+    """e such that the levels of a codebook, times 2^-e, are in the range of half: 0 if they are there already."""
+    exponent = int(np.frexp(largest_code(fmt))[1])
+    return 0 if -3 < exponent <= 15 else exponent - 15 if exponent > 15 else max(exponent, -126)
+
+
+def raw_exponent(fmt: Format) -> int | None:
+    """e such that levels times 2^-e lie in tiles or a codebook's table as halves; None where codes are integers."""
+    return fmt.raw_exponent if fmt.codebook is None else level_exponent(fmt)
+
+
+def _bits(fmt: Format, name: str) -> int:
+    return 8 * fmt.dtype[name].itemsize // fmt.weights
+
+
+def _units(fmt: Format, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What alternates between two rows in a field per block: the field, or 16-bit words of it and their number."""
+    field = fmt.dtype[name]
+    return (np.dtype("<u2"), (field.itemsize // 2,)) if field.shape else (field, ())
+
+
+def _words(fmt: Format, name: str) -> tuple[int, ...]:
+    bits = _bits(fmt, name)
+    chunk = gcd(bits, CHUNK)
+    return WARPS, bits // chunk, LANES, chunk
+
+
+def _between(bits: int) -> int:
+    """p, the steps whose codes stand between those of rows g and g + 8."""
+    return max(1, 4 // bits)
+
+
+def _codes_to_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+    """Codes [strip, 64, span, 64] -> words [strip, span, warp, bits / chunk, lane, chunk]."""
+    strips, _, along, _ = codes.shape
+    p = _between(bits)
+    #                     strip  warp  r  g  span  step / p, step % p  h  t  e : row 16 warp + 8 r + g,
+    split = codes.reshape(strips, WARPS, 2, 8, along, STEPS // p, p, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
+    #                       strip span warp g t | byte j = (e, h) | code c = (step / p, r, step % p)
+    ordered = split.transpose(0, 4, 1, 3, 8, 9, 7, 5, 2, 6).reshape(strips, along, WARPS, LANES, 4, 2 * STEPS)
+    in_bytes = pack_slots(ordered, bits)  # [..., lane, byte j, word]
+    words = np.ascontiguousarray(in_bytes.swapaxes(-1, -2)).view("<u4")  # [..., lane, word, 1]
+    chunk = min(bits, CHUNK)
+    return words.reshape(strips, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
+
+
+def _words_to_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
+    """The inverse of `_codes_to_words`."""
+    strips, along = words.shape[:2]
+    in_order = np.ascontiguousarray(words.swapaxes(3, 4)).reshape(strips, along, WARPS, LANES, bits, 1)
+    in_bytes = in_order.view(np.uint8).swapaxes(-1, -2)  # [..., lane, byte j, word]
+    p = _between(bits)
+    codes = unpack_slots(np.ascontiguousarray(in_bytes), bits)
+    #                      strip  span   warp  g  t  e  h  step / p  r  step % p
+    ordered = codes.reshape(strips, along, WARPS, 8, 4, 2, 2, STEPS // p, 2, p)
+    #                      strip warp r  g  span step  h  t  e
+    return ordered.transpose(0, 2, 8, 3, 1, 7, 9, 6, 4, 5).reshape(strips, ROWS, along, SPAN)
+
+
+def _codes_to_indices(codes: NDArray[np.uint8], bits: int, pairs: int) -> NDArray[np.uint32]:
+    """Codes of a codebook [strip, 64, span, 64] -> words [strip, span, warp, bits / chunk, lane, chunk].
+
+    pairs: the registers whose codes are in an index.
+    """
+    strips, _, along, _ = codes.shape
+    #                     strip  warp  r  g  span  step   h  t  e : row 16 warp + 8 r + g,
+    split = codes.reshape(strips, WARPS, 2, 8, along, STEPS, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
+    #                         strip span warp g t | pair = (step, h, r) | e
+    two = split.transpose(0, 4, 1, 3, 7, 5, 6, 2, 8).reshape(strips, along, WARPS, LANES, 4 * STEPS // pairs, pairs, 2)
+    ordered = two.swapaxes(-1, -2).reshape(*two.shape[:-2], 2 * pairs).astype(np.uint32)
+    shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
+    indices = np.bitwise_or.reduce(ordered << shifts, axis=-1)
+    words = np.zeros((*indices.shape[:-1], bits), np.uint32)
+    for index, word, at, shift, count in _pieces(bits, pairs):
+        words[..., word] |= (indices[..., index] >> np.uint32(shift) & np.uint32(2**count - 1)) << np.uint32(at)
+    chunk = gcd(bits, CHUNK)
+    return words.reshape(strips, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
+
+
+def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArray[np.uint8]:
+    """The inverse of `_codes_to_indices`."""
+    strips, along = words.shape[:2]
+    in_order = words.swapaxes(3, 4).reshape(strips, along, WARPS, LANES, bits)
+    indices = np.zeros((*in_order.shape[:-1], 4 * STEPS // pairs), np.uint32)
+    for index, word, at, shift, count in _pieces(bits, pairs):
+        indices[..., index] |= (in_order[..., word] >> np.uint32(at) & np.uint32(2**count - 1)) << np.uint32(shift)
+    shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
+    ordered = (indices[..., None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
+    two = ordered.reshape(*indices.shape, 2, pairs).swapaxes(-1, -2).reshape(strips, along, WARPS, 8, 4, STEPS, 2, 2, 2)
+    #                    strip warp r  g  span step  h  t  e
+    return two.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(strips, ROWS, along, SPAN)
+
+
+def _pieces(bits: int, pairs: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Where a lane's indices of codes of so many bits stand: (index, word, bit of the word, bit of the index, bits)."""
+    size = 2 * bits * pairs
+    per_word = 32 // size
+    for index in range(4 * STEPS // pairs):
+        if index < per_word * bits:
+            yield index, index // per_word, size * (index % per_word), 0, size
+        else:
+            yield from ((index, word, 30, 2 * word, 2) for word in range(bits))

@@ -1,0 +1,139 @@
+"""Planes: a kbit matrix on a GPU as the parts of its blocks, quantized there and decoded from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from qgemm.codec.format import Format, float_dtype
+from qgemm.cuda.kernels.routes import C_TYPES, c_type
+from qgemm.errors import UnsupportedError
+from qgemm.formats.kbit import WEIGHTS
+from qgemm.tensor import Tensor
+
+from . import upload as transfer
+from .encode import check_first
+from .jit import jit
+from .tensor import DeviceTensor
+
+CTAS = 16  # of an SM; more than it holds, so that none waits for the last
+QUANTIZED, DECODED = 32, 8  # values of a thread at a time
+
+
+class Planes:
+    """Weights [..., N, K] of a kbit format on a CUDA device; made by `qgemm.quantize` from an array there.
+
+    absmax: a CuPy array [..., N, K / 32] of E4M4 codes or float16. planes: [..., N, K / 32, bits] uint32, bit j of
+    plane b being bit b of the code of weight j. `to_device` makes of a matrix what products take.
+    """
+
+    def __init__(self, format: Format, shape: tuple[int, ...], absmax: Any, planes: Any, name: str = "") -> None:
+        self.format, self.shape, self.absmax, self.planes, self.name = format, shape, absmax, planes, name
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Planes:
+        """Upload a kbit Tensor's blocks to the current device."""
+        import cupy
+
+        check(tensor.format)
+        blocks = tensor.blocks
+        absmax, planes = (cupy.asarray(np.ascontiguousarray(blocks[part])) for part in ("absmax", "planes"))
+        return cls(tensor.format, tensor.shape, absmax, planes, tensor.name)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return int(self.absmax.nbytes + self.planes.nbytes)
+
+    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+        """The weights as a new CuPy array [..., N, K], bit for bit as `Tensor.dequantize` gives them."""
+        import cupy
+
+        found = float_dtype(dtype)
+        with self.planes.device:
+            values = cupy.empty(self.shape, found if found.name in C_TYPES else np.float32)
+            if values.size:
+                launch_dequantize(self.format, values, self.absmax, self.planes)
+            return values.astype(found, copy=False)
+
+    def to_device(self) -> DeviceTensor:
+        """Pack a matrix into device tiles, for products; lossless, and these parts are not needed any more."""
+        if len(self.shape) != 2:
+            raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got {self!r}")
+        with self.planes.device:
+            packed = transfer.pack(self.format, self.blocks(), *self.absmax.shape)
+            return DeviceTensor(self.format, self.shape, *packed, self.name)
+
+    def to_host(self) -> Tensor:
+        """The same as a Tensor."""
+        blocks = np.empty(self.absmax.shape, self.format.dtype)
+        blocks["absmax"], blocks["planes"] = self.absmax.get(), self.planes.get()
+        return Tensor(self.format, self.shape, blocks, self.name)
+
+    def blocks(self) -> Any:
+        """The bytes of the blocks as they lie in a Tensor, in whole chunks of 16, as a new CuPy array."""
+        import cupy
+
+        size = self.format.block_bytes
+        raw = cupy.empty(-(-self.absmax.size * size // 16) * 16, np.uint8)
+        blocks = raw[: self.absmax.size * size].reshape(-1, size)
+        for part in ("absmax", "planes"):
+            dtype, offset = self.format.dtype.fields[part][:2]  # type: ignore[index]
+            of_block = getattr(self, part).reshape(-1).view(np.uint8).reshape(-1, dtype.itemsize)
+            blocks[:, offset : offset + dtype.itemsize] = of_block
+        return raw
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        on = f"cuda:{self.planes.device.id}"
+        return f"<Planes{name} {self.format} {' x '.join(map(str, self.shape))} on {on}>"
+
+
+def quantize(x: Any, fmt: Format) -> Planes:
+    """`qgemm.quantize` for x [..., K] on a CUDA device: byte for byte what the CPU makes, and refuses."""
+    import cupy
+
+    from .backend import _as_cupy, _on_stream_of
+
+    check(fmt)
+    with _on_stream_of(x, []):
+        given = _as_cupy(x)
+        values = cupy.ascontiguousarray(given if given.dtype.name in C_TYPES else given.astype(np.float32))
+        counts = (*values.shape[:-1], fmt.blocks_in(values.shape[-1]))
+        absmax = cupy.empty(counts, fmt.dtype["absmax"])
+        planes = cupy.empty((*counts, *fmt.dtype["planes"].shape), np.uint32)
+        if absmax.size:
+            refused = cupy.full(1, absmax.size, np.uint64)
+            launch_quantize(fmt, values, absmax, planes, refused)
+            check_first(fmt, given, int(refused.get()[0]))
+        return Planes(fmt, values.shape, absmax, planes)
+
+
+def launch_quantize(fmt: Format, values: Any, absmax: Any, planes: Any, refused: Any) -> None:
+    """Quantize contiguous values into the parts of their blocks, on the current stream."""
+    if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
+        values = values.copy()
+    kernel = jit.load("quantize_codebook", fmt, **transfer.planes_template(In=c_type(values.dtype)))
+    _launch(kernel, QUANTIZED, values, absmax, planes, refused, np.int64(absmax.size))
+
+
+def launch_dequantize(fmt: Format, values: Any, absmax: Any, planes: Any) -> None:
+    """Decode the parts of blocks into contiguous values, on the current stream."""
+    kernel = jit.load("dequantize_codebook", fmt, **transfer.planes_template(Out=c_type(values.dtype)))
+    _launch(kernel, DECODED, absmax, planes, values, np.int64(absmax.size))
+
+
+def check(fmt: Format) -> None:
+    """UnsupportedError unless this is a kbit format."""
+    if fmt.codebook is None:
+        raise UnsupportedError(f"{fmt} has no encoder on a GPU, the kbit formats have one; quantize on the host")
+
+
+def _launch(kernel: Any, values: int, *arguments: Any) -> None:
+    import cupy
+
+    blocks = int(arguments[-1])
+    threads, most = transfer.PLANES_THREADS, CTAS * cupy.cuda.Device().attributes["MultiProcessorCount"]
+    kernel((min(most, -(-blocks * WEIGHTS // (values * threads))),), (threads,), arguments)

@@ -1,0 +1,91 @@
+"""DeviceTensor: a matrix on a GPU, packed in device tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from qgemm.codec.format import Format
+from qgemm.errors import UnsupportedError
+from qgemm.tensor import Tensor
+
+from . import upload as transfer
+
+
+class DeviceTensor:
+    """Weights [N, K] on a CUDA device; made by `tensor.to_device()`.
+
+    data: a CuPy array of bytes [strips, tiles along K, bytes of a tile] (cuda/layout/tile.py), or for plain formats
+    of numbers [N, K]. bounds: right behind it, of the magnitude of the weights of each row of the strips, float32.
+    exponent: of a power of two that brings all weights into the range of float16.
+    """
+
+    def __init__(self, format: Format, shape: tuple[int, int], data: Any, bounds: Any = None, name: str = "") -> None:
+        self.format, self.shape, self.data, self.bounds, self.name = format, shape, data, bounds, name
+        self.exponent = 0 if bounds is None else half_exponent(float(bounds.get().max(initial=0)))
+        self.pointer: int = data.data.ptr
+        self.device: int = data.device.id
+        # what a call's launches depend on -> all of them, on a stream and raw pointers: see qgemm/cuda/backend.py
+        self.ready: dict[Any, Callable[..., None]] = {}
+
+    @classmethod
+    def pack(cls, tensor: Tensor) -> DeviceTensor:
+        """Upload a Tensor's blocks to the current device and reorder them into tiles there."""
+        import cupy
+
+        fmt, blocks = tensor.format, tensor.blocks
+        if tensor.ndim != 2:
+            raise UnsupportedError(f"only a matrix (N, K) goes to a device, got {tensor!r}; index its leading axes")
+        n, k = tensor.shape
+        if fmt.plain:
+            return cls(fmt, (n, k), cupy.asarray(as_numbers(fmt, blocks)), None, tensor.name)
+        return cls(fmt, (n, k), *transfer.upload(fmt, blocks), tensor.name)
+
+    @property
+    def ndim(self) -> int:
+        """Always 2."""
+        return 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: those of the blocks, and the padding to whole tiles."""
+        return int(self.data.nbytes)
+
+    @property
+    def bpw(self) -> float:
+        """Bits per weight, scales included."""
+        return self.format.bpw
+
+    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+        """The weights as a new CuPy array [N, K]: exact in float32, rounded once from it to float16 or bfloat16."""
+        from . import backend as cuda
+
+        return cuda.dequantize(self, dtype)
+
+    def to_host(self) -> Tensor:
+        """Back to a Tensor, byte for byte as it was packed."""
+        n, k = self.shape
+        if self.format.plain:
+            return Tensor(self.format, self.shape, self.data.get().view(self.format.dtype), self.name)
+        return Tensor(self.format, self.shape, transfer.download(self.format, self.data, (n, k)), self.name)
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<DeviceTensor{name} {self.format} {' x '.join(map(str, self.shape))} on cuda:{self.data.device.id}>"
+
+
+def as_numbers(fmt: Format, blocks: Any) -> Any:
+    """The blocks of a plain format as an array of float32, float16 or bfloat16."""
+    if fmt.name != "bf16":
+        return blocks
+    from qgemm.codec.format import float_dtype
+
+    return blocks.view(float_dtype("bfloat16"))
+
+
+def half_exponent(largest: float) -> int:
+    """e such that weights of up to this magnitude, times 2^-e, are below 2^15, the largest just below it."""
+    return int(np.frexp(largest)[1]) - 15 if largest > 0 else 0

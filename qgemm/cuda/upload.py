@@ -1,0 +1,142 @@
+"""Blocks to the device and back: raw bytes through pinned memory, reordered into tiles and back by a kernel there.
+
+Bytes travel in chunks of whole strips of 64 rows, so that neither side holds a second copy of a large matrix; while one
+chunk is on its way, the next is read from the file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.format import Blocks, Format
+
+from .jit import jit
+from .layout import tile as tiles
+
+PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
+ENCODE_THREADS = 256  # of a CTA that encodes
+TURN = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
+# What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
+FOUND = np.dtype([("error", "<f8"), ("power", "<f8"), ("refused", "<i8")])
+CHUNK = 4 << 20  # bytes on their way at a time, or a strip's; there are two such stages on each side
+
+
+class Stage:
+    """Pinned memory on the host, and as much on the device, for one chunk at a time."""
+
+    def __init__(self, size: int) -> None:
+        import cupy
+
+        self.host: NDArray[np.uint8] = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
+        self.device = cupy.empty(-(-size // 16) * 16, np.uint8)  # the kernels work in chunks of 16 bytes
+        self.done = cupy.cuda.Event(disable_timing=True)
+
+    def send(self, part: NDArray[np.uint8], stream: Any) -> None:
+        """Copy bytes here, once the chunk before is done, and on their way to the device."""
+        self.done.synchronize()
+        self.host[: len(part)] = part
+        self.device.data.copy_from_host_async(self.host.ctypes.data, len(part), stream)
+
+
+def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
+    """Blocks [N, K / weights] -> tiles on the current device as bytes [strips, tiles along K, bytes of a tile].
+
+    Also `tiles.bounds` of the blocks, which lie behind them. Returns when all that is there: kernels prefetch weights
+    before they wait for their stream.
+    """
+    import cupy
+
+    n, (data, bounds) = len(blocks), empty_tiles(fmt, *blocks.shape)
+    if not data.size:
+        return data, bounds
+    stream, kernel = cupy.cuda.get_current_stream(), jit.load("pack", fmt, **pack_template(fmt))
+    raw = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
+    row_bytes, strips = blocks.shape[1] * fmt.block_bytes, strips_of(fmt, blocks.shape[1])
+    step = strips * tiles.ROWS
+    stages = [Stage(min(step, n) * row_bytes) for _ in range(min(2, -(-n // step)))]
+    for index, first in enumerate(range(0, n, step)):
+        stage, rows = stages[index % 2], min(step, n - first)
+        stage.send(raw[first * row_bytes : (first + rows) * row_bytes], stream)
+        part = data[index * strips : (index + 1) * strips]
+        launch(kernel, fmt, stage.device, part, (bounds[first:],), rows, blocks.shape[1])
+        stage.done.record(stream)
+    stream.synchronize()
+    return data, bounds
+
+
+def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
+    """The same for n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16."""
+    import cupy
+
+    data, bounds = empty_tiles(fmt, n, count)
+    if data.size:
+        launch(jit.load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (bounds,), n, count)
+        cupy.cuda.get_current_stream().synchronize()
+    return data, bounds
+
+
+def empty_tiles(fmt: Format, n: int, count: int) -> tuple[Any, Any]:
+    """Memory for the tiles of n rows of `count` blocks, and behind it zeros for bounds of all rows of the strips."""
+    import cupy
+
+    shape = -(-n // tiles.ROWS), -(-count * fmt.weights // tiles.columns(fmt)), tiles.tile_dtype(fmt).itemsize
+    size = shape[0] * shape[1] * shape[2]
+    memory = cupy.empty(size + 4 * shape[0] * tiles.ROWS, np.uint8)
+    bounds = memory[size:].view(np.float32)
+    bounds.fill(0)
+    return memory[:size].reshape(shape), bounds
+
+
+def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
+    """Tiles of a matrix [N, K] on the device -> its blocks [N, K / weights]."""
+    import cupy
+
+    n, count = shape[0], fmt.blocks_in(shape[1])
+    blocks = np.empty((n, count), fmt.dtype)
+    if not data.size:
+        return blocks
+    raw, row_bytes, strips = blocks.reshape(-1).view(np.uint8), count * fmt.block_bytes, strips_of(fmt, count)
+    step = strips * tiles.ROWS
+    with data.device:
+        kernel = jit.load("restore", fmt, **restore_template(fmt))
+        some = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
+        for index, first in enumerate(range(0, n, step)):
+            rows = min(step, n - first)
+            launch(kernel, fmt, data[index * strips : (index + 1) * strips], some, (), rows, count)
+            some[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
+    return blocks
+
+
+def pack_template(fmt: Format) -> jit.Template:
+    """The template of the kernel that packs."""
+    return restore_template(fmt)
+
+
+def planes_template(**types: str) -> jit.Template:
+    """The template of the kernels for flat bit planes: In of the one that quantizes, Out of the one that decodes."""
+    return {**types, "THREADS": PLANES_THREADS}
+
+
+def encode_template(kind: str) -> jit.Template:
+    """The template of the kernel that encodes values of this type."""
+    return {"In": kind, "THREADS": ENCODE_THREADS, "TURN": TURN, "FOUND_BYTES": FOUND.itemsize}
+
+
+def restore_template(fmt: Format) -> jit.Template:
+    """The template of its inverse."""
+    return {"TILES": tiles.in_piece(fmt), "THREADS": tiles.PIECE_THREADS}
+
+
+def strips_of(fmt: Format, count: int) -> int:
+    """Strips of rows of so many blocks that are a chunk."""
+    return max(1, CHUNK // (tiles.ROWS * count * fmt.block_bytes))
+
+
+def launch(kernel: Any, fmt: Format, source: Any, target: Any, more: tuple[Any, ...], rows: int, count: int) -> None:
+    """Reorder rows of so many blocks, one CTA a piece of a strip, on the current stream."""
+    along = -(-count * fmt.weights // tiles.columns(fmt))
+    pieces = -(-rows // tiles.ROWS) * -(-along // tiles.in_piece(fmt))
+    kernel((pieces,), (tiles.PIECE_THREADS,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))

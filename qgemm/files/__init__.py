@@ -1,0 +1,1 @@
+"""Files: paths, atomic replacement, GGUF, safetensors, importance matrices."""

@@ -1,0 +1,152 @@
+"""What a .gguf file is made of, and the rules that its reader and its writer share.
+
+    offset  bytes  field                                                       (everything is little-endian)
+         0      4  magic        "GGUF"
+         4      4  version      u32, 2 or 3
+         8      8  tensors      u64, how many
+        16      8  keys         u64, how many
+        24      .  each key     name (string), type of the value (u32), value
+         .      .  each tensor  name (string), n_dims (u32), ne (u64 each, fastest first), type (u32),
+                                offset (u64)
+         .      .  padding      up to a multiple of general.alignment (32 without that key)
+         .      .  data         each tensor at its offset from here, itself a multiple of the alignment
+
+    string  u64 length, then as many bytes
+    array   type of the elements (u32), u64 count, then as many elements
+
+The padding behind the last tensor may be missing.
+"""
+
+from __future__ import annotations
+
+import struct
+from mmap import mmap
+from typing import Any, TypeAlias
+
+import numpy as np
+from gguf.constants import GGUF_VERSION, GGUFValueType, Keys
+from numpy.typing import NDArray
+
+from qgemm.codec.format import Format
+
+Value: TypeAlias = bool | str | np.generic | NDArray[Any] | list[str]
+
+MAGIC = b"GGUF"
+VERSIONS = (2, GGUF_VERSION)  # one layout
+MOST_KEY_BYTES = 65535
+MOST_NAME_BYTES = 63  # ggml keeps 64, one of them a NUL
+MOST_DIMS = 4
+LEAST_KEY = 8 + 1 + 4 + 1  # bytes: length, name, type, value
+LEAST_TENSOR = 8 + 0 + 4 + 8 + 4 + 8  # bytes: length, name, n_dims, ne, type, offset
+
+U32, U64, ELEMENTS = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQ")
+NE = {n: struct.Struct(f"<{n}Q") for n in range(1, MOST_DIMS + 1)}
+
+ALIGNMENT = Keys.General.ALIGNMENT
+SPLIT_NO, SPLIT_COUNT = Keys.Split.LLM_KV_SPLIT_NO, Keys.Split.LLM_KV_SPLIT_COUNT
+SPLIT_TENSORS = Keys.Split.LLM_KV_SPLIT_TENSORS_COUNT
+SPLIT_KEYS = (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS)
+
+STRING, ARRAY, BOOL = GGUFValueType.STRING, GGUFValueType.ARRAY, GGUFValueType.BOOL
+NUMBERS: dict[int, np.dtype[Any]] = {
+    GGUFValueType.UINT8: np.dtype("u1"),
+    GGUFValueType.INT8: np.dtype("i1"),
+    GGUFValueType.UINT16: np.dtype("<u2"),
+    GGUFValueType.INT16: np.dtype("<i2"),
+    GGUFValueType.UINT32: np.dtype("<u4"),
+    GGUFValueType.INT32: np.dtype("<i4"),
+    GGUFValueType.UINT64: np.dtype("<u8"),
+    GGUFValueType.INT64: np.dtype("<i8"),
+    GGUFValueType.FLOAT32: np.dtype("<f4"),
+    GGUFValueType.FLOAT64: np.dtype("<f8"),
+    GGUFValueType.BOOL: np.dtype("?"),
+}
+INTEGERS = tuple(kind for kind, dtype in NUMBERS.items() if dtype.kind in "iu")
+REMOVED = {  # ggml types that were, and whose ids are not used again
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+NOT_GGUF = (
+    # at  bytes                         what such a file is
+    (0, b"version https://git-lfs", "a git-lfs pointer, `git lfs pull` fetches the file itself"),
+    (0, b"FUGG", "a byte-swapped GGUF file"),
+    (0, b"tjgg", "a GGJT file from before GGUF, convert the model again"),
+    (0, b"fmgg", "a GGMF file from before GGUF, convert the model again"),
+    (0, b"lmgg", "a GGML file from before GGUF, convert the model again"),
+    (0, b"PK\3\4", "a zip archive, as PyTorch writes them"),
+    (8, b'{"', "a safetensors file"),
+    (0, b"<", "a web page, perhaps in place of a download"),
+)
+
+# ---------------------------------------------------------------- rules: of each the broken one, or ""
+
+
+def broken_key_rule(key: bytes) -> str:
+    """For the name of a key."""
+    if not key:
+        return "a key must not be empty"
+    if len(key) > MOST_KEY_BYTES:
+        return f"a key must not be longer than {MOST_KEY_BYTES} bytes"
+    if not key.isascii() or b"\0" in key:
+        return "a key must be ASCII without NUL"
+    return ""
+
+
+def broken_name_rule(name: bytes) -> str:
+    """For the name of a tensor, which may be empty and need not be UTF-8."""
+    if len(name) > MOST_NAME_BYTES:
+        return f"a name must not be longer than {MOST_NAME_BYTES} bytes"
+    return "a name must not hold NUL" if b"\0" in name else ""  # "a\0b": one name to Python, another to C
+
+
+def broken_shape_rule(fmt: Format, shape: tuple[int, ...]) -> str:
+    """For the shape of a tensor in weights, (..., N, K)."""
+    if not 1 <= len(shape) <= MOST_DIMS:
+        return f"{len(shape)} dimensions are not 1 to {MOST_DIMS}"
+    if 0 in shape:
+        return f"shape {shape} holds a zero"
+    if shape[-1] % fmt.weights:
+        return f"row length {shape[-1]} is not a multiple of {fmt.weights} ({fmt})"
+    return ""
+
+
+def broken_alignment_rule(kind: int, value: int) -> str:
+    """For general.alignment, by the type of its value and, if that is UINT32, the value."""
+    if kind != GGUFValueType.UINT32:
+        return f"must be UINT32, is {GGUFValueType(kind).name}"
+    return "" if value.bit_count() == 1 else f"must be a power of two, is {value}"
+
+
+# ---------------------------------------------------------------- values
+
+
+def read_value(data: mmap, kind: int, at: int) -> Value:
+    """The value of this type at this byte of a checked file; numbers keep their type, arrays are copies.
+
+    Bytes that are not UTF-8 become lone surrogates; `text.encode("utf-8", "surrogateescape")` has them back.
+    """
+    if kind == STRING:
+        return _read_strings(data, at, 1)[0]
+    if kind == ARRAY:
+        kind, count = ELEMENTS.unpack_from(data, at)
+        at += ELEMENTS.size
+        if kind == STRING:
+            return _read_strings(data, at, count)
+        return np.ndarray(count, NUMBERS[kind], data, at).copy()
+    number = np.ndarray(1, NUMBERS[kind], data, at)[0]
+    return bool(number) if kind == BOOL else number
+
+
+def _read_strings(data: mmap, at: int, count: int) -> list[str]:
+    found, unpack = [], U64.unpack_from
+    for _ in range(count):
+        start = at + 8
+        at = start + unpack(data, at)[0]
+        found.append(str(data[start:at], "utf-8", "surrogateescape"))
+    return found

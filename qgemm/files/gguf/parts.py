@@ -1,0 +1,227 @@
+"""kbit tensors in a .gguf file: ggml has no type for them, so each is stored as plain tensors, its parts.
+
+    tensor              type       shape                   what
+    NAME.kbit_absmax    I8 or F16  (..., N, K / 32)        field absmax of each block, E4M4 or float16
+    NAME.kbit_planes    I32        (..., N, K / 32 * bits) field planes of each block
+    NAME.kbit_codebook  F32        (2^bits)                the level of each code
+
+    key                         type    value
+    general.architecture        STRING  "qgemm": nobody shall take the file for a model that can be run
+    qgemm.general.architecture  any     what the metadata holds as general.architecture, where it holds that
+    qgemm.kbit.version          UINT32  1, of this layout
+
+So every reader of GGUF opens the file and lists the parts; of a file with a type that it does not know it reads nothing
+at all. `write` and `open` alone see the parts and these keys: tensors and metadata come back as they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import prod
+from mmap import mmap
+from typing import Any, TypeVar
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType, GGUFValueType, Keys
+from numpy.typing import NDArray
+
+from qgemm.codec.format import CHUNK, Blocks, Format
+from qgemm.codec.packing import Floats
+from qgemm.errors import CodebookError, GGUFError
+from qgemm.files.paths import shown
+from qgemm.formats import FORMATS, GGML_TYPES
+from qgemm.parallel import for_slices
+from qgemm.tensor import Tensor
+
+from .header import Place
+from .layout import STRING, read_value
+
+ARCHITECTURE, OURS = Keys.General.ARCHITECTURE, "qgemm"
+SAVED, VERSION = "qgemm.general.architecture", "qgemm.kbit.version"
+RESERVED = SAVED, VERSION
+LAYOUT = 1
+
+PLAIN = {  # the dtype of a field: the ggml type of its part
+    np.dtype("u1"): GGML_TYPES[GGMLQuantizationType.I8],
+    np.dtype("<u4"): GGML_TYPES[GGMLQuantizationType.I32],
+    np.dtype("<f2"): GGML_TYPES[GGMLQuantizationType.F16],
+}
+F32 = GGML_TYPES[GGMLQuantizationType.F32]
+CODEBOOK = ".kbit_codebook"
+SUFFIXES = ".kbit_absmax", ".kbit_planes", CODEBOOK
+KNOWN = [fmt for fmt in FORMATS.values() if fmt.codebook is not None]
+
+Value = TypeVar("Value")
+
+
+# ---------------------------------------------------------------- writing
+
+
+def parts_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The plain tensors, by name, as which a tensor is stored: itself, or its parts."""
+    fmt, codebook = tensor.format, tensor.codebook
+    if codebook is None:
+        return {name: tensor}
+    blocks = cache(lambda: tensor.blocks)
+
+    def part(field: str) -> Tensor:
+        plain = PLAIN[fmt.dtype[field].base]
+        return Tensor(plain, _part_shape(fmt, field, tensor.shape), lambda: blocks()[field].view(plain.dtype))
+
+    fields = {name + _suffix(field): part(field) for field in fmt.dtype.names or ()}
+    return {**fields, name + CODEBOOK: Tensor(F32, codebook.shape, codebook)}
+
+
+def fields_of(name: str, fmt: Format, blocks: Blocks) -> dict[str, NDArray[Any]]:
+    """By name, the data that blocks [n] add to the parts of a tensor, contiguous; those of the codebook are whole."""
+    if fmt.codebook is None:
+        return {name: np.ascontiguousarray(blocks)}
+    return {name + _suffix(field): np.ascontiguousarray(blocks[field]) for field in fmt.dtype.names or ()}
+
+
+def codebook_of(name: str, fmt: Format) -> tuple[str, Floats]:
+    """The name and the data of the part that holds the codebook of a kbit tensor."""
+    assert fmt.codebook is not None
+    return name + CODEBOOK, fmt.codebook
+
+
+def stored_keys(values: Mapping[str, Value], ours: Value, version: Value) -> dict[str, Value]:
+    """Metadata as it is stored beside parts; ours, version: the values of the architecture and of the layout."""
+    if ARCHITECTURE in values:
+        return {**values, ARCHITECTURE: ours, SAVED: values[ARCHITECTURE], VERSION: version}
+    return {ARCHITECTURE: ours, **values, VERSION: version}
+
+
+def _suffix(field: str) -> str:
+    return f".kbit_{field}"
+
+
+def _part_shape(fmt: Format, field: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a field's part, given the shape in weights."""
+    return *shape[:-1], fmt.blocks_in(shape[-1]) * prod(fmt.dtype[field].shape)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def model_keys(keys: Mapping[str, Place]) -> dict[str, Place]:
+    """The keys of a file with parts as they were before it was written; the inverse of `stored_keys`."""
+    left = {key: place for key, place in keys.items() if key not in RESERVED}
+    if SAVED in keys:
+        return {**left, ARCHITECTURE: keys[SAVED]}
+    del left[ARCHITECTURE]
+    return left
+
+
+def broken_keys_rule(keys: Mapping[str, Place], data: mmap) -> tuple[str, str]:
+    """The key that is wrong in a file with parts, and the rule that it breaks, or two empty strings."""
+    kind, at = keys[VERSION]
+    if kind != GGUFValueType.UINT32:
+        return VERSION, f"must be UINT32, is {GGUFValueType(kind).name}"
+    if (version := read_value(data, kind, at)) != LAYOUT:
+        return VERSION, f"is {version}, only layout {LAYOUT} is read"
+    kind, at = keys.get(ARCHITECTURE, (-1, 0))
+    if kind != STRING or read_value(data, kind, at) != OURS:
+        return ARCHITECTURE, f"must be {OURS!r} in a file of kbit tensors"
+    return "", ""
+
+
+class Joiner:
+    """Puts tensors together from their parts.
+
+    Blocks are made when they are asked for, and those of the last tensor kept, since rows of one tensor are often
+    asked for one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[str, Blocks] | None = None
+        self._formats: dict[tuple[str, bytes], Format] = {}  # few codebooks serve many tensors
+
+    def joined(self, stored: Mapping[str, Tensor], refusal: Callable[[str, str], GGUFError]) -> dict[str, Tensor]:
+        """The tensors of a file, each at the place of its first part; refusal(tensor, rule) is raised."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in stored.items():
+            suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+            whole = name if suffix is None else name.removesuffix(suffix)
+            if suffix is None:
+                found[name] = tensor
+            elif whole in stored:
+                raise refusal(name, f"there is a tensor {shown(whole)} as well, of which it cannot be a part")
+            elif whole not in found:
+                found[whole] = self._join(whole, stored, refusal)
+        return found
+
+    def forget(self) -> None:
+        """Let go of the blocks that are kept."""
+        self._last = None
+
+    def _join(self, name: str, stored: Mapping[str, Tensor], refusal: Callable[[str, str], GGUFError]) -> Tensor:
+        """The tensor of this name from its parts, all of which must be there, of one size and of the right types."""
+        for suffix in SUFFIXES:
+            if name + suffix not in stored:
+                there = next(name + suffix for suffix in SUFFIXES if name + suffix in stored)
+                raise refusal(there, f"there is no {shown(name + suffix)} beside it")
+        codebook = stored[name + CODEBOOK]
+        if codebook.format != F32:
+            raise refusal(name + CODEBOOK, f"must be F32, is {codebook.format}")
+        known = [fmt for fmt in KNOWN if fmt.codebook is not None and fmt.codebook.shape == codebook.shape]
+        if not known:
+            counts = sorted({len(fmt.codebook) for fmt in KNOWN if fmt.codebook is not None})
+            raise refusal(name + CODEBOOK, f"shape {codebook.shape} is not one of {counts} levels")
+        for field in known[0].dtype.names or ():
+            part = stored[name + _suffix(field)]
+            types = [str(PLAIN[fmt.dtype[field].base]) for fmt in known]
+            known = [fmt for fmt in known if PLAIN[fmt.dtype[field].base] == part.format]
+            if not known:
+                raise refusal(name + _suffix(field), f"must be {' or '.join(dict.fromkeys(types))}, is {part.format}")
+        absmax = stored[name + SUFFIXES[0]].shape
+        shape = *absmax[:-1], absmax[-1] * known[0].weights
+        fields = {field: stored[name + _suffix(field)] for field in known[0].dtype.names or ()}
+        for field, part in fields.items():
+            if part.shape != (want := _part_shape(known[0], field, shape)):
+                raise refusal(name + _suffix(field), f"shape {part.shape} must be {want} beside {absmax} of absmax")
+        try:
+            fmt = self._format(known[0], codebook)
+        except CodebookError as error:
+            raise refusal(name + CODEBOOK, str(error)) from None
+
+        def read(start: int, stop: int) -> Blocks:
+            blocks = np.empty(stop - start, fmt.dtype)
+            for field, part in fields.items():
+                width = prod(fmt.dtype[field].shape)
+                flat = part.read(start * width, stop * width).view(fmt.dtype[field].base)
+                blocks[field] = flat.reshape(-1, *fmt.dtype[field].shape)
+            return blocks
+
+        return Tensor(fmt, shape, lambda: self._blocks(name, fmt, fields), name, read)
+
+    def _format(self, fmt: Format, codebook: Tensor) -> Format:
+        """The format with this codebook; the one in FORMATS if it is the default."""
+        assert fmt.variant is not None
+        key = fmt.name, codebook.blocks.tobytes()
+        if key not in self._formats:
+            made = fmt.variant(codebook.blocks, None)
+            self._formats[key] = fmt if made == fmt else made
+        return self._formats[key]
+
+    def _blocks(self, name: str, fmt: Format, fields: Mapping[str, Tensor]) -> Blocks:
+        stored = {field: part.blocks for field, part in fields.items()}  # looks at the file first, as for any tensor
+        last = self._last
+        if last is not None and last[0] == name:
+            return last[1]
+        shape = stored["absmax"].shape
+        blocks = np.empty(prod(shape), fmt.dtype)
+        flat: dict[str, Any] = {
+            field: part.view(fmt.dtype[field].base).reshape(-1, *fmt.dtype[field].shape)
+            for field, part in stored.items()
+        }
+
+        def work(rows: slice) -> None:
+            for field, part in flat.items():
+                blocks[field][rows] = part[rows]
+
+        for_slices(len(blocks), CHUNK // fmt.weights, work)
+        blocks.flags.writeable = False
+        self._last = name, blocks.reshape(shape)
+        return self._last[1]

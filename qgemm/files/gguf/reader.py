@@ -1,0 +1,231 @@
+"""Opening .gguf files: a mapping of names to Tensors whose blocks are views of the mapped file.
+
+The structure is checked on opening (gguf_header.py), the data is read only where it is used. What was checked
+stays true: before bytes are handed out, the file must still have the size and modification time that it had.
+Only a file that is cut short while bytes in hand are being read still ends in SIGBUS, as any mapping does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from mmap import ACCESS_READ, mmap
+
+import numpy as np
+
+from qgemm.codec.format import Blocks
+from qgemm.errors import GGUFError
+from qgemm.files.paths import Opened, PathLike, path_string, shown, shown_path, system_errors
+from qgemm.tensor import Tensor
+
+from . import parts as gguf_parts
+from .header import Entry, Place, read_header
+from .layout import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, Value, read_value
+
+
+class Shard:
+    """One open file: its header, its mapping, and the guard between its bytes and their readers."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = Opened(path)
+        with ExitStack() as undo, system_errors(path, "read"):
+            undo.callback(self._file.close)
+            try:
+                mapped = mmap(self._file.fd, self._file.size, access=ACCESS_READ)
+            except ValueError as error:  # it shrank just now
+                raise GGUFError(f"{shown_path(path)}: cannot be mapped: {error}") from error
+            undo.callback(mapped.close)
+            self.header = read_header(path, mapped)
+            undo.pop_all()
+        self._mapped: mmap | None = mapped
+
+    def mapped(self) -> mmap:
+        """The bytes of the file, if they are still those that were checked."""
+        self._file.check()  # reading behind a new end would be a SIGBUS
+        assert self._mapped is not None, "there is none only once the file is closed"
+        return self._mapped
+
+    def blocks(self, entry: Entry) -> Blocks:
+        """The blocks [..., N, K / weights per block] of a tensor, a read-only view of the mapping."""
+        view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.mapped(), entry.offset)
+        return view
+
+    def read(self, entry: Entry, start: int, stop: int) -> Blocks:
+        """Blocks start to stop of a tensor, read into memory of their own."""
+        size = entry.format.block_bytes
+        return self._file.read(entry.offset + start * size, (stop - start) * size).view(entry.format.dtype)
+
+    def close(self) -> None:
+        """Let go of the file. Views in other hands keep the mapping, which is never closed itself, alive."""
+        self._mapped = None
+        self._file.close()
+
+
+class Metadata(Mapping[str, Value]):
+    """The keys of a file in its order; a value is decoded when it is asked for.
+
+    Numbers are NumPy scalars (np.uint32(32)), number arrays NumPy arrays, string arrays lists of str, so that
+    `qgemm.write` gives every value its type back. Bytes that are not UTF-8 come as surrogate escapes.
+    """
+
+    def __init__(self, shard: Shard, places: Mapping[str, Place]) -> None:
+        self._shard, self._places = shard, places
+
+    def __getitem__(self, key: str) -> Value:
+        return read_value(self._shard.mapped(), *self._places[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places  # Mapping's own would decode the value
+
+    def __repr__(self) -> str:
+        return f"<Metadata: {len(self)} keys>"
+
+
+class GGUFFile(Mapping[str, Tensor]):
+    """An open .gguf file, or all shards of one: a read-only mapping of names to Tensors, in the file's order.
+
+    Comes from `qgemm.open`. After `close`, names, formats and shapes stay; blocks and metadata do not.
+    """
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self._shards = shards
+        self._places: dict[str, tuple[str, int]] = {}
+        stored: dict[str, Tensor] = {}
+        for shard in shards:
+            for name, entry in shard.header.tensors.items():
+                if name in stored:
+                    raise self._refusal(shard.path, name, f"is also in {shown_path(self._places[name][0])}")
+                stored[name] = Tensor(
+                    entry.format, entry.shape, partial(shard.blocks, entry), name, partial(shard.read, entry)
+                )
+                self._places[name] = shard.path, entry.offset
+        for shard in shards:
+            total = shard.header.split.tensors
+            if total not in (None, len(stored)):
+                who = f"{shown_path(shard.path)}: key {shown(SPLIT_TENSORS)}"
+                raise GGUFError(f"{who}: is {total}, there are {len(stored)} tensors")
+        # What tells one shard from the next says nothing about the model, and would be wrong in a copy of it.
+        hidden = SPLIT_KEYS if len(shards) > 1 else ()
+        keys = {key: place for key, place in shards[0].header.keys.items() if key not in hidden}
+        self._joiner = gguf_parts.Joiner()
+        if gguf_parts.VERSION in keys:
+            keys, stored = self._joined(keys, stored)
+        self._tensors = stored
+        self.metadata = Metadata(shards[0], keys)
+        self.closed = False
+
+    def _joined(self, keys: dict[str, Place], stored: dict[str, Tensor]) -> tuple[dict[str, Place], dict[str, Tensor]]:
+        """The keys and tensors of a file that holds tensors in parts, as they were before they were written."""
+        key, rule = gguf_parts.broken_keys_rule(keys, self._shards[0].mapped())
+        if rule:
+            raise GGUFError(f"{shown_path(self.path)}: key {shown(key)}: {rule}")
+        tensors = self._joiner.joined(stored, lambda name, rule: self._refusal(self._places[name][0], name, rule))
+        for name in tensors.keys() - stored.keys():
+            self._places[name] = self._places[name + gguf_parts.SUFFIXES[0]]
+        return gguf_parts.model_keys(keys), tensors
+
+    @staticmethod
+    def _refusal(path: str, name: str, rule: str) -> GGUFError:
+        return GGUFError(f"{shown_path(path)}: tensor {shown(name)}: {rule}")
+
+    @property
+    def path(self) -> str:
+        """The path of the file, or of the first shard, as it was given."""
+        return self._shards[0].path
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of all shards."""
+        return tuple(shard.path for shard in self._shards)
+
+    @property
+    def version(self) -> int:
+        """The GGUF version, 2 or 3."""
+        return self._shards[0].header.version
+
+    @property
+    def alignment(self) -> int:
+        """The alignment of the tensor data, in bytes."""
+        return self._shards[0].header.alignment
+
+    def place(self, name: str) -> tuple[str, int]:
+        """The path of the file that holds a tensor, and the byte at which its blocks start there.
+
+        Those of a kbit tensor are in parts: the place is that of the first.
+        """
+        return self._places[name]
+
+    def close(self) -> None:
+        """Let go of the files. Blocks in other hands stay valid."""
+        self.closed = True
+        self._joiner.forget()
+        for shard in self._shards:
+            shard.close()
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<GGUFFile {self.path!r}: {len(self)} tensors, {len(self.metadata)} keys{state}>"
+
+
+def open(path: PathLike) -> GGUFFile:
+    """Open a .gguf file or, given its first shard, a split model.
+
+    >>> with qgemm.open("model.gguf") as model:
+    ...     weight = model["blk.0.attn_q.weight"]
+
+    Raises GGUFError, naming the file, the tensor or key, and the rule, for whatever is not well-formed GGUF;
+    its subclass GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
+    """
+    with ExitStack() as undo:
+        first = undo.enter_context(closing(Shard(path_string(path))))
+        shards = [first]
+        for sibling in _siblings(first):
+            shard = undo.enter_context(closing(Shard(sibling)))
+            number, count, _ = shard.header.split
+            if (number, count) != (len(shards), first.header.split.shards):
+                who = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
+                raise GGUFError(f"{who}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
+            shards.append(shard)
+        opened = GGUFFile(shards)
+        undo.pop_all()
+    return opened
+
+
+def _siblings(shard: Shard) -> list[str]:
+    """The paths of the other shards of a model, given the first."""
+    number, count, _ = shard.header.split
+    if count == 1:
+        return []
+    suffix = "-{:05d}-of-{:05d}.gguf"
+    stem = shard.path.removesuffix(suffix.format(number + 1, count))
+    who = shown_path(shard.path)
+    if stem == shard.path:
+        name = suffix.format(number + 1, count)
+        raise GGUFError(f"{who}: key {shown(SPLIT_COUNT)}: is {count}, but the name does not end in {name}")
+    first, *others = (stem + suffix.format(i + 1, count) for i in range(count))
+    if number:
+        raise GGUFError(f"{who}: is shard {number + 1} of {count}: open the first, {shown_path(first)}")
+    return others

@@ -1,0 +1,354 @@
+"""Writing .gguf files through the gguf package: exactly, a piece at a time, and whole or not at all.
+
+The new file is written under a temporary name beside its target and takes its place once it is complete and
+on the disk. So a write that is interrupted leaves the old file, and a write onto an open input leaves its
+readers the old bytes. What `write` accepts, `open` accepts: both ask the rules of gguf_layout.py.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf.gguf_writer import GGUFValue
+from numpy.typing import NDArray
+
+from qgemm.codec.format import Format
+from qgemm.errors import GGUFError
+from qgemm.files.paths import PathLike, allocate, path_string, replacing, shown, shown_path, system_errors, write_at
+from qgemm.formats import GGML_TYPES
+from qgemm.tensor import Tensor
+
+from .layout import (
+    ALIGNMENT,
+    ARRAY,
+    ELEMENTS,
+    INTEGERS,
+    NUMBERS,
+    SPLIT_COUNT,
+    SPLIT_NO,
+    SPLIT_TENSORS,
+    STRING,
+    U32,
+    U64,
+    broken_alignment_rule,
+    broken_key_rule,
+    broken_name_rule,
+    broken_shape_rule,
+)
+from .parts import LAYOUT, OURS, RESERVED, SUFFIXES, VERSION, parts_of, stored_keys
+
+PIECE = 4 << 20  # bytes of a tensor in memory at a time, where they must be copied at all
+MOST_ALIGNMENT = 1 << 20  # GGUFWriter builds its padding as a list of ints
+
+KINDS = {dtype.str: GGUFValueType(kind) for kind, dtype in NUMBERS.items()}
+PYTHON_INT = [np.dtype(name) for name in ("<u4", "<i4", "<i8", "<u8")]  # it becomes the first that holds it
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+PLAIN = {  # NumPy's name of a dtype: its format
+    **{fmt.dtype.name: fmt for fmt in GGML_TYPES.values() if fmt.plain and fmt.name != "bf16"},
+    "bfloat16": GGML_TYPES[GGMLQuantizationType.BF16],
+}
+
+
+def write(
+    path: PathLike, tensors: Mapping[str, Tensor | NDArray[Any]], metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Write tensors [..., N, K] and metadata, in their order, to a .gguf file, which replaces any old one.
+
+    tensors: Tensors of ggml and kbit formats, the latter in parts (gguf_parts.py), arrays of float16, float32,
+    float64, bfloat16, int8 to int64. Each is looked up twice, for its format and shape, later for its blocks, and
+    let go: a mapping may make them on demand.
+    metadata: what `qgemm.open(path).metadata` gives keeps its type. Of Python's own, bool becomes BOOL, int
+    the first of UINT32, INT32, INT64, UINT64 that holds it, float FLOAT32 (FLOAT64 if it is too large), str
+    STRING, a list of one of these an array, an empty list an array of strings.
+
+    Raises GGUFError, naming the file, the tensor or key, and the rule, or TypeError for what GGUF has no type
+    for, both before anything is written; GGUFAccessError if the system fails, where an old file is intact.
+    """
+    with drafting(path, tensors, metadata) as draft:
+        for key, planned in draft.plans.items():
+            with _naming(f"{draft.where}: tensor {shown(key)}"):
+                tensor = _tensor(tensors[key])
+                parts = parts_of(key, tensor)
+                if parts.keys() != planned.keys():
+                    raise GGUFError(f"is {tensor!r} when it is written, was {', '.join(map(shown, planned))}")
+                for part, plan in planned.items():
+                    for piece in _pieces(parts[part], plan):
+                        draft.append(part, piece)
+
+
+class Draft:
+    """A .gguf file that has everything but the data of its tensors, under a temporary name.
+
+    plans: by name, what each tensor is stored as: by name, itself or its parts.
+    """
+
+    def __init__(
+        self, where: str, fd: int, plans: Mapping[str, Mapping[str, Plan]], start: int, alignment: int
+    ) -> None:
+        self.where, self.plans = where, plans
+        self._fd, self._next, self._end = fd, {}, {}
+        for planned in plans.values():
+            for part, plan in planned.items():
+                self._next[part], self._end[part] = start, start + plan.nbytes
+                start += -(-plan.nbytes // alignment) * alignment
+        allocate(fd, start)
+
+    def append(self, part: str, piece: NDArray[Any] | memoryview) -> None:
+        """Write what follows in a part of a tensor; the order of the parts does not matter."""
+        at = self._next[part]
+        self._next[part] += write_at(self._fd, at, piece)
+        assert self._next[part] <= self._end[part], f"{part} is longer than was planned"
+
+    def complete(self) -> bool:
+        """Whether all data is there."""
+        return self._next == self._end
+
+
+@contextmanager
+def drafting(
+    path: PathLike,
+    tensors: Mapping[str, Tensor | NDArray[Any]],
+    metadata: Mapping[str, Any] | None = None,
+    check: Callable[[str], object] = lambda _: None,
+) -> Iterator[Draft]:
+    """A .gguf file to append the data of these tensors to, none of which is looked at: for `write`, see there.
+
+    The file takes its place when the body is done and all data is on the disk. `check` is given the path of its
+    temporary name before; what it raises leaves the old file.
+    """
+    name = path_string(path)
+    where = shown_path(name)
+    values = _typed_metadata(where, metadata or {})
+    plans = _planned(where, tensors)
+    stored = {part: plan for parts in plans.values() for part, plan in parts.items()}
+    parted = stored.keys() != plans.keys()
+    _check_special_keys(where, values, len(stored), RESERVED if parted else (VERSION,))
+    if parted:
+        values = stored_keys(values, _typed(OURS), _typed(np.uint32(LAYOUT)))
+
+    writer = _Writer(None, arch="")  # "" adds no general.architecture: the metadata has it, or nothing does
+    for key, value in values.items():
+        writer.add_key_value(key, value.value, value.type, value.sub_type)
+    if ALIGNMENT in values:
+        writer.data_alignment = int(values[ALIGNMENT].value)
+    for key, plan in stored.items():
+        # Any dtype but uint8 says that the shape is in weights, so that the package does not compute one with
+        # its table of block sizes, in which Q8_1's is wrong.
+        writer.add_tensor_info(key, plan.shape, plan.format.dtype, plan.nbytes, plan.type)
+
+    with system_errors(name, "written"), replacing(name) as temporary:
+        try:
+            writer.write_header_to_file(pathlib.Path(temporary))
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            assert writer.fout is not None, "GGUFWriter opens its file for the header"
+            file = writer.fout[0]
+            writer.write_padding(file, file.tell())
+            file.flush()
+            draft = Draft(where, file.fileno(), plans, file.tell(), writer.data_alignment)
+            yield draft
+            assert draft.complete(), "some data was not appended"
+            os.fsync(file.fileno())
+            check(temporary)
+        finally:
+            writer.close()
+
+
+class _Writer(GGUFWriter):
+    """GGUFWriter with its packing of values replaced.
+
+    Its own refuses empty arrays, takes numbers through Python's floats, which changes some NaNs, and needs
+    seconds for a large array.
+    """
+
+    def _pack_val(
+        self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
+    ) -> bytes:
+        """The bytes of a value from `_typed`, or of the name of a key or a tensor."""
+        parts = [U32.pack(vtype)] if add_vtype else []
+        if vtype == ARRAY:
+            parts.append(ELEMENTS.pack(sub_type, len(val)))
+        if isinstance(val, np.ndarray):
+            parts.append(val.tobytes())
+        else:
+            for text in val if vtype == ARRAY else [val]:
+                raw = text if isinstance(text, bytes) else _utf8(text)
+                parts += U64.pack(len(raw)), raw
+        return b"".join(parts)
+
+
+# ---------------------------------------------------------------- what is to be written, checked
+
+
+class Plan(NamedTuple):
+    """What a tensor is in the file: format, ggml type, shape (..., N, K) in weights, bytes."""
+
+    format: Format
+    type: GGMLQuantizationType
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@contextmanager
+def _naming(who: str) -> Iterator[None]:
+    """Put who is concerned in front of the errors of the body."""
+    try:
+        yield
+    except (GGUFError, TypeError) as error:
+        raise type(error)(f"{who}: {error}") from error
+
+
+def _typed_metadata(where: str, metadata: Mapping[str, Any]) -> dict[str, GGUFValue]:
+    values = {}
+    for key, value in metadata.items():
+        with _naming(f"{where}: key {shown(str(key))}"):
+            if not isinstance(key, str):
+                raise TypeError(f"a key must be str, is {type(key).__name__}")
+            if rule := broken_key_rule(key.encode("utf-8", "surrogatepass")):
+                raise GGUFError(rule)
+            values[key] = _typed(value)
+    return values
+
+
+def _planned(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, Plan]]:
+    """By name, what each tensor is stored as: by name, itself or its parts."""
+    plans: dict[str, dict[str, Plan]] = {}
+    seen: set[bytes] = set()
+    for name in tensors:
+        with _naming(f"{where}: tensor {shown(str(name))}"):
+            if not isinstance(name, str):
+                raise TypeError(f"a name must be str, is {type(name).__name__}")
+            _check_name(name, seen)
+            tensor = _tensor(tensors[name])
+            if rule := broken_shape_rule(tensor.format, tensor.shape):
+                raise GGUFError(rule)
+            parts = parts_of(name, tensor)
+            for part in parts:
+                if part != name:
+                    with _naming(f"is stored as {shown(part)}"):
+                        _check_name(part, seen)
+            seen.update(map(_utf8, [name, *parts]))
+            plans[name] = {stored: _plan(part) for stored, part in parts.items()}
+    whole = [name for name, parts in plans.items() if name in parts]
+    for name in whole if len(whole) < len(plans) else []:
+        if name.endswith(SUFFIXES):
+            raise GGUFError(f"{where}: tensor {shown(name)}: beside kbit tensors only their parts have such names")
+    return plans
+
+
+def _check_name(name: str, seen: Collection[bytes]) -> None:
+    """Refuse a name that breaks a rule, or that another tensor has."""
+    raw = _utf8(name)
+    if rule := broken_name_rule(raw):
+        raise GGUFError(rule)
+    if raw in seen:
+        raise GGUFError("another name has the same bytes")
+
+
+def _plan(tensor: Tensor) -> Plan:
+    if tensor.format.ggml_type is None:
+        raise GGUFError(f"ggml has no type for {tensor.format}")
+    kind = GGMLQuantizationType(tensor.format.ggml_type)
+    return Plan(tensor.format, kind, tensor.shape, tensor.nbytes)
+
+
+def _check_special_keys(where: str, values: Mapping[str, GGUFValue], tensors: int, reserved: Collection[str]) -> None:
+    """Refuse what would send `open` looking for other data or other files."""
+    for key, value in values.items():
+        rule = "is written with kbit tensors, not given" if key in reserved else ""
+        number = int(value.value) if value.type in INTEGERS else None
+        if key == ALIGNMENT:
+            rule = broken_alignment_rule(value.type, number or 0)
+            if not rule and int(value.value) > MOST_ALIGNMENT:
+                rule = f"is {number}, files are written with at most {MOST_ALIGNMENT}"
+        whole = {SPLIT_NO: (0,), SPLIT_COUNT: (0, 1), SPLIT_TENSORS: (tensors,)}
+        if key in whole and number not in whole[key]:
+            rule = f"is not {whole[key][-1]} as it must be in a file that is not split"
+        if rule:
+            raise GGUFError(f"{where}: key {shown(key)}: {rule}")
+
+
+# ---------------------------------------------------------------- values and tensors in their exact form
+
+
+def _typed(value: Any) -> GGUFValue:
+    """A value and its GGUF type; strings as bytes, numbers as little-endian arrays of 0 or 1 dimensions."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OUT":
+        value = value.tolist()
+    if isinstance(value, str):
+        return GGUFValue(_utf8(value), STRING)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return GGUFValue([_utf8(item) for item in value], ARRAY, STRING)
+    numbers = _numbers(value)
+    kind = KINDS.get(numbers.dtype.newbyteorder("<").str)
+    if kind is None:
+        raise TypeError(f"GGUF has no type for {numbers.dtype}")
+    if numbers.ndim > 1:
+        raise GGUFError(f"an array must have one dimension, has {numbers.ndim}")
+    numbers = numbers.astype(NUMBERS[kind], copy=False)
+    return GGUFValue(numbers, ARRAY, kind) if numbers.ndim else GGUFValue(numbers, kind)
+
+
+def _utf8(text: str) -> bytes:
+    """The bytes of a string; the surrogate escapes that `open` gives become the bytes they stand for."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise GGUFError(f"the string {shown(text)} holds a surrogate that stands for no byte") from None
+
+
+def _numbers(value: Any) -> NDArray[Any]:
+    """A number, or a list of numbers of one type, as an array of the dtype that it gets in a file."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    items = value if isinstance(value, (list, tuple)) else [value]
+    types = set(map(type, items))
+    if len(types) == 1 and isinstance(items[0], np.generic):
+        dtype = items[0].dtype
+    elif types == {bool}:
+        dtype = np.dtype("?")
+    elif all(issubclass(t, int) and t is not bool for t in types):
+        least, most = min(items), max(items)
+        fitting = [d for d in PYTHON_INT if np.iinfo(d).min <= least and most <= np.iinfo(d).max]
+        if not fitting:
+            raise GGUFError(f"{least} to {most} are too large for 64 bits")
+        dtype = fitting[0]
+    elif all(issubclass(t, (int, float)) and t is not bool for t in types):
+        large = any(isfinite(item) and abs(item) > LARGEST_FLOAT32 for item in items)
+        dtype = np.dtype("<f8" if large else "<f4")
+    else:
+        raise TypeError(f"GGUF has no type for {' and '.join(sorted(t.__name__ for t in types))}")
+    array = np.array(items, dtype)
+    return array if items is value else array.reshape(())
+
+
+def _tensor(tensor: Any) -> Tensor:
+    """A Tensor, or an array as a Tensor of the plain format that its dtype has in a file."""
+    if isinstance(tensor, Tensor):
+        return tensor
+    if not isinstance(tensor, np.ndarray):
+        raise TypeError(f"must be a qgemm.Tensor or a NumPy array, is {type(tensor).__name__}")
+    fmt = PLAIN.get(tensor.dtype.name)
+    if fmt is None:
+        raise TypeError(f"GGUF has no type for arrays of {tensor.dtype}, only for {', '.join(PLAIN)}")
+    array = np.asarray(tensor)  # of no subclass, whose shapes may have rules of their own
+    bits = array.view(fmt.dtype) if fmt.name == "bf16" else array
+    return Tensor(fmt, array.shape, lambda: bits)
+
+
+def _pieces(tensor: Tensor, plan: Plan) -> Iterator[memoryview]:
+    """The bytes of a tensor in order; what is contiguous is not copied, what is not a piece at a time."""
+    blocks = tensor.blocks
+    if _plan(tensor) != plan or blocks.nbytes != plan.nbytes:
+        raise GGUFError(f"is {tensor!r} with {blocks.nbytes} bytes of blocks when it is written, was {plan}")
+    flat = blocks.reshape(-1) if blocks.flags.c_contiguous else blocks.flat
+    step = PIECE // blocks.itemsize
+    for start in range(0, blocks.size, step):
+        yield flat[start : start + step].astype(plan.format.dtype, copy=False).view(np.uint8).data

@@ -1,0 +1,218 @@
+"""Files by their paths: of any spelling, refused with one typed error, replaced whole or left alone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.errors import GGUFAccessError, GGUFError, GGUFNotFoundError, QgemmError
+
+PathLike: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+# O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOCTTY: a terminal must not become ours.
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+TEMPORARY = ".qgemm-{}.tmp"  # of a random number in hexadecimal digits
+
+
+def path_string(path: PathLike) -> str:
+    """A path of any bytes as str; TypeError for what is no path, GGUFError for what no file can be called."""
+    name = os.fsdecode(path)
+    try:
+        possible = b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise GGUFError(f"{shown_path(name)}: no file can have this name")
+    return name
+
+
+def shown(text: str | bytes) -> str:
+    """Any text as printable ASCII of bounded length: what comes from a file may hold escape sequences."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    return ascii(text[:80]) + "..." * (len(text) > 80)
+
+
+def shown_path(path: str) -> str:
+    """A path as it starts a message: whole, in printable ASCII, without quotes."""
+    return ascii(path)[1:-1]
+
+
+@contextmanager
+def system_errors(path: str, what: str) -> Iterator[None]:
+    """Turn the body's OSError into a typed one that names the file, what was done to it, and the reason."""
+    try:
+        yield
+    except GGUFError:
+        raise
+    except OSError as error:
+        missing = what == "read" and error.errno == errno.ENOENT
+        kind = GGUFNotFoundError if missing else GGUFAccessError
+        found = kind(f"{shown_path(path)}: cannot be {what}: {error.strerror or error}")
+        found.errno = error.errno
+        raise found from error
+
+
+class Opened:
+    """A regular file open for reading. It must not change: each look at its bytes makes sure that it has not."""
+
+    def __init__(self, path: str, error: type[QgemmError] = GGUFError) -> None:
+        """`error` is raised for what is not a file of bytes."""
+        self.path, self._error = path, error
+        with ExitStack() as undo, system_errors(path, "read"):
+            self.fd = os.open(path, READ)
+            undo.callback(os.close, self.fd)
+            found = os.fstat(self.fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise error(f"{shown_path(path)}: is not a regular file")
+            if found.st_size == 0:
+                raise error(f"{shown_path(path)}: is empty")
+            undo.pop_all()
+        self.size = found.st_size
+        self._stamp = found.st_size, found.st_mtime_ns
+        self._close = weakref.finalize(self, os.close, self.fd)  # also for a file that nobody closes
+
+    def check(self) -> None:
+        """Raise if the file was closed or changed."""
+        if not self._close.alive:
+            raise self._error(f"{shown_path(self.path)}: was closed")
+        with system_errors(self.path, "read"):
+            found = os.fstat(self.fd)
+        if (found.st_size, found.st_mtime_ns) != self._stamp:
+            raise self._error(f"{shown_path(self.path)}: changed since it was opened")
+
+    def read(self, offset: int, size: int) -> NDArray[np.uint8]:
+        """So many bytes from there, which the caller knows to be inside the file."""
+        data = np.empty(size, np.uint8)
+        left = data.data
+        with system_errors(self.path, "read"):
+            while left and (count := _read_into(self.fd, left, offset + size - len(left))):
+                left = left[count:]
+        self.check()
+        if left:
+            raise self._error(f"{shown_path(self.path)}: changed since it was opened")
+        return data
+
+    def read_rows(self, offset: int, stride: int, rows: int, size: int) -> NDArray[np.uint8]:
+        """The first `size` bytes of each of many rows that lie `stride` bytes apart."""
+        if size == stride:
+            return self.read(offset, rows * size)
+        data = np.empty((rows, size), np.uint8)
+        with system_errors(self.path, "read"):
+            for row in range(rows):
+                if _read_into(self.fd, data[row].data, offset + row * stride) != size:
+                    raise self._error(f"{shown_path(self.path)}: changed since it was opened")
+        self.check()
+        return data
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._close()
+
+
+def _read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Read what fits at an offset; returns how many bytes came."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    found = os.pread(fd, len(buffer), offset)  # macOS
+    buffer[: len(found)] = found
+    return len(found)
+
+
+def allocate(fd: int, size: int) -> None:
+    """Make a file so long, of zeros: a disk without room for it says so before any work."""
+    try:
+        if size and hasattr(os, "posix_fallocate"):  # macOS has none
+            os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # a file system that cannot
+            raise
+    os.ftruncate(fd, size)
+
+
+def write_at(fd: int, offset: int, piece: NDArray[Any] | memoryview) -> int:
+    """Write all bytes of something contiguous at an offset; returns how many."""
+    data = piece.reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)
+    return written
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """The path of an empty new file, which replaces the one at `path` if the body succeeds, or else vanishes.
+
+    A link stays a link, to the new file. The mode is the old file's or, without one, what open() would give.
+    The body syncs its data. If syncing the folder fails, the new file is in place already.
+    """
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    mode = _old_mode(target)
+    _remove_stale(folder)
+    temporary, lock = _temporary(folder, 0o666 if mode is None else 0o600)
+    try:
+        yield temporary
+        if mode is not None:
+            os.chmod(temporary, mode)
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(lock)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _temporary(folder: str, mode: int) -> tuple[str, int]:
+    """The path of a new file, and a descriptor that keeps it locked: who else gets the lock knows the writer dead."""
+    while True:
+        path = os.path.join(folder, TEMPORARY.format(secrets.token_hex(8)))  # a name that is nobody else's
+        lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return path, lock
+        os.close(lock)  # taken for stale before it was locked
+
+
+def _remove_stale(folder: str) -> None:
+    """Remove the temporary files of writers that were killed, as far as the system lets us."""
+    stale = re.compile(re.escape(TEMPORARY).replace(r"\{\}", "[0-9a-f]{16}"))
+    with suppress(OSError):
+        for name in filter(stale.fullmatch, os.listdir(folder)):
+            with suppress(OSError), ExitStack() as closing:
+                path = os.path.join(folder, name)
+                lock = os.open(path, READ | os.O_NOFOLLOW)
+                closing.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+
+
+def _old_mode(target: str) -> int | None:
+    """The mode of a file to be replaced, None if there is none; an error if it could not be written to."""
+    try:
+        found = os.stat(target)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        raise GGUFError(f"{shown_path(target)}: is not a regular file")
+    if not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return stat.S_IMODE(found.st_mode)
