@@ -1,5 +1,5 @@
 // Tensor core instructions of a warpgroup (four warps), sm_90a: they run while the warps go on, and read operand A from
-// registers, operand B from shared memory. wgmma() itself is generated for the token tile, see qgemm/cuda/jit/jit.py.
+// registers, operand B from shared memory. wgmma() itself is generated for the token tile, see qgemm/cuda/jit/codegen.py.
 #pragma once
 
 #include "types.cuh"

@@ -34,17 +34,17 @@ def _cuda() -> Backend:
         driver = cupy.cuda.runtime.driverGetVersion()
     except Exception as error:  # CuPy raises its own and the driver's errors
         return Backend(False, f"no usable NVIDIA GPU: {error}", {})
-    from qgemm.cuda.jit import jit
+    from qgemm.cuda.jit import nvrtc
 
     facts: dict[str, Any] = {
         "device": properties["name"].decode(),
-        "arch": jit.arch_of((properties["major"], properties["minor"])),
+        "arch": nvrtc.arch_of((properties["major"], properties["minor"])),
         "driver_cuda": f"{driver // 1000}.{driver % 1000 // 10}",
         "cupy": cupy.__version__,
     }
     try:
-        facts["nvrtc"] = ".".join(map(str, jit.nvrtc_version()))
-    except jit.CompileError as error:
+        facts["nvrtc"] = ".".join(map(str, nvrtc.nvrtc_version()))
+    except nvrtc.CompileError as error:
         return Backend(False, str(error), facts)
     return Backend(
         True, f"{count} x {facts['device']} ({facts['arch']}), CuPy {facts['cupy']}, NVRTC {facts['nvrtc']}", facts

@@ -18,7 +18,7 @@ from strategies import FORMATS, TILED, each
 
 import qgemm
 from qgemm.bench import results
-from qgemm.cuda.jit import jit
+from qgemm.cuda.jit import cache, codegen, nvrtc, sources
 from qgemm.cuda.kernels import decode, routes
 from qgemm.cuda.kernels import decode_config as splits
 from qgemm.cuda.layout import tile as tiles
@@ -30,10 +30,10 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @each(TILED)
-@pytest.mark.parametrize("arch", jit.ARCHS)
+@pytest.mark.parametrize("arch", nvrtc.ARCHS)
 def test_unpack_compiles_for_every_architecture(fmt, arch):
     """Every variant is compiled by tools/compile_kernels.py; this keeps one of each in the test run."""
-    cubin, report = jit.compile_cubin(jit.compose("unpack", fmt, Out="half"), arch)
+    cubin, report = nvrtc.compile_cubin(codegen.compose("unpack", fmt, Out="half"), arch)
     assert cubin.startswith(b"\x7fELF")
     assert "0 bytes spill stores" in report
 
@@ -43,13 +43,13 @@ def test_unpack_compiles_for_every_architecture(fmt, arch):
 )
 def test_every_variant_of_one_format_compiles(kernel, template):
     fmt = None if kernel.endswith("_activations") else qgemm.FORMATS["q5_1"]
-    assert jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_75")[0].startswith(b"\x7fELF")
+    assert nvrtc.compile_cubin(codegen.compose(kernel, fmt, **template), "sm_75")[0].startswith(b"\x7fELF")
 
 
 @each(TILED)
 def test_header_is_the_twin_of_the_module(fmt):
     """One header a format, whose struct derives from the generated fields and opens with the module's words."""
-    text = (jit.kernels_dir() / "formats" / f"{fmt.name}.cuh").read_text()
+    text = (sources.kernels_dir() / "formats" / f"{fmt.name}.cuh").read_text()
     assert ("using Encoder = " in text) == (fmt.encode is not None and fmt.integer)
     if fmt.codebook is not None:
         assert "Twin of qgemm/formats/kbit.py" in text
@@ -64,11 +64,11 @@ def test_header_is_the_twin_of_the_module(fmt):
 @each(TILED)
 def test_tile_struct_has_the_size_of_its_dtype(fmt):
     """The generated static_assert is what holds the two together: a wrong size does not compile."""
-    source = jit.compose("unpack", fmt, Out="half")
+    source = codegen.compose("unpack", fmt, Out="half")
     size = f"== {tiles.tile_dtype(fmt).itemsize}"
     assert size in source
-    with pytest.raises(jit.CompileError, match="differs from its dtype"):
-        jit.compile_cubin(source.replace(size, f"{size} + 16"), "sm_80")
+    with pytest.raises(nvrtc.CompileError, match="differs from its dtype"):
+        nvrtc.compile_cubin(source.replace(size, f"{size} + 16"), "sm_80")
 
 
 def place_of_code(bits, pairs, step, j, r, plane):
@@ -89,7 +89,7 @@ def place_of_bit(bits, pairs, step, j, r, plane):
 @each(TILED)
 def test_block_structs_lead_from_blocks_to_tiles(fmt):
     """The generated constants, with the rules of qgemm/cuda/layout/tile.py as kernels/pack.cu reads them: one tile."""
-    text = jit.block_structs(fmt)
+    text = codegen.block_structs(fmt)
     structs = {
         name: {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", line)}
         for name, line in re.findall(rf"struct {fmt.name}_block_(\w+) (.*)", text)
@@ -127,8 +127,8 @@ def test_block_structs_lead_from_blocks_to_tiles(fmt):
 
 
 def test_compile_errors_carry_the_log():
-    with pytest.raises(jit.CompileError, match=r"compiling for sm_80 failed[\s\S]*undefined_name"):
-        jit.compile_cubin("__global__ void k() { undefined_name(); }", "sm_80")
+    with pytest.raises(nvrtc.CompileError, match=r"compiling for sm_80 failed[\s\S]*undefined_name"):
+        nvrtc.compile_cubin("__global__ void k() { undefined_name(); }", "sm_80")
 
 
 def test_cache_is_by_content(tmp_path, monkeypatch):
@@ -138,48 +138,48 @@ def test_cache_is_by_content(tmp_path, monkeypatch):
         compiled.append((source, arch))
         return f"cubin of {source} for {arch}".encode(), ""
 
-    monkeypatch.setattr(jit, "compile_cubin", counting)
-    monkeypatch.setattr(jit, "nvrtc_version", lambda: (13, 0))
-    assert jit.cached_cubin("a", "sm_80") == jit.cached_cubin("a", "sm_80") == b"cubin of a for sm_80"
+    monkeypatch.setattr(cache, "compile_cubin", counting)
+    monkeypatch.setattr(cache, "nvrtc_version", lambda: (13, 0))
+    assert cache.cached_cubin("a", "sm_80") == cache.cached_cubin("a", "sm_80") == b"cubin of a for sm_80"
     assert len(compiled) == 1
-    jit.cached_cubin("a", "sm_90a")
-    jit.cached_cubin("b", "sm_80")
+    cache.cached_cubin("a", "sm_90a")
+    cache.cached_cubin("b", "sm_80")
     assert len(compiled) == 3
-    monkeypatch.setattr(jit, "sources_digest", lambda: "an edited header")
-    jit.cached_cubin("a", "sm_80")
-    monkeypatch.setattr(jit, "nvrtc_version", lambda: (13, 1))
-    jit.cached_cubin("a", "sm_80")
+    monkeypatch.setattr(cache, "sources_digest", lambda: "an edited header")
+    cache.cached_cubin("a", "sm_80")
+    monkeypatch.setattr(cache, "nvrtc_version", lambda: (13, 1))
+    cache.cached_cubin("a", "sm_80")
     assert len(compiled) == 5
     assert all(path.suffix == ".cubin" for path in (tmp_path / "cache").iterdir())
 
 
 def test_damaged_or_unwritable_cache_only_costs_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(jit, "compile_cubin", lambda source, arch: (b"good", ""))
-    jit.cached_cubin("a", "sm_80")
+    monkeypatch.setattr(cache, "compile_cubin", lambda source, arch: (b"good", ""))
+    cache.cached_cubin("a", "sm_80")
     (entry,) = (tmp_path / "cache").iterdir()
     for damage in (b"", b"short", hashlib.sha256(b"good").digest() + b"gooe"):
         entry.write_bytes(damage)
-        assert jit.cached_cubin("a", "sm_80") == b"good"
+        assert cache.cached_cubin("a", "sm_80") == b"good"
         assert entry.read_bytes().endswith(b"good")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "file" / "below"))
-    assert jit.cached_cubin("a", "sm_80") == b"good"
+    assert cache.cached_cubin("a", "sm_80") == b"good"
 
 
 def test_sources_digest_sees_every_header(tmp_path, monkeypatch):
     for name in ("a.cu", "b.cuh", "formats/c.cuh"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    monkeypatch.setattr(jit, "kernels_dir", lambda: tmp_path)
-    seen = {jit.sources_digest.__wrapped__()}
+    monkeypatch.setattr(cache, "kernels_dir", lambda: tmp_path)
+    seen = {cache.sources_digest.__wrapped__()}
     for name in ("a.cu", "b.cuh", "formats/c.cuh"):
         (tmp_path / name).write_text(f"{name} edited")
-        seen.add(jit.sources_digest.__wrapped__())
+        seen.add(cache.sources_digest.__wrapped__())
     assert len(seen) == 4
 
 
 def test_architectures():
-    assert [jit.arch_of(cc) for cc in ((7, 5), (8, 9), (9, 0), (10, 0), (12, 0))] == [
+    assert [nvrtc.arch_of(cc) for cc in ((7, 5), (8, 9), (9, 0), (10, 0), (12, 0))] == [
         "sm_75",
         "sm_89",
         "sm_90a",
@@ -203,7 +203,7 @@ def test_routes(fmt, activation):
         row = routes.route(problem)
         assert row.fits(problem)
         assert row is next(r for r in routes.ROUTES if r.fits(problem))
-        assert row.kernel == "cublas" or (jit.kernels_dir() / f"{row.kernel}.cu").exists()
+        assert row.kernel == "cublas" or (sources.kernels_dir() / f"{row.kernel}.cu").exists()
     with pytest.raises(qgemm.UnsupportedError, match="on sm_70"):
         routes.route(routes.Problem(fmt, activation, 1, 64, 96, 70))
 
@@ -225,7 +225,7 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
             if row.kernel == "decode_a8":  # quantized before, by the user or by a kernel
                 wanted.add((row.kernel, fmt.name, routes.PREPARED, row.tile(m)))
     assert compiled == wanted
-    for arch in jit.ARCHS:
+    for arch in nvrtc.ARCHS:
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel for row in routes.ROUTES if row.runs_on(sm) and row.kernel != "cublas"}
         plain = {"quantize_activations", "dequantize_activations", "round_activations", "pack", "restore"}
@@ -255,7 +255,7 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
         asked.setdefault(function, set()).add(shared)
 
     monkeypatch.setattr(cupy.cuda, "Device", lambda device: SimpleNamespace(compute_capability="90"))
-    monkeypatch.setattr(decode.jit, "load", lambda kernel, fmt, **template: (kernel, fmt.name, *template.items()))
+    monkeypatch.setattr(decode, "load", lambda kernel, fmt, **template: (kernel, fmt.name, *template.items()))
     monkeypatch.setattr(decode, "Launch", launch)
     fmt = qgemm.FORMATS["q4_0"]
     rows = [row for row in routes.ROUTES if row.kernel in ("decode", "decode_a8") and row.formats.holds(fmt)]
@@ -321,7 +321,7 @@ def test_tuned_kernels_do_not_spill():
                 continue
             for split in splits.splits_for(fmt, kernel, tokens, 90):
                 template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
-                _, report = jit.compile_cubin(jit.compose(kernel, fmt, **template), "sm_90a")
+                _, report = nvrtc.compile_cubin(codegen.compose(kernel, fmt, **template), "sm_90a")
                 assert compile_kernels.resources(report).spilled == 0, (kernel, template)
 
 
@@ -338,7 +338,7 @@ def test_spills_of_tuned_kernels_fail_the_compilation():
         #pragma unroll
         for (int i = 0; i < 100; ++i) x[1024 * i + threadIdx.x] = all[i];
     }"""
-    _, report = jit.compile_cubin(source, compile_kernels.TUNED)
+    _, report = nvrtc.compile_cubin(source, compile_kernels.TUNED)
     registers, spilled = compile_kernels.resources(report)
     assert registers <= 64
     assert spilled >= 4 * (100 - 64)
@@ -372,6 +372,6 @@ def test_the_cache_is_filled_with_what_a_gpu_looks_for(tmp_path, monkeypatch, ca
     assert compile_kernels.main() == 0
     kept = set(tmp_path.iterdir())
     assert f"3 of 3 kernels are in {tmp_path}" in capsys.readouterr().out
-    jit.cached_cubin(jit.compose("round_activations", In="half", Out="half"), "sm_90a")
+    cache.cached_cubin(codegen.compose("round_activations", In="half", Out="half"), "sm_90a")
     assert len(kept) == 3
     assert set(tmp_path.iterdir()) == kept

@@ -84,7 +84,7 @@ def test_wheel_holds_the_package_and_nothing_else(unpacked):
 
 
 def test_installed_package_finds_its_kernels(unpacked, tmp_path):
-    code = "import qgemm; from qgemm.cuda.jit.jit import kernels_dir as d; print(qgemm.__file__); print(d())"
+    code = "import qgemm; from qgemm.cuda.jit.sources import kernels_dir as d; print(qgemm.__file__); print(d())"
     here = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1"}
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=here, capture_output=True, text=True)
     assert ran.stdout.split() == [

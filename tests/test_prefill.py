@@ -20,7 +20,7 @@ import qgemm
 from qgemm.bench import gpu as gpu_bench
 from qgemm.bench import timing
 from qgemm.codec.error_bound import a16_bound, magnitudes
-from qgemm.cuda.jit import jit
+from qgemm.cuda.jit import codegen, nvrtc
 from qgemm.cuda.kernels import prefill_sm90 as prefill
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels import sm90_config as tilings
@@ -159,8 +159,8 @@ def test_rows_of_the_table_are_for_someone():
 @every_tiling([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
 def test_tuned_kernels_keep_their_registers(fmt, tiling):
     """Neither spills nor wgmma that wait for each other: ptxas says so as C75xx."""
-    source = jit.compose("prefill", fmt, **tilings.prefill_template(fmt, tiling, "half"))
-    _, report = jit.compile_cubin(source, "sm_90a")
+    source = codegen.compose("prefill", fmt, **tilings.prefill_template(fmt, tiling, "half"))
+    _, report = nvrtc.compile_cubin(source, "sm_90a")
     assert re.search(r"\b0 bytes spill stores", report)
     assert "C75" not in report
 

@@ -11,7 +11,7 @@ from strategies import INTEGER, TILED, each, exact, tame
 
 import qgemm
 from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
-from qgemm.cuda.jit import jit
+from qgemm.cuda.jit import codegen, nvrtc
 from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16, CUTS
@@ -248,7 +248,7 @@ def test_compiles_for_gpus_with_less_shared_memory(fmt):
     for kernel, source in ((A16, "half"), (A8, routes.PREPARED))[: 1 + fmt.integer]:
         for arch, sm in (("sm_80", 80), ("sm_89", 89)):
             cut = prefill_mma.cuts_for(kernel, fmt, sm)[0]
-            source_code = jit.compose(kernel, fmt, **prefill_mma.template(fmt, cut, source, "half", sm))
-            cubin, report = jit.compile_cubin(source_code, arch)
+            source_code = codegen.compose(kernel, fmt, **prefill_mma.template(fmt, cut, source, "half", sm))
+            cubin, report = nvrtc.compile_cubin(source_code, arch)
             assert cubin.startswith(b"\x7fELF")
             assert "0 bytes spill stores" in report

@@ -2,7 +2,7 @@
 
 On the tuned architecture every template that a product can get is compiled, elsewhere one set of types.
 Exit 1 if anything fails to compile, with the log, or if a kernel that is tuned for its architecture spills registers.
-With --fill-cache the kernels go into the cache where a GPU looks first (qgemm/cuda/jit/jit.py); nothing is reported.
+With --fill-cache the kernels go into the cache where a GPU looks first (qgemm/cuda/jit/cache.py); nothing is reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from qgemm import FORMATS
-from qgemm.cuda.jit import jit
+from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.routes import PREPARED, common_variants, variants
 
 TUNED = "sm_90a"
@@ -40,7 +40,7 @@ class Unit(NamedTuple):
         return f"{self.arch:7} {self.kernel} {self.format} {parameters}"
 
 
-def units(archs: tuple[str, ...] = jit.ARCHS) -> Iterator[Unit]:
+def units(archs: tuple[str, ...] = nvrtc.ARCHS) -> Iterator[Unit]:
     """Everything that CI compiles."""
     tiled = [fmt for fmt in FORMATS.values() if fmt.slots]
     for arch in archs:
@@ -57,18 +57,18 @@ def units(archs: tuple[str, ...] = jit.ARCHS) -> Iterator[Unit]:
 def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
     """(unit, ptxas' report, error); one of the two texts is empty."""
     try:
-        source = jit.compose(unit.kernel, FORMATS.get(unit.format), **dict(unit.template))
-        return unit, jit.compile_cubin(source, unit.arch)[1], ""
-    except jit.CompileError as error:
+        source = codegen.compose(unit.kernel, FORMATS.get(unit.format), **dict(unit.template))
+        return unit, nvrtc.compile_cubin(source, unit.arch)[1], ""
+    except nvrtc.CompileError as error:
         return unit, "", str(error)
 
 
 def cache_unit(unit: Unit) -> str:
     """Compile into the cache -> the error, or ""."""
     try:
-        jit.cached_cubin(jit.compose(unit.kernel, FORMATS.get(unit.format), **dict(unit.template)), unit.arch)
+        cache.cached_cubin(codegen.compose(unit.kernel, FORMATS.get(unit.format), **dict(unit.template)), unit.arch)
         return ""
-    except jit.CompileError as error:
+    except nvrtc.CompileError as error:
         return f"{unit}: {error}"
 
 
@@ -107,19 +107,19 @@ def summary(found: dict[Unit, Resources]) -> Iterator[str]:
 def main() -> int:
     """Compile, print a line per architecture and kernel; with --report write one per unit."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", action="append", choices=jit.ARCHS, help="only this architecture (repeatable)")
+    parser.add_argument("--arch", action="append", choices=nvrtc.ARCHS, help="only this architecture (repeatable)")
     parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
     parser.add_argument("--report", metavar="PATH", type=Path, help="write registers and spilled bytes of every unit")
     parser.add_argument("--fill-cache", action="store_true", help="only compile what is not in the cache, into it")
     options = parser.parse_args()
     todo = [
-        unit for unit in units(tuple(options.arch or jit.ARCHS)) if unit.kernel in (options.kernel or [unit.kernel])
+        unit for unit in units(tuple(options.arch or nvrtc.ARCHS)) if unit.kernel in (options.kernel or [unit.kernel])
     ]
     if options.fill_cache:
         with ProcessPoolExecutor(os.cpu_count()) as pool:
             done = tqdm(pool.map(cache_unit, todo, chunksize=8), total=len(todo), delay=1, disable=None)
             errors = [error for error in done if error]
-        print(*errors, f"{len(todo) - len(errors)} of {len(todo)} kernels are in {jit.cache_dir()}", sep="\n")
+        print(*errors, f"{len(todo) - len(errors)} of {len(todo)} kernels are in {cache.cache_dir()}", sep="\n")
         return 1 if errors else 0
     found: dict[Unit, Resources] = {}
     failed = 0

@@ -2,7 +2,7 @@
 
 Prints the microseconds of the table's choice, and what the fastest take in units of it: that is how TILINGS was found.
 Needs a GPU of compute capability 9.0; products are checked before they are timed. With --compile the kernels only go
-where such a GPU looks first (qgemm/cuda/jit/jit.py), on any machine.
+where such a GPU looks first (qgemm/cuda/jit/cache.py), on any machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qgemm import backend as backends
 from qgemm.cli.bench import formats, shapes
 from qgemm.cli.common import count, counts
 from qgemm.codec.format import Format
-from qgemm.cuda.jit import jit
+from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.sm90_config import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
 from qgemm.cuda.layout.tile import ROWS, spans
 
@@ -55,8 +55,8 @@ def compiled(pair: tuple[str, Tiling]) -> bool:
     """Compile the kernel of a format and tiling into the cache -> whether the kernel takes it."""
     fmt = FORMATS[pair[0]]
     try:
-        jit.cached_cubin(jit.compose("prefill", fmt, **prefill_template(fmt, pair[1], "half")), "sm_90a")
-    except jit.CompileError as error:
+        cache.cached_cubin(codegen.compose("prefill", fmt, **prefill_template(fmt, pair[1], "half")), "sm_90a")
+    except nvrtc.CompileError as error:
         if "static assertion failed" not in str(error):
             raise
         return False
@@ -123,7 +123,7 @@ def main() -> int:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         done = list(tqdm(pool.map(compiled, pairs, chunksize=4), total=len(pairs), delay=1, disable=None))
     taken = [pair for pair, fits in zip(pairs, done, strict=True) if fits]
-    print(f"{len(taken)} of {len(pairs)} kernels are in {jit.cache_dir()}")
+    print(f"{len(taken)} of {len(pairs)} kernels are in {cache.cache_dir()}")
     if options.compile:
         return 0
     for shape, fmt in product(options.shapes, options.formats):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qgemm.cuda.jit.jit import kernels_dir
+from qgemm.cuda.jit.sources import kernels_dir
 from qgemm.errors import QgemmError
 from qgemm.files.paths import replacing
 from qgemm.text import columns, json_lines

@@ -24,7 +24,8 @@ from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.ops import NOTHING, Addends, check_addends, check_shapes, check_weights, like, on_cuda
 
-from .jit import jit
+from .jit.codegen import Template
+from .jit.load import load
 from .kernels import prefill_sm80 as prefill_mma
 from .layout import activations
 from .layout import tile as tiles
@@ -324,11 +325,11 @@ def _fused_a8(row: Route, x: DeviceActivations, w: DeviceTensor, y: Any) -> None
     _launch_strips(row, x.data, w, y, {})
 
 
-def _launch_strips(row: Route, x: Any, w: DeviceTensor, y: Any, template: jit.Template) -> None:
+def _launch_strips(row: Route, x: Any, w: DeviceTensor, y: Any, template: Template) -> None:
     """One CTA a strip of tiles; the smallest token tile that holds y's rows."""
     (n, k), m = w.shape, len(y)
     tokens = row.tile(m)
-    kernel = jit.load(row.kernel, w.format, **template, Out=c_type(y.dtype), TOKENS=tokens, SPLITS=SPLITS)
+    kernel = load(row.kernel, w.format, **template, Out=c_type(y.dtype), TOKENS=tokens, SPLITS=SPLITS)
     threads = SPLITS * tiles.WARPS * tiles.LANES
     kernel((len(w.data),), (threads,), (w.data, x, y, np.int64(n), np.int64(k), np.int32(m)))
 
@@ -387,7 +388,7 @@ def _dense(w: DeviceTensor, rows: slice, dtype: np.dtype[Any], exponent: int) ->
     dense = cupy.empty((n, k), dtype)
     if dense.size:
         strips = w.data[rows.start // tiles.ROWS : -(-rows.stop // tiles.ROWS)]
-        kernel = jit.load("unpack", w.format, Out=c_type(dtype))
+        kernel = load("unpack", w.format, Out=c_type(dtype))
         factor = np.float32(2.0**-exponent)
         for first in range(0, len(strips), MOST_GRID_Y):
             some = strips[first : first + MOST_GRID_Y]

@@ -11,7 +11,7 @@ from qgemm.cuda.kernels.routes import C_TYPES, c_type
 from qgemm.errors import UnsupportedError
 
 from . import upload as transfer
-from .jit import jit
+from .jit.load import load
 from .tensor import DeviceTensor
 
 CTAS = 8  # of an SM, which take turns of blocks until none is left
@@ -52,7 +52,7 @@ def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
     if count:
         if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
             values = values.copy()
-        kernel = jit.load("encode", fmt, **transfer.encode_template(kind))
+        kernel = load("encode", fmt, **transfer.encode_template(kind))
         kernel((ctas,), (transfer.ENCODE_THREADS,), (values, blocks, found, np.int64(count)))
     return blocks, found
 

@@ -15,7 +15,7 @@ from qgemm.tensor import Tensor
 
 from . import upload as transfer
 from .encode import check_first
-from .jit import jit
+from .jit.load import load
 from .tensor import DeviceTensor
 
 CTAS = 16  # of an SM; more than it holds, so that none waits for the last
@@ -115,13 +115,13 @@ def launch_quantize(fmt: Format, values: Any, absmax: Any, planes: Any, refused:
     """Quantize contiguous values into the parts of their blocks, on the current stream."""
     if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
         values = values.copy()
-    kernel = jit.load("quantize_codebook", fmt, **transfer.planes_template(In=c_type(values.dtype)))
+    kernel = load("quantize_codebook", fmt, **transfer.planes_template(In=c_type(values.dtype)))
     _launch(kernel, QUANTIZED, values, absmax, planes, refused, np.int64(absmax.size))
 
 
 def launch_dequantize(fmt: Format, values: Any, absmax: Any, planes: Any) -> None:
     """Decode the parts of blocks into contiguous values, on the current stream."""
-    kernel = jit.load("dequantize_codebook", fmt, **transfer.planes_template(Out=c_type(values.dtype)))
+    kernel = load("dequantize_codebook", fmt, **transfer.planes_template(Out=c_type(values.dtype)))
     _launch(kernel, DECODED, absmax, planes, values, np.int64(absmax.size))
 
 

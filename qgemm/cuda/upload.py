@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import Blocks, Format
 
-from .jit import jit
+from .jit.codegen import Template
+from .jit.load import load
 from .layout import tile as tiles
 
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
@@ -52,7 +53,7 @@ def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
     n, (data, bounds) = len(blocks), empty_tiles(fmt, *blocks.shape)
     if not data.size:
         return data, bounds
-    stream, kernel = cupy.cuda.get_current_stream(), jit.load("pack", fmt, **pack_template(fmt))
+    stream, kernel = cupy.cuda.get_current_stream(), load("pack", fmt, **pack_template(fmt))
     raw = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
     row_bytes, strips = blocks.shape[1] * fmt.block_bytes, strips_of(fmt, blocks.shape[1])
     step = strips * tiles.ROWS
@@ -73,7 +74,7 @@ def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
 
     data, bounds = empty_tiles(fmt, n, count)
     if data.size:
-        launch(jit.load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (bounds,), n, count)
+        launch(load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (bounds,), n, count)
         cupy.cuda.get_current_stream().synchronize()
     return data, bounds
 
@@ -101,7 +102,7 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
     raw, row_bytes, strips = blocks.reshape(-1).view(np.uint8), count * fmt.block_bytes, strips_of(fmt, count)
     step = strips * tiles.ROWS
     with data.device:
-        kernel = jit.load("restore", fmt, **restore_template(fmt))
+        kernel = load("restore", fmt, **restore_template(fmt))
         some = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
         for index, first in enumerate(range(0, n, step)):
             rows = min(step, n - first)
@@ -110,22 +111,22 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
     return blocks
 
 
-def pack_template(fmt: Format) -> jit.Template:
+def pack_template(fmt: Format) -> Template:
     """The template of the kernel that packs."""
     return restore_template(fmt)
 
 
-def planes_template(**types: str) -> jit.Template:
+def planes_template(**types: str) -> Template:
     """The template of the kernels for flat bit planes: In of the one that quantizes, Out of the one that decodes."""
     return {**types, "THREADS": PLANES_THREADS}
 
 
-def encode_template(kind: str) -> jit.Template:
+def encode_template(kind: str) -> Template:
     """The template of the kernel that encodes values of this type."""
     return {"In": kind, "THREADS": ENCODE_THREADS, "TURN": TURN, "FOUND_BYTES": FOUND.itemsize}
 
 
-def restore_template(fmt: Format) -> jit.Template:
+def restore_template(fmt: Format) -> Template:
     """The template of its inverse."""
     return {"TILES": tiles.in_piece(fmt), "THREADS": tiles.PIECE_THREADS}
 

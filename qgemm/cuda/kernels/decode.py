@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
-from qgemm.cuda.jit import jit
+from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
 
 from .decode_config import BARRIERS, decode_template, quantized_bytes, split_of
@@ -49,6 +49,6 @@ def decode_launch(
         end += -(-shape.n // rows)
         product.n, product.end = shape.n, end
         product.types = Types(*(TYPE_CODES.get(name, 0) for name in shape[1:]))
-    function = jit.load(row.kernel, fmt, **template)
+    function = load(row.kernel, fmt, **template)
     shared = max(rings, sums, split.shared // 2 + BARRIERS)
     return Launch(function, end, 32 * splits, shared, (products,), products, 1 + 4 * len(shapes))

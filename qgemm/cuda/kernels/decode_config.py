@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from qgemm.codec.format import Format
-from qgemm.cuda.jit.jit import Template
+from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout.tile import SPAN, WARPS, columns, scales_once, spans, table_bytes, tile_dtype
 

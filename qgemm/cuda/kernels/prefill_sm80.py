@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
-from qgemm.cuda.jit import jit
+from qgemm.cuda.jit import codegen
+from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
 
 from .decode_config import TOKEN_BYTES, shared_limit
@@ -112,7 +113,7 @@ def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
     return max(tiles.table_bytes(fmt) + depth * stage, sums)
 
 
-def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> jit.Template:
+def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> codegen.Template:
     """The template of the cut's kernel: as many stages as fit."""
     depth = next(deep for deep in range(DEEP, SHALLOW - 1, -1) if shared_bytes(fmt, cut, deep) <= shared_limit(sm))
     sizes = {"TOKENS": cut.tokens, "STRIPS": cut.strips, "GROUPS": cut.groups, "SPLITS": cut.splits, "DEPTH": depth}
@@ -140,7 +141,7 @@ def launch(
     level = tiles.level_exponent(fmt)
     factors = ctypes.c_float(2.0 ** (level - exponent)), ctypes.c_float(2.0**exponent)
     made = Launch(
-        jit.load(kernel, fmt, **constants),
+        load(kernel, fmt, **constants),
         count * slices,
         cut.threads,
         shared_bytes(fmt, cut, int(constants["DEPTH"])),

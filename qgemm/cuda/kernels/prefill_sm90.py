@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.driver.tensor_map import TensorMap
-from qgemm.cuda.jit import jit
+from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
 
 from .decode import Shape
@@ -111,7 +111,7 @@ class PrefillLaunch:
         units = -(-k // tiling.unit(fmt))
         grid = grid_of(of_y, units, sms(device), tiling.lone, tiling.strips * tiling.unit(fmt) // tiles.SPAN)
         assert not (tiling.lone and of_y > grid.ctas)
-        function, block, shared = jit.load("prefill", fmt, **template), tiling.threads, int(template["SHARED"])
+        function, block, shared = load("prefill", fmt, **template), tiling.threads, int(template["SHARED"])
         self._size = 0  # of the workspace
         if grid.whole < of_y and grid.paired != PAIR:
             size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qgemm.codec.format import Format
-from qgemm.cuda.jit.jit import Template
+from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout.tile import SPAN
 from qgemm.cuda.upload import encode_template, pack_template, planes_template, restore_template
 from qgemm.errors import UnsupportedError

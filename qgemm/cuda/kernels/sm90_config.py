@@ -6,7 +6,7 @@ from math import gcd, inf
 from typing import NamedTuple
 
 from qgemm.codec.format import Format
-from qgemm.cuda.jit.jit import Template
+from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout.row_scale import range_of
 from qgemm.cuda.layout.tile import ROWS, SPAN, spans, table_bytes, tile_dtype
 

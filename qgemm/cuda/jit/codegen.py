@@ -1,20 +1,9 @@
-"""Compose a kernel from its source and a format's tile, compile it with NVRTC, cache it by content, load it.
-
-Composing and compiling need no GPU, only the NVRTC library (any `cuda` extra brings it); CuPy is imported to load.
-Compiled by ourselves, not by CuPy: its cache ignores edited headers, and it adds -ftz=true, which would flush the
-subnormal scales that a file may hold, and -arch=sm_90, which lacks wgmma.
-"""
+"""The translation unit of a kernel: structs generated from dtypes, a format's header, the template, the kernel."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import tempfile
-import threading
 from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,30 +29,10 @@ from qgemm.cuda.layout.tile import (
     tile_dtype,
 )
 
-ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
-OPTIONS = (
-    "--std=c++17",
-    "--fmad=true",
-    "--ftz=false",
-    "--prec-div=true",
-    "--prec-sqrt=true",
-    "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
-)
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
 
 
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
-
-
-class CompileError(RuntimeError):
-    """NVRTC refused a kernel, or is not there; the message holds its log."""
-
-
-def kernels_dir() -> Path:
-    """Where the CUDA sources are: beside the package in a checkout, inside it in an installed wheel."""
-    package = Path(__file__).parents[2]
-    inside = package / "kernels"
-    return inside if inside.is_dir() else package.parent / "kernels"
 
 
 def tile_struct(fmt: Format) -> str:
@@ -277,128 +246,3 @@ __device__ __forceinline__ void wgmma(float (&d)[{sums}], const u32 (&a)[4], uns
 
 
 GENERATED = {"prefill": (wgmma,)}  # what a kernel needs besides its constants: makers of C++ from its template
-
-
-def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
-    """NVRTC: source -> (cubin for arch, ptxas' report of registers and spills). CompileError holds the log."""
-    nvrtc, include = _nvrtc()
-    options = [f"--gpu-architecture={arch}", *OPTIONS, "--ptxas-options=-v"]
-    options += [f"--include-path={path}" for path in (kernels_dir(), include)]
-    encoded = [option.encode() for option in options]
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"qgemm.cu", 0, [], [])
-    _check(nvrtc, status, "cannot create a program")
-    try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = bytearray(size)
-        nvrtc.nvrtcGetProgramLog(program, log)
-        report = log.rstrip(b"\0").decode(errors="replace")
-        _check(nvrtc, status, f"compiling for {arch} failed:\n{report}")
-        status, size = nvrtc.nvrtcGetCUBINSize(program)
-        _check(nvrtc, status, f"no cubin for {arch}")
-        cubin = bytearray(size)
-        nvrtc.nvrtcGetCUBIN(program, cubin)
-        return bytes(cubin), report
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-@cache
-def nvrtc_version() -> tuple[int, int]:
-    """The version of the NVRTC library; CompileError if there is none."""
-    nvrtc, _ = _nvrtc()
-    status, major, minor = nvrtc.nvrtcVersion()
-    _check(nvrtc, status, "NVRTC does not tell its version")
-    return major, minor
-
-
-@cache
-def _nvrtc() -> tuple[Any, str]:
-    """The NVRTC binding and the folder of cuda_fp16.h."""
-    try:
-        from cuda.bindings import nvrtc
-        from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError as error:
-        raise CompileError(f"compiling kernels needs cuda-bindings: pip install 'qgemm[cuda13]' ({error})") from None
-    try:
-        nvrtc.nvrtcVersion()
-    except RuntimeError as error:  # the binding is there, the library is not
-        raise CompileError(f"the NVRTC library was not found: pip install 'qgemm[cuda13]' ({error})") from None
-    include = find_nvidia_header_directory("cudart")
-    if include is None:
-        raise CompileError("the CUDA headers (cuda_fp16.h) were not found: pip install 'qgemm[cuda13]'")
-    return nvrtc, include
-
-
-def _check(nvrtc: Any, status: Any, problem: str) -> None:
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompileError(f"{problem} ({status.name})")
-
-
-def cached_cubin(source: str, arch: str) -> bytes:
-    """The cubin of a source for an arch, from the cache or compiled into it.
-
-    The cache is $QGEMM_CACHE_DIR, else $XDG_CACHE_HOME/qgemm, else ~/.cache/qgemm; where it cannot be written,
-    every process compiles anew. An entry starts with the SHA-256 of its cubin, so that a damaged one is replaced.
-    """
-    facts = (source, sources_digest(), arch, OPTIONS, nvrtc_version())
-    path = cache_dir() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.cubin"
-    try:
-        digest, cubin = path.read_bytes()[:32], path.read_bytes()[32:]
-        if hashlib.sha256(cubin).digest() == digest:
-            return cubin
-    except OSError:
-        pass  # not compiled yet
-    cubin, _ = compile_cubin(source, arch)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(cubin).digest() + cubin)
-        os.replace(file.name, path)
-    except OSError:
-        pass  # read-only home: slower, not wrong
-    return cubin
-
-
-def cache_dir() -> Path:
-    """The folder of compiled kernels; asked for only when a kernel is needed."""
-    if chosen := os.environ.get("QGEMM_CACHE_DIR"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qgemm"
-
-
-@cache
-def sources_digest() -> str:
-    """SHA-256 of every file in kernels/: an edited header never meets a stale cubin."""
-    folder, digest = kernels_dir(), hashlib.sha256()
-    for path in sorted(folder.rglob("*.cu*")):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def arch_of(compute_capability: tuple[int, int]) -> str:
-    """The NVRTC architecture of a GPU: (9, 0) -> sm_90a, which alone has wgmma; otherwise sm_XY."""
-    name = "sm_{}{}".format(*compute_capability)
-    return f"{name}a" if f"{name}a" in ARCHS else name
-
-
-_loaded: dict[Any, Any] = {}
-_loading = threading.Lock()  # so that threads that need the same kernel do not compile it each
-
-
-def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Any:
-    """The kernel as a CuPy function on the current device, compiled at first use."""
-    import cupy
-
-    device = cupy.cuda.runtime.getDevice()
-    key = (device, kernel, fmt, *template.values())
-    if key in _loaded:
-        return _loaded[key]
-    with _loading:
-        if key not in _loaded:
-            properties: Mapping[str, Any] = cupy.cuda.runtime.getDeviceProperties(device)
-            arch = arch_of((properties["major"], properties["minor"]))
-            module = cupy.cuda.function.Module()
-            module.load(cached_cubin(compose(kernel, fmt, **template), arch))
-            _loaded[key] = module.get_function(kernel)
-    return _loaded[key]
