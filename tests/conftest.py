@@ -1,4 +1,4 @@
-"""GPU tests skip with a reason where there is no GPU; where there is one, the run writes tests/gpu_ledger.json."""
+"""Marks, fixtures and the ledger: tests/gpu/ skips without a GPU; a whole run of it writes tests/gpu_ledger.json."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; NumPy reads this when it is imported
@@ -14,24 +15,43 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; NumPy reads 
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))  # the tools are scripts; tests import their functions
-
 from ledger import LEDGER
 
 import qgemm
 from qgemm.bench.results import sources_sha256
+from qgemm.cli import main as cli
+
+GPU_TESTS = Path(__file__).parent / "gpu"
 
 settings.register_profile("qgemm", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("qgemm")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test is marked gpu by its folder: one of tests/gpu/ needs an NVIDIA GPU, any other must run without."""
     cuda = qgemm.backends()["cuda"]
-    if not cuda.available:
-        for item in items:
-            if "gpu" in item.keywords:
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if not cuda.available:
                 item.add_marker(pytest.mark.skip(reason=cuda.detail))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs one qgemm command in this process -> (exit code, stdout, stderr), which are printable."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        try:
+            status = cli.main([str(word) for word in words])
+        except SystemExit as stop:  # --help, --version
+            status = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        assert all(line.isprintable() for line in (out + err).replace("\t", "\n").split("\n"))
+        return status, out, err
+
+    return run
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

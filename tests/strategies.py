@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import tame
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import qgemm
 from qgemm.codec.format import Format
-from qgemm.cuda.layout import row_scale as units
-from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.kernels import sm90_config
 
 FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
@@ -23,6 +24,12 @@ CODEBOOKS = [fmt for fmt in FORMATS if fmt.codebook is not None]
 ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None]
 ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.encode is not None]
 TILED = [fmt for fmt in FORMATS if fmt.slots]
+EDGES = sorted({m for tiling in sm90_config.TILINGS for m in (tiling.tokens, tiling.m)})  # tokens
+PRODUCTS = [(fmt, activation) for fmt in TILED for activation in ("a16", "a8") if activation == "a16" or fmt.integer]
+each_product = pytest.mark.parametrize(
+    ("fmt", "activation"), PRODUCTS, ids=[f"{fmt.name}-{activation}" for fmt, activation in PRODUCTS]
+)
+gpu_settings = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def each(formats: list[Format]):
@@ -30,17 +37,16 @@ def each(formats: list[Format]):
     return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
 
 
-def subnormal_loss(w: qgemm.Tensor) -> np.ndarray:
-    """What is lost of each weight of a row at most where halves are subnormal: 2^-25, in prefill in its unit.
-
-    There of minimum and weight, and of the scale, that times a level; nothing where all are multiples of 2^-24. [N]
-    """
-    if w.format.plain:
-        return np.full(w.shape[0], 2.0**-25)
-    unit = units.range_of(w.format, "half")
-    weights = np.array([unit.weight(bound) for bound in tiles.bounds(w.format, w.blocks)])
-    loss = 2.0 ** (weights - 25) * (2 + float(tiles.largest_code(w.format)) * 2.0**unit.level)
-    return np.where((weights <= 0) & (tiles.half_factors(w.format) > 0), 0, loss)
+def every_tiling(formats=TILED):
+    """A parameter (format, tiling) for each of the two that meet."""
+    return pytest.mark.parametrize(
+        ("fmt", "tiling"),
+        [
+            pytest.param(fmt, tiling, id="-".join((fmt.name, "x".join(map(str, tiling[3:8])), "lone" * tiling.lone)))
+            for fmt in formats
+            for tiling in sm90_config.compiled(fmt)
+        ],
+    )
 
 
 def seeds() -> st.SearchStrategy[np.random.Generator]:
@@ -53,19 +59,6 @@ def raw_blocks(draw: st.DrawFn, fmt: Format, shape: tuple[int, ...]) -> np.ndarr
     rng = draw(seeds())
     count = int(np.prod(shape))
     return np.frombuffer(rng.bytes(count * fmt.block_bytes), fmt.dtype).reshape(shape)
-
-
-def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The same blocks with scales drawn from the ordinary range of trained weights, so that products stay finite."""
-    blocks = blocks.copy()
-    for name in fmt.dtype.names or ():
-        if fmt.dtype[name].kind == "f":
-            blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
-        elif fmt.dtype[name] == np.uint8:  # one byte a block is an exponent, or E4M4 around 0.1
-            blocks[name] = rng.integers(118, 128, blocks.shape)
-    if fmt.plain:
-        blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)
-    return blocks
 
 
 @st.composite
@@ -135,9 +128,3 @@ def problems(draw: st.DrawFn, fmt: Format, m: st.SearchStrategy[int] | None = No
     w = draw(weights(fmt))
     rows = draw(m if m is not None else st.integers(1, 20))
     return draw(seeds()).standard_normal((rows, w.shape[1])).astype(np.float16).astype(np.float32), w
-
-
-def exact(x: np.ndarray, w: qgemm.Tensor) -> np.ndarray:
-    """x @ w.T in float64 from the exactly decoded weights."""
-    with np.errstate(invalid="ignore", over="ignore"):  # raw blocks hold NaN and infinity
-        return x.astype(np.float64) @ w.dequantize(np.float64).T

@@ -15,10 +15,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers import converted, left_over, normal
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from test_convert import converted, left_over, normal
 
 import qgemm
 from qgemm.cli import main as cli

@@ -11,8 +11,10 @@ import sys
 import tracemalloc
 from pathlib import Path
 
+import helpers
 import numpy as np
 import pytest
+from helpers import DATA, WEIGHT, lines_of
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import INTEGER, each, problems
@@ -24,28 +26,10 @@ from qgemm.cli import main as cli
 from qgemm.codec import error_bound as bounds
 from qgemm.cuda.kernels.routes import ROUTES, Problem, route
 
-DATA = Path(__file__).parent / "data"
-EXCERPT = str(DATA / "minilm_excerpt.gguf")
-WEIGHT = "blk.2.attn_q.q4_0"  # (96, 384)
+EXCERPT = str(helpers.EXCERPT)
 MALFORMED = DATA / "malformed"
 HOSTILE = "\x1b[2Jgone\n\u202e"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs one command in this process -> (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        try:
-            status = cli.main([str(word) for word in words])
-        except SystemExit as stop:  # --help, --version
-            status = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        assert all(line.isprintable() for line in (out + err).replace("\t", "\n").split("\n"))
-        return status, out, err
-
-    return run
 
 
 @pytest.fixture
@@ -65,14 +49,6 @@ def python_m(*words, **options):
     """`python -m qgemm` as a process of its own."""
     command = [sys.executable, "-m", "qgemm", *words]
     return subprocess.run(command, capture_output=True, check=False, **{"env": ENVIRONMENT, **options})
-
-
-def lines_of(out: str, start: str) -> dict[str, list[str]]:
-    """The table under the header that begins with `start`: first cell -> cells, cut where two blanks are."""
-    lines = out.split("\n")
-    begin = next(i for i, line in enumerate(lines) if line.split()[:1] == [start])
-    table = lines[begin + 1 : lines.index("", begin)]
-    return {cells[0]: cells for cells in (re.split(r"  +", line.strip()) for line in table)}
 
 
 def kernels(activation):
@@ -504,21 +480,6 @@ def test_matmul_without_a_gpu(refused, monkeypatch):
     states = {"cuda": qgemm.Backend(False, "there is none", {})}
     monkeypatch.setattr("qgemm.cli.matmul.backends", lambda: states)
     assert "cuda is not available: there is none" in refused("matmul", EXCERPT, WEIGHT, "--backend", "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("activation", ["a16", "a8"])
-def test_matmul_on_a_gpu(run, tmp_path, activation):
-    command = "matmul", EXCERPT, WEIGHT, "--backend", "cuda", "--activation", activation
-    status, out, err = run(*command)
-    assert (status, err) == (0, "")
-    found = lines_of(out + "\n", "M")
-    sm = int("".join(filter(str.isdigit, qgemm.backends()["cuda"].facts["arch"])))
-    problems = (Problem(qgemm.FORMATS["q4_0"], activation, int(m), 96, 384, sm, "float") for m in found)
-    assert [cells[4] for cells in found.values()] == [route(problem).kernel for problem in problems]
-    assert all(float(cells[1]) < (1e-3 if activation == "a16" else 2e-2) for cells in found.values())
-    assert run(*command, "--m", 3, "--out", tmp_path / "y.npy")[0] == 0
-    assert np.load(tmp_path / "y.npy").shape == (3, 96)
 
 
 # ---------------------------------------------------------------- routes, version, help

@@ -17,19 +17,17 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from helpers import EXCERPT, converted, forked, left_over, normal
 from numpy.testing import assert_array_equal
-from processes import forked
 from strategies import ENCODED, each
 
 import qgemm
-from qgemm.cli import main as cli
 from qgemm.codec.packing import from_float16
 from qgemm.convert import Options, convert, open_source
 from qgemm.convert.rules import override, planned
 from qgemm.files.paths import replacing
 from qgemm.formats import format_named
 
-EXCERPT = Path(__file__).parent / "data" / "minilm_excerpt.gguf"
 METADATA = {
     "general.architecture": "llama",
     "general.file_type": np.uint32(1),
@@ -39,10 +37,6 @@ METADATA = {
     "words": ["", "a", "ä"],
     "half": np.float64(0.5),
 }
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def model(path: Path, tensors: dict | None = None, metadata: dict | None = None) -> Path:
@@ -58,21 +52,9 @@ def model(path: Path, tensors: dict | None = None, metadata: dict | None = None)
     return path
 
 
-def converted(source: Path, target: Path, fmt: str, **options):
-    """Convert with options of either kind; the lines by tensor."""
-    own = {key: options.pop(key) for key in ("dry_run", "threads", "max_error") if key in options}
-    with open_source(source) as opened:
-        lines = convert(opened, target, Options(format_named(fmt), **options), **own)
-    return {line.name: line for line in lines}
-
-
 def real_error(made: np.ndarray, x: np.ndarray) -> float:
     x = x.astype(np.float64)
     return float(np.linalg.norm(made.astype(np.float64) - x) / np.linalg.norm(x))
-
-
-def left_over(folder: Path) -> list[str]:
-    return [name for name in os.listdir(folder) if name.startswith(".qgemm-")]
 
 
 @pytest.fixture
@@ -489,18 +471,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 # ---------------------------------------------------------------- the command
-
-
-@pytest.fixture
-def run(capsys):
-    def run(*words: object) -> tuple[int, str, str]:
-        try:
-            status = cli.main([str(word) for word in words])
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def test_the_command(run, source, tmp_path):

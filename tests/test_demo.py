@@ -10,61 +10,30 @@ import demo
 import gguf
 import numpy as np
 import pytest
-from bert import Bert, Config
+import tiny_bert
+from bert import Bert
 from numpy.testing import assert_allclose, assert_array_equal
+from tiny_bert import BLOCK, TINY
 
 import qgemm
 
-TINY = Config(blocks=2, context=20, width=64, feed_forward=128, heads=4, epsilon=1e-12)
-VOCABULARY = 50
-BLOCK = {  # the arrays of a block: checkpoint's name, GGUF's, shape of the weight
-    "attention.self.query": ("attn_q", (64, 64)),
-    "attention.self.key": ("attn_k", (64, 64)),
-    "attention.self.value": ("attn_v", (64, 64)),
-    "attention.output.dense": ("attn_output", (64, 64)),
-    "attention.output.LayerNorm": ("attn_output_norm", (64,)),
-    "intermediate.dense": ("ffn_up", (128, 64)),
-    "output.dense": ("ffn_down", (64, 128)),
-    "output.LayerNorm": ("layer_output_norm", (64,)),
-}
 NEEDED = ("tokenizers", "safetensors", demo.PACKAGE)
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
 @pytest.fixture
 def checkpoint():
-    """Random arrays under the names that a checkpoint has, large enough to tell a wrong model from a right one."""
-    rng = np.random.default_rng(1)
-    arrays = {
-        "embeddings.word_embeddings.weight": rng.normal(size=(VOCABULARY, 64)),
-        "embeddings.position_embeddings.weight": rng.normal(size=(20, 64)),
-        "embeddings.token_type_embeddings.weight": rng.normal(size=(2, 64)),
-        "embeddings.LayerNorm.weight": rng.normal(size=64),
-        "embeddings.LayerNorm.bias": rng.normal(size=64),
-        "embeddings.position_ids": np.arange(20)[None],
-        "pooler.dense.weight": rng.normal(size=(64, 64)),
-        "pooler.dense.bias": rng.normal(size=64),
-    }
-    for block in range(TINY.blocks):
-        for name, (_, shape) in BLOCK.items():
-            at = f"encoder.layer.{block}.{name}"
-            arrays[f"{at}.weight"] = rng.normal(size=shape) * (0.2 if len(shape) == 2 else 1)
-            arrays[f"{at}.bias"] = rng.normal(size=shape[0])
-    return {name: a if a.dtype.kind == "i" else a.astype(np.float32) for name, a in arrays.items()}
+    return tiny_bert.checkpoint()
 
 
 @pytest.fixture
-def weights(checkpoint):
-    return bert.gguf_names(checkpoint, TINY.blocks)
+def weights():
+    return tiny_bert.weights()
 
 
 @pytest.fixture
 def tokens():
-    """Six padded sentences."""
-    rng = np.random.default_rng(2)
-    lengths = np.array([7, 3, 12, 1, 5, 12])
-    mask = (np.arange(12) < lengths[:, None]).astype(np.int64)
-    return rng.integers(0, VOCABULARY, mask.shape) * mask, mask
+    return tiny_bert.tokens()
 
 
 def plain_bert(a, sentence):
@@ -119,17 +88,6 @@ def test_packed_weights_give_what_their_decoded_ones_give(weights, tokens, fmt):
     assert_allclose(Bert(TINY, packed).embed(*tokens), expected, rtol=0, atol=5e-6)
     a8 = Bert(TINY, packed, prepare=qgemm.quantize_activations).embed(*tokens)
     assert (a8 * expected).sum(1).min() > 0.999
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("fmt", demo.FLOORS)
-def test_the_gpu_gives_what_the_cpu_gives(weights, tokens, tmp_path, monkeypatch, fmt):
-    monkeypatch.setattr(demo, "tokenize", lambda text, config: tokens)
-    demo.write_model(tmp_path / "model.gguf", demo.Checkpoint(TINY, weights, "{}"), fmt)
-    with qgemm.open(tmp_path / "model.gguf") as file:
-        y = {(run.backend, run.activation): run.embeddings for run in demo.embed_from(file)}
-    assert_allclose(y["cuda", "a16"], y["cpu", "a16"], rtol=0, atol=1e-5)
-    assert_allclose(y["cuda", "a8"], y["cpu", "a8"], rtol=0, atol=5e-3)  # a rounding that falls otherwise is a code
 
 
 # ---- the files

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import gguf
 import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from helpers import DATA, EXCERPT
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import (
-    ENCODED,
-    ENCODED_BLOCKS,
-    FORMATS,
-    GGML_BLOCKS,
-    blocks,
-    each,
-    raw_blocks,
-    seeds,
-    values,
-)
+from strategies import ENCODED, ENCODED_BLOCKS, FORMATS, GGML_BLOCKS, blocks, each, raw_blocks, seeds, values
 
 import qgemm
 from qgemm.formats import GGML_TYPES, format_named
 
-DATA = Path(__file__).parent / "data"
 GOLDEN = np.load(DATA / "ggml_blocks.npz")
 RIGHT_IN_GGUF = [fmt for fmt in GGML_BLOCKS if fmt.name != "q8_1"]  # gguf 0.19 has no q8_1 codec
 LEVELS = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31, "q8_0": 254, "q8_1": 254}  # steps across a block's range
@@ -60,7 +48,7 @@ def test_golden_blocks(fmt):
 @each(RIGHT_IN_GGUF)
 def test_real_excerpt(fmt):
     """Trained weights quantized by ggml: encoding the float32 tensor gives the file's bytes."""
-    with qgemm.open(DATA / "minilm_excerpt.gguf") as file:
+    with qgemm.open(EXCERPT) as file:
         for layer in ("blk.2.ffn_down", "blk.2.attn_q"):
             source, packed = file.get(f"{layer}.f32"), file.get(f"{layer}.{fmt.name}")
             if source is not None and packed is not None and fmt.encode is not None:

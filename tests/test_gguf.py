@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
+from helpers import DATA, EXCERPT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
@@ -26,9 +27,7 @@ from qgemm.files.gguf.reader import GGUFFile
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.formats import GGML_TYPES
 
-DATA = Path(__file__).parent / "data"
 MALFORMED = DATA / "malformed"
-EXCERPT = DATA / "minilm_excerpt.gguf"
 CASES = {case["id"]: case for case in json.loads((MALFORMED / "cases.json").read_text())["cases"]}
 OURS = {  # cases that are a matter of policy, in which the rules here part from what cases.json suggests
     "DIM-002": "reject",  # ne > 0: an empty tensor is in no real file, and its place in the data is no one's

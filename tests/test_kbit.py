@@ -8,10 +8,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from helpers import exact, tame
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
-from strategies import CODEBOOKS, codebooks, each, exact, problems, raw_blocks, seeds, tame, values
+from strategies import CODEBOOKS, codebooks, each, problems, raw_blocks, seeds, values
 
 import qgemm
 from qgemm.codec import e4m4

@@ -6,9 +6,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from helpers import exact, random_tensor, tame
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import BLOCK_FORMATS, FORMATS, INTEGER, each, exact, problems, raw_blocks, tame, weights
+from strategies import BLOCK_FORMATS, FORMATS, INTEGER, each, problems, raw_blocks, weights
 
 import qgemm
 from qgemm.codec.error_bound import a16_bound, magnitudes
@@ -113,8 +114,7 @@ def test_addends_that_do_not_fit_are_named():
 def test_identity_gives_the_decoded_matrix(fmt):
     rng = np.random.default_rng(4)
     k = max(96, 2 * fmt.weights)
-    raw = np.frombuffer(rng.bytes(70 * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(70, -1)
-    w = qgemm.Tensor(fmt, (70, k), tame(fmt, raw, rng))
+    w = random_tensor(fmt, 70, k, rng)
     np.testing.assert_array_equal(qgemm.matmul(np.eye(k, dtype=np.float32), w), w.dequantize().T)
 
 

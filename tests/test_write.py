@@ -17,10 +17,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gguf import GGUFReader
+from helpers import forked
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from processes import forked
 
 from qgemm import Tensor, quantize
 from qgemm.codec.format import Format

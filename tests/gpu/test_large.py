@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from strategies import exact, tame
-from test_cuda import product_bound
+from helpers import cupy, exact, product_bound, random_tensor
 
 import qgemm
 from qgemm.bench.gpu import repeated_rows
 from qgemm.codec.error_bound import a8_exact
 from qgemm.cuda.kernels import routes
-
-pytestmark = pytest.mark.gpu
 
 PERIOD = 512
 AT_ONCE = 16 * PERIOD  # columns of y that are checked at a time
@@ -32,16 +29,13 @@ CASES = [
 def weights(n, k, rng):
     """The PERIOD rows that a DeviceTensor of n rows repeats, and it."""
     fmt = qgemm.FORMATS["q4_0"]
-    raw = np.frombuffer(rng.bytes(PERIOD * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(PERIOD, -1)
-    base = qgemm.Tensor(fmt, (PERIOD, k), tame(fmt, raw, rng))
-    packed = base.to_device()
-    return base, repeated_rows(packed, (n, k), 0)
+    base = random_tensor(fmt, PERIOD, k, rng)
+    return base, repeated_rows(base.to_device(), (n, k), 0)
 
 
 @pytest.mark.parametrize(("kernel", "m", "n", "k"), CASES)
 def test_every_output_of_a_large_product(kernel, m, n, k, monkeypatch):
-    import cupy as cp
-
+    cp = cupy()
     sm = int(cp.cuda.Device().compute_capability)
     rows = [row for row in routes.ROUTES if row.kernel == kernel]
     if kernel == "prefill" and not any(row.runs_on(sm) for row in rows):

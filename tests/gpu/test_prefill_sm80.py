@@ -1,4 +1,4 @@
-"""prefill_mma and prefill_a8: every cut of y on both sides of its edges, against float64; how a plan is chosen."""
+"""prefill_mma and prefill_a8: every cut of y on both sides of its edges, against float64."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from strategies import INTEGER, TILED, each, exact, tame
+from helpers import cupy, exact, poisoned, random_tensor
+from strategies import INTEGER, TILED, each
 
 import qgemm
 from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
-from qgemm.cuda.jit import codegen, nvrtc
+from qgemm.codec.format import float_dtype
 from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16, CUTS
@@ -30,9 +31,7 @@ def each_cut(*kernels):
 
 def drawn(fmt, n, blocks, seed):
     """Weights [n, blocks * weights] with tame scales."""
-    rng = np.random.default_rng(seed)
-    raw = np.frombuffer(rng.bytes(n * blocks * fmt.block_bytes), fmt.dtype).reshape(n, blocks)
-    return qgemm.Tensor(fmt, (n, blocks * fmt.weights), tame(fmt, raw, rng))
+    return random_tensor(fmt, n, blocks * fmt.weights, np.random.default_rng(seed))
 
 
 def bound(x, w, dtype, exponent):
@@ -49,10 +48,8 @@ def bound(x, w, dtype, exponent):
 
 def multiply(x, w, dtype="float32", plan=None):
     """x, an array or prepared, times w by its kernel, into an output full of NaN."""
-    import cupy
-
-    y = cupy.full((x.shape[0], w.shape[0]), np.nan, np.float32).astype(dtype)
-    launch(x, w, y, cupy.cuda.get_current_stream().ptr, plan)
+    y = poisoned((x.shape[0], w.shape[0]), dtype)
+    launch(x, w, y, cupy().cuda.get_current_stream().ptr, plan)
     return y
 
 
@@ -65,12 +62,9 @@ def launch(x, w, y, stream, plan=None):
 
 def on_gpu(x, dtype):
     """A CuPy array of float16 or bfloat16, or "a8": activations prepared from float16."""
-    import cupy
-    from ml_dtypes import bfloat16
-
     if dtype == "a8":
-        return qgemm.quantize_activations(cupy.asarray(x.astype(np.float16)))
-    return cupy.asarray(x.astype(bfloat16 if dtype == "bfloat16" else dtype))
+        return qgemm.quantize_activations(cupy().asarray(x.astype(np.float16)))
+    return cupy().asarray(x.astype(float_dtype(dtype)))
 
 
 def products(fmt, cut):
@@ -86,7 +80,6 @@ def products(fmt, cut):
             yield w, on_device, x, prefill_mma.Plan(cut, slices)
 
 
-@pytest.mark.gpu
 @each(TILED)
 @each_cut(A16)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -98,7 +91,6 @@ def test_within_bound(fmt, cut, dtype):
         assert (np.abs(y - exact(wide, w)) <= bound(wide, w, dtype, on_device.exponent)).all()
 
 
-@pytest.mark.gpu
 @each(INTEGER)
 @each_cut(A8)
 def test_a8_is_its_formula(fmt, cut):
@@ -116,33 +108,28 @@ def routed_to_a8(monkeypatch):
     monkeypatch.setattr(routes, "ROUTES", (*rows, *routes.ROUTES))
 
 
-@pytest.mark.gpu
 @pytest.mark.usefixtures("routed_to_a8")
 @each(INTEGER)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a8_by_matmul(fmt, dtype):
     """x of every type, bias and residual, y of the type of x: M on both sides of a token tile."""
-    import cupy
-    from ml_dtypes import bfloat16
-
-    kind = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    kind = float_dtype(dtype)
     w = drawn(fmt, 200, 5, 1)
     on_device, rng = w.to_device(), np.random.default_rng(4)
     for m in (31, 33, 130):
         x = rng.standard_normal((m, w.shape[1])).astype(kind)
         bias, residual = (rng.standard_normal(shape).astype(np.float32) for shape in ((200,), (m, 200)))
-        added = {"bias": cupy.asarray(bias), "residual": cupy.asarray(residual)}
-        y = qgemm.matmul(cupy.asarray(x), on_device, "a8", dtype=kind, **added).get()
+        added = {"bias": cupy().asarray(bias), "residual": cupy().asarray(residual)}
+        y = qgemm.matmul(cupy().asarray(x), on_device, "a8", dtype=kind, **added).get()
         want, bound = a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)
         want += bias + residual.astype(np.float64)
         bound += 2.0**-22 * (np.abs(want) + np.abs(bias) + np.abs(residual))
         bound += {"float32": 0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype] * (np.abs(want) + bound) + 2.0**-25
         assert excess(y.astype(np.float64), want, bound) <= 1
-        (again,) = qgemm.matmul_many(qgemm.quantize_activations(cupy.asarray(x)), [on_device], dtype=kind)
-        assert (again == qgemm.matmul(cupy.asarray(x), on_device, "a8", dtype=kind)).all()
+        (again,) = qgemm.matmul_many(qgemm.quantize_activations(cupy().asarray(x)), [on_device], dtype=kind)
+        assert (again == qgemm.matmul(cupy().asarray(x), on_device, "a8", dtype=kind)).all()
 
 
-@pytest.mark.gpu
 @each(TILED)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_identity_gives_the_weights(fmt, dtype):
@@ -158,12 +145,10 @@ def test_identity_gives_the_weights(fmt, dtype):
         assert (np.abs(y - want) <= bound(np.eye(w.shape[1]), w, source, on_device.exponent) * 1.01 + rounding).all()
 
 
-@pytest.mark.gpu
 @each_cut(A16, A8)
 @pytest.mark.parametrize("slices", [1, 4])
 def test_same_bits_again_and_in_a_graph(cut, slices):
-    import cupy as cp
-
+    cp = cupy()
     plan = prefill_mma.Plan(cut, slices)
     w = drawn(qgemm.FORMATS["q5_1"], 320, 20, 3).to_device()
     x = on_gpu(np.random.default_rng(3).standard_normal((77, 640)), "a8" if cut.kernel == A8 else "float16")
@@ -184,12 +169,10 @@ def test_same_bits_again_and_in_a_graph(cut, slices):
     cp.cuda.Device().synchronize()
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("m", [17, 64, 130])
 @pytest.mark.parametrize("dtype", ["float16", "a8"])
 def test_nan_stays_in_its_row_and_guards_stay(m, dtype):
-    import cupy as cp
-
+    cp = cupy()
     blocks = drawn(qgemm.FORMATS["q4_1"], 100, 9, m).blocks.copy()
     x = np.random.default_rng(m).standard_normal((m, 288))
     clean = multiply(on_gpu(x, dtype), qgemm.Tensor("q4_1", (100, 288), blocks).to_device()).get()
@@ -203,52 +186,3 @@ def test_nan_stays_in_its_row_and_guards_stay(m, dtype):
     assert not np.isfinite(y[1:-1][touched]).any()
     np.testing.assert_array_equal(y[1:-1][~touched], clean[~touched])
     assert (y[[0, -1]] == 7).all()
-
-
-@pytest.mark.parametrize(("kernel", "fmt"), [*((A16, fmt) for fmt in TILED), *((A8, fmt) for fmt in INTEGER)], ids=str)
-@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
-def test_a_plan_for_every_product(kernel, fmt, sm):
-    """It fits the GPU's shared memory, and does not keep more sums of slices than it may."""
-    for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
-        cut, slices = prefill_mma.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
-        source = routes.PREPARED if kernel == A8 else "half"
-        depth = prefill_mma.template(fmt, cut, source, "half", sm)["DEPTH"]
-        assert depth >= prefill_mma.SHALLOW
-        assert prefill_mma.shared_bytes(fmt, cut, depth) <= prefill_mma.shared_limit(sm)
-        assert slices == 1 or prefill_mma.tiles_of(cut, n, m) * slices <= prefill_mma.WAVES * 100
-
-
-def test_plans_fill_the_gpu():
-    """Few tiles are shared, many are not; and a cut is not far larger than M. As measured on an H200."""
-    plans = {m: prefill_mma.plan_of(A16, qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
-    found = {m: (cut.tokens, cut.strips, slices) for m, (cut, slices) in plans.items()}
-    assert found == {32: (32, 1, 1), 64: (64, 4, 4), 256: (128, 4, 2), 4096: (128, 4, 1)}
-
-
-@pytest.mark.parametrize(
-    ("m", "sm", "half", "others"),
-    [
-        (16, 80, "decode_a8", "decode_a8"),
-        (64, 80, A8, A8),
-        (65, 80, "unpack", A8),
-        (1 << 20, 89, A8, A8),
-        (65, 90, "prefill", A8),
-        (65, 100, "unpack", A8),
-        (129, 120, A8, A8),
-    ],
-)
-def test_a8_goes_to_integer_dots(m, sm, half, others):
-    """Of half at any M where float32 is fast beside the tensor cores; of others, whose panels are float, always."""
-    found = [routes.route(routes.Problem(qgemm.FORMATS["q4_k"], "a8", m, 64, 256, sm, x)).kernel for x in routes.TYPES]
-    assert found == [{"half": half}.get(x, others) for x in routes.TYPES]
-
-
-@each(TILED)
-def test_compiles_for_gpus_with_less_shared_memory(fmt):
-    for kernel, source in ((A16, "half"), (A8, routes.PREPARED))[: 1 + fmt.integer]:
-        for arch, sm in (("sm_80", 80), ("sm_89", 89)):
-            cut = prefill_mma.cuts_for(kernel, fmt, sm)[0]
-            source_code = codegen.compose(kernel, fmt, **prefill_mma.template(fmt, cut, source, "half", sm))
-            cubin, report = nvrtc.compile_cubin(source_code, arch)
-            assert cubin.startswith(b"\x7fELF")
-            assert "0 bytes spill stores" in report

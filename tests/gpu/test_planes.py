@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from strategies import CODEBOOKS, each, exact
+from helpers import cupy, exact
+from strategies import CODEBOOKS, each
 
 import qgemm
+from qgemm.codec.format import float_dtype
 from qgemm.cuda import planes
 from qgemm.cuda import upload as transfer
 
-pytestmark = pytest.mark.gpu
-
 TYPES = ("float16", "float32", "bfloat16")
-
-
-def cupy():
-    import cupy
-
-    return cupy
-
-
-def float_type(name):
-    from ml_dtypes import bfloat16
-
-    return np.dtype(bfloat16 if name == "bfloat16" else name)
 
 
 def variants(fmt):
@@ -55,7 +43,7 @@ def test_quantize_and_dequantize_equal_numpy_bit_for_bit(fmt, dtype):
     rng = np.random.default_rng(29)
     for own in variants(fmt):
         for x in values(rng):
-            x = np.clip(x, -31, 31).astype(float_type(dtype))
+            x = np.clip(x, -31, 31).astype(float_dtype(dtype))
             want, got = qgemm.quantize(x, own), qgemm.quantize(cupy().asarray(x), own)
             assert got.to_host().blocks.tobytes() == want.blocks.tobytes()
             with np.errstate(all="ignore"):  # levels may be beyond half

@@ -1,0 +1,43 @@
+"""Small runs of the benchmark on a GPU."""
+
+from __future__ import annotations
+
+import qgemm
+from qgemm.bench import encode, gpu, results, sweep, timing
+
+# ---------------------------------------------------------------- on a GPU
+
+
+def test_a_small_run_of_encoding():
+    rows = encode.run(2, (256, 512))
+    assert [(row.source, row.format) for row in rows] == list(encode.PAIRS)
+    assert all(row.gbs > 0 and (row.share > 0) == qgemm.FORMATS[row.format].integer for row in rows)
+
+
+def test_a_small_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "REST", 0)
+    monkeypatch.setattr(timing, "SUSTAINED_S", 1e-3)
+    formats = [qgemm.FORMATS[name] for name in ("q4_0", "kbit3")]
+    options = gpu.Options(formats, ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, True, True, rotate=1 << 20)
+    saved = []
+    found, failures = gpu.run(options, saved.append)
+    assert (failures, saved) == ([], [found])
+    pairs = ("q4_0", "a16"), ("q4_0", "a8"), ("kbit3", "a16")
+    assert set(map(results.key, found["rows"])) == {(*pair, m, 256, 512) for pair in pairs for m in options.m}
+    for found_row in found["rows"]:
+        assert found_row["p10"] <= found_row["us"] <= found_row["p90"]
+        names = ["us", "cublas_fp16_us", "stream_us"] + ["dequantize_us"] * (found_row["M"] in gpu.DEQUANTIZE_M)
+        assert min(map(found_row.__getitem__, names)) > 0
+    assert list(map(results.key, found["sustained"])) == list(map(results.key, found["rows"]))
+    assert min(row[name] for row in found["sustained"] for name in ("us", "cublas_fp16_us")) > 0
+    assert set(found["host_us"]) == {"a16", "a8"}
+    assert all(found["host_us"][name] <= us for name, us in found["host_slowest_us"].items())
+    by_mma = [(row["format"], row["kernel"], row["M"]) for row in found["mma"]]
+    assert by_mma == [("q4_0", "prefill_mma", 64), ("q4_0", "prefill_a8", 64), ("kbit3", "prefill_mma", 64)]
+    assert min(row[name] for row in found["mma"] for name in ("us", "cublas_fp16_us")) > 0
+    assert found["pack"]["q4_0"]["gbs"] > 0
+    swept = {name: list(map(int, times)) for name, times in found["sweep"].items()}
+    assert swept == dict.fromkeys((f"{fmt} {activation} 256x512" for fmt, activation in pairs), sweep.counts())
+    assert len(found["planes"]) == 6
+    assert min(found_row["share"] for found_row in found["planes"]) > 0
+    results.write(tmp_path / "x.json", found)

@@ -1,0 +1,172 @@
+"""How a product is called on the GPU: short second calls, graphs, streams, torch, views, guards, errors."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from helpers import cupy, exact, poisoned, random_tensor
+from strategies import each_product
+
+import qgemm
+
+
+@each_product
+@pytest.mark.parametrize("m", [1, 8, 16, 64])
+def test_same_input_same_bits(fmt, m, activation):
+    rng = np.random.default_rng(3)
+    w = random_tensor(fmt, 320, 512, rng).to_device()
+    x = cupy().asarray(rng.standard_normal((m, 512)).astype(np.float16))
+    first = qgemm.matmul(x, w, activation)
+    for _ in range(200):
+        assert (qgemm.matmul(x, w, activation) == first).all()
+
+
+def test_leading_shapes_strides_and_empty():
+    cp, rng = cupy(), np.random.default_rng(5)
+    w = qgemm.quantize(rng.standard_normal((96, 64)).astype(np.float32), "q8_0")
+    on_device = w.to_device()
+    x = cp.asarray(rng.standard_normal((3, 4, 128)).astype(np.float32))[:, ::2, ::2]
+    want = exact(x.get().reshape(-1, 64), w).reshape(3, 2, 96)
+    np.testing.assert_allclose(qgemm.matmul(x, on_device).get(), want, atol=1e-4)
+    assert qgemm.matmul(x[0, 0], on_device).shape == (96,)
+    assert qgemm.matmul(x[:0], on_device).shape == (0, 2, 96)
+    strided = cp.full((3, 2, 192), np.nan, np.float16)
+    qgemm.matmul(x, on_device, out=strided[..., ::2])
+    np.testing.assert_allclose(strided[..., ::2].get(), want, rtol=2e-3, atol=1e-2)
+    assert cp.isnan(strided[..., 1::2]).all()
+    empty = qgemm.Tensor("q8_0", (5, 0), np.empty((5, 0), qgemm.FORMATS["q8_0"].dtype)).to_device()
+    assert (qgemm.matmul(cp.ones((2, 0), np.float32), empty) == 0).all()
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+def test_second_call_takes_the_short_way(activation):
+    """The same shapes again: same bits, into any other arrays; views and overlaps take the long way."""
+    cp, rng = cupy(), np.random.default_rng(21)
+    w = qgemm.quantize(rng.standard_normal((96, 96)).astype(np.float32), "q4_0").to_device()
+    for m in (1, 5):
+        for _ in range(3):
+            x = cp.asarray(rng.standard_normal((m, 96)).astype(np.float16))
+            want = qgemm.matmul(x, w, activation, dtype="float16")
+            y = poisoned((m, 96), np.float16)
+            qgemm.matmul(x, w, activation, out=y)
+            assert (y == want).all()
+            buffer = cp.zeros(m * 96 + 1, np.float16)
+            shifted = buffer[1:].reshape(m, 96)
+            shifted[...] = x
+            assert (qgemm.matmul(shifted, w, activation, out=y) == want).all()
+            assert (qgemm.matmul(shifted, w, activation, out=shifted) == want).all()
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("m", [1, 16])
+def test_a_product_can_be_captured_in_a_graph(activation, m):
+    cp, rng = cupy(), np.random.default_rng(22)
+    w = qgemm.quantize(rng.standard_normal((320, 256)).astype(np.float32), "q4_1").to_device()
+    x, y = cp.zeros((m, 256), np.float16), cp.empty((m, 320), np.float32)
+    qgemm.matmul(x, w, activation, out=y)
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        qgemm.matmul(x, w, activation, out=y)  # compiles, and takes its workspace
+        stream.begin_capture()
+        qgemm.matmul(x, w, activation, out=y)
+        graph = stream.end_capture()
+        for _ in range(3):
+            x[...] = cp.asarray(rng.standard_normal((m, 256)).astype(np.float16))
+            y.fill(np.nan)
+            graph.launch(stream)
+            assert (y == qgemm.matmul(x, w, activation)).all()
+
+
+@each_product
+def test_guard_regions(fmt, activation):
+    """What lies around y is not written, and what lies around x, NaN, reaches no output."""
+    cp, rng = cupy(), np.random.default_rng(9)
+    n, k = 70, 3 * fmt.weights
+    w = random_tensor(fmt, n, k, rng).to_device()
+    for m in (1, 2, 5, 8, 16, 20, 70, 300):
+        x = cp.full((m + 2, k), np.nan, np.float16)
+        x[1:-1] = cp.asarray(rng.standard_normal((m, k)))
+        before = x.copy()
+        guarded = cp.full((m + 2, n), 7.0, np.float32)
+        qgemm.matmul(x[1:-1], w, activation, out=guarded[1:-1])
+        assert (guarded[0] == 7).all()
+        assert (guarded[-1] == 7).all()
+        assert (guarded[1:-1] != 7).all()
+        assert cp.isfinite(guarded).all()
+        assert (x.view(np.uint16) == before.view(np.uint16)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_torch_in_torch_out(dtype):
+    """Zero-copy in and out through DLPack, on torch's current stream."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rng = np.random.default_rng(11)
+    w = qgemm.quantize(rng.standard_normal((256, 128)).astype(np.float32), "q4_0")
+    on_device = w.to_device()
+    for m in (1, 33):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            x = torch.randn(m, 128, device="cuda").to(getattr(torch, dtype))
+            torch.cuda._sleep(20_000_000)  # what follows must wait for x * 2 on the same stream
+            x *= 2
+            y = qgemm.matmul(x, on_device, dtype=dtype)
+            out = torch.full((m, 256), float("nan"), device="cuda", dtype=torch.float32)
+            assert qgemm.matmul(x, on_device, out=out) is out
+        stream.synchronize()
+        assert isinstance(y, torch.Tensor)
+        assert y.dtype == x.dtype
+        want = exact(x.float().cpu().numpy(), w)
+        tolerance = np.abs(want).max() * (2.0**-6 if dtype == "bfloat16" else 2.0**-9)
+        np.testing.assert_allclose(y.float().cpu().numpy(), want, atol=tolerance)
+        np.testing.assert_allclose(out.cpu().numpy(), want, atol=tolerance)
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize(
+    ("n", "counts"),
+    [(512, (1, 4, 8, 40)), (512, (17, 64, 200, 600)), (8192, (113, 128, 160, 256))],
+    ids=["few", "many", "CTAs that wait for each other"],
+)
+def test_threads_and_streams(activation, n, counts):
+    cp, rng = cupy(), np.random.default_rng(13)
+    w = qgemm.quantize(rng.standard_normal((n, 256)).astype(np.float32), "q5_0").to_device()
+    xs = [cp.asarray(rng.standard_normal((m, 256)).astype(np.float16)) for m in counts]
+    wants = [qgemm.matmul(x, w, activation).get() for x in xs]
+    failures: list[str] = []
+
+    def work(x, want):
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            for _ in range(50):
+                y = qgemm.matmul(x, w, activation)
+                stream.synchronize()
+                if not (y.get() == want).all():
+                    failures.append(f"M = {len(x)}")
+
+    cp.cuda.Device().synchronize()
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, wants, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_errors_name_what_came_and_what_fits():
+    cp = cupy()
+    w = qgemm.quantize(np.ones((32, 64), np.float32), "q4_0")
+    on_device = w.to_device()
+    with pytest.raises(qgemm.UnsupportedError, match="to_device"):
+        qgemm.matmul(cp.ones((1, 64), np.float32), w)
+    with pytest.raises(qgemm.UnsupportedError, match="upload x first"):
+        qgemm.matmul(np.ones((1, 64), np.float32), on_device)
+    with pytest.raises(qgemm.UnsupportedError, match="K = 64"):
+        qgemm.matmul(cp.ones((1, 32), np.float32), on_device)
+    with pytest.raises(TypeError, match="int32"):
+        qgemm.matmul(cp.ones((1, 64), np.int32), on_device)
+    with pytest.raises(qgemm.UnsupportedError, match="out has shape"):
+        qgemm.matmul(cp.ones((1, 64), np.float32), on_device, out=cp.empty((2, 32), np.float32))
+    with pytest.raises(qgemm.UnsupportedError, match="no kernel for F16 a8"):
+        qgemm.matmul(
+            cp.ones((1, 64), np.float32), qgemm.quantize(np.ones((32, 64), np.float32), "f16").to_device(), "a8"
+        )

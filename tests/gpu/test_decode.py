@@ -1,0 +1,172 @@
+"""Products of up to 16 tokens by the decode kernels, and by the SIMT kernels of sm_75, against float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from helpers import cupy, exact, level_loss, poisoned, random_tensor
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import INTEGER, TILED, each, gpu_settings, problems
+
+import qgemm
+from qgemm.codec.error_bound import a8_exact, a16_bound
+from qgemm.codec.format import float_dtype
+from qgemm.cuda.kernels import decode, routes
+from qgemm.cuda.kernels import decode_config as splits
+
+
+@pytest.fixture
+def without_prefill(monkeypatch):
+    """Up to 16 rows by the decode kernels, also where the prefill kernel, which rounds weights, is faster from 9 on."""
+    monkeypatch.setattr(routes, "ROUTES", tuple(row for row in routes.ROUTES if row.kernel != "prefill"))
+
+
+def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
+    """Of the difference of two a8 products that sum parts of a block in float32, each in its own order."""
+    levels = w.format.decode_levels(w.blocks.reshape(-1))
+    codes = np.abs(levels.codes.astype(np.float64)).reshape(w.shape)
+    scale = np.repeat(np.abs(levels.scale).reshape(w.shape[0], -1), w.format.group, axis=1)
+    dense = scale * (codes + levels.zero)
+    if levels.minimum is not None:
+        dense += np.repeat(np.abs(levels.minimum).reshape(w.shape[0], -1), w.format.group, axis=1)
+    sums = np.repeat(np.abs(x.blocks["s"].astype(np.float64)), 32, axis=1)
+    return 2 * a16_bound(np.abs(x.dequantize(np.float64)) + sums, dense)
+
+
+@each(INTEGER)
+@gpu_settings
+@given(data=st.data())
+def test_a8_fused_equals_cpu_closely(fmt, data):
+    """At M <= 16 both use the same integers: only the order of float32 sums differs."""
+    x, w = data.draw(problems(fmt, st.integers(1, 16)))
+    got = qgemm.matmul(cupy().asarray(x), w.to_device(), "a8").get()
+    blocks = qgemm.quantize_activations(x)
+    assert (np.abs(got - qgemm.matmul(blocks, w)) <= a8_parts_bound(blocks, w)).all()
+
+
+def raw_magnitudes(w: qgemm.Tensor) -> np.ndarray:
+    """What the decode kernel sums for each weight: scale * (code + its offset from zero, at most 128) + minimum."""
+    levels = w.format.decode_levels(w.blocks.reshape(-1))
+    codes = np.abs(levels.codes.astype(np.float64) - levels.zero) + 2 * max(
+        levels.zero, 128 if levels.codes.dtype == np.int8 else 0
+    )
+    sizes = np.abs(levels.scale[..., None]) * codes
+    if levels.minimum is not None:
+        sizes = sizes + np.abs(levels.minimum[..., None])
+    return sizes.reshape(w.shape)
+
+
+def assert_decoded(x: np.ndarray, w: qgemm.Tensor, on_device) -> None:
+    """Products by the decode kernels: of exact weights and x, and by the formula of the codes if they are integers."""
+    y = poisoned((len(x), w.shape[0]), np.float32)
+    qgemm.matmul(cupy().asarray(x), on_device, out=y)
+    wide = x.astype(np.float64)
+    bound = 2 * a16_bound(wide, raw_magnitudes(w)) + level_loss(wide, w, x.dtype.name)
+    assert (np.abs(y.get() - exact(wide, w)) <= bound).all()
+    if w.format.integer:
+        y = poisoned(y.shape, np.float32)
+        qgemm.matmul(cupy().asarray(x), on_device, "a8", out=y)
+        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, w.blocks)
+        assert (np.abs(y.get() - want) <= 2 * bound).all()
+
+
+@pytest.mark.usefixtures("without_prefill")
+@each(TILED)
+@pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
+@gpu_settings
+@given(data=st.data())
+def test_decode_kernel_is_exact_but_for_float_sums(fmt, x_dtype, data):
+    """M = 1..16: neither weights nor x are rounded, whatever its type, so the bound has no 2^-11 but for codebooks."""
+    x, w = data.draw(problems(fmt, st.integers(1, 16)))
+    x = (x * np.float32(1.0 + 2.0**-20)).astype(float_dtype(x_dtype))
+    y = poisoned((len(x), w.shape[0]), np.float32)
+    qgemm.matmul(cupy().asarray(x), w.to_device(), out=y)
+    wide = x.astype(np.float64)
+    bound = 2 * a16_bound(wide, raw_magnitudes(w)) + level_loss(wide, w, x_dtype)
+    assert (np.abs(y.get() - exact(wide, w)) <= bound).all()
+
+
+@pytest.mark.usefixtures("without_prefill")
+@each(TILED)
+def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
+    """The rings of sm_80, which this GPU runs as well."""
+    monkeypatch.setattr(splits, "BULK_COPIES", 1000)
+    monkeypatch.setattr(routes, "BULK_COPIES", 1000)
+    rng = np.random.default_rng(23)
+    n, k = 200, 5 * max(64, fmt.weights) + (32 if fmt.weights == 32 else 0)
+    w = random_tensor(fmt, n, k, rng)
+    decode.decode_launch.cache_clear()
+    try:
+        on_device = w.to_device()
+        for m, dtype in itertools.product((1, 8, 9, 16), ("float16", "float32")):
+            assert_decoded(rng.standard_normal((m, k)).astype(dtype), w, on_device)
+    finally:
+        decode.decode_launch.cache_clear()
+
+
+@each(TILED)
+@gpu_settings
+@given(data=st.data())
+def test_kernels_of_sm_75(fmt, data):
+    """The first rows of the table that need no tensor cores, which this GPU runs as well."""
+    old = [row._replace(below=routes.ANY) for row in routes.ROUTES if row.kernel in ("fused", "fused_a8")]
+    x, w = data.draw(problems(fmt, st.integers(1, 8)))
+    on_device = w.to_device()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes, "ROUTES", (*old, *routes.ROUTES))
+        y = poisoned((len(x), w.shape[0]), np.float32)
+        qgemm.matmul(cupy().asarray(x), on_device, out=y)
+        assert (np.abs(y.get() - exact(x, w)) <= 2 * a16_bound(x, raw_magnitudes(w))).all()
+        if not fmt.integer:
+            return
+        y = poisoned((len(x), w.shape[0]), np.float32)
+        qgemm.matmul(cupy().asarray(x), on_device, "a8", out=y)
+        blocks = qgemm.quantize_activations(x)
+        assert (np.abs(y.get() - qgemm.matmul(blocks, w)) <= a8_parts_bound(blocks, w)).all()
+
+
+@pytest.mark.usefixtures("without_prefill")
+@each(TILED)
+def test_long_rows(fmt):
+    """K = 8192: many rounds of every ring."""
+    rng = np.random.default_rng(24)
+    n, k = 72, 8192
+    w = random_tensor(fmt, n, k, rng)
+    on_device = w.to_device()
+    for m in (1, 2, 3, 16):
+        assert_decoded(rng.standard_normal((m, k)).astype(np.float16), w, on_device)
+
+
+@pytest.mark.usefixtures("without_prefill")
+@each(TILED)
+@pytest.mark.parametrize("n", [16, 64, 33 * 64, 66 * 64, 80 * 64, 110 * 64, 140 * 64 + 24, 265 * 64 + 24])
+def test_decode_kernel_in_every_split(fmt, n):
+    """One matrix for each row of SPLITS_OF_K, ragged rows and columns, M on both sides of a token tile."""
+    rng = np.random.default_rng(n)
+    k = 64 * 9 + 32 if fmt.weights == 32 else 256 * (19 if n < 67 * 64 else 11)  # more than a tile of 256 a warp
+    w = random_tensor(fmt, n, k, rng)
+    on_device = w.to_device()
+    for m in (1, 7, 8, 9, 16):
+        assert_decoded(rng.standard_normal((m, k)).astype(np.float16), w, on_device)
+
+
+@pytest.mark.usefixtures("without_prefill")
+@each(TILED)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_identity_gives_the_decoded_matrix(fmt, dtype):
+    """Bit for bit; from x of float16 levels of a codebook are those of half."""
+    rng = np.random.default_rng(7)
+    k = 3 * fmt.weights
+    w = random_tensor(fmt, 200, k, rng)
+    on_device = w.to_device()
+    wants = {"float32": w.dequantize(np.float32).T, "float16": w.dequantize(np.float32).T}
+    if fmt.codebook is not None:
+        rounded = fmt.variant(fmt.codebook.astype(np.float16).astype(np.float32), None)
+        wants["float16"] = rounded.dequantize(w.blocks).T
+    for source, rows in itertools.product(wants, (slice(0, 8), slice(40, 41), slice(k - 16, k))):
+        want = wants[source]
+        y = qgemm.matmul(cupy().eye(k, dtype=source)[rows], on_device, dtype=dtype).get()
+        np.testing.assert_array_equal(y, want[rows].astype(y.dtype))

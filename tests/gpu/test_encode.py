@@ -1,0 +1,157 @@
+"""Encoding on the GPU: bytes, errors and measured errors of the CPU, and the converter with both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import converted, cupy, exact, mixed_model
+from strategies import ENCODED_BLOCKS, each
+
+import qgemm
+from qgemm.codec.format import float_dtype
+from qgemm.cuda import encode
+from qgemm.cuda import upload as transfer
+
+INTEGER = [fmt for fmt in ENCODED_BLOCKS if fmt.integer]
+
+
+TYPES = ("float32", "float16", "bfloat16")
+
+
+def values(rng):
+    """Rows of 32 that every block holds: ordinary ones, and what rounding, ties and signs of zero depend on."""
+    zeros, some = rng.choice([0.0, -0.0], (80, 32)), rng.random((80, 32)) < 0.5
+    yield rng.standard_normal((131, 32))
+    yield rng.integers(-16, 17, (90, 32)) * 2.0 ** rng.integers(-12, 1, (90, 1))  # ties
+    yield zeros
+    yield np.where(some, zeros, np.abs(rng.standard_normal((80, 32))))  # the least is a zero of either sign
+    yield np.where(some, zeros, -np.abs(rng.standard_normal((80, 32))))
+    yield np.repeat(rng.standard_normal((20, 1)), 32, axis=1)
+    yield rng.standard_normal((90, 32)) * 2.0 ** rng.integers(-149, -100, (90, 1))  # subnormal scales, 1 / d infinite
+    yield rng.standard_normal((90, 32)) * 2.0 ** rng.integers(-126, 14, (90, 32))
+    yield rng.standard_normal((20, 32)) * 2.0**13  # minimums near the end of float16
+    below = 1 - rng.integers(0, 300, (200, 1)) * 2.0**-24  # just below powers of two, whose logarithm rounds up
+    yield below * 2.0 ** rng.integers(-126, 15, (200, 1)) * np.ones((200, 32))
+
+
+def outcome(x, fmt) -> bytes | str:
+    """The blocks, or what is said against them."""
+    try:
+        made = qgemm.quantize(x, fmt)
+    except qgemm.QuantizeError as error:
+        return str(error)
+    return (made if isinstance(x, np.ndarray) else made.to_host()).blocks.tobytes()
+
+
+# ---------------------------------------------------------------- qgemm.quantize
+
+
+@each(INTEGER)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_bytes_of_the_cpu(fmt, dtype):
+    """Of all values at once and in ragged counts of blocks, with the sums of the squares of error and values."""
+    rng = np.random.default_rng(7)
+    x = np.concatenate(list(values(rng))).astype(np.float32).astype(float_dtype(dtype))
+    for rows in (rng.permutation(x), *(x[rng.integers(0, len(x), n)] for n in (1, 7, 8, 15, 16, 17, 129))):
+        with np.errstate(over="ignore", invalid="ignore"):  # 1 / d may be infinite
+            want = fmt.encode(rows.astype(np.float32))
+        blocks, found = encode.encode(cupy().asarray(rows), encode.c_type(rows.dtype), fmt)
+        assert blocks.get()[: want.nbytes].tobytes() == want.tobytes()
+        found = found.get().view(transfer.FOUND)
+        wide = rows.astype(np.float64)
+        assert found["error"].sum() == pytest.approx(np.square(fmt.decode(want) - wide).sum(), rel=1e-4)
+        assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
+        assert found["refused"].min() == len(rows)
+
+
+@each(INTEGER)
+@pytest.mark.parametrize("scale", [2.0**-149, 2.0**-130, 1e-30, 1.0])
+def test_sums_of_squares_that_float32_has_no_room_for(fmt, scale):
+    x = (np.random.default_rng(3).integers(-100, 101, (50, 32)) * scale).astype(np.float32)
+    found = encode.encode(cupy().asarray(x), "float", fmt)[1].get().view(transfer.FOUND)
+    assert found["power"].sum() == pytest.approx(np.square(x.astype(np.float64)).sum(), rel=1e-5)
+
+
+@each(INTEGER)
+def test_a_matrix_on_the_gpu_becomes_tiles(fmt):
+    """Any array of the GPU: ragged, views that are not contiguous or not aligned, float64, torch, nothing."""
+    cp = cupy()
+    x = cp.random.standard_normal((131, 417), dtype=np.float32)
+    for view in (x[:, :416], x[:, 1:], x[::2, 64:128], x[:, :64].astype(np.float64), x[:0, :32]):
+        want, got = qgemm.quantize(view.get(), fmt), qgemm.quantize(view, fmt)
+        assert (got.shape, got.exponent) == (want.shape, want.to_device().exponent)
+        assert got.to_host().blocks.tobytes() == want.blocks.tobytes()
+    y = qgemm.matmul(x[:3, :64], qgemm.quantize(x[:, :64], fmt), "a16")
+    want = exact(x[:3, :64].get(), qgemm.quantize(x[:, :64].get(), fmt))
+    np.testing.assert_allclose(y.get(), want, atol=2.0**-9 * np.abs(want).max())
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    t = torch.randn(8, 64, device="cuda").to(torch.bfloat16)
+    want = qgemm.quantize(t.float().cpu().numpy(), fmt)
+    assert qgemm.quantize(t, fmt).to_host().blocks.tobytes() == want.blocks.tobytes()
+
+
+@each(INTEGER)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -2e9, 1e300])
+def test_what_a_block_cannot_hold_is_refused_as_on_the_cpu(fmt, value):
+    x = np.random.default_rng(5).standard_normal((70, 96)).astype(np.float64 if value == 1e300 else np.float32)
+    x[51, 33] = x[51, 2] = x[60, 95] = value
+    on_cpu, on_gpu = outcome(x, fmt), outcome(cupy().asarray(x), fmt)
+    assert on_gpu == on_cpu
+    assert isinstance(on_cpu, bytes) == (fmt.name == "mxfp4" and abs(value) < 1e39)  # an exponent holds it
+    assert isinstance(on_cpu, bytes) or "block 0 of row 51" in on_cpu
+
+
+def test_a_long_array_takes_several_turns(monkeypatch):
+    """More blocks than all CTAs take at once, the last turn ragged; the first of several bad blocks is named."""
+    monkeypatch.setattr(encode, "CTAS", 1)
+    x = cupy().random.standard_normal((132 * 128 * 3 + 5, 32), dtype=np.float32)
+    assert qgemm.quantize(x, "q5_1").to_host().blocks.tobytes() == qgemm.quantize(x.get(), "q5_1").blocks.tobytes()
+    x[40000:, 3] = np.inf
+    with pytest.raises(qgemm.QuantizeError, match="block 0 of row 40000 holds NaN or infinity"):
+        qgemm.quantize(x, "q5_1")
+
+
+def test_errors_name_what_came_and_what_fits():
+    cp = cupy()
+    for fmt in ("q4_k", "f16"):
+        with pytest.raises(qgemm.UnsupportedError, match=f"{fmt.upper()} has no encoder on a GPU"):
+            qgemm.quantize(cp.ones((1, 256)), fmt)
+    with pytest.raises(qgemm.UnsupportedError, match="row length 33"):
+        qgemm.quantize(cp.ones((1, 33)), "q4_0")
+    with pytest.raises(qgemm.UnsupportedError, match=r"only a matrix .* shape \(2, 2, 32\)"):
+        qgemm.quantize(cp.ones((2, 2, 32)), "q4_0")
+    with pytest.raises(TypeError, match="int64"):
+        qgemm.quantize(cp.ones((2, 32), np.int64), "q4_0")
+
+
+@each(ENCODED_BLOCKS)
+def test_converted_files_are_the_same(fmt, tmp_path):
+    source = mixed_model(tmp_path / "x.gguf")
+    made = {
+        name: converted(source, tmp_path / f"{name}.gguf", fmt.name, backend=name, allow_requantize=True)
+        for name in ("cpu", "cuda")
+    }
+    assert (tmp_path / "cuda.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
+    for ours, theirs in zip(made["cuda"].values(), made["cpu"].values(), strict=True):
+        assert ours.error == pytest.approx(theirs.error, rel=1e-4)
+        assert ours._replace(error=None) == theirs._replace(error=None)
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e9])
+@pytest.mark.parametrize("fmt", ["q4_0", "mxfp4", "kbit3"])
+def test_bad_weights_are_refused_in_the_same_words(fmt, value, tmp_path):
+    x = np.random.default_rng(1).standard_normal((3000, 1024)).astype(np.float32)
+    x[2, 40] = x[2999, 3] = value
+    qgemm.write(tmp_path / "x.gguf", {"x.weight": x})
+    said = [refusal(tmp_path, fmt, backend) for backend in ("cpu", "cuda")]
+    assert said[0] == said[1]
+    assert (said[0] == "") == (fmt == "mxfp4" and np.isfinite(value))
+
+
+def refusal(folder, fmt, backend) -> str:
+    """What the converter says against x.gguf, or nothing."""
+    try:
+        converted(folder / "x.gguf", folder / "y.gguf", fmt, backend=backend, allow_requantize=True)
+    except qgemm.QuantizeError as error:
+        return str(error)
+    return ""

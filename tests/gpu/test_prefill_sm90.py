@@ -1,0 +1,295 @@
+"""The prefill kernel of sm_90 against float64: every config by every format, types, rows, NaN, graphs, views."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import race_tilings
+from helpers import assert_a8, cupy, exact, guarded, level_magnitudes, random_tensor, subnormal_loss
+from strategies import CODEBOOKS as CODEBOOK_FORMATS
+from strategies import EDGES, INTEGER, TILED, each, every_tiling
+
+import qgemm
+from qgemm.bench import gpu as gpu_bench
+from qgemm.bench import timing
+from qgemm.codec.error_bound import a16_bound, magnitudes
+from qgemm.codec.format import float_dtype
+from qgemm.cuda.kernels import prefill_sm90 as prefill
+from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels import sm90_config as tilings
+from qgemm.cuda.layout import tile as tiles
+
+pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the prefill kernel is for sm_90")
+
+
+def on_sm_90() -> bool:
+    cuda = qgemm.backends()["cuda"]
+    return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
+
+
+def bound(x, w, loss):
+    """Float sums of weights that are rounded to half or bf16 (loss): three roundings of what is added up to a weight.
+
+    Those are of the scale, of the minimum or a codebook's level, and of the weight.
+    """
+    fmt = w.format
+    sizes = magnitudes(fmt, w.blocks)
+    size = np.abs(x) @ sizes.T
+    if fmt.codebook is not None:
+        size = np.abs(x) @ level_magnitudes(w).T
+    return a16_bound(x, sizes) + 3 * loss * size + subnormal_loss(w) * np.abs(x).sum(axis=1, keepdims=True)
+
+
+LOSS = {"float16": 2.0**-11, "bfloat16": 2.0**-9 + 2.0**-24}
+
+
+@each(TILED)
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (200, 32), (72, 96), (1100, 1120)])
+def test_products_at_every_edge(fmt, n, k):
+    """M on both sides of each token tile and route; N and K that end inside a tile; nothing beside y is touched."""
+    rng = np.random.default_rng(n + k)
+    w = random_tensor(fmt, n, k, rng)
+    on_device = w.to_device()
+    for m in sorted({9, *EDGES, *(m + 1 for m in EDGES), 2 * max(EDGES) + 7}):
+        x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
+        rows, y = guarded(m, n)
+        qgemm.matmul(cupy().asarray(x), on_device, out=y)
+        wide = x.astype(np.float64)
+        got = rows.get()
+        assert np.isnan(got[[0, -1]]).all()
+        assert (np.abs(got[1:-1] - exact(wide, w)) <= bound(wide, w, LOSS["float16"])).all()
+
+
+@every_tiling()
+def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
+    """Grids of whole tiles, cut ones, both, any number of equal pieces; strips missing; always the same bits."""
+    from qgemm.cuda.kernels.decode import Shape
+
+    monkeypatch.setattr(prefill, "CUT_UNITS", 2)
+    cp, rng = cupy(), np.random.default_rng(sum(tiling))
+    sms, sums = prefill.sms(cp.cuda.Device().id), prefill.SUMS
+    of_halves = 64 * (60 * tiling.strips - 1) + 24, 288, tiling.tokens
+    of_few = 64 * (72 * tiling.strips - 1) + 24, 544, tiling.tokens
+    for n, k, m in (
+        (64 * 3 + 24, 2080, tiling.tokens - 1),
+        (64 * 4 + 24, 544, tiling.tokens),
+        (64 * 150, 288, tiling.tokens),
+        (2500, 800, 333),
+        of_halves,
+        of_few,
+    ):
+        if tiling.lone and tiling.tiles(m, -(-n // tiles.ROWS)) > sms:
+            continue
+        w = random_tensor(fmt, n, k, rng)
+        on_device = w.to_device()
+        x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
+        on_gpu, wide, grids = cp.asarray(x), x.astype(np.float64), set()
+        want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
+        for pieces in sums:
+            monkeypatch.setattr(prefill, "SUMS", {**dict.fromkeys(sums, 1 << 30), pieces: 0})
+            launch = prefill.PrefillLaunch(on_device.device, fmt, w.shape, m, "half", Shape(n, "float32"), tiling)
+            if launch.grid in grids:
+                continue
+            grids.add(launch.grid)
+            seen = set()
+            for _ in range(3):
+                rows, y = guarded(m, n)
+                launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, y.data.ptr)
+                seen.add(rows.get().tobytes())
+            assert len(seen) == 1
+            assert (np.abs(y.get() - want) <= near).all()
+
+
+@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k")])
+@pytest.mark.parametrize(("shares", "depth"), [(2, 5), (3, 4), (4, 6), (4, 7)])
+@pytest.mark.parametrize("lone", [False, True])
+def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
+    """Rings whose stages the splits do not share evenly, many rounds, against one that they do."""
+    from qgemm.cuda.kernels.decode import Shape
+
+    cp, rng = cupy(), np.random.default_rng(25)
+    m, n = 24, 200
+    w = random_tensor(fmt, n, 25760, rng)
+    x, on_device, ys = rng.standard_normal((m, w.shape[1])).astype(np.float16), w.to_device(), []
+    on_gpu = cp.asarray(x)
+    for stages in (2 * shares, depth):
+        tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, lone, deep=stages)
+        launch = prefill.PrefillLaunch(on_device.device, fmt, w.shape, m, "half", Shape(n, "float32"), tiling)
+        assert launch.template["DEPTH"] == stages
+        for _ in range(5):
+            ys.append(guarded(m, n)[1])
+            launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, ys[-1].data.ptr)
+    wide = x.astype(np.float64)
+    assert (np.abs(ys[0].get() - exact(wide, w)) <= bound(wide, w, LOSS["float16"])).all()
+    for y in ys[1:]:
+        np.testing.assert_array_equal(y.get(), ys[0].get())
+
+
+@each(TILED)
+@pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
+def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
+    """y = x @ W.T + bias + residual, rounded once to y's type; rows of y of any size, and multiples of 16 bytes."""
+    cp, rng = cupy(), np.random.default_rng(3)
+    for n, m in ((130, 20), (192, 70)):
+        w = random_tensor(fmt, n, 512, rng)
+        x = rng.standard_normal((m, 512)).astype(float_dtype(x_dtype))
+        bias = rng.standard_normal(n).astype(np.float32)
+        residual = rng.standard_normal((m, n)).astype(np.float16)
+        y = guarded(m, n, float_dtype(y_dtype))[1]
+        qgemm.matmul(cp.asarray(x), w.to_device(), bias=cp.asarray(bias), residual=cp.asarray(residual), out=y)
+        wide = x.astype(np.float64)
+        want = exact(wide, w) + bias + residual
+        near = bound(wide, w, LOSS[x_dtype]) + 2.0**-22 * (np.abs(bias) + np.abs(residual) + np.abs(want))
+        near += {"float32": 0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[y_dtype] * (np.abs(want) + near) + 1e-7
+        assert (np.abs(y.get().astype(np.float64) - want) <= near).all()
+
+
+@each([fmt for fmt in TILED if "d" in fmt.scale_fields])
+@pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
+def test_small_rows_beside_large_ones_keep_their_bits(fmt, x_dtype):
+    """Each row has a unit of its own: scales of some are 2^29 times those of others."""
+    rng = np.random.default_rng(9)
+    w = random_tensor(fmt, 130, 512, rng)
+    rows = np.ldexp(1.0, rng.integers(-10, 20, (130, 1)) - 10)
+    for name in fmt.scale_fields:
+        w.blocks[name] = (w.blocks[name] * rows).astype(np.float16)
+    x = rng.standard_normal((70, w.shape[1])).astype(float_dtype(x_dtype))
+    y = qgemm.matmul(cupy().asarray(x), w.to_device(), dtype="float32")
+    wide = x.astype(np.float64)
+    assert (np.abs(y.get() - exact(wide, w)) <= bound(wide, w, LOSS[x_dtype])).all()
+
+
+@each(TILED)
+def test_identity_gives_weights_rounded_to_half(fmt):
+    """A product with one weight is that weight but for its rounding."""
+    rng = np.random.default_rng(7)
+    w = random_tensor(fmt, 200, 300, rng)
+    k = w.shape[1]
+    y = qgemm.matmul(cupy().eye(k, dtype="float16"), w.to_device()).get()
+    want = w.dequantize(np.float64).T
+    assert (np.abs(y - want) <= bound(np.eye(k), w, LOSS["float16"])).all()
+
+
+@each(TILED)
+def test_nan_stays_in_its_row(fmt):
+    """A NaN in one row of x or W reaches no other output."""
+    rng = np.random.default_rng(5)
+    w = random_tensor(fmt, 200, 544, rng)
+    for m in (20, 300):
+        x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
+        clean = qgemm.matmul(cupy().asarray(x), w.to_device()).get()
+        blocks = w.blocks.copy()
+        for name in fmt.scale_fields[:1]:  # E4M4 and the exponents of mxfp4 have no NaN
+            blocks[name][17, -1] = np.nan
+        x[m // 2, 5] = np.nan
+        y = qgemm.matmul(cupy().asarray(x), qgemm.Tensor(fmt, w.shape, blocks).to_device()).get()
+        touched = np.zeros(y.shape, bool)
+        touched[m // 2] = True
+        touched[:, 17] |= len(fmt.scale_fields) > 0
+        assert np.isnan(y[touched]).all()
+        np.testing.assert_array_equal(y[~touched], clean[~touched])
+
+
+CODEBOOKS = {
+    "asymmetric": lambda rng, count: rng.uniform(-0.3, 1, count),
+    "wide": lambda rng, count: rng.integers(-3, 4, count) * 2.0 ** rng.integers(-30, 2, count),
+    "huge": lambda rng, count: rng.uniform(-1, 3, count) * 1e30,
+    "tiny": lambda rng, count: rng.uniform(-1, 3, count) * 1e-30,
+    "subnormal": lambda rng, count: rng.uniform(-1, 1, count) * 1e-39,
+}
+
+
+@each(INTEGER)
+def test_a8_multiplies_what_activations_decode_to(fmt):
+    """The same bits as a16 of x rounded to Q8_1, wherever both take the prefill kernel; and close to the formula."""
+    cp, rng = cupy(), np.random.default_rng(31)
+    w = random_tensor(fmt, 200, 544, rng)
+    on_device, k = w.to_device(), w.shape[1]
+    by_prefill = []
+    for m in (9, 16, 17, 33, 64, 65, 300):
+        if routes.route(routes.Problem(fmt, "a8", m, 200, k, 90, "half")).kernel == "prefill":
+            x = rng.standard_normal((m, k)).astype(np.float16)
+            decoded = qgemm.quantize_activations(x).dequantize(np.float16)
+            y = qgemm.matmul(cp.asarray(x), on_device, "a8", dtype="float32")
+            assert (y == qgemm.matmul(cp.asarray(decoded), on_device, dtype="float32")).all()
+            assert_a8(y.get(), x.astype(np.float32), w)
+            by_prefill.append(m)
+    assert by_prefill[-5:] == [17, 33, 64, 65, 300]
+
+
+def test_a_race_of_tilings(monkeypatch):
+    monkeypatch.setattr(timing, "REST", 0)
+    monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
+    fmt = qgemm.FORMATS["q5_k"]
+    tried = [tiling for tiling in race_tilings.candidates(fmt, 20) if tiling.stage == 4 and tiling.splits == 1]
+    (line,) = race_tilings.race(fmt, (512, 512), [20], tried, 1)
+    assert re.fullmatch(r"q5_k 512x512 M=20: \d+\.\d\d \S+ stage \d( lone)?( \| \d+\.\d{3} \S+ stage 4( lone)?)+", line)
+
+
+@each(CODEBOOK_FORMATS)
+@pytest.mark.parametrize("levels", CODEBOOKS.values(), ids=CODEBOOKS)
+@pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
+def test_any_codebook(fmt, levels, x_dtype):
+    """Levels of any size and sign, in tiles of few and of many tokens."""
+    rng = np.random.default_rng(13)
+    own = fmt.variant(levels(rng, len(fmt.codebook)), None)
+    w = random_tensor(own, 200, 544, rng)
+    for m in (20, 300):
+        x = rng.standard_normal((m, 544)).astype(float_dtype(x_dtype))
+        y = qgemm.matmul(cupy().asarray(x), w.to_device(), dtype="float32").get()
+        wide = x.astype(np.float64)
+        assert (np.abs(y - exact(wide, w)) <= bound(wide, w, LOSS[x_dtype])).all()
+
+
+@pytest.mark.parametrize(
+    ("strips", "m"), [(40, 9), (40, 64), (40, 200), (40, 600), (128, 100), (128, 128), (99, 128), (128, 256)]
+)
+@pytest.mark.parametrize("name", ["q4_0", "kbit3"])
+def test_two_hundred_times_the_same_bits(strips, m, name):
+    cp, rng = cupy(), np.random.default_rng(m)
+    w = random_tensor(qgemm.FORMATS[name], 64 * strips, 2048, rng).to_device()
+    x = cp.asarray(rng.standard_normal((m, 2048)).astype(np.float16))
+    want = qgemm.matmul(x, w)
+    y = cp.empty_like(want)
+    for _ in range(200):
+        y.fill(np.nan)
+        qgemm.matmul(x, w, out=y)
+        assert (y == want).all()
+
+
+@pytest.mark.parametrize("m", [16, 100, 1000])
+def test_a_product_can_be_captured_in_a_graph(m):
+    """Also on a stream that has never multiplied before, with workspace to be had."""
+    cp, rng = cupy(), np.random.default_rng(22)
+    w = random_tensor(qgemm.FORMATS["q4_1"], 320, 2048, rng).to_device()
+    x, y = cp.zeros((m, 2048), np.float16), cp.empty((m, 320), np.float32)
+    qgemm.matmul(x, w, out=y)
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        qgemm.matmul(x, w, out=y)
+        graph = stream.end_capture()
+        for _ in range(3):
+            x[...] = cp.asarray(rng.standard_normal((m, 2048)).astype(np.float16))
+            y.fill(np.nan)
+            graph.launch(stream)
+            assert (y == qgemm.matmul(x, w)).all()
+
+
+def test_views_and_leading_dimensions():
+    """x that starts beside a multiple of 16 bytes, strided rows, leading dimensions, y that is strided."""
+    cp, rng = cupy(), np.random.default_rng(8)
+    w = random_tensor(qgemm.FORMATS["q5_0"], 100, 96, rng)
+    on_device = w.to_device()
+    x = cp.asarray(rng.standard_normal((3, 8, 97)).astype(np.float16))
+    for view in (x[..., 1:], x[:, ::-1, :96], x[:, 2:5, 1:]):
+        many = cp.full((*view.shape[:2], 200), np.nan, np.float32)
+        qgemm.matmul(view, on_device, out=many[..., ::2])
+        wide = view.get().astype(np.float64).reshape(-1, 96)
+        error = np.abs(many[..., ::2].get().reshape(-1, 100) - exact(wide, w))
+        assert (error <= bound(wide, w, LOSS["float16"])).all()
+        assert cp.isnan(many[..., 1::2]).all()
+        for activation in ("a16", "a8"):
+            assert qgemm.matmul(view[:0], on_device, activation).shape == (0, view.shape[1], 100)

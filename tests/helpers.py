@@ -1,0 +1,196 @@
+"""What several test modules share: arrays of the GPU, random tensors, bounds of products, converters, child processes.
+
+tests/strategies.py draws with Hypothesis; here nothing is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qgemm
+from qgemm.codec.error_bound import a16_bound, magnitudes
+from qgemm.codec.format import Format, float_dtype
+from qgemm.convert import Options, convert, open_source
+from qgemm.cuda.layout import row_scale as units
+from qgemm.cuda.layout import tile as tiles
+from qgemm.formats import format_named
+
+DATA = Path(__file__).parent / "data"
+EXCERPT = DATA / "minilm_excerpt.gguf"  # matrices of a trained model, a type each
+ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative error of one conversion to the type
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Standard normal float32."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The same blocks with scales drawn from the ordinary range of trained weights, so that products stay finite."""
+    blocks = blocks.copy()
+    for name in fmt.dtype.names or ():
+        if fmt.dtype[name].kind == "f":
+            blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
+        elif fmt.dtype[name] == np.uint8:  # one byte a block is an exponent, or E4M4 around 0.1
+            blocks[name] = rng.integers(118, 128, blocks.shape)
+    if fmt.plain:
+        blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)
+    return blocks
+
+
+def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Blocks [n, b] of random bytes, of K columns or, if these end inside a block, up to its end."""
+    shape = n, -(-k // fmt.weights)
+    return np.frombuffer(rng.bytes(shape[0] * shape[1] * fmt.block_bytes), fmt.dtype).reshape(shape)
+
+
+def random_tensor(fmt: Format, n: int, k: int, rng: np.random.Generator) -> qgemm.Tensor:
+    """[N, K'] of random bytes with tame scales; K' is K rounded up to whole blocks."""
+    blocks = random_blocks(fmt, n, k, rng)
+    return qgemm.Tensor(fmt, (n, blocks.shape[1] * fmt.weights), tame(fmt, blocks, rng))
+
+
+# ---------------------------------------------------------------- arrays of the GPU
+
+
+def cupy() -> Any:
+    """The package, imported where a test needs it: a machine without a GPU collects the tests as well."""
+    import cupy
+
+    return cupy
+
+
+def poisoned(shape: tuple[int, ...], dtype: Any = "float32") -> Any:
+    """An output filled with NaN: whatever is not written shows."""
+    return cupy().full(shape, np.nan, np.float32).astype(dtype)
+
+
+def guarded(m: int, n: int, dtype: Any = "float32") -> tuple[Any, Any]:
+    """An output [m, n] between two rows of guards, NaN everywhere: (all rows, those of the output)."""
+    rows = poisoned((m + 2, n), dtype)
+    return rows, rows[1:-1]
+
+
+# ---------------------------------------------------------------- products and their bounds
+
+
+def exact(x: np.ndarray, w: qgemm.Tensor) -> np.ndarray:
+    """x @ w.T in float64 from the exactly decoded weights."""
+    with np.errstate(invalid="ignore", over="ignore"):  # raw blocks hold NaN and infinity
+        return x.astype(np.float64) @ w.dequantize(np.float64).T
+
+
+def subnormal_loss(w: qgemm.Tensor) -> np.ndarray:
+    """What is lost of each weight of a row at most where halves are subnormal: 2^-25, in prefill in its unit.
+
+    There of minimum and weight, and of the scale, that times a level; nothing where all are multiples of 2^-24. [N]
+    """
+    if w.format.plain:
+        return np.full(w.shape[0], 2.0**-25)
+    unit = units.range_of(w.format, "half")
+    weights = np.array([unit.weight(bound) for bound in tiles.bounds(w.format, w.blocks)])
+    loss = 2.0 ** (weights - 25) * (2 + float(tiles.largest_code(w.format)) * 2.0**unit.level)
+    return np.where((weights <= 0) & (tiles.half_factors(w.format) > 0), 0, loss)
+
+
+def product_bound(x: np.ndarray, w: qgemm.Tensor, dtype: np.dtype) -> np.ndarray:
+    """Sums in float32; weights rounded to x's type in panels, with scale and minimum in the prefill kernel."""
+    sizes, loss = magnitudes(w.format, w.blocks), ROUNDING[dtype.name]
+    tiny = subnormal_loss(w) * np.abs(x).sum(axis=1, keepdims=True) if loss else 0.0
+    return a16_bound(x, sizes) + 3 * loss * (np.abs(x) @ sizes.T) + tiny
+
+
+def level_magnitudes(w: qgemm.Tensor) -> np.ndarray:
+    """Of each weight of a codebook what a relative error of its level is of: from 2^-14 on, of levels times 2^-e, half
+    has 11 bits. [N, K]"""
+    fmt = w.format
+    least = fmt.variant(np.full_like(fmt.codebook, 2.0 ** (tiles.level_exponent(fmt) - 14)), None)
+    return np.maximum(magnitudes(fmt, w.blocks), magnitudes(least, w.blocks))
+
+
+def level_loss(x: np.ndarray, w: qgemm.Tensor, dtype: str) -> np.ndarray | float:
+    """What rounding a codebook's levels to x's type costs a product."""
+    if w.format.codebook is None or dtype == "float32":
+        return 0.0
+    return {"float16": 2.0**-11, "bfloat16": 2.0**-9}[dtype] * (np.abs(x) @ level_magnitudes(w).T)
+
+
+def assert_a8(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
+    """The CPU backend computes the formula; both sum in float32, and by every route the GPU rounds no differently."""
+    blocks = qgemm.quantize_activations(x)
+    want = qgemm.matmul(blocks, w)
+    decoded = blocks.dequantize(np.float64)
+    dense = w.dequantize(np.float64)
+    sums = np.abs(decoded) @ np.abs(dense).T
+    # The panel route sums d * q where the formula takes the stored s: they differ by 2^-10 of the largest |s| there is.
+    largest = np.abs(dense).max() + 16 * np.abs(w.format.decode_levels(w.blocks.reshape(-1)).scale).max()
+    bound = (
+        2 * a16_bound(decoded, dense) + 2.0**-9 * (np.abs(decoded).sum(axis=1, keepdims=True) * largest + sums) + 1e-30
+    )
+    assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+
+
+# ---------------------------------------------------------------- programs
+
+
+WEIGHT = "blk.2.attn_q.q4_0"  # of EXCERPT: (96, 384)
+
+
+def lines_of(out: str, start: str) -> dict[str, list[str]]:
+    """The table under the header that begins with `start`: first cell -> cells, cut where two blanks are."""
+    lines = out.split("\n")
+    begin = next(i for i, line in enumerate(lines) if line.split()[:1] == [start])
+    table = lines[begin + 1 : lines.index("", begin)]
+    return {cells[0]: cells for cells in (re.split(r"  +", line.strip()) for line in table)}
+
+
+def mixed_model(path: Path, large: bool = True) -> Path:
+    """Tensors of every kind: plain ones of each type, quantized ones, some that are kept."""
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal((70, 96)).astype(np.float32)
+    tensors = {
+        "blk.0.attn_q.weight": x.astype(np.float16),
+        "blk.0.attn_k.weight": x.astype(float_dtype("bfloat16")),
+        "blk.0.attn_v.weight": rng.standard_normal((2100, 2048) if large else (96, 2048)).astype(np.float32),
+        "blk.0.attn_norm.weight": x[0],
+        "blk.0.ffn_up.weight": qgemm.quantize(x, "q4_0"),
+        "blk.0.ffn_down.weight": qgemm.quantize(x, "q5_1"),
+        "blk.0.ffn_gate.weight": x.astype(np.float64),
+    }
+    qgemm.write(path, tensors)
+    return path
+
+
+def converted(source: Path, target: Path, fmt: str, **options: Any) -> dict[str, Any]:
+    """Convert with options of either kind; the lines by tensor."""
+    own = {key: options.pop(key) for key in ("dry_run", "threads", "max_error", "backend") if key in options}
+    with open_source(source) as opened:
+        lines = convert(opened, target, Options(format_named(fmt), **options), **own)
+    return {line.name: line for line in lines}
+
+
+def left_over(folder: Path) -> list[str]:
+    """Temporary files that a writer left behind."""
+    return [name for name in os.listdir(folder) if name.startswith(".qgemm-")]
+
+
+def forked(work: Any) -> int:
+    """A child process, which may be killed, that does `work` and ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside BLAS's idle threads
+        child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child

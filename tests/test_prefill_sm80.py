@@ -1,0 +1,63 @@
+"""prefill_mma and prefill_a8 without a GPU: how a plan is chosen, and that every one compiles."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from strategies import INTEGER, TILED, each
+
+import qgemm
+from qgemm.cuda.jit import codegen, nvrtc
+from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
+from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels.prefill_sm80 import A8, A16
+
+
+@pytest.mark.parametrize(("kernel", "fmt"), [*((A16, fmt) for fmt in TILED), *((A8, fmt) for fmt in INTEGER)], ids=str)
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
+def test_a_plan_for_every_product(kernel, fmt, sm):
+    """It fits the GPU's shared memory, and does not keep more sums of slices than it may."""
+    for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
+        cut, slices = prefill_mma.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
+        source = routes.PREPARED if kernel == A8 else "half"
+        depth = prefill_mma.template(fmt, cut, source, "half", sm)["DEPTH"]
+        assert depth >= prefill_mma.SHALLOW
+        assert prefill_mma.shared_bytes(fmt, cut, depth) <= prefill_mma.shared_limit(sm)
+        assert slices == 1 or prefill_mma.tiles_of(cut, n, m) * slices <= prefill_mma.WAVES * 100
+
+
+def test_plans_fill_the_gpu():
+    """Few tiles are shared, many are not; and a cut is not far larger than M. As measured on an H200."""
+    plans = {m: prefill_mma.plan_of(A16, qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
+    found = {m: (cut.tokens, cut.strips, slices) for m, (cut, slices) in plans.items()}
+    assert found == {32: (32, 1, 1), 64: (64, 4, 4), 256: (128, 4, 2), 4096: (128, 4, 1)}
+
+
+@pytest.mark.parametrize(
+    ("m", "sm", "half", "others"),
+    [
+        (16, 80, "decode_a8", "decode_a8"),
+        (64, 80, A8, A8),
+        (65, 80, "unpack", A8),
+        (1 << 20, 89, A8, A8),
+        (65, 90, "prefill", A8),
+        (65, 100, "unpack", A8),
+        (129, 120, A8, A8),
+    ],
+)
+def test_a8_goes_to_integer_dots(m, sm, half, others):
+    """Of half at any M where float32 is fast beside the tensor cores; of others, whose panels are float, always."""
+    found = [routes.route(routes.Problem(qgemm.FORMATS["q4_k"], "a8", m, 64, 256, sm, x)).kernel for x in routes.TYPES]
+    assert found == [{"half": half}.get(x, others) for x in routes.TYPES]
+
+
+@each(TILED)
+def test_compiles_for_gpus_with_less_shared_memory(fmt):
+    for kernel, source in ((A16, "half"), (A8, routes.PREPARED))[: 1 + fmt.integer]:
+        for arch, sm in (("sm_80", 80), ("sm_89", 89)):
+            cut = prefill_mma.cuts_for(kernel, fmt, sm)[0]
+            source_code = codegen.compose(kernel, fmt, **prefill_mma.template(fmt, cut, source, "half", sm))
+            cubin, report = nvrtc.compile_cubin(source_code, arch)
+            assert cubin.startswith(b"\x7fELF")
+            assert "0 bytes spill stores" in report

@@ -1,0 +1,309 @@
+"""Prefill on sm_90 without a GPU: its choices, its host code, and what the compiler makes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import re
+
+import numpy as np
+import pytest
+import race_tilings
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import EDGES, TILED, each, every_tiling, seeds
+
+import qgemm
+from qgemm.cuda.jit import codegen, nvrtc
+from qgemm.cuda.kernels import prefill_sm90 as prefill
+from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels import sm90_config as tilings
+from qgemm.cuda.layout import row_scale as units
+from qgemm.cuda.layout import tile as tiles
+
+SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
+
+
+def test_sm_90_goes_to_prefill_above_decode():
+    """From 9 rows on, of codebooks and a8 from 17 on; of a8 with two scales a group of x from 9 on."""
+    q4_0, q4_k, q6_k, kbit4 = (qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit4"))
+    for fmt, m, sm, x, kernel in (
+        (q4_0, 8, 90, "half", "decode"),
+        (q4_0, 9, 90, "half", "prefill"),
+        (q4_k, 8, 90, "half", "decode"),
+        (q4_k, 9, 90, "half", "prefill"),
+        (q4_0, 1 << 20, 90, "bf16", "prefill"),
+        (q4_0, 9, 90, "float", "decode"),
+        (q4_0, 17, 90, "float", "unpack"),
+        (q4_0, 16, 100, "half", "decode"),
+        (q4_0, 17, 100, "half", "prefill_mma"),
+        (q4_0, 17, 80, "half", "prefill_mma"),
+        (kbit4, 16, 90, "bf16", "decode"),
+        (kbit4, 17, 90, "bf16", "prefill"),
+        (kbit4, 17, 90, "float", "unpack"),
+    ):
+        assert routes.route(routes.Problem(fmt, "a16", m, 64, 64, sm, x)).kernel == kernel
+    for fmt, m, x, kernel in (
+        (q4_0, 16, "half", "decode_a8"),
+        (q4_0, 17, "half", "prefill"),
+        (q4_0, 1 << 20, "bf16", "prefill_a8"),
+        (q6_k, 8, "half", "decode_a8"),
+        (q6_k, 9, "half", "prefill"),
+        (q6_k, 9, "bf16", "decode_a8"),
+    ):
+        assert routes.route(routes.Problem(fmt, "a8", m, 64, 64, 90, x)).kernel == kernel
+
+
+@each(TILED)
+def test_every_matrix_has_a_tiling(fmt):
+    for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
+        for strips, k, sms in itertools.product((1, 33, 64, 65, 100, 128, 200, 448, 1 << 20), (32, 8192), SMS):
+            tiling = tilings.tiling_of(fmt, m, strips, k, sms)
+            assert tiling.plain in tilings.compiled(fmt)
+            assert strips >= tiling.least
+            assert strips * k // sms >= tiling.share
+            assert tiles.spans(fmt) >= tiling.spans
+            assert fmt.codebook is not None or not tiling.codebook
+            part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
+            assert part <= tiling.m
+            assert m <= tiling.m or part <= tiling.tokens
+            wasted = -(-m // tiling.tokens) * tiling.tokens - m
+            if strips > 64 and m > 64:  # few tokens are computed in vain
+                assert wasted <= m / 2
+            assert tiling.tokens % 16 == 0
+            assert tiling.tokens <= 256  # of one instruction, and of a tensor map's box
+            assert tiling.threads <= 1024
+            if tiling.lone:
+                assert tiling.idle(m, strips, k, sms) <= tilings.MOST_IDLE
+                of_y, along = tiling.tiles(m, strips), -(-k // tiling.unit(fmt))
+                ctas, whole, _ = prefill.grid_of(of_y, along, sms, tiling.lone)
+                assert whole in (0, ctas)
+                assert ctas % tiling.tiles(m, strips) == 0
+
+
+@every_tiling()
+def test_tilings_fit_every_format(fmt, tiling):
+    """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
+    template = tilings.prefill_template(fmt, tiling, "half")
+    assert template["SHARED"] <= tilings.SHARED
+    assert template["DEPTH"] >= 2 * tiling.splits or template["DEPTH"] * tiling.stage >= 4
+    assert template["DEPTH"] > tiling.splits  # each may keep one and wait for another
+    along = tiles.spans(fmt)
+    assert tiling.stage % along == 0 or along % tiling.stage == 0
+    assert tiling.tokens % tiling.chunk == 0
+    assert tiling.tokens // tiling.chunk * tiling.strips * max(SMS) <= tilings.MOST_PARTS
+
+
+@each(TILED)
+def test_what_is_picked_is_among_what_is_raced(fmt):
+    """tools/race_tilings.py."""
+    for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000):
+        raced = set(race_tilings.candidates(fmt, m))
+        for strips, k in itertools.product((33, 64, 80, 128, 150, 448), (4096, 8192, 16384)):
+            assert tilings.tiling_of(fmt, m, strips, k, 132).plain in raced
+
+
+def test_lone_segments_leave_little_idle():
+    """80 tiles of 5280 columns take 132 multiprocessors as long as 80 do; 64 tiles are cut in two, 44 in three."""
+    lone = tilings.Tiling(0, 0, 0, tokens=16, strips=1, splits=3, stage=4, lone=True)
+    idle = {strips: lone.idle(16, strips, 5280, 132) for strips in (44, 64, 66, 80, 132, 133)}
+    assert idle == {44: 0, 64: 2640 - 2560, 66: 0, 80: 5280 - 3200, 132: 0, 133: math.inf}
+    q4_0 = qgemm.FORMATS["q4_0"]
+    assert tilings.tiling_of(q4_0, 16, 80, 5120, 132).lone
+    assert not tilings.tiling_of(q4_0, 16, 80, 13824, 132).lone
+
+
+def test_rows_of_the_table_are_for_someone():
+    """No row is hidden by those before it; a row that needs stages has what it takes of them; a row with a lone segment
+    or needs has one after it that has neither."""
+    for index, row in enumerate(tilings.TILINGS):
+        served = [fmt for fmt in TILED if row.serves(fmt)]
+        hiding = [before for before in tilings.TILINGS[:index] if before.hides(row)]
+        assert any(not any(before.serves(fmt) for before in hiding) for fmt in served)
+        if row.needs > 1:
+            depths = {tilings.prefill_template(fmt, row, "half")["DEPTH"] for fmt in served}
+            assert min(depths) >= min(row.needs, row.deep)
+        if row.needs > 1 or row.lone:
+            later = (other for other in tilings.TILINGS[index + 1 :] if other.m >= row.m and other.least <= row.least)
+            assert any(not other.lone and other.needs == 1 for other in later)
+
+
+@every_tiling([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
+def test_tuned_kernels_keep_their_registers(fmt, tiling):
+    """Neither spills nor wgmma that wait for each other: ptxas says so as C75xx."""
+    source = codegen.compose("prefill", fmt, **tilings.prefill_template(fmt, tiling, "half"))
+    _, report = nvrtc.compile_cubin(source, "sm_90a")
+    assert re.search(r"\b0 bytes spill stores", report)
+    assert "C75" not in report
+
+
+def quotient(number: int, divisor: prefill.Divisor) -> int:
+    """Divisor::divide in kernels/streamk.cuh, whose words have 32 bits."""
+    assert max(2 * number, divisor.factor) < 1 << 32
+    return int((2 * number * divisor.factor >> 32) >> divisor.shift)
+
+
+@given(number=st.integers(0, 2**31 - 1), by=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)))
+def test_divisors_divide(number, by):
+    """Also the numbers beside a multiple, where a quotient would first be wrong."""
+    divisor = prefill.Divisor.of(by)
+    for some in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
+        assert quotient(some, divisor) == some // by
+
+
+def begin_of(cut: prefill.Cut, cta: int) -> int:
+    """Segments::begin_of in kernels/streamk.cuh."""
+    return int(cut.piece * cta + quotient(cut.rest * cta, cut.ctas))
+
+
+@pytest.mark.parametrize("sms", SMS)
+@pytest.mark.parametrize("units", [1, 3, 16, 128, 448])
+def test_grids_share_all_work(sms, units):
+    for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
+        grid = prefill.grid_of(count, units, sms)
+        ctas, whole, paired = grid
+        assert 1 <= ctas <= sms
+        assert 0 <= whole <= count
+        cut = (count - whole) * units
+        assert cut < 1 << 31
+        if cut:  # every CTA has a piece, and hands over at most one part of a tile
+            pieces = [begin_of(prefill.cut_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
+            assert pieces[0] == 0
+            assert pieces[-1] == cut
+            assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
+        if paired:  # neighbours share each tile
+            assert paired % prefill.PAIR == 0
+            assert pieces[::paired] == [tile * units for tile in range(count + 1)]
+        busiest = -(-whole // ctas) * units + -(-cut // ctas)
+        ideal = -(-count * units // sms)
+        assert busiest <= (ideal * (1 + prefill.WASTE) + 1 if count > sms else units)
+
+
+def test_few_tiles_are_cut_where_that_is_worth_adding_up():
+    """In pairs where it can be; in more pieces where K is long or a tile has several strips."""
+    assert prefill.grid_of(64, 128, 132) == (128, 0, 2)
+    assert prefill.grid_of(64, 1, 132) == (64, 64, 0)
+    assert prefill.grid_of(64, 8, 132) == (64, 64, 0)
+    assert prefill.grid_of(32, 32, 132) == (64, 0, 2)
+    assert prefill.grid_of(32, 80, 132) == (128, 0, 4)
+    assert prefill.grid_of(32, 32, 132, spans=2) == (128, 0, 4)
+    assert prefill.grid_of(16, 128, 132) == (128, 0, 8)
+    assert prefill.grid_of(40, 40, 132) == (80, 0, 2)
+    assert prefill.grid_of(40, 80, 132, spans=2) == (120, 0, 0)
+    assert prefill.grid_of(1, 16, 132) == (2, 0, 2)
+
+
+@pytest.mark.parametrize("sms", SMS)
+def test_longer_sums_are_cut_into_more_pieces(sms):
+    """Of the same tiles never fewer, and a product never takes longer for the cut than in whole tiles."""
+    for count, spans in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
+        before = 1
+        for along in range(24, 1000, 24):  # which all numbers of pieces divide
+            ctas, whole, paired = prefill.grid_of(count, along, sms, lone=True, spans=spans)
+            pieces = ctas // count
+            assert ctas == count * pieces <= sms
+            assert (whole, paired) == (count if pieces == 1 else 0, 0 if pieces % prefill.PAIR else pieces)
+            assert before <= pieces
+            assert along // pieces * spans + prefill.SUMS[pieces] <= along * spans
+            before = pieces
+
+
+def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():
+    assert prefill.grid_of(112, 16, 132) == (112, 112, 0)
+    assert prefill.grid_of(80, 16, 132) == (132, 0, 0)
+    assert prefill.grid_of(80, 16, 132, lone=True) == (80, 80, 0)
+    assert prefill.grid_of(80, 15, 132) == (80, 80, 0)
+
+
+BOUNDS = [0, 1e-45, 2.0**-100, 2.0**-17, 1e-3, 0.24, 1, 1e4, 128.5 * 65504, 2.0**27, 1e30, 3e38]
+
+
+@each(TILED)
+@pytest.mark.parametrize("source", ["half", "bf16"])
+def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
+    unit = units.range_of(fmt, source)
+    assert unit.level + 24 <= 15 or tiles.raw_exponent(fmt) is not None
+    for bound in BOUNDS:
+        weight = unit.weight(bound)
+        assert unit.least <= weight <= unit.most
+        assert all(-126 <= x <= 127 for x in (weight, -weight, -weight - unit.level))  # powers of two in float32
+        if weight < unit.most:
+            assert bound * 2.0**-weight < 2.0**15
+            assert bound / float(tiles.largest_code(fmt)) * 2.0 ** (-weight - unit.level) <= 2.0**15
+
+
+def power(x):
+    """Power of kernels/prefill.cu: 2^x as three halves."""
+    parts = min(max(x, 0), 15) + min(x + 14, 0), max(x - 15, 0), max(min(x, 0), -14)
+    assert sum(parts) == x
+    assert all(-24 <= part <= 15 for part in parts)
+    return np.float16(2.0) ** np.array(parts, np.float16)
+
+
+def folded(fmt, blocks):
+    """Weights of one row of blocks as the prefill kernel makes them of codes, what it rounds to them, their unit."""
+    unit, factors = units.range_of(fmt, "half"), tiles.half_factors(fmt)
+    weight = unit.weight(tiles.bounds(fmt, blocks[None])[0])
+    codes, scale, minimum, zero = fmt.decode_levels(blocks)
+    levels = codes.astype(np.float64) - zero
+    zero = {"q6_k": 32, "q8_0": 128, "q8_1": 128}.get(fmt.name, zero)  # of codes in a tile
+    raw = (levels + zero) * 2.0**unit.level
+    assert (raw.astype(np.float16) == raw).all()
+
+    def made(products, name, x):
+        """Products that are to be rounded once."""
+        first, second, last = power(x)
+        half = blocks[name].reshape(-1, 1)
+        if factors == 1:
+            return half * first * (second * last)
+        integers = np.divide(products, half, out=np.zeros_like(products), where=half != 0).astype(np.float16)
+        assert (integers * last / last == integers).all()
+        return half * first * second * (integers * last)
+
+    d = made(scale, "d", -weight - unit.level)
+    np.testing.assert_array_equal(d, (scale * np.float32(2.0 ** (-weight - unit.level))).astype(np.float16))
+    if minimum is None:
+        m, want = d * np.float16(-zero * 2.0**unit.level), 0
+    else:
+        m = made(minimum, "m" if factors == 1 else "dmin", -weight)
+        want = m[..., None]
+    want = levels * 2.0**unit.level * d[..., None] + want
+    return (raw * d[..., None] + m[..., None]).astype(np.float16), want, weight
+
+
+@each([fmt for fmt in TILED if tiles.half_factors(fmt)])
+@given(seeds(), st.integers(-24, 15), st.integers(-24, 15))
+def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, of_scales, of_minimums):
+    """It is rounded once; of a row whose unit is 1 or less nothing is lost of subnormal weights."""
+    blocks = np.frombuffer(rng.bytes(16 * fmt.block_bytes), fmt.dtype).copy()
+    if "scales" in blocks.dtype.names:
+        blocks["scales"][rng.integers(16) :] = 0  # integers
+    for name, exponent in (("d", of_scales), ("m", of_minimums), ("dmin", of_minimums)):
+        if name in (fmt.dtype.names or ()):
+            blocks[name] = np.ldexp(rng.uniform(1, 2, 16), exponent - rng.integers(0, 12, 16)) * rng.choice([-1, 1], 16)
+    found, want, weight = folded(fmt, blocks)
+    assert np.isfinite(found).all()
+    lost = 0 if weight <= 0 else 2.0**-25 * 3
+    assert (np.abs(found - want) <= np.maximum(np.abs(want) * 2.0**-11, lost)).all()
+
+
+@pytest.mark.parametrize("largest", [1e-45, 1e-30, 0.1, 1, 7e4, 1e37])
+def test_levels_of_any_size_come_into_the_range_of_half(largest):
+    """Levels, scales and weights of a codebook in their units are halves."""
+    fmt = qgemm.FORMATS["kbit2"].variant([-largest, 0, largest / 9, largest / 2], None)
+    level = np.abs(fmt.codebook).max() * 2.0 ** -tiles.level_exponent(fmt)
+    unit = units.range_of(fmt, "half")
+    assert level <= 2.0**15
+    for absmax in (0, 2.0**-14, 1, 31):
+        exponent = -unit.weight(float(np.float32(largest * absmax))) - unit.level
+        assert -126 <= exponent <= 127
+        scale = absmax * 2.0**exponent
+        assert scale <= 2.0**15
+        assert level * scale <= 2.0**15
+
+
+def test_structures_are_laid_out_as_in_the_kernel():
+    assert [getattr(prefill.Pointers, name).offset for name, _ in prefill.Pointers._fields_] == [0, 8, 16, 40]
+    assert ctypes.sizeof(prefill.TensorMap) == 128
+    assert ctypes.addressof(prefill.TensorMap.aligned()) % 64 == 0
