@@ -8,10 +8,12 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
+import plots
 import pytest
 import readme
 import report
 import svg
+import tables
 from strategies import FORMATS, each
 
 import qgemm
@@ -98,8 +100,8 @@ def test_rows_of_other_kernels_say_so():
     assert (both["kernels_sha256"], both["sweep"]) == ("abc", {})
     later = results.merge(both, made_up(rows=[row(m=4)], kernels_sha256="ghi"))
     assert [found.get("kernels_sha256") for found in later["rows"]] == ["def", "abc", None]
-    assert "Of Q4_0 some rows, last of 2026-01-31, were measured" in "".join(report.before(report.Rows(later)))
-    assert not list(report.before(report.Rows(made_up())))
+    assert "Of Q4_0 some rows, last of 2026-01-31, were measured" in "".join(tables.before(tables.Rows(later)))
+    assert not list(tables.before(tables.Rows(made_up())))
 
 
 def test_sources_hash_sees_every_kernel_and_host_module(tmp_path, monkeypatch):
@@ -303,7 +305,7 @@ def test_without_a_gpu_it_says_why(what, capsys):
 
 
 def test_goals_of_encoding(tmp_path, capsys):
-    """A row below its goal is missed; README's table shows all, the kernel's share where there is one."""
+    """A row below its goal is missed; the document's table shows all, the kernel's share where there is one."""
     rows = [encode.Row("f16", "q4_0", 5.0, 2500.0, 0.6), encode.Row("f16", "kbit4", 4.9, 0.0, 0.0)]
     assert bench.verdict(rows) == 1
     assert "1 of 2 goals missed" in capsys.readouterr().err
@@ -378,11 +380,11 @@ def test_targets_of_kbit():
 
 def test_kbit_tables(tmp_path):
     path = tmp_path / "h200.json"
-    assert "Not measured yet" in report.kbit_tables(path)
+    assert "Not measured yet" in tables.kbit_tables(path)
     rows = [row(fmt, m=m, shape=shape) for fmt in ("kbit2", "kbit4") for m in (1, 64) for shape in SHAPES[:2]]
     planes = [plane_row("kbit4"), plane_row("kbit2", share=0.7), plane_row("kbit4", "dequantize_codebook")]
     results.write(path, made_up(rows=[*rows[1:], row(shape=(64, 64))], planes=planes))
-    text = report.kbit_tables(path)
+    text = tables.kbit_tables(path)
     assert "| N x K | KBIT2 | KBIT4 |" in text
     assert "| 4096x4096 | – | 8.0 (1.33) |" in text
     assert "| 8192x8192 | 3.00 / – / 3.00 / – | 3.00 / – / 3.00 / – |" in text
@@ -392,14 +394,13 @@ def test_kbit_tables(tmp_path):
 
 def test_speed_table(tmp_path):
     path = tmp_path / "h200.json"
-    assert "Not measured yet" in report.speed_table(path)
+    assert "Not measured yet" in tables.speed_table(path)
     results.write(path, made_up())
-    text = report.speed_table(path)
+    text = tables.speed_table(path)
     assert "NVIDIA H200 (1980 MHz, memory 3201 MHz), driver 580.1, CUDA 13.0, 2026-01-31" in text
     assert "| M | 4096x4096 | 8192x8192 | 28672x8192 |" in text
     assert "| 16 | 3.00 / 3.00 | 3.00 / 3.00 | 3.00 / 3.00 |" in text
     assert "| Q8_0 | 75% / 75% | 75% / 75% | 75% / 75% |" in text
-    assert "h200_speedup.svg" in text
     assert "power limit" not in text
     busy = [
         row(us=8.4, cublas_fp16_us=25.2),
@@ -407,25 +408,25 @@ def test_speed_table(tmp_path):
         row(m=32),
     ]  # of one there is no row of a GPU that rests
     results.write(path, made_up(sustained=busy))
-    assert "at M = 1 to 16 products then take up to 15% longer, those of cuBLAS up to 5%." in report.speed_table(path)
+    assert "at M = 1 to 16 products then take up to 15% longer, those of cuBLAS up to 5%." in tables.speed_table(path)
 
 
 def test_speed_of_all_formats_at_one_shape(tmp_path):
     """Of those that have a row for every M."""
     path = tmp_path / "h200.json"
     rows = [
-        row(fmt, m=m, shape=report.LARGE[0], us=us)
+        row(fmt, m=m, shape=tables.LARGE[0], us=us)
         for fmt, us in (("q4_k", 8.0), ("q6_k", 12.0), ("kbit4", 6.0))
-        for m in (1, *report.OTHERS_M)
+        for m in (1, *tables.OTHERS_M)
     ]
-    results.write(path, made_up(rows=[*rows, row("q5_0", shape=report.LARGE[0])]))
-    counts = len(report.OTHERS_M) + 1
-    lines = [line for line in report.speed_table(path).splitlines() if line.count("|") == counts + 2]
+    results.write(path, made_up(rows=[*rows, row("q5_0", shape=tables.LARGE[0])]))
+    counts = len(tables.OTHERS_M) + 1
+    lines = [line for line in tables.speed_table(path).splitlines() if line.count("|") == counts + 2]
     assert [line for line in lines if line.startswith("| Q")] == [
         f"| {fmt} |{times * counts}" for fmt, times in (("Q4_K", " 3.00 |"), ("Q6_K", " 2.00 |"))
     ]
     results.write(path, made_up())
-    assert "by format and M" not in report.speed_table(path)
+    assert "by format and M" not in tables.speed_table(path)
 
 
 def test_speed_of_rivals_and_of_other_kernels(tmp_path):
@@ -434,13 +435,13 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     rows = [row(dequantize_us=80.0), row(activation="a8", m=16, dequantize_us=88.0), row(m=64)]
     mma = [row(activation=activation, m=64, us=us) for activation, us in (("a16", 12.0), ("a8", 20.0))]
     results.write(path, made_up(rows=rows, mma=mma, host_slowest_us={"a16": 9.5, "a8": 11.0}))
-    text = report.speed_table(path)
+    text = tables.speed_table(path)
     assert "then cuBLAS take 10 to 11 times as long, at M = 1, 16." in text
     assert "| M | 4096x4096 |\n| --- | --: |\n| 64 | 2.00 / 1.20 |" in text
     assert "7.0 us for `a16`, 9.0 us for `a8` on its fastest CPU, 9.5 us for `a16`, 11.0 us for `a8` on its" in text
     results.write(path, made_up())
-    text = report.speed_table(path)
-    assert "prefill_mma" not in text
+    text = tables.speed_table(path)
+    assert "prefill_sm80" not in text
     assert "then cuBLAS" not in text
     assert "costs the host 7.0 us for `a16`, 9.0 us for `a8`." in text
 
@@ -488,22 +489,16 @@ def test_report_draws_beside_the_file(tmp_path, capsys):
     results.write(path, made_up(rows=[row(), row(activation="a8", m=16)]))
     assert report.main(path) == 1
     assert "are missed" in capsys.readouterr().out
-    for plot in report.PLOTS:
+    for plot in plots.PLOTS:
         ElementTree.parse(tmp_path / f"h200_{plot}.svg")
 
 
 def test_committed_plots_are_current():
-    if not report.RESULTS.exists():
+    if not tables.RESULTS.exists():
         pytest.skip("no results yet")
-    for plot, drawing in report.plots(results.load(report.RESULTS)).items():
-        path = report.RESULTS.with_name(f"{report.RESULTS.stem}_{plot}.svg")
+    for plot, drawing in plots.plots(results.load(tables.RESULTS)).items():
+        path = tables.RESULTS.with_name(f"{tables.RESULTS.stem}_{plot}.svg")
         assert path.read_text() == drawing, "run tools/bench.py --report"
-
-
-def test_readme_has_the_markers():
-    assert set(readme.TABLES) >= {"speed"}
-    with pytest.raises(ValueError, match="<!-- speed -->"):
-        readme.generated(readme.README.read_text().replace("<!-- speed -->", ""))
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,134 @@
-"""README.md says what the code does."""
+"""README.md and docs/ say what the code does: generated sections, examples, names of files and kernels, links."""
 
 from __future__ import annotations
 
+import importlib
 import re
+from pathlib import Path
 
 import numpy as np
+import pytest
 import readme
+import tables
 
 import qgemm
 
+ROOT = tables.ROOT
+DOCUMENTS = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))]
+README_LINES = 220
+FOLDERS = ("qgemm", "kernels", "tools", "tests", "docs", ".ci")  # what a path begins with
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SPAN = re.compile(r"`([^`\n]+)`")  # a file of an earlier commit is written as git does, `COMMIT:PATH`: no path
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+RUN = ["docs/kbit.md", "docs/life-of-a-block.md"]  # documents whose Python blocks are whole programs
 
-def test_generated_tables_are_current():
-    text = readme.README.read_text()
-    assert readme.generated(text) == text, "run tools/readme.py"
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+
+
+def text_of(document) -> str:
+    return (ROOT / document).read_text()
+
+
+def paths(text: str) -> list[str]:
+    """Code spans that begin like a path of this repository; NAME stands for a format, KERNEL for a kernel."""
+    words = (word for span in SPAN.findall(FENCE.sub("", text)) for word in span.split())
+    found = (word for word in words if re.match(rf"({'|'.join(map(re.escape, FOLDERS))})/", word))
+    return [path.replace("NAME", "q4_0").replace("KERNEL", "decode") for path in found]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives to headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(document: Path, text: str) -> list[str]:
+    """Links to files or headings that are not there; addresses of the web are not followed."""
+    broken = []
+    for link in LINK.findall(FENCE.sub("", text)):
+        target, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        path = (ROOT / document).parent / target if target else ROOT / document
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
+            broken.append(link)
+    return broken
+
+
+def unknown_names(text: str) -> list[str]:
+    """Dotted names of the package, written as code, that cannot be imported or looked up."""
+    found = (name for span in SPAN.findall(text) for name in re.findall(r"^qgemm(?:\.[a-zA-Z_]\w*)+", span))
+    return [name for name in found if not resolves(name)]
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module or lies in one."""
+    module, attribute, names = qgemm, None, name.split(".")[1:]
+    for part in names:
+        owner = module if attribute is None else attribute
+        if not hasattr(owner, part):
+            try:
+                importlib.import_module(f"{owner.__name__}.{part}")
+            except (ImportError, AttributeError):
+                return False
+        attribute = getattr(owner, part)
+    return True
+
+
+@pytest.mark.parametrize("document", readme.DOCUMENTS)
+def test_generated_sections_are_current(document):
+    text = text_of(document)
+    assert readme.generated(document, text) == text, "run tools/readme.py"
+
+
+def test_a_document_without_its_markers_is_refused():
+    with pytest.raises(ValueError, match=r"README.md needs one pair of markers <!-- headline -->"):
+        readme.generated("README.md", text_of("README.md").replace("<!-- headline -->", ""))
+
+
+def test_every_marker_is_generated():
+    """A section that nothing writes would go stale unseen."""
+    for document in DOCUMENTS:
+        marked = set(re.findall(r"<!-- (\w+) -->", text_of(document)))
+        assert marked == set(readme.DOCUMENTS.get(document.as_posix(), ())), document
+
+
+@each_document
+def test_paths_exist(document):
+    missing = [path for path in paths(text_of(document)) if not list(ROOT.glob(path.rstrip("/")))]
+    assert not missing
+
+
+@each_document
+def test_links_lead_somewhere(document):
+    assert not broken_links(document, text_of(document))
+
+
+@each_document
+def test_names_of_the_package_exist(document):
+    assert not unknown_names(text_of(document))
+
+
+def test_stale_names_are_found():
+    """The three checks above on a text where each has something to find."""
+    text = (
+        "See `qgemm/nowhere.py`, `tools/readme.py`, `0788474:qgemm/tilings.py`, [a](docs/nowhere.md), `qgemm.nowhere`."
+    )
+    assert [path for path in paths(text) if not list(ROOT.glob(path))] == ["qgemm/nowhere.py"]
+    assert broken_links(Path("README.md"), text + " [b](#nowhere) [c](docs/kernels/decode.md)") == [
+        "docs/nowhere.md",
+        "#nowhere",
+    ]
+    assert unknown_names(text + " `qgemm.matmul` `qgemm.codec.format.Format.quantize`") == ["qgemm.nowhere"]
+
+
+def test_readme_is_short():
+    assert len(text_of("README.md").splitlines()) <= README_LINES
 
 
 def test_the_example_runs(tmp_path, monkeypatch):
     """The first Python block, letter by letter, on a model that has its tensor."""
-    example = re.search(r"```python\n(.*?)```", readme.README.read_text(), re.DOTALL).group(1)
+    example = FENCE.search(text_of("README.md")).group(2)
     assert len(example.strip().splitlines()) <= 10
     monkeypatch.chdir(tmp_path)
     w = np.random.default_rng(1).standard_normal((64, 96)).astype(np.float32)
@@ -29,3 +140,12 @@ def test_the_example_runs(tmp_path, monkeypatch):
     with qgemm.open("copy.gguf") as copy:
         assert str(copy["w"].format) == "Q8_0"
         assert copy.metadata["general.architecture"] == "llama"
+
+
+@pytest.mark.parametrize("document", RUN)
+def test_programs_of_documents_run(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    programs = [code for language, code in FENCE.findall(text_of(document)) if language == "python"]
+    assert programs
+    for program in programs:
+        exec(program, {})

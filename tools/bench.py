@@ -1,7 +1,7 @@
 """Benchmarks of this checkout: `qgemm bench` with all its options, and --report.
 
 tools/bench.py --out tools/results --merge    measure into the results file of this GPU
-tools/bench.py --report                       targets beside measured numbers; README's table and plots
+tools/bench.py --report                       targets beside measured numbers; tables of the documents and plots
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import readme
 import report
+import tables
 
 from qgemm import QgemmError
 from qgemm.cli import main as cli
@@ -22,14 +23,14 @@ def main(arguments: list[str]) -> int:
     """Measure, or report."""
     if arguments[:1] != ["--report"]:
         return cli.main(["bench", *arguments])
-    path = Path(arguments[1]) if len(arguments) > 1 else report.RESULTS
+    path = Path(arguments[1]) if len(arguments) > 1 else tables.RESULTS
     try:
         status = report.main(path)
     except (OSError, QgemmError) as error:
         print(error, file=sys.stderr)
         return 1
-    if path == report.RESULTS:
-        readme.README.write_text(readme.generated(readme.README.read_text()))
+    if path == tables.RESULTS:
+        readme.write()
     return status
 
 

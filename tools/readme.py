@@ -1,7 +1,7 @@
-"""Write the generated tables of README.md: formats, their noise, and routes, from the registry and the dispatch
-table, the converter's options and exactness from its code, and speed from the results files of a GPU.
+"""Write the generated sections of README.md and docs/: formats, routes, options from the code, speed from results.
 
-`tools/readme.py` rewrites the file; a test fails while it and the code differ.
+A section is what stands between `<!-- NAME -->` and `<!-- /NAME -->`. `tools/readme.py` rewrites every document of
+DOCUMENTS; a test fails while one of them differs from the code and the results files.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import report
+import tables
 from numpy.typing import NDArray
 
 from qgemm import FORMATS
@@ -22,9 +23,8 @@ from qgemm.convert.weight import GRIDS, Codes, Groups, of_tensor, takes
 from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.tensor import Tensor
 
-README = Path(__file__).parents[1] / "README.md"
 SAMPLE = (1024, 1024)  # weights whose noise is measured
-ENCODE = report.RESULTS.with_name("encode.json")
+ENCODE = tables.RESULTS.with_name("encode.json")
 MOST_BITS = 6  # a weight of the formats that are compared with kbit
 
 
@@ -160,27 +160,32 @@ def encode_table(path: Path = ENCODE) -> str:
     return "\n".join(rows)
 
 
-TABLES = {
-    "encode": encode_table,
-    "kbit": report.kbit_tables,
-    "formats": formats_table,
-    "noise": noise_table,
-    "options": options_table,
-    "exactness": exactness_table,
-    "routes": routes_table,
-    "speed": report.speed_table,
+# Document -> its sections, each with what writes it.
+DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"formats": formats_table, "headline": tables.headline_table},
+    "docs/performance.md": {"speed": tables.speed_table, "baselines": tables.baselines_table},
+    "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
+    "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
+    "docs/choosing-a-config.md": {"routes": routes_table},
 }
 
 
-def generated(text: str) -> str:
-    """README text with every table between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
-    for name, table in TABLES.items():
+def generated(document: str, text: str) -> str:
+    """The text of a document with its sections made anew; ValueError if it lacks the markers of one."""
+    for name, table in DOCUMENTS[document].items():
         body = f"<!-- {name} -->\n{table()}\n<!-- /{name} -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, body=body: body, text, flags=re.DOTALL)
         if count != 1:
-            raise ValueError(f"README.md needs one pair of markers <!-- {name} --> <!-- /{name} -->, has {count}")
+            raise ValueError(f"{document} needs one pair of markers <!-- {name} --> <!-- /{name} -->, has {count}")
     return text
 
 
+def write() -> None:
+    """Rewrite every document."""
+    for document in DOCUMENTS:
+        path = tables.ROOT / document
+        path.write_text(generated(document, path.read_text()))
+
+
 if __name__ == "__main__":
-    README.write_text(generated(README.read_text()))
+    write()

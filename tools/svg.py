@@ -21,6 +21,7 @@ class Series(NamedTuple):
     label: str
     values: Sequence[float | None]
     limits: Sequence[float | None] = ()
+    dashed: bool = False  # of lines
 
 
 class Panel(NamedTuple):
@@ -80,7 +81,8 @@ def lines(panels: Sequence[Panel], unit: str, mark: float) -> str:
             points = [(x(i), y(v)) for i, v in enumerate(series.values) if v is not None]
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
             yield f'<g class="c{colour}" stroke="currentColor" fill="currentColor">'
-            yield f'<polyline fill="none" stroke-width="2" points="{path}"/>'
+            dashes = ' stroke-dasharray="6 4"' if series.dashed else ""
+            yield f'<polyline fill="none" stroke-width="2"{dashes} points="{path}"/>'
             yield from (f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5"/>' for px, py in points)
             yield "</g>"
 
@@ -128,7 +130,10 @@ def chart(panels: Sequence[Panel], unit: str, body: Body, width: int) -> str:
             at = y(tick * step)
             out.append(f'<line class="g" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
             out.append(text(left - 6, at + 4, f"{tick * step:g}", "end"))
-        out += [text(x(i), HEIGHT - BOTTOM + 16, place, "middle") for i, place in enumerate(panel.places)]
+        for i, place in enumerate(panel.places):  # in one line or two
+            out += [
+                text(x(i), HEIGHT - BOTTOM + 14 + 12 * j, part, "middle") for j, part in enumerate(place.split("\n"))
+            ]
         out += body(panel, x, y)
         out += legend(panel, left, right)
     return "\n".join([*out, "</svg>", ""])
