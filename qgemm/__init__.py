@@ -8,7 +8,8 @@ from qgemm.codec.format import Format
 from qgemm.files.gguf.reader import GGUFFile, open
 from qgemm.files.gguf.writer import write
 
-from .backend import Backend, backends
+from .backend import Status as Backend
+from .backend import backends
 from .errors import (
     CheckpointError,
     CodebookError,
@@ -20,8 +21,8 @@ from .errors import (
     UnsupportedError,
 )
 from .formats import FORMATS
-from .ops import matmul, matmul_many, quantize_activations
-from .tensor import Tensor, quantize
+from .ops import matmul, matmul_many, quantize, quantize_activations
+from .tensor import Tensor
 
 __all__ = [
     "FORMATS",

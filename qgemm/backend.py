@@ -1,15 +1,23 @@
-"""Which backends work here, and why not."""
+"""Backends: what each of them does, and the registry, whose import at first use is the only lazy one of the package."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
+from numpy.typing import DTypeLike
 
-from .parallel import workers
+if TYPE_CHECKING:
+    from .arguments import Epilogue
+    from .codec.format import Format
+    from .tensor import Tensor
+
+MODULES = {"cpu": "qgemm.cpu", "cuda": "qgemm.cuda"}  # each has a BACKEND
 
 
-class Backend(NamedTuple):
+class Status(NamedTuple):
     """Whether a backend can be used, one line that says with what or why not, and the facts behind it."""
 
     available: bool
@@ -17,35 +25,43 @@ class Backend(NamedTuple):
     facts: dict[str, Any]
 
 
-def backends() -> dict[str, Backend]:
+class Backend(Protocol):
+    """Products on one kind of device, behind the public functions of qgemm/ops.py, which documents the arguments."""
+
+    def matmul(self, x: Any, w: Any, activation: str, epilogue: Epilogue, out: Any, dtype: DTypeLike | None) -> Any:
+        """y [..., N] = x [..., K] @ w [N, K].T + epilogue, in `out` or as a new array of x's library."""
+
+    def matmul_many(
+        self,
+        x: Any,
+        weights: Sequence[Any],
+        activation: str,
+        epilogues: Sequence[Epilogue],
+        outs: Sequence[Any],
+        dtype: DTypeLike | None,
+    ) -> list[Any]:
+        """`matmul` of x by each of the weights, in their order."""
+
+    def quantize_activations(self, x: Any) -> Any:
+        """x [..., K] as Q8_1 blocks, for several "a8" products."""
+
+    def quantize(self, x: Any, fmt: Format) -> Any:
+        """Values [..., K] where they lie -> the blocks of a format there."""
+
+    def upload(self, tensor: Tensor) -> Any:
+        """A host Tensor as this backend multiplies it."""
+
+    def status(self) -> Status:
+        """What is there; looks for a device when called."""
+
+
+@cache
+def backend(name: str) -> Backend:
+    """The backend "cpu" or "cuda", imported at first use."""
+    found: Backend = import_module(MODULES[name]).BACKEND
+    return found
+
+
+def backends() -> dict[str, Status]:
     """The state of the backends "cpu" and "cuda" on this machine; looks for a GPU when called."""
-    cpu = {"numpy": np.__version__, "threads": workers()}
-    return {"cpu": Backend(True, f"NumPy {np.__version__}, {workers()} threads", cpu), "cuda": _cuda()}
-
-
-def _cuda() -> Backend:
-    try:
-        import cupy
-    except ImportError:
-        return Backend(False, "CuPy is not installed: pip install 'qgemm[cuda13]' (or cuda12)", {})
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
-        driver = cupy.cuda.runtime.driverGetVersion()
-    except Exception as error:  # CuPy raises its own and the driver's errors
-        return Backend(False, f"no usable NVIDIA GPU: {error}", {})
-    from qgemm.cuda.jit import nvrtc
-
-    facts: dict[str, Any] = {
-        "device": properties["name"].decode(),
-        "arch": nvrtc.arch_of((properties["major"], properties["minor"])),
-        "driver_cuda": f"{driver // 1000}.{driver % 1000 // 10}",
-        "cupy": cupy.__version__,
-    }
-    try:
-        facts["nvrtc"] = ".".join(map(str, nvrtc.nvrtc_version()))
-    except nvrtc.CompileError as error:
-        return Backend(False, str(error), facts)
-    return Backend(
-        True, f"{count} x {facts['device']} ({facts['arch']}), CuPy {facts['cupy']}, NVRTC {facts['nvrtc']}", facts
-    )
+    return {name: backend(name).status() for name in MODULES}

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from qgemm.codec.format import Blocks, Format, floats
+from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 
-from .errors import UnsupportedError
+from .backend import backend
 from .formats import format_named
 
 if TYPE_CHECKING:
-    from qgemm.cuda.planes import Planes
     from qgemm.cuda.tensor import DeviceTensor
 
 
@@ -98,9 +97,8 @@ class Tensor:
 
     def to_device(self) -> DeviceTensor:
         """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times."""
-        from qgemm.cuda.tensor import DeviceTensor
-
-        return DeviceTensor.pack(self)
+        packed: DeviceTensor = backend("cuda").upload(self)
+        return packed
 
     def __getitem__(self, index: Any) -> Tensor:
         blocks = self.blocks
@@ -121,44 +119,3 @@ class Tensor:
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"<Tensor{name} {self.format} {' x '.join(map(str, self.shape))}>"
-
-
-@overload
-def quantize(
-    x: NDArray[Any], format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
-) -> Tensor: ...
-@overload
-def quantize(
-    x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
-) -> Tensor | DeviceTensor | Planes: ...
-def quantize(
-    x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
-) -> Tensor | DeviceTensor | Planes:
-    """Pack values [..., K] (float16, float32, float64 or bfloat16) into a format, byte for byte as ggml's C does.
-
-    >>> qgemm.quantize(np.eye(32, dtype=np.float32), "q4_0")
-    <Tensor Q4_0 32 x 32>
-
-    codebook, absmax: of kbit formats, the levels [2^bits] in place of the normal-float ones, in any order, and the
-    kind of absmax, "e4m4" or "float16", in place of the one in the format's name.
-
-    An array on a CUDA device (CuPy, torch) is quantized there, a matrix into a DeviceTensor that is ready for products,
-    to kbit formats values of any shape into Planes.
-
-    Raises QuantizeError for NaN, infinity or a scale beyond float16 (E4M4), naming the block; UnsupportedError if
-    the format is unknown, has no encoder, no codebook to replace, or K is not a multiple of its block; CodebookError
-    for a codebook of another length or not of finite numbers; TypeError for other dtypes.
-    """
-    fmt = format_named(format)
-    if codebook is not None or absmax is not None:
-        if fmt.variant is None:
-            raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")
-        fmt = fmt.variant(codebook, absmax)
-    from .ops import on_cuda
-
-    if on_cuda(x):
-        from .cuda import encode, planes
-
-        return encode.quantize(x, fmt) if fmt.codebook is None else planes.quantize(x, fmt)
-    x = floats(x)
-    return Tensor(fmt, x.shape, fmt.quantize(x))

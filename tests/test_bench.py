@@ -17,10 +17,10 @@ import tables
 from strategies import FORMATS, each
 
 import qgemm
+from qgemm.arguments import ACTIVATIONS
 from qgemm.bench import encode, gpu, host, results, sweep, timing
 from qgemm.cli import bench
 from qgemm.cli import main as cli
-from qgemm.ops import ACTIVATIONS
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
 

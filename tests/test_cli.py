@@ -24,7 +24,8 @@ from qgemm import text
 from qgemm.cli import abilities, checks
 from qgemm.cli import main as cli
 from qgemm.codec import error_bound as bounds
-from qgemm.cuda.kernels.routes import ROUTES, Problem, route
+from qgemm.cuda.kernels.routes import ROUTES, route
+from qgemm.cuda.problem import Problem
 
 EXCERPT = str(helpers.EXCERPT)
 MALFORMED = DATA / "malformed"
@@ -55,7 +56,7 @@ def kernels(activation):
     """What the table picks for q4_0 as M grows, on this machine's GPU or the least that is supported."""
     sm = abilities.cuda_sm(qgemm.backends()["cuda"])
     picked = (route(Problem(qgemm.FORMATS["q4_0"], activation, m, 96, 384, sm)) for m in range(1, 5000))
-    return list(dict.fromkeys(row.kernel for row in picked))
+    return list(dict.fromkeys(row.kernel.name for row in picked))
 
 
 def weights(shape, fmt="q4_0", seed=0):
@@ -489,7 +490,7 @@ def test_routes(run):
     status, out, err = run("routes")
     assert (status, err) == (0, "")
     table = out.split("\n")[1 : out.split("\n").index("")]
-    assert [line.split()[0] for line in table] == [row.kernel for row in ROUTES]
+    assert [line.split()[0] for line in table] == [row.kernel.name for row in ROUTES]
     assert [re.split(r"  +", line)[-1] for line in table] == [row.what for row in ROUTES]
     formats = lines_of(out + "\n", "format")
     assert list(formats) == [str(fmt) for fmt in qgemm.FORMATS.values()]

@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import compile_kernels
@@ -22,6 +21,7 @@ from qgemm.cuda.jit import cache, codegen, nvrtc, sources
 from qgemm.cuda.kernels import decode, routes
 from qgemm.cuda.kernels import decode_config as splits
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Q8_1, TYPES, Output, Problem
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +193,7 @@ def test_architectures():
 def test_routes(fmt, activation):
     """The first row that fits wins; a problem without a kernel is printed whole."""
     for m in (1, 8, 9, 4096):
-        problem = routes.Problem(fmt, activation, m, 64, 96, 75)
+        problem = Problem(fmt, activation, m, 64, 96, 75)
         if activation == "a8" and not fmt.integer:
             with pytest.raises(
                 qgemm.UnsupportedError, match=f"no kernel for {fmt} {activation} of half M={m} N=64 K=96 on sm_75"
@@ -203,9 +203,9 @@ def test_routes(fmt, activation):
         row = routes.route(problem)
         assert row.fits(problem)
         assert row is next(r for r in routes.ROUTES if r.fits(problem))
-        assert row.kernel == "cublas" or (sources.kernels_dir() / f"{row.kernel}.cu").exists()
+        assert row.kernel.name == "cublas" or (sources.kernels_dir() / f"{row.kernel.name}.cu").exists()
     with pytest.raises(qgemm.UnsupportedError, match="on sm_70"):
-        routes.route(routes.Problem(fmt, activation, 1, 64, 96, 70))
+        routes.route(Problem(fmt, activation, 1, 64, 96, 70))
 
 
 def test_ci_compiles_every_variant_on_the_tuned_architecture():
@@ -216,18 +216,18 @@ def test_ci_compiles_every_variant_on_the_tuned_architecture():
     decodes = ("decode", "decode_a8")
     compiled = {(kernel, name, dict(t)["In"], dict(t)["TOKENS"]) for kernel, name, t in asked if kernel in decodes}
     wanted = set()
-    for fmt, activation, m, source in itertools.product(TILED, ("a16", "a8"), range(1, 17), routes.TYPES):
+    for fmt, activation, m, source in itertools.product(TILED, ("a16", "a8"), range(1, 17), TYPES):
         if activation == "a16" or fmt.integer:
-            row = routes.route(routes.Problem(fmt, activation, m, 4096, 4096, 90, source))
-            inside = row.kernel == "decode_a8" and routes.quantizes_inside(m, 4096, 4096, 90)
-            if row.kernel == "decode" or inside:
-                wanted.add((row.kernel, fmt.name, source, row.tile(m)))
-            if row.kernel == "decode_a8":  # quantized before, by the user or by a kernel
-                wanted.add((row.kernel, fmt.name, routes.PREPARED, row.tile(m)))
+            row = routes.route(Problem(fmt, activation, m, 4096, 4096, 90, source))
+            inside = row.kernel.name == "decode_a8" and decode.quantizes_inside(m, 4096, 4096, 90)
+            if row.kernel.name == "decode" or inside:
+                wanted.add((row.kernel.name, fmt.name, source, row.tile(m)))
+            if row.kernel.name == "decode_a8":  # quantized before, by the user or by a kernel
+                wanted.add((row.kernel.name, fmt.name, Q8_1, row.tile(m)))
     assert compiled == wanted
     for arch in nvrtc.ARCHS:
         sm = int("".join(filter(str.isdigit, arch)))
-        rows = {row.kernel for row in routes.ROUTES if row.runs_on(sm) and row.kernel != "cublas"}
+        rows = {row.kernel.name for row in routes.ROUTES if row.runs_on(sm) and row.kernel.name != "cublas"}
         plain = {"quantize_activations", "dequantize_activations", "round_activations", "pack", "restore"}
         plain |= {"quantize_codebook", "dequantize_codebook", "encode"}
         assert {u.kernel for u in units if u.arch == arch} == rows | plain
@@ -248,21 +248,20 @@ def test_decode_fits_its_shared_memory(fmt, sm):
 
 def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
     """The driver keeps one limit a function: a launch of a small product would lower that of a large one."""
-    cupy = pytest.importorskip("cupy")
     asked: dict[Any, set[int]] = {}
 
     def launch(function, grid, block, shared, *rest):
         asked.setdefault(function, set()).add(shared)
 
-    monkeypatch.setattr(cupy.cuda, "Device", lambda device: SimpleNamespace(compute_capability="90"))
     monkeypatch.setattr(decode, "load", lambda kernel, fmt, **template: (kernel, fmt.name, *template.items()))
     monkeypatch.setattr(decode, "Launch", launch)
     fmt = qgemm.FORMATS["q4_0"]
-    rows = [row for row in routes.ROUTES if row.kernel in ("decode", "decode_a8") and row.formats.holds(fmt)]
+    rows = [row for row in routes.ROUTES if row.kernel.name in ("decode", "decode_a8") and row.formats.holds(fmt)]
     sources = {"decode": ("half", "float"), "decode_a8": ("half", "Activations")}
     for row, m, k, n in itertools.product(rows, (1, 2), (32, 4096, 16384), (64, 8192)):
-        for source in sources[row.kernel]:
-            decode.decode_launch.__wrapped__(row, 0, fmt, k, m, source, (decode.Shape(n, "float32"),))
+        for source in sources[row.kernel.name]:
+            problem = Problem(fmt, row.activations[0], m, n, k, 90, source, (Output(n),))
+            row.kernel.launch(problem, row.kernel.choose(problem))
     assert len(asked) > 4
     assert {len(sizes) for sizes in asked.values()} == {1}
 

@@ -12,6 +12,7 @@ from qgemm.cuda.jit import codegen, nvrtc
 from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16
+from qgemm.cuda.problem import Q8_1, TYPES, Problem
 
 
 @pytest.mark.parametrize(("kernel", "fmt"), [*((A16, fmt) for fmt in TILED), *((A8, fmt) for fmt in INTEGER)], ids=str)
@@ -20,7 +21,7 @@ def test_a_plan_for_every_product(kernel, fmt, sm):
     """It fits the GPU's shared memory, and does not keep more sums of slices than it may."""
     for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
         cut, slices = prefill_mma.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
-        source = routes.PREPARED if kernel == A8 else "half"
+        source = Q8_1 if kernel == A8 else "half"
         depth = prefill_mma.template(fmt, cut, source, "half", sm)["DEPTH"]
         assert depth >= prefill_mma.SHALLOW
         assert prefill_mma.shared_bytes(fmt, cut, depth) <= prefill_mma.shared_limit(sm)
@@ -48,13 +49,13 @@ def test_plans_fill_the_gpu():
 )
 def test_a8_goes_to_integer_dots(m, sm, half, others):
     """Of half at any M where float32 is fast beside the tensor cores; of others, whose panels are float, always."""
-    found = [routes.route(routes.Problem(qgemm.FORMATS["q4_k"], "a8", m, 64, 256, sm, x)).kernel for x in routes.TYPES]
-    assert found == [{"half": half}.get(x, others) for x in routes.TYPES]
+    found = [routes.route(Problem(qgemm.FORMATS["q4_k"], "a8", m, 64, 256, sm, x)).kernel.name for x in TYPES]
+    assert found == [{"half": half}.get(x, others) for x in TYPES]
 
 
 @each(TILED)
 def test_compiles_for_gpus_with_less_shared_memory(fmt):
-    for kernel, source in ((A16, "half"), (A8, routes.PREPARED))[: 1 + fmt.integer]:
+    for kernel, source in ((A16, "half"), (A8, Q8_1))[: 1 + fmt.integer]:
         for arch, sm in (("sm_80", 80), ("sm_89", 89)):
             cut = prefill_mma.cuts_for(kernel, fmt, sm)[0]
             source_code = codegen.compose(kernel, fmt, **prefill_mma.template(fmt, cut, source, "half", sm))

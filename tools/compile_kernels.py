@@ -20,11 +20,12 @@ from tqdm import tqdm
 
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
-from qgemm.cuda.kernels.routes import PREPARED, common_variants, variants
+from qgemm.cuda.kernels.routes import common_variants, variants
+from qgemm.cuda.problem import Q8_1
 
 TUNED = "sm_90a"
 TUNED_KERNELS = ("decode", "decode_a8", "prefill")  # there; for x of 16 bits or Q8_1 they may spill no registers
-ELSEWHERE = {"In": ("half", PREPARED), "Out": ("float",)}  # the types compiled for the other architectures
+ELSEWHERE = {"In": ("half", Q8_1), "Out": ("float",)}  # the types compiled for the other architectures
 
 
 class Unit(NamedTuple):

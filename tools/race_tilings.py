@@ -68,11 +68,12 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
     import cupy
 
     from qgemm.bench import gpu, timing
-    from qgemm.cuda.kernels.decode import Shape
-    from qgemm.cuda.kernels.prefill_sm90 import PrefillLaunch, sms
+    from qgemm.cuda.kernels.prefill_sm90 import PrefillLaunch
+    from qgemm.cuda.problem import Output, Problem
+    from qgemm.cuda.problem import gpu as gpu_of
 
     (n, k), rng, device = shape, np.random.default_rng(0), cupy.cuda.Device().id
-    stream, strips, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), sms(device)
+    stream, strips, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), gpu_of(device).sms
     w = gpu.matrix(stream, fmt, shape, rng, gpu.ROTATE)
     for m in rows:
         x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
@@ -84,7 +85,9 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
         for tiling in (chosen, *(tiling for tiling in tilings if tiling in fitting)):
             if tiling.lone and tiling.tiles(m, strips) > slots:
                 continue
-            launch = PrefillLaunch(device, fmt, shape, m, "half", Shape(n, "float16"), tiling)
+            launch = PrefillLaunch(
+                Problem(fmt, "a16", m, n, k, 90, "half", (Output(n, "float16"),), 0, device, slots), tiling
+            )
 
             def multiply(x: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:
                 launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, w.pointer, y.data.ptr)

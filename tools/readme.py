@@ -84,7 +84,7 @@ def routes_table() -> str:
     for row in ROUTES:
         most = "any" if row.most == ANY else row.most
         rows.append(
-            f"| `{row.kernel}` | {', '.join(row.activations)} | {', '.join(row.types)} | {most} | {row.gpus} "
+            f"| `{row.kernel.name}` | {', '.join(row.activations)} | {', '.join(row.types)} | {most} | {row.gpus} "
             f"| {row.formats.label} | {row.what} |"
         )
     return "\n".join(rows)

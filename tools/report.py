@@ -13,9 +13,9 @@ from typing import NamedTuple
 from plots import plots
 from tables import HEADLINE, KBIT, LARGE, OTHERS_M, Rows, baselines, name
 
+from qgemm.arguments import ACTIVATIONS
 from qgemm.bench.results import Results, earlier, load, share, speedup
 from qgemm.bench.sweep import steepest
-from qgemm.ops import ACTIVATIONS
 from qgemm.text import columns
 
 # Speed-up of q4_0 over cuBLAS in float16, (must, aim), by shape (N, K) and M: for both activations, and for a16 alone.

@@ -32,7 +32,8 @@ def work(tool: str, formats: list[str]) -> None:
     import qgemm
     from qgemm.cuda.kernels import prefill_sm90 as prefill
     from qgemm.cuda.kernels import sm90_config as tilings
-    from qgemm.cuda.kernels.routes import Problem, c_type, route
+    from qgemm.cuda.kernels.routes import route
+    from qgemm.cuda.problem import Problem, c_type
 
     cupy.cuda.set_allocator(None)
     tilings.ARRIVALS = 32 if tool == "racecheck" else 1
@@ -51,7 +52,7 @@ def work(tool: str, formats: list[str]) -> None:
         bias = cupy.ones(n, np.float16)
         for m, dtype, activation in product(counts, ("float16", "float32"), ("a16", "a8") if fmt.integer else ("a16",)):
             x = cupy.asarray(rng.standard_normal((m, k)).astype(dtype))
-            kernel = route(Problem(fmt, activation, m, n, k, sm, c_type(x.dtype))).kernel
+            kernel = route(Problem(fmt, activation, m, n, k, sm, c_type(x.dtype))).kernel.name
             if kernel == "unpack" and tool in ("initcheck", "racecheck"):
                 continue
             y = cupy.zeros((m, n), np.float32)
@@ -72,19 +73,17 @@ def cuts(w: Any, rng: Any) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
-    from qgemm.cuda.kernels.routes import PREPARED
+    from qgemm.cuda.kernels import prefill_sm80
+    from qgemm.cuda.problem import Q8_1
 
-    (n, k), m, stream = w.shape, 70, cupy.cuda.get_current_stream().ptr
-    x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float32)
-    sources = {prefill_mma.A16: (x, "half")}
+    m = 70
+    x = cupy.asarray(rng.standard_normal((m, w.shape[1])).astype(np.float16))
+    sources = {prefill_sm80.PREFILL_SM80: (x, "half")}
     if w.format.integer:
-        sources[prefill_mma.A8] = (qgemm.quantize_activations(x).data, PREPARED)
-    for cut, slices in product(prefill_mma.CUTS, (1, 3)):
-        if cut.kernel in sources:
-            data, source = sources[cut.kernel]
-            prefill_mma.multiply(data, w, y, source, "float", stream, prefill_mma.Plan(cut, slices))
-            y.get()
+        sources[prefill_sm80.PREFILL_SM80_A8] = (qgemm.quantize_activations(x).data, Q8_1)
+    for (kernel, (data, source)), cut, slices in product(sources.items(), prefill_sm80.CUTS, (1, 3)):
+        if cut.kernel == kernel.name:
+            by_config(kernel, w, data, source, m, prefill_sm80.Plan(cut, slices))
 
 
 def rings(w: Any, rng: Any) -> None:
@@ -92,18 +91,29 @@ def rings(w: Any, rng: Any) -> None:
     import cupy
     import numpy as np
 
-    from qgemm.cuda.kernels import prefill_sm90 as prefill
-    from qgemm.cuda.kernels.decode import Shape
+    from qgemm.cuda.kernels import prefill_sm90
     from qgemm.cuda.kernels.sm90_config import Tiling
 
-    (n, k), m, stream = w.shape, 9, cupy.cuda.get_current_stream().ptr
-    x, y = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16)), cupy.zeros((m, n), np.float32)
-    prefill.SUMS = {1: 0}  # whole tiles: a CTA has all stages
+    m = 9
+    x = cupy.asarray(rng.standard_normal((m, w.shape[1])).astype(np.float16))
+    prefill_sm90.SUMS = {1: 0}  # whole tiles: a CTA has all stages
     for splits, deep in RINGS:
-        tiling = Tiling(0, 0, 0, 16, 1, splits, 1, deep=deep)
-        launch = prefill.PrefillLaunch(0, w.format, (n, k), m, "half", Shape(n, "float32"), tiling)
-        launch(stream, x.data.ptr, w.pointer, y.data.ptr)
-        y.get()
+        by_config(prefill_sm90.PREFILL_SM90, w, x, "half", m, Tiling(0, 0, 0, 16, 1, splits, 1, deep=deep))
+
+
+def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> None:
+    """A product of M rows of x by a kernel and a config of it."""
+    import cupy
+
+    from qgemm.arguments import NO_EPILOGUE
+    from qgemm.cuda.problem import Q8_1
+    from qgemm.cuda.products import Product, pointers_of, problem_of
+
+    k, y = w.shape[1], cupy.zeros((m, w.shape[0]), "float32")
+    made = [Product(w, y, NO_EPILOGUE)]
+    launch = kernel.launch(problem_of(kernel, made, source, k, m, "a8" if source == Q8_1 else "a16"), config)
+    launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, *pointers_of(made))
+    y.get()
 
 
 def main() -> int:

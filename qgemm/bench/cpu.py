@@ -16,9 +16,8 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from tqdm import tqdm
 
-from qgemm.ops import matmul
+from qgemm.ops import matmul, quantize
 from qgemm.parallel import workers
-from qgemm.tensor import quantize
 from qgemm.text import columns
 
 SHAPE = (4096, 4096)  # (N, K)

@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from qgemm.backend import backends
 from qgemm.codec.format import Blocks, Format
-from qgemm.cuda import backend as cuda
-from qgemm.cuda.kernels.routes import Problem, route
+from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.layout.tile import ROWS
+from qgemm.cuda.problem import Problem
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.cuda.upload import empty_tiles
 from qgemm.errors import UnsupportedError
@@ -126,7 +126,7 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
             for activation in of_format(fmt, options.activations):
                 row: Row = {"format": fmt.name, "activation": activation, "M": m, "N": n, "K": k}
                 try:
-                    row["route"] = route(Problem(fmt, activation, m, n, k, compute_capability())).kernel
+                    row["route"] = route(Problem(fmt, activation, m, n, k, compute_capability())).kernel.name
                     ours = public(activation)
                     row["error"] = check(stream, ours, x, w, y, TOLERANCE[activation])
                     loop = capture(stream, products(ours, x, w, y))
@@ -179,7 +179,7 @@ def public(activation: str) -> Product:
 
 def dequantized(cublas: rivals.Cublas) -> Product:
     """By way of a whole matrix in float16."""
-    return lambda x, w, y: cublas(x, cuda.dequantize(w, np.float16), y)
+    return lambda x, w, y: cublas(x, w.dequantize(np.float16), y)
 
 
 def by_mma(activation: str) -> Product:

@@ -15,8 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from qgemm.ops import matmul
-from qgemm.tensor import quantize
+from qgemm.ops import matmul, quantize
 
 from .results import Results
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from qgemm.codec.format import Format, float_dtype
 from qgemm.cuda import planes
-from qgemm.cuda.kernels.routes import C_TYPES
+from qgemm.cuda.problem import C_TYPES
 
 from . import baselines as rivals
 from .results import Row

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qgemm.backend import Backend
+from qgemm.arguments import ACTIVATIONS
+from qgemm.backend import Status
 from qgemm.codec.format import Format
-from qgemm.cuda.kernels.routes import ANY, ROUTES, Problem, route
+from qgemm.cuda.kernels.routes import ANY, ROUTES, route
+from qgemm.cuda.problem import Problem
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
-from qgemm.ops import ACTIVATIONS, matmul
+from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 
 MANY = 1 << 20  # tokens of a large M: where a row of the table serves any number
@@ -64,7 +66,7 @@ def on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
     return Ability(True, products, "of each [i]" if ndim > 2 else "")
 
 
-def cuda_sm(cuda: Backend) -> int:
+def cuda_sm(cuda: Status) -> int:
     """The compute capability of the GPU; without one the least that a route takes."""
     digits = "".join(filter(str.isdigit, cuda.facts.get("arch", "")))
     return int(digits) if digits else min(row.least for row in ROUTES)
@@ -72,7 +74,7 @@ def cuda_sm(cuda: Backend) -> int:
 
 def served(fmt: Format, activation: str) -> list[str]:
     """Every kernel of the table that takes this format, on some GPU, for some M."""
-    return [row.kernel for row in ROUTES if activation in row.activations and row.formats.holds(fmt)]
+    return [row.kernel.name for row in ROUTES if activation in row.activations and row.formats.holds(fmt)]
 
 
 def _kernels(fmt: Format, activation: str, sm: int) -> list[str]:
@@ -80,7 +82,7 @@ def _kernels(fmt: Format, activation: str, sm: int) -> list[str]:
     found = []
     for m in sorted({MANY if row.most == ANY else row.most for row in ROUTES}):
         try:
-            found.append(route(Problem(fmt, activation, m, 1, _row(fmt), sm)).kernel)
+            found.append(route(Problem(fmt, activation, m, 1, _row(fmt), sm)).kernel.name)
         except UnsupportedError:
             continue
     return list(dict.fromkeys(found))

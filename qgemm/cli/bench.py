@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.formats import FORMATS, format_named
 from qgemm.formats.q8_1 import FORMAT as Q8_1
-from qgemm.ops import ACTIVATIONS
 from qgemm.text import json_lines
 
 from .abilities import served

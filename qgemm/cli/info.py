@@ -7,7 +7,7 @@ import os
 from math import prod
 from typing import Any
 
-from qgemm.backend import Backend, backends
+from qgemm.backend import Status, backends
 from qgemm.codec.format import Format
 from qgemm.files.gguf.reader import GGUFFile
 from qgemm.files.gguf.reader import open as open_gguf
@@ -55,7 +55,7 @@ def facts(file: GGUFFile) -> str:
     return columns("<<", rows)
 
 
-def backend_lines(found: dict[str, Backend]) -> str:
+def backend_lines(found: dict[str, Status]) -> str:
     """A line for each backend: whether it works here, with what or why not."""
     words = {True: "available", False: "not available"}
     return columns("<<<", [(name, words[b.available], printable(b.detail)) for name, b in found.items()])
@@ -69,7 +69,7 @@ def types(tensors: list[Tensor]) -> str:
     return columns("<>>>>", rows)
 
 
-def listing(tensors: list[Tensor], found: dict[str, Backend]) -> str:
+def listing(tensors: list[Tensor], found: dict[str, Status]) -> str:
     """A line for each tensor."""
     sm = cuda_sm(found["cuda"])
     rows = [("tensor", "type", "ne [K, N]", "shape (N, K)", "bytes", "cpu", f"cuda (sm_{sm}, from small to large M)")]
@@ -80,7 +80,7 @@ def listing(tensors: list[Tensor], found: dict[str, Backend]) -> str:
     return columns("<<<<><<", rows)
 
 
-def document(file: GGUFFile, tensors: list[Tensor], found: dict[str, Backend]) -> dict[str, Any]:
+def document(file: GGUFFile, tensors: list[Tensor], found: dict[str, Status]) -> dict[str, Any]:
     """All of it for JSON."""
     sm = cuda_sm(found["cuda"])
     return {

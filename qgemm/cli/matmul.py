@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qgemm.arguments import ACTIVATIONS, check_weights
 from qgemm.backend import backends
 from qgemm.codec.format import floats
-from qgemm.cuda.kernels.routes import Problem, c_type, route
+from qgemm.cuda.kernels.routes import route
+from qgemm.cuda.problem import Problem, c_type
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import GGUFFile
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.paths import replacing, shown_path, system_errors
-from qgemm.ops import ACTIVATIONS, check_weights, matmul
+from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 from qgemm.text import columns, printable
 
@@ -161,7 +163,7 @@ def on_cuda(w: Tensor, activation: str) -> Multiply:
         there = cupy.asarray(x)
         y, seconds = timed(lambda: matmul(there, packed, activation), cupy.cuda.get_current_stream().synchronize)
         problem = Problem(w.format, activation, y.size // n, n, k, cuda_sm(state), c_type(x.dtype))
-        return Product(cupy.asnumpy(y), seconds, route(problem).kernel)
+        return Product(cupy.asnumpy(y), seconds, route(problem).kernel.name)
 
     return multiply
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from qgemm.arguments import ACTIVATIONS
 from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.formats import FORMATS
-from qgemm.ops import ACTIVATIONS
 from qgemm.text import columns
 
 from .abilities import on_cpu, served
@@ -30,7 +30,9 @@ def route_table() -> str:
         most = "any" if row.most == ANY else str(row.most)
         tiles = ", ".join(map(str, row.tokens)) or "-"
         types = ", ".join(row.types)
-        rows.append((row.kernel, ", ".join(row.activations), types, most, row.gpus, row.formats.label, tiles, row.what))
+        rows.append(
+            (row.kernel.name, ", ".join(row.activations), types, most, row.gpus, row.formats.label, tiles, row.what)
+        )
     return columns("<<<><<<<", rows)
 
 

@@ -1,1 +1,136 @@
-"""The CUDA backend: device tensors, layouts, kernels compiled by NVRTC, launches."""
+"""The CUDA backend: CuPy arrays, or others through DLPack, on the caller's stream; kernels compiled by NVRTC.
+
+Importing it needs no GPU and no CuPy, which is imported when a device is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from qgemm.arguments import (
+    NO_EPILOGUE,
+    Epilogue,
+    check_epilogue,
+    check_out,
+    check_shapes,
+    check_weights,
+    output_dtype,
+)
+from qgemm.arrays import as_cupy, like, on_cuda, stream_of
+from qgemm.backend import Status
+from qgemm.codec.format import Format
+from qgemm.errors import UnsupportedError
+from qgemm.tensor import Tensor
+
+from . import encode, planes
+from .activations import DeviceActivations, quantized
+from .driver.device import status
+from .launch_cache import clash, remember, try_cached, try_cached_many
+from .problem import C_TYPES
+from .products import Product, multiply
+from .tensor import DeviceTensor
+
+
+class CudaBackend:
+    """`qgemm.backend.Backend` on NVIDIA GPUs."""
+
+    def matmul(self, x: Any, w: Any, activation: str, epilogue: Epilogue, out: Any, dtype: DTypeLike | None) -> Any:
+        """y in `out`, or as a new array of x's library."""
+        if epilogue is NO_EPILOGUE and type(w) is DeviceTensor and dtype is None and try_cached(x, w, activation, out):
+            return out
+        return self.matmul_many(x, [w], activation, [epilogue], [out], dtype)[0]
+
+    def matmul_many(
+        self,
+        x: Any,
+        weights: Sequence[Any],
+        activation: str,
+        epilogues: Sequence[Epilogue],
+        outs: Sequence[Any],
+        dtype: DTypeLike | None,
+    ) -> list[Any]:
+        """`matmul` by each of the weights; those of one format and few rows of x share a launch."""
+        if not weights:
+            return []
+        cached = dtype is None and type(weights[0]) is DeviceTensor
+        if cached and try_cached_many(x, weights, activation, epilogues, outs):
+            return list(outs)
+        _check_devices(x, weights, activation)
+        source = x.like if isinstance(x, DeviceActivations) else x
+        with stream_of(source, [w.data.device for w in weights]):
+            values = x if isinstance(x, DeviceActivations) else as_cupy(x)
+            for w in weights:
+                check_shapes(values.shape, w)
+            shapes = [(*values.shape[:-1], w.shape[0]) for w in weights]
+            ys = [_output(out, shape, dtype) for out, shape in zip(outs, shapes, strict=True)]
+            added = [_contiguous(epilogue, y, ys) for epilogue, y in zip(epilogues, ys, strict=True)]
+            launch = multiply(values, [Product(*p) for p in zip(weights, ys, added, strict=True)], activation)
+            if launch is not None:
+                remember(launch, values, weights, activation, added, ys)
+            return [like(source, y) if out is None else out for y, out in zip(ys, outs, strict=True)]
+
+    def quantize_activations(self, x: Any) -> DeviceActivations:
+        """x [..., K] as Q8_1 blocks on its device."""
+        with stream_of(x):
+            return quantized(as_cupy(x), x)
+
+    def quantize(self, x: Any, fmt: Format) -> DeviceTensor | planes.Planes:
+        """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""
+        return encode.quantize(x, fmt) if fmt.codebook is None else planes.quantize(x, fmt)
+
+    def upload(self, tensor: Tensor) -> DeviceTensor:
+        """Blocks of the host -> tiles on the current device."""
+        return DeviceTensor.pack(tensor)
+
+    def status(self) -> Status:
+        """What GPU, driver, CuPy and NVRTC are there, or what is missing."""
+        return status()
+
+
+BACKEND = CudaBackend()
+
+
+def _check_devices(x: Any, weights: Sequence[Any], activation: str) -> None:
+    prepared = isinstance(x, DeviceActivations)
+    for w in weights:
+        if not isinstance(w, DeviceTensor):
+            raise UnsupportedError(f"x is on a CUDA device, w on the host ({w!r}); multiply by w.to_device()")
+        if not prepared and not on_cuda(x):
+            raise UnsupportedError(f"w is on a CUDA device ({w!r}), x is not ({type(x).__name__}); upload x first")
+        check_weights(w)
+    if prepared and activation != "a8":
+        raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {activation!r}")
+
+
+def _output(out: Any, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:
+    import cupy
+
+    if out is None:
+        return cupy.empty(shape, output_dtype(dtype))
+    if not on_cuda(out):
+        raise UnsupportedError(f"out must be on the CUDA device of w, got {type(out).__name__}")
+    out = as_cupy(out)
+    check_out(out, shape, dtype)
+    return out
+
+
+def _contiguous(epilogue: Epilogue, y: Any, outs: Sequence[Any]) -> Epilogue:
+    """Bias and residual as contiguous CuPy arrays that no output overwrites too early."""
+    if not epilogue.given:
+        return epilogue
+    check_epilogue(epilogue, y.shape)
+    return Epilogue(*(None if added is None else _fetched(added, y, outs) for added in epilogue))
+
+
+def _fetched(added: Any, y: Any, outs: Sequence[Any]) -> Any:
+    import cupy
+
+    added = as_cupy(added)
+    if added.dtype.name not in C_TYPES:
+        added = added.astype(np.float32)
+    added = cupy.ascontiguousarray(added)
+    return added.copy() if clash(added, y, outs) else added

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from qgemm.arrays import as_cupy, stream_of
 from qgemm.codec.format import Format
-from qgemm.cuda.kernels.routes import C_TYPES, c_type
 from qgemm.errors import UnsupportedError
 
 from . import upload as transfer
 from .jit.load import load
+from .problem import C_TYPES, c_type, gpu
 from .tensor import DeviceTensor
 
 CTAS = 8  # of an SM, which take turns of blocks until none is left
@@ -21,11 +22,9 @@ def quantize(x: Any, fmt: Format) -> DeviceTensor:
     """`qgemm.quantize` for x [N, K] on a CUDA device: packed there from the blocks that the CPU makes, and refuses."""
     import cupy
 
-    from .backend import _as_cupy, _on_stream_of
-
     check(fmt)
-    with _on_stream_of(x, []):
-        given = _as_cupy(x)
+    with stream_of(x):
+        given = as_cupy(x)
         if given.ndim != 2:
             raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got an array of shape {given.shape}")
         values = given if given.dtype.name in C_TYPES else given.astype(np.float32)
@@ -42,11 +41,9 @@ def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
     """
     import cupy
 
-    from qgemm.cuda.kernels.prefill_sm90 import sms
-
     count = values.size // fmt.weights
     turns, warps = -(-count // transfer.TURN), transfer.ENCODE_THREADS // 32
-    ctas = min(CTAS * sms(cupy.cuda.runtime.getDevice()), -(-turns // warps))
+    ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-turns // warps))
     blocks = cupy.empty(turns * transfer.TURN * fmt.block_bytes, np.uint8)
     found = cupy.empty(ctas * transfer.FOUND.itemsize, np.uint8)
     if count:

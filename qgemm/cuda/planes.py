@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from qgemm.arrays import as_cupy, stream_of
 from qgemm.codec.format import Format, float_dtype
-from qgemm.cuda.kernels.routes import C_TYPES, c_type
 from qgemm.errors import UnsupportedError
 from qgemm.formats.kbit import WEIGHTS
 from qgemm.tensor import Tensor
@@ -16,6 +16,7 @@ from qgemm.tensor import Tensor
 from . import upload as transfer
 from .encode import check_first
 from .jit.load import load
+from .problem import C_TYPES, c_type
 from .tensor import DeviceTensor
 
 CTAS = 16  # of an SM; more than it holds, so that none waits for the last
@@ -95,11 +96,9 @@ def quantize(x: Any, fmt: Format) -> Planes:
     """`qgemm.quantize` for x [..., K] on a CUDA device: byte for byte what the CPU makes, and refuses."""
     import cupy
 
-    from .backend import _as_cupy, _on_stream_of
-
     check(fmt)
-    with _on_stream_of(x, []):
-        given = _as_cupy(x)
+    with stream_of(x):
+        given = as_cupy(x)
         values = cupy.ascontiguousarray(given if given.dtype.name in C_TYPES else given.astype(np.float32))
         counts = (*values.shape[:-1], fmt.blocks_in(values.shape[-1]))
         absmax = cupy.empty(counts, fmt.dtype["absmax"])

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from qgemm.codec.format import Format
+from qgemm.codec.format import Format, float_dtype
 from qgemm.errors import UnsupportedError
 from qgemm.tensor import Tensor
 
 from . import upload as transfer
+from .kernels.panels import dense, plain_dtype
+from .problem import C_TYPES
 
 
 class DeviceTensor:
@@ -28,8 +30,7 @@ class DeviceTensor:
         self.exponent = 0 if bounds is None else half_exponent(float(bounds.get().max(initial=0)))
         self.pointer: int = data.data.ptr
         self.device: int = data.device.id
-        # what a call's launches depend on -> all of them, on a stream and raw pointers: see qgemm/cuda/backend.py
-        self.ready: dict[Any, Callable[..., None]] = {}
+        self.launch_cache: dict[Any, Callable[..., None]] = {}  # see qgemm/cuda/launch_cache.py
 
     @classmethod
     def pack(cls, tensor: Tensor) -> DeviceTensor:
@@ -61,9 +62,15 @@ class DeviceTensor:
 
     def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
         """The weights as a new CuPy array [N, K]: exact in float32, rounded once from it to float16 or bfloat16."""
-        from . import backend as cuda
-
-        return cuda.dequantize(self, dtype)
+        found = float_dtype(dtype)
+        if self.format.levels is None:
+            raise UnsupportedError(f"{self!r}: {self.format} has no decoder")
+        made = found if found.name in C_TYPES else np.dtype(np.float32)  # float64: from float32
+        with self.data.device:
+            if self.format.plain:
+                return self.data.astype(found, copy=False)
+            (n, k), strips = self.shape, self.data
+            return dense(self.format, k, strips, n, made, 0).astype(found, copy=False)
 
     def to_host(self) -> Tensor:
         """Back to a Tensor, byte for byte as it was packed."""
@@ -79,11 +86,7 @@ class DeviceTensor:
 
 def as_numbers(fmt: Format, blocks: Any) -> Any:
     """The blocks of a plain format as an array of float32, float16 or bfloat16."""
-    if fmt.name != "bf16":
-        return blocks
-    from qgemm.codec.format import float_dtype
-
-    return blocks.view(float_dtype("bfloat16"))
+    return blocks.view(plain_dtype(fmt))
 
 
 def half_exponent(largest: float) -> int:

@@ -83,7 +83,7 @@ def empty_tiles(fmt: Format, n: int, count: int) -> tuple[Any, Any]:
     """Memory for the tiles of n rows of `count` blocks, and behind it zeros for bounds of all rows of the strips."""
     import cupy
 
-    shape = -(-n // tiles.ROWS), -(-count * fmt.weights // tiles.columns(fmt)), tiles.tile_dtype(fmt).itemsize
+    shape = tiles.tiles_shape(fmt, n, count * fmt.weights)
     size = shape[0] * shape[1] * shape[2]
     memory = cupy.empty(size + 4 * shape[0] * tiles.ROWS, np.uint8)
     bounds = memory[size:].view(np.float32)

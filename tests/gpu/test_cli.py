@@ -7,7 +7,8 @@ import pytest
 from helpers import EXCERPT, WEIGHT, lines_of
 
 import qgemm
-from qgemm.cuda.kernels.routes import Problem, route
+from qgemm.cuda.kernels.routes import route
+from qgemm.cuda.problem import Problem
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
@@ -18,7 +19,7 @@ def test_matmul_on_a_gpu(run, tmp_path, activation):
     found = lines_of(out + "\n", "M")
     sm = int("".join(filter(str.isdigit, qgemm.backends()["cuda"].facts["arch"])))
     problems = (Problem(qgemm.FORMATS["q4_0"], activation, int(m), 96, 384, sm, "float") for m in found)
-    assert [cells[4] for cells in found.values()] == [route(problem).kernel for problem in problems]
+    assert [cells[4] for cells in found.values()] == [route(problem).kernel.name for problem in problems]
     assert all(float(cells[1]) < (1e-3 if activation == "a16" else 2e-2) for cells in found.values())
     assert run(*command, "--m", 3, "--out", tmp_path / "y.npy")[0] == 0
     assert np.load(tmp_path / "y.npy").shape == (3, 96)

@@ -21,7 +21,7 @@ from qgemm.cuda.kernels import decode_config as splits
 @pytest.fixture
 def without_prefill(monkeypatch):
     """Up to 16 rows by the decode kernels, also where the prefill kernel, which rounds weights, is faster from 9 on."""
-    monkeypatch.setattr(routes, "ROUTES", tuple(row for row in routes.ROUTES if row.kernel != "prefill"))
+    monkeypatch.setattr(routes, "ROUTES", tuple(row for row in routes.ROUTES if row.kernel.name != "prefill"))
 
 
 def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
@@ -94,17 +94,17 @@ def test_decode_kernel_is_exact_but_for_float_sums(fmt, x_dtype, data):
 def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
     """The rings of sm_80, which this GPU runs as well."""
     monkeypatch.setattr(splits, "BULK_COPIES", 1000)
-    monkeypatch.setattr(routes, "BULK_COPIES", 1000)
+    monkeypatch.setattr(decode, "BULK_COPIES", 1000)
     rng = np.random.default_rng(23)
     n, k = 200, 5 * max(64, fmt.weights) + (32 if fmt.weights == 32 else 0)
     w = random_tensor(fmt, n, k, rng)
-    decode.decode_launch.cache_clear()
+    routes.launch.cache_clear()
     try:
         on_device = w.to_device()
         for m, dtype in itertools.product((1, 8, 9, 16), ("float16", "float32")):
             assert_decoded(rng.standard_normal((m, k)).astype(dtype), w, on_device)
     finally:
-        decode.decode_launch.cache_clear()
+        routes.launch.cache_clear()
 
 
 @each(TILED)
@@ -112,7 +112,7 @@ def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
 @given(data=st.data())
 def test_kernels_of_sm_75(fmt, data):
     """The first rows of the table that need no tensor cores, which this GPU runs as well."""
-    old = [row._replace(below=routes.ANY) for row in routes.ROUTES if row.kernel in ("fused", "fused_a8")]
+    old = [row._replace(below=routes.ANY) for row in routes.ROUTES if row.kernel.name in ("fused", "fused_a8")]
     x, w = data.draw(problems(fmt, st.integers(1, 8)))
     on_device = w.to_device()
     with pytest.MonkeyPatch.context() as patch:

@@ -11,13 +11,16 @@ from helpers import cupy, exact, poisoned, random_tensor
 from strategies import INTEGER, TILED, each
 
 import qgemm
+from qgemm.arguments import NO_EPILOGUE
 from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import float_dtype
+from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
 from qgemm.cuda.kernels import routes
-from qgemm.cuda.kernels.prefill_sm80 import A8, A16, CUTS
+from qgemm.cuda.kernels.prefill_sm80 import A8, A16, CUTS, PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.layout.activations import DeviceActivations
+from qgemm.cuda.problem import Q8_1, c_type
+from qgemm.cuda.products import Product, pointers_of, problem_of
 
 # What a weight is off by, relative to its magnitude: scale (or minimum) and weight rounded to half; weight to bf16.
 LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}
@@ -56,8 +59,10 @@ def multiply(x, w, dtype="float32", plan=None):
 def launch(x, w, y, stream, plan=None):
     """The same into any output."""
     prepared = isinstance(x, DeviceActivations)
-    data, source = (x.data, routes.PREPARED) if prepared else (x, routes.c_type(x.dtype))
-    prefill_mma.multiply(data, w, y, source, routes.c_type(y.dtype), stream, plan)
+    data, source, kernel = (x.data, Q8_1, PREFILL_SM80_A8) if prepared else (x, c_type(x.dtype), PREFILL_SM80)
+    made = [Product(w, y, NO_EPILOGUE)]
+    problem = problem_of(kernel, made, source, x.shape[-1], len(y), "a8" if prepared else "a16")
+    kernel.launch(problem, plan or kernel.choose(problem))(stream, data.data.ptr, *pointers_of(made))
 
 
 def on_gpu(x, dtype):
@@ -104,7 +109,7 @@ def test_a8_is_its_formula(fmt, cut):
 @pytest.fixture
 def routed_to_a8(monkeypatch):
     """Its route on every GPU."""
-    rows = [row._replace(least=80, below=routes.ANY) for row in routes.ROUTES if row.kernel == A8]
+    rows = [row._replace(least=80, below=routes.ANY) for row in routes.ROUTES if row.kernel.name == A8]
     monkeypatch.setattr(routes, "ROUTES", (*rows, *routes.ROUTES))
 
 

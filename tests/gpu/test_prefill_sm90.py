@@ -20,6 +20,8 @@ from qgemm.cuda.kernels import prefill_sm90 as prefill
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels import sm90_config as tilings
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Output, Problem
+from qgemm.cuda.problem import gpu as gpu_of
 
 pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the prefill kernel is for sm_90")
 
@@ -27,6 +29,14 @@ pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the prefill kernel is 
 def on_sm_90() -> bool:
     cuda = qgemm.backends()["cuda"]
     return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
+
+
+def launched(fmt, shape, m, tiling):
+    """The launch of a config for M rows of x of float16, y of float32."""
+    (n, k), on = shape, gpu_of(cupy().cuda.Device().id)
+    return prefill.PrefillLaunch(
+        Problem(fmt, "a16", m, n, k, on.sm, "half", (Output(n),), 0, on.device, on.sms), tiling
+    )
 
 
 def bound(x, w, loss):
@@ -65,11 +75,9 @@ def test_products_at_every_edge(fmt, n, k):
 @every_tiling()
 def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
     """Grids of whole tiles, cut ones, both, any number of equal pieces; strips missing; always the same bits."""
-    from qgemm.cuda.kernels.decode import Shape
-
     monkeypatch.setattr(prefill, "CUT_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
-    sms, sums = prefill.sms(cp.cuda.Device().id), prefill.SUMS
+    sms, sums = gpu_of(cp.cuda.Device().id).sms, prefill.SUMS
     of_halves = 64 * (60 * tiling.strips - 1) + 24, 288, tiling.tokens
     of_few = 64 * (72 * tiling.strips - 1) + 24, 544, tiling.tokens
     for n, k, m in (
@@ -89,7 +97,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
         want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
         for pieces in sums:
             monkeypatch.setattr(prefill, "SUMS", {**dict.fromkeys(sums, 1 << 30), pieces: 0})
-            launch = prefill.PrefillLaunch(on_device.device, fmt, w.shape, m, "half", Shape(n, "float32"), tiling)
+            launch = launched(fmt, w.shape, m, tiling)
             if launch.grid in grids:
                 continue
             grids.add(launch.grid)
@@ -107,8 +115,6 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
 @pytest.mark.parametrize("lone", [False, True])
 def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
     """Rings whose stages the splits do not share evenly, many rounds, against one that they do."""
-    from qgemm.cuda.kernels.decode import Shape
-
     cp, rng = cupy(), np.random.default_rng(25)
     m, n = 24, 200
     w = random_tensor(fmt, n, 25760, rng)
@@ -116,7 +122,7 @@ def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
     on_gpu = cp.asarray(x)
     for stages in (2 * shares, depth):
         tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, lone, deep=stages)
-        launch = prefill.PrefillLaunch(on_device.device, fmt, w.shape, m, "half", Shape(n, "float32"), tiling)
+        launch = launched(fmt, w.shape, m, tiling)
         assert launch.template["DEPTH"] == stages
         for _ in range(5):
             ys.append(guarded(m, n)[1])
@@ -210,7 +216,7 @@ def test_a8_multiplies_what_activations_decode_to(fmt):
     on_device, k = w.to_device(), w.shape[1]
     by_prefill = []
     for m in (9, 16, 17, 33, 64, 65, 300):
-        if routes.route(routes.Problem(fmt, "a8", m, 200, k, 90, "half")).kernel == "prefill":
+        if routes.route(Problem(fmt, "a8", m, 200, k, 90, "half")).kernel.name == "prefill":
             x = rng.standard_normal((m, k)).astype(np.float16)
             decoded = qgemm.quantize_activations(x).dequantize(np.float16)
             y = qgemm.matmul(cp.asarray(x), on_device, "a8", dtype="float32")

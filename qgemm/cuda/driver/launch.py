@@ -74,10 +74,12 @@ class Launch:
         pointers: Any,
         count: int,
         cluster: int = 0,
+        programmatic: bool = True,
     ) -> None:
         """Of a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills.
 
-        cluster: CTAs that make one (compute capability 9.0), or 0.
+        cluster: CTAs that make one (compute capability 9.0), or 0. programmatic: whether the kernel waits for the one
+        before it by itself (griddepcontrol.wait) and so may start while that one runs.
         """
         check(
             driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
@@ -85,7 +87,8 @@ class Launch:
         )
         across = grid if isinstance(grid, tuple) else (grid, 1)
         wanted = [_attribute(CLUSTER_DIMENSION, cluster, 1, 1)] if cluster else []
-        wanted += [_attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)] * (_compute_capability() >= PROGRAMMATIC)
+        early = programmatic and _compute_capability() >= PROGRAMMATIC
+        wanted += [_attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)] * early
         attributes = (_Attribute * len(wanted))(*wanted)
         self._config = _Config(*across, 1, block, 1, 1, shared, None, attributes, len(wanted))
         self._pointers, self._fill = pointers, struct.Struct(f"{count}P").pack_into

@@ -1,54 +1,108 @@
-"""Launching the decode kernels: one or several products with few rows of x, of which nothing but pointers changes."""
+"""The decode kernels: one or several products with few rows of x at the speed of memory (sm_80 and later).
+
+A16 multiplies x by exact levels, A8 dots of integer codes; nothing but pointers changes from call to call.
+"""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Iterator
+from functools import partial
 
 from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Q8_1, Problem
 
-from .decode_config import BARRIERS, decode_template, quantized_bytes, split_of
+from .decode_config import (
+    BARRIERS,
+    BULK_COPIES,
+    COLUMN_TILE,
+    INSIDE,
+    Split,
+    decode_template,
+    quantized_bytes,
+    split_of,
+    splits_for,
+)
+from .kernel import Kernel
 from .products import MOST, TYPE_CODES, Products, Types
-from .routes import Route
+
+TOKENS = (1, 8, 16)  # token tiles
+LEAST = 80  # compute capability
+# decode_a8 quantizes up to so many rows of x itself, in each of its CTAs, for up to so many weights: a kernel for it
+# costs the GPU 1.5 us and the host 3.
+ROWS_INSIDE, WEIGHTS_INSIDE = 2, 1 << 26
 
 
-class Shape(NamedTuple):
-    """What a product's launch depends on: N, and NumPy's names of the types of y, bias and residual ("" for none)."""
-
-    n: int
-    y: str
-    bias: str = ""
-    residual: str = ""
+def token_tile(m: int) -> int:
+    """The smallest token tile that holds M rows of x."""
+    return next(tokens for tokens in TOKENS if tokens >= m)
 
 
-@cache
-def decode_launch(
-    row: Route, device: int, fmt: Format, k: int, m: int, source: str, shapes: tuple[Shape, ...]
-) -> Launch:
-    """The launch of a decode route for products of weights of one format with the same M rows of x.
+def takes(activation: str, p: Problem) -> bool:
+    """Up to 16 rows of x; codes of a codebook by A16 alone."""
+    return bool(p.format.slots) and p.m <= TOKENS[-1] and p.sm >= LEAST and (activation == "a16" or p.format.integer)
 
-    Its pointers are x, and for each product w, y, bias and residual (0 for none).
-    """
-    import cupy
 
-    assert len(shapes) <= MOST
-    sm = int(cupy.cuda.Device(device).compute_capability)
-    tokens = row.tile(m)
-    strips = sum(-(-shape.n // tiles.ROWS) for shape in shapes)
-    split = split_of(fmt, row.kernel, tokens, m, strips, sm)
-    template = decode_template(fmt, split, tokens, row.kernel, source, sm)
-    splits, rows = int(template["SPLITS"]), 16 * split.groups
-    rings = tiles.table_bytes(fmt) + splits * int(template["WARP_BYTES"])
-    rings += quantized_bytes(row.kernel, source, tokens)
-    sums = splits * tokens * (rows + 4) * 4  # they take the rings' place at the end
-    products, end = Products(k=k, m=m), 0
-    for product, shape in zip(products.of, shapes, strict=False):
-        end += -(-shape.n // rows)
-        product.n, product.end = shape.n, end
-        product.types = Types(*(TYPE_CODES.get(name, 0) for name in shape[1:]))
-    function = load(row.kernel, fmt, **template)
-    shared = max(rings, sums, split.shared // 2 + BARRIERS)
-    return Launch(function, end, 32 * splits, shared, (products,), products, 1 + 4 * len(shapes))
+def configs(name: str, p: Problem) -> Iterator[Split]:
+    """The configs for this token tile."""
+    return splits_for(p.format, name, token_tile(p.m), p.sm)
+
+
+def choose(name: str, p: Problem) -> Split:
+    """The config for the rows of W of all products."""
+    strips = sum(-(-output.n // tiles.ROWS) for output in p.outputs) if p.outputs else -(-p.n // tiles.ROWS)
+    return split_of(p.format, name, token_tile(p.m), p.m, strips, p.sm)
+
+
+def template(name: str, p: Problem, split: Split) -> Template:
+    """The constants of a config."""
+    return decode_template(p.format, split, token_tile(p.m), name, p.x, p.sm)
+
+
+def launch(name: str, p: Problem, split: Split) -> Launch:
+    """The launch of all products; its pointers are x, then w, y, bias and residual of each."""
+    assert len(p.outputs) <= MOST
+    constants = template(name, p, split)
+    warps, rows = int(constants["SPLITS"]), 16 * split.groups
+    products, end = Products(k=p.k, m=p.m), 0
+    for product, output in zip(products.of, p.outputs, strict=False):
+        end += -(-output.n // rows)
+        product.n, product.end = output.n, end
+        product.types = Types(*(TYPE_CODES.get(dtype, 0) for dtype in output[1:]))
+    shared = shared_bytes(name, p.format, split, constants)
+    function = load(name, p.format, **constants)
+    return Launch(function, end, 32 * warps, shared, (products,), products, 1 + 4 * len(p.outputs))
+
+
+def shared_bytes(name: str, fmt: Format, split: Split, constants: Template) -> int:
+    """Shared memory of a CTA: rings or, in their place at the end, sums; at least half of what it may take."""
+    warps, tokens = int(constants["SPLITS"]), int(constants["TOKENS"])
+    rings = tiles.table_bytes(fmt) + warps * int(constants["WARP_BYTES"])
+    rings += quantized_bytes(name, str(constants["In"]), tokens)
+    sums = warps * tokens * (16 * split.groups + 4) * 4
+    return max(rings, sums, split.shared // 2 + BARRIERS)
+
+
+def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:
+    """Whether decode_a8 quantizes x [m, k] itself rather than get it from a kernel of its own."""
+    numbers = m * -(-k // tiles.SPAN) * tiles.SPAN
+    return m <= ROWS_INSIDE and numbers <= INSIDE and weights <= WEIGHTS_INSIDE and sm >= BULK_COPIES
+
+
+def _reads_a8(p: Problem) -> tuple[str, ...]:
+    inside = token_tile(p.m) <= COLUMN_TILE and quantizes_inside(1, 1, 1, p.sm)
+    return (Q8_1, p.x) if inside else (Q8_1,)
+
+
+DECODE = Kernel(
+    "decode", partial(takes, "a16"), partial(configs, "decode"), partial(choose, "decode"),
+    partial(template, "decode"), partial(launch, "decode"), products=MOST, adds=True,
+)  # fmt: skip
+DECODE_A8 = Kernel(
+    "decode_a8", partial(takes, "a8"), partial(configs, "decode_a8"), partial(choose, "decode_a8"),
+    partial(template, "decode_a8"), partial(launch, "decode_a8"), reads=_reads_a8, products=MOST, adds=True,
+    takes_q8_1=True,
+)  # fmt: skip

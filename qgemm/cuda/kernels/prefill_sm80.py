@@ -1,18 +1,20 @@
-"""Launching prefill_mma and prefill_a8: many rows of x on tensor cores by mma.sync, for GPUs from sm_80 on."""
+"""The prefill kernels by mma.sync: many rows of x on tensor cores (sm_80 and later), A16 and A8."""
 
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
-from qgemm.cuda.jit import codegen
+from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Q8_1, Problem
 
 from .decode_config import TOKEN_BYTES, shared_limit
+from .kernel import Kernel, Launchable
 
 
 class Cut(NamedTuple):
@@ -113,48 +115,45 @@ def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
     return max(tiles.table_bytes(fmt) + depth * stage, sums)
 
 
-def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> codegen.Template:
+def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> Template:
     """The template of the cut's kernel: as many stages as fit."""
     depth = next(deep for deep in range(DEEP, SHALLOW - 1, -1) if shared_bytes(fmt, cut, deep) <= shared_limit(sm))
     sizes = {"TOKENS": cut.tokens, "STRIPS": cut.strips, "GROUPS": cut.groups, "SPLITS": cut.splits, "DEPTH": depth}
     return {"In": source, "Out": out, **sizes, "MOST_SLICES": MOST_SLICES}
 
 
-@cache
-def launch(
-    device: int, fmt: Format, shape: tuple[int, int], m: int, source: str, out: str, exponent: int, plan: Plan | None
-) -> tuple[Launch, int, int]:
-    """The launch for every matrix of this shape, format and exponent and M rows of x.
-
-    Its pointers are w, x, y, and the arrays of `slices` for the numbers of sums and tiles that come with it.
-    """
-    import cupy
-
-    on = cupy.cuda.Device(device)
-    (n, k), sm = shape, int(on.compute_capability)
-    kernel = A8 if source == "Activations" else A16
-    cut, slices = plan or plan_of(kernel, fmt, shape, m, sm, on.attributes["MultiProcessorCount"])
-    constants, count = template(fmt, cut, source, out, sm), tiles_of(cut, n, m)
-    pointers = (ctypes.c_void_p * 5)()
+def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
+    """The launch for every matrix of this shape, format and exponent and M rows of x."""
+    (cut, slices), out = plan, p.out
+    constants, count = template(p.format, cut, p.x, out, p.sm), tiles_of(cut, p.n, p.m)
+    exponent = max(-MOST_EXPONENT, min(p.exponent, MOST_EXPONENT)) if p.x == "half" else 0
+    pointers = (ctypes.c_void_p * 5)()  # w, x, y, sums, counters
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
-    sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m), ctypes.c_int(slices)
-    level = tiles.level_exponent(fmt)
+    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(slices)
+    level = tiles.level_exponent(p.format)
     factors = ctypes.c_float(2.0 ** (level - exponent)), ctypes.c_float(2.0**exponent)
     made = Launch(
-        load(kernel, fmt, **constants),
+        load(kernel, p.format, **constants),
         count * slices,
         cut.threads,
-        shared_bytes(fmt, cut, int(constants["DEPTH"])),
+        shared_bytes(p.format, cut, int(constants["DEPTH"])),
         (*arrays, *sizes, *(factors if kernel == A16 else ())),
         pointers,
         len(pointers),
     )
-    shared = slices > 1
-    return made, shared * count * slices * cut.splits * cut.strips * tiles.ROWS * cut.tokens, shared * count
+    sums_of_tile = cut.splits * cut.strips * tiles.ROWS * cut.tokens
+    shared = (count * slices * sums_of_tile, count) if slices > 1 else (0, 0)
+    sizes_of_scratch = tuple(1 << size.bit_length() for size in shared)  # of few sizes: each stays
+
+    def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
+        sums, counters = scratch(p.device, stream, *sizes_of_scratch)
+        made(stream, w, x, y, sums.data.ptr, counters.data.ptr)
+
+    return run
 
 
 @cache
-def slices(device: int, stream: int, sums: int, tiles: int) -> tuple[Any, Any]:
+def scratch(device: int, stream: int, sums: int, tiles: int) -> tuple[Any, Any]:
     """Where a stream's products keep the sums of slices, and count them.
 
     Never freed, so that a captured graph may be replayed whenever its stream's other work is done.
@@ -168,15 +167,31 @@ def slices(device: int, stream: int, sums: int, tiles: int) -> tuple[Any, Any]:
 MOST_EXPONENT = 126  # beyond it the factor is no float32
 
 
-def multiply(x: Any, w: Any, y: Any, source: str, out: str, stream: int, plan: Plan | None = None) -> None:
-    """y [M, N] = x times a DeviceTensor, on a raw stream handle; source, out: types of x, y.
+def takes(activation: str, p: Problem) -> bool:
+    """Any number of rows of x, of 16 bits for A16, whose stages fit."""
+    fits = p.x in ("half", "bf16") if activation == "a16" else p.format.integer
+    return bool(p.format.slots) and p.sm >= 80 and fits
 
-    x: [M, K] of half or bf16, or the data of DeviceActivations, whose type is "Activations".
-    """
-    if x.data.ptr % 16:  # a view into an array: the kernel copies 16 bytes at a time
-        x = x.copy()
-    exponent = max(-MOST_EXPONENT, min(w.exponent, MOST_EXPONENT)) if source == "half" else 0
-    run, *shared = launch(w.device, w.format, w.shape, len(y), source, out, exponent, plan)
-    # Of few sizes: each stays.
-    sums, counters = slices(w.device, stream, *(1 << size.bit_length() for size in shared))
-    run(stream, w.pointer, x.data.ptr, y.data.ptr, sums.data.ptr, counters.data.ptr)
+
+def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:
+    """A plan for each cut that fits: templates do not depend on slices."""
+    return tuple(Plan(cut) for cut in cuts_for(kernel, p.format, p.sm))
+
+
+def choose(kernel: str, p: Problem) -> Plan:
+    """The plan that takes least."""
+    return plan_of(kernel, p.format, (p.n, p.k), p.m, p.sm, p.sms)
+
+
+def _template(p: Problem, plan: Plan) -> Template:
+    return template(p.format, plan.cut, p.x, p.out, p.sm)
+
+
+PREFILL_SM80 = Kernel(
+    A16, partial(takes, "a16"), partial(configs, A16), partial(choose, A16), _template, partial(launch, A16),
+    out_in_template=True,
+)  # fmt: skip
+PREFILL_SM80_A8 = Kernel(
+    A8, partial(takes, "a8"), partial(configs, A8), partial(choose, A8), _template, partial(launch, A8),
+    reads=lambda p: (Q8_1,), takes_q8_1=True, out_in_template=True,
+)  # fmt: skip

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
-from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.driver.tensor_map import TensorMap
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Problem
 
-from .decode import Shape
+from .kernel import Kernel
 from .products import TYPE_CODES, Types
-from .sm90_config import MOST_PARTS, PARTIAL, Tiling, prefill_template, tiling_of
+from .sm90_config import MOST_PARTS, PARTIAL, Tiling, compiled, prefill_template, tiling_of
 
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
 IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a tile has so many units along K
@@ -24,7 +24,6 @@ PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose parts have
 # pair exchanges them in half a microsecond; through global memory it takes two and more.
 SUMS = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
 FLAG = 4  # bytes of what says that a part is complete
-MOST_LAUNCHES = 1024  # kept
 
 
 class Grid(NamedTuple):
@@ -99,29 +98,25 @@ class PrefillLaunch:
     A call takes a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple of 16.
     """
 
-    def __init__(
-        self, device: int, fmt: Format, shape: tuple[int, int], m: int, source: str, out: Shape,
-        tiling: Tiling | None = None,
-    ) -> None:  # fmt: skip
-        """On the current device, for x of type `source`; a `tiling` other than the table's to measure it."""
-        (n, k), strips = shape, -(-shape[0] // tiles.ROWS)
-        tiling = tiling or tiling_of(fmt, m, strips, k, sms(device))
-        template = prefill_template(fmt, tiling, source)
-        of_y = tiling.tiles(m, strips)
-        units = -(-k // tiling.unit(fmt))
-        grid = grid_of(of_y, units, sms(device), tiling.lone, tiling.strips * tiling.unit(fmt) // tiles.SPAN)
+    def __init__(self, p: Problem, tiling: Tiling) -> None:
+        """On the current device."""
+        strips, (output,) = -(-p.n // tiles.ROWS), p.outputs
+        template = prefill_template(p.format, tiling, p.x)
+        of_y = tiling.tiles(p.m, strips)
+        units = -(-p.k // tiling.unit(p.format))
+        grid = grid_of(of_y, units, p.sms, tiling.lone, tiling.strips * tiling.unit(p.format) // tiles.SPAN)
         assert not (tiling.lone and of_y > grid.ctas)
-        function, block, shared = load("prefill", fmt, **template), tiling.threads, int(template["SHARED"])
+        function, block, shared = load("prefill", p.format, **template), tiling.threads, int(template["SHARED"])
         self._size = 0  # of the workspace
         if grid.whole < of_y and grid.paired != PAIR:
             size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL
             self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
-        self._map, self._box = TensorMap.aligned(), (source, m, k, min(m, tiling.tokens))
-        self._x, self._device = 0, device
+        self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, tiling.tokens))
+        self._x, self._device = 0, p.device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
-        pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in out[1:])))
+        pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in output[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
-        sizes = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
+        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m)
         cut = cut_of(grid, of_y, units, -(-strips // tiling.strips))
         arguments = (self._map, w, pointers.outputs, parts, *sizes, cut)
         count = 2 + len(pointers.outputs)
@@ -139,15 +134,20 @@ class PrefillLaunch:
             self._launch(stream, parts, w, y, bias, residual)
 
 
-prefill_launch = lru_cache(maxsize=MOST_LAUNCHES)(PrefillLaunch)
+def takes(p: Problem) -> bool:
+    """Any number of rows of x of 16 bits; "a8" on decoded activations."""
+    return bool(p.format.slots) and p.x in ("half", "bf16") and 90 <= p.sm < 100
 
 
-@cache
-def sms(device: int) -> int:
-    """Multiprocessors of a device."""
-    import cupy
+def choose(p: Problem) -> Tiling:
+    """The config for a problem."""
+    return tiling_of(p.format, p.m, -(-p.n // tiles.ROWS), p.k, p.sms)
 
-    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+PREFILL_SM90 = Kernel(
+    "prefill", takes, lambda p: compiled(p.format), choose,
+    lambda p, tiling: prefill_template(p.format, tiling, p.x), PrefillLaunch, adds=True,
+)  # fmt: skip
 
 
 @cache

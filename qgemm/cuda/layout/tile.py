@@ -59,6 +59,11 @@ def columns(fmt: Format) -> int:
     return max(SPAN, fmt.weights)
 
 
+def tiles_shape(fmt: Format, n: int, k: int) -> tuple[int, int, int]:
+    """[strips, tiles along K, bytes of a tile] of a matrix [N, K]."""
+    return -(-n // ROWS), -(-k // columns(fmt)), tile_dtype(fmt).itemsize
+
+
 def spans(fmt: Format) -> int:
     """Spans of 64 columns in a tile of a format."""
     return columns(fmt) // SPAN

@@ -1,0 +1,96 @@
+"""Arguments of a product and their checks, shared by all backends: each error says what came and what fits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .codec.format import float_dtype
+from .errors import UnsupportedError
+
+ACTIVATIONS = ("a16", "a8")
+
+
+class PreparedActivations:
+    """Base of activations that a device holds in quantized form; on the host they are a Q8_1 Tensor."""
+
+
+class Epilogue(NamedTuple):
+    """What is added to a product before it is rounded: bias [N] and residual [..., N], of y's shape; None for none."""
+
+    bias: Any = None
+    residual: Any = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is anything to add."""
+        return self.bias is not None or self.residual is not None
+
+
+NO_EPILOGUE = Epilogue()
+
+
+def epilogues(weights: int, biases: Any, residuals: Any, outs: Any) -> list[Epilogue]:
+    """An Epilogue for each of so many weights; UnsupportedError if a sequence has another length."""
+    for name, given in (("biases", biases), ("residuals", residuals), ("outs", outs)):
+        if given is not None and len(given) != weights:
+            raise UnsupportedError(f"{name} has {len(given)} entries for {weights} weights")
+    columns = (column or [None] * weights for column in (biases, residuals))
+    pairs = zip(*columns, strict=True)
+    return [NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual) for bias, residual in pairs]
+
+
+def check_activation(activation: str | None, prepared: bool) -> str:
+    """The kind of activations: as given, else "a8" for prepared ones and "a16" for the others."""
+    if activation is None:
+        return "a8" if prepared else "a16"
+    if activation not in ACTIVATIONS:
+        raise UnsupportedError(f"activation is {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+    return activation
+
+
+def check_weights(w: Any) -> None:
+    """UnsupportedError unless w is a matrix of a format that can be decoded."""
+    if w.ndim != 2:
+        raise UnsupportedError(f"w must be a matrix (N, K), got {w!r}; index its leading axes first")
+    if w.format.levels is None:
+        raise UnsupportedError(f"{w!r}: {w.format} has no decoder, so it cannot be multiplied")
+
+
+def check_shapes(x: tuple[int, ...], w: Any) -> None:
+    """UnsupportedError unless x [..., K] fits w [N, K]."""
+    if x[-1] != w.shape[1]:
+        raise UnsupportedError(f"x has rows of {x[-1]}, {w!r} needs K = {w.shape[1]} (x is {x}, w is (N, K))")
+
+
+def check_epilogue(given: Epilogue, shape: tuple[int, ...]) -> None:
+    """UnsupportedError unless bias and residual fit y of this shape; TypeError for what is not an array of floats."""
+    for name, array, fitting in (("bias", given.bias, shape[-1:]), ("residual", given.residual, shape)):
+        if array is None:
+            continue
+        if array.shape != fitting:
+            raise UnsupportedError(f"{name} has shape {array.shape}, y needs {fitting}")
+        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+            raise TypeError(f"{name} must be of float16, float32, float64 or bfloat16, got {array.dtype}")
+
+
+def check_out(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """UnsupportedError unless `out` has y's shape and, if a dtype is asked for as well, that dtype."""
+    if out.shape != shape:
+        raise UnsupportedError(f"out has shape {out.shape}, y has {shape}")
+    if dtype is not None and float_dtype(dtype) != out.dtype:
+        raise UnsupportedError(f"out is {out.dtype}, dtype asks for {float_dtype(dtype)}; give one of them")
+
+
+def output_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of a new y: as asked for, float32 without."""
+    return float_dtype(np.float32 if dtype is None else dtype)
+
+
+def check_not_scalar(x: NDArray[Any]) -> NDArray[Any]:
+    """x, unless it has no axis for K."""
+    if x.ndim == 0:
+        raise UnsupportedError("x is a scalar; it needs the shape [..., K]")
+    return x

@@ -1,0 +1,58 @@
+"""The simple kernels for few rows of x: sums in float32 registers, integer dots by dp4a (sm_75), exact codebooks."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.jit.load import load
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Q8_1, Problem
+
+from .kernel import Kernel, Launchable
+
+A16, A8 = "fused", "fused_a8"
+TOKENS = (1, 2, 4, 8)  # token tiles
+SPLITS = 4  # groups of four warps that share a strip of tiles
+
+
+def takes(activation: str, p: Problem) -> bool:
+    """Up to 8 rows of x."""
+    return bool(p.format.slots) and p.m <= TOKENS[-1] and (activation == "a16" or p.format.integer)
+
+
+def choose(p: Problem) -> int:
+    """The smallest token tile that holds y's rows."""
+    return next(tokens for tokens in TOKENS if tokens >= p.m)
+
+
+def template(p: Problem, tokens: int) -> Template:
+    """The constants of a token tile; Q8_1 activations have one type."""
+    source: Template = {} if p.x == Q8_1 else {"In": p.x}
+    return {**source, "Out": p.out, "TOKENS": tokens, "SPLITS": SPLITS}
+
+
+def launch(name: str, p: Problem, tokens: int) -> Launchable:
+    """One CTA a strip of tiles."""
+    pointers = (ctypes.c_void_p * 3)()  # w, x, y
+    arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(3))
+    arguments = (*arrays, ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m))
+    function = load(name, p.format, **template(p, tokens))
+    threads, strips = SPLITS * tiles.WARPS * tiles.LANES, -(-p.n // tiles.ROWS)
+    made = Launch(function, strips, threads, 0, arguments, pointers, 3, programmatic=False)
+
+    def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
+        made(stream, w, x, y)
+
+    return run
+
+
+GEMV_SIMT = Kernel(
+    A16, partial(takes, "a16"), lambda p: (choose(p),), choose, template, partial(launch, A16), out_in_template=True
+)
+GEMV_DP4A = Kernel(
+    A8, partial(takes, "a8"), lambda p: (choose(p),), choose, template, partial(launch, A8), reads=lambda p: (Q8_1,),
+    takes_q8_1=True, out_in_template=True,
+)  # fmt: skip

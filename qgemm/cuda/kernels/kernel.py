@@ -1,0 +1,49 @@
+"""Kernel: the record of one kernel, all that the rest of the house knows of it.
+
+A kernel is a file in kernels/, a module here that defines its record, and its rows in the route table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.problem import Problem
+
+# On a raw stream handle, pointers to x and to w, y, bias and residual of each product (0 for none).
+Launchable = Callable[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel that multiplies.
+
+    name: of its file and its entry point, and what `qgemm routes` prints.
+    takes: whether it can compute a problem; the route table says which of those that can does.
+    configs: every config for a problem's format, types and GPU, whatever its sizes.
+    choose: the config for a problem.
+    template: (problem, config) -> the constants and types that its source is compiled with.
+    launch: (problem, config) -> the launch, on the current device.
+    reads: the kernels' names of the types in which it may get x, where that is not the problem's.
+    products: how many of a problem's format it computes in one launch.
+    adds: whether it adds bias and residual itself.
+    takes_q8_1: whether "a8" gives it Q8_1 blocks; otherwise the values that they decode to.
+    out_in_template: whether the type of y is a constant of its source.
+    """
+
+    name: str
+    takes: Callable[[Problem], bool]
+    configs: Callable[[Problem], Iterable[Any]]
+    choose: Callable[[Problem], Any]
+    template: Callable[[Problem, Any], Template]
+    launch: Callable[[Problem, Any], Launchable]
+    reads: Callable[[Problem], tuple[str, ...]] = lambda problem: (problem.x,)
+    products: int = 1
+    adds: bool = False
+    takes_q8_1: bool = False
+    out_in_template: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name}>"

@@ -1,0 +1,123 @@
+"""Products by cuBLAS: of plain weights as they are, of packed ones panel by panel, decoded into bounded workspace.
+
+A panel has x's type where that is exact enough: float16 (scaled by a power of two, so that nothing overflows) or
+bfloat16 for the same activations, float32 for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qgemm.codec.format import Format, float_dtype
+from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.jit.load import load
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import C_TYPES, Problem, c_type
+
+from .kernel import Kernel, Launchable
+
+WORKSPACE = 256 << 20  # bytes of dense weights at a time
+MOST_GRID_Y = 65535  # CUDA's limit on the second axis of a grid
+
+
+def dense(fmt: Format, k: int, strips: Any, rows: int, dtype: np.dtype[Any], exponent: int) -> Any:
+    """Tiles of whole strips -> the first `rows` rows of weights [rows, k] times 2^-exponent, of dtype."""
+    import cupy
+
+    made = cupy.empty((rows, k), dtype)
+    if made.size:
+        kernel = load("unpack", fmt, Out=c_type(dtype))
+        factor = np.float32(2.0**-exponent)
+        for first in range(0, len(strips), MOST_GRID_Y):
+            some = strips[first : first + MOST_GRID_Y]
+            at = made[first * tiles.ROWS :]
+            kernel(
+                (some.shape[1] * tiles.spans(fmt), len(some)),
+                (tiles.WARPS * tiles.LANES,),
+                (some, at, np.int64(len(at)), np.int64(k), factor),
+            )
+    return made
+
+
+def launch(p: Problem, _: None) -> Launchable:
+    """cuBLAS for each panel of rows of W."""
+    plain, x_type, y_type = p.format.plain, _numpy_type(p.x), float_dtype(p.outputs[0].y)
+    packed_type = plain_dtype(p.format) if plain else np.dtype(np.uint8)
+    shape = (p.n, p.k) if plain else tiles.tiles_shape(p.format, p.n, p.k)
+    panel_type = x_type if not plain or packed_type == x_type else np.dtype(np.float32)
+    exponent = p.exponent if panel_type == np.float16 else 0
+    step = max(1, WORKSPACE // max(1, p.k * panel_type.itemsize) // tiles.ROWS) * tiles.ROWS
+    direct = y_type.name in ("float32", panel_type.name)
+
+    def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
+        import cupy
+
+        values = _view(x, (p.m, p.k), x_type).astype(panel_type, copy=False)
+        weights, target = _view(w, shape, packed_type), _view(y, (p.m, p.n), y_type)
+        sums = target if direct else cupy.empty(target.shape, np.float32)
+        for start in range(0, p.n, step):
+            stop = min(start + step, p.n)
+            if plain:
+                panel = weights[start:stop].astype(panel_type, copy=False)
+            else:
+                strips = weights[start // tiles.ROWS : -(-stop // tiles.ROWS)]
+                panel = dense(p.format, p.k, strips, stop - start, panel_type, exponent)
+            _gemm(values, panel, sums[:, start:stop], 2.0**exponent)
+        if not direct:
+            target[...] = sums
+
+    return run
+
+
+def plain_dtype(fmt: Format) -> np.dtype[Any]:
+    """The dtype of the numbers of a plain format."""
+    return float_dtype("bfloat16") if fmt.name == "bf16" else fmt.dtype
+
+
+def _numpy_type(c_name: str) -> np.dtype[Any]:
+    """NumPy's dtype of a type that kernels call so."""
+    return float_dtype(next(name for name, c in C_TYPES.items() if c == c_name))
+
+
+def _view(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """A contiguous CuPy array over memory that the caller keeps."""
+    import cupy
+
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = cupy.cuda.UnownedMemory(pointer, size, None)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def _gemm(x: Any, w: Any, y: Any, alpha: float) -> None:
+    """y [M, N] (rows may be strided) = alpha * x [M, K] @ w [N, K].T, float32 sums, on the current stream."""
+    import cupy
+    from cupy.cuda import cublas, runtime
+
+    kinds = {"float32": runtime.CUDA_R_32F, "float16": runtime.CUDA_R_16F, "bfloat16": runtime.CUDA_R_16BF}
+    scalars = np.array([alpha, 0], np.float32)
+    handle = cupy.cuda.device.get_cublas_handle()
+    cublas.setStream(handle, cupy.cuda.get_current_stream().ptr)
+    (m, k), n = x.shape, len(w)
+    at = scalars.ctypes.data
+    cublas.gemmEx(
+        handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, m, k,
+        at, w.data.ptr, kinds[w.dtype.name], k, x.data.ptr, kinds[x.dtype.name], k,
+        at + 4, y.data.ptr, kinds[y.dtype.name], y.strides[0] // y.itemsize,
+        cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
+    )  # fmt: skip
+
+
+def _nothing(p: Problem) -> tuple[()]:
+    return ()
+
+
+def _no_template(p: Problem, config: None) -> Template:
+    return {}
+
+
+DEQUANTIZE = Kernel("unpack", lambda p: bool(p.format.slots), _nothing, lambda p: None, _no_template, launch)
+CUBLAS = Kernel(
+    "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, lambda p: None, _no_template, launch
+)
