@@ -6,8 +6,8 @@ import svg
 from tables import HEADLINE, LARGE, Rows, baseline_rows, name
 
 from qgemm import FORMATS
+from qgemm.arguments import ACTIVATIONS
 from qgemm.bench.results import Results, share, speedup
-from qgemm.ops import ACTIVATIONS
 
 PLOTS = ("speedup", "bandwidth")
 LLAMA_CPP = ("q4_0", "q8_0")  # formats in which llama.cpp was measured

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from qgemm.arguments import ACTIVATIONS
 from qgemm.bench.results import MMA, SUSTAINED, Results, Row, earlier, key, load, share, speedup
-from qgemm.ops import ACTIVATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tools" / "results" / "h200.json"  # the one that the documents show
