@@ -100,7 +100,7 @@ def test_rows_of_other_kernels_say_so():
     assert (both["kernels_sha256"], both["sweep"]) == ("abc", {})
     later = results.merge(both, made_up(rows=[row(m=4)], kernels_sha256="ghi"))
     assert [found.get("kernels_sha256") for found in later["rows"]] == ["def", "abc", None]
-    assert "Of Q4_0 some rows, last of 2026-01-31, were measured" in "".join(tables.before(tables.Rows(later)))
+    assert "Some rows of Q4_0, the last of 2026-01-31, were measured" in "".join(tables.before(tables.Rows(later)))
     assert not list(tables.before(tables.Rows(made_up())))
 
 
@@ -389,7 +389,7 @@ def test_kbit_tables(tmp_path):
     assert "| 4096x4096 | – | 8.0 (1.33) |" in text
     assert "| 8192x8192 | 3.00 / – / 3.00 / – | 3.00 / – / 3.00 / – |" in text
     assert "64x64" not in text
-    assert "takes 65% to 70% of the speed of reading as many bytes, decoding 65% to 65%" in text
+    assert "reaches 65% to 70% of the speed of reading as many bytes, decoding 65% to 65%" in text
 
 
 def test_speed_table(tmp_path):
@@ -436,7 +436,7 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     mma = [row(activation=activation, m=64, us=us) for activation, us in (("a16", 12.0), ("a8", 20.0))]
     results.write(path, made_up(rows=rows, mma=mma, host_slowest_us={"a16": 9.5, "a8": 11.0}))
     text = tables.speed_table(path)
-    assert "then cuBLAS take 10 to 11 times as long, at M = 1, 16." in text
+    assert "then cuBLAS, takes 10 to 11 times as long, at M = 1, 16." in text
     assert "| M | 4096x4096 |\n| --- | --: |\n| 64 | 2.00 / 1.20 |" in text
     assert "7.0 us for `a16`, 9.0 us for `a8` on its fastest CPU, 9.5 us for `a16`, 11.0 us for `a8` on its" in text
     results.write(path, made_up())

@@ -103,7 +103,7 @@ def baselines_table() -> str:
             by_m = baseline_rows(library, fmt, shape)
             cells = (f"{by_m[m]['us']:g} ({speedup(by_m[m]):.2f})" if m in by_m else "–" for m in counts)
             lines.append([f"{library} {fmt}", *cells])
-        parts.append(f"{name(shape)}, us (times as fast as cuBLAS in float16), by M:")
+        parts.append(f"{name(shape)}, us (speed-up over cuBLAS in float16), by M:")
         parts.append(markdown(["library, weights", *map(str, counts)], lines))
     return "\n\n".join(parts)
 
@@ -122,13 +122,13 @@ def speed_table(path: Path = RESULTS) -> str:
     )
     return "\n\n".join([
         where,
-        f"Times as fast as cuBLAS in float16, {HEADLINE.upper()}, `a16` / `a8`:",
+        f"Speed-up over cuBLAS in float16, {HEADLINE.upper()}, `a16` / `a8`, by M and N x K:",
         speedups_table(rows),
         *others(rows),
         *dequantized(rows),
         *sustained(results),
         *without_wgmma(results),
-        "Share of the speed of memory at M = 1 (time of only reading the packed bytes / ours), `a16` / `a8`:",
+        "Share of memory speed at M = 1 (time of a kernel that only reads the packed bytes / ours), `a16` / `a8`:",
         shares_table(rows),
         *before(rows),
         " ".join([on_host(results), *packing(results)]),
@@ -141,7 +141,7 @@ def others(rows: Rows) -> Iterator[str]:
     formats = [fmt for fmt in rows.formats if fmt not in KBIT and all(rows(fmt, "a16", m, shape) for m in counts)]
     if formats:
         lines = [[fmt.upper(), *(f"{speedup(rows(fmt, 'a16', m, shape)):.2f}" for m in counts)] for fmt in formats]
-        yield f"Times as fast as cuBLAS in float16 by format and M, `a16`, {name(shape)}:"
+        yield f"Speed-up over cuBLAS in float16 by format and M, `a16`, {name(shape)}:"
         yield markdown(["format", *map(str, counts)], lines)
 
 
@@ -162,7 +162,7 @@ def dequantized(rows: Rows) -> Iterator[str]:
         longer = [row["dequantize_us"] / row["us"] for row in found]
         m = sorted({row["M"] for row in found})
         yield (
-            f"Decoding the matrix to float16 for each product and then cuBLAS take {min(longer):.0f} to "
+            f"Dequantizing W to float16 for each product, then cuBLAS, takes {min(longer):.0f} to "
             f"{max(longer):.0f} times as long, at M = {', '.join(map(str, m))}."
         )
 
@@ -171,7 +171,7 @@ def without_wgmma(results: Results) -> Iterator[str]:
     """The table of the kernels that GPUs without wgmma have, if they were measured."""
     if rows := results.get(MMA):
         yield (
-            "The kernels for sm_80 to sm_89, compiled for this GPU, which has others: times as fast as cuBLAS in "
+            "The kernels for GPUs without wgmma (sm_80 to sm_89), measured on this one: speed-up over cuBLAS in "
             "float16, `prefill_sm80` for `a16` / `prefill_sm80_a8` for `a8`:"
         )
         yield speedups_table(Rows({"rows": rows}))
@@ -182,7 +182,8 @@ def before(rows: Rows) -> Iterator[str]:
     old = [row for row in rows.by_key.values() if earlier(row)]
     if old:
         formats = ", ".join(sorted({row["format"].upper() for row in old}))
-        yield f"Of {formats} some rows, last of {max(row['date'] for row in old)}, were measured with earlier kernels."
+        last = max(row["date"] for row in old)
+        yield f"Some rows of {formats}, the last of {last}, were measured with earlier kernels."
 
 
 def packing(results: Results) -> Iterator[str]:
@@ -202,7 +203,7 @@ def sustained(results: Results) -> Iterator[str]:
         ours, cublas = (f"{max(found):.0f}%" for found in longer)
         m = sorted({row["M"] for row, _ in pairs})
         yield (
-            "Without a rest the GPU soon meets its power limit and lowers its clock: at "
+            "Back-to-back replays reach the GPU's power limit, which lowers its clock: at "
             f"M = {m[0]} to {m[-1]} products then take up to {ours} longer, those of cuBLAS up to {cublas}."
         )
 
@@ -246,9 +247,9 @@ def kbit_tables(path: Path = RESULTS) -> str:
         return " / ".join("–" if row is None else f"{speedup(row):.2f}" for row in found)
 
     return "\n\n".join([
-        "Microseconds at M = 1 (times of only reading the packed bytes):",
+        "Microseconds at M = 1 (over the time of a kernel that only reads the packed bytes):",
         table(decoding),
-        f"Times as fast as cuBLAS in float16, at M = {' / '.join(map(str, KBIT_M))}:",
+        f"Speed-up over cuBLAS in float16 at M = {' / '.join(map(str, KBIT_M))}:",
         table(speedups),
         *plane_rates(results),
     ])  # fmt: skip
@@ -260,7 +261,7 @@ def plane_rates(results: Results) -> Iterator[str]:
               for kernel in PLANE_KERNELS}  # fmt: skip
     if all(shares.values()):
         of = (f"{min(found):.0f}% to {max(found):.0f}%" for found in shares.values())
-        yield f"Quantizing on the GPU takes {next(of)} of the speed of reading as many bytes, decoding {next(of)}."
+        yield f"Quantizing on the GPU reaches {next(of)} of the speed of reading as many bytes, decoding {next(of)}."
 
 
 def pair(rows: Rows, of, style: str, *what) -> str:
