@@ -23,6 +23,7 @@ from .errors import (
 from .formats import FORMATS
 from .ops import matmul, matmul_many, quantize, quantize_activations
 from .tensor import Tensor
+from .version import __version__
 
 __all__ = [
     "FORMATS",
@@ -38,6 +39,7 @@ __all__ = [
     "QuantizeError",
     "Tensor",
     "UnsupportedError",
+    "__version__",
     "backends",
     "decode_e4m4",
     "encode_e4m4",
@@ -48,4 +50,3 @@ __all__ = [
     "quantize_activations",
     "write",
 ]
-__version__ = "0.1.0"

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
+from qgemm.bench import convert, cpu, encode, gpu, results, sweep
+from qgemm.bench.results import Results
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.formats import FORMATS, format_named
@@ -20,9 +22,6 @@ from qgemm.text import json_lines
 
 from .abilities import served
 from .common import Command, count, counts
-
-if TYPE_CHECKING:
-    from qgemm.bench.results import Results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
 
 def on_cpu(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.cpu or, with --convert, of qgemm.bench.convert."""
-    from qgemm.bench import convert, cpu
-
     rows = convert.run() if args.convert else cpu.run()
     print(cpu.table(rows, "whole processes" if args.convert else " x ".join(map(str, cpu.SHAPE))))
     if args.out is not None:
@@ -74,8 +71,6 @@ def on_cpu(args: argparse.Namespace) -> int:
 
 def encoding(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.encode."""
-    from qgemm.bench import encode
-
     rows = encode.run()
     print(encode.table(rows))
     if args.out is not None:
@@ -93,8 +88,6 @@ def verdict(rows: Sequence[Any]) -> int:
 
 def on_gpu(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.gpu."""
-    from qgemm.bench import gpu, results, sweep
-
     options = gpu.Options(
         args.formats or weight_formats(),
         args.activations,
@@ -132,8 +125,6 @@ def weight_formats() -> list[Format]:
 
 def keep(out: Path | None, merging: bool, found: Results) -> None:
     """Write the results so far; with `merging` beside the rows that are in the file."""
-    from qgemm.bench import results
-
     if out is None:
         return
     path = file_at(out, results.file_stem(found["device"]))

@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from qgemm import __version__
 from qgemm.backend import backends
 from qgemm.text import printable
+from qgemm.version import __version__
 
 from . import bench, convert, info, matmul, routes, verify
 from .common import UsageError
