@@ -4,11 +4,12 @@ ARGS ?=
 BOOTSTRAP = $(PYTHON) tools/bootstrap.py
 BIN = .venv/bin
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo check test lint format bench clean
 
 help:
 	@echo "make demo     set up, then embed sentences with packed weights"
-	@echo "make test     set up, then run the tests         ARGS='-k q4_0'"
+	@echo "make check    the quick tests, without a compiler: under a minute"
+	@echo "make test     set up, then run all tests         ARGS='-k q4_0'"
 	@echo "make lint     ruff, clang-format, mypy"
 	@echo "make format   rewrite the sources as lint wants them"
 	@echo "make bench    measure this machine               ARGS='--cpu'"
@@ -17,6 +18,10 @@ help:
 demo:
 	$(BOOTSTRAP) demo
 	$(BIN)/python tools/demo.py $(ARGS)
+
+check:  # what a test needs a compiler for is in a marker, see pyproject.toml
+	$(BOOTSTRAP) test
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 -m "not gpu and not compiles" $(ARGS)
 
 test:  # more workers than 8 gain little, and on a GPU machine all of them share one device
 	$(BOOTSTRAP) test

@@ -20,6 +20,7 @@ from ledger import LEDGER
 import qgemm
 from qgemm.bench.results import sources_sha256
 from qgemm.cli import main as cli
+from qgemm.cuda.jit import cache, nvrtc
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -36,6 +37,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not cuda.available:
                 item.add_marker(pytest.mark.skip(reason=cuda.detail))
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the quick tier quick: a test that compiles kernels is marked so."""
+    if not {"compiles", "gpu"} & set(request.keywords):
+
+        def refuse(source: str, arch: str, headers: object = None) -> None:
+            pytest.fail("a test that compiles a kernel is marked with pytest.mark.compiles")
+
+        monkeypatch.setattr(cache, "compile_cubin", refuse)
+        monkeypatch.setattr(nvrtc, "compile_cubin", refuse)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-import re
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from strategies import EDGES, TILED, each, every_tiling, seeds
 
 import qgemm
-from qgemm.cuda.jit import codegen, nvrtc
 from qgemm.cuda.kernels import prefill_sm90 as prefill
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels import sm90_config as tilings
@@ -128,15 +126,6 @@ def test_rows_of_the_table_are_for_someone():
         if row.needs > 1 or row.lone:
             later = (other for other in tilings.TILINGS[index + 1 :] if other.m >= row.m and other.least <= row.least)
             assert any(not other.lone and other.needs == 1 for other in later)
-
-
-@every_tiling([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
-def test_tuned_kernels_keep_their_registers(fmt, tiling):
-    """Neither spills nor wgmma that wait for each other: ptxas says so as C75xx."""
-    source = codegen.compose("prefill", fmt, **tilings.prefill_template(fmt, tiling, "half"))
-    _, report = nvrtc.compile_cubin(source, "sm_90a")
-    assert re.search(r"\b0 bytes spill stores", report)
-    assert "C75" not in report
 
 
 def quotient(number: int, divisor: prefill.Divisor) -> int:

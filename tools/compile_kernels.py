@@ -1,8 +1,9 @@
-"""Compile every kernel x format x architecture with NVRTC, without a GPU; report registers and spills.
+"""Compile kernels x formats x architectures with NVRTC, without a GPU; report registers and spills.
 
-On the tuned architecture every template that a product can get is compiled, elsewhere one set of types.
+Every kernel is compiled for every format and architecture: on the tuned architecture in every config, elsewhere in one
+config for each class of x (16 bits, float, prepared); configs and the types of one class take turns. What was compiled
+before comes from the cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first: --all --arch sm_90a fills it.
 Exit 1 if anything fails to compile, with the log, or if a kernel that is tuned for its architecture spills registers.
-With --fill-cache the kernels go into the cache where a GPU looks first (qgemm/cuda/jit/cache.py); nothing is reported.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +24,13 @@ from tqdm import tqdm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.routes import common_variants, variants
-from qgemm.cuda.problem import Q8_1
 
 TUNED = "sm_90a"
 TUNED_KERNELS = ("decode", "decode_a8", "prefill")  # there; for x of 16 bits or Q8_1 they may spill no registers
-ELSEWHERE = {"In": ("half", Q8_1), "Out": ("float",)}  # the types compiled for the other architectures
+SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
+CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in their instructions, not in what is done
+
+Template = dict[str, Any]
 
 
 class Unit(NamedTuple):
@@ -41,36 +46,47 @@ class Unit(NamedTuple):
         return f"{self.arch:7} {self.kernel} {self.format} {parameters}"
 
 
-def units(archs: tuple[str, ...] = nvrtc.ARCHS) -> Iterator[Unit]:
-    """Everything that CI compiles."""
-    tiled = [fmt for fmt in FORMATS.values() if fmt.slots]
+def every_unit(archs: Iterable[str] = nvrtc.ARCHS) -> Iterator[Unit]:
+    """Everything that a product, a conversion or an upload may need."""
     for arch in archs:
         sm = int("".join(filter(str.isdigit, arch)))
-        wanted = [(kernel, fmt.name, template) for fmt in tiled for kernel, template in variants(fmt, sm)]
-        wanted += [(kernel, "", template) for kernel, template in common_variants()]
-        for kernel, name, template in wanted:
-            common = all(template.get(key, some[0]) in some for key, some in ELSEWHERE.items())
-            floats = kernel == "fused" and template["In"] == template["Out"] == "float"  # the one for exact levels
-            if arch == TUNED or common or floats or not name:
-                yield Unit(kernel, name, tuple(template.items()), arch)
+        for fmt in (fmt for fmt in FORMATS.values() if fmt.slots):
+            yield from (Unit(kernel, fmt.name, tuple(t.items()), arch) for kernel, t in variants(fmt, sm))
+        yield from (Unit(kernel, "", tuple(t.items()), arch) for kernel, t in common_variants())
+
+
+def units() -> Iterator[Unit]:
+    """What CI compiles of every_unit().
+
+    Of each kernel, format and class of x every config on the tuned architecture, one elsewhere. Which one, and of which
+    type, is a matter of turns, so that over formats and architectures all configs and types are compiled.
+    """
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Unit]]] = defaultdict(lambda: defaultdict(list))
+    for unit in every_unit():
+        template = dict(unit.template)
+        source, out = template.get("In", ""), template.get("Out", "")
+        groups[unit.arch, unit.format, unit.kernel, CLASSES.get(source, source)][source, out].append(unit)
+    turns: Counter[tuple[str, str]] = Counter()
+    for (arch, name, kernel, kind), by_type in groups.items():
+        configs = [[unit for unit in some if unit] for some in zip_longest(*by_type.values())]  # one, by each type
+        turn, count = turns[kernel, kind], len(configs)
+        if not name:  # so few that none waits for its turn
+            yield from (unit for config in configs for unit in config)
+        elif arch == TUNED:
+            yield from (config[(i + turn) % len(config)] for i, config in enumerate(configs))
+        else:
+            config = configs[turn % count]
+            yield config[(turn + turn // count) % len(config)]
+        turns[kernel, kind] += 1
 
 
 def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
-    """(unit, ptxas' report, error); one of the two texts is empty."""
+    """(unit, ptxas' report, error); one of the two texts is empty. The kernel is in the cache then."""
     try:
         source = codegen.compose(unit.kernel, FORMATS.get(unit.format), **dict(unit.template))
-        return unit, nvrtc.compile_cubin(source, unit.arch)[1], ""
+        return unit, cache.cached(source, unit.arch).report, ""
     except nvrtc.CompileError as error:
         return unit, "", str(error)
-
-
-def cache_unit(unit: Unit) -> str:
-    """Compile into the cache -> the error, or ""."""
-    try:
-        cache.cached_cubin(codegen.compose(unit.kernel, FORMATS.get(unit.format), **dict(unit.template)), unit.arch)
-        return ""
-    except nvrtc.CompileError as error:
-        return f"{unit}: {error}"
 
 
 class Resources(NamedTuple):
@@ -92,8 +108,9 @@ def problem(unit: Unit, report: str, error: str) -> str:
         return f"{unit}: {error}"
     if unit.arch != TUNED or unit.kernel not in TUNED_KERNELS or ("In", "float") in unit.template:
         return ""
-    spilled = resources(report).spilled
-    return f"{unit}: spills {spilled} bytes of registers" if spilled else ""
+    if spilled := resources(report).spilled:
+        return f"{unit}: spills {spilled} bytes of registers"
+    return f"{unit}: wgmma wait for each other: {report}" if SERIALIZED in report else ""
 
 
 def summary(found: dict[Unit, Resources]) -> Iterator[str]:
@@ -105,23 +122,28 @@ def summary(found: dict[Unit, Resources]) -> Iterator[str]:
         yield f"{arch:7} {kernel:22} {max(taken.registers for taken in some):3} registers{spilling}"
 
 
+def options() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [fmt.name for fmt in FORMATS.values() if fmt.slots]
+    parser.add_argument("--arch", action="append", choices=nvrtc.ARCHS, help="only this architecture (repeatable)")
+    parser.add_argument("--format", action="append", choices=names, help="only this format (repeatable)")
+    parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
+    parser.add_argument("--all", action="store_true", help="every config and type everywhere, not what CI compiles")
+    parser.add_argument("--report", metavar="PATH", type=Path, help="write registers and spilled bytes of every unit")
+    return parser.parse_args()
+
+
 def main() -> int:
     """Compile, print a line per architecture and kernel; with --report write one per unit."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", action="append", choices=nvrtc.ARCHS, help="only this architecture (repeatable)")
-    parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
-    parser.add_argument("--report", metavar="PATH", type=Path, help="write registers and spilled bytes of every unit")
-    parser.add_argument("--fill-cache", action="store_true", help="only compile what is not in the cache, into it")
-    options = parser.parse_args()
+    asked = options()
     todo = [
-        unit for unit in units(tuple(options.arch or nvrtc.ARCHS)) if unit.kernel in (options.kernel or [unit.kernel])
+        unit
+        for unit in (every_unit() if asked.all else units())
+        if unit.arch in (asked.arch or [unit.arch])
+        and unit.format in (asked.format or [unit.format])
+        and unit.kernel in (asked.kernel or [unit.kernel])
     ]
-    if options.fill_cache:
-        with ProcessPoolExecutor(os.cpu_count()) as pool:
-            done = tqdm(pool.map(cache_unit, todo, chunksize=8), total=len(todo), delay=1, disable=None)
-            errors = [error for error in done if error]
-        print(*errors, f"{len(todo) - len(errors)} of {len(todo)} kernels are in {cache.cache_dir()}", sep="\n")
-        return 1 if errors else 0
     found: dict[Unit, Resources] = {}
     failed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -133,13 +155,13 @@ def main() -> int:
             if not error:
                 found[unit] = resources(report)
     print(*summary(found), sep="\n")
-    if options.report:
-        options.report.parent.mkdir(parents=True, exist_ok=True)
+    if asked.report:
+        asked.report.parent.mkdir(parents=True, exist_ok=True)
         lines = (f"{taken.registers}\t{taken.spilled}\t{unit}\n" for unit, taken in found.items())
-        options.report.write_text("registers\tbytes spilled\tunit\n" + "".join(lines))
-    archs = sorted({unit.arch for unit in todo})
-    print(f"{len(todo) - failed} of {len(todo)} kernels are good for {', '.join(archs)}")
-    return 1 if failed else 0
+        asked.report.write_text("registers\tbytes spilled\tunit\n" + "".join(lines))
+    archs = ", ".join(sorted({unit.arch for unit in todo}))
+    print(f"{len(todo) - failed} of {len(todo)} kernels are good for {archs}, in {cache.cache_dir()}")
+    return 1 if failed or not todo else 0
 
 
 if __name__ == "__main__":

@@ -5,36 +5,61 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 
-from .nvrtc import OPTIONS, compile_cubin, nvrtc_version
-from .sources import kernels_dir
+from .nvrtc import OPTIONS, Compiled, compile_cubin, nvrtc_version
+from .sources import closure
 
 
-def cached_cubin(source: str, arch: str) -> bytes:
-    """The cubin of a source for an arch, from the cache or compiled into it.
+def cached(source: str, arch: str, headers: Mapping[str, str] | None = None) -> Compiled:
+    """A unit compiled for an arch, with ptxas' report: from the cache, or compiled into it.
 
-    The cache is $QGEMM_CACHE_DIR, else $XDG_CACHE_HOME/qgemm, else ~/.cache/qgemm; where it cannot be written,
-    every process compiles anew. An entry starts with the SHA-256 of its cubin, so that a damaged one is replaced.
+    The key is everything the compiler reads: source, the headers it includes (the others of kernels/ do not matter),
+    arch, options, version. The cache is $QGEMM_CACHE_DIR, else $XDG_CACHE_HOME/qgemm, else ~/.cache/qgemm; where it
+    cannot be written, every process compiles anew.
     """
-    facts = (source, sources_digest(), arch, OPTIONS, nvrtc_version())
-    path = cache_dir() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.cubin"
+    path = cache_dir() / f"{key(source, arch, headers)}.cubin"
     try:
-        digest, cubin = path.read_bytes()[:32], path.read_bytes()[32:]
-        if hashlib.sha256(cubin).digest() == digest:
-            return cubin
-    except OSError:
-        pass  # not compiled yet
-    cubin, _ = compile_cubin(source, arch)
+        return unpacked(path.read_bytes())
+    except (OSError, ValueError):
+        pass  # not compiled yet, or damaged
+    made = compile_cubin(source, arch, headers)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(cubin).digest() + cubin)
+            file.write(packed(made))
         os.replace(file.name, path)
     except OSError:
         pass  # read-only home: slower, not wrong
-    return cubin
+    return made
+
+
+def cached_cubin(source: str, arch: str, headers: Mapping[str, str] | None = None) -> bytes:
+    """The machine code alone, as a GPU loads it."""
+    return cached(source, arch, headers).cubin
+
+
+def key(source: str, arch: str, headers: Mapping[str, str] | None = None) -> str:
+    """The name of a unit's entry: SHA-256 of all that its compilation depends on."""
+    facts = (source, closure(source, headers or {}), arch, OPTIONS, nvrtc_version())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def packed(made: Compiled) -> bytes:
+    """An entry: SHA-256 of the rest, by which a damaged one is known; the report's size in 4 bytes; report; cubin."""
+    report = made.report.encode()
+    rest = len(report).to_bytes(4, "little") + report + made.cubin
+    return hashlib.sha256(rest).digest() + rest
+
+
+def unpacked(entry: bytes) -> Compiled:
+    """The inverse of packed; ValueError if the entry is damaged."""
+    digest, rest = entry[:32], entry[32:]
+    if hashlib.sha256(rest).digest() != digest:
+        raise ValueError("a damaged cache entry")
+    end = 4 + int.from_bytes(rest[:4], "little")
+    return Compiled(rest[end:], rest[4:end].decode())
 
 
 def cache_dir() -> Path:
@@ -42,12 +67,3 @@ def cache_dir() -> Path:
     if chosen := os.environ.get("QGEMM_CACHE_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qgemm"
-
-
-@cache
-def sources_digest() -> str:
-    """SHA-256 of every file in kernels/: an edited header never meets a stale cubin."""
-    folder, digest = kernels_dir(), hashlib.sha256()
-    for path in sorted(folder.rglob("*.cu*")):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()

@@ -6,8 +6,9 @@ By ourselves, not by CuPy: CuPy adds -ftz=true, which would flush the subnormal 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from .sources import kernels_dir
 
@@ -26,13 +27,21 @@ class CompileError(RuntimeError):
     """NVRTC refused a kernel, or is not there; the message holds its log."""
 
 
-def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
-    """NVRTC: source -> (cubin for arch, ptxas' report of registers and spills). CompileError holds the log."""
+class Compiled(NamedTuple):
+    """A kernel's machine code for one architecture, and what ptxas reports of it: registers, spills."""
+
+    cubin: bytes
+    report: str
+
+
+def compile_cubin(source: str, arch: str, headers: Mapping[str, str] | None = None) -> Compiled:
+    """Compile a unit; headers are those made in memory, by the name in an #include. CompileError holds the log."""
     nvrtc, include = _nvrtc()
     options = [f"--gpu-architecture={arch}", *OPTIONS, "--ptxas-options=-v"]
     options += [f"--include-path={path}" for path in (kernels_dir(), include)]
     encoded = [option.encode() for option in options]
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"qgemm.cu", 0, [], [])
+    names, texts = ([text.encode() for text in some] for some in ((headers or {}).keys(), (headers or {}).values()))
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"qgemm.cu", len(names), texts, names)
     _check(nvrtc, status, "cannot create a program")
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
@@ -45,7 +54,7 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
         _check(nvrtc, status, f"no cubin for {arch}")
         cubin = bytearray(size)
         nvrtc.nvrtcGetCUBIN(program, cubin)
-        return bytes(cubin), report
+        return Compiled(bytes(cubin), report)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

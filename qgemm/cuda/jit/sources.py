@@ -1,8 +1,14 @@
-"""Where the CUDA sources are."""
+"""Where the CUDA sources are, and which of them a translation unit includes."""
 
 from __future__ import annotations
 
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 def kernels_dir() -> Path:
@@ -10,3 +16,36 @@ def kernels_dir() -> Path:
     package = Path(__file__).parents[2]
     inside = package / "kernels"
     return inside if inside.is_dir() else package.parent / "kernels"
+
+
+def closure(source: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """All that a unit includes with quotes, however deeply: path below kernels/, or name in `headers` -> content.
+
+    headers: those made in memory, by the name in an #include; they come before files. An #include in a comment or
+    behind an #if counts as well: one header too many costs a compilation, one too few would serve a stale kernel. A
+    file that is not there is left out; if it is needed, compiling fails.
+    """
+    folder, found = kernels_dir(), dict[str, str]()
+    todo = list(_included("", source))
+    while todo:
+        names = todo.pop()
+        for name in names:
+            text = headers.get(name) if name in headers else _text(folder / name)
+            if text is not None:
+                if name not in found:
+                    found[name] = text
+                    todo.extend(_included(posixpath.dirname(name), text))
+                break
+    return dict(sorted(found.items()))
+
+
+def _included(folder: str, text: str) -> Iterator[tuple[str, str]]:
+    """Of each #include of a file in `folder` the two paths it may mean: beside that file, or below kernels/."""
+    for name in INCLUDE.findall(text):
+        yield posixpath.normpath(posixpath.join(folder, name)), posixpath.normpath(name)
+
+
+@cache
+def _text(path: Path) -> str | None:
+    """A file's content; None if there is none. Read once a process."""
+    return path.read_text() if path.is_file() else None

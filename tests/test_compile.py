@@ -1,0 +1,121 @@
+"""What the compiler makes of the kernels, and which of them CI compiles."""
+
+from __future__ import annotations
+
+import itertools
+
+import compile_kernels
+import pytest
+from strategies import TILED
+
+import qgemm
+from qgemm.cuda.jit import cache, codegen, nvrtc
+from qgemm.cuda.kernels import decode, routes
+from qgemm.cuda.problem import Q8_1, TYPES, Problem
+
+SIZES = {"DEPTH", "WARP_BYTES", "SPLITS", "SHARED", "SLOTS"}  # parameters that follow from a format's bytes
+OF_TYPES = {"LEVEL", "ABOVE_BOUND", "LEAST_UNIT", "MOST_UNIT"}  # parameters that follow from the type of x
+EVERY, UNITS = list(compile_kernels.every_unit()), list(compile_kernels.units())
+
+
+def kind_of(unit):
+    """The class of x of which CI compiles one type."""
+    source = dict(unit.template).get("In", "")
+    return compile_kernels.CLASSES.get(source, source)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("arch", nvrtc.ARCHS)
+def test_a_kernel_compiles_for_every_architecture(arch):
+    """All kernels are compiled by tools/compile_kernels.py; this keeps one of each architecture in the test run."""
+    cubin, report = cache.cached(codegen.compose("unpack", qgemm.FORMATS["q4_0"], Out="half"), arch)
+    assert cubin.startswith(b"\x7fELF")
+    assert "0 bytes spill stores" in report
+
+
+@pytest.mark.compiles
+def test_compile_errors_carry_the_log():
+    with pytest.raises(nvrtc.CompileError, match=r"compiling for sm_80 failed[\s\S]*undefined_name"):
+        nvrtc.compile_cubin("__global__ void k() { undefined_name(); }", "sm_80")
+
+
+def config(unit, *dropped):
+    """What a unit is compiled for but for its format's bytes: kernel and parameters."""
+    return unit.kernel, *(pair for pair in unit.template if pair[0] not in SIZES.union(dropped))
+
+
+def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
+    reached = [{(unit.arch, unit.kernel, unit.format, kind_of(unit)) for unit in some} for some in (EVERY, UNITS)]
+    assert reached[0] == reached[1]
+    assert len(set(UNITS)) == len(UNITS) < len(EVERY) / 3
+    for arch in nvrtc.ARCHS:
+        sm = int("".join(filter(str.isdigit, arch)))
+        rows = {row.kernel.name for row in routes.ROUTES if row.runs_on(sm) and row.kernel.name != "cublas"}
+        plain = {"quantize_activations", "dequantize_activations", "round_activations", "pack", "restore"}
+        plain |= {"quantize_codebook", "dequantize_codebook", "encode"}
+        assert {unit.kernel for unit in UNITS if unit.arch == arch} == rows | plain
+
+
+def test_ci_compiles_every_config():
+    """On the tuned architecture by every format, and each parameter with every type of x; elsewhere by one format."""
+
+    def tuned(units):
+        found = (unit for unit in units if unit.arch == compile_kernels.TUNED)
+        return {(unit.format, *config(unit, "In", "Out", *OF_TYPES)) for unit in found}
+
+    def elsewhere(units):
+        return {config(unit, "In", "Out") for unit in units if unit.arch != compile_kernels.TUNED}
+
+    def types(units):
+        found = (unit for unit in units if unit.arch == compile_kernels.TUNED)
+        return {
+            (unit.kernel, dict(unit.template).get("In"), pair) for unit in found for pair in config(unit, *OF_TYPES)
+        }
+
+    assert tuned(UNITS) == tuned(EVERY)
+    assert elsewhere(UNITS) == elsewhere(EVERY)
+    assert types(UNITS) == types(EVERY)
+
+
+def test_every_product_of_few_tokens_has_its_kernel():
+    """Of each format, activation, M and type of x on the tuned architecture: what is routed to can be compiled."""
+    decodes = ("decode", "decode_a8")
+    tuned = [unit for unit in EVERY if unit.arch == compile_kernels.TUNED and unit.kernel in decodes]
+    compiled = {(u.kernel, u.format, dict(u.template)["In"], dict(u.template)["TOKENS"]) for u in tuned}
+    wanted = set()
+    for fmt, activation, m, source in itertools.product(TILED, ("a16", "a8"), range(1, 17), TYPES):
+        if activation == "a16" or fmt.integer:
+            row = routes.route(Problem(fmt, activation, m, 4096, 4096, 90, source))
+            inside = row.kernel.name == "decode_a8" and decode.quantizes_inside(m, 4096, 4096, 90)
+            if row.kernel.name == "decode" or inside:
+                wanted.add((row.kernel.name, fmt.name, source, row.tile(m)))
+            if row.kernel.name == "decode_a8":  # quantized before, by the user or by a kernel
+                wanted.add((row.kernel.name, fmt.name, Q8_1, row.tile(m)))
+    assert compiled == wanted
+
+
+@pytest.mark.compiles
+def test_spills_of_tuned_kernels_fail_the_compilation():
+    """A kernel that cannot keep what it needs in its registers, as if it were tuned, and as one that is not."""
+    source = """extern "C" __global__ void __launch_bounds__(1024) spills(float* x) {
+        float all[100];
+        #pragma unroll
+        for (int i = 0; i < 100; ++i) all[i] = x[1024 * i + threadIdx.x];
+        #pragma unroll 1
+        for (int turn = 0; turn < 9; ++turn)
+        #pragma unroll
+            for (int i = 0; i < 100; ++i) all[i] += all[(7 * i + 3) % 100] * x[turn];
+        #pragma unroll
+        for (int i = 0; i < 100; ++i) x[1024 * i + threadIdx.x] = all[i];
+    }"""
+    _, report = nvrtc.compile_cubin(source, compile_kernels.TUNED)
+    registers, spilled = compile_kernels.resources(report)
+    assert registers <= 64
+    assert spilled >= 4 * (100 - 64)
+    unit = compile_kernels.Unit("decode", "q4_0", (("TOKENS", 8),), compile_kernels.TUNED)
+    assert f"decode q4_0 TOKENS=8: spills {spilled} bytes" in compile_kernels.problem(unit, report, "")
+    assert compile_kernels.problem(unit._replace(arch="sm_80"), report, "") == ""
+    assert compile_kernels.problem(unit._replace(kernel="unpack"), report, "") == ""
+    assert compile_kernels.problem(unit, report, "refused").endswith("refused")
+    (line,) = compile_kernels.summary({unit: compile_kernels.resources(report)})
+    assert line.endswith(f"{registers} registers, 1 of 1 spill up to {spilled} bytes")

@@ -1,0 +1,118 @@
+"""Which kernel a problem goes to, and how decode is configured: whatever is chosen fits the GPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from strategies import FORMATS, TILED, each
+
+import qgemm
+from qgemm.cuda.jit import nvrtc, sources
+from qgemm.cuda.kernels import decode, routes
+from qgemm.cuda.kernels import decode_config as splits
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Output, Problem
+
+
+def test_architectures():
+    assert [nvrtc.arch_of(cc) for cc in ((7, 5), (8, 9), (9, 0), (10, 0), (12, 0))] == [
+        "sm_75",
+        "sm_89",
+        "sm_90a",
+        "sm_100",
+        "sm_120",
+    ]
+
+
+@each([fmt for fmt in FORMATS if fmt.levels is not None])
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+def test_routes(fmt, activation):
+    """The first row that fits wins; a problem without a kernel is printed whole."""
+    for m in (1, 8, 9, 4096):
+        problem = Problem(fmt, activation, m, 64, 96, 75)
+        if activation == "a8" and not fmt.integer:
+            with pytest.raises(
+                qgemm.UnsupportedError, match=f"no kernel for {fmt} {activation} of half M={m} N=64 K=96 on sm_75"
+            ):
+                routes.route(problem)
+            continue
+        row = routes.route(problem)
+        assert row.fits(problem)
+        assert row is next(r for r in routes.ROUTES if r.fits(problem))
+        assert row.kernel.name == "cublas" or (sources.kernels_dir() / f"{row.kernel.name}.cu").exists()
+    with pytest.raises(qgemm.UnsupportedError, match="on sm_70"):
+        routes.route(Problem(fmt, activation, 1, 64, 96, 70))
+
+
+@each(TILED)
+@pytest.mark.parametrize("sm", [80, 86, 90, 100, 120])
+def test_decode_fits_its_shared_memory(fmt, sm):
+    """Whatever the matrix and the type of x, the rings and barriers of a CTA stay within what the GPU has."""
+    for kernel, template in routes.variants(fmt, sm):
+        if kernel not in ("decode", "decode_a8"):
+            continue
+        assert template["DEPTH"] >= 2
+        of_warp = template["WARP_BYTES"] + 8 * template["DEPTH"]
+        of_cta = tiles.table_bytes(fmt) + splits.quantized_bytes(kernel, template["In"], template["TOKENS"])
+        assert of_cta + template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
+
+
+def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
+    """The driver keeps one limit a function: a launch of a small product would lower that of a large one."""
+    asked: dict[Any, set[int]] = {}
+
+    def launch(function, grid, block, shared, *rest):
+        asked.setdefault(function, set()).add(shared)
+
+    monkeypatch.setattr(decode, "load", lambda kernel, fmt, **template: (kernel, fmt.name, *template.items()))
+    monkeypatch.setattr(decode, "Launch", launch)
+    fmt = qgemm.FORMATS["q4_0"]
+    rows = [row for row in routes.ROUTES if row.kernel.name in ("decode", "decode_a8") and row.formats.holds(fmt)]
+    sources = {"decode": ("half", "float"), "decode_a8": ("half", "Activations")}
+    for row, m, k, n in itertools.product(rows, (1, 2), (32, 4096, 16384), (64, 8192)):
+        for source in sources[row.kernel.name]:
+            problem = Problem(fmt, row.activations[0], m, n, k, 90, source, (Output(n),))
+            row.kernel.launch(problem, row.kernel.choose(problem))
+    assert len(asked) > 4
+    assert {len(sizes) for sizes in asked.values()} == {1}
+
+
+@pytest.mark.parametrize("sm", [80, 89, 90, 120])
+@pytest.mark.parametrize("tokens", [1, 8, 16])
+@pytest.mark.parametrize(("name", "kernel"), [("q4_0", "decode"), ("q4_0", "decode_a8"), ("kbit5", "decode")])
+def test_every_matrix_has_a_split(name, kernel, tokens, sm):
+    fmt = qgemm.FORMATS[name]
+    rows = list(splits.splits_for(fmt, kernel, tokens, sm))
+    assert [row.strips for row in rows] == sorted((row.strips for row in rows), reverse=True)
+    for strips in range(1, 500):
+        for m in (max(1, tokens - 7), tokens):
+            assert splits.split_of(fmt, kernel, tokens, m, strips, sm).strips <= strips
+
+
+@each([fmt for fmt in TILED if fmt.integer])
+@pytest.mark.parametrize("tokens", [1, 8, 16])
+@pytest.mark.parametrize(
+    ("kernel", "source"),
+    [("decode", "half"), ("decode", "float"), ("decode_a8", "half"), ("decode_a8", "Activations")],
+)
+def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
+    """Those of 16 warps: where two fit, some SMs get two while others have none."""
+    for split in splits.splits_for(fmt, kernel, tokens, 90):
+        template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
+        rings = template["SPLITS"] * template["WARP_BYTES"] + splits.quantized_bytes(kernel, source, tokens)
+        taken = max(rings, split.shared // 2 + splits.BARRIERS) + 1024
+        assert split.splits < 16 or 2 * taken > 228 << 10, split
+
+
+@each([fmt for fmt in TILED if fmt.codebook is not None])
+@pytest.mark.parametrize("tokens", [1, 8, 16])
+def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
+    """Of its 228 KB a CTA takes rings, barriers and 1 KB of the system; one meant to be alone more than half."""
+    for split in splits.splits_for(fmt, "decode", tokens, 90):
+        template = splits.decode_template(fmt, split, tokens, "decode", "half", 90)
+        barriers = 8 * template["SPLITS"] * template["DEPTH"]
+        rings = tiles.table_bytes(fmt) + template["SPLITS"] * template["WARP_BYTES"]
+        taken = max(rings, split.shared // 2 + splits.BARRIERS) + barriers + 1024
+        assert (2 * taken <= 228 << 10) == (split.shared < 113 << 10)
