@@ -6,6 +6,8 @@
 #pragma once
 
 #include "fragment.cuh"
+#include "ptx/dynamic_smem.cuh"
+#include "ptx/laneid.cuh"
 
 // The absmax of rows g and g + 8 of one block of a tile's two.
 __device__ inline float2 absmax_pair(const half (&blocks)[2][2], int block) { return row_pair(blocks[block]); }
@@ -28,7 +30,8 @@ struct Codebook : Fields {
         u32(&a)[4] = reinterpret_cast<u32(&)[4]>(f.a);
 #pragma unroll
         for (int i = 0; i < 4; i += PAIRS)
-            load_words<PAIRS>(a + i, reinterpret_cast<const u32*>(table() + offset(codes, (4 * step + i) / PAIRS)));
+            load_words<PAIRS>(a + i,
+                              reinterpret_cast<const u32*>(dynamic_smem() + offset(codes, (4 * step + i) / PAIRS)));
         return f;
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return raw(codes, step); }
@@ -61,7 +64,8 @@ struct Codebook : Fields {
         for (int turn = 0; turn < (STORES + THREADS - 1) / THREADS; ++turn) {
             const int i = turn * THREADS + threadIdx.x;
             const u32 first = pair(i / PER_ENTRY, 0), last = pair(i / PER_ENTRY, PAIRS - 1);
-            if (STORES % THREADS == 0 || i < STORES) reinterpret_cast<uint4*>(table())[i] = {first, last, first, last};
+            if (STORES % THREADS == 0 || i < STORES)
+                reinterpret_cast<uint4*>(dynamic_smem())[i] = {first, last, first, last};
         }
     }
 
@@ -72,19 +76,9 @@ private:
     static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS,
                   "copies of an entry lie in one row or half a row of banks");
 
-    static __device__ unsigned char* table() {
-        extern __shared__ __align__(128) unsigned char memory[];
-        return memory;
-    }
-    // %laneid, since of threadIdx ptxas would mask the lane anew for every lookup.
-    static __device__ u32 lane() {
-        u32 lane;
-        asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-        return lane;
-    }
     // Where in the table this lane finds its entry of number i.
     static __device__ u32 offset(const Codes& codes, int i) {
-        const u32 copy = lane() % Book::COPIES * (4 * PAIRS);
+        const u32 copy = laneid() % Book::COPIES * (4 * PAIRS);
         if (i < WHOLE)
             return moved<Book::INDEX_BITS>(codes.planes[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
         u32 found = copy;

@@ -16,6 +16,7 @@
 // SCALES_ONCE: a scale takes more than a load, so that lanes decode them for each other.
 #pragma once
 
+#include "ptx/lop3.cuh"
 #include "types.cuh"
 
 struct Fragment {
@@ -67,9 +68,7 @@ __device__ inline void signed_byte_levels(u32 word, half2& near, half2& far) {
 // Bits in which two words differ, masked, in one instruction.
 template <u32 MASK>
 __device__ inline u32 differing(u32 a, u32 b) {
-    u32 bits;
-    asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(bits) : "r"(a), "r"(b), "n"(MASK));
-    return bits;
+    return lop3_xor_and<MASK>(a, b);
 }
 
 // Codes without their zero, as subnormal halves: the bits of code q are the half q * 2^-24, and shifted by s bits

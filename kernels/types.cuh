@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "ptx/rcp.cuh"
+
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
@@ -31,11 +33,7 @@ __device__ inline bf16 from_float<bf16>(float value) {
 }
 
 // 1 / value, one place off at most.
-__device__ inline float reciprocal(float value) {
-    float found;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
-    return found;
-}
+__device__ inline float reciprocal(float value) { return rcp_approx_ftz(value); }
 
 // 2^e, e in -126..127.
 __device__ inline float two_to(int e) { return __int_as_float((e + 127) << 23); }

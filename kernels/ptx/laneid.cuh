@@ -1,0 +1,12 @@
+// %laneid: the lane of a thread in its warp. From threadIdx ptxas would compute it anew at every use.
+#pragma once
+
+__device__ inline unsigned laneid() {
+#ifdef __CUDA_ARCH__
+    unsigned lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+#else
+    return threadIdx.x % 32;
+#endif
+}
