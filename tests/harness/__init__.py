@@ -1,0 +1,163 @@
+"""CUDA sources on the host: a C++ compiler, a shim for what NVRTC provides, a fiber for every thread of a CTA.
+
+    Kernel("pack", fmt, ...)    a kernel, composed as for NVRTC -> a function that runs a grid of it
+    Lanes(fmt)                  the functions of a format's header, lane by lane
+
+half and bfloat16 are emulated (shim/small_float.h), intrinsics are written out (shim/cuda.h), and every function of
+kernels/ptx/ that is used has a host version beside its instruction.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qgemm.codec.format import Format
+from qgemm.cuda.jit import codegen, sources
+
+FOLDER = Path(__file__).parent
+SHIM = FOLDER / "shim"
+# -ffp-contract=off: a product and a sum stay two roundings, as the intrinsics that ask for them promise.
+OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+GUARD = 64  # bytes on each side of an array that a kernel must leave alone
+GUARDED = 0xA5
+
+
+class HostCompileError(RuntimeError):
+    """The compiler refused a translation unit; the message holds what it said."""
+
+
+@cache
+def compiler() -> str | None:
+    """$CXX, g++, c++ or clang++, whichever is found first; None if there is none."""
+    names = (os.environ.get("CXX"), "g++", "c++", "clang++")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def library(source: str) -> ctypes.CDLL:
+    """A translation unit in CUDA C++ -> the shared library that the host's compiler makes of it.
+
+    Cached in the temporary folder by the content of all sources, so that workers of one run share their work.
+    """
+    command = [compiler() or "c++", *OPTIONS, "-include", "cuda.h", f"-I{SHIM}", f"-I{sources.kernels_dir()}"]
+    facts = (command, _sources_digest(), source)
+    folder = Path(tempfile.gettempdir()) / f"qgemm-harness-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    made = folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
+    with open(made.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits and finds the library
+        if not made.exists():
+            unit = made.with_suffix(".cpp")
+            unit.write_text(source)
+            partial = made.with_suffix(".partial")
+            done = subprocess.run([*command, unit, "-o", partial], capture_output=True, text=True)
+            if done.returncode:
+                raise HostCompileError(done.stderr)
+            os.replace(partial, made)
+    return ctypes.CDLL(str(made))
+
+
+@cache
+def _sources_digest() -> str:
+    digest = hashlib.sha256()
+    for folder in (sources.kernels_dir(), FOLDER):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".cpp")):
+            digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def device_array(shape: Any, dtype: Any = np.uint8) -> np.ndarray:
+    """Zeros, aligned as the driver aligns memory, between guards: `guards` of it are to stay as they are."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.full(size + 2 * GUARD + 256, GUARDED, np.uint8)
+    start = -(raw.ctypes.data + GUARD) % 256 + GUARD
+    raw[start : start + size] = 0
+    return raw[start : start + size].view(dtype.base).reshape(*np.atleast_1d(shape), *dtype.shape)
+
+
+def to_device(array: np.ndarray, size: int = 0) -> np.ndarray:
+    """The bytes of an array in a device array of at least this size."""
+    made = device_array(max(size, array.nbytes))
+    made[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+    return made
+
+
+def check_guards(array: np.ndarray) -> None:
+    """AssertionError if something was written beside a device array."""
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    start = array.ctypes.data - base.ctypes.data
+    end = start + array.nbytes
+    assert (base[start - GUARD : start] == GUARDED).all(), "written before an array"
+    assert (base[end : end + GUARD] == GUARDED).all(), "written behind an array"
+
+
+class Kernel:
+    """One kernel for one format and template, on the host: `kernel(grid, threads, *arguments)`.
+
+    Arguments: device arrays, int, float, ctypes structs. Every call runs the grid; backwards: the last thread of a CTA
+    first, which changes the outcome where a barrier lacks.
+    """
+
+    def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
+        source = codegen.compose(name, fmt, **template)
+        self.library = library(
+            f'{source}\n#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<{name}>::grid; }}\n'
+        )
+        self.entry = ctypes.c_void_p.in_dll(self.library, "grid_of_kernel").value
+
+    def __call__(self, grid: tuple[int, int] | int, threads: int, *arguments: Any, backwards: bool = False) -> None:
+        x, y = grid if isinstance(grid, tuple) else (grid, 1)
+        passed = [argument_of(value) for value in arguments]
+        types = (ctypes.c_uint, ctypes.c_uint, ctypes.c_int, ctypes.c_bool, *(type(value) for value in passed))
+        ctypes.CFUNCTYPE(None, *types)(self.entry)(x, y, threads, backwards, *passed)
+        for value in arguments:
+            if isinstance(value, np.ndarray):
+                check_guards(value)
+
+
+def argument_of(value: Any) -> Any:
+    """What a kernel gets for a value of Python: an address, 64 bits of an integer, a float, a struct as it is."""
+    if isinstance(value, np.ndarray):
+        return ctypes.c_void_p(value.ctypes.data)
+    if isinstance(value, int):
+        return ctypes.c_longlong(value)
+    return ctypes.c_float(value) if isinstance(value, float) else value
+
+
+class Lanes:
+    """The functions of a format's header, lane by lane; see lanes.cpp for the order of what they return."""
+
+    FACTS = (
+        "ZERO", "HAS_MINIMUM", "GROUP", "SUPER_BLOCK", "HALF_FACTORS", "RAW_ZERO", "RAW_EXPONENT", "RAW_SHIFT",
+        "RAW_LEVELS", "TABLE_BYTES", "TILE_SIZE", "FIELDS_SIZE", "CODES_SIZE",
+    )  # fmt: skip
+
+    def __init__(self, fmt: Format) -> None:
+        preamble = codegen.compose("", fmt).removesuffix('#include ".cu"\n')
+        self.library = library(f'{preamble}#include "{FOLDER / "lanes.cpp"}"\n')
+
+    @property
+    def facts(self) -> dict[str, int]:
+        values = (ctypes.c_int * len(self.FACTS)).in_dll(self.library, "facts")
+        return dict(zip(self.FACTS, values, strict=True))
+
+    def call(self, name: str, m16_tiles: int, tile: np.ndarray, *outputs: np.ndarray, **unit: float) -> None:
+        """Fill outputs with what function `name` of a header for so many row groups makes of one tile."""
+        entry = ctypes.c_void_p.in_dll(self.library, f"{name}_{m16_tiles}").value
+        passed = [argument_of(value) for value in (tile, *outputs, *unit.values())]
+        ctypes.CFUNCTYPE(None, *(type(value) for value in passed))(entry)(*passed)
+        for value in outputs:
+            check_guards(value)

@@ -1,0 +1,146 @@
+// The functions of a format's header, lane by lane: what each lane of a warp makes of a tile, for a test to compare with
+// NumPy. Order of the arrays:
+//     halves, floats  [span][group of 16 rows][lane][step][register 0..3][2]
+//     bytes           [span][group of 16 rows][lane][step][row g, row g + 8][4]
+//     per group       [group of 16 rows][g][index along the row][row g, row g + 8]
+// M is the number of row groups that a warp's copy of the tile has: 4 is the tile itself.
+#include <type_traits>
+
+constexpr int LANES = 32, SCALES = TILE_COLUMNS / Format::GROUP;
+
+template <class To>
+To* at(To* out, int span, int group, int lane, int step) {
+    return out + ((((span * WARPS + group) * LANES + lane) * SPAN_STEPS + step) * 8);
+}
+
+// visit(codes of a lane, span, group, lane), each from a copy of M row groups.
+template <int M, class Visit>
+void for_lanes(const Tile& tile, Visit visit) {
+    for (int span = 0; span < SPANS; ++span)
+        for (int first = 0; first < WARPS; first += M) {
+            SpanOf<M> copy;
+            copy.copy_from(tile.spans[span], first, memcpy);
+            for (int group = 0; group < M; ++group)
+                for (int lane = 0; lane < LANES; ++lane) {
+                    threadIdx = {unsigned(lane), 0, 0};
+                    visit(copy.codes(group, lane), span, first + group, lane);
+                }
+        }
+}
+
+// visit(fields of M row groups, group within them, g, index, number of the pair of rows in an array)
+template <int M, class Visit>
+void for_scales(const Tile& tile, int indices, Visit visit) {
+    for (int first = 0; first < WARPS; first += M) {
+        FormatOf<M> copy;
+        copy.copy_from(tile.fields, first, memcpy);
+        for (int group = 0; group < M; ++group)
+            for (int g = 0; g < 8; ++g)
+                for (int index = 0; index < indices; ++index)
+                    visit(copy, group, g, index, ((first + group) * 8 + g) * indices + index);
+    }
+}
+
+template <int M, class Make>
+void fragments(const Tile& tile, void* out, Make make) {
+    for_lanes<M>(tile, [&](const Format::Codes& codes, int span, int group, int lane) {
+        for (int step = 0; step < SPAN_STEPS; ++step) {
+            const auto fragment = make(codes, step);
+            auto* to = static_cast<std::conditional_t<sizeof(fragment) == 16, u16, float>*>(out);
+            memcpy(at(to, span, group, lane, step), &fragment, sizeof(fragment));
+        }
+    });
+}
+
+template <int M>
+struct Lanes {
+    using Own = FormatOf<M>;  // as a dependent name: what a format lacks is not looked for
+
+    static void levels(const Tile& tile, void* out) { fragments<M>(tile, out, float_levels<Format>); }
+    static void fragment(const Tile& tile, void* out) { fragments<M>(tile, out, Format::fragment); }
+    static void raw(const Tile& tile, void* out) { fragments<M>(tile, out, Format::raw); }
+    static void bf16(const Tile& tile, void* out) { fragments<M>(tile, out, bf16_levels<Format>); }
+    static void bytes(const Tile& tile, u8* out) {
+        if constexpr (Own::TABLE_BYTES == 0)
+            for_lanes<M>(tile, [&](const Format::Codes& codes, int span, int group, int lane) {
+                for (int step = 0; step < SPAN_STEPS; ++step) {
+                    const Bytes found = Own::bytes(codes, step);
+                    memcpy(at(out, span, group, lane, step), &found, sizeof(found));
+                }
+            });
+    }
+    static void scale(const Tile& tile, float2* out) {
+        for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
+            out[to] = fields.scale(group, g, index);
+        });
+    }
+    static void minimum(const Tile& tile, float2* out) {
+        for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
+            out[to] = fields.minimum(group, g, index);
+        });
+    }
+    // Factors that are exact as halves, those of a group in this unit.
+    static void half_scale(const Tile& tile, half2* out, half2* minimums) {
+        for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
+            if constexpr (Own::HALF_FACTORS != 0)
+                out[to] = fields.half_scale(group, g, index), minimums[to] = fields.half_minimum(group, g, index);
+        });
+    }
+    static void sub_scale(const Tile& tile, half2* out, half2* minimums, float unit) {
+        for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
+            if constexpr (Own::HALF_FACTORS == 2) {
+                const half2 units = __float2half2_rn(unit);
+                out[to] = fields.sub_scale(group, g, index, units);
+                minimums[to] = fields.sub_minimum(group, g, index, units);
+            }
+        });
+    }
+    // Of a super-block: its minimum, and the integers of two groups at a time as bf16, row g, then row g + 8.
+    static void super_minimum(const Tile& tile, float2* out, uint2* pairs) {
+        for_scales<M>(tile, SCALES / 2, [&](const auto& fields, int group, int g, int pair, int to) {
+            if constexpr (Own::HAS_MINIMUM && Own::SUPER_BLOCK) {
+                out[to] = fields.super_minimum(group, g);
+                u32 found[2];
+                fields.sub_minimums(found, group, g, pair);
+                pairs[to] = {found[0], found[1]};
+            }
+        });
+    }
+};
+
+extern "C" {
+#define EXPORT(NAME)                 \
+    auto* NAME##_1 = Lanes<1>::NAME; \
+    auto* NAME##_2 = Lanes<2>::NAME; \
+    auto* NAME##_4 = Lanes<4>::NAME
+EXPORT(levels);
+EXPORT(fragment);
+EXPORT(raw);
+EXPORT(bf16);
+EXPORT(bytes);
+EXPORT(scale);
+EXPORT(minimum);
+EXPORT(half_scale);
+EXPORT(sub_scale);
+EXPORT(super_minimum);
+
+// Words of a lane, `count` times: side by side -> as in a tile, and back.
+void to_tile(Format::Codes* words, int count) {
+    for (int i = 0; i < count; ++i) Format::to_tile(words[i]);
+}
+void from_tile(Format::Codes* words, int count) {
+    for (int i = 0; i < count; ++i) Format::from_tile(words[i]);
+}
+
+// The table of a codebook's levels, in T, as one warp fills it.
+void fill_half(int exponent) {
+    for (threadIdx.x = 0; threadIdx.x < LANES; ++threadIdx.x) fill_table<Format, half, LANES>(exponent);
+}
+void fill_bf16(int exponent) {
+    for (threadIdx.x = 0; threadIdx.x < LANES; ++threadIdx.x) fill_table<Format, bf16, LANES>(exponent);
+}
+
+int facts[] = {Format::ZERO,     Format::HAS_MINIMUM,  Format::GROUP,        Format::SUPER_BLOCK, Format::HALF_FACTORS,
+               Format::RAW_ZERO, Format::RAW_EXPONENT, Format::RAW_SHIFT,    Format::RAW_LEVELS,  Format::TABLE_BYTES,
+               sizeof(Tile),     sizeof(Format),       sizeof(Format::Codes)};
+}

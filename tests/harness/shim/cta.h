@@ -1,0 +1,119 @@
+// A CTA on one host thread: every CUDA thread is a fiber, which runs until it has to wait for the others of its warp or of
+// its CTA. Where they can never meet (a barrier that some threads do not reach) the process ends with a message.
+#pragma once
+
+#include <ucontext.h>
+
+class Cta {
+public:
+    // Runs kernel() once for each of `threads` threads of CTA `block` of `grid`; backwards: the last thread first, so that
+    // what depends on the order, as what lacks a barrier does, comes out differently.
+    template <class Kernel>
+    Cta(dim3 grid, dim3 block, int threads, bool backwards, const Kernel& kernel)
+        : kernel(&kernel), call([](const void* kernel) { (*static_cast<const Kernel*>(kernel))(); }), threads(threads) {
+        gridDim = grid, blockIdx = block, blockDim = {unsigned(threads), 1, 1};
+        running() = this;
+        fibers = new Fiber[threads];
+        for (int i = 0; i < threads; ++i) {
+            Fiber& fiber = fibers[i];
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack;
+            fiber.context.uc_stack.ss_size = sizeof(fiber.stack);
+            fiber.context.uc_link = &scheduler;
+            makecontext(&fiber.context, begin, 0);
+        }
+        while (turn(backwards)) release();
+        delete[] fibers;
+    }
+
+    void wait_for_warp() { wait(WARP); }
+    void wait_for_cta() { wait(WHOLE_CTA); }
+
+    // The value of lane `from` of the same warp.
+    template <class T>
+    T shuffle(T value, int from) {
+        static_assert(sizeof(T) <= sizeof(Fiber::shown), "a value of 8 bytes at most");
+        const unsigned thread = threadIdx.x;
+        memcpy(&fibers[thread].shown, &value, sizeof(T));
+        wait_for_warp();
+        T found;
+        memcpy(&found, &fibers[thread / 32 * 32 + from].shown, sizeof(T));
+        wait_for_warp();
+        return found;
+    }
+
+    static Cta*& running() {
+        static Cta* cta = nullptr;
+        return cta;
+    }
+
+private:
+    enum State { READY, WARP, WHOLE_CTA, DONE };
+    static constexpr size_t STACK = 64 << 10;
+    struct Fiber {
+        ucontext_t context;
+        alignas(16) char stack[STACK];
+        State state = READY;
+        uint64_t shown = 0;  // to the lanes that shuffle
+    };
+    const void* kernel;
+    void (*call)(const void*);
+    int threads, current = 0;
+    Fiber* fibers;
+    ucontext_t scheduler;
+
+    static void begin() {
+        Cta& cta = *running();
+        cta.call(cta.kernel);
+        cta.fibers[cta.current].state = DONE;
+    }
+    void wait(State state) {
+        fibers[current].state = state;
+        swapcontext(&fibers[current].context, &scheduler);
+    }
+    // All threads that need not wait, each until it has to; false if none is left.
+    bool turn(bool backwards) {
+        bool any = false;
+        for (int i = 0; i < threads; ++i) {
+            current = backwards ? threads - 1 - i : i;
+            if (fibers[current].state == DONE) continue;
+            any = true;
+            if (fibers[current].state != READY) continue;
+            threadIdx = {unsigned(current), 0, 0};
+            swapcontext(&scheduler, &fibers[current].context);
+        }
+        return any;
+    }
+    void release() {
+        bool moved = release(0, threads, WHOLE_CTA);
+        for (int first = 0; first < threads; first += 32) moved |= release(first, min(threads, first + 32), WARP);
+        for (int i = 0; i < threads; ++i)
+            if (!moved && fibers[i].state != DONE) {
+                fprintf(stderr, "a barrier that only some threads of CTA %u reach\n", blockIdx.x);
+                abort();
+            }
+    }
+    // Makes these threads ready if all of them wait for this; those that have ended wait no more.
+    bool release(int first, int end, State state) {
+        bool found = false;
+        for (int i = first; i < end; ++i) {
+            if (fibers[i].state != state && fibers[i].state != DONE) return false;
+            found |= fibers[i].state == state;
+        }
+        if (!found) return false;
+        for (int i = first; i < end; ++i)
+            if (fibers[i].state == state) fibers[i].state = READY;
+        return true;
+    }
+};
+
+inline void __syncthreads() { Cta::running()->wait_for_cta(); }
+inline void __syncwarp(unsigned = ~0u) { Cta::running()->wait_for_warp(); }
+template <class T>
+inline T __shfl_xor_sync(unsigned, T value, int lanes) {
+    return Cta::running()->shuffle(value, int(threadIdx.x % 32) ^ lanes);
+}
+template <class T>
+inline T __shfl_sync(unsigned, T value, int from, int width = 32) {
+    return Cta::running()->shuffle(value, int(threadIdx.x) % 32 / width * width + from % width);
+}

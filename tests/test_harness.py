@@ -1,0 +1,192 @@
+"""Format headers compiled for the host: what every lane makes of a tile, compared with NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import harness
+import numpy as np
+import pytest
+from harness import Lanes, device_array, to_device
+from numpy.testing import assert_array_equal
+from strategies import CODEBOOKS, INTEGER, TILED, each
+
+from qgemm.codec.format import Format
+from qgemm.cuda.layout import tile as tiles
+
+pytestmark = pytest.mark.skipif(
+    harness.compiler() is None, reason="no C++ compiler: looked for $CXX, g++, c++ and clang++"
+)
+each_size = pytest.mark.parametrize("m16_tiles", [1, 2, 4])
+
+lanes_of = cache(Lanes)
+
+
+@cache
+def one_tile(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks [64, columns / weights] of random bytes, and their tile by NumPy."""
+    count = tiles.columns(fmt) // fmt.weights
+    raw = np.random.default_rng(11).bytes(64 * count * fmt.block_bytes)
+    blocks = np.frombuffer(raw, fmt.dtype).reshape(64, count)
+    return blocks, to_device(tiles.pack(fmt, blocks))
+
+
+def levels_of(fmt: Format) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of those blocks: codes - zero [64, columns], scale and minimum [64, groups] or zeros."""
+    blocks, _ = one_tile(fmt)
+    codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1))
+    minimum = np.zeros_like(scale) if minimum is None else minimum
+    return codes.reshape(64, -1).astype(np.float32) - zero, scale.reshape(64, -1), minimum.reshape(64, -1)
+
+
+def in_lanes(rows: np.ndarray) -> np.ndarray:
+    """Of each weight of a tile [64, columns] -> [span, group, lane, step, register, 2] as operand A has them."""
+    split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g span step far t e
+    return split.transpose(3, 0, 2, 6, 4, 5, 1, 7).reshape(-1, 4, 32, 4, 4, 2)
+
+
+def in_bytes(rows: np.ndarray) -> np.ndarray:
+    """The same as [span, group, lane, step, r, 4] of columns 2t, 2t + 8, 2t + 1, 2t + 9."""
+    split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g span step far t e
+    return split.transpose(3, 0, 2, 6, 4, 1, 7, 5).reshape(-1, 4, 32, 4, 2, 4)
+
+
+def in_pairs(rows: np.ndarray) -> np.ndarray:
+    """Of each group of weights of a tile's rows [64, groups] -> [group of rows, g, index, row g and row g + 8]."""
+    return rows.reshape(4, 2, 8, -1).transpose(0, 2, 3, 1)
+
+
+def made(fmt: Format, name: str, m16_tiles: int, like: np.ndarray, dtype: str) -> np.ndarray:
+    """What a function of the header gives for the tile, in the shape of what is expected."""
+    out = device_array(like.shape, dtype)
+    lanes_of(fmt).call(name, m16_tiles, one_tile(fmt)[1], out)
+    return out
+
+
+def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
+    """Equal with the sign of zero, where neither is NaN; NaN where the other is."""
+    assert_array_equal(found, expected)
+    numbers = ~np.isnan(expected)
+    assert_array_equal(np.signbit(found[numbers]), np.signbit(expected[numbers]))
+
+
+# ---------------------------------------------------------------- headers
+
+
+@each(TILED)
+def test_facts_of_a_header_are_those_of_the_format(fmt):
+    facts = lanes_of(fmt).facts
+    blocks, _ = one_tile(fmt)
+    codes, _, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
+    assert facts["HAS_MINIMUM"] == (minimum is not None)
+    assert facts["GROUP"] == codes.shape[-1] == fmt.group
+    assert facts["SUPER_BLOCK"] == (fmt.weights > fmt.group)
+    assert facts["HALF_FACTORS"] == tiles.half_factors(fmt)
+    assert facts["TABLE_BYTES"] == tiles.table_bytes(fmt)
+    assert facts["TILE_SIZE"] == tiles.tile_dtype(fmt).itemsize
+    exponent = tiles.raw_exponent(fmt)
+    assert facts["RAW_LEVELS"] == (exponent is not None)
+    if exponent is not None:
+        assert facts["RAW_EXPONENT"] == exponent
+
+
+@each_size
+@each(TILED)
+def test_levels(fmt, m16_tiles):
+    """Of every weight, in the lane and register that owns it."""
+    expected = in_lanes(levels_of(fmt)[0])
+    assert_array_equal(made(fmt, "levels", m16_tiles, expected, "float32"), expected)
+
+
+@each_size
+@each(INTEGER)
+def test_fragments(fmt, m16_tiles):
+    """The same as halves; codes times a power of two, before their zero is taken away; as bf16; as bytes."""
+    facts = lanes_of(fmt).facts
+    expected = in_lanes(levels_of(fmt)[0])
+    assert_array_equal(made(fmt, "fragment", m16_tiles, expected, "float16"), expected)
+    shifted = np.array([0, facts["RAW_SHIFT"]] * 2)[:, None]  # of the registers of rows g + 8
+    codes = np.ldexp(expected + np.float32(facts["RAW_ZERO"]), shifted - facts["RAW_EXPONENT"])
+    assert_array_equal(made(fmt, "raw", m16_tiles, expected, "float16"), codes)
+    bf16 = made(fmt, "bf16", m16_tiles, expected, "uint16")
+    assert_array_equal((bf16.astype(np.uint32) << 16).view(np.float32), expected)
+    expected = in_bytes(levels_of(fmt)[0])
+    assert_array_equal(made(fmt, "bytes", m16_tiles, expected, "int8"), expected + np.float32(facts["ZERO"]))
+
+
+@each_size
+@each(CODEBOOKS)
+def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
+    """Rounded to the type that fills the table, times a power of two."""
+    exponent = lanes_of(fmt).facts["RAW_EXPONENT"]
+    expected = np.ldexp(in_lanes(levels_of(fmt)[0]), -exponent)
+    lanes_of(fmt).library.fill_half(exponent)
+    for name in ("fragment", "raw"):
+        same_bits(made(fmt, name, m16_tiles, expected, "float16"), expected.astype(np.float16))
+    lanes_of(fmt).library.fill_bf16(exponent)
+    found = made(fmt, "bf16", m16_tiles, expected, "uint16").astype(np.uint32) << 16
+    bits = expected.view(np.uint32)
+    assert_array_equal(found, (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000)
+
+
+@each_size
+@each(TILED)
+def test_scales_and_minimums(fmt, m16_tiles):
+    """As NumPy decodes random bytes, infinity and NaN included."""
+    _, scale, minimum = map(in_pairs, levels_of(fmt))
+    same_bits(made(fmt, "scale", m16_tiles, scale, "float32"), scale)
+    same_bits(made(fmt, "minimum", m16_tiles, minimum, "float32"), minimum)
+
+
+@each_size
+@each([fmt for fmt in TILED if tiles.half_factors(fmt)])
+def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
+    """One half, or that of a super-block times an integer, which is given in any unit."""
+    _, scale, minimum = map(in_pairs, levels_of(fmt))
+    factors, minimums = (device_array(scale.shape, np.float16) for _ in range(2))
+    lanes_of(fmt).call("half_scale", m16_tiles, one_tile(fmt)[1], factors, minimums)
+    wide = [factors.astype(np.float32), minimums.astype(np.float32)]
+    if tiles.half_factors(fmt) == 2:
+        for unit in (1.0, 2.0**-7):
+            lanes_of(fmt).call("sub_scale", m16_tiles, one_tile(fmt)[1], factors, minimums, unit=unit)
+            with np.errstate(invalid="ignore"):  # infinity times zero
+                assert_array_equal(wide[0] * (factors.astype(np.float32) / np.float32(unit)), scale)
+                assert_array_equal(wide[1] * (minimums.astype(np.float32) / np.float32(unit)), minimum)
+    else:
+        same_bits(wide[0], scale)
+        same_bits(wide[1], minimum)
+
+
+@each_size
+@each([fmt for fmt in TILED if "dmin" in fmt.scale_fields])
+def test_minimums_of_a_super_block(fmt, m16_tiles):
+    """That of the super-block times integers, as pairs of bf16 of neighbouring groups."""
+    minimum = in_pairs(levels_of(fmt)[2])  # [4, 8, groups, 2]
+    of_pairs = (4, 8, minimum.shape[2] // 2)
+    common, pairs = device_array((*of_pairs, 2), np.float32), device_array((*of_pairs, 2, 2), np.uint16)
+    lanes_of(fmt).call("super_minimum", m16_tiles, one_tile(fmt)[1], common, pairs)
+    integers = (pairs.astype(np.uint32) << 16).view(np.float32)  # [..., pair, r, group of the pair]
+    with np.errstate(invalid="ignore"):
+        products = common[..., None] * integers
+    assert_array_equal(products.swapaxes(-1, -2).reshape(minimum.shape), minimum)
+
+
+@each([fmt for fmt in TILED if fmt.to_tile is not None])
+def test_words_of_a_tile_and_back(fmt):
+    """Random words, by the header and by the format's module."""
+    rng = np.random.default_rng(5)
+    widths = {name: tiles.tile_dtype(fmt)["spans"].base[name].shape[-1] for name in fmt.slots}
+    parts = {name: tiles.tile_dtype(fmt)["spans"].base[name].shape[1] for name in fmt.slots}
+    count = 500
+    words = {name: rng.integers(0, 2**32, (count, parts[name] * widths[name]), np.uint32) for name in fmt.slots}
+    size = lanes_of(fmt).facts["CODES_SIZE"]
+    used = sum(4 * value.shape[1] for value in words.values())
+    together = np.zeros((count, size), np.uint8)
+    together[:, :used] = np.concatenate([value.view(np.uint8) for value in words.values()], axis=1)
+    device = to_device(together)
+    for function, expected in (("to_tile", fmt.to_tile(words)), ("from_tile", words)):
+        getattr(lanes_of(fmt).library, function)(ctypes.c_void_p(device.ctypes.data), count)
+        harness.check_guards(device)
+        joined = np.concatenate([expected[name].view(np.uint8).reshape(count, -1) for name in fmt.slots], axis=1)
+        assert_array_equal(device.reshape(count, size)[:, :used], joined)

@@ -1,0 +1,174 @@
+"""Kernels that move, decode, encode and multiply without tensor cores, run on the host and compared with NumPy.
+
+Every CTA runs twice, its threads in order and backwards: what lacks a barrier differs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import harness
+import helpers
+import numpy as np
+import pytest
+from harness import Kernel, device_array, to_device
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from strategies import CODEBOOKS, ENCODED_BLOCKS, TILED, each, values
+
+from qgemm.cuda import upload
+from qgemm.cuda.layout import tile as tiles
+
+pytestmark = pytest.mark.skipif(
+    harness.compiler() is None, reason="no C++ compiler: looked for $CXX, g++, c++ and clang++"
+)
+both_ways = pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+kernel = cache(Kernel)
+
+
+def blocks_of(fmt, rows=100, columns=7 * 32, seed=0):
+    """Random bytes, of rows and columns that end inside a tile."""
+    return helpers.random_blocks(fmt, rows, columns, np.random.default_rng(seed))
+
+
+def sizes(fmt, blocks):
+    """(rows, blocks of a row, tiles of a row)"""
+    rows, count = blocks.shape
+    return rows, count, -(-count * fmt.weights // tiles.columns(fmt))
+
+
+def pieces(fmt, blocks):
+    """CTAs that move all pieces of all strips."""
+    rows, _, along = sizes(fmt, blocks)
+    return -(-rows // tiles.ROWS) * -(-along // tiles.in_piece(fmt))
+
+
+@both_ways
+@each(TILED)
+@pytest.mark.parametrize("columns", [7 * 32, 32, 700])
+def test_blocks_to_tiles(fmt, columns, backwards):
+    """pack, byte for byte, with bounds of the rows; nothing beyond the last block is read as a weight."""
+    blocks = blocks_of(fmt, columns=columns)
+    expected = tiles.pack(fmt, blocks)
+    packed, bounds = device_array(expected.nbytes), device_array(-(-len(blocks) // 64) * 64, np.float32)
+    source = to_device(blocks, -(-blocks.nbytes // 16) * 16)
+    source[blocks.nbytes :] = 0xFF
+    pack = kernel("pack", fmt, **upload.pack_template(fmt))
+    pack(pieces(fmt, blocks), tiles.PIECE_THREADS, source, packed, bounds, *sizes(fmt, blocks), backwards=backwards)
+    assert packed.tobytes() == expected.tobytes()
+    assert_array_equal(bounds[: len(blocks)], tiles.bounds(fmt, blocks))
+    assert not bounds[len(blocks) :].any()
+
+
+@both_ways
+@each(TILED)
+@pytest.mark.parametrize("columns", [7 * 32, 32, 700])
+def test_tiles_to_blocks(fmt, columns, backwards):
+    """restore, byte for byte."""
+    blocks = blocks_of(fmt, columns=columns, seed=1)
+    restored = device_array(-(-blocks.nbytes // 16) * 16)
+    restore = kernel("restore", fmt, **upload.restore_template(fmt))
+    packed = to_device(tiles.pack(fmt, blocks))
+    restore(pieces(fmt, blocks), tiles.PIECE_THREADS, packed, restored, *sizes(fmt, blocks), backwards=backwards)
+    assert restored[: blocks.nbytes].tobytes() == blocks.tobytes()
+    assert not restored[blocks.nbytes :].any()
+
+
+@both_ways
+@each(TILED)
+def test_tiles_to_weights(fmt, backwards):
+    """unpack: every weight as NumPy decodes random bytes, exact in float."""
+    blocks = blocks_of(fmt, seed=2)
+    rows, _, along = sizes(fmt, blocks)
+    expected = fmt.dequantize(blocks)
+    found = device_array(expected.shape, np.float32)
+    grid = along * tiles.spans(fmt), -(-rows // tiles.ROWS)
+    unpack = kernel("unpack", fmt, Out="float")
+    unpack(grid, 128, to_device(tiles.pack(fmt, blocks)), found, *expected.shape, 1.0, backwards=backwards)
+    assert_array_equal(found, expected)
+
+
+# ---------------------------------------------------------------- encoders
+
+
+def encoded(fmt, x, backwards=False):
+    """(blocks, what the CTAs found) of values [n, 32] float32 by the kernel."""
+    count, ctas = len(x), 2
+    made = device_array(-(-count // upload.TURN) * upload.TURN, fmt.dtype)
+    found = device_array(ctas, upload.FOUND)
+    encode = kernel("encode", fmt, **upload.encode_template("float"))
+    encode(ctas, upload.ENCODE_THREADS, to_device(x), made, found, count, backwards=backwards)
+    return made[:count], found
+
+
+@each([fmt for fmt in ENCODED_BLOCKS if fmt.integer])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_encoders(fmt, data):
+    """Four lanes a block make the bytes that NumPy makes, also of ties, zeros of either sign, subnormals."""
+    x = data.draw(values(fmt, most=150))
+    with np.errstate(all="ignore"):  # 1 / d may be infinite
+        expected = fmt.encode(x)
+    blocks, found = encoded(fmt, x, backwards=data.draw(st.booleans()))
+    assert blocks.tobytes() == expected.tobytes()
+    assert found["refused"].min() == len(x)
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.square(fmt.decode(expected) - wide).sum()
+    assert found["error"].sum() == pytest.approx(error, rel=1e-4)
+    assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
+
+
+@each([fmt for fmt in ENCODED_BLOCKS if fmt.integer])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_the_first_block_that_cannot_be_held(fmt, value):
+    x = helpers.normal(100, 32)
+    x[[70, 41], [3, 30]] = value
+    with np.errstate(all="ignore"):
+        refused = fmt.refused(x, fmt.encode(x))
+    assert encoded(fmt, x)[1]["refused"].min() == (100 if refused is None else refused.argmax())
+
+
+@each(CODEBOOKS)
+@pytest.mark.parametrize("kind", ["float", "half"])
+@settings(max_examples=10)
+@given(data=st.data())
+def test_codebooks(fmt, kind, data):
+    """quantize_codebook and dequantize_codebook: the absmax, the planes and the weights of NumPy."""
+    x = data.draw(values(fmt, most=150))
+    if kind == "half":  # rounded to half, the largest that E4M4 holds would be one that it does not
+        x = np.clip(x, -min(31, fmt.limit), min(31, fmt.limit)).astype(np.float16)
+    with np.errstate(all="ignore"):
+        expected = fmt.encode(x.astype(np.float32))
+    count, backwards = len(x), data.draw(st.booleans())
+    absmax, planes = (device_array(count, expected.dtype[name]) for name in ("absmax", "planes"))
+    refused = device_array(1, np.uint64)
+    refused[:] = count
+    quantize = kernel("quantize_codebook", fmt, **upload.planes_template(In=kind))
+    quantize(1, upload.PLANES_THREADS, to_device(x), absmax, planes, refused, count, backwards=backwards)
+    assert absmax.tobytes() == expected["absmax"].tobytes()
+    assert_array_equal(planes, expected["planes"])
+    assert refused[0] == count
+    weights = device_array((count, 32), np.float32)
+    dequantize = kernel("dequantize_codebook", fmt, **upload.planes_template(Out="float"))
+    dequantize(1, upload.PLANES_THREADS, absmax, planes, weights, count, backwards=backwards)
+    assert_array_equal(weights, fmt.decode(expected))
+
+
+# ---------------------------------------------------------------- products
+
+
+@both_ways
+@each(TILED)
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_products_in_float32(fmt, tokens, backwards):
+    """fused: exact levels, float32 sums."""
+    w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
+    m, (n, k) = 3 if tokens == 4 else 1, w.shape
+    x = helpers.normal(m, k, seed=4)
+    y = device_array((m, n), np.float32)
+    fused = kernel("fused", fmt, In="float", Out="float", TOKENS=tokens, SPLITS=4)
+    strips = -(-n // tiles.ROWS)
+    fused(strips, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
+    assert (np.abs(y - helpers.exact(x, w)) <= helpers.product_bound(x, w, np.dtype(np.float32))).all()
