@@ -79,7 +79,7 @@ class Tensor:
 
     @property
     def codebook(self) -> Floats | None:
-        """The level of each code of a kbit tensor, float32 [2^bits]; None for formats without a codebook."""
+        """The value of each code, float32 [codes], read-only; None where codes are numbers themselves."""
         return self.format.codebook
 
     @property

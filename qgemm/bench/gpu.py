@@ -270,10 +270,8 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
     for name in fmt.dtype.names or ():
         if fmt.dtype[name].base.kind == "f":
             blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
-        elif name == "e":  # the exponent of a scale 2^(e - 128)
-            blocks[name] = rng.integers(118, 123, blocks[name].shape)
-        elif name == "absmax":  # E4M4 from 2^-9 to 2^-7
-            blocks[name] = rng.integers(0x20, 0x40, blocks[name].shape)
+        elif name in fmt.ordinary:
+            blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
     return blocks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qgemm.codec.search import SEARCHED
+from qgemm.codec.search import searched
 from qgemm.convert.job import BACKENDS, convert
 from qgemm.convert.plot import figure_type, plot
 from qgemm.convert.report import document, table, totals
@@ -18,6 +18,10 @@ from qgemm.text import json_lines, json_text
 
 from .common import Command, Progress, UsageError, count, pattern
 
+# Symmetric formats first.
+SEARCHED = ", ".join(
+    fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum)
+)
 DESCRIPTION = f"""\
 Convert the weights of SRC to TYPE and write them to DST, which is replaced whole or left as it was.
 
@@ -47,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-requantize", action="store_true", help="quantize again what is quantized, where codes cannot be copied"
     )
     parser.add_argument(
-        "--search", action="store_true", help=f"look for better scales, for {', '.join(SEARCHED)}: lower error, slower"
+        "--search", action="store_true",
+        help=f"look for better scales, for {SEARCHED}: lower error, slower",
     )
     parser.add_argument(
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix (.gguf or .dat): search, for its tensors"

@@ -31,7 +31,7 @@ def magnitudes(fmt: Format, blocks: Blocks) -> Doubles:
     With a minimum this may be far above the weight itself, where the two cancel.
     """
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1))
-    sizes = np.abs(codes.astype(np.float64) - zero)
+    sizes = np.abs(codes.astype(np.float64) - np.asarray(zero, np.float64)[..., None])
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
         if scale is not None:
             sizes *= np.abs(scale.astype(np.float64))[..., None]
@@ -52,27 +52,30 @@ def a16_bound(x: Doubles, w: Doubles) -> Doubles:
 def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
     """The product of Q8_1 blocks x [M, K / 32] and blocks w [N, b] of codes, and the bound of its float32 version.
 
-    Per group of 32 dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the integer dot product sumi. Per
-    group of 16, which has no sum sa of its own, dw * da * sumi with codes - zero in sumi. Then a sum over groups.
+    Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
+    integer dot product sumi. Per group of 16, which has no sum sa of its own, dw * da * sumi with codes - zero in sumi.
+    Then a sum over all of them.
     """
     n, (m, sums) = len(w), x.shape
+    width = min(fmt.group, x.dtype["qs"].itemsize)
     levels = fmt.decode_levels(w.reshape(-1))
     assert levels.scale is not None, "a8 needs a scale a block"
-    codes = levels.codes.reshape(n, -1, fmt.group).transpose(1, 2, 0).astype(np.float64)  # [groups, width, N]
-    q = x["qs"].reshape(m, -1, fmt.group).transpose(1, 0, 2).astype(np.float64)  # [groups, M, width]
+    codes = levels.codes.reshape(n, -1, width).transpose(1, 2, 0).astype(np.float64)  # [groups, width, N]
+    q = x["qs"].reshape(m, -1, width).transpose(1, 0, 2).astype(np.float64)  # [groups, M, width]
     da, sa = (x[name].T.astype(np.float64)[:, :, None] for name in ("d", "s"))  # [K / 32, M, 1]
     da = da.repeat(len(q) // max(1, sums), axis=0)
-    dw = _by_group(levels.scale, n)
-    zero = levels.zero
+    shared = fmt.group // width  # blocks of x within a group
+    dw = _by_group(levels.scale, n, shared)
+    zero = _by_group(np.broadcast_to(levels.zero, levels.scale.shape), n, shared)
     if len(q) != sums:
-        codes, zero = codes - zero, 0
+        codes, zero = codes - zero, np.zeros_like(zero)
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
         scaled = da * (q @ codes)  # [groups, M, N]
-        correction = zero * sa if zero else 0.0
+        correction = zero * sa if zero.any() else 0.0  # a sum sa may be infinite
         y = dw * (scaled - correction)
         size = np.abs(dw) * (np.abs(scaled) + np.abs(correction))
         if levels.minimum is not None:
-            shift = _by_group(levels.minimum, n) * sa
+            shift = _by_group(levels.minimum, n, shared) * sa
             y, size = y + shift, size + np.abs(shift)
         return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0))
 
@@ -85,9 +88,9 @@ def excess(y: NDArray[Any], exact: Doubles, bound: Doubles) -> float:
     return float((error / bound[bounded]).max(initial=0))
 
 
-def _by_group(part: NDArray[np.float32], n: int) -> Doubles:
-    """A scale or minimum of n rows of groups, as float64 [groups, 1, N]."""
-    return part.reshape(n, -1).T.astype(np.float64)[:, None]
+def _by_group(part: NDArray[Any], n: int, shared: int) -> Doubles:
+    """Scales, minimums or zeros of n rows of groups, each `shared` times, as float64 [groups, 1, N]."""
+    return part.reshape(n, -1).T.repeat(shared, axis=0).astype(np.float64)[:, None]
 
 
 def _bound(operations: int, size: Doubles) -> Doubles:

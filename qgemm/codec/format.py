@@ -26,20 +26,23 @@ CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time: shorter s
 class Levels(NamedTuple):
     """Blocks as w = scale * (codes - zero) + minimum, computed in float32 in this order.
 
-    codes [n, groups, weights of a group], any numeric dtype, for formats with a codebook the levels that the codes
-    stand for; scale and minimum [n, groups] float32, None for formats that have none. The device headers in
-    kernels/formats/ expose the same parts.
+    codes [n, groups, weights of a group], any numeric dtype, for formats with a codebook the values that the codes
+    stand for; scale and minimum [n, groups] float32, None for formats that have none. zero: of every group, or an array
+    of integers [n, groups]. The device headers in kernels/formats/ expose the same parts; a zero that each group has of
+    its own is part of the minimum there.
     """
 
     codes: NDArray[Any]
     scale: Floats | None = None
     minimum: Floats | None = None
-    zero: int = 0
+    zero: int | NDArray[Any] = 0
 
     def values(self) -> Floats:
         """The weights [n, groups * weights of a group], bit for bit as ggml's C reference decodes them."""
         w = self.codes.astype(np.float32, copy=self.scale is not None)
-        if self.zero:
+        if isinstance(self.zero, np.ndarray):
+            w -= self.zero[..., None].astype(np.float32)
+        elif self.zero:
             w -= np.float32(self.zero)
         with np.errstate(invalid="ignore", over="ignore"):  # a scale may be any bit pattern: inf * 0 is data here
             if self.scale is not None:
@@ -55,14 +58,21 @@ class Format:
 
     encode: values [n, weights] float32 -> blocks [n], byte for byte ggml's C reference; None if there is no encoder.
     levels: blocks [n] -> Levels; None if there is no decoder.
+    formula: how a weight is computed of its block's fields and its code q, e.g. "d * (q - 8)".
     slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
-    it does not name are per block. With a codebook the field is bit planes, and a slot is a bit of each of them. Only
-    what has slots can be packed into device tiles.
+    it does not name are per block. Of several such fields the first holds the lowest bits. Only what has slots can be
+    packed into device tiles.
+    bit_planes: the field that holds codes is a word a bit of the code, and a slot is a bit of each word.
     limit: where the scales end, unless they are float16, whose infinity shows by itself: from this magnitude on
     values are refused.
-    codebook: the level of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
+    codebook: the value of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
     the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
     a tensor's format has its own, and formats are equal if their names and codebooks are.
+    ordinary: for each field of one byte that is a scale, the least of its codes that trained weights have, and the one
+    after the greatest. Benchmarks and tests draw from it.
+    float_bytes: the fields of one byte that hold a floating-point number, which one instruction or two decode; other
+    scales of unsigned bytes take more.
+    stored_in_parts: a .gguf file holds each field, and the codebook, as a tensor of its own (files/gguf/parts.py).
     to_tile, from_tile: the words of codes of each field, uint32 [..., of a lane], side by side -> as they lie in a
     device tile, and back; None if they stay as they are. Their twins for kernels are in the format's header.
     raw_exponent: of codes that lie in a device tile as halves: these times 2^raw_exponent are the levels. None where
@@ -77,9 +87,14 @@ class Format:
     encode: Callable[[Floats], Blocks] | None = None
     levels: Callable[[Blocks], Levels] | None = None
     ggml_type: int | None = None
+    formula: str = ""
     slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    bit_planes: bool = False
     limit: float = np.inf
     codebook: Floats | None = None
+    ordinary: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    float_bytes: tuple[str, ...] = ()
+    stored_in_parts: bool = False
     to_tile: Callable[[LaneWords], LaneWords] | None = None
     from_tile: Callable[[LaneWords], LaneWords] | None = None
     raw_exponent: int | None = None
@@ -118,15 +133,60 @@ class Format:
         """True for arrays of numbers (f32, f16, i32, ...): one weight per block and no scale."""
         return self.dtype.names is None
 
-    @property
-    def integer(self) -> bool:
-        """True if the codes are integers, which "a8" multiplies; not for numbers, nor for codes of a codebook."""
-        return not self.plain and self.codebook is None
-
     @cached_property
+    def _zeros(self) -> Levels:
+        """A block of zero bytes, decoded: what is the same for all blocks shows in it."""
+        return self.decode_levels(np.zeros(1, self.dtype))
+
+    @property
     def group(self) -> int:
         """Weights that share a scale: a block of them, fewer in the super-blocks of the K-quants."""
-        return int(self.decode_levels(np.zeros(1, self.dtype)).codes.shape[-1])
+        return int(self._zeros.codes.shape[-1])
+
+    @property
+    def has_minimum(self) -> bool:
+        """Whether groups have a minimum besides their scale."""
+        return self._zeros.minimum is not None
+
+    @property
+    def zero(self) -> int | None:
+        """The code that stands for zero, in every group; None where each group has its own."""
+        zero = self._zeros.zero
+        return None if isinstance(zero, np.ndarray) else zero
+
+    @property
+    def integer(self) -> bool:
+        """Whether a weight is its scale times an integer of eight bits, code or value of the codebook: "a8" multiplies
+        those. Not for numbers, nor for codebooks of floats.
+        """
+        return self.levels is not None and self._zeros.codes.dtype.kind in "iu"
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether kernels look levels up in a table, which a tensor's codebook of floats fills."""
+        return self.codebook is not None and not self.integer
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of a code, all of its fields together; 0 where no field holds codes."""
+        return sum(8 * self.dtype[name].itemsize // self.weights for name in self.slots)
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """The lowest and the highest code."""
+        signed = any(self.dtype[name].base.kind == "i" for name in self.slots)
+        lowest = -(1 << self.code_bits - 1) if signed else 0
+        return lowest, lowest + (1 << self.code_bits) - 1
+
+    @property
+    def largest_level(self) -> float:
+        """The largest magnitude that a scale is multiplied by: of code - zero, or of the codebook's values.
+
+        A zero that each group has of its own does not count.
+        """
+        if self.codebook is not None:
+            return float(np.abs(self.codebook).max())
+        return float(max(abs(code - (self.zero or 0)) for code in self.code_range))
 
     @property
     def scale_fields(self) -> tuple[str, ...]:
@@ -220,6 +280,18 @@ class Format:
         if finite and not self.plain:
             why = f"needs {self.beyond} (largest magnitude {np.abs(x[index]).max():g})"
         raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {why}")
+
+    def check_first(self, values: Any, block: int, read: Callable[[Any], NDArray[Any]] = np.asarray) -> None:
+        """QuantizeError for this block of values [..., K], the first that a kernel refused; nothing beyond their end.
+
+        values: of any array library, of which `read` makes a NumPy array.
+        """
+        blocks = values.reshape(-1, self.weights)
+        if block < len(blocks):
+            x = read(blocks[block : block + 1])
+            with np.errstate(over="ignore", invalid="ignore"):
+                made = self.encode(x.astype(np.float32))  # type: ignore[misc]
+                self.check(x, made, block, self.blocks_in(values.shape[-1]))
 
     @property
     def beyond(self) -> str:

@@ -12,7 +12,7 @@ Arrays are [weight of the block, block], so that a sum over a block is one over 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +26,13 @@ SHARE = 1024  # blocks searched at a time: what lies in a core's cache
 Codes = NDArray[np.int32]
 
 
-class Grid(NamedTuple):
-    """Codes 0 to `most`; symmetric: they stand for code - zero, otherwise there is a minimum."""
-
-    most: int
-    zero: int | None
-
-
-SEARCHED = {"q4_0": Grid(15, 8), "q5_0": Grid(31, 16), "q4_1": Grid(15, None), "q5_1": Grid(31, None)}
+def searched(fmt: Format) -> bool:
+    """Whether there is a search for a format: it packs codes from 0 on, with a minimum or with the zero amid them."""
+    return fmt.pack is not None and fmt.code_range[0] == 0
 
 
 def search(fmt: Format, x: Floats, importance: Floats) -> Blocks:
-    """Rows x [n, K], their importance [n, K] or [K] -> blocks [n * K / 32], of a format in SEARCHED."""
+    """Rows x [n, K], their importance [n, K] or [K] -> blocks [n * K / 32], of a format that is `searched`."""
     squares = x * x
     mean = np.cumsum(squares, axis=1, dtype=np.float32)[:, -1:] / np.float32(x.shape[1])  # one by one, as in C
     weights = (importance * np.sqrt(mean + squares)).reshape(-1, fmt.weights)
@@ -50,12 +45,13 @@ def search(fmt: Format, x: Floats, importance: Floats) -> Blocks:
 
 
 def _blocks(fmt: Format, x: Floats, weights: Floats) -> Blocks:
-    grid, count = SEARCHED[fmt.name], len(x)
+    count = len(x)
     if count == 1:  # NumPy would sum a single column in another order
         x, weights = np.repeat(x, 2, axis=0), np.repeat(weights, 2, axis=0)
     columns, of = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
     with np.errstate(all="ignore"):  # candidates of no worth may overflow
-        levels = _affine(columns, of, grid.most) if grid.zero is None else _symmetric(columns, of, grid.zero)
+        most = fmt.code_range[1]
+        levels = _affine(columns, of, most) if fmt.has_minimum else _symmetric(columns, of, (most + 1) // 2)
     assert fmt.pack is not None
     return fmt.pack(levels)[:count]
 

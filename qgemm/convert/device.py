@@ -67,7 +67,7 @@ def _piece(step: Step, start: int, stop: int, stream: Any) -> Piece:
     up[:] = numbers.view(np.uint8)
     values = cupy.empty(numbers.shape, numbers.dtype)
     values.data.copy_from_host_async(up.ctypes.data, up.nbytes, stream)
-    blocks, found = encode.encode(values, kind, fmt) if fmt.integer else _to_codebook(values, kind, fmt)
+    blocks, found = _to_codebook(values, kind, fmt) if fmt.bit_planes else encode.encode(values, kind, fmt)
     made, sums = _pinned(blocks.nbytes), _pinned(found.nbytes)
     blocks.get(out=made, blocking=False)
     found.get(out=sums, blocking=False)

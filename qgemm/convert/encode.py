@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
-from qgemm.codec.search import SEARCHED, search
+from qgemm.codec.search import search, searched
 from qgemm.errors import QgemmError
 from qgemm.files.paths import shown
 
@@ -97,7 +97,7 @@ def encoder(step: Step, options: Options) -> Encoder:
     """The format's own, or the search for better scales where that is wanted and there is one."""
     weight, fmt = step.weight, step.format
     importance = options.importance.get(weight.name)
-    if fmt.name not in SEARCHED or step.copied or step.by_codes or not (options.search or importance is not None):
+    if not searched(fmt) or step.copied or step.by_codes or not (options.search or importance is not None):
         encode = fmt.encode
         assert encode is not None or step.copied, "the plan refuses formats without an encoder"
         return Encoder(lambda x, start: encode(x))  # type: ignore[misc]
@@ -110,12 +110,12 @@ def encoder(step: Step, options: Options) -> Encoder:
         raise QgemmError(f"{who}: {importance.size} values are not those of {matrices} x {k} columns")
     columns = importance.reshape(-1, k)
 
-    def searched(x: Floats, start: int) -> Blocks:
+    def found(x: Floats, start: int) -> Blocks:
         first, rows = start // k, x.size // k
         of = columns[(first + np.arange(rows)) // n] if len(columns) > 1 else columns
         return search(fmt, x.reshape(rows, k), of)
 
-    return Encoder(searched, search=True)
+    return Encoder(found, search=True)
 
 
 def faults(step: Step, start: int, stop: int, encode: Encode) -> Faults | None:

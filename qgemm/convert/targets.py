@@ -104,7 +104,7 @@ def gguf(
     tensors = {step.weight.name: Tensor(step.format, step.weight.shape, none) for step in steps}
     with drafting(path, tensors, metadata(source, steps, fmt), check) as draft:
         for step in steps:
-            if step.format.codebook is not None:
+            if step.format.stored_in_parts:
                 draft.append(*codebook_of(step.weight.name, step.format))
 
         def append(name: str, fmt: Format, blocks: Blocks) -> None:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
-from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
 
 SAFETENSORS = "safetensors."  # starts the keys of metadata that a safetensors file had
@@ -136,54 +135,44 @@ def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:
 # ---------------------------------------------------------------- codes of a source into the blocks of a format
 
 
-class Grid(NamedTuple):
-    """The codes that a format has: `codes` of them, with a minimum, or with this zero."""
-
-    codes: int
-    zero: int | None
+def holds_codes(fmt: Format) -> bool:
+    """Whether blocks are such groups: 32 integers with one scale, and a minimum or a zero that all groups share."""
+    return fmt.integer and fmt.codebook is None and fmt.weights == fmt.group == GROUP and fmt.zero is not None
 
 
-GRIDS = {
-    "q4_0": Grid(16, 8),
-    "q4_1": Grid(16, None),
-    "q5_0": Grid(32, 16),
-    "q5_1": Grid(32, None),
-    "q8_0": Grid(256, 128),
-}
-SIGNED = "q8_0"  # holds its codes less the zero
+def takes_codes(fmt: Format) -> bool:
+    """Whether blocks can be made of codes as they are."""
+    return holds_codes(fmt) and fmt.pack is not None
 
 
 def takes(fmt: Format, codes: Codes | None) -> bool:
     """Whether a format has all codes that a tensor may have, so that nothing but scales is rounded."""
-    grid = GRIDS.get(fmt.name)
-    if grid is None or codes is None:
+    if codes is None or not takes_codes(fmt):
         return False
-    if grid.zero is None:
-        return codes.least >= 0 and codes.most < grid.codes
-    return not codes.minimum and codes.low >= -grid.zero and codes.high < grid.codes - grid.zero
+    lowest, highest = fmt.code_range
+    if fmt.has_minimum:
+        return codes.least >= lowest and codes.most <= highest
+    assert fmt.zero is not None
+    return not codes.minimum and codes.low >= lowest - fmt.zero and codes.high <= highest - fmt.zero
 
 
 def packed(fmt: Format, groups: Groups) -> Blocks:
     """Groups whose codes the format takes -> blocks [n], with the scales rounded to float16."""
-    zero = GRIDS[fmt.name].zero
     codes, minimum = groups.codes, groups.minimum
-    if zero is None:
+    if fmt.has_minimum:
         if minimum is None:
             minimum = -groups.zero.astype(np.float32) * groups.scale + np.float32(0)
         minimum = np.broadcast_to(minimum, groups.scale.shape)
     else:
-        codes = codes - groups.zero.reshape(-1, 1)
-        if fmt.name != SIGNED:
-            codes = codes + np.int16(zero)
+        codes = codes - groups.zero.reshape(-1, 1) + np.int16(fmt.zero or 0)
     assert fmt.pack is not None
-    return fmt.pack(Levels(codes.astype(np.int8 if fmt.name == SIGNED else np.uint8), groups.scale, minimum))
+    return fmt.pack(Levels(codes.astype(np.int8 if fmt.code_range[0] < 0 else np.uint8), groups.scale, minimum))
 
 
 def _codes(tensor: Tensor) -> Codes | None:
-    """The codes of a tensor of one of the formats above, or of Q8_1, whose blocks are Q8_0's and a sum."""
+    """The codes of a tensor whose format holds such, whether or not it takes others'."""
     fmt = tensor.format
-    grid = GRIDS.get("q8_0" if fmt.name == "q8_1" else fmt.name)
-    if grid is None:
+    if not holds_codes(fmt):
         return None
 
     def read(start: int, stop: int) -> Groups:
@@ -193,10 +182,5 @@ def _codes(tensor: Tensor) -> Codes | None:
         codes = levels.codes[:, 0].astype(np.int16)
         return Groups(codes, np.array(levels.zero, np.int16), levels.scale[:, 0], minimum)
 
-    if grid.zero is None:
-        return Codes(0, grid.codes - 1, 0, grid.codes - 1, True, read)
-    first = -grid.zero if grid.codes == 256 else 0
-    return Codes(first, first + grid.codes - 1, -grid.zero, grid.codes - 1 - grid.zero, False, read)
-
-
-assert all(name in FORMATS for name in GRIDS)
+    (lowest, highest), zero = fmt.code_range, fmt.zero or 0
+    return Codes(lowest, highest, lowest - zero, highest - zero, fmt.has_minimum, read)

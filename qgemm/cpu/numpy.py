@@ -85,20 +85,24 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
 def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     """y [M, N] = x @ w.T from x's Q8_1 blocks [M, K / 32] and the integer codes of w [N, K].
 
-    Per group of 32, with weight scale dw and minimum mw, activation scale da and sum sa, sumi the integer dot product
-    of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
+    Per block of x, with scale dw and minimum mw of the weights' group, activation scale da and sum sa, sumi the integer
+    dot product of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
     Groups of 16 have no sum of their own; they take signed codes:   dw * da * sum((codes - zero) * q)
     """
     if not w.format.integer:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
     q = x["qs"].astype(np.float32).reshape(len(x), -1)
     da, sa = (np.ascontiguousarray(x[name].T, dtype=np.float32) for name in ("d", "s"))
-    da = da.repeat(Q8_1.weights // w.format.group, axis=0)
-    _multiply_groups(w, y, _by_group(q, w.format.group), da, sa)
+    width = min(Q8_1.weights, w.format.group)
+    da = da.repeat(Q8_1.weights // width, axis=0)
+    _multiply_groups(w, y, _by_group(q, width), da, sa)
 
 
 def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = None, sa: Floats | None = None) -> None:
-    """y [M, N] from activations x [groups, width, M], or from codes x, scales da [groups, M], sums sa [K / 32, M]."""
+    """y [M, N] from activations x [groups, width, M], or from codes x, scales da [groups, M], sums sa [K / 32, M].
+
+    A group here has `width` weights; several of them may be a group of the format, and share its scale.
+    """
     blocks = w.blocks
     sums_of_x = x.sum(axis=1) if sa is None else sa
     signed = sa is None or len(sa) != len(x)  # the zero is taken from the codes, not from the sums
@@ -108,18 +112,17 @@ def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = 
     def work(rows: slice) -> None:
         part = blocks[rows]
         levels = w.format.decode_levels(part.reshape(-1))
-        codes, scale, minimum = _of_rows(levels, len(part))
-        zero = np.float32(levels.zero)
-        if signed:
-            codes -= zero
+        codes, scale, minimum, zero = _of_rows(levels, len(part), x.shape[1])
+        if signed and zero is not None:
+            codes -= zero[..., None]
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity in x or w are data
             for start in range(0, y.shape[0], token_step):
                 tokens = slice(start, start + token_step)
                 sums = codes @ x[:, :, tokens]  # [groups, rows, tokens]
                 if da is not None:
                     sums *= da[:, None, tokens]
-                if zero and not signed:
-                    sums -= zero * sums_of_x[:, None, tokens]
+                if zero is not None and not signed:
+                    sums -= zero[..., None] * sums_of_x[:, None, tokens]
                 total = np.einsum("gr,grt->tr", scale, sums)
                 if minimum is not None:  # einsum, not @, which would call BLAS on all cores from each core
                     total += np.einsum("gr,gt->tr", minimum, sums_of_x[:, tokens])
@@ -133,10 +136,19 @@ def _by_group(x: Floats, width: int) -> Floats:
     return x.reshape(len(x), -1, width).transpose(1, 2, 0)
 
 
-def _of_rows(levels: Levels, rows: int) -> tuple[Floats, Floats, Floats | None]:
-    """Levels of whole rows -> codes [groups, rows, width], scale [groups, rows], minimum [groups, rows] or None."""
+def _of_rows(levels: Levels, rows: int, width: int) -> tuple[Floats, Floats, Floats | None, Floats | None]:
+    """Levels of whole rows -> codes [groups, rows, width]; scale, minimum and zero, [groups, rows] or None each.
+
+    zero: [1, 1] where all groups have the same. What a group of more than `width` weights has, it has several times.
+    """
     assert levels.scale is not None
-    codes = levels.codes.reshape(rows, -1, levels.codes.shape[-1]).transpose(1, 0, 2).astype(np.float32)
-    scale = np.ascontiguousarray(levels.scale.reshape(rows, -1).T)
-    minimum = None if levels.minimum is None else np.ascontiguousarray(levels.minimum.reshape(rows, -1).T)
-    return codes, scale, minimum
+    codes = levels.codes.reshape(rows, -1, width).transpose(1, 0, 2).astype(np.float32)
+    shared = levels.codes.shape[-1] // width
+
+    def of_groups(part: NDArray[Any]) -> Floats:
+        by_group = part.reshape(rows, -1).T.astype(np.float32)
+        return np.ascontiguousarray(by_group if shared == 1 else by_group.repeat(shared, axis=0))
+
+    zero = levels.zero
+    zeros = of_groups(zero) if isinstance(zero, np.ndarray) else np.full((1, 1), zero, np.float32) if zero else None
+    return codes, of_groups(levels.scale), None if levels.minimum is None else of_groups(levels.minimum), zeros

@@ -30,7 +30,8 @@ def quantize(x: Any, fmt: Format) -> DeviceTensor:
         values = given if given.dtype.name in C_TYPES else given.astype(np.float32)
         count = fmt.blocks_in(given.shape[1])
         blocks, found = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt)
-        check_first(fmt, given, int(found.get().view(transfer.FOUND)["refused"].min(initial=len(given) * count)))
+        refused = found.get().view(transfer.FOUND)["refused"].min(initial=len(given) * count)
+        fmt.check_first(given, int(refused), cupy.asnumpy)
         return DeviceTensor(fmt, given.shape, *transfer.pack(fmt, blocks, len(given), count))
 
 
@@ -58,13 +59,3 @@ def check(fmt: Format) -> None:
     """UnsupportedError unless the kernel encodes this format."""
     if fmt.encode is None or not fmt.integer:
         raise UnsupportedError(f"{fmt} has no encoder on a GPU")
-
-
-def check_first(fmt: Format, values: Any, block: int) -> None:
-    """The QuantizeError of the CPU for this block of values [..., K] on a device, the first that a kernel refused."""
-    blocks = values.reshape(-1, fmt.weights)
-    if block < len(blocks):
-        x = blocks[block : block + 1].get()
-        with np.errstate(over="ignore", invalid="ignore"):
-            made = fmt.encode(x.astype(np.float32))  # type: ignore[misc]
-            fmt.check(x, made, block, fmt.blocks_in(values.shape[-1]))

@@ -14,7 +14,6 @@ from qgemm.formats.kbit import WEIGHTS
 from qgemm.tensor import Tensor
 
 from . import upload as transfer
-from .encode import check_first
 from .jit.load import load
 from .problem import C_TYPES, c_type
 from .tensor import DeviceTensor
@@ -106,7 +105,7 @@ def quantize(x: Any, fmt: Format) -> Planes:
         if absmax.size:
             refused = cupy.full(1, absmax.size, np.uint64)
             launch_quantize(fmt, values, absmax, planes, refused)
-            check_first(fmt, given, int(refused.get()[0]))
+            fmt.check_first(given, int(refused.get()[0]), cupy.asnumpy)
         return Planes(fmt, values.shape, absmax, planes)
 
 
@@ -126,7 +125,7 @@ def launch_dequantize(fmt: Format, values: Any, absmax: Any, planes: Any) -> Non
 
 def check(fmt: Format) -> None:
     """UnsupportedError unless this is a kbit format."""
-    if fmt.codebook is None:
+    if not fmt.bit_planes:
         raise UnsupportedError(f"{fmt} has no encoder on a GPU, the kbit formats have one; quantize on the host")
 
 

@@ -70,8 +70,12 @@ def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> 
     def variant(codebook: ArrayLike | None, absmax: str | None) -> Format:
         return kbit(bits, own if absmax is None else absmax, book if codebook is None else codebook)
 
-    slots = {"planes": IN_ORDER}
-    return Format(name, WEIGHTS, dtype, encode, levels, slots=slots, limit=kind.limit, codebook=book, variant=variant)
+    small = kind.dtype == "u1"
+    return Format(
+        name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]", slots={"planes": IN_ORDER},
+        bit_planes=True, limit=kind.limit, codebook=book, variant=variant, stored_in_parts=True,
+        ordinary={"absmax": (0x20, 0x40)} if small else {}, float_bytes=("absmax",) if small else (),
+    )  # fmt: skip
 
 
 KBIT2, KBIT3, KBIT4, KBIT5 = (kbit(bits) for bits in (2, 3, 4, 5))

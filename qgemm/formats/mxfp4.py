@@ -31,6 +31,8 @@ from qgemm.codec.scales import absmax
 DTYPE = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int8)
 VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
+CODEBOOK = VALUES.astype(np.float32)
+CODEBOOK.flags.writeable = False
 RAW_EXPONENT = 15
 SCALES = np.ldexp(np.ones(256, np.float32), np.arange(256) - 128)  # the first two are subnormal
 
@@ -88,6 +90,7 @@ def from_tile(words: LaneWords) -> LaneWords:
 
 
 FORMAT = Format(
-    "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, slots={"qs": HALVES},
+    "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, formula="2^(e - 128) * codebook[q]",
+    slots={"qs": HALVES}, codebook=CODEBOOK, ordinary={"e": (118, 123)},
     to_tile=to_tile, from_tile=from_tile, raw_exponent=RAW_EXPONENT,
 )  # fmt: skip

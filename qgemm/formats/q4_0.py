@@ -36,4 +36,6 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(unpack_nibbles(blocks["qs"])[:, None], blocks["d"].astype(np.float32)[:, None], zero=ZERO)
 
 
-FORMAT = Format("q4_0", 32, DTYPE, encode, levels, ggml_type=2, slots={"qs": HALVES}, pack=pack)
+FORMAT = Format(
+    "q4_0", 32, DTYPE, encode, levels, ggml_type=2, formula="d * (q - 8)", slots={"qs": HALVES}, pack=pack,
+)  # fmt: skip

@@ -35,4 +35,6 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(unpack_nibbles(blocks["qs"])[:, None], d, m)
 
 
-FORMAT = Format("q4_1", 32, DTYPE, encode, levels, ggml_type=3, slots={"qs": HALVES}, pack=pack)
+FORMAT = Format(
+    "q4_1", 32, DTYPE, encode, levels, ggml_type=3, formula="d * q + m", slots={"qs": HALVES}, pack=pack,
+)  # fmt: skip

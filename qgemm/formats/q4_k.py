@@ -30,4 +30,4 @@ def levels(blocks: Blocks) -> Levels:
         return Levels(codes, d * sc, -(dmin * m))
 
 
-FORMAT = Format("q4_k", 256, DTYPE, levels=levels, ggml_type=12, slots=SLOTS)
+FORMAT = Format("q4_k", 256, DTYPE, levels=levels, ggml_type=12, formula="d * sc * q - dmin * m", slots=SLOTS)

@@ -40,6 +40,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q5_0", 32, DTYPE, encode, levels, ggml_type=6, slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack,
-    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+    "q5_0", 32, DTYPE, encode, levels, ggml_type=6, formula="d * (q - 16)",
+    slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
 )  # fmt: skip

@@ -38,6 +38,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q5_1", 32, DTYPE, encode, levels, ggml_type=7, slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack,
-    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+    "q5_1", 32, DTYPE, encode, levels, ggml_type=7, formula="d * q + m",
+    slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
 )  # fmt: skip

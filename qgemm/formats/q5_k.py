@@ -31,6 +31,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q5_k", 256, DTYPE, levels=levels, ggml_type=13, slots=SLOTS,
-    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+    "q5_k", 256, DTYPE, levels=levels, ggml_type=13, formula="d * sc * q - dmin * m",
+    slots=SLOTS, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
 )  # fmt: skip

@@ -36,6 +36,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q6_k", 256, DTYPE, levels=levels, ggml_type=14, slots=SLOTS,
+    "q6_k", 256, DTYPE, levels=levels, ggml_type=14, formula="d * sc * (q - 32)", slots=SLOTS,
     to_tile=partial(overlapping.to_tile, low="ql"), from_tile=partial(overlapping.from_tile, low="ql"),
 )  # fmt: skip

@@ -38,6 +38,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q8_0", 32, DTYPE, encode, levels, ggml_type=8, slots={"qs": IN_ORDER}, pack=pack,
-    to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile,
+    "q8_0", 32, DTYPE, encode, levels, ggml_type=8, formula="d * q",
+    slots={"qs": IN_ORDER}, pack=pack, to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile,
 )  # fmt: skip

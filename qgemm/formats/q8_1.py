@@ -34,6 +34,6 @@ def encode(x: Floats) -> Blocks:
 
 
 FORMAT = Format(
-    "q8_1", 32, DTYPE, encode, levels, ggml_type=9, slots={"qs": IN_ORDER},
-    to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile,
+    "q8_1", 32, DTYPE, encode, levels, ggml_type=9, formula="d * q",
+    slots={"qs": IN_ORDER}, to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile,
 )  # fmt: skip

@@ -91,14 +91,14 @@ def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split
 
     With a codebook, of them those that have the memory for its table and two spans a warp; the last serves all.
     """
-    table = SPLITS_OF_K if fmt.codebook is None else SPLITS_OF_LEVELS
+    table = SPLITS_OF_LEVELS if fmt.needs_table else SPLITS_OF_K
     rows = [row for row in table if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
     rows = [row for row in rows if row.least == max(row.least for row in rows)]
 
     def fits(row: Split) -> bool:
         return table_bytes(fmt) + row.splits * ring_bytes(fmt, row.groups, tokens, 2, kernel, "half") <= row.shared
 
-    return (row for row in rows if fmt.codebook is None or fits(row) or row is rows[-1])
+    return (row for row in rows if not fmt.needs_table or fits(row) or row is rows[-1])
 
 
 def split_of(fmt: Format, kernel: str, tokens: int, m: int, strips: int, sm: int) -> Split:

@@ -43,7 +43,7 @@ class Formats(NamedTuple):
 
 TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
 INTEGER = Formats("integer", lambda fmt: bool(fmt.slots) and fmt.integer)
-CODEBOOK = Formats("codebook", lambda fmt: bool(fmt.slots) and fmt.codebook is not None)
+CODEBOOK = Formats("codebook", lambda fmt: bool(fmt.slots) and fmt.needs_table)
 SIXTEENS = Formats("integer, groups of 16", lambda fmt: INTEGER.holds(fmt) and fmt.group == 16)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
@@ -140,7 +140,7 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
             yield DEQUANTIZE.name, {"Out": out}
     if INTEGER.holds(fmt) and fmt.encode is not None:
         yield from (("encode", encode_template(name)) for name in TYPES)
-    if CODEBOOK.holds(fmt):
+    if fmt.bit_planes:
         yield from (("quantize_codebook", planes_template(In=name)) for name in TYPES)
         yield from (("dequantize_codebook", planes_template(Out=name)) for name in TYPES)
     found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same

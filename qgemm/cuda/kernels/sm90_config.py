@@ -73,7 +73,7 @@ class Tiling(NamedTuple):
 
     def serves(self, fmt: Format) -> bool:
         """Whether it is for this format."""
-        looked_up = fmt.codebook is not None or not self.codebook
+        looked_up = fmt.needs_table or not self.codebook
         return looked_up and spans(fmt) >= self.spans and memory_bytes(fmt, self, self.needs) <= SHARED
 
     def hides(self, other: Tiling) -> bool:

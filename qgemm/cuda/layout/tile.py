@@ -47,7 +47,7 @@ WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide ste
 CHUNK = 4  # words that a lane reads at once: 16 bytes
 PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
 PIECE_THREADS = 128
-LARGEST_CODE = 128  # of every tiled format whose codes are integers
+LARGEST_CODE = 128  # at least, so that the rows of all formats of up to eight bits have their exponents alike
 BANKS = 128  # bytes of shared memory, one from every bank
 MOST_TABLE = 64 << 10  # bytes of a table of levels
 
@@ -71,8 +71,10 @@ def spans(fmt: Format) -> int:
 
 def scales_once(fmt: Format) -> bool:
     """Whether lanes decode scales for each other: where those are codes, not numbers as float16, int8, E4M4 are."""
-    return fmt.codebook is None and any(
-        fmt.dtype[name].base.kind == "u" for name in fmt.dtype.names or () if name not in fmt.slots
+    return any(
+        fmt.dtype[name].base.kind == "u"
+        for name in fmt.dtype.names or ()
+        if name not in fmt.slots and name not in fmt.float_bytes
     )
 
 
@@ -82,7 +84,7 @@ def half_factors(fmt: Format) -> int:
     1: as halves; 2: as a super-block's half and an integer; 0: as something else.
     """
     fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in fmt.slots]
-    if fmt.codebook is None and all(field == np.float16 for field in fields):
+    if not fmt.needs_table and all(field == np.float16 for field in fields):
         return 1
     return 2 if fmt.weights > fmt.group else 0
 
@@ -128,7 +130,7 @@ def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.
 
 def planes_of(fmt: Format, name: str) -> int:
     """In how many planes the bits of a field's codes lie apart in a block: 1 if they lie together."""
-    return 1 if fmt.codebook is None else _bits(fmt, name)
+    return _bits(fmt, name) if fmt.bit_planes else 1
 
 
 def check_tiled(fmt: Format) -> None:
@@ -148,16 +150,9 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     coded: LaneWords = {}
     for name in fmt.dtype.names or ():
         field = padded[name]
-        if known is not None and name in fmt.slots:
-            codes = unpack_bit_planes(field.reshape(-1, _bits(fmt, name)))
-            words = _codes_to_indices(codes.reshape(strips, ROWS, -1, SPAN), _bits(fmt, name), known.pairs)
-            tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
-        elif name in fmt.slots:
-            bits = _bits(fmt, name)
-            slots = unpack_slots(as_bytes(field), bits)  # [rows, blocks, slots]
-            codes = np.empty_like(slots)
-            codes[..., list(fmt.slots[name])] = slots
-            coded[name] = _codes_to_words(codes.reshape(strips, ROWS, -1, SPAN), bits)
+        if name in fmt.slots:
+            bits, codes = _bits(fmt, name), _codes(fmt, name, field).reshape(strips, ROWS, -1, SPAN)
+            coded[name] = _codes_to_words(codes, bits) if known is None else _codes_to_indices(codes, bits, known.pairs)
         else:
             unit, count = _units(fmt, name)
             #                                                strip  warp  r  g  tile   block     word
@@ -176,17 +171,12 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     coded = {
         name: words.reshape(strips, -1, *words.shape[3:]) for name in fmt.slots for words in [tiles["spans"][name]]
     }
-    coded = coded if fmt.from_tile is None else fmt.from_tile(coded)
+    coded, known = coded if fmt.from_tile is None else fmt.from_tile(coded), table(fmt)
     for name in fmt.dtype.names or ():
         if name in fmt.slots:
-            bits, lanes = _bits(fmt, name), coded[name]
-            if (known := table(fmt)) is not None:
-                codes = _indices_to_codes(lanes, bits, known.pairs).reshape(-1, fmt.weights)
-                padded[name] = pack_bit_planes(codes, bits).reshape(padded[name].shape)
-                continue
-            codes = _words_to_codes(lanes, bits)
-            packed = pack_slots(codes.reshape(*padded.shape, fmt.weights)[..., list(fmt.slots[name])], bits)
-            padded[name] = packed.view(fmt.dtype[name].base).reshape(padded[name].shape)
+            bits, words = _bits(fmt, name), coded[name]
+            codes = _words_to_codes(words, bits) if known is None else _indices_to_codes(words, bits, known.pairs)
+            padded[name] = _field(fmt, name, codes.reshape(-1, fmt.weights)).reshape(padded[name].shape)
         else:
             split = np.ascontiguousarray(np.moveaxis(tiles[name], (1, -1), (4, 2)))
             flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
@@ -200,7 +190,11 @@ def bounds(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
     Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0.
     """
     flat = blocks.reshape(-1)
-    _, scale, minimum, _ = fmt.decode_levels(flat)
+    _, scale, minimum, zero = fmt.decode_levels(flat)
+    if isinstance(zero, np.ndarray):  # in kernels that is a minimum
+        assert scale is not None
+        with np.errstate(invalid="ignore"):
+            minimum = -scale * zero if minimum is None else minimum - scale * zero
     pairs = [(scale, minimum)]
     if half_factors(fmt) == 2:
         pairs.append((flat["d"], flat["dmin"] if "dmin" in (fmt.dtype.names or ()) else None))
@@ -218,7 +212,7 @@ def bounds(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
 
 def largest_code(fmt: Format) -> np.float32:
     """A bound of the magnitude of what a scale is multiplied by."""
-    return np.float32(LARGEST_CODE) if fmt.codebook is None else np.abs(fmt.codebook).max()
+    return np.float32(fmt.largest_level if fmt.needs_table else max(LARGEST_CODE, fmt.largest_level))
 
 
 class Table(NamedTuple):
@@ -246,7 +240,7 @@ class Table(NamedTuple):
 
 def table(fmt: Format) -> Table | None:
     """The table of a format's levels; None if its codes are numbers themselves."""
-    if fmt.codebook is None:
+    if fmt.codebook is None or not fmt.needs_table:
         return None
     bits = 2 * int(len(fmt.codebook) - 1).bit_length()
     bits, entry = (2 * bits, 8) if bits == 4 else (bits, 4)
@@ -267,11 +261,30 @@ def level_exponent(fmt: Format) -> int:
 
 def raw_exponent(fmt: Format) -> int | None:
     """e such that levels times 2^-e lie in tiles or a codebook's table as halves; None where codes are integers."""
-    return fmt.raw_exponent if fmt.codebook is None else level_exponent(fmt)
+    return level_exponent(fmt) if fmt.needs_table else fmt.raw_exponent
 
 
 def _bits(fmt: Format, name: str) -> int:
     return 8 * fmt.dtype[name].itemsize // fmt.weights
+
+
+def _codes(fmt: Format, name: str, field: NDArray[Any]) -> NDArray[np.uint8]:
+    """Field [...] of blocks -> codes [n, weights]: their bits that are in it."""
+    bits = _bits(fmt, name)
+    if fmt.bit_planes:
+        return unpack_bit_planes(field.reshape(-1, bits))
+    slots = unpack_slots(as_bytes(field), bits).reshape(-1, fmt.weights)
+    codes = np.empty_like(slots)
+    codes[:, list(fmt.slots[name])] = slots
+    return codes
+
+
+def _field(fmt: Format, name: str, codes: NDArray[np.uint8]) -> NDArray[Any]:
+    """The inverse of `_codes`."""
+    bits = _bits(fmt, name)
+    if fmt.bit_planes:
+        return pack_bit_planes(codes, bits)
+    return pack_slots(codes[:, list(fmt.slots[name])], bits).view(fmt.dtype[name].base)
 
 
 def _units(fmt: Format, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:

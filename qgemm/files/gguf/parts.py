@@ -50,7 +50,7 @@ PLAIN = {  # the dtype of a field: the ggml type of its part
 F32 = GGML_TYPES[GGMLQuantizationType.F32]
 CODEBOOK = ".kbit_codebook"
 SUFFIXES = ".kbit_absmax", ".kbit_planes", CODEBOOK
-KNOWN = [fmt for fmt in FORMATS.values() if fmt.codebook is not None]
+KNOWN = [fmt for fmt in FORMATS.values() if fmt.stored_in_parts]
 
 Value = TypeVar("Value")
 
@@ -61,7 +61,7 @@ Value = TypeVar("Value")
 def parts_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """The plain tensors, by name, as which a tensor is stored: itself, or its parts."""
     fmt, codebook = tensor.format, tensor.codebook
-    if codebook is None:
+    if codebook is None or not fmt.stored_in_parts:
         return {name: tensor}
     blocks = cache(lambda: tensor.blocks)
 
@@ -75,7 +75,7 @@ def parts_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 def fields_of(name: str, fmt: Format, blocks: Blocks) -> dict[str, NDArray[Any]]:
     """By name, the data that blocks [n] add to the parts of a tensor, contiguous; those of the codebook are whole."""
-    if fmt.codebook is None:
+    if not fmt.stored_in_parts:
         return {name: np.ascontiguousarray(blocks)}
     return {name + _suffix(field): np.ascontiguousarray(blocks[field]) for field in fmt.dtype.names or ()}
 
@@ -165,9 +165,9 @@ class Joiner:
         codebook = stored[name + CODEBOOK]
         if codebook.format != F32:
             raise refusal(name + CODEBOOK, f"must be F32, is {codebook.format}")
-        known = [fmt for fmt in KNOWN if fmt.codebook is not None and fmt.codebook.shape == codebook.shape]
+        known = [fmt for fmt in KNOWN if np.shape(fmt.codebook) == codebook.shape]
         if not known:
-            counts = sorted({len(fmt.codebook) for fmt in KNOWN if fmt.codebook is not None})
+            counts = sorted({np.size(fmt.codebook) for fmt in KNOWN})
             raise refusal(name + CODEBOOK, f"shape {codebook.shape} is not one of {counts} levels")
         for field in known[0].dtype.names or ():
             part = stored[name + _suffix(field)]
