@@ -40,8 +40,8 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
     for name in fmt.dtype.names or ():
         if fmt.dtype[name].kind == "f":
             blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
-        elif fmt.dtype[name] == np.uint8:  # one byte a block is an exponent, or E4M4 around 0.1
-            blocks[name] = rng.integers(118, 128, blocks.shape)
+        elif name in fmt.ordinary:
+            blocks[name] = rng.integers(*fmt.ordinary[name], blocks.shape)
     if fmt.plain:
         blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)
     return blocks
@@ -119,7 +119,7 @@ def level_magnitudes(w: qgemm.Tensor) -> np.ndarray:
 
 def level_loss(x: np.ndarray, w: qgemm.Tensor, dtype: str) -> np.ndarray | float:
     """What rounding a codebook's levels to x's type costs a product."""
-    if w.format.codebook is None or dtype == "float32":
+    if not w.format.needs_table or dtype == "float32":
         return 0.0
     return {"float16": 2.0**-11, "bfloat16": 2.0**-9}[dtype] * (np.abs(x) @ level_magnitudes(w).T)
 

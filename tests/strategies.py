@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from formats_of_tests import TEST_FORMATS
 from helpers import tame
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -20,10 +21,17 @@ FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
 GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
 INTEGER = [fmt for fmt in FORMATS if fmt.integer]
-CODEBOOKS = [fmt for fmt in FORMATS if fmt.codebook is not None]
+CODEBOOKS = [fmt for fmt in FORMATS if fmt.needs_table]
 ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None]
 ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.encode is not None]
 TILED = [fmt for fmt in FORMATS if fmt.slots]
+# With the formats of tests, which have no kernels of the library.
+EVERY = FORMATS + TEST_FORMATS
+EVERY_BLOCK = BLOCK_FORMATS + TEST_FORMATS
+EVERY_INTEGER = INTEGER + TEST_FORMATS
+EVERY_ENCODED = ENCODED + TEST_FORMATS
+EVERY_ENCODED_BLOCK = ENCODED_BLOCKS + TEST_FORMATS
+EVERY_TILED = TILED + TEST_FORMATS
 EDGES = sorted({m for tiling in sm90_config.TILINGS for m in (tiling.tokens, tiling.m)})  # tokens
 PRODUCTS = [(fmt, activation) for fmt in TILED for activation in ("a16", "a8") if activation == "a16" or fmt.integer]
 each_product = pytest.mark.parametrize(

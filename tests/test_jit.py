@@ -18,7 +18,7 @@ def test_header_is_the_twin_of_the_module(fmt):
     """One header a format, whose struct derives from the generated fields and opens with the module's words."""
     text = (sources.kernels_dir() / "formats" / f"{fmt.name}.cuh").read_text()
     assert ("using Encoder = " in text) == (fmt.encode is not None and fmt.integer)
-    if fmt.codebook is not None:
+    if fmt.needs_table:
         assert "Twin of qgemm/formats/kbit.py" in text
         assert f"struct {fmt.name} : Codebook<{fmt.name}_fields<GROUPS>, {fmt.name}_codebook>" in text
         return

@@ -63,7 +63,7 @@ def test_every_matrix_has_a_tiling(fmt):
             assert strips >= tiling.least
             assert strips * k // sms >= tiling.share
             assert tiles.spans(fmt) >= tiling.spans
-            assert fmt.codebook is not None or not tiling.codebook
+            assert fmt.needs_table or not tiling.codebook
             part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
             assert part <= tiling.m
             assert m <= tiling.m or part <= tiling.tokens

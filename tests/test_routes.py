@@ -106,7 +106,7 @@ def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
         assert split.splits < 16 or 2 * taken > 228 << 10, split
 
 
-@each([fmt for fmt in TILED if fmt.codebook is not None])
+@each([fmt for fmt in TILED if fmt.needs_table])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
     """Of its 228 KB a CTA takes rings, barriers and 1 KB of the system; one meant to be alone more than half."""

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import CODEBOOKS, FORMATS, INTEGER, TILED, codebooks, each, raw_blocks
+from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, FORMATS, codebooks, each, raw_blocks
 
 import qgemm
 from qgemm.codec.packing import unpack_bit_planes
 from qgemm.cuda.layout import tile as tiles
 
 
-@each(TILED)
+@each(EVERY_TILED)
 @given(data=st.data())
 def test_unpack_gives_the_blocks_back(fmt, data):
     shape = data.draw(st.integers(1, 140)), data.draw(st.integers(1, 7))
@@ -25,7 +25,7 @@ def test_unpack_gives_the_blocks_back(fmt, data):
     assert tiles.unpack(fmt, packed, shape[0], shape[1] * fmt.weights).tobytes() == raw.tobytes()
 
 
-@each(TILED)
+@each(EVERY_TILED)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_bulk_copies_are_aligned(fmt, groups):
     """No padding inside a tile, and every part that one copy brings starts on 16 bytes and is a multiple of them."""
@@ -45,7 +45,7 @@ def one_tile(fmt, seed):
     return np.frombuffer(raw, fmt.dtype).reshape(64, count)
 
 
-@each(INTEGER)
+@each(EVERY_INTEGER)
 def test_codes_lie_where_the_rules_say(fmt):
     """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step.
 
@@ -81,7 +81,7 @@ def test_words_of_mxfp4_are_halves():
     np.testing.assert_array_equal(halves.transpose(0, 5, 1, 3, 4, 2, 6), v / 2**15)
 
 
-@each([qgemm.FORMATS[name] for name in ("q5_0", "q5_1", "q5_k", "q6_k")])
+@each([fmt for fmt in EVERY_TILED if "qh" in fmt.slots])
 def test_words_of_five_and_six_bits_overlap(fmt):
     """As the docstring of qgemm/codec/layouts/overlapping.py says: two codes in every byte, with the rest of a step."""
     raw = one_tile(fmt, 5)
@@ -140,7 +140,7 @@ def test_levels_are_brought_into_the_range_of_half(fmt, data):
     assert tiles.level_exponent(fmt) == 0
 
 
-@each(TILED)
+@each(EVERY_TILED)
 def test_fields_per_block_lie_where_the_rules_say(fmt):
     raw = one_tile(fmt, 2)
     tile = tiles.pack(fmt, raw)[0, 0]
@@ -164,7 +164,7 @@ def test_formats_without_slots_have_no_tile(fmt):
         tiles.tile_dtype(fmt)
 
 
-@each([fmt for fmt in TILED if "d" in fmt.scale_fields])
+@each([fmt for fmt in EVERY_TILED if "d" in fmt.scale_fields])
 def test_bounds_ignore_every_nan(fmt):
     """A scale of raw bytes may be a signalling NaN, of which arithmetic complains."""
     blocks = np.zeros((1, 3), fmt.dtype)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format
-from qgemm.convert.weight import GRIDS, Codes, Groups, of_tensor, takes
+from qgemm.convert.weight import Codes, Groups, holds_codes, of_tensor, takes, takes_codes
 from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.tensor import Tensor
 
@@ -37,7 +37,7 @@ def formats_table() -> str:
     ]
     for fmt in sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw)):
         rows.append(
-            f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {formula(fmt)} | "
+            f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {fmt.formula or 'the number itself'} | "
             f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(bool(fmt.slots))} |"
         )
     return "\n".join(rows)
@@ -46,19 +46,6 @@ def formats_table() -> str:
 def tick(yes: bool) -> str:
     """A table cell."""
     return "yes" if yes else "no"
-
-
-def formula(fmt: Format) -> str:
-    """How a weight is computed from its block, derived from the fields and the zero."""
-    if fmt.plain:
-        return "the number itself"
-    if fmt.codebook is not None:
-        return "absmax * codebook[q]"
-    fields = fmt.dtype.names or ()
-    scale = "2^(e - 128)" if "e" in fields else "d * sc" if "scales" in fields else "d"
-    zero = fmt.decode_levels(np.zeros(1, fmt.dtype)).zero
-    minimum = " + m" if "m" in fields else " - dmin * m" if "dmin" in fields else ""
-    return f"{scale} * {f'(q - {zero})' if zero else 'q'}{minimum}"
 
 
 def noise_table() -> str:
@@ -105,7 +92,7 @@ def options_table() -> str:
 
 def exactness_table() -> str:
     """One row a source of codes, one column a format that may take them."""
-    targets = [FORMATS[name] for name in GRIDS]
+    targets = [fmt for fmt in FORMATS.values() if takes_codes(fmt)]
     rows = [f"| from | {' | '.join(map(str, targets))} |", f"|---|{'---|' * len(targets)}"]
     for name, codes in code_sources().items():
         rows.append(f"| {name} | {' | '.join(exactness(name, codes, fmt) for fmt in targets)} |")
@@ -119,8 +106,7 @@ def code_sources() -> dict[str, Codes]:
         raise AssertionError("the table asks for no codes")
 
     found = {}
-    for name in (*GRIDS, "q8_1"):
-        fmt = FORMATS[name]
+    for fmt in filter(holds_codes, FORMATS.values()):
         codes = of_tensor(Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))).codes
         assert codes is not None
         found[str(fmt)] = codes
@@ -138,7 +124,7 @@ def exactness(name: str, codes: Codes, fmt: Format) -> str:
     if not takes(fmt, codes):
         return "requantized"
     one_zero = codes.high - codes.low == codes.most - codes.least
-    return "exact" if GRIDS[fmt.name].zero is not None or codes.minimum or one_zero else "codes exact, minimum rounded"
+    return "exact" if not fmt.has_minimum or codes.minimum or one_zero else "codes exact, minimum rounded"
 
 
 def encode_table(path: Path = ENCODE) -> str:

@@ -19,9 +19,7 @@ from qgemm.text import json_lines, json_text
 from .common import Command, Progress, UsageError, count, pattern
 
 # Symmetric formats first.
-SEARCHED = ", ".join(
-    fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum)
-)
+SEARCHED = ", ".join(fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum))
 DESCRIPTION = f"""\
 Convert the weights of SRC to TYPE and write them to DST, which is replaced whole or left as it was.
 
@@ -51,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-requantize", action="store_true", help="quantize again what is quantized, where codes cannot be copied"
     )
     parser.add_argument(
-        "--search", action="store_true",
+        "--search",
+        action="store_true",
         help=f"look for better scales, for {SEARCHED}: lower error, slower",
     )
     parser.add_argument(

@@ -43,7 +43,7 @@ def bound(x, w, dtype, exponent):
     Levels of a codebook are rounded to half as well.
     """
     sizes = magnitudes(w.format, w.blocks)
-    lost = (LOSS[dtype] + (w.format.codebook is not None) * 2.0**-11) * (np.abs(x) @ sizes.T)
+    lost = (LOSS[dtype] + w.format.needs_table * 2.0**-11) * (np.abs(x) @ sizes.T)
     if dtype == "float16":  # half of the least number: of the scale, times a level, of the minimum, and of the weight
         lost += 2.0 ** (exponent - 25) * (tiles.largest_code(w.format) + 2) * np.abs(x).sum(axis=1, keepdims=True)
     return 2 * a16_bound(x, sizes) + lost

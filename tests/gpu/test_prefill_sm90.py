@@ -47,7 +47,7 @@ def bound(x, w, loss):
     fmt = w.format
     sizes = magnitudes(fmt, w.blocks)
     size = np.abs(x) @ sizes.T
-    if fmt.codebook is not None:
+    if fmt.needs_table:
         size = np.abs(x) @ level_magnitudes(w).T
     return a16_bound(x, sizes) + 3 * loss * size + subnormal_loss(w) * np.abs(x).sum(axis=1, keepdims=True)
 

@@ -165,9 +165,9 @@ class Joiner:
         codebook = stored[name + CODEBOOK]
         if codebook.format != F32:
             raise refusal(name + CODEBOOK, f"must be F32, is {codebook.format}")
-        known = [fmt for fmt in KNOWN if np.shape(fmt.codebook) == codebook.shape]
+        known = [fmt for fmt in KNOWN if codebook.shape == (1 << fmt.code_bits,)]
         if not known:
-            counts = sorted({np.size(fmt.codebook) for fmt in KNOWN})
+            counts = sorted({1 << fmt.code_bits for fmt in KNOWN})
             raise refusal(name + CODEBOOK, f"shape {codebook.shape} is not one of {counts} levels")
         for field in known[0].dtype.names or ():
             part = stored[name + _suffix(field)]

@@ -1,0 +1,119 @@
+"""What a format says of itself: its formula, its codes and its scales are those of the blocks that it decodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import EVERY, EVERY_BLOCK, EVERY_TILED, FORMATS, TEST_FORMATS, each, raw_blocks
+
+import qgemm
+from qgemm.codec.format import Format
+from qgemm.codec.packing import as_bytes, unpack_bit_planes, unpack_slots
+
+
+def codes_of(fmt: Format, blocks: np.ndarray) -> np.ndarray:
+    """Blocks [n] -> the bits of their codes as they are, [n, weights], by nothing but the record."""
+    codes, shift = np.zeros((len(blocks), fmt.weights), np.int64), 0
+    for name, slots in fmt.slots.items():
+        field, bits = blocks[name], 8 * fmt.dtype[name].itemsize // fmt.weights
+        part = (
+            unpack_bit_planes(field) if fmt.bit_planes else unpack_slots(as_bytes(field).reshape(len(blocks), -1), bits)
+        )
+        codes[:, list(slots)] |= part.astype(np.int64) << shift
+        shift += bits
+    lowest, highest = fmt.code_range
+    return np.where(codes > highest, codes - (highest - lowest + 1), codes)
+
+
+def tame_blocks(fmt: Format, draw, count: int = 9) -> np.ndarray:
+    """Blocks of random bytes whose scales are ordinary numbers, none of them zero."""
+    blocks = raw_blocks(draw, fmt, (count,)).copy()
+    for name in fmt.scale_fields:
+        blocks[name] = np.linspace(0.5, 2, count)
+    for name, (least, end) in fmt.ordinary.items():
+        blocks[name] = np.linspace(least, end - 1, count)
+    return blocks
+
+
+@each(EVERY_BLOCK)
+@given(data=st.data())
+def test_formula_is_what_decodes(fmt, data):
+    """Evaluated in float64 with a block's fields, its codes q and what a super-block has in 6 bits."""
+    blocks = tame_blocks(fmt, data.draw)
+    levels = fmt.decode_levels(blocks)
+    names = {
+        name: blocks[name].astype(np.float64)[:, None, None] for name in fmt.dtype.names if not fmt.dtype[name].shape
+    }
+    names |= {"q": codes_of(fmt, blocks).reshape(levels.codes.shape), "codebook": fmt.codebook}
+    if fmt.float_bytes:
+        names["absmax"] = levels.scale[..., None]
+    if fmt.weights > fmt.group:  # sc and m of groups, of which the format tells only the products
+        names["sc"] = np.rint(levels.scale[..., None] / names["d"])
+        names["m"] = np.rint(-levels.minimum[..., None] / names["dmin"]) if fmt.has_minimum else None
+    found = eval(fmt.formula.replace("^", "**"), {"__builtins__": {}}, names)
+    size = np.abs(found).max() + sum(np.abs(part).max() for part in levels[1:3] if part is not None) * 300
+    np.testing.assert_allclose(fmt.decode(blocks), found.reshape(len(blocks), -1), rtol=0, atol=size * 2.0**-22)
+
+
+@each(EVERY_BLOCK)
+@given(data=st.data())
+def test_codes_have_the_range_zero_and_size_that_the_format_tells(fmt, data):
+    """The values that scales are multiplied by are integers of eight bits wherever "a8" multiplies them."""
+    blocks = tame_blocks(fmt, data.draw)
+    levels, (lowest, highest) = fmt.decode_levels(blocks), fmt.code_range
+    assert levels.codes.shape == (len(blocks), fmt.weights // fmt.group, fmt.group)
+    assert (levels.minimum is not None) == fmt.has_minimum
+    assert isinstance(levels.zero, np.ndarray) == (fmt.zero is None)
+    assert highest - lowest + 1 == 1 << fmt.code_bits
+    codes = codes_of(fmt, blocks).reshape(levels.codes.shape)
+    values = codes if fmt.codebook is None else fmt.codebook[codes]
+    np.testing.assert_array_equal(levels.codes, values)
+    assert np.abs(values - (fmt.zero or 0)).max() <= fmt.largest_level
+    assert fmt.integer == (levels.codes.dtype.kind in "iu")
+    if fmt.integer:
+        assert (levels.codes.dtype.itemsize, fmt.needs_table) == (1, False)
+
+
+def test_every_code_is_reached():
+    """The ends of the range are codes of some block: it is no wider than it must be."""
+    for fmt in EVERY_TILED:
+        reached = codes_of(fmt, np.frombuffer(np.random.default_rng(1).bytes(999 * fmt.block_bytes), fmt.dtype))
+        assert (reached.min(), reached.max()) == fmt.code_range
+
+
+@each(EVERY)
+def test_ordinary_scales_are_of_fields_of_one_byte(fmt):
+    for name in {*fmt.ordinary, *fmt.float_bytes}:
+        assert fmt.dtype[name].itemsize == 1
+        assert name not in fmt.slots
+
+
+def test_a_codebook_tells_nothing_but_what_codes_stand_for():
+    """mxfp4 has one, of integers: "a8" multiplies these, its codes are nibbles, and ggml knows its blocks."""
+    fmt = qgemm.FORMATS["mxfp4"]
+    assert fmt.codebook.tolist() == [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+    assert (fmt.integer, fmt.needs_table, fmt.bit_planes, fmt.stored_in_parts) == (True, False, False, False)
+    kbit = qgemm.FORMATS["kbit4"].variant(range(16), None)  # integers by chance, of one tensor
+    assert (kbit.integer, kbit.needs_table, kbit.bit_planes, kbit.stored_in_parts) == (False, True, True, True)
+    assert not fmt.codebook.flags.writeable
+
+
+def test_formats_of_tests_are_not_in_the_registry():
+    assert not {fmt.name for fmt in TEST_FORMATS} & {fmt.name for fmt in FORMATS}
+    with pytest.raises(qgemm.UnsupportedError, match="no format 'u4_g128'"):
+        qgemm.quantize(np.ones((1, 128), np.float32), "u4_g128")
+
+
+@each([fmt for fmt in EVERY_BLOCK if fmt.encode is not None and fmt.scale_fields])
+def test_the_first_block_that_a_kernel_refused_is_named(fmt):
+    """As `quantize` names it on the CPU, from an array of any library."""
+    x = np.ones((3, 4 * fmt.weights))
+    x[1, 2 * fmt.weights + 5] = 3e38
+    with pytest.raises(qgemm.QuantizeError) as of_cpu:
+        fmt.quantize(x)
+    with pytest.raises(qgemm.QuantizeError) as found:
+        fmt.check_first(x, 6, read=np.array)
+    assert str(found.value) == str(of_cpu.value)
+    fmt.check_first(x, 12)  # what kernels tell when they refused nothing
