@@ -80,7 +80,7 @@ class CudaBackend:
 
     def quantize(self, x: Any, fmt: Format) -> DeviceTensor | planes.Planes:
         """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""
-        return encode.quantize(x, fmt) if fmt.codebook is None else planes.quantize(x, fmt)
+        return planes.quantize(x, fmt) if fmt.bit_planes else encode.quantize(x, fmt)
 
     def upload(self, tensor: Tensor) -> DeviceTensor:
         """Blocks of the host -> tiles on the current device."""
