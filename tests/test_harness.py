@@ -15,9 +15,7 @@ from strategies import CODEBOOKS, INTEGER, TILED, each
 from qgemm.codec.format import Format
 from qgemm.cuda.layout import tile as tiles
 
-pytestmark = pytest.mark.skipif(
-    harness.compiler() is None, reason="no C++ compiler: looked for $CXX, g++, c++ and clang++"
-)
+pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 each_size = pytest.mark.parametrize("m16_tiles", [1, 2, 4])
 
 lanes_of = cache(Lanes)

@@ -15,14 +15,14 @@ from harness import Kernel, device_array, to_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, ENCODED_BLOCKS, TILED, each, values
+from strategies import CODEBOOKS, ENCODED_BLOCKS, INTEGER, TILED, each, values
 
+import qgemm
 from qgemm.cuda import upload
+from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
 
-pytestmark = pytest.mark.skipif(
-    harness.compiler() is None, reason="no C++ compiler: looked for $CXX, g++, c++ and clang++"
-)
+pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 both_ways = pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 kernel = cache(Kernel)
 
@@ -172,3 +172,30 @@ def test_products_in_float32(fmt, tokens, backwards):
     strips = -(-n // tiles.ROWS)
     fused(strips, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
     assert (np.abs(y - helpers.exact(x, w)) <= helpers.product_bound(x, w, np.dtype(np.float32))).all()
+
+
+def in_k_blocks(blocks):
+    """Q8_1 blocks [m, k / 32] -> device activations [k / 64, m], the codes of a lane side by side; zeros beyond k."""
+    m, count = blocks.shape
+    padded = np.zeros((m, -(-count // activations.BLOCKS) * activations.BLOCKS), blocks.dtype)
+    padded[:, :count] = blocks
+    found = np.zeros((m, padded.shape[1] // activations.BLOCKS), activations.DTYPE)
+    found["qs"] = padded["qs"].reshape(*found["qs"].shape)[..., activations.ORDER]
+    for i, name in enumerate("ds"):
+        found["ds"][..., i] = padded[name].reshape(*found.shape, activations.BLOCKS)
+    return found.T
+
+
+@both_ways
+@each(INTEGER)
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_products_of_quantized_activations(fmt, tokens, backwards):
+    """fused_a8: integer dots by dp4a, of the bytes of a header."""
+    w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
+    m, (n, k) = 3 if tokens == 4 else 1, w.shape
+    x = helpers.normal(m, k, seed=4)
+    y = device_array((m, n), np.float32)
+    fused = kernel("fused_a8", fmt, Out="float", TOKENS=tokens, SPLITS=4)
+    strips, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
+    fused(strips, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
+    helpers.assert_a8(y, x, w)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from qgemm.codec.format import Format
 from qgemm.cuda.jit import codegen, sources
@@ -42,6 +43,9 @@ def compiler() -> str | None:
     """$CXX, g++, c++ or clang++, whichever is found first; None if there is none."""
     names = (os.environ.get("CXX"), "g++", "c++", "clang++")
     return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler: looked for $CXX, g++, c++ and clang++")
 
 
 def library(source: str) -> ctypes.CDLL:
