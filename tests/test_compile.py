@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import compile_kernels
 import pytest
 from strategies import TILED
 
 import qgemm
-from qgemm.cuda.jit import cache, codegen, nvrtc
+from qgemm.cuda.jit import codegen, nvrtc
+from qgemm.cuda.jit.cache import cached
 from qgemm.cuda.kernels import decode, routes
 from qgemm.cuda.problem import Q8_1, TYPES, Problem
 
 SIZES = {"DEPTH", "WARP_BYTES", "SPLITS", "SHARED", "SLOTS"}  # parameters that follow from a format's bytes
 OF_TYPES = {"LEVEL", "ABOVE_BOUND", "LEAST_UNIT", "MOST_UNIT"}  # parameters that follow from the type of x
-EVERY, UNITS = list(compile_kernels.every_unit()), list(compile_kernels.units())
+
+
+@cache
+def units():
+    """(all units, those that CI compiles); to enumerate them takes seconds."""
+    every = list(compile_kernels.every_unit())
+    return every, list(compile_kernels.chosen(every))
 
 
 def kind_of(unit):
@@ -28,7 +36,7 @@ def kind_of(unit):
 @pytest.mark.parametrize("arch", nvrtc.ARCHS)
 def test_a_kernel_compiles_for_every_architecture(arch):
     """All kernels are compiled by tools/compile_kernels.py; this keeps one of each architecture in the test run."""
-    cubin, report = cache.cached(codegen.compose("unpack", qgemm.FORMATS["q4_0"], Out="half"), arch)
+    cubin, report = cached(codegen.compose("unpack", qgemm.FORMATS["q4_0"], Out="half"), arch)
     assert cubin.startswith(b"\x7fELF")
     assert "0 bytes spill stores" in report
 
@@ -45,42 +53,43 @@ def config(unit, *dropped):
 
 
 def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
-    reached = [{(unit.arch, unit.kernel, unit.format, kind_of(unit)) for unit in some} for some in (EVERY, UNITS)]
+    every, chosen = units()
+    reached = [{(unit.arch, unit.kernel, unit.format, kind_of(unit)) for unit in some} for some in (every, chosen)]
     assert reached[0] == reached[1]
-    assert len(set(UNITS)) == len(UNITS) < len(EVERY) / 3
+    assert len(set(chosen)) == len(chosen) < len(every) / 3
     for arch in nvrtc.ARCHS:
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel.name for row in routes.ROUTES if row.runs_on(sm) and row.kernel.name != "cublas"}
         plain = {"quantize_activations", "dequantize_activations", "round_activations", "pack", "restore"}
         plain |= {"quantize_codebook", "dequantize_codebook", "encode"}
-        assert {unit.kernel for unit in UNITS if unit.arch == arch} == rows | plain
+        assert {unit.kernel for unit in chosen if unit.arch == arch} == rows | plain
 
 
 def test_ci_compiles_every_config():
     """On the tuned architecture by every format, and each parameter with every type of x; elsewhere by one format."""
 
-    def tuned(units):
-        found = (unit for unit in units if unit.arch == compile_kernels.TUNED)
+    def tuned(some):
+        found = (unit for unit in some if unit.arch == compile_kernels.TUNED)
         return {(unit.format, *config(unit, "In", "Out", *OF_TYPES)) for unit in found}
 
-    def elsewhere(units):
-        return {config(unit, "In", "Out") for unit in units if unit.arch != compile_kernels.TUNED}
+    def elsewhere(some):
+        return {config(unit, "In", "Out") for unit in some if unit.arch != compile_kernels.TUNED}
 
-    def types(units):
-        found = (unit for unit in units if unit.arch == compile_kernels.TUNED)
+    def types(some):
+        found = (unit for unit in some if unit.arch == compile_kernels.TUNED)
         return {
             (unit.kernel, dict(unit.template).get("In"), pair) for unit in found for pair in config(unit, *OF_TYPES)
         }
 
-    assert tuned(UNITS) == tuned(EVERY)
-    assert elsewhere(UNITS) == elsewhere(EVERY)
-    assert types(UNITS) == types(EVERY)
+    for of_config in (tuned, elsewhere, types):
+        every, chosen = map(of_config, units())
+        assert chosen == every
 
 
 def test_every_product_of_few_tokens_has_its_kernel():
     """Of each format, activation, M and type of x on the tuned architecture: what is routed to can be compiled."""
     decodes = ("decode", "decode_a8")
-    tuned = [unit for unit in EVERY if unit.arch == compile_kernels.TUNED and unit.kernel in decodes]
+    tuned = [unit for unit in units()[0] if unit.arch == compile_kernels.TUNED and unit.kernel in decodes]
     compiled = {(u.kernel, u.format, dict(u.template)["In"], dict(u.template)["TOKENS"]) for u in tuned}
     wanted = set()
     for fmt, activation, m, source in itertools.product(TILED, ("a16", "a8"), range(1, 17), TYPES):

@@ -55,14 +55,14 @@ def every_unit(archs: Iterable[str] = nvrtc.ARCHS) -> Iterator[Unit]:
         yield from (Unit(kernel, "", tuple(t.items()), arch) for kernel, t in common_variants())
 
 
-def units() -> Iterator[Unit]:
-    """What CI compiles of every_unit().
+def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
+    """What CI compiles of all units.
 
     Of each kernel, format and class of x every config on the tuned architecture, one elsewhere. Which one, and of which
     type, is a matter of turns, so that over formats and architectures all configs and types are compiled.
     """
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Unit]]] = defaultdict(lambda: defaultdict(list))
-    for unit in every_unit():
+    for unit in units:
         template = dict(unit.template)
         source, out = template.get("In", ""), template.get("Out", "")
         groups[unit.arch, unit.format, unit.kernel, CLASSES.get(source, source)][source, out].append(unit)
@@ -139,7 +139,7 @@ def main() -> int:
     asked = options()
     todo = [
         unit
-        for unit in (every_unit() if asked.all else units())
+        for unit in (every_unit() if asked.all else chosen(every_unit()))
         if unit.arch in (asked.arch or [unit.arch])
         and unit.format in (asked.format or [unit.format])
         and unit.kernel in (asked.kernel or [unit.kernel])

@@ -15,7 +15,8 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SUPER_BLOCK = 256
 # N -> M: token tiles of every kernel; tiles of two strips, the last without its second one.
 M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
-PIECES = {72: 4, 64 * 99: 2}  # of a tile of prefill: two pairs of CTAs, or one
+PIECES = {72: 4, 64 * 99: 2}  # split-K of prefill's tiles: two pairs of CTAs, or one, where the GPU has as many SMs
+WIDE = 64 * 99  # the N at which prefill also gets tiles of two strips, whatever it would choose
 RINGS = ((2, 3), (3, 5), (4, 6))  # splits, stages
 
 
@@ -32,7 +33,7 @@ def work(tool: str, formats: list[str]) -> None:
     import qgemm
     from qgemm.cuda.kernels import prefill_sm90 as prefill
     from qgemm.cuda.kernels import sm90_config as tilings
-    from qgemm.cuda.kernels.routes import route
+    from qgemm.cuda.kernels.routes import DEQUANTIZE, route
     from qgemm.cuda.problem import Problem, c_type
 
     cupy.cuda.set_allocator(None)
@@ -40,7 +41,7 @@ def work(tool: str, formats: list[str]) -> None:
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
-        prefill.SUMS = {PIECES[n]: 0}
+        prefill.SUMS = costs(PIECES[n])
         k = 5 * SUPER_BLOCK
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
@@ -52,8 +53,8 @@ def work(tool: str, formats: list[str]) -> None:
         bias = cupy.ones(n, np.float16)
         for m, dtype, activation in product(counts, ("float16", "float32"), ("a16", "a8") if fmt.integer else ("a16",)):
             x = cupy.asarray(rng.standard_normal((m, k)).astype(dtype))
-            kernel = route(Problem(fmt, activation, m, n, k, sm, c_type(x.dtype))).kernel.name
-            if kernel == "unpack" and tool in ("initcheck", "racecheck"):
+            kernel = route(Problem(fmt, activation, m, n, k, sm, c_type(x.dtype))).kernel
+            if kernel is DEQUANTIZE and tool in ("initcheck", "racecheck"):
                 continue
             y = cupy.zeros((m, n), np.float32)
             for _ in range(2):  # the second call takes the short way
@@ -64,7 +65,25 @@ def work(tool: str, formats: list[str]) -> None:
             cuts(w, rng)
             if sm == 90:
                 rings(w, rng)
+        if n == WIDE and sm == 90:
+            config = wide_config(fmt)
+            x = cupy.asarray(rng.standard_normal((config.tokens - 8, k)).astype(np.float16))
+            by_config(prefill.PREFILL_SM90, w, x, "half", len(x), config)
         print(f"{fmt}, N = {n}: done", flush=True)
+
+
+def costs(pieces: int) -> dict[int, int]:
+    """The costs of split-K (SUMS of the prefill kernel) by which a tile is cut into so many pieces where that many SMs
+    are free for each, else into none."""
+    return {1: 1 << 30, pieces: 0}
+
+
+def wide_config(fmt: Any) -> Any:
+    """Of the format's configs of the prefill kernel the one of most tokens, up to 128, whose tiles have two strips."""
+    from qgemm.cuda.kernels.sm90_config import compiled
+
+    wide = (config for config in compiled(fmt) if config.strips == 2 and config.tokens <= 128)
+    return max(wide, key=lambda config: config.tokens)
 
 
 def cuts(w: Any, rng: Any) -> None:

@@ -1,0 +1,45 @@
+"""tools/sanitize.py without a GPU: the split-K that it asks the prefill kernel for."""
+
+from __future__ import annotations
+
+import pytest
+import sanitize
+from strategies import TILED, each
+
+from qgemm.cuda.kernels import prefill_sm90
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Problem
+
+K = 5 * sanitize.SUPER_BLOCK
+
+
+def grid(config, m, n, sms, fmt):
+    strips, unit = -(-n // tiles.ROWS), config.unit(fmt)
+    spans = config.strips * unit // tiles.SPAN
+    return prefill_sm90.grid_of(config.tiles(m, strips), -(-K // unit), sms, config.lone, spans)
+
+
+@each(TILED)
+@pytest.mark.parametrize("sms", [78, 114, 132])
+@pytest.mark.parametrize("n", sanitize.M)
+def test_tiles_are_cut_into_as_many_pieces_as_are_asked_for(fmt, sms, n, monkeypatch):
+    """Or stay whole where their number leaves no SMs: kbit3 has 99 of them at N = 6336."""
+    monkeypatch.setattr(prefill_sm90, "SUMS", sanitize.costs(sanitize.PIECES[n]))
+    for m in (m for m in sanitize.M[n] if m > 8):
+        config = prefill_sm90.choose(Problem(fmt, "a16", m, n, K, 90, sms=sms))
+        count, asked = config.tiles(m, -(-n // tiles.ROWS)), sanitize.PIECES[n]
+        found = grid(config, m, n, sms, fmt)
+        if count * asked > sms:
+            assert found.paired == 0
+        elif n < sanitize.WIDE:
+            assert found == (count * asked, 0, asked)
+
+
+@each(TILED)
+@pytest.mark.parametrize("sms", [114, 132])
+def test_a_pair_of_ctas_shares_tiles_of_several_strips(fmt, sms, monkeypatch):
+    """Whatever the format's own choice: the last tile lacks its second strip."""
+    monkeypatch.setattr(prefill_sm90, "SUMS", sanitize.costs(sanitize.PIECES[sanitize.WIDE]))
+    config = sanitize.wide_config(fmt)
+    assert sanitize.WIDE // tiles.ROWS % config.strips > 0
+    assert grid(config, config.tokens - 8, sanitize.WIDE, sms, fmt).paired == 2
