@@ -1,7 +1,8 @@
 // Blocks of a file in shared memory: what pack (blocks -> tiles) and restore (tiles -> blocks) share.
 //
-// A CTA owns a piece of a strip: 64 rows, TILES tiles wide. Where things stand are the rules of qgemm/cuda/layout/tile.py; the
-// layout of a block is generated from the format's dtype and slots. Template: Format, TILES, THREADS.
+// A CTA owns a piece of a strip: 64 rows, TILES tiles wide. Where things stand are the rules of
+// qgemm/cuda/layout/tile.py; the layout of a block is generated from the format's dtype and slots. Template: Format,
+// TILES, THREADS.
 #pragma once
 
 #include "tile.cuh"
@@ -44,7 +45,7 @@ constexpr Place place(int step, int j, int r, int plane) {
 template <class Codes, class Visit>
 __device__ inline void for_codes(Visit visit) {
 #pragma unroll
-    for (int step = 0; step < SPAN_STEPS; ++step)
+    for (int step = 0; step < K_BLOCK_STEPS; ++step)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -54,7 +55,7 @@ __device__ inline void for_codes(Visit visit) {
                     visit(place<Codes>(step, j, r, plane), r, Codes::offset(step, j) + plane * BLOCK_WEIGHTS);
 }
 
-// The index, among the chunks of the codes of a span, of the chunk that holds a lane's word.
+// The index, among the chunks of the codes of a k_block, of the chunk that holds a lane's word.
 template <class Codes>
 __device__ inline int chunk_index(int group, int lane, int word) {
     return (group * Codes::PARTS + word / Codes::CHUNK) * 32 + lane;
@@ -93,11 +94,11 @@ struct Piece {
             visit(reinterpret_cast<uint4*>(staged)[i], at(row) / 16 + chunk, begin, holds(row) ? begin + bytes : 0);
         }
     }
-    // visit(tile, span, group of rows): a warp each
+    // visit(tile, k_block, group of rows): a warp each
     template <class Visit>
     __device__ void for_groups(Visit visit) const {
-        for (int i = threadIdx.x / 32; i < tiles * SPANS * WARPS; i += THREADS / 32)
-            visit(i / WARPS / SPANS, i / WARPS % SPANS, i % WARPS);
+        for (int i = threadIdx.x / 32; i < tiles * K_BLOCKS * WARPS; i += THREADS / 32)
+            visit(i / WARPS / K_BLOCKS, i / WARPS % K_BLOCKS, i % WARPS);
     }
     // Rule three: the pairs of a field's units in rows g and g + 8, a thread each.
     // visit(tile, a byte of the tile's fields, the byte of a row of blocks that it is)

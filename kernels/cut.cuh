@@ -1,7 +1,7 @@
 // A CTA that owns STRIPS strips of 64 rows of W, TOKENS tokens and one of `slices` slices of K: how the mma kernels for
-// many tokens cut y, fill their stages and add up. SPLITS spans at a time come through a ring of DEPTH stages, with codes,
-// fields and x; a warp owns GROUPS groups of 16 rows and one of the SPLITS spans. The sums of splits and slices meet at
-// the end, in a fixed order.
+// many tokens cut y, fill their stages and add up. SPLITS k_blocks at a time come through a ring of DEPTH stages, with
+// codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the SPLITS k_blocks. The sums of splits and
+// slices meet at the end, in a fixed order.
 #pragma once
 
 #include "mma.cuh"
@@ -15,10 +15,10 @@ constexpr int STORED = TOKENS < 32 ? TOKENS : 32;  // tokens whose sums are in s
 constexpr int STRIDE = ROWS + 4;                   // rows of g and columns of t fall on different banks
 
 struct Weights {
-    SpanOf<WARPS> span;
+    KBlockOf<WARPS> k_block;
     Format fields;  // of its tile
 };
-// X: a token's share of a span of x.
+// X: a token's share of a k_block of x.
 template <class X>
 struct StageOf {
     Weights weights[SPLITS][STRIPS];
@@ -31,15 +31,15 @@ using AllSums = Sums[GROUPS][COLUMN_TILES];
 struct Problem {
     i64 n, k, first_row;
     int m, first_token;
-    int spans, first, end;  // along K; of this slice, in units of SPLITS spans
+    int k_blocks, first, end;  // along K; of this slice, in units of SPLITS k_blocks
     int tile, slice;
 
     __device__ Problem(i64 n, i64 k, int m, int slices)
         : n(n), k(k), m(m), tile(blockIdx.x / slices), slice(blockIdx.x % slices) {
         const int token_tiles = (m + TOKENS - 1) / TOKENS;
         first_row = i64(tile / token_tiles) * ROWS, first_token = tile % token_tiles * TOKENS;
-        spans = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
-        const i64 turns = (spans + SPLITS - 1) / SPLITS;
+        k_blocks = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * K_BLOCKS;
+        const i64 turns = (k_blocks + SPLITS - 1) / SPLITS;
         first = int(turns * slice / slices), end = int(turns * (slice + 1) / slices);
     }
 };
@@ -62,31 +62,33 @@ struct Place {
 // split.
 struct WeightCopies {
     static constexpr int OF_UNIT = THREADS / (SPLITS * STRIPS);
-    static constexpr int OF_SPAN = sizeof(SpanOf<WARPS>) / 16, PIECES = sizeof(Weights) / 16;
+    static constexpr int K_BLOCK_CHUNKS = sizeof(KBlockOf<WARPS>) / 16, PIECES = sizeof(Weights) / 16;
 
     const Tile* strip;
-    int span, spans, piece;  // of this thread's unit
+    int k_block, k_blocks, piece;  // of this thread's unit
     u32 to;
 
     __device__ WeightCopies(Weights (&stage)[SPLITS][STRIPS], const Tile* tiles, const Problem& p) {
         const int unit = threadIdx.x / OF_UNIT, split = unit / STRIPS;
         const i64 first_row = p.first_row + unit % STRIPS * TILE_ROWS;
-        strip = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.spans / SPANS) : 0);
-        spans = first_row < p.n ? min(p.spans, p.end * SPLITS) : 0;
-        span = p.first * SPLITS + split;
+        strip = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.k_blocks / K_BLOCKS) : 0);
+        k_blocks = first_row < p.n ? min(p.k_blocks, p.end * SPLITS) : 0;
+        k_block = p.first * SPLITS + split;
         piece = threadIdx.x % OF_UNIT;
         to = shared_address(&stage[split][unit % STRIPS]) + 16 * piece;
     }
-    // The next stage's, into the memory that starts `at` bytes after the first stage's. Beyond the slice there are zeros.
+    // The next stage's, into the memory that starts `at` bytes after the first stage's. Beyond the slice there are
+    // zeros.
     __device__ void operator()(u32 at) {
-        const Tile& tile = strip[span / SPANS];
-        const uint4* codes = reinterpret_cast<const uint4*>(&tile.spans[span % SPANS]) + piece;
-        const uint4* fields = reinterpret_cast<const uint4*>(&tile.fields) - OF_SPAN + piece;
+        const Tile& tile = strip[k_block / K_BLOCKS];
+        const uint4* codes = reinterpret_cast<const uint4*>(&tile.k_blocks[k_block % K_BLOCKS]) + piece;
+        const uint4* fields = reinterpret_cast<const uint4*>(&tile.fields) - K_BLOCK_CHUNKS + piece;
 #pragma unroll
         for (int i = 0; i < PIECES; i += OF_UNIT)
             if (i + OF_UNIT <= PIECES || i + piece < PIECES)
-                copy_16(to + at + 16 * i, (SPANS == 1 || i + piece < OF_SPAN ? codes : fields) + i, span < spans);
-        span += SPLITS;
+                copy_16(to + at + 16 * i, (K_BLOCKS == 1 || i + piece < K_BLOCK_CHUNKS ? codes : fields) + i,
+                        k_block < k_blocks);
+        k_block += SPLITS;
     }
 };
 

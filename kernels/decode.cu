@@ -1,8 +1,8 @@
 // decode: y [m, n] = x [m, k] @ W [n, k].T for few tokens on tensor cores, at the speed of memory.
 //
 // A CTA, its warps and their rings are those of split.cuh. Weights are operand A, masked out of the codes in shared
-// memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where a
-// scale is shared, for the zero or the minimum; scales multiply the float sums.
+// memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where
+// a scale is shared, for the zero or the minimum; scales multiply the float sums.
 // Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS, DEPTH, BULK.
 #include "operand.cuh"
 #include "pieces.cuh"
@@ -13,58 +13,58 @@ using B = Operand<In>;
 constexpr bool ZEROED = B::ZERO != 0;
 static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
 
-// Takes what a constant's product gave for the two groups of a span: the same in every row.
-__device__ inline void take_sums(GroupSums& group_sums, const Sums (&sums)[SPAN_SCALES][COLUMN_TILES], int span,
+// Takes what a constant's product gave for the two groups of a k_block: the same in every row.
+__device__ inline void take_sums(GroupSums& group_sums, const Sums (&sums)[K_BLOCK_SCALES][COLUMN_TILES], int k_block,
                                  int lane) {
     const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-        const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[SPAN_SCALES - 1][tokens].sum;
+        const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[K_BLOCK_SCALES - 1][tokens].sum;
         if constexpr (TOKENS == 1) {  // in every column
-            if (t == span) group_sums.of[tokens] = {first[0], second[0]};
+            if (t == k_block) group_sums.of[tokens] = {first[0], second[0]};
             continue;
         }
         // An odd row offers the odd one of its two tokens.
         const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
                             __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
-        if (t == span) group_sums.of[tokens] = got;
+        if (t == k_block) group_sums.of[tokens] = got;
     }
 }
 
-// Adds a span's products to the sums, but for the minimums of a super-block.
+// Adds a k_block's products to the sums, but for the minimums of a super-block.
 __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory<Rows>& mine, int i, int slot,
                                 int lane) {
-    const int g = lane / 4, span = i % SPANS;
+    const int g = lane / 4, k_block = i % K_BLOCKS;
     const Rows& x = mine.ring.stages[slot].x;
-    StepOfX<In> b[COLUMN_TILES][SPAN_STEPS / 2][2];
+    StepOfX<In> b[COLUMN_TILES][K_BLOCK_STEPS / 2][2];
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
-        for (int pair = 0; pair < SPAN_STEPS / 2; ++pair)
-            load_x_steps<In>(b[tokens][pair], &x[8 * tokens][32 * pair], TOKEN_STRIDE * (SPAN_COLUMNS + 8), lane);
+        for (int pair = 0; pair < K_BLOCK_STEPS / 2; ++pair)
+            load_x_steps<In>(b[tokens][pair], &x[8 * tokens][32 * pair], TOKEN_STRIDE * (K_BLOCK + 8), lane);
     const auto multiply_step = [&](Sums& sum, const Fragment& a, int tokens, int step) {
 #pragma unroll
         for (int piece = 0; piece < B::PIECES; ++piece)
             mma_m16n8k16<B::Type>(sum, a, b[tokens][step / 2][step % 2][piece]);
     };
     // In units of the codes: -zero * sum(x) for each scale, where a dot product starts, or sum(x) for the minimum.
-    Sums starts[SPAN_SCALES][COLUMN_TILES] = {};
+    Sums starts[K_BLOCK_SCALES][COLUMN_TILES] = {};
     if constexpr (Format::HAS_MINIMUM || ZEROED) {
         const Fragment unit = B::constant(Format::HAS_MINIMUM ? 1 : -B::ZERO);
 #pragma unroll
-        for (int step = 0; step < SPAN_STEPS; ++step)
+        for (int step = 0; step < K_BLOCK_STEPS; ++step)
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
                 multiply_step(starts[step / SCALE_STEPS][tokens], unit, tokens, step);
     }
-    if constexpr (SHARED_MINIMUM) take_sums(group_sums, starts, span, lane);
+    if constexpr (SHARED_MINIMUM) take_sums(group_sums, starts, k_block, lane);
 #pragma unroll
     for (int group = 0; group < STRIPS * GROUPS; ++group) {
         const int strip = group / GROUPS, of_strip = group % GROUPS;
         const Fields& fields = mine.ring.fields(i, slot, strip);
         const auto codes = mine.ring.codes(slot, strip).codes(of_strip, lane);
 #pragma unroll
-        for (int part = 0; part < SPAN_SCALES; ++part) {
+        for (int part = 0; part < K_BLOCK_SCALES; ++part) {
             Sums dots[COLUMN_TILES] = {};
             if constexpr (ZEROED)
 #pragma unroll
@@ -75,7 +75,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
             }
-            const int index = span * SPAN_SCALES + part;
+            const int index = k_block * K_BLOCK_SCALES + part;
             const float2 d = mine(fields, strip, of_strip, g, index);
             const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(of_strip, g, index);
 #pragma unroll
@@ -114,11 +114,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
         },
         [&] { share_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int slot) { pieces.load(slot); },
         [&](int i, int slot) {
-            if (i % SPANS == 0)
+            if (i % K_BLOCKS == 0)
                 for (int strip = 0; strip < STRIPS; ++strip) mine->take(ring.fields(i, slot, strip), strip, at.lane);
             multiply(sums, group_sums, *mine, i, slot, at.lane);
             if constexpr (SHARED_MINIMUM)
-                if (i % SPANS == SPANS - 1)
+                if (i % K_BLOCKS == K_BLOCKS - 1)
                     for (int strip = 0; strip < STRIPS; ++strip)
                         add_minimums<3>(sums[strip], group_sums, ring.fields(i, slot, strip), 1 << B::SHIFT, at.lane);
         });

@@ -1,8 +1,8 @@
-// decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, dots of codes on tensor cores, as integers or
-// halves (dots.cuh), at the speed of memory.
+// decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, dots of codes on tensor cores, as integers
+// or halves (dots.cuh), at the speed of memory.
 //
-// A CTA, its warps and their rings are those of split.cuh. x comes as Activations, span by span [along][m], or, if it is
-// small, as numbers [m, k], which each CTA quantizes for itself.
+// A CTA, its warps and their rings are those of split.cuh. x comes as Activations, k_block by k_block [along][m], or,
+// if it is small, as numbers [m, k], which each CTA quantizes for itself.
 // Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), GROUPS (1, 2, 4), STRIPS,
 // SPLITS, DEPTH, BULK.
 #include "dots.cuh"
@@ -12,7 +12,7 @@
 using X = Activations[8 * COLUMN_TILES];
 using Dots = FewDots<Format::RAW_LEVELS, Format::SUPER_BLOCK>;
 
-// What a stage holds of x: all of a span, if it comes as Activations.
+// What a stage holds of x: all of a k_block, if it comes as Activations.
 template <class T>
 struct Staged {
     using Type = void;
@@ -22,11 +22,11 @@ struct Staged<Activations> {
     using Type = X;
 };
 
-// Adds a span's products to the sums, but for the minimums of a super-block.
+// Adds a k_block's products to the sums, but for the minimums of a super-block.
 template <class Memory>
 __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory& mine, const Activations* x, int i,
                                 int slot, int lane) {
-    const int g = lane / 4, t = lane % 4, span = i % SPANS;
+    const int g = lane / 4, t = lane % 4, k_block = i % K_BLOCKS;
     typename Dots::X b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
 #pragma unroll
@@ -41,7 +41,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
                 da[block][tokens][j] = ds.x, sa[block][tokens][j] = ds.y;
             }
         }
-    if (SHARED_MINIMUM && t == span) {
+    if (SHARED_MINIMUM && t == k_block) {
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             const half2(&ds)[BLOCKS] = x[TOKEN_STRIDE * (8 * tokens + g)].ds;
@@ -58,7 +58,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
             const auto first = Dots::step(codes, 2 * block), second = Dots::step(codes, 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
-                const int index = (span * BLOCKS + block) * SCALES + part;
+                const int index = (k_block * BLOCKS + block) * SCALES + part;
                 const float2 dw = mine(fields, strip, of_strip, g, index);
                 const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(of_strip, g, index);
 #pragma unroll
@@ -71,12 +71,12 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
     }
 }
 
-// x [m, k] -> q8_1 [spans][m], by all threads of a CTA: eight columns a thread and token, AT_ONCE loads under way.
+// x [m, k] -> q8_1 [k_blocks][m], by all threads of a CTA: eight columns a thread and token, AT_ONCE loads under way.
 template <class T>
-__device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int spans) {
-    constexpr int SHARES = SPAN_COLUMNS / 8, AT_ONCE = 4;
+__device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int k_blocks) {
+    constexpr int SHARES = K_BLOCK / 8, AT_ONCE = 4;
     int first = 0, token = 0;  // the threads' shares, token by token
-    while (first < spans * SHARES) {
+    while (first < k_blocks * SHARES) {
         float values[AT_ONCE][8] = {};
         int firsts[AT_ONCE], tokens[AT_ONCE];
 #pragma unroll
@@ -88,9 +88,9 @@ __device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int s
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            if (firsts[i] >= spans * SHARES) break;
-            const int share = firsts[i] + int(threadIdx.x), span = share / SHARES;
-            QuantizedShare(values[i]).store(to[span * m + tokens[i]], share % SHARES, span < spans);
+            if (firsts[i] >= k_blocks * SHARES) break;
+            const int share = firsts[i] + int(threadIdx.x), k_block = share / SHARES;
+            QuantizedShare(values[i]).store(to[k_block * m + tokens[i]], share % SHARES, k_block < k_blocks);
         }
     }
 }
@@ -100,7 +100,8 @@ __device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[SPLITS][DEPTH];
     using Memory = ::Memory<typename Staged<T>::Type>;
-    static_assert(sizeof(Memory) == WARP_BYTES, "the memory of a warp differs from ring_bytes() of qgemm/cuda/kernels/decode_config.py");
+    static_assert(sizeof(Memory) == WARP_BYTES,
+                  "the memory of a warp differs from ring_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
     const T* x = static_cast<const T*>(products.x);
@@ -117,21 +118,21 @@ __device__ inline void run(const Products& products) {
         walk.advance();
     };
     const auto multiply_by = [&](const Activations* quantized, int i, int slot) {
-        if (i % SPANS == 0)
+        if (i % K_BLOCKS == 0)
             for (int strip = 0; strip < STRIPS; ++strip) mine.take(ring.fields(i, slot, strip), strip, at.lane);
         multiply(sums, group_sums, mine, quantized, i, slot, at.lane);
         if constexpr (SHARED_MINIMUM)
-            if (i % SPANS == SPANS - 1)
+            if (i % K_BLOCKS == K_BLOCKS - 1)
                 for (int strip = 0; strip < STRIPS; ++strip)
                     add_minimums<2>(sums[strip], group_sums, ring.fields(i, slot, strip), 1, at.lane);
     };
     if constexpr (PREPARED<T>) {
-        const T* from = x + i64(at.split) * SPANS * m;  // the next span
-        int span = 0;
+        const T* from = x + i64(at.split) * K_BLOCKS * m;  // the next k_block
+        int k_block = 0;
         const auto load_x = [&](int slot) {
             arrivals.copy(slot, [&](auto copy) { copy(ring.stages[slot].x, from, m * u32(sizeof(T))); });
             from += m;
-            if (++span == SPANS) span = 0, from += (SPLITS - 1) * SPANS * m;
+            if (++k_block == K_BLOCKS) k_block = 0, from += (SPLITS - 1) * K_BLOCKS * m;
         };
         stream(
             at.count, arrivals, load_weights, [] {}, [] {}, load_x,
@@ -139,15 +140,15 @@ __device__ inline void run(const Products& products) {
     } else {
         auto* quantized = reinterpret_cast<Activations*>(memory + SPLITS * WARP_BYTES);
         const auto quantize_x = [&] {
-            quantize(quantized, x, products.k, m, int(at.along) * SPANS);
+            quantize(quantized, x, products.k, m, int(at.along) * K_BLOCKS);
             __syncthreads();
         };
-        const Activations* from = quantized + at.split * SPANS * m;  // the span in hand
+        const Activations* from = quantized + at.split * K_BLOCKS * m;  // the k_block in hand
         stream(
             at.count, arrivals, load_weights, [] {}, quantize_x, [](int) {},
             [&](int i, int slot) {
                 multiply_by(from, i, slot);
-                from += (i % SPANS == SPANS - 1 ? 1 + (SPLITS - 1) * SPANS : 1) * m;
+                from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (SPLITS - 1) * K_BLOCKS : 1) * m;
             });
     }
     __syncthreads();  // the rings are empty: their memory serves the sums

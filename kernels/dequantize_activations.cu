@@ -1,4 +1,4 @@
-// dequantize_activations: q8_1 blocks, span by span [along][m] -> x [m, k] = d * q, row-major.
+// dequantize_activations: q8_1 blocks, k_block by k_block [along][m] -> x [m, k] = d * q, row-major.
 //
 // A thread owns eight columns of a token.
 // Template: Out (float, half).
@@ -6,13 +6,13 @@
 #include "quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    dequantize_activations(const Activations* __restrict__ spans, Out* __restrict__ x, i64 k, int m) {
+    dequantize_activations(const Activations* __restrict__ k_blocks, Out* __restrict__ x, i64 k, int m) {
     launch_dependents();
     wait_for_predecessors();
-    constexpr int SHARES = X_COLUMNS / 8;  // of a span
+    constexpr int SHARES = X_COLUMNS / 8;  // of a k_block
     const i64 token = blockIdx.x, share = i64(blockIdx.y) * blockDim.x + threadIdx.x;
     if (8 * share >= k) return;
-    const Activations& from = spans[share / SHARES * m + token];
+    const Activations& from = k_blocks[share / SHARES * m + token];
     const int column = int(share % SHARES) * 8, block = column / 32;
     const float d = __low2float(from.ds[block]);
     float values[8];

@@ -2,16 +2,17 @@
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
-// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a block.
+// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a
+// block.
 #pragma once
 
 #include "mma.cuh"
 #include "tile.cuh"
 
-static_assert(SPAN_COLUMNS == X_COLUMNS, "activations come span by span");
+static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
 static_assert(Format::GROUP == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
               "a q8_1 block of x has a sum for 32 weights, none for fewer");
-constexpr int BLOCKS = SPAN_COLUMNS / 32;
+constexpr int BLOCKS = K_BLOCK / 32;
 constexpr int SCALES = 32 / Format::GROUP;  // of a block of x
 
 // Dots as integers.
@@ -65,8 +66,8 @@ struct Halves {
     static __device__ float scaled(float da, float dot) { return da * two_to(Format::RAW_EXPONENT) * dot; }
 };
 
-// Adds a block's products, or those of its half `part`: weights `first` and `second` are of its two steps, x of tokens g,
-// da and sa of tokens 2t and 2t + 1. MINIMUM: those of minimums as well.
+// Adds a block's products, or those of its half `part`: weights `first` and `second` are of its two steps, x of tokens
+// g, da and sa of tokens 2t and 2t + 1. MINIMUM: those of minimums as well.
 template <class Dots, bool MINIMUM = Format::HAS_MINIMUM>
 __device__ inline void add_block(Sums& sums, const typename Dots::Step& first, const typename Dots::Step& second,
                                  int part, float2 dw, float2 mw, const typename Dots::X& x, const float (&da)[2],

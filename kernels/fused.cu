@@ -17,18 +17,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float sums[2][TOKENS] = {};
 
-    for (i64 i = at.split * SPANS; i < along * SPANS; i = next_span(i)) {
-        const Tile& tile = tiles[blockIdx.x * along + i / SPANS];
-        const auto codes = tile.spans[i % SPANS].codes(at.warp, at.lane);
+    for (i64 i = at.split * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
+        const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
+        const auto codes = tile.k_blocks[i % K_BLOCKS].codes(at.warp, at.lane);
 #pragma unroll
-        for (int part = 0; part < SPAN_SCALES; ++part) {
-            const i64 column = i * SPAN_COLUMNS + part * Format::GROUP;
+        for (int part = 0; part < K_BLOCK_SCALES; ++part) {
+            const i64 column = i * K_BLOCK + part * Format::GROUP;
             if (column >= k) break;  // the padding block of a ragged row
             FloatFragment levels[SCALE_STEPS];
 #pragma unroll
             for (int step = 0; step < SCALE_STEPS; ++step)
                 levels[step] = float_levels<Format>(codes, SCALE_STEPS * part + step);
-            const int index = i % SPANS * SPAN_SCALES + part;
+            const int index = i % K_BLOCKS * K_BLOCK_SCALES + part;
             const float2 scale = tile.fields.scale(at.warp, at.g, index);
             const float2 minimum = tile.fields.minimum(at.warp, at.g, index);
 #pragma unroll

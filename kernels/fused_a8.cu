@@ -1,4 +1,4 @@
-// fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, span by span [along][m], integer
+// fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, k_block by k_block [along][m], integer
 // dots by dp4a.
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
@@ -14,20 +14,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
              int m) {
     static_assert(Format::GROUP == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
                   "a q8_1 block of x has a sum for 32 weights, none for fewer");
-    static_assert(SPAN_COLUMNS == X_COLUMNS, "activations come span by span");
-    constexpr int BLOCKS = SPAN_COLUMNS / 32, SCALES = 32 / Format::GROUP;  // of a block of x
+    static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
+    constexpr int BLOCKS = K_BLOCK / 32, SCALES = 32 / Format::GROUP;  // of a block of x
     const Place at;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float sums[2][TOKENS] = {};
 
-    for (i64 i = at.split * SPANS; i < along * SPANS; i = next_span(i)) {
-        const Tile& tile = tiles[blockIdx.x * along + i / SPANS];
-        const auto codes = tile.spans[i % SPANS].codes(at.warp, at.lane);
+    for (i64 i = at.split * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
+        const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
+        const auto codes = tile.k_blocks[i % K_BLOCKS].codes(at.warp, at.lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
-            if (i * SPAN_COLUMNS + block * 32 >= k) break;  // the padding block of a ragged row
+            if (i * K_BLOCK + block * 32 >= k) break;  // the padding block of a ragged row
             const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
-            const int index = (i % SPANS * BLOCKS + block) * SCALES;
+            const int index = (i % K_BLOCKS * BLOCKS + block) * SCALES;
             const float2 scale = tile.fields.scale(at.warp, at.g, index);
             const float2 last_scale = SCALES == 1 ? scale : tile.fields.scale(at.warp, at.g, index + SCALES - 1);
             const float2 minimum = tile.fields.minimum(at.warp, at.g, index);

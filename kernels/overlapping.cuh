@@ -1,5 +1,5 @@
-// Codes of five and six bits: of a step, a lane has a word of bytes in which those of two rows overlap, and a part of a word
-// of the rest. Twin of qgemm/codec/layouts/overlapping.py, which says how they lie there.
+// Codes of five and six bits: of a step, a lane has a word of bytes in which those of two rows overlap, and a part of a
+// word of the rest. Twin of qgemm/codec/layouts/overlapping.py, which says how they lie there.
 #pragma once
 
 #include "fragment.cuh"
@@ -7,7 +7,7 @@
 template <int BITS>
 struct Overlapping {
     static constexpr int ABOVE = BITS - 4, SHIFT = 8 - BITS, OVERLAP = 2 * ABOVE;
-    static constexpr int WORDS = SPAN_COLUMNS / 16, STEPS = WORDS / ABOVE;  // of a span; that share a word of the rest
+    static constexpr int WORDS = K_BLOCK / 16, STEPS = WORDS / ABOVE;  // of a k_block; that share a word of the rest
     static constexpr u32 CODE = (1 << BITS) - 1, BYTES = 0x01010101, HALVES = 0x00010001;
 
     // The word of the rest as a step meets it, further bytes down.

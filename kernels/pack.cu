@@ -1,8 +1,8 @@
-// pack: blocks [n, row_blocks] as they lie in a file -> tiles [strips, along], and for each row of the strips a bound of
-// the magnitude of its finite weights and of the factors of their scales.
+// pack: blocks [n, row_blocks] as they lie in a file -> tiles [strips, along], and for each row of the strips a bound
+// of the magnitude of its finite weights and of the factors of their scales.
 //
-// The piece is copied into shared memory. A warp gathers the words of a span of a group of 16 rows; the fields per block
-// are gathered in shared memory, where bounds are taken from them. What is beyond the matrix is zero.
+// The piece is copied into shared memory. A warp gathers the words of a k_block of a group of 16 rows; the fields per
+// block are gathered in shared memory, where bounds are taken from them. What is beyond the matrix is zero.
 // Template: Format, TILES, THREADS.
 #include "blocks.cuh"
 
@@ -23,17 +23,17 @@ __device__ inline void wait_copies() {
 #endif
 }
 
-// A lane's words of a span, from rows g and g + 8 of the span's tile.
+// A lane's words of a k_block, from rows g and g + 8 of the k_block's tile.
 template <class Codes>
-__device__ void gather_codes(const u8* const (&rows)[2], int span, int lane, u32 (&words)[Codes::BITS]) {
-    const int base = Codes::base(span, lane % 4), first = base / 8, shift = base % 8;
+__device__ void gather_codes(const u8* const (&rows)[2], int k_block, int lane, u32 (&words)[Codes::BITS]) {
+    const int base = Codes::base(k_block, lane % 4), first = base / 8, shift = base % 8;
     for_codes<Codes>([&](const Place& at, int r, int bit) {
         const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & Codes::MASK;
         words[at.word] |= code << at.bit;
     });
 }
 
-// Those words -> a span in memory.
+// Those words -> a k_block in memory.
 template <class Codes>
 __device__ void put_codes(const u32 (&words)[Codes::BITS], int group, int lane, void* to) {
 #pragma unroll
@@ -56,13 +56,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_copies();
     __syncthreads();
 
-    piece.for_groups([&](int tile, int span, int group) {
+    piece.for_groups([&](int tile, int k_block, int group) {
         const u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
-        u8* to = reinterpret_cast<u8*>(&tiles[tile].spans[span]);
+        u8* to = reinterpret_cast<u8*>(&tiles[tile].k_blocks[k_block]);
         Format::Codes share = {};
         for_codes([&](auto codes) {
             using Codes = decltype(codes);
-            gather_codes<Codes>(rows, span, lane, Codes::words(share));
+            gather_codes<Codes>(rows, k_block, lane, Codes::words(share));
         });
         Format::to_tile(share);
         for_codes([&](auto codes) {
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     };
     const int groups = piece.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP);  // that share a scale
     for (int i = threadIdx.x / 32; i < groups; i += THREADS / 32) {
-        constexpr int IN_TILE = SPANS * SPAN_SCALES;
+        constexpr int IN_TILE = K_BLOCKS * K_BLOCK_SCALES;
         const Format& of = fields[i / IN_TILE];
         count(of.scale(group, row, i % IN_TILE), of.minimum(group, row, i % IN_TILE));
         // Factors may be larger than their products with an integer, which may be 0.

@@ -1,20 +1,20 @@
-// What a lane copies of x into the stages of its warp's ring: 16 bytes of some tokens, span by span.
+// What a lane copies of x into the stages of its warp's ring: 16 bytes of some tokens, k_block by k_block.
 #pragma once
 
 #include "split.cuh"
 
-using Row = In[SPAN_COLUMNS + 8];  // padded by eight numbers: a fragment's lanes read from different banks
+using Row = In[K_BLOCK + 8];  // padded by eight numbers: a fragment's lanes read from different banks
 using Rows = Row[8 * COLUMN_TILES];
 
 template <class Stage>
 struct Pieces {
-    static constexpr int ACROSS = SPAN_COLUMNS * sizeof(In) / 16;  // pieces of a token's share of a span
-    static constexpr int APART = 32 / ACROSS;                      // tokens between two of a lane
+    static constexpr int ACROSS = K_BLOCK * sizeof(In) / 16;  // pieces of a token's share of a k_block
+    static constexpr int APART = 32 / ACROSS;                 // tokens between two of a lane
 
-    const In* x;       // of its first token and the next span
+    const In* x;       // of its first token and the next k_block
     i64 token_stride;  // to its next token
     int column, k;     // of the piece, within a row
-    int span = 0;      // of the tile
+    int k_block = 0;   // of the tile
     int token, m;
     u32 to;  // within the first stage
 
@@ -25,15 +25,15 @@ struct Pieces {
         this->x = x + token * k + column;
         to = shared_address(&stages->x[token][piece]);
     }
-    // The next span -> slot.
+    // The next k_block -> slot.
     __device__ void load(int slot) {
         const bool inside = column < k;  // a ragged row ends within its last tile: zeros there
         const u32 into = to + slot * sizeof(Stage);
 #pragma unroll
         for (int j = 0; j < (TOKENS + APART - 1) / APART; ++j)
             if (token + j * APART < m) copy_16(into + j * APART * sizeof(Row), x + j * token_stride, inside);
-        int ahead = SPAN_COLUMNS;
-        if (++span == SPANS) span = 0, ahead += (SPLITS - 1) * TILE_COLUMNS;
+        int ahead = K_BLOCK;
+        if (++k_block == K_BLOCKS) k_block = 0, ahead += (SPLITS - 1) * TILE_COLUMNS;
         x += ahead, column += ahead;
     }
 };

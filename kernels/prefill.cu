@@ -1,14 +1,15 @@
 // prefill: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores, from packed weights (sm_90a).
 //
-// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. Two warps bring stages of STAGE spans along K into
-// shared memory: one the strips' codes by bulk copies, one x by a tensor map. STRIPS * SPLITS warpgroups consume them: each
-// owns a strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included, and
-// multiplies them by the tokens as operand B. Weights are brought into the range of half by a power of two for each
+// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. Two warps bring stages of STAGE k_blocks along K
+// into
+// shared memory: one the strips' codes by bulk copies, one x by a tensor map. STRIPS * SPLITS warpgroups consume them:
+// each owns a strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included,
+// and multiplies them by the tokens as operand B. Weights are brought into the range of half by a power of two for each
 // row, undone at the end. The grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SLOTS (for fields of tiles), LONE (a CTA has one
-// segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes), MOST_PARTS,
-// LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that gives a stage back: 1, or 32 for
-// racecheck, which does not follow order through __syncwarp).
+// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SLOTS (for fields of tiles), LONE (a CTA has
+// one segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes),
+// MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that
+// gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
 #include "epilogue.cuh"
 #include "pdl.cuh"
@@ -27,32 +28,33 @@ constexpr int CONSUMER_THREADS = CONSUMERS * GROUP_THREADS;
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
 constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 
-constexpr bool WHOLE_TILES = STAGE % SPANS == 0;   // in a stage; otherwise the fields of a tile have slots of their own
-constexpr int UNIT = WHOLE_TILES ? STAGE : SPANS;  // spans at whose multiples a tile of y may be cut
+// in a stage; otherwise the fields of a tile have slots of their own
+constexpr bool WHOLE_TILES = STAGE % K_BLOCKS == 0;
+constexpr int UNIT = WHOLE_TILES ? STAGE : K_BLOCKS;  // k_blocks at whose multiples a tile of y may be cut
 // Spans that are read together, so that they are waited for once; scales of super-blocks leave registers for two.
-constexpr int TOGETHER = SPANS > 1 && STAGE > 2 ? 2 : STAGE;
+constexpr int TOGETHER = K_BLOCKS > 1 && STAGE > 2 ? 2 : STAGE;
 constexpr int SUMS = TOKENS / 2;  // of a thread
 
-static_assert(WHOLE_TILES || SPANS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
+static_assert(WHOLE_TILES || K_BLOCKS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 
-// A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before. So each
-// place of the ring has as many as there are splits that read it in turn.
+// A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before. So
+// each place of the ring has as many as there are splits that read it in turn.
 constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
 constexpr int TURNS = SPLITS / common_divisor(DEPTH, SPLITS);
 
-// A strip's weights in a ring of stages: whole tiles, or only spans of them, whose fields have slots of their own because
-// they are read until the last span of the tile.
+// A strip's weights in a ring of stages: whole tiles, or only k_blocks of them, whose fields have slots of their own
+// because they are read until the last k_block of the tile.
 template <int STAGE_TILES, int FIELD_SLOTS>
 struct RingOf {
     Tile tiles[DEPTH][STAGE_TILES];
 
-    __device__ const SpanOf<WARPS>& codes(int slot, int span) const {
-        return tiles[slot][span / SPANS].spans[span % SPANS];
+    __device__ const KBlockOf<WARPS>& codes(int slot, int k_block) const {
+        return tiles[slot][k_block / K_BLOCKS].k_blocks[k_block % K_BLOCKS];
     }
-    __device__ const Format& fields(int slot, int span, u32) const { return tiles[slot][span / SPANS].fields; }
-    __device__ static u32 bytes(int spans) { return spans / SPANS * sizeof(Tile); }
-    __device__ void load(int slot, const Tile* from, int, int spans, u32 barrier) {
-        bulk_copy(shared_address(tiles[slot]), from, bytes(spans), barrier);
+    __device__ const Format& fields(int slot, int k_block, u32) const { return tiles[slot][k_block / K_BLOCKS].fields; }
+    __device__ static u32 bytes(int k_blocks) { return k_blocks / K_BLOCKS * sizeof(Tile); }
+    __device__ void load(int slot, const Tile* from, int, int k_blocks, u32 barrier) {
+        bulk_copy(shared_address(tiles[slot]), from, bytes(k_blocks), barrier);
     }
     __device__ void load_fields(u32, const Tile*) {}
     __device__ void init() {}
@@ -61,17 +63,17 @@ struct RingOf {
 
 template <int FIELD_SLOTS>
 struct RingOf<0, FIELD_SLOTS> {
-    static_assert(FIELD_SLOTS * SPANS >= (DEPTH - 1) * STAGE + SPANS, "fields stay until the tile is read");
-    static_assert(FIELD_SLOTS * SPANS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
-    SpanOf<WARPS> spans[DEPTH][STAGE];
+    static_assert(FIELD_SLOTS * K_BLOCKS >= (DEPTH - 1) * STAGE + K_BLOCKS, "fields stay until the tile is read");
+    static_assert(FIELD_SLOTS * K_BLOCKS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
+    KBlockOf<WARPS> k_blocks[DEPTH][STAGE];
     Format slots[FIELD_SLOTS];
     unsigned long long full[FIELD_SLOTS];
 
-    __device__ const SpanOf<WARPS>& codes(int slot, int span) const { return spans[slot][span]; }
+    __device__ const KBlockOf<WARPS>& codes(int slot, int k_block) const { return k_blocks[slot][k_block]; }
     __device__ const Format& fields(int, int, u32 tile) const { return slots[tile % FIELD_SLOTS]; }
-    __device__ static u32 bytes(int) { return sizeof(SpanOf<WARPS>[STAGE]); }
-    __device__ void load(int slot, const Tile* from, int span, int, u32 barrier) {
-        bulk_copy(shared_address(spans[slot]), &from->spans[span], bytes(STAGE), barrier);
+    __device__ static u32 bytes(int) { return sizeof(KBlockOf<WARPS>[STAGE]); }
+    __device__ void load(int slot, const Tile* from, int k_block, int, u32 barrier) {
+        bulk_copy(shared_address(k_blocks[slot]), &from->k_blocks[k_block], bytes(STAGE), barrier);
     }
     // The fields of the tile'th tile of this CTA.
     __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % FIELD_SLOTS]); }
@@ -86,18 +88,19 @@ struct RingOf<0, FIELD_SLOTS> {
     __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / FIELD_SLOTS & 1); }
 };
 
-using Ring = RingOf<WHOLE_TILES ? STAGE / SPANS : 0, SLOTS>;
+using Ring = RingOf<WHOLE_TILES ? STAGE / K_BLOCKS : 0, SLOTS>;
 
-// Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in order.
+// Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in
+// order.
 using Part = float4[SPLITS > 1 ? SPLITS - 1 : 1][FOURS][GROUP_THREADS];
 using Staged = float[CHUNK][TILE_ROWS + 4];
 // Where the other CTA of a pair puts its sums of half a strip's chunks, once no stage is read any more.
 constexpr int HALF_FOURS = (CHUNKS + 1) / 2 * FOURS;
 using Inbox = float4[HALF_FOURS][GROUP_THREADS];
 
-// x in a ring of stages, and room for what comes after the products: beside the ring, where the first split owns all chunks,
-// one after the other; or, if a CTA has one segment, in place of the ring, where each split owns some of them.
-using RingOfX = In[DEPTH][STAGE][TOKENS][SPAN_COLUMNS];  // swizzled
+// x in a ring of stages, and room for what comes after the products: beside the ring, where the first split owns all
+// chunks, one after the other; or, if a CTA has one segment, in place of the ring, where each split owns some of them.
+using RingOfX = In[DEPTH][STAGE][TOKENS][K_BLOCK];  // swizzled
 template <bool LONE_SEGMENT>
 struct Tokens {
     union Exchange {
@@ -154,14 +157,14 @@ struct Memory : Tokens<LONE> {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 };
-constexpr u32 X_STAGE = sizeof(RingOfX) / DEPTH / 16, X_SPAN = X_STAGE / STAGE;  // of operand B's address
+constexpr u32 X_STAGE = sizeof(RingOfX) / DEPTH / 16, X_K_BLOCK = X_STAGE / STAGE;  // of operand B's address
 static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
               "the stages do not fit the shared memory that the host asks for");
 
 // What the whole grid works on.
 struct Problem {
     i64 n, k;
-    int m, row_tiles, along;  // along: spans of K
+    int m, row_tiles, along;  // along: k_blocks of K
     const Cut& cut;
     __device__ int first_token(int tile) const { return cut.row_tiles.divide(tile) * TOKENS; }
     // The last tokens of many come as a whole box, some of which another tile stores: boxes beyond the matrix are slow.
@@ -170,7 +173,7 @@ struct Problem {
 };
 
 // Spans in stage j of a tile, the stage at which a segment starts, and the one after its last.
-__device__ inline int spans_in(const Problem& p, int stage) { return min(STAGE, p.along - stage * STAGE); }
+__device__ inline int k_blocks_in(const Problem& p, int stage) { return min(STAGE, p.along - stage * STAGE); }
 __device__ inline int first_stage(const Segment& s) { return s.first * (UNIT / STAGE); }
 __device__ inline int end_stage(const Problem& p, const Segment& s) {
     return min(s.last * (UNIT / STAGE), (p.along + STAGE - 1) / STAGE);
@@ -196,15 +199,15 @@ struct Source {
     int token;
 
     __device__ Source(const Problem& p, const Tile* all, const Segment& s)
-        : along(p.along / SPANS),
+        : along(p.along / K_BLOCKS),
           strips(min(STRIPS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_strip(s.tile))),
           token(p.first_loaded(s.tile)) {
         tiles = all + i64(p.first_strip(s.tile)) * along;
     }
 };
 
-// The warps beside the consumers: two bring stages; one prepares all mbarriers, for which those two and the consumers wait,
-// each in a place of its own.
+// The warps beside the consumers: two bring stages; one prepares all mbarriers, for which those two and the consumers
+// wait, each in a place of its own.
 constexpr int BRINGS_WEIGHTS = CONSUMERS * 4, BRINGS_X = BRINGS_WEIGHTS + 1, PREPARES = BRINGS_WEIGHTS + 2;
 constexpr int START = 15, STARTING_THREADS = CONSUMER_THREADS + 3 * 32;
 __device__ inline void say_prepared() { unaligned_barrier_arrive(START, STARTING_THREADS); }
@@ -230,7 +233,7 @@ struct Producer {
                 if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
                 if (elect_one()) step(source, j, turn, fields);
                 turn.advance(1);
-                if ((j + 1) * STAGE % SPANS == 0) ++fields;
+                if ((j + 1) * STAGE % K_BLOCKS == 0) ++fields;
             }
         }
         if (turn.round + turn.slot == 0) begin();  // there was none
@@ -239,16 +242,16 @@ struct Producer {
     // Weights never change: they are under way before the kernels that write x are done.
     __device__ void run_weights(const Tile* tiles) {
         for_stages(tiles, wait_until_prepared, [&](const Source& source, int j, const Turn& turn, u32 fields) {
-            const int spans = spans_in(p, j), span = j * STAGE % SPANS;
-            const Tile* from = source.tiles + j * STAGE / SPANS;
+            const int k_blocks = k_blocks_in(p, j), k_block = j * STAGE % K_BLOCKS;
+            const Tile* from = source.tiles + j * STAGE / K_BLOCKS;
             const u32 full = turn.full(memory);
-            mbarrier_expect(full, source.strips * memory.weights[0].bytes(spans));
+            mbarrier_expect(full, source.strips * memory.weights[0].bytes(k_blocks));
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip) {
                 const Tile* tile = from + min(strip, source.strips - 1) * source.along;
-                if (strip < source.strips) memory.weights[strip].load(turn.slot, tile, span, spans, full);
+                if (strip < source.strips) memory.weights[strip].load(turn.slot, tile, k_block, k_blocks, full);
                 // Warps of a strip beyond the last one wait for fields as well.
-                if (span == 0) memory.weights[strip].load_fields(fields, tile);
+                if (k_block == 0) memory.weights[strip].load_fields(fields, tile);
             }
         });
     }
@@ -256,20 +259,20 @@ struct Producer {
     __device__ void run_x(const TensorMap* x) {
         if (elect_one()) prefetch(x);
         launch_dependents();
-        const u32 bytes = min(p.m, TOKENS) * sizeof(memory.x[0][0][0]);  // of a span
+        const u32 bytes = min(p.m, TOKENS) * sizeof(memory.x[0][0][0]);  // of a k_block
         const auto begin = [] {
             wait_until_prepared();
             wait_for_predecessors();
         };
         for_stages(nullptr, begin, [&](const Source& source, int j, const Turn& turn, u32) {
-            const int spans = spans_in(p, j);
+            const int k_blocks = k_blocks_in(p, j);
             const u32 full = turn.full(memory);
-            mbarrier_expect(full, spans * bytes);
+            mbarrier_expect(full, k_blocks * bytes);
 #pragma unroll
-            for (int span = 0; span < STAGE; ++span)
-                if (span < spans)
-                    tensor_copy(shared_address(memory.x[turn.slot][span]), x, source.token,
-                                (j * STAGE + span) * SPAN_COLUMNS, full);
+            for (int k_block = 0; k_block < STAGE; ++k_block)
+                if (k_block < k_blocks)
+                    tensor_copy(shared_address(memory.x[turn.slot][k_block]), x, source.token,
+                                (j * STAGE + k_block) * K_BLOCK, full);
         });
     }
 };
@@ -279,13 +282,13 @@ constexpr bool IS_HALF = false;
 template <>
 constexpr bool IS_HALF<half> = true;
 
-// Whether one multiply-add makes weights of codes as they are masked out of words: their scales are halves or products of
-// two, and take the power of two that such codes lack; the minimum may be what zero stands for.
+// Whether one multiply-add makes weights of codes as they are masked out of words: their scales are halves or products
+// of two, and take the power of two that such codes lack; the minimum may be what zero stands for.
 constexpr bool FOLDED = IS_HALF<In> && Format::HALF_FACTORS > 0;
 static_assert(!FOLDED || LEVEL == -Format::RAW_EXPONENT, "codes are levels as they lie");
 
-// Raw codes -> levels times 2^LEVEL; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic is exact here.
-// Raw levels are in their unit already, and the codes that scales make up for.
+// Raw codes -> levels times 2^LEVEL; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic is exact
+// here. Raw levels are in their unit already, and the codes that scales make up for.
 struct Levels {
     half2 factor[2], zero;
     __device__ Levels()
@@ -353,8 +356,8 @@ private:
     }
 };
 
-// Powers of two that bring rows g and g + 8 into the range of half: what their weights are multiplied by is 2^-weight. See
-// UnitRange in qgemm/cuda/layout/row_scale.py.
+// Powers of two that bring rows g and g + 8 into the range of half: what their weights are multiplied by is 2^-weight.
+// See UnitRange in qgemm/cuda/layout/row_scale.py.
 struct Units {
     int weight[2];
     __device__ explicit Units(float2 bounds) : weight{of(bounds.x), of(bounds.y)} {}
@@ -384,8 +387,8 @@ struct ScalerOf<Found, Fields, 0> {
     }
 };
 
-// 2^x and 2^y, for rows g and g + 8, as three halves: of 2^24 at most the first is 2^15 and the second the rest, of what is
-// less than 1 the last is 2^-14 at least and the first the rest.
+// 2^x and 2^y, for rows g and g + 8, as three halves: of 2^24 at most the first is 2^15 and the second the rest, of
+// what is less than 1 the last is 2^-14 at least and the first the rest.
 struct Power {
     half2 first, second, last;
     __device__ Power(int x, int y) {
@@ -411,8 +414,8 @@ struct ScalerOf<Found, Fields, 1> {
     }
 };
 
-// Products of halves and integers below 256: the integer takes what is less than 1 of the unit, so that the product alone
-// is rounded.
+// Products of halves and integers below 256: the integer takes what is less than 1 of the unit, so that the product
+// alone is rounded.
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 2> {
     Power scale, minimum;
@@ -430,10 +433,10 @@ struct ScalerOf<Found, Fields, 2> {
 };
 using Scaler = ScalerOf<Scaling<In>, Format, FOLDED ? Format::HALF_FACTORS : 0>;
 
-// The scalings of a lane's rows, span by span. Where it is faster, the four lanes that share those rows decode them for
-// each other, of a stage at a time. Those of bf16 take twice the registers.
+// The scalings of a lane's rows, k_block by k_block. Where it is faster, the four lanes that share those rows decode
+// them for each other, of a stage at a time. Those of bf16 take twice the registers.
 constexpr bool FEW = TOKENS <= 16 && IS_HALF<In>;
-constexpr int SHARING = SPANS > 1 || Format::SCALES_ONCE || FEW ? 4 : 1;  // lanes
+constexpr int SHARING = K_BLOCKS > 1 || Format::SCALES_ONCE || FEW ? 4 : 1;  // lanes
 
 template <int>
 struct Scalings;
@@ -443,9 +446,9 @@ struct Scalings<1> {
     const Scaler& scaler;
     const Format* fields;
     __device__ explicit Scalings(const Scaler& scaler) : scaler(scaler) {}
-    // For a span of a stage and of a tile; tile: its number.
-    __device__ void begin(const Ring& ring, int slot, int span, int, u32 tile, int, int) {
-        fields = &ring.fields(slot, span, tile);
+    // For a k_block of a stage and of a tile; tile: its number.
+    __device__ void begin(const Ring& ring, int slot, int k_block, int, u32 tile, int, int) {
+        fields = &ring.fields(slot, k_block, tile);
     }
     __device__ Scaling<In> operator()(int warp, int lane, int, int, int index) const {
         Scaling<In> found = scaler(*fields, warp, lane / 4, index);
@@ -456,31 +459,31 @@ struct Scalings<1> {
 
 template <>
 struct Scalings<4> {
-    // BATCH: spans whose scales are decoded at once, those of a stage; of a tile if a stage would leave lanes idle.
-    static constexpr bool OVER_STAGES = STAGE == 1 && SPANS > 1;
-    static constexpr int BATCH = OVER_STAGES ? SPANS : STAGE, TILE_SCALES = SPANS * SPAN_SCALES;
-    static constexpr int ALL = BATCH * SPAN_SCALES, EACH = (ALL + 3) / 4;  // of a batch, of a lane
+    // BATCH: k_blocks whose scales are decoded at once, those of a stage; of a tile if a stage would leave lanes idle.
+    static constexpr bool OVER_STAGES = STAGE == 1 && K_BLOCKS > 1;
+    static constexpr int BATCH = OVER_STAGES ? K_BLOCKS : STAGE, TILE_SCALES = K_BLOCKS * K_BLOCK_SCALES;
+    static constexpr int ALL = BATCH * K_BLOCK_SCALES, EACH = (ALL + 3) / 4;  // of a batch, of a lane
     const Scaler& scaler;
     u32 number = ~0u;  // of the tile in hand
     Scaling<In> mine[EACH];
     __device__ explicit Scalings(const Scaler& scaler) : scaler(scaler) {}
     // What lies beyond the end of K is decoded, and not used.
-    __device__ void begin(const Ring& ring, int slot, int span, int in_tile, u32 tile, int warp, int lane) {
-        if (OVER_STAGES ? tile == number : span % BATCH != 0) return;
+    __device__ void begin(const Ring& ring, int slot, int k_block, int in_tile, u32 tile, int warp, int lane) {
+        if (OVER_STAGES ? tile == number : k_block % BATCH != 0) return;
         number = tile;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const u32 at = (lane % 4u * EACH + i) % ALL;
-            const Format& fields = ring.fields(slot, span + at / TILE_SCALES * SPANS, tile);
-            const int first = OVER_STAGES ? 0 : in_tile * SPAN_SCALES;
+            const Format& fields = ring.fields(slot, k_block + at / TILE_SCALES * K_BLOCKS, tile);
+            const int first = OVER_STAGES ? 0 : in_tile * K_BLOCK_SCALES;
             mine[i] = scaler(fields, warp, lane / 4, (first + at) % TILE_SCALES);
         }
     }
-    __device__ Scaling<In> operator()(int, int, int span, int in_tile, int index) const {
+    __device__ Scaling<In> operator()(int, int, int k_block, int in_tile, int index) const {
         if constexpr (OVER_STAGES) {
             return mine[index].of_lane(in_tile);
         } else {
-            const int at = span * SPAN_SCALES + index;
+            const int at = k_block * K_BLOCK_SCALES + index;
             return mine[at % EACH].of_lane(at / EACH);
         }
     }
@@ -506,15 +509,15 @@ struct Consumer {
         // before: stages that this CTA has been through.
         __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, u32 before)
             : at(at),
-              more_fields(before * STAGE / SPANS - first_stage(s) * STAGE / SPANS),
+              more_fields(before * STAGE / K_BLOCKS - first_stage(s) * STAGE / K_BLOCKS),
               turn{int(before % DEPTH), int(before / DEPTH)},
               j(first_stage(s)) {
             const int ahead = (at.split + SPLITS - before % SPLITS) % SPLITS;  // of the next stage of this split
             j += ahead;
             turn.advance(ahead);
         }
-        // Waits for the stage, and keeps the one before: to give it back, all warps of the warpgroup would have to wait for
-        // wgmma, also those that find their stage there.
+        // Waits for the stage, and keeps the one before: to give it back, all warps of the warpgroup would have to wait
+        // for wgmma, also those that find their stage there.
         __device__ __forceinline__ void wait() {
             static_assert(DEPTH > SPLITS, "each split may keep a stage and wait for another");
             x = swizzled_operand(at.first_x + turn.slot * X_STAGE);
@@ -523,7 +526,7 @@ struct Consumer {
         }
         // To the next stage.
         __device__ __forceinline__ void advance() { busy = turn.slot, turn.advance(SPLITS), j += SPLITS; }
-        __device__ u32 fields() const { return more_fields + j * STAGE / SPANS; }
+        __device__ u32 fields() const { return more_fields + j * STAGE / K_BLOCKS; }
 
         // This warp has read the slot before.
         __device__ __forceinline__ void release() {
@@ -533,45 +536,45 @@ struct Consumer {
         }
     };
 
-    using Weights = u32[SPAN_STEPS][4];  // operand A of a span
+    using Weights = u32[K_BLOCK_STEPS][4];  // operand A of a k_block
     using Words = typename Format::Codes;
 
-    __device__ __forceinline__ Words words(const Cursor& cursor, int span) const {
-        return ring.codes(cursor.turn.slot, span).codes(warp, lane);
+    __device__ __forceinline__ Words words(const Cursor& cursor, int k_block) const {
+        return ring.codes(cursor.turn.slot, k_block).codes(warp, lane);
     }
 
-    // Decodes a span of W and starts to add its products to the sums; waits for those of the span before.
+    // Decodes a k_block of W and starts to add its products to the sums; waits for those of the k_block before.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, const Words& words, Cursor& cursor,
-                                             int span, const Levels& levels, Scalings<SHARING>& scalings) const {
-        const int in_tile = u32(cursor.j * STAGE + span) % u32(SPANS);
-        scalings.begin(ring, cursor.turn.slot, span, in_tile, cursor.fields() + span / SPANS, warp, lane);
+                                             int k_block, const Levels& levels, Scalings<SHARING>& scalings) const {
+        const int in_tile = u32(cursor.j * STAGE + k_block) % u32(K_BLOCKS);
+        scalings.begin(ring, cursor.turn.slot, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp, lane);
         Scaling<In> scaling;
 #pragma unroll
-        for (int step = 0; step < SPAN_STEPS; ++step) {
-            if (step % SCALE_STEPS == 0) scaling = scalings(warp, lane, span, in_tile, step / SCALE_STEPS);
+        for (int step = 0; step < K_BLOCK_STEPS; ++step) {
+            if (step % SCALE_STEPS == 0) scaling = scalings(warp, lane, k_block, in_tile, step / SCALE_STEPS);
             const Fragment raw = Format::raw(words, step);
 #pragma unroll
             for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
         }
-        const unsigned long long x = cursor.x + span * X_SPAN;
+        const unsigned long long x = cursor.x + k_block * X_K_BLOCK;
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < SPAN_STEPS; ++step) wgmma(sums, weights[step], x + 2 * step);
+        for (int step = 0; step < K_BLOCK_STEPS; ++step) wgmma(sums, weights[step], x + 2 * step);
         wgmma_commit();
         wgmma_wait<1>();
-        if (span == 0) cursor.release();
+        if (k_block == 0) cursor.release();
     }
 
-    // A whole stage. While wgmma reads one span's weights, the other's are decoded, beginning with `first`.
+    // A whole stage. While wgmma reads one k_block's weights, the other's are decoded, beginning with `first`.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights (&weights)[2], int first, Cursor& cursor,
                                              const Levels& levels, Scalings<SHARING>& scalings) const {
         Words read[TOGETHER];
 #pragma unroll
-        for (int span = 0; span < STAGE; ++span) {
-            if (span % TOGETHER == 0)
+        for (int k_block = 0; k_block < STAGE; ++k_block) {
+            if (k_block % TOGETHER == 0)
 #pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) read[i] = words(cursor, span + i);
-            multiply(sums, weights[(first + span) % 2], read[span % TOGETHER], cursor, span, levels, scalings);
+                for (int i = 0; i < TOGETHER; ++i) read[i] = words(cursor, k_block + i);
+            multiply(sums, weights[(first + k_block) % 2], read[k_block % TOGETHER], cursor, k_block, levels, scalings);
         }
     }
 
@@ -597,8 +600,8 @@ struct Consumer {
         cursor.release();
         if (STAGE > 1 && cursor.j < end) {
             cursor.wait();
-            for (int span = 0; span < p.along % STAGE; ++span) {
-                multiply(sums, weights[0], words(cursor, span), cursor, span, levels, scalings);
+            for (int k_block = 0; k_block < p.along % STAGE; ++k_block) {
+                multiply(sums, weights[0], words(cursor, k_block), cursor, k_block, levels, scalings);
                 wgmma_wait<0>();
             }
             cursor.advance();
@@ -656,8 +659,8 @@ struct Consumer {
     // Whether this warpgroup has a chunk of those that its CTA adds up.
     __device__ bool keeps(int chunk, u32 chunks) const { return mine(chunk) && chunks >> chunk & 1; }
 
-    // Of a tile that a pair of CTAs shares each sends the chunks that the other adds up. First it says that it has read all
-    // stages, and what it will receive.
+    // Of a tile that a pair of CTAs shares each sends the chunks that the other adds up. First it says that it has read
+    // all stages, and what it will receive.
     __device__ u32 received() const { return shared_address(&memory.received[strip][split]); }
     __device__ __forceinline__ void open_inbox(u32 chunks) const {
         int count = 0;
@@ -681,8 +684,8 @@ struct Consumer {
             if (keeps(i / FOURS, chunks)) add(sums, i, inbox[i - start][thread]);
     }
 
-    // Of a tile that other CTAs share, what all but the last have goes to their places in the workspace, and is added by
-    // the last, in order. chunks: of those who exchange them.
+    // Of a tile that other CTAs share, what all but the last have goes to their places in the workspace, and is added
+    // by the last, in order. chunks: of those who exchange them.
     __device__ float4* part_of(Workspace* workspace, int cta) const {
         return workspace->parts() + (i64(cta) * STRIPS + strip) * (SUMS / 4) * GROUP_THREADS + thread;
     }
@@ -874,7 +877,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS);
     const int row_tiles = (strips + STRIPS - 1) / STRIPS;
-    const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * SPANS;
+    const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * K_BLOCKS;
     const Problem problem = {n, k, m, row_tiles, along, cut};
     const int units_along = (along + UNIT - 1) / UNIT;
     if (group == CONSUMERS) {
@@ -898,7 +901,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                    int(threadIdx.x % GROUP_THREADS),
                                    warp % 4,
                                    lane};
-        const auto* bounds = reinterpret_cast<const float*>(tiles + i64(strips) * (along / SPANS));
+        const auto* bounds = reinterpret_cast<const float*>(tiles + i64(strips) * (along / K_BLOCKS));
         consumer.run(Segments(cut, units_along), bounds, workspace, outputs);
     }
 }

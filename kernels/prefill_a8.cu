@@ -1,49 +1,50 @@
 // prefill_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x, integer dots on tensor cores by mma.sync
 // (sm_80 and later).
 //
-// A CTA and its stages are those of cut.cuh. x comes as Activations, span by span [along][m]. A warp takes a block of 32
+// A CTA and its stages are those of cut.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes a
+// block of 32
 // columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
-// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, STRIPS, GROUPS (2, 4), SPLITS, DEPTH (at least 3),
-// MOST_SLICES.
+// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, STRIPS, GROUPS (2, 4), SPLITS, DEPTH (at least
+// 3), MOST_SLICES.
 #include "cut.cuh"
 #include "dots.cuh"
 
 using Stage = StageOf<Activations>;
 
-// The pieces of 16 bytes of x that a thread copies for every stage. The threads of a unit take those of one split, which
-// lie together.
+// The pieces of 16 bytes of x that a thread copies for every stage. The threads of a unit take those of one split,
+// which lie together.
 struct XCopies {
     static constexpr int OF_UNIT = THREADS / SPLITS, OF_TOKEN = sizeof(Activations) / 16, PIECES = TOKENS * OF_TOKEN;
 
     const uint4* x;
-    i64 stride;                      // from a turn's to the next one's
-    int span, spans, piece, pieces;  // pieces: that there are; the others' products are not stored
+    i64 stride;                            // from a turn's to the next one's
+    int k_block, k_blocks, piece, pieces;  // pieces: that there are; the others' products are not stored
     u32 to;
 
     __device__ XCopies(Activations (&stage)[SPLITS][TOKENS], const Activations* all_x, const Problem& p)
-        : stride(i64(SPLITS) * p.m * OF_TOKEN), spans(min(p.spans, p.end * SPLITS)) {
+        : stride(i64(SPLITS) * p.m * OF_TOKEN), k_blocks(min(p.k_blocks, p.end * SPLITS)) {
         const int split = threadIdx.x / OF_UNIT;
-        span = p.first * SPLITS + split, piece = threadIdx.x % OF_UNIT;
+        k_block = p.first * SPLITS + split, piece = threadIdx.x % OF_UNIT;
         pieces = min(TOKENS, p.m - p.first_token) * OF_TOKEN;
-        x = reinterpret_cast<const uint4*>(all_x + i64(span) * p.m + p.first_token) + piece;
+        x = reinterpret_cast<const uint4*>(all_x + i64(k_block) * p.m + p.first_token) + piece;
         to = shared_address(stage[split]) + 16 * piece;
     }
     // The next stage's, `at` bytes after the first stage's; beyond the slice zeros.
     __device__ void operator()(u32 at) {
 #pragma unroll
         for (int i = 0; i < PIECES; i += OF_UNIT)
-            if (i + piece < pieces) copy_16(to + at + 16 * i, x + i, span < spans);
-        x += stride, span += SPLITS;
+            if (i + piece < pieces) copy_16(to + at + 16 * i, x + i, k_block < k_blocks);
+        x += stride, k_block += SPLITS;
     }
 };
 
-// Adds a span's products to the sums.
-__device__ inline void multiply(AllSums& sums, const Weights& weights, const Activations* x, int span,
+// Adds a k_block's products to the sums.
+__device__ inline void multiply(AllSums& sums, const Weights& weights, const Activations* x, int k_block,
                                 const Place& at) {
     const int g = at.lane / 4, t = at.lane % 4, first_group = at.first_group % WARPS;
     Format::Codes codes[GROUPS];
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) codes[group] = weights.span.codes(first_group + group, at.lane);
+    for (int group = 0; group < GROUPS; ++group) codes[group] = weights.k_block.codes(first_group + group, at.lane);
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
         Bytes first[GROUPS], second[GROUPS];
@@ -54,7 +55,7 @@ __device__ inline void multiply(AllSums& sums, const Weights& weights, const Act
             second[group] = Format::bytes(codes[group], 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
-                const int index = (span % SPANS * BLOCKS + block) * SCALES + part;
+                const int index = (k_block % K_BLOCKS * BLOCKS + block) * SCALES + part;
                 dw[group][part] = weights.fields.scale(first_group + group, g, index);
                 mw[group][part] = weights.fields.minimum(first_group + group, g, index);
             }

@@ -3,21 +3,21 @@
 // A CTA and its stages are those of cut.cuh. A warp decodes its weights in registers, scale and minimum included, and
 // reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
 // the end.
-// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, STRIPS, GROUPS (2, 4), SPLITS, DEPTH (at least 3),
-// MOST_SLICES.
+// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, STRIPS, GROUPS (2, 4), SPLITS, DEPTH (at least
+// 3), MOST_SLICES.
 #include "cut.cuh"
 #include "folded.cuh"
 
-constexpr int BATCH = COLUMN_TILES < 8 ? COLUMN_TILES : 8;  // column tiles whose x is read at a time
-constexpr int BATCHES = SPAN_STEPS * COLUMN_TILES / BATCH;  // of a span
+constexpr int BATCH = COLUMN_TILES < 8 ? COLUMN_TILES : 8;     // column tiles whose x is read at a time
+constexpr int BATCHES = K_BLOCK_STEPS * COLUMN_TILES / BATCH;  // of a k_block
 
-using X = In[SPAN_COLUMNS + 8];  // the eight rows of an ldmatrix fall on different banks
+using X = In[K_BLOCK + 8];  // the eight rows of an ldmatrix fall on different banks
 using Stage = StageOf<X>;
 constexpr u32 X_BYTES = sizeof(X);
 
 // The pieces of x: all threads in turn copy those of a row.
 struct XCopies {
-    static constexpr int OF_ROW = SPAN_COLUMNS * sizeof(In) / 16, PIECES = TOKENS * OF_ROW;
+    static constexpr int OF_ROW = K_BLOCK * sizeof(In) / 16, PIECES = TOKENS * OF_ROW;
     static_assert(THREADS % PIECES == 0 || PIECES % THREADS == 0,
                   "a turn of all threads copies whole splits, or a part");
 
@@ -27,8 +27,8 @@ struct XCopies {
 
     __device__ XCopies(X (&stage)[SPLITS][TOKENS], const In* all_x, const Problem& p) : k(p.k) {
         const int row = threadIdx.x / OF_ROW, in_row = threadIdx.x % OF_ROW * (16 / int(sizeof(In)));
-        const i64 column = i64(p.first * SPLITS + row / TOKENS) * SPAN_COLUMNS + in_row;
-        columns = int(min(p.k, i64(p.end) * SPLITS * SPAN_COLUMNS) - column);
+        const i64 column = i64(p.first * SPLITS + row / TOKENS) * K_BLOCK + in_row;
+        columns = int(min(p.k, i64(p.end) * SPLITS * K_BLOCK) - column);
         tokens = row < SPLITS * TOKENS ? p.m - p.first_token - row % TOKENS : 0;
         x = all_x + (p.first_token + row % TOKENS) * p.k + column;
         to = shared_address(&stage[row / TOKENS][row % TOKENS][in_row]);
@@ -39,11 +39,11 @@ struct XCopies {
         for (int i = 0; i < SPLITS * PIECES; i += THREADS) {
             const int split = i / PIECES, token = i % PIECES / OF_ROW;
             if (token < tokens)  // the others' products are not stored
-                copy_16(to + at + X_BYTES * (split * TOKENS + token), x + i64(token) * k + split * SPAN_COLUMNS,
-                        split * SPAN_COLUMNS < columns);
+                copy_16(to + at + X_BYTES * (split * TOKENS + token), x + i64(token) * k + split * K_BLOCK,
+                        split * K_BLOCK < columns);
         }
-        x += SPLITS * SPAN_COLUMNS;
-        columns -= SPLITS * SPAN_COLUMNS;
+        x += SPLITS * K_BLOCK;
+        columns -= SPLITS * K_BLOCK;
     }
 };
 
@@ -54,14 +54,14 @@ struct Decoder {
     int first, lane;  // first: of its groups, within the strip
     float factor;
 
-    __device__ void decode(Fragment (&a)[GROUPS], const Weights& weights, int span, int step) {
+    __device__ void decode(Fragment (&a)[GROUPS], const Weights& weights, int k_block, int step) {
         if (step == 0)
 #pragma unroll
-            for (int group = 0; group < GROUPS; ++group) codes[group] = weights.span.codes(first + group, lane);
+            for (int group = 0; group < GROUPS; ++group) codes[group] = weights.k_block.codes(first + group, lane);
 #pragma unroll
         for (int group = 0; group < GROUPS; ++group) {
             if (step % SCALE_STEPS == 0) {
-                const int index = span % SPANS * SPAN_SCALES + step / SCALE_STEPS;
+                const int index = k_block % K_BLOCKS * K_BLOCK_SCALES + step / SCALE_STEPS;
                 folded[group] = {weights.fields.scale(first + group, lane / 4, index),
                                  weights.fields.minimum(first + group, lane / 4, index), factor};
             }
@@ -73,7 +73,7 @@ struct Decoder {
 // This lane's share of x for BATCH column tiles of a step: columns 0..7, 8..15 of eight tokens, then of the next eight.
 using Batch = u32[BATCH / 2][4];
 
-// Batch `i` of a span; x: this lane's row of the first ldmatrix.
+// Batch `i` of a k_block; x: this lane's row of the first ldmatrix.
 __device__ inline void load_batch(Batch& b, u32 x, int i) {
     const int step = i * BATCH / COLUMN_TILES, first = i * BATCH % COLUMN_TILES;
 #pragma unroll
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     load_batch(b[0], x_of(0), 0);
     int slot = 0, free = DEPTH - 1;
     for (int turn = p.first; turn < p.end; ++turn) {
-        const int next = slot + 1 < DEPTH ? slot + 1 : 0, span = turn * SPLITS + at.split;
+        const int next = slot + 1 < DEPTH ? slot + 1 : 0, k_block = turn * SPLITS + at.split;
 #pragma unroll
         for (int i = 0; i < BATCHES; ++i) {
             const int step = i * BATCH / COLUMN_TILES;
@@ -133,10 +133,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             else
                 load_batch(b[0], x_of(next), 0);
             if (i * BATCH % COLUMN_TILES == 0) {
-                if (step + 1 < SPAN_STEPS)
-                    decoder.decode(a[(step + 1) % 2], weights(slot), span, step + 1);
+                if (step + 1 < K_BLOCK_STEPS)
+                    decoder.decode(a[(step + 1) % 2], weights(slot), k_block, step + 1);
                 else
-                    decoder.decode(a[0], weights(next), span + SPLITS, 0);
+                    decoder.decode(a[0], weights(next), k_block + SPLITS, 0);
             }
             multiply(sums, a[step % 2], b[i % 2], i);
         }

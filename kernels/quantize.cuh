@@ -12,7 +12,8 @@ __device__ inline u32 magnitude_bits(float value) { return __float_as_uint(value
 struct Quantizer {
     float d, inverse;
 
-    // Of the largest magnitude_bits of a block. Where 1 / d is infinite no product with it is finite, so that it may be 0.
+    // Of the largest magnitude_bits of a block. Where 1 / d is infinite no product with it is finite, so that it may be
+    // 0.
     __device__ Quantizer(u32 largest) : d(__fdiv_rn(__uint_as_float(largest), 127.0f)), inverse(__frcp_rn(d)) {
         if (isinf(inverse)) inverse = 0;
     }
@@ -47,12 +48,13 @@ struct QuantizedShare {
             q[i] = __byte_perm(__byte_perm(codes[0], codes[1], 0x40), __byte_perm(codes[2], codes[3], 0x40), 0x5410);
         }
     }
-    // Number `lane` of those of a span that one token has; where `inside` is false it stores nothing.
+    // Number `lane` of those of a k_block that one token has; where `inside` is false it stores nothing.
     __device__ void store(Activations& to, int lane, bool inside = true) const {
         int sum = __dp4a(int(q[1]), 0x01010101, __dp4a(int(q[0]), 0x01010101, 0));
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and 3.
+        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and
+        // 3.
         const int odd = lane % 2, step = lane / 2 % 2, block = lane / 4;
         const u32 other = __shfl_xor_sync(~0u, odd ? q[0] : q[1], 1);
         if (!inside) return;
@@ -80,8 +82,8 @@ __device__ inline void load_eight(float (&to)[8], const T* from) {
     }
 }
 
-// The largest finite number of a type, with a value's sign, in place of a finite value beyond it: a scale is rounded, so
-// that 127 of it may exceed what the largest x was.
+// The largest finite number of a type, with a value's sign, in place of a finite value beyond it: a scale is rounded,
+// so that 127 of it may exceed what the largest x was.
 __device__ inline float within(float value, float) { return value; }
 __device__ inline float within(float value, half) {
     return fabsf(value) > 65504.0f && isfinite(value) ? copysignf(65504.0f, value) : value;

@@ -1,18 +1,18 @@
-// quantize_activations: x [m, k] -> q8_1 blocks, span by span [along][m], as quantize.cuh computes them.
+// quantize_activations: x [m, k] -> q8_1 blocks, k_block by k_block [along][m], as quantize.cuh computes them.
 //
-// A thread owns eight columns of a token. A block beyond k, in the last span, is zero.
+// A thread owns eight columns of a token. A block beyond k, in the last k_block, is zero.
 // Template: In (float, half, bf16).
 #include "pdl.cuh"
 #include "quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    quantize_activations(const In* __restrict__ x, Activations* __restrict__ spans, i64 k, int m) {
+    quantize_activations(const In* __restrict__ x, Activations* __restrict__ k_blocks, i64 k, int m) {
     launch_dependents();
     wait_for_predecessors();
-    constexpr int SHARES = X_COLUMNS / 8;  // of a span
+    constexpr int SHARES = X_COLUMNS / 8;  // of a k_block
     const i64 token = blockIdx.x, share = i64(blockIdx.y) * blockDim.x + threadIdx.x;
     float values[8] = {};
     if (8 * share < k) load_eight(values, x + token * k + 8 * share);
     const bool inside = 8 * share < (k + X_COLUMNS - 1) / X_COLUMNS * X_COLUMNS;
-    QuantizedShare(values).store(spans[share / SHARES * m + token], int(share % SHARES), inside);
+    QuantizedShare(values).store(k_blocks[share / SHARES * m + token], int(share % SHARES), inside);
 }

@@ -1,7 +1,7 @@
 // restore: tiles [strips, along] -> blocks [n, row_blocks] as they lie in a file; the inverse of pack.
 //
-// A warp scatters the words of a span of a group of 16 rows over rows in shared memory, of which other warps may write
-// other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two pieces.
+// A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, of which other warps may
+// write other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two pieces.
 // Template: Format, TILES, THREADS.
 #include "blocks.cuh"
 
@@ -10,10 +10,10 @@ __device__ inline void set_bits(u8* byte, u32 bits) {
     atomicOr(reinterpret_cast<u32*>(byte - in_word), bits << 8 * in_word);
 }
 
-// A lane's words of a span -> rows g and g + 8 of the span's tile.
+// A lane's words of a k_block -> rows g and g + 8 of the k_block's tile.
 template <class Codes>
-__device__ void scatter_codes(const u32 (&words)[Codes::BITS], int span, int lane, u8* const (&rows)[2]) {
-    const int base = Codes::base(span, lane % 4), first = base / 8, shift = base % 8;
+__device__ void scatter_codes(const u32 (&words)[Codes::BITS], int k_block, int lane, u8* const (&rows)[2]) {
+    const int base = Codes::base(k_block, lane % 4), first = base / 8, shift = base % 8;
     for_codes<Codes>([&](const Place& at, int r, int bit) {
         const u32 code = words[at.word] >> at.bit & Codes::MASK;
         set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
@@ -29,13 +29,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     piece.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
     __syncthreads();
-    piece.for_groups([&](int tile, int span, int group) {
+    piece.for_groups([&](int tile, int k_block, int group) {
         u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
-        Format::Codes share = tiles[tile].spans[span].codes(group, lane);
+        Format::Codes share = tiles[tile].k_blocks[k_block].codes(group, lane);
         Format::from_tile(share);
         for_codes([&](auto codes) {
             using Codes = decltype(codes);
-            scatter_codes<Codes>(Codes::words(share), span, lane, rows);
+            scatter_codes<Codes>(Codes::words(share), k_block, lane, rows);
         });
     });
     for_per_block([&](auto field) {

@@ -1,5 +1,5 @@
-// Scales of a tile that the lanes of a warp decode once for each other, and the minimums of a super-block, which meet the
-// sums of x over its groups once a tile.
+// Scales of a tile that the lanes of a warp decode once for each other, and the minimums of a super-block, which meet
+// the sums of x over its groups once a tile.
 #pragma once
 
 #include "operand.cuh"
@@ -36,7 +36,7 @@ struct Scales<false> {
 // The memory of a warp: its ring, whose stages hold an X, and the scales of the tile in hand.
 template <class X>
 struct Memory : Scales<Format::SCALES_ONCE> {
-    RingOf<X, SPANS> ring;
+    RingOf<X, K_BLOCKS> ring;
 };
 
 // The sums of x over each group of 32 of a super-block: of token g, groups 2t and 2t + 1.
@@ -44,8 +44,8 @@ struct GroupSums {
     float2 of[COLUMN_TILES];
 };
 
-// Adds the minimums' products of a super-block: with each sum of x in PIECES of 8 bits, exact but for float sums. `unit`:
-// what the minimums of rows g + 8 are multiplied with, those of rows g being as they are.
+// Adds the minimums' products of a super-block: with each sum of x in PIECES of 8 bits, exact but for float sums.
+// `unit`: what the minimums of rows g + 8 are multiplied with, those of rows g being as they are.
 template <int PIECES>
 __device__ inline void add_minimums(Sums (&sums)[GROUPS][COLUMN_TILES], const GroupSums& group_sums,
                                     const Fields& fields, int unit, int lane) {

@@ -1,6 +1,6 @@
-// A CTA that owns GROUPS groups of 16 rows of a strip, or STRIPS whole strips: its SPLITS warps take the tiles along K in
-// turn, each span by span through a ring of its own that no other warp waits for, and their sums meet at the end, in a
-// fixed order.
+// A CTA that owns GROUPS groups of 16 rows of a strip, or STRIPS whole strips: its SPLITS warps take the tiles along K
+// in turn, each k_block by k_block through a ring of its own that no other warp waits for, and their sums meet at the
+// end, in a fixed order.
 #pragma once
 
 #include "epilogue.cuh"
@@ -15,7 +15,7 @@ constexpr int COLUMN_TILES = (TOKENS + 7) / 8;
 constexpr int TOKEN_STRIDE = TOKENS > 1;  // from a token of x to the next: a single one is all eight of its tile
 static_assert(STRIPS == 1 || GROUPS == WARPS, "several strips are whole");
 
-using Span = SpanOf<GROUPS>;
+using KBlock = KBlockOf<GROUPS>;
 using Fields = FormatOf<GROUPS>;
 using AllSums = Sums[STRIPS][GROUPS][COLUMN_TILES];
 
@@ -34,7 +34,7 @@ struct Products {
 };
 static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/cuda/kernels/products.py");
 
-// Where this warp stands: its product, rows and first tile, and how many spans it takes of its share of K.
+// Where this warp stands: its product, rows and first tile, and how many k_blocks it takes of its share of K.
 struct Place {
     const Products& products;
     int index;  // of its product
@@ -54,19 +54,19 @@ struct Place {
         first_group = first_row % TILE_ROWS / 16;
         strips = int(min(i64(STRIPS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
         tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + split;
-        count = int(along - split + SPLITS - 1) / SPLITS * SPANS;
+        count = int(along - split + SPLITS - 1) / SPLITS * K_BLOCKS;
     }
 };
 
-// A walk along the spans of a warp.
+// A walk along the k_blocks of a warp.
 struct Walk {
     const Place& at;
     const Tile* tile = at.tiles;  // of the first strip
-    int span = 0;                 // of the tile
+    int k_block = 0;              // of the tile
     int count = 0;                // tiles before it
 
     __device__ void advance() {
-        if (SPANS == 1 || ++span == SPANS) tile += SPLITS, ++count, span = 0;
+        if (K_BLOCKS == 1 || ++k_block == K_BLOCKS) tile += SPLITS, ++count, k_block = 0;
     }
 };
 
@@ -79,28 +79,28 @@ template <class Weights>
 struct StageOf<Weights, void> : Weights {};
 
 struct Codes {
-    Span codes[STRIPS];
+    KBlock codes[STRIPS];
 };
 struct CodesAndFields {
     struct {
-        Span codes;
+        KBlock codes;
         Fields fields;
     } strips[STRIPS];
 };
 
-// DEPTH spans of a warp. The fields of a tile come with its first span and stay until its last.
-template <class X, int SPANS>
+// DEPTH k_blocks of a warp. The fields of a tile come with its first k_block and stay until its last.
+template <class X, int K_BLOCKS>
 struct RingOf {
-    static constexpr int TILES = 1 + (DEPTH - 1 + SPANS - 1) / SPANS;  // that DEPTH spans may belong to
+    static constexpr int TILES = 1 + (DEPTH - 1 + K_BLOCKS - 1) / K_BLOCKS;  // that DEPTH k_blocks may belong to
     using Stage = StageOf<Codes, X>;
     Stage stages[DEPTH];
     Fields slots[TILES][STRIPS];
 
-    // Of number i of the warp's spans, which is in this slot.
-    __device__ const Span& codes(int slot, int strip) const { return stages[slot].codes[strip]; }
-    __device__ const Fields& fields(int i, int, int strip) const { return slots[i / SPANS % TILES][strip]; }
+    // Of number i of the warp's k_blocks, which is in this slot.
+    __device__ const KBlock& codes(int slot, int strip) const { return stages[slot].codes[strip]; }
+    __device__ const Fields& fields(int i, int, int strip) const { return slots[i / K_BLOCKS % TILES][strip]; }
     static __device__ u32 bytes(const Walk& walk) {
-        return walk.at.strips * (sizeof(Span) + (walk.span == 0 ? sizeof(Fields) : 0));
+        return walk.at.strips * (sizeof(KBlock) + (walk.k_block == 0 ? sizeof(Fields) : 0));
     }
     template <class Copy>
     __device__ void load(const Walk& walk, int slot, Copy copy) {
@@ -108,19 +108,19 @@ struct RingOf {
         for (int strip = 0; strip < STRIPS; ++strip) {
             if (strip >= walk.at.strips) break;
             const Tile& tile = walk.tile[strip * walk.at.along];
-            stages[slot].codes[strip].copy_from(tile.spans[walk.span], walk.at.first_group, copy);
-            if (walk.span == 0) slots[walk.count % TILES][strip].copy_from(tile.fields, walk.at.first_group, copy);
+            stages[slot].codes[strip].copy_from(tile.k_blocks[walk.k_block], walk.at.first_group, copy);
+            if (walk.k_block == 0) slots[walk.count % TILES][strip].copy_from(tile.fields, walk.at.first_group, copy);
         }
     }
 };
 
-// A tile of one span comes in one piece, if the CTA takes all its rows.
+// A tile of one k_block comes in one piece, if the CTA takes all its rows.
 template <class X>
 struct RingOf<X, 1> {
     using Stage = StageOf<CodesAndFields, X>;
     Stage stages[DEPTH];
 
-    __device__ const Span& codes(int slot, int strip) const { return stages[slot].strips[strip].codes; }
+    __device__ const KBlock& codes(int slot, int strip) const { return stages[slot].strips[strip].codes; }
     __device__ const Fields& fields(int, int slot, int strip) const { return stages[slot].strips[strip].fields; }
     static __device__ u32 bytes(const Walk& walk) { return walk.at.strips * sizeof(CodesAndFields::strips[0]); }
     template <class Copy>
@@ -133,14 +133,14 @@ struct RingOf<X, 1> {
             if constexpr (GROUPS == WARPS) {
                 copy(&to, &tile, sizeof(Tile));
             } else {
-                to.codes.copy_from(tile.spans[0], walk.at.first_group, copy);
+                to.codes.copy_from(tile.k_blocks[0], walk.at.first_group, copy);
                 to.fields.copy_from(tile.fields, walk.at.first_group, copy);
             }
         }
     }
 };
 
-// Runs a warp's spans through its ring. load_weights(slot) and load_x(slot) copy the next span into a slot,
+// Runs a warp's k_blocks through its ring. load_weights(slot) and load_x(slot) copy the next k_block into a slot,
 // multiply(i, slot) adds the products of number i; prepare() is done while the first weights are on their way,
 // prepare_x() as soon as x may be read.
 template <class Arrivals, class LoadWeights, class Prepare, class PrepareX, class LoadX, class Multiply>

@@ -11,8 +11,8 @@ struct Place {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 };
 
-// The span after number i of a strip, for a group that takes every SPLITS-th tile.
-__device__ inline i64 next_span(i64 i) { return (i + 1) % SPANS ? i + 1 : i + 1 + (SPLITS - 1) * SPANS; }
+// The k_block after number i of a strip, for a group that takes every SPLITS-th tile.
+__device__ inline i64 next_k_block(i64 i) { return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (SPLITS - 1) * K_BLOCKS; }
 
 // sums[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
 // t = 0..3, which hold parts of the same rows, then the groups.

@@ -1,17 +1,18 @@
-// A tile as it lies in memory: the codes of its spans of SPAN_COLUMNS columns, then its fields per block. See
-// qgemm/cuda/layout/tile.py; the spans and the fields are generated from it, the functions on them are the format's header.
+// A tile as it lies in memory: the codes of its k_blocks of K_BLOCK columns, then its fields per block. See
+// qgemm/cuda/layout/tile.py; the k_blocks and the fields are generated from it, the functions on them are the format's
+// header.
 #pragma once
 
 #include "fragment.cuh"
 
 using Format = FormatOf<WARPS>;
 
-constexpr int TILE_COLUMNS = SPANS * SPAN_COLUMNS;
-constexpr int SPAN_STEPS = SPAN_COLUMNS / 16;
-constexpr int SPAN_SCALES = SPAN_COLUMNS / Format::GROUP;  // of a row
-constexpr int SCALE_STEPS = Format::GROUP / 16;            // steps that share a scale
+constexpr int TILE_COLUMNS = K_BLOCKS * K_BLOCK;
+constexpr int K_BLOCK_STEPS = K_BLOCK / 16;
+constexpr int K_BLOCK_SCALES = K_BLOCK / Format::GROUP;  // of a row
+constexpr int SCALE_STEPS = Format::GROUP / 16;          // steps that share a scale
 
 struct Tile {
-    SpanOf<WARPS> spans[SPANS];
+    KBlockOf<WARPS> k_blocks[K_BLOCKS];
     Format fields;
 };

@@ -39,14 +39,14 @@ def levels_of(fmt: Format) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def in_lanes(rows: np.ndarray) -> np.ndarray:
-    """Of each weight of a tile [64, columns] -> [span, group, lane, step, register, 2] as operand A has them."""
-    split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g span step far t e
+    """Of each weight of a tile [64, columns] -> [k_block, group, lane, step, register, 2] as operand A has them."""
+    split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g k_block step far t e
     return split.transpose(3, 0, 2, 6, 4, 5, 1, 7).reshape(-1, 4, 32, 4, 4, 2)
 
 
 def in_bytes(rows: np.ndarray) -> np.ndarray:
-    """The same as [span, group, lane, step, r, 4] of columns 2t, 2t + 8, 2t + 1, 2t + 9."""
-    split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g span step far t e
+    """The same as [k_block, group, lane, step, r, 4] of columns 2t, 2t + 8, 2t + 1, 2t + 9."""
+    split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g k_block step far t e
     return split.transpose(3, 0, 2, 6, 4, 1, 7, 5).reshape(-1, 4, 32, 4, 2, 4)
 
 
@@ -174,8 +174,8 @@ def test_minimums_of_a_super_block(fmt, m16_tiles):
 def test_words_of_a_tile_and_back(fmt):
     """Random words, by the header and by the format's module."""
     rng = np.random.default_rng(5)
-    widths = {name: tiles.tile_dtype(fmt)["spans"].base[name].shape[-1] for name in fmt.slots}
-    parts = {name: tiles.tile_dtype(fmt)["spans"].base[name].shape[1] for name in fmt.slots}
+    widths = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[-1] for name in fmt.slots}
+    parts = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[1] for name in fmt.slots}
     count = 500
     words = {name: rng.integers(0, 2**32, (count, parts[name] * widths[name]), np.uint32) for name in fmt.slots}
     size = lanes_of(fmt).facts["CODES_SIZE"]

@@ -83,7 +83,7 @@ def test_tiles_to_weights(fmt, backwards):
     rows, _, along = sizes(fmt, blocks)
     expected = fmt.dequantize(blocks)
     found = device_array(expected.shape, np.float32)
-    grid = along * tiles.spans(fmt), -(-rows // tiles.ROWS)
+    grid = along * tiles.k_blocks(fmt), -(-rows // tiles.ROWS)
     unpack = kernel("unpack", fmt, Out="float")
     unpack(grid, 128, to_device(tiles.pack(fmt, blocks)), found, *expected.shape, 1.0, backwards=backwards)
     assert_array_equal(found, expected)

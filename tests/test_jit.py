@@ -67,27 +67,27 @@ def test_block_structs_lead_from_blocks_to_tiles(fmt):
     bits_of = dict(zip(coded, zip(lists[::2], lists[1::2], strict=True), strict=True))
     count, dtype = tiles.columns(fmt) // fmt.weights, tiles.tile_dtype(fmt)
     raw = np.frombuffer(np.random.default_rng(3).bytes(64 * count * fmt.block_bytes), np.uint8).reshape(64, -1)
-    tile, span_bytes = np.zeros(dtype.itemsize, np.uint8), dtype["spans"].base.itemsize
+    tile, k_block_bytes = np.zeros(dtype.itemsize, np.uint8), dtype["k_blocks"].base.itemsize
     for name, number in structs.items():
         to = number["TO"]
         if bits := number.get("BITS"):
             (base, offset), chunk = bits_of[name], number["CHUNK"]
             planes = range(number["PLANES"])
-            for row, span, step, t, j, plane in np.ndindex(64, tiles.spans(fmt), 4, 4, 4, len(planes)):
-                begin = base[4 * span + t] + offset[4 * step + j] + plane * fmt.weights
+            for row, k_block, step, t, j, plane in np.ndindex(64, tiles.k_blocks(fmt), 4, 4, 4, len(planes)):
+                begin = base[4 * k_block + t] + offset[4 * step + j] + plane * fmt.weights
                 code = int(raw[row, begin // 8]) >> begin % 8 & number["MASK"]
                 group, r, lane = row // 16, row // 8 % 2, 4 * (row % 8) + t
                 place = place_of_code if len(planes) == 1 else place_of_bit
                 word, bit = place(bits, number["PAIRS"], step, j, r, plane)
                 part, word = divmod(word, chunk)
                 index = ((group * number["PARTS"] + part) * 32 + lane) * chunk + word
-                tile[span * span_bytes + to + 4 * index + bit // 8] |= code << bit % 8
+                tile[k_block * k_block_bytes + to + 4 * index + bit // 8] |= code << bit % 8
         else:
             size, unit = number["BYTES"], number["UNIT"]
             for row, block, byte in np.ndindex(64, count, size):
                 owner, r = row // 16 * 8 + row % 8, row // 8 % 2
                 index = ((owner * count + block) * (size // unit) + byte // unit) * 2 + r
-                tile[tiles.spans(fmt) * span_bytes + to + index * unit + byte % unit] = raw[
+                tile[tiles.k_blocks(fmt) * k_block_bytes + to + index * unit + byte % unit] = raw[
                     row, block * fmt.block_bytes + number["AT"] + byte
                 ]
     unchanged = dataclasses.replace(fmt, to_tile=None)  # of which the format's header has a twin

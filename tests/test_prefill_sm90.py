@@ -62,7 +62,7 @@ def test_every_matrix_has_a_tiling(fmt):
             assert tiling.plain in tilings.compiled(fmt)
             assert strips >= tiling.least
             assert strips * k // sms >= tiling.share
-            assert tiles.spans(fmt) >= tiling.spans
+            assert tiles.k_blocks(fmt) >= tiling.k_blocks
             assert fmt.needs_table or not tiling.codebook
             part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
             assert part <= tiling.m
@@ -88,7 +88,7 @@ def test_tilings_fit_every_format(fmt, tiling):
     assert template["SHARED"] <= tilings.SHARED
     assert template["DEPTH"] >= 2 * tiling.splits or template["DEPTH"] * tiling.stage >= 4
     assert template["DEPTH"] > tiling.splits  # each may keep one and wait for another
-    along = tiles.spans(fmt)
+    along = tiles.k_blocks(fmt)
     assert tiling.stage % along == 0 or along % tiling.stage == 0
     assert tiling.tokens % tiling.chunk == 0
     assert tiling.tokens // tiling.chunk * tiling.strips * max(SMS) <= tilings.MOST_PARTS
@@ -177,25 +177,25 @@ def test_few_tiles_are_cut_where_that_is_worth_adding_up():
     assert prefill.grid_of(64, 8, 132) == (64, 64, 0)
     assert prefill.grid_of(32, 32, 132) == (64, 0, 2)
     assert prefill.grid_of(32, 80, 132) == (128, 0, 4)
-    assert prefill.grid_of(32, 32, 132, spans=2) == (128, 0, 4)
+    assert prefill.grid_of(32, 32, 132, k_blocks=2) == (128, 0, 4)
     assert prefill.grid_of(16, 128, 132) == (128, 0, 8)
     assert prefill.grid_of(40, 40, 132) == (80, 0, 2)
-    assert prefill.grid_of(40, 80, 132, spans=2) == (120, 0, 0)
+    assert prefill.grid_of(40, 80, 132, k_blocks=2) == (120, 0, 0)
     assert prefill.grid_of(1, 16, 132) == (2, 0, 2)
 
 
 @pytest.mark.parametrize("sms", SMS)
 def test_longer_sums_are_cut_into_more_pieces(sms):
     """Of the same tiles never fewer, and a product never takes longer for the cut than in whole tiles."""
-    for count, spans in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
+    for count, k_blocks in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
         before = 1
         for along in range(24, 1000, 24):  # which all numbers of pieces divide
-            ctas, whole, paired = prefill.grid_of(count, along, sms, lone=True, spans=spans)
+            ctas, whole, paired = prefill.grid_of(count, along, sms, lone=True, k_blocks=k_blocks)
             pieces = ctas // count
             assert ctas == count * pieces <= sms
             assert (whole, paired) == (count if pieces == 1 else 0, 0 if pieces % prefill.PAIR else pieces)
             assert before <= pieces
-            assert along // pieces * spans + prefill.SUMS[pieces] <= along * spans
+            assert along // pieces * k_blocks + prefill.SUMS[pieces] <= along * k_blocks
             before = pieces
 
 

@@ -30,9 +30,9 @@ def test_unpack_gives_the_blocks_back(fmt, data):
 def test_bulk_copies_are_aligned(fmt, groups):
     """No padding inside a tile, and every part that one copy brings starts on 16 bytes and is a multiple of them."""
     dtype = tiles.tile_dtype(fmt)
-    span = dtype["spans"].base
+    k_block = dtype["k_blocks"].base
     assert dtype.itemsize == tiles.ROWS * tiles.columns(fmt) // fmt.weights * fmt.block_bytes
-    for struct in (span, dtype):
+    for struct in (k_block, dtype):
         for field, offset in struct.fields.values():
             assert offset % 16 == 0
             assert field.itemsize * groups // tiles.WARPS % 16 == 0
@@ -52,29 +52,29 @@ def test_codes_lie_where_the_rules_say(fmt):
     Of some formats before their words are changed once more.
     """
     raw = one_tile(fmt, 1)
-    spans = tiles.pack(dataclasses.replace(fmt, to_tile=None), raw)["spans"][0, 0]
+    k_blocks = tiles.pack(dataclasses.replace(fmt, to_tile=None), raw)["k_blocks"][0, 0]
     for name, order in fmt.slots.items():
         bits = 8 * fmt.dtype[name].itemsize // fmt.weights
         stream = np.unpackbits(np.ascontiguousarray(raw[name]).view(np.uint8), axis=-1, bitorder="little")
         slots = stream.reshape(*raw.shape, fmt.weights, bits) @ (1 << np.arange(bits))
         codes = np.empty_like(slots)
         codes[..., order] = slots
-        codes = codes.reshape(64, len(spans), 64)
-        words = spans[name].transpose(0, 1, 3, 2, 4).reshape(-1, 4, 32, bits)  # [span][warp][lane][word]
+        codes = codes.reshape(64, len(k_blocks), 64)
+        words = k_blocks[name].transpose(0, 1, 3, 2, 4).reshape(-1, 4, 32, bits)  # [k_block][warp][lane][word]
         p = max(1, 4 // bits)
-        for span, warp, lane, step, r, j in np.ndindex(len(spans), 4, 32, 4, 2, 4):
+        for k_block, warp, lane, step, r, j in np.ndindex(len(k_blocks), 4, 32, 4, 2, 4):
             g, t = divmod(lane, 4)
             bit = bits * (2 * p * (step // p) + p * r + step % p)
-            byte = int(words[span, warp, lane, bit // 8]) >> 8 * j & 0xFF
+            byte = int(words[k_block, warp, lane, bit // 8]) >> 8 * j & 0xFF
             column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
-            assert byte >> bit % 8 & (1 << bits) - 1 == codes[16 * warp + 8 * r + g, span, column]
+            assert byte >> bit % 8 & (1 << bits) - 1 == codes[16 * warp + 8 * r + g, k_block, column]
 
 
 def test_words_of_mxfp4_are_halves():
-    """As its docstring says: of a span's words, shifted and masked, every half is v / 2^15."""
+    """As its docstring says: of a k_block's words, shifted and masked, every half is v / 2^15."""
     fmt = qgemm.FORMATS["mxfp4"]
     raw = one_tile(fmt, 4)
-    w = tiles.pack(fmt, raw)["spans"]["qs"][0, 0, 0, :, 0]  # [warp, lane, step]
+    w = tiles.pack(fmt, raw)["k_blocks"]["qs"][0, 0, 0, :, 0]  # [warp, lane, step]
     registers = np.stack([w << 9, w << 6, w << 2 ^ w >> 3, w ^ w >> 3], axis=-1) & np.uint32(0x8E008E00)
     halves = registers.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2)  # [warp, g, t, step, h, r, e]
     v = fmt.decode_levels(raw.reshape(-1)).codes.reshape(4, 2, 8, 4, 2, 4, 2)  # [warp, r, g, step, h, t, e]
@@ -85,18 +85,18 @@ def test_words_of_mxfp4_are_halves():
 def test_words_of_five_and_six_bits_overlap(fmt):
     """As the docstring of qgemm/codec/layouts/overlapping.py says: two codes in every byte, with the rest of a step."""
     raw = one_tile(fmt, 5)
-    spans = tiles.pack(fmt, raw)["spans"][0, 0]  # of fields [span][warp, 1, lane, word]
-    low, rest = (spans[name][:, :, 0] for name in ("qs" if "qs" in fmt.slots else "ql", "qh"))
+    k_blocks = tiles.pack(fmt, raw)["k_blocks"][0, 0]  # of fields [k_block][warp, 1, lane, word]
+    low, rest = (k_blocks[name][:, :, 0] for name in ("qs" if "qs" in fmt.slots else "ql", "qh"))
     bits = 4 + rest.shape[-1]
     codes = fmt.decode_levels(raw.reshape(-1)).codes.reshape(64, -1, 64)
-    for span, warp, lane, step, j in np.ndindex(*low.shape, 4):
+    for k_block, warp, lane, step, j in np.ndindex(*low.shape, 4):
         g, t = divmod(lane, 4)
-        w, f = int(low[span, warp, lane, step]), int(rest[span, warp, lane, step * (bits - 4) // 4])
+        w, f = int(low[k_block, warp, lane, step]), int(rest[k_block, warp, lane, step * (bits - 4) // 4])
         by = (2 * bits - 8) * step % 8
         f = (f >> by | f << 32 - by) & 0xFFFFFFFF
         found = [(w ^ f) >> 8 * j & 2**bits - 1, (w >> 8 * j & 0xFF) >> 8 - bits]
         column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
-        assert found == [codes[16 * warp + 8 * r + g, span, column] for r in range(2)]
+        assert found == [codes[16 * warp + 8 * r + g, k_block, column] for r in range(2)]
 
 
 @each(CODEBOOKS)
@@ -104,7 +104,7 @@ def test_indices_lie_where_the_rules_say(fmt):
     """The same of codes that count levels: row, column and bit of each bit of a lane's words."""
     raw = one_tile(fmt, 3)
     codes = unpack_bit_planes(raw["planes"].reshape(64 * 2, -1)).reshape(64, 64)
-    words = tiles.pack(fmt, raw)["spans"]["planes"][0, 0, 0].transpose(0, 2, 1, 3).reshape(4, 32, -1)
+    words = tiles.pack(fmt, raw)["k_blocks"]["planes"][0, 0, 0].transpose(0, 2, 1, 3).reshape(4, 32, -1)
     bits = len(fmt.codebook).bit_length() - 1
     rows_of_index = 2 if bits == 2 else 1
     size = 2 * bits * rows_of_index

@@ -25,7 +25,7 @@ from qgemm.cli.common import count, counts
 from qgemm.codec.format import Format
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.sm90_config import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
-from qgemm.cuda.layout.tile import ROWS, spans
+from qgemm.cuda.layout.tile import ROWS, k_blocks
 
 GROUPS, MOST_SUMS = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
 MOST_SMS = 144  # multiprocessors of such a GPU
@@ -38,7 +38,7 @@ def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
     tokens = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
     ways = product(sorted(tokens), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
     for size, strips, splits, stage, lone in ways:
-        groups, along = strips * splits, spans(fmt)
+        groups, along = strips * splits, k_blocks(fmt)
         tiling = Tiling(0, 0, 0, size, strips, splits, stage, lone)
         least = splits + 1 if stage == 4 else 2 * splits  # stages
         if (

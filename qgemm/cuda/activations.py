@@ -61,7 +61,7 @@ def quantized(x: Any, source: Any, data: Any = None) -> DeviceActivations:
     Q8_1.blocks_in(k, "activations")
     x = aligned(rows_of(x, k))
     if data is None:
-        data = cupy.empty((-(-k // tiles.SPAN), len(x), DTYPE.itemsize), np.uint8)
+        data = cupy.empty((-(-k // tiles.K_BLOCK), len(x), DTYPE.itemsize), np.uint8)
     if data.size:
         launch = quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
         launch(current_stream(), x.data.ptr, data.data.ptr)

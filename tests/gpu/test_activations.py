@@ -28,7 +28,7 @@ def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
         x = x.astype(np.float32).astype(float_dtype(x_dtype))
     want = qgemm.quantize_activations(x).blocks
     on_gpu = cupy().asarray(x)
-    size = -(-shape[1] // tiles.SPAN) * shape[0] * activations.DTYPE.itemsize
+    size = -(-shape[1] // tiles.K_BLOCK) * shape[0] * activations.DTYPE.itemsize
     cupy().full(size, 255, np.uint8)  # freed at once: the memory that the blocks will get
     made = qgemm.quantize_activations(on_gpu)
     got = made.blocks()

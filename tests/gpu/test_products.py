@@ -161,7 +161,7 @@ def test_large_scales_do_not_overflow_half(fmt):
 
 
 def test_scales_beyond_half_of_mxfp4():
-    """2^(e - 128) spans all of float32: panels in float16 are scaled, products of few tokens need no scaling."""
+    """2^(e - 128) k_blocks all of float32: panels in float16 are scaled, products of few tokens need no scaling."""
     fmt = qgemm.FORMATS["mxfp4"]
     for e in (60, 127, 180):
         blocks = np.zeros((64, 2), fmt.dtype)

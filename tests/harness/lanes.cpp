@@ -1,7 +1,7 @@
 // The functions of a format's header, lane by lane: what each lane of a warp makes of a tile, for a test to compare with
 // NumPy. Order of the arrays:
-//     halves, floats  [span][group of 16 rows][lane][step][register 0..3][2]
-//     bytes           [span][group of 16 rows][lane][step][row g, row g + 8][4]
+//     halves, floats  [k_block][group of 16 rows][lane][step][register 0..3][2]
+//     bytes           [k_block][group of 16 rows][lane][step][row g, row g + 8][4]
 //     per group       [group of 16 rows][g][index along the row][row g, row g + 8]
 // M is the number of row groups that a warp's copy of the tile has: 4 is the tile itself.
 #include <type_traits>
@@ -9,21 +9,21 @@
 constexpr int LANES = 32, SCALES = TILE_COLUMNS / Format::GROUP;
 
 template <class To>
-To* at(To* out, int span, int group, int lane, int step) {
-    return out + ((((span * WARPS + group) * LANES + lane) * SPAN_STEPS + step) * 8);
+To* at(To* out, int k_block, int group, int lane, int step) {
+    return out + ((((k_block * WARPS + group) * LANES + lane) * K_BLOCK_STEPS + step) * 8);
 }
 
-// visit(codes of a lane, span, group, lane), each from a copy of M row groups.
+// visit(codes of a lane, k_block, group, lane), each from a copy of M row groups.
 template <int M, class Visit>
 void for_lanes(const Tile& tile, Visit visit) {
-    for (int span = 0; span < SPANS; ++span)
+    for (int k_block = 0; k_block < K_BLOCKS; ++k_block)
         for (int first = 0; first < WARPS; first += M) {
-            SpanOf<M> copy;
-            copy.copy_from(tile.spans[span], first, memcpy);
+            KBlockOf<M> copy;
+            copy.copy_from(tile.k_blocks[k_block], first, memcpy);
             for (int group = 0; group < M; ++group)
                 for (int lane = 0; lane < LANES; ++lane) {
                     threadIdx = {unsigned(lane), 0, 0};
-                    visit(copy.codes(group, lane), span, first + group, lane);
+                    visit(copy.codes(group, lane), k_block, first + group, lane);
                 }
         }
 }
@@ -43,11 +43,11 @@ void for_scales(const Tile& tile, int indices, Visit visit) {
 
 template <int M, class Make>
 void fragments(const Tile& tile, void* out, Make make) {
-    for_lanes<M>(tile, [&](const Format::Codes& codes, int span, int group, int lane) {
-        for (int step = 0; step < SPAN_STEPS; ++step) {
+    for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int group, int lane) {
+        for (int step = 0; step < K_BLOCK_STEPS; ++step) {
             const auto fragment = make(codes, step);
             auto* to = static_cast<std::conditional_t<sizeof(fragment) == 16, u16, float>*>(out);
-            memcpy(at(to, span, group, lane, step), &fragment, sizeof(fragment));
+            memcpy(at(to, k_block, group, lane, step), &fragment, sizeof(fragment));
         }
     });
 }
@@ -62,10 +62,10 @@ struct Lanes {
     static void bf16(const Tile& tile, void* out) { fragments<M>(tile, out, bf16_levels<Format>); }
     static void bytes(const Tile& tile, u8* out) {
         if constexpr (Own::TABLE_BYTES == 0)
-            for_lanes<M>(tile, [&](const Format::Codes& codes, int span, int group, int lane) {
-                for (int step = 0; step < SPAN_STEPS; ++step) {
+            for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int group, int lane) {
+                for (int step = 0; step < K_BLOCK_STEPS; ++step) {
                     const Bytes found = Own::bytes(codes, step);
-                    memcpy(at(out, span, group, lane, step), &found, sizeof(found));
+                    memcpy(at(out, k_block, group, lane, step), &found, sizeof(found));
                 }
             });
     }

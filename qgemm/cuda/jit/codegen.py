@@ -13,17 +13,17 @@ from qgemm.codec.format import Format
 from qgemm.cuda.kernels import products
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout.tile import (
+    K_BLOCK,
     ROWS,
-    SPAN,
     WARPS,
     bits_of_codes,
     half_factors,
+    k_blocks,
     largest_code,
     level_exponent,
     planes_of,
     raw_exponent,
     scales_once,
-    spans,
     table,
     table_bytes,
     tile_dtype,
@@ -38,25 +38,26 @@ Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 def tile_struct(fmt: Format) -> str:
     """C++ for the device tile of a format, derived from its dtype.
 
-    NAME_codes: the words of a span's codes that a lane reads. NAME_span<GROUPS>, NAME_fields<GROUPS>: the codes of one
-    span, the fields per block, of GROUPS of the tile's groups of 16 rows; those of all of them lie so in memory.
+    NAME_codes: the words of a k_block's codes that a lane reads. NAME_k_block<GROUPS>, NAME_fields<GROUPS>: the codes
+    of one k_block, the fields per block, of GROUPS of the tile's groups of 16 rows; those of all of them lie so in
+    memory.
     NAME_codebook: the levels that codes count, and how they lie in shared memory.
     """
     dtype = tile_dtype(fmt)
-    span = dtype["spans"].base
+    k_block = dtype["k_blocks"].base
     shares, loads = [], []
-    for field in span.names or ():
-        _, parts, _, chunk = span[field].shape
+    for field in k_block.names or ():
+        _, parts, _, chunk = k_block[field].shape
         shares.append(f"u32 {field}[{parts * chunk}];")
         at = ((f"share.{field} + {chunk * i}", f"{field}[group][{i}][lane]") for i in range(parts))
         loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
-    fields = [(name, dtype[name]) for name in dtype.names or () if name != "spans"]
+    fields = [(name, dtype[name]) for name in dtype.names or () if name != "k_blocks"]
     return f"""{_codebook(fmt)}
-constexpr int TILE_ROWS = {ROWS}, SPAN_COLUMNS = {SPAN}, SPANS = {spans(fmt)}, WARPS = {WARPS};
+constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, K_BLOCKS = {k_blocks(fmt)}, WARPS = {WARPS};
 struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
 template <int GROUPS>
-struct alignas(16) {fmt.name}_span {{
-    {_members([(name, span[name]) for name in span.names or ()])}
+struct alignas(16) {fmt.name}_k_block {{
+    {_members([(name, k_block[name]) for name in k_block.names or ()])}
     __device__ {fmt.name}_codes codes(int group, int lane) const {{
         {fmt.name}_codes share;
         {" ".join(loads)}
@@ -79,7 +80,7 @@ struct alignas(16) {fmt.name}_fields {{
     static __device__ void from_tile(Codes&) {{}}
     {_members(fields)}
 }};
-static_assert(SPANS * sizeof({fmt.name}_span<WARPS>) + sizeof({fmt.name}_fields<WARPS>) == {dtype.itemsize},
+static_assert(K_BLOCKS * sizeof({fmt.name}_k_block<WARPS>) + sizeof({fmt.name}_fields<WARPS>) == {dtype.itemsize},
               "the tile of {fmt.name} differs from its dtype");
 """
 
@@ -132,18 +133,19 @@ def block_structs(fmt: Format) -> str:
     """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
 
     Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
-    in an index; where they begin in a span (TO), the lane's words(share) (PARTS of CHUNK); base(span, t) + offset(step,
-    j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first plane. Of a
+    in an index; where they begin in a k_block (TO), the lane's words(share) (PARTS of CHUNK); base(k_block, t) +
+    offset(step, j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first
+    plane. Of a
     field per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and
     in the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
     """
     tile = tile_dtype(fmt)
-    span = tile["spans"].base
+    k_block = tile["k_blocks"].base
     structs, visits = [_block(fmt)], {"codes": "", "per_block": ""}
     for name, (field, at, *_) in (fmt.dtype.fields or {}).items():
         struct = f"{fmt.name}_block_{name}"
         if name in fmt.slots:
-            _, parts, _, chunk = span[name].shape
+            _, parts, _, chunk = k_block[name].shape
             base, offset = bits_of_codes(fmt, name)
             structs.append(f"__constant__ u16 {struct}_base[] = {_list(base)};")
             planes = planes_of(fmt, name)
@@ -153,14 +155,14 @@ def block_structs(fmt: Format) -> str:
                 "PAIRS": 1 if known is None else known.pairs,
                 "PARTS": parts,
                 "CHUNK": chunk,
-                "TO": _offset(span, name),
+                "TO": _offset(k_block, name),
             }
-            functions = f"""static int base(int span, int t) {{ return {struct}_base[4 * span + t]; }}
+            functions = f"""static int base(int k_block, int t) {{ return {struct}_base[4 * k_block + t]; }}
     static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{name}; }}
     static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
 """
         else:
-            to = _offset(tile, name) - tile["spans"].itemsize
+            to = _offset(tile, name) - tile["k_blocks"].itemsize
             numbers = {"BYTES": field.itemsize, "UNIT": tile[name].base.itemsize, "AT": at, "TO": to}
             functions = ""
         constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
@@ -211,13 +213,13 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
     """
     lines = [
         '#include "types.cuh"',
-        f"constexpr int X_COLUMNS = {SPAN}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
+        f"constexpr int X_COLUMNS = {K_BLOCK}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
         f"constexpr int MOST_PRODUCTS = {products.MOST}, PRODUCTS_BYTES = {ctypes.sizeof(products.Products)};",
         '#include "activations.cuh"',
     ]
     if fmt is not None:
         lines += [tile_struct(fmt), block_structs(fmt), f'#include "formats/{fmt.name}.cuh"']
-        lines += [f"template <int GROUPS> using SpanOf = {fmt.name}_span<GROUPS>;"]
+        lines += [f"template <int GROUPS> using KBlockOf = {fmt.name}_k_block<GROUPS>;"]
         lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", '#include "tile.cuh"']
     for name, value in template.items():
         lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")

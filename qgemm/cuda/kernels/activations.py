@@ -20,7 +20,7 @@ SHARE = 8  # columns of a thread
 @cache
 def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
     """The kernel that quantizes M rows of K activations. Its pointers are x, a multiple of 16, and the blocks."""
-    shares = -(-k // tiles.SPAN) * (tiles.SPAN // SHARE)
+    shares = -(-k // tiles.K_BLOCK) * (tiles.K_BLOCK // SHARE)
     return _launch(load("quantize_activations", In=source), (m, -(-shares // THREADS)), k, m)
 
 
@@ -56,5 +56,5 @@ def workspace(stream: int, k: int, m: int) -> Any:
 
     key = (cupy.cuda.runtime.getDevice(), stream, k, m)
     if key not in _workspaces:
-        _workspaces[key] = cupy.empty((-(-k // tiles.SPAN), m, activations.DTYPE.itemsize), np.uint8)
+        _workspaces[key] = cupy.empty((-(-k // tiles.K_BLOCK), m, activations.DTYPE.itemsize), np.uint8)
     return _workspaces[key]

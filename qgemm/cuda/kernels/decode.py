@@ -88,7 +88,7 @@ def shared_bytes(name: str, fmt: Format, split: Split, constants: Template) -> i
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:
     """Whether decode_a8 quantizes x [m, k] itself rather than get it from a kernel of its own."""
-    numbers = m * -(-k // tiles.SPAN) * tiles.SPAN
+    numbers = m * -(-k // tiles.K_BLOCK) * tiles.K_BLOCK
     return m <= ROWS_INSIDE and numbers <= INSIDE and weights <= WEIGHTS_INSIDE and sm >= BULK_COPIES
 
 

@@ -8,14 +8,14 @@ from typing import NamedTuple
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout import activations
-from qgemm.cuda.layout.tile import SPAN, WARPS, columns, scales_once, spans, table_bytes, tile_dtype
+from qgemm.cuda.layout.tile import K_BLOCK, WARPS, columns, k_blocks, scales_once, table_bytes, tile_dtype
 
 COLUMN_TILE = 8  # tokens of an operand of the tensor cores: so many have their place, be there fewer
-PADDING = 8  # numbers after a token's share of a span, against bank conflicts
-TOKEN_BYTES = {  # of a token's share of a span in a ring, by the type of x
-    "half": 2 * (SPAN + PADDING),
-    "bf16": 2 * (SPAN + PADDING),
-    "float": 4 * (SPAN + PADDING),
+PADDING = 8  # numbers after a token's share of a k_block, against bank conflicts
+TOKEN_BYTES = {  # of a token's share of a k_block in a ring, by the type of x
+    "half": 2 * (K_BLOCK + PADDING),
+    "bf16": 2 * (K_BLOCK + PADDING),
+    "float": 4 * (K_BLOCK + PADDING),
     "Activations": activations.DTYPE.itemsize,
 }
 INSIDE = 16384  # numbers of x, all tokens', that a CTA of decode_a8 quantizes for itself at most
@@ -30,7 +30,7 @@ class Split(NamedTuple):
 
     kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
     strips, m: the least number of strips of 64 rows, and of rows of x. shared: bytes of shared memory that a CTA may
-    take, and half of which it always takes, which decides how many CTAs an SM holds; deep: the most spans in a ring.
+    take, and half of which it always takes, which decides how many CTAs an SM holds; deep: the most k_blocks in a ring.
     """
 
     kernels: tuple[str, ...]
@@ -89,7 +89,7 @@ SPLITS_OF_LEVELS = (
 def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split]:
     """The rows for this format, kernel and token tile on this GPU, or else on the one before it.
 
-    With a codebook, of them those that have the memory for its table and two spans a warp; the last serves all.
+    With a codebook, of them those that have the memory for its table and two k_blocks a warp; the last serves all.
     """
     table = SPLITS_OF_LEVELS if fmt.needs_table else SPLITS_OF_K
     rows = [row for row in table if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
@@ -109,16 +109,16 @@ def split_of(fmt: Format, kernel: str, tokens: int, m: int, strips: int, sm: int
 def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, source: str) -> int:
     """Shared memory of a warp of a decode kernel, as `RingOf` and `Memory` in kernels/ lay it out.
 
-    `depth` stages, each the codes of some row groups of a span and its share of x, which comes as `source`; the fields
-    per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from the rings where it
-    quantizes it.
+    `depth` stages, each the codes of some row groups of a k_block and its share of x, which comes as `source`; the
+    fields per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from the rings
+    where it quantizes it.
     """
     dtype = tile_dtype(fmt)
-    span = dtype["spans"].base.itemsize
-    fields = (dtype.itemsize - spans(fmt) * span) * groups // WARPS
+    k_block = dtype["k_blocks"].base.itemsize
+    fields = (dtype.itemsize - k_blocks(fmt) * k_block) * groups // WARPS
     x = 0 if kernel == "decode_a8" and source != "Activations" else max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
     decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups if scales_once(fmt) else 0
-    return depth * (span * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
+    return depth * (k_block * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
 
 
 def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
@@ -128,12 +128,12 @@ def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
     """
     if kernel != "decode_a8" or source == "Activations":
         return 0
-    return (INSIDE // SPAN + tokens) * TOKEN_BYTES["Activations"]
+    return (INSIDE // K_BLOCK + tokens) * TOKEN_BYTES["Activations"]
 
 
 def in_flight(fmt: Format, depth: int) -> int:
-    """Tiles that `depth` consecutive spans may belong to."""
-    return 1 + -(-(depth - 1) // spans(fmt))
+    """Tiles that `depth` consecutive k_blocks may belong to."""
+    return 1 + -(-(depth - 1) // k_blocks(fmt))
 
 
 def shared_limit(sm: int) -> int:
@@ -142,7 +142,8 @@ def shared_limit(sm: int) -> int:
 
 
 def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source: str, sm: int) -> Template:
-    """The template of a decode kernel: rings as deep as fit, of at least two spans, and fewer warps where they must."""
+    """The template of a decode kernel: rings as deep as fit, of at least two k_blocks, and fewer warps where they
+    must."""
     limit, splits, depth = shared_limit(sm), split.splits, 2
 
     def size(depth: int) -> int:

@@ -34,7 +34,7 @@ def dense(fmt: Format, k: int, strips: Any, rows: int, dtype: np.dtype[Any], exp
             some = strips[first : first + MOST_GRID_Y]
             at = made[first * tiles.ROWS :]
             kernel(
-                (some.shape[1] * tiles.spans(fmt), len(some)),
+                (some.shape[1] * tiles.k_blocks(fmt), len(some)),
                 (tiles.WARPS * tiles.LANES,),
                 (some, at, np.int64(len(at)), np.int64(k), factor),
             )

@@ -20,8 +20,8 @@ from .kernel import Kernel, Launchable
 class Cut(NamedTuple):
     """How a kernel cuts y: a CTA has `tokens` rows of x and `strips` * 64 rows of W.
 
-    groups: of 16 rows of W, of a warp. splits: of every `splits` spans of K, one is a warp's. us: that a CTA takes a
-    span, about.
+    groups: of 16 rows of W, of a warp. splits: of every `splits` k_blocks of K, one is a warp's. us: that a CTA takes a
+    k_block, about.
     """
 
     kernel: str
@@ -56,7 +56,7 @@ CUTS = (
     Cut(A8,    32,     2,      4,      4,      0.32),
     Cut(A8,    32,     1,      2,      4,      0.19),
 )  # fmt: skip
-TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a span, in shared memory
+TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a k_block, in shared memory
 STORED = 32  # tokens whose sums are in shared memory at a time
 SHALLOW, DEEP = 3, 8  # stages, at least and at most
 
@@ -81,11 +81,11 @@ def cuts_for(kernel: str, fmt: Format, sm: int) -> tuple[Cut, ...]:
 
 def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, processors: int) -> Plan:
     """The plan that takes least, on a GPU of so many SMs."""
-    spans = -(-shape[1] // tiles.SPAN)
+    k_blocks = -(-shape[1] // tiles.K_BLOCK)
 
     def us(plan: Plan) -> float:
         ctas = tiles_of(plan.cut, shape[0], m) * plan.slices
-        alone = -(-ctas // processors) * -(-spans // plan.slices) * plan.cut.us
+        alone = -(-ctas // processors) * -(-k_blocks // plan.slices) * plan.cut.us
         sums = plan.slices * plan.cut.splits * plan.cut.tokens * plan.cut.strips / (128 * 4)
         return alone + (plan.slices > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
 
@@ -109,7 +109,7 @@ def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
     The sums take the place of all at the end.
     """
     dtype = tiles.tile_dtype(fmt)
-    weights = dtype.itemsize - (tiles.spans(fmt) - 1) * dtype["spans"].base.itemsize
+    weights = dtype.itemsize - (tiles.k_blocks(fmt) - 1) * dtype["k_blocks"].base.itemsize
     stage = cut.splits * (cut.strips * weights + cut.tokens * TOKEN[cut.kernel])
     sums = cut.splits * min(cut.tokens, STORED) * (cut.strips * tiles.ROWS + 4) * 4
     return max(tiles.table_bytes(fmt) + depth * stage, sums)

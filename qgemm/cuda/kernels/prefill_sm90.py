@@ -20,8 +20,8 @@ from .sm90_config import MOST_PARTS, PARTIAL, Tiling, compiled, prefill_template
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
 IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a tile has so many units along K
 PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose parts have different numbers of multiprocessors
-# Pieces of a tile, and the time it takes to add up their sums in that of a span of 64 columns of a strip. On an H200 a
-# pair exchanges them in half a microsecond; through global memory it takes two and more.
+# Pieces of a tile, and the time it takes to add up their sums in that of a k_block of 64 columns of a strip. On an H200
+# a pair exchanges them in half a microsecond; through global memory it takes two and more.
 SUMS = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
 FLAG = 4  # bytes of what says that a part is complete
 
@@ -37,18 +37,18 @@ class Grid(NamedTuple):
     paired: int = 0
 
 
-def grid_of(count: int, units: int, slots: int, lone: bool = False, spans: int = 1) -> Grid:
+def grid_of(count: int, units: int, slots: int, lone: bool = False, k_blocks: int = 1) -> Grid:
     """For so many tiles of y, each of so many units along K, on a GPU that holds `slots` CTAs at a time.
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
     more than WASTE of the GPU idle. Few tiles are cut into equal pieces, as many as make the time shortest, unless they
-    leave more than IDLE and a CTA may have several (not `lone`). spans: of all strips of a tile, in a unit.
+    leave more than IDLE and a CTA may have several (not `lone`). k_blocks: of all strips of a tile, in a unit.
     """
     if count <= slots:
         most = min(slots // count, units)
         if count * most < slots * (1 - IDLE) and units >= max(CUT_UNITS, slots // count) and not lone:
             return Grid(slots, 0)
-        costs = {pieces: -(-units // pieces) * spans + sums for pieces, sums in SUMS.items() if pieces <= most}
+        costs = {pieces: -(-units // pieces) * k_blocks + sums for pieces, sums in SUMS.items() if pieces <= most}
         pieces = min(costs, key=costs.__getitem__)
         return Grid(count * pieces, count if pieces == 1 else 0, 0 if pieces % PAIR else pieces)
     if -(-count // slots) * slots <= count * (1 + WASTE):
@@ -104,7 +104,7 @@ class PrefillLaunch:
         template = prefill_template(p.format, tiling, p.x)
         of_y = tiling.tiles(p.m, strips)
         units = -(-p.k // tiling.unit(p.format))
-        grid = grid_of(of_y, units, p.sms, tiling.lone, tiling.strips * tiling.unit(p.format) // tiles.SPAN)
+        grid = grid_of(of_y, units, p.sms, tiling.lone, tiling.strips * tiling.unit(p.format) // tiles.K_BLOCK)
         assert not (tiling.lone and of_y > grid.ctas)
         function, block, shared = load("prefill", p.format, **template), tiling.threads, int(template["SHARED"])
         self._size = 0  # of the workspace

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout.row_scale import range_of
-from qgemm.cuda.layout.tile import ROWS, SPAN, spans, table_bytes, tile_dtype
+from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dtype
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
@@ -25,12 +25,12 @@ class Tiling(NamedTuple):
 
     m, least, share: it is for up to so many rows of x, at least so many strips of 64 rows of W, and at least so many
     columns of a strip for each multiprocessor.
-    splits: warpgroups that share K, for each strip of the tile. stage: spans of 64 columns in a stage of its ring;
+    splits: warpgroups that share K, for each strip of the tile. stage: k_blocks of 64 columns in a stage of its ring;
     deep: the most stages, of which as many are taken as fit.
     lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
     where its stages have been: there is memory for more of them, and its warpgroups store a part of the tile each.
-    needs, spans, codebook: it is for formats of which so many stages fit (also more than `deep`), whose tiles have at
-    least so many spans, and only for those that look levels up in a table.
+    needs, k_blocks, codebook: it is for formats of which so many stages fit (also more than `deep`), whose tiles have
+    at least so many k_blocks, and only for those that look levels up in a table.
     """
 
     m: int
@@ -42,7 +42,7 @@ class Tiling(NamedTuple):
     stage: int
     lone: bool = False
     needs: int = 1
-    spans: int = 1
+    k_blocks: int = 1
     codebook: bool = False
     deep: int = DEEP
 
@@ -69,12 +69,12 @@ class Tiling(NamedTuple):
     @property
     def plain(self) -> Tiling:
         """The same without what chooses among the rows of TILINGS."""
-        return self._replace(m=0, least=0, share=0, needs=1, spans=1, codebook=False)
+        return self._replace(m=0, least=0, share=0, needs=1, k_blocks=1, codebook=False)
 
     def serves(self, fmt: Format) -> bool:
         """Whether it is for this format."""
         looked_up = fmt.needs_table or not self.codebook
-        return looked_up and spans(fmt) >= self.spans and memory_bytes(fmt, self, self.needs) <= SHARED
+        return looked_up and k_blocks(fmt) >= self.k_blocks and memory_bytes(fmt, self, self.needs) <= SHARED
 
     def hides(self, other: Tiling) -> bool:
         """Whether nothing is left for a later row, of formats that this one serves."""
@@ -83,7 +83,7 @@ class Tiling(NamedTuple):
 
     def unit(self, fmt: Format) -> int:
         """Columns at whose multiples the kernel may cut K: those of a stage, or of a tile if that is more."""
-        return max(self.stage, spans(fmt)) * SPAN
+        return max(self.stage, k_blocks(fmt)) * K_BLOCK
 
 
 # Measured on an H200, with tools/race_tilings.py. Two strips share x, of which an SM gets 60 bytes a cycle at most;
@@ -93,12 +93,12 @@ class Tiling(NamedTuple):
 # more row of x costs little. Where few stages fit, of which each warpgroup keeps one, fewer warpgroups are faster.
 TILINGS = (
     #      m <=   strips >=  share tokens strips  splits  stage
-    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, spans=4),
-    Tiling(16,   200,       0,    16,    2,      1,      4,     lone=True, spans=4),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, k_blocks=4),
+    Tiling(16,   200,       0,    16,    2,      1,      4,     lone=True, k_blocks=4),
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8, lone=True),
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, codebook=True),
     Tiling(16,   200,       0,    16,    2,      2,      2,     lone=True),
-    Tiling(16,   200,       0,    16,    2,      2,      4,     spans=4),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     k_blocks=4),
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8),
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, codebook=True),
     Tiling(16,   200,       0,    16,    2,      2,      2),
@@ -106,18 +106,18 @@ TILINGS = (
     Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, lone=True, codebook=True),
     Tiling(16,   0,         2500, 16,    1,      3,      4,     needs=9, lone=True),
     Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, codebook=True),
-    Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, spans=4),
+    Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, k_blocks=4),
     Tiling(16,   0,         2500, 16,    1,      3,      4,     needs=9),
-    Tiling(16,   0,         0,    16,    1,      3,      4,     needs=12, lone=True, spans=4),
+    Tiling(16,   0,         0,    16,    1,      3,      4,     needs=12, lone=True, k_blocks=4),
     Tiling(16,   0,         0,    16,    1,      4,      2,     lone=True, codebook=True),
     Tiling(16,   0,         0,    16,    1,      3,      2,     lone=True),
-    Tiling(16,   0,         0,    16,    1,      4,      4,     needs=12, spans=4),
+    Tiling(16,   0,         0,    16,    1,      4,      4,     needs=12, k_blocks=4),
     Tiling(16,   0,         0,    16,    1,      4,      2),
     Tiling(32,   400,       0,    32,    3,      1,      4,     needs=3),
     Tiling(32,   200,       0,    32,    2,      2,      4,     needs=6),
-    Tiling(32,   200,       0,    32,    2,      2,      4,     needs=5, spans=4),
-    Tiling(32,   200,       0,    32,    2,      1,      4,     lone=True, spans=4),
-    Tiling(32,   200,       0,    32,    2,      1,      4,     spans=4),
+    Tiling(32,   200,       0,    32,    2,      2,      4,     needs=5, k_blocks=4),
+    Tiling(32,   200,       0,    32,    2,      1,      4,     lone=True, k_blocks=4),
+    Tiling(32,   200,       0,    32,    2,      1,      4,     k_blocks=4),
     Tiling(32,   200,       0,    32,    2,      2,      4,     lone=True, codebook=True),
     Tiling(32,   200,       0,    32,    2,      2,      2,     codebook=True),
     Tiling(32,   200,       0,    32,    2,      2,      2,     needs=9),
@@ -125,15 +125,15 @@ TILINGS = (
     Tiling(32,   200,       0,    32,    2,      1,      2),
     Tiling(32,   133,       0,    32,    3,      1,      4,     needs=3, lone=True),
     Tiling(32,   0,         2500, 32,    1,      3,      4,     lone=True, codebook=True),
-    Tiling(32,   0,         2500, 32,    1,      2,      4,     lone=True, spans=4),
+    Tiling(32,   0,         2500, 32,    1,      2,      4,     lone=True, k_blocks=4),
     Tiling(32,   0,         2500, 32,    1,      3,      4,     needs=8, lone=True),
-    Tiling(32,   0,         2500, 32,    1,      2,      4,     spans=4),
+    Tiling(32,   0,         2500, 32,    1,      2,      4,     k_blocks=4),
     Tiling(32,   0,         2500, 32,    1,      3,      4,     needs=8),
-    Tiling(32,   0,         0,    32,    1,      2,      4,     needs=9, lone=True, spans=4),
+    Tiling(32,   0,         0,    32,    1,      2,      4,     needs=9, lone=True, k_blocks=4),
     Tiling(32,   0,         0,    32,    1,      3,      2,     lone=True),
     Tiling(32,   0,         0,    32,    1,      2,      2),
     Tiling(48,   400,       0,    48,    3,      1,      4,     needs=3),
-    Tiling(48,   200,       0,    48,    2,      1,      4,     spans=4),
+    Tiling(48,   200,       0,    48,    2,      1,      4,     k_blocks=4),
     Tiling(48,   200,       0,    48,    2,      2,      2,     lone=True),
     Tiling(48,   200,       0,    48,    2,      2,      2),
     Tiling(48,   0,         2500, 48,    1,      2,      4,     needs=6, lone=True),
@@ -142,8 +142,8 @@ TILINGS = (
     Tiling(48,   0,         0,    48,    1,      3,      2,     lone=True),
     Tiling(48,   0,         0,    48,    1,      2,      4),
     Tiling(64,   400,       0,    64,    3,      1,      4,     needs=3),
-    Tiling(64,   200,       0,    64,    2,      1,      4,     lone=True, spans=4),
-    Tiling(64,   200,       0,    64,    2,      1,      4,     spans=4),
+    Tiling(64,   200,       0,    64,    2,      1,      4,     lone=True, k_blocks=4),
+    Tiling(64,   200,       0,    64,    2,      1,      4,     k_blocks=4),
     Tiling(64,   400,       0,    64,    3,      1,      2),
     Tiling(64,   200,       0,    64,    2,      2,      2,     codebook=True),
     Tiling(64,   200,       0,    64,    2,      1,      2,     lone=True),
@@ -155,24 +155,24 @@ TILINGS = (
     Tiling(64,   0,         0,    64,    1,      3,      2,     lone=True, codebook=True),
     Tiling(64,   0,         2500, 64,    1,      2,      4,     needs=5, lone=True),
     Tiling(64,   0,         0,    64,    1,      2,      2,     lone=True),
-    Tiling(64,   65,        5000, 64,    2,      1,      4,     lone=True, spans=4),
+    Tiling(64,   65,        5000, 64,    2,      1,      4,     lone=True, k_blocks=4),
     Tiling(64,   65,        5000, 64,    2,      2,      2,     needs=8, lone=True),
     Tiling(64,   65,        5000, 64,    2,      1,      2,     lone=True),
     Tiling(64,   0,         0,    64,    1,      2,      2),
     Tiling(80,   400,       0,    80,    3,      1,      4,     needs=3),
-    Tiling(80,   200,       0,    80,    2,      1,      4,     needs=3, spans=4),
-    Tiling(80,   100,       5000, 80,    2,      1,      4,     needs=3, spans=4),
+    Tiling(80,   200,       0,    80,    2,      1,      4,     needs=3, k_blocks=4),
+    Tiling(80,   100,       5000, 80,    2,      1,      4,     needs=3, k_blocks=4),
     Tiling(80,   400,       0,    80,    3,      1,      2),
     Tiling(80,   200,       0,    80,    2,      1,      2),
     Tiling(80,   100,       5000, 80,    2,      1,      2),
     Tiling(80,   0,         0,    80,    1,      2,      2,     lone=True),
     Tiling(80,   0,         0,    80,    1,      2,      2),
     Tiling(96,   400,       0,    96,    3,      1,      2),
-    Tiling(96,   200,       0,    96,    2,      1,      4,     needs=3, spans=4),
-    Tiling(96,   33,        5000, 96,    2,      1,      4,     needs=3, spans=4),
+    Tiling(96,   200,       0,    96,    2,      1,      4,     needs=3, k_blocks=4),
+    Tiling(96,   33,        5000, 96,    2,      1,      4,     needs=3, k_blocks=4),
     Tiling(96,   200,       0,    96,    2,      1,      2),
     Tiling(96,   100,       5000, 96,    2,      1,      2),
-    Tiling(96,   33,        5000, 96,    2,      1,      2,     spans=4),
+    Tiling(96,   33,        5000, 96,    2,      1,      2,     k_blocks=4),
     Tiling(96,   0,         0,    96,    1,      2,      2,     lone=True),
     Tiling(96,   0,         0,    96,    1,      2,      2),
     Tiling(112,  200,       0,    112,   2,      1,      2),
@@ -184,7 +184,7 @@ TILINGS = (
     Tiling(128,  100,       0,    128,   1,      2,      2,     needs=6, lone=True),
     Tiling(128,  65,        0,    128,   2,      1,      2),
     Tiling(128,  33,        0,    128,   1,      2,      2,     needs=6, lone=True),
-    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, lone=True, spans=4),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, lone=True, k_blocks=4),
     Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, lone=True, codebook=True),
     Tiling(128,  33,        3500, 128,   2,      1,      2),
     Tiling(128,  0,         0,    64,    1,      3,      2,     lone=True, codebook=True),
@@ -217,7 +217,7 @@ TILINGS = (
     Tiling(160,  0,         0,    160,   2,      1,      2),
     Tiling(384,  33,        0,    192,   1,      2,      1,     lone=True),
     Tiling(192,  0,         0,    192,   2,      1,      1),
-    Tiling(448,  33,        0,    224,   1,      2,      1,     lone=True, spans=4),
+    Tiling(448,  33,        0,    224,   1,      2,      1,     lone=True, k_blocks=4),
     Tiling(448,  33,        0,    224,   1,      2,      1,     lone=True, codebook=True),
     Tiling(448,  0,         0,    112,   2,      1,      2),
     Tiling(512,  0,         0,    128,   2,      1,      2),
@@ -253,11 +253,11 @@ def compiled(fmt: Format) -> list[Tiling]:
 
 def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     """Shared memory of a CTA with so many stages, as `Memory` in kernels/prefill.cu lays it out."""
-    along, dtype = spans(fmt), tile_dtype(fmt)
-    codes = dtype["spans"].base.itemsize
+    along, dtype = k_blocks(fmt), tile_dtype(fmt)
+    codes = dtype["k_blocks"].base.itemsize
     fields = dtype.itemsize - along * codes
     weights = tiling.stage * codes + tiling.stage // along * fields
-    x = tiling.stage * tiling.tokens * SPAN * 2
+    x = tiling.stage * tiling.tokens * K_BLOCK * 2
     exchange = 0 if tiling.lone else tiling.chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
@@ -272,7 +272,7 @@ def slots(fmt: Format, tiling: Tiling, depth: int) -> int:
 
     As many as the stages may be of, so that the same splits read all tiles of a slot.
     """
-    stages = spans(fmt) // tiling.stage  # of a tile
+    stages = k_blocks(fmt) // tiling.stage  # of a tile
     if stages < 2:
         return 0
     together = tiling.splits // gcd(stages, tiling.splits)

@@ -14,8 +14,8 @@ import numpy as np
 
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 
-from .tile import SPAN
+from .tile import K_BLOCK
 
-BLOCKS = SPAN // Q8_1.weights
+BLOCKS = K_BLOCK // Q8_1.weights
 DTYPE = np.dtype([("qs", "i1", (BLOCKS, 32)), ("ds", "<f2", (BLOCKS, 2)), ("padding", "u1", 8)])
 ORDER = [16 * step + 2 * t + (0, 8, 1, 9)[j] for t in range(4) for step in range(2) for j in range(4)]

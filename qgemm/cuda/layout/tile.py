@@ -1,10 +1,10 @@
 """Device tiles: the same bytes as the blocks, reordered so that a GPU lane reads its share in one piece.
 
 A tile holds 64 rows of one format and is contiguous; the tiles of a strip of 64 rows lie along K. It is 64 weights
-wide, or as wide as a block where that is more (256 for the K-quants). First come the codes, in spans of 64 columns,
+wide, or as wide as a block where that is more (256 for the K-quants). First come the codes, in k_blocks of 64 columns,
 each of them contiguous so that one bulk copy fetches it, then the fields per block.
 
-In a span a warp owns 16 rows and a lane owns what it feeds to a 16 x 16 step of the tensor cores: with g = lane / 4,
+In a k_block a warp owns 16 rows and a lane owns what it feeds to a 16 x 16 step of the tensor cores: with g = lane / 4,
 t = lane % 4, rows g and g + 8 and columns 2t, 2t + 8, 2t + 1, 2t + 9 of each of four steps. These rules
 place everything:
 
@@ -42,8 +42,8 @@ from qgemm.codec.packing import LaneWords, as_bytes, pack_bit_planes, pack_slots
 from qgemm.errors import UnsupportedError
 
 ROWS = 64  # rows of a tile
-SPAN = 64  # columns whose codes lie together
-WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps of a span
+K_BLOCK = 64  # columns whose codes lie together
+WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps of a k_block
 CHUNK = 4  # words that a lane reads at once: 16 bytes
 PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
 PIECE_THREADS = 128
@@ -55,8 +55,8 @@ Tiles = NDArray[Any]
 
 
 def columns(fmt: Format) -> int:
-    """Weights of a row that a tile of a format holds: a span, or a block if that is more."""
-    return max(SPAN, fmt.weights)
+    """Weights of a row that a tile of a format holds: a k_block, or a block if that is more."""
+    return max(K_BLOCK, fmt.weights)
 
 
 def tiles_shape(fmt: Format, n: int, k: int) -> tuple[int, int, int]:
@@ -64,9 +64,9 @@ def tiles_shape(fmt: Format, n: int, k: int) -> tuple[int, int, int]:
     return -(-n // ROWS), -(-k // columns(fmt)), tile_dtype(fmt).itemsize
 
 
-def spans(fmt: Format) -> int:
+def k_blocks(fmt: Format) -> int:
     """Spans of 64 columns in a tile of a format."""
-    return columns(fmt) // SPAN
+    return columns(fmt) // K_BLOCK
 
 
 def scales_once(fmt: Format) -> bool:
@@ -90,17 +90,17 @@ def half_factors(fmt: Format) -> int:
 
 
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
-    """The dtype of one tile of a format: its spans of codes, then what is per block, in the order of the block.
+    """The dtype of one tile of a format: its k_blocks of codes, then what is per block, in the order of the block.
 
     Codes of b bits become little-endian words [warp][b / chunk][lane][chunk], chunk = gcd(b, 4).
     """
     check_tiled(fmt)
     blocks = columns(fmt) // fmt.weights
-    span = np.dtype([(name, "<u4", _words(fmt, name)) for name in fmt.slots])
+    k_block = np.dtype([(name, "<u4", _words(fmt, name)) for name in fmt.slots])
     names = [name for name in fmt.dtype.names or () if name not in fmt.slots]
     units = ((name, *_units(fmt, name)) for name in names)
     per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
-    return np.dtype([("spans", span, (spans(fmt),)), *per_block])
+    return np.dtype([("k_blocks", k_block, (k_blocks(fmt),)), *per_block])
 
 
 def in_piece(fmt: Format) -> int:
@@ -109,9 +109,10 @@ def in_piece(fmt: Format) -> int:
 
 
 def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(base [4 * span + t], offset [4 * step + j]): where the codes of a field stand in a row of a tile's blocks.
+    """(base [4 * k_block + t], offset [4 * step + j]): where the codes of a field stand in a row of a tile's blocks.
 
-    Their sum is the bit at which lane t's j-th code of a step of a span begins, in the first of its planes. ValueError
+    Their sum is the bit at which lane t's j-th code of a step of a k_block begins, in the first of its planes.
+    ValueError
     if the slots are not so regular that there is such a sum, which carries over no byte: the kernels that pack rely on
     it.
     """
@@ -119,12 +120,12 @@ def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.
     block, weight = np.divmod(np.arange(columns(fmt)), fmt.weights)
     apart = bits // planes_of(fmt, name)
     begins = 8 * (block * fmt.block_bytes + field_offset) + apart * np.argsort(fmt.slots[name])[weight]
-    #                            span step h t e, j = (e, h)
-    by_lane = begins.reshape(-1, STEPS, 2, 4, 2).transpose(0, 3, 1, 4, 2).reshape(4 * spans(fmt), 4 * STEPS)
+    #                            k_block step h t e, j = (e, h)
+    by_lane = begins.reshape(-1, STEPS, 2, 4, 2).transpose(0, 3, 1, 4, 2).reshape(4 * k_blocks(fmt), 4 * STEPS)
     base = by_lane.min(axis=1) - by_lane.min()
     offset = by_lane[0] - base[0]
     if (base[:, None] + offset != by_lane).any() or (base[:, None] % 8 + offset % 8 > 7).any():
-        raise ValueError(f"{fmt}: the slots of {name} are not the same for every lane and span but for a shift")
+        raise ValueError(f"{fmt}: the slots of {name} are not the same for every lane and k_block but for a shift")
     return base, offset
 
 
@@ -151,7 +152,7 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     for name in fmt.dtype.names or ():
         field = padded[name]
         if name in fmt.slots:
-            bits, codes = _bits(fmt, name), _codes(fmt, name, field).reshape(strips, ROWS, -1, SPAN)
+            bits, codes = _bits(fmt, name), _codes(fmt, name, field).reshape(strips, ROWS, -1, K_BLOCK)
             coded[name] = _codes_to_words(codes, bits) if known is None else _codes_to_indices(codes, bits, known.pairs)
         else:
             unit, count = _units(fmt, name)
@@ -159,17 +160,17 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
             split = np.ascontiguousarray(field).view(unit).reshape(strips, WARPS, 2, 8, along, per_tile, *count)
             tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # strip tile warp g block word r
     for name, words in (coded if fmt.to_tile is None else fmt.to_tile(coded)).items():
-        tiles["spans"][name] = words.reshape(tiles["spans"][name].shape)
+        tiles["k_blocks"][name] = words.reshape(tiles["k_blocks"][name].shape)
     return tiles
 
 
 def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     """Tiles -> blocks [rows, columns / weights]; the inverse of `pack`."""
     strips, along = tiles.shape
-    per_tile = spans(fmt) * SPAN // fmt.weights
+    per_tile = k_blocks(fmt) * K_BLOCK // fmt.weights
     padded = np.empty((strips * ROWS, along * per_tile), fmt.dtype)
     coded = {
-        name: words.reshape(strips, -1, *words.shape[3:]) for name in fmt.slots for words in [tiles["spans"][name]]
+        name: words.reshape(strips, -1, *words.shape[3:]) for name in fmt.slots for words in [tiles["k_blocks"][name]]
     }
     coded, known = coded if fmt.from_tile is None else fmt.from_tile(coded), table(fmt)
     for name in fmt.dtype.names or ():
@@ -305,12 +306,12 @@ def _between(bits: int) -> int:
 
 
 def _codes_to_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
-    """Codes [strip, 64, span, 64] -> words [strip, span, warp, bits / chunk, lane, chunk]."""
+    """Codes [strip, 64, k_block, 64] -> words [strip, k_block, warp, bits / chunk, lane, chunk]."""
     strips, _, along, _ = codes.shape
     p = _between(bits)
-    #                     strip  warp  r  g  span  step / p, step % p  h  t  e : row 16 warp + 8 r + g,
+    #                     strip  warp  r  g  k_block  step / p, step % p  h  t  e : row 16 warp + 8 r + g,
     split = codes.reshape(strips, WARPS, 2, 8, along, STEPS // p, p, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
-    #                       strip span warp g t | byte j = (e, h) | code c = (step / p, r, step % p)
+    #                       strip k_block warp g t | byte j = (e, h) | code c = (step / p, r, step % p)
     ordered = split.transpose(0, 4, 1, 3, 8, 9, 7, 5, 2, 6).reshape(strips, along, WARPS, LANES, 4, 2 * STEPS)
     in_bytes = pack_slots(ordered, bits)  # [..., lane, byte j, word]
     words = np.ascontiguousarray(in_bytes.swapaxes(-1, -2)).view("<u4")  # [..., lane, word, 1]
@@ -325,21 +326,21 @@ def _words_to_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     in_bytes = in_order.view(np.uint8).swapaxes(-1, -2)  # [..., lane, byte j, word]
     p = _between(bits)
     codes = unpack_slots(np.ascontiguousarray(in_bytes), bits)
-    #                      strip  span   warp  g  t  e  h  step / p  r  step % p
+    #                      strip  k_block   warp  g  t  e  h  step / p  r  step % p
     ordered = codes.reshape(strips, along, WARPS, 8, 4, 2, 2, STEPS // p, 2, p)
-    #                      strip warp r  g  span step  h  t  e
-    return ordered.transpose(0, 2, 8, 3, 1, 7, 9, 6, 4, 5).reshape(strips, ROWS, along, SPAN)
+    #                      strip warp r  g  k_block step  h  t  e
+    return ordered.transpose(0, 2, 8, 3, 1, 7, 9, 6, 4, 5).reshape(strips, ROWS, along, K_BLOCK)
 
 
 def _codes_to_indices(codes: NDArray[np.uint8], bits: int, pairs: int) -> NDArray[np.uint32]:
-    """Codes of a codebook [strip, 64, span, 64] -> words [strip, span, warp, bits / chunk, lane, chunk].
+    """Codes of a codebook [strip, 64, k_block, 64] -> words [strip, k_block, warp, bits / chunk, lane, chunk].
 
     pairs: the registers whose codes are in an index.
     """
     strips, _, along, _ = codes.shape
-    #                     strip  warp  r  g  span  step   h  t  e : row 16 warp + 8 r + g,
+    #                     strip  warp  r  g  k_block  step   h  t  e : row 16 warp + 8 r + g,
     split = codes.reshape(strips, WARPS, 2, 8, along, STEPS, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
-    #                         strip span warp g t | pair = (step, h, r) | e
+    #                         strip k_block warp g t | pair = (step, h, r) | e
     two = split.transpose(0, 4, 1, 3, 7, 5, 6, 2, 8).reshape(strips, along, WARPS, LANES, 4 * STEPS // pairs, pairs, 2)
     ordered = two.swapaxes(-1, -2).reshape(*two.shape[:-2], 2 * pairs).astype(np.uint32)
     shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
@@ -361,8 +362,8 @@ def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArr
     shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
     ordered = (indices[..., None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
     two = ordered.reshape(*indices.shape, 2, pairs).swapaxes(-1, -2).reshape(strips, along, WARPS, 8, 4, STEPS, 2, 2, 2)
-    #                    strip warp r  g  span step  h  t  e
-    return two.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(strips, ROWS, along, SPAN)
+    #                    strip warp r  g  k_block step  h  t  e
+    return two.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(strips, ROWS, along, K_BLOCK)
 
 
 def _pieces(bits: int, pairs: int) -> Iterator[tuple[int, int, int, int, int]]:
