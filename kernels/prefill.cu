@@ -1,14 +1,15 @@
 // prefill: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores, from packed weights (sm_90a).
 //
-// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. Two warps bring stages of STAGE k_blocks along K
-// into
+// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. Two warps bring stages of K_BLOCKS_PER_STAGE
+// k_blocks along K into
 // shared memory: one the strips' codes by bulk copies, one x by a tensor map. STRIPS * SPLITS warpgroups consume them:
 // each owns a strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included,
 // and multiplies them by the tokens as operand B. Weights are brought into the range of half by a power of two for each
 // row, undone at the end. The grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, STAGE, DEPTH, SLOTS (for fields of tiles), LONE (a CTA has
-// one segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time), SHARED (bytes),
-// MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that
+// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, K_BLOCKS_PER_STAGE, DEPTH, SLOTS (for fields of tiles),
+// LONE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time),
+// SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py), ARRIVALS
+// (of a warp that
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
 #include "epilogue.cuh"
@@ -29,13 +30,13 @@ constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 3
 constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 
 // in a stage; otherwise the fields of a tile have slots of their own
-constexpr bool WHOLE_TILES = STAGE % K_BLOCKS == 0;
-constexpr int UNIT = WHOLE_TILES ? STAGE : K_BLOCKS;  // k_blocks at whose multiples a tile of y may be cut
+constexpr bool WHOLE_TILES = K_BLOCKS_PER_STAGE % K_BLOCKS == 0;
+constexpr int UNIT = WHOLE_TILES ? K_BLOCKS_PER_STAGE : K_BLOCKS;  // k_blocks at whose multiples a tile of y may be cut
 // Spans that are read together, so that they are waited for once; scales of super-blocks leave registers for two.
-constexpr int TOGETHER = K_BLOCKS > 1 && STAGE > 2 ? 2 : STAGE;
+constexpr int TOGETHER = K_BLOCKS > 1 && K_BLOCKS_PER_STAGE > 2 ? 2 : K_BLOCKS_PER_STAGE;
 constexpr int SUMS = TOKENS / 2;  // of a thread
 
-static_assert(WHOLE_TILES || K_BLOCKS % STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
+static_assert(WHOLE_TILES || K_BLOCKS % K_BLOCKS_PER_STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before. So
 // each place of the ring has as many as there are splits that read it in turn.
@@ -44,9 +45,9 @@ constexpr int TURNS = SPLITS / common_divisor(DEPTH, SPLITS);
 
 // A strip's weights in a ring of stages: whole tiles, or only k_blocks of them, whose fields have slots of their own
 // because they are read until the last k_block of the tile.
-template <int STAGE_TILES, int FIELD_SLOTS>
+template <int TILES_PER_STAGE, int FIELD_SLOTS>
 struct RingOf {
-    Tile tiles[DEPTH][STAGE_TILES];
+    Tile tiles[DEPTH][TILES_PER_STAGE];
 
     __device__ const KBlockOf<WARPS>& codes(int slot, int k_block) const {
         return tiles[slot][k_block / K_BLOCKS].k_blocks[k_block % K_BLOCKS];
@@ -63,17 +64,19 @@ struct RingOf {
 
 template <int FIELD_SLOTS>
 struct RingOf<0, FIELD_SLOTS> {
-    static_assert(FIELD_SLOTS * K_BLOCKS >= (DEPTH - 1) * STAGE + K_BLOCKS, "fields stay until the tile is read");
-    static_assert(FIELD_SLOTS * K_BLOCKS / STAGE % SPLITS == 0, "the same splits read all tiles of a slot");
-    KBlockOf<WARPS> k_blocks[DEPTH][STAGE];
+    static_assert(FIELD_SLOTS * K_BLOCKS >= (DEPTH - 1) * K_BLOCKS_PER_STAGE + K_BLOCKS,
+                  "fields stay until the tile is read");
+    static_assert(FIELD_SLOTS * K_BLOCKS / K_BLOCKS_PER_STAGE % SPLITS == 0,
+                  "the same splits read all tiles of a slot");
+    KBlockOf<WARPS> k_blocks[DEPTH][K_BLOCKS_PER_STAGE];
     Format slots[FIELD_SLOTS];
     unsigned long long full[FIELD_SLOTS];
 
     __device__ const KBlockOf<WARPS>& codes(int slot, int k_block) const { return k_blocks[slot][k_block]; }
     __device__ const Format& fields(int, int, u32 tile) const { return slots[tile % FIELD_SLOTS]; }
-    __device__ static u32 bytes(int) { return sizeof(KBlockOf<WARPS>[STAGE]); }
+    __device__ static u32 bytes(int) { return sizeof(KBlockOf<WARPS>[K_BLOCKS_PER_STAGE]); }
     __device__ void load(int slot, const Tile* from, int k_block, int, u32 barrier) {
-        bulk_copy(shared_address(k_blocks[slot]), &from->k_blocks[k_block], bytes(STAGE), barrier);
+        bulk_copy(shared_address(k_blocks[slot]), &from->k_blocks[k_block], bytes(K_BLOCKS_PER_STAGE), barrier);
     }
     // The fields of the tile'th tile of this CTA.
     __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % FIELD_SLOTS]); }
@@ -88,7 +91,7 @@ struct RingOf<0, FIELD_SLOTS> {
     __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / FIELD_SLOTS & 1); }
 };
 
-using Ring = RingOf<WHOLE_TILES ? STAGE / K_BLOCKS : 0, SLOTS>;
+using Ring = RingOf<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, SLOTS>;
 
 // Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in
 // order.
@@ -100,7 +103,7 @@ using Inbox = float4[HALF_FOURS][GROUP_THREADS];
 
 // x in a ring of stages, and room for what comes after the products: beside the ring, where the first split owns all
 // chunks, one after the other; or, if a CTA has one segment, in place of the ring, where each split owns some of them.
-using RingOfX = In[DEPTH][STAGE][TOKENS][K_BLOCK];  // swizzled
+using RingOfX = In[DEPTH][K_BLOCKS_PER_STAGE][TOKENS][K_BLOCK];  // swizzled
 template <bool LONE_SEGMENT>
 struct Tokens {
     union Exchange {
@@ -157,7 +160,8 @@ struct Memory : Tokens<LONE> {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 };
-constexpr u32 X_STAGE = sizeof(RingOfX) / DEPTH / 16, X_K_BLOCK = X_STAGE / STAGE;  // of operand B's address
+// of operand B's address
+constexpr u32 X_STAGE = sizeof(RingOfX) / DEPTH / 16, X_K_BLOCK = X_STAGE / K_BLOCKS_PER_STAGE;
 static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
               "the stages do not fit the shared memory that the host asks for");
 
@@ -173,10 +177,12 @@ struct Problem {
 };
 
 // Spans in stage j of a tile, the stage at which a segment starts, and the one after its last.
-__device__ inline int k_blocks_in(const Problem& p, int stage) { return min(STAGE, p.along - stage * STAGE); }
-__device__ inline int first_stage(const Segment& s) { return s.first * (UNIT / STAGE); }
+__device__ inline int k_blocks_in(const Problem& p, int stage) {
+    return min(K_BLOCKS_PER_STAGE, p.along - stage * K_BLOCKS_PER_STAGE);
+}
+__device__ inline int first_stage(const Segment& s) { return s.first * (UNIT / K_BLOCKS_PER_STAGE); }
 __device__ inline int end_stage(const Problem& p, const Segment& s) {
-    return min(s.last * (UNIT / STAGE), (p.along + STAGE - 1) / STAGE);
+    return min(s.last * (UNIT / K_BLOCKS_PER_STAGE), (p.along + K_BLOCKS_PER_STAGE - 1) / K_BLOCKS_PER_STAGE);
 }
 
 // A place in the ring of stages, and how often it has been used before.
@@ -233,7 +239,7 @@ struct Producer {
                 if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
                 if (elect_one()) step(source, j, turn, fields);
                 turn.advance(1);
-                if ((j + 1) * STAGE % K_BLOCKS == 0) ++fields;
+                if ((j + 1) * K_BLOCKS_PER_STAGE % K_BLOCKS == 0) ++fields;
             }
         }
         if (turn.round + turn.slot == 0) begin();  // there was none
@@ -242,8 +248,8 @@ struct Producer {
     // Weights never change: they are under way before the kernels that write x are done.
     __device__ void run_weights(const Tile* tiles) {
         for_stages(tiles, wait_until_prepared, [&](const Source& source, int j, const Turn& turn, u32 fields) {
-            const int k_blocks = k_blocks_in(p, j), k_block = j * STAGE % K_BLOCKS;
-            const Tile* from = source.tiles + j * STAGE / K_BLOCKS;
+            const int k_blocks = k_blocks_in(p, j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;
+            const Tile* from = source.tiles + j * K_BLOCKS_PER_STAGE / K_BLOCKS;
             const u32 full = turn.full(memory);
             mbarrier_expect(full, source.strips * memory.weights[0].bytes(k_blocks));
 #pragma unroll
@@ -269,10 +275,10 @@ struct Producer {
             const u32 full = turn.full(memory);
             mbarrier_expect(full, k_blocks * bytes);
 #pragma unroll
-            for (int k_block = 0; k_block < STAGE; ++k_block)
+            for (int k_block = 0; k_block < K_BLOCKS_PER_STAGE; ++k_block)
                 if (k_block < k_blocks)
                     tensor_copy(shared_address(memory.x[turn.slot][k_block]), x, source.token,
-                                (j * STAGE + k_block) * K_BLOCK, full);
+                                (j * K_BLOCKS_PER_STAGE + k_block) * K_BLOCK, full);
         });
     }
 };
@@ -460,8 +466,8 @@ struct Scalings<1> {
 template <>
 struct Scalings<4> {
     // BATCH: k_blocks whose scales are decoded at once, those of a stage; of a tile if a stage would leave lanes idle.
-    static constexpr bool OVER_STAGES = STAGE == 1 && K_BLOCKS > 1;
-    static constexpr int BATCH = OVER_STAGES ? K_BLOCKS : STAGE, TILE_SCALES = K_BLOCKS * K_BLOCK_SCALES;
+    static constexpr bool OVER_STAGES = K_BLOCKS_PER_STAGE == 1 && K_BLOCKS > 1;
+    static constexpr int BATCH = OVER_STAGES ? K_BLOCKS : K_BLOCKS_PER_STAGE, TILE_SCALES = K_BLOCKS * K_BLOCK_SCALES;
     static constexpr int ALL = BATCH * K_BLOCK_SCALES, EACH = (ALL + 3) / 4;  // of a batch, of a lane
     const Scaler& scaler;
     u32 number = ~0u;  // of the tile in hand
@@ -509,7 +515,7 @@ struct Consumer {
         // before: stages that this CTA has been through.
         __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, u32 before)
             : at(at),
-              more_fields(before * STAGE / K_BLOCKS - first_stage(s) * STAGE / K_BLOCKS),
+              more_fields(before * K_BLOCKS_PER_STAGE / K_BLOCKS - first_stage(s) * K_BLOCKS_PER_STAGE / K_BLOCKS),
               turn{int(before % DEPTH), int(before / DEPTH)},
               j(first_stage(s)) {
             const int ahead = (at.split + SPLITS - before % SPLITS) % SPLITS;  // of the next stage of this split
@@ -526,7 +532,7 @@ struct Consumer {
         }
         // To the next stage.
         __device__ __forceinline__ void advance() { busy = turn.slot, turn.advance(SPLITS), j += SPLITS; }
-        __device__ u32 fields() const { return more_fields + j * STAGE / K_BLOCKS; }
+        __device__ u32 fields() const { return more_fields + j * K_BLOCKS_PER_STAGE / K_BLOCKS; }
 
         // This warp has read the slot before.
         __device__ __forceinline__ void release() {
@@ -546,7 +552,7 @@ struct Consumer {
     // Decodes a k_block of W and starts to add its products to the sums; waits for those of the k_block before.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, const Words& words, Cursor& cursor,
                                              int k_block, const Levels& levels, Scalings<SHARING>& scalings) const {
-        const int in_tile = u32(cursor.j * STAGE + k_block) % u32(K_BLOCKS);
+        const int in_tile = u32(cursor.j * K_BLOCKS_PER_STAGE + k_block) % u32(K_BLOCKS);
         scalings.begin(ring, cursor.turn.slot, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp, lane);
         Scaling<In> scaling;
 #pragma unroll
@@ -570,7 +576,7 @@ struct Consumer {
                                              const Levels& levels, Scalings<SHARING>& scalings) const {
         Words read[TOGETHER];
 #pragma unroll
-        for (int k_block = 0; k_block < STAGE; ++k_block) {
+        for (int k_block = 0; k_block < K_BLOCKS_PER_STAGE; ++k_block) {
             if (k_block % TOGETHER == 0)
 #pragma unroll
                 for (int i = 0; i < TOGETHER; ++i) read[i] = words(cursor, k_block + i);
@@ -584,12 +590,13 @@ struct Consumer {
         Weights weights[2];
         Scalings<SHARING> scalings(scaler);
         Cursor cursor(*this, s, before);
-        const int end = end_stage(p, s), end_of_whole = STAGE > 1 ? min(end, p.along / STAGE) : end;
+        const int end = end_stage(p, s),
+                  end_of_whole = K_BLOCKS_PER_STAGE > 1 ? min(end, p.along / K_BLOCKS_PER_STAGE) : end;
         while (cursor.j < end_of_whole) {
             cursor.wait();
             multiply(sums, weights, 0, cursor, levels, scalings);
             cursor.advance();
-            if constexpr (STAGE % 2) {
+            if constexpr (K_BLOCKS_PER_STAGE % 2) {
                 if (cursor.j >= end_of_whole) break;
                 cursor.wait();
                 multiply(sums, weights, 1, cursor, levels, scalings);
@@ -598,9 +605,9 @@ struct Consumer {
         }
         wgmma_wait<0>();
         cursor.release();
-        if (STAGE > 1 && cursor.j < end) {
+        if (K_BLOCKS_PER_STAGE > 1 && cursor.j < end) {
             cursor.wait();
-            for (int k_block = 0; k_block < p.along % STAGE; ++k_block) {
+            for (int k_block = 0; k_block < p.along % K_BLOCKS_PER_STAGE; ++k_block) {
                 multiply(sums, weights[0], words(cursor, k_block), cursor, k_block, levels, scalings);
                 wgmma_wait<0>();
             }

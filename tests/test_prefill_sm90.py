@@ -86,10 +86,10 @@ def test_tilings_fit_every_format(fmt, tiling):
     """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
     template = tilings.prefill_template(fmt, tiling, "half")
     assert template["SHARED"] <= tilings.SHARED
-    assert template["DEPTH"] >= 2 * tiling.splits or template["DEPTH"] * tiling.stage >= 4
+    assert template["DEPTH"] >= 2 * tiling.splits or template["DEPTH"] * tiling.k_blocks_per_stage >= 4
     assert template["DEPTH"] > tiling.splits  # each may keep one and wait for another
     along = tiles.k_blocks(fmt)
-    assert tiling.stage % along == 0 or along % tiling.stage == 0
+    assert tiling.k_blocks_per_stage % along == 0 or along % tiling.k_blocks_per_stage == 0
     assert tiling.tokens % tiling.chunk == 0
     assert tiling.tokens // tiling.chunk * tiling.strips * max(SMS) <= tilings.MOST_PARTS
 
@@ -105,7 +105,7 @@ def test_what_is_picked_is_among_what_is_raced(fmt):
 
 def test_lone_segments_leave_little_idle():
     """80 tiles of 5280 columns take 132 multiprocessors as long as 80 do; 64 tiles are cut in two, 44 in three."""
-    lone = tilings.Tiling(0, 0, 0, tokens=16, strips=1, splits=3, stage=4, lone=True)
+    lone = tilings.Tiling(0, 0, 0, tokens=16, strips=1, splits=3, k_blocks_per_stage=4, lone=True)
     idle = {strips: lone.idle(16, strips, 5280, 132) for strips in (44, 64, 66, 80, 132, 133)}
     assert idle == {44: 0, 64: 2640 - 2560, 66: 0, 80: 5280 - 3200, 132: 0, 133: math.inf}
     q4_0 = qgemm.FORMATS["q4_0"]

@@ -37,15 +37,15 @@ def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
     fewest = -(-m // TOKENS[-1])
     tokens = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
     ways = product(sorted(tokens), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
-    for size, strips, splits, stage, lone in ways:
+    for size, strips, splits, k_blocks_per_stage, lone in ways:
         groups, along = strips * splits, k_blocks(fmt)
-        tiling = Tiling(0, 0, 0, size, strips, splits, stage, lone)
-        least = splits + 1 if stage == 4 else 2 * splits  # stages
+        tiling = Tiling(0, 0, 0, size, strips, splits, k_blocks_per_stage, lone)
+        least = splits + 1 if k_blocks_per_stage == 4 else 2 * splits  # stages
         if (
             groups in GROUPS
             and groups * size <= MOST_SUMS
             and size // tiling.chunk * strips * MOST_SMS <= MOST_PARTS
-            and (stage % along == 0 or along % stage == 0)
+            and (k_blocks_per_stage % along == 0 or along % k_blocks_per_stage == 0)
             and memory_bytes(fmt, tiling, least) <= SHARED
         ):
             yield tiling
@@ -103,7 +103,7 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
 
 def name(tiling: Tiling) -> str:
     """E.g. "64x2x1 stage 4 lone": tokens, strips, splits."""
-    return f"{tiling.tokens}x{tiling.strips}x{tiling.splits} stage {tiling.stage}{' lone' * tiling.lone}"
+    return f"{tiling.tokens}x{tiling.strips}x{tiling.splits} stage {tiling.k_blocks_per_stage}" + " lone" * tiling.lone
 
 
 def main() -> int:

@@ -230,7 +230,9 @@ def test_a_race_of_tilings(monkeypatch):
     monkeypatch.setattr(timing, "REST", 0)
     monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
-    tried = [tiling for tiling in race_tilings.candidates(fmt, 20) if tiling.stage == 4 and tiling.splits == 1]
+    tried = [
+        tiling for tiling in race_tilings.candidates(fmt, 20) if tiling.k_blocks_per_stage == 4 and tiling.splits == 1
+    ]
     (line,) = race_tilings.race(fmt, (512, 512), [20], tried, 1)
     assert re.fullmatch(r"q5_k 512x512 M=20: \d+\.\d\d \S+ stage \d( lone)?( \| \d+\.\d{3} \S+ stage 4( lone)?)+", line)
 

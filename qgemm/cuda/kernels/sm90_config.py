@@ -25,7 +25,8 @@ class Tiling(NamedTuple):
 
     m, least, share: it is for up to so many rows of x, at least so many strips of 64 rows of W, and at least so many
     columns of a strip for each multiprocessor.
-    splits: warpgroups that share K, for each strip of the tile. stage: k_blocks of 64 columns in a stage of its ring;
+    splits: warpgroups that share K, for each strip of the tile. k_blocks_per_stage: k_blocks of 64 columns in a stage
+    of its ring;
     deep: the most stages, of which as many are taken as fit.
     lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
     where its stages have been: there is memory for more of them, and its warpgroups store a part of the tile each.
@@ -39,7 +40,7 @@ class Tiling(NamedTuple):
     tokens: int
     strips: int
     splits: int
-    stage: int
+    k_blocks_per_stage: int
     lone: bool = False
     needs: int = 1
     k_blocks: int = 1
@@ -83,7 +84,7 @@ class Tiling(NamedTuple):
 
     def unit(self, fmt: Format) -> int:
         """Columns at whose multiples the kernel may cut K: those of a stage, or of a tile if that is more."""
-        return max(self.stage, k_blocks(fmt)) * K_BLOCK
+        return max(self.k_blocks_per_stage, k_blocks(fmt)) * K_BLOCK
 
 
 # Measured on an H200, with tools/race_tilings.py. Two strips share x, of which an SM gets 60 bytes a cycle at most;
@@ -256,8 +257,8 @@ def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     along, dtype = k_blocks(fmt), tile_dtype(fmt)
     codes = dtype["k_blocks"].base.itemsize
     fields = dtype.itemsize - along * codes
-    weights = tiling.stage * codes + tiling.stage // along * fields
-    x = tiling.stage * tiling.tokens * K_BLOCK * 2
+    weights = tiling.k_blocks_per_stage * codes + tiling.k_blocks_per_stage // along * fields
+    x = tiling.k_blocks_per_stage * tiling.tokens * K_BLOCK * 2
     exchange = 0 if tiling.lone else tiling.chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
@@ -272,7 +273,7 @@ def slots(fmt: Format, tiling: Tiling, depth: int) -> int:
 
     As many as the stages may be of, so that the same splits read all tiles of a slot.
     """
-    stages = k_blocks(fmt) // tiling.stage  # of a tile
+    stages = k_blocks(fmt) // tiling.k_blocks_per_stage  # of a tile
     if stages < 2:
         return 0
     together = tiling.splits // gcd(stages, tiling.splits)
@@ -285,8 +286,20 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
     depth = next(depth for depth in range(tiling.deep, 0, -1) if memory_bytes(fmt, tiling, depth) <= SHARED)
     unit = range_of(fmt, source)
     return {
-        "In": source, "TOKENS": tiling.tokens, "STRIPS": tiling.strips, "SPLITS": tiling.splits, "STAGE": tiling.stage,
-        "DEPTH": depth, "SLOTS": slots(fmt, tiling, depth), "LONE": int(tiling.lone), "CHUNK": tiling.chunk,
-        "SHARED": memory_bytes(fmt, tiling, depth), "MOST_PARTS": MOST_PARTS, "LEVEL": unit.level,
-        "ABOVE_BOUND": unit.above, "LEAST_UNIT": unit.least, "MOST_UNIT": unit.most, "ARRIVALS": ARRIVALS,
-    }  # fmt: skip
+        "In": source,
+        "TOKENS": tiling.tokens,
+        "STRIPS": tiling.strips,
+        "SPLITS": tiling.splits,
+        "K_BLOCKS_PER_STAGE": tiling.k_blocks_per_stage,
+        "DEPTH": depth,
+        "SLOTS": slots(fmt, tiling, depth),
+        "LONE": int(tiling.lone),
+        "CHUNK": tiling.chunk,
+        "SHARED": memory_bytes(fmt, tiling, depth),
+        "MOST_PARTS": MOST_PARTS,
+        "LEVEL": unit.level,
+        "ABOVE_BOUND": unit.above,
+        "LEAST_UNIT": unit.least,
+        "MOST_UNIT": unit.most,
+        "ARRIVALS": ARRIVALS,
+    }
