@@ -1,6 +1,6 @@
 // Blocks of a file in shared memory: what pack (blocks -> tiles) and restore (tiles -> blocks) share.
 //
-// A CTA owns a piece of a strip: 64 rows, TILES tiles wide. Where things stand are the rules of
+// A CTA owns a piece of a row_block: 64 rows, TILES tiles wide. Where things stand are the rules of
 // qgemm/cuda/layout/tile.py; the layout of a block is generated from the format's dtype and slots. Template: Format,
 // TILES, THREADS.
 #pragma once
@@ -64,23 +64,24 @@ __device__ inline int chunk_index(int group, int lane, int word) {
 // The rows of a piece: where they are in memory, and in shared memory, where a row begins inside a chunk as in memory.
 struct Piece {
     u8* staged;
-    i64 strip, first_tile, row_bytes, n;
+    i64 row_block, first_tile, row_bytes, n;
     int tiles, bytes;  // of a row, without padding
 
-    __device__ Piece(uint4* staged, i64 n, i64 row_blocks, i64 along) : staged(reinterpret_cast<u8*>(staged)), n(n) {
+    __device__ Piece(uint4* staged, i64 n, i64 blocks_per_row, i64 along)
+        : staged(reinterpret_cast<u8*>(staged)), n(n) {
         const i64 pieces = (along + TILES - 1) / TILES;
-        strip = blockIdx.x / pieces;
+        row_block = blockIdx.x / pieces;
         first_tile = blockIdx.x % pieces * TILES;
-        row_bytes = row_blocks * BLOCK_BYTES;
+        row_bytes = blocks_per_row * BLOCK_BYTES;
         tiles = along - first_tile < TILES ? along - first_tile : TILES;
         const i64 rest = row_bytes - first_tile * TILE_BLOCKS * BLOCK_BYTES;
         bytes = rest < PIECE_BYTES ? rest : PIECE_BYTES;
     }
     __device__ i64 at(int row) const {
-        return (strip * TILE_ROWS + row) * row_bytes + first_tile * TILE_BLOCKS * BLOCK_BYTES;
+        return (row_block * TILE_ROWS + row) * row_bytes + first_tile * TILE_BLOCKS * BLOCK_BYTES;
     }
     __device__ int skip(int row) const { return u32(at(row)) % 16; }  // bytes of its first chunk before it
-    __device__ bool holds(int row) const { return strip * TILE_ROWS + row < n; }
+    __device__ bool holds(int row) const { return row_block * TILE_ROWS + row < n; }
     // A row of blocks from a tile on.
     __device__ u8* row(int row, int tile) const {
         return staged + row * ROW_CHUNKS * 16 + skip(row) + tile * TILE_BLOCKS * BLOCK_BYTES;

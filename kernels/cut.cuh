@@ -1,7 +1,7 @@
-// A CTA that owns STRIPS strips of 64 rows of W, TOKENS tokens and one of `slices` slices of K: how the mma kernels for
-// many tokens cut y, fill their stages and add up. SPLITS k_blocks at a time come through a ring of DEPTH stages, with
-// codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the SPLITS k_blocks. The sums of splits and
-// slices meet at the end, in a fixed order.
+// A CTA that owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of `slices` slices of K: how the mma
+// kernels for many tokens cut y, fill their stages and add up. SPLITS k_blocks at a time come through a ring of DEPTH
+// stages, with codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the SPLITS k_blocks. The sums of
+// splits and slices meet at the end, in a fixed order.
 #pragma once
 
 #include "mma.cuh"
@@ -9,7 +9,7 @@
 #include "ring.cuh"
 #include "tile.cuh"
 
-constexpr int ROWS = STRIPS * TILE_ROWS, ROW_WARPS = STRIPS * WARPS / GROUPS, THREADS = 32 * ROW_WARPS * SPLITS;
+constexpr int ROWS = ROW_BLOCKS * TILE_ROWS, ROW_WARPS = ROW_BLOCKS * WARPS / GROUPS, THREADS = 32 * ROW_WARPS * SPLITS;
 constexpr int COLUMN_TILES = TOKENS / 8;
 constexpr int STORED = TOKENS < 32 ? TOKENS : 32;  // tokens whose sums are in shared memory at a time
 constexpr int STRIDE = ROWS + 4;                   // rows of g and columns of t fall on different banks
@@ -21,7 +21,7 @@ struct Weights {
 // X: a token's share of a k_block of x.
 template <class X>
 struct StageOf {
-    Weights weights[SPLITS][STRIPS];
+    Weights weights[SPLITS][ROW_BLOCKS];
     X x[SPLITS][TOKENS];
 };
 using Stored = float[SPLITS][STORED][STRIDE];
@@ -58,29 +58,29 @@ struct Place {
     }
 };
 
-// The pieces of 16 bytes of weights that a thread copies for every stage. The threads of a unit take one strip of one
-// split.
+// The pieces of 16 bytes of weights that a thread copies for every stage. The threads of a unit take one row_block of
+// one split.
 struct WeightCopies {
-    static constexpr int OF_UNIT = THREADS / (SPLITS * STRIPS);
+    static constexpr int OF_UNIT = THREADS / (SPLITS * ROW_BLOCKS);
     static constexpr int K_BLOCK_CHUNKS = sizeof(KBlockOf<WARPS>) / 16, PIECES = sizeof(Weights) / 16;
 
-    const Tile* strip;
+    const Tile* row_block;
     int k_block, k_blocks, piece;  // of this thread's unit
     u32 to;
 
-    __device__ WeightCopies(Weights (&stage)[SPLITS][STRIPS], const Tile* tiles, const Problem& p) {
-        const int unit = threadIdx.x / OF_UNIT, split = unit / STRIPS;
-        const i64 first_row = p.first_row + unit % STRIPS * TILE_ROWS;
-        strip = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.k_blocks / K_BLOCKS) : 0);
+    __device__ WeightCopies(Weights (&stage)[SPLITS][ROW_BLOCKS], const Tile* tiles, const Problem& p) {
+        const int unit = threadIdx.x / OF_UNIT, split = unit / ROW_BLOCKS;
+        const i64 first_row = p.first_row + unit % ROW_BLOCKS * TILE_ROWS;
+        row_block = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.k_blocks / K_BLOCKS) : 0);
         k_blocks = first_row < p.n ? min(p.k_blocks, p.end * SPLITS) : 0;
         k_block = p.first * SPLITS + split;
         piece = threadIdx.x % OF_UNIT;
-        to = shared_address(&stage[split][unit % STRIPS]) + 16 * piece;
+        to = shared_address(&stage[split][unit % ROW_BLOCKS]) + 16 * piece;
     }
     // The next stage's, into the memory that starts `at` bytes after the first stage's. Beyond the slice there are
     // zeros.
     __device__ void operator()(u32 at) {
-        const Tile& tile = strip[k_block / K_BLOCKS];
+        const Tile& tile = row_block[k_block / K_BLOCKS];
         const uint4* codes = reinterpret_cast<const uint4*>(&tile.k_blocks[k_block % K_BLOCKS]) + piece;
         const uint4* fields = reinterpret_cast<const uint4*>(&tile.fields) - K_BLOCK_CHUNKS + piece;
 #pragma unroll

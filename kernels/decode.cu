@@ -3,7 +3,7 @@
 // A CTA, its warps and their rings are those of split.cuh. Weights are operand A, masked out of the codes in shared
 // memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where
 // a scale is shared, for the zero or the minimum; scales multiply the float sums.
-// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), STRIPS, SPLITS, DEPTH, BULK.
+// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS, SPLITS, DEPTH, BULK.
 #include "operand.cuh"
 #include "pieces.cuh"
 #include "scales.cuh"
@@ -59,10 +59,10 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
     }
     if constexpr (SHARED_MINIMUM) take_sums(group_sums, starts, k_block, lane);
 #pragma unroll
-    for (int group = 0; group < STRIPS * GROUPS; ++group) {
-        const int strip = group / GROUPS, of_strip = group % GROUPS;
-        const Fields& fields = mine.ring.fields(i, slot, strip);
-        const auto codes = mine.ring.codes(slot, strip).codes(of_strip, lane);
+    for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group) {
+        const int row_block = group / GROUPS, of_row_block = group % GROUPS;
+        const Fields& fields = mine.ring.fields(i, slot, row_block);
+        const auto codes = mine.ring.codes(slot, row_block).codes(of_row_block, lane);
 #pragma unroll
         for (int part = 0; part < K_BLOCK_SCALES; ++part) {
             Sums dots[COLUMN_TILES] = {};
@@ -76,13 +76,13 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
             }
             const int index = k_block * K_BLOCK_SCALES + part;
-            const float2 d = mine(fields, strip, of_strip, g, index);
-            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(of_strip, g, index);
+            const float2 d = mine(fields, row_block, of_row_block, g, index);
+            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    float& sum = sums[strip][of_strip][tokens].sum[j];
+                    float& sum = sums[row_block][of_row_block][tokens].sum[j];
                     sum += (j < 2 ? d.x : d.y) * dots[tokens].sum[j];
                     if constexpr (Format::HAS_MINIMUM && !SHARED_MINIMUM)
                         sum += (j < 2 ? m.x : m.y) * starts[part][tokens].sum[j];
@@ -115,12 +115,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
         [&] { share_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int slot) { pieces.load(slot); },
         [&](int i, int slot) {
             if (i % K_BLOCKS == 0)
-                for (int strip = 0; strip < STRIPS; ++strip) mine->take(ring.fields(i, slot, strip), strip, at.lane);
+                for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
+                    mine->take(ring.fields(i, slot, row_block), row_block, at.lane);
             multiply(sums, group_sums, *mine, i, slot, at.lane);
             if constexpr (SHARED_MINIMUM)
                 if (i % K_BLOCKS == K_BLOCKS - 1)
-                    for (int strip = 0; strip < STRIPS; ++strip)
-                        add_minimums<3>(sums[strip], group_sums, ring.fields(i, slot, strip), 1 << B::SHIFT, at.lane);
+                    for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
+                        add_minimums<3>(sums[row_block], group_sums, ring.fields(i, slot, row_block), 1 << B::SHIFT,
+                                        at.lane);
         });
     __syncthreads();                         // the rings are empty: their memory serves the sums
     const float unit = two_to(B::EXPONENT);  // of the codes

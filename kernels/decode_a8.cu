@@ -3,7 +3,7 @@
 //
 // A CTA, its warps and their rings are those of split.cuh. x comes as Activations, k_block by k_block [along][m], or,
 // if it is small, as numbers [m, k], which each CTA quantizes for itself.
-// Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), GROUPS (1, 2, 4), STRIPS,
+// Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS,
 // SPLITS, DEPTH, BULK.
 #include "dots.cuh"
 #include "quantize.cuh"
@@ -49,23 +49,23 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
         }
     }
 #pragma unroll
-    for (int group = 0; group < STRIPS * GROUPS; ++group) {
-        const int strip = group / GROUPS, of_strip = group % GROUPS;
-        const Fields& fields = mine.ring.fields(i, slot, strip);
-        const auto codes = mine.ring.codes(slot, strip).codes(of_strip, lane);
+    for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group) {
+        const int row_block = group / GROUPS, of_row_block = group % GROUPS;
+        const Fields& fields = mine.ring.fields(i, slot, row_block);
+        const auto codes = mine.ring.codes(slot, row_block).codes(of_row_block, lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const auto first = Dots::step(codes, 2 * block), second = Dots::step(codes, 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
                 const int index = (k_block * BLOCKS + block) * SCALES + part;
-                const float2 dw = mine(fields, strip, of_strip, g, index);
-                const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(of_strip, g, index);
+                const float2 dw = mine(fields, row_block, of_row_block, g, index);
+                const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                    add_block<Dots, Format::HAS_MINIMUM && !SHARED_MINIMUM>(sums[strip][of_strip][tokens], first,
-                                                                            second, part, dw, mw, b[block][tokens],
-                                                                            da[block][tokens], sa[block][tokens]);
+                    add_block<Dots, Format::HAS_MINIMUM && !SHARED_MINIMUM>(
+                        sums[row_block][of_row_block][tokens], first, second, part, dw, mw, b[block][tokens],
+                        da[block][tokens], sa[block][tokens]);
             }
         }
     }
@@ -119,12 +119,13 @@ __device__ inline void run(const Products& products) {
     };
     const auto multiply_by = [&](const Activations* quantized, int i, int slot) {
         if (i % K_BLOCKS == 0)
-            for (int strip = 0; strip < STRIPS; ++strip) mine.take(ring.fields(i, slot, strip), strip, at.lane);
+            for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
+                mine.take(ring.fields(i, slot, row_block), row_block, at.lane);
         multiply(sums, group_sums, mine, quantized, i, slot, at.lane);
         if constexpr (SHARED_MINIMUM)
             if (i % K_BLOCKS == K_BLOCKS - 1)
-                for (int strip = 0; strip < STRIPS; ++strip)
-                    add_minimums<2>(sums[strip], group_sums, ring.fields(i, slot, strip), 1, at.lane);
+                for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
+                    add_minimums<2>(sums[row_block], group_sums, ring.fields(i, slot, row_block), 1, at.lane);
     };
     if constexpr (PREPARED<T>) {
         const T* from = x + i64(at.split) * K_BLOCKS * m;  // the next k_block

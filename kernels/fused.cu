@@ -1,9 +1,10 @@
 // fused: y [m, n] = x [m, k] @ W [n, k].T for few tokens, weights decoded in registers, sums in float32.
 //
-// A CTA owns a strip of tiles; its groups of four warps take them in turn, a warp owns 16 rows of a tile. Per scale the
+// A CTA owns a row_block of tiles; its groups of four warps take them in turn, a warp owns 16 rows of a tile. Per scale
+// the
 // levels are multiplied first and the scale is applied to the sum: sum += d * (q . x) + m * sum(x).
 // Template: Format, In and Out (float, half, bf16), TOKENS, SPLITS.
-#include "strip.cuh"
+#include "row_block.cuh"
 #include "tile.cuh"
 
 // Columns 2t, 2t + 1, 2t + 8, 2t + 9 of one 16-wide step of a row of x.

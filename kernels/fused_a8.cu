@@ -4,9 +4,10 @@
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes
 // t = 0. Where 16 weights share a scale, bytes are levels and there is no sa; each half of a block:   dw * da * sumi.
-// A CTA owns a strip of tiles, shared out as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS, SPLITS.
+// A CTA owns a row_block of tiles, shared out as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS,
+// SPLITS.
 #include "activations.cuh"
-#include "strip.cuh"
+#include "row_block.cuh"
 #include "tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,5 +1,5 @@
-// pack: blocks [n, row_blocks] as they lie in a file -> tiles [strips, along], and for each row of the strips a bound
-// of the magnitude of its finite weights and of the factors of their scales.
+// pack: blocks [n, blocks_per_row] as they lie in a file -> tiles [row_blocks, along], and for each row of the
+// row_blocks a bound of the magnitude of its finite weights and of the factors of their scales.
 //
 // The piece is copied into shared memory. A warp gathers the words of a k_block of a group of 16 rows; the fields per
 // block are gathered in shared memory, where bounds are taken from them. What is beyond the matrix is zero.
@@ -42,13 +42,13 @@ __device__ void put_codes(const u32 (&words)[Codes::BITS], int group, int lane, 
                                  &words[word]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    pack(const uint4* __restrict__ blocks, Tile* __restrict__ tiles, u32* bounds, i64 n, i64 row_blocks, i64 along) {
+extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restrict__ blocks, Tile* __restrict__ tiles,
+                                                           u32* bounds, i64 n, i64 blocks_per_row, i64 along) {
     __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
     __shared__ Format fields[TILES];
-    const Piece piece(staged, n, row_blocks, along);
+    const Piece piece(staged, n, blocks_per_row, along);
     const int lane = threadIdx.x % 32, g = lane / 4;
-    tiles += piece.strip * along + piece.first_tile;
+    tiles += piece.row_block * along + piece.first_tile;
 
     piece.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
         copy_chunk(chunk, blocks + (end > 0 ? index : 0), end < 0 ? 0 : end < 16 ? end : 16);
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                       __half22float2(of.half_minimum(group, row, i % IN_TILE)));
         }(of);
     }
-    bounds += piece.strip * TILE_ROWS + 16 * group + row;
+    bounds += piece.row_block * TILE_ROWS + 16 * group + row;
 #pragma unroll
     for (int r = 0; r < 2; ++r)  // few are larger than what was seen
         if (piece.holds(16 * group + row + 8 * r) && most[r] > bounds[8 * r]) atomicMax(&bounds[8 * r], most[r]);

@@ -1,15 +1,15 @@
 // prefill: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores, from packed weights (sm_90a).
 //
-// A tile of y is STRIPS strips of 64 rows of W times TOKENS tokens. Two warps bring stages of K_BLOCKS_PER_STAGE
-// k_blocks along K into
-// shared memory: one the strips' codes by bulk copies, one x by a tensor map. STRIPS * SPLITS warpgroups consume them:
-// each owns a strip and every SPLITS-th stage, decodes weights into registers as operand A, scale and minimum included,
-// and multiplies them by the tokens as operand B. Weights are brought into the range of half by a power of two for each
-// row, undone at the end. The grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), TOKENS, STRIPS, SPLITS, K_BLOCKS_PER_STAGE, DEPTH, SLOTS (for fields of tiles),
-// LONE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a time),
-// SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py), ARRIVALS
-// (of a warp that
+// A tile of y is ROW_BLOCKS row_blocks of 64 rows of W times TOKENS tokens. Two warps bring stages of
+// K_BLOCKS_PER_STAGE k_blocks along K into
+// shared memory: one the row_blocks' codes by bulk copies, one x by a tensor map. ROW_BLOCKS * SPLITS warpgroups
+// consume them: each owns a row_block and every SPLITS-th stage, decodes weights into registers as operand A, scale and
+// minimum included, and multiplies them by the tokens as operand B. Weights are brought into the range of half by a
+// power of two for each row, undone at the end. The grid is persistent (streamk.cuh).
+// Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, SPLITS, K_BLOCKS_PER_STAGE, DEPTH, SLOTS (for fields of
+// tiles), LONE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a
+// time), SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py),
+// ARRIVALS (of a warp that
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
 #include "epilogue.cuh"
@@ -22,7 +22,7 @@ constexpr int CHUNKS = TOKENS / CHUNK;
 constexpr int FOURS = CHUNK / 8;  // by which a thread's sums of a chunk are moved
 #include "streamk.cuh"            // for which CHUNKS are what CTAs hand over
 
-constexpr int GROUP_THREADS = 128, CONSUMERS = STRIPS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
+constexpr int GROUP_THREADS = 128, CONSUMERS = ROW_BLOCKS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
 constexpr int CONSUMER_THREADS = CONSUMERS * GROUP_THREADS;
 
 // Registers a thread at launch, then of the producer and of a consumer, who share them.
@@ -43,8 +43,8 @@ static_assert(WHOLE_TILES || K_BLOCKS % K_BLOCKS_PER_STAGE == 0, "a stage holds 
 constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
 constexpr int TURNS = SPLITS / common_divisor(DEPTH, SPLITS);
 
-// A strip's weights in a ring of stages: whole tiles, or only k_blocks of them, whose fields have slots of their own
-// because they are read until the last k_block of the tile.
+// A row_block's weights in a ring of stages: whole tiles, or only k_blocks of them, whose fields have slots of their
+// own because they are read until the last k_block of the tile.
 template <int TILES_PER_STAGE, int FIELD_SLOTS>
 struct RingOf {
     Tile tiles[DEPTH][TILES_PER_STAGE];
@@ -97,7 +97,7 @@ using Ring = RingOf<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, SLOTS>;
 // order.
 using Part = float4[SPLITS > 1 ? SPLITS - 1 : 1][FOURS][GROUP_THREADS];
 using Staged = float[CHUNK][TILE_ROWS + 4];
-// Where the other CTA of a pair puts its sums of half a strip's chunks, once no stage is read any more.
+// Where the other CTA of a pair puts its sums of half a row_block's chunks, once no stage is read any more.
 constexpr int HALF_FOURS = (CHUNKS + 1) / 2 * FOURS;
 using Inbox = float4[HALF_FOURS][GROUP_THREADS];
 
@@ -112,12 +112,12 @@ struct Tokens {
     };
     union {
         RingOfX x;
-        Inbox inbox[STRIPS];
+        Inbox inbox[ROW_BLOCKS];
     };
-    Exchange exchange[STRIPS];
+    Exchange exchange[ROW_BLOCKS];
 
-    __device__ Part& part(int strip, int) { return exchange[strip].part; }
-    __device__ Staged& staged(int strip, int) { return exchange[strip].staged; }
+    __device__ Part& part(int row_block, int) { return exchange[row_block].part; }
+    __device__ Staged& staged(int row_block, int) { return exchange[row_block].staged; }
     __device__ static int owner(int) { return 0; }
     __device__ static void take_place() {}
 };
@@ -130,31 +130,31 @@ struct Tokens<true> {
     union {
         RingOfX x;
         struct {
-            Exchange exchange[STRIPS];
-            Inbox inbox[STRIPS];
+            Exchange exchange[ROW_BLOCKS];
+            Inbox inbox[ROW_BLOCKS];
         };
     };
 
-    __device__ Part& part(int strip, int chunk) { return exchange[strip].parts[chunk]; }
-    __device__ Staged& staged(int strip, int split) { return exchange[strip].staged[split]; }
+    __device__ Part& part(int row_block, int chunk) { return exchange[row_block].parts[chunk]; }
+    __device__ Staged& staged(int row_block, int split) { return exchange[row_block].staged[split]; }
     __device__ static int owner(int chunk) { return chunk * SPLITS / CHUNKS; }
     // Waits for all warpgroups: none reads x any more.
-    __device__ static void take_place() { named_barrier(1 + STRIPS + CONSUMERS, CONSUMER_THREADS); }
+    __device__ static void take_place() { named_barrier(1 + ROW_BLOCKS + CONSUMERS, CONSUMER_THREADS); }
 };
 
 struct Memory : Tokens<LONE> {
-    Ring weights[STRIPS];
-    unsigned long long full[TURNS][DEPTH], empty[DEPTH], received[STRIPS][SPLITS];
+    Ring weights[ROW_BLOCKS];
+    unsigned long long full[TURNS][DEPTH], empty[DEPTH], received[ROW_BLOCKS][SPLITS];
 
     // By one thread: with a lane for each barrier it would be a loop over lanes, of 60 clocks each.
     __device__ __forceinline__ void init() {
 #pragma unroll
         for (int slot = 0; slot < DEPTH; ++slot) {
             for (auto& barriers : full) mbarrier_init(shared_address(&barriers[slot]), 2);  // producers
-            mbarrier_init(shared_address(&empty[slot]), STRIPS * 4 * ARRIVALS);             // warps
+            mbarrier_init(shared_address(&empty[slot]), ROW_BLOCKS * 4 * ARRIVALS);         // warps
         }
 #pragma unroll
-        for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(shared_address(&received[i % STRIPS][i / STRIPS]), 1);
+        for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(shared_address(&received[i % ROW_BLOCKS][i / ROW_BLOCKS]), 1);
 #pragma unroll
         for (auto& ring : weights) ring.init();
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -173,7 +173,9 @@ struct Problem {
     __device__ int first_token(int tile) const { return cut.row_tiles.divide(tile) * TOKENS; }
     // The last tokens of many come as a whole box, some of which another tile stores: boxes beyond the matrix are slow.
     __device__ int first_loaded(int tile) const { return min(first_token(tile), max(m - TOKENS, 0)); }
-    __device__ int first_strip(int tile) const { return (tile - cut.row_tiles.divide(tile) * row_tiles) * STRIPS; }
+    __device__ int first_row_block(int tile) const {
+        return (tile - cut.row_tiles.divide(tile) * row_tiles) * ROW_BLOCKS;
+    }
 };
 
 // Spans in stage j of a tile, the stage at which a segment starts, and the one after its last.
@@ -200,15 +202,15 @@ struct Turn {
 
 // Where the stages of a segment come from.
 struct Source {
-    const Tile* tiles;  // of the first strip, from the start of K
-    int along, strips;  // tiles to the next strip; strips that there are
+    const Tile* tiles;      // of the first row_block, from the start of K
+    int along, row_blocks;  // tiles to the next row_block; row_blocks that there are
     int token;
 
     __device__ Source(const Problem& p, const Tile* all, const Segment& s)
         : along(p.along / K_BLOCKS),
-          strips(min(STRIPS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_strip(s.tile))),
+          row_blocks(min(ROW_BLOCKS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_row_block(s.tile))),
           token(p.first_loaded(s.tile)) {
-        tiles = all + i64(p.first_strip(s.tile)) * along;
+        tiles = all + i64(p.first_row_block(s.tile)) * along;
     }
 };
 
@@ -251,13 +253,14 @@ struct Producer {
             const int k_blocks = k_blocks_in(p, j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;
             const Tile* from = source.tiles + j * K_BLOCKS_PER_STAGE / K_BLOCKS;
             const u32 full = turn.full(memory);
-            mbarrier_expect(full, source.strips * memory.weights[0].bytes(k_blocks));
+            mbarrier_expect(full, source.row_blocks * memory.weights[0].bytes(k_blocks));
 #pragma unroll
-            for (int strip = 0; strip < STRIPS; ++strip) {
-                const Tile* tile = from + min(strip, source.strips - 1) * source.along;
-                if (strip < source.strips) memory.weights[strip].load(turn.slot, tile, k_block, k_blocks, full);
-                // Warps of a strip beyond the last one wait for fields as well.
-                if (k_block == 0) memory.weights[strip].load_fields(fields, tile);
+            for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
+                const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.along;
+                if (row_block < source.row_blocks)
+                    memory.weights[row_block].load(turn.slot, tile, k_block, k_blocks, full);
+                // Warps of a row_block beyond the last one wait for fields as well.
+                if (k_block == 0) memory.weights[row_block].load_fields(fields, tile);
             }
         });
     }
@@ -498,10 +501,10 @@ struct Scalings<4> {
 struct Consumer {
     Memory& memory;
     const Problem& p;
-    const Ring& ring;          // of its strip
-    u32 first_x;               // operand B of the first stage
-    int split, strip, thread;  // thread: of its warpgroup
-    int warp, lane;            // the same
+    const Ring& ring;              // of its row_block
+    u32 first_x;                   // operand B of the first stage
+    int split, row_block, thread;  // thread: of its warpgroup
+    int warp, lane;                // the same
 
     // This split's stages of a segment, one after the other.
     struct Cursor {
@@ -638,7 +641,7 @@ struct Consumer {
     }
     __device__ __forceinline__ void give(const float (&sums)[SUMS], int chunk) const {
         if (mine(chunk)) return;
-        auto& part = memory.part(strip, chunk)[split - (split > Memory::owner(chunk))];
+        auto& part = memory.part(row_block, chunk)[split - (split > Memory::owner(chunk))];
 #pragma unroll
         for (int i = 0; i < FOURS; ++i) part[i][thread] = four(sums, chunk * FOURS + i);
     }
@@ -647,7 +650,8 @@ struct Consumer {
 #pragma unroll
         for (int other = 0; other < SPLITS - 1; ++other)
 #pragma unroll
-            for (int i = 0; i < FOURS; ++i) add(sums, chunk * FOURS + i, memory.part(strip, chunk)[other][i][thread]);
+            for (int i = 0; i < FOURS; ++i)
+                add(sums, chunk * FOURS + i, memory.part(row_block, chunk)[other][i][thread]);
     }
 
     __device__ static float4 four(const float (&sums)[SUMS], int i) {
@@ -657,10 +661,10 @@ struct Consumer {
         sums[4 * i] += more.x, sums[4 * i + 1] += more.y, sums[4 * i + 2] += more.z, sums[4 * i + 3] += more.w;
     }
 
-    // Waits for the warpgroups of this strip; for the threads of this one.
-    __device__ void split_barrier() const { named_barrier(1 + strip, SPLITS * GROUP_THREADS); }
+    // Waits for the warpgroups of this row_block; for the threads of this one.
+    __device__ void split_barrier() const { named_barrier(1 + row_block, SPLITS * GROUP_THREADS); }
     __device__ void group_barrier() const {
-        named_barrier(1 + STRIPS + (LONE ? split * STRIPS : 0) + strip, GROUP_THREADS);
+        named_barrier(1 + ROW_BLOCKS + (LONE ? split * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
     }
 
     // Whether this warpgroup has a chunk of those that its CTA adds up.
@@ -668,7 +672,7 @@ struct Consumer {
 
     // Of a tile that a pair of CTAs shares each sends the chunks that the other adds up. First it says that it has read
     // all stages, and what it will receive.
-    __device__ u32 received() const { return shared_address(&memory.received[strip][split]); }
+    __device__ u32 received() const { return shared_address(&memory.received[row_block][split]); }
     __device__ __forceinline__ void open_inbox(u32 chunks) const {
         int count = 0;
 #pragma unroll
@@ -679,7 +683,7 @@ struct Consumer {
     }
     __device__ __forceinline__ void exchange_in_pair(float (&sums)[SUMS], u32 chunks) const {
         const int start = chunks & 1 ? 0 : HALF_FOURS, start_of_other = HALF_FOURS - start;
-        auto& inbox = memory.inbox[strip];
+        auto& inbox = memory.inbox[row_block];
         const u32 to = address_in_other(shared_address(&inbox[0][thread])), barrier = address_in_other(received());
 #pragma unroll
         for (int i = 0; i < SUMS / 4; ++i)
@@ -694,10 +698,10 @@ struct Consumer {
     // Of a tile that other CTAs share, what all but the last have goes to their places in the workspace, and is added
     // by the last, in order. chunks: of those who exchange them.
     __device__ float4* part_of(Workspace* workspace, int cta) const {
-        return workspace->parts() + (i64(cta) * STRIPS + strip) * (SUMS / 4) * GROUP_THREADS + thread;
+        return workspace->parts() + (i64(cta) * ROW_BLOCKS + row_block) * (SUMS / 4) * GROUP_THREADS + thread;
     }
     __device__ u32* flag_of(Workspace* workspace, int cta, int chunk) const {
-        return &workspace->flags[(cta * STRIPS + strip) * CHUNKS + chunk];
+        return &workspace->flags[(cta * ROW_BLOCKS + row_block) * CHUNKS + chunk];
     }
     __device__ __forceinline__ void exchange(float (&sums)[SUMS], const Sharers& sharers, u32 chunks,
                                              Workspace* workspace) const {
@@ -739,8 +743,8 @@ struct Consumer {
     struct Place {
         i64 first_row;
         int first_token, skip, rows, tokens;  // skip: tokens that another tile stores
-        __device__ Place(const Problem& p, int tile, int strip)
-            : first_row(i64(p.first_strip(tile) + strip) * TILE_ROWS),
+        __device__ Place(const Problem& p, int tile, int row_block)
+            : first_row(i64(p.first_row_block(tile) + row_block) * TILE_ROWS),
               first_token(p.first_loaded(tile)),
               skip(p.first_token(tile) - first_token),
               rows(int(min(i64(TILE_ROWS), p.n - first_row))),
@@ -754,7 +758,7 @@ struct Consumer {
                                                 const Units& units) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged(strip, split));
+        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged(row_block, split));
         y += at.first_token * p.n + at.first_row;
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
@@ -794,7 +798,7 @@ struct Consumer {
     }
     __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, u32 chunks, const Epilogue& epilogue,
                                           const Units& units) const {
-        const Place at(p, tile, strip);
+        const Place at(p, tile, row_block);
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
@@ -803,7 +807,7 @@ struct Consumer {
             if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, chunks, static_cast<bf16*>(y), units);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = memory.staged(strip, split);
+        auto& staged = memory.staged(row_block, split);
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
             if (!keeps(chunk / CHUNK, chunks)) continue;
@@ -830,8 +834,8 @@ struct Consumer {
 
     // Bounds of the weights of this lane's rows: they follow all tiles.
     __device__ float2 bounds(const float* of_rows, int tile) const {
-        const i64 strip = min(i64(p.first_strip(tile) + this->strip), (p.n - 1) / TILE_ROWS);
-        of_rows += strip * TILE_ROWS + 16 * warp + lane / 4;
+        const i64 row_block = min(i64(p.first_row_block(tile) + this->row_block), (p.n - 1) / TILE_ROWS);
+        of_rows += row_block * TILE_ROWS + 16 * warp + lane / 4;
         return {of_rows[0], of_rows[8]};
     }
 
@@ -882,8 +886,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncwarp();
         say_prepared();
     }
-    const int strips = int((n + TILE_ROWS - 1) / TILE_ROWS);
-    const int row_tiles = (strips + STRIPS - 1) / STRIPS;
+    const int row_blocks = int((n + TILE_ROWS - 1) / TILE_ROWS);
+    const int row_tiles = (row_blocks + ROW_BLOCKS - 1) / ROW_BLOCKS;
     const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * K_BLOCKS;
     const Problem problem = {n, k, m, row_tiles, along, cut};
     const int units_along = (along + UNIT - 1) / UNIT;
@@ -896,19 +900,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         fill_table<Format, half, CONSUMER_THREADS>(Format::RAW_EXPONENT);
         take_registers<CONSUMER_REGISTERS>();
         wait_until_prepared();
-        const int split = SPLITS > 1 ? group / STRIPS : 0, strip = STRIPS > 1 ? group % STRIPS : 0;
+        const int split = SPLITS > 1 ? group / ROW_BLOCKS : 0, row_block = ROW_BLOCKS > 1 ? group % ROW_BLOCKS : 0;
         int lane = threadIdx.x % 32;
         asm volatile("" : "+r"(lane));  // the compiler does not work it out anew for every use
-        const Consumer consumer = {memory,
-                                   problem,
-                                   memory.weights[strip],
-                                   swizzled_address(shared_address(memory.x)),
-                                   split,
-                                   strip,
-                                   int(threadIdx.x % GROUP_THREADS),
-                                   warp % 4,
-                                   lane};
-        const auto* bounds = reinterpret_cast<const float*>(tiles + i64(strips) * (along / K_BLOCKS));
+        const Consumer consumer = {
+            memory, problem,   memory.weights[row_block],        swizzled_address(shared_address(memory.x)),
+            split,  row_block, int(threadIdx.x % GROUP_THREADS), warp % 4,
+            lane};
+        const auto* bounds = reinterpret_cast<const float*>(tiles + i64(row_blocks) * (along / K_BLOCKS));
         consumer.run(Segments(cut, units_along), bounds, workspace, outputs);
     }
 }

@@ -4,8 +4,8 @@
 // A CTA and its stages are those of cut.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes a
 // block of 32
 // columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
-// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, STRIPS, GROUPS (2, 4), SPLITS, DEPTH (at least
-// 3), MOST_SLICES.
+// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), SPLITS, DEPTH (at
+// least 3), MOST_SLICES.
 #include "cut.cuh"
 #include "dots.cuh"
 

@@ -3,8 +3,8 @@
 // A CTA and its stages are those of cut.cuh. A warp decodes its weights in registers, scale and minimum included, and
 // reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
 // the end.
-// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, STRIPS, GROUPS (2, 4), SPLITS, DEPTH (at least
-// 3), MOST_SLICES.
+// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), SPLITS, DEPTH (at
+// least 3), MOST_SLICES.
 #include "cut.cuh"
 #include "folded.cuh"
 
@@ -51,7 +51,7 @@ struct XCopies {
 struct Decoder {
     typename Format::Codes codes[GROUPS];
     Folded<In> folded[GROUPS];
-    int first, lane;  // first: of its groups, within the strip
+    int first, lane;  // first: of its groups, within the row_block
     float factor;
 
     __device__ void decode(Fragment (&a)[GROUPS], const Weights& weights, int k_block, int step) {

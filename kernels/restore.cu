@@ -1,4 +1,4 @@
-// restore: tiles [strips, along] -> blocks [n, row_blocks] as they lie in a file; the inverse of pack.
+// restore: tiles [row_blocks, along] -> blocks [n, blocks_per_row] as they lie in a file; the inverse of pack.
 //
 // A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, of which other warps may
 // write other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two pieces.
@@ -21,11 +21,11 @@ __device__ void scatter_codes(const u32 (&words)[Codes::BITS], int k_block, int 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    restore(const Tile* __restrict__ tiles, uint4* __restrict__ blocks, i64 n, i64 row_blocks, i64 along) {
+    restore(const Tile* __restrict__ tiles, uint4* __restrict__ blocks, i64 n, i64 blocks_per_row, i64 along) {
     __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
-    const Piece piece(staged, n, row_blocks, along);
+    const Piece piece(staged, n, blocks_per_row, along);
     const int lane = threadIdx.x % 32, g = lane / 4;
-    tiles += piece.strip * along + piece.first_tile;
+    tiles += piece.row_block * along + piece.first_tile;
 
     piece.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
     __syncthreads();

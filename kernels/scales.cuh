@@ -11,18 +11,18 @@ constexpr bool SHARED_MINIMUM = Format::HAS_MINIMUM && Format::SUPER_BLOCK;  // 
 // The decoded scales of the tile in hand, rows g and g + 8.
 template <bool ONCE>
 struct Scales {
-    float2 of[STRIPS][TILE_SCALES][8 * GROUPS];
+    float2 of[ROW_BLOCKS][TILE_SCALES][8 * GROUPS];
 
-    __device__ void take(const Fields& fields, int strip, int lane) {
+    __device__ void take(const Fields& fields, int row_block, int lane) {
 #pragma unroll
         for (int i = lane; i < TILE_SCALES * 8 * GROUPS; i += 32) {
             const int index = i / (8 * GROUPS), row = i % (8 * GROUPS);
-            of[strip][index][row] = fields.scale(row / 8, row % 8, index);
+            of[row_block][index][row] = fields.scale(row / 8, row % 8, index);
         }
         __syncwarp();
     }
-    __device__ float2 operator()(const Fields&, int strip, int group, int g, int index) const {
-        return of[strip][index][8 * group + g];
+    __device__ float2 operator()(const Fields&, int row_block, int group, int g, int index) const {
+        return of[row_block][index][8 * group + g];
     }
 };
 template <>

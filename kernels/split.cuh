@@ -1,6 +1,6 @@
-// A CTA that owns GROUPS groups of 16 rows of a strip, or STRIPS whole strips: its SPLITS warps take the tiles along K
-// in turn, each k_block by k_block through a ring of its own that no other warp waits for, and their sums meet at the
-// end, in a fixed order.
+// A CTA that owns GROUPS groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks: its SPLITS warps take the
+// tiles along K in turn, each k_block by k_block through a ring of its own that no other warp waits for, and their sums
+// meet at the end, in a fixed order.
 #pragma once
 
 #include "epilogue.cuh"
@@ -10,14 +10,14 @@
 #include "tile.cuh"
 
 constexpr int THREADS = SPLITS * 32;
-constexpr int ROWS = 16 * GROUPS * STRIPS;
+constexpr int ROWS = 16 * GROUPS * ROW_BLOCKS;
 constexpr int COLUMN_TILES = (TOKENS + 7) / 8;
 constexpr int TOKEN_STRIDE = TOKENS > 1;  // from a token of x to the next: a single one is all eight of its tile
-static_assert(STRIPS == 1 || GROUPS == WARPS, "several strips are whole");
+static_assert(ROW_BLOCKS == 1 || GROUPS == WARPS, "several row_blocks are whole");
 
 using KBlock = KBlockOf<GROUPS>;
 using Fields = FormatOf<GROUPS>;
-using AllSums = Sums[STRIPS][GROUPS][COLUMN_TILES];
+using AllSums = Sums[ROW_BLOCKS][GROUPS][COLUMN_TILES];
 
 // Products y [m, n] = x [m, k] @ W [n, k].T that share x and a launch.
 struct Products {
@@ -40,10 +40,10 @@ struct Place {
     int index;  // of its product
     int split, lane;
     i64 first_row;
-    int first_group;  // of the strip
-    int strips;       // that there are for this CTA
+    int first_group;  // of the row_block
+    int row_blocks;   // that there are for this CTA
     const Tile* tiles;
-    i64 along;  // tiles of a strip
+    i64 along;  // tiles of a row_block
     int count;
 
     __device__ Place(const Products& products) : products(products), index(0) {
@@ -52,7 +52,7 @@ struct Place {
         along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
         first_group = first_row % TILE_ROWS / 16;
-        strips = int(min(i64(STRIPS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
+        row_blocks = int(min(i64(ROW_BLOCKS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
         tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + split;
         count = int(along - split + SPLITS - 1) / SPLITS * K_BLOCKS;
     }
@@ -61,7 +61,7 @@ struct Place {
 // A walk along the k_blocks of a warp.
 struct Walk {
     const Place& at;
-    const Tile* tile = at.tiles;  // of the first strip
+    const Tile* tile = at.tiles;  // of the first row_block
     int k_block = 0;              // of the tile
     int count = 0;                // tiles before it
 
@@ -79,13 +79,13 @@ template <class Weights>
 struct StageOf<Weights, void> : Weights {};
 
 struct Codes {
-    KBlock codes[STRIPS];
+    KBlock codes[ROW_BLOCKS];
 };
 struct CodesAndFields {
     struct {
         KBlock codes;
         Fields fields;
-    } strips[STRIPS];
+    } row_blocks[ROW_BLOCKS];
 };
 
 // DEPTH k_blocks of a warp. The fields of a tile come with its first k_block and stay until its last.
@@ -94,22 +94,23 @@ struct RingOf {
     static constexpr int TILES = 1 + (DEPTH - 1 + K_BLOCKS - 1) / K_BLOCKS;  // that DEPTH k_blocks may belong to
     using Stage = StageOf<Codes, X>;
     Stage stages[DEPTH];
-    Fields slots[TILES][STRIPS];
+    Fields slots[TILES][ROW_BLOCKS];
 
     // Of number i of the warp's k_blocks, which is in this slot.
-    __device__ const KBlock& codes(int slot, int strip) const { return stages[slot].codes[strip]; }
-    __device__ const Fields& fields(int i, int, int strip) const { return slots[i / K_BLOCKS % TILES][strip]; }
+    __device__ const KBlock& codes(int slot, int row_block) const { return stages[slot].codes[row_block]; }
+    __device__ const Fields& fields(int i, int, int row_block) const { return slots[i / K_BLOCKS % TILES][row_block]; }
     static __device__ u32 bytes(const Walk& walk) {
-        return walk.at.strips * (sizeof(KBlock) + (walk.k_block == 0 ? sizeof(Fields) : 0));
+        return walk.at.row_blocks * (sizeof(KBlock) + (walk.k_block == 0 ? sizeof(Fields) : 0));
     }
     template <class Copy>
     __device__ void load(const Walk& walk, int slot, Copy copy) {
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; ++strip) {
-            if (strip >= walk.at.strips) break;
-            const Tile& tile = walk.tile[strip * walk.at.along];
-            stages[slot].codes[strip].copy_from(tile.k_blocks[walk.k_block], walk.at.first_group, copy);
-            if (walk.k_block == 0) slots[walk.count % TILES][strip].copy_from(tile.fields, walk.at.first_group, copy);
+        for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
+            if (row_block >= walk.at.row_blocks) break;
+            const Tile& tile = walk.tile[row_block * walk.at.along];
+            stages[slot].codes[row_block].copy_from(tile.k_blocks[walk.k_block], walk.at.first_group, copy);
+            if (walk.k_block == 0)
+                slots[walk.count % TILES][row_block].copy_from(tile.fields, walk.at.first_group, copy);
         }
     }
 };
@@ -120,16 +121,18 @@ struct RingOf<X, 1> {
     using Stage = StageOf<CodesAndFields, X>;
     Stage stages[DEPTH];
 
-    __device__ const KBlock& codes(int slot, int strip) const { return stages[slot].strips[strip].codes; }
-    __device__ const Fields& fields(int, int slot, int strip) const { return stages[slot].strips[strip].fields; }
-    static __device__ u32 bytes(const Walk& walk) { return walk.at.strips * sizeof(CodesAndFields::strips[0]); }
+    __device__ const KBlock& codes(int slot, int row_block) const { return stages[slot].row_blocks[row_block].codes; }
+    __device__ const Fields& fields(int, int slot, int row_block) const {
+        return stages[slot].row_blocks[row_block].fields;
+    }
+    static __device__ u32 bytes(const Walk& walk) { return walk.at.row_blocks * sizeof(CodesAndFields::row_blocks[0]); }
     template <class Copy>
     __device__ void load(const Walk& walk, int slot, Copy copy) {
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; ++strip) {
-            if (strip >= walk.at.strips) break;
-            const Tile& tile = walk.tile[strip * walk.at.along];
-            auto& to = stages[slot].strips[strip];
+        for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
+            if (row_block >= walk.at.row_blocks) break;
+            const Tile& tile = walk.tile[row_block * walk.at.along];
+            auto& to = stages[slot].row_blocks[row_block];
             if constexpr (GROUPS == WARPS) {
                 copy(&to, &tile, sizeof(Tile));
             } else {
@@ -174,7 +177,7 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
     constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
     const int g = at.lane / 4, t = at.lane % 4;
 #pragma unroll
-    for (int group = 0; group < STRIPS * GROUPS; ++group)
+    for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group)
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll

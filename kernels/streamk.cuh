@@ -9,8 +9,8 @@ struct Segment {
     int tile, first, last;
 };
 
-// The CTAs that share a tile. That which has the end of it, and is the last to finish, adds up what all have; or, of pairs
-// of CTAs that have added up a half each, both of the last pair do so.
+// The CTAs that share a tile. That which has the end of it, and is the last to finish, adds up what all have; or, of
+// pairs of CTAs that have added up a half each, both of the last pair do so.
 struct Sharers {
     // Chunks of tokens, a bit for each.
     static constexpr u32 ALL = (1u << CHUNKS) - 1, HALF = (1u << (CHUNKS + 1) / 2) - 1;
@@ -27,9 +27,9 @@ struct Divisor {
     __device__ int divide(int number) const { return __umulhi(2 * u32(number), factor) >> shift; }
 };
 
-// Tiles from `whole` on are laid end to end and cut into a piece for each CTA. paired: pieces of each tile, an even number
-// of equal ones, whose CTAs are pairs; or 0. piece, rest: units along K of all that is cut / CTAs. The divisors: CTAs, units
-// of a tile, tiles of y side by side.
+// Tiles from `whole` on are laid end to end and cut into a piece for each CTA. paired: pieces of each tile, an even
+// number of equal ones, whose CTAs are pairs; or 0. piece, rest: units along K of all that is cut / CTAs. The divisors:
+// CTAs, units of a tile, tiles of y side by side.
 struct Cut {
     int whole, paired;
     u32 piece, rest;
@@ -74,7 +74,7 @@ struct Segments {
     }
 };
 
-// Partial sums of the strips of each CTA in global memory, and flags that say they are complete. The flags are zero
+// Partial sums of the row_blocks of each CTA in global memory, and flags that say they are complete. The flags are zero
 // before the first kernel, and every kernel leaves them so.
 struct alignas(16) Workspace {
     u32 flags[MOST_PARTS];

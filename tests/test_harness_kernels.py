@@ -39,7 +39,7 @@ def sizes(fmt, blocks):
 
 
 def pieces(fmt, blocks):
-    """CTAs that move all pieces of all strips."""
+    """CTAs that move all pieces of all row_blocks."""
     rows, _, along = sizes(fmt, blocks)
     return -(-rows // tiles.ROWS) * -(-along // tiles.in_piece(fmt))
 
@@ -169,8 +169,8 @@ def test_products_in_float32(fmt, tokens, backwards):
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
     fused = kernel("fused", fmt, In="float", Out="float", TOKENS=tokens, SPLITS=4)
-    strips = -(-n // tiles.ROWS)
-    fused(strips, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
+    row_blocks = -(-n // tiles.ROWS)
+    fused(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
     assert (np.abs(y - helpers.exact(x, w)) <= helpers.product_bound(x, w, np.dtype(np.float32))).all()
 
 
@@ -196,6 +196,6 @@ def test_products_of_quantized_activations(fmt, tokens, backwards):
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
     fused = kernel("fused_a8", fmt, Out="float", TOKENS=tokens, SPLITS=4)
-    strips, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
-    fused(strips, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
+    row_blocks, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
+    fused(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
     helpers.assert_a8(y, x, w)

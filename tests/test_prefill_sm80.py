@@ -30,7 +30,7 @@ def test_a_plan_for_every_product(kernel, fmt, sm):
 def test_plans_fill_the_gpu():
     """Few tiles are shared, many are not; and a cut is not far larger than M. As measured on an H200."""
     plans = {m: prefill_mma.plan_of(A16, qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
-    found = {m: (cut.tokens, cut.strips, slices) for m, (cut, slices) in plans.items()}
+    found = {m: (cut.tokens, cut.row_blocks, slices) for m, (cut, slices) in plans.items()}
     assert found == {32: (32, 1, 1), 64: (64, 4, 4), 256: (128, 4, 2), 4096: (128, 4, 1)}
 
 

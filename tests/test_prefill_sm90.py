@@ -57,28 +57,28 @@ def test_sm_90_goes_to_prefill_above_decode():
 @each(TILED)
 def test_every_matrix_has_a_tiling(fmt):
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
-        for strips, k, sms in itertools.product((1, 33, 64, 65, 100, 128, 200, 448, 1 << 20), (32, 8192), SMS):
-            tiling = tilings.tiling_of(fmt, m, strips, k, sms)
+        for row_blocks, k, sms in itertools.product((1, 33, 64, 65, 100, 128, 200, 448, 1 << 20), (32, 8192), SMS):
+            tiling = tilings.tiling_of(fmt, m, row_blocks, k, sms)
             assert tiling.plain in tilings.compiled(fmt)
-            assert strips >= tiling.least
-            assert strips * k // sms >= tiling.share
+            assert row_blocks >= tiling.least
+            assert row_blocks * k // sms >= tiling.share
             assert tiles.k_blocks(fmt) >= tiling.k_blocks
             assert fmt.needs_table or not tiling.codebook
             part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
             assert part <= tiling.m
             assert m <= tiling.m or part <= tiling.tokens
             wasted = -(-m // tiling.tokens) * tiling.tokens - m
-            if strips > 64 and m > 64:  # few tokens are computed in vain
+            if row_blocks > 64 and m > 64:  # few tokens are computed in vain
                 assert wasted <= m / 2
             assert tiling.tokens % 16 == 0
             assert tiling.tokens <= 256  # of one instruction, and of a tensor map's box
             assert tiling.threads <= 1024
             if tiling.lone:
-                assert tiling.idle(m, strips, k, sms) <= tilings.MOST_IDLE
-                of_y, along = tiling.tiles(m, strips), -(-k // tiling.unit(fmt))
+                assert tiling.idle(m, row_blocks, k, sms) <= tilings.MOST_IDLE
+                of_y, along = tiling.tiles(m, row_blocks), -(-k // tiling.unit(fmt))
                 ctas, whole, _ = prefill.grid_of(of_y, along, sms, tiling.lone)
                 assert whole in (0, ctas)
-                assert ctas % tiling.tiles(m, strips) == 0
+                assert ctas % tiling.tiles(m, row_blocks) == 0
 
 
 @every_tiling()
@@ -91,7 +91,7 @@ def test_tilings_fit_every_format(fmt, tiling):
     along = tiles.k_blocks(fmt)
     assert tiling.k_blocks_per_stage % along == 0 or along % tiling.k_blocks_per_stage == 0
     assert tiling.tokens % tiling.chunk == 0
-    assert tiling.tokens // tiling.chunk * tiling.strips * max(SMS) <= tilings.MOST_PARTS
+    assert tiling.tokens // tiling.chunk * tiling.row_blocks * max(SMS) <= tilings.MOST_PARTS
 
 
 @each(TILED)
@@ -99,14 +99,14 @@ def test_what_is_picked_is_among_what_is_raced(fmt):
     """tools/race_tilings.py."""
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000):
         raced = set(race_tilings.candidates(fmt, m))
-        for strips, k in itertools.product((33, 64, 80, 128, 150, 448), (4096, 8192, 16384)):
-            assert tilings.tiling_of(fmt, m, strips, k, 132).plain in raced
+        for row_blocks, k in itertools.product((33, 64, 80, 128, 150, 448), (4096, 8192, 16384)):
+            assert tilings.tiling_of(fmt, m, row_blocks, k, 132).plain in raced
 
 
 def test_lone_segments_leave_little_idle():
     """80 tiles of 5280 columns take 132 multiprocessors as long as 80 do; 64 tiles are cut in two, 44 in three."""
-    lone = tilings.Tiling(0, 0, 0, tokens=16, strips=1, splits=3, k_blocks_per_stage=4, lone=True)
-    idle = {strips: lone.idle(16, strips, 5280, 132) for strips in (44, 64, 66, 80, 132, 133)}
+    lone = tilings.Tiling(0, 0, 0, tokens=16, row_blocks=1, splits=3, k_blocks_per_stage=4, lone=True)
+    idle = {row_blocks: lone.idle(16, row_blocks, 5280, 132) for row_blocks in (44, 64, 66, 80, 132, 133)}
     assert idle == {44: 0, 64: 2640 - 2560, 66: 0, 80: 5280 - 3200, 132: 0, 133: math.inf}
     q4_0 = qgemm.FORMATS["q4_0"]
     assert tilings.tiling_of(q4_0, 16, 80, 5120, 132).lone
@@ -171,7 +171,7 @@ def test_grids_share_all_work(sms, units):
 
 
 def test_few_tiles_are_cut_where_that_is_worth_adding_up():
-    """In pairs where it can be; in more pieces where K is long or a tile has several strips."""
+    """In pairs where it can be; in more pieces where K is long or a tile has several row_blocks."""
     assert prefill.grid_of(64, 128, 132) == (128, 0, 2)
     assert prefill.grid_of(64, 1, 132) == (64, 64, 0)
     assert prefill.grid_of(64, 8, 132) == (64, 64, 0)

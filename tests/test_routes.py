@@ -85,10 +85,10 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
 def test_every_matrix_has_a_split(name, kernel, tokens, sm):
     fmt = qgemm.FORMATS[name]
     rows = list(splits.splits_for(fmt, kernel, tokens, sm))
-    assert [row.strips for row in rows] == sorted((row.strips for row in rows), reverse=True)
-    for strips in range(1, 500):
+    assert [row.row_blocks for row in rows] == sorted((row.row_blocks for row in rows), reverse=True)
+    for row_blocks in range(1, 500):
         for m in (max(1, tokens - 7), tokens):
-            assert splits.split_of(fmt, kernel, tokens, m, strips, sm).strips <= strips
+            assert splits.split_of(fmt, kernel, tokens, m, row_blocks, sm).row_blocks <= row_blocks
 
 
 @each([fmt for fmt in TILED if fmt.integer])

@@ -37,14 +37,14 @@ def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
     fewest = -(-m // TOKENS[-1])
     tokens = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
     ways = product(sorted(tokens), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
-    for size, strips, splits, k_blocks_per_stage, lone in ways:
-        groups, along = strips * splits, k_blocks(fmt)
-        tiling = Tiling(0, 0, 0, size, strips, splits, k_blocks_per_stage, lone)
+    for size, row_blocks, splits, k_blocks_per_stage, lone in ways:
+        groups, along = row_blocks * splits, k_blocks(fmt)
+        tiling = Tiling(0, 0, 0, size, row_blocks, splits, k_blocks_per_stage, lone)
         least = splits + 1 if k_blocks_per_stage == 4 else 2 * splits  # stages
         if (
             groups in GROUPS
             and groups * size <= MOST_SUMS
-            and size // tiling.chunk * strips * MOST_SMS <= MOST_PARTS
+            and size // tiling.chunk * row_blocks * MOST_SMS <= MOST_PARTS
             and (k_blocks_per_stage % along == 0 or along % k_blocks_per_stage == 0)
             and memory_bytes(fmt, tiling, least) <= SHARED
         ):
@@ -73,17 +73,17 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
     from qgemm.cuda.problem import gpu as gpu_of
 
     (n, k), rng, device = shape, np.random.default_rng(0), cupy.cuda.Device().id
-    stream, strips, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), gpu_of(device).sms
+    stream, row_blocks, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), gpu_of(device).sms
     w = gpu.matrix(stream, fmt, shape, rng, gpu.ROTATE)
     for m in rows:
         x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
         y = cupy.empty((m, n), np.float16)
         cupy.cuda.Device().synchronize()
         fitting = set(candidates(fmt, m))
-        chosen = tiling_of(fmt, m, strips, k, slots).plain
+        chosen = tiling_of(fmt, m, row_blocks, k, slots).plain
         loops = {}
         for tiling in (chosen, *(tiling for tiling in tilings if tiling in fitting)):
-            if tiling.lone and tiling.tiles(m, strips) > slots:
+            if tiling.lone and tiling.tiles(m, row_blocks) > slots:
                 continue
             launch = PrefillLaunch(
                 Problem(fmt, "a16", m, n, k, 90, "half", (Output(n, "float16"),), 0, device, slots), tiling
@@ -102,8 +102,10 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
 
 
 def name(tiling: Tiling) -> str:
-    """E.g. "64x2x1 stage 4 lone": tokens, strips, splits."""
-    return f"{tiling.tokens}x{tiling.strips}x{tiling.splits} stage {tiling.k_blocks_per_stage}" + " lone" * tiling.lone
+    """E.g. "64x2x1 stage 4 lone": tokens, row_blocks, splits."""
+    return (
+        f"{tiling.tokens}x{tiling.row_blocks}x{tiling.splits} stage {tiling.k_blocks_per_stage}" + " lone" * tiling.lone
+    )
 
 
 def main() -> int:

@@ -13,10 +13,10 @@ from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SUPER_BLOCK = 256
-# N -> M: token tiles of every kernel; tiles of two strips, the last without its second one.
+# N -> M: token tiles of every kernel; tiles of two row_blocks, the last without its second one.
 M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
 PIECES = {72: 4, 64 * 99: 2}  # split-K of prefill's tiles: two pairs of CTAs, or one, where the GPU has as many SMs
-WIDE = 64 * 99  # the N at which prefill also gets tiles of two strips, whatever it would choose
+WIDE = 64 * 99  # the N at which prefill also gets tiles of two row_blocks, whatever it would choose
 RINGS = ((2, 3), (3, 5), (4, 6))  # splits, stages
 
 
@@ -79,10 +79,11 @@ def costs(pieces: int) -> dict[int, int]:
 
 
 def wide_config(fmt: Any) -> Any:
-    """Of the format's configs of the prefill kernel the one of most tokens, up to 128, whose tiles have two strips."""
+    """Of the format's configs of the prefill kernel the one of most tokens, up to 128, whose tiles have two
+    row_blocks."""
     from qgemm.cuda.kernels.sm90_config import compiled
 
-    wide = (config for config in compiled(fmt) if config.strips == 2 and config.tokens <= 128)
+    wide = (config for config in compiled(fmt) if config.row_blocks == 2 and config.tokens <= 128)
     return max(wide, key=lambda config: config.tokens)
 
 

@@ -244,7 +244,7 @@ def copies_of(size: int, rotate: int) -> int:
 
 
 def repeated_rows(base: DeviceTensor, shape: tuple[int, int], shift: int) -> DeviceTensor:
-    """A matrix of so many rows, which are those of `base` in turn, from strip `shift` on."""
+    """A matrix of so many rows, which are those of `base` in turn, from row_block `shift` on."""
     if base.bounds is None:
         return DeviceTensor(base.format, shape, repeated(base.data, shape[0] // len(base.data), shift))
     data, bounds = empty_tiles(base.format, shape[0], base.format.blocks_in(shape[1]))

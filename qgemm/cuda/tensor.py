@@ -20,8 +20,8 @@ from .problem import C_TYPES
 class DeviceTensor:
     """Weights [N, K] on a CUDA device; made by `tensor.to_device()`.
 
-    data: a CuPy array of bytes [strips, tiles along K, bytes of a tile] (cuda/layout/tile.py), or for plain formats
-    of numbers [N, K]. bounds: right behind it, of the magnitude of the weights of each row of the strips, float32.
+    data: a CuPy array of bytes [row_blocks, tiles along K, bytes of a tile] (cuda/layout/tile.py), or for plain formats
+    of numbers [N, K]. bounds: right behind it, of the magnitude of the weights of each row of the row_blocks, float32.
     exponent: of a power of two that brings all weights into the range of float16.
     """
 
@@ -69,8 +69,8 @@ class DeviceTensor:
         with self.data.device:
             if self.format.plain:
                 return self.data.astype(found, copy=False)
-            (n, k), strips = self.shape, self.data
-            return dense(self.format, k, strips, n, made, 0).astype(found, copy=False)
+            (n, k), row_blocks = self.shape, self.data
+            return dense(self.format, k, row_blocks, n, made, 0).astype(found, copy=False)
 
     def to_host(self) -> Tensor:
         """Back to a Tensor, byte for byte as it was packed."""

@@ -1,7 +1,7 @@
 """Blocks to the device and back: raw bytes through pinned memory, reordered into tiles and back by a kernel there.
 
-Bytes travel in chunks of whole strips of 64 rows, so that neither side holds a second copy of a large matrix; while one
-chunk is on its way, the next is read from the file.
+Bytes travel in chunks of whole row_blocks of 64 rows, so that neither side holds a second copy of a large matrix; while
+one chunk is on its way, the next is read from the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENCODE_THREADS = 256  # of a CTA that encodes
 TURN = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
 FOUND = np.dtype([("error", "<f8"), ("power", "<f8"), ("refused", "<i8")])
-CHUNK = 4 << 20  # bytes on their way at a time, or a strip's; there are two such stages on each side
+CHUNK = 4 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
 
 
 class Stage:
@@ -43,7 +43,7 @@ class Stage:
 
 
 def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
-    """Blocks [N, K / weights] -> tiles on the current device as bytes [strips, tiles along K, bytes of a tile].
+    """Blocks [N, K / weights] -> tiles on the current device as bytes [row_blocks, tiles along K, bytes of a tile].
 
     Also `tiles.bounds` of the blocks, which lie behind them. Returns when all that is there: kernels prefetch weights
     before they wait for their stream.
@@ -55,13 +55,13 @@ def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
         return data, bounds
     stream, kernel = cupy.cuda.get_current_stream(), load("pack", fmt, **pack_template(fmt))
     raw = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
-    row_bytes, strips = blocks.shape[1] * fmt.block_bytes, strips_of(fmt, blocks.shape[1])
-    step = strips * tiles.ROWS
+    row_bytes, row_blocks = blocks.shape[1] * fmt.block_bytes, row_blocks_of(fmt, blocks.shape[1])
+    step = row_blocks * tiles.ROWS
     stages = [Stage(min(step, n) * row_bytes) for _ in range(min(2, -(-n // step)))]
     for index, first in enumerate(range(0, n, step)):
         stage, rows = stages[index % 2], min(step, n - first)
         stage.send(raw[first * row_bytes : (first + rows) * row_bytes], stream)
-        part = data[index * strips : (index + 1) * strips]
+        part = data[index * row_blocks : (index + 1) * row_blocks]
         launch(kernel, fmt, stage.device, part, (bounds[first:],), rows, blocks.shape[1])
         stage.done.record(stream)
     stream.synchronize()
@@ -80,7 +80,8 @@ def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
 
 
 def empty_tiles(fmt: Format, n: int, count: int) -> tuple[Any, Any]:
-    """Memory for the tiles of n rows of `count` blocks, and behind it zeros for bounds of all rows of the strips."""
+    """Memory for the tiles of n rows of `count` blocks, and behind it zeros for bounds of all rows of the
+    row_blocks."""
     import cupy
 
     shape = tiles.tiles_shape(fmt, n, count * fmt.weights)
@@ -99,14 +100,14 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
     blocks = np.empty((n, count), fmt.dtype)
     if not data.size:
         return blocks
-    raw, row_bytes, strips = blocks.reshape(-1).view(np.uint8), count * fmt.block_bytes, strips_of(fmt, count)
-    step = strips * tiles.ROWS
+    raw, row_bytes, row_blocks = blocks.reshape(-1).view(np.uint8), count * fmt.block_bytes, row_blocks_of(fmt, count)
+    step = row_blocks * tiles.ROWS
     with data.device:
         kernel = load("restore", fmt, **restore_template(fmt))
         some = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
         for index, first in enumerate(range(0, n, step)):
             rows = min(step, n - first)
-            launch(kernel, fmt, data[index * strips : (index + 1) * strips], some, (), rows, count)
+            launch(kernel, fmt, data[index * row_blocks : (index + 1) * row_blocks], some, (), rows, count)
             some[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
     return blocks
 
@@ -131,13 +132,13 @@ def restore_template(fmt: Format) -> Template:
     return {"TILES": tiles.in_piece(fmt), "THREADS": tiles.PIECE_THREADS}
 
 
-def strips_of(fmt: Format, count: int) -> int:
-    """Strips of rows of so many blocks that are a chunk."""
+def row_blocks_of(fmt: Format, count: int) -> int:
+    """Row blocks of rows of so many blocks that are a chunk."""
     return max(1, CHUNK // (tiles.ROWS * count * fmt.block_bytes))
 
 
 def launch(kernel: Any, fmt: Format, source: Any, target: Any, more: tuple[Any, ...], rows: int, count: int) -> None:
-    """Reorder rows of so many blocks, one CTA a piece of a strip, on the current stream."""
+    """Reorder rows of so many blocks, one CTA a piece of a row_block, on the current stream."""
     along = -(-count * fmt.weights // tiles.columns(fmt))
     pieces = -(-rows // tiles.ROWS) * -(-along // tiles.in_piece(fmt))
     kernel((pieces,), (tiles.PIECE_THREADS,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))

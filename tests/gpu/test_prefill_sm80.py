@@ -75,7 +75,7 @@ def on_gpu(x, dtype):
 def products(fmt, cut):
     """Weights here and on the GPU, float64 x and a plan: rows of x and W on both sides of a tile's edges, K of fewer
     k_blocks than stages, of more, and ragged, whole and in slices."""
-    rows, columns = cut.strips * 64, tiles.columns(fmt) // fmt.weights
+    rows, columns = cut.row_blocks * 64, tiles.columns(fmt) // fmt.weights
     shapes = (rows + 24, 1), (rows - 8, 11 * columns - columns // 2)
     for seed, (n, blocks) in enumerate(shapes):
         w = drawn(fmt, n, blocks, seed)

@@ -74,12 +74,12 @@ def test_products_at_every_edge(fmt, n, k):
 
 @every_tiling()
 def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
-    """Grids of whole tiles, cut ones, both, any number of equal pieces; strips missing; always the same bits."""
+    """Grids of whole tiles, cut ones, both, any number of equal pieces; row_blocks missing; always the same bits."""
     monkeypatch.setattr(prefill, "CUT_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
     sms, sums = gpu_of(cp.cuda.Device().id).sms, prefill.SUMS
-    of_halves = 64 * (60 * tiling.strips - 1) + 24, 288, tiling.tokens
-    of_few = 64 * (72 * tiling.strips - 1) + 24, 544, tiling.tokens
+    of_halves = 64 * (60 * tiling.row_blocks - 1) + 24, 288, tiling.tokens
+    of_few = 64 * (72 * tiling.row_blocks - 1) + 24, 544, tiling.tokens
     for n, k, m in (
         (64 * 3 + 24, 2080, tiling.tokens - 1),
         (64 * 4 + 24, 544, tiling.tokens),
@@ -253,12 +253,12 @@ def test_any_codebook(fmt, levels, x_dtype):
 
 
 @pytest.mark.parametrize(
-    ("strips", "m"), [(40, 9), (40, 64), (40, 200), (40, 600), (128, 100), (128, 128), (99, 128), (128, 256)]
+    ("row_blocks", "m"), [(40, 9), (40, 64), (40, 200), (40, 600), (128, 100), (128, 128), (99, 128), (128, 256)]
 )
 @pytest.mark.parametrize("name", ["q4_0", "kbit3"])
-def test_two_hundred_times_the_same_bits(strips, m, name):
+def test_two_hundred_times_the_same_bits(row_blocks, m, name):
     cp, rng = cupy(), np.random.default_rng(m)
-    w = random_tensor(qgemm.FORMATS[name], 64 * strips, 2048, rng).to_device()
+    w = random_tensor(qgemm.FORMATS[name], 64 * row_blocks, 2048, rng).to_device()
     x = cp.asarray(rng.standard_normal((m, 2048)).astype(np.float16))
     want = qgemm.matmul(x, w)
     y = cp.empty_like(want)

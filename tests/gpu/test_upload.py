@@ -15,7 +15,7 @@ from qgemm.cuda.tensor import half_exponent
 
 
 def assert_bounds(on_device, bounds):
-    """Those of all rows, then zeros up to the last row of a strip, right behind the tiles."""
+    """Those of all rows, then zeros up to the last row of a row_block, right behind the tiles."""
     assert on_device.bounds.get().tobytes() == bounds.tobytes() + bytes(-len(bounds) % 64 * 4)
     assert on_device.bounds.data.ptr == on_device.pointer + on_device.nbytes
     assert on_device.exponent == half_exponent(bounds.max())
@@ -25,7 +25,7 @@ def assert_bounds(on_device, bounds):
 @gpu_settings
 @given(data=st.data())
 def test_pack_equals_numpy_byte_for_byte(fmt, data):
-    """Random bytes, ragged rows and columns, several pieces a strip; and back."""
+    """Random bytes, ragged rows and columns, several pieces a row_block; and back."""
     n, count = data.draw(st.integers(1, 140)), data.draw(st.integers(1, 40))
     raw = raw_blocks(data.draw, fmt, (n, count))
     on_device = qgemm.Tensor(fmt, (n, count * fmt.weights), raw).to_device()

@@ -53,8 +53,8 @@ def configs(name: str, p: Problem) -> Iterator[Split]:
 
 def choose(name: str, p: Problem) -> Split:
     """The config for the rows of W of all products."""
-    strips = sum(-(-output.n // tiles.ROWS) for output in p.outputs) if p.outputs else -(-p.n // tiles.ROWS)
-    return split_of(p.format, name, token_tile(p.m), p.m, strips, p.sm)
+    row_blocks = sum(-(-output.n // tiles.ROWS) for output in p.outputs) if p.outputs else -(-p.n // tiles.ROWS)
+    return split_of(p.format, name, token_tile(p.m), p.m, row_blocks, p.sm)
 
 
 def template(name: str, p: Problem, split: Split) -> Template:

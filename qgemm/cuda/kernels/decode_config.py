@@ -26,17 +26,19 @@ BULK_COPIES = 90  # the first compute capability that has them
 
 
 class Split(NamedTuple):
-    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, 8 being two strips, `splits` warps share K.
+    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, 8 being two row_blocks, `splits` warps share
+    K.
 
     kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
-    strips, m: the least number of strips of 64 rows, and of rows of x. shared: bytes of shared memory that a CTA may
-    take, and half of which it always takes, which decides how many CTAs an SM holds; deep: the most k_blocks in a ring.
+    row_blocks, m: the least number of row_blocks of 64 rows, and of rows of x. shared: bytes of shared memory that a
+    CTA may take, and half of which it always takes, which decides how many CTAs an SM holds; deep: the most k_blocks in
+    a ring.
     """
 
     kernels: tuple[str, ...]
     tokens: tuple[int, ...]
     least: int
-    strips: int
+    row_blocks: int
     m: int
     groups: int
     splits: int
@@ -47,11 +49,11 @@ class Split(NamedTuple):
 A16, A8 = ("decode",), ("decode_a8",)
 
 # Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
-# flight an SM; with fewer than 101 strips half a strip to a CTA, so that every SM has one; with many, and several
-# tokens, two strips, which share x. Where there is one CTA for each SM, two must not fit, or some SMs get two: up to
-# twice the time.
+# flight an SM; with fewer than 101 row_blocks half a row_block to a CTA, so that every SM has one; with many, and
+# several tokens, two row_blocks, which share x. Where there is one CTA for each SM, two must not fit, or some SMs get
+# two: up to twice the time.
 SPLITS_OF_K = (
-    #     kernel    tokens      sm  strips >=  m >=  groups  splits  shared      deep
+    #     kernel    tokens      sm  row_blocks >=  m >=  groups  splits  shared      deep
     Split(A16,      (8,),        90, 265,       5,    8,      12,     226 << 10,  4),
     Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      113 << 10,  4),
     Split(A16,      (1, 8, 16),  90, 101,       1,    4,      16,     226 << 10,  3),
@@ -73,7 +75,7 @@ SPLITS_OF_K = (
 # The same with a codebook, whose table of levels all warps of a CTA share. Shared memory is what limits, so rings are
 # short.
 SPLITS_OF_LEVELS = (
-    #     kernel    tokens      sm  strips >=  m >=  groups  splits  shared      deep
+    #     kernel    tokens      sm  row_blocks >=  m >=  groups  splits  shared      deep
     Split(A16,      (1, 8, 16),  90, 265,       1,    8,      8,      112 << 10,  2),
     Split(A16,      (1, 8, 16),  90, 265,       1,    8,      6,      112 << 10,  2),
     Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      112 << 10,  4),
@@ -101,9 +103,9 @@ def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split
     return (row for row in rows if not fmt.needs_table or fits(row) or row is rows[-1])
 
 
-def split_of(fmt: Format, kernel: str, tokens: int, m: int, strips: int, sm: int) -> Split:
-    """The first of these rows for M rows of x, and so many strips of 64 rows of W."""
-    return next(row for row in splits_for(fmt, kernel, tokens, sm) if strips >= row.strips and m >= row.m)
+def split_of(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm: int) -> Split:
+    """The first of these rows for M rows of x, and so many row_blocks of 64 rows of W."""
+    return next(row for row in splits_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m)
 
 
 def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, source: str) -> int:
@@ -158,7 +160,7 @@ def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source:
         "In": source,
         "TOKENS": tokens,
         "GROUPS": min(split.groups, WARPS),
-        "STRIPS": max(1, split.groups // WARPS),
+        "ROW_BLOCKS": max(1, split.groups // WARPS),
         "SPLITS": splits,
         "DEPTH": depth,
         "BULK": int(sm >= BULK_COPIES),

@@ -15,7 +15,7 @@ from .kernel import Kernel, Launchable
 
 A16, A8 = "fused", "fused_a8"
 TOKENS = (1, 2, 4, 8)  # token tiles
-SPLITS = 4  # groups of four warps that share a strip of tiles
+SPLITS = 4  # groups of four warps that share a row_block of tiles
 
 
 def takes(activation: str, p: Problem) -> bool:
@@ -35,13 +35,13 @@ def template(p: Problem, tokens: int) -> Template:
 
 
 def launch(name: str, p: Problem, tokens: int) -> Launchable:
-    """One CTA a strip of tiles."""
+    """One CTA a row_block of tiles."""
     pointers = (ctypes.c_void_p * 3)()  # w, x, y
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(3))
     arguments = (*arrays, ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m))
     function = load(name, p.format, **template(p, tokens))
-    threads, strips = SPLITS * tiles.WARPS * tiles.LANES, -(-p.n // tiles.ROWS)
-    made = Launch(function, strips, threads, 0, arguments, pointers, 3, programmatic=False)
+    threads, row_blocks = SPLITS * tiles.WARPS * tiles.LANES, -(-p.n // tiles.ROWS)
+    made = Launch(function, row_blocks, threads, 0, arguments, pointers, 3, programmatic=False)
 
     def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
         made(stream, w, x, y)

@@ -22,16 +22,16 @@ WORKSPACE = 256 << 20  # bytes of dense weights at a time
 MOST_GRID_Y = 65535  # CUDA's limit on the second axis of a grid
 
 
-def dense(fmt: Format, k: int, strips: Any, rows: int, dtype: np.dtype[Any], exponent: int) -> Any:
-    """Tiles of whole strips -> the first `rows` rows of weights [rows, k] times 2^-exponent, of dtype."""
+def dense(fmt: Format, k: int, row_blocks: Any, rows: int, dtype: np.dtype[Any], exponent: int) -> Any:
+    """Tiles of whole row_blocks -> the first `rows` rows of weights [rows, k] times 2^-exponent, of dtype."""
     import cupy
 
     made = cupy.empty((rows, k), dtype)
     if made.size:
         kernel = load("unpack", fmt, Out=c_type(dtype))
         factor = np.float32(2.0**-exponent)
-        for first in range(0, len(strips), MOST_GRID_Y):
-            some = strips[first : first + MOST_GRID_Y]
+        for first in range(0, len(row_blocks), MOST_GRID_Y):
+            some = row_blocks[first : first + MOST_GRID_Y]
             at = made[first * tiles.ROWS :]
             kernel(
                 (some.shape[1] * tiles.k_blocks(fmt), len(some)),
@@ -62,8 +62,8 @@ def launch(p: Problem, _: None) -> Launchable:
             if plain:
                 panel = weights[start:stop].astype(panel_type, copy=False)
             else:
-                strips = weights[start // tiles.ROWS : -(-stop // tiles.ROWS)]
-                panel = dense(p.format, p.k, strips, stop - start, panel_type, exponent)
+                row_blocks = weights[start // tiles.ROWS : -(-stop // tiles.ROWS)]
+                panel = dense(p.format, p.k, row_blocks, stop - start, panel_type, exponent)
             _gemm(values, panel, sums[:, start:stop], 2.0**exponent)
         if not direct:
             target[...] = sums

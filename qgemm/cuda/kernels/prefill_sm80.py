@@ -18,7 +18,7 @@ from .kernel import Kernel, Launchable
 
 
 class Cut(NamedTuple):
-    """How a kernel cuts y: a CTA has `tokens` rows of x and `strips` * 64 rows of W.
+    """How a kernel cuts y: a CTA has `tokens` rows of x and `row_blocks` * 64 rows of W.
 
     groups: of 16 rows of W, of a warp. splits: of every `splits` k_blocks of K, one is a warp's. us: that a CTA takes a
     k_block, about.
@@ -26,7 +26,7 @@ class Cut(NamedTuple):
 
     kernel: str
     tokens: int
-    strips: int
+    row_blocks: int
     groups: int
     splits: int
     us: float
@@ -34,14 +34,14 @@ class Cut(NamedTuple):
     @property
     def threads(self) -> int:
         """Of a CTA."""
-        return tiles.LANES * tiles.WARPS * self.strips // self.groups * self.splits
+        return tiles.LANES * tiles.WARPS * self.row_blocks // self.groups * self.splits
 
 
 A16, A8 = "prefill_mma", "prefill_a8"
 
 # Measured on an H200 with q4_0. Of every cut at least three stages must fit into shared memory.
 CUTS = (
-    #   kernel tokens  strips  groups  splits  us
+    #   kernel tokens  row_blocks  groups  splits  us
     Cut(A16,   128,    4,      2,      1,      1.38),
     Cut(A16,   64,     4,      2,      1,      0.80),
     Cut(A16,   64,     1,      2,      4,      0.32),
@@ -86,7 +86,7 @@ def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, p
     def us(plan: Plan) -> float:
         ctas = tiles_of(plan.cut, shape[0], m) * plan.slices
         alone = -(-ctas // processors) * -(-k_blocks // plan.slices) * plan.cut.us
-        sums = plan.slices * plan.cut.splits * plan.cut.tokens * plan.cut.strips / (128 * 4)
+        sums = plan.slices * plan.cut.splits * plan.cut.tokens * plan.cut.row_blocks / (128 * 4)
         return alone + (plan.slices > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
 
     plans = (Plan(cut, slices) for cut in cuts_for(kernel, fmt, sm) for slices in range(1, MOST_SLICES + 1))
@@ -100,7 +100,7 @@ def may_share(plan: Plan, n: int, m: int, processors: int) -> bool:
 
 def tiles_of(cut: Cut, n: int, m: int) -> int:
     """Tiles of y."""
-    return -(-n // (cut.strips * tiles.ROWS)) * -(-m // cut.tokens)
+    return -(-n // (cut.row_blocks * tiles.ROWS)) * -(-m // cut.tokens)
 
 
 def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
@@ -110,15 +110,21 @@ def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
     """
     dtype = tiles.tile_dtype(fmt)
     weights = dtype.itemsize - (tiles.k_blocks(fmt) - 1) * dtype["k_blocks"].base.itemsize
-    stage = cut.splits * (cut.strips * weights + cut.tokens * TOKEN[cut.kernel])
-    sums = cut.splits * min(cut.tokens, STORED) * (cut.strips * tiles.ROWS + 4) * 4
+    stage = cut.splits * (cut.row_blocks * weights + cut.tokens * TOKEN[cut.kernel])
+    sums = cut.splits * min(cut.tokens, STORED) * (cut.row_blocks * tiles.ROWS + 4) * 4
     return max(tiles.table_bytes(fmt) + depth * stage, sums)
 
 
 def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> Template:
     """The template of the cut's kernel: as many stages as fit."""
     depth = next(deep for deep in range(DEEP, SHALLOW - 1, -1) if shared_bytes(fmt, cut, deep) <= shared_limit(sm))
-    sizes = {"TOKENS": cut.tokens, "STRIPS": cut.strips, "GROUPS": cut.groups, "SPLITS": cut.splits, "DEPTH": depth}
+    sizes = {
+        "TOKENS": cut.tokens,
+        "ROW_BLOCKS": cut.row_blocks,
+        "GROUPS": cut.groups,
+        "SPLITS": cut.splits,
+        "DEPTH": depth,
+    }
     return {"In": source, "Out": out, **sizes, "MOST_SLICES": MOST_SLICES}
 
 
@@ -141,7 +147,7 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
         pointers,
         len(pointers),
     )
-    sums_of_tile = cut.splits * cut.strips * tiles.ROWS * cut.tokens
+    sums_of_tile = cut.splits * cut.row_blocks * tiles.ROWS * cut.tokens
     shared = (count * slices * sums_of_tile, count) if slices > 1 else (0, 0)
     sizes_of_scratch = tuple(1 << size.bit_length() for size in shared)  # of few sizes: each stays
 

@@ -20,8 +20,8 @@ from .sm90_config import MOST_PARTS, PARTIAL, Tiling, compiled, prefill_template
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
 IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a tile has so many units along K
 PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose parts have different numbers of multiprocessors
-# Pieces of a tile, and the time it takes to add up their sums in that of a k_block of 64 columns of a strip. On an H200
-# a pair exchanges them in half a microsecond; through global memory it takes two and more.
+# Pieces of a tile, and the time it takes to add up their sums in that of a k_block of 64 columns of a row_block. On an
+# H200 a pair exchanges them in half a microsecond; through global memory it takes two and more.
 SUMS = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
 FLAG = 4  # bytes of what says that a part is complete
 
@@ -42,7 +42,7 @@ def grid_of(count: int, units: int, slots: int, lone: bool = False, k_blocks: in
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
     more than WASTE of the GPU idle. Few tiles are cut into equal pieces, as many as make the time shortest, unless they
-    leave more than IDLE and a CTA may have several (not `lone`). k_blocks: of all strips of a tile, in a unit.
+    leave more than IDLE and a CTA may have several (not `lone`). k_blocks: of all row_blocks of a tile, in a unit.
     """
     if count <= slots:
         most = min(slots // count, units)
@@ -100,16 +100,16 @@ class PrefillLaunch:
 
     def __init__(self, p: Problem, tiling: Tiling) -> None:
         """On the current device."""
-        strips, (output,) = -(-p.n // tiles.ROWS), p.outputs
+        row_blocks, (output,) = -(-p.n // tiles.ROWS), p.outputs
         template = prefill_template(p.format, tiling, p.x)
-        of_y = tiling.tiles(p.m, strips)
+        of_y = tiling.tiles(p.m, row_blocks)
         units = -(-p.k // tiling.unit(p.format))
-        grid = grid_of(of_y, units, p.sms, tiling.lone, tiling.strips * tiling.unit(p.format) // tiles.K_BLOCK)
+        grid = grid_of(of_y, units, p.sms, tiling.lone, tiling.row_blocks * tiling.unit(p.format) // tiles.K_BLOCK)
         assert not (tiling.lone and of_y > grid.ctas)
         function, block, shared = load("prefill", p.format, **template), tiling.threads, int(template["SHARED"])
         self._size = 0  # of the workspace
         if grid.whole < of_y and grid.paired != PAIR:
-            size = grid.ctas * tiling.strips * tiles.ROWS * tiling.tokens * PARTIAL
+            size = grid.ctas * tiling.row_blocks * tiles.ROWS * tiling.tokens * PARTIAL
             self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
         self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, tiling.tokens))
         self._x, self._device = 0, p.device
@@ -117,7 +117,7 @@ class PrefillLaunch:
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in output[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
         sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m)
-        cut = cut_of(grid, of_y, units, -(-strips // tiling.strips))
+        cut = cut_of(grid, of_y, units, -(-row_blocks // tiling.row_blocks))
         arguments = (self._map, w, pointers.outputs, parts, *sizes, cut)
         count = 2 + len(pointers.outputs)
         self._launch = Launch(

@@ -12,21 +12,21 @@ from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dt
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
-STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a strip before it is stored
+STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a row_block before it is stored
 BARRIERS = 1 << 10  # bytes of them, and of alignment
 MOST_IDLE = 3000  # columns; work that is shared out evenly, its sums through global memory, takes as much longer
 DEEP = 12  # stages of a ring at most
-MOST_PARTS = 4096  # that CTAs hand over: chunks of each strip of each CTA, of a GPU with many multiprocessors
+MOST_PARTS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
 ARRIVALS = 1  # of a warp that has read a stage; see the kernel
 
 
 class Tiling(NamedTuple):
-    """A CTA has a tile of `strips` * 64 rows of W and `tokens` rows of x.
+    """A CTA has a tile of `row_blocks` * 64 rows of W and `tokens` rows of x.
 
-    m, least, share: it is for up to so many rows of x, at least so many strips of 64 rows of W, and at least so many
-    columns of a strip for each multiprocessor.
-    splits: warpgroups that share K, for each strip of the tile. k_blocks_per_stage: k_blocks of 64 columns in a stage
-    of its ring;
+    m, least, share: it is for up to so many rows of x, at least so many row_blocks of 64 rows of W, and at least so
+    many columns of a row_block for each multiprocessor.
+    splits: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: k_blocks of 64 columns in a
+    stage of its ring;
     deep: the most stages, of which as many are taken as fit.
     lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
     where its stages have been: there is memory for more of them, and its warpgroups store a part of the tile each.
@@ -38,7 +38,7 @@ class Tiling(NamedTuple):
     least: int
     share: int
     tokens: int
-    strips: int
+    row_blocks: int
     splits: int
     k_blocks_per_stage: int
     lone: bool = False
@@ -47,20 +47,20 @@ class Tiling(NamedTuple):
     codebook: bool = False
     deep: int = DEEP
 
-    def tiles(self, m: int, strips: int) -> int:
-        """Of y, for M rows of x and so many strips of 64 rows of W."""
-        return -(-strips // self.strips) * -(-m // self.tokens)
+    def tiles(self, m: int, row_blocks: int) -> int:
+        """Of y, for M rows of x and so many row_blocks of 64 rows of W."""
+        return -(-row_blocks // self.row_blocks) * -(-m // self.tokens)
 
-    def idle(self, m: int, strips: int, k: int, sms: int) -> float:
+    def idle(self, m: int, row_blocks: int, k: int, sms: int) -> float:
         """Columns that a multiprocessor is idle for on average if each tile is cut into as many pieces as get a CTA."""
-        tiles = self.tiles(m, strips)
+        tiles = self.tiles(m, row_blocks)
         pieces = sms // tiles
         return k / pieces - k * tiles / sms if pieces else inf
 
     @property
     def threads(self) -> int:
         """Of a CTA: its warpgroups, and the producers'."""
-        return 128 * (self.strips * self.splits + 1)
+        return 128 * (self.row_blocks * self.splits + 1)
 
     @property
     def chunk(self) -> int:
@@ -87,13 +87,14 @@ class Tiling(NamedTuple):
         return max(self.k_blocks_per_stage, k_blocks(fmt)) * K_BLOCK
 
 
-# Measured on an H200, with tools/race_tilings.py. Two strips share x, of which an SM gets 60 bytes a cycle at most;
-# warpgroups that share K hide each other's decoding, three of them mostly, four where levels are looked up. Few strips
-# leave few tiles, of which smaller ones share the work better; but where a multiprocessor has much of it a tile may be
-# cut along K, long stages cost less, and super-blocks want whole tiles in a stage. Token tiles lie so close that one
-# more row of x costs little. Where few stages fit, of which each warpgroup keeps one, fewer warpgroups are faster.
+# Measured on an H200, with tools/race_tilings.py. Two row_blocks share x, of which an SM gets 60 bytes a cycle at most;
+# warpgroups that share K hide each other's decoding, three of them mostly, four where levels are looked up. Few
+# row_blocks leave few tiles, of which smaller ones share the work better; but where a multiprocessor has much of it a
+# tile may be cut along K, long stages cost less, and super-blocks want whole tiles in a stage. Token tiles lie so close
+# that one more row of x costs little. Where few stages fit, of which each warpgroup keeps one, fewer warpgroups are
+# faster.
 TILINGS = (
-    #      m <=   strips >=  share tokens strips  splits  stage
+    #      m <=   row_blocks >=  share tokens row_blocks  splits  stage
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, k_blocks=4),
     Tiling(16,   200,       0,    16,    2,      1,      4,     lone=True, k_blocks=4),
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8, lone=True),
@@ -228,17 +229,17 @@ TILINGS = (
 TOKENS = tuple(sorted({tiling.tokens for tiling in TILINGS}))
 
 
-def tiling_of(fmt: Format, m: int, strips: int, k: int, sms: int) -> Tiling:
-    """The first row of TILINGS for M rows of x, so many strips of 64 rows of W, K columns and multiprocessors.
+def tiling_of(fmt: Format, m: int, row_blocks: int, k: int, sms: int) -> Tiling:
+    """The first row of TILINGS for M rows of x, so many row_blocks of 64 rows of W, K columns and multiprocessors.
 
     M beyond the largest token tile is shared out evenly over as few tiles as possible.
     """
     part = -(-m // -(-m // TOKENS[-1]))
-    share = strips * k // sms
-    fitting = (row for row in TILINGS if part <= row.m and strips >= row.least and share >= row.share)
+    share = row_blocks * k // sms
+    fitting = (row for row in TILINGS if part <= row.m and row_blocks >= row.least and share >= row.share)
     for row in fitting:
         whole = m <= row.m or part <= row.tokens
-        if whole and not (row.lone and row.idle(m, strips, k, sms) > MOST_IDLE) and row.serves(fmt):
+        if whole and not (row.lone and row.idle(m, row_blocks, k, sms) > MOST_IDLE) and row.serves(fmt):
             return row
     raise AssertionError("the last row is for everything")
 
@@ -262,14 +263,14 @@ def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     exchange = 0 if tiling.lone else tiling.chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
-        + depth * (x + tiling.strips * weights)
-        + tiling.strips * (slots(fmt, tiling, depth) * fields + exchange)
+        + depth * (x + tiling.row_blocks * weights)
+        + tiling.row_blocks * (slots(fmt, tiling, depth) * fields + exchange)
         + BARRIERS
     )
 
 
 def slots(fmt: Format, tiling: Tiling, depth: int) -> int:
-    """Tiles of a strip whose fields lie beside a ring of so many stages: none if a stage holds whole tiles.
+    """Tiles of a row_block whose fields lie beside a ring of so many stages: none if a stage holds whole tiles.
 
     As many as the stages may be of, so that the same splits read all tiles of a slot.
     """
@@ -288,7 +289,7 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
     return {
         "In": source,
         "TOKENS": tiling.tokens,
-        "STRIPS": tiling.strips,
+        "ROW_BLOCKS": tiling.row_blocks,
         "SPLITS": tiling.splits,
         "K_BLOCKS_PER_STAGE": tiling.k_blocks_per_stage,
         "DEPTH": depth,

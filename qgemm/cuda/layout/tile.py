@@ -1,6 +1,6 @@
 """Device tiles: the same bytes as the blocks, reordered so that a GPU lane reads its share in one piece.
 
-A tile holds 64 rows of one format and is contiguous; the tiles of a strip of 64 rows lie along K. It is 64 weights
+A tile holds 64 rows of one format and is contiguous; the tiles of a row_block of 64 rows lie along K. It is 64 weights
 wide, or as wide as a block where that is more (256 for the K-quants). First come the codes, in k_blocks of 64 columns,
 each of them contiguous so that one bulk copy fetches it, then the fields per block.
 
@@ -60,7 +60,7 @@ def columns(fmt: Format) -> int:
 
 
 def tiles_shape(fmt: Format, n: int, k: int) -> tuple[int, int, int]:
-    """[strips, tiles along K, bytes of a tile] of a matrix [N, K]."""
+    """[row_blocks, tiles along K, bytes of a tile] of a matrix [N, K]."""
     return -(-n // ROWS), -(-k // columns(fmt)), tile_dtype(fmt).itemsize
 
 
@@ -144,21 +144,21 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     """Blocks [N, K / weights] -> tiles [ceil(N / 64), ceil(K / columns)]."""
     dtype = tile_dtype(fmt)
     per_tile = columns(fmt) // fmt.weights
-    strips, along = -(-blocks.shape[0] // ROWS), -(-blocks.shape[1] // per_tile)
-    padded = np.zeros((strips * ROWS, along * per_tile), fmt.dtype)
+    row_blocks, along = -(-blocks.shape[0] // ROWS), -(-blocks.shape[1] // per_tile)
+    padded = np.zeros((row_blocks * ROWS, along * per_tile), fmt.dtype)
     padded[: blocks.shape[0], : blocks.shape[1]] = blocks
-    tiles, known = np.empty((strips, along), dtype), table(fmt)
+    tiles, known = np.empty((row_blocks, along), dtype), table(fmt)
     coded: LaneWords = {}
     for name in fmt.dtype.names or ():
         field = padded[name]
         if name in fmt.slots:
-            bits, codes = _bits(fmt, name), _codes(fmt, name, field).reshape(strips, ROWS, -1, K_BLOCK)
+            bits, codes = _bits(fmt, name), _codes(fmt, name, field).reshape(row_blocks, ROWS, -1, K_BLOCK)
             coded[name] = _codes_to_words(codes, bits) if known is None else _codes_to_indices(codes, bits, known.pairs)
         else:
             unit, count = _units(fmt, name)
-            #                                                strip  warp  r  g  tile   block     word
-            split = np.ascontiguousarray(field).view(unit).reshape(strips, WARPS, 2, 8, along, per_tile, *count)
-            tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # strip tile warp g block word r
+            #                                                row_block  warp  r  g  tile   block     word
+            split = np.ascontiguousarray(field).view(unit).reshape(row_blocks, WARPS, 2, 8, along, per_tile, *count)
+            tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # row_block tile warp g block word r
     for name, words in (coded if fmt.to_tile is None else fmt.to_tile(coded)).items():
         tiles["k_blocks"][name] = words.reshape(tiles["k_blocks"][name].shape)
     return tiles
@@ -166,11 +166,13 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
 
 def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     """Tiles -> blocks [rows, columns / weights]; the inverse of `pack`."""
-    strips, along = tiles.shape
+    row_blocks, along = tiles.shape
     per_tile = k_blocks(fmt) * K_BLOCK // fmt.weights
-    padded = np.empty((strips * ROWS, along * per_tile), fmt.dtype)
+    padded = np.empty((row_blocks * ROWS, along * per_tile), fmt.dtype)
     coded = {
-        name: words.reshape(strips, -1, *words.shape[3:]) for name in fmt.slots for words in [tiles["k_blocks"][name]]
+        name: words.reshape(row_blocks, -1, *words.shape[3:])
+        for name in fmt.slots
+        for words in [tiles["k_blocks"][name]]
     }
     coded, known = coded if fmt.from_tile is None else fmt.from_tile(coded), table(fmt)
     for name in fmt.dtype.names or ():
@@ -306,42 +308,44 @@ def _between(bits: int) -> int:
 
 
 def _codes_to_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
-    """Codes [strip, 64, k_block, 64] -> words [strip, k_block, warp, bits / chunk, lane, chunk]."""
-    strips, _, along, _ = codes.shape
+    """Codes [row_block, 64, k_block, 64] -> words [row_block, k_block, warp, bits / chunk, lane, chunk]."""
+    row_blocks, _, along, _ = codes.shape
     p = _between(bits)
-    #                     strip  warp  r  g  k_block  step / p, step % p  h  t  e : row 16 warp + 8 r + g,
-    split = codes.reshape(strips, WARPS, 2, 8, along, STEPS // p, p, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
-    #                       strip k_block warp g t | byte j = (e, h) | code c = (step / p, r, step % p)
-    ordered = split.transpose(0, 4, 1, 3, 8, 9, 7, 5, 2, 6).reshape(strips, along, WARPS, LANES, 4, 2 * STEPS)
+    #                     row_block  warp  r  g  k_block  step / p, step % p  h  t  e : row 16 warp + 8 r + g,
+    split = codes.reshape(row_blocks, WARPS, 2, 8, along, STEPS // p, p, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
+    #                       row_block k_block warp g t | byte j = (e, h) | code c = (step / p, r, step % p)
+    ordered = split.transpose(0, 4, 1, 3, 8, 9, 7, 5, 2, 6).reshape(row_blocks, along, WARPS, LANES, 4, 2 * STEPS)
     in_bytes = pack_slots(ordered, bits)  # [..., lane, byte j, word]
     words = np.ascontiguousarray(in_bytes.swapaxes(-1, -2)).view("<u4")  # [..., lane, word, 1]
     chunk = min(bits, CHUNK)
-    return words.reshape(strips, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
+    return words.reshape(row_blocks, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
 
 
 def _words_to_codes(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     """The inverse of `_codes_to_words`."""
-    strips, along = words.shape[:2]
-    in_order = np.ascontiguousarray(words.swapaxes(3, 4)).reshape(strips, along, WARPS, LANES, bits, 1)
+    row_blocks, along = words.shape[:2]
+    in_order = np.ascontiguousarray(words.swapaxes(3, 4)).reshape(row_blocks, along, WARPS, LANES, bits, 1)
     in_bytes = in_order.view(np.uint8).swapaxes(-1, -2)  # [..., lane, byte j, word]
     p = _between(bits)
     codes = unpack_slots(np.ascontiguousarray(in_bytes), bits)
-    #                      strip  k_block   warp  g  t  e  h  step / p  r  step % p
-    ordered = codes.reshape(strips, along, WARPS, 8, 4, 2, 2, STEPS // p, 2, p)
-    #                      strip warp r  g  k_block step  h  t  e
-    return ordered.transpose(0, 2, 8, 3, 1, 7, 9, 6, 4, 5).reshape(strips, ROWS, along, K_BLOCK)
+    #                      row_block  k_block   warp  g  t  e  h  step / p  r  step % p
+    ordered = codes.reshape(row_blocks, along, WARPS, 8, 4, 2, 2, STEPS // p, 2, p)
+    #                      row_block warp r  g  k_block step  h  t  e
+    return ordered.transpose(0, 2, 8, 3, 1, 7, 9, 6, 4, 5).reshape(row_blocks, ROWS, along, K_BLOCK)
 
 
 def _codes_to_indices(codes: NDArray[np.uint8], bits: int, pairs: int) -> NDArray[np.uint32]:
-    """Codes of a codebook [strip, 64, k_block, 64] -> words [strip, k_block, warp, bits / chunk, lane, chunk].
+    """Codes of a codebook [row_block, 64, k_block, 64] -> words [row_block, k_block, warp, bits / chunk, lane, chunk].
 
     pairs: the registers whose codes are in an index.
     """
-    strips, _, along, _ = codes.shape
-    #                     strip  warp  r  g  k_block  step   h  t  e : row 16 warp + 8 r + g,
-    split = codes.reshape(strips, WARPS, 2, 8, along, STEPS, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
-    #                         strip k_block warp g t | pair = (step, h, r) | e
-    two = split.transpose(0, 4, 1, 3, 7, 5, 6, 2, 8).reshape(strips, along, WARPS, LANES, 4 * STEPS // pairs, pairs, 2)
+    row_blocks, _, along, _ = codes.shape
+    #                     row_block  warp  r  g  k_block  step   h  t  e : row 16 warp + 8 r + g,
+    split = codes.reshape(row_blocks, WARPS, 2, 8, along, STEPS, 2, 4, 2)  # column 16 step + 8 h + 2 t + e
+    #                         row_block k_block warp g t | pair = (step, h, r) | e
+    two = split.transpose(0, 4, 1, 3, 7, 5, 6, 2, 8).reshape(
+        row_blocks, along, WARPS, LANES, 4 * STEPS // pairs, pairs, 2
+    )
     ordered = two.swapaxes(-1, -2).reshape(*two.shape[:-2], 2 * pairs).astype(np.uint32)
     shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
     indices = np.bitwise_or.reduce(ordered << shifts, axis=-1)
@@ -349,21 +353,25 @@ def _codes_to_indices(codes: NDArray[np.uint8], bits: int, pairs: int) -> NDArra
     for index, word, at, shift, count in _pieces(bits, pairs):
         words[..., word] |= (indices[..., index] >> np.uint32(shift) & np.uint32(2**count - 1)) << np.uint32(at)
     chunk = gcd(bits, CHUNK)
-    return words.reshape(strips, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
+    return words.reshape(row_blocks, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
 
 
 def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArray[np.uint8]:
     """The inverse of `_codes_to_indices`."""
-    strips, along = words.shape[:2]
-    in_order = words.swapaxes(3, 4).reshape(strips, along, WARPS, LANES, bits)
+    row_blocks, along = words.shape[:2]
+    in_order = words.swapaxes(3, 4).reshape(row_blocks, along, WARPS, LANES, bits)
     indices = np.zeros((*in_order.shape[:-1], 4 * STEPS // pairs), np.uint32)
     for index, word, at, shift, count in _pieces(bits, pairs):
         indices[..., index] |= (in_order[..., word] >> np.uint32(at) & np.uint32(2**count - 1)) << np.uint32(shift)
     shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
     ordered = (indices[..., None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
-    two = ordered.reshape(*indices.shape, 2, pairs).swapaxes(-1, -2).reshape(strips, along, WARPS, 8, 4, STEPS, 2, 2, 2)
-    #                    strip warp r  g  k_block step  h  t  e
-    return two.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(strips, ROWS, along, K_BLOCK)
+    two = (
+        ordered.reshape(*indices.shape, 2, pairs)
+        .swapaxes(-1, -2)
+        .reshape(row_blocks, along, WARPS, 8, 4, STEPS, 2, 2, 2)
+    )
+    #                    row_block warp r  g  k_block step  h  t  e
+    return two.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(row_blocks, ROWS, along, K_BLOCK)
 
 
 def _pieces(bits: int, pairs: int) -> Iterator[tuple[int, int, int, int, int]]:

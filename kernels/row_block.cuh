@@ -1,4 +1,4 @@
-// A CTA that owns a strip of TILE_ROWS rows of W: SPLITS groups of WARPS warps share its tiles, each sums its own.
+// A CTA that owns a row_block of TILE_ROWS rows of W: SPLITS groups of WARPS warps share its tiles, each sums its own.
 #pragma once
 
 #include "types.cuh"
@@ -11,7 +11,7 @@ struct Place {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 };
 
-// The k_block after number i of a strip, for a group that takes every SPLITS-th tile.
+// The k_block after number i of a row_block, for a group that takes every SPLITS-th tile.
 __device__ inline i64 next_k_block(i64 i) { return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (SPLITS - 1) * K_BLOCKS; }
 
 // sums[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
