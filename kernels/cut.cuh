@@ -1,12 +1,12 @@
 // A CTA that owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of `slices` slices of K: how the mma
-// kernels for many tokens cut y, fill their stages and add up. SPLITS k_blocks at a time come through a ring of DEPTH
-// stages, with codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the SPLITS k_blocks. The sums of
-// splits and slices meet at the end, in a fixed order.
+// kernels for many tokens cut y, fill their stages and add up. SPLITS k_blocks at a time come through a pipeline of
+// STAGES stages, with codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the SPLITS k_blocks. The
+// sums of splits and slices meet at the end, in a fixed order.
 #pragma once
 
 #include "mma.cuh"
 #include "pdl.cuh"
-#include "ring.cuh"
+#include "pipeline.cuh"
 #include "tile.cuh"
 
 constexpr int ROWS = ROW_BLOCKS * TILE_ROWS, ROW_WARPS = ROW_BLOCKS * WARPS / GROUPS, THREADS = 32 * ROW_WARPS * SPLITS;
@@ -101,7 +101,7 @@ __device__ inline void fill_stages(WeightCopies& weights, XCopies& x, u32 stage_
     prepare();
     launch_dependents();
     wait_for_predecessors();
-    for (int i = 0; i < DEPTH - 1; ++i) {
+    for (int i = 0; i < STAGES - 1; ++i) {
         if (i >= EARLY) weights(i * stage_bytes);
         x(i * stage_bytes);
         copies_commit();

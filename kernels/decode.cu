@@ -1,9 +1,9 @@
 // decode: y [m, n] = x [m, k] @ W [n, k].T for few tokens on tensor cores, at the speed of memory.
 //
-// A CTA, its warps and their rings are those of split.cuh. Weights are operand A, masked out of the codes in shared
+// A CTA, its warps and their pipelines are those of split.cuh. Weights are operand A, masked out of the codes in shared
 // memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where
 // a scale is shared, for the zero or the minimum; scales multiply the float sums.
-// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS, SPLITS, DEPTH, BULK.
+// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS, SPLITS, STAGES, BULK.
 #include "operand.cuh"
 #include "pieces.cuh"
 #include "scales.cuh"
@@ -32,10 +32,10 @@ __device__ inline void take_sums(GroupSums& group_sums, const Sums (&sums)[K_BLO
 }
 
 // Adds a k_block's products to the sums, but for the minimums of a super-block.
-__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory<Rows>& mine, int i, int slot,
+__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory<Rows>& mine, int i, int stage,
                                 int lane) {
     const int g = lane / 4, k_block = i % K_BLOCKS;
-    const Rows& x = mine.ring.stages[slot].x;
+    const Rows& x = mine.pipeline.stages[stage].x;
     StepOfX<In> b[COLUMN_TILES][K_BLOCK_STEPS / 2][2];
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
@@ -61,8 +61,8 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
 #pragma unroll
     for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group) {
         const int row_block = group / GROUPS, of_row_block = group % GROUPS;
-        const Fields& fields = mine.ring.fields(i, slot, row_block);
-        const auto codes = mine.ring.codes(slot, row_block).codes(of_row_block, lane);
+        const Fields& fields = mine.pipeline.fields(i, stage, row_block);
+        const auto codes = mine.pipeline.codes(stage, row_block).codes(of_row_block, lane);
 #pragma unroll
         for (int part = 0; part < K_BLOCK_SCALES; ++part) {
             Sums dots[COLUMN_TILES] = {};
@@ -93,38 +93,38 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Products products) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[SPLITS][DEPTH];
+    __shared__ unsigned long long words[SPLITS][STAGES];
     static_assert(sizeof(Memory<Rows>) == WARP_BYTES,
-                  "the memory of a warp differs from ring_bytes() of qgemm/cuda/kernels/decode_config.py");
+                  "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
     auto* mine = reinterpret_cast<Memory<Rows>*>(memory + Format::TABLE_BYTES) + at.split;
-    auto& ring = mine->ring;
+    auto& pipeline = mine->pipeline;
     Walk walk = {at};
-    Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, ring.stages);
-    const Arrivals<DEPTH, true, BULK> arrivals(words[at.split]);
+    Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, pipeline.stages);
+    const Arrivals<STAGES, true, BULK> arrivals(words[at.split]);
 
     AllSums sums = {};
     GroupSums group_sums = {};
     stream(
         at.count, arrivals,
-        [&](int slot) {
-            arrivals.first_copy(slot, ring.bytes(walk), [&](auto copy) { ring.load(walk, slot, copy); });
+        [&](int stage) {
+            arrivals.first_copy(stage, pipeline.bytes(walk), [&](auto copy) { pipeline.load(walk, stage, copy); });
             walk.advance();
         },
-        [&] { share_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int slot) { pieces.load(slot); },
-        [&](int i, int slot) {
+        [&] { share_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int stage) { pieces.load(stage); },
+        [&](int i, int stage) {
             if (i % K_BLOCKS == 0)
                 for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                    mine->take(ring.fields(i, slot, row_block), row_block, at.lane);
-            multiply(sums, group_sums, *mine, i, slot, at.lane);
+                    mine->take(pipeline.fields(i, stage, row_block), row_block, at.lane);
+            multiply(sums, group_sums, *mine, i, stage, at.lane);
             if constexpr (SHARED_MINIMUM)
                 if (i % K_BLOCKS == K_BLOCKS - 1)
                     for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                        add_minimums<3>(sums[row_block], group_sums, ring.fields(i, slot, row_block), 1 << B::SHIFT,
-                                        at.lane);
+                        add_minimums<3>(sums[row_block], group_sums, pipeline.fields(i, stage, row_block),
+                                        1 << B::SHIFT, at.lane);
         });
-    __syncthreads();                         // the rings are empty: their memory serves the sums
+    __syncthreads();                         // the pipelines are empty: their memory serves the sums
     const float unit = two_to(B::EXPONENT);  // of the codes
     reduce_and_store(sums, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), at, m);
 }

@@ -1,10 +1,10 @@
 // decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, dots of codes on tensor cores, as integers
 // or halves (dots.cuh), at the speed of memory.
 //
-// A CTA, its warps and their rings are those of split.cuh. x comes as Activations, k_block by k_block [along][m], or,
-// if it is small, as numbers [m, k], which each CTA quantizes for itself.
+// A CTA, its warps and their pipelines are those of split.cuh. x comes as Activations, k_block by k_block [along][m],
+// or, if it is small, as numbers [m, k], which each CTA quantizes for itself.
 // Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS,
-// SPLITS, DEPTH, BULK.
+// SPLITS, STAGES, BULK.
 #include "dots.cuh"
 #include "quantize.cuh"
 #include "scales.cuh"
@@ -25,7 +25,7 @@ struct Staged<Activations> {
 // Adds a k_block's products to the sums, but for the minimums of a super-block.
 template <class Memory>
 __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory& mine, const Activations* x, int i,
-                                int slot, int lane) {
+                                int stage, int lane) {
     const int g = lane / 4, t = lane % 4, k_block = i % K_BLOCKS;
     typename Dots::X b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
@@ -51,8 +51,8 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
 #pragma unroll
     for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group) {
         const int row_block = group / GROUPS, of_row_block = group % GROUPS;
-        const Fields& fields = mine.ring.fields(i, slot, row_block);
-        const auto codes = mine.ring.codes(slot, row_block).codes(of_row_block, lane);
+        const Fields& fields = mine.pipeline.fields(i, stage, row_block);
+        const auto codes = mine.pipeline.codes(stage, row_block).codes(of_row_block, lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const auto first = Dots::step(codes, 2 * block), second = Dots::step(codes, 2 * block + 1);
@@ -98,46 +98,46 @@ __device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int k
 template <class T>
 __device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[SPLITS][DEPTH];
+    __shared__ unsigned long long words[SPLITS][STAGES];
     using Memory = ::Memory<typename Staged<T>::Type>;
     static_assert(sizeof(Memory) == WARP_BYTES,
-                  "the memory of a warp differs from ring_bytes() of qgemm/cuda/kernels/decode_config.py");
+                  "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
     const T* x = static_cast<const T*>(products.x);
     Memory& mine = reinterpret_cast<Memory*>(memory)[at.split];
-    auto& ring = mine.ring;
-    const Arrivals<DEPTH, false, BULK> arrivals(words[at.split]);
+    auto& pipeline = mine.pipeline;
+    const Arrivals<STAGES, false, BULK> arrivals(words[at.split]);
 
     AllSums sums = {};
     GroupSums group_sums = {};
     Walk walk = {at};
-    const auto load_weights = [&](int slot) {
-        const u32 bytes = ring.bytes(walk) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
-        arrivals.first_copy(slot, bytes, [&](auto copy) { ring.load(walk, slot, copy); });
+    const auto load_weights = [&](int stage) {
+        const u32 bytes = pipeline.bytes(walk) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
+        arrivals.first_copy(stage, bytes, [&](auto copy) { pipeline.load(walk, stage, copy); });
         walk.advance();
     };
-    const auto multiply_by = [&](const Activations* quantized, int i, int slot) {
+    const auto multiply_by = [&](const Activations* quantized, int i, int stage) {
         if (i % K_BLOCKS == 0)
             for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                mine.take(ring.fields(i, slot, row_block), row_block, at.lane);
-        multiply(sums, group_sums, mine, quantized, i, slot, at.lane);
+                mine.take(pipeline.fields(i, stage, row_block), row_block, at.lane);
+        multiply(sums, group_sums, mine, quantized, i, stage, at.lane);
         if constexpr (SHARED_MINIMUM)
             if (i % K_BLOCKS == K_BLOCKS - 1)
                 for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                    add_minimums<2>(sums[row_block], group_sums, ring.fields(i, slot, row_block), 1, at.lane);
+                    add_minimums<2>(sums[row_block], group_sums, pipeline.fields(i, stage, row_block), 1, at.lane);
     };
     if constexpr (PREPARED<T>) {
         const T* from = x + i64(at.split) * K_BLOCKS * m;  // the next k_block
         int k_block = 0;
-        const auto load_x = [&](int slot) {
-            arrivals.copy(slot, [&](auto copy) { copy(ring.stages[slot].x, from, m * u32(sizeof(T))); });
+        const auto load_x = [&](int stage) {
+            arrivals.copy(stage, [&](auto copy) { copy(pipeline.stages[stage].x, from, m * u32(sizeof(T))); });
             from += m;
             if (++k_block == K_BLOCKS) k_block = 0, from += (SPLITS - 1) * K_BLOCKS * m;
         };
         stream(
             at.count, arrivals, load_weights, [] {}, [] {}, load_x,
-            [&](int i, int slot) { multiply_by(ring.stages[slot].x, i, slot); });
+            [&](int i, int stage) { multiply_by(pipeline.stages[stage].x, i, stage); });
     } else {
         auto* quantized = reinterpret_cast<Activations*>(memory + SPLITS * WARP_BYTES);
         const auto quantize_x = [&] {
@@ -147,12 +147,12 @@ __device__ inline void run(const Products& products) {
         const Activations* from = quantized + at.split * K_BLOCKS * m;  // the k_block in hand
         stream(
             at.count, arrivals, load_weights, [] {}, quantize_x, [](int) {},
-            [&](int i, int slot) {
-                multiply_by(from, i, slot);
+            [&](int i, int stage) {
+                multiply_by(from, i, stage);
                 from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (SPLITS - 1) * K_BLOCKS : 1) * m;
             });
     }
-    __syncthreads();  // the rings are empty: their memory serves the sums
+    __syncthreads();  // the pipelines are empty: their memory serves the sums
     reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "mma.cuh"
-#include "ring.cuh"
+#include "pipeline.cuh"
 
 template <class In>
 struct Operand;

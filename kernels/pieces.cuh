@@ -1,4 +1,4 @@
-// What a lane copies of x into the stages of its warp's ring: 16 bytes of some tokens, k_block by k_block.
+// What a lane copies of x into the stages of its warp's pipeline: 16 bytes of some tokens, k_block by k_block.
 #pragma once
 
 #include "split.cuh"
@@ -25,10 +25,10 @@ struct Pieces {
         this->x = x + token * k + column;
         to = shared_address(&stages->x[token][piece]);
     }
-    // The next k_block -> slot.
-    __device__ void load(int slot) {
+    // The next k_block -> stage.
+    __device__ void load(int stage) {
         const bool inside = column < k;  // a ragged row ends within its last tile: zeros there
-        const u32 into = to + slot * sizeof(Stage);
+        const u32 into = to + stage * sizeof(Stage);
 #pragma unroll
         for (int j = 0; j < (TOKENS + APART - 1) / APART; ++j)
             if (token + j * APART < m) copy_16(into + j * APART * sizeof(Row), x + j * token_stride, inside);

@@ -6,8 +6,8 @@
 // consume them: each owns a row_block and every SPLITS-th stage, decodes weights into registers as operand A, scale and
 // minimum included, and multiplies them by the tokens as operand B. Weights are brought into the range of half by a
 // power of two for each row, undone at the end. The grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, SPLITS, K_BLOCKS_PER_STAGE, DEPTH, SLOTS (for fields of
-// tiles), LONE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a
+// Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, SPLITS, K_BLOCKS_PER_STAGE, STAGES, FIELD_STAGES (for fields
+// of tiles), LONE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a
 // time), SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py),
 // ARRIVALS (of a warp that
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
@@ -39,59 +39,61 @@ constexpr int SUMS = TOKENS / 2;  // of a thread
 static_assert(WHOLE_TILES || K_BLOCKS % K_BLOCKS_PER_STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before. So
-// each place of the ring has as many as there are splits that read it in turn.
+// each place of the pipeline has as many as there are splits that read it in turn.
 constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
-constexpr int TURNS = SPLITS / common_divisor(DEPTH, SPLITS);
+constexpr int TURNS = SPLITS / common_divisor(STAGES, SPLITS);
 
-// A row_block's weights in a ring of stages: whole tiles, or only k_blocks of them, whose fields have slots of their
-// own because they are read until the last k_block of the tile.
-template <int TILES_PER_STAGE, int FIELD_SLOTS>
-struct RingOf {
-    Tile tiles[DEPTH][TILES_PER_STAGE];
+// A row_block's weights in a pipeline of stages: whole tiles, or only k_blocks of them, whose fields have slots of
+// their own because they are read until the last k_block of the tile.
+template <int TILES_PER_STAGE, int FIELD_STAGES>
+struct SmemPipeline {
+    Tile tiles[STAGES][TILES_PER_STAGE];
 
-    __device__ const KBlockOf<WARPS>& codes(int slot, int k_block) const {
-        return tiles[slot][k_block / K_BLOCKS].k_blocks[k_block % K_BLOCKS];
+    __device__ const KBlockOf<WARPS>& codes(int stage, int k_block) const {
+        return tiles[stage][k_block / K_BLOCKS].k_blocks[k_block % K_BLOCKS];
     }
-    __device__ const Format& fields(int slot, int k_block, u32) const { return tiles[slot][k_block / K_BLOCKS].fields; }
+    __device__ const Format& fields(int stage, int k_block, u32) const {
+        return tiles[stage][k_block / K_BLOCKS].fields;
+    }
     __device__ static u32 bytes(int k_blocks) { return k_blocks / K_BLOCKS * sizeof(Tile); }
-    __device__ void load(int slot, const Tile* from, int, int k_blocks, u32 barrier) {
-        bulk_copy(shared_address(tiles[slot]), from, bytes(k_blocks), barrier);
+    __device__ void load(int stage, const Tile* from, int, int k_blocks, u32 barrier) {
+        bulk_copy(shared_address(tiles[stage]), from, bytes(k_blocks), barrier);
     }
     __device__ void load_fields(u32, const Tile*) {}
     __device__ void init() {}
     __device__ void wait_fields(u32) const {}
 };
 
-template <int FIELD_SLOTS>
-struct RingOf<0, FIELD_SLOTS> {
-    static_assert(FIELD_SLOTS * K_BLOCKS >= (DEPTH - 1) * K_BLOCKS_PER_STAGE + K_BLOCKS,
+template <int FIELD_STAGES>
+struct SmemPipeline<0, FIELD_STAGES> {
+    static_assert(FIELD_STAGES * K_BLOCKS >= (STAGES - 1) * K_BLOCKS_PER_STAGE + K_BLOCKS,
                   "fields stay until the tile is read");
-    static_assert(FIELD_SLOTS * K_BLOCKS / K_BLOCKS_PER_STAGE % SPLITS == 0,
-                  "the same splits read all tiles of a slot");
-    KBlockOf<WARPS> k_blocks[DEPTH][K_BLOCKS_PER_STAGE];
-    Format slots[FIELD_SLOTS];
-    unsigned long long full[FIELD_SLOTS];
+    static_assert(FIELD_STAGES * K_BLOCKS / K_BLOCKS_PER_STAGE % SPLITS == 0,
+                  "the same splits read all tiles of a stage");
+    KBlockOf<WARPS> k_blocks[STAGES][K_BLOCKS_PER_STAGE];
+    Format field_stages[FIELD_STAGES];
+    unsigned long long full[FIELD_STAGES];
 
-    __device__ const KBlockOf<WARPS>& codes(int slot, int k_block) const { return k_blocks[slot][k_block]; }
-    __device__ const Format& fields(int, int, u32 tile) const { return slots[tile % FIELD_SLOTS]; }
+    __device__ const KBlockOf<WARPS>& codes(int stage, int k_block) const { return k_blocks[stage][k_block]; }
+    __device__ const Format& fields(int, int, u32 tile) const { return field_stages[tile % FIELD_STAGES]; }
     __device__ static u32 bytes(int) { return sizeof(KBlockOf<WARPS>[K_BLOCKS_PER_STAGE]); }
-    __device__ void load(int slot, const Tile* from, int k_block, int, u32 barrier) {
-        bulk_copy(shared_address(k_blocks[slot]), &from->k_blocks[k_block], bytes(K_BLOCKS_PER_STAGE), barrier);
+    __device__ void load(int stage, const Tile* from, int k_block, int, u32 barrier) {
+        bulk_copy(shared_address(k_blocks[stage]), &from->k_blocks[k_block], bytes(K_BLOCKS_PER_STAGE), barrier);
     }
     // The fields of the tile'th tile of this CTA.
-    __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % FIELD_SLOTS]); }
+    __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % FIELD_STAGES]); }
     __device__ void load_fields(u32 tile, const Tile* from) {
         mbarrier_expect(barrier(tile), sizeof(Format));
-        bulk_copy(shared_address(&slots[tile % FIELD_SLOTS]), &from->fields, sizeof(Format), barrier(tile));
+        bulk_copy(shared_address(&field_stages[tile % FIELD_STAGES]), &from->fields, sizeof(Format), barrier(tile));
     }
     __device__ __forceinline__ void init() {
 #pragma unroll
-        for (int slot = 0; slot < FIELD_SLOTS; ++slot) mbarrier_init(barrier(slot), 1);
+        for (int stage = 0; stage < FIELD_STAGES; ++stage) mbarrier_init(barrier(stage), 1);
     }
-    __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / FIELD_SLOTS & 1); }
+    __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / FIELD_STAGES & 1); }
 };
 
-using Ring = RingOf<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, SLOTS>;
+using Pipeline = SmemPipeline<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, FIELD_STAGES>;
 
 // Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in
 // order.
@@ -101,9 +103,10 @@ using Staged = float[CHUNK][TILE_ROWS + 4];
 constexpr int HALF_FOURS = (CHUNKS + 1) / 2 * FOURS;
 using Inbox = float4[HALF_FOURS][GROUP_THREADS];
 
-// x in a ring of stages, and room for what comes after the products: beside the ring, where the first split owns all
-// chunks, one after the other; or, if a CTA has one segment, in place of the ring, where each split owns some of them.
-using RingOfX = In[DEPTH][K_BLOCKS_PER_STAGE][TOKENS][K_BLOCK];  // swizzled
+// x in a pipeline of stages, and room for what comes after the products: beside the pipeline, where the first split
+// owns all chunks, one after the other; or, if a CTA has one segment, in place of the pipeline, where each split owns
+// some of them.
+using XStages = In[STAGES][K_BLOCKS_PER_STAGE][TOKENS][K_BLOCK];  // swizzled
 template <bool LONE_SEGMENT>
 struct Tokens {
     union Exchange {
@@ -111,7 +114,7 @@ struct Tokens {
         Staged staged;
     };
     union {
-        RingOfX x;
+        XStages x;
         Inbox inbox[ROW_BLOCKS];
     };
     Exchange exchange[ROW_BLOCKS];
@@ -128,7 +131,7 @@ struct Tokens<true> {
         Staged staged[SPLITS];
     };
     union {
-        RingOfX x;
+        XStages x;
         struct {
             Exchange exchange[ROW_BLOCKS];
             Inbox inbox[ROW_BLOCKS];
@@ -143,25 +146,25 @@ struct Tokens<true> {
 };
 
 struct Memory : Tokens<LONE> {
-    Ring weights[ROW_BLOCKS];
-    unsigned long long full[TURNS][DEPTH], empty[DEPTH], received[ROW_BLOCKS][SPLITS];
+    Pipeline weights[ROW_BLOCKS];
+    unsigned long long full[TURNS][STAGES], empty[STAGES], received[ROW_BLOCKS][SPLITS];
 
     // By one thread: with a lane for each barrier it would be a loop over lanes, of 60 clocks each.
     __device__ __forceinline__ void init() {
 #pragma unroll
-        for (int slot = 0; slot < DEPTH; ++slot) {
-            for (auto& barriers : full) mbarrier_init(shared_address(&barriers[slot]), 2);  // producers
-            mbarrier_init(shared_address(&empty[slot]), ROW_BLOCKS * 4 * ARRIVALS);         // warps
+        for (int stage = 0; stage < STAGES; ++stage) {
+            for (auto& barriers : full) mbarrier_init(shared_address(&barriers[stage]), 2);  // producers
+            mbarrier_init(shared_address(&empty[stage]), ROW_BLOCKS * 4 * ARRIVALS);         // warps
         }
 #pragma unroll
         for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(shared_address(&received[i % ROW_BLOCKS][i / ROW_BLOCKS]), 1);
 #pragma unroll
-        for (auto& ring : weights) ring.init();
+        for (auto& pipeline : weights) pipeline.init();
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 };
 // of operand B's address
-constexpr u32 X_STAGE = sizeof(RingOfX) / DEPTH / 16, X_K_BLOCK = X_STAGE / K_BLOCKS_PER_STAGE;
+constexpr u32 X_STAGE = sizeof(XStages) / STAGES / 16, X_K_BLOCK = X_STAGE / K_BLOCKS_PER_STAGE;
 static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
               "the stages do not fit the shared memory that the host asks for");
 
@@ -187,16 +190,16 @@ __device__ inline int end_stage(const Problem& p, const Segment& s) {
     return min(s.last * (UNIT / K_BLOCKS_PER_STAGE), (p.along + K_BLOCKS_PER_STAGE - 1) / K_BLOCKS_PER_STAGE);
 }
 
-// A place in the ring of stages, and how often it has been used before.
+// A place in the pipeline of stages, and how often it has been used before.
 struct Turn {
-    int slot = 0, round = 0;
-    // At most DEPTH places on.
+    int stage = 0, round = 0;
+    // At most STAGES places on.
     __device__ void advance(int by) {
-        slot += by;
-        if (slot >= DEPTH) slot -= DEPTH, ++round;
+        stage += by;
+        if (stage >= STAGES) stage -= STAGES, ++round;
     }
     // The barrier that the stage's bytes arrive at, and the parity of its phase.
-    __device__ u32 full(Memory& memory) const { return shared_address(&memory.full[round % TURNS][slot]); }
+    __device__ u32 full(Memory& memory) const { return shared_address(&memory.full[round % TURNS][stage]); }
     __device__ u32 parity() const { return round / TURNS & 1; }
 };
 
@@ -221,7 +224,7 @@ constexpr int START = 15, STARTING_THREADS = CONSUMER_THREADS + 3 * 32;
 __device__ inline void say_prepared() { unaligned_barrier_arrive(START, STARTING_THREADS); }
 __device__ inline void wait_until_prepared() { unaligned_barrier(START, STARTING_THREADS); }
 
-// Two warps that fill the ring: one with weights, one with x. Each announces its bytes at the barrier of a stage.
+// Two warps that fill the pipeline: one with weights, one with x. Each announces its bytes at the barrier of a stage.
 struct Producer {
     Memory& memory;
     const Problem& p;
@@ -236,15 +239,15 @@ struct Producer {
         for (Segment s; segments.take(s);) {
             const Source source(p, tiles, s);
             const int end = end_stage(p, s);
-            if (turn.round + turn.slot == 0) begin();
+            if (turn.round + turn.stage == 0) begin();
             for (int j = first_stage(s); j < end; ++j) {
-                if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.slot]), turn.round + 1 & 1);
+                if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.stage]), turn.round + 1 & 1);
                 if (elect_one()) step(source, j, turn, fields);
                 turn.advance(1);
                 if ((j + 1) * K_BLOCKS_PER_STAGE % K_BLOCKS == 0) ++fields;
             }
         }
-        if (turn.round + turn.slot == 0) begin();  // there was none
+        if (turn.round + turn.stage == 0) begin();  // there was none
     }
 
     // Weights never change: they are under way before the kernels that write x are done.
@@ -258,7 +261,7 @@ struct Producer {
             for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
                 const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.along;
                 if (row_block < source.row_blocks)
-                    memory.weights[row_block].load(turn.slot, tile, k_block, k_blocks, full);
+                    memory.weights[row_block].load(turn.stage, tile, k_block, k_blocks, full);
                 // Warps of a row_block beyond the last one wait for fields as well.
                 if (k_block == 0) memory.weights[row_block].load_fields(fields, tile);
             }
@@ -280,7 +283,7 @@ struct Producer {
 #pragma unroll
             for (int k_block = 0; k_block < K_BLOCKS_PER_STAGE; ++k_block)
                 if (k_block < k_blocks)
-                    tensor_copy(shared_address(memory.x[turn.slot][k_block]), x, source.token,
+                    tensor_copy(shared_address(memory.x[turn.stage][k_block]), x, source.token,
                                 (j * K_BLOCKS_PER_STAGE + k_block) * K_BLOCK, full);
         });
     }
@@ -456,8 +459,8 @@ struct Scalings<1> {
     const Format* fields;
     __device__ explicit Scalings(const Scaler& scaler) : scaler(scaler) {}
     // For a k_block of a stage and of a tile; tile: its number.
-    __device__ void begin(const Ring& ring, int slot, int k_block, int, u32 tile, int, int) {
-        fields = &ring.fields(slot, k_block, tile);
+    __device__ void begin(const Pipeline& pipeline, int stage, int k_block, int, u32 tile, int, int) {
+        fields = &pipeline.fields(stage, k_block, tile);
     }
     __device__ Scaling<In> operator()(int warp, int lane, int, int, int index) const {
         Scaling<In> found = scaler(*fields, warp, lane / 4, index);
@@ -477,13 +480,13 @@ struct Scalings<4> {
     Scaling<In> mine[EACH];
     __device__ explicit Scalings(const Scaler& scaler) : scaler(scaler) {}
     // What lies beyond the end of K is decoded, and not used.
-    __device__ void begin(const Ring& ring, int slot, int k_block, int in_tile, u32 tile, int warp, int lane) {
+    __device__ void begin(const Pipeline& pipeline, int stage, int k_block, int in_tile, u32 tile, int warp, int lane) {
         if (OVER_STAGES ? tile == number : k_block % BATCH != 0) return;
         number = tile;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const u32 at = (lane % 4u * EACH + i) % ALL;
-            const Format& fields = ring.fields(slot, k_block + at / TILE_SCALES * K_BLOCKS, tile);
+            const Format& fields = pipeline.fields(stage, k_block + at / TILE_SCALES * K_BLOCKS, tile);
             const int first = OVER_STAGES ? 0 : in_tile * K_BLOCK_SCALES;
             mine[i] = scaler(fields, warp, lane / 4, (first + at) % TILE_SCALES);
         }
@@ -501,7 +504,7 @@ struct Scalings<4> {
 struct Consumer {
     Memory& memory;
     const Problem& p;
-    const Ring& ring;              // of its row_block
+    const Pipeline& pipeline;      // of its row_block
     u32 first_x;                   // operand B of the first stage
     int split, row_block, thread;  // thread: of its warpgroup
     int warp, lane;                // the same
@@ -513,13 +516,13 @@ struct Consumer {
         Turn turn;
         int j;
         unsigned long long x;  // operand B of the stage
-        int busy = -1;         // the slot before this one, while wgmma may read it
+        int busy = -1;         // the stage before this one, while wgmma may read it
 
         // before: stages that this CTA has been through.
         __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, u32 before)
             : at(at),
               more_fields(before * K_BLOCKS_PER_STAGE / K_BLOCKS - first_stage(s) * K_BLOCKS_PER_STAGE / K_BLOCKS),
-              turn{int(before % DEPTH), int(before / DEPTH)},
+              turn{int(before % STAGES), int(before / STAGES)},
               j(first_stage(s)) {
             const int ahead = (at.split + SPLITS - before % SPLITS) % SPLITS;  // of the next stage of this split
             j += ahead;
@@ -528,16 +531,16 @@ struct Consumer {
         // Waits for the stage, and keeps the one before: to give it back, all warps of the warpgroup would have to wait
         // for wgmma, also those that find their stage there.
         __device__ __forceinline__ void wait() {
-            static_assert(DEPTH > SPLITS, "each split may keep a stage and wait for another");
-            x = swizzled_operand(at.first_x + turn.slot * X_STAGE);
+            static_assert(STAGES > SPLITS, "each split may keep a stage and wait for another");
+            x = swizzled_operand(at.first_x + turn.stage * X_STAGE);
             mbarrier_wait(turn.full(at.memory), turn.parity());
-            at.ring.wait_fields(fields());
+            at.pipeline.wait_fields(fields());
         }
         // To the next stage.
-        __device__ __forceinline__ void advance() { busy = turn.slot, turn.advance(SPLITS), j += SPLITS; }
+        __device__ __forceinline__ void advance() { busy = turn.stage, turn.advance(SPLITS), j += SPLITS; }
         __device__ u32 fields() const { return more_fields + j * K_BLOCKS_PER_STAGE / K_BLOCKS; }
 
-        // This warp has read the slot before.
+        // This warp has read the stage before.
         __device__ __forceinline__ void release() {
             __syncwarp();
             if (busy >= 0 && (ARRIVALS > 1 || at.lane == 0)) mbarrier_arrive(shared_address(&at.memory.empty[busy]));
@@ -549,14 +552,14 @@ struct Consumer {
     using Words = typename Format::Codes;
 
     __device__ __forceinline__ Words words(const Cursor& cursor, int k_block) const {
-        return ring.codes(cursor.turn.slot, k_block).codes(warp, lane);
+        return pipeline.codes(cursor.turn.stage, k_block).codes(warp, lane);
     }
 
     // Decodes a k_block of W and starts to add its products to the sums; waits for those of the k_block before.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, const Words& words, Cursor& cursor,
                                              int k_block, const Levels& levels, Scalings<SHARING>& scalings) const {
         const int in_tile = u32(cursor.j * K_BLOCKS_PER_STAGE + k_block) % u32(K_BLOCKS);
-        scalings.begin(ring, cursor.turn.slot, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp, lane);
+        scalings.begin(pipeline, cursor.turn.stage, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp, lane);
         Scaling<In> scaling;
 #pragma unroll
         for (int step = 0; step < K_BLOCK_STEPS; ++step) {

@@ -4,7 +4,7 @@
 // A CTA and its stages are those of cut.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes a
 // block of 32
 // columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
-// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), SPLITS, DEPTH (at
+// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), SPLITS, STAGES (at
 // least 3), MOST_SLICES.
 #include "cut.cuh"
 #include "dots.cuh"
@@ -91,16 +91,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fill_stages(weight_copies, x_copies, sizeof(Stage), [] {});
 
     AllSums sums = {};
-    int slot = 0, free = DEPTH - 1;
+    int stage = 0, free = STAGES - 1;
     for (int turn = p.first; turn < p.end; ++turn) {
-        copies_wait<DEPTH - 2>();
+        copies_wait<STAGES - 2>();
         __syncthreads();  // the stage is there, and every warp has read the one before
         weight_copies(free * sizeof(Stage));
         x_copies(free * sizeof(Stage));
         copies_commit();
-        multiply(sums, at.weights(stages[slot]), stages[slot].x[at.split], turn * SPLITS + at.split, at);
-        free = slot;
-        slot = slot + 1 < DEPTH ? slot + 1 : 0;
+        multiply(sums, at.weights(stages[stage]), stages[stage].x[at.split], turn * SPLITS + at.split, at);
+        free = stage;
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     copies_wait<0>();  // the stages' memory serves the sums
     if (slices > 1 && !Slices{slice_sums, counters, slices}.add(sums, p)) return;

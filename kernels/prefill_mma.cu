@@ -3,7 +3,7 @@
 // A CTA and its stages are those of cut.cuh. A warp decodes its weights in registers, scale and minimum included, and
 // reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
 // the end.
-// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), SPLITS, DEPTH (at
+// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), SPLITS, STAGES (at
 // least 3), MOST_SLICES.
 #include "cut.cuh"
 #include "folded.cuh"
@@ -106,42 +106,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     AllSums sums = {};
     Decoder decoder;
     decoder.first = at.first_group % WARPS, decoder.lane = at.lane, decoder.factor = factor;
-    const auto weights = [&](int slot) -> const Weights& { return at.weights(stages[slot]); };
+    const auto weights = [&](int stage) -> const Weights& { return at.weights(stages[stage]); };
     const u32 first_x = shared_address(&stages[0].x[at.split][at.lane % 8 + at.lane / 16 * 8][at.lane / 8 % 2 * 8]);
-    const auto x_of = [&](int slot) { return first_x + slot * u32(sizeof(Stage)); };
+    const auto x_of = [&](int stage) { return first_x + stage * u32(sizeof(Stage)); };
     Fragment a[2][GROUPS];
     Batch b[2];
-    copies_wait<DEPTH - 2>();
+    copies_wait<STAGES - 2>();
     __syncthreads();
     decoder.decode(a[0], weights(0), p.first * SPLITS + at.split, 0);
     load_batch(b[0], x_of(0), 0);
-    int slot = 0, free = DEPTH - 1;
+    int stage = 0, free = STAGES - 1;
     for (int turn = p.first; turn < p.end; ++turn) {
-        const int next = slot + 1 < DEPTH ? slot + 1 : 0, k_block = turn * SPLITS + at.split;
+        const int next = stage + 1 < STAGES ? stage + 1 : 0, k_block = turn * SPLITS + at.split;
 #pragma unroll
         for (int i = 0; i < BATCHES; ++i) {
             const int step = i * BATCH / COLUMN_TILES;
             if (i == BATCHES / 2) {
-                copies_wait<DEPTH - 3>();
+                copies_wait<STAGES - 3>();
                 __syncthreads();  // the next stage is there, and every warp has read the one before
                 weight_copies(free * sizeof(Stage));
                 x_copies(free * sizeof(Stage));
                 copies_commit();
             }
             if (i + 1 < BATCHES)
-                load_batch(b[(i + 1) % 2], x_of(slot), i + 1);
+                load_batch(b[(i + 1) % 2], x_of(stage), i + 1);
             else
                 load_batch(b[0], x_of(next), 0);
             if (i * BATCH % COLUMN_TILES == 0) {
                 if (step + 1 < K_BLOCK_STEPS)
-                    decoder.decode(a[(step + 1) % 2], weights(slot), k_block, step + 1);
+                    decoder.decode(a[(step + 1) % 2], weights(stage), k_block, step + 1);
                 else
                     decoder.decode(a[0], weights(next), k_block + SPLITS, 0);
             }
             multiply(sums, a[step % 2], b[i % 2], i);
         }
-        free = slot;
-        slot = next;
+        free = stage;
+        stage = next;
     }
     copies_wait<0>();  // the stages' memory serves the sums
     if (slices > 1 && !Slices{slice_sums, counters, slices}.add(sums, p)) return;

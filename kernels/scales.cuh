@@ -33,10 +33,10 @@ struct Scales<false> {
     }
 };
 
-// The memory of a warp: its ring, whose stages hold an X, and the scales of the tile in hand.
+// The memory of a warp: its pipeline, whose stages hold an X, and the scales of the tile in hand.
 template <class X>
 struct Memory : Scales<Format::SCALES_ONCE> {
-    RingOf<X, K_BLOCKS> ring;
+    SmemPipeline<X, K_BLOCKS> pipeline;
 };
 
 // The sums of x over each group of 32 of a super-block: of token g, groups 2t and 2t + 1.

@@ -1,12 +1,12 @@
 // A CTA that owns GROUPS groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks: its SPLITS warps take the
-// tiles along K in turn, each k_block by k_block through a ring of its own that no other warp waits for, and their sums
-// meet at the end, in a fixed order.
+// tiles along K in turn, each k_block by k_block through a pipeline of its own that no other warp waits for, and their
+// sums meet at the end, in a fixed order.
 #pragma once
 
 #include "epilogue.cuh"
 #include "mma.cuh"
 #include "pdl.cuh"
-#include "ring.cuh"
+#include "pipeline.cuh"
 #include "tile.cuh"
 
 constexpr int THREADS = SPLITS * 32;
@@ -70,7 +70,7 @@ struct Walk {
     }
 };
 
-// A stage of a ring: weights, and their share of x, an X, unless that is void.
+// A stage of a pipeline: weights, and their share of x, an X, unless that is void.
 template <class Weights, class X>
 struct StageOf : Weights {
     X x;
@@ -88,51 +88,53 @@ struct CodesAndFields {
     } row_blocks[ROW_BLOCKS];
 };
 
-// DEPTH k_blocks of a warp. The fields of a tile come with its first k_block and stay until its last.
+// STAGES k_blocks of a warp. The fields of a tile come with its first k_block and stay until its last.
 template <class X, int K_BLOCKS>
-struct RingOf {
-    static constexpr int TILES = 1 + (DEPTH - 1 + K_BLOCKS - 1) / K_BLOCKS;  // that DEPTH k_blocks may belong to
+struct SmemPipeline {
+    static constexpr int TILES = 1 + (STAGES - 1 + K_BLOCKS - 1) / K_BLOCKS;  // that STAGES k_blocks may belong to
     using Stage = StageOf<Codes, X>;
-    Stage stages[DEPTH];
-    Fields slots[TILES][ROW_BLOCKS];
+    Stage stages[STAGES];
+    Fields tile_fields[TILES][ROW_BLOCKS];
 
-    // Of number i of the warp's k_blocks, which is in this slot.
-    __device__ const KBlock& codes(int slot, int row_block) const { return stages[slot].codes[row_block]; }
-    __device__ const Fields& fields(int i, int, int row_block) const { return slots[i / K_BLOCKS % TILES][row_block]; }
+    // Of number i of the warp's k_blocks, which is in this stage.
+    __device__ const KBlock& codes(int stage, int row_block) const { return stages[stage].codes[row_block]; }
+    __device__ const Fields& fields(int i, int, int row_block) const {
+        return tile_fields[i / K_BLOCKS % TILES][row_block];
+    }
     static __device__ u32 bytes(const Walk& walk) {
         return walk.at.row_blocks * (sizeof(KBlock) + (walk.k_block == 0 ? sizeof(Fields) : 0));
     }
     template <class Copy>
-    __device__ void load(const Walk& walk, int slot, Copy copy) {
+    __device__ void load(const Walk& walk, int stage, Copy copy) {
 #pragma unroll
         for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
             if (row_block >= walk.at.row_blocks) break;
             const Tile& tile = walk.tile[row_block * walk.at.along];
-            stages[slot].codes[row_block].copy_from(tile.k_blocks[walk.k_block], walk.at.first_group, copy);
+            stages[stage].codes[row_block].copy_from(tile.k_blocks[walk.k_block], walk.at.first_group, copy);
             if (walk.k_block == 0)
-                slots[walk.count % TILES][row_block].copy_from(tile.fields, walk.at.first_group, copy);
+                tile_fields[walk.count % TILES][row_block].copy_from(tile.fields, walk.at.first_group, copy);
         }
     }
 };
 
 // A tile of one k_block comes in one piece, if the CTA takes all its rows.
 template <class X>
-struct RingOf<X, 1> {
+struct SmemPipeline<X, 1> {
     using Stage = StageOf<CodesAndFields, X>;
-    Stage stages[DEPTH];
+    Stage stages[STAGES];
 
-    __device__ const KBlock& codes(int slot, int row_block) const { return stages[slot].row_blocks[row_block].codes; }
-    __device__ const Fields& fields(int, int slot, int row_block) const {
-        return stages[slot].row_blocks[row_block].fields;
+    __device__ const KBlock& codes(int stage, int row_block) const { return stages[stage].row_blocks[row_block].codes; }
+    __device__ const Fields& fields(int, int stage, int row_block) const {
+        return stages[stage].row_blocks[row_block].fields;
     }
     static __device__ u32 bytes(const Walk& walk) { return walk.at.row_blocks * sizeof(CodesAndFields::row_blocks[0]); }
     template <class Copy>
-    __device__ void load(const Walk& walk, int slot, Copy copy) {
+    __device__ void load(const Walk& walk, int stage, Copy copy) {
 #pragma unroll
         for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
             if (row_block >= walk.at.row_blocks) break;
             const Tile& tile = walk.tile[row_block * walk.at.along];
-            auto& to = stages[slot].row_blocks[row_block];
+            auto& to = stages[stage].row_blocks[row_block];
             if constexpr (GROUPS == WARPS) {
                 copy(&to, &tile, sizeof(Tile));
             } else {
@@ -143,32 +145,32 @@ struct RingOf<X, 1> {
     }
 };
 
-// Runs a warp's k_blocks through its ring. load_weights(slot) and load_x(slot) copy the next k_block into a slot,
-// multiply(i, slot) adds the products of number i; prepare() is done while the first weights are on their way,
+// Runs a warp's k_blocks through its pipeline. load_weights(stage) and load_x(stage) copy the next k_block into a
+// stage, multiply(i, stage) adds the products of number i; prepare() is done while the first weights are on their way,
 // prepare_x() as soon as x may be read.
 template <class Arrivals, class LoadWeights, class Prepare, class PrepareX, class LoadX, class Multiply>
 __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights load_weights, Prepare prepare,
                               PrepareX prepare_x, LoadX load_x, Multiply multiply) {
-    for (int slot = 0; slot < min(DEPTH, count); ++slot) load_weights(slot);
+    for (int stage = 0; stage < min(STAGES, count); ++stage) load_weights(stage);
     prepare();
     launch_dependents();
     wait_for_predecessors();  // the weights never change, x and y may belong to the kernels before
     prepare_x();
-    for (int slot = 0; slot < DEPTH; ++slot) {
-        if (slot < count) load_x(slot);
-        arrivals.close(slot);
+    for (int stage = 0; stage < STAGES; ++stage) {
+        if (stage < count) load_x(stage);
+        arrivals.close(stage);
     }
-    int slot = 0, round = 0;
+    int stage = 0, round = 0;
     for (int i = 0; i < count; ++i) {
-        arrivals.wait(slot, round);
-        multiply(i, slot);
-        __syncwarp();  // every lane has read the slot
-        if (i + DEPTH < count) {
-            load_weights(slot);
-            load_x(slot);
+        arrivals.wait(stage, round);
+        multiply(i, stage);
+        __syncwarp();  // every lane has read the stage
+        if (i + STAGES < count) {
+            load_weights(stage);
+            load_x(stage);
         }
-        arrivals.close(slot);
-        if (++slot == DEPTH) slot = 0, ++round;
+        arrivals.close(stage);
+        if (++stage == STAGES) stage = 0, ++round;
     }
 }
 

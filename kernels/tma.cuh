@@ -1,7 +1,7 @@
 // Boxes of a matrix -> shared memory by the tensor memory accelerator, sm_90 and later.
 #pragma once
 
-#include "ring.cuh"
+#include "pipeline.cuh"
 
 // CUtensorMap, encoded by the host (qgemm/cuda/driver/tensor_map.py).
 struct alignas(64) TensorMap {
@@ -13,7 +13,8 @@ __device__ inline void prefetch(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The box whose first element is (row, column) -> shared memory, zeros beyond the matrix; its bytes report to the barrier.
+// The box whose first element is (row, column) -> shared memory, zeros beyond the matrix; its bytes report to the
+// barrier.
 __device__ inline void tensor_copy(u32 to, const TensorMap* map, int row, int column, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(

@@ -21,9 +21,9 @@ def test_a_plan_for_every_product(kernel, fmt, sm):
     for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
         cut, slices = prefill_mma.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
         source = Q8_1 if kernel == A8 else "half"
-        depth = prefill_mma.template(fmt, cut, source, "half", sm)["DEPTH"]
-        assert depth >= prefill_mma.SHALLOW
-        assert prefill_mma.shared_bytes(fmt, cut, depth) <= prefill_mma.shared_limit(sm)
+        stages = prefill_mma.template(fmt, cut, source, "half", sm)["STAGES"]
+        assert stages >= prefill_mma.MIN_STAGES
+        assert prefill_mma.shared_bytes(fmt, cut, stages) <= prefill_mma.shared_limit(sm)
         assert slices == 1 or prefill_mma.tiles_of(cut, n, m) * slices <= prefill_mma.WAVES * 100
 
 

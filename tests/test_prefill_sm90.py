@@ -86,8 +86,8 @@ def test_tilings_fit_every_format(fmt, tiling):
     """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
     template = tilings.prefill_template(fmt, tiling, "half")
     assert template["SHARED"] <= tilings.SHARED
-    assert template["DEPTH"] >= 2 * tiling.splits or template["DEPTH"] * tiling.k_blocks_per_stage >= 4
-    assert template["DEPTH"] > tiling.splits  # each may keep one and wait for another
+    assert template["STAGES"] >= 2 * tiling.splits or template["STAGES"] * tiling.k_blocks_per_stage >= 4
+    assert template["STAGES"] > tiling.splits  # each may keep one and wait for another
     along = tiles.k_blocks(fmt)
     assert tiling.k_blocks_per_stage % along == 0 or along % tiling.k_blocks_per_stage == 0
     assert tiling.tokens % tiling.chunk == 0
@@ -121,8 +121,8 @@ def test_rows_of_the_table_are_for_someone():
         hiding = [before for before in tilings.TILINGS[:index] if before.hides(row)]
         assert any(not any(before.serves(fmt) for before in hiding) for fmt in served)
         if row.needs > 1:
-            depths = {tilings.prefill_template(fmt, row, "half")["DEPTH"] for fmt in served}
-            assert min(depths) >= min(row.needs, row.deep)
+            depths = {tilings.prefill_template(fmt, row, "half")["STAGES"] for fmt in served}
+            assert min(depths) >= min(row.needs, row.max_stages)
         if row.needs > 1 or row.lone:
             later = (other for other in tilings.TILINGS[index + 1 :] if other.m >= row.m and other.least <= row.least)
             assert any(not other.lone and other.needs == 1 for other in later)

@@ -49,12 +49,12 @@ def test_routes(fmt, activation):
 @each(TILED)
 @pytest.mark.parametrize("sm", [80, 86, 90, 100, 120])
 def test_decode_fits_its_shared_memory(fmt, sm):
-    """Whatever the matrix and the type of x, the rings and barriers of a CTA stay within what the GPU has."""
+    """Whatever the matrix and the type of x, the pipelines and barriers of a CTA stay within what the GPU has."""
     for kernel, template in routes.variants(fmt, sm):
         if kernel not in ("decode", "decode_a8"):
             continue
-        assert template["DEPTH"] >= 2
-        of_warp = template["WARP_BYTES"] + 8 * template["DEPTH"]
+        assert template["STAGES"] >= 2
+        of_warp = template["WARP_BYTES"] + 8 * template["STAGES"]
         of_cta = tiles.table_bytes(fmt) + splits.quantized_bytes(kernel, template["In"], template["TOKENS"])
         assert of_cta + template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
 
@@ -101,18 +101,18 @@ def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
     """Those of 16 warps: where two fit, some SMs get two while others have none."""
     for split in splits.splits_for(fmt, kernel, tokens, 90):
         template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
-        rings = template["SPLITS"] * template["WARP_BYTES"] + splits.quantized_bytes(kernel, source, tokens)
-        taken = max(rings, split.shared // 2 + splits.BARRIERS) + 1024
+        pipelines = template["SPLITS"] * template["WARP_BYTES"] + splits.quantized_bytes(kernel, source, tokens)
+        taken = max(pipelines, split.shared // 2 + splits.BARRIERS) + 1024
         assert split.splits < 16 or 2 * taken > 228 << 10, split
 
 
 @each([fmt for fmt in TILED if fmt.needs_table])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
-    """Of its 228 KB a CTA takes rings, barriers and 1 KB of the system; one meant to be alone more than half."""
+    """Of its 228 KB a CTA takes pipelines, barriers and 1 KB of the system; one meant to be alone more than half."""
     for split in splits.splits_for(fmt, "decode", tokens, 90):
         template = splits.decode_template(fmt, split, tokens, "decode", "half", 90)
-        barriers = 8 * template["SPLITS"] * template["DEPTH"]
-        rings = tiles.table_bytes(fmt) + template["SPLITS"] * template["WARP_BYTES"]
-        taken = max(rings, split.shared // 2 + splits.BARRIERS) + barriers + 1024
+        barriers = 8 * template["SPLITS"] * template["STAGES"]
+        pipelines = tiles.table_bytes(fmt) + template["SPLITS"] * template["WARP_BYTES"]
+        taken = max(pipelines, split.shared // 2 + splits.BARRIERS) + barriers + 1024
         assert (2 * taken <= 228 << 10) == (split.shared < 113 << 10)

@@ -73,20 +73,20 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
     from qgemm.cuda.problem import gpu as gpu_of
 
     (n, k), rng, device = shape, np.random.default_rng(0), cupy.cuda.Device().id
-    stream, row_blocks, slots = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), gpu_of(device).sms
+    stream, row_blocks, max_ctas = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), gpu_of(device).sms
     w = gpu.matrix(stream, fmt, shape, rng, gpu.ROTATE)
     for m in rows:
         x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
         y = cupy.empty((m, n), np.float16)
         cupy.cuda.Device().synchronize()
         fitting = set(candidates(fmt, m))
-        chosen = tiling_of(fmt, m, row_blocks, k, slots).plain
+        chosen = tiling_of(fmt, m, row_blocks, k, max_ctas).plain
         loops = {}
         for tiling in (chosen, *(tiling for tiling in tilings if tiling in fitting)):
-            if tiling.lone and tiling.tiles(m, row_blocks) > slots:
+            if tiling.lone and tiling.tiles(m, row_blocks) > max_ctas:
                 continue
             launch = PrefillLaunch(
-                Problem(fmt, "a16", m, n, k, 90, "half", (Output(n, "float16"),), 0, device, slots), tiling
+                Problem(fmt, "a16", m, n, k, 90, "half", (Output(n, "float16"),), 0, device, max_ctas), tiling
             )
 
             def multiply(x: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:

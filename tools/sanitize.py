@@ -17,7 +17,7 @@ SUPER_BLOCK = 256
 M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
 PIECES = {72: 4, 64 * 99: 2}  # split-K of prefill's tiles: two pairs of CTAs, or one, where the GPU has as many SMs
 WIDE = 64 * 99  # the N at which prefill also gets tiles of two row_blocks, whatever it would choose
-RINGS = ((2, 3), (3, 5), (4, 6))  # splits, stages
+PIPELINES = ((2, 3), (3, 5), (4, 6))  # splits, stages
 
 
 def work(tool: str, formats: list[str]) -> None:
@@ -64,7 +64,7 @@ def work(tool: str, formats: list[str]) -> None:
         if n == min(M):
             cuts(w, rng)
             if sm == 90:
-                rings(w, rng)
+                pipelines(w, rng)
         if n == WIDE and sm == 90:
             config = wide_config(fmt)
             x = cupy.asarray(rng.standard_normal((config.tokens - 8, k)).astype(np.float16))
@@ -106,8 +106,9 @@ def cuts(w: Any, rng: Any) -> None:
             by_config(kernel, w, data, source, m, prefill_sm80.Plan(cut, slices))
 
 
-def rings(w: Any, rng: Any) -> None:
-    """Products by rings of the prefill kernel whose stages its splits do not share evenly, several rounds of each."""
+def pipelines(w: Any, rng: Any) -> None:
+    """Products by pipelines of the prefill kernel whose stages its splits do not share evenly, several rounds of
+    each."""
     import cupy
     import numpy as np
 
@@ -117,8 +118,8 @@ def rings(w: Any, rng: Any) -> None:
     m = 9
     x = cupy.asarray(rng.standard_normal((m, w.shape[1])).astype(np.float16))
     prefill_sm90.SUMS = {1: 0}  # whole tiles: a CTA has all stages
-    for splits, deep in RINGS:
-        by_config(prefill_sm90.PREFILL_SM90, w, x, "half", m, Tiling(0, 0, 0, 16, 1, splits, 1, deep=deep))
+    for splits, max_stages in PIPELINES:
+        by_config(prefill_sm90.PREFILL_SM90, w, x, "half", m, Tiling(0, 0, 0, 16, 1, splits, 1, max_stages=max_stages))
 
 
 def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> None:

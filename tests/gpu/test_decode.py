@@ -92,7 +92,7 @@ def test_decode_kernel_is_exact_but_for_float_sums(fmt, x_dtype, data):
 @pytest.mark.usefixtures("without_prefill")
 @each(TILED)
 def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
-    """The rings of sm_80, which this GPU runs as well."""
+    """The pipelines of sm_80, which this GPU runs as well."""
     monkeypatch.setattr(splits, "BULK_COPIES", 1000)
     monkeypatch.setattr(decode, "BULK_COPIES", 1000)
     rng = np.random.default_rng(23)
@@ -131,7 +131,7 @@ def test_kernels_of_sm_75(fmt, data):
 @pytest.mark.usefixtures("without_prefill")
 @each(TILED)
 def test_long_rows(fmt):
-    """K = 8192: many rounds of every ring."""
+    """K = 8192: many rounds of every pipeline."""
     rng = np.random.default_rng(24)
     n, k = 72, 8192
     w = random_tensor(fmt, n, k, rng)

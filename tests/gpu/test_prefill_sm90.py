@@ -114,16 +114,16 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
 @pytest.mark.parametrize(("shares", "depth"), [(2, 5), (3, 4), (4, 6), (4, 7)])
 @pytest.mark.parametrize("lone", [False, True])
 def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
-    """Rings whose stages the splits do not share evenly, many rounds, against one that they do."""
+    """Pipelines whose stages the splits do not share evenly, many rounds, against one that they do."""
     cp, rng = cupy(), np.random.default_rng(25)
     m, n = 24, 200
     w = random_tensor(fmt, n, 25760, rng)
     x, on_device, ys = rng.standard_normal((m, w.shape[1])).astype(np.float16), w.to_device(), []
     on_gpu = cp.asarray(x)
     for stages in (2 * shares, depth):
-        tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, lone, deep=stages)
+        tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, lone, max_stages=stages)
         launch = launched(fmt, w.shape, m, tiling)
-        assert launch.template["DEPTH"] == stages
+        assert launch.template["STAGES"] == stages
         for _ in range(5):
             ys.append(guarded(m, n)[1])
             launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, ys[-1].data.ptr)

@@ -78,12 +78,12 @@ def launch(name: str, p: Problem, split: Split) -> Launch:
 
 
 def shared_bytes(name: str, fmt: Format, split: Split, constants: Template) -> int:
-    """Shared memory of a CTA: rings or, in their place at the end, sums; at least half of what it may take."""
+    """Shared memory of a CTA: pipelines or, in their place at the end, sums; at least half of what it may take."""
     warps, tokens = int(constants["SPLITS"]), int(constants["TOKENS"])
-    rings = tiles.table_bytes(fmt) + warps * int(constants["WARP_BYTES"])
-    rings += quantized_bytes(name, str(constants["In"]), tokens)
+    pipelines = tiles.table_bytes(fmt) + warps * int(constants["WARP_BYTES"])
+    pipelines += quantized_bytes(name, str(constants["In"]), tokens)
     sums = warps * tokens * (16 * split.groups + 4) * 4
-    return max(rings, sums, split.shared // 2 + BARRIERS)
+    return max(pipelines, sums, split.shared // 2 + BARRIERS)
 
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:

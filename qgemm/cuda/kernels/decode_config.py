@@ -1,4 +1,4 @@
-"""How the decode kernels share a matrix out: rows to CTAs, K to the warps of a CTA, memory to their rings."""
+"""How the decode kernels share a matrix out: rows to CTAs, K to the warps of a CTA, memory to their pipelines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qgemm.cuda.layout.tile import K_BLOCK, WARPS, columns, k_blocks, scales_onc
 
 COLUMN_TILE = 8  # tokens of an operand of the tensor cores: so many have their place, be there fewer
 PADDING = 8  # numbers after a token's share of a k_block, against bank conflicts
-TOKEN_BYTES = {  # of a token's share of a k_block in a ring, by the type of x
+TOKEN_BYTES = {  # of a token's share of a k_block in a pipeline, by the type of x
     "half": 2 * (K_BLOCK + PADDING),
     "bf16": 2 * (K_BLOCK + PADDING),
     "float": 4 * (K_BLOCK + PADDING),
@@ -21,7 +21,7 @@ TOKEN_BYTES = {  # of a token's share of a k_block in a ring, by the type of x
 INSIDE = 16384  # numbers of x, all tokens', that a CTA of decode_a8 quantizes for itself at most
 SCALE_BYTES = 4  # of a decoded scale, float32
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
-BARRIERS = 1 << 10  # bytes of them that are kept beside the rings
+BARRIERS = 1 << 10  # bytes of them that are kept beside the pipelines
 BULK_COPIES = 90  # the first compute capability that has them
 
 
@@ -31,8 +31,8 @@ class Split(NamedTuple):
 
     kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
     row_blocks, m: the least number of row_blocks of 64 rows, and of rows of x. shared: bytes of shared memory that a
-    CTA may take, and half of which it always takes, which decides how many CTAs an SM holds; deep: the most k_blocks in
-    a ring.
+    CTA may take, and half of which it always takes, which decides how many CTAs an SM holds; max_stages: the most
+    k_blocks in a pipeline.
     """
 
     kernels: tuple[str, ...]
@@ -43,7 +43,7 @@ class Split(NamedTuple):
     groups: int
     splits: int
     shared: int
-    deep: int
+    max_stages: int
 
 
 A16, A8 = ("decode",), ("decode_a8",)
@@ -53,7 +53,7 @@ A16, A8 = ("decode",), ("decode_a8",)
 # several tokens, two row_blocks, which share x. Where there is one CTA for each SM, two must not fit, or some SMs get
 # two: up to twice the time.
 SPLITS_OF_K = (
-    #     kernel    tokens      sm  row_blocks >=  m >=  groups  splits  shared      deep
+    #     kernel    tokens      sm  row_blocks >=  m >=  groups  splits  shared      max_stages
     Split(A16,      (8,),        90, 265,       5,    8,      12,     226 << 10,  4),
     Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      113 << 10,  4),
     Split(A16,      (1, 8, 16),  90, 101,       1,    4,      16,     226 << 10,  3),
@@ -72,10 +72,10 @@ SPLITS_OF_K = (
     Split(A16 + A8, (1, 8, 16),  80, 0,         1,    1,      16,     75 << 10,   4),
 )  # fmt: skip
 
-# The same with a codebook, whose table of levels all warps of a CTA share. Shared memory is what limits, so rings are
-# short.
+# The same with a codebook, whose table of levels all warps of a CTA share. Shared memory is what limits, so pipelines
+# are short.
 SPLITS_OF_LEVELS = (
-    #     kernel    tokens      sm  row_blocks >=  m >=  groups  splits  shared      deep
+    #     kernel    tokens      sm  row_blocks >=  m >=  groups  splits  shared      max_stages
     Split(A16,      (1, 8, 16),  90, 265,       1,    8,      8,      112 << 10,  2),
     Split(A16,      (1, 8, 16),  90, 265,       1,    8,      6,      112 << 10,  2),
     Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      112 << 10,  4),
@@ -98,7 +98,7 @@ def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split
     rows = [row for row in rows if row.least == max(row.least for row in rows)]
 
     def fits(row: Split) -> bool:
-        return table_bytes(fmt) + row.splits * ring_bytes(fmt, row.groups, tokens, 2, kernel, "half") <= row.shared
+        return table_bytes(fmt) + row.splits * pipeline_bytes(fmt, row.groups, tokens, 2, kernel, "half") <= row.shared
 
     return (row for row in rows if not fmt.needs_table or fits(row) or row is rows[-1])
 
@@ -108,11 +108,11 @@ def split_of(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm:
     return next(row for row in splits_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m)
 
 
-def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, source: str) -> int:
-    """Shared memory of a warp of a decode kernel, as `RingOf` and `Memory` in kernels/ lay it out.
+def pipeline_bytes(fmt: Format, groups: int, tokens: int, stages: int, kernel: str, source: str) -> int:
+    """Shared memory of a warp of a decode kernel, as `SmemPipeline` and `Memory` in kernels/ lay it out.
 
-    `depth` stages, each the codes of some row groups of a k_block and its share of x, which comes as `source`; the
-    fields per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from the rings
+    `stages` stages, each the codes of some row groups of a k_block and its share of x, which comes as `source`; the
+    fields per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from the pipelines
     where it quantizes it.
     """
     dtype = tile_dtype(fmt)
@@ -120,7 +120,7 @@ def ring_bytes(fmt: Format, groups: int, tokens: int, depth: int, kernel: str, s
     fields = (dtype.itemsize - k_blocks(fmt) * k_block) * groups // WARPS
     x = 0 if kernel == "decode_a8" and source != "Activations" else max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
     decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups if scales_once(fmt) else 0
-    return depth * (k_block * groups // WARPS + x) + in_flight(fmt, depth) * fields + decoded
+    return stages * (k_block * groups // WARPS + x) + in_flight(fmt, stages) * fields + decoded
 
 
 def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
@@ -133,36 +133,36 @@ def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
     return (INSIDE // K_BLOCK + tokens) * TOKEN_BYTES["Activations"]
 
 
-def in_flight(fmt: Format, depth: int) -> int:
-    """Tiles that `depth` consecutive k_blocks may belong to."""
-    return 1 + -(-(depth - 1) // k_blocks(fmt))
+def in_flight(fmt: Format, stages: int) -> int:
+    """Tiles that `stages` consecutive k_blocks may belong to."""
+    return 1 + -(-(stages - 1) // k_blocks(fmt))
 
 
 def shared_limit(sm: int) -> int:
-    """Bytes of shared memory that the rings of a CTA can have on this GPU."""
+    """Bytes of shared memory that the pipelines of a CTA can have on this GPU."""
     return (SHARED[max(known for known in SHARED if known <= sm)] << 10) - BARRIERS
 
 
 def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source: str, sm: int) -> Template:
-    """The template of a decode kernel: rings as deep as fit, of at least two k_blocks, and fewer warps where they
-    must."""
-    limit, splits, depth = shared_limit(sm), split.splits, 2
+    """The template of a decode kernel: pipelines as max_stages as fit, of at least two k_blocks, and fewer warps where
+    they must."""
+    limit, splits, stages = shared_limit(sm), split.splits, 2
 
-    def size(depth: int) -> int:
-        rings = splits * ring_bytes(fmt, split.groups, tokens, depth, kernel, source)
-        return table_bytes(fmt) + rings + quantized_bytes(kernel, source, tokens)
+    def size(stages: int) -> int:
+        pipelines = splits * pipeline_bytes(fmt, split.groups, tokens, stages, kernel, source)
+        return table_bytes(fmt) + pipelines + quantized_bytes(kernel, source, tokens)
 
-    while size(depth) > limit:
+    while size(stages) > limit:
         splits -= 1
-    while depth < split.deep and size(depth + 1) <= min(split.shared, limit):
-        depth += 1
+    while stages < split.max_stages and size(stages + 1) <= min(split.shared, limit):
+        stages += 1
     return {
         "In": source,
         "TOKENS": tokens,
         "GROUPS": min(split.groups, WARPS),
         "ROW_BLOCKS": max(1, split.groups // WARPS),
         "SPLITS": splits,
-        "DEPTH": depth,
+        "STAGES": stages,
         "BULK": int(sm >= BULK_COPIES),
-        "WARP_BYTES": ring_bytes(fmt, split.groups, tokens, depth, kernel, source),
+        "WARP_BYTES": pipeline_bytes(fmt, split.groups, tokens, stages, kernel, source),
     }

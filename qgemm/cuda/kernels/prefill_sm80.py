@@ -58,7 +58,7 @@ CUTS = (
 )  # fmt: skip
 TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a k_block, in shared memory
 STORED = 32  # tokens whose sums are in shared memory at a time
-SHALLOW, DEEP = 3, 8  # stages, at least and at most
+MIN_STAGES, MAX_STAGES = 3, 8  # stages, at least and at most
 
 
 class Plan(NamedTuple):
@@ -75,7 +75,7 @@ ADDING_US = 4.0, 2.4  # what adding up takes: always, and for 128 tokens of 256 
 
 def cuts_for(kernel: str, fmt: Format, sm: int) -> tuple[Cut, ...]:
     """The rows of CUTS for a kernel whose stages fit into the shared memory of this GPU."""
-    fitting = (cut for cut in CUTS if shared_bytes(fmt, cut, SHALLOW) <= shared_limit(sm))
+    fitting = (cut for cut in CUTS if shared_bytes(fmt, cut, MIN_STAGES) <= shared_limit(sm))
     return tuple(cut for cut in fitting if cut.kernel == kernel)
 
 
@@ -103,8 +103,8 @@ def tiles_of(cut: Cut, n: int, m: int) -> int:
     return -(-n // (cut.row_blocks * tiles.ROWS)) * -(-m // cut.tokens)
 
 
-def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
-    """Shared memory of a CTA: the table of a codebook's levels, and `depth` stages of codes, fields and x.
+def shared_bytes(fmt: Format, cut: Cut, stages: int) -> int:
+    """Shared memory of a CTA: the table of a codebook's levels, and `stages` stages of codes, fields and x.
 
     The sums take the place of all at the end.
     """
@@ -112,18 +112,20 @@ def shared_bytes(fmt: Format, cut: Cut, depth: int) -> int:
     weights = dtype.itemsize - (tiles.k_blocks(fmt) - 1) * dtype["k_blocks"].base.itemsize
     stage = cut.splits * (cut.row_blocks * weights + cut.tokens * TOKEN[cut.kernel])
     sums = cut.splits * min(cut.tokens, STORED) * (cut.row_blocks * tiles.ROWS + 4) * 4
-    return max(tiles.table_bytes(fmt) + depth * stage, sums)
+    return max(tiles.table_bytes(fmt) + stages * stage, sums)
 
 
 def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> Template:
     """The template of the cut's kernel: as many stages as fit."""
-    depth = next(deep for deep in range(DEEP, SHALLOW - 1, -1) if shared_bytes(fmt, cut, deep) <= shared_limit(sm))
+    stages = next(
+        count for count in range(MAX_STAGES, MIN_STAGES - 1, -1) if shared_bytes(fmt, cut, count) <= shared_limit(sm)
+    )
     sizes = {
         "TOKENS": cut.tokens,
         "ROW_BLOCKS": cut.row_blocks,
         "GROUPS": cut.groups,
         "SPLITS": cut.splits,
-        "DEPTH": depth,
+        "STAGES": stages,
     }
     return {"In": source, "Out": out, **sizes, "MOST_SLICES": MOST_SLICES}
 
@@ -142,7 +144,7 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
         load(kernel, p.format, **constants),
         count * slices,
         cut.threads,
-        shared_bytes(p.format, cut, int(constants["DEPTH"])),
+        shared_bytes(p.format, cut, int(constants["STAGES"])),
         (*arrays, *sizes, *(factors if kernel == A16 else ())),
         pointers,
         len(pointers),

@@ -37,23 +37,23 @@ class Grid(NamedTuple):
     paired: int = 0
 
 
-def grid_of(count: int, units: int, slots: int, lone: bool = False, k_blocks: int = 1) -> Grid:
-    """For so many tiles of y, each of so many units along K, on a GPU that holds `slots` CTAs at a time.
+def grid_of(count: int, units: int, max_ctas: int, lone: bool = False, k_blocks: int = 1) -> Grid:
+    """For so many tiles of y, each of so many units along K, on a GPU that holds `max_ctas` CTAs at a time.
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
     more than WASTE of the GPU idle. Few tiles are cut into equal pieces, as many as make the time shortest, unless they
     leave more than IDLE and a CTA may have several (not `lone`). k_blocks: of all row_blocks of a tile, in a unit.
     """
-    if count <= slots:
-        most = min(slots // count, units)
-        if count * most < slots * (1 - IDLE) and units >= max(CUT_UNITS, slots // count) and not lone:
-            return Grid(slots, 0)
+    if count <= max_ctas:
+        most = min(max_ctas // count, units)
+        if count * most < max_ctas * (1 - IDLE) and units >= max(CUT_UNITS, max_ctas // count) and not lone:
+            return Grid(max_ctas, 0)
         costs = {pieces: -(-units // pieces) * k_blocks + sums for pieces, sums in SUMS.items() if pieces <= most}
         pieces = min(costs, key=costs.__getitem__)
         return Grid(count * pieces, count if pieces == 1 else 0, 0 if pieces % PAIR else pieces)
-    if -(-count // slots) * slots <= count * (1 + WASTE):
-        return Grid(slots, count)
-    return Grid(slots, (count // slots - 1) * slots)
+    if -(-count // max_ctas) * max_ctas <= count * (1 + WASTE):
+        return Grid(max_ctas, count)
+    return Grid(max_ctas, (count // max_ctas - 1) * max_ctas)
 
 
 class Divisor(ctypes.Structure):

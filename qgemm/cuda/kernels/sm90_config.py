@@ -15,7 +15,7 @@ PARTIAL = 4  # bytes of a sum
 STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a row_block before it is stored
 BARRIERS = 1 << 10  # bytes of them, and of alignment
 MOST_IDLE = 3000  # columns; work that is shared out evenly, its sums through global memory, takes as much longer
-DEEP = 12  # stages of a ring at most
+MAX_STAGES = 12  # stages of a pipeline at most
 MOST_PARTS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
 ARRIVALS = 1  # of a warp that has read a stage; see the kernel
 
@@ -26,12 +26,12 @@ class Tiling(NamedTuple):
     m, least, share: it is for up to so many rows of x, at least so many row_blocks of 64 rows of W, and at least so
     many columns of a row_block for each multiprocessor.
     splits: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: k_blocks of 64 columns in a
-    stage of its ring;
-    deep: the most stages, of which as many are taken as fit.
+    stage of its pipeline;
+    max_stages: the most stages, of which as many are taken as fit.
     lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
     where its stages have been: there is memory for more of them, and its warpgroups store a part of the tile each.
-    needs, k_blocks, codebook: it is for formats of which so many stages fit (also more than `deep`), whose tiles have
-    at least so many k_blocks, and only for those that look levels up in a table.
+    needs, k_blocks, codebook: it is for formats of which so many stages fit (also more than `max_stages`), whose tiles
+    have at least so many k_blocks, and only for those that look levels up in a table.
     """
 
     m: int
@@ -45,7 +45,7 @@ class Tiling(NamedTuple):
     needs: int = 1
     k_blocks: int = 1
     codebook: bool = False
-    deep: int = DEEP
+    max_stages: int = MAX_STAGES
 
     def tiles(self, m: int, row_blocks: int) -> int:
         """Of y, for M rows of x and so many row_blocks of 64 rows of W."""
@@ -253,7 +253,7 @@ def compiled(fmt: Format) -> list[Tiling]:
     return list(dict.fromkeys(row.plain for row in rows))
 
 
-def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
+def memory_bytes(fmt: Format, tiling: Tiling, stages: int) -> int:
     """Shared memory of a CTA with so many stages, as `Memory` in kernels/prefill.cu lays it out."""
     along, dtype = k_blocks(fmt), tile_dtype(fmt)
     codes = dtype["k_blocks"].base.itemsize
@@ -263,28 +263,28 @@ def memory_bytes(fmt: Format, tiling: Tiling, depth: int) -> int:
     exchange = 0 if tiling.lone else tiling.chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
-        + depth * (x + tiling.row_blocks * weights)
-        + tiling.row_blocks * (slots(fmt, tiling, depth) * fields + exchange)
+        + stages * (x + tiling.row_blocks * weights)
+        + tiling.row_blocks * (field_stages(fmt, tiling, stages) * fields + exchange)
         + BARRIERS
     )
 
 
-def slots(fmt: Format, tiling: Tiling, depth: int) -> int:
-    """Tiles of a row_block whose fields lie beside a ring of so many stages: none if a stage holds whole tiles.
+def field_stages(fmt: Format, tiling: Tiling, stages: int) -> int:
+    """Tiles of a row_block whose fields lie beside a pipeline of so many stages: none if a stage holds whole tiles.
 
     As many as the stages may be of, so that the same splits read all tiles of a slot.
     """
-    stages = k_blocks(fmt) // tiling.k_blocks_per_stage  # of a tile
-    if stages < 2:
+    stages_per_tile = k_blocks(fmt) // tiling.k_blocks_per_stage  # of a tile
+    if stages_per_tile < 2:
         return 0
-    together = tiling.splits // gcd(stages, tiling.splits)
-    least = 1 + -(-(depth - 1) // stages)
+    together = tiling.splits // gcd(stages_per_tile, tiling.splits)
+    least = 1 + -(-(stages - 1) // stages_per_tile)
     return -(-least // together) * together
 
 
 def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
     """The template of the prefill kernel for x of type `source`: as many stages as fit."""
-    depth = next(depth for depth in range(tiling.deep, 0, -1) if memory_bytes(fmt, tiling, depth) <= SHARED)
+    stages = next(stages for stages in range(tiling.max_stages, 0, -1) if memory_bytes(fmt, tiling, stages) <= SHARED)
     unit = range_of(fmt, source)
     return {
         "In": source,
@@ -292,11 +292,11 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
         "ROW_BLOCKS": tiling.row_blocks,
         "SPLITS": tiling.splits,
         "K_BLOCKS_PER_STAGE": tiling.k_blocks_per_stage,
-        "DEPTH": depth,
-        "SLOTS": slots(fmt, tiling, depth),
+        "STAGES": stages,
+        "FIELD_STAGES": field_stages(fmt, tiling, stages),
         "LONE": int(tiling.lone),
         "CHUNK": tiling.chunk,
-        "SHARED": memory_bytes(fmt, tiling, depth),
+        "SHARED": memory_bytes(fmt, tiling, stages),
         "MOST_PARTS": MOST_PARTS,
         "LEVEL": unit.level,
         "ABOVE_BOUND": unit.above,

@@ -1,4 +1,4 @@
-// A ring of stages in shared memory that one warp fills and empties for itself: no other warp waits for it.
+// A pipeline of stages in shared memory that one warp fills and empties for itself: no other warp waits for it.
 // BULK, sm_90 and later: bulk copies that report to an mbarrier a stage. Else, sm_80 and later: cp.async, 16 bytes a
 // lane, in groups that are waited for in order.
 #pragma once
@@ -54,52 +54,52 @@ __device__ inline void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// How the stages of this warp's ring fill: for each in turn, `copy` its parts, `close` it, and later `wait` for it.
+// How the stages of this warp's pipeline fill: for each in turn, `copy` its parts, `close` it, and later `wait` for it.
 // Every stage is closed, also one that stays empty. LANES: whether each lane copies pieces of its own by copy_16.
-template <int DEPTH, bool LANES, bool BULK>
+template <int STAGES, bool LANES, bool BULK>
 struct Arrivals;
 
-template <int DEPTH, bool LANES>
-struct Arrivals<DEPTH, LANES, true> {
+template <int STAGES, bool LANES>
+struct Arrivals<STAGES, LANES, true> {
     u32 barriers;
 
     // words: one for each stage.
     __device__ Arrivals(unsigned long long* words) : barriers(shared_address(words)) {
         if (elect_one()) {
-            for (int slot = 0; slot < DEPTH; ++slot) mbarrier_init(barriers + 8 * slot, LANES ? 1 + 32 : 1);
+            for (int stage = 0; stage < STAGES; ++stage) mbarrier_init(barriers + 8 * stage, LANES ? 1 + 32 : 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         __syncwarp();
     }
     // `parts` gets a function to copy with. `bytes`: of all that will be copied into this stage.
     template <class Parts>
-    __device__ void first_copy(int slot, u32 bytes, Parts parts) const {
+    __device__ void first_copy(int stage, u32 bytes, Parts parts) const {
         if (elect_one()) {
-            mbarrier_expect(barriers + 8 * slot, bytes);
-            parts(copier(slot));
+            mbarrier_expect(barriers + 8 * stage, bytes);
+            parts(copier(stage));
         }
     }
     template <class Parts>
-    __device__ void copy(int slot, Parts parts) const {
-        if (elect_one()) parts(copier(slot));
+    __device__ void copy(int stage, Parts parts) const {
+        if (elect_one()) parts(copier(stage));
     }
-    __device__ auto copier(int slot) const {
-        return [barrier = barriers + 8 * slot](void* to, const void* from, u32 bytes) {
+    __device__ auto copier(int stage) const {
+        return [barrier = barriers + 8 * stage](void* to, const void* from, u32 bytes) {
             bulk_copy(shared_address(to), from, bytes, barrier);
         };
     }
-    __device__ void close(int slot) const {
-        if (LANES) mbarrier_arrive_after_copies(barriers + 8 * slot);
+    __device__ void close(int stage) const {
+        if (LANES) mbarrier_arrive_after_copies(barriers + 8 * stage);
     }
-    __device__ void wait(int slot, int round) const { mbarrier_wait(barriers + 8 * slot, round & 1); }
+    __device__ void wait(int stage, int round) const { mbarrier_wait(barriers + 8 * stage, round & 1); }
 };
 
-template <int DEPTH, bool LANES>
-struct Arrivals<DEPTH, LANES, false> {
+template <int STAGES, bool LANES>
+struct Arrivals<STAGES, LANES, false> {
     __device__ Arrivals(unsigned long long*) {}
     template <class Parts>
-    __device__ void first_copy(int slot, u32, Parts parts) const {
-        copy(slot, parts);
+    __device__ void first_copy(int stage, u32, Parts parts) const {
+        copy(stage, parts);
     }
     template <class Parts>
     __device__ void copy(int, Parts parts) const {
@@ -110,7 +110,7 @@ struct Arrivals<DEPTH, LANES, false> {
     }
     __device__ void close(int) const { copies_commit(); }
     __device__ void wait(int, int) const {
-        copies_wait<DEPTH - 1>();
+        copies_wait<STAGES - 1>();
         __syncwarp();  // what the other lanes copied is there as well
     }
 };
