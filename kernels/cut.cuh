@@ -39,8 +39,8 @@ struct Problem {
         const int token_tiles = (m + TOKENS - 1) / TOKENS;
         first_row = i64(tile / token_tiles) * ROWS, first_token = tile % token_tiles * TOKENS;
         k_blocks = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * K_BLOCKS;
-        const i64 turns = (k_blocks + SPLITS - 1) / SPLITS;
-        first = int(turns * slice / slices), end = int(turns * (slice + 1) / slices);
+        const i64 k_iters = (k_blocks + SPLITS - 1) / SPLITS;
+        first = int(k_iters * slice / slices), end = int(k_iters * (slice + 1) / slices);
     }
 };
 

@@ -1,16 +1,19 @@
-// encode: values [count * 32] -> blocks [count] as they lie in a file, byte for byte as NumPy encodes them, and what each
-// CTA found: the sums of the squares of the error and of the values, and the least number of a block that cannot be held.
+// encode: values [count * 32] -> blocks [count] as they lie in a file, byte for byte as NumPy encodes them, and what
+// each
+// CTA found: the sums of the squares of the error and of the values, and the least number of a block that cannot be
+// held.
 //
-// A warp takes TURN blocks at a time, eight at once; a lane owns eight values, four lanes a block (encoder.cuh). They are
+// A warp takes BLOCKS_PER_WARP blocks at a time, eight at once; a lane owns eight values, four lanes a block
+// (encoder.cuh). They are
 // put together in shared memory and leave as BLOCK_BYTES chunks of 16 bytes: `blocks` is a whole number of turns.
-// Template: Format, In (float, half, bf16), THREADS, TURN, FOUND_BYTES.
+// Template: Format, In (float, half, bf16), THREADS, BLOCKS_PER_WARP, FOUND_BYTES.
 #include "encoder.cuh"
 
 using Encoder = Format::Encoder;
 constexpr int AT_ONCE = 32 / BLOCK_LANES;
 static_assert(BLOCK_WEIGHTS == LANE_VALUES * BLOCK_LANES, "four lanes own a block");
 static_assert(sizeof(Block) == BLOCK_BYTES, "the block differs from its dtype");
-static_assert(TURN == sizeof(uint4), "a turn is as many chunks as a block has bytes");
+static_assert(BLOCKS_PER_WARP == sizeof(uint4), "a turn is as many chunks as a block has bytes");
 
 struct Found {
     double error, power;
@@ -62,17 +65,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Block* const turn = reinterpret_cast<Block*>(staged[warp]) + lane / BLOCK_LANES;
     Found mine = {0, 0, count};
 
-    for (i64 first = (i64(blockIdx.x) * WARPS + warp) * TURN; first < count; first += i64(gridDim.x) * WARPS * TURN) {
+    for (i64 first = (i64(blockIdx.x) * WARPS + warp) * BLOCKS_PER_WARP; first < count;
+         first += i64(gridDim.x) * WARPS * BLOCKS_PER_WARP) {
         const i64 block = first + lane / BLOCK_LANES;
-        float values[TURN / AT_ONCE][LANE_VALUES] = {};
+        float values[BLOCKS_PER_WARP / AT_ONCE][LANE_VALUES] = {};
 #pragma unroll
-        for (int i = 0; i < TURN / AT_ONCE; ++i)
+        for (int i = 0; i < BLOCKS_PER_WARP / AT_ONCE; ++i)
             if (block + i * AT_ONCE < count)
                 load_eight(values[i], x + (block + i * AT_ONCE) * BLOCK_WEIGHTS + LANE_VALUES * block_lane());
 #pragma unroll
-        for (int i = 0; i < TURN / AT_ONCE; ++i) encode_block(values[i], block + i * AT_ONCE, turn[i * AT_ONCE], mine);
+        for (int i = 0; i < BLOCKS_PER_WARP / AT_ONCE; ++i)
+            encode_block(values[i], block + i * AT_ONCE, turn[i * AT_ONCE], mine);
         __syncwarp();
-        for (int i = lane; i < BLOCK_BYTES; i += 32) blocks[first / TURN * BLOCK_BYTES + i] = staged[warp][i];
+        for (int i = lane; i < BLOCK_BYTES; i += 32)
+            blocks[first / BLOCKS_PER_WARP * BLOCK_BYTES + i] = staged[warp][i];
         __syncwarp();
     }
 

@@ -91,7 +91,7 @@ struct Arrivals<STAGES, LANES, true> {
     __device__ void close(int stage) const {
         if (LANES) mbarrier_arrive_after_copies(barriers + 8 * stage);
     }
-    __device__ void wait(int stage, int round) const { mbarrier_wait(barriers + 8 * stage, round & 1); }
+    __device__ void wait(int stage, int phase) const { mbarrier_wait(barriers + 8 * stage, phase & 1); }
 };
 
 template <int STAGES, bool LANES>

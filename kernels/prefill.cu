@@ -41,7 +41,7 @@ static_assert(WHOLE_TILES || K_BLOCKS % K_BLOCKS_PER_STAGE == 0, "a stage holds 
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before. So
 // each place of the pipeline has as many as there are splits that read it in turn.
 constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
-constexpr int TURNS = SPLITS / common_divisor(STAGES, SPLITS);
+constexpr int BARRIERS_PER_STAGE = SPLITS / common_divisor(STAGES, SPLITS);
 
 // A row_block's weights in a pipeline of stages: whole tiles, or only k_blocks of them, whose fields have slots of
 // their own because they are read until the last k_block of the tile.
@@ -147,7 +147,7 @@ struct Tokens<true> {
 
 struct Memory : Tokens<LONE> {
     Pipeline weights[ROW_BLOCKS];
-    unsigned long long full[TURNS][STAGES], empty[STAGES], received[ROW_BLOCKS][SPLITS];
+    unsigned long long full[BARRIERS_PER_STAGE][STAGES], empty[STAGES], received[ROW_BLOCKS][SPLITS];
 
     // By one thread: with a lane for each barrier it would be a loop over lanes, of 60 clocks each.
     __device__ __forceinline__ void init() {
@@ -191,16 +191,18 @@ __device__ inline int end_stage(const Problem& p, const Segment& s) {
 }
 
 // A place in the pipeline of stages, and how often it has been used before.
-struct Turn {
-    int stage = 0, round = 0;
+struct PipelineState {
+    int stage = 0, phase = 0;
     // At most STAGES places on.
     __device__ void advance(int by) {
         stage += by;
-        if (stage >= STAGES) stage -= STAGES, ++round;
+        if (stage >= STAGES) stage -= STAGES, ++phase;
     }
     // The barrier that the stage's bytes arrive at, and the parity of its phase.
-    __device__ u32 full(Memory& memory) const { return shared_address(&memory.full[round % TURNS][stage]); }
-    __device__ u32 parity() const { return round / TURNS & 1; }
+    __device__ u32 full(Memory& memory) const {
+        return shared_address(&memory.full[phase % BARRIERS_PER_STAGE][stage]);
+    }
+    __device__ u32 parity() const { return phase / BARRIERS_PER_STAGE & 1; }
 };
 
 // Where the stages of a segment come from.
@@ -234,38 +236,39 @@ struct Producer {
     // number for those of the tile of W. begin() once before, as soon as the first is known.
     template <class Begin, class Step>
     __device__ void for_stages(const Tile* tiles, Begin begin, Step step) {
-        Turn turn;
+        PipelineState state;
         u32 fields = 0;
         for (Segment s; segments.take(s);) {
             const Source source(p, tiles, s);
             const int end = end_stage(p, s);
-            if (turn.round + turn.stage == 0) begin();
+            if (state.phase + state.stage == 0) begin();
             for (int j = first_stage(s); j < end; ++j) {
-                if (turn.round > 0) mbarrier_wait(shared_address(&memory.empty[turn.stage]), turn.round + 1 & 1);
-                if (elect_one()) step(source, j, turn, fields);
-                turn.advance(1);
+                if (state.phase > 0) mbarrier_wait(shared_address(&memory.empty[state.stage]), state.phase + 1 & 1);
+                if (elect_one()) step(source, j, state, fields);
+                state.advance(1);
                 if ((j + 1) * K_BLOCKS_PER_STAGE % K_BLOCKS == 0) ++fields;
             }
         }
-        if (turn.round + turn.stage == 0) begin();  // there was none
+        if (state.phase + state.stage == 0) begin();  // there was none
     }
 
     // Weights never change: they are under way before the kernels that write x are done.
     __device__ void run_weights(const Tile* tiles) {
-        for_stages(tiles, wait_until_prepared, [&](const Source& source, int j, const Turn& turn, u32 fields) {
-            const int k_blocks = k_blocks_in(p, j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;
-            const Tile* from = source.tiles + j * K_BLOCKS_PER_STAGE / K_BLOCKS;
-            const u32 full = turn.full(memory);
-            mbarrier_expect(full, source.row_blocks * memory.weights[0].bytes(k_blocks));
+        for_stages(tiles, wait_until_prepared,
+                   [&](const Source& source, int j, const PipelineState& state, u32 fields) {
+                       const int k_blocks = k_blocks_in(p, j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;
+                       const Tile* from = source.tiles + j * K_BLOCKS_PER_STAGE / K_BLOCKS;
+                       const u32 full = state.full(memory);
+                       mbarrier_expect(full, source.row_blocks * memory.weights[0].bytes(k_blocks));
 #pragma unroll
-            for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
-                const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.along;
-                if (row_block < source.row_blocks)
-                    memory.weights[row_block].load(turn.stage, tile, k_block, k_blocks, full);
-                // Warps of a row_block beyond the last one wait for fields as well.
-                if (k_block == 0) memory.weights[row_block].load_fields(fields, tile);
-            }
-        });
+                       for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
+                           const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.along;
+                           if (row_block < source.row_blocks)
+                               memory.weights[row_block].load(state.stage, tile, k_block, k_blocks, full);
+                           // Warps of a row_block beyond the last one wait for fields as well.
+                           if (k_block == 0) memory.weights[row_block].load_fields(fields, tile);
+                       }
+                   });
     }
 
     __device__ void run_x(const TensorMap* x) {
@@ -276,14 +279,14 @@ struct Producer {
             wait_until_prepared();
             wait_for_predecessors();
         };
-        for_stages(nullptr, begin, [&](const Source& source, int j, const Turn& turn, u32) {
+        for_stages(nullptr, begin, [&](const Source& source, int j, const PipelineState& state, u32) {
             const int k_blocks = k_blocks_in(p, j);
-            const u32 full = turn.full(memory);
+            const u32 full = state.full(memory);
             mbarrier_expect(full, k_blocks * bytes);
 #pragma unroll
             for (int k_block = 0; k_block < K_BLOCKS_PER_STAGE; ++k_block)
                 if (k_block < k_blocks)
-                    tensor_copy(shared_address(memory.x[turn.stage][k_block]), x, source.token,
+                    tensor_copy(shared_address(memory.x[state.stage][k_block]), x, source.token,
                                 (j * K_BLOCKS_PER_STAGE + k_block) * K_BLOCK, full);
         });
     }
@@ -513,7 +516,7 @@ struct Consumer {
     struct Cursor {
         const Consumer& at;
         const u32 more_fields;  // than stage j / stages of a tile of W, to number the tile's fields
-        Turn turn;
+        PipelineState state;
         int j;
         unsigned long long x;  // operand B of the stage
         int busy = -1;         // the stage before this one, while wgmma may read it
@@ -522,22 +525,22 @@ struct Consumer {
         __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, u32 before)
             : at(at),
               more_fields(before * K_BLOCKS_PER_STAGE / K_BLOCKS - first_stage(s) * K_BLOCKS_PER_STAGE / K_BLOCKS),
-              turn{int(before % STAGES), int(before / STAGES)},
+              state{int(before % STAGES), int(before / STAGES)},
               j(first_stage(s)) {
             const int ahead = (at.split + SPLITS - before % SPLITS) % SPLITS;  // of the next stage of this split
             j += ahead;
-            turn.advance(ahead);
+            state.advance(ahead);
         }
         // Waits for the stage, and keeps the one before: to give it back, all warps of the warpgroup would have to wait
         // for wgmma, also those that find their stage there.
         __device__ __forceinline__ void wait() {
             static_assert(STAGES > SPLITS, "each split may keep a stage and wait for another");
-            x = swizzled_operand(at.first_x + turn.stage * X_STAGE);
-            mbarrier_wait(turn.full(at.memory), turn.parity());
+            x = swizzled_operand(at.first_x + state.stage * X_STAGE);
+            mbarrier_wait(state.full(at.memory), state.parity());
             at.pipeline.wait_fields(fields());
         }
         // To the next stage.
-        __device__ __forceinline__ void advance() { busy = turn.stage, turn.advance(SPLITS), j += SPLITS; }
+        __device__ __forceinline__ void advance() { busy = state.stage, state.advance(SPLITS), j += SPLITS; }
         __device__ u32 fields() const { return more_fields + j * K_BLOCKS_PER_STAGE / K_BLOCKS; }
 
         // This warp has read the stage before.
@@ -552,14 +555,15 @@ struct Consumer {
     using Words = typename Format::Codes;
 
     __device__ __forceinline__ Words words(const Cursor& cursor, int k_block) const {
-        return pipeline.codes(cursor.turn.stage, k_block).codes(warp, lane);
+        return pipeline.codes(cursor.state.stage, k_block).codes(warp, lane);
     }
 
     // Decodes a k_block of W and starts to add its products to the sums; waits for those of the k_block before.
     __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, const Words& words, Cursor& cursor,
                                              int k_block, const Levels& levels, Scalings<SHARING>& scalings) const {
         const int in_tile = u32(cursor.j * K_BLOCKS_PER_STAGE + k_block) % u32(K_BLOCKS);
-        scalings.begin(pipeline, cursor.turn.stage, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp, lane);
+        scalings.begin(pipeline, cursor.state.stage, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp,
+                       lane);
         Scaling<In> scaling;
 #pragma unroll
         for (int step = 0; step < K_BLOCK_STEPS; ++step) {

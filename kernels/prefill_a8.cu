@@ -92,13 +92,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     AllSums sums = {};
     int stage = 0, free = STAGES - 1;
-    for (int turn = p.first; turn < p.end; ++turn) {
+    for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
         copies_wait<STAGES - 2>();
         __syncthreads();  // the stage is there, and every warp has read the one before
         weight_copies(free * sizeof(Stage));
         x_copies(free * sizeof(Stage));
         copies_commit();
-        multiply(sums, at.weights(stages[stage]), stages[stage].x[at.split], turn * SPLITS + at.split, at);
+        multiply(sums, at.weights(stages[stage]), stages[stage].x[at.split], k_iter * SPLITS + at.split, at);
         free = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }

@@ -19,7 +19,7 @@ constexpr u32 X_BYTES = sizeof(X);
 struct XCopies {
     static constexpr int OF_ROW = K_BLOCK * sizeof(In) / 16, PIECES = TOKENS * OF_ROW;
     static_assert(THREADS % PIECES == 0 || PIECES % THREADS == 0,
-                  "a turn of all threads copies whole splits, or a part");
+                  "a k_iter of all threads copies whole splits, or a part");
 
     const In* x;
     int k, columns, tokens;  // that are left from this thread's first piece on
@@ -116,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     decoder.decode(a[0], weights(0), p.first * SPLITS + at.split, 0);
     load_batch(b[0], x_of(0), 0);
     int stage = 0, free = STAGES - 1;
-    for (int turn = p.first; turn < p.end; ++turn) {
-        const int next = stage + 1 < STAGES ? stage + 1 : 0, k_block = turn * SPLITS + at.split;
+    for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
+        const int next = stage + 1 < STAGES ? stage + 1 : 0, k_block = k_iter * SPLITS + at.split;
 #pragma unroll
         for (int i = 0; i < BATCHES; ++i) {
             const int step = i * BATCH / COLUMN_TILES;

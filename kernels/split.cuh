@@ -160,9 +160,9 @@ __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights l
         if (stage < count) load_x(stage);
         arrivals.close(stage);
     }
-    int stage = 0, round = 0;
+    int stage = 0, phase = 0;
     for (int i = 0; i < count; ++i) {
-        arrivals.wait(stage, round);
+        arrivals.wait(stage, phase);
         multiply(i, stage);
         __syncwarp();  // every lane has read the stage
         if (i + STAGES < count) {
@@ -170,7 +170,7 @@ __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights l
             load_x(stage);
         }
         arrivals.close(stage);
-        if (++stage == STAGES) stage = 0, ++round;
+        if (++stage == STAGES) stage = 0, ++phase;
     }
 }
 

@@ -95,7 +95,7 @@ def test_tiles_to_weights(fmt, backwards):
 def encoded(fmt, x, backwards=False):
     """(blocks, what the CTAs found) of values [n, 32] float32 by the kernel."""
     count, ctas = len(x), 2
-    made = device_array(-(-count // upload.TURN) * upload.TURN, fmt.dtype)
+    made = device_array(-(-count // upload.BLOCKS_PER_WARP) * upload.BLOCKS_PER_WARP, fmt.dtype)
     found = device_array(ctas, upload.FOUND)
     encode = kernel("encode", fmt, **upload.encode_template("float"))
     encode(ctas, upload.ENCODE_THREADS, to_device(x), made, found, count, backwards=backwards)

@@ -43,9 +43,9 @@ def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
     import cupy
 
     count = values.size // fmt.weights
-    turns, warps = -(-count // transfer.TURN), transfer.ENCODE_THREADS // 32
+    turns, warps = -(-count // transfer.BLOCKS_PER_WARP), transfer.ENCODE_THREADS // 32
     ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-turns // warps))
-    blocks = cupy.empty(turns * transfer.TURN * fmt.block_bytes, np.uint8)
+    blocks = cupy.empty(turns * transfer.BLOCKS_PER_WARP * fmt.block_bytes, np.uint8)
     found = cupy.empty(ctas * transfer.FOUND.itemsize, np.uint8)
     if count:
         if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time

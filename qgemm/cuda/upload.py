@@ -19,7 +19,7 @@ from .layout import tile as tiles
 
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
 ENCODE_THREADS = 256  # of a CTA that encodes
-TURN = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
+BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
 FOUND = np.dtype([("error", "<f8"), ("power", "<f8"), ("refused", "<i8")])
 CHUNK = 4 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
@@ -124,7 +124,7 @@ def planes_template(**types: str) -> Template:
 
 def encode_template(kind: str) -> Template:
     """The template of the kernel that encodes values of this type."""
-    return {"In": kind, "THREADS": ENCODE_THREADS, "TURN": TURN, "FOUND_BYTES": FOUND.itemsize}
+    return {"In": kind, "THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP, "FOUND_BYTES": FOUND.itemsize}
 
 
 def restore_template(fmt: Format) -> Template:
