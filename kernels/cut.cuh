@@ -1,7 +1,7 @@
 // A CTA that owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of `slices` slices of K: how the mma
-// kernels for many tokens cut y, fill their stages and add up. SPLITS k_blocks at a time come through a pipeline of
-// STAGES stages, with codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the SPLITS k_blocks. The
-// sums of splits and slices meet at the end, in a fixed order.
+// kernels for many tokens cut y, fill their stages and add up. WARP_SPLIT_K k_blocks at a time come through a pipeline
+// of STAGES stages, with codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the WARP_SPLIT_K
+// k_blocks. The sums of splits and slices meet at the end, in a fixed order.
 #pragma once
 
 #include "mma.cuh"
@@ -9,7 +9,8 @@
 #include "pipeline.cuh"
 #include "tile.cuh"
 
-constexpr int ROWS = ROW_BLOCKS * TILE_ROWS, ROW_WARPS = ROW_BLOCKS * WARPS / GROUPS, THREADS = 32 * ROW_WARPS * SPLITS;
+constexpr int ROWS = ROW_BLOCKS * TILE_ROWS, ROW_WARPS = ROW_BLOCKS * WARPS / GROUPS,
+              THREADS = 32 * ROW_WARPS * WARP_SPLIT_K;
 constexpr int COLUMN_TILES = TOKENS / 8;
 constexpr int STORED = TOKENS < 32 ? TOKENS : 32;  // tokens whose sums are in shared memory at a time
 constexpr int STRIDE = ROWS + 4;                   // rows of g and columns of t fall on different banks
@@ -21,17 +22,17 @@ struct Weights {
 // X: a token's share of a k_block of x.
 template <class X>
 struct StageOf {
-    Weights weights[SPLITS][ROW_BLOCKS];
-    X x[SPLITS][TOKENS];
+    Weights weights[WARP_SPLIT_K][ROW_BLOCKS];
+    X x[WARP_SPLIT_K][TOKENS];
 };
-using Stored = float[SPLITS][STORED][STRIDE];
+using Stored = float[WARP_SPLIT_K][STORED][STRIDE];
 using AllSums = Sums[GROUPS][COLUMN_TILES];
 
 // The CTA's share of y [m, n] = x [m, k] @ W [n, k].T.
 struct Problem {
     i64 n, k, first_row;
     int m, first_token;
-    int k_blocks, first, end;  // along K; of this slice, in units of SPLITS k_blocks
+    int k_blocks, first, end;  // along K; of this slice, in units of WARP_SPLIT_K k_blocks
     int tile, slice;
 
     __device__ Problem(i64 n, i64 k, int m, int slices)
@@ -39,43 +40,43 @@ struct Problem {
         const int token_tiles = (m + TOKENS - 1) / TOKENS;
         first_row = i64(tile / token_tiles) * ROWS, first_token = tile % token_tiles * TOKENS;
         k_blocks = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * K_BLOCKS;
-        const i64 k_iters = (k_blocks + SPLITS - 1) / SPLITS;
+        const i64 k_iters = (k_blocks + WARP_SPLIT_K - 1) / WARP_SPLIT_K;
         first = int(k_iters * slice / slices), end = int(k_iters * (slice + 1) / slices);
     }
 };
 
 // Where a warp stands.
 struct Place {
-    int lane = threadIdx.x % 32, split, first_group;  // of the CTA's groups of rows
+    int lane = threadIdx.x % 32, warp_k, first_group;  // of the CTA's groups of rows
 
     __device__ Place() {
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-        split = warp / ROW_WARPS, first_group = warp % ROW_WARPS * GROUPS;
+        warp_k = warp / ROW_WARPS, first_group = warp % ROW_WARPS * GROUPS;
     }
     template <class Stage>
     __device__ const Weights& weights(const Stage& stage) const {
-        return stage.weights[split][first_group / WARPS];
+        return stage.weights[warp_k][first_group / WARPS];
     }
 };
 
 // The pieces of 16 bytes of weights that a thread copies for every stage. The threads of a unit take one row_block of
 // one split.
 struct WeightCopies {
-    static constexpr int OF_UNIT = THREADS / (SPLITS * ROW_BLOCKS);
+    static constexpr int OF_UNIT = THREADS / (WARP_SPLIT_K * ROW_BLOCKS);
     static constexpr int K_BLOCK_CHUNKS = sizeof(KBlockOf<WARPS>) / 16, PIECES = sizeof(Weights) / 16;
 
     const Tile* row_block;
     int k_block, k_blocks, piece;  // of this thread's unit
     u32 to;
 
-    __device__ WeightCopies(Weights (&stage)[SPLITS][ROW_BLOCKS], const Tile* tiles, const Problem& p) {
-        const int unit = threadIdx.x / OF_UNIT, split = unit / ROW_BLOCKS;
+    __device__ WeightCopies(Weights (&stage)[WARP_SPLIT_K][ROW_BLOCKS], const Tile* tiles, const Problem& p) {
+        const int unit = threadIdx.x / OF_UNIT, warp_k = unit / ROW_BLOCKS;
         const i64 first_row = p.first_row + unit % ROW_BLOCKS * TILE_ROWS;
         row_block = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.k_blocks / K_BLOCKS) : 0);
-        k_blocks = first_row < p.n ? min(p.k_blocks, p.end * SPLITS) : 0;
-        k_block = p.first * SPLITS + split;
+        k_blocks = first_row < p.n ? min(p.k_blocks, p.end * WARP_SPLIT_K) : 0;
+        k_block = p.first * WARP_SPLIT_K + warp_k;
         piece = threadIdx.x % OF_UNIT;
-        to = shared_address(&stage[split][unit % ROW_BLOCKS]) + 16 * piece;
+        to = shared_address(&stage[warp_k][unit % ROW_BLOCKS]) + 16 * piece;
     }
     // The next stage's, into the memory that starts `at` bytes after the first stage's. Beyond the slice there are
     // zeros.
@@ -88,7 +89,7 @@ struct WeightCopies {
             if (i + OF_UNIT <= PIECES || i + piece < PIECES)
                 copy_16(to + at + 16 * i, (K_BLOCKS == 1 || i + piece < K_BLOCK_CHUNKS ? codes : fields) + i,
                         k_block < k_blocks);
-        k_block += SPLITS;
+        k_block += WARP_SPLIT_K;
     }
 };
 
@@ -172,7 +173,7 @@ __device__ inline void store(const AllSums& sums, Stored& stored, Out* y, const 
             for (int token = 0; token < STORED; token += 8)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    stored[at.split][token + 2 * t + i % 2][16 * (at.first_group + group) + g + i / 2 * 8] =
+                    stored[at.warp_k][token + 2 * t + i % 2][16 * (at.first_group + group) + g + i / 2 * 8] =
                         sums[group][(first + token) / 8].sum[i];
         __syncthreads();
         const int end = min(STORED, p.m - p.first_token - first);
@@ -180,7 +181,7 @@ __device__ inline void store(const AllSums& sums, Stored& stored, Out* y, const 
             for (int token = threadIdx.x / ROWS; token < end; token += THREADS / ROWS) {
                 float sum = 0;
 #pragma unroll
-                for (int s = 0; s < SPLITS; ++s) sum += stored[s][token][row];
+                for (int s = 0; s < WARP_SPLIT_K; ++s) sum += stored[s][token][row];
                 y[(first + token) * p.n] = from_float<Out>(unit * sum);
             }
     }

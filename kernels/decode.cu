@@ -3,7 +3,8 @@
 // A CTA, its warps and their pipelines are those of split.cuh. Weights are operand A, masked out of the codes in shared
 // memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where
 // a scale is shared, for the zero or the minimum; scales multiply the float sums.
-// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS, SPLITS, STAGES, BULK.
+// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS, WARP_SPLIT_K, STAGES,
+// BULK.
 #include "operand.cuh"
 #include "pieces.cuh"
 #include "scales.cuh"
@@ -93,16 +94,16 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Products products) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[SPLITS][STAGES];
+    __shared__ unsigned long long words[WARP_SPLIT_K][STAGES];
     static_assert(sizeof(Memory<Rows>) == WARP_BYTES,
                   "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
-    auto* mine = reinterpret_cast<Memory<Rows>*>(memory + Format::TABLE_BYTES) + at.split;
+    auto* mine = reinterpret_cast<Memory<Rows>*>(memory + Format::TABLE_BYTES) + at.warp_k;
     auto& pipeline = mine->pipeline;
     Walk walk = {at};
     Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, pipeline.stages);
-    const Arrivals<STAGES, true, BULK> arrivals(words[at.split]);
+    const Arrivals<STAGES, true, BULK> arrivals(words[at.warp_k]);
 
     AllSums sums = {};
     GroupSums group_sums = {};

@@ -4,7 +4,7 @@
 // A CTA, its warps and their pipelines are those of split.cuh. x comes as Activations, k_block by k_block [along][m],
 // or, if it is small, as numbers [m, k], which each CTA quantizes for itself.
 // Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS,
-// SPLITS, STAGES, BULK.
+// WARP_SPLIT_K, STAGES, BULK.
 #include "dots.cuh"
 #include "quantize.cuh"
 #include "scales.cuh"
@@ -98,16 +98,16 @@ __device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int k
 template <class T>
 __device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[SPLITS][STAGES];
+    __shared__ unsigned long long words[WARP_SPLIT_K][STAGES];
     using Memory = ::Memory<typename Staged<T>::Type>;
     static_assert(sizeof(Memory) == WARP_BYTES,
                   "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
     const T* x = static_cast<const T*>(products.x);
-    Memory& mine = reinterpret_cast<Memory*>(memory)[at.split];
+    Memory& mine = reinterpret_cast<Memory*>(memory)[at.warp_k];
     auto& pipeline = mine.pipeline;
-    const Arrivals<STAGES, false, BULK> arrivals(words[at.split]);
+    const Arrivals<STAGES, false, BULK> arrivals(words[at.warp_k]);
 
     AllSums sums = {};
     GroupSums group_sums = {};
@@ -128,28 +128,28 @@ __device__ inline void run(const Products& products) {
                     add_minimums<2>(sums[row_block], group_sums, pipeline.fields(i, stage, row_block), 1, at.lane);
     };
     if constexpr (PREPARED<T>) {
-        const T* from = x + i64(at.split) * K_BLOCKS * m;  // the next k_block
+        const T* from = x + i64(at.warp_k) * K_BLOCKS * m;  // the next k_block
         int k_block = 0;
         const auto load_x = [&](int stage) {
             arrivals.copy(stage, [&](auto copy) { copy(pipeline.stages[stage].x, from, m * u32(sizeof(T))); });
             from += m;
-            if (++k_block == K_BLOCKS) k_block = 0, from += (SPLITS - 1) * K_BLOCKS * m;
+            if (++k_block == K_BLOCKS) k_block = 0, from += (WARP_SPLIT_K - 1) * K_BLOCKS * m;
         };
         stream(
             at.count, arrivals, load_weights, [] {}, [] {}, load_x,
             [&](int i, int stage) { multiply_by(pipeline.stages[stage].x, i, stage); });
     } else {
-        auto* quantized = reinterpret_cast<Activations*>(memory + SPLITS * WARP_BYTES);
+        auto* quantized = reinterpret_cast<Activations*>(memory + WARP_SPLIT_K * WARP_BYTES);
         const auto quantize_x = [&] {
             quantize(quantized, x, products.k, m, int(at.along) * K_BLOCKS);
             __syncthreads();
         };
-        const Activations* from = quantized + at.split * K_BLOCKS * m;  // the k_block in hand
+        const Activations* from = quantized + at.warp_k * K_BLOCKS * m;  // the k_block in hand
         stream(
             at.count, arrivals, load_weights, [] {}, quantize_x, [](int) {},
             [&](int i, int stage) {
                 multiply_by(from, i, stage);
-                from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (SPLITS - 1) * K_BLOCKS : 1) * m;
+                from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (WARP_SPLIT_K - 1) * K_BLOCKS : 1) * m;
             });
     }
     __syncthreads();  // the pipelines are empty: their memory serves the sums

@@ -3,7 +3,7 @@
 // A CTA owns a row_block of tiles; its groups of four warps take them in turn, a warp owns 16 rows of a tile. Per scale
 // the
 // levels are multiplied first and the scale is applied to the sum: sum += d * (q . x) + m * sum(x).
-// Template: Format, In and Out (float, half, bf16), TOKENS, SPLITS.
+// Template: Format, In and Out (float, half, bf16), TOKENS, WARP_SPLIT_K.
 #include "row_block.cuh"
 #include "tile.cuh"
 
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float sums[2][TOKENS] = {};
 
-    for (i64 i = at.split * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
+    for (i64 i = at.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
         const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
         const auto codes = tile.k_blocks[i % K_BLOCKS].codes(at.warp, at.lane);
 #pragma unroll

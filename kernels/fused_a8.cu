@@ -5,7 +5,7 @@
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes
 // t = 0. Where 16 weights share a scale, bytes are levels and there is no sa; each half of a block:   dw * da * sumi.
 // A CTA owns a row_block of tiles, shared out as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS,
-// SPLITS.
+// WARP_SPLIT_K.
 #include "activations.cuh"
 #include "row_block.cuh"
 #include "tile.cuh"
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float sums[2][TOKENS] = {};
 
-    for (i64 i = at.split * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
+    for (i64 i = at.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
         const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
         const auto codes = tile.k_blocks[i % K_BLOCKS].codes(at.warp, at.lane);
 #pragma unroll

@@ -21,7 +21,7 @@ struct Pieces {
     __device__ Pieces(const In* x, i64 k, int m, const Place& at, Stage* stages)
         : token_stride(APART * k), k(int(k)), token(at.lane / ACROSS), m(TOKENS > 1 ? m : 1) {
         const int piece = at.lane % ACROSS * (16 / int(sizeof(In)));
-        column = at.split * TILE_COLUMNS + piece;
+        column = at.warp_k * TILE_COLUMNS + piece;
         this->x = x + token * k + column;
         to = shared_address(&stages->x[token][piece]);
     }
@@ -33,7 +33,7 @@ struct Pieces {
         for (int j = 0; j < (TOKENS + APART - 1) / APART; ++j)
             if (token + j * APART < m) copy_16(into + j * APART * sizeof(Row), x + j * token_stride, inside);
         int ahead = K_BLOCK;
-        if (++k_block == K_BLOCKS) k_block = 0, ahead += (SPLITS - 1) * TILE_COLUMNS;
+        if (++k_block == K_BLOCKS) k_block = 0, ahead += (WARP_SPLIT_K - 1) * TILE_COLUMNS;
         x += ahead, column += ahead;
     }
 };

@@ -2,14 +2,14 @@
 //
 // A tile of y is ROW_BLOCKS row_blocks of 64 rows of W times TOKENS tokens. Two warps bring stages of
 // K_BLOCKS_PER_STAGE k_blocks along K into
-// shared memory: one the row_blocks' codes by bulk copies, one x by a tensor map. ROW_BLOCKS * SPLITS warpgroups
-// consume them: each owns a row_block and every SPLITS-th stage, decodes weights into registers as operand A, scale and
-// minimum included, and multiplies them by the tokens as operand B. Weights are brought into the range of half by a
+// shared memory: one the row_blocks' codes by bulk copies, one x by a tensor map. ROW_BLOCKS * WG_SPLIT_K warpgroups
+// consume them: each owns a row_block and every WG_SPLIT_K-th stage, decodes weights into registers as operand A, scale
+// and minimum included, and multiplies them by the tokens as operand B. Weights are brought into the range of half by a
 // power of two for each row, undone at the end. The grid is persistent (streamk.cuh).
-// Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, SPLITS, K_BLOCKS_PER_STAGE, STAGES, FIELD_STAGES (for fields
-// of tiles), LONE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up and stored at a
-// time), SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see qgemm/cuda/layout/row_scale.py),
-// ARRIVALS (of a warp that
+// Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES, FIELD_STAGES (for
+// fields of tiles), LONE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up and
+// stored at a time), SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see
+// qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
 #include "epilogue.cuh"
@@ -22,7 +22,7 @@ constexpr int CHUNKS = TOKENS / CHUNK;
 constexpr int FOURS = CHUNK / 8;  // by which a thread's sums of a chunk are moved
 #include "streamk.cuh"            // for which CHUNKS are what CTAs hand over
 
-constexpr int GROUP_THREADS = 128, CONSUMERS = ROW_BLOCKS * SPLITS, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
+constexpr int GROUP_THREADS = 128, CONSUMERS = ROW_BLOCKS * WG_SPLIT_K, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
 constexpr int CONSUMER_THREADS = CONSUMERS * GROUP_THREADS;
 
 // Registers a thread at launch, then of the producer and of a consumer, who share them.
@@ -41,7 +41,7 @@ static_assert(WHOLE_TILES || K_BLOCKS % K_BLOCKS_PER_STAGE == 0, "a stage holds 
 // A barrier says whether one of its last two phases is complete: who waits for one must have seen the one before. So
 // each place of the pipeline has as many as there are splits that read it in turn.
 constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
-constexpr int BARRIERS_PER_STAGE = SPLITS / common_divisor(STAGES, SPLITS);
+constexpr int BARRIERS_PER_STAGE = WG_SPLIT_K / common_divisor(STAGES, WG_SPLIT_K);
 
 // A row_block's weights in a pipeline of stages: whole tiles, or only k_blocks of them, whose fields have slots of
 // their own because they are read until the last k_block of the tile.
@@ -68,7 +68,7 @@ template <int FIELD_STAGES>
 struct SmemPipeline<0, FIELD_STAGES> {
     static_assert(FIELD_STAGES * K_BLOCKS >= (STAGES - 1) * K_BLOCKS_PER_STAGE + K_BLOCKS,
                   "fields stay until the tile is read");
-    static_assert(FIELD_STAGES * K_BLOCKS / K_BLOCKS_PER_STAGE % SPLITS == 0,
+    static_assert(FIELD_STAGES * K_BLOCKS / K_BLOCKS_PER_STAGE % WG_SPLIT_K == 0,
                   "the same splits read all tiles of a stage");
     KBlockOf<WARPS> k_blocks[STAGES][K_BLOCKS_PER_STAGE];
     Format field_stages[FIELD_STAGES];
@@ -97,7 +97,7 @@ using Pipeline = SmemPipeline<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, F
 
 // Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in
 // order.
-using Part = float4[SPLITS > 1 ? SPLITS - 1 : 1][FOURS][GROUP_THREADS];
+using Part = float4[WG_SPLIT_K > 1 ? WG_SPLIT_K - 1 : 1][FOURS][GROUP_THREADS];
 using Staged = float[CHUNK][TILE_ROWS + 4];
 // Where the other CTA of a pair puts its sums of half a row_block's chunks, once no stage is read any more.
 constexpr int HALF_FOURS = (CHUNKS + 1) / 2 * FOURS;
@@ -128,7 +128,7 @@ template <>
 struct Tokens<true> {
     struct Exchange {
         Part parts[CHUNKS];
-        Staged staged[SPLITS];
+        Staged staged[WG_SPLIT_K];
     };
     union {
         XStages x;
@@ -139,15 +139,15 @@ struct Tokens<true> {
     };
 
     __device__ Part& part(int row_block, int chunk) { return exchange[row_block].parts[chunk]; }
-    __device__ Staged& staged(int row_block, int split) { return exchange[row_block].staged[split]; }
-    __device__ static int owner(int chunk) { return chunk * SPLITS / CHUNKS; }
+    __device__ Staged& staged(int row_block, int wg_k) { return exchange[row_block].staged[wg_k]; }
+    __device__ static int owner(int chunk) { return chunk * WG_SPLIT_K / CHUNKS; }
     // Waits for all warpgroups: none reads x any more.
     __device__ static void take_place() { named_barrier(1 + ROW_BLOCKS + CONSUMERS, CONSUMER_THREADS); }
 };
 
 struct Memory : Tokens<LONE> {
     Pipeline weights[ROW_BLOCKS];
-    unsigned long long full[BARRIERS_PER_STAGE][STAGES], empty[STAGES], received[ROW_BLOCKS][SPLITS];
+    unsigned long long full[BARRIERS_PER_STAGE][STAGES], empty[STAGES], received[ROW_BLOCKS][WG_SPLIT_K];
 
     // By one thread: with a lane for each barrier it would be a loop over lanes, of 60 clocks each.
     __device__ __forceinline__ void init() {
@@ -507,10 +507,10 @@ struct Scalings<4> {
 struct Consumer {
     Memory& memory;
     const Problem& p;
-    const Pipeline& pipeline;      // of its row_block
-    u32 first_x;                   // operand B of the first stage
-    int split, row_block, thread;  // thread: of its warpgroup
-    int warp, lane;                // the same
+    const Pipeline& pipeline;     // of its row_block
+    u32 first_x;                  // operand B of the first stage
+    int wg_k, row_block, thread;  // thread: of its warpgroup
+    int warp, lane;               // the same
 
     // This split's stages of a segment, one after the other.
     struct Cursor {
@@ -527,20 +527,21 @@ struct Consumer {
               more_fields(before * K_BLOCKS_PER_STAGE / K_BLOCKS - first_stage(s) * K_BLOCKS_PER_STAGE / K_BLOCKS),
               state{int(before % STAGES), int(before / STAGES)},
               j(first_stage(s)) {
-            const int ahead = (at.split + SPLITS - before % SPLITS) % SPLITS;  // of the next stage of this split
+            // of the next stage of this split
+            const int ahead = (at.wg_k + WG_SPLIT_K - before % WG_SPLIT_K) % WG_SPLIT_K;
             j += ahead;
             state.advance(ahead);
         }
         // Waits for the stage, and keeps the one before: to give it back, all warps of the warpgroup would have to wait
         // for wgmma, also those that find their stage there.
         __device__ __forceinline__ void wait() {
-            static_assert(STAGES > SPLITS, "each split may keep a stage and wait for another");
+            static_assert(STAGES > WG_SPLIT_K, "each wg_k may keep a stage and wait for another");
             x = swizzled_operand(at.first_x + state.stage * X_STAGE);
             mbarrier_wait(state.full(at.memory), state.parity());
             at.pipeline.wait_fields(fields());
         }
         // To the next stage.
-        __device__ __forceinline__ void advance() { busy = state.stage, state.advance(SPLITS), j += SPLITS; }
+        __device__ __forceinline__ void advance() { busy = state.stage, state.advance(WG_SPLIT_K), j += WG_SPLIT_K; }
         __device__ u32 fields() const { return more_fields + j * K_BLOCKS_PER_STAGE / K_BLOCKS; }
 
         // This warp has read the stage before.
@@ -627,20 +628,20 @@ struct Consumer {
     }
 
     // Whether this split adds up and stores a chunk.
-    __device__ bool mine(int chunk) const { return SPLITS == 1 || Memory::owner(chunk) == split; }
+    __device__ bool mine(int chunk) const { return WG_SPLIT_K == 1 || Memory::owner(chunk) == wg_k; }
 
     // The splits' sums of each chunk -> its owner, in order.
-    __device__ __forceinline__ void add_splits(float (&sums)[SUMS]) const {
+    __device__ __forceinline__ void reduce_split_k(float (&sums)[SUMS]) const {
         memory.take_place();
-        if constexpr (SPLITS > 1) {
+        if constexpr (WG_SPLIT_K > 1) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                if constexpr (!LONE) split_barrier();  // what was here has been read
+                if constexpr (!LONE) split_k_barrier();  // what was here has been read
                 give(sums, chunk);
-                if constexpr (!LONE) split_barrier(), take(sums, chunk);
+                if constexpr (!LONE) split_k_barrier(), take(sums, chunk);
             }
             if constexpr (LONE) {
-                split_barrier();
+                split_k_barrier();
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS; ++chunk) take(sums, chunk);
             }
@@ -648,14 +649,14 @@ struct Consumer {
     }
     __device__ __forceinline__ void give(const float (&sums)[SUMS], int chunk) const {
         if (mine(chunk)) return;
-        auto& part = memory.part(row_block, chunk)[split - (split > Memory::owner(chunk))];
+        auto& part = memory.part(row_block, chunk)[wg_k - (wg_k > Memory::owner(chunk))];
 #pragma unroll
         for (int i = 0; i < FOURS; ++i) part[i][thread] = four(sums, chunk * FOURS + i);
     }
     __device__ __forceinline__ void take(float (&sums)[SUMS], int chunk) const {
         if (!mine(chunk)) return;
 #pragma unroll
-        for (int other = 0; other < SPLITS - 1; ++other)
+        for (int other = 0; other < WG_SPLIT_K - 1; ++other)
 #pragma unroll
             for (int i = 0; i < FOURS; ++i)
                 add(sums, chunk * FOURS + i, memory.part(row_block, chunk)[other][i][thread]);
@@ -669,9 +670,9 @@ struct Consumer {
     }
 
     // Waits for the warpgroups of this row_block; for the threads of this one.
-    __device__ void split_barrier() const { named_barrier(1 + row_block, SPLITS * GROUP_THREADS); }
+    __device__ void split_k_barrier() const { named_barrier(1 + row_block, WG_SPLIT_K * GROUP_THREADS); }
     __device__ void group_barrier() const {
-        named_barrier(1 + ROW_BLOCKS + (LONE ? split * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
+        named_barrier(1 + ROW_BLOCKS + (LONE ? wg_k * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
     }
 
     // Whether this warpgroup has a chunk of those that its CTA adds up.
@@ -679,7 +680,7 @@ struct Consumer {
 
     // Of a tile that a pair of CTAs shares each sends the chunks that the other adds up. First it says that it has read
     // all stages, and what it will receive.
-    __device__ u32 received() const { return shared_address(&memory.received[row_block][split]); }
+    __device__ u32 received() const { return shared_address(&memory.received[row_block][wg_k]); }
     __device__ __forceinline__ void open_inbox(u32 chunks) const {
         int count = 0;
 #pragma unroll
@@ -765,7 +766,7 @@ struct Consumer {
                                                 const Units& units) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged(row_block, split));
+        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged(row_block, wg_k));
         y += at.first_token * p.n + at.first_row;
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
@@ -814,7 +815,7 @@ struct Consumer {
             if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, chunks, static_cast<bf16*>(y), units);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = memory.staged(row_block, split);
+        auto& staged = memory.staged(row_block, wg_k);
 #pragma unroll
         for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
             if (!keeps(chunk / CHUNK, chunks)) continue;
@@ -865,9 +866,9 @@ struct Consumer {
             const Sharers sharers = all.sharers(s);
             const u32 chunks = sharers.chunks_of(blockIdx.x);
             if (sharers.paired) open_inbox(chunks);
-            add_splits(sums);
+            reduce_split_k(sums);
             if (sharers.paired) pair_wait();
-            if (LONE || split == 0) {
+            if (LONE || wg_k == 0) {
                 if (sharers.paired) exchange_in_pair(sums, chunks);
                 if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
                 if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units);
@@ -907,12 +908,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         fill_table<Format, half, CONSUMER_THREADS>(Format::RAW_EXPONENT);
         take_registers<CONSUMER_REGISTERS>();
         wait_until_prepared();
-        const int split = SPLITS > 1 ? group / ROW_BLOCKS : 0, row_block = ROW_BLOCKS > 1 ? group % ROW_BLOCKS : 0;
+        const int wg_k = WG_SPLIT_K > 1 ? group / ROW_BLOCKS : 0, row_block = ROW_BLOCKS > 1 ? group % ROW_BLOCKS : 0;
         int lane = threadIdx.x % 32;
         asm volatile("" : "+r"(lane));  // the compiler does not work it out anew for every use
         const Consumer consumer = {
             memory, problem,   memory.weights[row_block],        swizzled_address(shared_address(memory.x)),
-            split,  row_block, int(threadIdx.x % GROUP_THREADS), warp % 4,
+            wg_k,   row_block, int(threadIdx.x % GROUP_THREADS), warp % 4,
             lane};
         const auto* bounds = reinterpret_cast<const float*>(tiles + i64(row_blocks) * (along / K_BLOCKS));
         consumer.run(Segments(cut, units_along), bounds, workspace, outputs);

@@ -4,8 +4,8 @@
 // A CTA and its stages are those of cut.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes a
 // block of 32
 // columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
-// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), SPLITS, STAGES (at
-// least 3), MOST_SLICES.
+// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), WARP_SPLIT_K, STAGES
+// (at least 3), MOST_SLICES.
 #include "cut.cuh"
 #include "dots.cuh"
 
@@ -14,27 +14,28 @@ using Stage = StageOf<Activations>;
 // The pieces of 16 bytes of x that a thread copies for every stage. The threads of a unit take those of one split,
 // which lie together.
 struct XCopies {
-    static constexpr int OF_UNIT = THREADS / SPLITS, OF_TOKEN = sizeof(Activations) / 16, PIECES = TOKENS * OF_TOKEN;
+    static constexpr int OF_UNIT = THREADS / WARP_SPLIT_K, OF_TOKEN = sizeof(Activations) / 16,
+                         PIECES = TOKENS * OF_TOKEN;
 
     const uint4* x;
     i64 stride;                            // from a turn's to the next one's
     int k_block, k_blocks, piece, pieces;  // pieces: that there are; the others' products are not stored
     u32 to;
 
-    __device__ XCopies(Activations (&stage)[SPLITS][TOKENS], const Activations* all_x, const Problem& p)
-        : stride(i64(SPLITS) * p.m * OF_TOKEN), k_blocks(min(p.k_blocks, p.end * SPLITS)) {
-        const int split = threadIdx.x / OF_UNIT;
-        k_block = p.first * SPLITS + split, piece = threadIdx.x % OF_UNIT;
+    __device__ XCopies(Activations (&stage)[WARP_SPLIT_K][TOKENS], const Activations* all_x, const Problem& p)
+        : stride(i64(WARP_SPLIT_K) * p.m * OF_TOKEN), k_blocks(min(p.k_blocks, p.end * WARP_SPLIT_K)) {
+        const int warp_k = threadIdx.x / OF_UNIT;
+        k_block = p.first * WARP_SPLIT_K + warp_k, piece = threadIdx.x % OF_UNIT;
         pieces = min(TOKENS, p.m - p.first_token) * OF_TOKEN;
         x = reinterpret_cast<const uint4*>(all_x + i64(k_block) * p.m + p.first_token) + piece;
-        to = shared_address(stage[split]) + 16 * piece;
+        to = shared_address(stage[warp_k]) + 16 * piece;
     }
     // The next stage's, `at` bytes after the first stage's; beyond the slice zeros.
     __device__ void operator()(u32 at) {
 #pragma unroll
         for (int i = 0; i < PIECES; i += OF_UNIT)
             if (i + piece < pieces) copy_16(to + at + 16 * i, x + i, k_block < k_blocks);
-        x += stride, k_block += SPLITS;
+        x += stride, k_block += WARP_SPLIT_K;
     }
 };
 
@@ -98,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         weight_copies(free * sizeof(Stage));
         x_copies(free * sizeof(Stage));
         copies_commit();
-        multiply(sums, at.weights(stages[stage]), stages[stage].x[at.split], k_iter * SPLITS + at.split, at);
+        multiply(sums, at.weights(stages[stage]), stages[stage].x[at.warp_k], k_iter * WARP_SPLIT_K + at.warp_k, at);
         free = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }

@@ -3,8 +3,8 @@
 // A CTA and its stages are those of cut.cuh. A warp decodes its weights in registers, scale and minimum included, and
 // reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
 // the end.
-// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), SPLITS, STAGES (at
-// least 3), MOST_SLICES.
+// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), WARP_SPLIT_K, STAGES
+// (at least 3), MOST_SLICES.
 #include "cut.cuh"
 #include "folded.cuh"
 
@@ -25,25 +25,25 @@ struct XCopies {
     int k, columns, tokens;  // that are left from this thread's first piece on
     u32 to;
 
-    __device__ XCopies(X (&stage)[SPLITS][TOKENS], const In* all_x, const Problem& p) : k(p.k) {
+    __device__ XCopies(X (&stage)[WARP_SPLIT_K][TOKENS], const In* all_x, const Problem& p) : k(p.k) {
         const int row = threadIdx.x / OF_ROW, in_row = threadIdx.x % OF_ROW * (16 / int(sizeof(In)));
-        const i64 column = i64(p.first * SPLITS + row / TOKENS) * K_BLOCK + in_row;
-        columns = int(min(p.k, i64(p.end) * SPLITS * K_BLOCK) - column);
-        tokens = row < SPLITS * TOKENS ? p.m - p.first_token - row % TOKENS : 0;
+        const i64 column = i64(p.first * WARP_SPLIT_K + row / TOKENS) * K_BLOCK + in_row;
+        columns = int(min(p.k, i64(p.end) * WARP_SPLIT_K * K_BLOCK) - column);
+        tokens = row < WARP_SPLIT_K * TOKENS ? p.m - p.first_token - row % TOKENS : 0;
         x = all_x + (p.first_token + row % TOKENS) * p.k + column;
         to = shared_address(&stage[row / TOKENS][row % TOKENS][in_row]);
     }
     // The next stage's, `at` bytes after the first stage's; beyond the slice zeros.
     __device__ void operator()(u32 at) {
 #pragma unroll
-        for (int i = 0; i < SPLITS * PIECES; i += THREADS) {
-            const int split = i / PIECES, token = i % PIECES / OF_ROW;
+        for (int i = 0; i < WARP_SPLIT_K * PIECES; i += THREADS) {
+            const int warp_k = i / PIECES, token = i % PIECES / OF_ROW;
             if (token < tokens)  // the others' products are not stored
-                copy_16(to + at + X_BYTES * (split * TOKENS + token), x + i64(token) * k + split * K_BLOCK,
-                        split * K_BLOCK < columns);
+                copy_16(to + at + X_BYTES * (warp_k * TOKENS + token), x + i64(token) * k + warp_k * K_BLOCK,
+                        warp_k * K_BLOCK < columns);
         }
-        x += SPLITS * K_BLOCK;
-        columns -= SPLITS * K_BLOCK;
+        x += WARP_SPLIT_K * K_BLOCK;
+        columns -= WARP_SPLIT_K * K_BLOCK;
     }
 };
 
@@ -107,17 +107,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     Decoder decoder;
     decoder.first = at.first_group % WARPS, decoder.lane = at.lane, decoder.factor = factor;
     const auto weights = [&](int stage) -> const Weights& { return at.weights(stages[stage]); };
-    const u32 first_x = shared_address(&stages[0].x[at.split][at.lane % 8 + at.lane / 16 * 8][at.lane / 8 % 2 * 8]);
+    const u32 first_x = shared_address(&stages[0].x[at.warp_k][at.lane % 8 + at.lane / 16 * 8][at.lane / 8 % 2 * 8]);
     const auto x_of = [&](int stage) { return first_x + stage * u32(sizeof(Stage)); };
     Fragment a[2][GROUPS];
     Batch b[2];
     copies_wait<STAGES - 2>();
     __syncthreads();
-    decoder.decode(a[0], weights(0), p.first * SPLITS + at.split, 0);
+    decoder.decode(a[0], weights(0), p.first * WARP_SPLIT_K + at.warp_k, 0);
     load_batch(b[0], x_of(0), 0);
     int stage = 0, free = STAGES - 1;
     for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
-        const int next = stage + 1 < STAGES ? stage + 1 : 0, k_block = k_iter * SPLITS + at.split;
+        const int next = stage + 1 < STAGES ? stage + 1 : 0, k_block = k_iter * WARP_SPLIT_K + at.warp_k;
 #pragma unroll
         for (int i = 0; i < BATCHES; ++i) {
             const int step = i * BATCH / COLUMN_TILES;
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (step + 1 < K_BLOCK_STEPS)
                     decoder.decode(a[(step + 1) % 2], weights(stage), k_block, step + 1);
                 else
-                    decoder.decode(a[0], weights(next), k_block + SPLITS, 0);
+                    decoder.decode(a[0], weights(next), k_block + WARP_SPLIT_K, 0);
             }
             multiply(sums, a[step % 2], b[i % 2], i);
         }

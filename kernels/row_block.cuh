@@ -1,24 +1,25 @@
-// A CTA that owns a row_block of TILE_ROWS rows of W: SPLITS groups of WARPS warps share its tiles, each sums its own.
+// A CTA that owns a row_block of TILE_ROWS rows of W: WARP_SPLIT_K groups of WARPS warps share its tiles, each sums its
+// own.
 #pragma once
 
 #include "types.cuh"
 
-constexpr int THREADS = SPLITS * WARPS * 32;
+constexpr int THREADS = WARP_SPLIT_K * WARPS * 32;
 
 // Where a thread stands: its lane of the fragment (g, t), its 16 rows of a tile (warp), its share of K (split).
 struct Place {
-    int warp = threadIdx.x / 32 % WARPS, split = threadIdx.x / 32 / WARPS;
+    int warp = threadIdx.x / 32 % WARPS, warp_k = threadIdx.x / 32 / WARPS;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 };
 
-// The k_block after number i of a row_block, for a group that takes every SPLITS-th tile.
-__device__ inline i64 next_k_block(i64 i) { return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (SPLITS - 1) * K_BLOCKS; }
+// The k_block after number i of a row_block, for a group that takes every WARP_SPLIT_K-th tile.
+__device__ inline i64 next_k_block(i64 i) { return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (WARP_SPLIT_K - 1) * K_BLOCKS; }
 
 // sums[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
 // t = 0..3, which hold parts of the same rows, then the groups.
 template <int TOKENS>
 __device__ void reduce_and_store(float (&sums)[2][TOKENS], Out* __restrict__ y, i64 first_row, i64 n, int m) {
-    __shared__ float parts[SPLITS][TILE_ROWS][TOKENS];
+    __shared__ float parts[WARP_SPLIT_K][TILE_ROWS][TOKENS];
     const Place at;
 #pragma unroll
     for (int row = 0; row < 2; ++row)
@@ -27,14 +28,14 @@ __device__ void reduce_and_store(float (&sums)[2][TOKENS], Out* __restrict__ y, 
             float sum = sums[row][token];
             sum += __shfl_xor_sync(~0u, sum, 1);
             sum += __shfl_xor_sync(~0u, sum, 2);
-            if (at.t == 0) parts[at.split][16 * at.warp + 8 * row + at.g][token] = sum;
+            if (at.t == 0) parts[at.warp_k][16 * at.warp + 8 * row + at.g][token] = sum;
         }
     __syncthreads();
     for (int i = threadIdx.x; i < TILE_ROWS * TOKENS; i += THREADS) {
         const int row = i % TILE_ROWS, token = i / TILE_ROWS;
         if (first_row + row >= n || token >= m) continue;
         float sum = 0;
-        for (int group = 0; group < SPLITS; ++group) sum += parts[group][row][token];
+        for (int warp_k = 0; warp_k < WARP_SPLIT_K; ++warp_k) sum += parts[warp_k][row][token];
         y[token * n + first_row + row] = from_float<Out>(sum);
     }
 }

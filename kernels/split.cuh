@@ -1,6 +1,6 @@
-// A CTA that owns GROUPS groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks: its SPLITS warps take the
-// tiles along K in turn, each k_block by k_block through a pipeline of its own that no other warp waits for, and their
-// sums meet at the end, in a fixed order.
+// A CTA that owns GROUPS groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks: its WARP_SPLIT_K warps take
+// the tiles along K in turn, each k_block by k_block through a pipeline of its own that no other warp waits for, and
+// their sums meet at the end, in a fixed order.
 #pragma once
 
 #include "epilogue.cuh"
@@ -9,7 +9,7 @@
 #include "pipeline.cuh"
 #include "tile.cuh"
 
-constexpr int THREADS = SPLITS * 32;
+constexpr int THREADS = WARP_SPLIT_K * 32;
 constexpr int ROWS = 16 * GROUPS * ROW_BLOCKS;
 constexpr int COLUMN_TILES = (TOKENS + 7) / 8;
 constexpr int TOKEN_STRIDE = TOKENS > 1;  // from a token of x to the next: a single one is all eight of its tile
@@ -38,7 +38,7 @@ static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twi
 struct Place {
     const Products& products;
     int index;  // of its product
-    int split, lane;
+    int warp_k, lane;
     i64 first_row;
     int first_group;  // of the row_block
     int row_blocks;   // that there are for this CTA
@@ -48,13 +48,13 @@ struct Place {
 
     __device__ Place(const Products& products) : products(products), index(0) {
         while (blockIdx.x >= products.of[index].end) ++index;
-        split = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+        warp_k = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
         along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
         first_group = first_row % TILE_ROWS / 16;
         row_blocks = int(min(i64(ROW_BLOCKS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
-        tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + split;
-        count = int(along - split + SPLITS - 1) / SPLITS * K_BLOCKS;
+        tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + warp_k;
+        count = int(along - warp_k + WARP_SPLIT_K - 1) / WARP_SPLIT_K * K_BLOCKS;
     }
 };
 
@@ -66,7 +66,7 @@ struct Walk {
     int count = 0;                // tiles before it
 
     __device__ void advance() {
-        if (K_BLOCKS == 1 || ++k_block == K_BLOCKS) tile += SPLITS, ++count, k_block = 0;
+        if (K_BLOCKS == 1 || ++k_block == K_BLOCKS) tile += WARP_SPLIT_K, ++count, k_block = 0;
     }
 };
 
@@ -186,7 +186,7 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
             for (int i = 0; i < 4; ++i) {
                 const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
                 const float sum = (i < 2 ? unit.x : unit.y) * sums[group / GROUPS][group % GROUPS][tokens].sum[i];
-                if (i % 2 < TOKENS && token < m) parts[(at.split * TOKENS + token) * STRIDE + row] = sum;
+                if (i % 2 < TOKENS && token < m) parts[(at.warp_k * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
     const auto& product = at.products.of[at.index];
@@ -195,7 +195,7 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;
 #pragma unroll
-        for (int s = 0; s < SPLITS; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
+        for (int s = 0; s < WARP_SPLIT_K; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
         if (at.first_row + row < product.n) epilogue.store(token * product.n, at.first_row + row, sum);
     }
 }

@@ -168,7 +168,7 @@ def test_products_in_float32(fmt, tokens, backwards):
     m, (n, k) = 3 if tokens == 4 else 1, w.shape
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
-    fused = kernel("fused", fmt, In="float", Out="float", TOKENS=tokens, SPLITS=4)
+    fused = kernel("fused", fmt, In="float", Out="float", TOKENS=tokens, WARP_SPLIT_K=4)
     row_blocks = -(-n // tiles.ROWS)
     fused(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
     assert (np.abs(y - helpers.exact(x, w)) <= helpers.product_bound(x, w, np.dtype(np.float32))).all()
@@ -195,7 +195,7 @@ def test_products_of_quantized_activations(fmt, tokens, backwards):
     m, (n, k) = 3 if tokens == 4 else 1, w.shape
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
-    fused = kernel("fused_a8", fmt, Out="float", TOKENS=tokens, SPLITS=4)
+    fused = kernel("fused_a8", fmt, Out="float", TOKENS=tokens, WARP_SPLIT_K=4)
     row_blocks, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
     fused(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
     helpers.assert_a8(y, x, w)

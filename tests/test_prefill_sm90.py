@@ -86,8 +86,8 @@ def test_tilings_fit_every_format(fmt, tiling):
     """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
     template = tilings.prefill_template(fmt, tiling, "half")
     assert template["SHARED"] <= tilings.SHARED
-    assert template["STAGES"] >= 2 * tiling.splits or template["STAGES"] * tiling.k_blocks_per_stage >= 4
-    assert template["STAGES"] > tiling.splits  # each may keep one and wait for another
+    assert template["STAGES"] >= 2 * tiling.wg_split_k or template["STAGES"] * tiling.k_blocks_per_stage >= 4
+    assert template["STAGES"] > tiling.wg_split_k  # each may keep one and wait for another
     along = tiles.k_blocks(fmt)
     assert tiling.k_blocks_per_stage % along == 0 or along % tiling.k_blocks_per_stage == 0
     assert tiling.tokens % tiling.chunk == 0
@@ -105,7 +105,7 @@ def test_what_is_picked_is_among_what_is_raced(fmt):
 
 def test_lone_segments_leave_little_idle():
     """80 tiles of 5280 columns take 132 multiprocessors as long as 80 do; 64 tiles are cut in two, 44 in three."""
-    lone = tilings.Tiling(0, 0, 0, tokens=16, row_blocks=1, splits=3, k_blocks_per_stage=4, lone=True)
+    lone = tilings.Tiling(0, 0, 0, tokens=16, row_blocks=1, wg_split_k=3, k_blocks_per_stage=4, lone=True)
     idle = {row_blocks: lone.idle(16, row_blocks, 5280, 132) for row_blocks in (44, 64, 66, 80, 132, 133)}
     assert idle == {44: 0, 64: 2640 - 2560, 66: 0, 80: 5280 - 3200, 132: 0, 133: math.inf}
     q4_0 = qgemm.FORMATS["q4_0"]

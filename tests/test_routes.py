@@ -10,8 +10,7 @@ from strategies import FORMATS, TILED, each
 
 import qgemm
 from qgemm.cuda.jit import nvrtc, sources
-from qgemm.cuda.kernels import decode, routes
-from qgemm.cuda.kernels import decode_config as splits
+from qgemm.cuda.kernels import decode, decode_config, routes
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem
 
@@ -56,7 +55,7 @@ def test_decode_fits_its_shared_memory(fmt, sm):
         assert template["STAGES"] >= 2
         of_warp = template["WARP_BYTES"] + 8 * template["STAGES"]
         of_cta = tiles.table_bytes(fmt) + splits.quantized_bytes(kernel, template["In"], template["TOKENS"])
-        assert of_cta + template["SPLITS"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
+        assert of_cta + template["WARP_SPLIT_K"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
 
 
 def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
@@ -84,11 +83,11 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
 @pytest.mark.parametrize(("name", "kernel"), [("q4_0", "decode"), ("q4_0", "decode_a8"), ("kbit5", "decode")])
 def test_every_matrix_has_a_split(name, kernel, tokens, sm):
     fmt = qgemm.FORMATS[name]
-    rows = list(splits.splits_for(fmt, kernel, tokens, sm))
+    rows = list(splits.decode_configs_for(fmt, kernel, tokens, sm))
     assert [row.row_blocks for row in rows] == sorted((row.row_blocks for row in rows), reverse=True)
     for row_blocks in range(1, 500):
         for m in (max(1, tokens - 7), tokens):
-            assert splits.split_of(fmt, kernel, tokens, m, row_blocks, sm).row_blocks <= row_blocks
+            assert splits.decode_config_for(fmt, kernel, tokens, m, row_blocks, sm).row_blocks <= row_blocks
 
 
 @each([fmt for fmt in TILED if fmt.integer])
@@ -99,9 +98,9 @@ def test_every_matrix_has_a_split(name, kernel, tokens, sm):
 )
 def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
     """Those of 16 warps: where two fit, some SMs get two while others have none."""
-    for split in splits.splits_for(fmt, kernel, tokens, 90):
+    for split in splits.decode_configs_for(fmt, kernel, tokens, 90):
         template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
-        pipelines = template["SPLITS"] * template["WARP_BYTES"] + splits.quantized_bytes(kernel, source, tokens)
+        pipelines = template["WARP_SPLIT_K"] * template["WARP_BYTES"] + splits.quantized_bytes(kernel, source, tokens)
         taken = max(pipelines, split.shared // 2 + splits.BARRIERS) + 1024
         assert split.splits < 16 or 2 * taken > 228 << 10, split
 
@@ -110,9 +109,9 @@ def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
     """Of its 228 KB a CTA takes pipelines, barriers and 1 KB of the system; one meant to be alone more than half."""
-    for split in splits.splits_for(fmt, "decode", tokens, 90):
+    for split in splits.decode_configs_for(fmt, "decode", tokens, 90):
         template = splits.decode_template(fmt, split, tokens, "decode", "half", 90)
-        barriers = 8 * template["SPLITS"] * template["STAGES"]
-        pipelines = tiles.table_bytes(fmt) + template["SPLITS"] * template["WARP_BYTES"]
+        barriers = 8 * template["WARP_SPLIT_K"] * template["STAGES"]
+        pipelines = tiles.table_bytes(fmt) + template["WARP_SPLIT_K"] * template["WARP_BYTES"]
         taken = max(pipelines, split.shared // 2 + splits.BARRIERS) + barriers + 1024
         assert (2 * taken <= 228 << 10) == (split.shared < 113 << 10)

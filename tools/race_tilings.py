@@ -27,7 +27,7 @@ from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.sm90_config import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
 from qgemm.cuda.layout.tile import ROWS, k_blocks
 
-GROUPS, MOST_SUMS = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
+WARPGROUPS, MOST_SUMS = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
 MOST_SMS = 144  # multiprocessors of such a GPU
 SHOWN = 4
 
@@ -36,14 +36,14 @@ def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
     """Tilings that fit a format, of tokens for M rows of x in as few tiles as possible, or up to twice as many."""
     fewest = -(-m // TOKENS[-1])
     tokens = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
-    ways = product(sorted(tokens), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
-    for size, row_blocks, splits, k_blocks_per_stage, lone in ways:
-        groups, along = row_blocks * splits, k_blocks(fmt)
-        tiling = Tiling(0, 0, 0, size, row_blocks, splits, k_blocks_per_stage, lone)
-        least = splits + 1 if k_blocks_per_stage == 4 else 2 * splits  # stages
+    ways = product(sorted(tokens), range(1, 4), range(1, WARPGROUPS[-1] + 1), (1, 2, 4), (False, True))
+    for size, row_blocks, wg_split_k, k_blocks_per_stage, lone in ways:
+        warpgroups, along = row_blocks * wg_split_k, k_blocks(fmt)
+        tiling = Tiling(0, 0, 0, size, row_blocks, wg_split_k, k_blocks_per_stage, lone)
+        least = wg_split_k + 1 if k_blocks_per_stage == 4 else 2 * wg_split_k  # stages
         if (
-            groups in GROUPS
-            and groups * size <= MOST_SUMS
+            warpgroups in WARPGROUPS
+            and warpgroups * size <= MOST_SUMS
             and size // tiling.chunk * row_blocks * MOST_SMS <= MOST_PARTS
             and (k_blocks_per_stage % along == 0 or along % k_blocks_per_stage == 0)
             and memory_bytes(fmt, tiling, least) <= SHARED
@@ -102,9 +102,10 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
 
 
 def name(tiling: Tiling) -> str:
-    """E.g. "64x2x1 stage 4 lone": tokens, row_blocks, splits."""
+    """E.g. "64x2x1 stage 4 lone": tokens, row_blocks, wg_split_k."""
     return (
-        f"{tiling.tokens}x{tiling.row_blocks}x{tiling.splits} stage {tiling.k_blocks_per_stage}" + " lone" * tiling.lone
+        f"{tiling.tokens}x{tiling.row_blocks}x{tiling.wg_split_k} stage {tiling.k_blocks_per_stage}"
+        + " lone" * tiling.lone
     )
 
 

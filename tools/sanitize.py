@@ -118,8 +118,10 @@ def pipelines(w: Any, rng: Any) -> None:
     m = 9
     x = cupy.asarray(rng.standard_normal((m, w.shape[1])).astype(np.float16))
     prefill_sm90.SUMS = {1: 0}  # whole tiles: a CTA has all stages
-    for splits, max_stages in PIPELINES:
-        by_config(prefill_sm90.PREFILL_SM90, w, x, "half", m, Tiling(0, 0, 0, 16, 1, splits, 1, max_stages=max_stages))
+    for wg_split_k, max_stages in PIPELINES:
+        by_config(
+            prefill_sm90.PREFILL_SM90, w, x, "half", m, Tiling(0, 0, 0, 16, 1, wg_split_k, 1, max_stages=max_stages)
+        )
 
 
 def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> None:

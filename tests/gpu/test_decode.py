@@ -14,8 +14,7 @@ from strategies import INTEGER, TILED, each, gpu_settings, problems
 import qgemm
 from qgemm.codec.error_bound import a8_exact, a16_bound
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.kernels import decode, routes
-from qgemm.cuda.kernels import decode_config as splits
+from qgemm.cuda.kernels import decode, decode_config, routes
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_decode_kernel_is_exact_but_for_float_sums(fmt, x_dtype, data):
 @each(TILED)
 def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
     """The pipelines of sm_80, which this GPU runs as well."""
-    monkeypatch.setattr(splits, "BULK_COPIES", 1000)
+    monkeypatch.setattr(decode_config, "BULK_COPIES", 1000)
     monkeypatch.setattr(decode, "BULK_COPIES", 1000)
     rng = np.random.default_rng(23)
     n, k = 200, 5 * max(64, fmt.weights) + (32 if fmt.weights == 32 else 0)
@@ -144,7 +143,7 @@ def test_long_rows(fmt):
 @each(TILED)
 @pytest.mark.parametrize("n", [16, 64, 33 * 64, 66 * 64, 80 * 64, 110 * 64, 140 * 64 + 24, 265 * 64 + 24])
 def test_decode_kernel_in_every_split(fmt, n):
-    """One matrix for each row of SPLITS_OF_K, ragged rows and columns, M on both sides of a token tile."""
+    """One matrix for each row of DECODE_CONFIGS, ragged rows and columns, M on both sides of a token tile."""
     rng = np.random.default_rng(n)
     k = 64 * 9 + 32 if fmt.weights == 32 else 256 * (19 if n < 67 * 64 else 11)  # more than a tile of 256 a warp
     w = random_tensor(fmt, n, k, rng)

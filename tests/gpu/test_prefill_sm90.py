@@ -114,7 +114,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
 @pytest.mark.parametrize(("shares", "depth"), [(2, 5), (3, 4), (4, 6), (4, 7)])
 @pytest.mark.parametrize("lone", [False, True])
 def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
-    """Pipelines whose stages the splits do not share evenly, many rounds, against one that they do."""
+    """Pipelines whose stages the wg_split_k do not share evenly, many rounds, against one that they do."""
     cp, rng = cupy(), np.random.default_rng(25)
     m, n = 24, 200
     w = random_tensor(fmt, n, 25760, rng)
@@ -231,7 +231,9 @@ def test_a_race_of_tilings(monkeypatch):
     monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
     tried = [
-        tiling for tiling in race_tilings.candidates(fmt, 20) if tiling.k_blocks_per_stage == 4 and tiling.splits == 1
+        tiling
+        for tiling in race_tilings.candidates(fmt, 20)
+        if tiling.k_blocks_per_stage == 4 and tiling.wg_split_k == 1
     ]
     (line,) = race_tilings.race(fmt, (512, 512), [20], tried, 1)
     assert re.fullmatch(r"q5_k 512x512 M=20: \d+\.\d\d \S+ stage \d( lone)?( \| \d+\.\d{3} \S+ stage 4( lone)?)+", line)

@@ -20,11 +20,11 @@ from .decode_config import (
     BULK_COPIES,
     COLUMN_TILE,
     INSIDE,
-    Split,
+    DecodeConfig,
+    decode_config_for,
+    decode_configs_for,
     decode_template,
     quantized_bytes,
-    split_of,
-    splits_for,
 )
 from .kernel import Kernel
 from .products import MOST, TYPE_CODES, Products, Types
@@ -46,44 +46,44 @@ def takes(activation: str, p: Problem) -> bool:
     return bool(p.format.slots) and p.m <= TOKENS[-1] and p.sm >= LEAST and (activation == "a16" or p.format.integer)
 
 
-def configs(name: str, p: Problem) -> Iterator[Split]:
+def configs(name: str, p: Problem) -> Iterator[DecodeConfig]:
     """The configs for this token tile."""
-    return splits_for(p.format, name, token_tile(p.m), p.sm)
+    return decode_configs_for(p.format, name, token_tile(p.m), p.sm)
 
 
-def choose(name: str, p: Problem) -> Split:
+def choose(name: str, p: Problem) -> DecodeConfig:
     """The config for the rows of W of all products."""
     row_blocks = sum(-(-output.n // tiles.ROWS) for output in p.outputs) if p.outputs else -(-p.n // tiles.ROWS)
-    return split_of(p.format, name, token_tile(p.m), p.m, row_blocks, p.sm)
+    return decode_config_for(p.format, name, token_tile(p.m), p.m, row_blocks, p.sm)
 
 
-def template(name: str, p: Problem, split: Split) -> Template:
+def template(name: str, p: Problem, config: DecodeConfig) -> Template:
     """The constants of a config."""
-    return decode_template(p.format, split, token_tile(p.m), name, p.x, p.sm)
+    return decode_template(p.format, config, token_tile(p.m), name, p.x, p.sm)
 
 
-def launch(name: str, p: Problem, split: Split) -> Launch:
+def launch(name: str, p: Problem, config: DecodeConfig) -> Launch:
     """The launch of all products; its pointers are x, then w, y, bias and residual of each."""
     assert len(p.outputs) <= MOST
-    constants = template(name, p, split)
-    warps, rows = int(constants["SPLITS"]), 16 * split.groups
+    constants = template(name, p, config)
+    warps, rows = int(constants["WARP_SPLIT_K"]), 16 * config.m16_tiles
     products, end = Products(k=p.k, m=p.m), 0
     for product, output in zip(products.of, p.outputs, strict=False):
         end += -(-output.n // rows)
         product.n, product.end = output.n, end
         product.types = Types(*(TYPE_CODES.get(dtype, 0) for dtype in output[1:]))
-    shared = shared_bytes(name, p.format, split, constants)
+    shared = shared_bytes(name, p.format, config, constants)
     function = load(name, p.format, **constants)
     return Launch(function, end, 32 * warps, shared, (products,), products, 1 + 4 * len(p.outputs))
 
 
-def shared_bytes(name: str, fmt: Format, split: Split, constants: Template) -> int:
+def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Template) -> int:
     """Shared memory of a CTA: pipelines or, in their place at the end, sums; at least half of what it may take."""
-    warps, tokens = int(constants["SPLITS"]), int(constants["TOKENS"])
+    warps, tokens = int(constants["WARP_SPLIT_K"]), int(constants["TOKENS"])
     pipelines = tiles.table_bytes(fmt) + warps * int(constants["WARP_BYTES"])
     pipelines += quantized_bytes(name, str(constants["In"]), tokens)
-    sums = warps * tokens * (16 * split.groups + 4) * 4
-    return max(pipelines, sums, split.shared // 2 + BARRIERS)
+    sums = warps * tokens * (16 * config.m16_tiles + 4) * 4
+    return max(pipelines, sums, config.shared // 2 + BARRIERS)
 
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:

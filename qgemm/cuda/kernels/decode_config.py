@@ -25,9 +25,9 @@ BARRIERS = 1 << 10  # bytes of them that are kept beside the pipelines
 BULK_COPIES = 90  # the first compute capability that has them
 
 
-class Split(NamedTuple):
-    """How a decode kernel shares a matrix out: CTAs of `groups` * 16 rows, 8 being two row_blocks, `splits` warps share
-    K.
+class DecodeConfig(NamedTuple):
+    """How a decode kernel shares a matrix out: CTAs of `m16_tiles` * 16 rows, 8 being two row_blocks, `warp_split_k`
+    warps share K.
 
     kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
     row_blocks, m: the least number of row_blocks of 64 rows, and of rows of x. shared: bytes of shared memory that a
@@ -40,8 +40,8 @@ class Split(NamedTuple):
     least: int
     row_blocks: int
     m: int
-    groups: int
-    splits: int
+    m16_tiles: int
+    warp_split_k: int
     shared: int
     max_stages: int
 
@@ -52,63 +52,68 @@ A16, A8 = ("decode",), ("decode_a8",)
 # flight an SM; with fewer than 101 row_blocks half a row_block to a CTA, so that every SM has one; with many, and
 # several tokens, two row_blocks, which share x. Where there is one CTA for each SM, two must not fit, or some SMs get
 # two: up to twice the time.
-SPLITS_OF_K = (
-    #     kernel    tokens      sm  row_blocks >=  m >=  groups  splits  shared      max_stages
-    Split(A16,      (8,),        90, 265,       5,    8,      12,     226 << 10,  4),
-    Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      113 << 10,  4),
-    Split(A16,      (1, 8, 16),  90, 101,       1,    4,      16,     226 << 10,  3),
-    Split(A16,      (1, 8, 16),  90, 67,        1,    2,      8,      113 << 10,  6),
-    Split(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     213 << 10,  4),
-    Split(A8,       (1, 8),      90, 133,       1,    4,      8,      113 << 10,  4),
-    Split(A8,       (1, 8),      90, 101,       1,    4,      16,     213 << 10,  4),
-    Split(A8,       (16,),       90, 133,       1,    4,      8,      75 << 10,   4),
-    Split(A8,       (16,),       90, 101,       1,    4,      16,     226 << 10,  2),
-    Split(A8,       (16,),       90, 34,        1,    2,      16,     226 << 10,  2),
-    Split(A8,       (1, 8),      90, 34,        1,    2,      16,     213 << 10,  6),
-    Split(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  4),
-    Split(A8,       (1, 8),      90, 0,         1,    1,      16,     226 << 10,  6),
-    Split(A8,       (16,),       90, 0,         1,    1,      16,     226 << 10,  2),
-    Split(A16 + A8, (1, 8, 16),  80, 34,        1,    4,      8,      75 << 10,   4),
-    Split(A16 + A8, (1, 8, 16),  80, 0,         1,    1,      16,     75 << 10,   4),
+DECODE_CONFIGS = (
+    #     kernel    tokens      sm  row_blocks >=  m >=  m16_tiles  warp_split_k  shared      max_stages
+    DecodeConfig(A16,      (8,),        90, 265,       5,    8,      12,     226 << 10,  4),
+    DecodeConfig(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      113 << 10,  4),
+    DecodeConfig(A16,      (1, 8, 16),  90, 101,       1,    4,      16,     226 << 10,  3),
+    DecodeConfig(A16,      (1, 8, 16),  90, 67,        1,    2,      8,      113 << 10,  6),
+    DecodeConfig(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     213 << 10,  4),
+    DecodeConfig(A8,       (1, 8),      90, 133,       1,    4,      8,      113 << 10,  4),
+    DecodeConfig(A8,       (1, 8),      90, 101,       1,    4,      16,     213 << 10,  4),
+    DecodeConfig(A8,       (16,),       90, 133,       1,    4,      8,      75 << 10,   4),
+    DecodeConfig(A8,       (16,),       90, 101,       1,    4,      16,     226 << 10,  2),
+    DecodeConfig(A8,       (16,),       90, 34,        1,    2,      16,     226 << 10,  2),
+    DecodeConfig(A8,       (1, 8),      90, 34,        1,    2,      16,     213 << 10,  6),
+    DecodeConfig(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  4),
+    DecodeConfig(A8,       (1, 8),      90, 0,         1,    1,      16,     226 << 10,  6),
+    DecodeConfig(A8,       (16,),       90, 0,         1,    1,      16,     226 << 10,  2),
+    DecodeConfig(A16 + A8, (1, 8, 16),  80, 34,        1,    4,      8,      75 << 10,   4),
+    DecodeConfig(A16 + A8, (1, 8, 16),  80, 0,         1,    1,      16,     75 << 10,   4),
 )  # fmt: skip
 
 # The same with a codebook, whose table of levels all warps of a CTA share. Shared memory is what limits, so pipelines
 # are short.
-SPLITS_OF_LEVELS = (
-    #     kernel    tokens      sm  row_blocks >=  m >=  groups  splits  shared      max_stages
-    Split(A16,      (1, 8, 16),  90, 265,       1,    8,      8,      112 << 10,  2),
-    Split(A16,      (1, 8, 16),  90, 265,       1,    8,      6,      112 << 10,  2),
-    Split(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      112 << 10,  4),
-    Split(A16,      (1, 8, 16),  90, 133,       1,    8,      8,      226 << 10,  2),
-    Split(A16,      (1, 8, 16),  90, 67,        1,    4,      16,     226 << 10,  2),
-    Split(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     226 << 10,  2),
-    Split(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  2),
-    Split(A16,      (1, 8, 16),  80, 34,        1,    4,      8,      113 << 10,  4),
-    Split(A16,      (1, 8, 16),  80, 0,         1,    1,      16,     113 << 10,  4),
+CODEBOOK_DECODE_CONFIGS = (
+    #     kernel    tokens      sm  row_blocks >=  m >=  m16_tiles  warp_split_k  shared      max_stages
+    DecodeConfig(A16,      (1, 8, 16),  90, 265,       1,    8,      8,      112 << 10,  2),
+    DecodeConfig(A16,      (1, 8, 16),  90, 265,       1,    8,      6,      112 << 10,  2),
+    DecodeConfig(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      112 << 10,  4),
+    DecodeConfig(A16,      (1, 8, 16),  90, 133,       1,    8,      8,      226 << 10,  2),
+    DecodeConfig(A16,      (1, 8, 16),  90, 67,        1,    4,      16,     226 << 10,  2),
+    DecodeConfig(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     226 << 10,  2),
+    DecodeConfig(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  2),
+    DecodeConfig(A16,      (1, 8, 16),  80, 34,        1,    4,      8,      113 << 10,  4),
+    DecodeConfig(A16,      (1, 8, 16),  80, 0,         1,    1,      16,     113 << 10,  4),
 )  # fmt: skip
 
 
-def splits_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[Split]:
+def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[DecodeConfig]:
     """The rows for this format, kernel and token tile on this GPU, or else on the one before it.
 
     With a codebook, of them those that have the memory for its table and two k_blocks a warp; the last serves all.
     """
-    table = SPLITS_OF_LEVELS if fmt.needs_table else SPLITS_OF_K
+    table = CODEBOOK_DECODE_CONFIGS if fmt.needs_table else DECODE_CONFIGS
     rows = [row for row in table if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
     rows = [row for row in rows if row.least == max(row.least for row in rows)]
 
-    def fits(row: Split) -> bool:
-        return table_bytes(fmt) + row.splits * pipeline_bytes(fmt, row.groups, tokens, 2, kernel, "half") <= row.shared
+    def fits(row: DecodeConfig) -> bool:
+        return (
+            table_bytes(fmt) + row.warp_split_k * pipeline_bytes(fmt, row.m16_tiles, tokens, 2, kernel, "half")
+            <= row.shared
+        )
 
     return (row for row in rows if not fmt.needs_table or fits(row) or row is rows[-1])
 
 
-def split_of(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm: int) -> Split:
+def decode_config_for(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm: int) -> DecodeConfig:
     """The first of these rows for M rows of x, and so many row_blocks of 64 rows of W."""
-    return next(row for row in splits_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m)
+    return next(
+        row for row in decode_configs_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m
+    )
 
 
-def pipeline_bytes(fmt: Format, groups: int, tokens: int, stages: int, kernel: str, source: str) -> int:
+def pipeline_bytes(fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel: str, source: str) -> int:
     """Shared memory of a warp of a decode kernel, as `SmemPipeline` and `Memory` in kernels/ lay it out.
 
     `stages` stages, each the codes of some row groups of a k_block and its share of x, which comes as `source`; the
@@ -117,10 +122,10 @@ def pipeline_bytes(fmt: Format, groups: int, tokens: int, stages: int, kernel: s
     """
     dtype = tile_dtype(fmt)
     k_block = dtype["k_blocks"].base.itemsize
-    fields = (dtype.itemsize - k_blocks(fmt) * k_block) * groups // WARPS
+    fields = (dtype.itemsize - k_blocks(fmt) * k_block) * m16_tiles // WARPS
     x = 0 if kernel == "decode_a8" and source != "Activations" else max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
-    decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * groups if scales_once(fmt) else 0
-    return stages * (k_block * groups // WARPS + x) + in_flight(fmt, stages) * fields + decoded
+    decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * m16_tiles if scales_once(fmt) else 0
+    return stages * (k_block * m16_tiles // WARPS + x) + in_flight(fmt, stages) * fields + decoded
 
 
 def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
@@ -143,26 +148,26 @@ def shared_limit(sm: int) -> int:
     return (SHARED[max(known for known in SHARED if known <= sm)] << 10) - BARRIERS
 
 
-def decode_template(fmt: Format, split: Split, tokens: int, kernel: str, source: str, sm: int) -> Template:
+def decode_template(fmt: Format, config: DecodeConfig, tokens: int, kernel: str, source: str, sm: int) -> Template:
     """The template of a decode kernel: pipelines as max_stages as fit, of at least two k_blocks, and fewer warps where
     they must."""
-    limit, splits, stages = shared_limit(sm), split.splits, 2
+    limit, warp_split_k, stages = shared_limit(sm), config.warp_split_k, 2
 
     def size(stages: int) -> int:
-        pipelines = splits * pipeline_bytes(fmt, split.groups, tokens, stages, kernel, source)
+        pipelines = warp_split_k * pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source)
         return table_bytes(fmt) + pipelines + quantized_bytes(kernel, source, tokens)
 
     while size(stages) > limit:
-        splits -= 1
-    while stages < split.max_stages and size(stages + 1) <= min(split.shared, limit):
+        warp_split_k -= 1
+    while stages < config.max_stages and size(stages + 1) <= min(config.shared, limit):
         stages += 1
     return {
         "In": source,
         "TOKENS": tokens,
-        "GROUPS": min(split.groups, WARPS),
-        "ROW_BLOCKS": max(1, split.groups // WARPS),
-        "SPLITS": splits,
+        "GROUPS": min(config.m16_tiles, WARPS),
+        "ROW_BLOCKS": max(1, config.m16_tiles // WARPS),
+        "WARP_SPLIT_K": warp_split_k,
         "STAGES": stages,
         "BULK": int(sm >= BULK_COPIES),
-        "WARP_BYTES": pipeline_bytes(fmt, split.groups, tokens, stages, kernel, source),
+        "WARP_BYTES": pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source),
     }

@@ -15,7 +15,7 @@ from .kernel import Kernel, Launchable
 
 A16, A8 = "fused", "fused_a8"
 TOKENS = (1, 2, 4, 8)  # token tiles
-SPLITS = 4  # groups of four warps that share a row_block of tiles
+WARP_SPLIT_K = 4  # groups of four warps that share a row_block of tiles
 
 
 def takes(activation: str, p: Problem) -> bool:
@@ -31,7 +31,7 @@ def choose(p: Problem) -> int:
 def template(p: Problem, tokens: int) -> Template:
     """The constants of a token tile; Q8_1 activations have one type."""
     source: Template = {} if p.x == Q8_1 else {"In": p.x}
-    return {**source, "Out": p.out, "TOKENS": tokens, "SPLITS": SPLITS}
+    return {**source, "Out": p.out, "TOKENS": tokens, "WARP_SPLIT_K": WARP_SPLIT_K}
 
 
 def launch(name: str, p: Problem, tokens: int) -> Launchable:
@@ -40,7 +40,7 @@ def launch(name: str, p: Problem, tokens: int) -> Launchable:
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(3))
     arguments = (*arrays, ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m))
     function = load(name, p.format, **template(p, tokens))
-    threads, row_blocks = SPLITS * tiles.WARPS * tiles.LANES, -(-p.n // tiles.ROWS)
+    threads, row_blocks = WARP_SPLIT_K * tiles.WARPS * tiles.LANES, -(-p.n // tiles.ROWS)
     made = Launch(function, row_blocks, threads, 0, arguments, pointers, 3, programmatic=False)
 
     def run(stream: int, x: int, w: int, y: int, *_: int) -> None:

@@ -20,28 +20,28 @@ from .kernel import Kernel, Launchable
 class Cut(NamedTuple):
     """How a kernel cuts y: a CTA has `tokens` rows of x and `row_blocks` * 64 rows of W.
 
-    groups: of 16 rows of W, of a warp. splits: of every `splits` k_blocks of K, one is a warp's. us: that a CTA takes a
-    k_block, about.
+    m16_tiles: of 16 rows of W, of a warp. warp_split_k: of every `warp_split_k` k_blocks of K, one is a warp's. us:
+    that a CTA takes a k_block, about.
     """
 
     kernel: str
     tokens: int
     row_blocks: int
-    groups: int
-    splits: int
+    m16_tiles: int
+    warp_split_k: int
     us: float
 
     @property
     def threads(self) -> int:
         """Of a CTA."""
-        return tiles.LANES * tiles.WARPS * self.row_blocks // self.groups * self.splits
+        return tiles.LANES * tiles.WARPS * self.row_blocks // self.m16_tiles * self.warp_split_k
 
 
 A16, A8 = "prefill_mma", "prefill_a8"
 
 # Measured on an H200 with q4_0. Of every cut at least three stages must fit into shared memory.
 CUTS = (
-    #   kernel tokens  row_blocks  groups  splits  us
+    #   kernel tokens  row_blocks  m16_tiles  warp_split_k  us
     Cut(A16,   128,    4,      2,      1,      1.38),
     Cut(A16,   64,     4,      2,      1,      0.80),
     Cut(A16,   64,     1,      2,      4,      0.32),
@@ -86,7 +86,7 @@ def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, p
     def us(plan: Plan) -> float:
         ctas = tiles_of(plan.cut, shape[0], m) * plan.slices
         alone = -(-ctas // processors) * -(-k_blocks // plan.slices) * plan.cut.us
-        sums = plan.slices * plan.cut.splits * plan.cut.tokens * plan.cut.row_blocks / (128 * 4)
+        sums = plan.slices * plan.cut.warp_split_k * plan.cut.tokens * plan.cut.row_blocks / (128 * 4)
         return alone + (plan.slices > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
 
     plans = (Plan(cut, slices) for cut in cuts_for(kernel, fmt, sm) for slices in range(1, MOST_SLICES + 1))
@@ -110,8 +110,8 @@ def shared_bytes(fmt: Format, cut: Cut, stages: int) -> int:
     """
     dtype = tiles.tile_dtype(fmt)
     weights = dtype.itemsize - (tiles.k_blocks(fmt) - 1) * dtype["k_blocks"].base.itemsize
-    stage = cut.splits * (cut.row_blocks * weights + cut.tokens * TOKEN[cut.kernel])
-    sums = cut.splits * min(cut.tokens, STORED) * (cut.row_blocks * tiles.ROWS + 4) * 4
+    stage = cut.warp_split_k * (cut.row_blocks * weights + cut.tokens * TOKEN[cut.kernel])
+    sums = cut.warp_split_k * min(cut.tokens, STORED) * (cut.row_blocks * tiles.ROWS + 4) * 4
     return max(tiles.table_bytes(fmt) + stages * stage, sums)
 
 
@@ -123,8 +123,8 @@ def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> Template:
     sizes = {
         "TOKENS": cut.tokens,
         "ROW_BLOCKS": cut.row_blocks,
-        "GROUPS": cut.groups,
-        "SPLITS": cut.splits,
+        "GROUPS": cut.m16_tiles,
+        "WARP_SPLIT_K": cut.warp_split_k,
         "STAGES": stages,
     }
     return {"In": source, "Out": out, **sizes, "MOST_SLICES": MOST_SLICES}
@@ -149,7 +149,7 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
         pointers,
         len(pointers),
     )
-    sums_of_tile = cut.splits * cut.row_blocks * tiles.ROWS * cut.tokens
+    sums_of_tile = cut.warp_split_k * cut.row_blocks * tiles.ROWS * cut.tokens
     shared = (count * slices * sums_of_tile, count) if slices > 1 else (0, 0)
     sizes_of_scratch = tuple(1 << size.bit_length() for size in shared)  # of few sizes: each stays
 

@@ -25,7 +25,7 @@ class Tiling(NamedTuple):
 
     m, least, share: it is for up to so many rows of x, at least so many row_blocks of 64 rows of W, and at least so
     many columns of a row_block for each multiprocessor.
-    splits: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: k_blocks of 64 columns in a
+    wg_split_k: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: k_blocks of 64 columns in a
     stage of its pipeline;
     max_stages: the most stages, of which as many are taken as fit.
     lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
@@ -39,7 +39,7 @@ class Tiling(NamedTuple):
     share: int
     tokens: int
     row_blocks: int
-    splits: int
+    wg_split_k: int
     k_blocks_per_stage: int
     lone: bool = False
     needs: int = 1
@@ -60,7 +60,7 @@ class Tiling(NamedTuple):
     @property
     def threads(self) -> int:
         """Of a CTA: its warpgroups, and the producers'."""
-        return 128 * (self.row_blocks * self.splits + 1)
+        return 128 * (self.row_blocks * self.wg_split_k + 1)
 
     @property
     def chunk(self) -> int:
@@ -94,7 +94,7 @@ class Tiling(NamedTuple):
 # that one more row of x costs little. Where few stages fit, of which each warpgroup keeps one, fewer warpgroups are
 # faster.
 TILINGS = (
-    #      m <=   row_blocks >=  share tokens row_blocks  splits  stage
+    #      m <=   row_blocks >=  share tokens row_blocks  wg_split_k  stage
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, k_blocks=4),
     Tiling(16,   200,       0,    16,    2,      1,      4,     lone=True, k_blocks=4),
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8, lone=True),
@@ -260,7 +260,7 @@ def memory_bytes(fmt: Format, tiling: Tiling, stages: int) -> int:
     fields = dtype.itemsize - along * codes
     weights = tiling.k_blocks_per_stage * codes + tiling.k_blocks_per_stage // along * fields
     x = tiling.k_blocks_per_stage * tiling.tokens * K_BLOCK * 2
-    exchange = 0 if tiling.lone else tiling.chunk * max((tiling.splits - 1) * ROWS * PARTIAL, STAGED)
+    exchange = 0 if tiling.lone else tiling.chunk * max((tiling.wg_split_k - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
         + stages * (x + tiling.row_blocks * weights)
@@ -272,12 +272,12 @@ def memory_bytes(fmt: Format, tiling: Tiling, stages: int) -> int:
 def field_stages(fmt: Format, tiling: Tiling, stages: int) -> int:
     """Tiles of a row_block whose fields lie beside a pipeline of so many stages: none if a stage holds whole tiles.
 
-    As many as the stages may be of, so that the same splits read all tiles of a slot.
+    As many as the stages may be of, so that the same wg_split_k read all tiles of a slot.
     """
     stages_per_tile = k_blocks(fmt) // tiling.k_blocks_per_stage  # of a tile
     if stages_per_tile < 2:
         return 0
-    together = tiling.splits // gcd(stages_per_tile, tiling.splits)
+    together = tiling.wg_split_k // gcd(stages_per_tile, tiling.wg_split_k)
     least = 1 + -(-(stages - 1) // stages_per_tile)
     return -(-least // together) * together
 
@@ -290,7 +290,7 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
         "In": source,
         "TOKENS": tiling.tokens,
         "ROW_BLOCKS": tiling.row_blocks,
-        "SPLITS": tiling.splits,
+        "WG_SPLIT_K": tiling.wg_split_k,
         "K_BLOCKS_PER_STAGE": tiling.k_blocks_per_stage,
         "STAGES": stages,
         "FIELD_STAGES": field_stages(fmt, tiling, stages),
