@@ -1,7 +1,7 @@
-// A CTA that owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of `slices` slices of K: how the mma
+// A CTA that owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of `split_k` split_k of K: how the mma
 // kernels for many tokens cut y, fill their stages and add up. WARP_SPLIT_K k_blocks at a time come through a pipeline
 // of STAGES stages, with codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the WARP_SPLIT_K
-// k_blocks. The sums of splits and slices meet at the end, in a fixed order.
+// k_blocks. The sums of splits and split_k meet at the end, in a fixed order.
 #pragma once
 
 #include "mma.cuh"
@@ -33,15 +33,15 @@ struct Problem {
     i64 n, k, first_row;
     int m, first_token;
     int k_blocks, first, end;  // along K; of this slice, in units of WARP_SPLIT_K k_blocks
-    int tile, slice;
+    int tile, cta_k;
 
-    __device__ Problem(i64 n, i64 k, int m, int slices)
-        : n(n), k(k), m(m), tile(blockIdx.x / slices), slice(blockIdx.x % slices) {
+    __device__ Problem(i64 n, i64 k, int m, int split_k)
+        : n(n), k(k), m(m), tile(blockIdx.x / split_k), cta_k(blockIdx.x % split_k) {
         const int token_tiles = (m + TOKENS - 1) / TOKENS;
         first_row = i64(tile / token_tiles) * ROWS, first_token = tile % token_tiles * TOKENS;
         k_blocks = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * K_BLOCKS;
         const i64 k_iters = (k_blocks + WARP_SPLIT_K - 1) / WARP_SPLIT_K;
-        first = int(k_iters * slice / slices), end = int(k_iters * (slice + 1) / slices);
+        first = int(k_iters * cta_k / split_k), end = int(k_iters * (cta_k + 1) / split_k);
     }
 };
 
@@ -109,48 +109,48 @@ __device__ inline void fill_stages(WeightCopies& weights, XCopies& x, u32 stage_
     }
 }
 
-// The sums of a tile's slices, which the last of its CTAs adds up. Counters are zero before and after.
-struct Slices {
-    float4* sums;   // [tile][slice][GROUPS * COLUMN_TILES][THREADS]
-    u32* counters;  // [tile]
+// The sums of a tile's split_k, which the last of its CTAs adds up. Counters are zero before and after.
+struct SplitK {
+    float4* partials;  // [tile][slice][GROUPS * COLUMN_TILES][THREADS]
+    u32* counters;     // [tile]
     int count;
 
     // True in the CTA that is to go on, with the sums of all.
     __device__ bool add(AllSums& mine, const Problem& p) const {
-        constexpr int PARTS = GROUPS * COLUMN_TILES;
-        float4* first = sums + i64(p.tile) * count * PARTS * THREADS + threadIdx.x;
-        float4* own = first + p.slice * PARTS * THREADS;
+        constexpr int QUADS = GROUPS * COLUMN_TILES;
+        float4* first = partials + i64(p.tile) * count * QUADS * THREADS + threadIdx.x;
+        float4* own = first + p.cta_k * QUADS * THREADS;
 #pragma unroll
-        for (int i = 0; i < PARTS; ++i) {
+        for (int i = 0; i < QUADS; ++i) {
             const float (&sum)[4] = mine[i / COLUMN_TILES][i % COLUMN_TILES].sum;
             own[i * THREADS] = {sum[0], sum[1], sum[2], sum[3]};
         }
-        __shared__ bool last;
+        __shared__ bool is_finalizer;
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            last = atomicAdd(&counters[p.tile], 1) == count - 1;
-            if (last) counters[p.tile] = 0;
+            is_finalizer = atomicAdd(&counters[p.tile], 1) == count - 1;
+            if (is_finalizer) counters[p.tile] = 0;
         }
         __syncthreads();
-        if (!last) return false;
+        if (!is_finalizer) return false;
         __threadfence();
         // The loads of a batch do not wait for each other.
-        constexpr int AT_ONCE = PARTS < 4 ? PARTS : 4;
+        constexpr int AT_ONCE = QUADS < 4 ? QUADS : 4;
 #pragma unroll
-        for (int part = 0; part < PARTS; part += AT_ONCE) {
-            float4 of[MOST_SLICES][AT_ONCE];
+        for (int quad = 0; quad < QUADS; quad += AT_ONCE) {
+            float4 of[MAX_SPLIT_K][AT_ONCE];
 #pragma unroll
-            for (int s = 0; s < MOST_SLICES; ++s)
+            for (int s = 0; s < MAX_SPLIT_K; ++s)
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i)
-                    of[s][i] = s < count ? __ldcg(&first[(s * PARTS + part + i) * THREADS]) : float4{};
+                    of[s][i] = s < count ? __ldcg(&first[(s * QUADS + quad + i) * THREADS]) : float4{};
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                float (&sum)[4] = mine[(part + i) / COLUMN_TILES][(part + i) % COLUMN_TILES].sum;
+                float (&sum)[4] = mine[(quad + i) / COLUMN_TILES][(quad + i) % COLUMN_TILES].sum;
                 sum[0] = sum[1] = sum[2] = sum[3] = 0;
 #pragma unroll
-                for (int s = 0; s < MOST_SLICES; ++s)
+                for (int s = 0; s < MAX_SPLIT_K; ++s)
                     sum[0] += of[s][i].x, sum[1] += of[s][i].y, sum[2] += of[s][i].z, sum[3] += of[s][i].w;
             }
         }

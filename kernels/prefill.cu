@@ -865,11 +865,11 @@ struct Consumer {
             if (more) found = bounds(of_rows, next.tile);  // on their way while this tile is stored
             const Sharers sharers = all.sharers(s);
             const u32 chunks = sharers.chunks_of(blockIdx.x);
-            if (sharers.paired) open_inbox(chunks);
+            if (sharers.clustered) open_inbox(chunks);
             reduce_split_k(sums);
-            if (sharers.paired) pair_wait();
+            if (sharers.clustered) pair_wait();
             if (LONE || wg_k == 0) {
-                if (sharers.paired) exchange_in_pair(sums, chunks);
+                if (sharers.clustered) exchange_in_pair(sums, chunks);
                 if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
                 if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units);
             }

@@ -5,7 +5,7 @@
 // block of 32
 // columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
 // Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), WARP_SPLIT_K, STAGES
-// (at least 3), MOST_SLICES.
+// (at least 3), MAX_SPLIT_K.
 #include "cut.cuh"
 #include "dots.cuh"
 
@@ -81,12 +81,12 @@ __device__ inline void multiply(AllSums& sums, const Weights& weights, const Act
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    prefill_a8(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* slice_sums,
-               u32* counters, i64 n, i64 k, int m, int slices) {
+    prefill_a8(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* partials,
+               u32* counters, i64 n, i64 k, int m, int split_k) {
     extern __shared__ __align__(128) unsigned char memory[];
     Stage* stages = reinterpret_cast<Stage*>(memory);
     const Place at;
-    const Problem p(n, k, m, slices);
+    const Problem p(n, k, m, split_k);
     WeightCopies weight_copies(stages[0].weights, tiles, p);
     XCopies x_copies(stages[0].x, x, p);
     fill_stages(weight_copies, x_copies, sizeof(Stage), [] {});
@@ -104,6 +104,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     copies_wait<0>();  // the stages' memory serves the sums
-    if (slices > 1 && !Slices{slice_sums, counters, slices}.add(sums, p)) return;
+    if (split_k > 1 && !SplitK{partials, counters, split_k}.add(sums, p)) return;
     store(sums, *reinterpret_cast<Stored*>(memory), y, p, at, 1.0f);
 }

@@ -4,7 +4,7 @@
 // reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
 // the end.
 // Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), WARP_SPLIT_K, STAGES
-// (at least 3), MOST_SLICES.
+// (at least 3), MAX_SPLIT_K.
 #include "cut.cuh"
 #include "folded.cuh"
 
@@ -92,12 +92,12 @@ __device__ inline void multiply(AllSums& sums, const Fragment (&a)[GROUPS], cons
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    prefill_mma(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* slice_sums,
-                u32* counters, i64 n, i64 k, int m, int slices, float factor, float unit) {
+    prefill_mma(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* partials,
+                u32* counters, i64 n, i64 k, int m, int split_k, float factor, float unit) {
     extern __shared__ __align__(128) unsigned char memory[];
     Stage* stages = reinterpret_cast<Stage*>(memory + Format::TABLE_BYTES);
     const Place at;
-    const Problem p(n, k, m, slices);
+    const Problem p(n, k, m, split_k);
     WeightCopies weight_copies(stages[0].weights, tiles, p);
     XCopies x_copies(stages[0].x, x, p);
     fill_stages(weight_copies, x_copies, sizeof(Stage),
@@ -144,6 +144,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         stage = next;
     }
     copies_wait<0>();  // the stages' memory serves the sums
-    if (slices > 1 && !Slices{slice_sums, counters, slices}.add(sums, p)) return;
+    if (split_k > 1 && !SplitK{partials, counters, split_k}.add(sums, p)) return;
     store(sums, *reinterpret_cast<Stored*>(memory), y, p, at, unit);
 }

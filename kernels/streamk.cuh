@@ -15,10 +15,10 @@ struct Sharers {
     // Chunks of tokens, a bit for each.
     static constexpr u32 ALL = (1u << CHUNKS) - 1, HALF = (1u << (CHUNKS + 1) / 2) - 1;
     int first, count;
-    bool paired = false;
-    __device__ int step() const { return paired ? 2 : 1; }
+    bool clustered = false;
+    __device__ int step() const { return clustered ? 2 : 1; }
     __device__ bool last(int cta) const { return cta + step() >= first + count; }
-    __device__ u32 chunks_of(int cta) const { return !paired ? ALL : cta % 2 ? ALL & ~HALF : HALF; }
+    __device__ u32 chunks_of(int cta) const { return !clustered ? ALL : cta % 2 ? ALL & ~HALF : HALF; }
 };
 
 // Divides numbers from 0 to 2^31 - 1 by one that the host knows: `factor` is 2^(31 + shift) by it, rounded up.
@@ -27,12 +27,12 @@ struct Divisor {
     __device__ int divide(int number) const { return __umulhi(2 * u32(number), factor) >> shift; }
 };
 
-// Tiles from `whole` on are laid end to end and cut into a piece for each CTA. paired: pieces of each tile, an even
-// number of equal ones, whose CTAs are pairs; or 0. piece, rest: units along K of all that is cut / CTAs. The divisors:
-// CTAs, units of a tile, tiles of y side by side.
+// Tiles from `whole_tiles` on are laid end to end and cut into a piece for each CTA. cluster_split_k: pieces of each
+// tile, an even number of equal ones, whose CTAs are pairs; or 0. units_per_cta, remainder: units along K of all that
+// is cut / CTAs. The divisors: CTAs, units of a tile, tiles of y side by side.
 struct Cut {
-    int whole, paired;
-    u32 piece, rest;
+    int whole_tiles, cluster_split_k;
+    u32 units_per_cta, remainder;
     Divisor ctas, units, row_tiles;
 };
 
@@ -42,19 +42,19 @@ struct Segments {
     const Cut& cut;
     int units;  // along K, of a tile
     int next;
-    int begin, end;  // what is left of the piece, in units from the start of tile `whole`
+    int begin, end;  // what is left of the piece, in units from the start of tile `whole_tiles`
 
     __device__ Segments(const Cut& cut, int units)
         : cut(cut), units(units), next(blockIdx.x), begin(begin_of(blockIdx.x)), end(begin_of(blockIdx.x + 1)) {}
 
     // Units of all that is cut * cta / CTAs.
-    __device__ int begin_of(u32 cta) const { return cut.piece * cta + cut.ctas.divide(cut.rest * cta); }
+    __device__ int begin_of(u32 cta) const { return cut.units_per_cta * cta + cut.ctas.divide(cut.remainder * cta); }
 
     // Of a tile of which this CTA has a segment.
     __device__ Sharers sharers(const Segment& s) const {
-        const int me = blockIdx.x, start = (s.tile - cut.whole) * units;
+        const int me = blockIdx.x, start = (s.tile - cut.whole_tiles) * units;
         if (start < 0) return {me, 1};
-        if (cut.paired) return {me / cut.paired * cut.paired, cut.paired, true};
+        if (cut.cluster_split_k) return {me / cut.cluster_split_k * cut.cluster_split_k, cut.cluster_split_k, true};
         int first = me, last = me;
         while (begin_of(first) > start) --first;
         while (begin_of(last + 1) < start + units) ++last;
@@ -64,13 +64,13 @@ struct Segments {
     __device__ bool take(Segment& s) {
         if (begin < end) {
             const int tile = cut.units.divide(end - 1);
-            s = {cut.whole + tile, max(begin - tile * units, 0), end - tile * units};
+            s = {cut.whole_tiles + tile, max(begin - tile * units, 0), end - tile * units};
             end = tile * units + s.first;
             return true;
         }
         s = {next, 0, units};
         next += gridDim.x;
-        return s.tile < cut.whole;
+        return s.tile < cut.whole_tiles;
     }
 };
 

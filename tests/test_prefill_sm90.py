@@ -144,7 +144,7 @@ def test_divisors_divide(number, by):
 
 def begin_of(cut: prefill.Cut, cta: int) -> int:
     """Segments::begin_of in kernels/streamk.cuh."""
-    return int(cut.piece * cta + quotient(cut.rest * cta, cut.ctas))
+    return int(cut.units_per_cta * cta + quotient(cut.remainder * cta, cut.ctas))
 
 
 @pytest.mark.parametrize("sms", SMS)
@@ -152,19 +152,19 @@ def begin_of(cut: prefill.Cut, cta: int) -> int:
 def test_grids_share_all_work(sms, units):
     for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
         grid = prefill.grid_of(count, units, sms)
-        ctas, whole, paired = grid
+        ctas, whole, cluster_split_k = grid
         assert 1 <= ctas <= sms
         assert 0 <= whole <= count
         cut = (count - whole) * units
         assert cut < 1 << 31
         if cut:  # every CTA has a piece, and hands over at most one part of a tile
-            pieces = [begin_of(prefill.cut_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
-            assert pieces[0] == 0
-            assert pieces[-1] == cut
-            assert min(b - a for a, b in itertools.pairwise(pieces)) >= 1
-        if paired:  # neighbours share each tile
-            assert paired % prefill.PAIR == 0
-            assert pieces[::paired] == [tile * units for tile in range(count + 1)]
+            split_k = [begin_of(prefill.cut_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
+            assert split_k[0] == 0
+            assert split_k[-1] == cut
+            assert min(b - a for a, b in itertools.pairwise(split_k)) >= 1
+        if cluster_split_k:  # neighbours share each tile
+            assert cluster_split_k % prefill.PAIR == 0
+            assert split_k[::cluster_split_k] == [tile * units for tile in range(count + 1)]
         busiest = -(-whole // ctas) * units + -(-cut // ctas)
         ideal = -(-count * units // sms)
         assert busiest <= (ideal * (1 + prefill.WASTE) + 1 if count > sms else units)
@@ -189,14 +189,14 @@ def test_longer_sums_are_cut_into_more_pieces(sms):
     """Of the same tiles never fewer, and a product never takes longer for the cut than in whole tiles."""
     for count, k_blocks in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
         before = 1
-        for along in range(24, 1000, 24):  # which all numbers of pieces divide
-            ctas, whole, paired = prefill.grid_of(count, along, sms, lone=True, k_blocks=k_blocks)
-            pieces = ctas // count
-            assert ctas == count * pieces <= sms
-            assert (whole, paired) == (count if pieces == 1 else 0, 0 if pieces % prefill.PAIR else pieces)
-            assert before <= pieces
-            assert along // pieces * k_blocks + prefill.SUMS[pieces] <= along * k_blocks
-            before = pieces
+        for along in range(24, 1000, 24):  # which all numbers of split_k divide
+            ctas, whole, cluster_split_k = prefill.grid_of(count, along, sms, lone=True, k_blocks=k_blocks)
+            split_k = ctas // count
+            assert ctas == count * split_k <= sms
+            assert (whole, cluster_split_k) == (count if split_k == 1 else 0, 0 if split_k % prefill.PAIR else split_k)
+            assert before <= split_k
+            assert along // split_k * k_blocks + prefill.SUMS[split_k] <= along * k_blocks
+            before = split_k
 
 
 def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():

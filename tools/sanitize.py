@@ -15,7 +15,7 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SUPER_BLOCK = 256
 # N -> M: token tiles of every kernel; tiles of two row_blocks, the last without its second one.
 M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
-PIECES = {72: 4, 64 * 99: 2}  # split-K of prefill's tiles: two pairs of CTAs, or one, where the GPU has as many SMs
+SPLIT_K = {72: 4, 64 * 99: 2}  # split-K of prefill's tiles: two pairs of CTAs, or one, where the GPU has as many SMs
 WIDE = 64 * 99  # the N at which prefill also gets tiles of two row_blocks, whatever it would choose
 PIPELINES = ((2, 3), (3, 5), (4, 6))  # splits, stages
 
@@ -41,7 +41,7 @@ def work(tool: str, formats: list[str]) -> None:
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
-        prefill.SUMS = costs(PIECES[n])
+        prefill.SUMS = costs(SPLIT_K[n])
         k = 5 * SUPER_BLOCK
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
@@ -101,9 +101,9 @@ def cuts(w: Any, rng: Any) -> None:
     sources = {prefill_sm80.PREFILL_SM80: (x, "half")}
     if w.format.integer:
         sources[prefill_sm80.PREFILL_SM80_A8] = (qgemm.quantize_activations(x).data, Q8_1)
-    for (kernel, (data, source)), cut, slices in product(sources.items(), prefill_sm80.CUTS, (1, 3)):
+    for (kernel, (data, source)), cut, split_k in product(sources.items(), prefill_sm80.CUTS, (1, 3)):
         if cut.kernel == kernel.name:
-            by_config(kernel, w, data, source, m, prefill_sm80.Plan(cut, slices))
+            by_config(kernel, w, data, source, m, prefill_sm80.Plan(cut, split_k))
 
 
 def pipelines(w: Any, rng: Any) -> None:

@@ -74,15 +74,15 @@ def on_gpu(x, dtype):
 
 def products(fmt, cut):
     """Weights here and on the GPU, float64 x and a plan: rows of x and W on both sides of a tile's edges, K of fewer
-    k_blocks than stages, of more, and ragged, whole and in slices."""
+    k_blocks than stages, of more, and ragged, whole and in split_k."""
     rows, columns = cut.row_blocks * 64, tiles.columns(fmt) // fmt.weights
     shapes = (rows + 24, 1), (rows - 8, 11 * columns - columns // 2)
     for seed, (n, blocks) in enumerate(shapes):
         w = drawn(fmt, n, blocks, seed)
         on_device = w.to_device()
-        for m, slices in itertools.product((1, cut.tokens, cut.tokens + 1), (1, 3)):
+        for m, split_k in itertools.product((1, cut.tokens, cut.tokens + 1), (1, 3)):
             x = np.random.default_rng(m).standard_normal((m, w.shape[1]))
-            yield w, on_device, x, prefill_mma.Plan(cut, slices)
+            yield w, on_device, x, prefill_mma.Plan(cut, split_k)
 
 
 @each(TILED)
@@ -151,10 +151,10 @@ def test_identity_gives_the_weights(fmt, dtype):
 
 
 @each_cut(A16, A8)
-@pytest.mark.parametrize("slices", [1, 4])
-def test_same_bits_again_and_in_a_graph(cut, slices):
+@pytest.mark.parametrize("split_k", [1, 4])
+def test_same_bits_again_and_in_a_graph(cut, split_k):
     cp = cupy()
-    plan = prefill_mma.Plan(cut, slices)
+    plan = prefill_mma.Plan(cut, split_k)
     w = drawn(qgemm.FORMATS["q5_1"], 320, 20, 3).to_device()
     x = on_gpu(np.random.default_rng(3).standard_normal((77, 640)), "a8" if cut.kernel == A8 else "float16")
     first = multiply(x, w, "float16", plan)

@@ -95,8 +95,8 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
         x = rng.standard_normal((m, w.shape[1])).astype(np.float16)
         on_gpu, wide, grids = cp.asarray(x), x.astype(np.float64), set()
         want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
-        for pieces in sums:
-            monkeypatch.setattr(prefill, "SUMS", {**dict.fromkeys(sums, 1 << 30), pieces: 0})
+        for split_k in sums:
+            monkeypatch.setattr(prefill, "SUMS", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
             launch = launched(fmt, w.shape, m, tiling)
             if launch.grid in grids:
                 continue

@@ -65,10 +65,10 @@ class Plan(NamedTuple):
     """A cut, and how many CTAs share a tile of y along K."""
 
     cut: Cut
-    slices: int = 1
+    split_k: int = 1
 
 
-MOST_SLICES = 4
+MAX_SPLIT_K = 4
 WAVES = 2  # of CTAs, at most, if tiles are shared: bounds the memory of their sums
 ADDING_US = 4.0, 2.4  # what adding up takes: always, and for 128 tokens of 256 rows of a slice
 
@@ -84,18 +84,18 @@ def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, p
     k_blocks = -(-shape[1] // tiles.K_BLOCK)
 
     def us(plan: Plan) -> float:
-        ctas = tiles_of(plan.cut, shape[0], m) * plan.slices
-        alone = -(-ctas // processors) * -(-k_blocks // plan.slices) * plan.cut.us
-        sums = plan.slices * plan.cut.warp_split_k * plan.cut.tokens * plan.cut.row_blocks / (128 * 4)
-        return alone + (plan.slices > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
+        ctas = tiles_of(plan.cut, shape[0], m) * plan.split_k
+        alone = -(-ctas // processors) * -(-k_blocks // plan.split_k) * plan.cut.us
+        sums = plan.split_k * plan.cut.warp_split_k * plan.cut.tokens * plan.cut.row_blocks / (128 * 4)
+        return alone + (plan.split_k > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
 
-    plans = (Plan(cut, slices) for cut in cuts_for(kernel, fmt, sm) for slices in range(1, MOST_SLICES + 1))
+    plans = (Plan(cut, split_k) for cut in cuts_for(kernel, fmt, sm) for split_k in range(1, MAX_SPLIT_K + 1))
     return min((plan for plan in plans if may_share(plan, shape[0], m, processors)), key=us)
 
 
 def may_share(plan: Plan, n: int, m: int, processors: int) -> bool:
     """Whether the CTAs that share tiles are few enough."""
-    return plan.slices == 1 or tiles_of(plan.cut, n, m) * plan.slices <= WAVES * processors
+    return plan.split_k == 1 or tiles_of(plan.cut, n, m) * plan.split_k <= WAVES * processors
 
 
 def tiles_of(cut: Cut, n: int, m: int) -> int:
@@ -127,22 +127,22 @@ def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> Template:
         "WARP_SPLIT_K": cut.warp_split_k,
         "STAGES": stages,
     }
-    return {"In": source, "Out": out, **sizes, "MOST_SLICES": MOST_SLICES}
+    return {"In": source, "Out": out, **sizes, "MAX_SPLIT_K": MAX_SPLIT_K}
 
 
 def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
     """The launch for every matrix of this shape, format and exponent and M rows of x."""
-    (cut, slices), out = plan, p.out
+    (cut, split_k), out = plan, p.out
     constants, count = template(p.format, cut, p.x, out, p.sm), tiles_of(cut, p.n, p.m)
     exponent = max(-MOST_EXPONENT, min(p.exponent, MOST_EXPONENT)) if p.x == "half" else 0
     pointers = (ctypes.c_void_p * 5)()  # w, x, y, sums, counters
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
-    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(slices)
+    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(split_k)
     level = tiles.level_exponent(p.format)
     factors = ctypes.c_float(2.0 ** (level - exponent)), ctypes.c_float(2.0**exponent)
     made = Launch(
         load(kernel, p.format, **constants),
-        count * slices,
+        count * split_k,
         cut.threads,
         shared_bytes(p.format, cut, int(constants["STAGES"])),
         (*arrays, *sizes, *(factors if kernel == A16 else ())),
@@ -150,7 +150,7 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
         len(pointers),
     )
     sums_of_tile = cut.warp_split_k * cut.row_blocks * tiles.ROWS * cut.tokens
-    shared = (count * slices * sums_of_tile, count) if slices > 1 else (0, 0)
+    shared = (count * split_k * sums_of_tile, count) if split_k > 1 else (0, 0)
     sizes_of_scratch = tuple(1 << size.bit_length() for size in shared)  # of few sizes: each stays
 
     def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
@@ -162,7 +162,7 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
 
 @cache
 def scratch(device: int, stream: int, sums: int, tiles: int) -> tuple[Any, Any]:
-    """Where a stream's products keep the sums of slices, and count them.
+    """Where a stream's products keep the sums of split_k, and count them.
 
     Never freed, so that a captured graph may be replayed whenever its stream's other work is done.
     """
@@ -182,7 +182,7 @@ def takes(activation: str, p: Problem) -> bool:
 
 
 def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:
-    """A plan for each cut that fits: templates do not depend on slices."""
+    """A plan for each cut that fits: templates do not depend on split_k."""
     return tuple(Plan(cut) for cut in cuts_for(kernel, p.format, p.sm))
 
 

@@ -29,12 +29,13 @@ FLAG = 4  # bytes of what says that a part is complete
 class Grid(NamedTuple):
     """A persistent grid: `ctas` take `whole` tiles of y in turn; those after them are cut along K, a piece a CTA.
 
-    paired: into so many pieces each, an even number, for pairs of CTAs that exchange sums through shared memory, or 0.
+    cluster_split_k: into so many pieces each, an even number, for pairs of CTAs that exchange sums through shared
+    memory, or 0.
     """
 
     ctas: int
     whole: int
-    paired: int = 0
+    cluster_split_k: int = 0
 
 
 def grid_of(count: int, units: int, max_ctas: int, lone: bool = False, k_blocks: int = 1) -> Grid:
@@ -48,9 +49,9 @@ def grid_of(count: int, units: int, max_ctas: int, lone: bool = False, k_blocks:
         most = min(max_ctas // count, units)
         if count * most < max_ctas * (1 - IDLE) and units >= max(CUT_UNITS, max_ctas // count) and not lone:
             return Grid(max_ctas, 0)
-        costs = {pieces: -(-units // pieces) * k_blocks + sums for pieces, sums in SUMS.items() if pieces <= most}
-        pieces = min(costs, key=costs.__getitem__)
-        return Grid(count * pieces, count if pieces == 1 else 0, 0 if pieces % PAIR else pieces)
+        costs = {split_k: -(-units // split_k) * k_blocks + sums for split_k, sums in SUMS.items() if split_k <= most}
+        split_k = min(costs, key=costs.__getitem__)
+        return Grid(count * split_k, count if split_k == 1 else 0, 0 if split_k % PAIR else split_k)
     if -(-count // max_ctas) * max_ctas <= count * (1 + WASTE):
         return Grid(max_ctas, count)
     return Grid(max_ctas, (count // max_ctas - 1) * max_ctas)
@@ -72,15 +73,17 @@ class Cut(ctypes.Structure):
     """How the CTAs of a grid share what is cut along K: see Cut in kernels/streamk.cuh."""
 
     _fields_ = [
-        *((name, ctypes.c_uint) for name in ("whole", "paired", "piece", "rest")),
+        *((name, ctypes.c_uint) for name in ("whole_tiles", "cluster_split_k", "units_per_cta", "remainder")),
         *((name, Divisor) for name in ("ctas", "units", "row_tiles")),
     ]
 
 
 def cut_of(grid: Grid, count: int, units: int, row_tiles: int) -> Cut:
     """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
-    piece, rest = divmod((count - grid.whole) * units, grid.ctas)
-    return Cut(grid.whole, grid.paired, piece, rest, *map(Divisor.of, (grid.ctas, units, row_tiles)))
+    units_per_cta, remainder = divmod((count - grid.whole) * units, grid.ctas)
+    return Cut(
+        grid.whole, grid.cluster_split_k, units_per_cta, remainder, *map(Divisor.of, (grid.ctas, units, row_tiles))
+    )
 
 
 class Pointers(ctypes.Structure):
@@ -108,7 +111,7 @@ class PrefillLaunch:
         assert not (tiling.lone and of_y > grid.ctas)
         function, block, shared = load("prefill", p.format, **template), tiling.threads, int(template["SHARED"])
         self._size = 0  # of the workspace
-        if grid.whole < of_y and grid.paired != PAIR:
+        if grid.whole < of_y and grid.cluster_split_k != PAIR:
             size = grid.ctas * tiling.row_blocks * tiles.ROWS * tiling.tokens * PARTIAL
             self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
         self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, tiling.tokens))
@@ -121,7 +124,7 @@ class PrefillLaunch:
         arguments = (self._map, w, pointers.outputs, parts, *sizes, cut)
         count = 2 + len(pointers.outputs)
         self._launch = Launch(
-            function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.paired else 0
+            function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.cluster_split_k else 0
         )
         self.grid, self.template = grid, template
 

@@ -54,8 +54,8 @@ class Tiling(NamedTuple):
     def idle(self, m: int, row_blocks: int, k: int, sms: int) -> float:
         """Columns that a multiprocessor is idle for on average if each tile is cut into as many pieces as get a CTA."""
         tiles = self.tiles(m, row_blocks)
-        pieces = sms // tiles
-        return k / pieces - k * tiles / sms if pieces else inf
+        split_k = sms // tiles
+        return k / split_k - k * tiles / sms if split_k else inf
 
     @property
     def threads(self) -> int:
