@@ -7,8 +7,8 @@
 // and minimum included, and multiplies them by the tokens as operand B. Weights are brought into the range of half by a
 // power of two for each row, undone at the end. The grid is persistent (streamk.cuh).
 // Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES, FIELD_STAGES (for
-// fields of tiles), LONE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up and
-// stored at a time), SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see
+// fields of tiles), SINGLE_TILE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up
+// and stored at a time), SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see
 // qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
@@ -107,7 +107,7 @@ using Inbox = float4[HALF_FOURS][GROUP_THREADS];
 // owns all chunks, one after the other; or, if a CTA has one segment, in place of the pipeline, where each split owns
 // some of them.
 using XStages = In[STAGES][K_BLOCKS_PER_STAGE][TOKENS][K_BLOCK];  // swizzled
-template <bool LONE_SEGMENT>
+template <bool SINGLE>
 struct Tokens {
     union Exchange {
         Part part;
@@ -145,7 +145,7 @@ struct Tokens<true> {
     __device__ static void take_place() { named_barrier(1 + ROW_BLOCKS + CONSUMERS, CONSUMER_THREADS); }
 };
 
-struct Memory : Tokens<LONE> {
+struct Memory : Tokens<SINGLE_TILE> {
     Pipeline weights[ROW_BLOCKS];
     unsigned long long full[BARRIERS_PER_STAGE][STAGES], empty[STAGES], received[ROW_BLOCKS][WG_SPLIT_K];
 
@@ -636,11 +636,11 @@ struct Consumer {
         if constexpr (WG_SPLIT_K > 1) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                if constexpr (!LONE) split_k_barrier();  // what was here has been read
+                if constexpr (!SINGLE_TILE) split_k_barrier();  // what was here has been read
                 give(sums, chunk);
-                if constexpr (!LONE) split_k_barrier(), take(sums, chunk);
+                if constexpr (!SINGLE_TILE) split_k_barrier(), take(sums, chunk);
             }
-            if constexpr (LONE) {
+            if constexpr (SINGLE_TILE) {
                 split_k_barrier();
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS; ++chunk) take(sums, chunk);
@@ -672,7 +672,7 @@ struct Consumer {
     // Waits for the warpgroups of this row_block; for the threads of this one.
     __device__ void split_k_barrier() const { named_barrier(1 + row_block, WG_SPLIT_K * GROUP_THREADS); }
     __device__ void group_barrier() const {
-        named_barrier(1 + ROW_BLOCKS + (LONE ? wg_k * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
+        named_barrier(1 + ROW_BLOCKS + (SINGLE_TILE ? wg_k * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
     }
 
     // Whether this warpgroup has a chunk of those that its CTA adds up.
@@ -861,14 +861,14 @@ struct Consumer {
             float sums[SUMS] = {};
             const Units units(found);
             multiply(sums, s, before, levels, Scaler(units));
-            more = !LONE && segments.take(next);
+            more = !SINGLE_TILE && segments.take(next);
             if (more) found = bounds(of_rows, next.tile);  // on their way while this tile is stored
             const Sharers sharers = all.sharers(s);
             const u32 chunks = sharers.chunks_of(blockIdx.x);
             if (sharers.clustered) open_inbox(chunks);
             reduce_split_k(sums);
             if (sharers.clustered) pair_wait();
-            if (LONE || wg_k == 0) {
+            if (SINGLE_TILE || wg_k == 0) {
                 if (sharers.clustered) exchange_in_pair(sums, chunks);
                 if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
                 if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units);

@@ -50,7 +50,11 @@ def every_tiling(formats=TILED):
     return pytest.mark.parametrize(
         ("fmt", "tiling"),
         [
-            pytest.param(fmt, tiling, id="-".join((fmt.name, "x".join(map(str, tiling[3:8])), "lone" * tiling.lone)))
+            pytest.param(
+                fmt,
+                tiling,
+                id="-".join((fmt.name, "x".join(map(str, tiling[3:8])), "single_tile" * tiling.single_tile)),
+            )
             for fmt in formats
             for tiling in sm90_config.compiled(fmt)
         ],

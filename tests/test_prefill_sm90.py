@@ -73,10 +73,10 @@ def test_every_matrix_has_a_tiling(fmt):
             assert tiling.tokens % 16 == 0
             assert tiling.tokens <= 256  # of one instruction, and of a tensor map's box
             assert tiling.threads <= 1024
-            if tiling.lone:
+            if tiling.single_tile:
                 assert tiling.idle(m, row_blocks, k, sms) <= tilings.MOST_IDLE
                 of_y, along = tiling.tiles(m, row_blocks), -(-k // tiling.unit(fmt))
-                ctas, whole, _ = prefill.grid_of(of_y, along, sms, tiling.lone)
+                ctas, whole, _ = prefill.grid_of(of_y, along, sms, tiling.single_tile)
                 assert whole in (0, ctas)
                 assert ctas % tiling.tiles(m, row_blocks) == 0
 
@@ -105,17 +105,17 @@ def test_what_is_picked_is_among_what_is_raced(fmt):
 
 def test_lone_segments_leave_little_idle():
     """80 tiles of 5280 columns take 132 multiprocessors as long as 80 do; 64 tiles are cut in two, 44 in three."""
-    lone = tilings.Tiling(0, 0, 0, tokens=16, row_blocks=1, wg_split_k=3, k_blocks_per_stage=4, lone=True)
-    idle = {row_blocks: lone.idle(16, row_blocks, 5280, 132) for row_blocks in (44, 64, 66, 80, 132, 133)}
+    single_tile = tilings.Tiling(0, 0, 0, tokens=16, row_blocks=1, wg_split_k=3, k_blocks_per_stage=4, single_tile=True)
+    idle = {row_blocks: single_tile.idle(16, row_blocks, 5280, 132) for row_blocks in (44, 64, 66, 80, 132, 133)}
     assert idle == {44: 0, 64: 2640 - 2560, 66: 0, 80: 5280 - 3200, 132: 0, 133: math.inf}
     q4_0 = qgemm.FORMATS["q4_0"]
-    assert tilings.tiling_of(q4_0, 16, 80, 5120, 132).lone
-    assert not tilings.tiling_of(q4_0, 16, 80, 13824, 132).lone
+    assert tilings.tiling_of(q4_0, 16, 80, 5120, 132).single_tile
+    assert not tilings.tiling_of(q4_0, 16, 80, 13824, 132).single_tile
 
 
 def test_rows_of_the_table_are_for_someone():
-    """No row is hidden by those before it; a row that needs stages has what it takes of them; a row with a lone segment
-    or needs has one after it that has neither."""
+    """No row is hidden by those before it; a row that needs stages has what it takes of them; a row with a single_tile
+    segment or needs has one after it that has neither."""
     for index, row in enumerate(tilings.TILINGS):
         served = [fmt for fmt in TILED if row.serves(fmt)]
         hiding = [before for before in tilings.TILINGS[:index] if before.hides(row)]
@@ -123,9 +123,9 @@ def test_rows_of_the_table_are_for_someone():
         if row.needs > 1:
             depths = {tilings.prefill_template(fmt, row, "half")["STAGES"] for fmt in served}
             assert min(depths) >= min(row.needs, row.max_stages)
-        if row.needs > 1 or row.lone:
+        if row.needs > 1 or row.single_tile:
             later = (other for other in tilings.TILINGS[index + 1 :] if other.m >= row.m and other.least <= row.least)
-            assert any(not other.lone and other.needs == 1 for other in later)
+            assert any(not other.single_tile and other.needs == 1 for other in later)
 
 
 def quotient(number: int, divisor: prefill.Divisor) -> int:
@@ -190,7 +190,7 @@ def test_longer_sums_are_cut_into_more_pieces(sms):
     for count, k_blocks in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
         before = 1
         for along in range(24, 1000, 24):  # which all numbers of split_k divide
-            ctas, whole, cluster_split_k = prefill.grid_of(count, along, sms, lone=True, k_blocks=k_blocks)
+            ctas, whole, cluster_split_k = prefill.grid_of(count, along, sms, single_tile=True, k_blocks=k_blocks)
             split_k = ctas // count
             assert ctas == count * split_k <= sms
             assert (whole, cluster_split_k) == (count if split_k == 1 else 0, 0 if split_k % prefill.PAIR else split_k)
@@ -202,7 +202,7 @@ def test_longer_sums_are_cut_into_more_pieces(sms):
 def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():
     assert prefill.grid_of(112, 16, 132) == (112, 112, 0)
     assert prefill.grid_of(80, 16, 132) == (132, 0, 0)
-    assert prefill.grid_of(80, 16, 132, lone=True) == (80, 80, 0)
+    assert prefill.grid_of(80, 16, 132, single_tile=True) == (80, 80, 0)
     assert prefill.grid_of(80, 15, 132) == (80, 80, 0)
 
 

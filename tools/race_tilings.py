@@ -37,9 +37,9 @@ def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
     fewest = -(-m // TOKENS[-1])
     tokens = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
     ways = product(sorted(tokens), range(1, 4), range(1, WARPGROUPS[-1] + 1), (1, 2, 4), (False, True))
-    for size, row_blocks, wg_split_k, k_blocks_per_stage, lone in ways:
+    for size, row_blocks, wg_split_k, k_blocks_per_stage, single_tile in ways:
         warpgroups, along = row_blocks * wg_split_k, k_blocks(fmt)
-        tiling = Tiling(0, 0, 0, size, row_blocks, wg_split_k, k_blocks_per_stage, lone)
+        tiling = Tiling(0, 0, 0, size, row_blocks, wg_split_k, k_blocks_per_stage, single_tile)
         least = wg_split_k + 1 if k_blocks_per_stage == 4 else 2 * wg_split_k  # stages
         if (
             warpgroups in WARPGROUPS
@@ -83,7 +83,7 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
         chosen = tiling_of(fmt, m, row_blocks, k, max_ctas).plain
         loops = {}
         for tiling in (chosen, *(tiling for tiling in tilings if tiling in fitting)):
-            if tiling.lone and tiling.tiles(m, row_blocks) > max_ctas:
+            if tiling.single_tile and tiling.tiles(m, row_blocks) > max_ctas:
                 continue
             launch = PrefillLaunch(
                 Problem(fmt, "a16", m, n, k, 90, "half", (Output(n, "float16"),), 0, device, max_ctas), tiling
@@ -102,10 +102,10 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
 
 
 def name(tiling: Tiling) -> str:
-    """E.g. "64x2x1 stage 4 lone": tokens, row_blocks, wg_split_k."""
+    """E.g. "64x2x1 stage 4 single_tile": tokens, row_blocks, wg_split_k."""
     return (
         f"{tiling.tokens}x{tiling.row_blocks}x{tiling.wg_split_k} stage {tiling.k_blocks_per_stage}"
-        + " lone" * tiling.lone
+        + " single_tile" * tiling.single_tile
     )
 
 

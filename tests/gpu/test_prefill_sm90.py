@@ -88,7 +88,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
         of_halves,
         of_few,
     ):
-        if tiling.lone and tiling.tiles(m, -(-n // tiles.ROWS)) > sms:
+        if tiling.single_tile and tiling.tiles(m, -(-n // tiles.ROWS)) > sms:
             continue
         w = random_tensor(fmt, n, k, rng)
         on_device = w.to_device()
@@ -112,8 +112,8 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
 
 @each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k")])
 @pytest.mark.parametrize(("shares", "depth"), [(2, 5), (3, 4), (4, 6), (4, 7)])
-@pytest.mark.parametrize("lone", [False, True])
-def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
+@pytest.mark.parametrize("single_tile", [False, True])
+def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, single_tile):
     """Pipelines whose stages the wg_split_k do not share evenly, many rounds, against one that they do."""
     cp, rng = cupy(), np.random.default_rng(25)
     m, n = 24, 200
@@ -121,7 +121,7 @@ def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, lone):
     x, on_device, ys = rng.standard_normal((m, w.shape[1])).astype(np.float16), w.to_device(), []
     on_gpu = cp.asarray(x)
     for stages in (2 * shares, depth):
-        tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, lone, max_stages=stages)
+        tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, single_tile, max_stages=stages)
         launch = launched(fmt, w.shape, m, tiling)
         assert launch.template["STAGES"] == stages
         for _ in range(5):
@@ -236,7 +236,9 @@ def test_a_race_of_tilings(monkeypatch):
         if tiling.k_blocks_per_stage == 4 and tiling.wg_split_k == 1
     ]
     (line,) = race_tilings.race(fmt, (512, 512), [20], tried, 1)
-    assert re.fullmatch(r"q5_k 512x512 M=20: \d+\.\d\d \S+ stage \d( lone)?( \| \d+\.\d{3} \S+ stage 4( lone)?)+", line)
+    assert re.fullmatch(
+        r"q5_k 512x512 M=20: \d+\.\d\d \S+ stage \d( single_tile)?( \| \d+\.\d{3} \S+ stage 4( single_tile)?)+", line
+    )
 
 
 @each(CODEBOOK_FORMATS)

@@ -38,16 +38,17 @@ class Grid(NamedTuple):
     cluster_split_k: int = 0
 
 
-def grid_of(count: int, units: int, max_ctas: int, lone: bool = False, k_blocks: int = 1) -> Grid:
+def grid_of(count: int, units: int, max_ctas: int, single_tile: bool = False, k_blocks: int = 1) -> Grid:
     """For so many tiles of y, each of so many units along K, on a GPU that holds `max_ctas` CTAs at a time.
 
     Cutting makes all CTAs finish together, but costs writing and reading sums: it is for where whole tiles would leave
     more than WASTE of the GPU idle. Few tiles are cut into equal pieces, as many as make the time shortest, unless they
-    leave more than IDLE and a CTA may have several (not `lone`). k_blocks: of all row_blocks of a tile, in a unit.
+    leave more than IDLE and a CTA may have several (not `single_tile`). k_blocks: of all row_blocks of a tile, in a
+    unit.
     """
     if count <= max_ctas:
         most = min(max_ctas // count, units)
-        if count * most < max_ctas * (1 - IDLE) and units >= max(CUT_UNITS, max_ctas // count) and not lone:
+        if count * most < max_ctas * (1 - IDLE) and units >= max(CUT_UNITS, max_ctas // count) and not single_tile:
             return Grid(max_ctas, 0)
         costs = {split_k: -(-units // split_k) * k_blocks + sums for split_k, sums in SUMS.items() if split_k <= most}
         split_k = min(costs, key=costs.__getitem__)
@@ -107,8 +108,10 @@ class PrefillLaunch:
         template = prefill_template(p.format, tiling, p.x)
         of_y = tiling.tiles(p.m, row_blocks)
         units = -(-p.k // tiling.unit(p.format))
-        grid = grid_of(of_y, units, p.sms, tiling.lone, tiling.row_blocks * tiling.unit(p.format) // tiles.K_BLOCK)
-        assert not (tiling.lone and of_y > grid.ctas)
+        grid = grid_of(
+            of_y, units, p.sms, tiling.single_tile, tiling.row_blocks * tiling.unit(p.format) // tiles.K_BLOCK
+        )
+        assert not (tiling.single_tile and of_y > grid.ctas)
         function, block, shared = load("prefill", p.format, **template), tiling.threads, int(template["SHARED"])
         self._size = 0  # of the workspace
         if grid.whole < of_y and grid.cluster_split_k != PAIR:

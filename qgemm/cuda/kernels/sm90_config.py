@@ -28,7 +28,8 @@ class Tiling(NamedTuple):
     wg_split_k: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: k_blocks of 64 columns in a
     stage of its pipeline;
     max_stages: the most stages, of which as many are taken as fit.
-    lone: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose sums meet
+    single_tile: it is for no more tiles than multiprocessors, so that a CTA has one tile, or one piece of one, whose
+    sums meet
     where its stages have been: there is memory for more of them, and its warpgroups store a part of the tile each.
     needs, k_blocks, codebook: it is for formats of which so many stages fit (also more than `max_stages`), whose tiles
     have at least so many k_blocks, and only for those that look levels up in a table.
@@ -41,7 +42,7 @@ class Tiling(NamedTuple):
     row_blocks: int
     wg_split_k: int
     k_blocks_per_stage: int
-    lone: bool = False
+    single_tile: bool = False
     needs: int = 1
     k_blocks: int = 1
     codebook: bool = False
@@ -65,7 +66,7 @@ class Tiling(NamedTuple):
     @property
     def chunk(self) -> int:
         """Tokens that are added up and stored at a time; small ones where warpgroups share them."""
-        return 16 if self.lone or self.tokens % 32 else 32
+        return 16 if self.single_tile or self.tokens % 32 else 32
 
     @property
     def plain(self) -> Tiling:
@@ -80,7 +81,7 @@ class Tiling(NamedTuple):
     def hides(self, other: Tiling) -> bool:
         """Whether nothing is left for a later row, of formats that this one serves."""
         wider = self.m >= other.m and self.least <= other.least and self.share <= other.share
-        return wider and self.tokens >= other.tokens and not self.lone
+        return wider and self.tokens >= other.tokens and not self.single_tile
 
     def unit(self, fmt: Format) -> int:
         """Columns at whose multiples the kernel may cut K: those of a stage, or of a tile if that is more."""
@@ -95,71 +96,71 @@ class Tiling(NamedTuple):
 # faster.
 TILINGS = (
     #      m <=   row_blocks >=  share tokens row_blocks  wg_split_k  stage
-    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, k_blocks=4),
-    Tiling(16,   200,       0,    16,    2,      1,      4,     lone=True, k_blocks=4),
-    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8, lone=True),
-    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, lone=True, codebook=True),
-    Tiling(16,   200,       0,    16,    2,      2,      2,     lone=True),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, single_tile=True, k_blocks=4),
+    Tiling(16,   200,       0,    16,    2,      1,      4,     single_tile=True, k_blocks=4),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8, single_tile=True),
+    Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, single_tile=True, codebook=True),
+    Tiling(16,   200,       0,    16,    2,      2,      2,     single_tile=True),
     Tiling(16,   200,       0,    16,    2,      2,      4,     k_blocks=4),
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=8),
     Tiling(16,   200,       0,    16,    2,      2,      4,     needs=7, codebook=True),
     Tiling(16,   200,       0,    16,    2,      2,      2),
-    Tiling(16,   133,       0,    16,    2,      2,      4,     needs=8, lone=True),
-    Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, lone=True, codebook=True),
-    Tiling(16,   0,         2500, 16,    1,      3,      4,     needs=9, lone=True),
+    Tiling(16,   133,       0,    16,    2,      2,      4,     needs=8, single_tile=True),
+    Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, single_tile=True, codebook=True),
+    Tiling(16,   0,         2500, 16,    1,      3,      4,     needs=9, single_tile=True),
     Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, codebook=True),
     Tiling(16,   0,         2500, 16,    1,      4,      4,     needs=11, k_blocks=4),
     Tiling(16,   0,         2500, 16,    1,      3,      4,     needs=9),
-    Tiling(16,   0,         0,    16,    1,      3,      4,     needs=12, lone=True, k_blocks=4),
-    Tiling(16,   0,         0,    16,    1,      4,      2,     lone=True, codebook=True),
-    Tiling(16,   0,         0,    16,    1,      3,      2,     lone=True),
+    Tiling(16,   0,         0,    16,    1,      3,      4,     needs=12, single_tile=True, k_blocks=4),
+    Tiling(16,   0,         0,    16,    1,      4,      2,     single_tile=True, codebook=True),
+    Tiling(16,   0,         0,    16,    1,      3,      2,     single_tile=True),
     Tiling(16,   0,         0,    16,    1,      4,      4,     needs=12, k_blocks=4),
     Tiling(16,   0,         0,    16,    1,      4,      2),
     Tiling(32,   400,       0,    32,    3,      1,      4,     needs=3),
     Tiling(32,   200,       0,    32,    2,      2,      4,     needs=6),
     Tiling(32,   200,       0,    32,    2,      2,      4,     needs=5, k_blocks=4),
-    Tiling(32,   200,       0,    32,    2,      1,      4,     lone=True, k_blocks=4),
+    Tiling(32,   200,       0,    32,    2,      1,      4,     single_tile=True, k_blocks=4),
     Tiling(32,   200,       0,    32,    2,      1,      4,     k_blocks=4),
-    Tiling(32,   200,       0,    32,    2,      2,      4,     lone=True, codebook=True),
+    Tiling(32,   200,       0,    32,    2,      2,      4,     single_tile=True, codebook=True),
     Tiling(32,   200,       0,    32,    2,      2,      2,     codebook=True),
     Tiling(32,   200,       0,    32,    2,      2,      2,     needs=9),
-    Tiling(32,   200,       0,    32,    2,      1,      2,     lone=True),
+    Tiling(32,   200,       0,    32,    2,      1,      2,     single_tile=True),
     Tiling(32,   200,       0,    32,    2,      1,      2),
-    Tiling(32,   133,       0,    32,    3,      1,      4,     needs=3, lone=True),
-    Tiling(32,   0,         2500, 32,    1,      3,      4,     lone=True, codebook=True),
-    Tiling(32,   0,         2500, 32,    1,      2,      4,     lone=True, k_blocks=4),
-    Tiling(32,   0,         2500, 32,    1,      3,      4,     needs=8, lone=True),
+    Tiling(32,   133,       0,    32,    3,      1,      4,     needs=3, single_tile=True),
+    Tiling(32,   0,         2500, 32,    1,      3,      4,     single_tile=True, codebook=True),
+    Tiling(32,   0,         2500, 32,    1,      2,      4,     single_tile=True, k_blocks=4),
+    Tiling(32,   0,         2500, 32,    1,      3,      4,     needs=8, single_tile=True),
     Tiling(32,   0,         2500, 32,    1,      2,      4,     k_blocks=4),
     Tiling(32,   0,         2500, 32,    1,      3,      4,     needs=8),
-    Tiling(32,   0,         0,    32,    1,      2,      4,     needs=9, lone=True, k_blocks=4),
-    Tiling(32,   0,         0,    32,    1,      3,      2,     lone=True),
+    Tiling(32,   0,         0,    32,    1,      2,      4,     needs=9, single_tile=True, k_blocks=4),
+    Tiling(32,   0,         0,    32,    1,      3,      2,     single_tile=True),
     Tiling(32,   0,         0,    32,    1,      2,      2),
     Tiling(48,   400,       0,    48,    3,      1,      4,     needs=3),
     Tiling(48,   200,       0,    48,    2,      1,      4,     k_blocks=4),
-    Tiling(48,   200,       0,    48,    2,      2,      2,     lone=True),
+    Tiling(48,   200,       0,    48,    2,      2,      2,     single_tile=True),
     Tiling(48,   200,       0,    48,    2,      2,      2),
-    Tiling(48,   0,         2500, 48,    1,      2,      4,     needs=6, lone=True),
+    Tiling(48,   0,         2500, 48,    1,      2,      4,     needs=6, single_tile=True),
     Tiling(48,   0,         2500, 48,    1,      2,      4,     needs=6),
     Tiling(48,   100,       5000, 48,    2,      1,      4,     needs=4),
-    Tiling(48,   0,         0,    48,    1,      3,      2,     lone=True),
+    Tiling(48,   0,         0,    48,    1,      3,      2,     single_tile=True),
     Tiling(48,   0,         0,    48,    1,      2,      4),
     Tiling(64,   400,       0,    64,    3,      1,      4,     needs=3),
-    Tiling(64,   200,       0,    64,    2,      1,      4,     lone=True, k_blocks=4),
+    Tiling(64,   200,       0,    64,    2,      1,      4,     single_tile=True, k_blocks=4),
     Tiling(64,   200,       0,    64,    2,      1,      4,     k_blocks=4),
     Tiling(64,   400,       0,    64,    3,      1,      2),
     Tiling(64,   200,       0,    64,    2,      2,      2,     codebook=True),
-    Tiling(64,   200,       0,    64,    2,      1,      2,     lone=True),
+    Tiling(64,   200,       0,    64,    2,      1,      2,     single_tile=True),
     Tiling(64,   200,       0,    64,    2,      2,      2,     needs=8),
     Tiling(64,   200,       0,    64,    2,      1,      2),
-    Tiling(64,   133,       0,    64,    3,      1,      4,     needs=3, lone=True),
+    Tiling(64,   133,       0,    64,    3,      1,      4,     needs=3, single_tile=True),
     Tiling(64,   133,       0,    64,    1,      2,      2,     codebook=True),
-    Tiling(64,   65,        5000, 64,    2,      2,      2,     lone=True, codebook=True),
-    Tiling(64,   0,         0,    64,    1,      3,      2,     lone=True, codebook=True),
-    Tiling(64,   0,         2500, 64,    1,      2,      4,     needs=5, lone=True),
-    Tiling(64,   0,         0,    64,    1,      2,      2,     lone=True),
-    Tiling(64,   65,        5000, 64,    2,      1,      4,     lone=True, k_blocks=4),
-    Tiling(64,   65,        5000, 64,    2,      2,      2,     needs=8, lone=True),
-    Tiling(64,   65,        5000, 64,    2,      1,      2,     lone=True),
+    Tiling(64,   65,        5000, 64,    2,      2,      2,     single_tile=True, codebook=True),
+    Tiling(64,   0,         0,    64,    1,      3,      2,     single_tile=True, codebook=True),
+    Tiling(64,   0,         2500, 64,    1,      2,      4,     needs=5, single_tile=True),
+    Tiling(64,   0,         0,    64,    1,      2,      2,     single_tile=True),
+    Tiling(64,   65,        5000, 64,    2,      1,      4,     single_tile=True, k_blocks=4),
+    Tiling(64,   65,        5000, 64,    2,      2,      2,     needs=8, single_tile=True),
+    Tiling(64,   65,        5000, 64,    2,      1,      2,     single_tile=True),
     Tiling(64,   0,         0,    64,    1,      2,      2),
     Tiling(80,   400,       0,    80,    3,      1,      4,     needs=3),
     Tiling(80,   200,       0,    80,    2,      1,      4,     needs=3, k_blocks=4),
@@ -167,7 +168,7 @@ TILINGS = (
     Tiling(80,   400,       0,    80,    3,      1,      2),
     Tiling(80,   200,       0,    80,    2,      1,      2),
     Tiling(80,   100,       5000, 80,    2,      1,      2),
-    Tiling(80,   0,         0,    80,    1,      2,      2,     lone=True),
+    Tiling(80,   0,         0,    80,    1,      2,      2,     single_tile=True),
     Tiling(80,   0,         0,    80,    1,      2,      2),
     Tiling(96,   400,       0,    96,    3,      1,      2),
     Tiling(96,   200,       0,    96,    2,      1,      4,     needs=3, k_blocks=4),
@@ -175,22 +176,22 @@ TILINGS = (
     Tiling(96,   200,       0,    96,    2,      1,      2),
     Tiling(96,   100,       5000, 96,    2,      1,      2),
     Tiling(96,   33,        5000, 96,    2,      1,      2,     k_blocks=4),
-    Tiling(96,   0,         0,    96,    1,      2,      2,     lone=True),
+    Tiling(96,   0,         0,    96,    1,      2,      2,     single_tile=True),
     Tiling(96,   0,         0,    96,    1,      2,      2),
     Tiling(112,  200,       0,    112,   2,      1,      2),
     Tiling(112,  0,         0,    112,   1,      2,      2),
     Tiling(128,  400,       0,    128,   3,      1,      2),
-    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=6, lone=True, codebook=True),
-    Tiling(128,  33,        5000, 128,   1,      2,      2,     needs=6, lone=True),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=6, single_tile=True, codebook=True),
+    Tiling(128,  33,        5000, 128,   1,      2,      2,     needs=6, single_tile=True),
     Tiling(128,  33,        5000, 128,   2,      1,      2),
-    Tiling(128,  100,       0,    128,   1,      2,      2,     needs=6, lone=True),
+    Tiling(128,  100,       0,    128,   1,      2,      2,     needs=6, single_tile=True),
     Tiling(128,  65,        0,    128,   2,      1,      2),
-    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=6, lone=True),
-    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, lone=True, k_blocks=4),
-    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, lone=True, codebook=True),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=6, single_tile=True),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, single_tile=True, k_blocks=4),
+    Tiling(128,  33,        0,    128,   1,      2,      2,     needs=5, single_tile=True, codebook=True),
     Tiling(128,  33,        3500, 128,   2,      1,      2),
-    Tiling(128,  0,         0,    64,    1,      3,      2,     lone=True, codebook=True),
-    Tiling(128,  0,         0,    64,    1,      2,      2,     lone=True),
+    Tiling(128,  0,         0,    64,    1,      3,      2,     single_tile=True, codebook=True),
+    Tiling(128,  0,         0,    64,    1,      2,      2,     single_tile=True),
     Tiling(128,  0,         0,    64,    1,      2,      2),
     Tiling(144,  65,        0,    144,   2,      1,      2),
     Tiling(160,  65,        0,    160,   2,      1,      2),
@@ -205,22 +206,22 @@ TILINGS = (
     Tiling(160,  33,        3500, 160,   2,      1,      2),
     Tiling(192,  33,        5000, 192,   2,      1,      1),
     Tiling(160,  0,         0,    80,    1,      2,      2),
-    Tiling(192,  0,         0,    96,    1,      2,      2,     needs=6, lone=True),
+    Tiling(192,  0,         0,    96,    1,      2,      2,     needs=6, single_tile=True),
     Tiling(192,  0,         0,    96,    1,      2,      2),
     Tiling(224,  0,         0,    112,   1,      2,      2),
     Tiling(224,  33,        5000, 224,   2,      1,      1),
     Tiling(256,  33,        5000, 256,   2,      1,      1,     codebook=True),
-    Tiling(256,  33,        5000, 128,   2,      1,      2,     lone=True),
+    Tiling(256,  33,        5000, 128,   2,      1,      2,     single_tile=True),
     Tiling(256,  33,        5000, 128,   2,      1,      2),
     Tiling(256,  33,        5000, 256,   2,      1,      1),
-    Tiling(256,  0,         0,    128,   1,      2,      2,     needs=5, lone=True),
+    Tiling(256,  0,         0,    128,   1,      2,      2,     needs=5, single_tile=True),
     Tiling(256,  0,         0,    128,   2,      1,      2),
     Tiling(144,  0,         0,    144,   2,      1,      2),
     Tiling(160,  0,         0,    160,   2,      1,      2),
-    Tiling(384,  33,        0,    192,   1,      2,      1,     lone=True),
+    Tiling(384,  33,        0,    192,   1,      2,      1,     single_tile=True),
     Tiling(192,  0,         0,    192,   2,      1,      1),
-    Tiling(448,  33,        0,    224,   1,      2,      1,     lone=True, k_blocks=4),
-    Tiling(448,  33,        0,    224,   1,      2,      1,     lone=True, codebook=True),
+    Tiling(448,  33,        0,    224,   1,      2,      1,     single_tile=True, k_blocks=4),
+    Tiling(448,  33,        0,    224,   1,      2,      1,     single_tile=True, codebook=True),
     Tiling(448,  0,         0,    112,   2,      1,      2),
     Tiling(512,  0,         0,    128,   2,      1,      2),
     Tiling(224,  0,         0,    224,   2,      1,      1),
@@ -239,7 +240,7 @@ def tiling_of(fmt: Format, m: int, row_blocks: int, k: int, sms: int) -> Tiling:
     fitting = (row for row in TILINGS if part <= row.m and row_blocks >= row.least and share >= row.share)
     for row in fitting:
         whole = m <= row.m or part <= row.tokens
-        if whole and not (row.lone and row.idle(m, row_blocks, k, sms) > MOST_IDLE) and row.serves(fmt):
+        if whole and not (row.single_tile and row.idle(m, row_blocks, k, sms) > MOST_IDLE) and row.serves(fmt):
             return row
     raise AssertionError("the last row is for everything")
 
@@ -260,7 +261,7 @@ def memory_bytes(fmt: Format, tiling: Tiling, stages: int) -> int:
     fields = dtype.itemsize - along * codes
     weights = tiling.k_blocks_per_stage * codes + tiling.k_blocks_per_stage // along * fields
     x = tiling.k_blocks_per_stage * tiling.tokens * K_BLOCK * 2
-    exchange = 0 if tiling.lone else tiling.chunk * max((tiling.wg_split_k - 1) * ROWS * PARTIAL, STAGED)
+    exchange = 0 if tiling.single_tile else tiling.chunk * max((tiling.wg_split_k - 1) * ROWS * PARTIAL, STAGED)
     return (
         table_bytes(fmt)
         + stages * (x + tiling.row_blocks * weights)
@@ -294,7 +295,7 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
         "K_BLOCKS_PER_STAGE": tiling.k_blocks_per_stage,
         "STAGES": stages,
         "FIELD_STAGES": field_stages(fmt, tiling, stages),
-        "LONE": int(tiling.lone),
+        "SINGLE_TILE": int(tiling.single_tile),
         "CHUNK": tiling.chunk,
         "SHARED": memory_bytes(fmt, tiling, stages),
         "MOST_PARTS": MOST_PARTS,
