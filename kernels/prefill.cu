@@ -5,7 +5,7 @@
 // shared memory: one the row_blocks' codes by bulk copies, one x by a tensor map. ROW_BLOCKS * WG_SPLIT_K warpgroups
 // consume them: each owns a row_block and every WG_SPLIT_K-th stage, decodes weights into registers as operand A, scale
 // and minimum included, and multiplies them by the tokens as operand B. Weights are brought into the range of half by a
-// power of two for each row, undone at the end. The grid is persistent (streamk.cuh).
+// power of two for each row, undone at the end. The grid is persistent (schedule.cuh).
 // Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES, FIELD_STAGES (for
 // fields of tiles), SINGLE_TILE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up
 // and stored at a time), SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see
@@ -20,7 +20,7 @@
 
 constexpr int CHUNKS = TOKENS / CHUNK;
 constexpr int FOURS = CHUNK / 8;  // by which a thread's sums of a chunk are moved
-#include "streamk.cuh"            // for which CHUNKS are what CTAs hand over
+#include "schedule.cuh"           // for which CHUNKS are what CTAs hand over
 
 constexpr int GROUP_THREADS = 128, CONSUMERS = ROW_BLOCKS * WG_SPLIT_K, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
 constexpr int CONSUMER_THREADS = CONSUMERS * GROUP_THREADS;
@@ -31,7 +31,8 @@ constexpr int CONSUMER_REGISTERS = (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCE
 
 // in a stage; otherwise the fields of a tile have slots of their own
 constexpr bool WHOLE_TILES = K_BLOCKS_PER_STAGE % K_BLOCKS == 0;
-constexpr int UNIT = WHOLE_TILES ? K_BLOCKS_PER_STAGE : K_BLOCKS;  // k_blocks at whose multiples a tile of y may be cut
+// k_blocks at whose multiples a tile of y may be cut
+constexpr int WORK_UNIT = WHOLE_TILES ? K_BLOCKS_PER_STAGE : K_BLOCKS;
 // Spans that are read together, so that they are waited for once; scales of super-blocks leave registers for two.
 constexpr int TOGETHER = K_BLOCKS > 1 && K_BLOCKS_PER_STAGE > 2 ? 2 : K_BLOCKS_PER_STAGE;
 constexpr int SUMS = TOKENS / 2;  // of a thread
@@ -172,12 +173,12 @@ static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
 struct Problem {
     i64 n, k;
     int m, row_tiles, along;  // along: k_blocks of K
-    const Cut& cut;
-    __device__ int first_token(int tile) const { return cut.row_tiles.divide(tile) * TOKENS; }
+    const StreamK& stream_k;
+    __device__ int first_token(int tile) const { return stream_k.row_tiles.divide(tile) * TOKENS; }
     // The last tokens of many come as a whole box, some of which another tile stores: boxes beyond the matrix are slow.
     __device__ int first_loaded(int tile) const { return min(first_token(tile), max(m - TOKENS, 0)); }
     __device__ int first_row_block(int tile) const {
-        return (tile - cut.row_tiles.divide(tile) * row_tiles) * ROW_BLOCKS;
+        return (tile - stream_k.row_tiles.divide(tile) * row_tiles) * ROW_BLOCKS;
     }
 };
 
@@ -185,9 +186,9 @@ struct Problem {
 __device__ inline int k_blocks_in(const Problem& p, int stage) {
     return min(K_BLOCKS_PER_STAGE, p.along - stage * K_BLOCKS_PER_STAGE);
 }
-__device__ inline int first_stage(const Segment& s) { return s.first * (UNIT / K_BLOCKS_PER_STAGE); }
-__device__ inline int end_stage(const Problem& p, const Segment& s) {
-    return min(s.last * (UNIT / K_BLOCKS_PER_STAGE), (p.along + K_BLOCKS_PER_STAGE - 1) / K_BLOCKS_PER_STAGE);
+__device__ inline int first_stage(const WorkTile& s) { return s.first * (WORK_UNIT / K_BLOCKS_PER_STAGE); }
+__device__ inline int end_stage(const Problem& p, const WorkTile& s) {
+    return min(s.end * (WORK_UNIT / K_BLOCKS_PER_STAGE), (p.along + K_BLOCKS_PER_STAGE - 1) / K_BLOCKS_PER_STAGE);
 }
 
 // A place in the pipeline of stages, and how often it has been used before.
@@ -211,7 +212,7 @@ struct Source {
     int along, row_blocks;  // tiles to the next row_block; row_blocks that there are
     int token;
 
-    __device__ Source(const Problem& p, const Tile* all, const Segment& s)
+    __device__ Source(const Problem& p, const Tile* all, const WorkTile& s)
         : along(p.along / K_BLOCKS),
           row_blocks(min(ROW_BLOCKS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_row_block(s.tile))),
           token(p.first_loaded(s.tile)) {
@@ -230,7 +231,7 @@ __device__ inline void wait_until_prepared() { unaligned_barrier(START, STARTING
 struct Producer {
     Memory& memory;
     const Problem& p;
-    Segments segments;
+    TileScheduler scheduler;
 
     // step(source, j, turn, fields) for every stage of this CTA, once its place is free: j of the tile of y; fields: a
     // number for those of the tile of W. begin() once before, as soon as the first is known.
@@ -238,7 +239,7 @@ struct Producer {
     __device__ void for_stages(const Tile* tiles, Begin begin, Step step) {
         PipelineState state;
         u32 fields = 0;
-        for (Segment s; segments.take(s);) {
+        for (WorkTile s; scheduler.fetch(s);) {
             const Source source(p, tiles, s);
             const int end = end_stage(p, s);
             if (state.phase + state.stage == 0) begin();
@@ -522,7 +523,7 @@ struct Consumer {
         int busy = -1;         // the stage before this one, while wgmma may read it
 
         // before: stages that this CTA has been through.
-        __device__ __forceinline__ Cursor(const Consumer& at, const Segment& s, u32 before)
+        __device__ __forceinline__ Cursor(const Consumer& at, const WorkTile& s, u32 before)
             : at(at),
               more_fields(before * K_BLOCKS_PER_STAGE / K_BLOCKS - first_stage(s) * K_BLOCKS_PER_STAGE / K_BLOCKS),
               state{int(before % STAGES), int(before / STAGES)},
@@ -596,7 +597,7 @@ struct Consumer {
     }
 
     // Adds the products of this split's stages of a segment to the sums.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], const Segment& s, u32 before, const Levels& levels,
+    __device__ __forceinline__ void multiply(float (&sums)[SUMS], const WorkTile& s, u32 before, const Levels& levels,
                                              const Scaler& scaler) const {
         Weights weights[2];
         Scalings<SHARING> scalings(scaler);
@@ -711,10 +712,10 @@ struct Consumer {
     __device__ u32* flag_of(Workspace* workspace, int cta, int chunk) const {
         return &workspace->flags[(cta * ROW_BLOCKS + row_block) * CHUNKS + chunk];
     }
-    __device__ __forceinline__ void exchange(float (&sums)[SUMS], const Sharers& sharers, u32 chunks,
+    __device__ __forceinline__ void exchange(float (&sums)[SUMS], const TilePeers& peers, u32 chunks,
                                              Workspace* workspace) const {
-        const int me = blockIdx.x, step = sharers.step(), first = sharers.first + me % step;
-        if (!sharers.last(me)) {
+        const int me = blockIdx.x, step = peers.step(), first = peers.first + me % step;
+        if (!peers.is_finalizer(me)) {
             float4* part = part_of(workspace, me);
 #pragma unroll
             for (int i = 0; i < SUMS / 4; ++i)
@@ -723,14 +724,14 @@ struct Consumer {
             if (thread < CHUNKS && keeps(thread, chunks)) raise_flag(flag_of(workspace, me, thread));
             return;
         }
-        for (int i = thread; i < CHUNKS * sharers.count; i += GROUP_THREADS) {
+        for (int i = thread; i < CHUNKS * peers.count; i += GROUP_THREADS) {
             const int cta = first + i / CHUNKS * step, chunk = i % CHUNKS;
             if (cta < me && keeps(chunk, chunks)) await_flag(flag_of(workspace, cta, chunk));
         }
         group_barrier();
-        if (chunks == Sharers::ALL) return add_parts<Sharers::ALL>(sums, first, step, workspace);
-        if (chunks == Sharers::HALF) return add_parts<Sharers::HALF>(sums, first, step, workspace);
-        add_parts<Sharers::ALL & ~Sharers::HALF>(sums, first, step, workspace);
+        if (chunks == TilePeers::ALL) return add_parts<TilePeers::ALL>(sums, first, step, workspace);
+        if (chunks == TilePeers::HALF) return add_parts<TilePeers::HALF>(sums, first, step, workspace);
+        add_parts<TilePeers::ALL & ~TilePeers::HALF>(sums, first, step, workspace);
     }
     // Which chunks is known to the compiler, so that loads need not wait for each other.
     template <u32 ADDED>
@@ -847,13 +848,13 @@ struct Consumer {
         return {of_rows[0], of_rows[8]};
     }
 
-    __device__ void run(const Segments& all, const float* of_rows, Workspace* workspace,
+    __device__ void run(const TileScheduler& all, const float* of_rows, Workspace* workspace,
                         const Epilogue& epilogue) const {
         const Levels levels;
-        Segments segments(all);
+        TileScheduler scheduler(all);
         u32 stages = 0;
-        Segment s, next;
-        bool more = segments.take(next);
+        WorkTile s, next;
+        bool more = scheduler.fetch(next);
         for (float2 found = bounds(of_rows, next.tile); more;) {
             s = next;
             const u32 before = stages;
@@ -861,17 +862,17 @@ struct Consumer {
             float sums[SUMS] = {};
             const Units units(found);
             multiply(sums, s, before, levels, Scaler(units));
-            more = !SINGLE_TILE && segments.take(next);
+            more = !SINGLE_TILE && scheduler.fetch(next);
             if (more) found = bounds(of_rows, next.tile);  // on their way while this tile is stored
-            const Sharers sharers = all.sharers(s);
-            const u32 chunks = sharers.chunks_of(blockIdx.x);
-            if (sharers.clustered) open_inbox(chunks);
+            const TilePeers peers = all.peers(s);
+            const u32 chunks = peers.chunks_of(blockIdx.x);
+            if (peers.clustered) open_inbox(chunks);
             reduce_split_k(sums);
-            if (sharers.clustered) pair_wait();
+            if (peers.clustered) pair_wait();
             if (SINGLE_TILE || wg_k == 0) {
-                if (sharers.clustered) exchange_in_pair(sums, chunks);
-                if (sharers.count > sharers.step()) exchange(sums, sharers, chunks, workspace);
-                if (sharers.last(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units);
+                if (peers.clustered) exchange_in_pair(sums, chunks);
+                if (peers.count > peers.step()) exchange(sums, peers, chunks, workspace);
+                if (peers.is_finalizer(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units);
             }
             // Lanes parted in there. Else ptxas takes none of what follows, the next segment, for uniform: neither
             // addresses nor conditions, which it then works out lane by lane, some of them in every stage.
@@ -883,7 +884,7 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles,
             const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m,
-            const __grid_constant__ Cut cut) {
+            const __grid_constant__ StreamK stream_k) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     // The shuffle keeps ptxas from working out the address anew for every use.
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;
@@ -897,11 +898,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int row_blocks = int((n + TILE_ROWS - 1) / TILE_ROWS);
     const int row_tiles = (row_blocks + ROW_BLOCKS - 1) / ROW_BLOCKS;
     const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * K_BLOCKS;
-    const Problem problem = {n, k, m, row_tiles, along, cut};
-    const int units_along = (along + UNIT - 1) / UNIT;
+    const Problem problem = {n, k, m, row_tiles, along, stream_k};
+    const int work_units_along = (along + WORK_UNIT - 1) / WORK_UNIT;
     if (group == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();
-        Producer producer = {memory, problem, Segments(cut, units_along)};
+        Producer producer = {memory, problem, TileScheduler(stream_k, work_units_along)};
         if (warp == BRINGS_WEIGHTS) producer.run_weights(tiles);
         if (warp == BRINGS_X) producer.run_x(&x);
     } else {
@@ -916,6 +917,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             wg_k,   row_block, int(threadIdx.x % GROUP_THREADS), warp % 4,
             lane};
         const auto* bounds = reinterpret_cast<const float*>(tiles + i64(row_blocks) * (along / K_BLOCKS));
-        consumer.run(Segments(cut, units_along), bounds, workspace, outputs);
+        consumer.run(TileScheduler(stream_k, work_units_along), bounds, workspace, outputs);
     }
 }

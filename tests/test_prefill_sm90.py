@@ -129,7 +129,7 @@ def test_rows_of_the_table_are_for_someone():
 
 
 def quotient(number: int, divisor: prefill.Divisor) -> int:
-    """Divisor::divide in kernels/streamk.cuh, whose words have 32 bits."""
+    """Divisor::divide in kernels/schedule.cuh, whose words have 32 bits."""
     assert max(2 * number, divisor.factor) < 1 << 32
     return int((2 * number * divisor.factor >> 32) >> divisor.shift)
 
@@ -142,9 +142,9 @@ def test_divisors_divide(number, by):
         assert quotient(some, divisor) == some // by
 
 
-def begin_of(cut: prefill.Cut, cta: int) -> int:
-    """Segments::begin_of in kernels/streamk.cuh."""
-    return int(cut.units_per_cta * cta + quotient(cut.remainder * cta, cut.ctas))
+def begin_of(stream_k: prefill.StreamK, cta: int) -> int:
+    """TileScheduler::begin_of in kernels/schedule.cuh."""
+    return int(stream_k.units_per_cta * cta + quotient(stream_k.remainder * cta, stream_k.ctas))
 
 
 @pytest.mark.parametrize("sms", SMS)
@@ -158,7 +158,7 @@ def test_grids_share_all_work(sms, units):
         cut = (count - whole) * units
         assert cut < 1 << 31
         if cut:  # every CTA has a piece, and hands over at most one part of a tile
-            split_k = [begin_of(prefill.cut_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
+            split_k = [begin_of(prefill.stream_k_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
             assert split_k[0] == 0
             assert split_k[-1] == cut
             assert min(b - a for a, b in itertools.pairwise(split_k)) >= 1

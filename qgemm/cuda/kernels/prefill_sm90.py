@@ -59,7 +59,7 @@ def grid_of(count: int, units: int, max_ctas: int, single_tile: bool = False, k_
 
 
 class Divisor(ctypes.Structure):
-    """What divides by a number on the GPU: see Divisor in kernels/streamk.cuh."""
+    """What divides by a number on the GPU: see Divisor in kernels/schedule.cuh."""
 
     _fields_ = [(name, ctypes.c_uint) for name in ("factor", "shift")]
 
@@ -70,19 +70,19 @@ class Divisor(ctypes.Structure):
         return cls(-(-(1 << 31 + shift) // number), shift)
 
 
-class Cut(ctypes.Structure):
-    """How the CTAs of a grid share what is cut along K: see Cut in kernels/streamk.cuh."""
+class StreamK(ctypes.Structure):
+    """How the CTAs of a grid share what is cut along K: see StreamK in kernels/schedule.cuh."""
 
     _fields_ = [
         *((name, ctypes.c_uint) for name in ("whole_tiles", "cluster_split_k", "units_per_cta", "remainder")),
-        *((name, Divisor) for name in ("ctas", "units", "row_tiles")),
+        *((name, Divisor) for name in ("ctas", "work_units", "row_tiles")),
     ]
 
 
-def cut_of(grid: Grid, count: int, units: int, row_tiles: int) -> Cut:
+def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
     """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
     units_per_cta, remainder = divmod((count - grid.whole) * units, grid.ctas)
-    return Cut(
+    return StreamK(
         grid.whole, grid.cluster_split_k, units_per_cta, remainder, *map(Divisor.of, (grid.ctas, units, row_tiles))
     )
 
@@ -123,8 +123,8 @@ class PrefillLaunch:
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in output[1:])))
         parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
         sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m)
-        cut = cut_of(grid, of_y, units, -(-row_blocks // tiling.row_blocks))
-        arguments = (self._map, w, pointers.outputs, parts, *sizes, cut)
+        stream_k = stream_k_of(grid, of_y, units, -(-row_blocks // tiling.row_blocks))
+        arguments = (self._map, w, pointers.outputs, parts, *sizes, stream_k)
         count = 2 + len(pointers.outputs)
         self._launch = Launch(
             function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.cluster_split_k else 0

@@ -5,19 +5,19 @@
 #include "types.cuh"
 
 // Part of the sum over K of one tile, in units along K.
-struct Segment {
-    int tile, first, last;
+struct WorkTile {
+    int tile, first, end;
 };
 
 // The CTAs that share a tile. That which has the end of it, and is the last to finish, adds up what all have; or, of
 // pairs of CTAs that have added up a half each, both of the last pair do so.
-struct Sharers {
+struct TilePeers {
     // Chunks of tokens, a bit for each.
     static constexpr u32 ALL = (1u << CHUNKS) - 1, HALF = (1u << (CHUNKS + 1) / 2) - 1;
     int first, count;
     bool clustered = false;
     __device__ int step() const { return clustered ? 2 : 1; }
-    __device__ bool last(int cta) const { return cta + step() >= first + count; }
+    __device__ bool is_finalizer(int cta) const { return cta + step() >= first + count; }
     __device__ u32 chunks_of(int cta) const { return !clustered ? ALL : cta % 2 ? ALL & ~HALF : HALF; }
 };
 
@@ -30,47 +30,54 @@ struct Divisor {
 // Tiles from `whole_tiles` on are laid end to end and cut into a piece for each CTA. cluster_split_k: pieces of each
 // tile, an even number of equal ones, whose CTAs are pairs; or 0. units_per_cta, remainder: units along K of all that
 // is cut / CTAs. The divisors: CTAs, units of a tile, tiles of y side by side.
-struct Cut {
+struct StreamK {
     int whole_tiles, cluster_split_k;
     u32 units_per_cta, remainder;
-    Divisor ctas, units, row_tiles;
+    Divisor ctas, work_units, row_tiles;
 };
 
 // The segments of one CTA, which goes through its piece backwards: the start of a tile whose rest the next CTA has is
 // done first, the rest of one that the CTA before has begun last, when that one has long stored its part.
-struct Segments {
-    const Cut& cut;
-    int units;  // along K, of a tile
+struct TileScheduler {
+    const StreamK& stream_k;
+    int work_units;  // along K, of a tile
     int next;
     int begin, end;  // what is left of the piece, in units from the start of tile `whole_tiles`
 
-    __device__ Segments(const Cut& cut, int units)
-        : cut(cut), units(units), next(blockIdx.x), begin(begin_of(blockIdx.x)), end(begin_of(blockIdx.x + 1)) {}
+    __device__ TileScheduler(const StreamK& stream_k, int work_units)
+        : stream_k(stream_k),
+          work_units(work_units),
+          next(blockIdx.x),
+          begin(begin_of(blockIdx.x)),
+          end(begin_of(blockIdx.x + 1)) {}
 
     // Units of all that is cut * cta / CTAs.
-    __device__ int begin_of(u32 cta) const { return cut.units_per_cta * cta + cut.ctas.divide(cut.remainder * cta); }
+    __device__ int begin_of(u32 cta) const {
+        return stream_k.units_per_cta * cta + stream_k.ctas.divide(stream_k.remainder * cta);
+    }
 
     // Of a tile of which this CTA has a segment.
-    __device__ Sharers sharers(const Segment& s) const {
-        const int me = blockIdx.x, start = (s.tile - cut.whole_tiles) * units;
+    __device__ TilePeers peers(const WorkTile& s) const {
+        const int me = blockIdx.x, start = (s.tile - stream_k.whole_tiles) * work_units;
         if (start < 0) return {me, 1};
-        if (cut.cluster_split_k) return {me / cut.cluster_split_k * cut.cluster_split_k, cut.cluster_split_k, true};
+        if (stream_k.cluster_split_k)
+            return {me / stream_k.cluster_split_k * stream_k.cluster_split_k, stream_k.cluster_split_k, true};
         int first = me, last = me;
         while (begin_of(first) > start) --first;
-        while (begin_of(last + 1) < start + units) ++last;
+        while (begin_of(last + 1) < start + work_units) ++last;
         return {first, last - first + 1};
     }
 
-    __device__ bool take(Segment& s) {
+    __device__ bool fetch(WorkTile& s) {
         if (begin < end) {
-            const int tile = cut.units.divide(end - 1);
-            s = {cut.whole_tiles + tile, max(begin - tile * units, 0), end - tile * units};
-            end = tile * units + s.first;
+            const int tile = stream_k.work_units.divide(end - 1);
+            s = {stream_k.whole_tiles + tile, max(begin - tile * work_units, 0), end - tile * work_units};
+            end = tile * work_units + s.first;
             return true;
         }
-        s = {next, 0, units};
+        s = {next, 0, work_units};
         next += gridDim.x;
-        return s.tile < cut.whole_tiles;
+        return s.tile < stream_k.whole_tiles;
     }
 };
 
