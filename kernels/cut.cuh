@@ -26,7 +26,7 @@ struct StageOf {
     X x[WARP_SPLIT_K][TOKENS];
 };
 using Stored = float[WARP_SPLIT_K][STORED][STRIDE];
-using AllSums = Sums[GROUPS][COLUMN_TILES];
+using WarpAcc = Acc[GROUPS][COLUMN_TILES];
 
 // The CTA's share of y [m, n] = x [m, k] @ W [n, k].T.
 struct Problem {
@@ -116,7 +116,7 @@ struct SplitK {
     int count;
 
     // True in the CTA that is to go on, with the sums of all.
-    __device__ bool add(AllSums& mine, const Problem& p) const {
+    __device__ bool add(WarpAcc& mine, const Problem& p) const {
         constexpr int QUADS = GROUPS * COLUMN_TILES;
         float4* first = partials + i64(p.tile) * count * QUADS * THREADS + threadIdx.x;
         float4* own = first + p.cta_k * QUADS * THREADS;
@@ -159,7 +159,7 @@ struct SplitK {
 };
 
 // The warps' sums, times `unit`, to y: STORED tokens at a time through shared memory, where the splits' are added up.
-__device__ inline void store(const AllSums& sums, Stored& stored, Out* y, const Problem& p, const Place& at,
+__device__ inline void store(const WarpAcc& acc, Stored& stored, Out* y, const Problem& p, const Place& at,
                              float unit) {
     static_assert(THREADS % ROWS == 0, "a thread stores one row of W");
     const int g = at.lane / 4, t = at.lane % 4, row = threadIdx.x % ROWS;
@@ -174,7 +174,7 @@ __device__ inline void store(const AllSums& sums, Stored& stored, Out* y, const 
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     stored[at.warp_k][token + 2 * t + i % 2][16 * (at.first_group + group) + g + i / 2 * 8] =
-                        sums[group][(first + token) / 8].sum[i];
+                        acc[group][(first + token) / 8].sum[i];
         __syncthreads();
         const int end = min(STORED, p.m - p.first_token - first);
         if (p.first_row + row < p.n)

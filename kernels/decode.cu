@@ -15,26 +15,25 @@ constexpr bool ZEROED = B::ZERO != 0;
 static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
 
 // Takes what a constant's product gave for the two groups of a k_block: the same in every row.
-__device__ inline void take_sums(GroupSums& group_sums, const Sums (&sums)[K_BLOCK_SCALES][COLUMN_TILES], int k_block,
-                                 int lane) {
+__device__ inline void take_x_sums(XSums& x_sums, const Acc (&acc)[K_BLOCK_SCALES][COLUMN_TILES], int k_block,
+                                   int lane) {
     const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-        const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[K_BLOCK_SCALES - 1][tokens].sum;
+        const float (&first)[4] = acc[0][tokens].sum, (&second)[4] = acc[K_BLOCK_SCALES - 1][tokens].sum;
         if constexpr (TOKENS == 1) {  // in every column
-            if (t == k_block) group_sums.of[tokens] = {first[0], second[0]};
+            if (t == k_block) x_sums.of[tokens] = {first[0], second[0]};
             continue;
         }
         // An odd row offers the odd one of its two tokens.
         const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
                             __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
-        if (t == k_block) group_sums.of[tokens] = got;
+        if (t == k_block) x_sums.of[tokens] = got;
     }
 }
 
 // Adds a k_block's products to the sums, but for the minimums of a super-block.
-__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory<Rows>& mine, int i, int stage,
-                                int lane) {
+__device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Memory<Rows>& mine, int i, int stage, int lane) {
     const int g = lane / 4, k_block = i % K_BLOCKS;
     const Rows& x = mine.pipeline.stages[stage].x;
     StepOfX<In> b[COLUMN_TILES][K_BLOCK_STEPS / 2][2];
@@ -43,13 +42,13 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
 #pragma unroll
         for (int pair = 0; pair < K_BLOCK_STEPS / 2; ++pair)
             load_x_steps<In>(b[tokens][pair], &x[8 * tokens][32 * pair], TOKEN_STRIDE * (K_BLOCK + 8), lane);
-    const auto multiply_step = [&](Sums& sum, const Fragment& a, int tokens, int step) {
+    const auto multiply_step = [&](Acc& sum, const Fragment& a, int tokens, int step) {
 #pragma unroll
         for (int piece = 0; piece < B::PIECES; ++piece)
             mma_m16n8k16<B::Type>(sum, a, b[tokens][step / 2][step % 2][piece]);
     };
     // In units of the codes: -zero * sum(x) for each scale, where a dot product starts, or sum(x) for the minimum.
-    Sums starts[K_BLOCK_SCALES][COLUMN_TILES] = {};
+    Acc starts[K_BLOCK_SCALES][COLUMN_TILES] = {};
     if constexpr (Format::HAS_MINIMUM || ZEROED) {
         const Fragment unit = B::constant(Format::HAS_MINIMUM ? 1 : -B::ZERO);
 #pragma unroll
@@ -58,7 +57,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
                 multiply_step(starts[step / SCALE_STEPS][tokens], unit, tokens, step);
     }
-    if constexpr (SHARED_MINIMUM) take_sums(group_sums, starts, k_block, lane);
+    if constexpr (SHARED_MINIMUM) take_x_sums(x_sums, starts, k_block, lane);
 #pragma unroll
     for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group) {
         const int row_block = group / GROUPS, of_row_block = group % GROUPS;
@@ -66,7 +65,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
         const auto codes = mine.pipeline.codes(stage, row_block).codes(of_row_block, lane);
 #pragma unroll
         for (int part = 0; part < K_BLOCK_SCALES; ++part) {
-            Sums dots[COLUMN_TILES] = {};
+            Acc dots[COLUMN_TILES] = {};
             if constexpr (ZEROED)
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) dots[tokens] = starts[part][tokens];
@@ -83,7 +82,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    float& sum = sums[row_block][of_row_block][tokens].sum[j];
+                    float& sum = acc[row_block][of_row_block][tokens].sum[j];
                     sum += (j < 2 ? d.x : d.y) * dots[tokens].sum[j];
                     if constexpr (Format::HAS_MINIMUM && !SHARED_MINIMUM)
                         sum += (j < 2 ? m.x : m.y) * starts[part][tokens].sum[j];
@@ -105,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, pipeline.stages);
     const Arrivals<STAGES, true, BULK> arrivals(words[at.warp_k]);
 
-    AllSums sums = {};
-    GroupSums group_sums = {};
+    WarpAcc acc = {};
+    XSums x_sums = {};
     stream(
         at.count, arrivals,
         [&](int stage) {
@@ -118,14 +117,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             if (i % K_BLOCKS == 0)
                 for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
                     mine->take(pipeline.fields(i, stage, row_block), row_block, at.lane);
-            multiply(sums, group_sums, *mine, i, stage, at.lane);
+            multiply(acc, x_sums, *mine, i, stage, at.lane);
             if constexpr (SHARED_MINIMUM)
                 if (i % K_BLOCKS == K_BLOCKS - 1)
                     for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                        add_minimums<3>(sums[row_block], group_sums, pipeline.fields(i, stage, row_block),
-                                        1 << B::SHIFT, at.lane);
+                        add_minimums<3>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1 << B::SHIFT,
+                                        at.lane);
         });
     __syncthreads();                         // the pipelines are empty: their memory serves the sums
     const float unit = two_to(B::EXPONENT);  // of the codes
-    reduce_and_store(sums, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), at, m);
+    reduce_and_store(acc, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), at, m);
 }

@@ -24,8 +24,8 @@ struct Staged<Activations> {
 
 // Adds a k_block's products to the sums, but for the minimums of a super-block.
 template <class Memory>
-__device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memory& mine, const Activations* x, int i,
-                                int stage, int lane) {
+__device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Memory& mine, const Activations* x, int i, int stage,
+                                int lane) {
     const int g = lane / 4, t = lane % 4, k_block = i % K_BLOCKS;
     typename Dots::X b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
@@ -45,7 +45,7 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             const half2(&ds)[BLOCKS] = x[TOKEN_STRIDE * (8 * tokens + g)].ds;
-            group_sums.of[tokens] = {__high2float(ds[0]), __high2float(ds[BLOCKS - 1])};
+            x_sums.of[tokens] = {__high2float(ds[0]), __high2float(ds[BLOCKS - 1])};
         }
     }
 #pragma unroll
@@ -63,9 +63,9 @@ __device__ inline void multiply(AllSums& sums, GroupSums& group_sums, const Memo
                 const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                    add_block<Dots, Format::HAS_MINIMUM && !SHARED_MINIMUM>(
-                        sums[row_block][of_row_block][tokens], first, second, part, dw, mw, b[block][tokens],
-                        da[block][tokens], sa[block][tokens]);
+                    add_block<Dots, Format::HAS_MINIMUM && !SHARED_MINIMUM>(acc[row_block][of_row_block][tokens], first,
+                                                                            second, part, dw, mw, b[block][tokens],
+                                                                            da[block][tokens], sa[block][tokens]);
             }
         }
     }
@@ -109,8 +109,8 @@ __device__ inline void run(const Products& products) {
     auto& pipeline = mine.pipeline;
     const Arrivals<STAGES, false, BULK> arrivals(words[at.warp_k]);
 
-    AllSums sums = {};
-    GroupSums group_sums = {};
+    WarpAcc acc = {};
+    XSums x_sums = {};
     Walk walk = {at};
     const auto load_weights = [&](int stage) {
         const u32 bytes = pipeline.bytes(walk) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
@@ -121,11 +121,11 @@ __device__ inline void run(const Products& products) {
         if (i % K_BLOCKS == 0)
             for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
                 mine.take(pipeline.fields(i, stage, row_block), row_block, at.lane);
-        multiply(sums, group_sums, mine, quantized, i, stage, at.lane);
+        multiply(acc, x_sums, mine, quantized, i, stage, at.lane);
         if constexpr (SHARED_MINIMUM)
             if (i % K_BLOCKS == K_BLOCKS - 1)
                 for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                    add_minimums<2>(sums[row_block], group_sums, pipeline.fields(i, stage, row_block), 1, at.lane);
+                    add_minimums<2>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1, at.lane);
     };
     if constexpr (PREPARED<T>) {
         const T* from = x + i64(at.warp_k) * K_BLOCKS * m;  // the next k_block
@@ -153,7 +153,7 @@ __device__ inline void run(const Products& products) {
             });
     }
     __syncthreads();  // the pipelines are empty: their memory serves the sums
-    reduce_and_store(sums, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);
+    reduce_and_store(acc, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_a8(const __grid_constant__ Products products) {

@@ -61,7 +61,7 @@ struct Halves {
         add_half(dots, first, x, 0), add_half(dots, second, x, 1);
     }
     static __device__ void add_half(float (&dots)[4], const Step& step, const X& x, int part) {
-        mma_m16n8k16<half>(reinterpret_cast<Sums&>(dots), step, reinterpret_cast<const u32(&)[2]>(x.of[part]));
+        mma_m16n8k16<half>(reinterpret_cast<Acc&>(dots), step, reinterpret_cast<const u32(&)[2]>(x.of[part]));
     }
     static __device__ float scaled(float da, float dot) { return da * two_to(Format::RAW_EXPONENT) * dot; }
 };
@@ -69,7 +69,7 @@ struct Halves {
 // Adds a block's products, or those of its half `part`: weights `first` and `second` are of its two steps, x of tokens
 // g, da and sa of tokens 2t and 2t + 1. MINIMUM: those of minimums as well.
 template <class Dots, bool MINIMUM = Format::HAS_MINIMUM>
-__device__ inline void add_block(Sums& sums, const typename Dots::Step& first, const typename Dots::Step& second,
+__device__ inline void add_block(Acc& acc, const typename Dots::Step& first, const typename Dots::Step& second,
                                  int part, float2 dw, float2 mw, const typename Dots::X& x, const float (&da)[2],
                                  const float (&sa)[2]) {
     typename Dots::Dot dots[4] = {Dots::START, Dots::START, Dots::START, Dots::START};
@@ -81,8 +81,8 @@ __device__ inline void add_block(Sums& sums, const typename Dots::Step& first, c
     for (int j = 0; j < 4; ++j) {
         float dot = Dots::scaled(da[j % 2], dots[j]);
         if constexpr (Format::ZERO != 0) dot -= Format::ZERO * sa[j % 2];
-        sums.sum[j] += (j < 2 ? dw.x : dw.y) * dot;
-        if constexpr (MINIMUM) sums.sum[j] += (j < 2 ? mw.x : mw.y) * sa[j % 2];
+        acc.sum[j] += (j < 2 ? dw.x : dw.y) * dot;
+        if constexpr (MINIMUM) acc.sum[j] += (j < 2 ? mw.x : mw.y) * sa[j % 2];
     }
 }
 

@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     fused(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
     const Place at;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    float sums[2][TOKENS] = {};
+    float acc[2][TOKENS] = {};
 
     for (i64 i = at.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
         const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
@@ -47,14 +47,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         dots[row] += near.x * v.x + near.y * v.y + far.x * v.z + far.y * v.w;
                     }
                 }
-                sums[0][token] += scale.x * dots[0];
-                sums[1][token] += scale.y * dots[1];
+                acc[0][token] += scale.x * dots[0];
+                acc[1][token] += scale.y * dots[1];
                 if constexpr (Format::HAS_MINIMUM) {
-                    sums[0][token] += minimum.x * total;
-                    sums[1][token] += minimum.y * total;
+                    acc[0][token] += minimum.x * total;
+                    acc[1][token] += minimum.y * total;
                 }
             }
         }
     }
-    reduce_and_store(sums, y, i64(blockIdx.x) * TILE_ROWS, n, m);
+    reduce_and_store(acc, y, i64(blockIdx.x) * TILE_ROWS, n, m);
 }

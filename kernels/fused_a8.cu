@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     constexpr int BLOCKS = K_BLOCK / 32, SCALES = 32 / Format::GROUP;  // of a block of x
     const Place at;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    float sums[2][TOKENS] = {};
+    float acc[2][TOKENS] = {};
 
     for (i64 i = at.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
         const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
@@ -44,17 +44,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     const float dw = row ? scale.y : scale.x, mw = row ? minimum.y : minimum.x;
                     int sumi = __dp4a(int(first.row[row]), int(q.x), 0);
                     if constexpr (SCALES == 2) {
-                        sums[row][token] += dw * (da * sumi);
+                        acc[row][token] += dw * (da * sumi);
                         sumi = 0;
                     }
                     sumi = __dp4a(int(second.row[row]), int(q.y), sumi);
                     float dot = da * sumi;
                     if constexpr (Format::ZERO != 0) dot -= Format::ZERO * sa;
-                    sums[row][token] += (SCALES == 1 ? dw : row ? last_scale.y : last_scale.x) * dot;
-                    if constexpr (Format::HAS_MINIMUM) sums[row][token] += mw * sa;
+                    acc[row][token] += (SCALES == 1 ? dw : row ? last_scale.y : last_scale.x) * dot;
+                    if constexpr (Format::HAS_MINIMUM) acc[row][token] += mw * sa;
                 }
             }
         }
     }
-    reduce_and_store(sums, y, i64(blockIdx.x) * TILE_ROWS, n, m);
+    reduce_and_store(acc, y, i64(blockIdx.x) * TILE_ROWS, n, m);
 }

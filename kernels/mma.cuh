@@ -4,16 +4,16 @@
 #include "fragment.cuh"
 
 // What a lane holds of a 16 x 8 result: rows g (sum[0], sum[1]) and g + 8 (sum[2], sum[3]), columns 2t and 2t + 1.
-struct Sums {
+struct Acc {
     float sum[4];
 };
 
 // c += a (16 x 16) @ b (16 x 8); b: column g, rows (2t, 2t + 1) and (2t + 8, 2t + 9).
 template <class T>
-__device__ inline void mma_m16n8k16(Sums& c, const Fragment& a, const u32 (&b)[2]);
+__device__ inline void mma_m16n8k16(Acc& c, const Fragment& a, const u32 (&b)[2]);
 
 template <>
-__device__ inline void mma_m16n8k16<half>(Sums& c, const Fragment& a, const u32 (&b)[2]) {
+__device__ inline void mma_m16n8k16<half>(Acc& c, const Fragment& a, const u32 (&b)[2]) {
     const u32* w = reinterpret_cast<const u32*>(a.a);
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c.sum[0]), "+f"(c.sum[1]), "+f"(c.sum[2]), "+f"(c.sum[3])
@@ -21,7 +21,7 @@ __device__ inline void mma_m16n8k16<half>(Sums& c, const Fragment& a, const u32 
 }
 
 template <>
-__device__ inline void mma_m16n8k16<bf16>(Sums& c, const Fragment& a, const u32 (&b)[2]) {
+__device__ inline void mma_m16n8k16<bf16>(Acc& c, const Fragment& a, const u32 (&b)[2]) {
     const u32* w = reinterpret_cast<const u32*>(a.a);
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c.sum[0]), "+f"(c.sum[1]), "+f"(c.sum[2]), "+f"(c.sum[3])
@@ -29,7 +29,7 @@ __device__ inline void mma_m16n8k16<bf16>(Sums& c, const Fragment& a, const u32 
 }
 
 // c += a (16 x 8) @ b (8 x 8) of bf16; a: columns 2t and 2t + 1 of rows g and g + 8; b: column g, rows 2t and 2t + 1.
-__device__ inline void mma_m16n8k8(Sums& c, const u32 (&a)[2], u32 b) {
+__device__ inline void mma_m16n8k8(Acc& c, const u32 (&a)[2], u32 b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+f"(c.sum[0]), "+f"(c.sum[1]), "+f"(c.sum[2]), "+f"(c.sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));

@@ -35,7 +35,7 @@ constexpr bool WHOLE_TILES = K_BLOCKS_PER_STAGE % K_BLOCKS == 0;
 constexpr int WORK_UNIT = WHOLE_TILES ? K_BLOCKS_PER_STAGE : K_BLOCKS;
 // Spans that are read together, so that they are waited for once; scales of super-blocks leave registers for two.
 constexpr int TOGETHER = K_BLOCKS > 1 && K_BLOCKS_PER_STAGE > 2 ? 2 : K_BLOCKS_PER_STAGE;
-constexpr int SUMS = TOKENS / 2;  // of a thread
+constexpr int ACC_SIZE = TOKENS / 2;  // of a thread
 
 static_assert(WHOLE_TILES || K_BLOCKS % K_BLOCKS_PER_STAGE == 0, "a stage holds whole tiles, or a tile whole stages");
 
@@ -561,8 +561,9 @@ struct Consumer {
     }
 
     // Decodes a k_block of W and starts to add its products to the sums; waits for those of the k_block before.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights& weights, const Words& words, Cursor& cursor,
-                                             int k_block, const Levels& levels, Scalings<SHARING>& scalings) const {
+    __device__ __forceinline__ void multiply(float (&acc)[ACC_SIZE], Weights& weights, const Words& words,
+                                             Cursor& cursor, int k_block, const Levels& levels,
+                                             Scalings<SHARING>& scalings) const {
         const int in_tile = u32(cursor.j * K_BLOCKS_PER_STAGE + k_block) % u32(K_BLOCKS);
         scalings.begin(pipeline, cursor.state.stage, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp,
                        lane);
@@ -577,14 +578,14 @@ struct Consumer {
         const unsigned long long x = cursor.x + k_block * X_K_BLOCK;
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < K_BLOCK_STEPS; ++step) wgmma(sums, weights[step], x + 2 * step);
+        for (int step = 0; step < K_BLOCK_STEPS; ++step) wgmma(acc, weights[step], x + 2 * step);
         wgmma_commit();
         wgmma_wait<1>();
         if (k_block == 0) cursor.release();
     }
 
     // A whole stage. While wgmma reads one k_block's weights, the other's are decoded, beginning with `first`.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], Weights (&weights)[2], int first, Cursor& cursor,
+    __device__ __forceinline__ void multiply(float (&acc)[ACC_SIZE], Weights (&weights)[2], int first, Cursor& cursor,
                                              const Levels& levels, Scalings<SHARING>& scalings) const {
         Words read[TOGETHER];
 #pragma unroll
@@ -592,13 +593,13 @@ struct Consumer {
             if (k_block % TOGETHER == 0)
 #pragma unroll
                 for (int i = 0; i < TOGETHER; ++i) read[i] = words(cursor, k_block + i);
-            multiply(sums, weights[(first + k_block) % 2], read[k_block % TOGETHER], cursor, k_block, levels, scalings);
+            multiply(acc, weights[(first + k_block) % 2], read[k_block % TOGETHER], cursor, k_block, levels, scalings);
         }
     }
 
     // Adds the products of this split's stages of a segment to the sums.
-    __device__ __forceinline__ void multiply(float (&sums)[SUMS], const WorkTile& s, u32 before, const Levels& levels,
-                                             const Scaler& scaler) const {
+    __device__ __forceinline__ void multiply(float (&acc)[ACC_SIZE], const WorkTile& s, u32 before,
+                                             const Levels& levels, const Scaler& scaler) const {
         Weights weights[2];
         Scalings<SHARING> scalings(scaler);
         Cursor cursor(*this, s, before);
@@ -606,12 +607,12 @@ struct Consumer {
                   end_of_whole = K_BLOCKS_PER_STAGE > 1 ? min(end, p.along / K_BLOCKS_PER_STAGE) : end;
         while (cursor.j < end_of_whole) {
             cursor.wait();
-            multiply(sums, weights, 0, cursor, levels, scalings);
+            multiply(acc, weights, 0, cursor, levels, scalings);
             cursor.advance();
             if constexpr (K_BLOCKS_PER_STAGE % 2) {
                 if (cursor.j >= end_of_whole) break;
                 cursor.wait();
-                multiply(sums, weights, 1, cursor, levels, scalings);
+                multiply(acc, weights, 1, cursor, levels, scalings);
                 cursor.advance();
             }
         }
@@ -620,7 +621,7 @@ struct Consumer {
         if (K_BLOCKS_PER_STAGE > 1 && cursor.j < end) {
             cursor.wait();
             for (int k_block = 0; k_block < p.along % K_BLOCKS_PER_STAGE; ++k_block) {
-                multiply(sums, weights[0], words(cursor, k_block), cursor, k_block, levels, scalings);
+                multiply(acc, weights[0], words(cursor, k_block), cursor, k_block, levels, scalings);
                 wgmma_wait<0>();
             }
             cursor.advance();
@@ -632,42 +633,42 @@ struct Consumer {
     __device__ bool mine(int chunk) const { return WG_SPLIT_K == 1 || Memory::owner(chunk) == wg_k; }
 
     // The splits' sums of each chunk -> its owner, in order.
-    __device__ __forceinline__ void reduce_split_k(float (&sums)[SUMS]) const {
+    __device__ __forceinline__ void reduce_split_k(float (&acc)[ACC_SIZE]) const {
         memory.take_place();
         if constexpr (WG_SPLIT_K > 1) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) {
                 if constexpr (!SINGLE_TILE) split_k_barrier();  // what was here has been read
-                give(sums, chunk);
-                if constexpr (!SINGLE_TILE) split_k_barrier(), take(sums, chunk);
+                give(acc, chunk);
+                if constexpr (!SINGLE_TILE) split_k_barrier(), take(acc, chunk);
             }
             if constexpr (SINGLE_TILE) {
                 split_k_barrier();
 #pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) take(sums, chunk);
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) take(acc, chunk);
             }
         }
     }
-    __device__ __forceinline__ void give(const float (&sums)[SUMS], int chunk) const {
+    __device__ __forceinline__ void give(const float (&acc)[ACC_SIZE], int chunk) const {
         if (mine(chunk)) return;
         auto& part = memory.part(row_block, chunk)[wg_k - (wg_k > Memory::owner(chunk))];
 #pragma unroll
-        for (int i = 0; i < FOURS; ++i) part[i][thread] = four(sums, chunk * FOURS + i);
+        for (int i = 0; i < FOURS; ++i) part[i][thread] = four(acc, chunk * FOURS + i);
     }
-    __device__ __forceinline__ void take(float (&sums)[SUMS], int chunk) const {
+    __device__ __forceinline__ void take(float (&acc)[ACC_SIZE], int chunk) const {
         if (!mine(chunk)) return;
 #pragma unroll
         for (int other = 0; other < WG_SPLIT_K - 1; ++other)
 #pragma unroll
             for (int i = 0; i < FOURS; ++i)
-                add(sums, chunk * FOURS + i, memory.part(row_block, chunk)[other][i][thread]);
+                add(acc, chunk * FOURS + i, memory.part(row_block, chunk)[other][i][thread]);
     }
 
-    __device__ static float4 four(const float (&sums)[SUMS], int i) {
-        return {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+    __device__ static float4 four(const float (&acc)[ACC_SIZE], int i) {
+        return {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
     }
-    __device__ static void add(float (&sums)[SUMS], int i, const float4& more) {
-        sums[4 * i] += more.x, sums[4 * i + 1] += more.y, sums[4 * i + 2] += more.z, sums[4 * i + 3] += more.w;
+    __device__ static void add(float (&acc)[ACC_SIZE], int i, const float4& more) {
+        acc[4 * i] += more.x, acc[4 * i + 1] += more.y, acc[4 * i + 2] += more.z, acc[4 * i + 3] += more.w;
     }
 
     // Waits for the warpgroups of this row_block; for the threads of this one.
@@ -690,36 +691,36 @@ struct Consumer {
         __syncwarp();
         pair_arrive();
     }
-    __device__ __forceinline__ void exchange_in_pair(float (&sums)[SUMS], u32 chunks) const {
+    __device__ __forceinline__ void exchange_in_pair(float (&acc)[ACC_SIZE], u32 chunks) const {
         const int start = chunks & 1 ? 0 : HALF_FOURS, start_of_other = HALF_FOURS - start;
         auto& inbox = memory.inbox[row_block];
         const u32 to = address_in_other(shared_address(&inbox[0][thread])), barrier = address_in_other(received());
 #pragma unroll
-        for (int i = 0; i < SUMS / 4; ++i)
+        for (int i = 0; i < ACC_SIZE / 4; ++i)
             if (keeps(i / FOURS, ~chunks))
-                store_to_other(to + (i - start_of_other) * sizeof(inbox[0]), four(sums, i), barrier);
+                store_to_other(to + (i - start_of_other) * sizeof(inbox[0]), four(acc, i), barrier);
         wait_for_other(received(), 0);
 #pragma unroll
-        for (int i = 0; i < SUMS / 4; ++i)
-            if (keeps(i / FOURS, chunks)) add(sums, i, inbox[i - start][thread]);
+        for (int i = 0; i < ACC_SIZE / 4; ++i)
+            if (keeps(i / FOURS, chunks)) add(acc, i, inbox[i - start][thread]);
     }
 
     // Of a tile that other CTAs share, what all but the last have goes to their places in the workspace, and is added
     // by the last, in order. chunks: of those who exchange them.
     __device__ float4* part_of(Workspace* workspace, int cta) const {
-        return workspace->parts() + (i64(cta) * ROW_BLOCKS + row_block) * (SUMS / 4) * GROUP_THREADS + thread;
+        return workspace->parts() + (i64(cta) * ROW_BLOCKS + row_block) * (ACC_SIZE / 4) * GROUP_THREADS + thread;
     }
     __device__ u32* flag_of(Workspace* workspace, int cta, int chunk) const {
         return &workspace->flags[(cta * ROW_BLOCKS + row_block) * CHUNKS + chunk];
     }
-    __device__ __forceinline__ void exchange(float (&sums)[SUMS], const TilePeers& peers, u32 chunks,
+    __device__ __forceinline__ void exchange(float (&acc)[ACC_SIZE], const TilePeers& peers, u32 chunks,
                                              Workspace* workspace) const {
         const int me = blockIdx.x, step = peers.step(), first = peers.first + me % step;
         if (!peers.is_finalizer(me)) {
             float4* part = part_of(workspace, me);
 #pragma unroll
-            for (int i = 0; i < SUMS / 4; ++i)
-                if (keeps(i / FOURS, chunks)) part[i * GROUP_THREADS] = four(sums, i);
+            for (int i = 0; i < ACC_SIZE / 4; ++i)
+                if (keeps(i / FOURS, chunks)) part[i * GROUP_THREADS] = four(acc, i);
             group_barrier();
             if (thread < CHUNKS && keeps(thread, chunks)) raise_flag(flag_of(workspace, me, thread));
             return;
@@ -729,22 +730,22 @@ struct Consumer {
             if (cta < me && keeps(chunk, chunks)) await_flag(flag_of(workspace, cta, chunk));
         }
         group_barrier();
-        if (chunks == TilePeers::ALL) return add_parts<TilePeers::ALL>(sums, first, step, workspace);
-        if (chunks == TilePeers::HALF) return add_parts<TilePeers::HALF>(sums, first, step, workspace);
-        add_parts<TilePeers::ALL & ~TilePeers::HALF>(sums, first, step, workspace);
+        if (chunks == TilePeers::ALL) return add_parts<TilePeers::ALL>(acc, first, step, workspace);
+        if (chunks == TilePeers::HALF) return add_parts<TilePeers::HALF>(acc, first, step, workspace);
+        add_parts<TilePeers::ALL & ~TilePeers::HALF>(acc, first, step, workspace);
     }
     // Which chunks is known to the compiler, so that loads need not wait for each other.
     template <u32 ADDED>
-    __device__ __forceinline__ void add_parts(float (&sums)[SUMS], int first, int step, Workspace* workspace) const {
+    __device__ __forceinline__ void add_parts(float (&acc)[ACC_SIZE], int first, int step, Workspace* workspace) const {
         for (int cta = first; cta < int(blockIdx.x); cta += step) {
             const float4* part = part_of(workspace, cta);
-            float4 more[SUMS / 4];
+            float4 more[ACC_SIZE / 4];
 #pragma unroll
-            for (int i = 0; i < SUMS / 4; ++i)
+            for (int i = 0; i < ACC_SIZE / 4; ++i)
                 if (ADDED >> i / FOURS & 1) more[i] = mine(i / FOURS) ? __ldcg(part + i * GROUP_THREADS) : float4{};
 #pragma unroll
-            for (int i = 0; i < SUMS / 4; ++i)
-                if (ADDED >> i / FOURS & 1) add(sums, i, more[i]);
+            for (int i = 0; i < ACC_SIZE / 4; ++i)
+                if (ADDED >> i / FOURS & 1) add(acc, i, more[i]);
         }
     }
 
@@ -760,10 +761,10 @@ struct Consumer {
               tokens(min(TOKENS, p.m - first_token)) {}
     };
 
-    // Sums -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together. First the usual case:
+    // Acc -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together. First the usual case:
     // all rows there are, nothing to add.
     template <class T>
-    __device__ __forceinline__ void store_whole(const float (&sums)[SUMS], const Place& at, u32 chunks, T* y,
+    __device__ __forceinline__ void store_whole(const float (&acc)[ACC_SIZE], const Place& at, u32 chunks, T* y,
                                                 const Units& units) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -778,7 +779,7 @@ struct Consumer {
                 T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
-                    made[j] = from_float<T>(sums[(chunk / 8 + i) * 4 + j] * units.sum(j / 2 % 2));
+                    made[j] = from_float<T>(acc[(chunk / 8 + i) * 4 + j] * units.sum(j / 2 % 2));
                 if constexpr (sizeof(T) == 2) {
                     u32 pairs[4];
 #pragma unroll
@@ -805,15 +806,15 @@ struct Consumer {
     __device__ bool aligned(const void* y) const {  // all rows of y start at a multiple of 16
         return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
     }
-    __device__ __forceinline__ void store(const float (&sums)[SUMS], int tile, u32 chunks, const Epilogue& epilogue,
+    __device__ __forceinline__ void store(const float (&acc)[ACC_SIZE], int tile, u32 chunks, const Epilogue& epilogue,
                                           const Units& units) const {
         const Place at(p, tile, row_block);
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
-            if (type == 1 && aligned<float>(y)) return store_whole(sums, at, chunks, static_cast<float*>(y), units);
-            if (type == 2 && aligned<half>(y)) return store_whole(sums, at, chunks, static_cast<half*>(y), units);
-            if (type == 3 && aligned<bf16>(y)) return store_whole(sums, at, chunks, static_cast<bf16*>(y), units);
+            if (type == 1 && aligned<float>(y)) return store_whole(acc, at, chunks, static_cast<float*>(y), units);
+            if (type == 2 && aligned<half>(y)) return store_whole(acc, at, chunks, static_cast<half*>(y), units);
+            if (type == 3 && aligned<bf16>(y)) return store_whole(acc, at, chunks, static_cast<bf16*>(y), units);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& staged = memory.staged(row_block, wg_k);
@@ -824,7 +825,7 @@ struct Consumer {
 #pragma unroll
             for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
                 staged[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
-                    sums[chunk / 2 + i] * units.sum(i / 2 % 2);
+                    acc[chunk / 2 + i] * units.sum(i / 2 % 2);
             group_barrier();
             store_some(staged, at, chunk, epilogue);
         }
@@ -859,20 +860,20 @@ struct Consumer {
             s = next;
             const u32 before = stages;
             stages += end_stage(p, s) - first_stage(s);
-            float sums[SUMS] = {};
+            float acc[ACC_SIZE] = {};
             const Units units(found);
-            multiply(sums, s, before, levels, Scaler(units));
+            multiply(acc, s, before, levels, Scaler(units));
             more = !SINGLE_TILE && scheduler.fetch(next);
             if (more) found = bounds(of_rows, next.tile);  // on their way while this tile is stored
             const TilePeers peers = all.peers(s);
             const u32 chunks = peers.chunks_of(blockIdx.x);
             if (peers.clustered) open_inbox(chunks);
-            reduce_split_k(sums);
+            reduce_split_k(acc);
             if (peers.clustered) pair_wait();
             if (SINGLE_TILE || wg_k == 0) {
-                if (peers.clustered) exchange_in_pair(sums, chunks);
-                if (peers.count > peers.step()) exchange(sums, peers, chunks, workspace);
-                if (peers.is_finalizer(blockIdx.x)) store(sums, s.tile, chunks, epilogue, units);
+                if (peers.clustered) exchange_in_pair(acc, chunks);
+                if (peers.count > peers.step()) exchange(acc, peers, chunks, workspace);
+                if (peers.is_finalizer(blockIdx.x)) store(acc, s.tile, chunks, epilogue, units);
             }
             // Lanes parted in there. Else ptxas takes none of what follows, the next segment, for uniform: neither
             // addresses nor conditions, which it then works out lane by lane, some of them in every stage.

@@ -40,7 +40,7 @@ struct XCopies {
 };
 
 // Adds a k_block's products to the sums.
-__device__ inline void multiply(AllSums& sums, const Weights& weights, const Activations* x, int k_block,
+__device__ inline void multiply(WarpAcc& acc, const Weights& weights, const Activations* x, int k_block,
                                 const Place& at) {
     const int g = at.lane / 4, t = at.lane % 4, first_group = at.first_group % WARPS;
     Format::Codes codes[GROUPS];
@@ -74,7 +74,7 @@ __device__ inline void multiply(AllSums& sums, const Weights& weights, const Act
             for (int group = 0; group < GROUPS; ++group)
 #pragma unroll
                 for (int part = 0; part < SCALES; ++part)
-                    add_block<Biased>(sums[group][tile], first[group], second[group], part, dw[group][part],
+                    add_block<Biased>(acc[group][tile], first[group], second[group], part, dw[group][part],
                                       mw[group][part], q, da, sa);
         }
     }
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     XCopies x_copies(stages[0].x, x, p);
     fill_stages(weight_copies, x_copies, sizeof(Stage), [] {});
 
-    AllSums sums = {};
+    WarpAcc acc = {};
     int stage = 0, free = STAGES - 1;
     for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
         copies_wait<STAGES - 2>();
@@ -99,11 +99,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         weight_copies(free * sizeof(Stage));
         x_copies(free * sizeof(Stage));
         copies_commit();
-        multiply(sums, at.weights(stages[stage]), stages[stage].x[at.warp_k], k_iter * WARP_SPLIT_K + at.warp_k, at);
+        multiply(acc, at.weights(stages[stage]), stages[stage].x[at.warp_k], k_iter * WARP_SPLIT_K + at.warp_k, at);
         free = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     copies_wait<0>();  // the stages' memory serves the sums
-    if (split_k > 1 && !SplitK{partials, counters, split_k}.add(sums, p)) return;
-    store(sums, *reinterpret_cast<Stored*>(memory), y, p, at, 1.0f);
+    if (split_k > 1 && !SplitK{partials, counters, split_k}.add(acc, p)) return;
+    store(acc, *reinterpret_cast<Stored*>(memory), y, p, at, 1.0f);
 }

@@ -81,13 +81,13 @@ __device__ inline void load_batch(Batch& b, u32 x, int i) {
         ldmatrix_x4(b[pair], x + X_BYTES * 8 * (first + 2 * pair) + u32(sizeof(In)) * 16 * step);
 }
 
-__device__ inline void multiply(AllSums& sums, const Fragment (&a)[GROUPS], const Batch& b, int i) {
+__device__ inline void multiply(WarpAcc& acc, const Fragment (&a)[GROUPS], const Batch& b, int i) {
     const int first = i * BATCH % COLUMN_TILES;
 #pragma unroll
     for (int tile = 0; tile < BATCH; ++tile)
 #pragma unroll
         for (int group = 0; group < GROUPS; ++group)
-            mma_m16n8k16<In>(sums[group][first + tile], a[group],
+            mma_m16n8k16<In>(acc[group][first + tile], a[group],
                              {b[tile / 2][tile % 2 * 2], b[tile / 2][tile % 2 * 2 + 1]});
 }
 
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fill_stages(weight_copies, x_copies, sizeof(Stage),
                 [] { share_table<Format, half, THREADS>(Format::RAW_EXPONENT); });
 
-    AllSums sums = {};
+    WarpAcc acc = {};
     Decoder decoder;
     decoder.first = at.first_group % WARPS, decoder.lane = at.lane, decoder.factor = factor;
     const auto weights = [&](int stage) -> const Weights& { return at.weights(stages[stage]); };
@@ -138,12 +138,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 else
                     decoder.decode(a[0], weights(next), k_block + WARP_SPLIT_K, 0);
             }
-            multiply(sums, a[step % 2], b[i % 2], i);
+            multiply(acc, a[step % 2], b[i % 2], i);
         }
         free = stage;
         stage = next;
     }
     copies_wait<0>();  // the stages' memory serves the sums
-    if (split_k > 1 && !SplitK{partials, counters, split_k}.add(sums, p)) return;
-    store(sums, *reinterpret_cast<Stored*>(memory), y, p, at, unit);
+    if (split_k > 1 && !SplitK{partials, counters, split_k}.add(acc, p)) return;
+    store(acc, *reinterpret_cast<Stored*>(memory), y, p, at, unit);
 }

@@ -15,17 +15,17 @@ struct Place {
 // The k_block after number i of a row_block, for a group that takes every WARP_SPLIT_K-th tile.
 __device__ inline i64 next_k_block(i64 i) { return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (WARP_SPLIT_K - 1) * K_BLOCKS; }
 
-// sums[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
+// acc[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
 // t = 0..3, which hold parts of the same rows, then the groups.
 template <int TOKENS>
-__device__ void reduce_and_store(float (&sums)[2][TOKENS], Out* __restrict__ y, i64 first_row, i64 n, int m) {
+__device__ void reduce_and_store(float (&acc)[2][TOKENS], Out* __restrict__ y, i64 first_row, i64 n, int m) {
     __shared__ float parts[WARP_SPLIT_K][TILE_ROWS][TOKENS];
     const Place at;
 #pragma unroll
     for (int row = 0; row < 2; ++row)
 #pragma unroll
         for (int token = 0; token < TOKENS; ++token) {
-            float sum = sums[row][token];
+            float sum = acc[row][token];
             sum += __shfl_xor_sync(~0u, sum, 1);
             sum += __shfl_xor_sync(~0u, sum, 2);
             if (at.t == 0) parts[at.warp_k][16 * at.warp + 8 * row + at.g][token] = sum;

@@ -40,20 +40,20 @@ struct Memory : Scales<Format::SCALES_ONCE> {
 };
 
 // The sums of x over each group of 32 of a super-block: of token g, groups 2t and 2t + 1.
-struct GroupSums {
+struct XSums {
     float2 of[COLUMN_TILES];
 };
 
 // Adds the minimums' products of a super-block: with each sum of x in PIECES of 8 bits, exact but for float sums.
 // `unit`: what the minimums of rows g + 8 are multiplied with, those of rows g being as they are.
 template <int PIECES>
-__device__ inline void add_minimums(Sums (&sums)[GROUPS][COLUMN_TILES], const GroupSums& group_sums,
-                                    const Fields& fields, int unit, int lane) {
+__device__ inline void add_minimums(Acc (&acc)[GROUPS][COLUMN_TILES], const XSums& x_sums, const Fields& fields,
+                                    int unit, int lane) {
     const int g = lane / 4, t = lane % 4;
     u32 pieces[COLUMN_TILES][PIECES];
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-        float2 rest = group_sums.of[tokens];
+        float2 rest = x_sums.of[tokens];
 #pragma unroll
         for (int i = 0; i < PIECES; ++i) pieces[tokens][i] = take_bf16(rest);
     }
@@ -64,12 +64,11 @@ __device__ inline void add_minimums(Sums (&sums)[GROUPS][COLUMN_TILES], const Gr
         fields.sub_minimums(minimums, group, g, t);
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            Sums dots = {};
+            Acc dots = {};
 #pragma unroll
             for (int i = 0; i < PIECES; ++i) mma_m16n8k8(dots, minimums, pieces[tokens][i]);
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                sums[group][tokens].sum[i] += (i < 2 ? factor.x : factor.y * unit) * dots.sum[i];
+            for (int i = 0; i < 4; ++i) acc[group][tokens].sum[i] += (i < 2 ? factor.x : factor.y * unit) * dots.sum[i];
         }
     }
 }

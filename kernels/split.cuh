@@ -17,7 +17,7 @@ static_assert(ROW_BLOCKS == 1 || GROUPS == WARPS, "several row_blocks are whole"
 
 using KBlock = KBlockOf<GROUPS>;
 using Fields = FormatOf<GROUPS>;
-using AllSums = Sums[ROW_BLOCKS][GROUPS][COLUMN_TILES];
+using WarpAcc = Acc[ROW_BLOCKS][GROUPS][COLUMN_TILES];
 
 // Products y [m, n] = x [m, k] @ W [n, k].T that share x and a launch.
 struct Products {
@@ -175,7 +175,7 @@ __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights l
 }
 
 // The warps' sums times a unit, that of rows g and of rows g + 8, -> y. `parts` is shared memory of the whole CTA.
-__device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float* parts, const Place& at, int m) {
+__device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* parts, const Place& at, int m) {
     constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
     const int g = at.lane / 4, t = at.lane % 4;
 #pragma unroll
@@ -185,7 +185,7 @@ __device__ inline void reduce_and_store(const AllSums& sums, float2 unit, float*
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
-                const float sum = (i < 2 ? unit.x : unit.y) * sums[group / GROUPS][group % GROUPS][tokens].sum[i];
+                const float sum = (i < 2 ? unit.x : unit.y) * acc[group / GROUPS][group % GROUPS][tokens].sum[i];
                 if (i % 2 < TOKENS && token < m) parts[(at.warp_k * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();

@@ -195,7 +195,7 @@ def test_longer_sums_are_cut_into_more_pieces(sms):
             assert ctas == count * split_k <= sms
             assert (whole, cluster_split_k) == (count if split_k == 1 else 0, 0 if split_k % prefill.PAIR else split_k)
             assert before <= split_k
-            assert along // split_k * k_blocks + prefill.SUMS[split_k] <= along * k_blocks
+            assert along // split_k * k_blocks + prefill.SPLIT_K_COST[split_k] <= along * k_blocks
             before = split_k
 
 

@@ -41,7 +41,7 @@ def work(tool: str, formats: list[str]) -> None:
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
-        prefill.SUMS = costs(SPLIT_K[n])
+        prefill.SPLIT_K_COST = costs(SPLIT_K[n])
         k = 5 * SUPER_BLOCK
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
@@ -73,8 +73,8 @@ def work(tool: str, formats: list[str]) -> None:
 
 
 def costs(pieces: int) -> dict[int, int]:
-    """The costs of split-K (SUMS of the prefill kernel) by which a tile is cut into so many pieces where that many SMs
-    are free for each, else into none."""
+    """The costs of split-K (SPLIT_K_COST of the prefill kernel) by which a tile is cut into so many pieces where that
+    many SMs are free for each, else into none."""
     return {1: 1 << 30, pieces: 0}
 
 
@@ -117,7 +117,7 @@ def pipelines(w: Any, rng: Any) -> None:
 
     m = 9
     x = cupy.asarray(rng.standard_normal((m, w.shape[1])).astype(np.float16))
-    prefill_sm90.SUMS = {1: 0}  # whole tiles: a CTA has all stages
+    prefill_sm90.SPLIT_K_COST = {1: 0}  # whole tiles: a CTA has all stages
     for wg_split_k, max_stages in PIPELINES:
         by_config(
             prefill_sm90.PREFILL_SM90, w, x, "half", m, Tiling(0, 0, 0, 16, 1, wg_split_k, 1, max_stages=max_stages)

@@ -77,7 +77,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
     """Grids of whole tiles, cut ones, both, any number of equal pieces; row_blocks missing; always the same bits."""
     monkeypatch.setattr(prefill, "CUT_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
-    sms, sums = gpu_of(cp.cuda.Device().id).sms, prefill.SUMS
+    sms, sums = gpu_of(cp.cuda.Device().id).sms, prefill.SPLIT_K_COST
     of_halves = 64 * (60 * tiling.row_blocks - 1) + 24, 288, tiling.tokens
     of_few = 64 * (72 * tiling.row_blocks - 1) + 24, 544, tiling.tokens
     for n, k, m in (
@@ -96,7 +96,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
         on_gpu, wide, grids = cp.asarray(x), x.astype(np.float64), set()
         want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
         for split_k in sums:
-            monkeypatch.setattr(prefill, "SUMS", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
+            monkeypatch.setattr(prefill, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
             launch = launched(fmt, w.shape, m, tiling)
             if launch.grid in grids:
                 continue

@@ -22,7 +22,7 @@ IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a
 PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose parts have different numbers of multiprocessors
 # Pieces of a tile, and the time it takes to add up their sums in that of a k_block of 64 columns of a row_block. On an
 # H200 a pair exchanges them in half a microsecond; through global memory it takes two and more.
-SUMS = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
+SPLIT_K_COST = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
 FLAG = 4  # bytes of what says that a part is complete
 
 
@@ -50,7 +50,9 @@ def grid_of(count: int, units: int, max_ctas: int, single_tile: bool = False, k_
         most = min(max_ctas // count, units)
         if count * most < max_ctas * (1 - IDLE) and units >= max(CUT_UNITS, max_ctas // count) and not single_tile:
             return Grid(max_ctas, 0)
-        costs = {split_k: -(-units // split_k) * k_blocks + sums for split_k, sums in SUMS.items() if split_k <= most}
+        costs = {
+            split_k: -(-units // split_k) * k_blocks + sums for split_k, sums in SPLIT_K_COST.items() if split_k <= most
+        }
         split_k = min(costs, key=costs.__getitem__)
         return Grid(count * split_k, count if split_k == 1 else 0, 0 if split_k % PAIR else split_k)
     if -(-count // max_ctas) * max_ctas <= count * (1 + WASTE):
