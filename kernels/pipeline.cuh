@@ -71,7 +71,7 @@ struct Arrivals<STAGES, LANES, true> {
         }
         __syncwarp();
     }
-    // `parts` gets a function to copy with. `bytes`: of all that will be copied into this stage.
+    // `partials` gets a function to copy with. `bytes`: of all that will be copied into this stage.
     template <class Parts>
     __device__ void first_copy(int stage, u32 bytes, Parts parts) const {
         if (elect_one()) {

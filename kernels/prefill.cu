@@ -8,7 +8,7 @@
 // power of two for each row, undone at the end. The grid is persistent (schedule.cuh).
 // Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES, FIELD_STAGES (for
 // fields of tiles), SINGLE_TILE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up
-// and stored at a time), SHARED (bytes), MOST_PARTS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see
+// and stored at a time), SHARED (bytes), MAX_PARTIALS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see
 // qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
@@ -98,7 +98,7 @@ using Pipeline = SmemPipeline<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, F
 
 // Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in
 // order.
-using Part = float4[WG_SPLIT_K > 1 ? WG_SPLIT_K - 1 : 1][FOURS][GROUP_THREADS];
+using Partial = float4[WG_SPLIT_K > 1 ? WG_SPLIT_K - 1 : 1][FOURS][GROUP_THREADS];
 using Staged = float[CHUNK][TILE_ROWS + 4];
 // Where the other CTA of a pair puts its sums of half a row_block's chunks, once no stage is read any more.
 constexpr int HALF_FOURS = (CHUNKS + 1) / 2 * FOURS;
@@ -111,7 +111,7 @@ using XStages = In[STAGES][K_BLOCKS_PER_STAGE][TOKENS][K_BLOCK];  // swizzled
 template <bool SINGLE>
 struct Tokens {
     union Exchange {
-        Part part;
+        Partial partial;
         Staged staged;
     };
     union {
@@ -120,7 +120,7 @@ struct Tokens {
     };
     Exchange exchange[ROW_BLOCKS];
 
-    __device__ Part& part(int row_block, int) { return exchange[row_block].part; }
+    __device__ Partial& partial(int row_block, int) { return exchange[row_block].partial; }
     __device__ Staged& staged(int row_block, int) { return exchange[row_block].staged; }
     __device__ static int owner(int) { return 0; }
     __device__ static void take_place() {}
@@ -128,7 +128,7 @@ struct Tokens {
 template <>
 struct Tokens<true> {
     struct Exchange {
-        Part parts[CHUNKS];
+        Partial partials[CHUNKS];
         Staged staged[WG_SPLIT_K];
     };
     union {
@@ -139,7 +139,7 @@ struct Tokens<true> {
         };
     };
 
-    __device__ Part& part(int row_block, int chunk) { return exchange[row_block].parts[chunk]; }
+    __device__ Partial& partial(int row_block, int chunk) { return exchange[row_block].partials[chunk]; }
     __device__ Staged& staged(int row_block, int wg_k) { return exchange[row_block].staged[wg_k]; }
     __device__ static int owner(int chunk) { return chunk * WG_SPLIT_K / CHUNKS; }
     // Waits for all warpgroups: none reads x any more.
@@ -651,9 +651,9 @@ struct Consumer {
     }
     __device__ __forceinline__ void give(const float (&acc)[ACC_SIZE], int chunk) const {
         if (mine(chunk)) return;
-        auto& part = memory.part(row_block, chunk)[wg_k - (wg_k > Memory::owner(chunk))];
+        auto& partial = memory.partial(row_block, chunk)[wg_k - (wg_k > Memory::owner(chunk))];
 #pragma unroll
-        for (int i = 0; i < FOURS; ++i) part[i][thread] = four(acc, chunk * FOURS + i);
+        for (int i = 0; i < FOURS; ++i) partial[i][thread] = four(acc, chunk * FOURS + i);
     }
     __device__ __forceinline__ void take(float (&acc)[ACC_SIZE], int chunk) const {
         if (!mine(chunk)) return;
@@ -661,7 +661,7 @@ struct Consumer {
         for (int other = 0; other < WG_SPLIT_K - 1; ++other)
 #pragma unroll
             for (int i = 0; i < FOURS; ++i)
-                add(acc, chunk * FOURS + i, memory.part(row_block, chunk)[other][i][thread]);
+                add(acc, chunk * FOURS + i, memory.partial(row_block, chunk)[other][i][thread]);
     }
 
     __device__ static float4 four(const float (&acc)[ACC_SIZE], int i) {
@@ -707,8 +707,8 @@ struct Consumer {
 
     // Of a tile that other CTAs share, what all but the last have goes to their places in the workspace, and is added
     // by the last, in order. chunks: of those who exchange them.
-    __device__ float4* part_of(Workspace* workspace, int cta) const {
-        return workspace->parts() + (i64(cta) * ROW_BLOCKS + row_block) * (ACC_SIZE / 4) * GROUP_THREADS + thread;
+    __device__ float4* partials_of(Workspace* workspace, int cta) const {
+        return workspace->partials() + (i64(cta) * ROW_BLOCKS + row_block) * (ACC_SIZE / 4) * GROUP_THREADS + thread;
     }
     __device__ u32* flag_of(Workspace* workspace, int cta, int chunk) const {
         return &workspace->flags[(cta * ROW_BLOCKS + row_block) * CHUNKS + chunk];
@@ -717,10 +717,10 @@ struct Consumer {
                                              Workspace* workspace) const {
         const int me = blockIdx.x, step = peers.step(), first = peers.first + me % step;
         if (!peers.is_finalizer(me)) {
-            float4* part = part_of(workspace, me);
+            float4* partial = partials_of(workspace, me);
 #pragma unroll
             for (int i = 0; i < ACC_SIZE / 4; ++i)
-                if (keeps(i / FOURS, chunks)) part[i * GROUP_THREADS] = four(acc, i);
+                if (keeps(i / FOURS, chunks)) partial[i * GROUP_THREADS] = four(acc, i);
             group_barrier();
             if (thread < CHUNKS && keeps(thread, chunks)) raise_flag(flag_of(workspace, me, thread));
             return;
@@ -730,19 +730,20 @@ struct Consumer {
             if (cta < me && keeps(chunk, chunks)) await_flag(flag_of(workspace, cta, chunk));
         }
         group_barrier();
-        if (chunks == TilePeers::ALL) return add_parts<TilePeers::ALL>(acc, first, step, workspace);
-        if (chunks == TilePeers::HALF) return add_parts<TilePeers::HALF>(acc, first, step, workspace);
-        add_parts<TilePeers::ALL & ~TilePeers::HALF>(acc, first, step, workspace);
+        if (chunks == TilePeers::ALL) return add_partials<TilePeers::ALL>(acc, first, step, workspace);
+        if (chunks == TilePeers::HALF) return add_partials<TilePeers::HALF>(acc, first, step, workspace);
+        add_partials<TilePeers::ALL & ~TilePeers::HALF>(acc, first, step, workspace);
     }
     // Which chunks is known to the compiler, so that loads need not wait for each other.
     template <u32 ADDED>
-    __device__ __forceinline__ void add_parts(float (&acc)[ACC_SIZE], int first, int step, Workspace* workspace) const {
+    __device__ __forceinline__ void add_partials(float (&acc)[ACC_SIZE], int first, int step,
+                                                 Workspace* workspace) const {
         for (int cta = first; cta < int(blockIdx.x); cta += step) {
-            const float4* part = part_of(workspace, cta);
+            const float4* partial = partials_of(workspace, cta);
             float4 more[ACC_SIZE / 4];
 #pragma unroll
             for (int i = 0; i < ACC_SIZE / 4; ++i)
-                if (ADDED >> i / FOURS & 1) more[i] = mine(i / FOURS) ? __ldcg(part + i * GROUP_THREADS) : float4{};
+                if (ADDED >> i / FOURS & 1) more[i] = mine(i / FOURS) ? __ldcg(partial + i * GROUP_THREADS) : float4{};
 #pragma unroll
             for (int i = 0; i < ACC_SIZE / 4; ++i)
                 if (ADDED >> i / FOURS & 1) add(acc, i, more[i]);

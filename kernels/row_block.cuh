@@ -19,7 +19,7 @@ __device__ inline i64 next_k_block(i64 i) { return (i + 1) % K_BLOCKS ? i + 1 : 
 // t = 0..3, which hold parts of the same rows, then the groups.
 template <int TOKENS>
 __device__ void reduce_and_store(float (&acc)[2][TOKENS], Out* __restrict__ y, i64 first_row, i64 n, int m) {
-    __shared__ float parts[WARP_SPLIT_K][TILE_ROWS][TOKENS];
+    __shared__ float partials[WARP_SPLIT_K][TILE_ROWS][TOKENS];
     const Place at;
 #pragma unroll
     for (int row = 0; row < 2; ++row)
@@ -28,14 +28,14 @@ __device__ void reduce_and_store(float (&acc)[2][TOKENS], Out* __restrict__ y, i
             float sum = acc[row][token];
             sum += __shfl_xor_sync(~0u, sum, 1);
             sum += __shfl_xor_sync(~0u, sum, 2);
-            if (at.t == 0) parts[at.warp_k][16 * at.warp + 8 * row + at.g][token] = sum;
+            if (at.t == 0) partials[at.warp_k][16 * at.warp + 8 * row + at.g][token] = sum;
         }
     __syncthreads();
     for (int i = threadIdx.x; i < TILE_ROWS * TOKENS; i += THREADS) {
         const int row = i % TILE_ROWS, token = i / TILE_ROWS;
         if (first_row + row >= n || token >= m) continue;
         float sum = 0;
-        for (int warp_k = 0; warp_k < WARP_SPLIT_K; ++warp_k) sum += parts[warp_k][row][token];
+        for (int warp_k = 0; warp_k < WARP_SPLIT_K; ++warp_k) sum += partials[warp_k][row][token];
         y[token * n + first_row + row] = from_float<Out>(sum);
     }
 }

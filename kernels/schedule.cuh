@@ -84,8 +84,8 @@ struct TileScheduler {
 // Partial sums of the row_blocks of each CTA in global memory, and flags that say they are complete. The flags are zero
 // before the first kernel, and every kernel leaves them so.
 struct alignas(16) Workspace {
-    u32 flags[MOST_PARTS];
-    __device__ float4* parts() { return reinterpret_cast<float4*>(this + 1); }
+    u32 flags[MAX_PARTIALS];
+    __device__ float4* partials() { return reinterpret_cast<float4*>(this + 1); }
 };
 
 __device__ inline void raise_flag(u32* flag) {

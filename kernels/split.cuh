@@ -174,8 +174,8 @@ __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights l
     }
 }
 
-// The warps' sums times a unit, that of rows g and of rows g + 8, -> y. `parts` is shared memory of the whole CTA.
-__device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* parts, const Place& at, int m) {
+// The warps' sums times a unit, that of rows g and of rows g + 8, -> y. `partials` is shared memory of the whole CTA.
+__device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* partials, const Place& at, int m) {
     constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
     const int g = at.lane / 4, t = at.lane % 4;
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* 
             for (int i = 0; i < 4; ++i) {
                 const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
                 const float sum = (i < 2 ? unit.x : unit.y) * acc[group / GROUPS][group % GROUPS][tokens].sum[i];
-                if (i % 2 < TOKENS && token < m) parts[(at.warp_k * TOKENS + token) * STRIDE + row] = sum;
+                if (i % 2 < TOKENS && token < m) partials[(at.warp_k * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
     const auto& product = at.products.of[at.index];
@@ -195,7 +195,7 @@ __device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* 
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;
 #pragma unroll
-        for (int s = 0; s < WARP_SPLIT_K; ++s) sum += parts[(s * TOKENS + token) * STRIDE + row];
+        for (int s = 0; s < WARP_SPLIT_K; ++s) sum += partials[(s * TOKENS + token) * STRIDE + row];
         if (at.first_row + row < product.n) epilogue.store(token * product.n, at.first_row + row, sum);
     }
 }

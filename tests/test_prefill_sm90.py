@@ -91,7 +91,7 @@ def test_tilings_fit_every_format(fmt, tiling):
     along = tiles.k_blocks(fmt)
     assert tiling.k_blocks_per_stage % along == 0 or along % tiling.k_blocks_per_stage == 0
     assert tiling.tokens % tiling.chunk == 0
-    assert tiling.tokens // tiling.chunk * tiling.row_blocks * max(SMS) <= tilings.MOST_PARTS
+    assert tiling.tokens // tiling.chunk * tiling.row_blocks * max(SMS) <= tilings.MAX_PARTIALS
 
 
 @each(TILED)

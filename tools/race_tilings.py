@@ -24,7 +24,15 @@ from qgemm.cli.bench import formats, shapes
 from qgemm.cli.common import count, counts
 from qgemm.codec.format import Format
 from qgemm.cuda.jit import cache, codegen, nvrtc
-from qgemm.cuda.kernels.sm90_config import MOST_PARTS, SHARED, TOKENS, Tiling, memory_bytes, prefill_template, tiling_of
+from qgemm.cuda.kernels.sm90_config import (
+    MAX_PARTIALS,
+    SHARED,
+    TOKENS,
+    Tiling,
+    memory_bytes,
+    prefill_template,
+    tiling_of,
+)
 from qgemm.cuda.layout.tile import ROWS, k_blocks
 
 WARPGROUPS, MOST_SUMS = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
@@ -44,7 +52,7 @@ def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
         if (
             warpgroups in WARPGROUPS
             and warpgroups * size <= MOST_SUMS
-            and size // tiling.chunk * row_blocks * MOST_SMS <= MOST_PARTS
+            and size // tiling.chunk * row_blocks * MOST_SMS <= MAX_PARTIALS
             and (k_blocks_per_stage % along == 0 or along % k_blocks_per_stage == 0)
             and memory_bytes(fmt, tiling, least) <= SHARED
         ):

@@ -15,11 +15,11 @@ from qgemm.cuda.problem import Problem
 
 from .kernel import Kernel
 from .products import TYPE_CODES, Types
-from .sm90_config import MOST_PARTS, PARTIAL, Tiling, compiled, prefill_template, tiling_of
+from .sm90_config import MAX_PARTIALS, PARTIAL, Tiling, compiled, prefill_template, tiling_of
 
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
 IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a tile has so many units along K
-PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose parts have different numbers of multiprocessors
+PAIR = 2  # CTAs of a cluster: larger ones do not fill an H200, whose partials have different numbers of multiprocessors
 # Pieces of a tile, and the time it takes to add up their sums in that of a k_block of 64 columns of a row_block. On an
 # H200 a pair exchanges them in half a microsecond; through global memory it takes two and more.
 SPLIT_K_COST = {1: 0, 2: 4, 3: 20, 4: 18, 6: 22, 8: 26}
@@ -95,7 +95,12 @@ class Pointers(ctypes.Structure):
     With the types that follow, the last three are the kernel's Epilogue.
     """
 
-    _fields_ = [("parts", ctypes.c_void_p), ("w", ctypes.c_void_p), ("outputs", ctypes.c_void_p * 3), ("types", Types)]
+    _fields_ = [
+        ("partials", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("outputs", ctypes.c_void_p * 3),
+        ("types", Types),
+    ]
 
 
 class PrefillLaunch:
@@ -123,10 +128,12 @@ class PrefillLaunch:
         self._x, self._device = 0, p.device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in output[1:])))
-        parts, w = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("parts", "w"))
+        partials, w = (
+            ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("partials", "w")
+        )
         sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m)
         stream_k = stream_k_of(grid, of_y, units, -(-row_blocks // tiling.row_blocks))
-        arguments = (self._map, w, pointers.outputs, parts, *sizes, stream_k)
+        arguments = (self._map, w, pointers.outputs, partials, *sizes, stream_k)
         count = 2 + len(pointers.outputs)
         self._launch = Launch(
             function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.cluster_split_k else 0
@@ -134,12 +141,12 @@ class PrefillLaunch:
         self.grid, self.template = grid, template
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
-        parts = _workspace(self._device, stream, self._size).data.ptr if self._size else 0
+        partials = _workspace(self._device, stream, self._size).data.ptr if self._size else 0
         with self._lock:
             if x != self._x:
                 self._map.encode(x, *self._box)
                 self._x = x
-            self._launch(stream, parts, w, y, bias, residual)
+            self._launch(stream, partials, w, y, bias, residual)
 
 
 def takes(p: Problem) -> bool:
@@ -160,13 +167,13 @@ PREFILL_SM90 = Kernel(
 
 @cache
 def _workspace(device: int, stream: int, size: int) -> Any:
-    """Where a stream's products keep parts of tiles that CTAs share. Never freed, see cuda._workspace.
+    """Where a stream's products keep partials of tiles that CTAs share. Never freed, see cuda._workspace.
 
     Its flags are zero before any kernel starts, whatever the stream does, capturing included.
     """
     import cupy
 
     with cupy.cuda.Stream(non_blocking=True) as own:
-        made = cupy.zeros(FLAG * MOST_PARTS + size, "uint8")
+        made = cupy.zeros(FLAG * MAX_PARTIALS + size, "uint8")
         own.synchronize()
     return made

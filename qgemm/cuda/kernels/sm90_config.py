@@ -16,7 +16,7 @@ STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a row_block before it is st
 BARRIERS = 1 << 10  # bytes of them, and of alignment
 MOST_IDLE = 3000  # columns; work that is shared out evenly, its sums through global memory, takes as much longer
 MAX_STAGES = 12  # stages of a pipeline at most
-MOST_PARTS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
+MAX_PARTIALS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
 ARRIVALS = 1  # of a warp that has read a stage; see the kernel
 
 
@@ -298,7 +298,7 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
         "SINGLE_TILE": int(tiling.single_tile),
         "CHUNK": tiling.chunk,
         "SHARED": memory_bytes(fmt, tiling, stages),
-        "MOST_PARTS": MOST_PARTS,
+        "MAX_PARTIALS": MAX_PARTIALS,
         "LEVEL": unit.level,
         "ABOVE_BOUND": unit.above,
         "LEAST_UNIT": unit.least,
