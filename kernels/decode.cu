@@ -33,7 +33,7 @@ __device__ inline void take_x_sums(XSums& x_sums, const Acc (&acc)[K_BLOCK_SCALE
 }
 
 // Adds a k_block's products to the sums, but for the minimums of a super-block.
-__device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Memory<Rows>& mine, int i, int stage, int lane) {
+__device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Smem<Rows>& mine, int i, int stage, int lane) {
     const int g = lane / 4, k_block = i % K_BLOCKS;
     const Rows& x = mine.pipeline.stages[stage].x;
     StepOfX<In> b[COLUMN_TILES][K_BLOCK_STEPS / 2][2];
@@ -94,11 +94,11 @@ __device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Memory<Rows>&
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Products products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[WARP_SPLIT_K][STAGES];
-    static_assert(sizeof(Memory<Rows>) == WARP_BYTES,
+    static_assert(sizeof(Smem<Rows>) == WARP_BYTES,
                   "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
-    auto* mine = reinterpret_cast<Memory<Rows>*>(memory + Format::TABLE_BYTES) + at.warp_k;
+    auto* mine = reinterpret_cast<Smem<Rows>*>(memory + Format::TABLE_BYTES) + at.warp_k;
     auto& pipeline = mine->pipeline;
     Walk walk = {at};
     Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, pipeline.stages);

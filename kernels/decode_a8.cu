@@ -14,17 +14,17 @@ using Dots = FewDots<Format::RAW_LEVELS, Format::SUPER_BLOCK>;
 
 // What a stage holds of x: all of a k_block, if it comes as Activations.
 template <class T>
-struct Staged {
+struct StageX {
     using Type = void;
 };
 template <>
-struct Staged<Activations> {
+struct StageX<Activations> {
     using Type = X;
 };
 
 // Adds a k_block's products to the sums, but for the minimums of a super-block.
-template <class Memory>
-__device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Memory& mine, const Activations* x, int i, int stage,
+template <class Smem>
+__device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Smem& mine, const Activations* x, int i, int stage,
                                 int lane) {
     const int g = lane / 4, t = lane % 4, k_block = i % K_BLOCKS;
     typename Dots::X b[BLOCKS][COLUMN_TILES];
@@ -99,13 +99,13 @@ template <class T>
 __device__ inline void run(const Products& products) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long words[WARP_SPLIT_K][STAGES];
-    using Memory = ::Memory<typename Staged<T>::Type>;
-    static_assert(sizeof(Memory) == WARP_BYTES,
+    using Smem = ::Smem<typename StageX<T>::Type>;
+    static_assert(sizeof(Smem) == WARP_BYTES,
                   "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
     const Place at(products);
     const int m = int(products.m);
     const T* x = static_cast<const T*>(products.x);
-    Memory& mine = reinterpret_cast<Memory*>(memory)[at.warp_k];
+    Smem& mine = reinterpret_cast<Smem*>(memory)[at.warp_k];
     auto& pipeline = mine.pipeline;
     const Arrivals<STAGES, false, BULK> arrivals(words[at.warp_k]);
 

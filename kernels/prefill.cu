@@ -7,7 +7,7 @@
 // and minimum included, and multiplies them by the tokens as operand B. Weights are brought into the range of half by a
 // power of two for each row, undone at the end. The grid is persistent (schedule.cuh).
 // Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES, FIELD_STAGES (for
-// fields of tiles), SINGLE_TILE (a CTA has one segment of a tile of y, not several), CHUNK (tokens that are added up
+// fields of tiles), SINGLE_TILE (a CTA has one segment of a tile of y, not several), EPI_TILE (tokens that are added up
 // and stored at a time), SHARED (bytes), MAX_PARTIALS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see
 // qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
@@ -18,9 +18,9 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-constexpr int CHUNKS = TOKENS / CHUNK;
-constexpr int FOURS = CHUNK / 8;  // by which a thread's sums of a chunk are moved
-#include "schedule.cuh"           // for which CHUNKS are what CTAs hand over
+constexpr int EPI_TILES = TOKENS / EPI_TILE;
+constexpr int FOURS = EPI_TILE / 8;  // by which a thread's sums of a epi_tile are moved
+#include "schedule.cuh"              // for which EPI_TILES are what CTAs hand over
 
 constexpr int GROUP_THREADS = 128, CONSUMERS = ROW_BLOCKS * WG_SPLIT_K, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
 constexpr int CONSUMER_THREADS = CONSUMERS * GROUP_THREADS;
@@ -96,57 +96,57 @@ struct SmemPipeline<0, FIELD_STAGES> {
 
 using Pipeline = SmemPipeline<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, FIELD_STAGES>;
 
-// Where the sums of a chunk meet, of all splits but its owner, as registers hold them; where its outputs are put in
+// Where the sums of a epi_tile meet, of all splits but its owner, as registers hold them; where its outputs are put in
 // order.
 using Partial = float4[WG_SPLIT_K > 1 ? WG_SPLIT_K - 1 : 1][FOURS][GROUP_THREADS];
-using Staged = float[CHUNK][TILE_ROWS + 4];
-// Where the other CTA of a pair puts its sums of half a row_block's chunks, once no stage is read any more.
-constexpr int HALF_FOURS = (CHUNKS + 1) / 2 * FOURS;
-using Inbox = float4[HALF_FOURS][GROUP_THREADS];
+using EpilogueSmem = float[EPI_TILE][TILE_ROWS + 4];
+// Where the other CTA of a pair puts its sums of half a row_block's epi_tiles, once no stage is read any more.
+constexpr int HALF_FOURS = (EPI_TILES + 1) / 2 * FOURS;
+using PeerInbox = float4[HALF_FOURS][GROUP_THREADS];
 
 // x in a pipeline of stages, and room for what comes after the products: beside the pipeline, where the first split
-// owns all chunks, one after the other; or, if a CTA has one segment, in place of the pipeline, where each split owns
-// some of them.
+// owns all epi_tiles, one after the other; or, if a CTA has one segment, in place of the pipeline, where each split
+// owns some of them.
 using XStages = In[STAGES][K_BLOCKS_PER_STAGE][TOKENS][K_BLOCK];  // swizzled
 template <bool SINGLE>
-struct Tokens {
-    union Exchange {
+struct XSmem {
+    union ReduceSmem {
         Partial partial;
-        Staged staged;
+        EpilogueSmem epi_smem;
     };
     union {
         XStages x;
-        Inbox inbox[ROW_BLOCKS];
+        PeerInbox peer_inbox[ROW_BLOCKS];
     };
-    Exchange exchange[ROW_BLOCKS];
+    ReduceSmem reduce[ROW_BLOCKS];
 
-    __device__ Partial& partial(int row_block, int) { return exchange[row_block].partial; }
-    __device__ Staged& staged(int row_block, int) { return exchange[row_block].staged; }
+    __device__ Partial& partial(int row_block, int) { return reduce[row_block].partial; }
+    __device__ EpilogueSmem& epi_smem(int row_block, int) { return reduce[row_block].epi_smem; }
     __device__ static int owner(int) { return 0; }
-    __device__ static void take_place() {}
+    __device__ static void alias_x_stages() {}
 };
 template <>
-struct Tokens<true> {
-    struct Exchange {
-        Partial partials[CHUNKS];
-        Staged staged[WG_SPLIT_K];
+struct XSmem<true> {
+    struct ReduceSmem {
+        Partial partials[EPI_TILES];
+        EpilogueSmem epi_smem[WG_SPLIT_K];
     };
     union {
         XStages x;
         struct {
-            Exchange exchange[ROW_BLOCKS];
-            Inbox inbox[ROW_BLOCKS];
+            ReduceSmem reduce[ROW_BLOCKS];
+            PeerInbox peer_inbox[ROW_BLOCKS];
         };
     };
 
-    __device__ Partial& partial(int row_block, int chunk) { return exchange[row_block].partials[chunk]; }
-    __device__ Staged& staged(int row_block, int wg_k) { return exchange[row_block].staged[wg_k]; }
-    __device__ static int owner(int chunk) { return chunk * WG_SPLIT_K / CHUNKS; }
+    __device__ Partial& partial(int row_block, int epi_tile) { return reduce[row_block].partials[epi_tile]; }
+    __device__ EpilogueSmem& epi_smem(int row_block, int wg_k) { return reduce[row_block].epi_smem[wg_k]; }
+    __device__ static int owner(int epi_tile) { return epi_tile * WG_SPLIT_K / EPI_TILES; }
     // Waits for all warpgroups: none reads x any more.
-    __device__ static void take_place() { named_barrier(1 + ROW_BLOCKS + CONSUMERS, CONSUMER_THREADS); }
+    __device__ static void alias_x_stages() { named_barrier(1 + ROW_BLOCKS + CONSUMERS, CONSUMER_THREADS); }
 };
 
-struct Memory : Tokens<SINGLE_TILE> {
+struct Smem : XSmem<SINGLE_TILE> {
     Pipeline weights[ROW_BLOCKS];
     unsigned long long full[BARRIERS_PER_STAGE][STAGES], empty[STAGES], received[ROW_BLOCKS][WG_SPLIT_K];
 
@@ -166,7 +166,7 @@ struct Memory : Tokens<SINGLE_TILE> {
 };
 // of operand B's address
 constexpr u32 X_STAGE = sizeof(XStages) / STAGES / 16, X_K_BLOCK = X_STAGE / K_BLOCKS_PER_STAGE;
-static_assert(Format::TABLE_BYTES + sizeof(Memory) <= SHARED,
+static_assert(Format::TABLE_BYTES + sizeof(Smem) <= SHARED,
               "the stages do not fit the shared memory that the host asks for");
 
 // What the whole grid works on.
@@ -200,9 +200,7 @@ struct PipelineState {
         if (stage >= STAGES) stage -= STAGES, ++phase;
     }
     // The barrier that the stage's bytes arrive at, and the parity of its phase.
-    __device__ u32 full(Memory& memory) const {
-        return shared_address(&memory.full[phase % BARRIERS_PER_STAGE][stage]);
-    }
+    __device__ u32 full(Smem& memory) const { return shared_address(&memory.full[phase % BARRIERS_PER_STAGE][stage]); }
     __device__ u32 parity() const { return phase / BARRIERS_PER_STAGE & 1; }
 };
 
@@ -229,7 +227,7 @@ __device__ inline void wait_until_prepared() { unaligned_barrier(START, STARTING
 
 // Two warps that fill the pipeline: one with weights, one with x. Each announces its bytes at the barrier of a stage.
 struct Producer {
-    Memory& memory;
+    Smem& memory;
     const Problem& p;
     TileScheduler scheduler;
 
@@ -506,7 +504,7 @@ struct Scalings<4> {
 };
 
 struct Consumer {
-    Memory& memory;
+    Smem& memory;
     const Problem& p;
     const Pipeline& pipeline;     // of its row_block
     u32 first_x;                  // operand B of the first stage
@@ -629,39 +627,39 @@ struct Consumer {
         }
     }
 
-    // Whether this split adds up and stores a chunk.
-    __device__ bool mine(int chunk) const { return WG_SPLIT_K == 1 || Memory::owner(chunk) == wg_k; }
+    // Whether this split adds up and stores a epi_tile.
+    __device__ bool mine(int epi_tile) const { return WG_SPLIT_K == 1 || Smem::owner(epi_tile) == wg_k; }
 
-    // The splits' sums of each chunk -> its owner, in order.
+    // The splits' sums of each epi_tile -> its owner, in order.
     __device__ __forceinline__ void reduce_split_k(float (&acc)[ACC_SIZE]) const {
-        memory.take_place();
+        memory.alias_x_stages();
         if constexpr (WG_SPLIT_K > 1) {
 #pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            for (int epi_tile = 0; epi_tile < EPI_TILES; ++epi_tile) {
                 if constexpr (!SINGLE_TILE) split_k_barrier();  // what was here has been read
-                give(acc, chunk);
-                if constexpr (!SINGLE_TILE) split_k_barrier(), take(acc, chunk);
+                store_partial(acc, epi_tile);
+                if constexpr (!SINGLE_TILE) split_k_barrier(), add_partial(acc, epi_tile);
             }
             if constexpr (SINGLE_TILE) {
                 split_k_barrier();
 #pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) take(acc, chunk);
+                for (int epi_tile = 0; epi_tile < EPI_TILES; ++epi_tile) add_partial(acc, epi_tile);
             }
         }
     }
-    __device__ __forceinline__ void give(const float (&acc)[ACC_SIZE], int chunk) const {
-        if (mine(chunk)) return;
-        auto& partial = memory.partial(row_block, chunk)[wg_k - (wg_k > Memory::owner(chunk))];
+    __device__ __forceinline__ void store_partial(const float (&acc)[ACC_SIZE], int epi_tile) const {
+        if (mine(epi_tile)) return;
+        auto& partial = memory.partial(row_block, epi_tile)[wg_k - (wg_k > Smem::owner(epi_tile))];
 #pragma unroll
-        for (int i = 0; i < FOURS; ++i) partial[i][thread] = four(acc, chunk * FOURS + i);
+        for (int i = 0; i < FOURS; ++i) partial[i][thread] = four(acc, epi_tile * FOURS + i);
     }
-    __device__ __forceinline__ void take(float (&acc)[ACC_SIZE], int chunk) const {
-        if (!mine(chunk)) return;
+    __device__ __forceinline__ void add_partial(float (&acc)[ACC_SIZE], int epi_tile) const {
+        if (!mine(epi_tile)) return;
 #pragma unroll
         for (int other = 0; other < WG_SPLIT_K - 1; ++other)
 #pragma unroll
             for (int i = 0; i < FOURS; ++i)
-                add(acc, chunk * FOURS + i, memory.partial(row_block, chunk)[other][i][thread]);
+                add(acc, epi_tile * FOURS + i, memory.partial(row_block, epi_tile)[other][i][thread]);
     }
 
     __device__ static float4 four(const float (&acc)[ACC_SIZE], int i) {
@@ -677,64 +675,64 @@ struct Consumer {
         named_barrier(1 + ROW_BLOCKS + (SINGLE_TILE ? wg_k * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
     }
 
-    // Whether this warpgroup has a chunk of those that its CTA adds up.
-    __device__ bool keeps(int chunk, u32 chunks) const { return mine(chunk) && chunks >> chunk & 1; }
+    // Whether this warpgroup has a epi_tile of those that its CTA adds up.
+    __device__ bool keeps(int epi_tile, u32 epi_tiles) const { return mine(epi_tile) && epi_tiles >> epi_tile & 1; }
 
-    // Of a tile that a pair of CTAs shares each sends the chunks that the other adds up. First it says that it has read
-    // all stages, and what it will receive.
+    // Of a tile that a pair of CTAs shares each sends the epi_tiles that the other adds up. First it says that it has
+    // read all stages, and what it will receive.
     __device__ u32 received() const { return shared_address(&memory.received[row_block][wg_k]); }
-    __device__ __forceinline__ void open_inbox(u32 chunks) const {
+    __device__ __forceinline__ void open_peer_inbox(u32 epi_tiles) const {
         int count = 0;
 #pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; ++chunk) count += keeps(chunk, chunks);
-        if (thread == 0) mbarrier_expect(received(), count * FOURS * sizeof(memory.inbox[0][0]));
+        for (int epi_tile = 0; epi_tile < EPI_TILES; ++epi_tile) count += keeps(epi_tile, epi_tiles);
+        if (thread == 0) mbarrier_expect(received(), count * FOURS * sizeof(memory.peer_inbox[0][0]));
         __syncwarp();
         pair_arrive();
     }
-    __device__ __forceinline__ void exchange_in_pair(float (&acc)[ACC_SIZE], u32 chunks) const {
-        const int start = chunks & 1 ? 0 : HALF_FOURS, start_of_other = HALF_FOURS - start;
-        auto& inbox = memory.inbox[row_block];
-        const u32 to = address_in_other(shared_address(&inbox[0][thread])), barrier = address_in_other(received());
+    __device__ __forceinline__ void reduce_in_cluster(float (&acc)[ACC_SIZE], u32 epi_tiles) const {
+        const int start = epi_tiles & 1 ? 0 : HALF_FOURS, start_of_other = HALF_FOURS - start;
+        auto& peer_inbox = memory.peer_inbox[row_block];
+        const u32 to = address_in_other(shared_address(&peer_inbox[0][thread])), barrier = address_in_other(received());
 #pragma unroll
         for (int i = 0; i < ACC_SIZE / 4; ++i)
-            if (keeps(i / FOURS, ~chunks))
-                store_to_other(to + (i - start_of_other) * sizeof(inbox[0]), four(acc, i), barrier);
+            if (keeps(i / FOURS, ~epi_tiles))
+                store_to_other(to + (i - start_of_other) * sizeof(peer_inbox[0]), four(acc, i), barrier);
         wait_for_other(received(), 0);
 #pragma unroll
         for (int i = 0; i < ACC_SIZE / 4; ++i)
-            if (keeps(i / FOURS, chunks)) add(acc, i, inbox[i - start][thread]);
+            if (keeps(i / FOURS, epi_tiles)) add(acc, i, peer_inbox[i - start][thread]);
     }
 
     // Of a tile that other CTAs share, what all but the last have goes to their places in the workspace, and is added
-    // by the last, in order. chunks: of those who exchange them.
+    // by the last, in order. epi_tiles: of those who exchange them.
     __device__ float4* partials_of(Workspace* workspace, int cta) const {
         return workspace->partials() + (i64(cta) * ROW_BLOCKS + row_block) * (ACC_SIZE / 4) * GROUP_THREADS + thread;
     }
-    __device__ u32* flag_of(Workspace* workspace, int cta, int chunk) const {
-        return &workspace->flags[(cta * ROW_BLOCKS + row_block) * CHUNKS + chunk];
+    __device__ u32* flag_of(Workspace* workspace, int cta, int epi_tile) const {
+        return &workspace->flags[(cta * ROW_BLOCKS + row_block) * EPI_TILES + epi_tile];
     }
-    __device__ __forceinline__ void exchange(float (&acc)[ACC_SIZE], const TilePeers& peers, u32 chunks,
-                                             Workspace* workspace) const {
+    __device__ __forceinline__ void fix_up(float (&acc)[ACC_SIZE], const TilePeers& peers, u32 epi_tiles,
+                                           Workspace* workspace) const {
         const int me = blockIdx.x, step = peers.step(), first = peers.first + me % step;
         if (!peers.is_finalizer(me)) {
             float4* partial = partials_of(workspace, me);
 #pragma unroll
             for (int i = 0; i < ACC_SIZE / 4; ++i)
-                if (keeps(i / FOURS, chunks)) partial[i * GROUP_THREADS] = four(acc, i);
+                if (keeps(i / FOURS, epi_tiles)) partial[i * GROUP_THREADS] = four(acc, i);
             group_barrier();
-            if (thread < CHUNKS && keeps(thread, chunks)) raise_flag(flag_of(workspace, me, thread));
+            if (thread < EPI_TILES && keeps(thread, epi_tiles)) raise_flag(flag_of(workspace, me, thread));
             return;
         }
-        for (int i = thread; i < CHUNKS * peers.count; i += GROUP_THREADS) {
-            const int cta = first + i / CHUNKS * step, chunk = i % CHUNKS;
-            if (cta < me && keeps(chunk, chunks)) await_flag(flag_of(workspace, cta, chunk));
+        for (int i = thread; i < EPI_TILES * peers.count; i += GROUP_THREADS) {
+            const int cta = first + i / EPI_TILES * step, epi_tile = i % EPI_TILES;
+            if (cta < me && keeps(epi_tile, epi_tiles)) await_flag(flag_of(workspace, cta, epi_tile));
         }
         group_barrier();
-        if (chunks == TilePeers::ALL) return add_partials<TilePeers::ALL>(acc, first, step, workspace);
-        if (chunks == TilePeers::HALF) return add_partials<TilePeers::HALF>(acc, first, step, workspace);
+        if (epi_tiles == TilePeers::ALL) return add_partials<TilePeers::ALL>(acc, first, step, workspace);
+        if (epi_tiles == TilePeers::HALF) return add_partials<TilePeers::HALF>(acc, first, step, workspace);
         add_partials<TilePeers::ALL & ~TilePeers::HALF>(acc, first, step, workspace);
     }
-    // Which chunks is known to the compiler, so that loads need not wait for each other.
+    // Which epi_tiles is known to the compiler, so that loads need not wait for each other.
     template <u32 ADDED>
     __device__ __forceinline__ void add_partials(float (&acc)[ACC_SIZE], int first, int step,
                                                  Workspace* workspace) const {
@@ -762,44 +760,44 @@ struct Consumer {
               tokens(min(TOKENS, p.m - first_token)) {}
     };
 
-    // Acc -> y, CHUNK tokens at a time through shared memory, where a token's rows lie together. First the usual case:
-    // all rows there are, nothing to add.
+    // Acc -> y, EPI_TILE tokens at a time through shared memory, where a token's rows lie together. First the usual
+    // case: all rows there are, nothing to add.
     template <class T>
-    __device__ __forceinline__ void store_whole(const float (&acc)[ACC_SIZE], const Place& at, u32 chunks, T* y,
+    __device__ __forceinline__ void store_whole(const float (&acc)[ACC_SIZE], const Place& at, u32 epi_tiles, T* y,
                                                 const Units& units) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = *reinterpret_cast<T(*)[CHUNK][TILE_ROWS + PER_STORE]>(memory.staged(row_block, wg_k));
+        auto& epi_smem = *reinterpret_cast<T(*)[EPI_TILE][TILE_ROWS + PER_STORE]>(memory.epi_smem(row_block, wg_k));
         y += at.first_token * p.n + at.first_row;
 #pragma unroll
-        for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
-            if (!keeps(chunk / CHUNK, chunks)) continue;
-            group_barrier();  // the chunk before is read
+        for (int epi_tile = 0; epi_tile < TOKENS; epi_tile += EPI_TILE) {
+            if (!keeps(epi_tile / EPI_TILE, epi_tiles)) continue;
+            group_barrier();  // the epi_tile before is read
 #pragma unroll
-            for (int i = 0; i < CHUNK / 8; i += 2) {
+            for (int i = 0; i < EPI_TILE / 8; i += 2) {
                 T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
-                    made[j] = from_float<T>(acc[(chunk / 8 + i) * 4 + j] * units.sum(j / 2 % 2));
+                    made[j] = from_float<T>(acc[(epi_tile / 8 + i) * 4 + j] * units.sum(j / 2 % 2));
                 if constexpr (sizeof(T) == 2) {
                     u32 pairs[4];
 #pragma unroll
                     for (int j = 0; j < 4; ++j) pairs[j] = *reinterpret_cast<const u32*>(&made[2 * j]);
                     const int token = 8 * i + lane / 16 * 8 + lane % 8, row = 16 * warp + lane / 8 % 2 * 8;
-                    stmatrix_x4_transposed(shared_address(&staged[token][row]), pairs);
+                    stmatrix_x4_transposed(shared_address(&epi_smem[token][row]), pairs);
                 } else {
 #pragma unroll
                     for (int j = 0; j < 8; ++j)
-                        staged[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
+                        epi_smem[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
                 }
             }
             group_barrier();
 #pragma unroll
-            for (int i = 0; i < CHUNK * PIECES; i += GROUP_THREADS) {
+            for (int i = 0; i < EPI_TILE * PIECES; i += GROUP_THREADS) {
                 const int token = (i + thread) / PIECES, row = (i + thread) % PIECES * PER_STORE;
-                if (chunk + token >= at.skip && chunk + token < at.tokens)
-                    *reinterpret_cast<uint4*>(&y[(chunk + token) * p.n + row]) =
-                        *reinterpret_cast<const uint4*>(&staged[token][row]);
+                if (epi_tile + token >= at.skip && epi_tile + token < at.tokens)
+                    *reinterpret_cast<uint4*>(&y[(epi_tile + token) * p.n + row]) =
+                        *reinterpret_cast<const uint4*>(&epi_smem[token][row]);
             }
         }
     }
@@ -807,39 +805,39 @@ struct Consumer {
     __device__ bool aligned(const void* y) const {  // all rows of y start at a multiple of 16
         return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
     }
-    __device__ __forceinline__ void store(const float (&acc)[ACC_SIZE], int tile, u32 chunks, const Epilogue& epilogue,
-                                          const Units& units) const {
+    __device__ __forceinline__ void store(const float (&acc)[ACC_SIZE], int tile, u32 epi_tiles,
+                                          const Epilogue& epilogue, const Units& units) const {
         const Place at(p, tile, row_block);
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
-            if (type == 1 && aligned<float>(y)) return store_whole(acc, at, chunks, static_cast<float*>(y), units);
-            if (type == 2 && aligned<half>(y)) return store_whole(acc, at, chunks, static_cast<half*>(y), units);
-            if (type == 3 && aligned<bf16>(y)) return store_whole(acc, at, chunks, static_cast<bf16*>(y), units);
+            if (type == 1 && aligned<float>(y)) return store_whole(acc, at, epi_tiles, static_cast<float*>(y), units);
+            if (type == 2 && aligned<half>(y)) return store_whole(acc, at, epi_tiles, static_cast<half*>(y), units);
+            if (type == 3 && aligned<bf16>(y)) return store_whole(acc, at, epi_tiles, static_cast<bf16*>(y), units);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-        auto& staged = memory.staged(row_block, wg_k);
+        auto& epi_smem = memory.epi_smem(row_block, wg_k);
 #pragma unroll
-        for (int chunk = 0; chunk < TOKENS; chunk += CHUNK) {
-            if (!keeps(chunk / CHUNK, chunks)) continue;
-            group_barrier();  // the chunk before is read
+        for (int epi_tile = 0; epi_tile < TOKENS; epi_tile += EPI_TILE) {
+            if (!keeps(epi_tile / EPI_TILE, epi_tiles)) continue;
+            group_barrier();  // the epi_tile before is read
 #pragma unroll
-            for (int i = 0; i < CHUNK / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
-                staged[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
-                    acc[chunk / 2 + i] * units.sum(i / 2 % 2);
+            for (int i = 0; i < EPI_TILE / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
+                epi_smem[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
+                    acc[epi_tile / 2 + i] * units.sum(i / 2 % 2);
             group_barrier();
-            store_some(staged, at, chunk, epilogue);
+            store_some(epi_smem, at, epi_tile, epilogue);
         }
     }
-    // What of a chunk is there, with what is added to it.
-    __device__ __forceinline__ void store_some(const float (&staged)[CHUNK][TILE_ROWS + 4], const Place& at, int chunk,
-                                               const Epilogue& epilogue) const {
-        const int from = max(at.skip - chunk, 0), to = min(at.tokens - chunk, CHUNK);
+    // What of a epi_tile is there, with what is added to it.
+    __device__ __forceinline__ void store_some(const float (&epi_smem)[EPI_TILE][TILE_ROWS + 4], const Place& at,
+                                               int epi_tile, const Epilogue& epilogue) const {
+        const int from = max(at.skip - epi_tile, 0), to = min(at.tokens - epi_tile, EPI_TILE);
 #pragma unroll 1
         for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += GROUP_THREADS) {
             const int token = i / TILE_ROWS, row = i % TILE_ROWS;
             if (row < at.rows)
-                epilogue.store((at.first_token + chunk + token) * p.n, at.first_row + row, staged[token][row]);
+                epilogue.store((at.first_token + epi_tile + token) * p.n, at.first_row + row, epi_smem[token][row]);
         }
     }
 
@@ -867,14 +865,14 @@ struct Consumer {
             more = !SINGLE_TILE && scheduler.fetch(next);
             if (more) found = bounds(of_rows, next.tile);  // on their way while this tile is stored
             const TilePeers peers = all.peers(s);
-            const u32 chunks = peers.chunks_of(blockIdx.x);
-            if (peers.clustered) open_inbox(chunks);
+            const u32 epi_tiles = peers.epi_tiles_of(blockIdx.x);
+            if (peers.clustered) open_peer_inbox(epi_tiles);
             reduce_split_k(acc);
             if (peers.clustered) pair_wait();
             if (SINGLE_TILE || wg_k == 0) {
-                if (peers.clustered) exchange_in_pair(acc, chunks);
-                if (peers.count > peers.step()) exchange(acc, peers, chunks, workspace);
-                if (peers.is_finalizer(blockIdx.x)) store(acc, s.tile, chunks, epilogue, units);
+                if (peers.clustered) reduce_in_cluster(acc, epi_tiles);
+                if (peers.count > peers.step()) fix_up(acc, peers, epi_tiles, workspace);
+                if (peers.is_finalizer(blockIdx.x)) store(acc, s.tile, epi_tiles, epilogue, units);
             }
             // Lanes parted in there. Else ptxas takes none of what follows, the next segment, for uniform: neither
             // addresses nor conditions, which it then works out lane by lane, some of them in every stage.
@@ -890,7 +888,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) unsigned char bytes[];
     // The shuffle keeps ptxas from working out the address anew for every use.
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;
-    Memory& memory = *static_cast<Memory*>(__cvta_shared_to_generic(address));
+    Smem& memory = *static_cast<Smem*>(__cvta_shared_to_generic(address));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
     if (warp == PREPARES) {
         if (elect_one()) memory.init();

@@ -35,7 +35,7 @@ struct Scales<false> {
 
 // The memory of a warp: its pipeline, whose stages hold an X, and the scales of the tile in hand.
 template <class X>
-struct Memory : Scales<Format::SCALES_ONCE> {
+struct Smem : Scales<Format::SCALES_ONCE> {
     SmemPipeline<X, K_BLOCKS> pipeline;
 };
 

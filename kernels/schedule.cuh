@@ -12,13 +12,13 @@ struct WorkTile {
 // The CTAs that share a tile. That which has the end of it, and is the last to finish, adds up what all have; or, of
 // pairs of CTAs that have added up a half each, both of the last pair do so.
 struct TilePeers {
-    // Chunks of tokens, a bit for each.
-    static constexpr u32 ALL = (1u << CHUNKS) - 1, HALF = (1u << (CHUNKS + 1) / 2) - 1;
+    // Epilogue tiles, a bit for each.
+    static constexpr u32 ALL = (1u << EPI_TILES) - 1, HALF = (1u << (EPI_TILES + 1) / 2) - 1;
     int first, count;
     bool clustered = false;
     __device__ int step() const { return clustered ? 2 : 1; }
     __device__ bool is_finalizer(int cta) const { return cta + step() >= first + count; }
-    __device__ u32 chunks_of(int cta) const { return !clustered ? ALL : cta % 2 ? ALL & ~HALF : HALF; }
+    __device__ u32 epi_tiles_of(int cta) const { return !clustered ? ALL : cta % 2 ? ALL & ~HALF : HALF; }
 };
 
 // Divides numbers from 0 to 2^31 - 1 by one that the host knows: `factor` is 2^(31 + shift) by it, rounded up.

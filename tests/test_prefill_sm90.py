@@ -90,8 +90,8 @@ def test_tilings_fit_every_format(fmt, tiling):
     assert template["STAGES"] > tiling.wg_split_k  # each may keep one and wait for another
     along = tiles.k_blocks(fmt)
     assert tiling.k_blocks_per_stage % along == 0 or along % tiling.k_blocks_per_stage == 0
-    assert tiling.tokens % tiling.chunk == 0
-    assert tiling.tokens // tiling.chunk * tiling.row_blocks * max(SMS) <= tilings.MAX_PARTIALS
+    assert tiling.tokens % tiling.epi_tile == 0
+    assert tiling.tokens // tiling.epi_tile * tiling.row_blocks * max(SMS) <= tilings.MAX_PARTIALS
 
 
 @each(TILED)

@@ -52,7 +52,7 @@ def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
         if (
             warpgroups in WARPGROUPS
             and warpgroups * size <= MOST_SUMS
-            and size // tiling.chunk * row_blocks * MOST_SMS <= MAX_PARTIALS
+            and size // tiling.epi_tile * row_blocks * MOST_SMS <= MAX_PARTIALS
             and (k_blocks_per_stage % along == 0 or along % k_blocks_per_stage == 0)
             and memory_bytes(fmt, tiling, least) <= SHARED
         ):

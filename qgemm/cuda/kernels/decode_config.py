@@ -114,7 +114,7 @@ def decode_config_for(fmt: Format, kernel: str, tokens: int, m: int, row_blocks:
 
 
 def pipeline_bytes(fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel: str, source: str) -> int:
-    """Shared memory of a warp of a decode kernel, as `SmemPipeline` and `Memory` in kernels/ lay it out.
+    """Shared memory of a warp of a decode kernel, as `SmemPipeline` and `Smem` in kernels/ lay it out.
 
     `stages` stages, each the codes of some row groups of a k_block and its share of x, which comes as `source`; the
     fields per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from the pipelines

@@ -12,7 +12,7 @@ from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dt
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 PARTIAL = 4  # bytes of a sum
-STAGED = PARTIAL * (ROWS + 4)  # bytes of a token of a row_block before it is stored
+EPI_BYTES = PARTIAL * (ROWS + 4)  # bytes of a token of a row_block before it is stored
 BARRIERS = 1 << 10  # bytes of them, and of alignment
 MOST_IDLE = 3000  # columns; work that is shared out evenly, its sums through global memory, takes as much longer
 MAX_STAGES = 12  # stages of a pipeline at most
@@ -64,7 +64,7 @@ class Tiling(NamedTuple):
         return 128 * (self.row_blocks * self.wg_split_k + 1)
 
     @property
-    def chunk(self) -> int:
+    def epi_tile(self) -> int:
         """Tokens that are added up and stored at a time; small ones where warpgroups share them."""
         return 16 if self.single_tile or self.tokens % 32 else 32
 
@@ -255,17 +255,19 @@ def compiled(fmt: Format) -> list[Tiling]:
 
 
 def memory_bytes(fmt: Format, tiling: Tiling, stages: int) -> int:
-    """Shared memory of a CTA with so many stages, as `Memory` in kernels/prefill.cu lays it out."""
+    """Shared memory of a CTA with so many stages, as `Smem` in kernels/prefill.cu lays it out."""
     along, dtype = k_blocks(fmt), tile_dtype(fmt)
     codes = dtype["k_blocks"].base.itemsize
     fields = dtype.itemsize - along * codes
     weights = tiling.k_blocks_per_stage * codes + tiling.k_blocks_per_stage // along * fields
     x = tiling.k_blocks_per_stage * tiling.tokens * K_BLOCK * 2
-    exchange = 0 if tiling.single_tile else tiling.chunk * max((tiling.wg_split_k - 1) * ROWS * PARTIAL, STAGED)
+    reduce_smem = (
+        0 if tiling.single_tile else tiling.epi_tile * max((tiling.wg_split_k - 1) * ROWS * PARTIAL, EPI_BYTES)
+    )
     return (
         table_bytes(fmt)
         + stages * (x + tiling.row_blocks * weights)
-        + tiling.row_blocks * (field_stages(fmt, tiling, stages) * fields + exchange)
+        + tiling.row_blocks * (field_stages(fmt, tiling, stages) * fields + reduce_smem)
         + BARRIERS
     )
 
@@ -296,7 +298,7 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
         "STAGES": stages,
         "FIELD_STAGES": field_stages(fmt, tiling, stages),
         "SINGLE_TILE": int(tiling.single_tile),
-        "CHUNK": tiling.chunk,
+        "EPI_TILE": tiling.epi_tile,
         "SHARED": memory_bytes(fmt, tiling, stages),
         "MAX_PARTIALS": MAX_PARTIALS,
         "LEVEL": unit.level,
