@@ -220,10 +220,10 @@ struct Source {
 
 // The warps beside the consumers: two bring stages; one prepares all mbarriers, for which those two and the consumers
 // wait, each in a place of its own.
-constexpr int BRINGS_WEIGHTS = CONSUMERS * 4, BRINGS_X = BRINGS_WEIGHTS + 1, PREPARES = BRINGS_WEIGHTS + 2;
-constexpr int START = 15, STARTING_THREADS = CONSUMER_THREADS + 3 * 32;
-__device__ inline void say_prepared() { unaligned_barrier_arrive(START, STARTING_THREADS); }
-__device__ inline void wait_until_prepared() { unaligned_barrier(START, STARTING_THREADS); }
+constexpr int WARP_LOAD_W = CONSUMERS * 4, WARP_LOAD_X = WARP_LOAD_W + 1, WARP_INIT = WARP_LOAD_W + 2;
+constexpr int INIT_BARRIER = 15, INIT_THREADS = CONSUMER_THREADS + 3 * 32;
+__device__ inline void init_arrive() { unaligned_barrier_arrive(INIT_BARRIER, INIT_THREADS); }
+__device__ inline void init_wait() { unaligned_barrier(INIT_BARRIER, INIT_THREADS); }
 
 // Two warps that fill the pipeline: one with weights, one with x. Each announces its bytes at the barrier of a stage.
 struct Producer {
@@ -253,21 +253,20 @@ struct Producer {
 
     // Weights never change: they are under way before the kernels that write x are done.
     __device__ void run_weights(const Tile* tiles) {
-        for_stages(tiles, wait_until_prepared,
-                   [&](const Source& source, int j, const PipelineState& state, u32 fields) {
-                       const int k_blocks = k_blocks_in(p, j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;
-                       const Tile* from = source.tiles + j * K_BLOCKS_PER_STAGE / K_BLOCKS;
-                       const u32 full = state.full(memory);
-                       mbarrier_expect(full, source.row_blocks * memory.weights[0].bytes(k_blocks));
+        for_stages(tiles, init_wait, [&](const Source& source, int j, const PipelineState& state, u32 fields) {
+            const int k_blocks = k_blocks_in(p, j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;
+            const Tile* from = source.tiles + j * K_BLOCKS_PER_STAGE / K_BLOCKS;
+            const u32 full = state.full(memory);
+            mbarrier_expect(full, source.row_blocks * memory.weights[0].bytes(k_blocks));
 #pragma unroll
-                       for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
-                           const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.along;
-                           if (row_block < source.row_blocks)
-                               memory.weights[row_block].load(state.stage, tile, k_block, k_blocks, full);
-                           // Warps of a row_block beyond the last one wait for fields as well.
-                           if (k_block == 0) memory.weights[row_block].load_fields(fields, tile);
-                       }
-                   });
+            for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
+                const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.along;
+                if (row_block < source.row_blocks)
+                    memory.weights[row_block].load(state.stage, tile, k_block, k_blocks, full);
+                // Warps of a row_block beyond the last one wait for fields as well.
+                if (k_block == 0) memory.weights[row_block].load_fields(fields, tile);
+            }
+        });
     }
 
     __device__ void run_x(const TensorMap* x) {
@@ -275,7 +274,7 @@ struct Producer {
         launch_dependents();
         const u32 bytes = min(p.m, TOKENS) * sizeof(memory.x[0][0][0]);  // of a k_block
         const auto begin = [] {
-            wait_until_prepared();
+            init_wait();
             wait_for_predecessors();
         };
         for_stages(nullptr, begin, [&](const Source& source, int j, const PipelineState& state, u32) {
@@ -890,10 +889,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;
     Smem& memory = *static_cast<Smem*>(__cvta_shared_to_generic(address));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
-    if (warp == PREPARES) {
+    if (warp == WARP_INIT) {
         if (elect_one()) memory.init();
         __syncwarp();
-        say_prepared();
+        init_arrive();
     }
     const int row_blocks = int((n + TILE_ROWS - 1) / TILE_ROWS);
     const int row_tiles = (row_blocks + ROW_BLOCKS - 1) / ROW_BLOCKS;
@@ -903,12 +902,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (group == CONSUMERS) {
         give_registers<PRODUCER_REGISTERS>();
         Producer producer = {memory, problem, TileScheduler(stream_k, work_units_along)};
-        if (warp == BRINGS_WEIGHTS) producer.run_weights(tiles);
-        if (warp == BRINGS_X) producer.run_x(&x);
+        if (warp == WARP_LOAD_W) producer.run_weights(tiles);
+        if (warp == WARP_LOAD_X) producer.run_x(&x);
     } else {
         fill_table<Format, half, CONSUMER_THREADS>(Format::RAW_EXPONENT);
         take_registers<CONSUMER_REGISTERS>();
-        wait_until_prepared();
+        init_wait();
         const int wg_k = WG_SPLIT_K > 1 ? group / ROW_BLOCKS : 0, row_block = ROW_BLOCKS > 1 ? group % ROW_BLOCKS : 0;
         int lane = threadIdx.x % 32;
         asm volatile("" : "+r"(lane));  // the compiler does not work it out anew for every use
