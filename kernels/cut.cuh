@@ -5,7 +5,7 @@
 #pragma once
 
 #include "mma.cuh"
-#include "pdl.cuh"
+#include "griddepcontrol.cuh"
 #include "pipeline.cuh"
 #include "tile.cuh"
 
@@ -87,8 +87,8 @@ struct WeightCopies {
 #pragma unroll
         for (int i = 0; i < PIECES; i += OF_UNIT)
             if (i + OF_UNIT <= PIECES || i + piece < PIECES)
-                copy_16(to + at + 16 * i, (K_BLOCKS == 1 || i + piece < K_BLOCK_CHUNKS ? codes : fields) + i,
-                        k_block < k_blocks);
+                cp_async_16(to + at + 16 * i, (K_BLOCKS == 1 || i + piece < K_BLOCK_CHUNKS ? codes : fields) + i,
+                            k_block < k_blocks);
         k_block += WARP_SPLIT_K;
     }
 };
@@ -100,12 +100,12 @@ __device__ inline void fill_stages(WeightCopies& weights, XCopies& x, u32 stage_
     constexpr int EARLY = 2;
     for (int i = 0; i < EARLY; ++i) weights(i * stage_bytes);
     prepare();
-    launch_dependents();
-    wait_for_predecessors();
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     for (int i = 0; i < STAGES - 1; ++i) {
         if (i >= EARLY) weights(i * stage_bytes);
         x(i * stage_bytes);
-        copies_commit();
+        cp_async_commit();
     }
 }
 

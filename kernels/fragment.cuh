@@ -11,8 +11,9 @@
 // so that w = scale * level + minimum. A super-block's minimums are super_minimum(group, g) times sub_minimums(...).
 // HALF_FACTORS: scales are exact as halves, half_scale(group, g, index), or as products of that and an integer, which
 // sub_scale(group, g, index, unit) gives in a unit; minimums likewise.
-// A codebook's levels come from a table in shared memory (TABLE_BYTES, see codebook.cuh): raw and fragment, which are the
-// same, give them times 2^-RAW_EXPONENT, rounded to half or what the table holds, levels(codes, step) in float, exact.
+// A codebook's levels come from a table in shared memory (TABLE_BYTES, see codebook.cuh): raw and fragment, which are
+// the same, give them times 2^-RAW_EXPONENT, rounded to half or what the table holds, levels(codes, step) in float,
+// exact.
 // SCALES_ONCE: a scale takes more than a load, so that lanes decode them for each other.
 #pragma once
 
@@ -33,7 +34,8 @@ struct Bytes {
 
 __device__ inline half2 as_half2(u32 bits) { return *reinterpret_cast<half2*>(&bits); }
 
-// Halves 2^(10 - BIT) + q less 2^(10 - BIT) + zero, q at this bit: in the half 2^(10 - BIT) it is 1, so or-ing q in adds it.
+// Halves 2^(10 - BIT) + q less 2^(10 - BIT) + zero, q at this bit: in the half 2^(10 - BIT) it is 1, so or-ing q in
+// adds it.
 template <int BIT>
 __device__ inline half2 levels_from(u32 bits, int zero) {
     constexpr u32 BASE = (25 - BIT) << 10;
@@ -67,7 +69,7 @@ __device__ inline void signed_byte_levels(u32 word, half2& near, half2& far) {
 
 // Bits in which two words differ, masked, in one instruction.
 template <u32 MASK>
-__device__ inline u32 differing(u32 a, u32 b) {
+__device__ inline u32 lop3_and_xor(u32 a, u32 b) {
     return lop3_xor_and<MASK>(a, b);
 }
 

@@ -18,8 +18,8 @@ struct Overlapping {
     static __device__ Fragment raw(u32 word, u32 rest, int step) {
         constexpr u32 LOW = CODE * HALVES, HIGH = LOW << SHIFT;
         const u32 far = word >> 8;
-        return ::raw(differing<LOW>(word, turned(rest, step)), word & HIGH, differing<LOW>(far, turned(rest, step, 1)),
-                     far & HIGH);
+        return ::raw(lop3_and_xor<LOW>(word, turned(rest, step)), word & HIGH,
+                     lop3_and_xor<LOW>(far, turned(rest, step, 1)), far & HIGH);
     }
     static __device__ Fragment levels(u32 word, u32 rest, int step, int zero) {
         const Fragment codes = raw(word, rest, step);
@@ -28,7 +28,7 @@ struct Overlapping {
                 levels_from<SHIFT>(bits[3], zero)};
     }
     static __device__ Bytes bytes(u32 word, u32 rest, int step) {
-        return {differing<CODE * BYTES>(word, turned(rest, step)), word >> SHIFT & CODE * BYTES};
+        return {lop3_and_xor<CODE * BYTES>(word, turned(rest, step)), word >> SHIFT & CODE * BYTES};
     }
 
     // Side by side -> as in a tile, and back.

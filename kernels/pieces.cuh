@@ -31,7 +31,7 @@ struct Pieces {
         const u32 into = to + stage * sizeof(Stage);
 #pragma unroll
         for (int j = 0; j < (TOKENS + APART - 1) / APART; ++j)
-            if (token + j * APART < m) copy_16(into + j * APART * sizeof(Row), x + j * token_stride, inside);
+            if (token + j * APART < m) cp_async_16(into + j * APART * sizeof(Row), x + j * token_stride, inside);
         int ahead = K_BLOCK;
         if (++k_block == K_BLOCKS) k_block = 0, ahead += (WARP_SPLIT_K - 1) * TILE_COLUMNS;
         x += ahead, column += ahead;

@@ -8,7 +8,7 @@
 __device__ inline u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
 
 // True in one lane of the warp; unlike lane == 0 it stays uniform, so that ptxas does not build a loop around a copy.
-__device__ inline bool elect_one() {
+__device__ inline bool elect_sync() {
     u32 elected;
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));
     return elected;
@@ -18,11 +18,11 @@ __device__ inline void mbarrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-__device__ inline void mbarrier_expect(u32 barrier, u32 bytes) {
+__device__ inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-__device__ inline void mbarrier_wait(u32 barrier, u32 parity) {
+__device__ inline void mbarrier_wait_parity(u32 barrier, u32 parity) {
     asm volatile(
         "{ .reg .pred done;\n"
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -31,31 +31,31 @@ __device__ inline void mbarrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-__device__ inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
+__device__ inline void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 
 // 16 bytes from global to shared memory, or zeros.
-__device__ inline void copy_16(u32 to, const void* from, bool inside) {
+__device__ inline void cp_async_16(u32 to, const void* from, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
 
-// The calling thread's earlier copy_16 count as one arrival at the barrier when they are complete.
-__device__ inline void mbarrier_arrive_after_copies(u32 barrier) {
+// The calling thread's earlier cp_async_16 count as one arrival at the barrier when they are complete.
+__device__ inline void cp_async_mbarrier_arrive(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // The calling thread's copies since the last commit are one group, of which the last N may still be under way.
-__device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
-__device__ inline void copies_wait() {
+__device__ inline void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // How the stages of this warp's pipeline fill: for each in turn, `copy` its parts, `close` it, and later `wait` for it.
-// Every stage is closed, also one that stays empty. LANES: whether each lane copies pieces of its own by copy_16.
+// Every stage is closed, also one that stays empty. LANES: whether each lane copies pieces of its own by cp_async_16.
 template <int STAGES, bool LANES, bool BULK>
 struct Arrivals;
 
@@ -65,7 +65,7 @@ struct Arrivals<STAGES, LANES, true> {
 
     // words: one for each stage.
     __device__ Arrivals(unsigned long long* words) : barriers(shared_address(words)) {
-        if (elect_one()) {
+        if (elect_sync()) {
             for (int stage = 0; stage < STAGES; ++stage) mbarrier_init(barriers + 8 * stage, LANES ? 1 + 32 : 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
@@ -74,24 +74,24 @@ struct Arrivals<STAGES, LANES, true> {
     // `partials` gets a function to copy with. `bytes`: of all that will be copied into this stage.
     template <class Parts>
     __device__ void first_copy(int stage, u32 bytes, Parts parts) const {
-        if (elect_one()) {
-            mbarrier_expect(barriers + 8 * stage, bytes);
+        if (elect_sync()) {
+            mbarrier_arrive_expect_tx(barriers + 8 * stage, bytes);
             parts(copier(stage));
         }
     }
     template <class Parts>
     __device__ void copy(int stage, Parts parts) const {
-        if (elect_one()) parts(copier(stage));
+        if (elect_sync()) parts(copier(stage));
     }
     __device__ auto copier(int stage) const {
         return [barrier = barriers + 8 * stage](void* to, const void* from, u32 bytes) {
-            bulk_copy(shared_address(to), from, bytes, barrier);
+            cp_async_bulk(shared_address(to), from, bytes, barrier);
         };
     }
     __device__ void close(int stage) const {
-        if (LANES) mbarrier_arrive_after_copies(barriers + 8 * stage);
+        if (LANES) cp_async_mbarrier_arrive(barriers + 8 * stage);
     }
-    __device__ void wait(int stage, int phase) const { mbarrier_wait(barriers + 8 * stage, phase & 1); }
+    __device__ void wait(int stage, int phase) const { mbarrier_wait_parity(barriers + 8 * stage, phase & 1); }
 };
 
 template <int STAGES, bool LANES>
@@ -105,12 +105,12 @@ struct Arrivals<STAGES, LANES, false> {
     __device__ void copy(int, Parts parts) const {
         parts([&](void* to, const void* from, u32 bytes) {
             for (u32 at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
-                copy_16(shared_address(to) + at, static_cast<const char*>(from) + at, true);
+                cp_async_16(shared_address(to) + at, static_cast<const char*>(from) + at, true);
         });
     }
-    __device__ void close(int) const { copies_commit(); }
+    __device__ void close(int) const { cp_async_commit(); }
     __device__ void wait(int, int) const {
-        copies_wait<STAGES - 1>();
+        cp_async_wait<STAGES - 1>();
         __syncwarp();  // what the other lanes copied is there as well
     }
 };

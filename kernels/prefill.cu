@@ -13,7 +13,7 @@
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
 #include "epilogue.cuh"
-#include "pdl.cuh"
+#include "griddepcontrol.cuh"
 #include "tile.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -58,7 +58,7 @@ struct SmemPipeline {
     }
     __device__ static u32 bytes(int k_blocks) { return k_blocks / K_BLOCKS * sizeof(Tile); }
     __device__ void load(int stage, const Tile* from, int, int k_blocks, u32 barrier) {
-        bulk_copy(shared_address(tiles[stage]), from, bytes(k_blocks), barrier);
+        cp_async_bulk(shared_address(tiles[stage]), from, bytes(k_blocks), barrier);
     }
     __device__ void load_fields(u32, const Tile*) {}
     __device__ void init() {}
@@ -79,19 +79,19 @@ struct SmemPipeline<0, FIELD_STAGES> {
     __device__ const Format& fields(int, int, u32 tile) const { return field_stages[tile % FIELD_STAGES]; }
     __device__ static u32 bytes(int) { return sizeof(KBlockOf<WARPS>[K_BLOCKS_PER_STAGE]); }
     __device__ void load(int stage, const Tile* from, int k_block, int, u32 barrier) {
-        bulk_copy(shared_address(k_blocks[stage]), &from->k_blocks[k_block], bytes(K_BLOCKS_PER_STAGE), barrier);
+        cp_async_bulk(shared_address(k_blocks[stage]), &from->k_blocks[k_block], bytes(K_BLOCKS_PER_STAGE), barrier);
     }
     // The fields of the tile'th tile of this CTA.
     __device__ u32 barrier(u32 tile) const { return shared_address(&full[tile % FIELD_STAGES]); }
     __device__ void load_fields(u32 tile, const Tile* from) {
-        mbarrier_expect(barrier(tile), sizeof(Format));
-        bulk_copy(shared_address(&field_stages[tile % FIELD_STAGES]), &from->fields, sizeof(Format), barrier(tile));
+        mbarrier_arrive_expect_tx(barrier(tile), sizeof(Format));
+        cp_async_bulk(shared_address(&field_stages[tile % FIELD_STAGES]), &from->fields, sizeof(Format), barrier(tile));
     }
     __device__ __forceinline__ void init() {
 #pragma unroll
         for (int stage = 0; stage < FIELD_STAGES; ++stage) mbarrier_init(barrier(stage), 1);
     }
-    __device__ void wait_fields(u32 tile) const { mbarrier_wait(barrier(tile), tile / FIELD_STAGES & 1); }
+    __device__ void wait_fields(u32 tile) const { mbarrier_wait_parity(barrier(tile), tile / FIELD_STAGES & 1); }
 };
 
 using Pipeline = SmemPipeline<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, FIELD_STAGES>;
@@ -143,7 +143,7 @@ struct XSmem<true> {
     __device__ EpilogueSmem& epi_smem(int row_block, int wg_k) { return reduce[row_block].epi_smem[wg_k]; }
     __device__ static int owner(int epi_tile) { return epi_tile * WG_SPLIT_K / EPI_TILES; }
     // Waits for all warpgroups: none reads x any more.
-    __device__ static void alias_x_stages() { named_barrier(1 + ROW_BLOCKS + CONSUMERS, CONSUMER_THREADS); }
+    __device__ static void alias_x_stages() { bar_sync(1 + ROW_BLOCKS + CONSUMERS, CONSUMER_THREADS); }
 };
 
 struct Smem : XSmem<SINGLE_TILE> {
@@ -222,8 +222,8 @@ struct Source {
 // wait, each in a place of its own.
 constexpr int WARP_LOAD_W = CONSUMERS * 4, WARP_LOAD_X = WARP_LOAD_W + 1, WARP_INIT = WARP_LOAD_W + 2;
 constexpr int INIT_BARRIER = 15, INIT_THREADS = CONSUMER_THREADS + 3 * 32;
-__device__ inline void init_arrive() { unaligned_barrier_arrive(INIT_BARRIER, INIT_THREADS); }
-__device__ inline void init_wait() { unaligned_barrier(INIT_BARRIER, INIT_THREADS); }
+__device__ inline void init_arrive() { barrier_arrive(INIT_BARRIER, INIT_THREADS); }
+__device__ inline void init_wait() { barrier_sync(INIT_BARRIER, INIT_THREADS); }
 
 // Two warps that fill the pipeline: one with weights, one with x. Each announces its bytes at the barrier of a stage.
 struct Producer {
@@ -242,8 +242,9 @@ struct Producer {
             const int end = end_stage(p, s);
             if (state.phase + state.stage == 0) begin();
             for (int j = first_stage(s); j < end; ++j) {
-                if (state.phase > 0) mbarrier_wait(shared_address(&memory.empty[state.stage]), state.phase + 1 & 1);
-                if (elect_one()) step(source, j, state, fields);
+                if (state.phase > 0)
+                    mbarrier_wait_parity(shared_address(&memory.empty[state.stage]), state.phase + 1 & 1);
+                if (elect_sync()) step(source, j, state, fields);
                 state.advance(1);
                 if ((j + 1) * K_BLOCKS_PER_STAGE % K_BLOCKS == 0) ++fields;
             }
@@ -257,7 +258,7 @@ struct Producer {
             const int k_blocks = k_blocks_in(p, j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;
             const Tile* from = source.tiles + j * K_BLOCKS_PER_STAGE / K_BLOCKS;
             const u32 full = state.full(memory);
-            mbarrier_expect(full, source.row_blocks * memory.weights[0].bytes(k_blocks));
+            mbarrier_arrive_expect_tx(full, source.row_blocks * memory.weights[0].bytes(k_blocks));
 #pragma unroll
             for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
                 const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.along;
@@ -270,21 +271,21 @@ struct Producer {
     }
 
     __device__ void run_x(const TensorMap* x) {
-        if (elect_one()) prefetch(x);
-        launch_dependents();
+        if (elect_sync()) prefetch_tensormap(x);
+        griddepcontrol_launch_dependents();
         const u32 bytes = min(p.m, TOKENS) * sizeof(memory.x[0][0][0]);  // of a k_block
         const auto begin = [] {
             init_wait();
-            wait_for_predecessors();
+            griddepcontrol_wait();
         };
         for_stages(nullptr, begin, [&](const Source& source, int j, const PipelineState& state, u32) {
             const int k_blocks = k_blocks_in(p, j);
             const u32 full = state.full(memory);
-            mbarrier_expect(full, k_blocks * bytes);
+            mbarrier_arrive_expect_tx(full, k_blocks * bytes);
 #pragma unroll
             for (int k_block = 0; k_block < K_BLOCKS_PER_STAGE; ++k_block)
                 if (k_block < k_blocks)
-                    tensor_copy(shared_address(memory.x[state.stage][k_block]), x, source.token,
+                    tma_load_2d(shared_address(memory.x[state.stage][k_block]), x, source.token,
                                 (j * K_BLOCKS_PER_STAGE + k_block) * K_BLOCK, full);
         });
     }
@@ -534,8 +535,8 @@ struct Consumer {
         // for wgmma, also those that find their stage there.
         __device__ __forceinline__ void wait() {
             static_assert(STAGES > WG_SPLIT_K, "each wg_k may keep a stage and wait for another");
-            x = swizzled_operand(at.first_x + state.stage * X_STAGE);
-            mbarrier_wait(state.full(at.memory), state.parity());
+            x = wgmma_descriptor(at.first_x + state.stage * X_STAGE);
+            mbarrier_wait_parity(state.full(at.memory), state.parity());
             at.pipeline.wait_fields(fields());
         }
         // To the next stage.
@@ -669,9 +670,9 @@ struct Consumer {
     }
 
     // Waits for the warpgroups of this row_block; for the threads of this one.
-    __device__ void split_k_barrier() const { named_barrier(1 + row_block, WG_SPLIT_K * GROUP_THREADS); }
+    __device__ void split_k_barrier() const { bar_sync(1 + row_block, WG_SPLIT_K * GROUP_THREADS); }
     __device__ void group_barrier() const {
-        named_barrier(1 + ROW_BLOCKS + (SINGLE_TILE ? wg_k * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
+        bar_sync(1 + ROW_BLOCKS + (SINGLE_TILE ? wg_k * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
     }
 
     // Whether this warpgroup has a epi_tile of those that its CTA adds up.
@@ -684,19 +685,19 @@ struct Consumer {
         int count = 0;
 #pragma unroll
         for (int epi_tile = 0; epi_tile < EPI_TILES; ++epi_tile) count += keeps(epi_tile, epi_tiles);
-        if (thread == 0) mbarrier_expect(received(), count * FOURS * sizeof(memory.peer_inbox[0][0]));
+        if (thread == 0) mbarrier_arrive_expect_tx(received(), count * FOURS * sizeof(memory.peer_inbox[0][0]));
         __syncwarp();
-        pair_arrive();
+        cluster_arrive();
     }
     __device__ __forceinline__ void reduce_in_cluster(float (&acc)[ACC_SIZE], u32 epi_tiles) const {
         const int start = epi_tiles & 1 ? 0 : HALF_FOURS, start_of_other = HALF_FOURS - start;
         auto& peer_inbox = memory.peer_inbox[row_block];
-        const u32 to = address_in_other(shared_address(&peer_inbox[0][thread])), barrier = address_in_other(received());
+        const u32 to = mapa_peer(shared_address(&peer_inbox[0][thread])), barrier = mapa_peer(received());
 #pragma unroll
         for (int i = 0; i < ACC_SIZE / 4; ++i)
             if (keeps(i / FOURS, ~epi_tiles))
-                store_to_other(to + (i - start_of_other) * sizeof(peer_inbox[0]), four(acc, i), barrier);
-        wait_for_other(received(), 0);
+                st_async_peer(to + (i - start_of_other) * sizeof(peer_inbox[0]), four(acc, i), barrier);
+        mbarrier_wait_parity_cluster(received(), 0);
 #pragma unroll
         for (int i = 0; i < ACC_SIZE / 4; ++i)
             if (keeps(i / FOURS, epi_tiles)) add(acc, i, peer_inbox[i - start][thread]);
@@ -783,7 +784,7 @@ struct Consumer {
 #pragma unroll
                     for (int j = 0; j < 4; ++j) pairs[j] = *reinterpret_cast<const u32*>(&made[2 * j]);
                     const int token = 8 * i + lane / 16 * 8 + lane % 8, row = 16 * warp + lane / 8 % 2 * 8;
-                    stmatrix_x4_transposed(shared_address(&epi_smem[token][row]), pairs);
+                    stmatrix_x4_trans(shared_address(&epi_smem[token][row]), pairs);
                 } else {
 #pragma unroll
                     for (int j = 0; j < 8; ++j)
@@ -867,7 +868,7 @@ struct Consumer {
             const u32 epi_tiles = peers.epi_tiles_of(blockIdx.x);
             if (peers.clustered) open_peer_inbox(epi_tiles);
             reduce_split_k(acc);
-            if (peers.clustered) pair_wait();
+            if (peers.clustered) cluster_wait();
             if (SINGLE_TILE || wg_k == 0) {
                 if (peers.clustered) reduce_in_cluster(acc, epi_tiles);
                 if (peers.count > peers.step()) fix_up(acc, peers, epi_tiles, workspace);
@@ -890,7 +891,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     Smem& memory = *static_cast<Smem*>(__cvta_shared_to_generic(address));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
     if (warp == WARP_INIT) {
-        if (elect_one()) memory.init();
+        if (elect_sync()) memory.init();
         __syncwarp();
         init_arrive();
     }
@@ -900,19 +901,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const Problem problem = {n, k, m, row_tiles, along, stream_k};
     const int work_units_along = (along + WORK_UNIT - 1) / WORK_UNIT;
     if (group == CONSUMERS) {
-        give_registers<PRODUCER_REGISTERS>();
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         Producer producer = {memory, problem, TileScheduler(stream_k, work_units_along)};
         if (warp == WARP_LOAD_W) producer.run_weights(tiles);
         if (warp == WARP_LOAD_X) producer.run_x(&x);
     } else {
         fill_table<Format, half, CONSUMER_THREADS>(Format::RAW_EXPONENT);
-        take_registers<CONSUMER_REGISTERS>();
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         init_wait();
         const int wg_k = WG_SPLIT_K > 1 ? group / ROW_BLOCKS : 0, row_block = ROW_BLOCKS > 1 ? group % ROW_BLOCKS : 0;
         int lane = threadIdx.x % 32;
         asm volatile("" : "+r"(lane));  // the compiler does not work it out anew for every use
         const Consumer consumer = {
-            memory, problem,   memory.weights[row_block],        swizzled_address(shared_address(memory.x)),
+            memory, problem,   memory.weights[row_block],        wgmma_descriptor_low(shared_address(memory.x)),
             wg_k,   row_block, int(threadIdx.x % GROUP_THREADS), warp % 4,
             lane};
         const auto* bounds = reinterpret_cast<const float*>(tiles + i64(row_blocks) * (along / K_BLOCKS));

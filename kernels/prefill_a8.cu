@@ -34,7 +34,7 @@ struct XCopies {
     __device__ void operator()(u32 at) {
 #pragma unroll
         for (int i = 0; i < PIECES; i += OF_UNIT)
-            if (i + piece < pieces) copy_16(to + at + 16 * i, x + i, k_block < k_blocks);
+            if (i + piece < pieces) cp_async_16(to + at + 16 * i, x + i, k_block < k_blocks);
         x += stride, k_block += WARP_SPLIT_K;
     }
 };
@@ -94,16 +94,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     WarpAcc acc = {};
     int stage = 0, free = STAGES - 1;
     for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
-        copies_wait<STAGES - 2>();
+        cp_async_wait<STAGES - 2>();
         __syncthreads();  // the stage is there, and every warp has read the one before
         weight_copies(free * sizeof(Stage));
         x_copies(free * sizeof(Stage));
-        copies_commit();
+        cp_async_commit();
         multiply(acc, at.weights(stages[stage]), stages[stage].x[at.warp_k], k_iter * WARP_SPLIT_K + at.warp_k, at);
         free = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
-    copies_wait<0>();  // the stages' memory serves the sums
+    cp_async_wait<0>();  // the stages' memory serves the sums
     if (split_k > 1 && !SplitK{partials, counters, split_k}.add(acc, p)) return;
     store(acc, *reinterpret_cast<Stored*>(memory), y, p, at, 1.0f);
 }

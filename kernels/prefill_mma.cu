@@ -39,8 +39,8 @@ struct XCopies {
         for (int i = 0; i < WARP_SPLIT_K * PIECES; i += THREADS) {
             const int warp_k = i / PIECES, token = i % PIECES / OF_ROW;
             if (token < tokens)  // the others' products are not stored
-                copy_16(to + at + X_BYTES * (warp_k * TOKENS + token), x + i64(token) * k + warp_k * K_BLOCK,
-                        warp_k * K_BLOCK < columns);
+                cp_async_16(to + at + X_BYTES * (warp_k * TOKENS + token), x + i64(token) * k + warp_k * K_BLOCK,
+                            warp_k * K_BLOCK < columns);
         }
         x += WARP_SPLIT_K * K_BLOCK;
         columns -= WARP_SPLIT_K * K_BLOCK;
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const auto x_of = [&](int stage) { return first_x + stage * u32(sizeof(Stage)); };
     Fragment a[2][GROUPS];
     Batch b[2];
-    copies_wait<STAGES - 2>();
+    cp_async_wait<STAGES - 2>();
     __syncthreads();
     decoder.decode(a[0], weights(0), p.first * WARP_SPLIT_K + at.warp_k, 0);
     load_batch(b[0], x_of(0), 0);
@@ -122,11 +122,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < BATCHES; ++i) {
             const int step = i * BATCH / COLUMN_TILES;
             if (i == BATCHES / 2) {
-                copies_wait<STAGES - 3>();
+                cp_async_wait<STAGES - 3>();
                 __syncthreads();  // the next stage is there, and every warp has read the one before
                 weight_copies(free * sizeof(Stage));
                 x_copies(free * sizeof(Stage));
-                copies_commit();
+                cp_async_commit();
             }
             if (i + 1 < BATCHES)
                 load_batch(b[(i + 1) % 2], x_of(stage), i + 1);
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         free = stage;
         stage = next;
     }
-    copies_wait<0>();  // the stages' memory serves the sums
+    cp_async_wait<0>();  // the stages' memory serves the sums
     if (split_k > 1 && !SplitK{partials, counters, split_k}.add(acc, p)) return;
     store(acc, *reinterpret_cast<Stored*>(memory), y, p, at, unit);
 }

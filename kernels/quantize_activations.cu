@@ -2,13 +2,13 @@
 //
 // A thread owns eight columns of a token. A block beyond k, in the last k_block, is zero.
 // Template: In (float, half, bf16).
-#include "pdl.cuh"
+#include "griddepcontrol.cuh"
 #include "quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     quantize_activations(const In* __restrict__ x, Activations* __restrict__ k_blocks, i64 k, int m) {
-    launch_dependents();
-    wait_for_predecessors();
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     constexpr int SHARES = X_COLUMNS / 8;  // of a k_block
     const i64 token = blockIdx.x, share = i64(blockIdx.y) * blockDim.x + threadIdx.x;
     float values[8] = {};

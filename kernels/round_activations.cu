@@ -2,13 +2,13 @@
 //
 // A thread owns eight values.
 // Template: In (float, half, bf16), Out (float, half).
-#include "pdl.cuh"
+#include "griddepcontrol.cuh"
 #include "quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     round_activations(const In* __restrict__ x, Out* __restrict__ rounded, i64 k, int m) {
-    launch_dependents();
-    wait_for_predecessors();
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     const i64 first = 8 * (i64(blockIdx.x) * blockDim.x + threadIdx.x);
     const bool inside = first < m * k;
     float values[8] = {};

@@ -5,7 +5,7 @@
 
 #include "epilogue.cuh"
 #include "mma.cuh"
-#include "pdl.cuh"
+#include "griddepcontrol.cuh"
 #include "pipeline.cuh"
 #include "tile.cuh"
 
@@ -153,8 +153,8 @@ __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights l
                               PrepareX prepare_x, LoadX load_x, Multiply multiply) {
     for (int stage = 0; stage < min(STAGES, count); ++stage) load_weights(stage);
     prepare();
-    launch_dependents();
-    wait_for_predecessors();  // the weights never change, x and y may belong to the kernels before
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();  // the weights never change, x and y may belong to the kernels before
     prepare_x();
     for (int stage = 0; stage < STAGES; ++stage) {
         if (stage < count) load_x(stage);

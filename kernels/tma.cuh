@@ -9,13 +9,13 @@ struct alignas(64) TensorMap {
 };
 
 // Fetches the map itself, so that the first copy does not wait for it.
-__device__ inline void prefetch(const TensorMap* map) {
+__device__ inline void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // The box whose first element is (row, column) -> shared memory, zeros beyond the matrix; its bytes report to the
 // barrier.
-__device__ inline void tensor_copy(u32 to, const TensorMap* map, int row, int column, u32 barrier) {
+__device__ inline void tma_load_2d(u32 to, const TensorMap* map, int row, int column, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
             to),
@@ -28,13 +28,13 @@ __device__ inline void mbarrier_arrive(u32 barrier) {
 }
 
 // Wait for `threads` threads of the CTA that name the same barrier, 0 to 15, by one and the same instruction.
-__device__ inline void named_barrier(int name, int threads) {
+__device__ inline void bar_sync(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 // The same by instructions in several places, or be waited for.
-__device__ inline void unaligned_barrier(int name, int threads) {
+__device__ inline void barrier_sync(int name, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-__device__ inline void unaligned_barrier_arrive(int name, int threads) {
+__device__ inline void barrier_arrive(int name, int threads) {
     asm volatile("barrier.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }

@@ -2,14 +2,14 @@
 #pragma once
 
 // Let the next kernel of the stream start; it still waits for this one before it touches what this one writes.
-__device__ inline void launch_dependents() {
+__device__ inline void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 // Wait until the kernels before this one are done and their writes are visible.
-__device__ inline void wait_for_predecessors() {
+__device__ inline void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
