@@ -43,7 +43,7 @@ __device__ void put_codes(const u32 (&words)[Codes::BITS], int group, int lane, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restrict__ blocks, Tile* __restrict__ tiles,
-                                                           u32* bounds, i64 n, i64 blocks_per_row, i64 along) {
+                                                           u32* row_absmax, i64 n, i64 blocks_per_row, i64 along) {
     __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
     __shared__ Format fields[TILES];
     const Piece piece(staged, n, blocks_per_row, along);
@@ -104,8 +104,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
                       __half22float2(of.half_minimum(group, row, i % IN_TILE)));
         }(of);
     }
-    bounds += piece.row_block * TILE_ROWS + 16 * group + row;
+    row_absmax += piece.row_block * TILE_ROWS + 16 * group + row;
 #pragma unroll
     for (int r = 0; r < 2; ++r)  // few are larger than what was seen
-        if (piece.holds(16 * group + row + 8 * r) && most[r] > bounds[8 * r]) atomicMax(&bounds[8 * r], most[r]);
+        if (piece.holds(16 * group + row + 8 * r) && most[r] > row_absmax[8 * r])
+            atomicMax(&row_absmax[8 * r], most[r]);
 }

@@ -8,8 +8,8 @@
 // power of two for each row, undone at the end. The grid is persistent (schedule.cuh).
 // Template: Format, In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES, FIELD_STAGES (for
 // fields of tiles), SINGLE_TILE (a CTA has one segment of a tile of y, not several), EPI_TILE (tokens that are added up
-// and stored at a time), SHARED (bytes), MAX_PARTIALS, LEVEL, ABOVE_BOUND, LEAST_UNIT, MOST_UNIT (see
-// qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that
+// and stored at a time), SHARED (bytes), MAX_PARTIALS, ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN,
+// ROW_SCALE_MAX (see qgemm/cuda/layout/row_scale.py), ARRIVALS (of a warp that
 // gives a stage back: 1, or 32 for racecheck, which does not follow order through __syncwarp).
 #include "cluster.cuh"
 #include "epilogue.cuh"
@@ -299,16 +299,16 @@ constexpr bool IS_HALF<half> = true;
 // Whether one multiply-add makes weights of codes as they are masked out of words: their scales are halves or products
 // of two, and take the power of two that such codes lack; the minimum may be what zero stands for.
 constexpr bool FOLDED = IS_HALF<In> && Format::HALF_FACTORS > 0;
-static_assert(!FOLDED || LEVEL == -Format::RAW_EXPONENT, "codes are levels as they lie");
+static_assert(!FOLDED || ROW_SCALE_LEVEL == -Format::RAW_EXPONENT, "codes are levels as they lie");
 
-// Raw codes -> levels times 2^LEVEL; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic is exact
-// here. Raw levels are in their unit already, and the codes that scales make up for.
+// Raw codes -> levels times 2^ROW_SCALE_LEVEL; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic is
+// exact here. Raw levels are in their unit already, and the codes that scales make up for.
 struct Levels {
     half2 factor[2], zero;
     __device__ Levels()
-        : factor{__float2half2_rn(two_to(LEVEL + Format::RAW_EXPONENT)),
-                 __float2half2_rn(two_to(LEVEL + Format::RAW_EXPONENT - Format::RAW_SHIFT))},
-          zero(__float2half2_rn(-Format::RAW_ZERO * two_to(LEVEL))) {}
+        : factor{__float2half2_rn(two_to(ROW_SCALE_LEVEL + Format::RAW_EXPONENT)),
+                 __float2half2_rn(two_to(ROW_SCALE_LEVEL + Format::RAW_EXPONENT - Format::RAW_SHIFT))},
+          zero(__float2half2_rn(-Format::RAW_ZERO * two_to(ROW_SCALE_LEVEL))) {}
     __device__ half2 of(half2 raw, int row) const {
         if constexpr (Format::RAW_LEVELS || FOLDED) return raw;
         return Format::RAW_ZERO ? __hfma2(raw, factor[row], zero) : __hmul2(raw, factor[row]);
@@ -327,8 +327,9 @@ struct Scaling<half> {
     // What a code of 0 stands for, where that is no minimum of its own.
     __device__ void subtract_zero() {
         if constexpr (FOLDED && !Format::HAS_MINIMUM)
-            minimum = __hmul2(scale, __floats2half2_rn(-Format::RAW_ZERO * two_to(LEVEL),
-                                                       -Format::RAW_ZERO * two_to(LEVEL + Format::RAW_SHIFT)));
+            minimum =
+                __hmul2(scale, __floats2half2_rn(-Format::RAW_ZERO * two_to(ROW_SCALE_LEVEL),
+                                                 -Format::RAW_ZERO * two_to(ROW_SCALE_LEVEL + Format::RAW_SHIFT)));
     }
     __device__ u32 weights(half2 levels, int row) const {
         const half2 d = row ? __high2half2(scale) : __low2half2(scale);
@@ -371,15 +372,15 @@ private:
 };
 
 // Powers of two that bring rows g and g + 8 into the range of half: what their weights are multiplied by is 2^-weight.
-// See UnitRange in qgemm/cuda/layout/row_scale.py.
-struct Units {
+// See RowExponentRange in qgemm/cuda/layout/row_scale.py.
+struct RowExponent {
     int weight[2];
-    __device__ explicit Units(float2 bounds) : weight{of(bounds.x), of(bounds.y)} {}
-    __device__ static int of(float bound) {
-        return max(LEAST_UNIT, min(int(__float_as_uint(bound) >> 23) - 126 + ABOVE_BOUND, MOST_UNIT));
+    __device__ explicit RowExponent(float2 row_absmax) : weight{of(row_absmax.x), of(row_absmax.y)} {}
+    __device__ static int of(float absmax) {
+        return max(ROW_SCALE_MIN, min(int(__float_as_uint(absmax) >> 23) - 126 + ROW_SCALE_HEADROOM, ROW_SCALE_MAX));
     }
     // Exponents of what brings scales and minimums into their units, and of that of sums.
-    __device__ int scale(int r) const { return -weight[r] - LEVEL - (FOLDED && r ? Format::RAW_SHIFT : 0); }
+    __device__ int scale(int r) const { return -weight[r] - ROW_SCALE_LEVEL - (FOLDED && r ? Format::RAW_SHIFT : 0); }
     __device__ int minimum(int r) const { return -weight[r]; }
     __device__ float sum(int r) const { return two_to(weight[r]); }
 };
@@ -393,9 +394,9 @@ struct ScalerOf;
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 0> {
     float2 scale, minimum;
-    __device__ explicit ScalerOf(const Units& units)
-        : scale{two_to(units.scale(0)), two_to(units.scale(1))},
-          minimum{two_to(units.minimum(0)), two_to(units.minimum(1))} {}
+    __device__ explicit ScalerOf(const RowExponent& row_exponent)
+        : scale{two_to(row_exponent.scale(0)), two_to(row_exponent.scale(1))},
+          minimum{two_to(row_exponent.minimum(0)), two_to(row_exponent.minimum(1))} {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         return {fields.scale(warp, g, index) * scale, fields.minimum(warp, g, index) * minimum};
     }
@@ -416,8 +417,9 @@ struct Power {
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 1> {
     half2 first, rest, minimum;
-    __device__ explicit ScalerOf(const Units& units) : minimum(Power::pair(units.minimum(0), units.minimum(1))) {
-        const Power scale(units.scale(0), units.scale(1));
+    __device__ explicit ScalerOf(const RowExponent& row_exponent)
+        : minimum(Power::pair(row_exponent.minimum(0), row_exponent.minimum(1))) {
+        const Power scale(row_exponent.scale(0), row_exponent.scale(1));
         first = scale.first, rest = __hmul2(scale.second, scale.last);
     }
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
@@ -433,8 +435,9 @@ struct ScalerOf<Found, Fields, 1> {
 template <class Found, class Fields>
 struct ScalerOf<Found, Fields, 2> {
     Power scale, minimum;
-    __device__ explicit ScalerOf(const Units& units)
-        : scale(units.scale(0), units.scale(1)), minimum(units.minimum(0), units.minimum(1)) {}
+    __device__ explicit ScalerOf(const RowExponent& row_exponent)
+        : scale(row_exponent.scale(0), row_exponent.scale(1)),
+          minimum(row_exponent.minimum(0), row_exponent.minimum(1)) {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
         Found found;
         const half2 d = __hmul2(__hmul2(fields.half_scale(warp, g, index), scale.first), scale.second);
@@ -764,7 +767,7 @@ struct Consumer {
     // case: all rows there are, nothing to add.
     template <class T>
     __device__ __forceinline__ void store_whole(const float (&acc)[ACC_SIZE], const Place& at, u32 epi_tiles, T* y,
-                                                const Units& units) const {
+                                                const RowExponent& row_exponent) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& epi_smem = *reinterpret_cast<T(*)[EPI_TILE][TILE_ROWS + PER_STORE]>(memory.epi_smem(row_block, wg_k));
@@ -778,7 +781,7 @@ struct Consumer {
                 T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
-                    made[j] = from_float<T>(acc[(epi_tile / 8 + i) * 4 + j] * units.sum(j / 2 % 2));
+                    made[j] = from_float<T>(acc[(epi_tile / 8 + i) * 4 + j] * row_exponent.sum(j / 2 % 2));
                 if constexpr (sizeof(T) == 2) {
                     u32 pairs[4];
 #pragma unroll
@@ -806,14 +809,17 @@ struct Consumer {
         return (reinterpret_cast<i64>(y) | p.n * i64(sizeof(T))) % 16 == 0;
     }
     __device__ __forceinline__ void store(const float (&acc)[ACC_SIZE], int tile, u32 epi_tiles,
-                                          const Epilogue& epilogue, const Units& units) const {
+                                          const Epilogue& epilogue, const RowExponent& row_exponent) const {
         const Place at(p, tile, row_block);
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
-            if (type == 1 && aligned<float>(y)) return store_whole(acc, at, epi_tiles, static_cast<float*>(y), units);
-            if (type == 2 && aligned<half>(y)) return store_whole(acc, at, epi_tiles, static_cast<half*>(y), units);
-            if (type == 3 && aligned<bf16>(y)) return store_whole(acc, at, epi_tiles, static_cast<bf16*>(y), units);
+            if (type == 1 && aligned<float>(y))
+                return store_whole(acc, at, epi_tiles, static_cast<float*>(y), row_exponent);
+            if (type == 2 && aligned<half>(y))
+                return store_whole(acc, at, epi_tiles, static_cast<half*>(y), row_exponent);
+            if (type == 3 && aligned<bf16>(y))
+                return store_whole(acc, at, epi_tiles, static_cast<bf16*>(y), row_exponent);
         }
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& epi_smem = memory.epi_smem(row_block, wg_k);
@@ -824,7 +830,7 @@ struct Consumer {
 #pragma unroll
             for (int i = 0; i < EPI_TILE / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
                 epi_smem[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
-                    acc[epi_tile / 2 + i] * units.sum(i / 2 % 2);
+                    acc[epi_tile / 2 + i] * row_exponent.sum(i / 2 % 2);
             group_barrier();
             store_some(epi_smem, at, epi_tile, epilogue);
         }
@@ -842,7 +848,7 @@ struct Consumer {
     }
 
     // Bounds of the weights of this lane's rows: they follow all tiles.
-    __device__ float2 bounds(const float* of_rows, int tile) const {
+    __device__ float2 row_absmax(const float* of_rows, int tile) const {
         const i64 row_block = min(i64(p.first_row_block(tile) + this->row_block), (p.n - 1) / TILE_ROWS);
         of_rows += row_block * TILE_ROWS + 16 * warp + lane / 4;
         return {of_rows[0], of_rows[8]};
@@ -855,15 +861,15 @@ struct Consumer {
         u32 stages = 0;
         WorkTile s, next;
         bool more = scheduler.fetch(next);
-        for (float2 found = bounds(of_rows, next.tile); more;) {
+        for (float2 found = row_absmax(of_rows, next.tile); more;) {
             s = next;
             const u32 before = stages;
             stages += end_stage(p, s) - first_stage(s);
             float acc[ACC_SIZE] = {};
-            const Units units(found);
-            multiply(acc, s, before, levels, Scaler(units));
+            const RowExponent row_exponent(found);
+            multiply(acc, s, before, levels, Scaler(row_exponent));
             more = !SINGLE_TILE && scheduler.fetch(next);
-            if (more) found = bounds(of_rows, next.tile);  // on their way while this tile is stored
+            if (more) found = row_absmax(of_rows, next.tile);  // on their way while this tile is stored
             const TilePeers peers = all.peers(s);
             const u32 epi_tiles = peers.epi_tiles_of(blockIdx.x);
             if (peers.clustered) open_peer_inbox(epi_tiles);
@@ -872,7 +878,7 @@ struct Consumer {
             if (SINGLE_TILE || wg_k == 0) {
                 if (peers.clustered) reduce_in_cluster(acc, epi_tiles);
                 if (peers.count > peers.step()) fix_up(acc, peers, epi_tiles, workspace);
-                if (peers.is_finalizer(blockIdx.x)) store(acc, s.tile, epi_tiles, epilogue, units);
+                if (peers.is_finalizer(blockIdx.x)) store(acc, s.tile, epi_tiles, epilogue, row_exponent);
             }
             // Lanes parted in there. Else ptxas takes none of what follows, the next segment, for uniform: neither
             // addresses nor conditions, which it then works out lane by lane, some of them in every stage.
@@ -916,7 +922,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             memory, problem,   memory.weights[row_block],        wgmma_descriptor_low(shared_address(memory.x)),
             wg_k,   row_block, int(threadIdx.x % GROUP_THREADS), warp % 4,
             lane};
-        const auto* bounds = reinterpret_cast<const float*>(tiles + i64(row_blocks) * (along / K_BLOCKS));
-        consumer.run(TileScheduler(stream_k, work_units_along), bounds, workspace, outputs);
+        const auto* row_absmax = reinterpret_cast<const float*>(tiles + i64(row_blocks) * (along / K_BLOCKS));
+        consumer.run(TileScheduler(stream_k, work_units_along), row_absmax, workspace, outputs);
     }
 }

@@ -17,7 +17,7 @@ import qgemm
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.codec.format import Format, float_dtype
 from qgemm.convert import Options, convert, open_source
-from qgemm.cuda.layout import row_scale as units
+from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 from qgemm.formats import format_named
 
@@ -96,8 +96,8 @@ def subnormal_loss(w: qgemm.Tensor) -> np.ndarray:
     """
     if w.format.plain:
         return np.full(w.shape[0], 2.0**-25)
-    unit = units.range_of(w.format, "half")
-    weights = np.array([unit.weight(bound) for bound in tiles.bounds(w.format, w.blocks)])
+    unit = row_scale.range_of(w.format, "half")
+    weights = np.array([unit.weight(bound) for bound in tiles.row_absmax(w.format, w.blocks)])
     loss = 2.0 ** (weights - 25) * (2 + float(tiles.largest_code(w.format)) * 2.0**unit.level)
     return np.where((weights <= 0) & (tiles.half_factors(w.format) > 0), 0, loss)
 

@@ -57,7 +57,7 @@ def test_blocks_to_tiles(fmt, columns, backwards):
     pack = kernel("pack", fmt, **upload.pack_template(fmt))
     pack(pieces(fmt, blocks), tiles.PIECE_THREADS, source, packed, bounds, *sizes(fmt, blocks), backwards=backwards)
     assert packed.tobytes() == expected.tobytes()
-    assert_array_equal(bounds[: len(blocks)], tiles.bounds(fmt, blocks))
+    assert_array_equal(bounds[: len(blocks)], tiles.row_absmax(fmt, blocks))
     assert not bounds[len(blocks) :].any()
 
 

@@ -17,7 +17,7 @@ import qgemm
 from qgemm.cuda.kernels import prefill_sm90 as prefill
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels import sm90_config as tilings
-from qgemm.cuda.layout import row_scale as units
+from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
 
@@ -212,7 +212,7 @@ BOUNDS = [0, 1e-45, 2.0**-100, 2.0**-17, 1e-3, 0.24, 1, 1e4, 128.5 * 65504, 2.0*
 @each(TILED)
 @pytest.mark.parametrize("source", ["half", "bf16"])
 def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
-    unit = units.range_of(fmt, source)
+    unit = row_scale.range_of(fmt, source)
     assert unit.level + 24 <= 15 or tiles.raw_exponent(fmt) is not None
     for bound in BOUNDS:
         weight = unit.weight(bound)
@@ -233,8 +233,8 @@ def power(x):
 
 def folded(fmt, blocks):
     """Weights of one row of blocks as the prefill kernel makes them of codes, what it rounds to them, their unit."""
-    unit, factors = units.range_of(fmt, "half"), tiles.half_factors(fmt)
-    weight = unit.weight(tiles.bounds(fmt, blocks[None])[0])
+    unit, factors = row_scale.range_of(fmt, "half"), tiles.half_factors(fmt)
+    weight = unit.weight(tiles.row_absmax(fmt, blocks[None])[0])
     codes, scale, minimum, zero = fmt.decode_levels(blocks)
     levels = codes.astype(np.float64) - zero
     zero = {"q6_k": 32, "q8_0": 128, "q8_1": 128}.get(fmt.name, zero)  # of codes in a tile
@@ -283,7 +283,7 @@ def test_levels_of_any_size_come_into_the_range_of_half(largest):
     """Levels, scales and weights of a codebook in their units are halves."""
     fmt = qgemm.FORMATS["kbit2"].variant([-largest, 0, largest / 9, largest / 2], None)
     level = np.abs(fmt.codebook).max() * 2.0 ** -tiles.level_exponent(fmt)
-    unit = units.range_of(fmt, "half")
+    unit = row_scale.range_of(fmt, "half")
     assert level <= 2.0**15
     for absmax in (0, 2.0**-14, 1, 31):
         exponent = -unit.weight(float(np.float32(largest * absmax))) - unit.level

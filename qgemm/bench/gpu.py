@@ -245,13 +245,13 @@ def copies_of(size: int, rotate: int) -> int:
 
 def repeated_rows(base: DeviceTensor, shape: tuple[int, int], shift: int) -> DeviceTensor:
     """A matrix of so many rows, which are those of `base` in turn, from row_block `shift` on."""
-    if base.bounds is None:
+    if base.row_absmax is None:
         return DeviceTensor(base.format, shape, repeated(base.data, shape[0] // len(base.data), shift))
-    data, bounds = empty_tiles(base.format, shape[0], base.format.blocks_in(shape[1]))
+    data, row_absmax = empty_tiles(base.format, shape[0], base.format.blocks_in(shape[1]))
     times = -(-len(data) // len(base.data))
     data[...] = repeated(base.data, times, shift)[: len(data)]
-    bounds[...] = repeated(base.bounds.reshape(-1, ROWS), times, shift)[: len(data)].reshape(-1)
-    return DeviceTensor(base.format, shape, data, bounds)
+    row_absmax[...] = repeated(base.row_absmax.reshape(-1, ROWS), times, shift)[: len(data)].reshape(-1)
+    return DeviceTensor(base.format, shape, data, row_absmax)
 
 
 def repeated(base: Any, times: int, shift: int) -> Any:

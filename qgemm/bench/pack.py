@@ -34,10 +34,10 @@ def rate(stream: Any, fmt: Format, rotate: int) -> dict[str, float]:
     sources = [cupy.resize(noise, packed) for _ in range(max(2, -(-rotate // packed)))]
     shape = -(-n // tiles.ROWS), -(-SHAPE[1] // tiles.columns(fmt)), tiles.tile_dtype(fmt).itemsize
     pairs = [(source, cupy.empty(shape, np.uint8)) for source in sources]
-    bounds, kernel = cupy.zeros(shape[0] * tiles.ROWS, np.float32), load("pack", fmt, **pack_template(fmt))
+    row_absmax, kernel = cupy.zeros(shape[0] * tiles.ROWS, np.float32), load("pack", fmt, **pack_template(fmt))
     cupy.cuda.Device().synchronize()
     turns = rotation(pairs, 2 * packed)
-    packs = [partial(launch, kernel, fmt, source, target, (bounds,), n, count) for source, target in turns]
+    packs = [partial(launch, kernel, fmt, source, target, (row_absmax,), n, count) for source, target in turns]
     copies = [partial(target.data.copy_from_device_async, source.data, packed, stream) for source, target in turns]
     ours, copy = race(stream, [capture(stream, packs), capture(stream, copies)])
     return {"gbs": round(2 * packed / ours.us / 1e3, 1), "share": round(copy.us / ours.us, 3)}

@@ -21,13 +21,16 @@ class DeviceTensor:
     """Weights [N, K] on a CUDA device; made by `tensor.to_device()`.
 
     data: a CuPy array of bytes [row_blocks, tiles along K, bytes of a tile] (cuda/layout/tile.py), or for plain formats
-    of numbers [N, K]. bounds: right behind it, of the magnitude of the weights of each row of the row_blocks, float32.
+    of numbers [N, K]. row_absmax: right behind it, of the magnitude of the weights of each row of the row_blocks,
+    float32.
     exponent: of a power of two that brings all weights into the range of float16.
     """
 
-    def __init__(self, format: Format, shape: tuple[int, int], data: Any, bounds: Any = None, name: str = "") -> None:
-        self.format, self.shape, self.data, self.bounds, self.name = format, shape, data, bounds, name
-        self.exponent = 0 if bounds is None else half_exponent(float(bounds.get().max(initial=0)))
+    def __init__(
+        self, format: Format, shape: tuple[int, int], data: Any, row_absmax: Any = None, name: str = ""
+    ) -> None:
+        self.format, self.shape, self.data, self.row_absmax, self.name = format, shape, data, row_absmax, name
+        self.exponent = 0 if row_absmax is None else half_exponent(float(row_absmax.get().max(initial=0)))
         self.pointer: int = data.data.ptr
         self.device: int = data.device.id
         self.launch_cache: dict[Any, Callable[..., None]] = {}  # see qgemm/cuda/launch_cache.py

@@ -45,14 +45,14 @@ class Stage:
 def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
     """Blocks [N, K / weights] -> tiles on the current device as bytes [row_blocks, tiles along K, bytes of a tile].
 
-    Also `tiles.bounds` of the blocks, which lie behind them. Returns when all that is there: kernels prefetch weights
-    before they wait for their stream.
+    Also `tiles.row_absmax` of the blocks, which lie behind them. Returns when all that is there: kernels prefetch
+    weights before they wait for their stream.
     """
     import cupy
 
-    n, (data, bounds) = len(blocks), empty_tiles(fmt, *blocks.shape)
+    n, (data, row_absmax) = len(blocks), empty_tiles(fmt, *blocks.shape)
     if not data.size:
-        return data, bounds
+        return data, row_absmax
     stream, kernel = cupy.cuda.get_current_stream(), load("pack", fmt, **pack_template(fmt))
     raw = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
     row_bytes, row_blocks = blocks.shape[1] * fmt.block_bytes, row_blocks_of(fmt, blocks.shape[1])
@@ -62,21 +62,21 @@ def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
         stage, rows = stages[index % 2], min(step, n - first)
         stage.send(raw[first * row_bytes : (first + rows) * row_bytes], stream)
         part = data[index * row_blocks : (index + 1) * row_blocks]
-        launch(kernel, fmt, stage.device, part, (bounds[first:],), rows, blocks.shape[1])
+        launch(kernel, fmt, stage.device, part, (row_absmax[first:],), rows, blocks.shape[1])
         stage.done.record(stream)
     stream.synchronize()
-    return data, bounds
+    return data, row_absmax
 
 
 def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
     """The same for n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16."""
     import cupy
 
-    data, bounds = empty_tiles(fmt, n, count)
+    data, row_absmax = empty_tiles(fmt, n, count)
     if data.size:
-        launch(load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (bounds,), n, count)
+        launch(load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (row_absmax,), n, count)
         cupy.cuda.get_current_stream().synchronize()
-    return data, bounds
+    return data, row_absmax
 
 
 def empty_tiles(fmt: Format, n: int, count: int) -> tuple[Any, Any]:
@@ -87,9 +87,9 @@ def empty_tiles(fmt: Format, n: int, count: int) -> tuple[Any, Any]:
     shape = tiles.tiles_shape(fmt, n, count * fmt.weights)
     size = shape[0] * shape[1] * shape[2]
     memory = cupy.empty(size + 4 * shape[0] * tiles.ROWS, np.uint8)
-    bounds = memory[size:].view(np.float32)
-    bounds.fill(0)
-    return memory[:size].reshape(shape), bounds
+    row_absmax = memory[size:].view(np.float32)
+    row_absmax.fill(0)
+    return memory[:size].reshape(shape), row_absmax
 
 
 def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:

@@ -16,8 +16,8 @@ from qgemm.cuda.tensor import half_exponent
 
 def assert_bounds(on_device, bounds):
     """Those of all rows, then zeros up to the last row of a row_block, right behind the tiles."""
-    assert on_device.bounds.get().tobytes() == bounds.tobytes() + bytes(-len(bounds) % 64 * 4)
-    assert on_device.bounds.data.ptr == on_device.pointer + on_device.nbytes
+    assert on_device.row_absmax.get().tobytes() == bounds.tobytes() + bytes(-len(bounds) % 64 * 4)
+    assert on_device.row_absmax.data.ptr == on_device.pointer + on_device.nbytes
     assert on_device.exponent == half_exponent(bounds.max())
 
 
@@ -30,7 +30,7 @@ def test_pack_equals_numpy_byte_for_byte(fmt, data):
     raw = raw_blocks(data.draw, fmt, (n, count))
     on_device = qgemm.Tensor(fmt, (n, count * fmt.weights), raw).to_device()
     assert on_device.data.get().tobytes() == tiles.pack(fmt, raw).tobytes()
-    assert_bounds(on_device, tiles.bounds(fmt, raw))
+    assert_bounds(on_device, tiles.row_absmax(fmt, raw))
     assert on_device.to_host().blocks.tobytes() == raw.tobytes()
 
 
@@ -43,7 +43,7 @@ def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
     for _ in range(3):
         on_device = qgemm.Tensor(fmt, (500, 9 * fmt.weights), raw).to_device()
         assert on_device.data.get().tobytes() == tiles.pack(fmt, raw).tobytes()
-        assert_bounds(on_device, tiles.bounds(fmt, raw))
+        assert_bounds(on_device, tiles.row_absmax(fmt, raw))
         assert on_device.to_host().blocks.tobytes() == raw.tobytes()
 
 

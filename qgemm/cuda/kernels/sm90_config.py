@@ -301,9 +301,9 @@ def prefill_template(fmt: Format, tiling: Tiling, source: str) -> Template:
         "EPI_TILE": tiling.epi_tile,
         "SHARED": memory_bytes(fmt, tiling, stages),
         "MAX_PARTIALS": MAX_PARTIALS,
-        "LEVEL": unit.level,
-        "ABOVE_BOUND": unit.above,
-        "LEAST_UNIT": unit.least,
-        "MOST_UNIT": unit.most,
+        "ROW_SCALE_LEVEL": unit.level,
+        "ROW_SCALE_HEADROOM": unit.above,
+        "ROW_SCALE_MIN": unit.least,
+        "ROW_SCALE_MAX": unit.most,
         "ARRIVALS": ARRIVALS,
     }

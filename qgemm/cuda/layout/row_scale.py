@@ -18,7 +18,7 @@ HEADROOM = 3  # between the largest weight in these units and 2^15, at least
 MOST_HALF = 15  # 2^MOST_HALF is the largest half that is a power of two
 
 
-class UnitRange(NamedTuple):
+class RowExponentRange(NamedTuple):
     """The unit of a row whose weights are at most `bound`: 2^weight, with bound < 2^e and weight = e + above.
 
     least, most: limits of weight. level: 2^level is the unit of levels, so that 2^(weight + level) is that of scales.
@@ -30,11 +30,11 @@ class UnitRange(NamedTuple):
     most: int
 
     def weight(self, bound: float) -> int:
-        """As Units in kernels/prefill.cu finds it."""
+        """As RowExponent in kernels/prefill.cu finds it."""
         return max(self.least, min(int(np.frexp(np.float32(bound))[1]) + self.above, self.most))
 
 
-def range_of(fmt: Format, source: str) -> UnitRange:
+def range_of(fmt: Format, source: str) -> RowExponentRange:
     """For x of type `source`.
 
     No scale or weight overflows half: the largest code times its scale is below 2^15 as well. Where one multiply-add
@@ -47,4 +47,4 @@ def range_of(fmt: Format, source: str) -> UnitRange:
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
     least = 0 if folded else max(EXPONENTS[0], -FLOATS[1] - level)
     most = min(EXPONENTS[1], -FLOATS[0] - level)
-    return UnitRange(level, max(HEADROOM, below - level) - MOST_HALF, least, most)
+    return RowExponentRange(level, max(HEADROOM, below - level) - MOST_HALF, least, most)

@@ -25,7 +25,7 @@ Behind the tiles of a matrix lie bounds of the magnitude of the weights of each 
 them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
 of the file back.
 
-`pack`, `unpack` and `bounds` are the reference of what kernels/pack.cu and kernels/restore.cu do on the GPU.
+`pack`, `unpack` and `row_absmax` are the reference of what kernels/pack.cu and kernels/restore.cu do on the GPU.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     return padded[:rows, : fmt.blocks_in(columns)].copy()
 
 
-def bounds(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
+def row_absmax(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
     """Bounds of the magnitude of every finite weight in each row of blocks [N, K / weights] of a tiled format, [N].
 
     Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0.
