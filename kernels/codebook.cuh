@@ -1,8 +1,9 @@
 // What the formats with a codebook share: w = absmax * codebook[q].
 //
-// Levels are looked up two or four at a time in a table in shared memory, rounded to the type of the tensor cores' operand
-// (half: 2^-11 of a level at most, times a power of two that brings them into its range). A kernel that asks for them
-// leaves the first TABLE_BYTES of its dynamic memory to the table and begins by filling it. `levels` are exact.
+// Levels are looked up two or four at a time in a table in shared memory, rounded to the type of the tensor cores'
+// operand (half: 2^-11 of a level at most, times a power of two that brings them into its range). A kernel that asks
+// for them leaves the first TABLE_BYTES of its dynamic memory to the table and begins by filling it. `levels` are
+// exact.
 #pragma once
 
 #include "fragment.cuh"
@@ -23,9 +24,9 @@ struct Codebook : Fields {
     using Codes = typename Fields::Codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;
-    static constexpr int RAW_ZERO = 0, RAW_EXPONENT = Book::EXPONENT, RAW_SHIFT = 0;
+    static constexpr int CODE_BIAS = 0, CODE_EXPONENT = Book::EXPONENT, HIGH_ROW_SHIFT = 0;
 
-    static __device__ Fragment raw(const Codes& codes, int step) {
+    static __device__ Fragment codes_f16(const Codes& codes, int step) {
         Fragment f;
         u32(&a)[4] = reinterpret_cast<u32(&)[4]>(f.a);
 #pragma unroll
@@ -34,7 +35,7 @@ struct Codebook : Fields {
                               reinterpret_cast<const u32*>(dynamic_smem() + offset(codes, (4 * step + i) / PAIRS)));
         return f;
     }
-    static __device__ Fragment fragment(const Codes& codes, int step) { return raw(codes, step); }
+    static __device__ Fragment fragment(const Codes& codes, int step) { return codes_f16(codes, step); }
     // As floats, from memory.
     static __device__ FloatFragment levels(const Codes& codes, int step) {
         FloatFragment found;
@@ -48,9 +49,9 @@ struct Codebook : Fields {
     __device__ float2 scale(int group, int g, int block) const { return absmax_pair(this->absmax[group][g], block); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 
-    // Levels times 2^-exponent, by the first threads of a CTA, which must meet before they look anything up. Unrolled, so
-    // that loads do not wait for each other; and no branch, after which ptxas would work out the address of the table anew
-    // for every lookup.
+    // Levels times 2^-exponent, by the first threads of a CTA, which must meet before they look anything up. Unrolled,
+    // so that loads do not wait for each other; and no branch, after which ptxas would work out the address of the
+    // table anew for every lookup.
     template <class T, int THREADS>
     static __device__ void fill_table(int exponent) {
         constexpr int PER_ENTRY = (1 << ROW_BITS) / 16, STORES = PER_ENTRY << Book::INDEX_BITS;  // of 16 bytes

@@ -12,7 +12,7 @@
 using B = Operand<In>;
 
 constexpr bool ZEROED = B::ZERO != 0;
-static_assert(!(Format::HAS_MINIMUM && Format::RAW_ZERO), "a format has a zero or a minimum");
+static_assert(!(Format::HAS_MINIMUM && Format::CODE_BIAS), "a format has a zero or a minimum");
 
 // Takes what a constant's product gave for the two groups of a k_block: the same in every row.
 __device__ inline void take_x_sums(XSums& x_sums, const Acc (&acc)[K_BLOCK_SCALES][COLUMN_TILES], int k_block,

@@ -10,7 +10,7 @@
 #include "scales.cuh"
 
 using X = Activations[8 * COLUMN_TILES];
-using Dots = FewDots<Format::RAW_LEVELS, Format::SUPER_BLOCK>;
+using Dots = FewDots<Format::CODES_ARE_LEVELS, Format::SUPER_BLOCK>;
 
 // What a stage holds of x: all of a k_block, if it comes as Activations.
 template <class T>

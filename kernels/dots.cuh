@@ -50,7 +50,7 @@ struct Halves {
         half2 of[2][2];
     };
     static constexpr float START = 0;
-    static __device__ Step step(const Format::Codes& codes, int step) { return Format::raw(codes, step); }
+    static __device__ Step step(const Format::Codes& codes, int step) { return Format::codes_f16(codes, step); }
     static __device__ X x(uint2 q) {
         X x;
         signed_byte_levels(q.x, x.of[0][0], x.of[0][1]);
@@ -63,7 +63,7 @@ struct Halves {
     static __device__ void add_half(float (&dots)[4], const Step& step, const X& x, int part) {
         mma_m16n8k16<half>(reinterpret_cast<Acc&>(dots), step, reinterpret_cast<const u32(&)[2]>(x.of[part]));
     }
-    static __device__ float scaled(float da, float dot) { return da * two_to(Format::RAW_EXPONENT) * dot; }
+    static __device__ float scaled(float da, float dot) { return da * two_to(Format::CODE_EXPONENT) * dot; }
 };
 
 // Adds a block's products, or those of its half `part`: weights `first` and `second` are of its two steps, x of tokens
@@ -87,7 +87,7 @@ __device__ inline void add_block(Acc& acc, const typename Dots::Step& first, con
 }
 
 // The fastest for few tokens, as measured.
-template <bool RAW_LEVELS, bool SUPER_BLOCK>
+template <bool CODES_ARE_LEVELS, bool SUPER_BLOCK>
 struct FewDots : Converted {};
 template <>
 struct FewDots<false, true> : Biased {};

@@ -3,17 +3,17 @@
 // With g = lane / 4 and t = lane % 4 a lane holds rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step.
 // A format header turns the lane's code words (see qgemm/cuda/layout/tile.py for their order) into
 //   fragment(codes, step)   the levels q - zero of the eight weights, exact in half
-//   raw(codes, step)        the codes as halves times 2^-RAW_EXPONENT, not corrected for zero, for tensor cores;
-//                           those of row g + 8 are shifted up by RAW_SHIFT bits
+//   codes_f16(codes, step)        the codes as halves times 2^-CODE_EXPONENT, not corrected for zero, for tensor cores;
+//                           those of row g + 8 are shifted up by HIGH_ROW_SHIFT bits
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
 //   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
 //                           Format::GROUP weights of the tile
 // so that w = scale * level + minimum. A super-block's minimums are super_minimum(group, g) times sub_minimums(...).
 // HALF_FACTORS: scales are exact as halves, half_scale(group, g, index), or as products of that and an integer, which
 // sub_scale(group, g, index, unit) gives in a unit; minimums likewise.
-// A codebook's levels come from a table in shared memory (TABLE_BYTES, see codebook.cuh): raw and fragment, which are
-// the same, give them times 2^-RAW_EXPONENT, rounded to half or what the table holds, levels(codes, step) in float,
-// exact.
+// A codebook's levels come from a table in shared memory (TABLE_BYTES, see codebook.cuh): codes_f16 and fragment, which
+// are the same, give them times 2^-CODE_EXPONENT, rounded to half or what the table holds, levels(codes, step) in
+// float, exact.
 // SCALES_ONCE: a scale takes more than a load, so that lanes decode them for each other.
 #pragma once
 
@@ -75,14 +75,14 @@ __device__ inline u32 lop3_and_xor(u32 a, u32 b) {
 
 // Codes without their zero, as subnormal halves: the bits of code q are the half q * 2^-24, and shifted by s bits
 // q * 2^(s - 24). Tensor cores multiply subnormals exactly, so decoding is masking alone; the zero is corrected in
-// the accumulator, and the power of two at the end. Codes of rows g + 8 are shifted by RAW_SHIFT.
-__device__ inline Fragment raw(u32 a0, u32 a1, u32 a2, u32 a3) {
+// the accumulator, and the power of two at the end. Codes of rows g + 8 are shifted by HIGH_ROW_SHIFT.
+__device__ inline Fragment codes_f16(u32 a0, u32 a1, u32 a2, u32 a3) {
     return {as_half2(a0), as_half2(a1), as_half2(a2), as_half2(a3)};
 }
 
-__device__ inline Fragment raw_nibbles(u32 word) {
+__device__ inline Fragment nibbles_f16(u32 word) {
     const u32 high = word >> 8;
-    return raw(word & 0x000f000f, word & 0x00f000f0, high & 0x000f000f, high & 0x00f000f0);
+    return codes_f16(word & 0x000f000f, word & 0x00f000f0, high & 0x000f000f, high & 0x00f000f0);
 }
 
 // Levels as floats, exact in every format.
@@ -119,14 +119,14 @@ __device__ inline u32 bf16_numbers(u32 codes, int zero) {
 // Levels as bf16, exact as well, but for a codebook's, of which the table holds bf16.
 template <class Format>
 __device__ inline Fragment bf16_levels(const typename Format::Codes& codes, int step) {
-    if constexpr (Format::TABLE_BYTES != 0) return Format::raw(codes, step);
-    constexpr bool SMALL = Format::RAW_EXPONENT == 24 && Format::RAW_ZERO < 128;
-    Fragment f = SMALL ? Format::raw(codes, step) : Format::fragment(codes, step);
+    if constexpr (Format::TABLE_BYTES != 0) return Format::codes_f16(codes, step);
+    constexpr bool SMALL = Format::CODE_EXPONENT == 24 && Format::CODE_BIAS < 128;
+    Fragment f = SMALL ? Format::codes_f16(codes, step) : Format::fragment(codes, step);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if constexpr (SMALL) {
-            const u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::RAW_SHIFT : 0);
-            f.a[i] = as_half2(bf16_numbers(bits, Format::RAW_ZERO));
+            const u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::HIGH_ROW_SHIFT : 0);
+            f.a[i] = as_half2(bf16_numbers(bits, Format::CODE_BIAS));
         } else {
             const __nv_bfloat162 level = __float22bfloat162_rn(__half22float2(f.a[i]));
             f.a[i] = *reinterpret_cast<const half2*>(&level);
@@ -136,7 +136,7 @@ __device__ inline Fragment bf16_levels(const typename Format::Codes& codes, int 
 }
 
 // The same fraction of every row's unit: -zero as a code.
-__device__ inline Fragment raw_constant(int code, int shift) {
+__device__ inline Fragment constant_f16(int code, int shift) {
     const u32 sign = code < 0 ? 0x80008000 : 0, bits = 0x00010001 * (code < 0 ? -code : code);
     const half2 low = as_half2(sign | bits), high = as_half2(sign | bits << shift);
     return {low, high, low, high};

@@ -1,6 +1,6 @@
 // How the types of x meet the tensor cores: x as operand B, and the weights' codes as operand A of the same type.
 //
-// half   Codes as they stand, in units of 2^-RAW_EXPONENT, from which a product with a constant takes the zero.
+// half   Codes as they stand, in units of 2^-CODE_EXPONENT, from which a product with a constant takes the zero.
 // bf16   Exact levels.
 // float  Exact levels in bf16; x is the sum of three bf16, of 8 bits each.
 #pragma once
@@ -15,12 +15,12 @@ template <>
 struct Operand<half> {
     using Type = half;
     static constexpr int PIECES = 1;
-    static constexpr int ZERO = Format::RAW_ZERO, EXPONENT = Format::RAW_EXPONENT, SHIFT = Format::RAW_SHIFT;
+    static constexpr int ZERO = Format::CODE_BIAS, EXPONENT = Format::CODE_EXPONENT, SHIFT = Format::HIGH_ROW_SHIFT;
     template <class Codes>
     static __device__ Fragment weights(const Codes& codes, int step) {
-        return Format::raw(codes, step);
+        return Format::codes_f16(codes, step);
     }
-    static __device__ Fragment constant(int code) { return raw_constant(code, SHIFT); }
+    static __device__ Fragment constant(int code) { return constant_f16(code, SHIFT); }
 };
 
 struct Bf16Operand {

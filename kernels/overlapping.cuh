@@ -15,14 +15,14 @@ struct Overlapping {
         return __funnelshift_r(rest, rest, OVERLAP * (step % STEPS) + 8 * bytes);
     }
 
-    static __device__ Fragment raw(u32 word, u32 rest, int step) {
+    static __device__ Fragment codes_f16(u32 word, u32 rest, int step) {
         constexpr u32 LOW = CODE * HALVES, HIGH = LOW << SHIFT;
         const u32 far = word >> 8;
-        return ::raw(lop3_and_xor<LOW>(word, turned(rest, step)), word & HIGH,
-                     lop3_and_xor<LOW>(far, turned(rest, step, 1)), far & HIGH);
+        return ::codes_f16(lop3_and_xor<LOW>(word, turned(rest, step)), word & HIGH,
+                           lop3_and_xor<LOW>(far, turned(rest, step, 1)), far & HIGH);
     }
     static __device__ Fragment levels(u32 word, u32 rest, int step, int zero) {
-        const Fragment codes = raw(word, rest, step);
+        const Fragment codes = codes_f16(word, rest, step);
         const u32* bits = reinterpret_cast<const u32*>(codes.a);
         return {levels_from<0>(bits[0], zero), levels_from<SHIFT>(bits[1], zero), levels_from<0>(bits[2], zero),
                 levels_from<SHIFT>(bits[3], zero)};
@@ -76,10 +76,10 @@ struct FiveBits : Fields {
     static __device__ Fragment fragment(const Codes& codes, int step) {
         return Words::levels(codes.qs[step], codes.qh[0], step, ZERO);
     }
-    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
-    static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = Words::SHIFT;
-    static __device__ Fragment raw(const Codes& codes, int step) {
-        return Words::raw(codes.qs[step], codes.qh[0], step);
+    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
+    static __device__ Fragment codes_f16(const Codes& codes, int step) {
+        return Words::codes_f16(codes.qs[step], codes.qh[0], step);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return Words::bytes(codes.qs[step], codes.qh[0], step);

@@ -299,19 +299,19 @@ constexpr bool IS_HALF<half> = true;
 // Whether one multiply-add makes weights of codes as they are masked out of words: their scales are halves or products
 // of two, and take the power of two that such codes lack; the minimum may be what zero stands for.
 constexpr bool FOLDED = IS_HALF<In> && Format::HALF_FACTORS > 0;
-static_assert(!FOLDED || ROW_SCALE_LEVEL == -Format::RAW_EXPONENT, "codes are levels as they lie");
+static_assert(!FOLDED || ROW_SCALE_LEVEL == -Format::CODE_EXPONENT, "codes are levels as they lie");
 
-// Raw codes -> levels times 2^ROW_SCALE_LEVEL; the codes of rows g + 8 stand RAW_SHIFT bits higher. Half arithmetic is
-// exact here. Raw levels are in their unit already, and the codes that scales make up for.
+// Raw codes -> levels times 2^ROW_SCALE_LEVEL; the codes of rows g + 8 stand HIGH_ROW_SHIFT bits higher. Half
+// arithmetic is exact here. Raw levels are in their unit already, and the codes that scales make up for.
 struct Levels {
     half2 factor[2], zero;
     __device__ Levels()
-        : factor{__float2half2_rn(two_to(ROW_SCALE_LEVEL + Format::RAW_EXPONENT)),
-                 __float2half2_rn(two_to(ROW_SCALE_LEVEL + Format::RAW_EXPONENT - Format::RAW_SHIFT))},
-          zero(__float2half2_rn(-Format::RAW_ZERO * two_to(ROW_SCALE_LEVEL))) {}
-    __device__ half2 of(half2 raw, int row) const {
-        if constexpr (Format::RAW_LEVELS || FOLDED) return raw;
-        return Format::RAW_ZERO ? __hfma2(raw, factor[row], zero) : __hmul2(raw, factor[row]);
+        : factor{__float2half2_rn(two_to(ROW_SCALE_LEVEL + Format::CODE_EXPONENT)),
+                 __float2half2_rn(two_to(ROW_SCALE_LEVEL + Format::CODE_EXPONENT - Format::HIGH_ROW_SHIFT))},
+          zero(__float2half2_rn(-Format::CODE_BIAS * two_to(ROW_SCALE_LEVEL))) {}
+    __device__ half2 of(half2 codes_f16, int row) const {
+        if constexpr (Format::CODES_ARE_LEVELS || FOLDED) return codes_f16;
+        return Format::CODE_BIAS ? __hfma2(codes_f16, factor[row], zero) : __hmul2(codes_f16, factor[row]);
     }
 };
 
@@ -327,9 +327,9 @@ struct Scaling<half> {
     // What a code of 0 stands for, where that is no minimum of its own.
     __device__ void subtract_zero() {
         if constexpr (FOLDED && !Format::HAS_MINIMUM)
-            minimum =
-                __hmul2(scale, __floats2half2_rn(-Format::RAW_ZERO * two_to(ROW_SCALE_LEVEL),
-                                                 -Format::RAW_ZERO * two_to(ROW_SCALE_LEVEL + Format::RAW_SHIFT)));
+            minimum = __hmul2(scale,
+                              __floats2half2_rn(-Format::CODE_BIAS * two_to(ROW_SCALE_LEVEL),
+                                                -Format::CODE_BIAS * two_to(ROW_SCALE_LEVEL + Format::HIGH_ROW_SHIFT)));
     }
     __device__ u32 weights(half2 levels, int row) const {
         const half2 d = row ? __high2half2(scale) : __low2half2(scale);
@@ -380,7 +380,9 @@ struct RowExponent {
         return max(ROW_SCALE_MIN, min(int(__float_as_uint(absmax) >> 23) - 126 + ROW_SCALE_HEADROOM, ROW_SCALE_MAX));
     }
     // Exponents of what brings scales and minimums into their units, and of that of sums.
-    __device__ int scale(int r) const { return -weight[r] - ROW_SCALE_LEVEL - (FOLDED && r ? Format::RAW_SHIFT : 0); }
+    __device__ int scale(int r) const {
+        return -weight[r] - ROW_SCALE_LEVEL - (FOLDED && r ? Format::HIGH_ROW_SHIFT : 0);
+    }
     __device__ int minimum(int r) const { return -weight[r]; }
     __device__ float sum(int r) const { return two_to(weight[r]); }
 };
@@ -572,9 +574,9 @@ struct Consumer {
 #pragma unroll
         for (int step = 0; step < K_BLOCK_STEPS; ++step) {
             if (step % SCALE_STEPS == 0) scaling = scalings(warp, lane, k_block, in_tile, step / SCALE_STEPS);
-            const Fragment raw = Format::raw(words, step);
+            const Fragment codes_f16 = Format::codes_f16(words, step);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(raw.a[r], r % 2), r % 2);
+            for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(codes_f16.a[r], r % 2), r % 2);
         }
         const unsigned long long x = cursor.x + k_block * X_K_BLOCK;
         wgmma_fence();
@@ -912,7 +914,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (warp == WARP_LOAD_W) producer.run_weights(tiles);
         if (warp == WARP_LOAD_X) producer.run_x(&x);
     } else {
-        fill_table<Format, half, CONSUMER_THREADS>(Format::RAW_EXPONENT);
+        fill_table<Format, half, CONSUMER_THREADS>(Format::CODE_EXPONENT);
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         init_wait();
         const int wg_k = WG_SPLIT_K > 1 ? group / ROW_BLOCKS : 0, row_block = ROW_BLOCKS > 1 ? group % ROW_BLOCKS : 0;

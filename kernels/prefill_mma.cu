@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     WeightCopies weight_copies(stages[0].weights, tiles, p);
     XCopies x_copies(stages[0].x, x, p);
     fill_stages(weight_copies, x_copies, sizeof(Stage),
-                [] { share_table<Format, half, THREADS>(Format::RAW_EXPONENT); });
+                [] { share_table<Format, half, THREADS>(Format::CODE_EXPONENT); });
 
     WarpAcc acc = {};
     Decoder decoder;

@@ -15,17 +15,17 @@ struct SignedBytes : Fields {
     }
     static __device__ void from_tile(Codes& codes) { to_tile(codes); }
     static __device__ Fragment fragment(const Codes& codes, int step) {
-        Fragment f = raw(codes, step);
+        Fragment f = codes_f16(codes, step);
 #pragma unroll
-        for (half2& pair : f.a) pair = levels_from<0>(*reinterpret_cast<const u32*>(&pair), RAW_ZERO);
+        for (half2& pair : f.a) pair = levels_from<0>(*reinterpret_cast<const u32*>(&pair), CODE_BIAS);
         return f;
     }
-    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
-    static constexpr int RAW_ZERO = 128, RAW_EXPONENT = 24, RAW_SHIFT = 0;
-    static __device__ Fragment raw(const Codes& codes, int step) {
+    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    static constexpr int CODE_BIAS = 128, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 0;
+    static __device__ Fragment codes_f16(const Codes& codes, int step) {
         const u32 row = codes.qs[2 * step], row8 = codes.qs[2 * step + 1];
-        return ::raw(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
-                     __byte_perm(row8, 0, 0x4341));
+        return ::codes_f16(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
+                           __byte_perm(row8, 0, 0x4341));
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return {signed_bytes(codes.qs[2 * step]), signed_bytes(codes.qs[2 * step + 1])};

@@ -83,10 +83,10 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
     assert facts["HALF_FACTORS"] == tiles.half_factors(fmt)
     assert facts["TABLE_BYTES"] == tiles.table_bytes(fmt)
     assert facts["TILE_SIZE"] == tiles.tile_dtype(fmt).itemsize
-    exponent = tiles.raw_exponent(fmt)
-    assert facts["RAW_LEVELS"] == (exponent is not None)
+    exponent = tiles.code_exponent(fmt)
+    assert facts["CODES_ARE_LEVELS"] == (exponent is not None)
     if exponent is not None:
-        assert facts["RAW_EXPONENT"] == exponent
+        assert facts["CODE_EXPONENT"] == exponent
 
 
 @each_size
@@ -104,8 +104,8 @@ def test_fragments(fmt, m16_tiles):
     facts = lanes_of(fmt).facts
     expected = in_lanes(levels_of(fmt)[0])
     assert_array_equal(made(fmt, "fragment", m16_tiles, expected, "float16"), expected)
-    shifted = np.array([0, facts["RAW_SHIFT"]] * 2)[:, None]  # of the registers of rows g + 8
-    codes = np.ldexp(expected + np.float32(facts["RAW_ZERO"]), shifted - facts["RAW_EXPONENT"])
+    shifted = np.array([0, facts["HIGH_ROW_SHIFT"]] * 2)[:, None]  # of the registers of rows g + 8
+    codes = np.ldexp(expected + np.float32(facts["CODE_BIAS"]), shifted - facts["CODE_EXPONENT"])
     assert_array_equal(made(fmt, "raw", m16_tiles, expected, "float16"), codes)
     bf16 = made(fmt, "bf16", m16_tiles, expected, "uint16")
     assert_array_equal((bf16.astype(np.uint32) << 16).view(np.float32), expected)
@@ -117,7 +117,7 @@ def test_fragments(fmt, m16_tiles):
 @each(CODEBOOKS)
 def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
     """Rounded to the type that fills the table, times a power of two."""
-    exponent = lanes_of(fmt).facts["RAW_EXPONENT"]
+    exponent = lanes_of(fmt).facts["CODE_EXPONENT"]
     expected = np.ldexp(in_lanes(levels_of(fmt)[0]), -exponent)
     lanes_of(fmt).library.fill_half(exponent)
     for name in ("fragment", "raw"):

@@ -213,7 +213,7 @@ BOUNDS = [0, 1e-45, 2.0**-100, 2.0**-17, 1e-3, 0.24, 1, 1e4, 128.5 * 65504, 2.0*
 @pytest.mark.parametrize("source", ["half", "bf16"])
 def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
     unit = row_scale.range_of(fmt, source)
-    assert unit.level + 24 <= 15 or tiles.raw_exponent(fmt) is not None
+    assert unit.level + 24 <= 15 or tiles.code_exponent(fmt) is not None
     for bound in BOUNDS:
         weight = unit.weight(bound)
         assert unit.least <= weight <= unit.most

@@ -6,10 +6,10 @@
 #include "../fragment.cuh"
 
 // v / 2^15 as halves, of eight codes in a word of a tile: qgemm/formats/mxfp4.py says how they lie there.
-__device__ inline Fragment raw_e2m1(u32 word) {
+__device__ inline Fragment e2m1_f16(u32 word) {
     constexpr u32 MASK = 0x8e008e00;
     const u32 shared = word >> 3;
-    return raw(word << 9 & MASK, word << 6 & MASK, (word << 2 ^ shared) & MASK, (word ^ shared) & MASK);
+    return codes_f16(word << 9 & MASK, word << 6 & MASK, (word << 2 ^ shared) & MASK, (word ^ shared) & MASK);
 }
 
 // Those words from nibbles, and back.
@@ -20,7 +20,7 @@ __device__ inline u32 e2m1_to_tile(u32 nibbles) {
     return w ^ (w >> 3 & 0x0c000c00) ^ (w >> 5 & 0x01800180);
 }
 __device__ inline u32 e2m1_from_tile(u32 word) {
-    const Fragment halves = raw_e2m1(word);
+    const Fragment halves = e2m1_f16(word);
     u32 nibbles = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -31,20 +31,20 @@ __device__ inline u32 e2m1_from_tile(u32 word) {
 }
 
 // Two halves v / 2^15 -> v + bias.
-__device__ inline half2 e2m1_level(half2 raw, float bias) {
-    return __hfma2(raw, __float2half2_rn(32768.0f), __float2half2_rn(bias));
+__device__ inline half2 e2m1_level(half2 codes_f16, float bias) {
+    return __hfma2(codes_f16, __float2half2_rn(32768.0f), __float2half2_rn(bias));
 }
 
 // v itself. Adding 0 makes the -0 of code 8 a 0, as it is in the table.
 __device__ inline Fragment e2m1_fragment(u32 word) {
-    Fragment levels = raw_e2m1(word);
+    Fragment levels = e2m1_f16(word);
     for (half2& pair : levels.a) pair = e2m1_level(pair, 0);
     return levels;
 }
 
 // The same as bytes, the lower ones of 1536 + v: of the half 1536, 0x6600, the last place is 1.
 __device__ inline Bytes e2m1_bytes(u32 word) {
-    Fragment levels = raw_e2m1(word);
+    Fragment levels = e2m1_f16(word);
     for (half2& pair : levels.a) pair = e2m1_level(pair, 1536);
     const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(levels.a);
     return {__byte_perm(a[0], a[2], 0x6240), __byte_perm(a[1], a[3], 0x6240)};
@@ -55,8 +55,8 @@ __device__ inline float power_of_two(int e) {
     return __int_as_float(max((e << 23) - (1 << 23), (e << 21) + (1 << 21)));
 }
 
-// floor(log2(largest)) - 2 + 127, 0 for zero, from the logarithm rounded to float: that is the next whole number's from at
-// most 91 places of a float below a power of two.
+// floor(log2(largest)) - 2 + 127, 0 for zero, from the logarithm rounded to float: that is the next whole number's from
+// at most 91 places of a float below a power of two.
 __device__ inline u8 exponent_of(float largest) {
     const u32 bits = __float_as_uint(largest);
     if (bits == 0) return 0;
@@ -111,8 +111,8 @@ struct mxfp4 : mxfp4_fields<GROUPS> {
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return e2m1_fragment(codes.qs[step]); }
     // v / 2^15, as the bits stand.
-    static constexpr int RAW_ZERO = 0, RAW_EXPONENT = mxfp4_fields<GROUPS>::LEVEL_EXPONENT, RAW_SHIFT = 0;
-    static __device__ Fragment raw(const Codes& codes, int step) { return raw_e2m1(codes.qs[step]); }
+    static constexpr int CODE_BIAS = 0, CODE_EXPONENT = mxfp4_fields<GROUPS>::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
+    static __device__ Fragment codes_f16(const Codes& codes, int step) { return e2m1_f16(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return e2m1_bytes(codes.qs[step]); }
     __device__ float2 scale(int group, int g, int block) const {
         const u32 e = *reinterpret_cast<const u32*>(this->e[group][g]);  // of both blocks

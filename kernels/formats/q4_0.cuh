@@ -12,8 +12,8 @@ struct q4_0 : HalfScales<q4_0_fields<GROUPS>> {
     using Encoder = SymmetricEncoder<q4_0_block, ZERO>;
 
     static __device__ Fragment fragment(const Codes& codes, int step) { return nibble_fragment(codes.qs[step], ZERO); }
-    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
-    static constexpr int RAW_ZERO = ZERO, RAW_EXPONENT = 24, RAW_SHIFT = 4;
-    static __device__ Fragment raw(const Codes& codes, int step) { return raw_nibbles(codes.qs[step]); }
+    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 4;
+    static __device__ Fragment codes_f16(const Codes& codes, int step) { return nibbles_f16(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return nibble_bytes(codes.qs[step]); }
 };

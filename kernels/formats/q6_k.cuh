@@ -13,12 +13,12 @@ struct q6_k : q6_k_fields<GROUPS> {
     static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.ql, codes.qh); }
     static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.ql, codes.qh); }
     static __device__ Fragment fragment(const Codes& codes, int step) {
-        return Words::levels(codes.ql[step], codes.qh[step / 2], step, RAW_ZERO);
+        return Words::levels(codes.ql[step], codes.qh[step / 2], step, CODE_BIAS);
     }
-    // Codes above -RAW_ZERO as halves, times 2^-RAW_EXPONENT.
-    static constexpr int RAW_ZERO = 32, RAW_EXPONENT = 24, RAW_SHIFT = Words::SHIFT;
-    static __device__ Fragment raw(const Codes& codes, int step) {
-        return Words::raw(codes.ql[step], codes.qh[step / 2], step);
+    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    static constexpr int CODE_BIAS = 32, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
+    static __device__ Fragment codes_f16(const Codes& codes, int step) {
+        return Words::codes_f16(codes.ql[step], codes.qh[step / 2], step);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         const Bytes q = Words::bytes(codes.ql[step], codes.qh[step / 2], step);

@@ -75,7 +75,7 @@ class Format:
     stored_in_parts: a .gguf file holds each field, and the codebook, as a tensor of its own (files/gguf/parts.py).
     to_tile, from_tile: the words of codes of each field, uint32 [..., of a lane], side by side -> as they lie in a
     device tile, and back; None if they stay as they are. Their twins for kernels are in the format's header.
-    raw_exponent: of codes that lie in a device tile as halves: these times 2^raw_exponent are the levels. None where
+    code_exponent: of codes that lie in a device tile as halves: these times 2^code_exponent are the levels. None where
     kernels find integers, or indices of a codebook.
     variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
@@ -97,7 +97,7 @@ class Format:
     stored_in_parts: bool = False
     to_tile: Callable[[LaneWords], LaneWords] | None = None
     from_tile: Callable[[LaneWords], LaneWords] | None = None
-    raw_exponent: int | None = None
+    code_exponent: int | None = None
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
 

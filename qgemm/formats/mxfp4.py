@@ -7,7 +7,7 @@ offset  bytes  field
 code  0  1  2  3  4  5  6   7  8   9  10  11  12  13  14   15
 v     0  1  2  3  4  6  8  12  0  -1  -2  -3  -4  -6  -8  -12
 
-With the sign of a code at bit 15 and its other bits at 9 to 11, a half is v / 2^15 (RAW_EXPONENT). So that few
+With the sign of a code at bit 15 and its other bits at 9 to 11, a half is v / 2^15 (CODE_EXPONENT). So that few
 instructions bring them there, the eight codes of a word w of a device tile (qgemm/cuda/layout/tile.py) are, as halves
 two by two,
 
@@ -33,7 +33,7 @@ MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int8)
 VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
 CODEBOOK = VALUES.astype(np.float32)
 CODEBOOK.flags.writeable = False
-RAW_EXPONENT = 15
+CODE_EXPONENT = 15
 SCALES = np.ldexp(np.ones(256, np.float32), np.arange(256) - 128)  # the first two are subnormal
 
 
@@ -92,5 +92,5 @@ def from_tile(words: LaneWords) -> LaneWords:
 FORMAT = Format(
     "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, formula="2^(e - 128) * codebook[q]",
     slots={"qs": HALVES}, codebook=CODEBOOK, ordinary={"e": (118, 123)},
-    to_tile=to_tile, from_tile=from_tile, raw_exponent=RAW_EXPONENT,
+    to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT,
 )  # fmt: skip

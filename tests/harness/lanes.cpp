@@ -141,6 +141,6 @@ void fill_bf16(int exponent) {
 }
 
 int facts[] = {Format::ZERO,     Format::HAS_MINIMUM,  Format::GROUP,        Format::SUPER_BLOCK, Format::HALF_FACTORS,
-               Format::RAW_ZERO, Format::RAW_EXPONENT, Format::RAW_SHIFT,    Format::RAW_LEVELS,  Format::TABLE_BYTES,
+               Format::CODE_BIAS, Format::CODE_EXPONENT, Format::HIGH_ROW_SHIFT,    Format::CODES_ARE_LEVELS,  Format::TABLE_BYTES,
                sizeof(Tile),     sizeof(Format),       sizeof(Format::Codes)};
 }

@@ -17,12 +17,12 @@ from qgemm.cuda.layout.tile import (
     ROWS,
     WARPS,
     bits_of_codes,
+    code_exponent,
     half_factors,
     k_blocks,
     largest_code,
     level_exponent,
     planes_of,
-    raw_exponent,
     scales_once,
     table,
     table_bytes,
@@ -70,8 +70,8 @@ struct alignas(16) {fmt.name}_fields {{
     static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
     // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
-    static constexpr bool RAW_LEVELS = {int(raw_exponent(fmt) is not None)};
-    static constexpr int LEVEL_EXPONENT = {raw_exponent(fmt) or 0};
+    static constexpr bool CODES_ARE_LEVELS = {int(code_exponent(fmt) is not None)};
+    static constexpr int LEVEL_EXPONENT = {code_exponent(fmt) or 0};
     static constexpr int HALF_FACTORS = {half_factors(fmt)};  // of a scale or minimum, exact as halves, or 0
     static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;

@@ -262,9 +262,9 @@ def level_exponent(fmt: Format) -> int:
     return 0 if -3 < exponent <= 15 else exponent - 15 if exponent > 15 else max(exponent, -126)
 
 
-def raw_exponent(fmt: Format) -> int | None:
+def code_exponent(fmt: Format) -> int | None:
     """e such that levels times 2^-e lie in tiles or a codebook's table as halves; None where codes are integers."""
-    return level_exponent(fmt) if fmt.needs_table else fmt.raw_exponent
+    return level_exponent(fmt) if fmt.needs_table else fmt.code_exponent
 
 
 def _bits(fmt: Format, name: str) -> int:
