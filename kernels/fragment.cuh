@@ -9,7 +9,7 @@
 //   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
 //                           Format::GROUP weights of the tile
 // so that w = scale * level + minimum. A super-block's minimums are super_minimum(group, g) times sub_minimums(...).
-// HALF_FACTORS: scales are exact as halves, half_scale(group, g, index), or as products of that and an integer, which
+// SCALE_FACTORS: scales are exact as halves, half_scale(group, g, index), or as products of that and an integer, which
 // sub_scale(group, g, index, unit) gives in a unit; minimums likewise.
 // A codebook's levels come from a table in shared memory (TABLE_BYTES, see codebook.cuh): codes_f16 and fragment, which
 // are the same, give them times 2^-CODE_EXPONENT, rounded to half or what the table holds, levels(codes, step) in

@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
         count(of.scale(group, row, i % IN_TILE), of.minimum(group, row, i % IN_TILE));
         // Factors may be larger than their products with an integer, which may be 0.
         [&](const auto& of) {
-            if constexpr (Format::HALF_FACTORS == 2)
+            if constexpr (Format::SCALE_FACTORS == 2)
                 count(__half22float2(of.half_scale(group, row, i % IN_TILE)),
                       __half22float2(of.half_minimum(group, row, i % IN_TILE)));
         }(of);

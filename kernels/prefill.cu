@@ -298,8 +298,8 @@ constexpr bool IS_HALF<half> = true;
 
 // Whether one multiply-add makes weights of codes as they are masked out of words: their scales are halves or products
 // of two, and take the power of two that such codes lack; the minimum may be what zero stands for.
-constexpr bool FOLDED = IS_HALF<In> && Format::HALF_FACTORS > 0;
-static_assert(!FOLDED || ROW_SCALE_LEVEL == -Format::CODE_EXPONENT, "codes are levels as they lie");
+constexpr bool ONE_FMA = IS_HALF<In> && Format::SCALE_FACTORS > 0;
+static_assert(!ONE_FMA || ROW_SCALE_LEVEL == -Format::CODE_EXPONENT, "codes are levels as they lie");
 
 // Raw codes -> levels times 2^ROW_SCALE_LEVEL; the codes of rows g + 8 stand HIGH_ROW_SHIFT bits higher. Half
 // arithmetic is exact here. Raw levels are in their unit already, and the codes that scales make up for.
@@ -310,23 +310,23 @@ struct Levels {
                  __float2half2_rn(two_to(ROW_SCALE_LEVEL + Format::CODE_EXPONENT - Format::HIGH_ROW_SHIFT))},
           zero(__float2half2_rn(-Format::CODE_BIAS * two_to(ROW_SCALE_LEVEL))) {}
     __device__ half2 of(half2 codes_f16, int row) const {
-        if constexpr (Format::CODES_ARE_LEVELS || FOLDED) return codes_f16;
+        if constexpr (Format::CODES_ARE_LEVELS || ONE_FMA) return codes_f16;
         return Format::CODE_BIAS ? __hfma2(codes_f16, factor[row], zero) : __hmul2(codes_f16, factor[row]);
     }
 };
 
 // Scale and minimum of rows g and g + 8, as they meet levels of W to make operand A.
 template <class T>
-struct Scaling;
+struct GroupScale;
 
 template <>
-struct Scaling<half> {
+struct GroupScale<half> {
     half2 scale, minimum;
-    Scaling() = default;
-    __device__ Scaling(float2 d, float2 m) : scale(__float22half2_rn(d)), minimum(__float22half2_rn(m)) {}
+    GroupScale() = default;
+    __device__ GroupScale(float2 d, float2 m) : scale(__float22half2_rn(d)), minimum(__float22half2_rn(m)) {}
     // What a code of 0 stands for, where that is no minimum of its own.
     __device__ void subtract_zero() {
-        if constexpr (FOLDED && !Format::HAS_MINIMUM)
+        if constexpr (ONE_FMA && !Format::HAS_MINIMUM)
             minimum = __hmul2(scale,
                               __floats2half2_rn(-Format::CODE_BIAS * two_to(ROW_SCALE_LEVEL),
                                                 -Format::CODE_BIAS * two_to(ROW_SCALE_LEVEL + Format::HIGH_ROW_SHIFT)));
@@ -334,11 +334,11 @@ struct Scaling<half> {
     __device__ u32 weights(half2 levels, int row) const {
         const half2 d = row ? __high2half2(scale) : __low2half2(scale);
         const half2 m = row ? __high2half2(minimum) : __low2half2(minimum);
-        const half2 w = FOLDED ? __hfma2(levels, d, m) : __hmul2(levels, d);
+        const half2 w = ONE_FMA ? __hfma2(levels, d, m) : __hmul2(levels, d);
         return *reinterpret_cast<const u32*>(&w);
     }
-    __device__ Scaling of_lane(int lane) const {
-        Scaling found;
+    __device__ GroupScale of_lane(int lane) const {
+        GroupScale found;
         found.scale = __shfl_sync(~0u, scale, lane, 4);
         if constexpr (Format::HAS_MINIMUM) found.minimum = __shfl_sync(~0u, minimum, lane, 4);
         found.subtract_zero();
@@ -347,10 +347,10 @@ struct Scaling<half> {
 };
 
 template <>
-struct Scaling<bf16> {
+struct GroupScale<bf16> {
     float2 scale, minimum;
-    Scaling() = default;
-    __device__ Scaling(float2 d, float2 m) : scale(d), minimum(m) {}
+    GroupScale() = default;
+    __device__ GroupScale(float2 d, float2 m) : scale(d), minimum(m) {}
     __device__ void subtract_zero() {}
     __device__ u32 weights(half2 levels, int row) const {
         const float2 q = __half22float2(levels);
@@ -358,8 +358,8 @@ struct Scaling<bf16> {
         __nv_bfloat162 w = __floats2bfloat162_rn(q.x * d + m, q.y * d + m);
         return *reinterpret_cast<u32*>(&w);
     }
-    __device__ Scaling of_lane(int lane) const {
-        Scaling found;
+    __device__ GroupScale of_lane(int lane) const {
+        GroupScale found;
         found.scale = of_lane(scale, lane);
         if constexpr (Format::HAS_MINIMUM) found.minimum = of_lane(minimum, lane);
         return found;
@@ -381,7 +381,7 @@ struct RowExponent {
     }
     // Exponents of what brings scales and minimums into their units, and of that of sums.
     __device__ int scale(int r) const {
-        return -weight[r] - ROW_SCALE_LEVEL - (FOLDED && r ? Format::HIGH_ROW_SHIFT : 0);
+        return -weight[r] - ROW_SCALE_LEVEL - (ONE_FMA && r ? Format::HIGH_ROW_SHIFT : 0);
     }
     __device__ int minimum(int r) const { return -weight[r]; }
     __device__ float sum(int r) const { return two_to(weight[r]); }
@@ -391,12 +391,12 @@ __device__ inline float2 operator*(float2 a, float2 b) { return {a.x * b.x, a.y 
 
 // Scales and minimums in their units, in half arithmetic if they are halves (FACTORS = 1) or products of two.
 template <class Found, class Fields, int FACTORS>
-struct ScalerOf;
+struct ScaleLoaderOf;
 
 template <class Found, class Fields>
-struct ScalerOf<Found, Fields, 0> {
+struct ScaleLoaderOf<Found, Fields, 0> {
     float2 scale, minimum;
-    __device__ explicit ScalerOf(const RowExponent& row_exponent)
+    __device__ explicit ScaleLoaderOf(const RowExponent& row_exponent)
         : scale{two_to(row_exponent.scale(0)), two_to(row_exponent.scale(1))},
           minimum{two_to(row_exponent.minimum(0)), two_to(row_exponent.minimum(1))} {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
@@ -417,9 +417,9 @@ struct Power {
 };
 
 template <class Found, class Fields>
-struct ScalerOf<Found, Fields, 1> {
+struct ScaleLoaderOf<Found, Fields, 1> {
     half2 first, rest, minimum;
-    __device__ explicit ScalerOf(const RowExponent& row_exponent)
+    __device__ explicit ScaleLoaderOf(const RowExponent& row_exponent)
         : minimum(Power::pair(row_exponent.minimum(0), row_exponent.minimum(1))) {
         const Power scale(row_exponent.scale(0), row_exponent.scale(1));
         first = scale.first, rest = __hmul2(scale.second, scale.last);
@@ -435,9 +435,9 @@ struct ScalerOf<Found, Fields, 1> {
 // Products of halves and integers below 256: the integer takes what is less than 1 of the unit, so that the product
 // alone is rounded.
 template <class Found, class Fields>
-struct ScalerOf<Found, Fields, 2> {
+struct ScaleLoaderOf<Found, Fields, 2> {
     Power scale, minimum;
-    __device__ explicit ScalerOf(const RowExponent& row_exponent)
+    __device__ explicit ScaleLoaderOf(const RowExponent& row_exponent)
         : scale(row_exponent.scale(0), row_exponent.scale(1)),
           minimum(row_exponent.minimum(0), row_exponent.minimum(1)) {}
     __device__ Found operator()(const Fields& fields, int warp, int g, int index) const {
@@ -450,42 +450,42 @@ struct ScalerOf<Found, Fields, 2> {
         return found;
     }
 };
-using Scaler = ScalerOf<Scaling<In>, Format, FOLDED ? Format::HALF_FACTORS : 0>;
+using ScaleLoader = ScaleLoaderOf<GroupScale<In>, Format, ONE_FMA ? Format::SCALE_FACTORS : 0>;
 
-// The scalings of a lane's rows, k_block by k_block. Where it is faster, the four lanes that share those rows decode
+// The quad_scales of a lane's rows, k_block by k_block. Where it is faster, the four lanes that share those rows decode
 // them for each other, of a stage at a time. Those of bf16 take twice the registers.
-constexpr bool FEW = TOKENS <= 16 && IS_HALF<In>;
-constexpr int SHARING = K_BLOCKS > 1 || Format::SCALES_ONCE || FEW ? 4 : 1;  // lanes
+constexpr bool FEW_TOKENS = TOKENS <= 16 && IS_HALF<In>;
+constexpr int SCALE_LANES = K_BLOCKS > 1 || Format::SCALES_ONCE || FEW_TOKENS ? 4 : 1;  // lanes
 
 template <int>
-struct Scalings;
+struct QuadScales;
 
 template <>
-struct Scalings<1> {
-    const Scaler& scaler;
+struct QuadScales<1> {
+    const ScaleLoader& scale_loader;
     const Format* fields;
-    __device__ explicit Scalings(const Scaler& scaler) : scaler(scaler) {}
+    __device__ explicit QuadScales(const ScaleLoader& scale_loader) : scale_loader(scale_loader) {}
     // For a k_block of a stage and of a tile; tile: its number.
     __device__ void begin(const Pipeline& pipeline, int stage, int k_block, int, u32 tile, int, int) {
         fields = &pipeline.fields(stage, k_block, tile);
     }
-    __device__ Scaling<In> operator()(int warp, int lane, int, int, int index) const {
-        Scaling<In> found = scaler(*fields, warp, lane / 4, index);
+    __device__ GroupScale<In> operator()(int warp, int lane, int, int, int index) const {
+        GroupScale<In> found = scale_loader(*fields, warp, lane / 4, index);
         found.subtract_zero();
         return found;
     }
 };
 
 template <>
-struct Scalings<4> {
+struct QuadScales<4> {
     // BATCH: k_blocks whose scales are decoded at once, those of a stage; of a tile if a stage would leave lanes idle.
     static constexpr bool OVER_STAGES = K_BLOCKS_PER_STAGE == 1 && K_BLOCKS > 1;
     static constexpr int BATCH = OVER_STAGES ? K_BLOCKS : K_BLOCKS_PER_STAGE, TILE_SCALES = K_BLOCKS * K_BLOCK_SCALES;
     static constexpr int ALL = BATCH * K_BLOCK_SCALES, EACH = (ALL + 3) / 4;  // of a batch, of a lane
-    const Scaler& scaler;
+    const ScaleLoader& scale_loader;
     u32 number = ~0u;  // of the tile in hand
-    Scaling<In> mine[EACH];
-    __device__ explicit Scalings(const Scaler& scaler) : scaler(scaler) {}
+    GroupScale<In> mine[EACH];
+    __device__ explicit QuadScales(const ScaleLoader& scale_loader) : scale_loader(scale_loader) {}
     // What lies beyond the end of K is decoded, and not used.
     __device__ void begin(const Pipeline& pipeline, int stage, int k_block, int in_tile, u32 tile, int warp, int lane) {
         if (OVER_STAGES ? tile == number : k_block % BATCH != 0) return;
@@ -495,10 +495,10 @@ struct Scalings<4> {
             const u32 at = (lane % 4u * EACH + i) % ALL;
             const Format& fields = pipeline.fields(stage, k_block + at / TILE_SCALES * K_BLOCKS, tile);
             const int first = OVER_STAGES ? 0 : in_tile * K_BLOCK_SCALES;
-            mine[i] = scaler(fields, warp, lane / 4, (first + at) % TILE_SCALES);
+            mine[i] = scale_loader(fields, warp, lane / 4, (first + at) % TILE_SCALES);
         }
     }
-    __device__ Scaling<In> operator()(int, int, int k_block, int in_tile, int index) const {
+    __device__ GroupScale<In> operator()(int, int, int k_block, int in_tile, int index) const {
         if constexpr (OVER_STAGES) {
             return mine[index].of_lane(in_tile);
         } else {
@@ -566,17 +566,17 @@ struct Consumer {
     // Decodes a k_block of W and starts to add its products to the sums; waits for those of the k_block before.
     __device__ __forceinline__ void multiply(float (&acc)[ACC_SIZE], Weights& weights, const Words& words,
                                              Cursor& cursor, int k_block, const Levels& levels,
-                                             Scalings<SHARING>& scalings) const {
+                                             QuadScales<SCALE_LANES>& quad_scales) const {
         const int in_tile = u32(cursor.j * K_BLOCKS_PER_STAGE + k_block) % u32(K_BLOCKS);
-        scalings.begin(pipeline, cursor.state.stage, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp,
-                       lane);
-        Scaling<In> scaling;
+        quad_scales.begin(pipeline, cursor.state.stage, k_block, in_tile, cursor.fields() + k_block / K_BLOCKS, warp,
+                          lane);
+        GroupScale<In> group_scale;
 #pragma unroll
         for (int step = 0; step < K_BLOCK_STEPS; ++step) {
-            if (step % SCALE_STEPS == 0) scaling = scalings(warp, lane, k_block, in_tile, step / SCALE_STEPS);
+            if (step % SCALE_STEPS == 0) group_scale = quad_scales(warp, lane, k_block, in_tile, step / SCALE_STEPS);
             const Fragment codes_f16 = Format::codes_f16(words, step);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) weights[step][r] = scaling.weights(levels.of(codes_f16.a[r], r % 2), r % 2);
+            for (int r = 0; r < 4; ++r) weights[step][r] = group_scale.weights(levels.of(codes_f16.a[r], r % 2), r % 2);
         }
         const unsigned long long x = cursor.x + k_block * X_K_BLOCK;
         wgmma_fence();
@@ -589,33 +589,34 @@ struct Consumer {
 
     // A whole stage. While wgmma reads one k_block's weights, the other's are decoded, beginning with `first`.
     __device__ __forceinline__ void multiply(float (&acc)[ACC_SIZE], Weights (&weights)[2], int first, Cursor& cursor,
-                                             const Levels& levels, Scalings<SHARING>& scalings) const {
+                                             const Levels& levels, QuadScales<SCALE_LANES>& quad_scales) const {
         Words read[TOGETHER];
 #pragma unroll
         for (int k_block = 0; k_block < K_BLOCKS_PER_STAGE; ++k_block) {
             if (k_block % TOGETHER == 0)
 #pragma unroll
                 for (int i = 0; i < TOGETHER; ++i) read[i] = words(cursor, k_block + i);
-            multiply(acc, weights[(first + k_block) % 2], read[k_block % TOGETHER], cursor, k_block, levels, scalings);
+            multiply(acc, weights[(first + k_block) % 2], read[k_block % TOGETHER], cursor, k_block, levels,
+                     quad_scales);
         }
     }
 
     // Adds the products of this split's stages of a segment to the sums.
     __device__ __forceinline__ void multiply(float (&acc)[ACC_SIZE], const WorkTile& s, u32 before,
-                                             const Levels& levels, const Scaler& scaler) const {
+                                             const Levels& levels, const ScaleLoader& scale_loader) const {
         Weights weights[2];
-        Scalings<SHARING> scalings(scaler);
+        QuadScales<SCALE_LANES> quad_scales(scale_loader);
         Cursor cursor(*this, s, before);
         const int end = end_stage(p, s),
                   end_of_whole = K_BLOCKS_PER_STAGE > 1 ? min(end, p.along / K_BLOCKS_PER_STAGE) : end;
         while (cursor.j < end_of_whole) {
             cursor.wait();
-            multiply(acc, weights, 0, cursor, levels, scalings);
+            multiply(acc, weights, 0, cursor, levels, quad_scales);
             cursor.advance();
             if constexpr (K_BLOCKS_PER_STAGE % 2) {
                 if (cursor.j >= end_of_whole) break;
                 cursor.wait();
-                multiply(acc, weights, 1, cursor, levels, scalings);
+                multiply(acc, weights, 1, cursor, levels, quad_scales);
                 cursor.advance();
             }
         }
@@ -624,7 +625,7 @@ struct Consumer {
         if (K_BLOCKS_PER_STAGE > 1 && cursor.j < end) {
             cursor.wait();
             for (int k_block = 0; k_block < p.along % K_BLOCKS_PER_STAGE; ++k_block) {
-                multiply(acc, weights[0], words(cursor, k_block), cursor, k_block, levels, scalings);
+                multiply(acc, weights[0], words(cursor, k_block), cursor, k_block, levels, quad_scales);
                 wgmma_wait<0>();
             }
             cursor.advance();
@@ -869,7 +870,7 @@ struct Consumer {
             stages += end_stage(p, s) - first_stage(s);
             float acc[ACC_SIZE] = {};
             const RowExponent row_exponent(found);
-            multiply(acc, s, before, levels, Scaler(row_exponent));
+            multiply(acc, s, before, levels, ScaleLoader(row_exponent));
             more = !SINGLE_TILE && scheduler.fetch(next);
             if (more) found = row_absmax(of_rows, next.tile);  // on their way while this tile is stored
             const TilePeers peers = all.peers(s);

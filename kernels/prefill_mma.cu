@@ -6,7 +6,7 @@
 // Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), WARP_SPLIT_K, STAGES
 // (at least 3), MAX_SPLIT_K.
 #include "cut.cuh"
-#include "folded.cuh"
+#include "scaled_weights.cuh"
 
 constexpr int BATCH = COLUMN_TILES < 8 ? COLUMN_TILES : 8;     // column tiles whose x is read at a time
 constexpr int BATCHES = K_BLOCK_STEPS * COLUMN_TILES / BATCH;  // of a k_block
@@ -50,7 +50,7 @@ struct XCopies {
 // A warp's weights, step by step.
 struct Decoder {
     typename Format::Codes codes[GROUPS];
-    Folded<In> folded[GROUPS];
+    ScaledWeights<In> scaled_weights[GROUPS];
     int first, lane;  // first: of its groups, within the row_block
     float factor;
 
@@ -62,10 +62,10 @@ struct Decoder {
         for (int group = 0; group < GROUPS; ++group) {
             if (step % SCALE_STEPS == 0) {
                 const int index = k_block % K_BLOCKS * K_BLOCK_SCALES + step / SCALE_STEPS;
-                folded[group] = {weights.fields.scale(first + group, lane / 4, index),
-                                 weights.fields.minimum(first + group, lane / 4, index), factor};
+                scaled_weights[group] = {weights.fields.scale(first + group, lane / 4, index),
+                                         weights.fields.minimum(first + group, lane / 4, index), factor};
             }
-            a[group] = folded[group].template weights<Format>(codes[group], step);
+            a[group] = scaled_weights[group].template weights<Format>(codes[group], step);
         }
     }
 };

@@ -1,5 +1,5 @@
-// Scales of a tile that the lanes of a warp decode once for each other, and the minimums of a super-block, which meet
-// the sums of x over its groups once a tile.
+// SmemScales of a tile that the lanes of a warp decode once for each other, and the minimums of a super-block, which
+// meet the sums of x over its groups once a tile.
 #pragma once
 
 #include "operand.cuh"
@@ -10,7 +10,7 @@ constexpr bool SHARED_MINIMUM = Format::HAS_MINIMUM && Format::SUPER_BLOCK;  // 
 
 // The decoded scales of the tile in hand, rows g and g + 8.
 template <bool ONCE>
-struct Scales {
+struct SmemScales {
     float2 of[ROW_BLOCKS][TILE_SCALES][8 * GROUPS];
 
     __device__ void take(const Fields& fields, int row_block, int lane) {
@@ -26,7 +26,7 @@ struct Scales {
     }
 };
 template <>
-struct Scales<false> {
+struct SmemScales<false> {
     __device__ void take(const Fields&, int, int) {}
     __device__ float2 operator()(const Fields& fields, int, int group, int g, int index) const {
         return fields.scale(group, g, index);
@@ -35,7 +35,7 @@ struct Scales<false> {
 
 // The memory of a warp: its pipeline, whose stages hold an X, and the scales of the tile in hand.
 template <class X>
-struct Smem : Scales<Format::SCALES_ONCE> {
+struct Smem : SmemScales<Format::SCALES_ONCE> {
     SmemPipeline<X, K_BLOCKS> pipeline;
 };
 

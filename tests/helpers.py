@@ -99,7 +99,7 @@ def subnormal_loss(w: qgemm.Tensor) -> np.ndarray:
     unit = row_scale.range_of(w.format, "half")
     weights = np.array([unit.weight(bound) for bound in tiles.row_absmax(w.format, w.blocks)])
     loss = 2.0 ** (weights - 25) * (2 + float(tiles.largest_code(w.format)) * 2.0**unit.level)
-    return np.where((weights <= 0) & (tiles.half_factors(w.format) > 0), 0, loss)
+    return np.where((weights <= 0) & (tiles.scale_factors(w.format) > 0), 0, loss)
 
 
 def product_bound(x: np.ndarray, w: qgemm.Tensor, dtype: np.dtype) -> np.ndarray:

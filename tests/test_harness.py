@@ -80,7 +80,7 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
     assert facts["HAS_MINIMUM"] == (minimum is not None)
     assert facts["GROUP"] == codes.shape[-1] == fmt.group
     assert facts["SUPER_BLOCK"] == (fmt.weights > fmt.group)
-    assert facts["HALF_FACTORS"] == tiles.half_factors(fmt)
+    assert facts["SCALE_FACTORS"] == tiles.scale_factors(fmt)
     assert facts["TABLE_BYTES"] == tiles.table_bytes(fmt)
     assert facts["TILE_SIZE"] == tiles.tile_dtype(fmt).itemsize
     exponent = tiles.code_exponent(fmt)
@@ -138,14 +138,14 @@ def test_scales_and_minimums(fmt, m16_tiles):
 
 
 @each_size
-@each([fmt for fmt in TILED if tiles.half_factors(fmt)])
+@each([fmt for fmt in TILED if tiles.scale_factors(fmt)])
 def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
     """One half, or that of a super-block times an integer, which is given in any unit."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
     factors, minimums = (device_array(scale.shape, np.float16) for _ in range(2))
     lanes_of(fmt).call("half_scale", m16_tiles, one_tile(fmt)[1], factors, minimums)
     wide = [factors.astype(np.float32), minimums.astype(np.float32)]
-    if tiles.half_factors(fmt) == 2:
+    if tiles.scale_factors(fmt) == 2:
         for unit in (1.0, 2.0**-7):
             lanes_of(fmt).call("sub_scale", m16_tiles, one_tile(fmt)[1], factors, minimums, unit=unit)
             with np.errstate(invalid="ignore"):  # infinity times zero

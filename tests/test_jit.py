@@ -24,7 +24,7 @@ def test_header_is_the_twin_of_the_module(fmt):
         return
     assert f"Twin of qgemm/formats/{fmt.name}.py" in text
     assert re.search(rf"struct {fmt.name} : [\w<]*<?{fmt.name}_fields<GROUPS>", text)
-    assert ("HalfScales<" in text or "HalfMinimums<" in text) == (tiles.half_factors(fmt) == 1)
+    assert ("HalfScales<" in text or "HalfMinimums<" in text) == (tiles.scale_factors(fmt) == 1)
     assert re.search(rf"HAS_MINIMUM = {'true' if {'m', 'dmin'} & {*fmt.scale_fields} else 'false'};", text)
 
 

@@ -233,7 +233,7 @@ def power(x):
 
 def folded(fmt, blocks):
     """Weights of one row of blocks as the prefill kernel makes them of codes, what it rounds to them, their unit."""
-    unit, factors = row_scale.range_of(fmt, "half"), tiles.half_factors(fmt)
+    unit, factors = row_scale.range_of(fmt, "half"), tiles.scale_factors(fmt)
     weight = unit.weight(tiles.row_absmax(fmt, blocks[None])[0])
     codes, scale, minimum, zero = fmt.decode_levels(blocks)
     levels = codes.astype(np.float64) - zero
@@ -262,7 +262,7 @@ def folded(fmt, blocks):
     return (raw * d[..., None] + m[..., None]).astype(np.float16), want, weight
 
 
-@each([fmt for fmt in TILED if tiles.half_factors(fmt)])
+@each([fmt for fmt in TILED if tiles.scale_factors(fmt)])
 @given(seeds(), st.integers(-24, 15), st.integers(-24, 15))
 def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, of_scales, of_minimums):
     """It is rounded once; of a row whose unit is 1 or less nothing is lost of subnormal weights."""

@@ -82,13 +82,13 @@ struct Lanes {
     // Factors that are exact as halves, those of a group in this unit.
     static void half_scale(const Tile& tile, half2* out, half2* minimums) {
         for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
-            if constexpr (Own::HALF_FACTORS != 0)
+            if constexpr (Own::SCALE_FACTORS != 0)
                 out[to] = fields.half_scale(group, g, index), minimums[to] = fields.half_minimum(group, g, index);
         });
     }
     static void sub_scale(const Tile& tile, half2* out, half2* minimums, float unit) {
         for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
-            if constexpr (Own::HALF_FACTORS == 2) {
+            if constexpr (Own::SCALE_FACTORS == 2) {
                 const half2 units = __float2half2_rn(unit);
                 out[to] = fields.sub_scale(group, g, index, units);
                 minimums[to] = fields.sub_minimum(group, g, index, units);
@@ -140,7 +140,7 @@ void fill_bf16(int exponent) {
     for (threadIdx.x = 0; threadIdx.x < LANES; ++threadIdx.x) fill_table<Format, bf16, LANES>(exponent);
 }
 
-int facts[] = {Format::ZERO,     Format::HAS_MINIMUM,  Format::GROUP,        Format::SUPER_BLOCK, Format::HALF_FACTORS,
+int facts[] = {Format::ZERO,     Format::HAS_MINIMUM,  Format::GROUP,        Format::SUPER_BLOCK, Format::SCALE_FACTORS,
                Format::CODE_BIAS, Format::CODE_EXPONENT, Format::HIGH_ROW_SHIFT,    Format::CODES_ARE_LEVELS,  Format::TABLE_BYTES,
                sizeof(Tile),     sizeof(Format),       sizeof(Format::Codes)};
 }

@@ -18,11 +18,11 @@ from qgemm.cuda.layout.tile import (
     WARPS,
     bits_of_codes,
     code_exponent,
-    half_factors,
     k_blocks,
     largest_code,
     level_exponent,
     planes_of,
+    scale_factors,
     scales_once,
     table,
     table_bytes,
@@ -72,7 +72,7 @@ struct alignas(16) {fmt.name}_fields {{
     // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
     static constexpr bool CODES_ARE_LEVELS = {int(code_exponent(fmt) is not None)};
     static constexpr int LEVEL_EXPONENT = {code_exponent(fmt) or 0};
-    static constexpr int HALF_FACTORS = {half_factors(fmt)};  // of a scale or minimum, exact as halves, or 0
+    static constexpr int SCALE_FACTORS = {scale_factors(fmt)};  // of a scale or minimum, exact as halves, or 0
     static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;
     // A lane's words of codes side by side -> as they lie in a tile, and back; a format may have its own.

@@ -41,7 +41,7 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
     makes weights of codes that are subnormal halves, scales take the power of two that codes lack (`folded`). Weights
     made of halves are multiples of 2^-24: in a unit of at most 1 nothing is lost of those that are subnormal halves.
     """
-    code_exponent, factors = tiles.code_exponent(fmt), tiles.half_factors(fmt)
+    code_exponent, factors = tiles.code_exponent(fmt), tiles.scale_factors(fmt)
     folded = factors > 0 and source == "half"
     level = CODES if folded else LEVEL if code_exponent is None else -code_exponent
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code

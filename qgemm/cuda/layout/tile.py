@@ -78,7 +78,7 @@ def scales_once(fmt: Format) -> bool:
     )
 
 
-def half_factors(fmt: Format) -> int:
+def scale_factors(fmt: Format) -> int:
     """In how many factors that are exact as halves a tile has the scales of a format, and minimums.
 
     1: as halves; 2: as a super-block's half and an integer; 0: as something else.
@@ -199,7 +199,7 @@ def row_absmax(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
         with np.errstate(invalid="ignore"):
             minimum = -scale * zero if minimum is None else minimum - scale * zero
     pairs = [(scale, minimum)]
-    if half_factors(fmt) == 2:
+    if scale_factors(fmt) == 2:
         pairs.append((flat["d"], flat["dmin"] if "dmin" in (fmt.dtype.names or ()) else None))
     most = np.zeros(len(blocks), np.float32)
     for scale, minimum in pairs:

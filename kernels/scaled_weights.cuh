@@ -5,16 +5,16 @@
 
 // Of rows g and g + 8, for as many steps as share a scale.
 template <class T>
-struct Folded;
+struct ScaledWeights;
 
 // Levels are exact; scale, minimum and weight are rounded to half once each. The factor, a power of two, brings them
 // into its range.
 template <>
-struct Folded<half> {
+struct ScaledWeights<half> {
     half2 scale[2], minimum[2];
 
-    __device__ Folded() {}
-    __device__ Folded(float2 d, float2 m, float factor)
+    __device__ ScaledWeights() {}
+    __device__ ScaledWeights(float2 d, float2 m, float factor)
         : scale{__float2half2_rn(d.x * factor), __float2half2_rn(d.y * factor)},
           minimum{__float2half2_rn(m.x * factor), __float2half2_rn(m.y * factor)} {}
     template <class Format>
@@ -30,11 +30,11 @@ struct Folded<half> {
 
 // The weight is computed in float and rounded to bf16 once.
 template <>
-struct Folded<bf16> {
+struct ScaledWeights<bf16> {
     float scale[2], minimum[2];
 
-    __device__ Folded() {}
-    __device__ Folded(float2 d, float2 m, float factor)
+    __device__ ScaledWeights() {}
+    __device__ ScaledWeights(float2 d, float2 m, float factor)
         : scale{d.x * factor, d.y * factor}, minimum{m.x * factor, m.y * factor} {}
     template <class Format>
     __device__ Fragment weights(const typename Format::Codes& codes, int step) const {
