@@ -57,8 +57,8 @@ __device__ inline void for_codes(Visit visit) {
 
 // The index, among the chunks of the codes of a k_block, of the chunk that holds a lane's word.
 template <class Codes>
-__device__ inline int chunk_index(int group, int lane, int word) {
-    return (group * Codes::PARTS + word / Codes::CHUNK) * 32 + lane;
+__device__ inline int chunk_index(int m16, int lane, int word) {
+    return (m16 * Codes::PARTS + word / Codes::CHUNK) * 32 + lane;
 }
 
 // The rows of a piece: where they are in memory, and in shared memory, where a row begins inside a chunk as in memory.
@@ -97,7 +97,7 @@ struct Piece {
     }
     // visit(tile, k_block, group of rows): a warp each
     template <class Visit>
-    __device__ void for_groups(Visit visit) const {
+    __device__ void for_m16_tiles(Visit visit) const {
         for (int i = threadIdx.x / 32; i < tiles * K_BLOCKS * WARPS; i += THREADS / 32)
             visit(i / WARPS / K_BLOCKS, i / WARPS % K_BLOCKS, i % WARPS);
     }

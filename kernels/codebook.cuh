@@ -46,7 +46,7 @@ struct Codebook : Fields {
         }
         return found;
     }
-    __device__ float2 scale(int group, int g, int block) const { return absmax_pair(this->absmax[group][g], block); }
+    __device__ float2 scale(int m16, int g, int block) const { return absmax_pair(this->absmax[m16][g], block); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 
     // Levels times 2^-exponent, by the first threads of a CTA, which must meet before they look anything up. Unrolled,

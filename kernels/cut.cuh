@@ -1,6 +1,6 @@
 // A CTA that owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of `split_k` split_k of K: how the mma
 // kernels for many tokens cut y, fill their stages and add up. WARP_SPLIT_K k_blocks at a time come through a pipeline
-// of STAGES stages, with codes, fields and x; a warp owns GROUPS groups of 16 rows and one of the WARP_SPLIT_K
+// of STAGES stages, with codes, fields and x; a warp owns M16_TILES groups of 16 rows and one of the WARP_SPLIT_K
 // k_blocks. The sums of splits and split_k meet at the end, in a fixed order.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "pipeline.cuh"
 #include "tile.cuh"
 
-constexpr int ROWS = ROW_BLOCKS * TILE_ROWS, ROW_WARPS = ROW_BLOCKS * WARPS / GROUPS,
+constexpr int ROWS = ROW_BLOCKS * TILE_ROWS, ROW_WARPS = ROW_BLOCKS * WARPS / M16_TILES,
               THREADS = 32 * ROW_WARPS * WARP_SPLIT_K;
 constexpr int COLUMN_TILES = TOKENS / 8;
 constexpr int STORED = TOKENS < 32 ? TOKENS : 32;  // tokens whose sums are in shared memory at a time
@@ -26,7 +26,7 @@ struct StageOf {
     X x[WARP_SPLIT_K][TOKENS];
 };
 using Stored = float[WARP_SPLIT_K][STORED][STRIDE];
-using WarpAcc = Acc[GROUPS][COLUMN_TILES];
+using WarpAcc = Acc[M16_TILES][COLUMN_TILES];
 
 // The CTA's share of y [m, n] = x [m, k] @ W [n, k].T.
 struct Problem {
@@ -47,15 +47,15 @@ struct Problem {
 
 // Where a warp stands.
 struct Place {
-    int lane = threadIdx.x % 32, warp_k, first_group;  // of the CTA's groups of rows
+    int lane = threadIdx.x % 32, warp_k, first_m16;  // of the CTA's groups of rows
 
     __device__ Place() {
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-        warp_k = warp / ROW_WARPS, first_group = warp % ROW_WARPS * GROUPS;
+        warp_k = warp / ROW_WARPS, first_m16 = warp % ROW_WARPS * M16_TILES;
     }
     template <class Stage>
     __device__ const Weights& weights(const Stage& stage) const {
-        return stage.weights[warp_k][first_group / WARPS];
+        return stage.weights[warp_k][first_m16 / WARPS];
     }
 };
 
@@ -111,13 +111,13 @@ __device__ inline void fill_stages(WeightCopies& weights, XCopies& x, u32 stage_
 
 // The sums of a tile's split_k, which the last of its CTAs adds up. Counters are zero before and after.
 struct SplitK {
-    float4* partials;  // [tile][slice][GROUPS * COLUMN_TILES][THREADS]
+    float4* partials;  // [tile][slice][M16_TILES * COLUMN_TILES][THREADS]
     u32* counters;     // [tile]
     int count;
 
     // True in the CTA that is to go on, with the sums of all.
     __device__ bool add(WarpAcc& mine, const Problem& p) const {
-        constexpr int QUADS = GROUPS * COLUMN_TILES;
+        constexpr int QUADS = M16_TILES * COLUMN_TILES;
         float4* first = partials + i64(p.tile) * count * QUADS * THREADS + threadIdx.x;
         float4* own = first + p.cta_k * QUADS * THREADS;
 #pragma unroll
@@ -168,13 +168,13 @@ __device__ inline void store(const WarpAcc& acc, Stored& stored, Out* y, const P
     for (int first = 0; first < TOKENS; first += STORED) {
         __syncthreads();
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group)
+        for (int m16 = 0; m16 < M16_TILES; ++m16)
 #pragma unroll
             for (int token = 0; token < STORED; token += 8)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    stored[at.warp_k][token + 2 * t + i % 2][16 * (at.first_group + group) + g + i / 2 * 8] =
-                        acc[group][(first + token) / 8].sum[i];
+                    stored[at.warp_k][token + 2 * t + i % 2][16 * (at.first_m16 + m16) + g + i / 2 * 8] =
+                        acc[m16][(first + token) / 8].sum[i];
         __syncthreads();
         const int end = min(STORED, p.m - p.first_token - first);
         if (p.first_row + row < p.n)

@@ -3,7 +3,7 @@
 // A CTA, its warps and their pipelines are those of split.cuh. Weights are operand A, masked out of the codes in shared
 // memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where
 // a scale is shared, for the zero or the minimum; scales multiply the float sums.
-// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS, WARP_SPLIT_K, STAGES,
+// Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4), ROW_BLOCKS, WARP_SPLIT_K, STAGES,
 // BULK.
 #include "operand.cuh"
 #include "pieces.cuh"
@@ -59,8 +59,8 @@ __device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Smem<Rows>& m
     }
     if constexpr (SHARED_MINIMUM) take_x_sums(x_sums, starts, k_block, lane);
 #pragma unroll
-    for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group) {
-        const int row_block = group / GROUPS, of_row_block = group % GROUPS;
+    for (int m16 = 0; m16 < ROW_BLOCKS * M16_TILES; ++m16) {
+        const int row_block = m16 / M16_TILES, of_row_block = m16 % M16_TILES;
         const Fields& fields = mine.pipeline.fields(i, stage, row_block);
         const auto codes = mine.pipeline.codes(stage, row_block).codes(of_row_block, lane);
 #pragma unroll

@@ -3,7 +3,7 @@
 //
 // A CTA, its warps and their pipelines are those of split.cuh. x comes as Activations, k_block by k_block [along][m],
 // or, if it is small, as numbers [m, k], which each CTA quantizes for itself.
-// Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), GROUPS (1, 2, 4), ROW_BLOCKS,
+// Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), M16_TILES (1, 2, 4), ROW_BLOCKS,
 // WARP_SPLIT_K, STAGES, BULK.
 #include "dots.cuh"
 #include "quantize.cuh"
@@ -49,8 +49,8 @@ __device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Smem& mine, c
         }
     }
 #pragma unroll
-    for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group) {
-        const int row_block = group / GROUPS, of_row_block = group % GROUPS;
+    for (int m16 = 0; m16 < ROW_BLOCKS * M16_TILES; ++m16) {
+        const int row_block = m16 / M16_TILES, of_row_block = m16 % M16_TILES;
         const Fields& fields = mine.pipeline.fields(i, stage, row_block);
         const auto codes = mine.pipeline.codes(stage, row_block).codes(of_row_block, lane);
 #pragma unroll

@@ -6,11 +6,11 @@
 //   codes_f16(codes, step)        the codes as halves times 2^-CODE_EXPONENT, not corrected for zero, for tensor cores;
 //                           those of row g + 8 are shifted up by HIGH_ROW_SHIFT bits
 //   bytes(codes, step)      the codes q as bytes, columns in the order 2t, 2t + 8, 2t + 1, 2t + 9: row g, row g + 8
-//   scale(group, g, index), minimum(group, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
-//                           Format::GROUP weights of the tile
-// so that w = scale * level + minimum. A super-block's minimums are super_minimum(group, g) times sub_minimums(...).
-// SCALE_FACTORS: scales are exact as halves, half_scale(group, g, index), or as products of that and an integer, which
-// sub_scale(group, g, index, unit) gives in a unit; minimums likewise.
+//   scale(m16, g, index), minimum(m16, g, index)   of rows g and g + 8 of a group of 16 rows, for the index-th
+//                           Format::GROUP_SIZE weights of the tile
+// so that w = scale * level + minimum. A super-block's minimums are super_minimum(m16, g) times sub_minimums(...).
+// SCALE_FACTORS: scales are exact as halves, half_scale(m16, g, index), or as products of that and an integer, which
+// sub_scale(m16, g, index, unit) gives in a unit; minimums likewise.
 // A codebook's levels come from a table in shared memory (TABLE_BYTES, see codebook.cuh): codes_f16 and fragment, which
 // are the same, give them times 2^-CODE_EXPONENT, rounded to half or what the table holds, levels(codes, step) in
 // float, exact.
@@ -149,17 +149,17 @@ __device__ inline float2 row_pair(const half (&pair)[2]) { return __half22float2
 // The scales of a format that has them as halves in its field d.
 template <class Fields>
 struct HalfScales : Fields {
-    __device__ half2 half_scale(int group, int g, int block) const { return half_pair(this->d[group][g][block]); }
+    __device__ half2 half_scale(int m16, int g, int block) const { return half_pair(this->d[m16][g][block]); }
     __device__ half2 half_minimum(int, int, int) const { return {}; }
-    __device__ float2 scale(int group, int g, int block) const { return row_pair(this->d[group][g][block]); }
+    __device__ float2 scale(int m16, int g, int block) const { return row_pair(this->d[m16][g][block]); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 };
 
 // And minimums in its field m.
 template <class Fields>
 struct HalfMinimums : HalfScales<Fields> {
-    __device__ half2 half_minimum(int group, int g, int block) const { return half_pair(this->m[group][g][block]); }
-    __device__ float2 minimum(int group, int g, int block) const { return row_pair(this->m[group][g][block]); }
+    __device__ half2 half_minimum(int m16, int g, int block) const { return half_pair(this->m[m16][g][block]); }
+    __device__ float2 minimum(int m16, int g, int block) const { return row_pair(this->m[m16][g][block]); }
 };
 
 // Rounded once, as NumPy rounds a product of float32.

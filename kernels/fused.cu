@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const auto codes = tile.k_blocks[i % K_BLOCKS].codes(at.warp, at.lane);
 #pragma unroll
         for (int part = 0; part < K_BLOCK_SCALES; ++part) {
-            const i64 column = i * K_BLOCK + part * Format::GROUP;
+            const i64 column = i * K_BLOCK + part * Format::GROUP_SIZE;
             if (column >= k) break;  // the padding block of a ragged row
             FloatFragment levels[SCALE_STEPS];
 #pragma unroll

@@ -13,10 +13,10 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
     fused_a8(const Tile* __restrict__ tiles, const Activations* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
              int m) {
-    static_assert(Format::GROUP == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
+    static_assert(Format::GROUP_SIZE == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
                   "a q8_1 block of x has a sum for 32 weights, none for fewer");
     static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
-    constexpr int BLOCKS = K_BLOCK / 32, SCALES = 32 / Format::GROUP;  // of a block of x
+    constexpr int BLOCKS = K_BLOCK / 32, SCALES = 32 / Format::GROUP_SIZE;  // of a block of x
     const Place at;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float acc[2][TOKENS] = {};

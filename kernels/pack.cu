@@ -35,10 +35,10 @@ __device__ void gather_codes(const u8* const (&rows)[2], int k_block, int lane, 
 
 // Those words -> a k_block in memory.
 template <class Codes>
-__device__ void put_codes(const u32 (&words)[Codes::BITS], int group, int lane, void* to) {
+__device__ void put_codes(const u32 (&words)[Codes::BITS], int m16, int lane, void* to) {
 #pragma unroll
     for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
-        load_words<Codes::CHUNK>(static_cast<u32*>(to) + Codes::CHUNK * chunk_index<Codes>(group, lane, word),
+        load_words<Codes::CHUNK>(static_cast<u32*>(to) + Codes::CHUNK * chunk_index<Codes>(m16, lane, word),
                                  &words[word]);
 }
 
@@ -56,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
     wait_copies();
     __syncthreads();
 
-    piece.for_groups([&](int tile, int k_block, int group) {
-        const u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
+    piece.for_m16_tiles([&](int tile, int k_block, int m16) {
+        const u8* const rows[2] = {piece.row(16 * m16 + g, tile), piece.row(16 * m16 + g + 8, tile)};
         u8* to = reinterpret_cast<u8*>(&tiles[tile].k_blocks[k_block]);
         Format::Codes share = {};
         for_codes([&](auto codes) {
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
         Format::to_tile(share);
         for_codes([&](auto codes) {
             using Codes = decltype(codes);
-            put_codes<Codes>(Codes::words(share), group, lane, to + Codes::TO);
+            put_codes<Codes>(Codes::words(share), m16, lane, to + Codes::TO);
         });
     });
     for_per_block([&](auto field) {
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
 
     // Of the rows of this thread, the same in every turn. Floats that are not negative compare like their bits.
     static_assert(THREADS % 32 == 0, "a turn is whole tiles of rows");
-    const int group = lane / 8, row = lane % 8;
+    const int m16 = lane / 8, row = lane % 8;
     u32 most[2] = {};
     const auto count = [&](float2 scale, float2 minimum) {
         const float of[2] = {__fadd_rn(__fmul_rn(Format::LARGEST_CODE, fabsf(scale.x)), fabsf(minimum.x)),
@@ -92,21 +92,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
         for (int r = 0; r < 2; ++r)  // neither infinity nor NaN
             if (__float_as_uint(of[r]) < 0x7f800000) most[r] = max(most[r], __float_as_uint(of[r]));
     };
-    const int groups = piece.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP);  // that share a scale
+    const int groups = piece.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP_SIZE);  // that share a scale
     for (int i = threadIdx.x / 32; i < groups; i += THREADS / 32) {
         constexpr int IN_TILE = K_BLOCKS * K_BLOCK_SCALES;
         const Format& of = fields[i / IN_TILE];
-        count(of.scale(group, row, i % IN_TILE), of.minimum(group, row, i % IN_TILE));
+        count(of.scale(m16, row, i % IN_TILE), of.minimum(m16, row, i % IN_TILE));
         // Factors may be larger than their products with an integer, which may be 0.
         [&](const auto& of) {
             if constexpr (Format::SCALE_FACTORS == 2)
-                count(__half22float2(of.half_scale(group, row, i % IN_TILE)),
-                      __half22float2(of.half_minimum(group, row, i % IN_TILE)));
+                count(__half22float2(of.half_scale(m16, row, i % IN_TILE)),
+                      __half22float2(of.half_minimum(m16, row, i % IN_TILE)));
         }(of);
     }
-    row_absmax += piece.row_block * TILE_ROWS + 16 * group + row;
+    row_absmax += piece.row_block * TILE_ROWS + 16 * m16 + row;
 #pragma unroll
     for (int r = 0; r < 2; ++r)  // few are larger than what was seen
-        if (piece.holds(16 * group + row + 8 * r) && most[r] > row_absmax[8 * r])
-            atomicMax(&row_absmax[8 * r], most[r]);
+        if (piece.holds(16 * m16 + row + 8 * r) && most[r] > row_absmax[8 * r]) atomicMax(&row_absmax[8 * r], most[r]);
 }

@@ -22,8 +22,9 @@ constexpr int EPI_TILES = TOKENS / EPI_TILE;
 constexpr int FOURS = EPI_TILE / 8;  // by which a thread's sums of a epi_tile are moved
 #include "schedule.cuh"              // for which EPI_TILES are what CTAs hand over
 
-constexpr int GROUP_THREADS = 128, CONSUMERS = ROW_BLOCKS * WG_SPLIT_K, THREADS = (CONSUMERS + 1) * GROUP_THREADS;
-constexpr int CONSUMER_THREADS = CONSUMERS * GROUP_THREADS;
+constexpr int WARPGROUP_THREADS = 128, CONSUMERS = ROW_BLOCKS * WG_SPLIT_K,
+              THREADS = (CONSUMERS + 1) * WARPGROUP_THREADS;
+constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP_THREADS;
 
 // Registers a thread at launch, then of the producer and of a consumer, who share them.
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
@@ -98,11 +99,11 @@ using Pipeline = SmemPipeline<WHOLE_TILES ? K_BLOCKS_PER_STAGE / K_BLOCKS : 0, F
 
 // Where the sums of a epi_tile meet, of all splits but its owner, as registers hold them; where its outputs are put in
 // order.
-using Partial = float4[WG_SPLIT_K > 1 ? WG_SPLIT_K - 1 : 1][FOURS][GROUP_THREADS];
+using Partial = float4[WG_SPLIT_K > 1 ? WG_SPLIT_K - 1 : 1][FOURS][WARPGROUP_THREADS];
 using EpilogueSmem = float[EPI_TILE][TILE_ROWS + 4];
 // Where the other CTA of a pair puts its sums of half a row_block's epi_tiles, once no stage is read any more.
 constexpr int HALF_FOURS = (EPI_TILES + 1) / 2 * FOURS;
-using PeerInbox = float4[HALF_FOURS][GROUP_THREADS];
+using PeerInbox = float4[HALF_FOURS][WARPGROUP_THREADS];
 
 // x in a pipeline of stages, and room for what comes after the products: beside the pipeline, where the first split
 // owns all epi_tiles, one after the other; or, if a CTA has one segment, in place of the pipeline, where each split
@@ -676,9 +677,9 @@ struct Consumer {
     }
 
     // Waits for the warpgroups of this row_block; for the threads of this one.
-    __device__ void split_k_barrier() const { bar_sync(1 + row_block, WG_SPLIT_K * GROUP_THREADS); }
-    __device__ void group_barrier() const {
-        bar_sync(1 + ROW_BLOCKS + (SINGLE_TILE ? wg_k * ROW_BLOCKS : 0) + row_block, GROUP_THREADS);
+    __device__ void split_k_barrier() const { bar_sync(1 + row_block, WG_SPLIT_K * WARPGROUP_THREADS); }
+    __device__ void warpgroup_barrier() const {
+        bar_sync(1 + ROW_BLOCKS + (SINGLE_TILE ? wg_k * ROW_BLOCKS : 0) + row_block, WARPGROUP_THREADS);
     }
 
     // Whether this warpgroup has a epi_tile of those that its CTA adds up.
@@ -712,7 +713,8 @@ struct Consumer {
     // Of a tile that other CTAs share, what all but the last have goes to their places in the workspace, and is added
     // by the last, in order. epi_tiles: of those who exchange them.
     __device__ float4* partials_of(Workspace* workspace, int cta) const {
-        return workspace->partials() + (i64(cta) * ROW_BLOCKS + row_block) * (ACC_SIZE / 4) * GROUP_THREADS + thread;
+        return workspace->partials() + (i64(cta) * ROW_BLOCKS + row_block) * (ACC_SIZE / 4) * WARPGROUP_THREADS +
+               thread;
     }
     __device__ u32* flag_of(Workspace* workspace, int cta, int epi_tile) const {
         return &workspace->flags[(cta * ROW_BLOCKS + row_block) * EPI_TILES + epi_tile];
@@ -724,16 +726,16 @@ struct Consumer {
             float4* partial = partials_of(workspace, me);
 #pragma unroll
             for (int i = 0; i < ACC_SIZE / 4; ++i)
-                if (keeps(i / FOURS, epi_tiles)) partial[i * GROUP_THREADS] = four(acc, i);
-            group_barrier();
+                if (keeps(i / FOURS, epi_tiles)) partial[i * WARPGROUP_THREADS] = four(acc, i);
+            warpgroup_barrier();
             if (thread < EPI_TILES && keeps(thread, epi_tiles)) raise_flag(flag_of(workspace, me, thread));
             return;
         }
-        for (int i = thread; i < EPI_TILES * peers.count; i += GROUP_THREADS) {
+        for (int i = thread; i < EPI_TILES * peers.count; i += WARPGROUP_THREADS) {
             const int cta = first + i / EPI_TILES * step, epi_tile = i % EPI_TILES;
             if (cta < me && keeps(epi_tile, epi_tiles)) await_flag(flag_of(workspace, cta, epi_tile));
         }
-        group_barrier();
+        warpgroup_barrier();
         if (epi_tiles == TilePeers::ALL) return add_partials<TilePeers::ALL>(acc, first, step, workspace);
         if (epi_tiles == TilePeers::HALF) return add_partials<TilePeers::HALF>(acc, first, step, workspace);
         add_partials<TilePeers::ALL & ~TilePeers::HALF>(acc, first, step, workspace);
@@ -747,7 +749,8 @@ struct Consumer {
             float4 more[ACC_SIZE / 4];
 #pragma unroll
             for (int i = 0; i < ACC_SIZE / 4; ++i)
-                if (ADDED >> i / FOURS & 1) more[i] = mine(i / FOURS) ? __ldcg(partial + i * GROUP_THREADS) : float4{};
+                if (ADDED >> i / FOURS & 1)
+                    more[i] = mine(i / FOURS) ? __ldcg(partial + i * WARPGROUP_THREADS) : float4{};
 #pragma unroll
             for (int i = 0; i < ACC_SIZE / 4; ++i)
                 if (ADDED >> i / FOURS & 1) add(acc, i, more[i]);
@@ -778,7 +781,7 @@ struct Consumer {
 #pragma unroll
         for (int epi_tile = 0; epi_tile < TOKENS; epi_tile += EPI_TILE) {
             if (!keeps(epi_tile / EPI_TILE, epi_tiles)) continue;
-            group_barrier();  // the epi_tile before is read
+            warpgroup_barrier();  // the epi_tile before is read
 #pragma unroll
             for (int i = 0; i < EPI_TILE / 8; i += 2) {
                 T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
@@ -797,9 +800,9 @@ struct Consumer {
                         epi_smem[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
                 }
             }
-            group_barrier();
+            warpgroup_barrier();
 #pragma unroll
-            for (int i = 0; i < EPI_TILE * PIECES; i += GROUP_THREADS) {
+            for (int i = 0; i < EPI_TILE * PIECES; i += WARPGROUP_THREADS) {
                 const int token = (i + thread) / PIECES, row = (i + thread) % PIECES * PER_STORE;
                 if (epi_tile + token >= at.skip && epi_tile + token < at.tokens)
                     *reinterpret_cast<uint4*>(&y[(epi_tile + token) * p.n + row]) =
@@ -829,12 +832,12 @@ struct Consumer {
 #pragma unroll
         for (int epi_tile = 0; epi_tile < TOKENS; epi_tile += EPI_TILE) {
             if (!keeps(epi_tile / EPI_TILE, epi_tiles)) continue;
-            group_barrier();  // the epi_tile before is read
+            warpgroup_barrier();  // the epi_tile before is read
 #pragma unroll
             for (int i = 0; i < EPI_TILE / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
                 epi_smem[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
                     acc[epi_tile / 2 + i] * row_exponent.sum(i / 2 % 2);
-            group_barrier();
+            warpgroup_barrier();
             store_some(epi_smem, at, epi_tile, epilogue);
         }
     }
@@ -843,7 +846,7 @@ struct Consumer {
                                                int epi_tile, const Epilogue& epilogue) const {
         const int from = max(at.skip - epi_tile, 0), to = min(at.tokens - epi_tile, EPI_TILE);
 #pragma unroll 1
-        for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += GROUP_THREADS) {
+        for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += WARPGROUP_THREADS) {
             const int token = i / TILE_ROWS, row = i % TILE_ROWS;
             if (row < at.rows)
                 epilogue.store((at.first_token + epi_tile + token) * p.n, at.first_row + row, epi_smem[token][row]);
@@ -898,7 +901,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // The shuffle keeps ptxas from working out the address anew for every use.
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;
     Smem& memory = *static_cast<Smem*>(__cvta_shared_to_generic(address));
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
     if (warp == WARP_INIT) {
         if (elect_sync()) memory.init();
         __syncwarp();
@@ -909,7 +912,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int along = int((k + TILE_COLUMNS - 1) / TILE_COLUMNS) * K_BLOCKS;
     const Problem problem = {n, k, m, row_tiles, along, stream_k};
     const int work_units_along = (along + WORK_UNIT - 1) / WORK_UNIT;
-    if (group == CONSUMERS) {
+    if (warpgroup == CONSUMERS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         Producer producer = {memory, problem, TileScheduler(stream_k, work_units_along)};
         if (warp == WARP_LOAD_W) producer.run_weights(tiles);
@@ -918,13 +921,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         fill_table<Format, half, CONSUMER_THREADS>(Format::CODE_EXPONENT);
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         init_wait();
-        const int wg_k = WG_SPLIT_K > 1 ? group / ROW_BLOCKS : 0, row_block = ROW_BLOCKS > 1 ? group % ROW_BLOCKS : 0;
+        const int wg_k = WG_SPLIT_K > 1 ? warpgroup / ROW_BLOCKS : 0,
+                  row_block = ROW_BLOCKS > 1 ? warpgroup % ROW_BLOCKS : 0;
         int lane = threadIdx.x % 32;
         asm volatile("" : "+r"(lane));  // the compiler does not work it out anew for every use
-        const Consumer consumer = {
-            memory, problem,   memory.weights[row_block],        wgmma_descriptor_low(shared_address(memory.x)),
-            wg_k,   row_block, int(threadIdx.x % GROUP_THREADS), warp % 4,
-            lane};
+        const Consumer consumer = {memory,
+                                   problem,
+                                   memory.weights[row_block],
+                                   wgmma_descriptor_low(shared_address(memory.x)),
+                                   wg_k,
+                                   row_block,
+                                   int(threadIdx.x % WARPGROUP_THREADS),
+                                   warp % 4,
+                                   lane};
         const auto* row_absmax = reinterpret_cast<const float*>(tiles + i64(row_blocks) * (along / K_BLOCKS));
         consumer.run(TileScheduler(stream_k, work_units_along), row_absmax, workspace, outputs);
     }

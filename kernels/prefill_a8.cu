@@ -4,8 +4,8 @@
 // A CTA and its stages are those of cut.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes a
 // block of 32
 // columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
-// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), WARP_SPLIT_K, STAGES
-// (at least 3), MAX_SPLIT_K.
+// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (2, 4), WARP_SPLIT_K,
+// STAGES (at least 3), MAX_SPLIT_K.
 #include "cut.cuh"
 #include "dots.cuh"
 
@@ -42,23 +42,23 @@ struct XCopies {
 // Adds a k_block's products to the sums.
 __device__ inline void multiply(WarpAcc& acc, const Weights& weights, const Activations* x, int k_block,
                                 const Place& at) {
-    const int g = at.lane / 4, t = at.lane % 4, first_group = at.first_group % WARPS;
-    Format::Codes codes[GROUPS];
+    const int g = at.lane / 4, t = at.lane % 4, first_m16 = at.first_m16 % WARPS;
+    Format::Codes codes[M16_TILES];
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) codes[group] = weights.k_block.codes(first_group + group, at.lane);
+    for (int m16 = 0; m16 < M16_TILES; ++m16) codes[m16] = weights.k_block.codes(first_m16 + m16, at.lane);
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
-        Bytes first[GROUPS], second[GROUPS];
-        float2 dw[GROUPS][SCALES], mw[GROUPS][SCALES];
+        Bytes first[M16_TILES], second[M16_TILES];
+        float2 dw[M16_TILES][SCALES], mw[M16_TILES][SCALES];
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group) {
-            first[group] = Format::bytes(codes[group], 2 * block);
-            second[group] = Format::bytes(codes[group], 2 * block + 1);
+        for (int m16 = 0; m16 < M16_TILES; ++m16) {
+            first[m16] = Format::bytes(codes[m16], 2 * block);
+            second[m16] = Format::bytes(codes[m16], 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
                 const int index = (k_block % K_BLOCKS * BLOCKS + block) * SCALES + part;
-                dw[group][part] = weights.fields.scale(first_group + group, g, index);
-                mw[group][part] = weights.fields.minimum(first_group + group, g, index);
+                dw[m16][part] = weights.fields.scale(first_m16 + m16, g, index);
+                mw[m16][part] = weights.fields.minimum(first_m16 + m16, g, index);
             }
         }
 #pragma unroll
@@ -71,11 +71,11 @@ __device__ inline void multiply(WarpAcc& acc, const Weights& weights, const Acti
                 da[j] = ds.x, sa[j] = ds.y;
             }
 #pragma unroll
-            for (int group = 0; group < GROUPS; ++group)
+            for (int m16 = 0; m16 < M16_TILES; ++m16)
 #pragma unroll
                 for (int part = 0; part < SCALES; ++part)
-                    add_block<Biased>(acc[group][tile], first[group], second[group], part, dw[group][part],
-                                      mw[group][part], q, da, sa);
+                    add_block<Biased>(acc[m16][tile], first[m16], second[m16], part, dw[m16][part], mw[m16][part], q,
+                                      da, sa);
         }
     }
 }

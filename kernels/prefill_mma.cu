@@ -3,8 +3,8 @@
 // A CTA and its stages are those of cut.cuh. A warp decodes its weights in registers, scale and minimum included, and
 // reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
 // the end.
-// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, GROUPS (2, 4), WARP_SPLIT_K, STAGES
-// (at least 3), MAX_SPLIT_K.
+// Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (2, 4), WARP_SPLIT_K,
+// STAGES (at least 3), MAX_SPLIT_K.
 #include "cut.cuh"
 #include "scaled_weights.cuh"
 
@@ -49,23 +49,23 @@ struct XCopies {
 
 // A warp's weights, step by step.
 struct Decoder {
-    typename Format::Codes codes[GROUPS];
-    ScaledWeights<In> scaled_weights[GROUPS];
+    typename Format::Codes codes[M16_TILES];
+    ScaledWeights<In> scaled_weights[M16_TILES];
     int first, lane;  // first: of its groups, within the row_block
     float factor;
 
-    __device__ void decode(Fragment (&a)[GROUPS], const Weights& weights, int k_block, int step) {
+    __device__ void decode(Fragment (&a)[M16_TILES], const Weights& weights, int k_block, int step) {
         if (step == 0)
 #pragma unroll
-            for (int group = 0; group < GROUPS; ++group) codes[group] = weights.k_block.codes(first + group, lane);
+            for (int m16 = 0; m16 < M16_TILES; ++m16) codes[m16] = weights.k_block.codes(first + m16, lane);
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group) {
+        for (int m16 = 0; m16 < M16_TILES; ++m16) {
             if (step % SCALE_STEPS == 0) {
                 const int index = k_block % K_BLOCKS * K_BLOCK_SCALES + step / SCALE_STEPS;
-                scaled_weights[group] = {weights.fields.scale(first + group, lane / 4, index),
-                                         weights.fields.minimum(first + group, lane / 4, index), factor};
+                scaled_weights[m16] = {weights.fields.scale(first + m16, lane / 4, index),
+                                       weights.fields.minimum(first + m16, lane / 4, index), factor};
             }
-            a[group] = scaled_weights[group].template weights<Format>(codes[group], step);
+            a[m16] = scaled_weights[m16].template weights<Format>(codes[m16], step);
         }
     }
 };
@@ -81,13 +81,13 @@ __device__ inline void load_batch(Batch& b, u32 x, int i) {
         ldmatrix_x4(b[pair], x + X_BYTES * 8 * (first + 2 * pair) + u32(sizeof(In)) * 16 * step);
 }
 
-__device__ inline void multiply(WarpAcc& acc, const Fragment (&a)[GROUPS], const Batch& b, int i) {
+__device__ inline void multiply(WarpAcc& acc, const Fragment (&a)[M16_TILES], const Batch& b, int i) {
     const int first = i * BATCH % COLUMN_TILES;
 #pragma unroll
     for (int tile = 0; tile < BATCH; ++tile)
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group)
-            mma_m16n8k16<In>(acc[group][first + tile], a[group],
+        for (int m16 = 0; m16 < M16_TILES; ++m16)
+            mma_m16n8k16<In>(acc[m16][first + tile], a[m16],
                              {b[tile / 2][tile % 2 * 2], b[tile / 2][tile % 2 * 2 + 1]});
 }
 
@@ -105,11 +105,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     WarpAcc acc = {};
     Decoder decoder;
-    decoder.first = at.first_group % WARPS, decoder.lane = at.lane, decoder.factor = factor;
+    decoder.first = at.first_m16 % WARPS, decoder.lane = at.lane, decoder.factor = factor;
     const auto weights = [&](int stage) -> const Weights& { return at.weights(stages[stage]); };
     const u32 first_x = shared_address(&stages[0].x[at.warp_k][at.lane % 8 + at.lane / 16 * 8][at.lane / 8 % 2 * 8]);
     const auto x_of = [&](int stage) { return first_x + stage * u32(sizeof(Stage)); };
-    Fragment a[2][GROUPS];
+    Fragment a[2][M16_TILES];
     Batch b[2];
     cp_async_wait<STAGES - 2>();
     __syncthreads();

@@ -29,9 +29,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     piece.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
     __syncthreads();
-    piece.for_groups([&](int tile, int k_block, int group) {
-        u8* const rows[2] = {piece.row(16 * group + g, tile), piece.row(16 * group + g + 8, tile)};
-        Format::Codes share = tiles[tile].k_blocks[k_block].codes(group, lane);
+    piece.for_m16_tiles([&](int tile, int k_block, int m16) {
+        u8* const rows[2] = {piece.row(16 * m16 + g, tile), piece.row(16 * m16 + g + 8, tile)};
+        Format::Codes share = tiles[tile].k_blocks[k_block].codes(m16, lane);
         Format::from_tile(share);
         for_codes([&](auto codes) {
             using Codes = decltype(codes);

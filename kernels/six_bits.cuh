@@ -33,24 +33,23 @@ __device__ inline void six_bit_minimum_pairs(u32 (&pairs)[2], const u16 (&words)
 // The scales and minimums of a format whose fields are d, dmin and those words.
 template <class Fields>
 struct SixBitScales : Fields {
-    __device__ half2 half_scale(int group, int g, int) const { return half_pair(this->d[group][g][0]); }
-    __device__ half2 half_minimum(int group, int g, int) const { return __hneg2(half_pair(this->dmin[group][g][0])); }
-    __device__ half2 sub_scale(int group, int g, int index, half2 unit) const {
-        return six_bit_numbers(SixBits(this->scales[group][g][0], index >> 1).scales, index, unit);
+    __device__ half2 half_scale(int m16, int g, int) const { return half_pair(this->d[m16][g][0]); }
+    __device__ half2 half_minimum(int m16, int g, int) const { return __hneg2(half_pair(this->dmin[m16][g][0])); }
+    __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
+        return six_bit_numbers(SixBits(this->scales[m16][g][0], index >> 1).scales, index, unit);
     }
-    __device__ half2 sub_minimum(int group, int g, int index, half2 unit) const {
-        return six_bit_numbers(SixBits(this->scales[group][g][0], index >> 1).minimums, index, unit);
+    __device__ half2 sub_minimum(int m16, int g, int index, half2 unit) const {
+        return six_bit_numbers(SixBits(this->scales[m16][g][0], index >> 1).minimums, index, unit);
     }
-    __device__ float2 scale(int group, int g, int index) const {
-        return multiply_rounded(__half22float2(half_scale(group, g, index)),
-                                __half22float2(sub_scale(group, g, index, __float2half2_rn(1))));
+    __device__ float2 scale(int m16, int g, int index) const {
+        return multiply_rounded(__half22float2(half_scale(m16, g, index)),
+                                __half22float2(sub_scale(m16, g, index, __float2half2_rn(1))));
     }
-    __device__ float2 minimum(int group, int g, int index) const {
-        return multiply_rounded(super_minimum(group, g),
-                                __half22float2(sub_minimum(group, g, index, __float2half2_rn(1))));
+    __device__ float2 minimum(int m16, int g, int index) const {
+        return multiply_rounded(super_minimum(m16, g), __half22float2(sub_minimum(m16, g, index, __float2half2_rn(1))));
     }
-    __device__ float2 super_minimum(int group, int g) const { return __half22float2(half_minimum(group, g, 0)); }
-    __device__ void sub_minimums(u32 (&pairs)[2], int group, int g, int pair) const {
-        six_bit_minimum_pairs(pairs, this->scales[group][g][0], pair);
+    __device__ float2 super_minimum(int m16, int g) const { return __half22float2(half_minimum(m16, g, 0)); }
+    __device__ void sub_minimums(u32 (&pairs)[2], int m16, int g, int pair) const {
+        six_bit_minimum_pairs(pairs, this->scales[m16][g][0], pair);
     }
 };

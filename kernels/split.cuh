@@ -1,6 +1,6 @@
-// A CTA that owns GROUPS groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks: its WARP_SPLIT_K warps take
-// the tiles along K in turn, each k_block by k_block through a pipeline of its own that no other warp waits for, and
-// their sums meet at the end, in a fixed order.
+// A CTA that owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks: its WARP_SPLIT_K warps
+// take the tiles along K in turn, each k_block by k_block through a pipeline of its own that no other warp waits for,
+// and their sums meet at the end, in a fixed order.
 #pragma once
 
 #include "epilogue.cuh"
@@ -10,14 +10,14 @@
 #include "tile.cuh"
 
 constexpr int THREADS = WARP_SPLIT_K * 32;
-constexpr int ROWS = 16 * GROUPS * ROW_BLOCKS;
+constexpr int ROWS = 16 * M16_TILES * ROW_BLOCKS;
 constexpr int COLUMN_TILES = (TOKENS + 7) / 8;
 constexpr int TOKEN_STRIDE = TOKENS > 1;  // from a token of x to the next: a single one is all eight of its tile
-static_assert(ROW_BLOCKS == 1 || GROUPS == WARPS, "several row_blocks are whole");
+static_assert(ROW_BLOCKS == 1 || M16_TILES == WARPS, "several row_blocks are whole");
 
-using KBlock = KBlockOf<GROUPS>;
-using Fields = FormatOf<GROUPS>;
-using WarpAcc = Acc[ROW_BLOCKS][GROUPS][COLUMN_TILES];
+using KBlock = KBlockOf<M16_TILES>;
+using Fields = FormatOf<M16_TILES>;
+using WarpAcc = Acc[ROW_BLOCKS][M16_TILES][COLUMN_TILES];
 
 // Products y [m, n] = x [m, k] @ W [n, k].T that share x and a launch.
 struct Products {
@@ -40,8 +40,8 @@ struct Place {
     int index;  // of its product
     int warp_k, lane;
     i64 first_row;
-    int first_group;  // of the row_block
-    int row_blocks;   // that there are for this CTA
+    int first_m16;   // of the row_block
+    int row_blocks;  // that there are for this CTA
     const Tile* tiles;
     i64 along;  // tiles of a row_block
     int count;
@@ -51,7 +51,7 @@ struct Place {
         warp_k = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
         along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
-        first_group = first_row % TILE_ROWS / 16;
+        first_m16 = first_row % TILE_ROWS / 16;
         row_blocks = int(min(i64(ROW_BLOCKS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
         tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + warp_k;
         count = int(along - warp_k + WARP_SPLIT_K - 1) / WARP_SPLIT_K * K_BLOCKS;
@@ -110,9 +110,9 @@ struct SmemPipeline {
         for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
             if (row_block >= walk.at.row_blocks) break;
             const Tile& tile = walk.tile[row_block * walk.at.along];
-            stages[stage].codes[row_block].copy_from(tile.k_blocks[walk.k_block], walk.at.first_group, copy);
+            stages[stage].codes[row_block].copy_from(tile.k_blocks[walk.k_block], walk.at.first_m16, copy);
             if (walk.k_block == 0)
-                tile_fields[walk.count % TILES][row_block].copy_from(tile.fields, walk.at.first_group, copy);
+                tile_fields[walk.count % TILES][row_block].copy_from(tile.fields, walk.at.first_m16, copy);
         }
     }
 };
@@ -135,11 +135,11 @@ struct SmemPipeline<X, 1> {
             if (row_block >= walk.at.row_blocks) break;
             const Tile& tile = walk.tile[row_block * walk.at.along];
             auto& to = stages[stage].row_blocks[row_block];
-            if constexpr (GROUPS == WARPS) {
+            if constexpr (M16_TILES == WARPS) {
                 copy(&to, &tile, sizeof(Tile));
             } else {
-                to.codes.copy_from(tile.k_blocks[0], walk.at.first_group, copy);
-                to.fields.copy_from(tile.fields, walk.at.first_group, copy);
+                to.codes.copy_from(tile.k_blocks[0], walk.at.first_m16, copy);
+                to.fields.copy_from(tile.fields, walk.at.first_m16, copy);
             }
         }
     }
@@ -179,13 +179,13 @@ __device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* 
     constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
     const int g = at.lane / 4, t = at.lane % 4;
 #pragma unroll
-    for (int group = 0; group < ROW_BLOCKS * GROUPS; ++group)
+    for (int m16 = 0; m16 < ROW_BLOCKS * M16_TILES; ++m16)
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int row = 16 * group + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
-                const float sum = (i < 2 ? unit.x : unit.y) * acc[group / GROUPS][group % GROUPS][tokens].sum[i];
+                const int row = 16 * m16 + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
+                const float sum = (i < 2 ? unit.x : unit.y) * acc[m16 / M16_TILES][m16 % M16_TILES][tokens].sum[i];
                 if (i % 2 < TOKENS && token < m) partials[(at.warp_k * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();

@@ -9,8 +9,8 @@ using Format = FormatOf<WARPS>;
 
 constexpr int TILE_COLUMNS = K_BLOCKS * K_BLOCK;
 constexpr int K_BLOCK_STEPS = K_BLOCK / 16;
-constexpr int K_BLOCK_SCALES = K_BLOCK / Format::GROUP;  // of a row
-constexpr int SCALE_STEPS = Format::GROUP / 16;          // steps that share a scale
+constexpr int K_BLOCK_SCALES = K_BLOCK / Format::GROUP_SIZE;  // of a row
+constexpr int SCALE_STEPS = Format::GROUP_SIZE / 16;          // steps that share a scale
 
 struct Tile {
     KBlockOf<WARPS> k_blocks[K_BLOCKS];

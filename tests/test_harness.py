@@ -78,7 +78,7 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
     blocks, _ = one_tile(fmt)
     codes, _, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
     assert facts["HAS_MINIMUM"] == (minimum is not None)
-    assert facts["GROUP"] == codes.shape[-1] == fmt.group
+    assert facts["GROUP_SIZE"] == codes.shape[-1] == fmt.group
     assert facts["SUPER_BLOCK"] == (fmt.weights > fmt.group)
     assert facts["SCALE_FACTORS"] == tiles.scale_factors(fmt)
     assert facts["TABLE_BYTES"] == tiles.table_bytes(fmt)

@@ -20,10 +20,10 @@ def test_header_is_the_twin_of_the_module(fmt):
     assert ("using Encoder = " in text) == (fmt.encode is not None and fmt.integer)
     if fmt.needs_table:
         assert "Twin of qgemm/formats/kbit.py" in text
-        assert f"struct {fmt.name} : Codebook<{fmt.name}_fields<GROUPS>, {fmt.name}_codebook>" in text
+        assert f"struct {fmt.name} : Codebook<{fmt.name}_fields<M16_TILES>, {fmt.name}_codebook>" in text
         return
     assert f"Twin of qgemm/formats/{fmt.name}.py" in text
-    assert re.search(rf"struct {fmt.name} : [\w<]*<?{fmt.name}_fields<GROUPS>", text)
+    assert re.search(rf"struct {fmt.name} : [\w<]*<?{fmt.name}_fields<M16_TILES>", text)
     assert ("HalfScales<" in text or "HalfMinimums<" in text) == (tiles.scale_factors(fmt) == 1)
     assert re.search(rf"HAS_MINIMUM = {'true' if {'m', 'dmin'} & {*fmt.scale_fields} else 'false'};", text)
 

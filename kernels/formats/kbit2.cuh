@@ -3,5 +3,5 @@
 
 #include "../codebook.cuh"
 
-template <int GROUPS>
-struct kbit2 : Codebook<kbit2_fields<GROUPS>, kbit2_codebook> {};
+template <int M16_TILES>
+struct kbit2 : Codebook<kbit2_fields<M16_TILES>, kbit2_codebook> {};

@@ -3,5 +3,5 @@
 
 #include "../codebook.cuh"
 
-template <int GROUPS>
-struct kbit2_f16 : Codebook<kbit2_f16_fields<GROUPS>, kbit2_f16_codebook> {};
+template <int M16_TILES>
+struct kbit2_f16 : Codebook<kbit2_f16_fields<M16_TILES>, kbit2_f16_codebook> {};

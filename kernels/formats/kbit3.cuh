@@ -3,5 +3,5 @@
 
 #include "../codebook.cuh"
 
-template <int GROUPS>
-struct kbit3 : Codebook<kbit3_fields<GROUPS>, kbit3_codebook> {};
+template <int M16_TILES>
+struct kbit3 : Codebook<kbit3_fields<M16_TILES>, kbit3_codebook> {};

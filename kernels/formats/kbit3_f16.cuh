@@ -3,5 +3,5 @@
 
 #include "../codebook.cuh"
 
-template <int GROUPS>
-struct kbit3_f16 : Codebook<kbit3_f16_fields<GROUPS>, kbit3_f16_codebook> {};
+template <int M16_TILES>
+struct kbit3_f16 : Codebook<kbit3_f16_fields<M16_TILES>, kbit3_f16_codebook> {};

@@ -3,5 +3,5 @@
 
 #include "../codebook.cuh"
 
-template <int GROUPS>
-struct kbit4 : Codebook<kbit4_fields<GROUPS>, kbit4_codebook> {};
+template <int M16_TILES>
+struct kbit4 : Codebook<kbit4_fields<M16_TILES>, kbit4_codebook> {};

@@ -3,5 +3,5 @@
 
 #include "../codebook.cuh"
 
-template <int GROUPS>
-struct kbit4_f16 : Codebook<kbit4_f16_fields<GROUPS>, kbit4_f16_codebook> {};
+template <int M16_TILES>
+struct kbit4_f16 : Codebook<kbit4_f16_fields<M16_TILES>, kbit4_f16_codebook> {};

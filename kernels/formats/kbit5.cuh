@@ -3,5 +3,5 @@
 
 #include "../codebook.cuh"
 
-template <int GROUPS>
-struct kbit5 : Codebook<kbit5_fields<GROUPS>, kbit5_codebook> {};
+template <int M16_TILES>
+struct kbit5 : Codebook<kbit5_fields<M16_TILES>, kbit5_codebook> {};

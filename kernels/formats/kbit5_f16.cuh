@@ -3,5 +3,5 @@
 
 #include "../codebook.cuh"
 
-template <int GROUPS>
-struct kbit5_f16 : Codebook<kbit5_f16_fields<GROUPS>, kbit5_f16_codebook> {};
+template <int M16_TILES>
+struct kbit5_f16 : Codebook<kbit5_f16_fields<M16_TILES>, kbit5_f16_codebook> {};

@@ -96,8 +96,8 @@ struct mxfp4_encoder {
     }
 };
 
-template <int GROUPS>
-struct mxfp4 : mxfp4_fields<GROUPS> {
+template <int M16_TILES>
+struct mxfp4 : mxfp4_fields<M16_TILES> {
     using Codes = mxfp4_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = false;
@@ -111,11 +111,11 @@ struct mxfp4 : mxfp4_fields<GROUPS> {
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return e2m1_fragment(codes.qs[step]); }
     // v / 2^15, as the bits stand.
-    static constexpr int CODE_BIAS = 0, CODE_EXPONENT = mxfp4_fields<GROUPS>::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
+    static constexpr int CODE_BIAS = 0, CODE_EXPONENT = mxfp4_fields<M16_TILES>::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
     static __device__ Fragment codes_f16(const Codes& codes, int step) { return e2m1_f16(codes.qs[step]); }
     static __device__ Bytes bytes(const Codes& codes, int step) { return e2m1_bytes(codes.qs[step]); }
-    __device__ float2 scale(int group, int g, int block) const {
-        const u32 e = *reinterpret_cast<const u32*>(this->e[group][g]);  // of both blocks
+    __device__ float2 scale(int m16, int g, int block) const {
+        const u32 e = *reinterpret_cast<const u32*>(this->e[m16][g]);  // of both blocks
         return {power_of_two(e >> 16 * block & 0xff), power_of_two(e >> (16 * block + 8) & 0xff)};
     }
     __device__ float2 minimum(int, int, int) const { return {}; }

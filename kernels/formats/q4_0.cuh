@@ -4,8 +4,8 @@
 #include "../encoder.cuh"
 #include "../fragment.cuh"
 
-template <int GROUPS>
-struct q4_0 : HalfScales<q4_0_fields<GROUPS>> {
+template <int M16_TILES>
+struct q4_0 : HalfScales<q4_0_fields<M16_TILES>> {
     using Codes = q4_0_codes;
     static constexpr int ZERO = 8;
     static constexpr bool HAS_MINIMUM = false;

@@ -4,8 +4,8 @@
 #include "../encoder.cuh"
 #include "../fragment.cuh"
 
-template <int GROUPS>
-struct q4_1 : HalfMinimums<q4_1_fields<GROUPS>> {
+template <int M16_TILES>
+struct q4_1 : HalfMinimums<q4_1_fields<M16_TILES>> {
     using Codes = q4_1_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;

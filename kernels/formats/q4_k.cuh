@@ -4,8 +4,8 @@
 
 #include "../six_bits.cuh"
 
-template <int GROUPS>
-struct q4_k : SixBitScales<q4_k_fields<GROUPS>> {
+template <int M16_TILES>
+struct q4_k : SixBitScales<q4_k_fields<M16_TILES>> {
     using Codes = q4_k_codes;
     static constexpr int ZERO = 0;
     static constexpr bool HAS_MINIMUM = true;

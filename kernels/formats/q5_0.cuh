@@ -4,8 +4,8 @@
 #include "../encoder.cuh"
 #include "../overlapping.cuh"
 
-template <int GROUPS>
-struct q5_0 : FiveBits<HalfScales<q5_0_fields<GROUPS>>, 16> {
+template <int M16_TILES>
+struct q5_0 : FiveBits<HalfScales<q5_0_fields<M16_TILES>>, 16> {
     static constexpr bool HAS_MINIMUM = false;
     using Encoder = SymmetricEncoder<q5_0_block, q5_0::ZERO>;
 };

@@ -4,8 +4,8 @@
 #include "../encoder.cuh"
 #include "../overlapping.cuh"
 
-template <int GROUPS>
-struct q5_1 : FiveBits<HalfMinimums<q5_1_fields<GROUPS>>, 0> {
+template <int M16_TILES>
+struct q5_1 : FiveBits<HalfMinimums<q5_1_fields<M16_TILES>>, 0> {
     static constexpr bool HAS_MINIMUM = true;
     using Encoder = AffineEncoder<q5_1_block, 31>;
 };

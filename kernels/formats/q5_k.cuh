@@ -5,7 +5,7 @@
 #include "../overlapping.cuh"
 #include "../six_bits.cuh"
 
-template <int GROUPS>
-struct q5_k : FiveBits<SixBitScales<q5_k_fields<GROUPS>>, 0> {
+template <int M16_TILES>
+struct q5_k : FiveBits<SixBitScales<q5_k_fields<M16_TILES>>, 0> {
     static constexpr bool HAS_MINIMUM = true;
 };

@@ -4,8 +4,8 @@
 #include "../encoder.cuh"
 #include "../signed_bytes.cuh"
 
-template <int GROUPS>
-struct q8_0 : SignedBytes<HalfScales<q8_0_fields<GROUPS>>> {
+template <int M16_TILES>
+struct q8_0 : SignedBytes<HalfScales<q8_0_fields<M16_TILES>>> {
     static constexpr bool HAS_MINIMUM = false;
     using Encoder = SignedEncoder<q8_0_block>;
 };

@@ -15,8 +15,8 @@ struct q8_1_encoder : SignedEncoder<q8_1_block> {
     }
 };
 
-template <int GROUPS>
-struct q8_1 : SignedBytes<HalfScales<q8_1_fields<GROUPS>>> {
+template <int M16_TILES>
+struct q8_1 : SignedBytes<HalfScales<q8_1_fields<M16_TILES>>> {
     static constexpr bool HAS_MINIMUM = false;
     using Encoder = q8_1_encoder;
 };

@@ -6,7 +6,7 @@
 // M is the number of row groups that a warp's copy of the tile has: 4 is the tile itself.
 #include <type_traits>
 
-constexpr int LANES = 32, SCALES = TILE_COLUMNS / Format::GROUP;
+constexpr int LANES = 32, SCALES = TILE_COLUMNS / Format::GROUP_SIZE;
 
 template <class To>
 To* at(To* out, int k_block, int group, int lane, int step) {
@@ -140,7 +140,7 @@ void fill_bf16(int exponent) {
     for (threadIdx.x = 0; threadIdx.x < LANES; ++threadIdx.x) fill_table<Format, bf16, LANES>(exponent);
 }
 
-int facts[] = {Format::ZERO,     Format::HAS_MINIMUM,  Format::GROUP,        Format::SUPER_BLOCK, Format::SCALE_FACTORS,
+int facts[] = {Format::ZERO,     Format::HAS_MINIMUM,  Format::GROUP_SIZE,        Format::SUPER_BLOCK, Format::SCALE_FACTORS,
                Format::CODE_BIAS, Format::CODE_EXPONENT, Format::HIGH_ROW_SHIFT,    Format::CODES_ARE_LEVELS,  Format::TABLE_BYTES,
                sizeof(Tile),     sizeof(Format),       sizeof(Format::Codes)};
 }

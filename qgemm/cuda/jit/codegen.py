@@ -38,9 +38,9 @@ Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 def tile_struct(fmt: Format) -> str:
     """C++ for the device tile of a format, derived from its dtype.
 
-    NAME_codes: the words of a k_block's codes that a lane reads. NAME_k_block<GROUPS>, NAME_fields<GROUPS>: the codes
-    of one k_block, the fields per block, of GROUPS of the tile's groups of 16 rows; those of all of them lie so in
-    memory.
+    NAME_codes: the words of a k_block's codes that a lane reads. NAME_k_block<M16_TILES>, NAME_fields<M16_TILES>: the
+    codes of one k_block, the fields per block, of M16_TILES of the tile's groups of 16 rows; those of all of them lie
+    so in memory.
     NAME_codebook: the levels that codes count, and how they lie in shared memory.
     """
     dtype = tile_dtype(fmt)
@@ -49,24 +49,24 @@ def tile_struct(fmt: Format) -> str:
     for field in k_block.names or ():
         _, parts, _, chunk = k_block[field].shape
         shares.append(f"u32 {field}[{parts * chunk}];")
-        at = ((f"share.{field} + {chunk * i}", f"{field}[group][{i}][lane]") for i in range(parts))
+        at = ((f"share.{field} + {chunk * i}", f"{field}[m16][{i}][lane]") for i in range(parts))
         loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
     fields = [(name, dtype[name]) for name in dtype.names or () if name != "k_blocks"]
     return f"""{_codebook(fmt)}
 constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, K_BLOCKS = {k_blocks(fmt)}, WARPS = {WARPS};
 struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
-template <int GROUPS>
+template <int M16_TILES>
 struct alignas(16) {fmt.name}_k_block {{
     {_members([(name, k_block[name]) for name in k_block.names or ()])}
-    __device__ {fmt.name}_codes codes(int group, int lane) const {{
+    __device__ {fmt.name}_codes codes(int m16, int lane) const {{
         {fmt.name}_codes share;
         {" ".join(loads)}
         return share;
     }}
 }};
-template <int GROUPS>
+template <int M16_TILES>
 struct alignas(16) {fmt.name}_fields {{
-    static constexpr int GROUP = {fmt.group};
+    static constexpr int GROUP_SIZE = {fmt.group};
     static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
     // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
@@ -191,18 +191,18 @@ def _list(values: Iterable[Any]) -> str:
 
 
 def _members(fields: list[tuple[str, Any]]) -> str:
-    """C++ members of GROUPS row groups each, and a copy of some row groups of a whole one."""
+    """C++ members of M16_TILES row groups each, and a copy of some row groups of a whole one."""
     names = [name for name, _ in fields]
     dims = ("".join(f"[{n}]" for n in dtype.shape[1:]) for _, dtype in fields)
     members = [
-        f"{C_TYPES[dtype.base.str]} {name}[GROUPS]{dim};" for (name, dtype), dim in zip(fields, dims, strict=True)
+        f"{C_TYPES[dtype.base.str]} {name}[M16_TILES]{dim};" for (name, dtype), dim in zip(fields, dims, strict=True)
     ]
     copies = [f"copy({name}, from.{name}[first], sizeof({name}));" for name in names]
     return f"""{" ".join(members)}
     // Fill from the row groups of a whole one that start at `first`: copy(to, from, bytes), once or once a field.
     template <class Whole, class Copy>
     __device__ void copy_from(const Whole& from, int first, Copy copy) {{
-        if constexpr (GROUPS == WARPS) {{ copy(this, &from, sizeof(*this)); }} else {{ {" ".join(copies)} }}
+        if constexpr (M16_TILES == WARPS) {{ copy(this, &from, sizeof(*this)); }} else {{ {" ".join(copies)} }}
     }}"""
 
 
@@ -219,8 +219,8 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
     ]
     if fmt is not None:
         lines += [tile_struct(fmt), block_structs(fmt), f'#include "formats/{fmt.name}.cuh"']
-        lines += [f"template <int GROUPS> using KBlockOf = {fmt.name}_k_block<GROUPS>;"]
-        lines += [f"template <int GROUPS> using FormatOf = {fmt.name}<GROUPS>;", '#include "tile.cuh"']
+        lines += [f"template <int M16_TILES> using KBlockOf = {fmt.name}_k_block<M16_TILES>;"]
+        lines += [f"template <int M16_TILES> using FormatOf = {fmt.name}<M16_TILES>;", '#include "tile.cuh"']
     for name, value in template.items():
         lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
     lines += [make(template) for make in GENERATED.get(kernel, ())]

@@ -164,7 +164,7 @@ def decode_template(fmt: Format, config: DecodeConfig, tokens: int, kernel: str,
     return {
         "In": source,
         "TOKENS": tokens,
-        "GROUPS": min(config.m16_tiles, WARPS),
+        "M16_TILES": min(config.m16_tiles, WARPS),
         "ROW_BLOCKS": max(1, config.m16_tiles // WARPS),
         "WARP_SPLIT_K": warp_split_k,
         "STAGES": stages,

@@ -123,7 +123,7 @@ def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> Template:
     sizes = {
         "TOKENS": cut.tokens,
         "ROW_BLOCKS": cut.row_blocks,
-        "GROUPS": cut.m16_tiles,
+        "M16_TILES": cut.m16_tiles,
         "WARP_SPLIT_K": cut.warp_split_k,
         "STAGES": stages,
     }
