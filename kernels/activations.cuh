@@ -1,4 +1,5 @@
-// Quantized activations of one token and one tile, in the order of the weights' codes. Twin of qgemm/cuda/layout/activations.py.
+// Quantized activations of one token and one tile, in the order of the weights' codes. Twin of
+// qgemm/cuda/layout/activations.py.
 #pragma once
 
 #include "types.cuh"
@@ -11,7 +12,7 @@ struct Activations {
 static_assert(sizeof(Activations) == ACTIVATION_BYTES, "Activations differs from its dtype");
 
 // Where column `column` of a block lies among its codes.
-__device__ inline int code_place(int column) {
+__device__ inline int code_offset(int column) {
     const int step = column / 16, half_step = column / 8 % 2, t = column / 2 % 4, odd = column % 2;
     return 8 * t + 4 * step + half_step + 2 * odd;
 }

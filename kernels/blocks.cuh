@@ -13,12 +13,12 @@ constexpr int PIECE_BYTES = TILES * TILE_BLOCKS * BLOCK_BYTES;
 constexpr int ROW_CHUNKS = (PIECE_BYTES + 15 + 15) / 16 | 1;
 
 // Rule one: where the code of a step, the j-th of a lane's columns and row g + 8 r stands in the words of its lane.
-struct Place {
+struct BitPosition {
     int word, bit;
 };
 
 template <int BITS>
-constexpr Place place_of_code(int step, int j, int r) {
+constexpr BitPosition position_of_code(int step, int j, int r) {
     constexpr int p = BITS < 4 ? 4 / BITS : 1;
     const int bit = BITS * (2 * p * (step / p) + p * r + step % p);
     return {bit / 8, 8 * j + bit % 8};
@@ -26,7 +26,7 @@ constexpr Place place_of_code(int step, int j, int r) {
 
 // Rule two: where one bit of such a code stands if it counts levels, in an index of several.
 template <int BITS, int PAIRS>
-constexpr Place place_of_bit(int step, int j, int r, int plane) {
+constexpr BitPosition position_of_bit(int step, int j, int r, int plane) {
     constexpr int SIZE = 2 * PAIRS * BITS, PER_WORD = 32 / SIZE;
     const int pair = 4 * step + j % 2 * 2 + r, index = pair / PAIRS,
               bit = (j / 2 * PAIRS + pair % PAIRS) * BITS + plane;
@@ -36,9 +36,9 @@ constexpr Place place_of_bit(int step, int j, int r, int plane) {
 
 // Where a code stands whose bits lie together in a block, or its bit of one of the block's planes.
 template <class Codes>
-constexpr Place place(int step, int j, int r, int plane) {
-    return Codes::PLANES == 1 ? place_of_code<Codes::BITS>(step, j, r)
-                              : place_of_bit<Codes::BITS, Codes::PAIRS>(step, j, r, plane);
+constexpr BitPosition position(int step, int j, int r, int plane) {
+    return Codes::PLANES == 1 ? position_of_code<Codes::BITS>(step, j, r)
+                              : position_of_bit<Codes::BITS, Codes::PAIRS>(step, j, r, plane);
 }
 
 // visit(place in a lane's words, row g + 8 r, bit in its block from `base` on) for every code of a lane, or bit of one.
@@ -52,7 +52,7 @@ __device__ inline void for_codes(Visit visit) {
             for (int r = 0; r < 2; ++r)
 #pragma unroll
                 for (int plane = 0; plane < Codes::PLANES; ++plane)
-                    visit(place<Codes>(step, j, r, plane), r, Codes::offset(step, j) + plane * BLOCK_WEIGHTS);
+                    visit(position<Codes>(step, j, r, plane), r, Codes::offset(step, j) + plane * BLOCK_WEIGHTS);
 }
 
 // The index, among the chunks of the codes of a k_block, of the chunk that holds a lane's word.

@@ -46,10 +46,10 @@ struct Problem {
 };
 
 // Where a warp stands.
-struct Place {
+struct WarpCoord {
     int lane = threadIdx.x % 32, warp_k, first_m16;  // of the CTA's groups of rows
 
-    __device__ Place() {
+    __device__ WarpCoord() {
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
         warp_k = warp / ROW_WARPS, first_m16 = warp % ROW_WARPS * M16_TILES;
     }
@@ -159,10 +159,10 @@ struct SplitK {
 };
 
 // The warps' sums, times `unit`, to y: STORED tokens at a time through shared memory, where the splits' are added up.
-__device__ inline void store(const WarpAcc& acc, Stored& stored, Out* y, const Problem& p, const Place& at,
+__device__ inline void store(const WarpAcc& acc, Stored& stored, Out* y, const Problem& p, const WarpCoord& coord,
                              float unit) {
     static_assert(THREADS % ROWS == 0, "a thread stores one row of W");
-    const int g = at.lane / 4, t = at.lane % 4, row = threadIdx.x % ROWS;
+    const int g = coord.lane / 4, t = coord.lane % 4, row = threadIdx.x % ROWS;
     y += p.first_token * p.n + p.first_row + row;
 #pragma unroll
     for (int first = 0; first < TOKENS; first += STORED) {
@@ -173,7 +173,7 @@ __device__ inline void store(const WarpAcc& acc, Stored& stored, Out* y, const P
             for (int token = 0; token < STORED; token += 8)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    stored[at.warp_k][token + 2 * t + i % 2][16 * (at.first_m16 + m16) + g + i / 2 * 8] =
+                    stored[coord.warp_k][token + 2 * t + i % 2][16 * (coord.first_m16 + m16) + g + i / 2 * 8] =
                         acc[m16][(first + token) / 8].sum[i];
         __syncthreads();
         const int end = min(STORED, p.m - p.first_token - first);

@@ -96,35 +96,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     __shared__ unsigned long long words[WARP_SPLIT_K][STAGES];
     static_assert(sizeof(Smem<Rows>) == WARP_BYTES,
                   "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
-    const Place at(products);
+    const WarpCoord coord(products);
     const int m = int(products.m);
-    auto* mine = reinterpret_cast<Smem<Rows>*>(memory + Format::TABLE_BYTES) + at.warp_k;
+    auto* mine = reinterpret_cast<Smem<Rows>*>(memory + Format::TABLE_BYTES) + coord.warp_k;
     auto& pipeline = mine->pipeline;
-    Walk walk = {at};
-    Pieces pieces(static_cast<const In*>(products.x), products.k, m, at, pipeline.stages);
-    const Arrivals<STAGES, true, BULK> arrivals(words[at.warp_k]);
+    KTileIterator k_tiles = {coord};
+    Pieces pieces(static_cast<const In*>(products.x), products.k, m, coord, pipeline.stages);
+    const Arrivals<STAGES, true, BULK> arrivals(words[coord.warp_k]);
 
     WarpAcc acc = {};
     XSums x_sums = {};
     stream(
-        at.count, arrivals,
+        coord.count, arrivals,
         [&](int stage) {
-            arrivals.first_copy(stage, pipeline.bytes(walk), [&](auto copy) { pipeline.load(walk, stage, copy); });
-            walk.advance();
+            arrivals.first_copy(stage, pipeline.bytes(k_tiles),
+                                [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
+            k_tiles.advance();
         },
         [&] { share_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int stage) { pieces.load(stage); },
         [&](int i, int stage) {
             if (i % K_BLOCKS == 0)
                 for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                    mine->take(pipeline.fields(i, stage, row_block), row_block, at.lane);
-            multiply(acc, x_sums, *mine, i, stage, at.lane);
+                    mine->take(pipeline.fields(i, stage, row_block), row_block, coord.lane);
+            multiply(acc, x_sums, *mine, i, stage, coord.lane);
             if constexpr (SHARED_MINIMUM)
                 if (i % K_BLOCKS == K_BLOCKS - 1)
                     for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
                         add_minimums<3>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1 << B::SHIFT,
-                                        at.lane);
+                                        coord.lane);
         });
     __syncthreads();                         // the pipelines are empty: their memory serves the sums
     const float unit = two_to(B::EXPONENT);  // of the codes
-    reduce_and_store(acc, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), at, m);
+    reduce_and_store(acc, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), coord, m);
 }

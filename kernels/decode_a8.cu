@@ -102,33 +102,33 @@ __device__ inline void run(const Products& products) {
     using Smem = ::Smem<typename StageX<T>::Type>;
     static_assert(sizeof(Smem) == WARP_BYTES,
                   "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
-    const Place at(products);
+    const WarpCoord coord(products);
     const int m = int(products.m);
     const T* x = static_cast<const T*>(products.x);
-    Smem& mine = reinterpret_cast<Smem*>(memory)[at.warp_k];
+    Smem& mine = reinterpret_cast<Smem*>(memory)[coord.warp_k];
     auto& pipeline = mine.pipeline;
-    const Arrivals<STAGES, false, BULK> arrivals(words[at.warp_k]);
+    const Arrivals<STAGES, false, BULK> arrivals(words[coord.warp_k]);
 
     WarpAcc acc = {};
     XSums x_sums = {};
-    Walk walk = {at};
+    KTileIterator k_tiles = {coord};
     const auto load_weights = [&](int stage) {
-        const u32 bytes = pipeline.bytes(walk) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
-        arrivals.first_copy(stage, bytes, [&](auto copy) { pipeline.load(walk, stage, copy); });
-        walk.advance();
+        const u32 bytes = pipeline.bytes(k_tiles) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
+        arrivals.first_copy(stage, bytes, [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
+        k_tiles.advance();
     };
     const auto multiply_by = [&](const Activations* quantized, int i, int stage) {
         if (i % K_BLOCKS == 0)
             for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                mine.take(pipeline.fields(i, stage, row_block), row_block, at.lane);
-        multiply(acc, x_sums, mine, quantized, i, stage, at.lane);
+                mine.take(pipeline.fields(i, stage, row_block), row_block, coord.lane);
+        multiply(acc, x_sums, mine, quantized, i, stage, coord.lane);
         if constexpr (SHARED_MINIMUM)
             if (i % K_BLOCKS == K_BLOCKS - 1)
                 for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                    add_minimums<2>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1, at.lane);
+                    add_minimums<2>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1, coord.lane);
     };
     if constexpr (PREPARED<T>) {
-        const T* from = x + i64(at.warp_k) * K_BLOCKS * m;  // the next k_block
+        const T* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // the next k_block
         int k_block = 0;
         const auto load_x = [&](int stage) {
             arrivals.copy(stage, [&](auto copy) { copy(pipeline.stages[stage].x, from, m * u32(sizeof(T))); });
@@ -136,24 +136,24 @@ __device__ inline void run(const Products& products) {
             if (++k_block == K_BLOCKS) k_block = 0, from += (WARP_SPLIT_K - 1) * K_BLOCKS * m;
         };
         stream(
-            at.count, arrivals, load_weights, [] {}, [] {}, load_x,
+            coord.count, arrivals, load_weights, [] {}, [] {}, load_x,
             [&](int i, int stage) { multiply_by(pipeline.stages[stage].x, i, stage); });
     } else {
         auto* quantized = reinterpret_cast<Activations*>(memory + WARP_SPLIT_K * WARP_BYTES);
         const auto quantize_x = [&] {
-            quantize(quantized, x, products.k, m, int(at.along) * K_BLOCKS);
+            quantize(quantized, x, products.k, m, int(coord.along) * K_BLOCKS);
             __syncthreads();
         };
-        const Activations* from = quantized + at.warp_k * K_BLOCKS * m;  // the k_block in hand
+        const Activations* from = quantized + coord.warp_k * K_BLOCKS * m;  // the k_block in hand
         stream(
-            at.count, arrivals, load_weights, [] {}, quantize_x, [](int) {},
+            coord.count, arrivals, load_weights, [] {}, quantize_x, [](int) {},
             [&](int i, int stage) {
                 multiply_by(from, i, stage);
                 from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (WARP_SPLIT_K - 1) * K_BLOCKS : 1) * m;
             });
     }
     __syncthreads();  // the pipelines are empty: their memory serves the sums
-    reduce_and_store(acc, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), at, m);
+    reduce_and_store(acc, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), coord, m);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_a8(const __grid_constant__ Products products) {

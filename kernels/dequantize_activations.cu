@@ -17,6 +17,6 @@ extern "C" __global__ void __launch_bounds__(128)
     const float d = __low2float(from.ds[block]);
     float values[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = d * from.q[32 * block + code_place(column % 32 + i)];
+    for (int i = 0; i < 8; ++i) values[i] = d * from.q[32 * block + code_offset(column % 32 + i)];
     store_eight(x + token * k + column + share / SHARES * X_COLUMNS, values);
 }

@@ -14,13 +14,13 @@ __device__ inline float4 load_step(const In* x) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     fused(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
-    const Place at;
+    const WarpCoord coord;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float acc[2][TOKENS] = {};
 
-    for (i64 i = at.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
+    for (i64 i = coord.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
         const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
-        const auto codes = tile.k_blocks[i % K_BLOCKS].codes(at.warp, at.lane);
+        const auto codes = tile.k_blocks[i % K_BLOCKS].codes(coord.warp, coord.lane);
 #pragma unroll
         for (int part = 0; part < K_BLOCK_SCALES; ++part) {
             const i64 column = i * K_BLOCK + part * Format::GROUP_SIZE;
@@ -30,15 +30,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int step = 0; step < SCALE_STEPS; ++step)
                 levels[step] = float_levels<Format>(codes, SCALE_STEPS * part + step);
             const int index = i % K_BLOCKS * K_BLOCK_SCALES + part;
-            const float2 scale = tile.fields.scale(at.warp, at.g, index);
-            const float2 minimum = tile.fields.minimum(at.warp, at.g, index);
+            const float2 scale = tile.fields.scale(coord.warp, coord.g, index);
+            const float2 minimum = tile.fields.minimum(coord.warp, coord.g, index);
 #pragma unroll
             for (int token = 0; token < TOKENS; ++token) {
                 if (token >= m) break;
                 float dots[2] = {}, total = 0;
 #pragma unroll
                 for (int step = 0; step < SCALE_STEPS; ++step) {
-                    const float4 v = load_step(x + token * k + column + 16 * step + 2 * at.t);
+                    const float4 v = load_step(x + token * k + column + 16 * step + 2 * coord.t);
                     total += v.x + v.y + v.z + v.w;
 #pragma unroll
                     for (int row = 0; row < 2; ++row) {

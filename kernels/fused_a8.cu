@@ -17,28 +17,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   "a q8_1 block of x has a sum for 32 weights, none for fewer");
     static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
     constexpr int BLOCKS = K_BLOCK / 32, SCALES = 32 / Format::GROUP_SIZE;  // of a block of x
-    const Place at;
+    const WarpCoord coord;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float acc[2][TOKENS] = {};
 
-    for (i64 i = at.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
+    for (i64 i = coord.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
         const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
-        const auto codes = tile.k_blocks[i % K_BLOCKS].codes(at.warp, at.lane);
+        const auto codes = tile.k_blocks[i % K_BLOCKS].codes(coord.warp, coord.lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             if (i * K_BLOCK + block * 32 >= k) break;  // the padding block of a ragged row
             const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
             const int index = (i % K_BLOCKS * BLOCKS + block) * SCALES;
-            const float2 scale = tile.fields.scale(at.warp, at.g, index);
-            const float2 last_scale = SCALES == 1 ? scale : tile.fields.scale(at.warp, at.g, index + SCALES - 1);
-            const float2 minimum = tile.fields.minimum(at.warp, at.g, index);
+            const float2 scale = tile.fields.scale(coord.warp, coord.g, index);
+            const float2 last_scale = SCALES == 1 ? scale : tile.fields.scale(coord.warp, coord.g, index + SCALES - 1);
+            const float2 minimum = tile.fields.minimum(coord.warp, coord.g, index);
 #pragma unroll
             for (int token = 0; token < TOKENS; ++token) {
                 if (token >= m) break;
                 const Activations& a = x[i * m + token];
                 const float2 ds = __half22float2(a.ds[block]);
-                const float da = ds.x, sa = at.t == 0 ? ds.y : 0.0f;
-                const uint2 q = *reinterpret_cast<const uint2*>(a.q + 32 * block + 8 * at.t);
+                const float da = ds.x, sa = coord.t == 0 ? ds.y : 0.0f;
+                const uint2 q = *reinterpret_cast<const uint2*>(a.q + 32 * block + 8 * coord.t);
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
                     const float dw = row ? scale.y : scale.x, mw = row ? minimum.y : minimum.x;

@@ -27,9 +27,9 @@ __device__ inline void wait_copies() {
 template <class Codes>
 __device__ void gather_codes(const u8* const (&rows)[2], int k_block, int lane, u32 (&words)[Codes::BITS]) {
     const int base = Codes::base(k_block, lane % 4), first = base / 8, shift = base % 8;
-    for_codes<Codes>([&](const Place& at, int r, int bit) {
+    for_codes<Codes>([&](const BitPosition& position, int r, int bit) {
         const u32 code = rows[r][first + bit / 8] >> shift >> bit % 8 & Codes::MASK;
-        words[at.word] |= code << at.bit;
+        words[position.word] |= code << position.bit;
     });
 }
 

@@ -18,10 +18,10 @@ struct Pieces {
     int token, m;
     u32 to;  // within the first stage
 
-    __device__ Pieces(const In* x, i64 k, int m, const Place& at, Stage* stages)
-        : token_stride(APART * k), k(int(k)), token(at.lane / ACROSS), m(TOKENS > 1 ? m : 1) {
-        const int piece = at.lane % ACROSS * (16 / int(sizeof(In)));
-        column = at.warp_k * TILE_COLUMNS + piece;
+    __device__ Pieces(const In* x, i64 k, int m, const WarpCoord& coord, Stage* stages)
+        : token_stride(APART * k), k(int(k)), token(coord.lane / ACROSS), m(TOKENS > 1 ? m : 1) {
+        const int piece = coord.lane % ACROSS * (16 / int(sizeof(In)));
+        column = coord.warp_k * TILE_COLUMNS + piece;
         this->x = x + token * k + column;
         to = shared_address(&stages->x[token][piece]);
     }

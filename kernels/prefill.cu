@@ -758,10 +758,10 @@ struct Consumer {
     }
 
     // Where a tile's outputs of this warpgroup lie.
-    struct Place {
+    struct EpilogueCoord {
         i64 first_row;
         int first_token, skip, rows, tokens;  // skip: tokens that another tile stores
-        __device__ Place(const Problem& p, int tile, int row_block)
+        __device__ EpilogueCoord(const Problem& p, int tile, int row_block)
             : first_row(i64(p.first_row_block(tile) + row_block) * TILE_ROWS),
               first_token(p.first_loaded(tile)),
               skip(p.first_token(tile) - first_token),
@@ -772,8 +772,8 @@ struct Consumer {
     // Acc -> y, EPI_TILE tokens at a time through shared memory, where a token's rows lie together. First the usual
     // case: all rows there are, nothing to add.
     template <class T>
-    __device__ __forceinline__ void store_whole(const float (&acc)[ACC_SIZE], const Place& at, u32 epi_tiles, T* y,
-                                                const RowExponent& row_exponent) const {
+    __device__ __forceinline__ void store_whole(const float (&acc)[ACC_SIZE], const EpilogueCoord& at, u32 epi_tiles,
+                                                T* y, const RowExponent& row_exponent) const {
         constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& epi_smem = *reinterpret_cast<T(*)[EPI_TILE][TILE_ROWS + PER_STORE]>(memory.epi_smem(row_block, wg_k));
@@ -816,7 +816,7 @@ struct Consumer {
     }
     __device__ __forceinline__ void store(const float (&acc)[ACC_SIZE], int tile, u32 epi_tiles,
                                           const Epilogue& epilogue, const RowExponent& row_exponent) const {
-        const Place at(p, tile, row_block);
+        const EpilogueCoord at(p, tile, row_block);
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
@@ -842,8 +842,8 @@ struct Consumer {
         }
     }
     // What of a epi_tile is there, with what is added to it.
-    __device__ __forceinline__ void store_some(const float (&epi_smem)[EPI_TILE][TILE_ROWS + 4], const Place& at,
-                                               int epi_tile, const Epilogue& epilogue) const {
+    __device__ __forceinline__ void store_some(const float (&epi_smem)[EPI_TILE][TILE_ROWS + 4],
+                                               const EpilogueCoord& at, int epi_tile, const Epilogue& epilogue) const {
         const int from = max(at.skip - epi_tile, 0), to = min(at.tokens - epi_tile, EPI_TILE);
 #pragma unroll 1
         for (int i = from * TILE_ROWS + thread; i < to * TILE_ROWS; i += WARPGROUP_THREADS) {

@@ -41,11 +41,11 @@ struct XCopies {
 
 // Adds a k_block's products to the sums.
 __device__ inline void multiply(WarpAcc& acc, const Weights& weights, const Activations* x, int k_block,
-                                const Place& at) {
-    const int g = at.lane / 4, t = at.lane % 4, first_m16 = at.first_m16 % WARPS;
+                                const WarpCoord& coord) {
+    const int g = coord.lane / 4, t = coord.lane % 4, first_m16 = coord.first_m16 % WARPS;
     Format::Codes codes[M16_TILES];
 #pragma unroll
-    for (int m16 = 0; m16 < M16_TILES; ++m16) codes[m16] = weights.k_block.codes(first_m16 + m16, at.lane);
+    for (int m16 = 0; m16 < M16_TILES; ++m16) codes[m16] = weights.k_block.codes(first_m16 + m16, coord.lane);
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
         Bytes first[M16_TILES], second[M16_TILES];
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                u32* counters, i64 n, i64 k, int m, int split_k) {
     extern __shared__ __align__(128) unsigned char memory[];
     Stage* stages = reinterpret_cast<Stage*>(memory);
-    const Place at;
+    const WarpCoord coord;
     const Problem p(n, k, m, split_k);
     WeightCopies weight_copies(stages[0].weights, tiles, p);
     XCopies x_copies(stages[0].x, x, p);
@@ -99,11 +99,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         weight_copies(free * sizeof(Stage));
         x_copies(free * sizeof(Stage));
         cp_async_commit();
-        multiply(acc, at.weights(stages[stage]), stages[stage].x[at.warp_k], k_iter * WARP_SPLIT_K + at.warp_k, at);
+        multiply(acc, coord.weights(stages[stage]), stages[stage].x[coord.warp_k], k_iter * WARP_SPLIT_K + coord.warp_k,
+                 coord);
         free = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     cp_async_wait<0>();  // the stages' memory serves the sums
     if (split_k > 1 && !SplitK{partials, counters, split_k}.add(acc, p)) return;
-    store(acc, *reinterpret_cast<Stored*>(memory), y, p, at, 1.0f);
+    store(acc, *reinterpret_cast<Stored*>(memory), y, p, coord, 1.0f);
 }

@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 u32* counters, i64 n, i64 k, int m, int split_k, float factor, float unit) {
     extern __shared__ __align__(128) unsigned char memory[];
     Stage* stages = reinterpret_cast<Stage*>(memory + Format::TABLE_BYTES);
-    const Place at;
+    const WarpCoord coord;
     const Problem p(n, k, m, split_k);
     WeightCopies weight_copies(stages[0].weights, tiles, p);
     XCopies x_copies(stages[0].x, x, p);
@@ -105,19 +105,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     WarpAcc acc = {};
     Decoder decoder;
-    decoder.first = at.first_m16 % WARPS, decoder.lane = at.lane, decoder.factor = factor;
-    const auto weights = [&](int stage) -> const Weights& { return at.weights(stages[stage]); };
-    const u32 first_x = shared_address(&stages[0].x[at.warp_k][at.lane % 8 + at.lane / 16 * 8][at.lane / 8 % 2 * 8]);
+    decoder.first = coord.first_m16 % WARPS, decoder.lane = coord.lane, decoder.factor = factor;
+    const auto weights = [&](int stage) -> const Weights& { return coord.weights(stages[stage]); };
+    const u32 first_x =
+        shared_address(&stages[0].x[coord.warp_k][coord.lane % 8 + coord.lane / 16 * 8][coord.lane / 8 % 2 * 8]);
     const auto x_of = [&](int stage) { return first_x + stage * u32(sizeof(Stage)); };
     Fragment a[2][M16_TILES];
     Batch b[2];
     cp_async_wait<STAGES - 2>();
     __syncthreads();
-    decoder.decode(a[0], weights(0), p.first * WARP_SPLIT_K + at.warp_k, 0);
+    decoder.decode(a[0], weights(0), p.first * WARP_SPLIT_K + coord.warp_k, 0);
     load_batch(b[0], x_of(0), 0);
     int stage = 0, free = STAGES - 1;
     for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
-        const int next = stage + 1 < STAGES ? stage + 1 : 0, k_block = k_iter * WARP_SPLIT_K + at.warp_k;
+        const int next = stage + 1 < STAGES ? stage + 1 : 0, k_block = k_iter * WARP_SPLIT_K + coord.warp_k;
 #pragma unroll
         for (int i = 0; i < BATCHES; ++i) {
             const int step = i * BATCH / COLUMN_TILES;
@@ -145,5 +146,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     cp_async_wait<0>();  // the stages' memory serves the sums
     if (split_k > 1 && !SplitK{partials, counters, split_k}.add(acc, p)) return;
-    store(acc, *reinterpret_cast<Stored*>(memory), y, p, at, unit);
+    store(acc, *reinterpret_cast<Stored*>(memory), y, p, coord, unit);
 }

@@ -14,8 +14,8 @@ __device__ inline void set_bits(u8* byte, u32 bits) {
 template <class Codes>
 __device__ void scatter_codes(const u32 (&words)[Codes::BITS], int k_block, int lane, u8* const (&rows)[2]) {
     const int base = Codes::base(k_block, lane % 4), first = base / 8, shift = base % 8;
-    for_codes<Codes>([&](const Place& at, int r, int bit) {
-        const u32 code = words[at.word] >> at.bit & Codes::MASK;
+    for_codes<Codes>([&](const BitPosition& position, int r, int bit) {
+        const u32 code = words[position.word] >> position.bit & Codes::MASK;
         set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
     });
 }

@@ -7,7 +7,7 @@
 constexpr int THREADS = WARP_SPLIT_K * WARPS * 32;
 
 // Where a thread stands: its lane of the fragment (g, t), its 16 rows of a tile (warp), its share of K (split).
-struct Place {
+struct WarpCoord {
     int warp = threadIdx.x / 32 % WARPS, warp_k = threadIdx.x / 32 / WARPS;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 };
@@ -20,7 +20,7 @@ __device__ inline i64 next_k_block(i64 i) { return (i + 1) % K_BLOCKS ? i + 1 : 
 template <int TOKENS>
 __device__ void reduce_and_store(float (&acc)[2][TOKENS], Out* __restrict__ y, i64 first_row, i64 n, int m) {
     __shared__ float partials[WARP_SPLIT_K][TILE_ROWS][TOKENS];
-    const Place at;
+    const WarpCoord coord;
 #pragma unroll
     for (int row = 0; row < 2; ++row)
 #pragma unroll
@@ -28,7 +28,7 @@ __device__ void reduce_and_store(float (&acc)[2][TOKENS], Out* __restrict__ y, i
             float sum = acc[row][token];
             sum += __shfl_xor_sync(~0u, sum, 1);
             sum += __shfl_xor_sync(~0u, sum, 2);
-            if (at.t == 0) partials[at.warp_k][16 * at.warp + 8 * row + at.g][token] = sum;
+            if (coord.t == 0) partials[coord.warp_k][16 * coord.warp + 8 * row + coord.g][token] = sum;
         }
     __syncthreads();
     for (int i = threadIdx.x; i < TILE_ROWS * TOKENS; i += THREADS) {

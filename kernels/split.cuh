@@ -35,7 +35,7 @@ struct Products {
 static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/cuda/kernels/products.py");
 
 // Where this warp stands: its product, rows and first tile, and how many k_blocks it takes of its share of K.
-struct Place {
+struct WarpCoord {
     const Products& products;
     int index;  // of its product
     int warp_k, lane;
@@ -46,7 +46,7 @@ struct Place {
     i64 along;  // tiles of a row_block
     int count;
 
-    __device__ Place(const Products& products) : products(products), index(0) {
+    __device__ WarpCoord(const Products& products) : products(products), index(0) {
         while (blockIdx.x >= products.of[index].end) ++index;
         warp_k = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
         along = (products.k + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -59,11 +59,11 @@ struct Place {
 };
 
 // A walk along the k_blocks of a warp.
-struct Walk {
-    const Place& at;
-    const Tile* tile = at.tiles;  // of the first row_block
-    int k_block = 0;              // of the tile
-    int count = 0;                // tiles before it
+struct KTileIterator {
+    const WarpCoord& coord;
+    const Tile* tile = coord.tiles;  // of the first row_block
+    int k_block = 0;                 // of the tile
+    int count = 0;                   // tiles before it
 
     __device__ void advance() {
         if (K_BLOCKS == 1 || ++k_block == K_BLOCKS) tile += WARP_SPLIT_K, ++count, k_block = 0;
@@ -101,18 +101,18 @@ struct SmemPipeline {
     __device__ const Fields& fields(int i, int, int row_block) const {
         return tile_fields[i / K_BLOCKS % TILES][row_block];
     }
-    static __device__ u32 bytes(const Walk& walk) {
-        return walk.at.row_blocks * (sizeof(KBlock) + (walk.k_block == 0 ? sizeof(Fields) : 0));
+    static __device__ u32 bytes(const KTileIterator& k_tiles) {
+        return k_tiles.coord.row_blocks * (sizeof(KBlock) + (k_tiles.k_block == 0 ? sizeof(Fields) : 0));
     }
     template <class Copy>
-    __device__ void load(const Walk& walk, int stage, Copy copy) {
+    __device__ void load(const KTileIterator& k_tiles, int stage, Copy copy) {
 #pragma unroll
         for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
-            if (row_block >= walk.at.row_blocks) break;
-            const Tile& tile = walk.tile[row_block * walk.at.along];
-            stages[stage].codes[row_block].copy_from(tile.k_blocks[walk.k_block], walk.at.first_m16, copy);
-            if (walk.k_block == 0)
-                tile_fields[walk.count % TILES][row_block].copy_from(tile.fields, walk.at.first_m16, copy);
+            if (row_block >= k_tiles.coord.row_blocks) break;
+            const Tile& tile = k_tiles.tile[row_block * k_tiles.coord.along];
+            stages[stage].codes[row_block].copy_from(tile.k_blocks[k_tiles.k_block], k_tiles.coord.first_m16, copy);
+            if (k_tiles.k_block == 0)
+                tile_fields[k_tiles.count % TILES][row_block].copy_from(tile.fields, k_tiles.coord.first_m16, copy);
         }
     }
 };
@@ -127,19 +127,21 @@ struct SmemPipeline<X, 1> {
     __device__ const Fields& fields(int, int stage, int row_block) const {
         return stages[stage].row_blocks[row_block].fields;
     }
-    static __device__ u32 bytes(const Walk& walk) { return walk.at.row_blocks * sizeof(CodesAndFields::row_blocks[0]); }
+    static __device__ u32 bytes(const KTileIterator& k_tiles) {
+        return k_tiles.coord.row_blocks * sizeof(CodesAndFields::row_blocks[0]);
+    }
     template <class Copy>
-    __device__ void load(const Walk& walk, int stage, Copy copy) {
+    __device__ void load(const KTileIterator& k_tiles, int stage, Copy copy) {
 #pragma unroll
         for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
-            if (row_block >= walk.at.row_blocks) break;
-            const Tile& tile = walk.tile[row_block * walk.at.along];
+            if (row_block >= k_tiles.coord.row_blocks) break;
+            const Tile& tile = k_tiles.tile[row_block * k_tiles.coord.along];
             auto& to = stages[stage].row_blocks[row_block];
             if constexpr (M16_TILES == WARPS) {
                 copy(&to, &tile, sizeof(Tile));
             } else {
-                to.codes.copy_from(tile.k_blocks[0], walk.at.first_m16, copy);
-                to.fields.copy_from(tile.fields, walk.at.first_m16, copy);
+                to.codes.copy_from(tile.k_blocks[0], k_tiles.coord.first_m16, copy);
+                to.fields.copy_from(tile.fields, k_tiles.coord.first_m16, copy);
             }
         }
     }
@@ -175,9 +177,10 @@ __device__ inline void stream(int count, const Arrivals& arrivals, LoadWeights l
 }
 
 // The warps' sums times a unit, that of rows g and of rows g + 8, -> y. `partials` is shared memory of the whole CTA.
-__device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* partials, const Place& at, int m) {
+__device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* partials, const WarpCoord& coord,
+                                        int m) {
     constexpr int STRIDE = ROWS + 4;  // rows of g and columns of t fall on different banks
-    const int g = at.lane / 4, t = at.lane % 4;
+    const int g = coord.lane / 4, t = coord.lane % 4;
 #pragma unroll
     for (int m16 = 0; m16 < ROW_BLOCKS * M16_TILES; ++m16)
 #pragma unroll
@@ -186,16 +189,16 @@ __device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* 
             for (int i = 0; i < 4; ++i) {
                 const int row = 16 * m16 + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
                 const float sum = (i < 2 ? unit.x : unit.y) * acc[m16 / M16_TILES][m16 % M16_TILES][tokens].sum[i];
-                if (i % 2 < TOKENS && token < m) partials[(at.warp_k * TOKENS + token) * STRIDE + row] = sum;
+                if (i % 2 < TOKENS && token < m) partials[(coord.warp_k * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
-    const auto& product = at.products.of[at.index];
-    const Epilogue epilogue = {at.products.arrays[at.index].outputs, product.types};
+    const auto& product = coord.products.of[coord.index];
+    const Epilogue epilogue = {coord.products.arrays[coord.index].outputs, product.types};
     for (int i = threadIdx.x; i < m * ROWS; i += THREADS) {
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;
 #pragma unroll
         for (int s = 0; s < WARP_SPLIT_K; ++s) sum += partials[(s * TOKENS + token) * STRIDE + row];
-        if (at.first_row + row < product.n) epilogue.store(token * product.n, at.first_row + row, sum);
+        if (coord.first_row + row < product.n) epilogue.store(token * product.n, coord.first_row + row, sum);
     }
 }

@@ -39,14 +39,14 @@ def test_tile_struct_has_the_size_of_its_dtype(fmt):
         nvrtc.compile_cubin(source.replace(size, f"{size} + 16"), "sm_80")
 
 
-def place_of_code(bits, pairs, step, j, r, plane):
+def position_of_code(bits, pairs, step, j, r, plane):
     """(word, bit) by the rules of qgemm/cuda/layout/tile.py, as kernels/blocks.cuh has them."""
     p = max(1, 4 // bits)
     bit = bits * (2 * p * (step // p) + p * r + step % p)
     return bit // 8, 8 * j + bit % 8
 
 
-def place_of_bit(bits, pairs, step, j, r, plane):
+def position_of_bit(bits, pairs, step, j, r, plane):
     """The same of one bit of a code that counts levels."""
     index, first = divmod(4 * step + 2 * (j % 2) + r, pairs)
     size, bit = 2 * bits * pairs, bits * (pairs * (j // 2) + first) + plane
@@ -77,8 +77,8 @@ def test_block_structs_lead_from_blocks_to_tiles(fmt):
                 begin = base[4 * k_block + t] + offset[4 * step + j] + plane * fmt.weights
                 code = int(raw[row, begin // 8]) >> begin % 8 & number["MASK"]
                 group, r, lane = row // 16, row // 8 % 2, 4 * (row % 8) + t
-                place = place_of_code if len(planes) == 1 else place_of_bit
-                word, bit = place(bits, number["PAIRS"], step, j, r, plane)
+                position = position_of_code if len(planes) == 1 else position_of_bit
+                word, bit = position(bits, number["PAIRS"], step, j, r, plane)
                 part, word = divmod(word, chunk)
                 index = ((group * number["PARTS"] + part) * 32 + lane) * chunk + word
                 tile[k_block * k_block_bytes + to + 4 * index + bit // 8] |= code << bit % 8
