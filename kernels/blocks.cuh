@@ -1,6 +1,6 @@
 // Blocks of a file in shared memory: what pack (blocks -> tiles) and restore (tiles -> blocks) share.
 //
-// A CTA owns a piece of a row_block: 64 rows, TILES tiles wide. Where things stand are the rules of
+// A CTA owns a panel of a row_block: 64 rows, TILES tiles wide. Where things stand are the rules of
 // qgemm/cuda/layout/tile.py; the layout of a block is generated from the format's dtype and slots. Template: Format,
 // TILES, THREADS.
 #pragma once
@@ -8,9 +8,9 @@
 #include "tile.cuh"
 
 constexpr int TILE_BLOCKS = TILE_COLUMNS / BLOCK_WEIGHTS;  // of a row
-constexpr int PIECE_BYTES = TILES * TILE_BLOCKS * BLOCK_BYTES;
+constexpr int PANEL_BYTES = TILES * TILE_BLOCKS * BLOCK_BYTES;
 // Chunks of 16 bytes, the first and the last in part; odd against bank conflicts between eight rows.
-constexpr int ROW_CHUNKS = (PIECE_BYTES + 15 + 15) / 16 | 1;
+constexpr int ROW_CHUNKS = (PANEL_BYTES + 15 + 15) / 16 | 1;
 
 // Rule one: where the code of a step, the j-th of a lane's columns and row g + 8 r stands in the words of its lane.
 struct BitPosition {
@@ -58,24 +58,24 @@ __device__ inline void for_codes(Visit visit) {
 // The index, among the chunks of the codes of a k_block, of the chunk that holds a lane's word.
 template <class Codes>
 __device__ inline int chunk_index(int m16, int lane, int word) {
-    return (m16 * Codes::PARTS + word / Codes::CHUNK) * 32 + lane;
+    return (m16 * Codes::PARTS + word / Codes::LOAD_WORDS) * 32 + lane;
 }
 
-// The rows of a piece: where they are in memory, and in shared memory, where a row begins inside a chunk as in memory.
-struct Piece {
+// The rows of a panel: where they are in memory, and in shared memory, where a row begins inside a chunk as in memory.
+struct Panel {
     u8* staged;
     i64 row_block, first_tile, row_bytes, n;
     int tiles, bytes;  // of a row, without padding
 
-    __device__ Piece(uint4* staged, i64 n, i64 blocks_per_row, i64 along)
+    __device__ Panel(uint4* staged, i64 n, i64 blocks_per_row, i64 along)
         : staged(reinterpret_cast<u8*>(staged)), n(n) {
-        const i64 pieces = (along + TILES - 1) / TILES;
-        row_block = blockIdx.x / pieces;
-        first_tile = blockIdx.x % pieces * TILES;
+        const i64 panels = (along + TILES - 1) / TILES;
+        row_block = blockIdx.x / panels;
+        first_tile = blockIdx.x % panels * TILES;
         row_bytes = blocks_per_row * BLOCK_BYTES;
         tiles = along - first_tile < TILES ? along - first_tile : TILES;
         const i64 rest = row_bytes - first_tile * TILE_BLOCKS * BLOCK_BYTES;
-        bytes = rest < PIECE_BYTES ? rest : PIECE_BYTES;
+        bytes = rest < PANEL_BYTES ? rest : PANEL_BYTES;
     }
     __device__ i64 at(int row) const {
         return (row_block * TILE_ROWS + row) * row_bytes + first_tile * TILE_BLOCKS * BLOCK_BYTES;

@@ -59,14 +59,14 @@ struct WarpCoord {
     }
 };
 
-// The pieces of 16 bytes of weights that a thread copies for every stage. The threads of a unit take one row_block of
+// The chunks of 16 bytes of weights that a thread copies for every stage. The threads of a unit take one row_block of
 // one split.
 struct WeightCopies {
     static constexpr int OF_UNIT = THREADS / (WARP_SPLIT_K * ROW_BLOCKS);
-    static constexpr int K_BLOCK_CHUNKS = sizeof(KBlockOf<WARPS>) / 16, PIECES = sizeof(Weights) / 16;
+    static constexpr int K_BLOCK_CHUNKS = sizeof(KBlockOf<WARPS>) / 16, CHUNKS = sizeof(Weights) / 16;
 
     const Tile* row_block;
-    int k_block, k_blocks, piece;  // of this thread's unit
+    int k_block, k_blocks, chunk;  // of this thread's unit
     u32 to;
 
     __device__ WeightCopies(Weights (&stage)[WARP_SPLIT_K][ROW_BLOCKS], const Tile* tiles, const Problem& p) {
@@ -75,19 +75,19 @@ struct WeightCopies {
         row_block = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.k_blocks / K_BLOCKS) : 0);
         k_blocks = first_row < p.n ? min(p.k_blocks, p.end * WARP_SPLIT_K) : 0;
         k_block = p.first * WARP_SPLIT_K + warp_k;
-        piece = threadIdx.x % OF_UNIT;
-        to = shared_address(&stage[warp_k][unit % ROW_BLOCKS]) + 16 * piece;
+        chunk = threadIdx.x % OF_UNIT;
+        to = shared_address(&stage[warp_k][unit % ROW_BLOCKS]) + 16 * chunk;
     }
     // The next stage's, into the memory that starts `at` bytes after the first stage's. Beyond the slice there are
     // zeros.
     __device__ void operator()(u32 at) {
         const Tile& tile = row_block[k_block / K_BLOCKS];
-        const uint4* codes = reinterpret_cast<const uint4*>(&tile.k_blocks[k_block % K_BLOCKS]) + piece;
-        const uint4* fields = reinterpret_cast<const uint4*>(&tile.fields) - K_BLOCK_CHUNKS + piece;
+        const uint4* codes = reinterpret_cast<const uint4*>(&tile.k_blocks[k_block % K_BLOCKS]) + chunk;
+        const uint4* fields = reinterpret_cast<const uint4*>(&tile.fields) - K_BLOCK_CHUNKS + chunk;
 #pragma unroll
-        for (int i = 0; i < PIECES; i += OF_UNIT)
-            if (i + OF_UNIT <= PIECES || i + piece < PIECES)
-                cp_async_16(to + at + 16 * i, (K_BLOCKS == 1 || i + piece < K_BLOCK_CHUNKS ? codes : fields) + i,
+        for (int i = 0; i < CHUNKS; i += OF_UNIT)
+            if (i + OF_UNIT <= CHUNKS || i + chunk < CHUNKS)
+                cp_async_16(to + at + 16 * i, (K_BLOCKS == 1 || i + chunk < K_BLOCK_CHUNKS ? codes : fields) + i,
                             k_block < k_blocks);
         k_block += WARP_SPLIT_K;
     }

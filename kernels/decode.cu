@@ -6,7 +6,7 @@
 // Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4), ROW_BLOCKS, WARP_SPLIT_K, STAGES,
 // BULK.
 #include "operand.cuh"
-#include "pieces.cuh"
+#include "x_loader.cuh"
 #include "scales.cuh"
 
 using B = Operand<In>;
@@ -44,8 +44,7 @@ __device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Smem<Rows>& m
             load_x_steps<In>(b[tokens][pair], &x[8 * tokens][32 * pair], TOKEN_STRIDE * (K_BLOCK + 8), lane);
     const auto multiply_step = [&](Acc& sum, const Fragment& a, int tokens, int step) {
 #pragma unroll
-        for (int piece = 0; piece < B::PIECES; ++piece)
-            mma_m16n8k16<B::Type>(sum, a, b[tokens][step / 2][step % 2][piece]);
+        for (int term = 0; term < B::TERMS; ++term) mma_m16n8k16<B::Type>(sum, a, b[tokens][step / 2][step % 2][term]);
     };
     // In units of the codes: -zero * sum(x) for each scale, where a dot product starts, or sum(x) for the minimum.
     Acc starts[K_BLOCK_SCALES][COLUMN_TILES] = {};
@@ -101,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     auto* mine = reinterpret_cast<Smem<Rows>*>(memory + Format::TABLE_BYTES) + coord.warp_k;
     auto& pipeline = mine->pipeline;
     KTileIterator k_tiles = {coord};
-    Pieces pieces(static_cast<const In*>(products.x), products.k, m, coord, pipeline.stages);
+    XLoader x_loader(static_cast<const In*>(products.x), products.k, m, coord, pipeline.stages);
     const Arrivals<STAGES, true, BULK> arrivals(words[coord.warp_k]);
 
     WarpAcc acc = {};
@@ -113,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
                                 [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
             k_tiles.advance();
         },
-        [&] { share_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int stage) { pieces.load(stage); },
+        [&] { share_table<Format, B::Type, THREADS>(B::EXPONENT); }, [] {}, [&](int stage) { x_loader.load(stage); },
         [&](int i, int stage) {
             if (i % K_BLOCKS == 0)
                 for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)

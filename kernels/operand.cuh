@@ -14,7 +14,7 @@ struct Operand;
 template <>
 struct Operand<half> {
     using Type = half;
-    static constexpr int PIECES = 1;
+    static constexpr int TERMS = 1;
     static constexpr int ZERO = Format::CODE_BIAS, EXPONENT = Format::CODE_EXPONENT, SHIFT = Format::HIGH_ROW_SHIFT;
     template <class Codes>
     static __device__ Fragment weights(const Codes& codes, int step) {
@@ -37,16 +37,16 @@ struct Bf16Operand {
 };
 template <>
 struct Operand<bf16> : Bf16Operand {
-    static constexpr int PIECES = 1;
+    static constexpr int TERMS = 1;
 };
 template <>
 struct Operand<float> : Bf16Operand {
-    static constexpr int PIECES = 3;
+    static constexpr int TERMS = 3;
 };
 
 // A lane's share of x for one step and eight tokens: token g, columns (2t, 2t + 1) and (2t + 8, 2t + 9).
 template <class In>
-using StepOfX = u32[Operand<In>::PIECES][2];
+using StepOfX = u32[Operand<In>::TERMS][2];
 
 // Two steps of 16 columns, of eight tokens whose rows in shared memory start at `rows`, `stride` numbers apart.
 template <class In>
@@ -70,6 +70,6 @@ __device__ inline void load_x_steps<float>(StepOfX<float> (&b)[2], const float* 
     for (int i = 0; i < 4; ++i) {
         float2 v = *reinterpret_cast<const float2*>(at + 8 * i);
 #pragma unroll
-        for (int piece = 0; piece < 3; ++piece) b[i / 2][piece][i % 2] = take_bf16(v);
+        for (int term = 0; term < 3; ++term) b[i / 2][term][i % 2] = take_bf16(v);
     }
 }

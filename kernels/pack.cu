@@ -1,7 +1,7 @@
 // pack: blocks [n, blocks_per_row] as they lie in a file -> tiles [row_blocks, along], and for each row of the
 // row_blocks a bound of the magnitude of its finite weights and of the factors of their scales.
 //
-// The piece is copied into shared memory. A warp gathers the words of a k_block of a group of 16 rows; the fields per
+// The panel is copied into shared memory. A warp gathers the words of a k_block of a group of 16 rows; the fields per
 // block are gathered in shared memory, where bounds are taken from them. What is beyond the matrix is zero.
 // Template: Format, TILES, THREADS.
 #include "blocks.cuh"
@@ -37,27 +37,27 @@ __device__ void gather_codes(const u8* const (&rows)[2], int k_block, int lane, 
 template <class Codes>
 __device__ void put_codes(const u32 (&words)[Codes::BITS], int m16, int lane, void* to) {
 #pragma unroll
-    for (int word = 0; word < Codes::BITS; word += Codes::CHUNK)
-        load_words<Codes::CHUNK>(static_cast<u32*>(to) + Codes::CHUNK * chunk_index<Codes>(m16, lane, word),
-                                 &words[word]);
+    for (int word = 0; word < Codes::BITS; word += Codes::LOAD_WORDS)
+        load_words<Codes::LOAD_WORDS>(static_cast<u32*>(to) + Codes::LOAD_WORDS * chunk_index<Codes>(m16, lane, word),
+                                      &words[word]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restrict__ blocks, Tile* __restrict__ tiles,
                                                            u32* row_absmax, i64 n, i64 blocks_per_row, i64 along) {
     __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
     __shared__ Format fields[TILES];
-    const Piece piece(staged, n, blocks_per_row, along);
+    const Panel panel(staged, n, blocks_per_row, along);
     const int lane = threadIdx.x % 32, g = lane / 4;
-    tiles += piece.row_block * along + piece.first_tile;
+    tiles += panel.row_block * along + panel.first_tile;
 
-    piece.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
+    panel.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
         copy_chunk(chunk, blocks + (end > 0 ? index : 0), end < 0 ? 0 : end < 16 ? end : 16);
     });
     wait_copies();
     __syncthreads();
 
-    piece.for_m16_tiles([&](int tile, int k_block, int m16) {
-        const u8* const rows[2] = {piece.row(16 * m16 + g, tile), piece.row(16 * m16 + g + 8, tile)};
+    panel.for_m16_tiles([&](int tile, int k_block, int m16) {
+        const u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
         u8* to = reinterpret_cast<u8*>(&tiles[tile].k_blocks[k_block]);
         Format::Codes share = {};
         for_codes([&](auto codes) {
@@ -72,13 +72,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
     });
     for_per_block([&](auto field) {
         using Field = decltype(field);
-        piece.for_units<Field>(
+        panel.for_units<Field>(
             [&](int tile, int at, const u8* byte) { reinterpret_cast<u8*>(&fields[tile])[at] = *byte; });
     });
     __syncthreads();
 
     constexpr int CHUNKS = sizeof(Format) / 16;
-    for (int i = threadIdx.x; i < piece.tiles * CHUNKS; i += THREADS)
+    for (int i = threadIdx.x; i < panel.tiles * CHUNKS; i += THREADS)
         reinterpret_cast<uint4*>(&tiles[i / CHUNKS].fields)[i % CHUNKS] = reinterpret_cast<const uint4*>(fields)[i];
 
     // Of the rows of this thread, the same in every turn. Floats that are not negative compare like their bits.
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
         for (int r = 0; r < 2; ++r)  // neither infinity nor NaN
             if (__float_as_uint(of[r]) < 0x7f800000) most[r] = max(most[r], __float_as_uint(of[r]));
     };
-    const int groups = piece.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP_SIZE);  // that share a scale
+    const int groups = panel.bytes / BLOCK_BYTES * (BLOCK_WEIGHTS / Format::GROUP_SIZE);  // that share a scale
     for (int i = threadIdx.x / 32; i < groups; i += THREADS / 32) {
         constexpr int IN_TILE = K_BLOCKS * K_BLOCK_SCALES;
         const Format& of = fields[i / IN_TILE];
@@ -104,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack(const uint4* __restri
                       __half22float2(of.half_minimum(m16, row, i % IN_TILE)));
         }(of);
     }
-    row_absmax += piece.row_block * TILE_ROWS + 16 * m16 + row;
+    row_absmax += panel.row_block * TILE_ROWS + 16 * m16 + row;
 #pragma unroll
     for (int r = 0; r < 2; ++r)  // few are larger than what was seen
-        if (piece.holds(16 * m16 + row + 8 * r) && most[r] > row_absmax[8 * r]) atomicMax(&row_absmax[8 * r], most[r]);
+        if (panel.holds(16 * m16 + row + 8 * r) && most[r] > row_absmax[8 * r]) atomicMax(&row_absmax[8 * r], most[r]);
 }

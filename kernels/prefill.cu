@@ -774,7 +774,7 @@ struct Consumer {
     template <class T>
     __device__ __forceinline__ void store_whole(const float (&acc)[ACC_SIZE], const EpilogueCoord& at, u32 epi_tiles,
                                                 T* y, const RowExponent& row_exponent) const {
-        constexpr int PER_STORE = 16 / sizeof(T), PIECES = TILE_ROWS / PER_STORE;
+        constexpr int PER_STORE = 16 / sizeof(T), STORES = TILE_ROWS / PER_STORE;
         const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
         auto& epi_smem = *reinterpret_cast<T(*)[EPI_TILE][TILE_ROWS + PER_STORE]>(memory.epi_smem(row_block, wg_k));
         y += at.first_token * p.n + at.first_row;
@@ -802,8 +802,8 @@ struct Consumer {
             }
             warpgroup_barrier();
 #pragma unroll
-            for (int i = 0; i < EPI_TILE * PIECES; i += WARPGROUP_THREADS) {
-                const int token = (i + thread) / PIECES, row = (i + thread) % PIECES * PER_STORE;
+            for (int i = 0; i < EPI_TILE * STORES; i += WARPGROUP_THREADS) {
+                const int token = (i + thread) / STORES, row = (i + thread) % STORES * PER_STORE;
                 if (epi_tile + token >= at.skip && epi_tile + token < at.tokens)
                     *reinterpret_cast<uint4*>(&y[(epi_tile + token) * p.n + row]) =
                         *reinterpret_cast<const uint4*>(&epi_smem[token][row]);

@@ -11,30 +11,30 @@
 
 using Stage = StageOf<Activations>;
 
-// The pieces of 16 bytes of x that a thread copies for every stage. The threads of a unit take those of one split,
+// The chunks of 16 bytes of x that a thread copies for every stage. The threads of a unit take those of one split,
 // which lie together.
 struct XCopies {
     static constexpr int OF_UNIT = THREADS / WARP_SPLIT_K, OF_TOKEN = sizeof(Activations) / 16,
-                         PIECES = TOKENS * OF_TOKEN;
+                         CHUNKS = TOKENS * OF_TOKEN;
 
     const uint4* x;
     i64 stride;                            // from a turn's to the next one's
-    int k_block, k_blocks, piece, pieces;  // pieces: that there are; the others' products are not stored
+    int k_block, k_blocks, chunk, chunks;  // chunks: that there are; the others' products are not stored
     u32 to;
 
     __device__ XCopies(Activations (&stage)[WARP_SPLIT_K][TOKENS], const Activations* all_x, const Problem& p)
         : stride(i64(WARP_SPLIT_K) * p.m * OF_TOKEN), k_blocks(min(p.k_blocks, p.end * WARP_SPLIT_K)) {
         const int warp_k = threadIdx.x / OF_UNIT;
-        k_block = p.first * WARP_SPLIT_K + warp_k, piece = threadIdx.x % OF_UNIT;
-        pieces = min(TOKENS, p.m - p.first_token) * OF_TOKEN;
-        x = reinterpret_cast<const uint4*>(all_x + i64(k_block) * p.m + p.first_token) + piece;
-        to = shared_address(stage[warp_k]) + 16 * piece;
+        k_block = p.first * WARP_SPLIT_K + warp_k, chunk = threadIdx.x % OF_UNIT;
+        chunks = min(TOKENS, p.m - p.first_token) * OF_TOKEN;
+        x = reinterpret_cast<const uint4*>(all_x + i64(k_block) * p.m + p.first_token) + chunk;
+        to = shared_address(stage[warp_k]) + 16 * chunk;
     }
     // The next stage's, `at` bytes after the first stage's; beyond the slice zeros.
     __device__ void operator()(u32 at) {
 #pragma unroll
-        for (int i = 0; i < PIECES; i += OF_UNIT)
-            if (i + piece < pieces) cp_async_16(to + at + 16 * i, x + i, k_block < k_blocks);
+        for (int i = 0; i < CHUNKS; i += OF_UNIT)
+            if (i + chunk < chunks) cp_async_16(to + at + 16 * i, x + i, k_block < k_blocks);
         x += stride, k_block += WARP_SPLIT_K;
     }
 };

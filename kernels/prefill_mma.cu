@@ -15,14 +15,14 @@ using X = In[K_BLOCK + 8];  // the eight rows of an ldmatrix fall on different b
 using Stage = StageOf<X>;
 constexpr u32 X_BYTES = sizeof(X);
 
-// The pieces of x: all threads in turn copy those of a row.
+// The chunks of x: all threads in turn copy those of a row.
 struct XCopies {
-    static constexpr int OF_ROW = K_BLOCK * sizeof(In) / 16, PIECES = TOKENS * OF_ROW;
-    static_assert(THREADS % PIECES == 0 || PIECES % THREADS == 0,
+    static constexpr int OF_ROW = K_BLOCK * sizeof(In) / 16, CHUNKS = TOKENS * OF_ROW;
+    static_assert(THREADS % CHUNKS == 0 || CHUNKS % THREADS == 0,
                   "a k_iter of all threads copies whole splits, or a part");
 
     const In* x;
-    int k, columns, tokens;  // that are left from this thread's first piece on
+    int k, columns, tokens;  // that are left from this thread's first chunk on
     u32 to;
 
     __device__ XCopies(X (&stage)[WARP_SPLIT_K][TOKENS], const In* all_x, const Problem& p) : k(p.k) {
@@ -36,8 +36,8 @@ struct XCopies {
     // The next stage's, `at` bytes after the first stage's; beyond the slice zeros.
     __device__ void operator()(u32 at) {
 #pragma unroll
-        for (int i = 0; i < WARP_SPLIT_K * PIECES; i += THREADS) {
-            const int warp_k = i / PIECES, token = i % PIECES / OF_ROW;
+        for (int i = 0; i < WARP_SPLIT_K * CHUNKS; i += THREADS) {
+            const int warp_k = i / CHUNKS, token = i % CHUNKS / OF_ROW;
             if (token < tokens)  // the others' products are not stored
                 cp_async_16(to + at + X_BYTES * (warp_k * TOKENS + token), x + i64(token) * k + warp_k * K_BLOCK,
                             warp_k * K_BLOCK < columns);

@@ -1,7 +1,7 @@
 // restore: tiles [row_blocks, along] -> blocks [n, blocks_per_row] as they lie in a file; the inverse of pack.
 //
 // A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, of which other warps may
-// write other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two pieces.
+// write other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two panels.
 // Template: Format, TILES, THREADS.
 #include "blocks.cuh"
 
@@ -23,14 +23,14 @@ __device__ void scatter_codes(const u32 (&words)[Codes::BITS], int k_block, int 
 extern "C" __global__ void __launch_bounds__(THREADS)
     restore(const Tile* __restrict__ tiles, uint4* __restrict__ blocks, i64 n, i64 blocks_per_row, i64 along) {
     __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
-    const Piece piece(staged, n, blocks_per_row, along);
+    const Panel panel(staged, n, blocks_per_row, along);
     const int lane = threadIdx.x % 32, g = lane / 4;
-    tiles += piece.row_block * along + piece.first_tile;
+    tiles += panel.row_block * along + panel.first_tile;
 
-    piece.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
+    panel.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
     __syncthreads();
-    piece.for_m16_tiles([&](int tile, int k_block, int m16) {
-        u8* const rows[2] = {piece.row(16 * m16 + g, tile), piece.row(16 * m16 + g + 8, tile)};
+    panel.for_m16_tiles([&](int tile, int k_block, int m16) {
+        u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
         Format::Codes share = tiles[tile].k_blocks[k_block].codes(m16, lane);
         Format::from_tile(share);
         for_codes([&](auto codes) {
@@ -40,12 +40,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     });
     for_per_block([&](auto field) {
         using Field = decltype(field);
-        piece.for_units<Field>(
+        panel.for_units<Field>(
             [&](int tile, int at, u8* byte) { set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[at]); });
     });
     __syncthreads();
 
-    piece.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
+    panel.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
         if (begin <= 0 && end >= 16) {
             blocks[index] = chunk;
         } else {

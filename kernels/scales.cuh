@@ -44,18 +44,18 @@ struct XSums {
     float2 of[COLUMN_TILES];
 };
 
-// Adds the minimums' products of a super-block: with each sum of x in PIECES of 8 bits, exact but for float sums.
+// Adds the minimums' products of a super-block: with each sum of x in TERMS of 8 bits, exact but for float sums.
 // `unit`: what the minimums of rows g + 8 are multiplied with, those of rows g being as they are.
-template <int PIECES>
+template <int TERMS>
 __device__ inline void add_minimums(Acc (&acc)[M16_TILES][COLUMN_TILES], const XSums& x_sums, const Fields& fields,
                                     int unit, int lane) {
     const int g = lane / 4, t = lane % 4;
-    u32 pieces[COLUMN_TILES][PIECES];
+    u32 terms[COLUMN_TILES][TERMS];
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
         float2 rest = x_sums.of[tokens];
 #pragma unroll
-        for (int i = 0; i < PIECES; ++i) pieces[tokens][i] = take_bf16(rest);
+        for (int i = 0; i < TERMS; ++i) terms[tokens][i] = take_bf16(rest);
     }
 #pragma unroll
     for (int m16 = 0; m16 < M16_TILES; ++m16) {
@@ -66,7 +66,7 @@ __device__ inline void add_minimums(Acc (&acc)[M16_TILES][COLUMN_TILES], const X
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             Acc dots = {};
 #pragma unroll
-            for (int i = 0; i < PIECES; ++i) mma_m16n8k8(dots, minimums, pieces[tokens][i]);
+            for (int i = 0; i < TERMS; ++i) mma_m16n8k8(dots, minimums, terms[tokens][i]);
 #pragma unroll
             for (int i = 0; i < 4; ++i) acc[m16][tokens].sum[i] += (i < 2 ? factor.x : factor.y * unit) * dots.sum[i];
         }

@@ -41,7 +41,7 @@ def sizes(fmt, blocks):
 def pieces(fmt, blocks):
     """CTAs that move all pieces of all row_blocks."""
     rows, _, along = sizes(fmt, blocks)
-    return -(-rows // tiles.ROWS) * -(-along // tiles.in_piece(fmt))
+    return -(-rows // tiles.ROWS) * -(-along // tiles.panel_tiles(fmt))
 
 
 @both_ways
@@ -55,7 +55,7 @@ def test_blocks_to_tiles(fmt, columns, backwards):
     source = to_device(blocks, -(-blocks.nbytes // 16) * 16)
     source[blocks.nbytes :] = 0xFF
     pack = kernel("pack", fmt, **upload.pack_template(fmt))
-    pack(pieces(fmt, blocks), tiles.PIECE_THREADS, source, packed, bounds, *sizes(fmt, blocks), backwards=backwards)
+    pack(pieces(fmt, blocks), tiles.PACK_THREADS, source, packed, bounds, *sizes(fmt, blocks), backwards=backwards)
     assert packed.tobytes() == expected.tobytes()
     assert_array_equal(bounds[: len(blocks)], tiles.row_absmax(fmt, blocks))
     assert not bounds[len(blocks) :].any()
@@ -70,7 +70,7 @@ def test_tiles_to_blocks(fmt, columns, backwards):
     restored = device_array(-(-blocks.nbytes // 16) * 16)
     restore = kernel("restore", fmt, **upload.restore_template(fmt))
     packed = to_device(tiles.pack(fmt, blocks))
-    restore(pieces(fmt, blocks), tiles.PIECE_THREADS, packed, restored, *sizes(fmt, blocks), backwards=backwards)
+    restore(pieces(fmt, blocks), tiles.PACK_THREADS, packed, restored, *sizes(fmt, blocks), backwards=backwards)
     assert restored[: blocks.nbytes].tobytes() == blocks.tobytes()
     assert not restored[blocks.nbytes :].any()
 

@@ -71,7 +71,7 @@ def test_block_structs_lead_from_blocks_to_tiles(fmt):
     for name, number in structs.items():
         to = number["TO"]
         if bits := number.get("BITS"):
-            (base, offset), chunk = bits_of[name], number["CHUNK"]
+            (base, offset), chunk = bits_of[name], number["LOAD_WORDS"]
             planes = range(number["PLANES"])
             for row, k_block, step, t, j, plane in np.ndindex(64, tiles.k_blocks(fmt), 4, 4, 4, len(planes)):
                 begin = base[4 * k_block + t] + offset[4 * step + j] + plane * fmt.weights

@@ -22,7 +22,7 @@ ENCODE_THREADS = 256  # of a CTA that encodes
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
 FOUND = np.dtype([("error", "<f8"), ("power", "<f8"), ("refused", "<i8")])
-CHUNK = 4 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
+STAGING_BYTES = 4 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
 
 
 class Stage:
@@ -129,16 +129,16 @@ def encode_template(kind: str) -> Template:
 
 def restore_template(fmt: Format) -> Template:
     """The template of its inverse."""
-    return {"TILES": tiles.in_piece(fmt), "THREADS": tiles.PIECE_THREADS}
+    return {"TILES": tiles.panel_tiles(fmt), "THREADS": tiles.PACK_THREADS}
 
 
 def row_blocks_of(fmt: Format, count: int) -> int:
     """Row blocks of rows of so many blocks that are a chunk."""
-    return max(1, CHUNK // (tiles.ROWS * count * fmt.block_bytes))
+    return max(1, STAGING_BYTES // (tiles.ROWS * count * fmt.block_bytes))
 
 
 def launch(kernel: Any, fmt: Format, source: Any, target: Any, more: tuple[Any, ...], rows: int, count: int) -> None:
-    """Reorder rows of so many blocks, one CTA a piece of a row_block, on the current stream."""
+    """Reorder rows of so many blocks, one CTA a panel of a row_block, on the current stream."""
     along = -(-count * fmt.weights // tiles.columns(fmt))
-    pieces = -(-rows // tiles.ROWS) * -(-along // tiles.in_piece(fmt))
-    kernel((pieces,), (tiles.PIECE_THREADS,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))
+    panels = -(-rows // tiles.ROWS) * -(-along // tiles.panel_tiles(fmt))
+    kernel((panels,), (tiles.PACK_THREADS,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))

@@ -39,7 +39,7 @@ def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
     """More chunks than stages, the last of them ragged; bytes of other work in what the stages are made of."""
     rng = np.random.default_rng(17)
     raw = np.frombuffer(rng.bytes(500 * 9 * fmt.block_bytes), fmt.dtype).reshape(500, 9)
-    monkeypatch.setattr(transfer, "CHUNK", 100 * 9 * fmt.block_bytes)
+    monkeypatch.setattr(transfer, "STAGING_BYTES", 100 * 9 * fmt.block_bytes)
     for _ in range(3):
         on_device = qgemm.Tensor(fmt, (500, 9 * fmt.weights), raw).to_device()
         assert on_device.data.get().tobytes() == tiles.pack(fmt, raw).tobytes()

@@ -133,7 +133,7 @@ def block_structs(fmt: Format) -> str:
     """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
 
     Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
-    in an index; where they begin in a k_block (TO), the lane's words(share) (PARTS of CHUNK); base(k_block, t) +
+    in an index; where they begin in a k_block (TO), the lane's words(share) (PARTS of LOAD_WORDS); base(k_block, t) +
     offset(step, j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first
     plane. Of a
     field per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and
@@ -154,7 +154,7 @@ def block_structs(fmt: Format) -> str:
             numbers |= {
                 "PAIRS": 1 if known is None else known.pairs,
                 "PARTS": parts,
-                "CHUNK": chunk,
+                "LOAD_WORDS": chunk,
                 "TO": _offset(k_block, name),
             }
             functions = f"""static int base(int k_block, int t) {{ return {struct}_base[4 * k_block + t]; }}

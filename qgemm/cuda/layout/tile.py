@@ -44,9 +44,9 @@ from qgemm.errors import UnsupportedError
 ROWS = 64  # rows of a tile
 K_BLOCK = 64  # columns whose codes lie together
 WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps of a k_block
-CHUNK = 4  # words that a lane reads at once: 16 bytes
-PIECE = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
-PIECE_THREADS = 128
+LOAD_WORDS = 4  # words that a lane reads at once: 16 bytes
+PANEL_BYTES = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
+PACK_THREADS = 128
 LARGEST_CODE = 128  # at least, so that the rows of all formats of up to eight bits have their exponents alike
 BANKS = 128  # bytes of shared memory, one from every bank
 MOST_TABLE = 64 << 10  # bytes of a table of levels
@@ -103,9 +103,9 @@ def tile_dtype(fmt: Format) -> np.dtype[Any]:
     return np.dtype([("k_blocks", k_block, (k_blocks(fmt),)), *per_block])
 
 
-def in_piece(fmt: Format) -> int:
+def panel_tiles(fmt: Format) -> int:
     """Tiles that a CTA packs at a time."""
-    return max(1, PIECE * fmt.weights // (columns(fmt) * fmt.block_bytes))
+    return max(1, PANEL_BYTES * fmt.weights // (columns(fmt) * fmt.block_bytes))
 
 
 def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -298,7 +298,7 @@ def _units(fmt: Format, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 def _words(fmt: Format, name: str) -> tuple[int, ...]:
     bits = _bits(fmt, name)
-    chunk = gcd(bits, CHUNK)
+    chunk = gcd(bits, LOAD_WORDS)
     return WARPS, bits // chunk, LANES, chunk
 
 
@@ -317,7 +317,7 @@ def _codes_to_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     ordered = split.transpose(0, 4, 1, 3, 8, 9, 7, 5, 2, 6).reshape(row_blocks, along, WARPS, LANES, 4, 2 * STEPS)
     in_bytes = pack_slots(ordered, bits)  # [..., lane, byte j, word]
     words = np.ascontiguousarray(in_bytes.swapaxes(-1, -2)).view("<u4")  # [..., lane, word, 1]
-    chunk = min(bits, CHUNK)
+    chunk = min(bits, LOAD_WORDS)
     return words.reshape(row_blocks, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
 
 
@@ -350,9 +350,9 @@ def _codes_to_indices(codes: NDArray[np.uint8], bits: int, pairs: int) -> NDArra
     shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
     indices = np.bitwise_or.reduce(ordered << shifts, axis=-1)
     words = np.zeros((*indices.shape[:-1], bits), np.uint32)
-    for index, word, at, shift, count in _pieces(bits, pairs):
+    for index, word, at, shift, count in _index_bits(bits, pairs):
         words[..., word] |= (indices[..., index] >> np.uint32(shift) & np.uint32(2**count - 1)) << np.uint32(at)
-    chunk = gcd(bits, CHUNK)
+    chunk = gcd(bits, LOAD_WORDS)
     return words.reshape(row_blocks, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
 
 
@@ -361,7 +361,7 @@ def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArr
     row_blocks, along = words.shape[:2]
     in_order = words.swapaxes(3, 4).reshape(row_blocks, along, WARPS, LANES, bits)
     indices = np.zeros((*in_order.shape[:-1], 4 * STEPS // pairs), np.uint32)
-    for index, word, at, shift, count in _pieces(bits, pairs):
+    for index, word, at, shift, count in _index_bits(bits, pairs):
         indices[..., index] |= (in_order[..., word] >> np.uint32(at) & np.uint32(2**count - 1)) << np.uint32(shift)
     shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
     ordered = (indices[..., None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
@@ -374,7 +374,7 @@ def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArr
     return two.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(row_blocks, ROWS, along, K_BLOCK)
 
 
-def _pieces(bits: int, pairs: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _index_bits(bits: int, pairs: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Where a lane's indices of codes of so many bits stand: (index, word, bit of the word, bit of the index, bits)."""
     size = 2 * bits * pairs
     per_word = 32 // size

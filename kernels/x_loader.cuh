@@ -7,8 +7,8 @@ using Row = In[K_BLOCK + 8];  // padded by eight numbers: a fragment's lanes rea
 using Rows = Row[8 * COLUMN_TILES];
 
 template <class Stage>
-struct Pieces {
-    static constexpr int ACROSS = K_BLOCK * sizeof(In) / 16;  // pieces of a token's share of a k_block
+struct XLoader {
+    static constexpr int ACROSS = K_BLOCK * sizeof(In) / 16;  // chunks of a token's share of a k_block
     static constexpr int APART = 32 / ACROSS;                 // tokens between two of a lane
 
     const In* x;       // of its first token and the next k_block
@@ -18,12 +18,12 @@ struct Pieces {
     int token, m;
     u32 to;  // within the first stage
 
-    __device__ Pieces(const In* x, i64 k, int m, const WarpCoord& coord, Stage* stages)
+    __device__ XLoader(const In* x, i64 k, int m, const WarpCoord& coord, Stage* stages)
         : token_stride(APART * k), k(int(k)), token(coord.lane / ACROSS), m(TOKENS > 1 ? m : 1) {
-        const int piece = coord.lane % ACROSS * (16 / int(sizeof(In)));
-        column = coord.warp_k * TILE_COLUMNS + piece;
+        const int chunk = coord.lane % ACROSS * (16 / int(sizeof(In)));
+        column = coord.warp_k * TILE_COLUMNS + chunk;
         this->x = x + token * k + column;
-        to = shared_address(&stages->x[token][piece]);
+        to = shared_address(&stages->x[token][chunk]);
     }
     // The next k_block -> stage.
     __device__ void load(int stage) {
