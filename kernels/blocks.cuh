@@ -1,4 +1,4 @@
-// Blocks of a file in shared memory: what pack (blocks -> tiles) and restore (tiles -> blocks) share.
+// Blocks of a file in shared memory: what pack (blocks -> tiles) and unpack (tiles -> blocks) share.
 //
 // A CTA owns a panel of a row_block: 64 rows, TILES tiles wide. Where things stand are the rules of
 // qgemm/cuda/layout/tile.py; the layout of a block is generated from the format's dtype and slots. Template: Format,

@@ -1,46 +1,56 @@
-// unpack: tiles -> dense W [n, k] * factor, row-major. w = scale * level + minimum, exact in float32, rounded once to
-// Out. The factor is a power of two: 1, or what brings the weights into the range of half.
+// unpack: tiles [row_blocks, along] -> blocks [n, blocks_per_row] as they lie in a file; the inverse of pack.
 //
-// A CTA owns one k_block of a tile, a warp 16 of its rows. The weights are staged in shared memory so that global
-// stores are 16 bytes wide and cover whole rows of the k_block.
-// Template: Format, Out (float, half, bf16).
-#include "tile.cuh"
+// A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, of which other warps may
+// write other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two panels.
+// Template: Format, TILES, THREADS.
+#include "blocks.cuh"
 
-constexpr int THREADS = WARPS * 32;
-constexpr int PER_STORE = 16 / sizeof(Out);
-constexpr int STRIDE = K_BLOCK + PER_STORE;  // 16 bytes of padding a row, against bank conflicts
+__device__ inline void set_bits(u8* byte, u32 bits) {
+    const int in_word = __cvta_generic_to_shared(byte) % 4;
+    atomicOr(reinterpret_cast<u32*>(byte - in_word), bits << 8 * in_word);
+}
+
+// A lane's words of a k_block -> rows g and g + 8 of the k_block's tile.
+template <class Codes>
+__device__ void scatter_codes(const u32 (&words)[Codes::BITS], int k_block, int lane, u8* const (&rows)[2]) {
+    const int base = Codes::base(k_block, lane % 4), first = base / 8, shift = base % 8;
+    for_codes<Codes>([&](const BitPosition& position, int r, int bit) {
+        const u32 code = words[position.word] >> position.bit & Codes::MASK;
+        set_bits(&rows[r][first + bit / 8], code << shift << bit % 8);
+    });
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    unpack(const Tile* __restrict__ tiles, Out* __restrict__ w, i64 n, i64 k, float factor) {
-    __shared__ __align__(16) Out staged[TILE_ROWS * STRIDE];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const i64 first_row = i64(blockIdx.y) * TILE_ROWS, first_column = i64(blockIdx.x) * K_BLOCK;
-    const Tile& tile = tiles[(i64(blockIdx.y) * gridDim.x + blockIdx.x) / K_BLOCKS];
-    const int k_block = blockIdx.x % K_BLOCKS;
-    const auto codes = tile.k_blocks[k_block].codes(warp, lane);
+    unpack(const Tile* __restrict__ tiles, uint4* __restrict__ blocks, i64 n, i64 blocks_per_row, i64 along) {
+    __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
+    const Panel panel(staged, n, blocks_per_row, along);
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    tiles += panel.row_block * along + panel.first_tile;
 
-#pragma unroll
-    for (int step = 0; step < K_BLOCK_STEPS; ++step) {
-        const int index = k_block * K_BLOCK_SCALES + step / SCALE_STEPS;
-        const FloatFragment levels = float_levels<Format>(codes, step);
-        const float2 scale = tile.fields.scale(warp, g, index), minimum = tile.fields.minimum(warp, g, index);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const bool second_row = i & 1;
-            const float d = second_row ? scale.y : scale.x, m = second_row ? minimum.y : minimum.x;
-            const float2 level = levels.a[i];
-            Out* at = &staged[(16 * warp + 8 * second_row + g) * STRIDE + 16 * step + 8 * (i / 2) + 2 * t];
-            at[0] = from_float<Out>(factor * weight<Format>(level.x, d, m));
-            at[1] = from_float<Out>(factor * weight<Format>(level.y, d, m));
-        }
-    }
+    panel.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
+    __syncthreads();
+    panel.for_m16_tiles([&](int tile, int k_block, int m16) {
+        u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
+        Format::Codes share = tiles[tile].k_blocks[k_block].codes(m16, lane);
+        Format::from_tile(share);
+        for_codes([&](auto codes) {
+            using Codes = decltype(codes);
+            scatter_codes<Codes>(Codes::words(share), k_block, lane, rows);
+        });
+    });
+    for_per_block([&](auto field) {
+        using Field = decltype(field);
+        panel.for_units<Field>(
+            [&](int tile, int at, u8* byte) { set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[at]); });
+    });
     __syncthreads();
 
-    constexpr int STORES = K_BLOCK / PER_STORE;
-    for (int i = threadIdx.x; i < TILE_ROWS * STORES; i += THREADS) {
-        const int row = i / STORES, column = i % STORES * PER_STORE;
-        if (first_row + row < n && first_column + column < k)
-            *reinterpret_cast<uint4*>(&w[(first_row + row) * k + first_column + column]) =
-                *reinterpret_cast<const uint4*>(&staged[row * STRIDE + column]);
-    }
+    panel.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {
+        if (begin <= 0 && end >= 16) {
+            blocks[index] = chunk;
+        } else {
+            for (int i = begin > 0 ? begin : 0; i < end && i < 16; ++i)
+                reinterpret_cast<u8*>(&blocks[index])[i] = reinterpret_cast<const u8*>(&chunk)[i];
+        }
+    });
 }

@@ -68,7 +68,7 @@ def test_tiles_to_blocks(fmt, columns, backwards):
     """restore, byte for byte."""
     blocks = blocks_of(fmt, columns=columns, seed=1)
     restored = device_array(-(-blocks.nbytes // 16) * 16)
-    restore = kernel("restore", fmt, **upload.restore_template(fmt))
+    restore = kernel("unpack", fmt, **upload.unpack_template(fmt))
     packed = to_device(tiles.pack(fmt, blocks))
     restore(pieces(fmt, blocks), tiles.PACK_THREADS, packed, restored, *sizes(fmt, blocks), backwards=backwards)
     assert restored[: blocks.nbytes].tobytes() == blocks.tobytes()
@@ -84,7 +84,7 @@ def test_tiles_to_weights(fmt, backwards):
     expected = fmt.dequantize(blocks)
     found = device_array(expected.shape, np.float32)
     grid = along * tiles.k_blocks(fmt), -(-rows // tiles.ROWS)
-    unpack = kernel("unpack", fmt, Out="float")
+    unpack = kernel("dequantize", fmt, Out="float")
     unpack(grid, 128, to_device(tiles.pack(fmt, blocks)), found, *expected.shape, 1.0, backwards=backwards)
     assert_array_equal(found, expected)
 

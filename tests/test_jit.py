@@ -32,7 +32,7 @@ def test_header_is_the_twin_of_the_module(fmt):
 @each(TILED)
 def test_tile_struct_has_the_size_of_its_dtype(fmt):
     """The generated static_assert is what holds the two together: a wrong size does not compile."""
-    source = codegen.compose("unpack", fmt, Out="half")
+    source = codegen.compose("dequantize", fmt, Out="half")
     size = f"== {tiles.tile_dtype(fmt).itemsize}"
     assert size in source
     with pytest.raises(nvrtc.CompileError, match="differs from its dtype"):

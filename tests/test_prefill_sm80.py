@@ -39,10 +39,10 @@ def test_plans_fill_the_gpu():
     [
         (16, 80, "decode_a8", "decode_a8"),
         (64, 80, A8, A8),
-        (65, 80, "unpack", A8),
+        (65, 80, "dequantize", A8),
         (1 << 20, 89, A8, A8),
         (65, 90, "prefill", A8),
-        (65, 100, "unpack", A8),
+        (65, 100, "dequantize", A8),
         (129, 120, A8, A8),
     ],
 )

@@ -34,13 +34,13 @@ def test_sm_90_goes_to_prefill_above_decode():
         (q4_k, 9, 90, "half", "prefill"),
         (q4_0, 1 << 20, 90, "bf16", "prefill"),
         (q4_0, 9, 90, "float", "decode"),
-        (q4_0, 17, 90, "float", "unpack"),
+        (q4_0, 17, 90, "float", "dequantize"),
         (q4_0, 16, 100, "half", "decode"),
         (q4_0, 17, 100, "half", "prefill_mma"),
         (q4_0, 17, 80, "half", "prefill_mma"),
         (kbit4, 16, 90, "bf16", "decode"),
         (kbit4, 17, 90, "bf16", "prefill"),
-        (kbit4, 17, 90, "float", "unpack"),
+        (kbit4, 17, 90, "float", "dequantize"),
     ):
         assert routes.route(Problem(fmt, "a16", m, 64, 64, sm, x)).kernel.name == kernel
     for fmt, m, x, kernel in (

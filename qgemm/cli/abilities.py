@@ -30,7 +30,8 @@ class Ability(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        """E.g. "a16: fused, unpack; a8: fused_a8, unpack"; on the CPU, which has one kernel, "a16, a8, dequantize"."""
+        """E.g. "a16: fused, dequantize; a8: fused_a8, dequantize"; on the CPU, which has one kernel, "a16, a8,
+        dequantize"."""
         if [NUMPY] in self.products.values() or not self.products:
             text = ", ".join([*self.products, *["dequantize"] * self.dequantize])
         else:

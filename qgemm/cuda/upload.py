@@ -103,7 +103,7 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
     raw, row_bytes, row_blocks = blocks.reshape(-1).view(np.uint8), count * fmt.block_bytes, row_blocks_of(fmt, count)
     step = row_blocks * tiles.ROWS
     with data.device:
-        kernel = load("restore", fmt, **restore_template(fmt))
+        kernel = load("unpack", fmt, **unpack_template(fmt))
         some = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
         for index, first in enumerate(range(0, n, step)):
             rows = min(step, n - first)
@@ -114,7 +114,7 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
 
 def pack_template(fmt: Format) -> Template:
     """The template of the kernel that packs."""
-    return restore_template(fmt)
+    return unpack_template(fmt)
 
 
 def planes_template(**types: str) -> Template:
@@ -127,7 +127,7 @@ def encode_template(kind: str) -> Template:
     return {"In": kind, "THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP, "FOUND_BYTES": FOUND.itemsize}
 
 
-def restore_template(fmt: Format) -> Template:
+def unpack_template(fmt: Format) -> Template:
     """The template of its inverse."""
     return {"TILES": tiles.panel_tiles(fmt), "THREADS": tiles.PACK_THREADS}
 

@@ -16,7 +16,7 @@ from qgemm.cuda.kernels import routes
 
 PERIOD = 512
 AT_ONCE = 16 * PERIOD  # columns of y that are checked at a time
-DECODES, PREFILLS = ("decode", "decode_a8"), ("prefill", "prefill_mma", "prefill_a8", "unpack")
+DECODES, PREFILLS = ("decode", "decode_a8"), ("prefill", "prefill_mma", "prefill_a8", "dequantize")
 CASES = [
     *((kernel, (1 << 20) + 1, 72, 64) for kernel in PREFILLS),
     *((kernel, m, (1 << 19) + 8, 4160) for kernel in DECODES for m in (1, 9)),

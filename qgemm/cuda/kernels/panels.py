@@ -28,7 +28,7 @@ def dense(fmt: Format, k: int, row_blocks: Any, rows: int, dtype: np.dtype[Any],
 
     made = cupy.empty((rows, k), dtype)
     if made.size:
-        kernel = load("unpack", fmt, Out=c_type(dtype))
+        kernel = load("dequantize", fmt, Out=c_type(dtype))
         factor = np.float32(2.0**-exponent)
         for first in range(0, len(row_blocks), MOST_GRID_Y):
             some = row_blocks[first : first + MOST_GRID_Y]
@@ -117,7 +117,7 @@ def _no_template(p: Problem, config: None) -> Template:
     return {}
 
 
-DEQUANTIZE = Kernel("unpack", lambda p: bool(p.format.slots), _nothing, lambda p: None, _no_template, launch)
+DEQUANTIZE = Kernel("dequantize", lambda p: bool(p.format.slots), _nothing, lambda p: None, _no_template, launch)
 CUBLAS = Kernel(
     "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, lambda p: None, _no_template, launch
 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem
-from qgemm.cuda.upload import encode_template, pack_template, planes_template, restore_template
+from qgemm.cuda.upload import encode_template, pack_template, planes_template, unpack_template
 from qgemm.errors import UnsupportedError
 
 from . import gemv, prefill_sm80
@@ -90,29 +90,29 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    #     kernel           act.      x       m <= sm >= <    formats   tokens        what it does
-    Route(DECODE,          ("a16",), TYPES,  8,   80,  ANY, INTEGER,  (1, 8),       "at the speed of memory"),
-    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, INTEGER,  TOKENS,       "wgmma, from packed weights"),
-    Route(DECODE,          ("a16",), TYPES,  16,  80,  ANY, INTEGER,  (16,),        "at the speed of memory"),
-    Route(DECODE_A8,       ("a8",),  TYPES,  8,   80,  ANY, INTEGER,  (1, 8),       "the same by integer dots"),
-    Route(PREFILL_SM90,    ("a8",),  HALF,   16,  90,  100, SIXTEENS, TOKENS,       "on decoded activations"),
-    Route(DECODE_A8,       ("a8",),  TYPES,  16,  80,  ANY, INTEGER,  (16,),        "the same by integer dots"),
-    Route(PREFILL_SM90,    ("a8",),  HALF,   ANY, 90,  100, INTEGER,  TOKENS,       "on decoded activations"),
-    Route(DECODE,          ("a16",), HALVES, 16,  80,  ANY, CODEBOOK, (1, 8, 16),   "with levels rounded to x"),
-    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, CODEBOOK, TOKENS,       "wgmma, levels rounded to half"),
-    Route(GEMV_SIMT,       ("a16",), FLOAT,  8,   80,  ANY, CODEBOOK, gemv.TOKENS,  "with exact levels"),
-    Route(GEMV_SIMT,       ("a16",), TYPES,  8,   75,  80,  TILED,    gemv.TOKENS,  "sums in float32 registers"),
-    Route(GEMV_DP4A,       ("a8",),  TYPES,  8,   75,  80,  INTEGER,  gemv.TOKENS,  "integer dots by dp4a"),
-    Route(PREFILL_SM80,    ("a16",), HALVES, ANY, 80,  90,  TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
-    Route(PREFILL_SM80,    ("a16",), HALVES, 128, 100, 120, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
-    Route(PREFILL_SM80,    ("a16",), HALVES, ANY, 120, ANY, TILED,    MMA_TOKENS,   "mma.sync, from packed weights"),
-    Route(PREFILL_SM80_A8, ("a8",),  TYPES,  64,  80,  ANY, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
-    Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 86,  90,  INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
-    Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 120, ANY, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
-    Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,    "mma.sync, integer dots"),
-    Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),           "row panels, then cuBLAS"),
-    Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),           "on decoded activations"),
-    Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),           "cuBLAS on the weights"),
+    #     kernel           act       x       m <= sm>= <    formats   tokens       what it does
+    Route(DECODE,          ("a16",), TYPES,  8,   80,  ANY, INTEGER,  (1, 8),      "at the speed of memory"),
+    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, INTEGER,  TOKENS,      "wgmma, from packed weights"),
+    Route(DECODE,          ("a16",), TYPES,  16,  80,  ANY, INTEGER,  (16,),       "at the speed of memory"),
+    Route(DECODE_A8,       ("a8",),  TYPES,  8,   80,  ANY, INTEGER,  (1, 8),      "the same by integer dots"),
+    Route(PREFILL_SM90,    ("a8",),  HALF,   16,  90,  100, SIXTEENS, TOKENS,      "on decoded activations"),
+    Route(DECODE_A8,       ("a8",),  TYPES,  16,  80,  ANY, INTEGER,  (16,),       "the same by integer dots"),
+    Route(PREFILL_SM90,    ("a8",),  HALF,   ANY, 90,  100, INTEGER,  TOKENS,      "on decoded activations"),
+    Route(DECODE,          ("a16",), HALVES, 16,  80,  ANY, CODEBOOK, (1, 8, 16),  "with levels rounded to x"),
+    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, CODEBOOK, TOKENS,      "wgmma, levels rounded to half"),
+    Route(GEMV_SIMT,       ("a16",), FLOAT,  8,   80,  ANY, CODEBOOK, gemv.TOKENS, "with exact levels"),
+    Route(GEMV_SIMT,       ("a16",), TYPES,  8,   75,  80,  TILED,    gemv.TOKENS, "sums in float32 registers"),
+    Route(GEMV_DP4A,       ("a8",),  TYPES,  8,   75,  80,  INTEGER,  gemv.TOKENS, "integer dots by dp4a"),
+    Route(PREFILL_SM80,    ("a16",), HALVES, ANY, 80,  90,  TILED,    MMA_TOKENS,  "mma.sync, from packed weights"),
+    Route(PREFILL_SM80,    ("a16",), HALVES, 128, 100, 120, TILED,    MMA_TOKENS,  "mma.sync, from packed weights"),
+    Route(PREFILL_SM80,    ("a16",), HALVES, ANY, 120, ANY, TILED,    MMA_TOKENS,  "mma.sync, from packed weights"),
+    Route(PREFILL_SM80_A8, ("a8",),  TYPES,  64,  80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
+    Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 86,  90,  INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
+    Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 120, ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
+    Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
+    Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
+    Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
+    Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
 )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def launch(kernel: Kernel, p: Problem) -> Launchable:
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
     if TILED.holds(fmt):
-        yield from (("pack", pack_template(fmt)), ("restore", restore_template(fmt)))
+        yield from (("pack", pack_template(fmt)), ("unpack", unpack_template(fmt)))
         for out in TYPES:
             yield DEQUANTIZE.name, {"Out": out}
     if INTEGER.holds(fmt) and fmt.encode is not None:

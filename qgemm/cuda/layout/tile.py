@@ -25,7 +25,7 @@ Behind the tiles of a matrix lie bounds of the magnitude of the weights of each 
 them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
 of the file back.
 
-`pack`, `unpack` and `row_absmax` are the reference of what kernels/pack.cu and kernels/restore.cu do on the GPU.
+`pack`, `unpack` and `row_absmax` are the reference of what kernels/pack.cu and kernels/unpack.cu do on the GPU.
 """
 
 from __future__ import annotations
