@@ -1,4 +1,4 @@
-"""prefill_mma and prefill_a8 without a GPU: how a plan is chosen."""
+"""prefill_sm80 and prefill_sm80_a8 without a GPU: how a plan is chosen."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from strategies import INTEGER, TILED
 
 import qgemm
-from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
-from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels import prefill_sm80, routes
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16
 from qgemm.cuda.problem import Q8_1, TYPES, Problem
 
@@ -19,17 +18,17 @@ from qgemm.cuda.problem import Q8_1, TYPES, Problem
 def test_a_plan_for_every_product(kernel, fmt, sm):
     """It fits the GPU's shared memory, and does not keep more sums of split_k than it may."""
     for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
-        cut, split_k = prefill_mma.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
+        cut, split_k = prefill_sm80.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
         source = Q8_1 if kernel == A8 else "half"
-        stages = prefill_mma.template(fmt, cut, source, "half", sm)["STAGES"]
-        assert stages >= prefill_mma.MIN_STAGES
-        assert prefill_mma.shared_bytes(fmt, cut, stages) <= prefill_mma.shared_limit(sm)
-        assert split_k == 1 or prefill_mma.tiles_of(cut, n, m) * split_k <= prefill_mma.WAVES * 100
+        stages = prefill_sm80.template(fmt, cut, source, "half", sm)["STAGES"]
+        assert stages >= prefill_sm80.MIN_STAGES
+        assert prefill_sm80.shared_bytes(fmt, cut, stages) <= prefill_sm80.shared_limit(sm)
+        assert split_k == 1 or prefill_sm80.tiles_of(cut, n, m) * split_k <= prefill_sm80.WAVES * 100
 
 
 def test_plans_fill_the_gpu():
     """Few tiles are shared, many are not; and a cut is not far larger than M. As measured on an H200."""
-    plans = {m: prefill_mma.plan_of(A16, qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
+    plans = {m: prefill_sm80.plan_of(A16, qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
     found = {m: (cut.tokens, cut.row_blocks, split_k) for m, (cut, split_k) in plans.items()}
     assert found == {32: (32, 1, 1), 64: (64, 4, 4), 256: (128, 4, 2), 4096: (128, 4, 1)}
 
@@ -41,7 +40,7 @@ def test_plans_fill_the_gpu():
         (64, 80, A8, A8),
         (65, 80, "dequantize", A8),
         (1 << 20, 89, A8, A8),
-        (65, 90, "prefill", A8),
+        (65, 90, "prefill_sm90", A8),
         (65, 100, "dequantize", A8),
         (129, 120, A8, A8),
     ],

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from strategies import EDGES, TILED, each, every_tiling, seeds
 
 import qgemm
-from qgemm.cuda.kernels import prefill_sm90 as prefill
-from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels import prefill_sm90, routes
 from qgemm.cuda.kernels import sm90_config as tilings
 from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
@@ -29,26 +28,26 @@ def test_sm_90_goes_to_prefill_above_decode():
     q4_0, q4_k, q6_k, kbit4 = (qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit4"))
     for fmt, m, sm, x, kernel in (
         (q4_0, 8, 90, "half", "decode"),
-        (q4_0, 9, 90, "half", "prefill"),
+        (q4_0, 9, 90, "half", "prefill_sm90"),
         (q4_k, 8, 90, "half", "decode"),
-        (q4_k, 9, 90, "half", "prefill"),
-        (q4_0, 1 << 20, 90, "bf16", "prefill"),
+        (q4_k, 9, 90, "half", "prefill_sm90"),
+        (q4_0, 1 << 20, 90, "bf16", "prefill_sm90"),
         (q4_0, 9, 90, "float", "decode"),
         (q4_0, 17, 90, "float", "dequantize"),
         (q4_0, 16, 100, "half", "decode"),
-        (q4_0, 17, 100, "half", "prefill_mma"),
-        (q4_0, 17, 80, "half", "prefill_mma"),
+        (q4_0, 17, 100, "half", "prefill_sm80"),
+        (q4_0, 17, 80, "half", "prefill_sm80"),
         (kbit4, 16, 90, "bf16", "decode"),
-        (kbit4, 17, 90, "bf16", "prefill"),
+        (kbit4, 17, 90, "bf16", "prefill_sm90"),
         (kbit4, 17, 90, "float", "dequantize"),
     ):
         assert routes.route(Problem(fmt, "a16", m, 64, 64, sm, x)).kernel.name == kernel
     for fmt, m, x, kernel in (
         (q4_0, 16, "half", "decode_a8"),
-        (q4_0, 17, "half", "prefill"),
-        (q4_0, 1 << 20, "bf16", "prefill_a8"),
+        (q4_0, 17, "half", "prefill_sm90"),
+        (q4_0, 1 << 20, "bf16", "prefill_sm80_a8"),
         (q6_k, 8, "half", "decode_a8"),
-        (q6_k, 9, "half", "prefill"),
+        (q6_k, 9, "half", "prefill_sm90"),
         (q6_k, 9, "bf16", "decode_a8"),
     ):
         assert routes.route(Problem(fmt, "a8", m, 64, 64, 90, x)).kernel.name == kernel
@@ -76,14 +75,15 @@ def test_every_matrix_has_a_tiling(fmt):
             if tiling.single_tile:
                 assert tiling.idle(m, row_blocks, k, sms) <= tilings.MOST_IDLE
                 of_y, along = tiling.tiles(m, row_blocks), -(-k // tiling.unit(fmt))
-                ctas, whole, _ = prefill.grid_of(of_y, along, sms, tiling.single_tile)
+                ctas, whole, _ = prefill_sm90.grid_of(of_y, along, sms, tiling.single_tile)
                 assert whole in (0, ctas)
                 assert ctas % tiling.tiles(m, row_blocks) == 0
 
 
 @every_tiling()
 def test_tilings_fit_every_format(fmt, tiling):
-    """The conditions of kernels/prefill.cu, which compiling checks for some, and two stages at least for each split."""
+    """The conditions of kernels/prefill_sm90.cu, which compiling checks for some, and two stages at least for each
+    split."""
     template = tilings.prefill_template(fmt, tiling, "half")
     assert template["SHARED"] <= tilings.SHARED
     assert template["STAGES"] >= 2 * tiling.wg_split_k or template["STAGES"] * tiling.k_blocks_per_stage >= 4
@@ -128,7 +128,7 @@ def test_rows_of_the_table_are_for_someone():
             assert any(not other.single_tile and other.needs == 1 for other in later)
 
 
-def quotient(number: int, divisor: prefill.Divisor) -> int:
+def quotient(number: int, divisor: prefill_sm90.Divisor) -> int:
     """Divisor::divide in kernels/schedule.cuh, whose words have 32 bits."""
     assert max(2 * number, divisor.factor) < 1 << 32
     return int((2 * number * divisor.factor >> 32) >> divisor.shift)
@@ -137,12 +137,12 @@ def quotient(number: int, divisor: prefill.Divisor) -> int:
 @given(number=st.integers(0, 2**31 - 1), by=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)))
 def test_divisors_divide(number, by):
     """Also the numbers beside a multiple, where a quotient would first be wrong."""
-    divisor = prefill.Divisor.of(by)
+    divisor = prefill_sm90.Divisor.of(by)
     for some in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
         assert quotient(some, divisor) == some // by
 
 
-def begin_of(stream_k: prefill.StreamK, cta: int) -> int:
+def begin_of(stream_k: prefill_sm90.StreamK, cta: int) -> int:
     """TileScheduler::begin_of in kernels/schedule.cuh."""
     return int(stream_k.units_per_cta * cta + quotient(stream_k.remainder * cta, stream_k.ctas))
 
@@ -151,37 +151,37 @@ def begin_of(stream_k: prefill.StreamK, cta: int) -> int:
 @pytest.mark.parametrize("units", [1, 3, 16, 128, 448])
 def test_grids_share_all_work(sms, units):
     for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
-        grid = prefill.grid_of(count, units, sms)
+        grid = prefill_sm90.grid_of(count, units, sms)
         ctas, whole, cluster_split_k = grid
         assert 1 <= ctas <= sms
         assert 0 <= whole <= count
         cut = (count - whole) * units
         assert cut < 1 << 31
         if cut:  # every CTA has a piece, and hands over at most one part of a tile
-            split_k = [begin_of(prefill.stream_k_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
+            split_k = [begin_of(prefill_sm90.stream_k_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
             assert split_k[0] == 0
             assert split_k[-1] == cut
             assert min(b - a for a, b in itertools.pairwise(split_k)) >= 1
         if cluster_split_k:  # neighbours share each tile
-            assert cluster_split_k % prefill.PAIR == 0
+            assert cluster_split_k % prefill_sm90.PAIR == 0
             assert split_k[::cluster_split_k] == [tile * units for tile in range(count + 1)]
         busiest = -(-whole // ctas) * units + -(-cut // ctas)
         ideal = -(-count * units // sms)
-        assert busiest <= (ideal * (1 + prefill.WASTE) + 1 if count > sms else units)
+        assert busiest <= (ideal * (1 + prefill_sm90.WASTE) + 1 if count > sms else units)
 
 
 def test_few_tiles_are_cut_where_that_is_worth_adding_up():
     """In pairs where it can be; in more pieces where K is long or a tile has several row_blocks."""
-    assert prefill.grid_of(64, 128, 132) == (128, 0, 2)
-    assert prefill.grid_of(64, 1, 132) == (64, 64, 0)
-    assert prefill.grid_of(64, 8, 132) == (64, 64, 0)
-    assert prefill.grid_of(32, 32, 132) == (64, 0, 2)
-    assert prefill.grid_of(32, 80, 132) == (128, 0, 4)
-    assert prefill.grid_of(32, 32, 132, k_blocks=2) == (128, 0, 4)
-    assert prefill.grid_of(16, 128, 132) == (128, 0, 8)
-    assert prefill.grid_of(40, 40, 132) == (80, 0, 2)
-    assert prefill.grid_of(40, 80, 132, k_blocks=2) == (120, 0, 0)
-    assert prefill.grid_of(1, 16, 132) == (2, 0, 2)
+    assert prefill_sm90.grid_of(64, 128, 132) == (128, 0, 2)
+    assert prefill_sm90.grid_of(64, 1, 132) == (64, 64, 0)
+    assert prefill_sm90.grid_of(64, 8, 132) == (64, 64, 0)
+    assert prefill_sm90.grid_of(32, 32, 132) == (64, 0, 2)
+    assert prefill_sm90.grid_of(32, 80, 132) == (128, 0, 4)
+    assert prefill_sm90.grid_of(32, 32, 132, k_blocks=2) == (128, 0, 4)
+    assert prefill_sm90.grid_of(16, 128, 132) == (128, 0, 8)
+    assert prefill_sm90.grid_of(40, 40, 132) == (80, 0, 2)
+    assert prefill_sm90.grid_of(40, 80, 132, k_blocks=2) == (120, 0, 0)
+    assert prefill_sm90.grid_of(1, 16, 132) == (2, 0, 2)
 
 
 @pytest.mark.parametrize("sms", SMS)
@@ -190,20 +190,23 @@ def test_longer_sums_are_cut_into_more_pieces(sms):
     for count, k_blocks in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
         before = 1
         for along in range(24, 1000, 24):  # which all numbers of split_k divide
-            ctas, whole, cluster_split_k = prefill.grid_of(count, along, sms, single_tile=True, k_blocks=k_blocks)
+            ctas, whole, cluster_split_k = prefill_sm90.grid_of(count, along, sms, single_tile=True, k_blocks=k_blocks)
             split_k = ctas // count
             assert ctas == count * split_k <= sms
-            assert (whole, cluster_split_k) == (count if split_k == 1 else 0, 0 if split_k % prefill.PAIR else split_k)
+            assert (whole, cluster_split_k) == (
+                count if split_k == 1 else 0,
+                0 if split_k % prefill_sm90.PAIR else split_k,
+            )
             assert before <= split_k
-            assert along // split_k * k_blocks + prefill.SPLIT_K_COST[split_k] <= along * k_blocks
+            assert along // split_k * k_blocks + prefill_sm90.SPLIT_K_COST[split_k] <= along * k_blocks
             before = split_k
 
 
 def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():
-    assert prefill.grid_of(112, 16, 132) == (112, 112, 0)
-    assert prefill.grid_of(80, 16, 132) == (132, 0, 0)
-    assert prefill.grid_of(80, 16, 132, single_tile=True) == (80, 80, 0)
-    assert prefill.grid_of(80, 15, 132) == (80, 80, 0)
+    assert prefill_sm90.grid_of(112, 16, 132) == (112, 112, 0)
+    assert prefill_sm90.grid_of(80, 16, 132) == (132, 0, 0)
+    assert prefill_sm90.grid_of(80, 16, 132, single_tile=True) == (80, 80, 0)
+    assert prefill_sm90.grid_of(80, 15, 132) == (80, 80, 0)
 
 
 BOUNDS = [0, 1e-45, 2.0**-100, 2.0**-17, 1e-3, 0.24, 1, 1e4, 128.5 * 65504, 2.0**27, 1e30, 3e38]
@@ -224,7 +227,7 @@ def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
 
 
 def power(x):
-    """Power of kernels/prefill.cu: 2^x as three halves."""
+    """Power of kernels/prefill_sm90.cu: 2^x as three halves."""
     parts = min(max(x, 0), 15) + min(x + 14, 0), max(x - 15, 0), max(min(x, 0), -14)
     assert sum(parts) == x
     assert all(-24 <= part <= 15 for part in parts)
@@ -294,6 +297,6 @@ def test_levels_of_any_size_come_into_the_range_of_half(largest):
 
 
 def test_structures_are_laid_out_as_in_the_kernel():
-    assert [getattr(prefill.Pointers, name).offset for name, _ in prefill.Pointers._fields_] == [0, 8, 16, 40]
-    assert ctypes.sizeof(prefill.TensorMap) == 128
-    assert ctypes.addressof(prefill.TensorMap.aligned()) % 64 == 0
+    assert [getattr(prefill_sm90.Pointers, name).offset for name, _ in prefill_sm90.Pointers._fields_] == [0, 8, 16, 40]
+    assert ctypes.sizeof(prefill_sm90.TensorMap) == 128
+    assert ctypes.addressof(prefill_sm90.TensorMap.aligned()) % 64 == 0

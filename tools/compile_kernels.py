@@ -26,7 +26,7 @@ from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.routes import common_variants, variants
 
 TUNED = "sm_90a"
-TUNED_KERNELS = ("decode", "decode_a8", "prefill")  # there; for x of 16 bits or Q8_1 they may spill no registers
+TUNED_KERNELS = ("decode", "decode_a8", "prefill_sm90")  # there; for x of 16 bits or Q8_1 they may spill no registers
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in their instructions, not in what is done
 

@@ -63,7 +63,7 @@ def compiled(pair: tuple[str, Tiling]) -> bool:
     """Compile the kernel of a format and tiling into the cache -> whether the kernel takes it."""
     fmt = FORMATS[pair[0]]
     try:
-        cache.cached_cubin(codegen.compose("prefill", fmt, **prefill_template(fmt, pair[1], "half")), "sm_90a")
+        cache.cached_cubin(codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, pair[1], "half")), "sm_90a")
     except nvrtc.CompileError as error:
         if "static assertion failed" not in str(error):
             raise

@@ -23,7 +23,7 @@ PIPELINES = ((2, 3), (3, 5), (4, 6))  # splits, stages
 def work(tool: str, formats: list[str]) -> None:
     """Products that reach every kernel, on ragged shapes: every format, type of x, activation and token tile.
 
-    Under racecheck every lane of a warp gives a stage of prefill back for itself, see kernels/prefill.cu.
+    Under racecheck every lane of a warp gives a stage of prefill back for itself, see kernels/prefill_sm90.cu.
     Without cuBLAS under initcheck, which does not see the stores of its kernels, and under racecheck, which reports
     hazards inside them (nvjet_sm90, cuBLAS 13.0).
     """
@@ -31,7 +31,7 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.cuda.kernels import prefill_sm90 as prefill
+    from qgemm.cuda.kernels import prefill_sm90
     from qgemm.cuda.kernels import sm90_config as tilings
     from qgemm.cuda.kernels.routes import DEQUANTIZE, route
     from qgemm.cuda.problem import Problem, c_type
@@ -41,7 +41,7 @@ def work(tool: str, formats: list[str]) -> None:
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
-        prefill.SPLIT_K_COST = costs(SPLIT_K[n])
+        prefill_sm90.SPLIT_K_COST = costs(SPLIT_K[n])
         k = 5 * SUPER_BLOCK
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
@@ -68,7 +68,7 @@ def work(tool: str, formats: list[str]) -> None:
         if n == WIDE and sm == 90:
             config = wide_config(fmt)
             x = cupy.asarray(rng.standard_normal((config.tokens - 8, k)).astype(np.float16))
-            by_config(prefill.PREFILL_SM90, w, x, "half", len(x), config)
+            by_config(prefill_sm90.PREFILL_SM90, w, x, "half", len(x), config)
         print(f"{fmt}, N = {n}: done", flush=True)
 
 

@@ -30,7 +30,7 @@ class Ability(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        """E.g. "a16: fused, dequantize; a8: fused_a8, dequantize"; on the CPU, which has one kernel, "a16, a8,
+        """E.g. "a16: gemv_simt, dequantize; a8: gemv_dp4a, dequantize"; on the CPU, which has one kernel, "a16, a8,
         dequantize"."""
         if [NUMPY] in self.products.values() or not self.products:
             text = ", ".join([*self.products, *["dequantize"] * self.dequantize])

@@ -33,7 +33,7 @@ def test_a_small_run(tmp_path, monkeypatch):
     assert set(found["host_us"]) == {"a16", "a8"}
     assert all(found["host_us"][name] <= us for name, us in found["host_slowest_us"].items())
     by_mma = [(row["format"], row["kernel"], row["M"]) for row in found["mma"]]
-    assert by_mma == [("q4_0", "prefill_mma", 64), ("q4_0", "prefill_a8", 64), ("kbit3", "prefill_mma", 64)]
+    assert by_mma == [("q4_0", "prefill_sm80", 64), ("q4_0", "prefill_sm80_a8", 64), ("kbit3", "prefill_sm80", 64)]
     assert min(row[name] for row in found["mma"] for name in ("us", "cublas_fp16_us")) > 0
     assert found["pack"]["q4_0"]["gbs"] > 0
     swept = {name: list(map(int, times)) for name, times in found["sweep"].items()}

@@ -20,7 +20,7 @@ from qgemm.cuda.kernels import decode, decode_config, routes
 @pytest.fixture
 def without_prefill(monkeypatch):
     """Up to 16 rows by the decode kernels, also where the prefill kernel, which rounds weights, is faster from 9 on."""
-    monkeypatch.setattr(routes, "ROUTES", tuple(row for row in routes.ROUTES if row.kernel.name != "prefill"))
+    monkeypatch.setattr(routes, "ROUTES", tuple(row for row in routes.ROUTES if row.kernel.name != "prefill_sm90"))
 
 
 def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
@@ -111,7 +111,7 @@ def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
 @given(data=st.data())
 def test_kernels_of_sm_75(fmt, data):
     """The first rows of the table that need no tensor cores, which this GPU runs as well."""
-    old = [row._replace(below=routes.ANY) for row in routes.ROUTES if row.kernel.name in ("fused", "fused_a8")]
+    old = [row._replace(below=routes.ANY) for row in routes.ROUTES if row.kernel.name in ("gemv_simt", "gemv_dp4a")]
     x, w = data.draw(problems(fmt, st.integers(1, 8)))
     on_device = w.to_device()
     with pytest.MonkeyPatch.context() as patch:

@@ -16,7 +16,7 @@ from qgemm.cuda.kernels import routes
 
 PERIOD = 512
 AT_ONCE = 16 * PERIOD  # columns of y that are checked at a time
-DECODES, PREFILLS = ("decode", "decode_a8"), ("prefill", "prefill_mma", "prefill_a8", "dequantize")
+DECODES, PREFILLS = ("decode", "decode_a8"), ("prefill_sm90", "prefill_sm80", "prefill_sm80_a8", "dequantize")
 CASES = [
     *((kernel, (1 << 20) + 1, 72, 64) for kernel in PREFILLS),
     *((kernel, m, (1 << 19) + 8, 4160) for kernel in DECODES for m in (1, 9)),
@@ -38,7 +38,7 @@ def test_every_output_of_a_large_product(kernel, m, n, k, monkeypatch):
     cp = cupy()
     sm = int(cp.cuda.Device().compute_capability)
     rows = [row for row in routes.ROUTES if row.kernel.name == kernel]
-    if kernel == "prefill" and not any(row.runs_on(sm) for row in rows):
+    if kernel == "prefill_sm90" and not any(row.runs_on(sm) for row in rows):
         pytest.skip(f"prefill is not for sm_{sm}")
     monkeypatch.setattr(routes, "ROUTES", [row._replace(least=75, below=routes.ANY) for row in rows])
     rng = np.random.default_rng(m)

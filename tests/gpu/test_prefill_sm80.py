@@ -1,4 +1,4 @@
-"""prefill_mma and prefill_a8: every cut of y on both sides of its edges, against float64."""
+"""prefill_sm80 and prefill_sm80_a8: every cut of y on both sides of its edges, against float64."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from qgemm.arguments import NO_EPILOGUE
 from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.activations import DeviceActivations
-from qgemm.cuda.kernels import prefill_sm80 as prefill_mma
-from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels import prefill_sm80, routes
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16, CUTS, PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Q8_1, c_type
@@ -82,7 +81,7 @@ def products(fmt, cut):
         on_device = w.to_device()
         for m, split_k in itertools.product((1, cut.tokens, cut.tokens + 1), (1, 3)):
             x = np.random.default_rng(m).standard_normal((m, w.shape[1]))
-            yield w, on_device, x, prefill_mma.Plan(cut, split_k)
+            yield w, on_device, x, prefill_sm80.Plan(cut, split_k)
 
 
 @each(TILED)
@@ -154,7 +153,7 @@ def test_identity_gives_the_weights(fmt, dtype):
 @pytest.mark.parametrize("split_k", [1, 4])
 def test_same_bits_again_and_in_a_graph(cut, split_k):
     cp = cupy()
-    plan = prefill_mma.Plan(cut, split_k)
+    plan = prefill_sm80.Plan(cut, split_k)
     w = drawn(qgemm.FORMATS["q5_1"], 320, 20, 3).to_device()
     x = on_gpu(np.random.default_rng(3).standard_normal((77, 640)), "a8" if cut.kernel == A8 else "float16")
     first = multiply(x, w, "float16", plan)

@@ -16,8 +16,7 @@ from qgemm.bench import gpu as gpu_bench
 from qgemm.bench import timing
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.kernels import prefill_sm90 as prefill
-from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels import prefill_sm90, routes
 from qgemm.cuda.kernels import sm90_config as tilings
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem
@@ -34,7 +33,7 @@ def on_sm_90() -> bool:
 def launched(fmt, shape, m, tiling):
     """The launch of a config for M rows of x of float16, y of float32."""
     (n, k), on = shape, gpu_of(cupy().cuda.Device().id)
-    return prefill.PrefillLaunch(
+    return prefill_sm90.PrefillLaunch(
         Problem(fmt, "a16", m, n, k, on.sm, "half", (Output(n),), 0, on.device, on.sms), tiling
     )
 
@@ -75,9 +74,9 @@ def test_products_at_every_edge(fmt, n, k):
 @every_tiling()
 def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
     """Grids of whole tiles, cut ones, both, any number of equal pieces; row_blocks missing; always the same bits."""
-    monkeypatch.setattr(prefill, "CUT_UNITS", 2)
+    monkeypatch.setattr(prefill_sm90, "CUT_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(tiling))
-    sms, sums = gpu_of(cp.cuda.Device().id).sms, prefill.SPLIT_K_COST
+    sms, sums = gpu_of(cp.cuda.Device().id).sms, prefill_sm90.SPLIT_K_COST
     of_halves = 64 * (60 * tiling.row_blocks - 1) + 24, 288, tiling.tokens
     of_few = 64 * (72 * tiling.row_blocks - 1) + 24, 544, tiling.tokens
     for n, k, m in (
@@ -96,7 +95,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
         on_gpu, wide, grids = cp.asarray(x), x.astype(np.float64), set()
         want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
         for split_k in sums:
-            monkeypatch.setattr(prefill, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
+            monkeypatch.setattr(prefill_sm90, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
             launch = launched(fmt, w.shape, m, tiling)
             if launch.grid in grids:
                 continue
@@ -216,7 +215,7 @@ def test_a8_multiplies_what_activations_decode_to(fmt):
     on_device, k = w.to_device(), w.shape[1]
     by_prefill = []
     for m in (9, 16, 17, 33, 64, 65, 300):
-        if routes.route(Problem(fmt, "a8", m, 200, k, 90, "half")).kernel.name == "prefill":
+        if routes.route(Problem(fmt, "a8", m, 200, k, 90, "half")).kernel.name == "prefill_sm90":
             x = rng.standard_normal((m, k)).astype(np.float16)
             decoded = qgemm.quantize_activations(x).dequantize(np.float16)
             y = qgemm.matmul(cp.asarray(x), on_device, "a8", dtype="float32")

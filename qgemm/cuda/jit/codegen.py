@@ -247,4 +247,4 @@ __device__ __forceinline__ void wgmma(float (&d)[{sums}], const u32 (&a)[4], uns
 """
 
 
-GENERATED = {"prefill": (wgmma,)}  # what a kernel needs besides its constants: makers of C++ from its template
+GENERATED = {"prefill_sm90": (wgmma,)}  # what a kernel needs besides its constants: makers of C++ from its template

@@ -13,7 +13,7 @@ from qgemm.cuda.problem import Q8_1, Problem
 
 from .kernel import Kernel, Launchable
 
-A16, A8 = "fused", "fused_a8"
+A16, A8 = "gemv_simt", "gemv_dp4a"
 TOKENS = (1, 2, 4, 8)  # token tiles
 WARP_SPLIT_K = 4  # groups of four warps that share a row_block of tiles
 

@@ -37,7 +37,7 @@ class Cut(NamedTuple):
         return tiles.LANES * tiles.WARPS * self.row_blocks // self.m16_tiles * self.warp_split_k
 
 
-A16, A8 = "prefill_mma", "prefill_a8"
+A16, A8 = "prefill_sm80", "prefill_sm80_a8"
 
 # Measured on an H200 with q4_0. Of every cut at least three stages must fit into shared memory.
 CUTS = (

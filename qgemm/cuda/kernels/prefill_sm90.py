@@ -119,7 +119,7 @@ class PrefillLaunch:
             of_y, units, p.sms, tiling.single_tile, tiling.row_blocks * tiling.unit(p.format) // tiles.K_BLOCK
         )
         assert not (tiling.single_tile and of_y > grid.ctas)
-        function, block, shared = load("prefill", p.format, **template), tiling.threads, int(template["SHARED"])
+        function, block, shared = load("prefill_sm90", p.format, **template), tiling.threads, int(template["SHARED"])
         self._size = 0  # of the workspace
         if grid.whole < of_y and grid.cluster_split_k != PAIR:
             size = grid.ctas * tiling.row_blocks * tiles.ROWS * tiling.tokens * PARTIAL
@@ -160,7 +160,7 @@ def choose(p: Problem) -> Tiling:
 
 
 PREFILL_SM90 = Kernel(
-    "prefill", takes, lambda p: compiled(p.format), choose,
+    "prefill_sm90", takes, lambda p: compiled(p.format), choose,
     lambda p, tiling: prefill_template(p.format, tiling, p.x), PrefillLaunch, adds=True,
 )  # fmt: skip
 

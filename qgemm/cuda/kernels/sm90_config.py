@@ -255,7 +255,7 @@ def compiled(fmt: Format) -> list[Tiling]:
 
 
 def memory_bytes(fmt: Format, tiling: Tiling, stages: int) -> int:
-    """Shared memory of a CTA with so many stages, as `Smem` in kernels/prefill.cu lays it out."""
+    """Shared memory of a CTA with so many stages, as `Smem` in kernels/prefill_sm90.cu lays it out."""
     along, dtype = k_blocks(fmt), tile_dtype(fmt)
     codes = dtype["k_blocks"].base.itemsize
     fields = dtype.itemsize - along * codes

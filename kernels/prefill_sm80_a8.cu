@@ -1,5 +1,5 @@
-// prefill_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x, integer dots on tensor cores by mma.sync
-// (sm_80 and later).
+// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x, integer dots on tensor cores by
+// mma.sync (sm_80 and later).
 //
 // A CTA and its stages are those of cut.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes a
 // block of 32
@@ -81,8 +81,8 @@ __device__ inline void multiply(WarpAcc& acc, const Weights& weights, const Acti
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    prefill_a8(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* partials,
-               u32* counters, i64 n, i64 k, int m, int split_k) {
+    prefill_sm80_a8(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* partials,
+                    u32* counters, i64 n, i64 k, int m, int split_k) {
     extern __shared__ __align__(128) unsigned char memory[];
     Stage* stages = reinterpret_cast<Stage*>(memory);
     const WarpCoord coord;

@@ -1,4 +1,4 @@
-// prefill: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores, from packed weights (sm_90a).
+// prefill_sm90: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores, from packed weights (sm_90a).
 //
 // A tile of y is ROW_BLOCKS row_blocks of 64 rows of W times TOKENS tokens. Two warps bring stages of
 // K_BLOCKS_PER_STAGE k_blocks along K into
@@ -894,9 +894,9 @@ struct Consumer {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    prefill(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles,
-            const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m,
-            const __grid_constant__ StreamK stream_k) {
+    prefill_sm90(const __grid_constant__ TensorMap x, const Tile* __restrict__ tiles,
+                 const __grid_constant__ Epilogue outputs, Workspace* workspace, i64 n, i64 k, int m,
+                 const __grid_constant__ StreamK stream_k) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     // The shuffle keeps ptxas from working out the address anew for every use.
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Format::TABLE_BYTES;

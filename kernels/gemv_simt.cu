@@ -1,4 +1,4 @@
-// fused: y [m, n] = x [m, k] @ W [n, k].T for few tokens, weights decoded in registers, sums in float32.
+// gemv_simt: y [m, n] = x [m, k] @ W [n, k].T for few tokens, weights decoded in registers, sums in float32.
 //
 // A CTA owns a row_block of tiles; its groups of four warps take them in turn, a warp owns 16 rows of a tile. Per scale
 // the
@@ -13,7 +13,7 @@ __device__ inline float4 load_step(const In* x) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fused(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
+    gemv_simt(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
     const WarpCoord coord;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float acc[2][TOKENS] = {};

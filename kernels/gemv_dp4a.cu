@@ -1,18 +1,18 @@
-// fused_a8: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, k_block by k_block [along][m], integer
+// gemv_dp4a: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, k_block by k_block [along][m], integer
 // dots by dp4a.
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
 // of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa,   sa counted once, by lanes
 // t = 0. Where 16 weights share a scale, bytes are levels and there is no sa; each half of a block:   dw * da * sumi.
-// A CTA owns a row_block of tiles, shared out as in fused.cu.  Template: Format, Out (float, half, bf16), TOKENS,
+// A CTA owns a row_block of tiles, shared out as in gemv_simt.cu.  Template: Format, Out (float, half, bf16), TOKENS,
 // WARP_SPLIT_K.
 #include "activations.cuh"
 #include "row_block.cuh"
 #include "tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fused_a8(const Tile* __restrict__ tiles, const Activations* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
-             int m) {
+    gemv_dp4a(const Tile* __restrict__ tiles, const Activations* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
+              int m) {
     static_assert(Format::GROUP_SIZE == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
                   "a q8_1 block of x has a sum for 32 weights, none for fewer");
     static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");

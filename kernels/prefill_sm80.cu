@@ -1,4 +1,4 @@
-// prefill_mma: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores by mma.sync (sm_80 and later).
+// prefill_sm80: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores by mma.sync (sm_80 and later).
 //
 // A CTA and its stages are those of cut.cuh. A warp decodes its weights in registers, scale and minimum included, and
 // reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
@@ -92,8 +92,8 @@ __device__ inline void multiply(WarpAcc& acc, const Fragment (&a)[M16_TILES], co
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    prefill_mma(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* partials,
-                u32* counters, i64 n, i64 k, int m, int split_k, float factor, float unit) {
+    prefill_sm80(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* partials,
+                 u32* counters, i64 n, i64 k, int m, int split_k, float factor, float unit) {
     extern __shared__ __align__(128) unsigned char memory[];
     Stage* stages = reinterpret_cast<Stage*>(memory + Format::TABLE_BYTES);
     const WarpCoord coord;
