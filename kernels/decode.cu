@@ -1,8 +1,8 @@
 // decode: y [m, n] = x [m, k] @ W [n, k].T for few tokens on tensor cores, at the speed of memory.
 //
-// A CTA, its warps and their pipelines are those of split.cuh. Weights are operand A, masked out of the codes in shared
-// memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x) where
-// a scale is shared, for the zero or the minimum; scales multiply the float sums.
+// A CTA, its warps and their pipelines are those of warp_split_k.cuh. Weights are operand A, masked out of the codes in
+// shared memory; tokens are operand B and arrive with the weights (operand.cuh). A product with a constant gives sum(x)
+// where a scale is shared, for the zero or the minimum; scales multiply the float sums.
 // Template: Format, In (float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4), ROW_BLOCKS, WARP_SPLIT_K, STAGES,
 // BULK.
 #include "operand.cuh"

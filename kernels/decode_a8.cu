@@ -1,8 +1,8 @@
 // decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, dots of codes on tensor cores, as integers
 // or halves (dots.cuh), at the speed of memory.
 //
-// A CTA, its warps and their pipelines are those of split.cuh. x comes as Activations, k_block by k_block [along][m],
-// or, if it is small, as numbers [m, k], which each CTA quantizes for itself.
+// A CTA, its warps and their pipelines are those of warp_split_k.cuh. x comes as Activations, k_block by k_block
+// [along][m], or, if it is small, as numbers [m, k], which each CTA quantizes for itself.
 // Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), M16_TILES (1, 2, 4), ROW_BLOCKS,
 // WARP_SPLIT_K, STAGES, BULK.
 #include "dots.cuh"

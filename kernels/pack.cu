@@ -4,7 +4,7 @@
 // The panel is copied into shared memory. A warp gathers the words of a k_block of a group of 16 rows; the fields per
 // block are gathered in shared memory, where bounds are taken from them. What is beyond the matrix is zero.
 // Template: Format, TILES, THREADS.
-#include "blocks.cuh"
+#include "panel.cuh"
 
 // 16 bytes, of which the first `bytes` come from memory and the others are zero; there when wait_copies() returns.
 __device__ inline void copy_chunk(uint4& to, const uint4* from, int bytes) {

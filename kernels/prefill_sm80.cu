@@ -1,11 +1,11 @@
 // prefill_sm80: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores by mma.sync (sm_80 and later).
 //
-// A CTA and its stages are those of cut.cuh. A warp decodes its weights in registers, scale and minimum included, and
-// reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit` at
-// the end.
+// A CTA and its stages are those of sm80_tile.cuh. A warp decodes its weights in registers, scale and minimum included,
+// and reads x, both ahead of the tensor cores. Weights are brought into the range of half by `factor`, undone by `unit`
+// at the end.
 // Template: Format, In (half, bf16), Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (2, 4), WARP_SPLIT_K,
 // STAGES (at least 3), MAX_SPLIT_K.
-#include "cut.cuh"
+#include "sm80_tile.cuh"
 #include "scaled_weights.cuh"
 
 constexpr int BATCH = COLUMN_TILES < 8 ? COLUMN_TILES : 8;     // column tiles whose x is read at a time

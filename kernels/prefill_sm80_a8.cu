@@ -1,12 +1,12 @@
 // prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x, integer dots on tensor cores by
 // mma.sync (sm_80 and later).
 //
-// A CTA and its stages are those of cut.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes a
-// block of 32
+// A CTA and its stages are those of sm80_tile.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes
+// a block of 32
 // columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
 // Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (2, 4), WARP_SPLIT_K,
 // STAGES (at least 3), MAX_SPLIT_K.
-#include "cut.cuh"
+#include "sm80_tile.cuh"
 #include "dots.cuh"
 
 using Stage = StageOf<Activations>;

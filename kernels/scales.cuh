@@ -3,7 +3,7 @@
 #pragma once
 
 #include "operand.cuh"
-#include "split.cuh"
+#include "warp_split_k.cuh"
 
 constexpr int TILE_SCALES = TILE_COLUMNS / Format::GROUP_SIZE;               // of a row
 constexpr bool SHARED_MINIMUM = Format::HAS_MINIMUM && Format::SUPER_BLOCK;  // of a super-block's minimums

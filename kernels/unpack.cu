@@ -3,7 +3,7 @@
 // A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, of which other warps may
 // write other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two panels.
 // Template: Format, TILES, THREADS.
-#include "blocks.cuh"
+#include "panel.cuh"
 
 __device__ inline void set_bits(u8* byte, u32 bits) {
     const int in_word = __cvta_generic_to_shared(byte) % 4;

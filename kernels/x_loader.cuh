@@ -1,7 +1,7 @@
 // What a lane copies of x into the stages of its warp's pipeline: 16 bytes of some tokens, k_block by k_block.
 #pragma once
 
-#include "split.cuh"
+#include "warp_split_k.cuh"
 
 using Row = In[K_BLOCK + 8];  // padded by eight numbers: a fragment's lanes read from different banks
 using Rows = Row[8 * COLUMN_TILES];

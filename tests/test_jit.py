@@ -40,7 +40,7 @@ def test_tile_struct_has_the_size_of_its_dtype(fmt):
 
 
 def position_of_code(bits, pairs, step, j, r, plane):
-    """(word, bit) by the rules of qgemm/cuda/layout/tile.py, as kernels/blocks.cuh has them."""
+    """(word, bit) by the rules of qgemm/cuda/layout/tile.py, as kernels/panel.cuh has them."""
     p = max(1, 4 // bits)
     bit = bits * (2 * p * (step // p) + p * r + step % p)
     return bit // 8, 8 * j + bit % 8

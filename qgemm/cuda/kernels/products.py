@@ -1,4 +1,5 @@
-"""What the decode kernels are told of the products of one launch: the twin of `Products` in kernels/split.cuh."""
+"""What the decode kernels are told of the products of one launch: the twin of `Products` in
+kernels/warp_split_k.cuh."""
 
 from __future__ import annotations
 
