@@ -32,7 +32,7 @@ EVERY_INTEGER = INTEGER + TEST_FORMATS
 EVERY_ENCODED = ENCODED + TEST_FORMATS
 EVERY_ENCODED_BLOCK = ENCODED_BLOCKS + TEST_FORMATS
 EVERY_TILED = TILED + TEST_FORMATS
-EDGES = sorted({m for tiling in sm90_config.TILINGS for m in (tiling.tokens, tiling.m)})  # tokens
+EDGES = sorted({m for config in sm90_config.SM90_CONFIGS for m in (config.tokens, config.m)})  # tokens
 PRODUCTS = [(fmt, activation) for fmt in TILED for activation in ("a16", "a8") if activation == "a16" or fmt.integer]
 each_product = pytest.mark.parametrize(
     ("fmt", "activation"), PRODUCTS, ids=[f"{fmt.name}-{activation}" for fmt, activation in PRODUCTS]
@@ -45,18 +45,18 @@ def each(formats: list[Format]):
     return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
 
 
-def every_tiling(formats=TILED):
-    """A parameter (format, tiling) for each of the two that meet."""
+def every_config(formats=TILED):
+    """A parameter (format, config) for each of the two that meet."""
     return pytest.mark.parametrize(
-        ("fmt", "tiling"),
+        ("fmt", "config"),
         [
             pytest.param(
                 fmt,
-                tiling,
-                id="-".join((fmt.name, "x".join(map(str, tiling[3:8])), "single_tile" * tiling.single_tile)),
+                config,
+                id="-".join((fmt.name, "x".join(map(str, config[3:8])), "single_tile" * config.single_tile)),
             )
             for fmt in formats
-            for tiling in sm90_config.compiled(fmt)
+            for config in sm90_config.compiled(fmt)
         ],
     )
 

@@ -18,18 +18,18 @@ from qgemm.cuda.problem import Q8_1, TYPES, Problem
 def test_a_plan_for_every_product(kernel, fmt, sm):
     """It fits the GPU's shared memory, and does not keep more sums of split_k than it may."""
     for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
-        cut, split_k = prefill_sm80.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
+        config, split_k = prefill_sm80.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
         source = Q8_1 if kernel == A8 else "half"
-        stages = prefill_sm80.template(fmt, cut, source, "half", sm)["STAGES"]
+        stages = prefill_sm80.template(fmt, config, source, "half", sm)["STAGES"]
         assert stages >= prefill_sm80.MIN_STAGES
-        assert prefill_sm80.shared_bytes(fmt, cut, stages) <= prefill_sm80.shared_limit(sm)
-        assert split_k == 1 or prefill_sm80.tiles_of(cut, n, m) * split_k <= prefill_sm80.WAVES * 100
+        assert prefill_sm80.shared_bytes(fmt, config, stages) <= prefill_sm80.shared_limit(sm)
+        assert split_k == 1 or prefill_sm80.tiles_of(config, n, m) * split_k <= prefill_sm80.WAVES * 100
 
 
 def test_plans_fill_the_gpu():
-    """Few tiles are shared, many are not; and a cut is not far larger than M. As measured on an H200."""
+    """Few tiles are shared, many are not; and a config is not far larger than M. As measured on an H200."""
     plans = {m: prefill_sm80.plan_of(A16, qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
-    found = {m: (cut.tokens, cut.row_blocks, split_k) for m, (cut, split_k) in plans.items()}
+    found = {m: (config.tokens, config.row_blocks, split_k) for m, (config, split_k) in plans.items()}
     assert found == {32: (32, 1, 1), 64: (64, 4, 4), 256: (128, 4, 2), 4096: (128, 4, 1)}
 
 

@@ -11,11 +11,10 @@ import pytest
 import race_tilings
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import EDGES, TILED, each, every_tiling, seeds
+from strategies import EDGES, TILED, each, every_config, seeds
 
 import qgemm
-from qgemm.cuda.kernels import prefill_sm90, routes
-from qgemm.cuda.kernels import sm90_config as tilings
+from qgemm.cuda.kernels import prefill_sm90, routes, sm90_config
 from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
@@ -57,41 +56,41 @@ def test_sm_90_goes_to_prefill_above_decode():
 def test_every_matrix_has_a_tiling(fmt):
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
         for row_blocks, k, sms in itertools.product((1, 33, 64, 65, 100, 128, 200, 448, 1 << 20), (32, 8192), SMS):
-            tiling = tilings.tiling_of(fmt, m, row_blocks, k, sms)
-            assert tiling.plain in tilings.compiled(fmt)
-            assert row_blocks >= tiling.least
-            assert row_blocks * k // sms >= tiling.share
-            assert tiles.k_blocks(fmt) >= tiling.k_blocks
-            assert fmt.needs_table or not tiling.codebook
-            part = -(-m // -(-m // max(tilings.TOKENS)))  # of several tiles
-            assert part <= tiling.m
-            assert m <= tiling.m or part <= tiling.tokens
-            wasted = -(-m // tiling.tokens) * tiling.tokens - m
+            config = sm90_config.sm90_config_for(fmt, m, row_blocks, k, sms)
+            assert config.plain in sm90_config.compiled(fmt)
+            assert row_blocks >= config.least
+            assert row_blocks * k // sms >= config.share
+            assert tiles.k_blocks(fmt) >= config.k_blocks
+            assert fmt.needs_table or not config.codebook
+            part = -(-m // -(-m // max(sm90_config.TOKENS)))  # of several tiles
+            assert part <= config.m
+            assert m <= config.m or part <= config.tokens
+            wasted = -(-m // config.tokens) * config.tokens - m
             if row_blocks > 64 and m > 64:  # few tokens are computed in vain
                 assert wasted <= m / 2
-            assert tiling.tokens % 16 == 0
-            assert tiling.tokens <= 256  # of one instruction, and of a tensor map's box
-            assert tiling.threads <= 1024
-            if tiling.single_tile:
-                assert tiling.idle(m, row_blocks, k, sms) <= tilings.MOST_IDLE
-                of_y, along = tiling.tiles(m, row_blocks), -(-k // tiling.unit(fmt))
-                ctas, whole, _ = prefill_sm90.grid_of(of_y, along, sms, tiling.single_tile)
+            assert config.tokens % 16 == 0
+            assert config.tokens <= 256  # of one instruction, and of a tensor map's box
+            assert config.threads <= 1024
+            if config.single_tile:
+                assert config.idle(m, row_blocks, k, sms) <= sm90_config.MOST_IDLE
+                of_y, along = config.tiles(m, row_blocks), -(-k // config.unit(fmt))
+                ctas, whole, _ = prefill_sm90.grid_of(of_y, along, sms, config.single_tile)
                 assert whole in (0, ctas)
-                assert ctas % tiling.tiles(m, row_blocks) == 0
+                assert ctas % config.tiles(m, row_blocks) == 0
 
 
-@every_tiling()
-def test_tilings_fit_every_format(fmt, tiling):
+@every_config()
+def test_tilings_fit_every_format(fmt, config):
     """The conditions of kernels/prefill_sm90.cu, which compiling checks for some, and two stages at least for each
     split."""
-    template = tilings.prefill_template(fmt, tiling, "half")
-    assert template["SHARED"] <= tilings.SHARED
-    assert template["STAGES"] >= 2 * tiling.wg_split_k or template["STAGES"] * tiling.k_blocks_per_stage >= 4
-    assert template["STAGES"] > tiling.wg_split_k  # each may keep one and wait for another
+    template = sm90_config.prefill_template(fmt, config, "half")
+    assert template["SHARED"] <= sm90_config.SHARED
+    assert template["STAGES"] >= 2 * config.wg_split_k or template["STAGES"] * config.k_blocks_per_stage >= 4
+    assert template["STAGES"] > config.wg_split_k  # each may keep one and wait for another
     along = tiles.k_blocks(fmt)
-    assert tiling.k_blocks_per_stage % along == 0 or along % tiling.k_blocks_per_stage == 0
-    assert tiling.tokens % tiling.epi_tile == 0
-    assert tiling.tokens // tiling.epi_tile * tiling.row_blocks * max(SMS) <= tilings.MAX_PARTIALS
+    assert config.k_blocks_per_stage % along == 0 or along % config.k_blocks_per_stage == 0
+    assert config.tokens % config.epi_tile == 0
+    assert config.tokens // config.epi_tile * config.row_blocks * max(SMS) <= sm90_config.MAX_PARTIALS
 
 
 @each(TILED)
@@ -100,31 +99,37 @@ def test_what_is_picked_is_among_what_is_raced(fmt):
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000):
         raced = set(race_tilings.candidates(fmt, m))
         for row_blocks, k in itertools.product((33, 64, 80, 128, 150, 448), (4096, 8192, 16384)):
-            assert tilings.tiling_of(fmt, m, row_blocks, k, 132).plain in raced
+            assert sm90_config.sm90_config_for(fmt, m, row_blocks, k, 132).plain in raced
 
 
 def test_lone_segments_leave_little_idle():
     """80 tiles of 5280 columns take 132 multiprocessors as long as 80 do; 64 tiles are cut in two, 44 in three."""
-    single_tile = tilings.Tiling(0, 0, 0, tokens=16, row_blocks=1, wg_split_k=3, k_blocks_per_stage=4, single_tile=True)
+    single_tile = sm90_config.Sm90Config(
+        0, 0, 0, tokens=16, row_blocks=1, wg_split_k=3, k_blocks_per_stage=4, single_tile=True
+    )
     idle = {row_blocks: single_tile.idle(16, row_blocks, 5280, 132) for row_blocks in (44, 64, 66, 80, 132, 133)}
     assert idle == {44: 0, 64: 2640 - 2560, 66: 0, 80: 5280 - 3200, 132: 0, 133: math.inf}
     q4_0 = qgemm.FORMATS["q4_0"]
-    assert tilings.tiling_of(q4_0, 16, 80, 5120, 132).single_tile
-    assert not tilings.tiling_of(q4_0, 16, 80, 13824, 132).single_tile
+    assert sm90_config.sm90_config_for(q4_0, 16, 80, 5120, 132).single_tile
+    assert not sm90_config.sm90_config_for(q4_0, 16, 80, 13824, 132).single_tile
 
 
 def test_rows_of_the_table_are_for_someone():
     """No row is hidden by those before it; a row that needs stages has what it takes of them; a row with a single_tile
     segment or needs has one after it that has neither."""
-    for index, row in enumerate(tilings.TILINGS):
+    for index, row in enumerate(sm90_config.SM90_CONFIGS):
         served = [fmt for fmt in TILED if row.serves(fmt)]
-        hiding = [before for before in tilings.TILINGS[:index] if before.hides(row)]
+        hiding = [before for before in sm90_config.SM90_CONFIGS[:index] if before.hides(row)]
         assert any(not any(before.serves(fmt) for before in hiding) for fmt in served)
         if row.needs > 1:
-            depths = {tilings.prefill_template(fmt, row, "half")["STAGES"] for fmt in served}
+            depths = {sm90_config.prefill_template(fmt, row, "half")["STAGES"] for fmt in served}
             assert min(depths) >= min(row.needs, row.max_stages)
         if row.needs > 1 or row.single_tile:
-            later = (other for other in tilings.TILINGS[index + 1 :] if other.m >= row.m and other.least <= row.least)
+            later = (
+                other
+                for other in sm90_config.SM90_CONFIGS[index + 1 :]
+                if other.m >= row.m and other.least <= row.least
+            )
             assert any(not other.single_tile and other.needs == 1 for other in later)
 
 

@@ -1,8 +1,9 @@
-"""Race the tilings of the prefill kernel: for each format, shape and M what TILINGS picks against all others that fit.
+"""Race the configs of the prefill kernel: for each format, shape and M what SM90_CONFIGS picks against all others that
+fit.
 
-Prints the microseconds of the table's choice, and what the fastest take in units of it: that is how TILINGS was found.
-Needs a GPU of compute capability 9.0; products are checked before they are timed. With --compile the kernels only go
-where such a GPU looks first (qgemm/cuda/jit/cache.py), on any machine.
+Prints the microseconds of the table's choice, and what the fastest take in units of it: that is how SM90_CONFIGS was
+found. Needs a GPU of compute capability 9.0; products are checked before they are timed. With --compile the kernels
+only go where such a GPU looks first (qgemm/cuda/jit/cache.py), on any machine.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from qgemm.cuda.kernels.sm90_config import (
     MAX_PARTIALS,
     SHARED,
     TOKENS,
-    Tiling,
+    Sm90Config,
     memory_bytes,
     prefill_template,
-    tiling_of,
+    sm90_config_for,
 )
 from qgemm.cuda.layout.tile import ROWS, k_blocks
 
@@ -40,27 +41,27 @@ MOST_SMS = 144  # multiprocessors of such a GPU
 SHOWN = 4
 
 
-def candidates(fmt: Format, m: int) -> Iterator[Tiling]:
+def candidates(fmt: Format, m: int) -> Iterator[Sm90Config]:
     """Tilings that fit a format, of tokens for M rows of x in as few tiles as possible, or up to twice as many."""
     fewest = -(-m // TOKENS[-1])
     tokens = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
     ways = product(sorted(tokens), range(1, 4), range(1, WARPGROUPS[-1] + 1), (1, 2, 4), (False, True))
     for size, row_blocks, wg_split_k, k_blocks_per_stage, single_tile in ways:
         warpgroups, along = row_blocks * wg_split_k, k_blocks(fmt)
-        tiling = Tiling(0, 0, 0, size, row_blocks, wg_split_k, k_blocks_per_stage, single_tile)
+        config = Sm90Config(0, 0, 0, size, row_blocks, wg_split_k, k_blocks_per_stage, single_tile)
         least = wg_split_k + 1 if k_blocks_per_stage == 4 else 2 * wg_split_k  # stages
         if (
             warpgroups in WARPGROUPS
             and warpgroups * size <= MOST_SUMS
-            and size // tiling.epi_tile * row_blocks * MOST_SMS <= MAX_PARTIALS
+            and size // config.epi_tile * row_blocks * MOST_SMS <= MAX_PARTIALS
             and (k_blocks_per_stage % along == 0 or along % k_blocks_per_stage == 0)
-            and memory_bytes(fmt, tiling, least) <= SHARED
+            and memory_bytes(fmt, config, least) <= SHARED
         ):
-            yield tiling
+            yield config
 
 
-def compiled(pair: tuple[str, Tiling]) -> bool:
-    """Compile the kernel of a format and tiling into the cache -> whether the kernel takes it."""
+def compiled(pair: tuple[str, Sm90Config]) -> bool:
+    """Compile the kernel of a format and config into the cache -> whether the kernel takes it."""
     fmt = FORMATS[pair[0]]
     try:
         cache.cached_cubin(codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, pair[1], "half")), "sm_90a")
@@ -71,8 +72,10 @@ def compiled(pair: tuple[str, Tiling]) -> bool:
     return True
 
 
-def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Tiling], repeats: int) -> Iterator[str]:
-    """A line for each M of `rows`: the table's choice and the fastest of these tilings."""
+def race(
+    fmt: Format, shape: tuple[int, int], rows: list[int], configs: list[Sm90Config], repeats: int
+) -> Iterator[str]:
+    """A line for each M of `rows`: the table's choice and the fastest of these configs."""
     import cupy
 
     from qgemm.bench import gpu, timing
@@ -88,32 +91,32 @@ def race(fmt: Format, shape: tuple[int, int], rows: list[int], tilings: list[Til
         y = cupy.empty((m, n), np.float16)
         cupy.cuda.Device().synchronize()
         fitting = set(candidates(fmt, m))
-        chosen = tiling_of(fmt, m, row_blocks, k, max_ctas).plain
+        chosen = sm90_config_for(fmt, m, row_blocks, k, max_ctas).plain
         loops = {}
-        for tiling in (chosen, *(tiling for tiling in tilings if tiling in fitting)):
-            if tiling.single_tile and tiling.tiles(m, row_blocks) > max_ctas:
+        for config in (chosen, *(config for config in configs if config in fitting)):
+            if config.single_tile and config.tiles(m, row_blocks) > max_ctas:
                 continue
             launch = PrefillLaunch(
-                Problem(fmt, "a16", m, n, k, 90, "half", (Output(n, "float16"),), 0, device, max_ctas), tiling
+                Problem(fmt, "a16", m, n, k, 90, "half", (Output(n, "float16"),), 0, device, max_ctas), config
             )
 
             def multiply(x: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:
                 launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, w.pointer, y.data.ptr)
 
             gpu.check(stream, multiply, x, w, y, gpu.TOLERANCE["a16"])
-            loops[tiling] = timing.capture(stream, gpu.products(multiply, x, w, y))
+            loops[config] = timing.capture(stream, gpu.products(multiply, x, w, y))
         times = timing.race(stream, list(loops.values()), repeats)
-        us = {tiling: found.us for tiling, found in zip(loops, times, strict=True)}
+        us = {config: found.us for config, found in zip(loops, times, strict=True)}
         own = us.pop(chosen)
-        best = (f"{us[tiling] / own:.3f} {name(tiling)}" for tiling in sorted(us, key=us.__getitem__)[:SHOWN])
+        best = (f"{us[config] / own:.3f} {name(config)}" for config in sorted(us, key=us.__getitem__)[:SHOWN])
         yield f"{fmt.name} {n}x{k} M={m}: {own:.2f} {name(chosen)} | " + " | ".join(best)
 
 
-def name(tiling: Tiling) -> str:
+def name(config: Sm90Config) -> str:
     """E.g. "64x2x1 stage 4 single_tile": tokens, row_blocks, wg_split_k."""
     return (
-        f"{tiling.tokens}x{tiling.row_blocks}x{tiling.wg_split_k} stage {tiling.k_blocks_per_stage}"
-        + " single_tile" * tiling.single_tile
+        f"{config.tokens}x{config.row_blocks}x{config.wg_split_k} stage {config.k_blocks_per_stage}"
+        + " single_tile" * config.single_tile
     )
 
 
@@ -133,7 +136,7 @@ def main() -> int:
         print(cuda.detail, file=sys.stderr)
         return 1
     wanted = product(options.formats, options.m)
-    pairs = {(fmt.name, tiling): None for fmt, m in wanted for tiling in candidates(fmt, m)}
+    pairs = {(fmt.name, config): None for fmt, m in wanted for config in candidates(fmt, m)}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         done = list(tqdm(pool.map(compiled, pairs, chunksize=4), total=len(pairs), delay=1, disable=None))
     taken = [pair for pair, fits in zip(pairs, done, strict=True) if fits]
@@ -141,8 +144,8 @@ def main() -> int:
     if options.compile:
         return 0
     for shape, fmt in product(options.shapes, options.formats):
-        tilings = [tiling for of, tiling in taken if of == fmt.name]
-        for line in race(fmt, shape, options.m, tilings, options.repeats):
+        configs = [config for of, config in taken if of == fmt.name]
+        for line in race(fmt, shape, options.m, configs, options.repeats):
             print(line, flush=True)
     return 0
 

@@ -31,13 +31,12 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.cuda.kernels import prefill_sm90
-    from qgemm.cuda.kernels import sm90_config as tilings
+    from qgemm.cuda.kernels import prefill_sm90, sm90_config
     from qgemm.cuda.kernels.routes import DEQUANTIZE, route
     from qgemm.cuda.problem import Problem, c_type
 
     cupy.cuda.set_allocator(None)
-    tilings.ARRIVALS = 32 if tool == "racecheck" else 1
+    sm90_config.ARRIVALS = 32 if tool == "racecheck" else 1
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
@@ -62,7 +61,7 @@ def work(tool: str, formats: list[str]) -> None:
             qgemm.matmul_many(x, [w, w], activation)
             y.get()
         if n == min(M):
-            cuts(w, rng)
+            sm80_products(w, rng)
             if sm == 90:
                 pipelines(w, rng)
         if n == WIDE and sm == 90:
@@ -87,8 +86,8 @@ def wide_config(fmt: Any) -> Any:
     return max(wide, key=lambda config: config.tokens)
 
 
-def cuts(w: Any, rng: Any) -> None:
-    """Products of a DeviceTensor by every cut of the mma kernels, of which few are routed to on any one GPU."""
+def sm80_products(w: Any, rng: Any) -> None:
+    """Products of a DeviceTensor by every config of the mma kernels, of which few are routed to on any one GPU."""
     import cupy
     import numpy as np
 
@@ -101,9 +100,9 @@ def cuts(w: Any, rng: Any) -> None:
     sources = {prefill_sm80.PREFILL_SM80: (x, "half")}
     if w.format.integer:
         sources[prefill_sm80.PREFILL_SM80_A8] = (qgemm.quantize_activations(x).data, Q8_1)
-    for (kernel, (data, source)), cut, split_k in product(sources.items(), prefill_sm80.CUTS, (1, 3)):
-        if cut.kernel == kernel.name:
-            by_config(kernel, w, data, source, m, prefill_sm80.Plan(cut, split_k))
+    for (kernel, (data, source)), config, split_k in product(sources.items(), prefill_sm80.SM80_CONFIGS, (1, 3)):
+        if config.kernel == kernel.name:
+            by_config(kernel, w, data, source, m, prefill_sm80.Plan(config, split_k))
 
 
 def pipelines(w: Any, rng: Any) -> None:
@@ -113,14 +112,14 @@ def pipelines(w: Any, rng: Any) -> None:
     import numpy as np
 
     from qgemm.cuda.kernels import prefill_sm90
-    from qgemm.cuda.kernels.sm90_config import Tiling
+    from qgemm.cuda.kernels.sm90_config import Sm90Config
 
     m = 9
     x = cupy.asarray(rng.standard_normal((m, w.shape[1])).astype(np.float16))
     prefill_sm90.SPLIT_K_COST = {1: 0}  # whole tiles: a CTA has all stages
     for wg_split_k, max_stages in PIPELINES:
         by_config(
-            prefill_sm90.PREFILL_SM90, w, x, "half", m, Tiling(0, 0, 0, 16, 1, wg_split_k, 1, max_stages=max_stages)
+            prefill_sm90.PREFILL_SM90, w, x, "half", m, Sm90Config(0, 0, 0, 16, 1, wg_split_k, 1, max_stages=max_stages)
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from qgemm.cuda.kernels.prefill_sm80 import CUTS
+from qgemm.cuda.kernels.prefill_sm80 import SM80_CONFIGS
 from qgemm.cuda.kernels.sm90_config import TOKENS
 
 from .timing import Loop, race
@@ -18,7 +18,7 @@ Sweep = dict[str, float]  # M -> us; of JSON, whose keys are text
 
 def counts() -> list[int]:
     """Every STEP-th M from FIRST to LAST, and those just beside an edge of a token tile."""
-    edges = {*TOKENS, *(cut.tokens for cut in CUTS)}
+    edges = {*TOKENS, *(config.tokens for config in SM80_CONFIGS)}
     beside = {edge + by for edge in edges for by in (-1, 1)}
     return sorted({m for m in (*range(FIRST, LAST + 1, STEP), *beside) if FIRST <= m <= LAST})
 

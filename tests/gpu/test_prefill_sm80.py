@@ -1,4 +1,4 @@
-"""prefill_sm80 and prefill_sm80_a8: every cut of y on both sides of its edges, against float64."""
+"""prefill_sm80 and prefill_sm80_a8: every config of y on both sides of its edges, against float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.kernels import prefill_sm80, routes
-from qgemm.cuda.kernels.prefill_sm80 import A8, A16, CUTS, PREFILL_SM80, PREFILL_SM80_A8
+from qgemm.cuda.kernels.prefill_sm80 import A8, A16, PREFILL_SM80, PREFILL_SM80_A8, SM80_CONFIGS
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Q8_1, c_type
 from qgemm.cuda.products import Product, pointers_of, problem_of
@@ -25,10 +25,10 @@ from qgemm.cuda.products import Product, pointers_of, problem_of
 LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}
 
 
-def each_cut(*kernels):
-    """Parametrise a test over the cuts of these kernels."""
-    cuts = [cut for cut in CUTS if cut.kernel in kernels]
-    return pytest.mark.parametrize("cut", cuts, ids=lambda cut: "x".join(map(str, cut[:-1])))
+def each_config(*kernels):
+    """Parametrise a test over the configs of these kernels."""
+    configs = [config for config in SM80_CONFIGS if config.kernel in kernels]
+    return pytest.mark.parametrize("config", configs, ids=lambda config: "x".join(map(str, config[:-1])))
 
 
 def drawn(fmt, n, blocks, seed):
@@ -71,24 +71,24 @@ def on_gpu(x, dtype):
     return cupy().asarray(x.astype(float_dtype(dtype)))
 
 
-def products(fmt, cut):
+def products(fmt, config):
     """Weights here and on the GPU, float64 x and a plan: rows of x and W on both sides of a tile's edges, K of fewer
     k_blocks than stages, of more, and ragged, whole and in split_k."""
-    rows, columns = cut.row_blocks * 64, tiles.columns(fmt) // fmt.weights
+    rows, columns = config.row_blocks * 64, tiles.columns(fmt) // fmt.weights
     shapes = (rows + 24, 1), (rows - 8, 11 * columns - columns // 2)
     for seed, (n, blocks) in enumerate(shapes):
         w = drawn(fmt, n, blocks, seed)
         on_device = w.to_device()
-        for m, split_k in itertools.product((1, cut.tokens, cut.tokens + 1), (1, 3)):
+        for m, split_k in itertools.product((1, config.tokens, config.tokens + 1), (1, 3)):
             x = np.random.default_rng(m).standard_normal((m, w.shape[1]))
-            yield w, on_device, x, prefill_sm80.Plan(cut, split_k)
+            yield w, on_device, x, prefill_sm80.Plan(config, split_k)
 
 
 @each(TILED)
-@each_cut(A16)
+@each_config(A16)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_within_bound(fmt, cut, dtype):
-    for w, on_device, x, plan in products(fmt, cut):
+def test_within_bound(fmt, config, dtype):
+    for w, on_device, x, plan in products(fmt, config):
         x = on_gpu(x, dtype)
         wide = x.astype(np.float64).get()
         y = multiply(x, on_device, plan=plan).get()
@@ -96,10 +96,10 @@ def test_within_bound(fmt, cut, dtype):
 
 
 @each(INTEGER)
-@each_cut(A8)
-def test_a8_is_its_formula(fmt, cut):
+@each_config(A8)
+def test_a8_is_its_formula(fmt, config):
     """Off by no more than float32 sums of the formula's terms are."""
-    for w, on_device, x, plan in products(fmt, cut):
+    for w, on_device, x, plan in products(fmt, config):
         x = x.astype(np.float16)
         y = multiply(on_gpu(x, "a8"), on_device, plan=plan).get()
         assert excess(y, *a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)) <= 1
@@ -149,13 +149,13 @@ def test_identity_gives_the_weights(fmt, dtype):
         assert (np.abs(y - want) <= bound(np.eye(w.shape[1]), w, source, on_device.exponent) * 1.01 + rounding).all()
 
 
-@each_cut(A16, A8)
+@each_config(A16, A8)
 @pytest.mark.parametrize("split_k", [1, 4])
-def test_same_bits_again_and_in_a_graph(cut, split_k):
+def test_same_bits_again_and_in_a_graph(config, split_k):
     cp = cupy()
-    plan = prefill_sm80.Plan(cut, split_k)
+    plan = prefill_sm80.Plan(config, split_k)
     w = drawn(qgemm.FORMATS["q5_1"], 320, 20, 3).to_device()
-    x = on_gpu(np.random.default_rng(3).standard_normal((77, 640)), "a8" if cut.kernel == A8 else "float16")
+    x = on_gpu(np.random.default_rng(3).standard_normal((77, 640)), "a8" if config.kernel == A8 else "float16")
     first = multiply(x, w, "float16", plan)
     for _ in range(200):
         assert (multiply(x, w, "float16", plan) == first).all()

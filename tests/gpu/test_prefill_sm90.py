@@ -9,15 +9,14 @@ import pytest
 import race_tilings
 from helpers import assert_a8, cupy, exact, guarded, level_magnitudes, random_tensor, subnormal_loss
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
-from strategies import EDGES, INTEGER, TILED, each, every_tiling
+from strategies import EDGES, INTEGER, TILED, each, every_config
 
 import qgemm
 from qgemm.bench import gpu as gpu_bench
 from qgemm.bench import timing
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.kernels import prefill_sm90, routes
-from qgemm.cuda.kernels import sm90_config as tilings
+from qgemm.cuda.kernels import prefill_sm90, routes, sm90_config
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
@@ -30,11 +29,11 @@ def on_sm_90() -> bool:
     return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
 
 
-def launched(fmt, shape, m, tiling):
+def launched(fmt, shape, m, config):
     """The launch of a config for M rows of x of float16, y of float32."""
     (n, k), on = shape, gpu_of(cupy().cuda.Device().id)
     return prefill_sm90.PrefillLaunch(
-        Problem(fmt, "a16", m, n, k, on.sm, "half", (Output(n),), 0, on.device, on.sms), tiling
+        Problem(fmt, "a16", m, n, k, on.sm, "half", (Output(n),), 0, on.device, on.sms), config
     )
 
 
@@ -71,23 +70,23 @@ def test_products_at_every_edge(fmt, n, k):
         assert (np.abs(got[1:-1] - exact(wide, w)) <= bound(wide, w, LOSS["float16"])).all()
 
 
-@every_tiling()
-def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
+@every_config()
+def test_every_tiling_by_every_format(fmt, config, monkeypatch):
     """Grids of whole tiles, cut ones, both, any number of equal pieces; row_blocks missing; always the same bits."""
     monkeypatch.setattr(prefill_sm90, "CUT_UNITS", 2)
-    cp, rng = cupy(), np.random.default_rng(sum(tiling))
+    cp, rng = cupy(), np.random.default_rng(sum(config))
     sms, sums = gpu_of(cp.cuda.Device().id).sms, prefill_sm90.SPLIT_K_COST
-    of_halves = 64 * (60 * tiling.row_blocks - 1) + 24, 288, tiling.tokens
-    of_few = 64 * (72 * tiling.row_blocks - 1) + 24, 544, tiling.tokens
+    of_halves = 64 * (60 * config.row_blocks - 1) + 24, 288, config.tokens
+    of_few = 64 * (72 * config.row_blocks - 1) + 24, 544, config.tokens
     for n, k, m in (
-        (64 * 3 + 24, 2080, tiling.tokens - 1),
-        (64 * 4 + 24, 544, tiling.tokens),
-        (64 * 150, 288, tiling.tokens),
+        (64 * 3 + 24, 2080, config.tokens - 1),
+        (64 * 4 + 24, 544, config.tokens),
+        (64 * 150, 288, config.tokens),
         (2500, 800, 333),
         of_halves,
         of_few,
     ):
-        if tiling.single_tile and tiling.tiles(m, -(-n // tiles.ROWS)) > sms:
+        if config.single_tile and config.tiles(m, -(-n // tiles.ROWS)) > sms:
             continue
         w = random_tensor(fmt, n, k, rng)
         on_device = w.to_device()
@@ -96,7 +95,7 @@ def test_every_tiling_by_every_format(fmt, tiling, monkeypatch):
         want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
         for split_k in sums:
             monkeypatch.setattr(prefill_sm90, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
-            launch = launched(fmt, w.shape, m, tiling)
+            launch = launched(fmt, w.shape, m, config)
             if launch.grid in grids:
                 continue
             grids.add(launch.grid)
@@ -120,8 +119,8 @@ def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, single_tile):
     x, on_device, ys = rng.standard_normal((m, w.shape[1])).astype(np.float16), w.to_device(), []
     on_gpu = cp.asarray(x)
     for stages in (2 * shares, depth):
-        tiling = tilings.Tiling(0, 0, 0, 32, 1, shares, 2, single_tile, max_stages=stages)
-        launch = launched(fmt, w.shape, m, tiling)
+        config = sm90_config.Sm90Config(0, 0, 0, 32, 1, shares, 2, single_tile, max_stages=stages)
+        launch = launched(fmt, w.shape, m, config)
         assert launch.template["STAGES"] == stages
         for _ in range(5):
             ys.append(guarded(m, n)[1])
@@ -230,9 +229,9 @@ def test_a_race_of_tilings(monkeypatch):
     monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
     tried = [
-        tiling
-        for tiling in race_tilings.candidates(fmt, 20)
-        if tiling.k_blocks_per_stage == 4 and tiling.wg_split_k == 1
+        config
+        for config in race_tilings.candidates(fmt, 20)
+        if config.k_blocks_per_stage == 4 and config.wg_split_k == 1
     ]
     (line,) = race_tilings.race(fmt, (512, 512), [20], tried, 1)
     assert re.fullmatch(

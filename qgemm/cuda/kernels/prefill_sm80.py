@@ -17,8 +17,8 @@ from .decode_config import TOKEN_BYTES, shared_limit
 from .kernel import Kernel, Launchable
 
 
-class Cut(NamedTuple):
-    """How a kernel cuts y: a CTA has `tokens` rows of x and `row_blocks` * 64 rows of W.
+class Sm80Config(NamedTuple):
+    """How a kernel configs y: a CTA has `tokens` rows of x and `row_blocks` * 64 rows of W.
 
     m16_tiles: of 16 rows of W, of a warp. warp_split_k: of every `warp_split_k` k_blocks of K, one is a warp's. us:
     that a CTA takes a k_block, about.
@@ -39,22 +39,22 @@ class Cut(NamedTuple):
 
 A16, A8 = "prefill_sm80", "prefill_sm80_a8"
 
-# Measured on an H200 with q4_0. Of every cut at least three stages must fit into shared memory.
-CUTS = (
+# Measured on an H200 with q4_0. Of every config at least three stages must fit into shared memory.
+SM80_CONFIGS = (
     #   kernel tokens  row_blocks  m16_tiles  warp_split_k  us
-    Cut(A16,   128,    4,      2,      1,      1.38),
-    Cut(A16,   64,     4,      2,      1,      0.80),
-    Cut(A16,   64,     1,      2,      4,      0.32),
-    Cut(A16,   32,     4,      2,      2,      0.51),
-    Cut(A16,   32,     1,      2,      4,      0.19),
-    Cut(A16,   16,     4,      2,      2,      0.40),
-    Cut(A16,   16,     1,      2,      8,      0.15),
-    Cut(A16,   16,     1,      2,      2,      0.60),
-    Cut(A8,    64,     4,      2,      1,      1.19),
-    Cut(A8,    64,     1,      2,      4,      0.34),
-    Cut(A8,    32,     4,      4,      2,      0.59),
-    Cut(A8,    32,     2,      4,      4,      0.32),
-    Cut(A8,    32,     1,      2,      4,      0.19),
+    Sm80Config(A16,   128,    4,      2,      1,      1.38),
+    Sm80Config(A16,   64,     4,      2,      1,      0.80),
+    Sm80Config(A16,   64,     1,      2,      4,      0.32),
+    Sm80Config(A16,   32,     4,      2,      2,      0.51),
+    Sm80Config(A16,   32,     1,      2,      4,      0.19),
+    Sm80Config(A16,   16,     4,      2,      2,      0.40),
+    Sm80Config(A16,   16,     1,      2,      8,      0.15),
+    Sm80Config(A16,   16,     1,      2,      2,      0.60),
+    Sm80Config(A8,    64,     4,      2,      1,      1.19),
+    Sm80Config(A8,    64,     1,      2,      4,      0.34),
+    Sm80Config(A8,    32,     4,      4,      2,      0.59),
+    Sm80Config(A8,    32,     2,      4,      4,      0.32),
+    Sm80Config(A8,    32,     1,      2,      4,      0.19),
 )  # fmt: skip
 TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a k_block, in shared memory
 STORED = 32  # tokens whose sums are in shared memory at a time
@@ -62,9 +62,9 @@ MIN_STAGES, MAX_STAGES = 3, 8  # stages, at least and at most
 
 
 class Plan(NamedTuple):
-    """A cut, and how many CTAs share a tile of y along K."""
+    """A config, and how many CTAs share a tile of y along K."""
 
-    cut: Cut
+    config: Sm80Config
     split_k: int = 1
 
 
@@ -73,10 +73,10 @@ WAVES = 2  # of CTAs, at most, if tiles are shared: bounds the memory of their s
 ADDING_US = 4.0, 2.4  # what adding up takes: always, and for 128 tokens of 256 rows of a slice
 
 
-def cuts_for(kernel: str, fmt: Format, sm: int) -> tuple[Cut, ...]:
-    """The rows of CUTS for a kernel whose stages fit into the shared memory of this GPU."""
-    fitting = (cut for cut in CUTS if shared_bytes(fmt, cut, MIN_STAGES) <= shared_limit(sm))
-    return tuple(cut for cut in fitting if cut.kernel == kernel)
+def sm80_configs_for(kernel: str, fmt: Format, sm: int) -> tuple[Sm80Config, ...]:
+    """The rows of SM80_CONFIGS for a kernel whose stages fit into the shared memory of this GPU."""
+    fitting = (config for config in SM80_CONFIGS if shared_bytes(fmt, config, MIN_STAGES) <= shared_limit(sm))
+    return tuple(config for config in fitting if config.kernel == kernel)
 
 
 def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, processors: int) -> Plan:
@@ -84,47 +84,49 @@ def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, p
     k_blocks = -(-shape[1] // tiles.K_BLOCK)
 
     def us(plan: Plan) -> float:
-        ctas = tiles_of(plan.cut, shape[0], m) * plan.split_k
-        alone = -(-ctas // processors) * -(-k_blocks // plan.split_k) * plan.cut.us
-        sums = plan.split_k * plan.cut.warp_split_k * plan.cut.tokens * plan.cut.row_blocks / (128 * 4)
+        ctas = tiles_of(plan.config, shape[0], m) * plan.split_k
+        alone = -(-ctas // processors) * -(-k_blocks // plan.split_k) * plan.config.us
+        sums = plan.split_k * plan.config.warp_split_k * plan.config.tokens * plan.config.row_blocks / (128 * 4)
         return alone + (plan.split_k > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
 
-    plans = (Plan(cut, split_k) for cut in cuts_for(kernel, fmt, sm) for split_k in range(1, MAX_SPLIT_K + 1))
+    plans = (
+        Plan(config, split_k) for config in sm80_configs_for(kernel, fmt, sm) for split_k in range(1, MAX_SPLIT_K + 1)
+    )
     return min((plan for plan in plans if may_share(plan, shape[0], m, processors)), key=us)
 
 
 def may_share(plan: Plan, n: int, m: int, processors: int) -> bool:
     """Whether the CTAs that share tiles are few enough."""
-    return plan.split_k == 1 or tiles_of(plan.cut, n, m) * plan.split_k <= WAVES * processors
+    return plan.split_k == 1 or tiles_of(plan.config, n, m) * plan.split_k <= WAVES * processors
 
 
-def tiles_of(cut: Cut, n: int, m: int) -> int:
+def tiles_of(config: Sm80Config, n: int, m: int) -> int:
     """Tiles of y."""
-    return -(-n // (cut.row_blocks * tiles.ROWS)) * -(-m // cut.tokens)
+    return -(-n // (config.row_blocks * tiles.ROWS)) * -(-m // config.tokens)
 
 
-def shared_bytes(fmt: Format, cut: Cut, stages: int) -> int:
+def shared_bytes(fmt: Format, config: Sm80Config, stages: int) -> int:
     """Shared memory of a CTA: the table of a codebook's levels, and `stages` stages of codes, fields and x.
 
     The sums take the place of all at the end.
     """
     dtype = tiles.tile_dtype(fmt)
     weights = dtype.itemsize - (tiles.k_blocks(fmt) - 1) * dtype["k_blocks"].base.itemsize
-    stage = cut.warp_split_k * (cut.row_blocks * weights + cut.tokens * TOKEN[cut.kernel])
-    sums = cut.warp_split_k * min(cut.tokens, STORED) * (cut.row_blocks * tiles.ROWS + 4) * 4
+    stage = config.warp_split_k * (config.row_blocks * weights + config.tokens * TOKEN[config.kernel])
+    sums = config.warp_split_k * min(config.tokens, STORED) * (config.row_blocks * tiles.ROWS + 4) * 4
     return max(tiles.table_bytes(fmt) + stages * stage, sums)
 
 
-def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> Template:
-    """The template of the cut's kernel: as many stages as fit."""
+def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) -> Template:
+    """The template of the config's kernel: as many stages as fit."""
     stages = next(
-        count for count in range(MAX_STAGES, MIN_STAGES - 1, -1) if shared_bytes(fmt, cut, count) <= shared_limit(sm)
+        count for count in range(MAX_STAGES, MIN_STAGES - 1, -1) if shared_bytes(fmt, config, count) <= shared_limit(sm)
     )
     sizes = {
-        "TOKENS": cut.tokens,
-        "ROW_BLOCKS": cut.row_blocks,
-        "M16_TILES": cut.m16_tiles,
-        "WARP_SPLIT_K": cut.warp_split_k,
+        "TOKENS": config.tokens,
+        "ROW_BLOCKS": config.row_blocks,
+        "M16_TILES": config.m16_tiles,
+        "WARP_SPLIT_K": config.warp_split_k,
         "STAGES": stages,
     }
     return {"In": source, "Out": out, **sizes, "MAX_SPLIT_K": MAX_SPLIT_K}
@@ -132,8 +134,8 @@ def template(fmt: Format, cut: Cut, source: str, out: str, sm: int) -> Template:
 
 def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
     """The launch for every matrix of this shape, format and exponent and M rows of x."""
-    (cut, split_k), out = plan, p.out
-    constants, count = template(p.format, cut, p.x, out, p.sm), tiles_of(cut, p.n, p.m)
+    (config, split_k), out = plan, p.out
+    constants, count = template(p.format, config, p.x, out, p.sm), tiles_of(config, p.n, p.m)
     exponent = max(-MOST_EXPONENT, min(p.exponent, MOST_EXPONENT)) if p.x == "half" else 0
     pointers = (ctypes.c_void_p * 5)()  # w, x, y, sums, counters
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
@@ -143,13 +145,13 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
     made = Launch(
         load(kernel, p.format, **constants),
         count * split_k,
-        cut.threads,
-        shared_bytes(p.format, cut, int(constants["STAGES"])),
+        config.threads,
+        shared_bytes(p.format, config, int(constants["STAGES"])),
         (*arrays, *sizes, *(factors if kernel == A16 else ())),
         pointers,
         len(pointers),
     )
-    sums_of_tile = cut.warp_split_k * cut.row_blocks * tiles.ROWS * cut.tokens
+    sums_of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
     shared = (count * split_k * sums_of_tile, count) if split_k > 1 else (0, 0)
     sizes_of_scratch = tuple(1 << size.bit_length() for size in shared)  # of few sizes: each stays
 
@@ -182,8 +184,8 @@ def takes(activation: str, p: Problem) -> bool:
 
 
 def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:
-    """A plan for each cut that fits: templates do not depend on split_k."""
-    return tuple(Plan(cut) for cut in cuts_for(kernel, p.format, p.sm))
+    """A plan for each config that fits: templates do not depend on split_k."""
+    return tuple(Plan(config) for config in sm80_configs_for(kernel, p.format, p.sm))
 
 
 def choose(kernel: str, p: Problem) -> Plan:
@@ -192,7 +194,7 @@ def choose(kernel: str, p: Problem) -> Plan:
 
 
 def _template(p: Problem, plan: Plan) -> Template:
-    return template(p.format, plan.cut, p.x, p.out, p.sm)
+    return template(p.format, plan.config, p.x, p.out, p.sm)
 
 
 PREFILL_SM80 = Kernel(

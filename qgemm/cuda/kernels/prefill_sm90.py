@@ -15,7 +15,7 @@ from qgemm.cuda.problem import Problem
 
 from .kernel import Kernel
 from .products import TYPE_CODES, Types
-from .sm90_config import MAX_PARTIALS, PARTIAL, Tiling, compiled, prefill_template, tiling_of
+from .sm90_config import MAX_PARTIALS, PARTIAL, Sm90Config, compiled, prefill_template, sm90_config_for
 
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
 IDLE, CUT_UNITS = 0.3, 16  # that equal pieces of few tiles may leave idle, if a tile has so many units along K
@@ -109,22 +109,22 @@ class PrefillLaunch:
     A call takes a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple of 16.
     """
 
-    def __init__(self, p: Problem, tiling: Tiling) -> None:
+    def __init__(self, p: Problem, config: Sm90Config) -> None:
         """On the current device."""
         row_blocks, (output,) = -(-p.n // tiles.ROWS), p.outputs
-        template = prefill_template(p.format, tiling, p.x)
-        of_y = tiling.tiles(p.m, row_blocks)
-        units = -(-p.k // tiling.unit(p.format))
+        template = prefill_template(p.format, config, p.x)
+        of_y = config.tiles(p.m, row_blocks)
+        units = -(-p.k // config.unit(p.format))
         grid = grid_of(
-            of_y, units, p.sms, tiling.single_tile, tiling.row_blocks * tiling.unit(p.format) // tiles.K_BLOCK
+            of_y, units, p.sms, config.single_tile, config.row_blocks * config.unit(p.format) // tiles.K_BLOCK
         )
-        assert not (tiling.single_tile and of_y > grid.ctas)
-        function, block, shared = load("prefill_sm90", p.format, **template), tiling.threads, int(template["SHARED"])
+        assert not (config.single_tile and of_y > grid.ctas)
+        function, block, shared = load("prefill_sm90", p.format, **template), config.threads, int(template["SHARED"])
         self._size = 0  # of the workspace
         if grid.whole < of_y and grid.cluster_split_k != PAIR:
-            size = grid.ctas * tiling.row_blocks * tiles.ROWS * tiling.tokens * PARTIAL
+            size = grid.ctas * config.row_blocks * tiles.ROWS * config.tokens * PARTIAL
             self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
-        self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, tiling.tokens))
+        self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, config.tokens))
         self._x, self._device = 0, p.device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
         pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in output[1:])))
@@ -132,7 +132,7 @@ class PrefillLaunch:
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("partials", "w")
         )
         sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m)
-        stream_k = stream_k_of(grid, of_y, units, -(-row_blocks // tiling.row_blocks))
+        stream_k = stream_k_of(grid, of_y, units, -(-row_blocks // config.row_blocks))
         arguments = (self._map, w, pointers.outputs, partials, *sizes, stream_k)
         count = 2 + len(pointers.outputs)
         self._launch = Launch(
@@ -154,14 +154,14 @@ def takes(p: Problem) -> bool:
     return bool(p.format.slots) and p.x in ("half", "bf16") and 90 <= p.sm < 100
 
 
-def choose(p: Problem) -> Tiling:
+def choose(p: Problem) -> Sm90Config:
     """The config for a problem."""
-    return tiling_of(p.format, p.m, -(-p.n // tiles.ROWS), p.k, p.sms)
+    return sm90_config_for(p.format, p.m, -(-p.n // tiles.ROWS), p.k, p.sms)
 
 
 PREFILL_SM90 = Kernel(
     "prefill_sm90", takes, lambda p: compiled(p.format), choose,
-    lambda p, tiling: prefill_template(p.format, tiling, p.x), PrefillLaunch, adds=True,
+    lambda p, config: prefill_template(p.format, config, p.x), PrefillLaunch, adds=True,
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ ANY = 1 << 62
 
 FLOAT, HALF, HALVES, WIDE = ("float",), ("half",), ("half", "bf16"), ("float", "bf16")
 MMA_TOKENS, A8_TOKENS = (
-    tuple(sorted({cut.tokens for cut in prefill_sm80.CUTS if cut.kernel == kernel.name}))
+    tuple(sorted({sm80.tokens for sm80 in prefill_sm80.SM80_CONFIGS if sm80.kernel == kernel.name}))
     for kernel in (PREFILL_SM80, PREFILL_SM80_A8)
 )
 MOST_LAUNCHES = 1024  # kept
