@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-import race_tilings
+import tune_sm90
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import EDGES, TILED, each, every_config, seeds
@@ -95,9 +95,9 @@ def test_tilings_fit_every_format(fmt, config):
 
 @each(TILED)
 def test_what_is_picked_is_among_what_is_raced(fmt):
-    """tools/race_tilings.py."""
+    """tools/tune_sm90.py."""
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000):
-        raced = set(race_tilings.candidates(fmt, m))
+        raced = set(tune_sm90.candidates(fmt, m))
         for row_blocks, k in itertools.product((33, 64, 80, 128, 150, 448), (4096, 8192, 16384)):
             assert sm90_config.sm90_config_for(fmt, m, row_blocks, k, 132).plain in raced
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .timing import Call, Loop, capture, race, rotation
+from .timing import Call, Loop, capture, compare, rotation
 
 OP_N, OP_T, R_16F, COMPUTE_32F, DEFAULT = 0, 1, 2, 68, -1  # of cublas_api.h and library_types.h
 WORKSPACE = 32 << 20  # bytes, what torch gives it on Hopper
@@ -74,7 +74,7 @@ def dense(stream: Any, cublas: Cublas, x: Any, weights: Sequence[Any], y: Any) -
     loops = {"cublasGemmEx": capture(stream, calls)}
     if find_spec("torch"):
         loops["torch"] = _torch(stream, x, turns, y)
-    taken = race(stream, list(loops.values()))
+    taken = compare(stream, list(loops.values()))
     return min(zip(taken, loops.items(), strict=True))[1]
 
 
@@ -115,5 +115,5 @@ def read(stream: Any, buffers: Sequence[Any]) -> Loop:
         return capture(stream, calls)
 
     loops = [loop(sms * each) for each in CTAS_PER_SM]
-    taken = race(stream, loops, repeats=3)
+    taken = compare(stream, loops, repeats=3)
     return loops[taken.index(min(taken))]

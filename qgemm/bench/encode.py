@@ -21,7 +21,7 @@ from qgemm.tensor import Tensor
 from qgemm.text import columns
 
 from .pack import NOISE
-from .timing import capture, race, rotation
+from .timing import capture, compare, rotation
 
 PAIRS = (  # from, to
     ("f16", "q4_0"), ("f16", "q4_1"), ("f16", "q5_0"), ("f16", "q5_1"), ("f16", "q8_0"), ("f16", "mxfp4"),
@@ -98,7 +98,7 @@ def kernel_rate(stream: Any, numbers: Any, source: Format, fmt: Format) -> tuple
     with stream:
         ours = capture(stream, [partial(encode, values, KINDS[source.name], fmt) for values in turns])
         copies = [partial(target.data.copy_from_device_async, values.data, moved // 2, stream) for values in turns]
-        times, copy = race(stream, [ours, capture(stream, copies)])
+        times, copy = compare(stream, [ours, capture(stream, copies)])
     return moved / times.us / 1e3, copy.us / times.us
 
 

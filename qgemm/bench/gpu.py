@@ -29,10 +29,9 @@ from qgemm.errors import UnsupportedError
 from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 
-from . import baselines as rivals
-from . import host, mma, pack, planes, sweep
+from . import baselines, host, mma, pack, planes, sweep
 from .results import KEY, LISTS, MMA, SUSTAINED, Results, Row, rates, sources_sha256
-from .timing import REPEATS, Call, Loop, capture, race, rotation, sustained
+from .timing import REPEATS, Call, Loop, capture, compare, rotation, sustained
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
 M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -81,7 +80,7 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
-    cublas = rivals.Cublas(stream)
+    cublas = baselines.Cublas(stream)
     rates_of_packing = pack.rates(stream, options.formats, options.rotate)
     results: Results = {
         **facts(stream), **host.times(options.activations), "pack": rates_of_packing,
@@ -109,7 +108,7 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     return results, failures
 
 
-def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Options) -> Iterator[Row | str]:
+def rows(stream: Any, cublas: baselines.Cublas, shape: tuple[int, int], options: Options) -> Iterator[Row | str]:
     """The rows of one shape, or why there is none."""
     import cupy
 
@@ -121,7 +120,7 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
         x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
         y = cupy.empty((m, n), np.float16)
         cupy.cuda.Device().synchronize()
-        via, baseline = rivals.dense(stream, cublas, x, dense, y)
+        via, baseline = baselines.dense(stream, cublas, x, dense, y)
         for fmt, w in matrices.items():
             for activation in of_format(fmt, options.activations):
                 row: Row = {"format": fmt.name, "activation": activation, "M": m, "N": n, "K": k}
@@ -139,7 +138,7 @@ def rows(stream: Any, cublas: rivals.Cublas, shape: tuple[int, int], options: Op
                 except (UnsupportedError, RuntimeError, ArithmeticError) as error:
                     yield f"{fmt} {activation} M={m} N={n} K={k}: {error}"
                     continue
-                taken, *others = race(stream, [loop, *beside.values()], options.repeats)
+                taken, *others = compare(stream, [loop, *beside.values()], options.repeats)
                 us = {name: other.us for name, other in zip(beside, others, strict=True)}
                 if MMA in us:
                     row[MMA] = mma.row(activation, us.pop(MMA), us["cublas_fp16_us"])
@@ -177,7 +176,7 @@ def public(activation: str) -> Product:
     return lambda x, w, y: matmul(x, w, activation, out=y)
 
 
-def dequantized(cublas: rivals.Cublas) -> Product:
+def dequantized(cublas: baselines.Cublas) -> Product:
     """By way of a whole matrix in float16."""
     return lambda x, w, y: cublas(x, w.dequantize(np.float16), y)
 
@@ -225,7 +224,7 @@ def matrix(stream: Any, fmt: Format, shape: tuple[int, int], rng: np.random.Gene
     picked = np.sort(rng.choice(n, min(n, SAMPLE), replace=False))
     sample = copies[0].dequantize(np.float32)[cupy.asarray(picked)].astype(np.float64)
     cupy.cuda.Device().synchronize()
-    return Matrix(copies, picked, sample, rivals.read(stream, [copy.data for copy in copies]), packed)
+    return Matrix(copies, picked, sample, baselines.read(stream, [copy.data for copy in copies]), packed)
 
 
 def dense_copies(shape: tuple[int, int], rng: np.random.Generator, rotate: int) -> list[Any]:
@@ -284,11 +283,11 @@ def facts(stream: Any) -> Results:
     noise = cupy.asarray(np.frombuffer(np.random.default_rng(0).bytes(NOISE), np.uint8)[None])
     large = repeated(noise, size // NOISE, 0)
     cupy.cuda.Device().synchronize()
-    loop = rivals.read(stream, [large])
+    loop = baselines.read(stream, [large])
     for _ in range(LOAD_REPLAYS):
         loop.replay()
     smi = nvidia_smi("driver_version", "clocks.sm", "clocks.mem")
-    (read,) = race(stream, [loop])
+    (read,) = compare(stream, [loop])
     return {
         "device": state["device"],
         "driver": smi[0],

@@ -13,7 +13,7 @@ from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.upload import launch, pack_template
 
-from .timing import capture, race, rotation
+from .timing import capture, compare, rotation
 
 SHAPE = 8192, 8192  # (N, K)
 NOISE = 1 << 20  # bytes that are drawn, and repeated
@@ -39,5 +39,5 @@ def rate(stream: Any, fmt: Format, rotate: int) -> dict[str, float]:
     turns = rotation(pairs, 2 * packed)
     packs = [partial(launch, kernel, fmt, source, target, (row_absmax,), n, count) for source, target in turns]
     copies = [partial(target.data.copy_from_device_async, source.data, packed, stream) for source, target in turns]
-    ours, copy = race(stream, [capture(stream, packs), capture(stream, copies)])
+    ours, copy = compare(stream, [capture(stream, packs), capture(stream, copies)])
     return {"gbs": round(2 * packed / ours.us / 1e3, 1), "share": round(copy.us / ours.us, 3)}

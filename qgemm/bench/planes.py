@@ -12,9 +12,9 @@ from qgemm.codec.format import Format, float_dtype
 from qgemm.cuda import planes
 from qgemm.cuda.problem import C_TYPES
 
-from . import baselines as rivals
+from . import baselines
 from .results import Row
-from .timing import Call, capture, race, rotation
+from .timing import Call, capture, compare, rotation
 
 SHAPE = 8192, 8192  # (N, K)
 NOISE = 1 << 20  # values that are drawn, and repeated
@@ -45,8 +45,8 @@ def rows(stream: Any, formats: Sequence[Format], rotate: int) -> Iterator[Row]:
                 "dequantize_codebook": [partial(planes.launch_dequantize, fmt, x, d, q) for x, d, q in turns],
             }
             loops = [capture(stream, calls) for calls in kernels.values()]
-            read = rivals.read(stream, [cupy.zeros(size, np.uint8) for _ in copies])
-            *taken, least = race(stream, [*loops, read])
+            read = baselines.read(stream, [cupy.zeros(size, np.uint8) for _ in copies])
+            *taken, least = compare(stream, [*loops, read])
             for kernel, time in zip(kernels, taken, strict=True):
                 rate, share = round(size / time.us / 1e3, 1), round(least.us / time.us, 3)
                 yield {"format": fmt.name, "kernel": kernel, "dtype": name, "us": time.us, "gbs": rate, "share": share}

@@ -9,7 +9,7 @@ from typing import Any
 from qgemm.cuda.kernels.prefill_sm80 import SM80_CONFIGS
 from qgemm.cuda.kernels.sm90_config import TOKENS
 
-from .timing import Loop, race
+from .timing import Loop, compare
 
 FIRST, LAST, STEP = 16, 512, 8
 
@@ -25,7 +25,7 @@ def counts() -> list[int]:
 
 def measure(stream: Any, loops: Iterator[tuple[int, Loop]], repeats: int) -> Sweep:
     """The times of a loop for each M."""
-    return {str(m): race(stream, [loop], repeats)[0].us for m, loop in loops}
+    return {str(m): compare(stream, [loop], repeats)[0].us for m, loop in loops}
 
 
 def steepest(sweep: Mapping[str, float]) -> tuple[float, int]:

@@ -75,7 +75,7 @@ def capture(stream: Any, calls: Sequence[Call]) -> Loop:
     return Loop(len(calls), lambda: graph.launch(stream), calls)
 
 
-def race(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS) -> list[Times]:
+def compare(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS) -> list[Times]:
     """Microseconds a call of each loop. They take turns, so that what slows one replay slows all, and rest between."""
     samples: list[list[float]] = [[] for _ in loops]
     for repeat in range(WARM_UPS + repeats):

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-import race_tilings
+import tune_sm90
 from helpers import assert_a8, cupy, exact, guarded, level_magnitudes, random_tensor, subnormal_loss
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
 from strategies import EDGES, INTEGER, TILED, each, every_config
@@ -229,11 +229,9 @@ def test_a_race_of_tilings(monkeypatch):
     monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
     tried = [
-        config
-        for config in race_tilings.candidates(fmt, 20)
-        if config.k_blocks_per_stage == 4 and config.wg_split_k == 1
+        config for config in tune_sm90.candidates(fmt, 20) if config.k_blocks_per_stage == 4 and config.wg_split_k == 1
     ]
-    (line,) = race_tilings.race(fmt, (512, 512), [20], tried, 1)
+    (line,) = tune_sm90.compare(fmt, (512, 512), [20], tried, 1)
     assert re.fullmatch(
         r"q5_k 512x512 M=20: \d+\.\d\d \S+ stage \d( single_tile)?( \| \d+\.\d{3} \S+ stage 4( single_tile)?)+", line
     )

@@ -88,7 +88,7 @@ class Sm90Config(NamedTuple):
         return max(self.k_blocks_per_stage, k_blocks(fmt)) * K_BLOCK
 
 
-# Measured on an H200, with tools/race_tilings.py. Two row_blocks share x, of which an SM gets 60 bytes a cycle at most;
+# Measured on an H200, with tools/tune_sm90.py. Two row_blocks share x, of which an SM gets 60 bytes a cycle at most;
 # warpgroups that share K hide each other's decoding, three of them mostly, four where levels are looked up. Few
 # row_blocks leave few tiles, of which smaller ones share the work better; but where a multiprocessor has much of it a
 # tile may be cut along K, long stages cost less, and super-blocks want whole tiles in a stage. Token tiles lie so close

@@ -72,7 +72,7 @@ def compiled(pair: tuple[str, Sm90Config]) -> bool:
     return True
 
 
-def race(
+def compare(
     fmt: Format, shape: tuple[int, int], rows: list[int], configs: list[Sm90Config], repeats: int
 ) -> Iterator[str]:
     """A line for each M of `rows`: the table's choice and the fastest of these configs."""
@@ -105,7 +105,7 @@ def race(
 
             gpu.check(stream, multiply, x, w, y, gpu.TOLERANCE["a16"])
             loops[config] = timing.capture(stream, gpu.products(multiply, x, w, y))
-        times = timing.race(stream, list(loops.values()), repeats)
+        times = timing.compare(stream, list(loops.values()), repeats)
         us = {config: found.us for config, found in zip(loops, times, strict=True)}
         own = us.pop(chosen)
         best = (f"{us[config] / own:.3f} {name(config)}" for config in sorted(us, key=us.__getitem__)[:SHOWN])
@@ -145,7 +145,7 @@ def main() -> int:
         return 0
     for shape, fmt in product(options.shapes, options.formats):
         configs = [config for of, config in taken if of == fmt.name]
-        for line in race(fmt, shape, options.m, configs, options.repeats):
+        for line in compare(fmt, shape, options.m, configs, options.repeats):
             print(line, flush=True)
     return 0
 
