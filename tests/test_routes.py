@@ -54,8 +54,8 @@ def test_decode_fits_its_shared_memory(fmt, sm):
             continue
         assert template["STAGES"] >= 2
         of_warp = template["WARP_BYTES"] + 8 * template["STAGES"]
-        of_cta = tiles.table_bytes(fmt) + splits.quantized_bytes(kernel, template["In"], template["TOKENS"])
-        assert of_cta + template["WARP_SPLIT_K"] * of_warp <= splits.SHARED[90 if sm == 100 else sm] << 10
+        of_cta = tiles.table_bytes(fmt) + decode_config.quantized_bytes(kernel, template["In"], template["TOKENS"])
+        assert of_cta + template["WARP_SPLIT_K"] * of_warp <= decode_config.SHARED[90 if sm == 100 else sm] << 10
 
 
 def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
@@ -83,11 +83,11 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
 @pytest.mark.parametrize(("name", "kernel"), [("q4_0", "decode"), ("q4_0", "decode_a8"), ("kbit5", "decode")])
 def test_every_matrix_has_a_split(name, kernel, tokens, sm):
     fmt = qgemm.FORMATS[name]
-    rows = list(splits.decode_configs_for(fmt, kernel, tokens, sm))
+    rows = list(decode_config.decode_configs_for(fmt, kernel, tokens, sm))
     assert [row.row_blocks for row in rows] == sorted((row.row_blocks for row in rows), reverse=True)
     for row_blocks in range(1, 500):
         for m in (max(1, tokens - 7), tokens):
-            assert splits.decode_config_for(fmt, kernel, tokens, m, row_blocks, sm).row_blocks <= row_blocks
+            assert decode_config.decode_config_for(fmt, kernel, tokens, m, row_blocks, sm).row_blocks <= row_blocks
 
 
 @each([fmt for fmt in TILED if fmt.integer])
@@ -98,20 +98,22 @@ def test_every_matrix_has_a_split(name, kernel, tokens, sm):
 )
 def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
     """Those of 16 warps: where two fit, some SMs get two while others have none."""
-    for split in splits.decode_configs_for(fmt, kernel, tokens, 90):
-        template = splits.decode_template(fmt, split, tokens, kernel, source, 90)
-        pipelines = template["WARP_SPLIT_K"] * template["WARP_BYTES"] + splits.quantized_bytes(kernel, source, tokens)
-        taken = max(pipelines, split.shared // 2 + splits.BARRIERS) + 1024
-        assert split.splits < 16 or 2 * taken > 228 << 10, split
+    for config in decode_config.decode_configs_for(fmt, kernel, tokens, 90):
+        template = decode_config.decode_template(fmt, config, tokens, kernel, source, 90)
+        pipelines = template["WARP_SPLIT_K"] * template["WARP_BYTES"] + decode_config.quantized_bytes(
+            kernel, source, tokens
+        )
+        taken = max(pipelines, config.shared // 2 + decode_config.BARRIERS) + 1024
+        assert config.warp_split_k < 16 or 2 * taken > 228 << 10, config
 
 
 @each([fmt for fmt in TILED if fmt.needs_table])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
     """Of its 228 KB a CTA takes pipelines, barriers and 1 KB of the system; one meant to be alone more than half."""
-    for split in splits.decode_configs_for(fmt, "decode", tokens, 90):
-        template = splits.decode_template(fmt, split, tokens, "decode", "half", 90)
+    for config in decode_config.decode_configs_for(fmt, "decode", tokens, 90):
+        template = decode_config.decode_template(fmt, config, tokens, "decode", "half", 90)
         barriers = 8 * template["WARP_SPLIT_K"] * template["STAGES"]
         pipelines = tiles.table_bytes(fmt) + template["WARP_SPLIT_K"] * template["WARP_BYTES"]
-        taken = max(pipelines, split.shared // 2 + splits.BARRIERS) + barriers + 1024
-        assert (2 * taken <= 228 << 10) == (split.shared < 113 << 10)
+        taken = max(pipelines, config.shared // 2 + decode_config.BARRIERS) + barriers + 1024
+        assert (2 * taken <= 228 << 10) == (config.shared < 113 << 10)
