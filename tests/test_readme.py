@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,13 @@ def resolves(name: str) -> bool:
     return True
 
 
+@cache
+def sources() -> str:
+    """The text of the package, the kernels and the tools."""
+    files = (path for folder in ("qgemm", "kernels", "tools") for path in (ROOT / folder).rglob("*"))
+    return "\n".join(path.read_text() for path in files if path.suffix in (".py", ".cu", ".cuh"))
+
+
 @pytest.mark.parametrize("document", readme.DOCUMENTS)
 def test_generated_sections_are_current(document):
     text = text_of(document)
@@ -120,6 +128,23 @@ def test_stale_names_are_found():
         "#nowhere",
     ]
     assert unknown_names(text + " `qgemm.matmul` `qgemm.codec.format.Format.quantize`") == ["qgemm.nowhere"]
+
+
+def test_kernel_notes_name_kernels():
+    """The second column of the index, and that every page is in it."""
+    index = text_of("docs/kernels/README.md")
+    rows = [line.split("|")[1:3] for line in index.splitlines() if line.startswith("| [")]
+    named = {name for _, kernels in rows for name in SPAN.findall(kernels)}
+    assert not {name for name in named if not (ROOT / "kernels" / f"{name}.cu").is_file()}
+    listed = {target for pages, _ in rows for target in LINK.findall(pages)}
+    assert listed == {path.name for path in (ROOT / "docs" / "kernels").glob("*.md")} - {"README.md"}
+
+
+@each_document
+def test_constants_exist(document):
+    """Names like WG_SPLIT_K, in code or in prose."""
+    named = set(re.findall(r"\b[A-Z]{2,}(?:_[A-Z]+)+\b", FENCE.sub("", text_of(document))))
+    assert not {name for name in named if not re.search(rf"\b{name}\b", sources())}
 
 
 def test_readme_is_short():
