@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 from strategies import CODEBOOKS, ENCODED_BLOCKS, INTEGER, TILED, each, values
 
 import qgemm
-from qgemm.cuda import upload
+from qgemm.cuda.kernels import transforms
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
 
@@ -54,7 +54,7 @@ def test_blocks_to_tiles(fmt, columns, backwards):
     packed, bounds = device_array(expected.nbytes), device_array(-(-len(blocks) // 64) * 64, np.float32)
     source = to_device(blocks, -(-blocks.nbytes // 16) * 16)
     source[blocks.nbytes :] = 0xFF
-    pack = kernel("pack", fmt, **upload.pack_template(fmt))
+    pack = kernel("pack", fmt, **transforms.PACK.template(fmt))
     pack(pieces(fmt, blocks), tiles.PACK_THREADS, source, packed, bounds, *sizes(fmt, blocks), backwards=backwards)
     assert packed.tobytes() == expected.tobytes()
     assert_array_equal(bounds[: len(blocks)], tiles.row_absmax(fmt, blocks))
@@ -68,7 +68,7 @@ def test_tiles_to_blocks(fmt, columns, backwards):
     """restore, byte for byte."""
     blocks = blocks_of(fmt, columns=columns, seed=1)
     restored = device_array(-(-blocks.nbytes // 16) * 16)
-    restore = kernel("unpack", fmt, **upload.unpack_template(fmt))
+    restore = kernel("unpack", fmt, **transforms.UNPACK.template(fmt))
     packed = to_device(tiles.pack(fmt, blocks))
     restore(pieces(fmt, blocks), tiles.PACK_THREADS, packed, restored, *sizes(fmt, blocks), backwards=backwards)
     assert restored[: blocks.nbytes].tobytes() == blocks.tobytes()
@@ -95,10 +95,10 @@ def test_tiles_to_weights(fmt, backwards):
 def encoded(fmt, x, backwards=False):
     """(blocks, what the CTAs found) of values [n, 32] float32 by the kernel."""
     count, ctas = len(x), 2
-    made = device_array(-(-count // upload.BLOCKS_PER_WARP) * upload.BLOCKS_PER_WARP, fmt.dtype)
-    found = device_array(ctas, upload.FOUND)
-    encode = kernel("encode", fmt, **upload.encode_template("float"))
-    encode(ctas, upload.ENCODE_THREADS, to_device(x), made, found, count, backwards=backwards)
+    made = device_array(-(-count // transforms.BLOCKS_PER_WARP) * transforms.BLOCKS_PER_WARP, fmt.dtype)
+    found = device_array(ctas, transforms.FOUND)
+    encode = kernel("encode", fmt, **transforms.ENCODE.template(fmt, In="float"))
+    encode(ctas, transforms.ENCODE_THREADS, to_device(x), made, found, count, backwards=backwards)
     return made[:count], found
 
 
@@ -145,14 +145,14 @@ def test_codebooks(fmt, kind, data):
     absmax, planes = (device_array(count, expected.dtype[name]) for name in ("absmax", "planes"))
     refused = device_array(1, np.uint64)
     refused[:] = count
-    quantize = kernel("quantize_codebook", fmt, **upload.planes_template(In=kind))
-    quantize(1, upload.PLANES_THREADS, to_device(x), absmax, planes, refused, count, backwards=backwards)
+    quantize = kernel("quantize_codebook", fmt, **transforms.QUANTIZE_CODEBOOK.template(fmt, In=kind))
+    quantize(1, transforms.PLANES_THREADS, to_device(x), absmax, planes, refused, count, backwards=backwards)
     assert absmax.tobytes() == expected["absmax"].tobytes()
     assert_array_equal(planes, expected["planes"])
     assert refused[0] == count
     weights = device_array((count, 32), np.float32)
-    dequantize = kernel("dequantize_codebook", fmt, **upload.planes_template(Out="float"))
-    dequantize(1, upload.PLANES_THREADS, absmax, planes, weights, count, backwards=backwards)
+    dequantize = kernel("dequantize_codebook", fmt, **transforms.DEQUANTIZE_CODEBOOK.template(fmt, Out="float"))
+    dequantize(1, transforms.PLANES_THREADS, absmax, planes, weights, count, backwards=backwards)
     assert_array_equal(weights, fmt.decode(expected))
 
 

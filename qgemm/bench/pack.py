@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from qgemm.codec.format import Format
-from qgemm.cuda.jit.load import load
+from qgemm.cuda.kernels.transforms import PACK
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.upload import launch, pack_template
+from qgemm.cuda.upload import launch
 
 from .timing import capture, compare, rotation
 
@@ -34,7 +34,7 @@ def rate(stream: Any, fmt: Format, rotate: int) -> dict[str, float]:
     sources = [cupy.resize(noise, packed) for _ in range(max(2, -(-rotate // packed)))]
     shape = -(-n // tiles.ROWS), -(-SHAPE[1] // tiles.columns(fmt)), tiles.tile_dtype(fmt).itemsize
     pairs = [(source, cupy.empty(shape, np.uint8)) for source in sources]
-    row_absmax, kernel = cupy.zeros(shape[0] * tiles.ROWS, np.float32), load("pack", fmt, **pack_template(fmt))
+    row_absmax, kernel = cupy.zeros(shape[0] * tiles.ROWS, np.float32), PACK.load(fmt)
     cupy.cuda.Device().synchronize()
     turns = rotation(pairs, 2 * packed)
     packs = [partial(launch, kernel, fmt, source, target, (row_absmax,), n, count) for source, target in turns]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qgemm.backend import backends
 from qgemm.codec.format import Format
 from qgemm.cuda import encode, planes
-from qgemm.cuda import upload as transfer
+from qgemm.cuda.kernels.transforms import FOUND
 from qgemm.errors import UnsupportedError
 
 from .encode import Encoder, Piece, Unfit
@@ -72,7 +72,7 @@ def _piece(step: Step, start: int, stop: int, stream: Any) -> Piece:
     blocks.get(out=made, blocking=False)
     found.get(out=sums, blocking=False)
     stream.synchronize()
-    of_ctas = sums.view(transfer.FOUND)
+    of_ctas = sums.view(FOUND)
     if of_ctas["refused"].min() < count:
         raise Unfit(step)
     own = made[: count * fmt.block_bytes].view(fmt.dtype)

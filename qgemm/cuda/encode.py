@@ -10,8 +10,8 @@ from qgemm.arrays import as_cupy, stream_of
 from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
 
-from . import upload as transfer
-from .jit.load import load
+from . import upload
+from .kernels.transforms import BLOCKS_PER_WARP, ENCODE, ENCODE_THREADS, FOUND
 from .problem import C_TYPES, c_type, gpu
 from .tensor import DeviceTensor
 
@@ -30,9 +30,9 @@ def quantize(x: Any, fmt: Format) -> DeviceTensor:
         values = given if given.dtype.name in C_TYPES else given.astype(np.float32)
         count = fmt.blocks_in(given.shape[1])
         blocks, found = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt)
-        refused = found.get().view(transfer.FOUND)["refused"].min(initial=len(given) * count)
+        refused = found.get().view(FOUND)["refused"].min(initial=len(given) * count)
         fmt.check_first(given, int(refused), cupy.asnumpy)
-        return DeviceTensor(fmt, given.shape, *transfer.pack(fmt, blocks, len(given), count))
+        return DeviceTensor(fmt, given.shape, *upload.pack(fmt, blocks, len(given), count))
 
 
 def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
@@ -43,15 +43,15 @@ def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
     import cupy
 
     count = values.size // fmt.weights
-    turns, warps = -(-count // transfer.BLOCKS_PER_WARP), transfer.ENCODE_THREADS // 32
+    turns, warps = -(-count // BLOCKS_PER_WARP), ENCODE_THREADS // 32
     ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-turns // warps))
-    blocks = cupy.empty(turns * transfer.BLOCKS_PER_WARP * fmt.block_bytes, np.uint8)
-    found = cupy.empty(ctas * transfer.FOUND.itemsize, np.uint8)
+    blocks = cupy.empty(turns * BLOCKS_PER_WARP * fmt.block_bytes, np.uint8)
+    found = cupy.empty(ctas * FOUND.itemsize, np.uint8)
     if count:
         if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
             values = values.copy()
-        kernel = load("encode", fmt, **transfer.encode_template(kind))
-        kernel((ctas,), (transfer.ENCODE_THREADS,), (values, blocks, found, np.int64(count)))
+        kernel = ENCODE.load(fmt, In=kind)
+        kernel((ctas,), (ENCODE_THREADS,), (values, blocks, found, np.int64(count)))
     return blocks, found
 
 

@@ -13,8 +13,8 @@ from qgemm.errors import UnsupportedError
 from qgemm.formats.kbit import WEIGHTS
 from qgemm.tensor import Tensor
 
-from . import upload as transfer
-from .jit.load import load
+from . import upload
+from .kernels.transforms import DEQUANTIZE_CODEBOOK, PLANES_THREADS, QUANTIZE_CODEBOOK
 from .problem import C_TYPES, c_type
 from .tensor import DeviceTensor
 
@@ -63,7 +63,7 @@ class Planes:
         if len(self.shape) != 2:
             raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got {self!r}")
         with self.planes.device:
-            packed = transfer.pack(self.format, self.blocks(), *self.absmax.shape)
+            packed = upload.pack(self.format, self.blocks(), *self.absmax.shape)
             return DeviceTensor(self.format, self.shape, *packed, self.name)
 
     def to_host(self) -> Tensor:
@@ -113,13 +113,13 @@ def launch_quantize(fmt: Format, values: Any, absmax: Any, planes: Any, refused:
     """Quantize contiguous values into the parts of their blocks, on the current stream."""
     if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
         values = values.copy()
-    kernel = load("quantize_codebook", fmt, **transfer.planes_template(In=c_type(values.dtype)))
+    kernel = QUANTIZE_CODEBOOK.load(fmt, In=c_type(values.dtype))
     _launch(kernel, QUANTIZED, values, absmax, planes, refused, np.int64(absmax.size))
 
 
 def launch_dequantize(fmt: Format, values: Any, absmax: Any, planes: Any) -> None:
     """Decode the parts of blocks into contiguous values, on the current stream."""
-    kernel = load("dequantize_codebook", fmt, **transfer.planes_template(Out=c_type(values.dtype)))
+    kernel = DEQUANTIZE_CODEBOOK.load(fmt, Out=c_type(values.dtype))
     _launch(kernel, DECODED, absmax, planes, values, np.int64(absmax.size))
 
 
@@ -133,5 +133,5 @@ def _launch(kernel: Any, values: int, *arguments: Any) -> None:
     import cupy
 
     blocks = int(arguments[-1])
-    threads, most = transfer.PLANES_THREADS, CTAS * cupy.cuda.Device().attributes["MultiProcessorCount"]
+    threads, most = PLANES_THREADS, CTAS * cupy.cuda.Device().attributes["MultiProcessorCount"]
     kernel((min(most, -(-blocks * WEIGHTS // (values * threads))),), (threads,), arguments)

@@ -12,7 +12,7 @@ from qgemm.codec.format import Format, float_dtype
 from qgemm.errors import UnsupportedError
 from qgemm.tensor import Tensor
 
-from . import upload as transfer
+from . import upload
 from .kernels.panels import dense, plain_dtype
 from .problem import C_TYPES
 
@@ -46,7 +46,7 @@ class DeviceTensor:
         n, k = tensor.shape
         if fmt.plain:
             return cls(fmt, (n, k), cupy.asarray(as_numbers(fmt, blocks)), None, tensor.name)
-        return cls(fmt, (n, k), *transfer.upload(fmt, blocks), tensor.name)
+        return cls(fmt, (n, k), *upload.upload(fmt, blocks), tensor.name)
 
     @property
     def ndim(self) -> int:
@@ -80,7 +80,7 @@ class DeviceTensor:
         n, k = self.shape
         if self.format.plain:
             return Tensor(self.format, self.shape, self.data.get().view(self.format.dtype), self.name)
-        return Tensor(self.format, self.shape, transfer.download(self.format, self.data, (n, k)), self.name)
+        return Tensor(self.format, self.shape, upload.download(self.format, self.data, (n, k)), self.name)
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""

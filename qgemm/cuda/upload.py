@@ -13,15 +13,9 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import Blocks, Format
 
-from .jit.codegen import Template
-from .jit.load import load
+from .kernels.transforms import PACK, UNPACK
 from .layout import tile as tiles
 
-PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
-ENCODE_THREADS = 256  # of a CTA that encodes
-BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
-# What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
-FOUND = np.dtype([("error", "<f8"), ("power", "<f8"), ("refused", "<i8")])
 STAGING_BYTES = 4 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
 
 
@@ -53,7 +47,7 @@ def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
     n, (data, row_absmax) = len(blocks), empty_tiles(fmt, *blocks.shape)
     if not data.size:
         return data, row_absmax
-    stream, kernel = cupy.cuda.get_current_stream(), load("pack", fmt, **pack_template(fmt))
+    stream, kernel = cupy.cuda.get_current_stream(), PACK.load(fmt)
     raw = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
     row_bytes, row_blocks = blocks.shape[1] * fmt.block_bytes, row_blocks_of(fmt, blocks.shape[1])
     step = row_blocks * tiles.ROWS
@@ -74,7 +68,7 @@ def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
 
     data, row_absmax = empty_tiles(fmt, n, count)
     if data.size:
-        launch(load("pack", fmt, **pack_template(fmt)), fmt, raw, data, (row_absmax,), n, count)
+        launch(PACK.load(fmt), fmt, raw, data, (row_absmax,), n, count)
         cupy.cuda.get_current_stream().synchronize()
     return data, row_absmax
 
@@ -103,33 +97,13 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
     raw, row_bytes, row_blocks = blocks.reshape(-1).view(np.uint8), count * fmt.block_bytes, row_blocks_of(fmt, count)
     step = row_blocks * tiles.ROWS
     with data.device:
-        kernel = load("unpack", fmt, **unpack_template(fmt))
+        kernel = UNPACK.load(fmt)
         some = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
         for index, first in enumerate(range(0, n, step)):
             rows = min(step, n - first)
             launch(kernel, fmt, data[index * row_blocks : (index + 1) * row_blocks], some, (), rows, count)
             some[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
     return blocks
-
-
-def pack_template(fmt: Format) -> Template:
-    """The template of the kernel that packs."""
-    return unpack_template(fmt)
-
-
-def planes_template(**types: str) -> Template:
-    """The template of the kernels for flat bit planes: In of the one that quantizes, Out of the one that decodes."""
-    return {**types, "THREADS": PLANES_THREADS}
-
-
-def encode_template(kind: str) -> Template:
-    """The template of the kernel that encodes values of this type."""
-    return {"In": kind, "THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP, "FOUND_BYTES": FOUND.itemsize}
-
-
-def unpack_template(fmt: Format) -> Template:
-    """The template of its inverse."""
-    return {"TILES": tiles.panel_tiles(fmt), "THREADS": tiles.PACK_THREADS}
 
 
 def row_blocks_of(fmt: Format, count: int) -> int:

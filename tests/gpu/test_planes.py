@@ -10,7 +10,7 @@ from strategies import CODEBOOKS, each
 import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import planes
-from qgemm.cuda import upload as transfer
+from qgemm.cuda.kernels import transforms
 
 TYPES = ("float16", "float32", "bfloat16")
 
@@ -123,7 +123,7 @@ def test_a_long_array_takes_several_turns(monkeypatch):
     """More blocks than all CTAs take at once, the last of them ragged."""
     monkeypatch.setattr(planes, "CTAS", 1)
     cp = cupy()
-    threads = transfer.PLANES_THREADS * cp.cuda.Device().attributes["MultiProcessorCount"]
+    threads = transforms.PLANES_THREADS * cp.cuda.Device().attributes["MultiProcessorCount"]
     x = cp.random.standard_normal((5 * threads // 4 + 3, 64), dtype=np.float32)
     got, want = qgemm.quantize(x, "kbit2"), qgemm.quantize(x.get(), "kbit2")
     assert got.to_host().blocks.tobytes() == want.blocks.tobytes()

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from qgemm.cuda.driver.launch import Launch
-from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
+
+from .transforms import DEQUANTIZE_ACTIVATIONS, QUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS
 
 THREADS = 128  # of a CTA
 SHARE = 8  # columns of a thread
@@ -21,19 +22,19 @@ SHARE = 8  # columns of a thread
 def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
     """The kernel that quantizes M rows of K activations. Its pointers are x, a multiple of 16, and the blocks."""
     shares = -(-k // tiles.K_BLOCK) * (tiles.K_BLOCK // SHARE)
-    return _launch(load("quantize_activations", In=source), (m, -(-shares // THREADS)), k, m)
+    return _launch(QUANTIZE_ACTIVATIONS.load(In=source), (m, -(-shares // THREADS)), k, m)
 
 
 @cache
 def dequantize_launch(device: int, out: str, k: int, m: int) -> Launch:
     """The kernel that decodes M rows of K quantized activations. Its pointers are the blocks and x."""
-    return _launch(load("dequantize_activations", Out=out), (m, -(-k // (SHARE * THREADS))), k, m)
+    return _launch(DEQUANTIZE_ACTIVATIONS.load(Out=out), (m, -(-k // (SHARE * THREADS))), k, m)
 
 
 @cache
 def round_launch(device: int, source: str, out: str, k: int, m: int) -> Launch:
     """The kernel that makes of M rows of K activations what their blocks decode to. Its pointers are both, of 16."""
-    return _launch(load("round_activations", In=source, Out=out), (-(-m * k // (SHARE * THREADS)), 1), k, m)
+    return _launch(ROUND_ACTIVATIONS.load(In=source, Out=out), (-(-m * k // (SHARE * THREADS)), 1), k, m)
 
 
 def _launch(function: Any, grid: tuple[int, int], k: int, m: int) -> Launch:

@@ -12,11 +12,11 @@ import numpy as np
 
 from qgemm.codec.format import Format, float_dtype
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import C_TYPES, Problem, c_type
 
 from .kernel import Kernel, Launchable
+from .transforms import DEQUANTIZE_TILES
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 MOST_GRID_Y = 65535  # CUDA's limit on the second axis of a grid
@@ -28,7 +28,7 @@ def dense(fmt: Format, k: int, row_blocks: Any, rows: int, dtype: np.dtype[Any],
 
     made = cupy.empty((rows, k), dtype)
     if made.size:
-        kernel = load("dequantize", fmt, Out=c_type(dtype))
+        kernel = DEQUANTIZE_TILES.load(fmt, Out=c_type(dtype))
         factor = np.float32(2.0**-exponent)
         for first in range(0, len(row_blocks), MOST_GRID_Y):
             some = row_blocks[first : first + MOST_GRID_Y]
@@ -117,7 +117,9 @@ def _no_template(p: Problem, config: None) -> Template:
     return {}
 
 
-DEQUANTIZE = Kernel("dequantize", lambda p: bool(p.format.slots), _nothing, lambda p: None, _no_template, launch)
+DEQUANTIZE = Kernel(
+    DEQUANTIZE_TILES.name, lambda p: bool(p.format.slots), _nothing, lambda p: None, _no_template, launch
+)
 CUBLAS = Kernel(
     "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, lambda p: None, _no_template, launch
 )

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem
-from qgemm.cuda.upload import encode_template, pack_template, planes_template, unpack_template
 from qgemm.errors import UnsupportedError
 
 from . import gemv, prefill_sm80
@@ -21,6 +20,7 @@ from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from .prefill_sm90 import PREFILL_SM90
 from .sm90_config import TOKENS
+from .transforms import TRANSFORMS
 
 ANY = 1 << 62
 
@@ -134,15 +134,9 @@ def launch(kernel: Kernel, p: Problem) -> Launchable:
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that the table can ask for with this format on this GPU: what CI compiles."""
-    if TILED.holds(fmt):
-        yield from (("pack", pack_template(fmt)), ("unpack", unpack_template(fmt)))
-        for out in TYPES:
-            yield DEQUANTIZE.name, {"Out": out}
-    if INTEGER.holds(fmt) and fmt.encode is not None:
-        yield from (("encode", encode_template(name)) for name in TYPES)
-    if fmt.bit_planes:
-        yield from (("quantize_codebook", planes_template(In=name)) for name in TYPES)
-        yield from (("dequantize_codebook", planes_template(Out=name)) for name in TYPES)
+    for transform in TRANSFORMS:
+        if transform.takes is not None and transform.takes(fmt):
+            yield from ((transform.name, template) for template in transform.variants(fmt))
     found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
     for row in ROUTES:
         if row.formats.holds(fmt) and row.runs_on(sm):
@@ -166,9 +160,6 @@ def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
 
 def common_variants() -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that knows no format."""
-    for source in TYPES:
-        yield "quantize_activations", {"In": source}
-    for out in ("half", "float"):
-        yield "dequantize_activations", {"Out": out}
-    for source in TYPES:
-        yield "round_activations", {"In": source, "Out": "half" if source == "half" else "float"}
+    for transform in TRANSFORMS:
+        if transform.takes is None:
+            yield from ((transform.name, template) for template in transform.variants())

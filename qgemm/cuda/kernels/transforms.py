@@ -1,0 +1,83 @@
+"""The kernels that prepare operands: blocks to tiles and back, values to blocks, x to Q8_1 blocks and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qgemm.codec.format import Format
+from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.jit.load import load
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import TYPES
+
+PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
+ENCODE_THREADS = 256  # of a CTA that encodes
+BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
+# What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
+FOUND = np.dtype([("error", "<f8"), ("power", "<f8"), ("refused", "<i8")])
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """One kernel that multiplies nothing.
+
+    name: of its file and its entry point. types: those of its arrays, a variant each.
+    takes: whether it is for a format; None for kernels that know no format. constants: format -> the rest of its
+    template.
+    """
+
+    name: str
+    types: tuple[dict[str, str], ...]
+    takes: Callable[[Format], bool] | None = None
+    constants: Callable[[Format], Template] | None = None
+
+    def template(self, fmt: Format | None = None, **types: str) -> Template:
+        """The constants and types that its source is compiled with."""
+        return {**types, **(self.constants(fmt) if self.constants is not None and fmt is not None else {})}
+
+    def load(self, fmt: Format | None = None, **types: str) -> Any:
+        """The kernel as a function on the current device."""
+        return load(self.name, fmt, **self.template(fmt, **types))
+
+    def variants(self, fmt: Format | None = None) -> Iterator[Template]:
+        """Every template that it is compiled with."""
+        return (self.template(fmt, **types) for types in self.types)
+
+
+def _tiled(fmt: Format) -> bool:
+    return bool(fmt.slots)
+
+
+def _panel(fmt: Format) -> Template:
+    return {"TILES": tiles.panel_tiles(fmt), "THREADS": tiles.PACK_THREADS}
+
+
+def _planes(fmt: Format) -> Template:
+    return {"THREADS": PLANES_THREADS}
+
+
+def _encoder(fmt: Format) -> Template:
+    return {"THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP, "FOUND_BYTES": FOUND.itemsize}
+
+
+IN, OUT = (tuple({side: name} for name in TYPES) for side in ("In", "Out"))
+ROUNDED = tuple({"In": name, "Out": "half" if name == "half" else "float"} for name in TYPES)
+
+PACK = Transform("pack", ({},), _tiled, _panel)
+UNPACK = Transform("unpack", ({},), _tiled, _panel)
+DEQUANTIZE_TILES = Transform("dequantize", OUT, _tiled)
+ENCODE = Transform("encode", IN, lambda fmt: _tiled(fmt) and fmt.integer and fmt.encode is not None, _encoder)
+QUANTIZE_CODEBOOK = Transform("quantize_codebook", IN, lambda fmt: fmt.bit_planes, _planes)
+DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, lambda fmt: fmt.bit_planes, _planes)
+QUANTIZE_ACTIVATIONS = Transform("quantize_activations", IN)
+DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {"Out": "float"}))
+ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
+
+TRANSFORMS = (
+    PACK, UNPACK, DEQUANTIZE_TILES, ENCODE, QUANTIZE_CODEBOOK, DEQUANTIZE_CODEBOOK,
+    QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS,
+)  # fmt: skip
