@@ -85,7 +85,7 @@ def test_info(run):
     assert tensors[WEIGHT][1:6] == ["Q4_0", "[384, 96]", "(96, 384)", "20736", "a16, a8, dequantize"]
     assert tensors[WEIGHT][6] == f"a16: {', '.join(kernels('a16'))}; a8: {', '.join(kernels('a8'))}"
     assert tensors["blk.2.attn_q.f32"][5:] == ["a16, dequantize", "a16: cublas"]
-    assert tensors["blk.2.attn_q.iq4_nl"][5:] == ["no codec", "no codec"]
+    assert tensors["blk.2.attn_q.nvfp4"][5:] == ["no codec", "no codec"]
     assert qgemm.backends()["cuda"].detail in out
 
 
@@ -183,7 +183,7 @@ def test_verify_a_real_file(run):
             assert cells[5] == "no codes" if cells[1] == "F32" else 0 < float(cells[5]) < 1
         else:
             assert cells[2:] == ["no codec"] * 4 + ["-"]
-    assert out.endswith("33 tensors: 17 ok, 0 failed, 16 without a codec\n")
+    assert out.endswith("33 tensors: 19 ok, 0 failed, 14 without a codec\n")
 
 
 def test_verify_counts_nan_and_names_the_first(run, tmp_path):
@@ -337,12 +337,12 @@ def test_against_a_damaged_copy(run, tmp_path):
 
 def test_against_tensors_without_a_codec(run, tmp_path):
     with qgemm.open(EXCERPT) as file:
-        q4, iq4 = file["blk.2.attn_q.q4_0"], file["blk.2.attn_q.iq4_nl"]
-        damaged = iq4.blocks.copy()
+        q4, nvfp4 = file["blk.2.attn_q.q4_0"], file["blk.2.attn_q.nvfp4"]
+        damaged = nvfp4.blocks.copy()
         damaged.view(np.uint8)[3, 3] ^= 1
-        qgemm.write(tmp_path / "one.gguf", {"same": iq4, "bytes": iq4, "format": iq4})
-        damaged_tensor = qgemm.Tensor(iq4.format, iq4.shape, damaged)
-        qgemm.write(tmp_path / "other.gguf", {"same": iq4, "bytes": damaged_tensor, "format": q4})
+        qgemm.write(tmp_path / "one.gguf", {"same": nvfp4, "bytes": nvfp4, "format": nvfp4})
+        damaged_tensor = qgemm.Tensor(nvfp4.format, nvfp4.shape, damaged)
+        qgemm.write(tmp_path / "other.gguf", {"same": nvfp4, "bytes": damaged_tensor, "format": q4})
     status, out, _ = run("verify", tmp_path / "one.gguf", "--against", tmp_path / "other.gguf")
     assert status == 0
     cells = [cells[6] for cells in lines_of(out, "tensor").values()]
@@ -460,7 +460,7 @@ def test_matmul_refuses(refused, tmp_path):
     near = refused("matmul", EXCERPT, "blk.2.atn_q.q4_0")
     assert "there is no tensor 'blk.2.atn_q.q4_0'; close are blk.2.attn_q.q4_0" in near
     assert "`qgemm info` lists" in refused("matmul", EXCERPT, "?")
-    assert "no decoder" in refused("matmul", EXCERPT, "blk.2.attn_q.iq4_nl")
+    assert "no decoder" in refused("matmul", EXCERPT, "blk.2.attn_q.nvfp4")
     assert "'a16'" in refused("matmul", EXCERPT, "blk.2.attn_q.f32", "--activation", "a8")
     qgemm.write(tmp_path / "vector.gguf", {"v": np.ones(32, np.float32)})
     assert "w must be a matrix" in refused("matmul", tmp_path / "vector.gguf", "v")

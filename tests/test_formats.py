@@ -69,7 +69,7 @@ def test_real_excerpt(fmt):
                 assert_same_bits(packed.dequantize(), want)
 
 
-@each([fmt for fmt in RIGHT_IN_GGUF if fmt.encode is not None])
+@each([fmt for fmt in RIGHT_IN_GGUF if fmt.encode is not None and fmt.name != "iq4_nl"])  # no encoder in gguf 0.19
 @given(data=st.data())
 def test_encode_agrees_with_gguf(fmt, data):
     """gguf differs from C on negative zeros alone among finite values, so they are made positive here."""
@@ -88,7 +88,7 @@ def test_decode_agrees_with_gguf(fmt, data):
     assert_same_bits(fmt.decode(raw), want)
 
 
-@each(EVERY_ENCODED)
+@each([fmt for fmt in EVERY_ENCODED if fmt.name != "iq4_nl"])  # its tries leave out the scale of its own grid
 @given(data=st.data())
 def test_quantizing_twice_changes_nothing(fmt, data):
     """Quantization is a projection: a value already on the grid stays where it is.
@@ -219,6 +219,23 @@ def test_mxfp4_scales_at_the_ends():
     np.testing.assert_array_equal(MXFP4.decode(blocks), np.repeat([[1, -1]], 16, axis=1) * want[:, None])
     blocks["qs"] = 0x7F
     assert np.isinf(MXFP4.decode(blocks)[2:]).all()
+
+
+@given(data=st.data())
+def test_iq4_nl_is_no_worse_than_its_first_try(data):
+    """That takes the value of largest magnitude for 127 and keeps this scale. Squares are weighted by x^2."""
+    fmt = qgemm.FORMATS["iq4_nl"]
+    x = np.clip(data.draw(values(fmt)), -1e3, 1e3).astype(np.float64)
+    largest = x[np.arange(len(x)), np.abs(x).argmax(axis=1)]
+    tried = (largest / 127)[:, None, None] * fmt.codebook
+    first = np.abs(tried - x[..., None]).min(axis=-1)
+    found = fmt.decode(encode(fmt, x.astype(np.float32))) - x
+    weight, rounding = x**2, np.abs(largest) * 2.0**-10 + 127 * 2.0**-25  # of d to half
+
+    def error(difference):
+        return np.sqrt((weight * difference**2).sum(axis=1))
+
+    assert (error(found) <= error(first) * (1 + 2.0**-10) + rounding * np.sqrt(weight.sum(axis=1))).all()
 
 
 @pytest.mark.parametrize(("name", "value"), [("f16", 1e6), ("bf16", 3.4e38), ("f32", 1e300)])

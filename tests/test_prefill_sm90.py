@@ -245,7 +245,7 @@ def folded(fmt, blocks):
     weight = unit.weight(tiles.row_absmax(fmt, blocks[None])[0])
     codes, scale, minimum, zero = fmt.decode_levels(blocks)
     levels = codes.astype(np.float64) - zero
-    zero = {"q6_k": 32, "q8_0": 128, "q8_1": 128}.get(fmt.name, zero)  # of codes in a tile
+    zero = 128 if fmt.codebook is not None else zero - fmt.code_range[0]  # kernels see no code below 0
     raw = (levels + zero) * 2.0**unit.level
     assert (raw.astype(np.float16) == raw).all()
 

@@ -1,0 +1,100 @@
+"""iq4_nl: 32 weights share one scale, w = d * codebook[q] with q in 0..15; the values lie closer together near 0.
+
+offset  bytes  field
+     0      2  d   float16 scale
+     2     16  qs  byte j: weight j in the low nibble, weight j + 16 in the high
+
+q        0     1    2    3    4    5    6    7  8   9  10  11  12  13  14   15
+value -127  -104  -83  -65  -49  -35  -22  -10  1  13  25  38  53  69  89  113
+
+In a word of a device tile (qgemm/cuda/layout/tile.py) the codes of row g are the lower half, those of row g + 8 the
+upper, each in the order of their columns: four codes side by side select four bytes of a table at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import HALVES, Bytes, Floats, LaneWords, pack_nibbles, reciprocal, to_float16, unpack_nibbles
+from qgemm.codec.scales import absmax, signed_absmax
+from qgemm.codec.search import total
+
+DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+CODEBOOK = VALUES.astype(np.float32)
+CODEBOOK.flags.writeable = False
+LEAST = np.float32(1e-15)  # blocks with no larger magnitude are zeros to ggml
+STEPS = 7  # on either side
+
+
+def encode(x: Floats) -> Blocks:
+    """Values [n, 32] -> blocks [n]: the d of least error of 16 tries, q nearest to x / d.
+
+    Each try takes the value of largest magnitude for 127 or one of -134 to -120, which gives the codes; their d follows
+    from least squares. Squares are weighted by x^2, and summed in the order of the weights, since bytes depend on it.
+    """
+    blocks, zeros = np.empty(len(x), DTYPE), absmax(x) < LEAST
+    of = np.repeat(x, 2, axis=0) if len(x) == 1 else x  # NumPy would sum a single column in another order
+    of = np.ascontiguousarray(of.T)  # [32, n]: sums over a block are sums over rows
+    largest = np.broadcast_to(signed_absmax(x), of.shape[1:])
+    squares = of * of
+    with np.errstate(all="ignore"):  # blocks of zeros have no scale, and candidates may overflow
+        products, norms = _sums(np.float32(1) / (largest / np.float32(127)), of, squares)
+        d = products / norms
+        best = d * products
+        for step in range(-STEPS, STEPS + 1):
+            products, norms = _sums((CODEBOOK[0] + np.float32(step)) / largest, of, squares)
+            better = (norms > 0) & (products * products > best * norms)
+            d = np.where(better, products / norms, d)
+            best = np.where(better, d * products, best)
+        d = np.where(zeros, np.float32(0), d[: len(x)])
+        codes = nearest(reciprocal(d)[:, None] * x)
+    blocks["d"] = to_float16(d)
+    blocks["qs"] = pack_nibbles(codes)
+    return blocks
+
+
+def _sums(inverse: Floats, x: Floats, squares: Floats) -> tuple[Floats, Floats]:
+    """For x [32, n] and 1 / d [n]: the sums of x^2 * value * x and of x^2 * value * value, [n] each."""
+    values = CODEBOOK.take(nearest(inverse * x))
+    weighted = squares * values
+    return np.float32(0) + total(weighted * x), total(weighted * values)  # of -0 and +0, C has +0
+
+
+def nearest(x: Floats) -> Bytes:
+    """Values [...] -> the codes of the nearest values, the upper of two; differences in float32. NaN gets any code."""
+    below = np.zeros(x.shape, np.uint8)
+    for value in CODEBOOK[1:-1]:
+        below += x >= value
+    lower, upper = CODEBOOK.take(below), CODEBOOK.take(below + np.uint8(1))
+    return below + ~(x - lower < upper - x)
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> codebook[q] as codes [n, 1, 32], scale [n, 1]."""
+    return Levels(VALUES.take(unpack_nibbles(blocks["qs"]))[:, None], blocks["d"].astype(np.float32)[:, None])
+
+
+def to_tile(nibbles: LaneWords) -> LaneWords:
+    """Words of eight codes, two rows' in a byte -> a row's in each half."""
+    words = nibbles["qs"]
+    tiled = np.zeros_like(words)
+    for j in range(4):
+        tiled |= (words >> 8 * j & 15) << 4 * j | (words >> 8 * j + 4 & 15) << 16 + 4 * j
+    return {"qs": tiled}
+
+
+def from_tile(words: LaneWords) -> LaneWords:
+    """The inverse of `to_tile`."""
+    tiled = words["qs"]
+    nibbles = np.zeros_like(tiled)
+    for j in range(4):
+        nibbles |= (tiled >> 4 * j & 15) << 8 * j | (tiled >> 16 + 4 * j & 15) << 8 * j + 4
+    return {"qs": nibbles}
+
+
+FORMAT = Format(
+    "iq4_nl", 32, DTYPE, encode, levels, ggml_type=20, formula="d * codebook[q]", slots={"qs": HALVES},
+    codebook=CODEBOOK, to_tile=to_tile, from_tile=from_tile,
+)  # fmt: skip
