@@ -106,7 +106,7 @@ def test_fragments(fmt, m16_tiles):
     assert_array_equal(made(fmt, "fragment", m16_tiles, expected, "float16"), expected)
     shifted = np.array([0, facts["HIGH_ROW_SHIFT"]] * 2)[:, None]  # of the registers of rows g + 8
     codes = np.ldexp(expected + np.float32(facts["CODE_BIAS"]), shifted - facts["CODE_EXPONENT"])
-    assert_array_equal(made(fmt, "raw", m16_tiles, expected, "float16"), codes)
+    assert_array_equal(made(fmt, "codes_f16", m16_tiles, expected, "float16"), codes)
     bf16 = made(fmt, "bf16", m16_tiles, expected, "uint16")
     assert_array_equal((bf16.astype(np.uint32) << 16).view(np.float32), expected)
     expected = in_bytes(levels_of(fmt)[0])
@@ -120,7 +120,7 @@ def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
     exponent = lanes_of(fmt).facts["CODE_EXPONENT"]
     expected = np.ldexp(in_lanes(levels_of(fmt)[0]), -exponent)
     lanes_of(fmt).library.fill_half(exponent)
-    for name in ("fragment", "raw"):
+    for name in ("fragment", "codes_f16"):
         same_bits(made(fmt, name, m16_tiles, expected, "float16"), expected.astype(np.float16))
     lanes_of(fmt).library.fill_bf16(exponent)
     found = made(fmt, "bf16", m16_tiles, expected, "uint16").astype(np.uint32) << 16

@@ -65,27 +65,27 @@ def test_blocks_to_tiles(fmt, columns, backwards):
 @each(TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_tiles_to_blocks(fmt, columns, backwards):
-    """restore, byte for byte."""
+    """unpack, byte for byte."""
     blocks = blocks_of(fmt, columns=columns, seed=1)
-    restored = device_array(-(-blocks.nbytes // 16) * 16)
-    restore = kernel("unpack", fmt, **transforms.UNPACK.template(fmt))
+    found = device_array(-(-blocks.nbytes // 16) * 16)
+    unpack = kernel("unpack", fmt, **transforms.UNPACK.template(fmt))
     packed = to_device(tiles.pack(fmt, blocks))
-    restore(pieces(fmt, blocks), tiles.PACK_THREADS, packed, restored, *sizes(fmt, blocks), backwards=backwards)
-    assert restored[: blocks.nbytes].tobytes() == blocks.tobytes()
-    assert not restored[blocks.nbytes :].any()
+    unpack(pieces(fmt, blocks), tiles.PACK_THREADS, packed, found, *sizes(fmt, blocks), backwards=backwards)
+    assert found[: blocks.nbytes].tobytes() == blocks.tobytes()
+    assert not found[blocks.nbytes :].any()
 
 
 @both_ways
 @each(TILED)
 def test_tiles_to_weights(fmt, backwards):
-    """unpack: every weight as NumPy decodes random bytes, exact in float."""
+    """dequantize: every weight as NumPy decodes random bytes, exact in float."""
     blocks = blocks_of(fmt, seed=2)
     rows, _, along = sizes(fmt, blocks)
     expected = fmt.dequantize(blocks)
     found = device_array(expected.shape, np.float32)
     grid = along * tiles.k_blocks(fmt), -(-rows // tiles.ROWS)
-    unpack = kernel("dequantize", fmt, Out="float")
-    unpack(grid, 128, to_device(tiles.pack(fmt, blocks)), found, *expected.shape, 1.0, backwards=backwards)
+    dequantize = kernel("dequantize", fmt, Out="float")
+    dequantize(grid, 128, to_device(tiles.pack(fmt, blocks)), found, *expected.shape, 1.0, backwards=backwards)
     assert_array_equal(found, expected)
 
 
@@ -163,14 +163,14 @@ def test_codebooks(fmt, kind, data):
 @each(TILED)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_products_in_float32(fmt, tokens, backwards):
-    """fused: exact levels, float32 sums."""
+    """gemv_simt: exact levels, float32 sums."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
     m, (n, k) = 3 if tokens == 4 else 1, w.shape
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
-    fused = kernel("gemv_simt", fmt, In="float", Out="float", TOKENS=tokens, WARP_SPLIT_K=4)
+    gemv = kernel("gemv_simt", fmt, In="float", Out="float", TOKENS=tokens, WARP_SPLIT_K=4)
     row_blocks = -(-n // tiles.ROWS)
-    fused(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
+    gemv(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
     assert (np.abs(y - helpers.exact(x, w)) <= helpers.product_bound(x, w, np.dtype(np.float32))).all()
 
 
@@ -195,7 +195,7 @@ def test_products_of_quantized_activations(fmt, tokens, backwards):
     m, (n, k) = 3 if tokens == 4 else 1, w.shape
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
-    fused = kernel("gemv_dp4a", fmt, Out="float", TOKENS=tokens, WARP_SPLIT_K=4)
+    gemv = kernel("gemv_dp4a", fmt, Out="float", TOKENS=tokens, WARP_SPLIT_K=4)
     row_blocks, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
-    fused(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
+    gemv(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
     helpers.assert_a8(y, x, w)

@@ -145,9 +145,8 @@ class Lanes:
     """The functions of a format's header, lane by lane; see lanes.cpp for the order of what they return."""
 
     FACTS = (
-        "ZERO", "HAS_MINIMUM", "GROUP_SIZE", "SUPER_BLOCK", "SCALE_FACTORS",
-        "CODE_BIAS", "CODE_EXPONENT", "HIGH_ROW_SHIFT",
-        "CODES_ARE_LEVELS", "TABLE_BYTES", "TILE_SIZE", "FIELDS_SIZE", "CODES_SIZE",
+        "ZERO", "HAS_MINIMUM", "GROUP_SIZE", "SUPER_BLOCK", "SCALE_FACTORS", "CODE_BIAS", "CODE_EXPONENT",
+        "HIGH_ROW_SHIFT", "CODES_ARE_LEVELS", "TABLE_BYTES", "TILE_SIZE", "FIELDS_SIZE", "CODES_SIZE",
     )  # fmt: skip
 
     def __init__(self, fmt: Format) -> None:

@@ -9,21 +9,21 @@
 constexpr int LANES = 32, SCALES = TILE_COLUMNS / Format::GROUP_SIZE;
 
 template <class To>
-To* at(To* out, int k_block, int group, int lane, int step) {
-    return out + ((((k_block * WARPS + group) * LANES + lane) * K_BLOCK_STEPS + step) * 8);
+To* at(To* out, int k_block, int m16, int lane, int step) {
+    return out + ((((k_block * WARPS + m16) * LANES + lane) * K_BLOCK_STEPS + step) * 8);
 }
 
-// visit(codes of a lane, k_block, group, lane), each from a copy of M row groups.
+// visit(codes of a lane, k_block, m16, lane), each from a copy of M row groups.
 template <int M, class Visit>
 void for_lanes(const Tile& tile, Visit visit) {
     for (int k_block = 0; k_block < K_BLOCKS; ++k_block)
         for (int first = 0; first < WARPS; first += M) {
             KBlockOf<M> copy;
             copy.copy_from(tile.k_blocks[k_block], first, memcpy);
-            for (int group = 0; group < M; ++group)
+            for (int m16 = 0; m16 < M; ++m16)
                 for (int lane = 0; lane < LANES; ++lane) {
                     threadIdx = {unsigned(lane), 0, 0};
-                    visit(copy.codes(group, lane), k_block, first + group, lane);
+                    visit(copy.codes(m16, lane), k_block, first + m16, lane);
                 }
         }
 }
@@ -34,20 +34,20 @@ void for_scales(const Tile& tile, int indices, Visit visit) {
     for (int first = 0; first < WARPS; first += M) {
         FormatOf<M> copy;
         copy.copy_from(tile.fields, first, memcpy);
-        for (int group = 0; group < M; ++group)
+        for (int m16 = 0; m16 < M; ++m16)
             for (int g = 0; g < 8; ++g)
                 for (int index = 0; index < indices; ++index)
-                    visit(copy, group, g, index, ((first + group) * 8 + g) * indices + index);
+                    visit(copy, m16, g, index, ((first + m16) * 8 + g) * indices + index);
     }
 }
 
 template <int M, class Make>
 void fragments(const Tile& tile, void* out, Make make) {
-    for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int group, int lane) {
+    for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int m16, int lane) {
         for (int step = 0; step < K_BLOCK_STEPS; ++step) {
             const auto fragment = make(codes, step);
             auto* to = static_cast<std::conditional_t<sizeof(fragment) == 16, u16, float>*>(out);
-            memcpy(at(to, k_block, group, lane, step), &fragment, sizeof(fragment));
+            memcpy(at(to, k_block, m16, lane, step), &fragment, sizeof(fragment));
         }
     });
 }
@@ -58,50 +58,50 @@ struct Lanes {
 
     static void levels(const Tile& tile, void* out) { fragments<M>(tile, out, float_levels<Format>); }
     static void fragment(const Tile& tile, void* out) { fragments<M>(tile, out, Format::fragment); }
-    static void raw(const Tile& tile, void* out) { fragments<M>(tile, out, Format::raw); }
+    static void codes_f16(const Tile& tile, void* out) { fragments<M>(tile, out, Format::codes_f16); }
     static void bf16(const Tile& tile, void* out) { fragments<M>(tile, out, bf16_levels<Format>); }
     static void bytes(const Tile& tile, u8* out) {
         if constexpr (Own::TABLE_BYTES == 0)
-            for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int group, int lane) {
+            for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int m16, int lane) {
                 for (int step = 0; step < K_BLOCK_STEPS; ++step) {
                     const Bytes found = Own::bytes(codes, step);
-                    memcpy(at(out, k_block, group, lane, step), &found, sizeof(found));
+                    memcpy(at(out, k_block, m16, lane, step), &found, sizeof(found));
                 }
             });
     }
     static void scale(const Tile& tile, float2* out) {
-        for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
-            out[to] = fields.scale(group, g, index);
+        for_scales<M>(tile, SCALES, [&](const auto& fields, int m16, int g, int index, int to) {
+            out[to] = fields.scale(m16, g, index);
         });
     }
     static void minimum(const Tile& tile, float2* out) {
-        for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
-            out[to] = fields.minimum(group, g, index);
+        for_scales<M>(tile, SCALES, [&](const auto& fields, int m16, int g, int index, int to) {
+            out[to] = fields.minimum(m16, g, index);
         });
     }
     // Factors that are exact as halves, those of a group in this unit.
     static void half_scale(const Tile& tile, half2* out, half2* minimums) {
-        for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
+        for_scales<M>(tile, SCALES, [&](const auto& fields, int m16, int g, int index, int to) {
             if constexpr (Own::SCALE_FACTORS != 0)
-                out[to] = fields.half_scale(group, g, index), minimums[to] = fields.half_minimum(group, g, index);
+                out[to] = fields.half_scale(m16, g, index), minimums[to] = fields.half_minimum(m16, g, index);
         });
     }
     static void sub_scale(const Tile& tile, half2* out, half2* minimums, float unit) {
-        for_scales<M>(tile, SCALES, [&](const auto& fields, int group, int g, int index, int to) {
+        for_scales<M>(tile, SCALES, [&](const auto& fields, int m16, int g, int index, int to) {
             if constexpr (Own::SCALE_FACTORS == 2) {
                 const half2 units = __float2half2_rn(unit);
-                out[to] = fields.sub_scale(group, g, index, units);
-                minimums[to] = fields.sub_minimum(group, g, index, units);
+                out[to] = fields.sub_scale(m16, g, index, units);
+                minimums[to] = fields.sub_minimum(m16, g, index, units);
             }
         });
     }
     // Of a super-block: its minimum, and the integers of two groups at a time as bf16, row g, then row g + 8.
     static void super_minimum(const Tile& tile, float2* out, uint2* pairs) {
-        for_scales<M>(tile, SCALES / 2, [&](const auto& fields, int group, int g, int pair, int to) {
+        for_scales<M>(tile, SCALES / 2, [&](const auto& fields, int m16, int g, int pair, int to) {
             if constexpr (Own::HAS_MINIMUM && Own::SUPER_BLOCK) {
-                out[to] = fields.super_minimum(group, g);
+                out[to] = fields.super_minimum(m16, g);
                 u32 found[2];
-                fields.sub_minimums(found, group, g, pair);
+                fields.sub_minimums(found, m16, g, pair);
                 pairs[to] = {found[0], found[1]};
             }
         });
@@ -115,7 +115,7 @@ extern "C" {
     auto* NAME##_4 = Lanes<4>::NAME
 EXPORT(levels);
 EXPORT(fragment);
-EXPORT(raw);
+EXPORT(codes_f16);
 EXPORT(bf16);
 EXPORT(bytes);
 EXPORT(scale);
@@ -140,7 +140,8 @@ void fill_bf16(int exponent) {
     for (threadIdx.x = 0; threadIdx.x < LANES; ++threadIdx.x) fill_table<Format, bf16, LANES>(exponent);
 }
 
-int facts[] = {Format::ZERO,     Format::HAS_MINIMUM,  Format::GROUP_SIZE,        Format::SUPER_BLOCK, Format::SCALE_FACTORS,
-               Format::CODE_BIAS, Format::CODE_EXPONENT, Format::HIGH_ROW_SHIFT,    Format::CODES_ARE_LEVELS,  Format::TABLE_BYTES,
-               sizeof(Tile),     sizeof(Format),       sizeof(Format::Codes)};
+int facts[] = {
+    Format::ZERO,      Format::HAS_MINIMUM,   Format::GROUP_SIZE,     Format::SUPER_BLOCK,      Format::SCALE_FACTORS,
+    Format::CODE_BIAS, Format::CODE_EXPONENT, Format::HIGH_ROW_SHIFT, Format::CODES_ARE_LEVELS, Format::TABLE_BYTES,
+    sizeof(Tile),      sizeof(Format),        sizeof(Format::Codes)};
 }
