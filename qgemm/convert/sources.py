@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from qgemm.errors import CheckpointError, GGUFError, QgemmError
 from qgemm.files.gguf.parts import SUFFIXES, Joiner
 from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.files.npy import open_npy, open_npz
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.files.safetensors import SafetensorsFile, shards
 
@@ -42,14 +43,14 @@ def gguf(path: str) -> Source:
 def npy(path: str) -> Source:
     """One array."""
     with ExitStack() as undo:
-        weights = arrays.of_npy_file(path, undo)
+        weights = {name: arrays.of_npy(array) for name, array in open_npy(path, undo).items()}
         return Source(path, weights, {}, undo.pop_all().close)
 
 
 def npz(path: str) -> Source:
     """Arrays by name."""
     with ExitStack() as undo:
-        weights = arrays.of_npz(path, undo)
+        weights = {name: arrays.of_npy(array) for name, array in open_npz(path, undo).items()}
         return Source(path, weights, {}, undo.pop_all().close)
 
 
