@@ -73,7 +73,7 @@ def levels_u4(blocks: Blocks) -> Levels:
 
 U4_G128 = Format(
     "u4_g128", 128, U4, encode_u4, levels_u4, formula="d * (q - z)",
-    slots={"qs": tuple(weight for j in range(64) for weight in (j, j + 64))},
+    slots={"qs": tuple(weight for j in range(64) for weight in (j, j + 64))}, number_bytes=("z",),
 )  # fmt: skip
 
 # ---------------------------------------------------------------- u8_g256

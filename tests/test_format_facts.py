@@ -47,7 +47,7 @@ def test_formula_is_what_decodes(fmt, data):
         name: blocks[name].astype(np.float64)[:, None, None] for name in fmt.dtype.names if not fmt.dtype[name].shape
     }
     names |= {"q": codes_of(fmt, blocks).reshape(levels.codes.shape), "codebook": fmt.codebook}
-    if fmt.float_bytes:
+    if "absmax" in names:
         names["absmax"] = levels.scale[..., None]
     if fmt.weights > fmt.group:  # sc and m of groups, of which the format tells only the products
         names["sc"] = np.rint(levels.scale[..., None] / names["d"])
@@ -85,7 +85,7 @@ def test_every_code_is_reached():
 
 @each(EVERY)
 def test_ordinary_scales_are_of_fields_of_one_byte(fmt):
-    for name in {*fmt.ordinary, *fmt.float_bytes}:
+    for name in {*fmt.ordinary, *fmt.number_bytes}:
         assert fmt.dtype[name].itemsize == 1
         assert name not in fmt.slots
 

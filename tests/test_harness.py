@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import Lanes, device_array, to_device
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, INTEGER, TILED, each
+from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, each
 
 from qgemm.codec.format import Format
 from qgemm.cuda.layout import tile as tiles
@@ -33,7 +33,7 @@ def one_tile(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
 def levels_of(fmt: Format) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of those blocks: codes - zero [64, columns], scale and minimum [64, groups] or zeros."""
     blocks, _ = one_tile(fmt)
-    codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1))
+    codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
     minimum = np.zeros_like(scale) if minimum is None else minimum
     return codes.reshape(64, -1).astype(np.float32) - zero, scale.reshape(64, -1), minimum.reshape(64, -1)
 
@@ -72,11 +72,11 @@ def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
 # ---------------------------------------------------------------- headers
 
 
-@each(TILED)
+@each(EVERY_TILED)
 def test_facts_of_a_header_are_those_of_the_format(fmt):
     facts = lanes_of(fmt).facts
     blocks, _ = one_tile(fmt)
-    codes, _, minimum, _ = fmt.decode_levels(blocks.reshape(-1))
+    codes, _, minimum, _ = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
     assert facts["HAS_MINIMUM"] == (minimum is not None)
     assert facts["GROUP_SIZE"] == codes.shape[-1] == fmt.group
     assert facts["SUPER_BLOCK"] == (fmt.weights > fmt.group)
@@ -90,7 +90,7 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
 
 
 @each_size
-@each(TILED)
+@each(EVERY_TILED)
 def test_levels(fmt, m16_tiles):
     """Of every weight, in the lane and register that owns it."""
     expected = in_lanes(levels_of(fmt)[0])
@@ -98,7 +98,7 @@ def test_levels(fmt, m16_tiles):
 
 
 @each_size
-@each(INTEGER)
+@each(EVERY_INTEGER)
 def test_fragments(fmt, m16_tiles):
     """The same as halves; codes times a power of two, before their zero is taken away; as bf16; as bytes."""
     facts = lanes_of(fmt).facts
@@ -129,7 +129,7 @@ def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
 
 
 @each_size
-@each(TILED)
+@each(EVERY_TILED)
 def test_scales_and_minimums(fmt, m16_tiles):
     """As NumPy decodes random bytes, infinity and NaN included."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
@@ -138,7 +138,7 @@ def test_scales_and_minimums(fmt, m16_tiles):
 
 
 @each_size
-@each([fmt for fmt in TILED if tiles.scale_factors(fmt)])
+@each([fmt for fmt in EVERY_TILED if tiles.scale_factors(fmt)])
 def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
     """One half, or that of a super-block times an integer, which is given in any unit."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
@@ -157,7 +157,7 @@ def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
 
 
 @each_size
-@each([fmt for fmt in TILED if "dmin" in fmt.scale_fields])
+@each([fmt for fmt in EVERY_TILED if "dmin" in fmt.scale_fields])
 def test_minimums_of_a_super_block(fmt, m16_tiles):
     """That of the super-block times integers, as pairs of bf16 of neighbouring groups."""
     minimum = in_pairs(levels_of(fmt)[2])  # [4, 8, groups, 2]
@@ -170,7 +170,7 @@ def test_minimums_of_a_super_block(fmt, m16_tiles):
     assert_array_equal(products.swapaxes(-1, -2).reshape(minimum.shape), minimum)
 
 
-@each([fmt for fmt in TILED if fmt.to_tile is not None])
+@each([fmt for fmt in EVERY_TILED if fmt.to_tile is not None])
 def test_words_of_a_tile_and_back(fmt):
     """Random words, by the header and by the format's module."""
     rng = np.random.default_rng(5)

@@ -15,13 +15,14 @@ from harness import Kernel, device_array, to_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, ENCODED_BLOCKS, INTEGER, TILED, each, values
+from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, each, values
 
 import qgemm
 from qgemm.cuda.kernels import transforms
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
 
+NARROW = [fmt for fmt in EVERY_TILED if fmt.group <= tiles.K_BLOCK]  # a scale is that of one k_block
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 both_ways = pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 kernel = cache(Kernel)
@@ -45,7 +46,7 @@ def pieces(fmt, blocks):
 
 
 @both_ways
-@each(TILED)
+@each(NARROW)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_blocks_to_tiles(fmt, columns, backwards):
     """pack, byte for byte, with bounds of the rows; nothing beyond the last block is read as a weight."""
@@ -62,7 +63,7 @@ def test_blocks_to_tiles(fmt, columns, backwards):
 
 
 @both_ways
-@each(TILED)
+@each(NARROW)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_tiles_to_blocks(fmt, columns, backwards):
     """unpack, byte for byte."""
@@ -76,7 +77,7 @@ def test_tiles_to_blocks(fmt, columns, backwards):
 
 
 @both_ways
-@each(TILED)
+@each(NARROW)
 def test_tiles_to_weights(fmt, backwards):
     """dequantize: every weight as NumPy decodes random bytes, exact in float."""
     blocks = blocks_of(fmt, seed=2)
@@ -102,7 +103,7 @@ def encoded(fmt, x, backwards=False):
     return made[:count], found
 
 
-@each([fmt for fmt in ENCODED_BLOCKS if fmt.integer])
+@each([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
 @settings(max_examples=15)
 @given(data=st.data())
 def test_encoders(fmt, data):
@@ -120,7 +121,7 @@ def test_encoders(fmt, data):
     assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
 
 
-@each([fmt for fmt in ENCODED_BLOCKS if fmt.integer])
+@each([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_the_first_block_that_cannot_be_held(fmt, value):
     x = helpers.normal(100, 32)
@@ -160,7 +161,7 @@ def test_codebooks(fmt, kind, data):
 
 
 @both_ways
-@each(TILED)
+@each(NARROW)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_products_in_float32(fmt, tokens, backwards):
     """gemv_simt: exact levels, float32 sums."""
@@ -187,7 +188,7 @@ def in_k_blocks(blocks):
 
 
 @both_ways
-@each(INTEGER)
+@each([fmt for fmt in NARROW if fmt.integer])
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_products_of_quantized_activations(fmt, tokens, backwards):
     """gemv_dp4a: integer dots by dp4a, of the bytes of a header."""

@@ -51,6 +51,14 @@ class Levels(NamedTuple):
                 w += self.minimum[..., None]
         return w.reshape(len(w), -1)
 
+    def zeros_as_minimums(self) -> Levels:
+        """The same, but for roundings, with a zero that each group has of its own as part of its minimum."""
+        if not isinstance(self.zero, np.ndarray) or self.scale is None:
+            return self
+        with np.errstate(invalid="ignore", over="ignore"):
+            shift = -self.scale * self.zero
+            return self._replace(minimum=shift if self.minimum is None else self.minimum + shift, zero=0)
+
 
 @dataclass(frozen=True, eq=False)
 class Format:
@@ -70,8 +78,8 @@ class Format:
     a tensor's format has its own, and formats are equal if their names and codebooks are.
     ordinary: for each field of one byte that is a scale, the least of its codes that trained weights have, and the one
     after the greatest. Benchmarks and tests draw from it.
-    float_bytes: the fields of one byte that hold a floating-point number, which one instruction or two decode; other
-    scales of unsigned bytes take more.
+    number_bytes: the fields of one byte that are a number, E4M4 or an integer, which kernels decode in an instruction
+    or two; other fields of unsigned bytes, exponents and scales of six bits, take more.
     stored_in_parts: a .gguf file holds each field, and the codebook, as a tensor of its own (files/gguf/parts.py).
     to_tile, from_tile: the words of codes of each field, uint32 [..., of a lane], side by side -> as they lie in a
     device tile, and back; None if they stay as they are. Their twins for kernels are in the format's header.
@@ -93,7 +101,7 @@ class Format:
     limit: float = np.inf
     codebook: Floats | None = None
     ordinary: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    float_bytes: tuple[str, ...] = ()
+    number_bytes: tuple[str, ...] = ()
     stored_in_parts: bool = False
     to_tile: Callable[[LaneWords], LaneWords] | None = None
     from_tile: Callable[[LaneWords], LaneWords] | None = None

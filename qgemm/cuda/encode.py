@@ -11,7 +11,7 @@ from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
 
 from . import upload
-from .kernels.transforms import BLOCKS_PER_WARP, ENCODE, ENCODE_THREADS, FOUND
+from .kernels.transforms import BLOCKS_PER_WARP, ENCODE, ENCODE_THREADS, FOUND, encodes
 from .problem import C_TYPES, c_type, gpu
 from .tensor import DeviceTensor
 
@@ -57,5 +57,5 @@ def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
 
 def check(fmt: Format) -> None:
     """UnsupportedError unless the kernel encodes this format."""
-    if fmt.encode is None or not fmt.integer:
+    if not encodes(fmt):
         raise UnsupportedError(f"{fmt} has no encoder on a GPU")

@@ -74,7 +74,7 @@ def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> 
     return Format(
         name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]", slots={"planes": IN_ORDER},
         bit_planes=True, limit=kind.limit, codebook=book, variant=variant, stored_in_parts=True,
-        ordinary={"absmax": (0x20, 0x40)} if small else {}, float_bytes=("absmax",) if small else (),
+        ordinary={"absmax": (0x20, 0x40)} if small else {}, number_bytes=("absmax",) if small else (),
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from qgemm.cuda.jit import codegen, sources
 
 FOLDER = Path(__file__).parent
 SHIM = FOLDER / "shim"
+OF_TESTS = FOLDER.parent / "data" / "kernels"  # headers of tests/formats_of_tests.py
 # -ffp-contract=off: a product and a sum stay two roundings, as the intrinsics that ask for them promise.
 OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
 GUARD = 64  # bytes on each side of an array that a kernel must leave alone
@@ -53,7 +54,8 @@ def library(source: str) -> ctypes.CDLL:
 
     Cached in the temporary folder by the content of all sources, so that workers of one run share their work.
     """
-    command = [compiler() or "c++", *OPTIONS, "-include", "cuda.h", f"-I{SHIM}", f"-I{sources.kernels_dir()}"]
+    folders = (SHIM, sources.kernels_dir(), OF_TESTS)
+    command = [compiler() or "c++", *OPTIONS, "-include", "cuda.h", *(f"-I{folder}" for folder in folders)]
     facts = (command, _sources_digest(), source)
     folder = Path(tempfile.gettempdir()) / f"qgemm-harness-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -74,7 +76,7 @@ def library(source: str) -> ctypes.CDLL:
 @cache
 def _sources_digest() -> str:
     digest = hashlib.sha256()
-    for folder in (sources.kernels_dir(), FOLDER):
+    for folder in (sources.kernels_dir(), FOLDER, OF_TESTS):
         for path in sorted(path for path in folder.rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".cpp")):
             digest.update(f"{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()

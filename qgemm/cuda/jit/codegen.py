@@ -103,7 +103,7 @@ __device__ const float {fmt.name}_short_edges[] = {_floats(edges if short is Non
 __device__ const u8 {fmt.name}_numbers[] = {_list(np.pad(codes, (0, missing - 1)))};
 __device__ const u8 {fmt.name}_before[] = {_list(before)};
 struct {fmt.name}_codebook {{
-    using Absmax = {C_TYPES[fmt.dtype["absmax"].str]};
+    using Absmax = {C_TYPES[next(fmt.dtype[name].str for name in fmt.dtype.names or () if name not in fmt.slots)]};
     static constexpr int BITS = {len(fmt.codebook).bit_length() - 1};
     static constexpr int CODES = {len(fmt.codebook)}, INDEX_BITS = {found.bits}, COPIES = {found.copies};
     static constexpr int EXPONENT = {level_exponent(fmt)};  // of levels as halves

@@ -52,6 +52,11 @@ def _tiled(fmt: Format) -> bool:
     return bool(fmt.slots)
 
 
+def encodes(fmt: Format) -> bool:
+    """Whether a kernel makes blocks of a format: four lanes have the 32 weights of one, as integers with scales."""
+    return _tiled(fmt) and fmt.integer and fmt.encode is not None and fmt.weights == 32
+
+
 def _panel(fmt: Format) -> Template:
     return {"TILES": tiles.panel_tiles(fmt), "THREADS": tiles.PACK_THREADS}
 
@@ -70,7 +75,7 @@ ROUNDED = tuple({"In": name, "Out": "half" if name == "half" else "float"} for n
 PACK = Transform("pack", ({},), _tiled, _panel)
 UNPACK = Transform("unpack", ({},), _tiled, _panel)
 DEQUANTIZE_TILES = Transform("dequantize", OUT, _tiled)
-ENCODE = Transform("encode", IN, lambda fmt: _tiled(fmt) and fmt.integer and fmt.encode is not None, _encoder)
+ENCODE = Transform("encode", IN, encodes, _encoder)
 QUANTIZE_CODEBOOK = Transform("quantize_codebook", IN, lambda fmt: fmt.bit_planes, _planes)
 DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, lambda fmt: fmt.bit_planes, _planes)
 QUANTIZE_ACTIVATIONS = Transform("quantize_activations", IN)

@@ -13,7 +13,7 @@ place everything:
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
   four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. A
   format may have its words changed once more (`Format.to_tile`): mxfp4, whose codes are floats, those whose codes are
-  signed bytes, and those whose nibbles have one or two bits above them in another field.
+  signed bytes, those whose nibbles have one or two bits above them in another field, and iq4_nl.
 - Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
   g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
   an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
@@ -74,7 +74,7 @@ def scales_once(fmt: Format) -> bool:
     return any(
         fmt.dtype[name].base.kind == "u"
         for name in fmt.dtype.names or ()
-        if name not in fmt.slots and name not in fmt.float_bytes
+        if name not in fmt.slots and name not in fmt.number_bytes
     )
 
 
@@ -193,11 +193,7 @@ def row_absmax(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
     Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0.
     """
     flat = blocks.reshape(-1)
-    _, scale, minimum, zero = fmt.decode_levels(flat)
-    if isinstance(zero, np.ndarray):  # in kernels that is a minimum
-        assert scale is not None
-        with np.errstate(invalid="ignore"):
-            minimum = -scale * zero if minimum is None else minimum - scale * zero
+    _, scale, minimum, _ = fmt.decode_levels(flat).zeros_as_minimums()  # as kernels have them
     pairs = [(scale, minimum)]
     if scale_factors(fmt) == 2:
         pairs.append((flat["d"], flat["dmin"] if "dmin" in (fmt.dtype.names or ()) else None))

@@ -1,0 +1,46 @@
+// q6_0:  w = d * (q - 32),  q in 0..63.       Twin of tests/formats_of_tests.py.
+#pragma once
+
+#include "encoder.cuh"
+#include "overlapping.cuh"
+
+// As formats of four and five bits, but that the high two bits of weights j, j + 16, j + 8 and j + 24 share a byte.
+struct q6_0_encoder : SymmetricEncoder<q6_0_block, 32> {
+    using SymmetricEncoder::SymmetricEncoder;
+
+    __device__ void write(q6_0_block& block, LaneCodes codes) const {
+        write_nibbles(block, codes);
+        const int lane = block_lane(), place = lane % 2 * 4 + lane / 2 * 2;
+#pragma unroll
+        for (int i = 0; i < LANE_VALUES / 4; ++i) {
+            u32 high = (codes[i] >> 4 & 0x03030303) << place;
+#pragma unroll
+            for (int step = 1; step < BLOCK_LANES; step *= 2) high |= __shfl_xor_sync(~0u, high, step);
+            if (lane == 0) store_word<q6_0_block>(block.qh + 4 * i, high);
+        }
+        if (lane == 0) block.d = d;
+    }
+};
+
+template <int M16_TILES>
+struct q6_0 : HalfScales<q6_0_fields<M16_TILES>> {
+    using Codes = q6_0_codes;
+    using Words = Overlapping<6>;
+    using Encoder = q6_0_encoder;
+    static constexpr int ZERO = 32;
+    static constexpr bool HAS_MINIMUM = false;
+
+    static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.qs, codes.qh); }
+    static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.qs, codes.qh); }
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        return Words::levels(codes.qs[step], codes.qh[step / 2], step, ZERO);
+    }
+    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
+    static __device__ Fragment codes_f16(const Codes& codes, int step) {
+        return Words::codes_f16(codes.qs[step], codes.qh[step / 2], step);
+    }
+    static __device__ Bytes bytes(const Codes& codes, int step) {
+        return Words::bytes(codes.qs[step], codes.qh[step / 2], step);
+    }
+};
