@@ -133,48 +133,6 @@ def test_rows_of_the_table_are_for_someone():
             assert any(not other.single_tile and other.needs == 1 for other in later)
 
 
-def quotient(number: int, divisor: prefill_sm90.Divisor) -> int:
-    """Divisor::divide in kernels/schedule.cuh, whose words have 32 bits."""
-    assert max(2 * number, divisor.factor) < 1 << 32
-    return int((2 * number * divisor.factor >> 32) >> divisor.shift)
-
-
-@given(number=st.integers(0, 2**31 - 1), by=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)))
-def test_divisors_divide(number, by):
-    """Also the numbers beside a multiple, where a quotient would first be wrong."""
-    divisor = prefill_sm90.Divisor.of(by)
-    for some in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
-        assert quotient(some, divisor) == some // by
-
-
-def begin_of(stream_k: prefill_sm90.StreamK, cta: int) -> int:
-    """TileScheduler::begin_of in kernels/schedule.cuh."""
-    return int(stream_k.units_per_cta * cta + quotient(stream_k.remainder * cta, stream_k.ctas))
-
-
-@pytest.mark.parametrize("sms", SMS)
-@pytest.mark.parametrize("units", [1, 3, 16, 128, 448])
-def test_grids_share_all_work(sms, units):
-    for count in (*range(1, 3 * sms), 1000, 4096 * 224, (1 << 20) // 256 + 1):
-        grid = prefill_sm90.grid_of(count, units, sms)
-        ctas, whole, cluster_split_k = grid
-        assert 1 <= ctas <= sms
-        assert 0 <= whole <= count
-        cut = (count - whole) * units
-        assert cut < 1 << 31
-        if cut:  # every CTA has a piece, and hands over at most one part of a tile
-            split_k = [begin_of(prefill_sm90.stream_k_of(grid, count, units, count), cta) for cta in range(ctas + 1)]
-            assert split_k[0] == 0
-            assert split_k[-1] == cut
-            assert min(b - a for a, b in itertools.pairwise(split_k)) >= 1
-        if cluster_split_k:  # neighbours share each tile
-            assert cluster_split_k % prefill_sm90.PAIR == 0
-            assert split_k[::cluster_split_k] == [tile * units for tile in range(count + 1)]
-        busiest = -(-whole // ctas) * units + -(-cut // ctas)
-        ideal = -(-count * units // sms)
-        assert busiest <= (ideal * (1 + prefill_sm90.WASTE) + 1 if count > sms else units)
-
-
 def test_few_tiles_are_cut_where_that_is_worth_adding_up():
     """In pairs where it can be; in more pieces where K is long or a tile has several row_blocks."""
     assert prefill_sm90.grid_of(64, 128, 132) == (128, 0, 2)

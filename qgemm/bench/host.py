@@ -7,7 +7,7 @@ perhaps where a neighbour has the other half of the core. So CPUs are timed alon
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -30,15 +30,20 @@ def times(activations: Sequence[str]) -> Results:
     (n, k), rng = SHAPE, np.random.default_rng(0)
     w = quantize(rng.standard_normal((n, k), np.float32), "q4_0").to_device()
     x, y = cupy.asarray(rng.standard_normal((1, k)).astype(np.float16)), cupy.empty((1, n), np.float16)
-    found: dict[str, list[float]] = {activation: [] for activation in activations}
+    calls = {activation: partial(matmul, x, w, activation, out=y) for activation in activations}
+    return on_each_cpu(calls, cupy.cuda.Device().synchronize)
+
+
+def on_each_cpu(calls: Mapping[str, Callable[[], object]], wait: Callable[[], object]) -> Results:
+    """host_us and host_slowest_us of calls by name; `wait` lets the GPU catch up."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
     for cpu in some_cpus():
         with running_on(cpu):
-            for activation, us in found.items():
-                call = partial(matmul, x, w, activation, out=y)
-                us.append(typical(call, cupy.cuda.Device().synchronize))
+            for name, call in calls.items():
+                found[name].append(typical(call, wait))
     return {
-        "host_us": {activation: min(us) for activation, us in found.items()},
-        "host_slowest_us": {activation: max(us) for activation, us in found.items()},
+        "host_us": {name: min(us) for name, us in found.items()},
+        "host_slowest_us": {name: max(us) for name, us in found.items()},
     }
 
 

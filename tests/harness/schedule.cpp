@@ -1,0 +1,25 @@
+// The schedule of a persistent grid on the host: the work of every CTA, and the CTAs with which it shares a tile.
+constexpr int EPI_TILES = 2, MAX_PARTIALS = 1;
+#include "schedule.cuh"
+
+// A CTA's part of a tile, and the CTAs that share that tile by its account.
+struct Found {
+    int cta, tile, first, end, first_peer, peers;
+};
+
+// The work of all CTAs in order -> how many parts of tiles that is; `found` has room for `size`.
+extern "C" int schedule(const StreamK& stream_k, int work_units, int ctas, Found* found, int size) {
+    int count = 0;
+    gridDim = {unsigned(ctas), 1, 1};
+    for (int cta = 0; cta < ctas; ++cta) {
+        blockIdx = {unsigned(cta), 0, 0};
+        TileScheduler scheduler(stream_k, work_units);
+        for (WorkTile work; scheduler.fetch(work) && count < size; ++count) {
+            const TilePeers peers = scheduler.peers(work);
+            found[count] = {cta, work.tile, work.first, work.end, peers.first, peers.count};
+        }
+    }
+    return count;
+}
+
+extern "C" int divide(const Divisor& divisor, int number) { return divisor.divide(number); }
