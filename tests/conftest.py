@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,6 +66,19 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
         return status, out, err
 
     return run
+
+
+@pytest.fixture
+def refused(run):
+    """Runs a command that fails -> its one line on stderr."""
+
+    def refused(*words: object, status: int = 1) -> str:
+        got, out, err = run(*words)
+        assert (got, out) == (status, "")
+        assert re.fullmatch(r"qgemm: error: [^\n]+\n", err)
+        return err
+
+    return refused
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

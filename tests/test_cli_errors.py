@@ -1,0 +1,175 @@
+"""The command line when something is wrong: exit codes, one line to stderr, hostile names, closed pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import helpers
+import numpy as np
+import pytest
+from helpers import DATA
+
+import qgemm
+from qgemm import text
+from qgemm.cli import main as cli
+
+EXCERPT = str(helpers.EXCERPT)
+
+HOSTILE = "\x1b[2Jgone\n\u202e"
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def weights(shape, fmt="q4_0", seed=0):
+    return qgemm.quantize(np.random.default_rng(seed).standard_normal(shape), fmt)
+
+
+MALFORMED = DATA / "malformed"
+
+
+def python_m(*words, **options):
+    """`python -m qgemm` as a process of its own."""
+    command = [sys.executable, "-m", "qgemm", *words]
+    return subprocess.run(command, capture_output=True, check=False, **{"env": ENVIRONMENT, **options})
+
+
+# ---------------------------------------------------------------- errors, streams, names
+
+
+@pytest.mark.parametrize("words", ["", "frobnicate", "info", "--frob info x.gguf", "info x.gguf --js", "routes x"])
+def test_usage_errors(refused, words):
+    assert "--help` has more)" in refused(*words.split(), status=2)
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_missing_files(refused, tmp_path, command):
+    assert "absent.gguf" in refused(command, tmp_path / "absent.gguf")
+    assert str(tmp_path) in refused(command, tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in MALFORMED.glob("*.gguf")))
+def test_malformed_files(run, refused, name):
+    """What `open` refuses is refused in one line; what it takes can be listed."""
+    path = MALFORMED / name
+    try:
+        qgemm.open(path).close()
+    except qgemm.GGUFError as error:
+        message = text.printable(str(error))
+    else:
+        assert run("info", path)[0] == 0
+        json.loads(run("info", path, "--json")[1], parse_constant=pytest.fail)
+        assert run("verify", path)[0] in (0, 1)
+        return
+    assert message in refused("info", path)
+    assert message in refused("verify", path)
+
+
+def test_debug_shows_the_traceback(run):
+    for words in (("--debug", "info", "absent"), ("info", "absent", "--debug")):
+        status, out, err = run(*words)
+        assert (status, out) == (1, "")
+        assert "Traceback (most recent call last)" in err
+        assert err.splitlines()[-1].startswith("qgemm: error: absent")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (KeyboardInterrupt(), 130, "qgemm: interrupted\n"),
+        (MemoryError(), 1, "qgemm: error: out of memory\n"),
+        (RuntimeError("cudaError\nIllegal"), 1, "qgemm: error: cudaError\\nIllegal\n"),
+        (OSError(28, "No space left on device", "a\udcff"), 1, "qgemm: error: a\\udcff: No space left on device\n"),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_what_goes_wrong_is_told_in_one_line(run, monkeypatch, error, status, message):
+    def fail(path):
+        raise error
+
+    monkeypatch.setattr("qgemm.cli.info.open_gguf", fail)
+    assert run("info", EXCERPT) == (status, "", message)
+
+
+def test_a_bug_is_not_dressed_up(monkeypatch):
+    def fail(path):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("qgemm.cli.info.open_gguf", fail)
+    with pytest.raises(KeyError):
+        cli.main(["info", EXCERPT])
+
+
+def test_hostile_names_are_escaped(run, refused, tmp_path):
+    """The fixtures hold every line against isprintable()."""
+    path = tmp_path / "x\x1b[31m.gguf"
+    names = [HOSTILE, "b\udcff", "\x9b31m"]
+    qgemm.write(path, {name: weights((2, 32)) for name in names}, {"general.name": HOSTILE})
+    shown = text.printable(HOSTILE)
+    assert shown == r"\x1b[2Jgone\n\u202e"
+    for command in (["info", path], ["verify", path], ["matmul", path, HOSTILE], ["matmul", path, "b\udcff"]):
+        status, out, _ = run(*command)
+        assert status == 0
+        assert shown in out or r"b\udcff" in out
+    for command in (["matmul", path, HOSTILE + "!"], ["info", path, "--tensors", "gone!\x1b"]):
+        assert "gone" in refused(*command)
+    qgemm.write(path, {HOSTILE: np.ones((2, 32), np.float32)})
+    assert "gone" in refused("matmul", path, HOSTILE, "--activation", "a8")
+    assert "gone" in refused("matmul", path, HOSTILE, "--activation", HOSTILE, status=2)
+
+
+def test_paths_that_are_not_utf8(tmp_path):
+    path = os.fsencode(tmp_path) + b"/a\xff\x1b.gguf"
+    Path(os.fsdecode(path)).write_bytes(Path(EXCERPT).read_bytes())
+    for command in (b"info", b"verify"):
+        done = python_m(command, path, b"--tensors", b"attn_q")
+        assert (done.returncode, done.stderr) == (0, b"")
+    done = python_m(b"info", path + b"?")
+    assert done.returncode == 1
+    assert done.stderr.isascii()
+
+
+def test_ascii_stdout(tmp_path):
+    qgemm.write(tmp_path / "x.gguf", {"größe": weights((2, 32))}, {"general.name": "模型"})
+    done = python_m("info", tmp_path / "x.gguf", env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"gr\xf6\xdfe" in done.stdout
+    done = python_m("info", tmp_path / "x.gguf", env=ENVIRONMENT | {"PYTHONIOENCODING": "utf-8"})
+    assert "größe" in done.stdout.decode()
+    assert "模型" in done.stdout.decode()
+
+
+@pytest.mark.parametrize("words", [["info", EXCERPT], ["routes"], ["--version"]])
+def test_a_closed_pipe_ends_quietly(words):
+    read, end = os.pipe()
+    os.close(read)
+    with open(end, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "qgemm", *words], stdout=closed, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_an_error():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "qgemm", "routes"], stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"qgemm: error: [Errno 28] No space left on device\n"
+
+
+def test_without_any_stdout(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["routes"]) == 0
+
+
+def test_stdout_of_any_kind(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert cli.main(["routes"]) == 0
+    assert "cublas" in sys.stdout.getvalue()
