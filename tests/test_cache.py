@@ -78,7 +78,7 @@ def test_whatever_the_compiler_reads_is_in_the_key(compiled, edited, monkeypatch
 
 
 def test_what_a_unit_does_not_include_is_not_in_its_key(compiled, edited):
-    """A comment in pack.cu does not rebuild prefill, nor one format's header the kernels of another."""
+    """A comment in pack.cu does not rebuild prefill_sm90, nor one format's header the kernels of another."""
     q4_0, q5_1 = (qgemm.FORMATS[name] for name in ("q4_0", "q5_1"))
     units = {
         (kernel, fmt.name): codegen.compose(kernel, fmt, **template)
@@ -141,7 +141,7 @@ def test_damaged_or_unwritable_cache_only_costs_time(tmp_path, compiled, monkeyp
 @pytest.mark.compiles
 def test_the_cache_is_filled_with_what_a_gpu_looks_for(tmp_path, monkeypatch, capsys):
     """By the tool, whose second run reads the reports of the first."""
-    words = "--all", "--arch=sm_90a", "--kernel=pack", "--kernel=unpack", "--format=q4_0", "--format=q8_0"
+    words = "--all", "--arch=sm_90a", "--kernel=pack", "--kernel=dequantize", "--format=q4_0", "--format=q8_0"
     monkeypatch.setattr("sys.argv", ["", *words])
     assert compile_kernels.main() == 0
     first, kept = capsys.readouterr().out, set((tmp_path / "cache").iterdir())
@@ -149,7 +149,7 @@ def test_the_cache_is_filled_with_what_a_gpu_looks_for(tmp_path, monkeypatch, ca
     assert len(kept) == 8
     before = {path: path.stat().st_mtime_ns for path in kept}
     for out in TYPES:
-        cache.cached_cubin(codegen.compose("unpack", qgemm.FORMATS["q8_0"], Out=out), "sm_90a")
+        cache.cached_cubin(codegen.compose("dequantize", qgemm.FORMATS["q8_0"], Out=out), "sm_90a")
     assert compile_kernels.main() == 0
     assert capsys.readouterr().out == first
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == before

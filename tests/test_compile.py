@@ -10,13 +10,21 @@ import pytest
 from strategies import TILED
 
 import qgemm
-from qgemm.cuda.jit import codegen, nvrtc
+from qgemm.cuda.jit import codegen, nvrtc, sources
 from qgemm.cuda.jit.cache import cached
 from qgemm.cuda.kernels import decode, routes
 from qgemm.cuda.problem import Q8_1, TYPES, Problem
 
-SIZES = {"DEPTH", "WARP_BYTES", "SPLITS", "SHARED", "SLOTS"}  # parameters that follow from a format's bytes
-OF_TYPES = {"LEVEL", "ABOVE_BOUND", "LEAST_UNIT", "MOST_UNIT"}  # parameters that follow from the type of x
+SIZES = {
+    "STAGES",
+    "WARP_BYTES",
+    "WARP_SPLIT_K",
+    "SHARED",
+    "FIELD_STAGES",
+}  # parameters that follow from a format's bytes
+OF_TYPES = {
+    f"ROW_SCALE_{name}" for name in ("LEVEL", "HEADROOM", "MIN", "MAX")
+}  # parameters that follow from the type of x
 
 
 @cache
@@ -36,7 +44,7 @@ def kind_of(unit):
 @pytest.mark.parametrize("arch", nvrtc.ARCHS)
 def test_a_kernel_compiles_for_every_architecture(arch):
     """All kernels are compiled by tools/compile_kernels.py; this keeps one of each architecture in the test run."""
-    cubin, report = cached(codegen.compose("unpack", qgemm.FORMATS["q4_0"], Out="half"), arch)
+    cubin, report = cached(codegen.compose("dequantize", qgemm.FORMATS["q4_0"], Out="half"), arch)
     assert cubin.startswith(b"\x7fELF")
     assert "0 bytes spill stores" in report
 
@@ -60,9 +68,9 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
     for arch in nvrtc.ARCHS:
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel.name for row in routes.ROUTES if row.runs_on(sm) and row.kernel.name != "cublas"}
-        plain = {"quantize_activations", "dequantize_activations", "round_activations", "pack", "restore"}
-        plain |= {"quantize_codebook", "dequantize_codebook", "encode"}
-        assert {unit.kernel for unit in chosen if unit.arch == arch} == rows | plain
+        transforms = {transform.name for transform in routes.TRANSFORMS}
+        assert {unit.kernel for unit in chosen if unit.arch == arch} == rows | transforms
+    assert {unit.kernel for unit in chosen} == {path.stem for path in sources.kernels_dir().glob("*.cu")}
 
 
 def test_ci_compiles_every_config():

@@ -14,9 +14,9 @@ K = 5 * sanitize.SUPER_BLOCK
 
 
 def grid(config, m, n, sms, fmt):
-    strips, unit = -(-n // tiles.ROWS), config.unit(fmt)
-    spans = config.strips * unit // tiles.SPAN
-    return prefill_sm90.grid_of(config.tiles(m, strips), -(-K // unit), sms, config.lone, spans)
+    row_blocks, unit = -(-n // tiles.ROWS), config.unit(fmt)
+    k_blocks = config.row_blocks * unit // tiles.K_BLOCK
+    return prefill_sm90.grid_of(config.tiles(m, row_blocks), -(-K // unit), sms, config.single_tile, k_blocks)
 
 
 @each(TILED)
@@ -24,22 +24,22 @@ def grid(config, m, n, sms, fmt):
 @pytest.mark.parametrize("n", sanitize.M)
 def test_tiles_are_cut_into_as_many_pieces_as_are_asked_for(fmt, sms, n, monkeypatch):
     """Or stay whole where their number leaves no SMs: kbit3 has 99 of them at N = 6336."""
-    monkeypatch.setattr(prefill_sm90, "SUMS", sanitize.costs(sanitize.PIECES[n]))
+    monkeypatch.setattr(prefill_sm90, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[n]))
     for m in (m for m in sanitize.M[n] if m > 8):
         config = prefill_sm90.choose(Problem(fmt, "a16", m, n, K, 90, sms=sms))
-        count, asked = config.tiles(m, -(-n // tiles.ROWS)), sanitize.PIECES[n]
+        count, asked = config.tiles(m, -(-n // tiles.ROWS)), sanitize.SPLIT_K[n]
         found = grid(config, m, n, sms, fmt)
         if count * asked > sms:
-            assert found.paired == 0
+            assert found.cluster_split_k == 0
         elif n < sanitize.WIDE:
             assert found == (count * asked, 0, asked)
 
 
 @each(TILED)
 @pytest.mark.parametrize("sms", [114, 132])
-def test_a_pair_of_ctas_shares_tiles_of_several_strips(fmt, sms, monkeypatch):
-    """Whatever the format's own choice: the last tile lacks its second strip."""
-    monkeypatch.setattr(prefill_sm90, "SUMS", sanitize.costs(sanitize.PIECES[sanitize.WIDE]))
+def test_a_pair_of_ctas_shares_tiles_of_several_row_blocks(fmt, sms, monkeypatch):
+    """Whatever the format's own choice: the last tile lacks its second row_block."""
+    monkeypatch.setattr(prefill_sm90, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[sanitize.WIDE]))
     config = sanitize.wide_config(fmt)
-    assert sanitize.WIDE // tiles.ROWS % config.strips > 0
-    assert grid(config, config.tokens - 8, sanitize.WIDE, sms, fmt).paired == 2
+    assert sanitize.WIDE // tiles.ROWS % config.row_blocks > 0
+    assert grid(config, config.tokens - 8, sanitize.WIDE, sms, fmt).cluster_split_k == 2
