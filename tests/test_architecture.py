@@ -3,38 +3,163 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-TESTS = Path(__file__).parent
-MODULES = sorted(TESTS.rglob("*.py"))
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+TEST_MODULES = sorted(TESTS.rglob("*.py"))
+MAX_LINES = 400
+LONG = {"kernels/prefill_sm90.cu": 940}  # files that are longer: their lines may only become fewer
+UPWARD = {("qgemm.cuda.jit.codegen", "qgemm.cuda.kernels.products")}  # imports against the order: may only become fewer
+# Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
+CUDA = (
+    "problem",
+    "layout",
+    "jit",
+    "driver",
+    "kernels",
+    "upload tensor activations encode planes products launch_cache",
+)
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Names of all modules that a file imports, wherever it does, those of `from package import module` included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def module_name(path: Path) -> str:
+    """qgemm/codec/format.py -> qgemm.codec.format; a package is named without its __init__."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+class Import(NamedTuple):
+    """One import: what is named, and whether a function does it, at its call."""
+
+    name: str
+    lazy: bool
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """All imports of a file by absolute names, `from package import name` as package.name. Without those for types
+    alone (if TYPE_CHECKING:), which never run."""
+    package = module_name(path).split(".") if path.name == "__init__.py" else module_name(path).split(".")[:-1]
+
+    def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.orelse:
+                yield from visit(child, lazy)
+            return
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (Import(alias.name, lazy) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            base = [*parents, *(node.module or "").split(".")] if node.module else parents
+            yield from (Import(".".join([*base, alias.name]), lazy) for alias in node.names)
+        inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    return visit(ast.parse(path.read_text()), False)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(TESTS).as_posix())
+MODULES = {module_name(path): path for path in sorted((ROOT / "qgemm").rglob("*.py"))}
+
+
+def imported_by(module: str) -> set[tuple[str, bool]]:
+    """The modules of qgemm that a module imports, and whether lazily."""
+    found = set()
+    for name, lazy in imports_of(MODULES[module]):
+        while name and name not in MODULES:  # a name in a module
+            name = name.rpartition(".")[0]
+        if name:
+            found.add((name, lazy))
+    return found
+
+
+GRAPH = {module: imported_by(module) for module in MODULES}
+
+
+def rooms() -> list[tuple[str, ...]]:
+    """The rooms of qgemm/ in the order of the table in docs/architecture.md, each with the names of its modules."""
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms of qgemm/")[2].partition("## ")[0]
+    rows = re.findall(r"^\| (`qgemm/.*?) \|", table, re.MULTILINE)
+    names = [re.findall(r"`(qgemm/[\w/]+)", row) for row in rows]
+    return [tuple(name.rstrip("/").replace("/", ".") for name in row) for row in names]
+
+
+def within(module: str, rooms: tuple[str, ...]) -> bool:
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+
+
+def level(module: str) -> int:
+    """The number of a module's room: it imports from rooms of its own number and below. The doors are above all."""
+    if module in ("qgemm", "qgemm.__main__"):
+        return len(rooms())
+    (found,) = [number for number, room in enumerate(rooms()) if within(module, room)]
+    return found
+
+
+def cuda_level(module: str) -> int:
+    """The same of the rooms of qgemm/cuda/; its __init__, the backend, is above them."""
+    if module == "qgemm.cuda":
+        return len(CUDA)
+    (found,) = [
+        n for n, room in enumerate(CUDA) if within(module, tuple(f"qgemm.cuda.{name}" for name in room.split()))
+    ]
+    return found
+
+
+def test_imports_do_not_run_in_a_circle():
+    graph = {module: {name for name, _ in found} for module, found in GRAPH.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports run in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_a_module_imports_only_from_rooms_below():
+    """Every module has a room in docs/architecture.md, or is one of the doors."""
+    upward = set()
+    for module, found in GRAPH.items():
+        for name, _ in found:
+            if level(name) > level(module):
+                upward.add((module, name))
+            if (
+                module.startswith("qgemm.cuda")
+                and name.startswith("qgemm.cuda")
+                and cuda_level(name) > cuda_level(module)
+            ):
+                upward.add((module, name))
+    assert upward == UPWARD
+
+
+def test_the_one_lazy_import_is_that_of_backends():
+    """qgemm/backend.py imports a backend by its name when it is first asked for; everything else says at its top what
+    it needs."""
+    assert {(module, name) for module, found in GRAPH.items() for name, lazy in found if lazy} == set()
+    by_name = {module for module, path in MODULES.items() if "import_module(" in path.read_text()}
+    assert by_name <= {"qgemm.backend", "qgemm.formats", "qgemm.bench.baselines"}  # formats: the registry; torch
+
+
+@pytest.mark.parametrize("path", TEST_MODULES, ids=lambda path: path.relative_to(TESTS).as_posix())
 def test_no_test_imports_another(path):
     """What two of them share is in a module of its own, so that each runs, moves and goes alone."""
-    others = {other.stem for other in MODULES if other.name.startswith("test_")} | {"conftest"}
-    assert not {part for name in imported(path) for part in name.split(".")} & others
+    others = {other.stem for other in TEST_MODULES if other.name.startswith("test_")} | {"conftest"}
+    assert not {part for name, _ in imports_of(path) for part in name.split(".")} & others
 
 
 def test_tests_of_the_gpu_are_marked_by_their_folder_alone():
     """A mark elsewhere would be a test that `pytest tests/gpu` does not run."""
-    marked = [
-        path
-        for path in MODULES
-        if "mark.gpu" in path.read_text() and path not in (TESTS / "conftest.py", Path(__file__))
-    ]
-    assert marked == []
+    elsewhere = [path for path in TEST_MODULES if path not in (TESTS / "conftest.py", Path(__file__))]
+    assert [path for path in elsewhere if "mark.gpu" in path.read_text()] == []
+
+
+def test_files_fit_in_a_head():
+    """No source has more than MAX_LINES lines, but for those of LONG, which do not grow."""
+    kinds = (".py", ".cu", ".cuh", ".cpp", ".h")
+    folders = (ROOT / name for name in ("qgemm", "kernels", "tests", "tools"))
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in kinds]
+    lines = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files}
+    assert {name: count for name, count in lines.items() if count > LONG.get(name, MAX_LINES)} == {}
+    assert all(lines[name] > MAX_LINES for name in LONG), "what is short enough leaves the list"

@@ -55,7 +55,7 @@ def test_sm_90_goes_to_prefill_above_decode():
 @each(TILED)
 def test_every_matrix_has_a_tiling(fmt):
     for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
-        for row_blocks, k, sms in itertools.product((1, 33, 64, 65, 100, 128, 200, 448, 1 << 20), (32, 8192), SMS):
+        for row_blocks, k, sms in itertools.product((1, 65, 100, 448), (32, 8192), SMS[::2]):
             config = sm90_config.sm90_config_for(fmt, m, row_blocks, k, sms)
             assert config.plain in sm90_config.compiled(fmt)
             assert row_blocks >= config.least
