@@ -190,7 +190,7 @@ def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
 
 
 def power(x):
-    """Power of kernels/prefill_sm90.cu: 2^x as three halves."""
+    """Power of kernels/row_exponent.cuh: 2^x as three halves."""
     parts = min(max(x, 0), 15) + min(x + 14, 0), max(x - 15, 0), max(min(x, 0), -14)
     assert sum(parts) == x
     assert all(-24 <= part <= 15 for part in parts)

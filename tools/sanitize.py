@@ -23,7 +23,7 @@ PIPELINES = ((2, 3), (3, 5), (4, 6))  # splits, stages
 def work(tool: str, formats: list[str]) -> None:
     """Products that reach every kernel, on ragged shapes: every format, type of x, activation and token tile.
 
-    Under racecheck every lane of a warp gives a stage of prefill back for itself, see kernels/prefill_sm90.cu.
+    Under racecheck every lane of a warp releases a stage of prefill for itself, see kernels/sm90/config.cuh.
     Without cuBLAS under initcheck, which does not see the stores of its kernels, and under racecheck, which reports
     hazards inside them (nvjet_sm90, cuBLAS 13.0).
     """

@@ -1,6 +1,7 @@
 // The schedule of a persistent grid on the host: the work of every CTA, and the CTAs with which it shares a tile.
-constexpr int EPI_TILES = 2, MAX_PARTIALS = 1;
 #include "schedule.cuh"
+
+using namespace qgemm;
 
 // A CTA's part of a tile, and the CTAs that share that tile by its account.
 struct Found {
@@ -15,7 +16,7 @@ extern "C" int schedule(const StreamK& stream_k, int work_units, int ctas, Found
         blockIdx = {unsigned(cta), 0, 0};
         TileScheduler scheduler(stream_k, work_units);
         for (WorkTile work; scheduler.fetch(work) && count < size; ++count) {
-            const TilePeers peers = scheduler.peers(work);
+            const TilePeers<2> peers = scheduler.peers<2>(work);
             found[count] = {cta, work.tile, work.first, work.end, peers.first, peers.count};
         }
     }

@@ -239,7 +239,10 @@ def wgmma(template: Mapping[str, str | int]) -> str:
     a = ", ".join(f"%{sums + i}" for i in range(4))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
     return f"""
-__device__ __forceinline__ void wgmma(float (&d)[{sums}], const u32 (&a)[4], unsigned long long b) {{
+#include "ptx/wgmma.cuh"
+template <>
+__device__ __forceinline__ void qgemm::wgmma<{template["In"]}, {tokens}>(
+    float (&d)[{sums}], const u32 (&a)[4], unsigned long long b) {{
     asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{kind}.{kind} "
                  "{{{d}}}, {{{a}}}, %{sums + 4}, p, 1, 1, 0; }}"
                  : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));

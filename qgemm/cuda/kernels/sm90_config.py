@@ -255,7 +255,7 @@ def compiled(fmt: Format) -> list[Sm90Config]:
 
 
 def memory_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
-    """Shared memory of a CTA with so many stages, as `Smem` in kernels/prefill_sm90.cu lays it out."""
+    """Shared memory of a CTA with so many stages, as `Smem` in kernels/sm90/smem.cuh lays it out."""
     along, dtype = k_blocks(fmt), tile_dtype(fmt)
     codes = dtype["k_blocks"].base.itemsize
     fields = dtype.itemsize - along * codes

@@ -30,7 +30,7 @@ class RowExponentRange(NamedTuple):
     most: int
 
     def weight(self, bound: float) -> int:
-        """As RowExponent in kernels/prefill_sm90.cu finds it."""
+        """As RowExponent in kernels/row_exponent.cuh finds it."""
         return max(self.least, min(int(np.frexp(np.float32(bound))[1]) + self.above, self.most))
 
 

@@ -1,0 +1,63 @@
+// Operand A of tensor cores from levels of W: w = scale * level + minimum, in the type of x.
+#pragma once
+
+#include "fragment.cuh"
+
+namespace qgemm {
+
+// Scale and minimum of rows g and g + 8 for the weights of a group, by row r = 0, 1.
+// MINIMUM: whether there is one; without, w = scale * level.
+template <class T, bool MINIMUM>
+struct GroupScale;
+
+// Levels are exact in half; scale, minimum and weight are rounded once each.
+template <bool MINIMUM>
+struct GroupScale<half, MINIMUM> {
+    half2 scale, minimum;
+
+    GroupScale() = default;
+    __device__ GroupScale(float2 d, float2 m) : scale(__float22half2_rn(d)), minimum(__float22half2_rn(m)) {}
+    __device__ u32 weights(half2 levels, int r) const {
+        const half2 d = r ? __high2half2(scale) : __low2half2(scale);
+        const half2 m = r ? __high2half2(minimum) : __low2half2(minimum);
+        const half2 w = MINIMUM ? __hfma2(levels, d, m) : __hmul2(levels, d);
+        return *reinterpret_cast<const u32*>(&w);
+    }
+};
+
+// The weight is computed in float and rounded to bf16 once.
+template <bool MINIMUM>
+struct GroupScale<bf16, MINIMUM> {
+    float2 scale, minimum;
+
+    GroupScale() = default;
+    __device__ GroupScale(float2 d, float2 m) : scale(d), minimum(m) {}
+    __device__ u32 weights(half2 levels, int r) const {
+        const float2 q = __half22float2(levels);
+        const float d = r ? scale.y : scale.x, m = !MINIMUM ? 0.0f : r ? minimum.y : minimum.x;
+        const __nv_bfloat162 w = __floats2bfloat162_rn(q.x * d + m, q.y * d + m);
+        return *reinterpret_cast<const u32*>(&w);
+    }
+};
+
+// Operand A of a step: the lane's eight weights of rows g and g + 8. levels: as Fragment orders them.
+template <class T, bool MINIMUM>
+__device__ __forceinline__ void dequantize(u32 (&a)[4], const Fragment& levels, const GroupScale<T, MINIMUM>& group) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = group.weights(levels.a[i], i % 2);
+}
+
+// Lane `lane` of the quad broadcasts its scale, and its minimum if HAS_MINIMUM.
+__device__ inline half2 shfl_quad(half2 pair, int lane) { return __shfl_sync(~0u, pair, lane, 4); }
+__device__ inline float2 shfl_quad(float2 pair, int lane) {
+    return {__shfl_sync(~0u, pair.x, lane, 4), __shfl_sync(~0u, pair.y, lane, 4)};
+}
+template <bool HAS_MINIMUM, class T, bool MINIMUM>
+__device__ inline GroupScale<T, MINIMUM> shfl_quad(const GroupScale<T, MINIMUM>& group, int lane) {
+    GroupScale<T, MINIMUM> found;
+    found.scale = shfl_quad(group.scale, lane);
+    if constexpr (HAS_MINIMUM) found.minimum = shfl_quad(group.minimum, lane);
+    return found;
+}
+
+}  // namespace qgemm

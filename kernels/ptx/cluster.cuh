@@ -1,0 +1,38 @@
+// Clusters of two CTAs (sm_90 and later): barrier.cluster, and stores to the peer's shared memory (DSMEM).
+#pragma once
+
+#include "../types.cuh"
+
+namespace qgemm {
+
+// barrier.cluster.arrive.relaxed: orders no stores. A release would wait until all of them are visible to the GPU; what
+// the peer needs to know is only that this CTA has read what it may now replace.
+__device__ inline void barrier_cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+// barrier.cluster.wait: all threads of the cluster that have not exited have arrived.
+__device__ inline void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// mapa: the address in the peer's shared memory of what lies at `address` in this CTA's.
+__device__ inline u32 mapa_peer(u32 address) {
+    u32 found;
+    asm volatile(
+        "{ .reg .u32 rank;\n"
+        "mov.u32 rank, %%cluster_ctarank;\n"
+        "xor.b32 rank, rank, 1;\n"
+        "mapa.shared::cluster.u32 %0, %1, rank; }"
+        : "=r"(found)
+        : "r"(address));
+    return found;
+}
+
+// st.async: its bytes complete at an mbarrier of the peer, which waits by mbarrier_wait_parity_cluster.
+__device__ inline void st_async_peer(u32 address, const float4& value, u32 barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+        : "memory");
+}
+
+}  // namespace qgemm

@@ -1,0 +1,15 @@
+// stmatrix (sm_90 and later): fragments of a warp -> shared memory.
+#pragma once
+
+#include "../types.cuh"
+
+namespace qgemm {
+
+// Four 8 x 8 matrices of 16-bit values, transposed; lane i holds the address of column i % 8 of matrix i / 8.
+__device__ inline void stmatrix_x4_trans(u32 to, const u32 (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(from[0]),
+                 "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+}
+
+}  // namespace qgemm

@@ -1,0 +1,55 @@
+// What follows from a configuration of prefill_sm90; the headers of sm90/ are templates over Sm90<Config>.
+//
+// Config: Format, KBlock, K_BLOCKS; In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES,
+// FIELD_STAGES (of fields, where a stage is less than a tile), SINGLE_TILE (at most one work tile per CTA, so that
+// reduction and epilogue alias the pipeline's smem), EPI_TILE (tokens reduced and stored at a time), SHARED (bytes of
+// shared memory), MAX_PARTIALS, ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX
+// (row_exponent.cuh), ARRIVALS (of a warp that releases a stage: 1, or 32 for racecheck, which does not see the order
+// that __syncwarp makes).
+#pragma once
+
+#include "../tile.cuh"
+
+namespace qgemm {
+
+constexpr int WARPGROUP_THREADS = 128;
+
+constexpr int greatest_common_divisor(int a, int b) { return b ? greatest_common_divisor(b, a % b) : a; }
+
+template <class Base>
+struct Sm90 : TileConfig<Base> {
+    using Base::TOKENS, Base::ROW_BLOCKS, Base::WG_SPLIT_K, Base::K_BLOCKS, Base::K_BLOCKS_PER_STAGE, Base::STAGES;
+
+    static constexpr int CONSUMERS = ROW_BLOCKS * WG_SPLIT_K;  // warpgroups
+    static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP_THREADS;
+    static constexpr int THREADS = CONSUMER_THREADS + WARPGROUP_THREADS;
+
+    // Registers per thread at launch, then of the producer warpgroup and of consumers, who share them.
+    static constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
+    static constexpr int CONSUMER_REGISTERS =
+        (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
+
+    // Roles of the warps beside the consumers: loading W, loading x, initialising mbarriers.
+    static constexpr int WARP_LOAD_W = CONSUMERS * 4, WARP_LOAD_X = WARP_LOAD_W + 1, WARP_INIT = WARP_LOAD_W + 2;
+
+    // Whether stages hold whole tiles; otherwise a tile's fields have stages of their own.
+    static constexpr bool WHOLE_TILES = K_BLOCKS_PER_STAGE % K_BLOCKS == 0;
+    static_assert(WHOLE_TILES || K_BLOCKS % K_BLOCKS_PER_STAGE == 0,
+                  "a stage holds whole tiles, or a tile whole stages");
+    // k_blocks at whose multiples a tile of y may be split.
+    static constexpr int WORK_UNIT = WHOLE_TILES ? K_BLOCKS_PER_STAGE : K_BLOCKS;
+
+    // A wait names the parity of one of a barrier's last two phases, so that who waits must have seen the phase before.
+    // WG_SPLIT_K warpgroups read a stage in turn: it has as many barriers as different ones meet there.
+    static constexpr int BARRIERS_PER_STAGE = WG_SPLIT_K / greatest_common_divisor(STAGES, WG_SPLIT_K);
+
+    static constexpr int EPI_TILES = TOKENS / Base::EPI_TILE;
+    static constexpr int EPI_QUADS = Base::EPI_TILE / 8;  // float4 of a thread's accumulators in an epilogue tile
+    static constexpr int ACC_SIZE = TOKENS / 2;           // floats, of a thread
+    using Acc = float[ACC_SIZE];
+};
+
+// Named barriers: 0 is __syncthreads'.
+enum : int { FIRST_ROW_BLOCK_BARRIER = 1, INIT_BARRIER = 15 };
+
+}  // namespace qgemm
