@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
@@ -46,13 +46,15 @@ class Unit(NamedTuple):
         return f"{self.arch:7} {self.kernel} {self.format} {parameters}"
 
 
-def every_unit(archs: Iterable[str] = nvrtc.ARCHS) -> Iterator[Unit]:
-    """Everything that a product, a conversion or an upload may need."""
+def every_unit(archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("", *FORMATS)) -> Iterator[Unit]:
+    """Everything that a product, a conversion or an upload may need; names: of formats, "" for kernels without one."""
+    formats = [FORMATS[name] for name in names if name and FORMATS[name].slots]
     for arch in archs:
         sm = int("".join(filter(str.isdigit, arch)))
-        for fmt in (fmt for fmt in FORMATS.values() if fmt.slots):
+        for fmt in formats:
             yield from (Unit(kernel, fmt.name, tuple(t.items()), arch) for kernel, t in variants(fmt, sm))
-        yield from (Unit(kernel, "", tuple(t.items()), arch) for kernel, t in common_variants())
+        if "" in names:
+            yield from (Unit(kernel, "", tuple(t.items()), arch) for kernel, t in common_variants())
 
 
 def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
@@ -137,13 +139,10 @@ def options() -> argparse.Namespace:
 def main() -> int:
     """Compile, print a line per architecture and kernel; with --report write one per unit."""
     asked = options()
-    todo = [
-        unit
-        for unit in (every_unit() if asked.all else chosen(every_unit()))
-        if unit.arch in (asked.arch or [unit.arch])
-        and unit.format in (asked.format or [unit.format])
-        and unit.kernel in (asked.kernel or [unit.kernel])
-    ]
+    archs, names = asked.arch or nvrtc.ARCHS, asked.format or ("", *FORMATS)
+    units = every_unit(archs, names) if asked.all else chosen(every_unit())
+    units = (unit for unit in units if unit.arch in archs and unit.format in names)
+    todo = [unit for unit in units if unit.kernel in (asked.kernel or [unit.kernel])]
     found: dict[Unit, Resources] = {}
     failed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
