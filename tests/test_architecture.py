@@ -14,8 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 TEST_MODULES = sorted(TESTS.rglob("*.py"))
-MAX_LINES = 400
-LONG = {"kernels/prefill_sm90.cu": 940}  # files that are longer: their lines may only become fewer
+MAX_LINES = {".cu": 300}  # of a file, else 400
 UPWARD = {("qgemm.cuda.jit.codegen", "qgemm.cuda.kernels.products")}  # imports against the order: may only become fewer
 # Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
 CUDA = (
@@ -156,10 +155,9 @@ def test_tests_of_the_gpu_are_marked_by_their_folder_alone():
 
 
 def test_files_fit_in_a_head():
-    """No source has more than MAX_LINES lines, but for those of LONG, which do not grow."""
+    """A kernel is 300 lines at most: what it is made of lies in headers."""
     kinds = (".py", ".cu", ".cuh", ".cpp", ".h")
     folders = (ROOT / name for name in ("qgemm", "kernels", "tests", "tools"))
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in kinds]
     lines = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files}
-    assert {name: count for name, count in lines.items() if count > LONG.get(name, MAX_LINES)} == {}
-    assert all(lines[name] > MAX_LINES for name in LONG), "what is short enough leaves the list"
+    assert {name: count for name, count in lines.items() if count > MAX_LINES.get(Path(name).suffix, 400)} == {}
