@@ -2,7 +2,10 @@
 // qgemm/cuda/layout/activations.py.
 #pragma once
 
+#include "host.cuh"
 #include "types.cuh"
+
+namespace qgemm {
 
 struct Activations {
     signed char q[X_COLUMNS];  // of each block: lane t's columns 2t, 2t + 8, 2t + 1, 2t + 9 of its two steps
@@ -22,3 +25,5 @@ template <class In>
 constexpr bool PREPARED = false;
 template <>
 constexpr bool PREPARED<Activations> = true;
+
+}  // namespace qgemm

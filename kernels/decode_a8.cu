@@ -6,7 +6,7 @@
 // Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), M16_TILES (1, 2, 4), ROW_BLOCKS,
 // WARP_SPLIT_K, STAGES, BULK.
 #include "dots.cuh"
-#include "quantize.cuh"
+#include "codes/quantize.cuh"
 #include "scales.cuh"
 
 using X = Activations[8 * COLUMN_TILES];

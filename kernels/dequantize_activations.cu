@@ -3,7 +3,7 @@
 // A thread owns eight columns of a token.
 // Template: Out (float, half).
 #include "griddepcontrol.cuh"
-#include "quantize.cuh"
+#include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     dequantize_activations(const Activations* __restrict__ k_blocks, Out* __restrict__ x, i64 k, int m) {

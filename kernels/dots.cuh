@@ -6,6 +6,7 @@
 // block.
 #pragma once
 
+#include "codes/signed_bytes.cuh"
 #include "mma.cuh"
 #include "tile.cuh"
 

@@ -7,7 +7,7 @@
 // (encoder.cuh). They are
 // put together in shared memory and leave as BLOCK_BYTES chunks of 16 bytes: `blocks` is a whole number of turns.
 // Template: Format, In (float, half, bf16), THREADS, BLOCKS_PER_WARP, FOUND_BYTES.
-#include "encoder.cuh"
+#include "codes/encoder.cuh"
 
 using Encoder = Format::Encoder;
 constexpr int AT_ONCE = 32 / BLOCK_LANES;

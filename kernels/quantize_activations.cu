@@ -3,7 +3,7 @@
 // A thread owns eight columns of a token. A block beyond k, in the last k_block, is zero.
 // Template: In (float, half, bf16).
 #include "griddepcontrol.cuh"
-#include "quantize.cuh"
+#include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     quantize_activations(const In* __restrict__ x, Activations* __restrict__ k_blocks, i64 k, int m) {

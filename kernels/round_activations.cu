@@ -3,7 +3,7 @@
 // A thread owns eight values.
 // Template: In (float, half, bf16), Out (float, half).
 #include "griddepcontrol.cuh"
-#include "quantize.cuh"
+#include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     round_activations(const In* __restrict__ x, Out* __restrict__ rounded, i64 k, int m) {

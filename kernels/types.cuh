@@ -6,6 +6,8 @@
 
 #include "ptx/rcp.cuh"
 
+namespace qgemm {
+
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
@@ -53,3 +55,5 @@ template <>
 __device__ inline void load_words<4>(u32* to, const u32* from) {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
 }
+
+}  // namespace qgemm

@@ -86,8 +86,10 @@ def test_what_a_unit_does_not_include_is_not_in_its_key(compiled, edited):
         for kernel, template in routes.variants(fmt, 90)
     }
 
+    made = {fmt.name: codegen.headers(fmt) for fmt in (q4_0, q5_1)}
+
     def keys():
-        return {name: cache.key(source, "sm_90a") for name, source in units.items()}
+        return {name: cache.key(source, "sm_90a", made[name[1]]) for name, source in units.items()}
 
     def rebuilt(name):
         before = keys()
@@ -116,7 +118,7 @@ def test_every_include_is_found(fmt):
     """One that closure() did not follow would serve a stale kernel."""
     for kernel, template in routes.variants(fmt, 90):
         unit = codegen.compose(kernel, fmt, **template)
-        found = sources.closure(unit, {})
+        found = sources.closure(unit, codegen.headers(fmt))
         names = [name for text in (unit, *found.values()) for name in sources.INCLUDE.findall(text)]
         assert {name.rpartition("/")[2] for name in names} == {name.rpartition("/")[2] for name in found}
         assert f"{kernel}.cu" in found
@@ -149,7 +151,8 @@ def test_the_cache_is_filled_with_what_a_gpu_looks_for(tmp_path, monkeypatch, ca
     assert len(kept) == 8
     before = {path: path.stat().st_mtime_ns for path in kept}
     for out in TYPES:
-        cache.cached_cubin(codegen.compose("dequantize", qgemm.FORMATS["q8_0"], Out=out), "sm_90a")
+        fmt = qgemm.FORMATS["q8_0"]
+        cache.cached_cubin(codegen.compose("dequantize", fmt, Out=out), "sm_90a", codegen.headers(fmt))
     assert compile_kernels.main() == 0
     assert capsys.readouterr().out == first
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == before

@@ -44,7 +44,8 @@ def kind_of(unit):
 @pytest.mark.parametrize("arch", nvrtc.ARCHS)
 def test_a_kernel_compiles_for_every_architecture(arch):
     """All kernels are compiled by tools/compile_kernels.py; this keeps one of each architecture in the test run."""
-    cubin, report = cached(codegen.compose("dequantize", qgemm.FORMATS["q4_0"], Out="half"), arch)
+    fmt = qgemm.FORMATS["q4_0"]
+    cubin, report = cached(codegen.compose("dequantize", fmt, Out="half"), arch, codegen.headers(fmt))
     assert cubin.startswith(b"\x7fELF")
     assert "0 bytes spill stores" in report
 

@@ -11,6 +11,7 @@ import harness
 import helpers
 import numpy as np
 import pytest
+from formats_of_tests import Q6_0
 from harness import Kernel, device_array, to_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from numpy.testing import assert_array_equal
 from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, each, values
 
 import qgemm
+from qgemm.cuda.jit import codegen
 from qgemm.cuda.kernels import transforms
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
@@ -200,3 +202,15 @@ def test_products_of_quantized_activations(fmt, tokens, backwards):
     row_blocks, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
     gemv(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
     helpers.assert_a8(y, x, w)
+
+
+def test_an_encoder_writes_every_bit_of_its_codes():
+    """SymmetricEncoder with codes of six bits, of which it would leave the sixth unwritten, does not compile."""
+    fmt = Q6_0
+    header = (harness.OF_TESTS / "formats" / "q6_0.cuh").read_text()
+    own, shared = "using Encoder = q6_0_encoder;", "using Encoder = SymmetricEncoder<q6_0_block, 32>;"
+    assert own in header
+    made = {**codegen.headers(fmt), "formats/q6_0.cuh": header.replace(own, shared)}
+    source = codegen.compose("encode", fmt, **transforms.ENCODE.template(fmt, In="float"))
+    with pytest.raises(harness.HostCompileError, match="write_codes has no place for the sixth bit of a code"):
+        harness.library(source, made)

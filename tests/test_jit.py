@@ -9,34 +9,20 @@ import numpy as np
 import pytest
 from strategies import TILED, each
 
-from qgemm.cuda.jit import codegen, nvrtc, sources
+from qgemm.cuda.jit import codegen, nvrtc
 from qgemm.cuda.layout import tile as tiles
-
-
-@each(TILED)
-def test_header_is_the_twin_of_the_module(fmt):
-    """One header a format, whose struct derives from the generated fields and opens with the module's words."""
-    text = (sources.kernels_dir() / "formats" / f"{fmt.name}.cuh").read_text()
-    assert ("using Encoder = " in text) == (fmt.encode is not None and fmt.integer)
-    if fmt.needs_table:
-        assert "Twin of qgemm/formats/kbit.py" in text
-        assert f"struct {fmt.name} : Codebook<{fmt.name}_fields<M16_TILES>, {fmt.name}_codebook>" in text
-        return
-    assert f"Twin of qgemm/formats/{fmt.name}.py" in text
-    assert re.search(rf"struct {fmt.name} : [\w<]*<?{fmt.name}_fields<M16_TILES>", text)
-    assert ("HalfScales<" in text or "HalfMinimums<" in text) == (tiles.scale_factors(fmt) == 1)
-    assert re.search(rf"HAS_MINIMUM = {'true' if fmt.has_minimum else 'false'};", text)
 
 
 @pytest.mark.compiles
 @each(TILED)
 def test_tile_struct_has_the_size_of_its_dtype(fmt):
     """The generated static_assert is what holds the two together: a wrong size does not compile."""
-    source = codegen.compose("dequantize", fmt, Out="half")
-    size = f"== {tiles.tile_dtype(fmt).itemsize}"
-    assert size in source
+    source, headers = codegen.compose("dequantize", fmt, Out="half"), codegen.headers(fmt)
+    name, size = f"tiles/{fmt.name}.cuh", f"{tiles.tile_dtype(fmt).itemsize}, "
+    assert headers[name].count(size) == 1
+    headers[name] = headers[name].replace(size, f"16 + {size}")
     with pytest.raises(nvrtc.CompileError, match="differs from its dtype"):
-        nvrtc.compile_cubin(source.replace(size, f"{size} + 16"), "sm_80")
+        nvrtc.compile_cubin(source, "sm_80", headers)
 
 
 def position_of_code(bits, pairs, step, j, r, plane):

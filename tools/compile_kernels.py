@@ -85,8 +85,9 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
 def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
     """(unit, ptxas' report, error); one of the two texts is empty. The kernel is in the cache then."""
     try:
-        source = codegen.compose(unit.kernel, FORMATS.get(unit.format), **dict(unit.template))
-        return unit, cache.cached(source, unit.arch).report, ""
+        fmt = FORMATS.get(unit.format)
+        source = codegen.compose(unit.kernel, fmt, **dict(unit.template))
+        return unit, cache.cached(source, unit.arch, codegen.headers(fmt)).report, ""
     except nvrtc.CompileError as error:
         return unit, "", str(error)
 

@@ -64,7 +64,8 @@ def compiled(pair: tuple[str, Sm90Config]) -> bool:
     """Compile the kernel of a format and config into the cache -> whether the kernel takes it."""
     fmt = FORMATS[pair[0]]
     try:
-        cache.cached_cubin(codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, pair[1], "half")), "sm_90a")
+        source = codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, pair[1], "half"))
+        cache.cached_cubin(source, "sm_90a", codegen.headers(fmt))
     except nvrtc.CompileError as error:
         if "static assertion failed" not in str(error):
             raise

@@ -1,14 +1,19 @@
 // iq4_nl:  w = d * value(q),  q in 0..15.       Twin of qgemm/formats/iq4_nl.py.
 #pragma once
 
-#include "../encoder.cuh"
-#include "../fragment.cuh"
+#include "codes/encoder.cuh"
+#include "fragment.cuh"
+#include "codes/half_scales.cuh"
+#include "codes/signed_bytes.cuh"
+#include "tiles/iq4_nl.cuh"
+
+namespace qgemm {
 
 // The value of q, plus 128, is byte q of these: codes 0 to 7, then 8 to 15.
 constexpr u32 IQ4_NL_LOW[] = {0x3f2d1801, 0x766a5d4f}, IQ4_NL_HIGH[] = {0xa6998d81, 0xf1d9c5b5};
 
-// Four codes in the lower half of a word -> their values plus 128, as bytes. A selector of prmt is three bits of a code;
-// the fourth says which of the two tables it is for.
+// Four codes in the lower half of a word -> their values plus 128, as bytes. Three bits of a code are a selector of
+// prmt; the fourth says which of the two tables it is for.
 __device__ inline u32 iq4_nl_values(u32 codes) {
     const u32 low = __byte_perm(IQ4_NL_LOW[0], IQ4_NL_LOW[1], codes & 0x7777);
     const u32 high = __byte_perm(IQ4_NL_HIGH[0], IQ4_NL_HIGH[1], codes & 0x7777);
@@ -85,7 +90,6 @@ template <int M16_TILES>
 struct iq4_nl : HalfScales<iq4_nl_fields<M16_TILES>> {
     using Codes = iq4_nl_codes;
     static constexpr int ZERO = 0;  // of bytes(), which are values
-    static constexpr bool HAS_MINIMUM = false;
     using Encoder = iq4_nl_encoder;
 
     // Row g's codes in the lower half of a word, row g + 8's in the upper.
@@ -119,10 +123,12 @@ struct iq4_nl : HalfScales<iq4_nl_fields<M16_TILES>> {
     static constexpr int CODE_BIAS = 128, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 0;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         const u32 row = iq4_nl_values(codes.qs[step]), row8 = iq4_nl_values(codes.qs[step] >> 16);
-        return ::codes_f16(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
+        return as_fragment(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
                            __byte_perm(row8, 0, 0x4341));
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return {signed_bytes(iq4_nl_values(codes.qs[step])), signed_bytes(iq4_nl_values(codes.qs[step] >> 16))};
     }
 };
+
+}  // namespace qgemm

@@ -1,7 +1,12 @@
 // kbit2_f16:  w = absmax * codebook[q],  q in 0..3.       Twin of qgemm/formats/kbit.py.
 #pragma once
 
-#include "../codebook.cuh"
+#include "codes/codebook.cuh"
+#include "tiles/kbit2_f16.cuh"
+
+namespace qgemm {
 
 template <int M16_TILES>
 struct kbit2_f16 : Codebook<kbit2_f16_fields<M16_TILES>, kbit2_f16_codebook> {};
+
+}  // namespace qgemm

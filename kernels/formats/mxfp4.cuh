@@ -2,14 +2,17 @@
 // Twin of qgemm/formats/mxfp4.py.
 #pragma once
 
-#include "../encoder.cuh"
-#include "../fragment.cuh"
+#include "codes/encoder.cuh"
+#include "fragment.cuh"
+#include "tiles/mxfp4.cuh"
+
+namespace qgemm {
 
 // v / 2^15 as halves, of eight codes in a word of a tile: qgemm/formats/mxfp4.py says how they lie there.
 __device__ inline Fragment e2m1_f16(u32 word) {
     constexpr u32 MASK = 0x8e008e00;
     const u32 shared = word >> 3;
-    return codes_f16(word << 9 & MASK, word << 6 & MASK, (word << 2 ^ shared) & MASK, (word ^ shared) & MASK);
+    return as_fragment(word << 9 & MASK, word << 6 & MASK, (word << 2 ^ shared) & MASK, (word ^ shared) & MASK);
 }
 
 // Those words from nibbles, and back.
@@ -31,8 +34,8 @@ __device__ inline u32 e2m1_from_tile(u32 word) {
 }
 
 // Two halves v / 2^15 -> v + bias.
-__device__ inline half2 e2m1_level(half2 codes_f16, float bias) {
-    return __hfma2(codes_f16, __float2half2_rn(32768.0f), __float2half2_rn(bias));
+__device__ inline half2 e2m1_level(half2 code, float bias) {
+    return __hfma2(code, __float2half2_rn(32768.0f), __float2half2_rn(bias));
 }
 
 // v itself. Adding 0 makes the -0 of code 8 a 0, as it is in the table.
@@ -120,3 +123,5 @@ struct mxfp4 : mxfp4_fields<M16_TILES> {
     }
     __device__ float2 minimum(int, int, int) const { return {}; }
 };
+
+}  // namespace qgemm

@@ -2,10 +2,13 @@
 // Twin of qgemm/formats/q5_k.py.
 #pragma once
 
-#include "../overlapping.cuh"
-#include "../six_bits.cuh"
+#include "codes/overlapping.cuh"
+#include "codes/six_bit_scales.cuh"
+#include "tiles/q5_k.cuh"
+
+namespace qgemm {
 
 template <int M16_TILES>
-struct q5_k : FiveBits<SixBitScales<q5_k_fields<M16_TILES>>, 0> {
-    static constexpr bool HAS_MINIMUM = true;
-};
+struct q5_k : FiveBits<SixBitScales<q5_k_fields<M16_TILES>>, 0> {};
+
+}  // namespace qgemm

@@ -1,7 +1,12 @@
 // q6_k:  w = d * sc * (q - 32),  q in 0..63, sc in -128..127 a group of 16.       Twin of qgemm/formats/q6_k.py.
 #pragma once
 
-#include "../overlapping.cuh"
+#include "codes/half_scales.cuh"
+#include "codes/overlapping.cuh"
+#include "codes/signed_bytes.cuh"
+#include "tiles/q6_k.cuh"
+
+namespace qgemm {
 
 template <int M16_TILES>
 struct q6_k : q6_k_fields<M16_TILES> {
@@ -40,3 +45,5 @@ struct q6_k : q6_k_fields<M16_TILES> {
     __device__ half2 half_minimum(int, int, int) const { return {}; }
     __device__ half2 sub_minimum(int, int, int, half2) const { return {}; }
 };
+
+}  // namespace qgemm

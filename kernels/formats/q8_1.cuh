@@ -1,8 +1,12 @@
 // q8_1:  w = d * q,  q in -128..127.       Twin of qgemm/formats/q8_1.py.
 #pragma once
 
-#include "../encoder.cuh"
-#include "../signed_bytes.cuh"
+#include "codes/encoder.cuh"
+#include "codes/half_scales.cuh"
+#include "codes/signed_bytes.cuh"
+#include "tiles/q8_1.cuh"
+
+namespace qgemm {
 
 struct q8_1_encoder : SignedEncoder<q8_1_block> {
     using SignedEncoder::SignedEncoder;
@@ -17,6 +21,7 @@ struct q8_1_encoder : SignedEncoder<q8_1_block> {
 
 template <int M16_TILES>
 struct q8_1 : SignedBytes<HalfScales<q8_1_fields<M16_TILES>>> {
-    static constexpr bool HAS_MINIMUM = false;
     using Encoder = q8_1_encoder;
 };
+
+}  // namespace qgemm

@@ -1,5 +1,7 @@
-// The dynamic shared memory of a CTA, whose size comes with the launch. On the host an array of the test that runs kernels.
+// The dynamic shared memory of a CTA, whose size comes with the launch. On the host the harness has an array for it.
 #pragma once
+
+namespace qgemm {
 
 __device__ inline unsigned char* dynamic_smem() {
 #ifdef __CUDA_ARCH__
@@ -9,3 +11,5 @@ __device__ inline unsigned char* dynamic_smem() {
     return host_dynamic_smem;
 #endif
 }
+
+}  // namespace qgemm

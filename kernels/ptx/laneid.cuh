@@ -1,6 +1,8 @@
 // %laneid: the lane of a thread in its warp. From threadIdx ptxas would compute it anew at every use.
 #pragma once
 
+namespace qgemm {
+
 __device__ inline unsigned laneid() {
 #ifdef __CUDA_ARCH__
     unsigned lane;
@@ -10,3 +12,5 @@ __device__ inline unsigned laneid() {
     return threadIdx.x % 32;
 #endif
 }
+
+}  // namespace qgemm

@@ -1,6 +1,8 @@
 // lop3.b32: any function of three words, bit by bit, in one instruction. On the host as the operators spell it.
 #pragma once
 
+namespace qgemm {
+
 // (a ^ b) & MASK
 template <unsigned MASK>
 __device__ inline unsigned lop3_xor_and(unsigned a, unsigned b) {
@@ -12,3 +14,5 @@ __device__ inline unsigned lop3_xor_and(unsigned a, unsigned b) {
     return (a ^ b) & MASK;
 #endif
 }
+
+}  // namespace qgemm

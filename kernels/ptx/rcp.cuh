@@ -1,6 +1,8 @@
 // rcp.approx.ftz.f32: 1 / value, one place off at most; subnormal numbers count as 0.
 #pragma once
 
+namespace qgemm {
+
 __device__ inline float rcp_approx_ftz(float value) {
     float found;
 #ifdef __CUDA_ARCH__
@@ -11,3 +13,5 @@ __device__ inline float rcp_approx_ftz(float value) {
 #endif
     return found;
 }
+
+}  // namespace qgemm

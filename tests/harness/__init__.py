@@ -16,8 +16,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,23 +51,26 @@ def compiler() -> str | None:
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler: looked for $CXX, g++, c++ and clang++")
 
 
-def library(source: str) -> ctypes.CDLL:
-    """A translation unit in CUDA C++ -> the shared library that the host's compiler makes of it.
+def library(source: str, headers: Mapping[str, str] = MappingProxyType({})) -> ctypes.CDLL:
+    """A translation unit in CUDA C++, and the headers made in memory -> a shared library by the host's compiler.
 
     Cached in the temporary folder by the content of all sources, so that workers of one run share their work.
     """
     folders = (SHIM, sources.kernels_dir(), OF_TESTS)
     command = [compiler() or "c++", *OPTIONS, "-include", "cuda.h", *(f"-I{folder}" for folder in folders)]
-    facts = (command, _sources_digest(), source)
+    facts = (command, _sources_digest(), source, sorted(headers.items()))
     folder = Path(tempfile.gettempdir()) / f"qgemm-harness-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     made = folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
     with open(made.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits and finds the library
         if not made.exists():
-            unit = made.with_suffix(".cpp")
+            unit, partial, beside = made.with_suffix(".cpp"), made.with_suffix(".partial"), made.with_suffix("")
             unit.write_text(source)
-            partial = made.with_suffix(".partial")
+            for name, text in headers.items():
+                (beside / name).parent.mkdir(parents=True, exist_ok=True)
+                (beside / name).write_text(text)
+            command[1:1] = [f"-I{beside}"]  # headers made in memory come first
             done = subprocess.run([*command, unit, "-o", partial], capture_output=True, text=True)
             if done.returncode:
                 raise HostCompileError(done.stderr)
@@ -119,9 +124,8 @@ class Kernel:
 
     def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
         source = codegen.compose(name, fmt, **template)
-        self.library = library(
-            f'{source}\n#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<{name}>::grid; }}\n'
-        )
+        entry = f'#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<{name}>::grid; }}\n'
+        self.library = library(f"{source}\n{entry}", codegen.headers(fmt))
         self.entry = ctypes.c_void_p.in_dll(self.library, "grid_of_kernel").value
 
     def __call__(self, grid: tuple[int, int] | int, threads: int, *arguments: Any, backwards: bool = False) -> None:
@@ -152,8 +156,7 @@ class Lanes:
     )  # fmt: skip
 
     def __init__(self, fmt: Format) -> None:
-        preamble = codegen.compose("", fmt).removesuffix('#include ".cu"\n')
-        self.library = library(f'{preamble}#include "{FOLDER / "lanes.cpp"}"\n')
+        self.library = library(f'{codegen.preamble(fmt)}#include "{FOLDER / "lanes.cpp"}"\n', codegen.headers(fmt))
 
     @property
     def facts(self) -> dict[str, int]:

@@ -1,5 +1,5 @@
-// The functions of a format's header, lane by lane: what each lane of a warp makes of a tile, for a test to compare with
-// NumPy. Order of the arrays:
+// The functions of a format's header, lane by lane: what each lane of a warp makes of a tile, for tests to compare
+// with NumPy. Order of the arrays:
 //     halves, floats  [k_block][group of 16 rows][lane][step][register 0..3][2]
 //     bytes           [k_block][group of 16 rows][lane][step][row g, row g + 8][4]
 //     per group       [group of 16 rows][g][index along the row][row g, row g + 8]

@@ -35,13 +35,42 @@ C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signe
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 
 
-def tile_struct(fmt: Format) -> str:
+def headers(fmt: Format | None = None) -> dict[str, str]:
+    """The headers that exist in memory alone, by the name in an #include: host.cuh, and tiles/NAME.cuh of a format."""
+    found = {"host.cuh": host_header()}
+    if fmt is not None:
+        found[f"tiles/{fmt.name}.cuh"] = tile_header(fmt)
+    return found
+
+
+def host_header() -> str:
+    """C++ for what the host knows and no format changes."""
+    return f"""#pragma once
+namespace qgemm {{
+constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, WARPS = {WARPS};
+constexpr int X_COLUMNS = {K_BLOCK}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};
+constexpr int MOST_PRODUCTS = {products.MOST}, PRODUCTS_BYTES = {ctypes.sizeof(products.Products)};
+}}  // namespace qgemm
+"""
+
+
+def tile_header(fmt: Format) -> str:
+    """tiles/NAME.cuh: the device tile of a format, its blocks and its codebook, derived from dtype and slots."""
+    return f"""#pragma once
+#include "host.cuh"
+#include "types.cuh"
+namespace qgemm {{
+{_codebook(fmt)}{tile_structs(fmt)}{block_structs(fmt)}
+}}  // namespace qgemm
+"""
+
+
+def tile_structs(fmt: Format) -> str:
     """C++ for the device tile of a format, derived from its dtype.
 
-    NAME_codes: the words of a k_block's codes that a lane reads. NAME_k_block<M16_TILES>, NAME_fields<M16_TILES>: the
-    codes of one k_block, the fields per block, of M16_TILES of the tile's groups of 16 rows; those of all of them lie
-    so in memory.
-    NAME_codebook: the levels that codes count, and how they lie in shared memory.
+    NAME_codes: the words of a k_block's codes that a lane reads.
+    NAME_k_block<M16_TILES>, NAME_fields<M16_TILES>: the codes of one k_block and the fields per block, for M16_TILES of
+    the tile's groups of 16 rows; with all of them (WARPS) as they lie in memory.
     """
     dtype = tile_dtype(fmt)
     k_block = dtype["k_blocks"].base
@@ -52,8 +81,7 @@ def tile_struct(fmt: Format) -> str:
         at = ((f"share.{field} + {chunk * i}", f"{field}[m16][{i}][lane]") for i in range(parts))
         loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
     fields = [(name, dtype[name]) for name in dtype.names or () if name != "k_blocks"]
-    return f"""{_codebook(fmt)}
-constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, K_BLOCKS = {k_blocks(fmt)}, WARPS = {WARPS};
+    return f"""
 struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
 template <int M16_TILES>
 struct alignas(16) {fmt.name}_k_block {{
@@ -66,6 +94,7 @@ struct alignas(16) {fmt.name}_k_block {{
 }};
 template <int M16_TILES>
 struct alignas(16) {fmt.name}_fields {{
+    static constexpr int K_BLOCKS = {k_blocks(fmt)};  // of a tile
     static constexpr int GROUP_SIZE = {fmt.group};
     static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
@@ -75,13 +104,14 @@ struct alignas(16) {fmt.name}_fields {{
     static constexpr int SCALE_FACTORS = {scale_factors(fmt)};  // of a scale or minimum, exact as halves, or 0
     static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;
+    using KBlock = {fmt.name}_k_block<M16_TILES>;
     // A lane's words of codes side by side -> as they lie in a tile, and back; a format may have its own.
     static __device__ void to_tile(Codes&) {{}}
     static __device__ void from_tile(Codes&) {{}}
     {_members(fields)}
 }};
-static_assert(K_BLOCKS * sizeof({fmt.name}_k_block<WARPS>) + sizeof({fmt.name}_fields<WARPS>) == {dtype.itemsize},
-              "the tile of {fmt.name} differs from its dtype");
+static_assert({k_blocks(fmt)} * sizeof({fmt.name}_k_block<WARPS>) + sizeof({fmt.name}_fields<WARPS>) ==
+                  {dtype.itemsize}, "the tile of {fmt.name} differs from its dtype");
 """
 
 
@@ -121,7 +151,6 @@ struct {fmt.name}_codebook {{
     static constexpr int BINS = {BINS}, APART = {int(apart)};
     static __device__ u32 before(int bin) {{ return {fmt.name}_before[bin]; }}
 }};
-using BookOf = {fmt.name}_codebook;
 """
 
 
@@ -179,7 +208,7 @@ def _block(fmt: Format) -> str:
         return ""
     fields = ((name, fmt.dtype[name]) for name in fmt.dtype.names or ())
     members = (f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields)
-    return f"struct {fmt.name}_block {{ {' '.join(members)} }};\nusing Block = {fmt.name}_block;"
+    return f"struct {fmt.name}_block {{ {' '.join(members)} }};"
 
 
 def _offset(dtype: Any, name: str) -> int:
@@ -209,22 +238,32 @@ def _members(fields: list[tuple[str, Any]]) -> str:
 def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:
     """The translation unit of one kernel: its format and template parameters, then the file that knows neither.
 
-    A str parameter becomes a type (`using In = half;`), an int a constant (`constexpr int TOKENS = 8;`).
+    A str parameter becomes a type (`using In = half;`), an int a constant (`constexpr int TOKENS = 8;`). It includes
+    `headers(fmt)`.
     """
-    lines = [
-        '#include "types.cuh"',
-        f"constexpr int X_COLUMNS = {K_BLOCK}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};",
-        f"constexpr int MOST_PRODUCTS = {products.MOST}, PRODUCTS_BYTES = {ctypes.sizeof(products.Products)};",
-        '#include "activations.cuh"',
-    ]
+    return (
+        preamble(fmt, **template)
+        + "".join(make(template) for make in GENERATED.get(kernel, ()))
+        + (f'#include "{kernel}.cu"\n')
+    )
+
+
+def preamble(fmt: Format | None = None, **template: str | int) -> str:
+    """What a kernel's file expects above it: the format's header under the names Format and KBlockOf, the template."""
+    lines = ['#include "activations.cuh"', "using namespace qgemm;"]
     if fmt is not None:
-        lines += [tile_struct(fmt), block_structs(fmt), f'#include "formats/{fmt.name}.cuh"']
+        lines.insert(0, f'#include "formats/{fmt.name}.cuh"')
+        lines += [f"constexpr int K_BLOCKS = {fmt.name}_fields<WARPS>::K_BLOCKS;"]
         lines += [f"template <int M16_TILES> using KBlockOf = {fmt.name}_k_block<M16_TILES>;"]
-        lines += [f"template <int M16_TILES> using FormatOf = {fmt.name}<M16_TILES>;", '#include "tile.cuh"']
+        lines += [f"template <int M16_TILES> using FormatOf = {fmt.name}<M16_TILES>;"]
+        if _block(fmt):
+            lines.append(f"using Block = {fmt.name}_block;")
+        if fmt.needs_table:
+            lines.append(f"using BookOf = {fmt.name}_codebook;")
+        lines.append('#include "tile.cuh"')
     for name, value in template.items():
         lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
-    lines += [make(template) for make in GENERATED.get(kernel, ())]
-    return "\n".join([*lines, f'#include "{kernel}.cu"', ""])
+    return "\n".join([*lines, ""])
 
 
 def wgmma(template: Mapping[str, str | int]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from qgemm.codec.format import Format
 
 from .cache import cached_cubin
-from .codegen import compose
+from .codegen import compose, headers
 from .nvrtc import arch_of
 
 _loaded: dict[Any, Any] = {}
@@ -29,6 +29,6 @@ def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Any:
             properties: Mapping[str, Any] = cupy.cuda.runtime.getDeviceProperties(device)
             arch = arch_of((properties["major"], properties["minor"]))
             module = cupy.cuda.function.Module()
-            module.load(cached_cubin(compose(kernel, fmt, **template), arch))
+            module.load(cached_cubin(compose(kernel, fmt, **template), arch, headers(fmt)))
             _loaded[key] = module.get_function(kernel)
     return _loaded[key]

@@ -1,13 +1,13 @@
-// A CTA on one host thread: every CUDA thread is a fiber, which runs until it has to wait for the others of its warp or of
-// its CTA. Where they can never meet (a barrier that some threads do not reach) the process ends with a message.
+// A CTA on one host thread: every CUDA thread is a fiber, which runs until it has to wait for its warp or its CTA. At a
+// barrier that some threads do not reach the process ends with a message.
 #pragma once
 
 #include <ucontext.h>
 
 class Cta {
 public:
-    // Runs kernel() once for each of `threads` threads of CTA `block` of `grid`; backwards: the last thread first, so that
-    // what depends on the order, as what lacks a barrier does, comes out differently.
+    // Runs kernel() for each of `threads` threads of CTA `block` of `grid`. backwards: the last thread first, so that
+    // what depends on the order of threads, for lack of a barrier, comes out differently.
     template <class Kernel>
     Cta(dim3 grid, dim3 block, int threads, bool backwards, const Kernel& kernel)
         : kernel(&kernel), call([](const void* kernel) { (*static_cast<const Kernel*>(kernel))(); }), threads(threads) {

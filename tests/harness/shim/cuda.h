@@ -1,6 +1,6 @@
 // What NVRTC declares without an include: qualifiers, vector types, the indices of a thread, intrinsics.
 //
-// A CTA runs on one host thread, one CTA after the other (cta.h): shared memory is static, and so is the thread's index.
+// One host thread runs one CTA after the other (cta.h): shared memory is static, and so is the thread's index.
 #pragma once
 
 #include <fenv.h>
@@ -76,7 +76,7 @@ inline int __dp4a(int a, int b, int c) {
     return c;
 }
 
-// ---------------------------------------------------------------- numbers: -ffp-contract=off leaves each rounding alone
+// ---------------------------------------------------------------- numbers; -ffp-contract=off keeps each rounding
 
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

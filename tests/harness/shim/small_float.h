@@ -1,6 +1,6 @@
 // Floats of 16 bits, IEEE in everything but their size: half (5 exponent bits) and bfloat16 (8), on any host.
 //
-// A number is one double: sums, products and fused multiply-adds of 16-bit floats are rounded there without harm, because
+// Arithmetic is in double: sums, products and fused multiply-adds of 16-bit floats may be rounded there first, because
 // a tie of the 16-bit format and the last bit that breaks it are less than 53 bits apart.
 #pragma once
 

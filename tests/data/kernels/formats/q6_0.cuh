@@ -1,8 +1,12 @@
 // q6_0:  w = d * (q - 32),  q in 0..63.       Twin of tests/formats_of_tests.py.
 #pragma once
 
-#include "encoder.cuh"
-#include "overlapping.cuh"
+#include "codes/encoder.cuh"
+#include "codes/half_scales.cuh"
+#include "codes/overlapping.cuh"
+#include "tiles/q6_0.cuh"
+
+namespace qgemm {
 
 // As formats of four and five bits, but that the high two bits of weights j, j + 16, j + 8 and j + 24 share a byte.
 struct q6_0_encoder : SymmetricEncoder<q6_0_block, 32> {
@@ -28,7 +32,6 @@ struct q6_0 : HalfScales<q6_0_fields<M16_TILES>> {
     using Words = Overlapping<6>;
     using Encoder = q6_0_encoder;
     static constexpr int ZERO = 32;
-    static constexpr bool HAS_MINIMUM = false;
 
     static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.qs, codes.qh); }
     static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.qs, codes.qh); }
@@ -44,3 +47,5 @@ struct q6_0 : HalfScales<q6_0_fields<M16_TILES>> {
         return Words::bytes(codes.qs[step], codes.qh[step / 2], step);
     }
 };
+
+}  // namespace qgemm

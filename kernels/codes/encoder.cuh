@@ -8,7 +8,9 @@
 // What NumPy rounds twice is rounded twice here: __fmul_rn and __fadd_rn are not contracted to one.
 #pragma once
 
-#include "quantize.cuh"
+#include "codes/quantize.cuh"
+
+namespace qgemm {
 
 constexpr int LANE_VALUES = 8, BLOCK_LANES = 4;
 using LaneValues = const float (&)[LANE_VALUES];
@@ -49,7 +51,7 @@ struct Steps {
     __device__ Steps(float d, float offset) : inverse(d == 0 ? 0.0f : __frcp_rn(d)), offset(offset) {
         if (isinf(inverse)) this->inverse = this->offset = 0;
     }
-    // The bits of 2^23 + code: added so, rounding toward zero, a number that is not negative loses what is behind its point.
+    // The bits of 2^23 + code: that sum, rounded toward zero, has no fraction.
     __device__ u32 code(float x, int most) const {
         const float place = fminf(__fadd_rn(__fmul_rn(x, inverse), offset), most);
         return __float_as_uint(__fadd_rz(place, 0x1p23f));
@@ -87,8 +89,10 @@ __device__ inline u8 fifth_bits(LaneCodes codes) {
     return byte;
 }
 
+// The bytes of codes up to MOST: nibbles in qs and, where there are more, fifth bits in qh.
 template <int MOST, class Block>
 __device__ void write_codes(Block& block, LaneCodes codes) {
+    static_assert(MOST < 32, "write_codes has no place for the sixth bit of a code: an encoder of its own writes it");
     write_nibbles(block, codes);
     if constexpr (MOST > 15) block.qh[block_lane()] = fifth_bits(codes);
 }
@@ -163,3 +167,5 @@ struct SignedEncoder {
         if (block_lane() == 0) block.d = d;
     }
 };
+
+}  // namespace qgemm

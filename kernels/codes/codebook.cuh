@@ -6,9 +6,11 @@
 // exact.
 #pragma once
 
-#include "fragment.cuh"
+#include "codes/half_scales.cuh"
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/laneid.cuh"
+
+namespace qgemm {
 
 // The absmax of rows g and g + 8 of one block of a tile's two.
 __device__ inline float2 absmax_pair(const half (&blocks)[2][2], int block) { return row_pair(blocks[block]); }
@@ -96,3 +98,5 @@ private:
     // The level of an index's code of number i.
     static __device__ float level(u32 index, int i) { return Book::level(index >> BITS * i & (Book::CODES - 1)); }
 };
+
+}  // namespace qgemm

@@ -6,6 +6,8 @@
 
 #include "activations.cuh"
 
+namespace qgemm {
+
 // |x|, or NaN: the largest of some numbers, and NaN if one of them is. As bits they compare like integers.
 __device__ inline u32 magnitude_bits(float value) { return __float_as_uint(value) & 0x7fffffff; }
 
@@ -98,3 +100,5 @@ __device__ inline void store_eight(T* to, const float (&values)[8]) {
     for (int i = 0; i < 8 * int(sizeof(T)) / 16; ++i)
         reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(rounded)[i];
 }
+
+}  // namespace qgemm

@@ -2,7 +2,9 @@
 // qgemm/formats/q4_k.py; in a tile 6 words of two bytes for each of rows g and g + 8.
 #pragma once
 
-#include "fragment.cuh"
+#include "codes/half_scales.cuh"
+
+namespace qgemm {
 
 // Those of groups 2 p and 2 p + 1: bytes 0 and 1 of row g, 2 and 3 of row g + 8.
 struct SixBits {
@@ -33,6 +35,8 @@ __device__ inline void six_bit_minimum_pairs(u32 (&pairs)[2], const u16 (&words)
 // The scales and minimums of a format whose fields are d, dmin and those words.
 template <class Fields>
 struct SixBitScales : Fields {
+    static constexpr bool HAS_MINIMUM = true;
+
     __device__ half2 half_scale(int m16, int g, int) const { return half_pair(this->d[m16][g][0]); }
     __device__ half2 half_minimum(int m16, int g, int) const { return __hneg2(half_pair(this->dmin[m16][g][0])); }
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
@@ -53,3 +57,5 @@ struct SixBitScales : Fields {
         six_bit_minimum_pairs(pairs, this->scales[m16][g][0], pair);
     }
 };
+
+}  // namespace qgemm

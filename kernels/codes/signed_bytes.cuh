@@ -4,6 +4,18 @@
 
 #include "fragment.cuh"
 
+namespace qgemm {
+
+// Four signed bytes q <-> q + 128.
+__device__ inline u32 signed_bytes(u32 word) { return word ^ 0x80808080; }
+
+// Four signed bytes of one row, columns 2t, 2t + 8, 2t + 1, 2t + 9 -> halves of columns (2t, 2t + 1), (2t + 8, 2t + 9).
+__device__ inline void signed_byte_levels(u32 word, half2& near, half2& far) {
+    const u32 biased = signed_bytes(word);
+    near = levels_from<0>(__byte_perm(biased, 0, 0x4240), 128);
+    far = levels_from<0>(__byte_perm(biased, 0, 0x4341), 128);
+}
+
 template <class Fields>
 struct SignedBytes : Fields {
     using Codes = typename Fields::Codes;
@@ -24,10 +36,12 @@ struct SignedBytes : Fields {
     static constexpr int CODE_BIAS = 128, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 0;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         const u32 row = codes.qs[2 * step], row8 = codes.qs[2 * step + 1];
-        return ::codes_f16(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
+        return as_fragment(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
                            __byte_perm(row8, 0, 0x4341));
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return {signed_bytes(codes.qs[2 * step]), signed_bytes(codes.qs[2 * step + 1])};
     }
 };
+
+}  // namespace qgemm

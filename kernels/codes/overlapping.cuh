@@ -3,6 +3,10 @@
 #pragma once
 
 #include "fragment.cuh"
+#include "host.cuh"
+#include "ptx/lop3.cuh"
+
+namespace qgemm {
 
 template <int BITS>
 struct Overlapping {
@@ -18,8 +22,8 @@ struct Overlapping {
     static __device__ Fragment codes_f16(u32 word, u32 rest, int step) {
         constexpr u32 LOW = CODE * HALVES, HIGH = LOW << SHIFT;
         const u32 far = word >> 8;
-        return ::codes_f16(lop3_and_xor<LOW>(word, turned(rest, step)), word & HIGH,
-                           lop3_and_xor<LOW>(far, turned(rest, step, 1)), far & HIGH);
+        return as_fragment(lop3_xor_and<LOW>(word, turned(rest, step)), word & HIGH,
+                           lop3_xor_and<LOW>(far, turned(rest, step, 1)), far & HIGH);
     }
     static __device__ Fragment levels(u32 word, u32 rest, int step, int zero) {
         const Fragment codes = codes_f16(word, rest, step);
@@ -28,7 +32,7 @@ struct Overlapping {
                 levels_from<SHIFT>(bits[3], zero)};
     }
     static __device__ Bytes bytes(u32 word, u32 rest, int step) {
-        return {lop3_and_xor<CODE * BYTES>(word, turned(rest, step)), word >> SHIFT & CODE * BYTES};
+        return {lop3_xor_and<CODE * BYTES>(word, turned(rest, step)), word >> SHIFT & CODE * BYTES};
     }
 
     // Side by side -> as in a tile, and back.
@@ -85,3 +89,5 @@ struct FiveBits : Fields {
         return Words::bytes(codes.qs[step], codes.qh[0], step);
     }
 };
+
+}  // namespace qgemm

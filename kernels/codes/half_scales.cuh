@@ -1,0 +1,33 @@
+// Scales that are halves in a field d, minimums that are halves in a field m.
+#pragma once
+
+#include "fragment.cuh"
+
+namespace qgemm {
+
+// A half of rows g and g + 8.
+__device__ inline half2 half_pair(const half (&pair)[2]) { return *reinterpret_cast<const half2*>(pair); }
+__device__ inline float2 row_pair(const half (&pair)[2]) { return __half22float2(half_pair(pair)); }
+
+// Rounded once, as NumPy rounds a product of float32.
+__device__ inline float2 multiply_rounded(float2 a, float2 b) { return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y)}; }
+
+template <class Fields>
+struct HalfScales : Fields {
+    static constexpr bool HAS_MINIMUM = false;
+
+    __device__ half2 half_scale(int m16, int g, int index) const { return half_pair(this->d[m16][g][index]); }
+    __device__ half2 half_minimum(int, int, int) const { return {}; }
+    __device__ float2 scale(int m16, int g, int index) const { return row_pair(this->d[m16][g][index]); }
+    __device__ float2 minimum(int, int, int) const { return {}; }
+};
+
+template <class Fields>
+struct HalfMinimums : HalfScales<Fields> {
+    static constexpr bool HAS_MINIMUM = true;
+
+    __device__ half2 half_minimum(int m16, int g, int index) const { return half_pair(this->m[m16][g][index]); }
+    __device__ float2 minimum(int m16, int g, int index) const { return row_pair(this->m[m16][g][index]); }
+};
+
+}  // namespace qgemm
