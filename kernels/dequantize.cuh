@@ -40,11 +40,13 @@ struct GroupScale<bf16, MINIMUM> {
     }
 };
 
-// Operand A of a step: the lane's eight weights of rows g and g + 8. levels: as Fragment orders them.
+// Operand A of a step: the lane's eight weights.
 template <class T, bool MINIMUM>
-__device__ __forceinline__ void dequantize(u32 (&a)[4], const Fragment& levels, const GroupScale<T, MINIMUM>& group) {
+__device__ inline Fragment dequantize(const Fragment& levels, const GroupScale<T, MINIMUM>& group) {
+    Fragment a;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = group.weights(levels.a[i], i % 2);
+    for (int i = 0; i < 4; ++i) a.a[i] = as_half2(group.weights(levels.a[i], i % 2));
+    return a;
 }
 
 // Lane `lane` of the quad broadcasts its scale, and its minimum if HAS_MINIMUM.

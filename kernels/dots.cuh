@@ -11,10 +11,10 @@
 #include "tile.cuh"
 
 static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
-static_assert(Format::GROUP_SIZE == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
+static_assert(Format::GROUP_SIZE % 32 == 0 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
               "a q8_1 block of x has a sum for 32 weights, none for fewer");
 constexpr int BLOCKS = K_BLOCK / 32;
-constexpr int SCALES = 32 / Format::GROUP_SIZE;  // of a block of x
+constexpr int SCALES = Format::GROUP_SIZE < 32 ? 32 / Format::GROUP_SIZE : 1;  // of a block of x
 
 // Dots as integers.
 struct Integers {

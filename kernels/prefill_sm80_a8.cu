@@ -1,49 +1,64 @@
-// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x, integer dots on tensor cores by
-// mma.sync (sm_80 and later).
+// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x: integer dot products on tensor cores
+// by mma.sync (sm_80 and later).
 //
-// A CTA and its stages are those of sm80_tile.cuh. x comes as Activations, k_block by k_block [along][m]. A warp takes
-// a block of 32
-// columns at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
-// Template: Format, In (Activations), Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (2, 4), WARP_SPLIT_K,
-// STAGES (at least 3), MAX_SPLIT_K.
-#include "sm80_tile.cuh"
+// Tiles and pipeline: sm80/config.cuh, sm80/pipeline.cuh. x comes as Activations [k_blocks][m]. A warp takes 32 columns,
+// a block of x, at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
+// Config: see sm80/config.cuh; In: Activations.
 #include "dots.cuh"
+#include "sm80/pipeline.cuh"
+#include "sm80/reduce.cuh"
 
-using Stage = StageOf<Activations>;
+namespace qgemm {
 
-// The chunks of 16 bytes of x that a thread copies for every stage. The threads of a unit take those of one split,
-// which lie together.
-struct XCopies {
-    static constexpr int OF_UNIT = THREADS / WARP_SPLIT_K, OF_TOKEN = sizeof(Activations) / 16,
-                         CHUNKS = TOKENS * OF_TOKEN;
+struct Config {
+    template <int M16_TILES>
+    using Format = ::FormatOf<M16_TILES>;
+    template <int M16_TILES>
+    using KBlock = ::KBlockOf<M16_TILES>;
+    using In = ::In;
+    using Out = ::Out;
+    static constexpr int K_BLOCKS = ::K_BLOCKS, TOKENS = ::TOKENS, ROW_BLOCKS = ::ROW_BLOCKS, M16_TILES = ::M16_TILES;
+    static constexpr int WARP_SPLIT_K = ::WARP_SPLIT_K, STAGES = ::STAGES, MAX_SPLIT_K = ::MAX_SPLIT_K;
+    static constexpr int SMEM_BYTES = ::SMEM_BYTES;
+};
+
+// Copies x, one k_iter after the other. A unit of threads copies a k_block's tokens, which lie together, in chunks of 16
+// bytes.
+template <class Config>
+struct XLoader {
+    static constexpr int TOKENS = Config::TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K;
+    static constexpr int UNIT_THREADS = Config::THREADS / WARP_SPLIT_K;
+    static constexpr int TOKEN_CHUNKS = sizeof(Activations) / 16, CHUNKS = TOKENS * TOKEN_CHUNKS;
 
     const uint4* x;
-    i64 stride;                            // from a turn's to the next one's
+    i64 stride;                            // to the next k_iter
     int k_block, k_blocks, chunk, chunks;  // chunks: that there are; the others' products are not stored
-    u32 to;
+    u32 to;                                // in the first stage
 
-    __device__ XCopies(Activations (&stage)[WARP_SPLIT_K][TOKENS], const Activations* all_x, const Problem& p)
-        : stride(i64(WARP_SPLIT_K) * p.m * OF_TOKEN), k_blocks(min(p.k_blocks, p.end * WARP_SPLIT_K)) {
-        const int warp_k = threadIdx.x / OF_UNIT;
-        k_block = p.first * WARP_SPLIT_K + warp_k, chunk = threadIdx.x % OF_UNIT;
-        chunks = min(TOKENS, p.m - p.first_token) * OF_TOKEN;
+    __device__ XLoader(Activations (&stage)[WARP_SPLIT_K][TOKENS], const Activations* all_x, const CtaTile<Config>& p)
+        : stride(i64(WARP_SPLIT_K) * p.m * TOKEN_CHUNKS), k_blocks(min(p.k_blocks, p.end * WARP_SPLIT_K)) {
+        const int warp_k = threadIdx.x / UNIT_THREADS;
+        k_block = p.first * WARP_SPLIT_K + warp_k, chunk = threadIdx.x % UNIT_THREADS;
+        chunks = min(TOKENS, p.m - p.first_token) * TOKEN_CHUNKS;
         x = reinterpret_cast<const uint4*>(all_x + i64(k_block) * p.m + p.first_token) + chunk;
         to = shared_address(stage[warp_k]) + 16 * chunk;
     }
-    // The next stage's, `at` bytes after the first stage's; beyond the slice zeros.
-    __device__ void operator()(u32 at) {
+    // The next k_iter, `at` bytes after the first stage; zeros beyond the slice.
+    __device__ void load(u32 at) {
 #pragma unroll
-        for (int i = 0; i < CHUNKS; i += OF_UNIT)
+        for (int i = 0; i < CHUNKS; i += UNIT_THREADS)
             if (i + chunk < chunks) cp_async_16(to + at + 16 * i, x + i, k_block < k_blocks);
         x += stride, k_block += WARP_SPLIT_K;
     }
 };
 
-// Adds a k_block's products to the sums.
-__device__ inline void multiply(WarpAcc& acc, const Weights& weights, const Activations* x, int k_block,
-                                const WarpCoord& coord) {
+// acc += W @ x of a k_block. x: of the CTA's tokens.
+template <class Config>
+__device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeights<Config>& weights,
+                                const Activations* x, int k_block, const WarpCoord<Config>& coord) {
+    constexpr int M16_TILES = Config::M16_TILES;
     const int g = coord.lane / 4, t = coord.lane % 4, first_m16 = coord.first_m16 % WARPS;
-    Format::Codes codes[M16_TILES];
+    typename Config::TileFormat::Codes codes[M16_TILES];
 #pragma unroll
     for (int m16 = 0; m16 < M16_TILES; ++m16) codes[m16] = weights.k_block.codes(first_m16 + m16, coord.lane);
 #pragma unroll
@@ -52,17 +67,17 @@ __device__ inline void multiply(WarpAcc& acc, const Weights& weights, const Acti
         float2 dw[M16_TILES][SCALES], mw[M16_TILES][SCALES];
 #pragma unroll
         for (int m16 = 0; m16 < M16_TILES; ++m16) {
-            first[m16] = Format::bytes(codes[m16], 2 * block);
-            second[m16] = Format::bytes(codes[m16], 2 * block + 1);
+            first[m16] = Config::TileFormat::bytes(codes[m16], 2 * block);
+            second[m16] = Config::TileFormat::bytes(codes[m16], 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
-                const int index = (k_block % K_BLOCKS * BLOCKS + block) * SCALES + part;
+                const int index = Config::scale_index(k_block % Config::K_BLOCKS, 2 * block + part);
                 dw[m16][part] = weights.fields.scale(first_m16 + m16, g, index);
                 mw[m16][part] = weights.fields.minimum(first_m16 + m16, g, index);
             }
         }
 #pragma unroll
-        for (int tile = 0; tile < COLUMN_TILES; ++tile) {
+        for (int tile = 0; tile < Config::COLUMN_TILES; ++tile) {
             const uint2 q = *reinterpret_cast<const uint2*>(x[8 * tile + g].q + 32 * block + 8 * t);
             float da[2], sa[2];  // of tokens 2t and 2t + 1
 #pragma unroll
@@ -80,31 +95,49 @@ __device__ inline void multiply(WarpAcc& acc, const Weights& weights, const Acti
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    prefill_sm80_a8(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, float4* partials,
-                    u32* counters, i64 n, i64 k, int m, int split_k) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    Stage* stages = reinterpret_cast<Stage*>(memory);
-    const WarpCoord coord;
-    const Problem p(n, k, m, split_k);
-    WeightCopies weight_copies(stages[0].weights, tiles, p);
-    XCopies x_copies(stages[0].x, x, p);
-    fill_stages(weight_copies, x_copies, sizeof(Stage), [] {});
-
-    WarpAcc acc = {};
+// acc += W @ x over the CTA's slice of K.
+template <class Config>
+__device__ __forceinline__ void mainloop(typename Config::WarpAcc& acc, const Stage<Config, Activations>* stages,
+                                         WeightLoader<Config>& w_loader, XLoader<Config>& x_loader,
+                                         const CtaTile<Config>& p, const WarpCoord<Config>& coord) {
+    constexpr int STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
     int stage = 0, free = STAGES - 1;
     for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
         cp_async_wait<STAGES - 2>();
-        __syncthreads();  // the stage is there, and every warp has read the one before
-        weight_copies(free * sizeof(Stage));
-        x_copies(free * sizeof(Stage));
+        __syncthreads();  // the stage is full, and every warp has read the one before
+        w_loader.load(free * sizeof(stages[0]));
+        x_loader.load(free * sizeof(stages[0]));
         cp_async_commit();
-        multiply(acc, coord.weights(stages[stage]), stages[stage].x[coord.warp_k], k_iter * WARP_SPLIT_K + coord.warp_k,
-                 coord);
+        multiply(acc, stages[stage].weights_of(coord), stages[stage].x[coord.warp_k],
+                 k_iter * WARP_SPLIT_K + coord.warp_k, coord);
         free = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
-    cp_async_wait<0>();  // the stages' memory serves the sums
-    if (split_k > 1 && !SplitK{partials, counters, split_k}.add(acc, p)) return;
-    store(acc, *reinterpret_cast<Stored*>(memory), y, p, coord, 1.0f);
+    cp_async_wait<0>();  // the reduction aliases the stages
+}
+
+using Prefill = Sm80<Config>;
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
+    prefill_sm80_a8(const qgemm::Prefill::Tile* __restrict__ tiles, const Activations* __restrict__ x,
+                    qgemm::Prefill::Out* __restrict__ y, float4* partials, u32* counters, i64 n, i64 k, int m,
+                    int split_k) {
+    using namespace qgemm;
+    using Stages = Stage<Prefill, Activations>[Prefill::STAGES];
+    static_assert(smem_bytes(sizeof(Stages), sizeof(ReduceSmem<Prefill>)) == Prefill::SMEM_BYTES,
+                  "shared memory differs from what the host asks for");
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& stages = *reinterpret_cast<Stages*>(memory);
+    const WarpCoord<Prefill> coord;
+    const CtaTile<Prefill> p(n, k, m, split_k);
+    WeightLoader<Prefill> w_loader(stages[0].weights, tiles, p);
+    XLoader<Prefill> x_loader(stages[0].x, x, p);
+    fill_stages(w_loader, x_loader, sizeof(stages[0]), [] {});
+
+    Prefill::WarpAcc acc = {};
+    mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord);
+    if (split_k > 1 && !SplitKReduction<Prefill>{partials, counters, split_k}.reduce(acc, p)) return;
+    reduce_and_store(acc, *reinterpret_cast<ReduceSmem<Prefill>*>(memory), y, p, coord, 1.0f);
 }

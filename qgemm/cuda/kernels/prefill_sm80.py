@@ -128,6 +128,7 @@ def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) ->
         "M16_TILES": config.m16_tiles,
         "WARP_SPLIT_K": config.warp_split_k,
         "STAGES": stages,
+        "SMEM_BYTES": shared_bytes(fmt, config, stages),
     }
     return {"In": source, "Out": out, **sizes, "MAX_SPLIT_K": MAX_SPLIT_K}
 

@@ -1,0 +1,56 @@
+// What follows from a configuration of prefill_sm80 and prefill_sm80_a8; the headers of sm80/ are templates over
+// Sm80<Config>.
+//
+// A CTA owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of split_k slices of K. A k_iter is
+// WARP_SPLIT_K k_blocks; a warp owns M16_TILES groups of 16 rows and one k_block of every k_iter.
+// Config: Format, KBlock, K_BLOCKS; In, Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (2, 4), WARP_SPLIT_K,
+// STAGES (at least 3), MAX_SPLIT_K, SMEM_BYTES (dynamic shared memory).
+#pragma once
+
+#include "../mma.cuh"
+#include "../tile.cuh"
+
+namespace qgemm {
+
+template <class Base>
+struct Sm80 : TileConfig<Base> {
+    using Base::TOKENS, Base::ROW_BLOCKS, Base::M16_TILES, Base::WARP_SPLIT_K;
+
+    static constexpr int ROWS = ROW_BLOCKS * TILE_ROWS;
+    static constexpr int ROW_WARPS = ROW_BLOCKS * WARPS / M16_TILES;  // warps of a k_block
+    static constexpr int THREADS = 32 * ROW_WARPS * WARP_SPLIT_K;
+    static constexpr int COLUMN_TILES = TOKENS / 8;
+    static constexpr int EPI_TILE = TOKENS < 32 ? TOKENS : 32;  // tokens reduced and stored at a time
+    using WarpAcc = Acc[M16_TILES][COLUMN_TILES];
+};
+
+// The CTA's share of y [m, n] = x [m, k] @ W [n, k].T.
+template <class Config>
+struct CtaTile {
+    i64 n, k, first_row;
+    int m, first_token;
+    int k_blocks, first, end;  // k_blocks: along K; first, end: k_iters of this slice
+    int tile, cta_k;           // number of the tile of y, of the slice
+
+    __device__ CtaTile(i64 n, i64 k, int m, int split_k)
+        : n(n), k(k), m(m), tile(blockIdx.x / split_k), cta_k(blockIdx.x % split_k) {
+        const int token_tiles = (m + Config::TOKENS - 1) / Config::TOKENS;
+        first_row = i64(tile / token_tiles) * Config::ROWS, first_token = tile % token_tiles * Config::TOKENS;
+        k_blocks = int((k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS) * Config::K_BLOCKS;
+        const i64 k_iters = (k_blocks + Config::WARP_SPLIT_K - 1) / Config::WARP_SPLIT_K;
+        first = int(k_iters * cta_k / split_k), end = int(k_iters * (cta_k + 1) / split_k);
+    }
+};
+
+// A warp's place: its k_block of a k_iter, the first of its groups of 16 rows among those of the CTA.
+template <class Config>
+struct WarpCoord {
+    int lane = threadIdx.x % 32, warp_k, first_m16;
+
+    __device__ WarpCoord() {
+        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+        warp_k = warp / Config::ROW_WARPS, first_m16 = warp % Config::ROW_WARPS * Config::M16_TILES;
+    }
+};
+
+}  // namespace qgemm

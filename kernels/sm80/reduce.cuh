@@ -1,0 +1,107 @@
+// Reduction and epilogue of the sm_80 prefill kernels: over the CTAs of a tile through global memory, over the warps of a
+// CTA through shared memory, each in a fixed order.
+//
+// Config: Sm80 of config.cuh.
+#pragma once
+
+#include "config.cuh"
+
+namespace qgemm {
+
+// Split-K over CTAs: all store their partials; the last to arrive, the finalizer, adds them. Counters are zero before and
+// after.
+template <class Config>
+struct SplitKReduction {
+    static constexpr int QUADS = Config::M16_TILES * Config::COLUMN_TILES, COLUMN_TILES = Config::COLUMN_TILES;
+    static constexpr int THREADS = Config::THREADS, MAX_SPLIT_K = Config::MAX_SPLIT_K;
+    using WarpAcc = typename Config::WarpAcc;
+    float4* partials;  // [tile][slice][QUADS][THREADS]
+    u32* counters;     // [tile]
+    int split_k;
+
+    // True in the finalizer, with the sums of all slices in acc.
+    __device__ bool reduce(WarpAcc& acc, const CtaTile<Config>& p) const {
+        float4* first = partials + i64(p.tile) * split_k * QUADS * THREADS + threadIdx.x;
+        float4* own = first + p.cta_k * QUADS * THREADS;
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i) {
+            const float (&sum)[4] = acc[i / COLUMN_TILES][i % COLUMN_TILES].sum;
+            own[i * THREADS] = {sum[0], sum[1], sum[2], sum[3]};
+        }
+        __shared__ bool is_finalizer;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            is_finalizer = atomicAdd(&counters[p.tile], 1) == split_k - 1;
+            if (is_finalizer) counters[p.tile] = 0;
+        }
+        __syncthreads();
+        if (!is_finalizer) return false;
+        __threadfence();
+        add_partials(acc, first);
+        return true;
+    }
+
+private:
+    __device__ void add_partials(WarpAcc& acc, const float4* first) const {
+        constexpr int BATCH = QUADS < 4 ? QUADS : 4;  // whose loads do not wait for each other
+#pragma unroll
+        for (int quad = 0; quad < QUADS; quad += BATCH) {
+            float4 of[MAX_SPLIT_K][BATCH];
+#pragma unroll
+            for (int s = 0; s < MAX_SPLIT_K; ++s)
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i)
+                    of[s][i] = s < split_k ? __ldcg(&first[(s * QUADS + quad + i) * THREADS]) : float4{};
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                float (&sum)[4] = acc[(quad + i) / COLUMN_TILES][(quad + i) % COLUMN_TILES].sum;
+                sum[0] = sum[1] = sum[2] = sum[3] = 0;
+#pragma unroll
+                for (int s = 0; s < MAX_SPLIT_K; ++s)
+                    sum[0] += of[s][i].x, sum[1] += of[s][i].y, sum[2] += of[s][i].z, sum[3] += of[s][i].w;
+            }
+        }
+    }
+};
+
+// Partial sums of the warps along K. ROWS + 4: rows of g and columns of t fall on different banks.
+template <class Config>
+using ReduceSmem = float[Config::WARP_SPLIT_K][Config::EPI_TILE][Config::ROWS + 4];
+
+// Dynamic shared memory of a CTA: the reduction aliases the pipeline.
+constexpr int smem_bytes(int pipeline, int reduce) { return pipeline > reduce ? pipeline : reduce; }
+
+// y = unit * (sum over the warps along K), EPI_TILE tokens at a time.
+template <class Config>
+__device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, ReduceSmem<Config>& smem,
+                                        typename Config::Out* y, const CtaTile<Config>& p,
+                                        const WarpCoord<Config>& coord, float unit) {
+    constexpr int ROWS = Config::ROWS, THREADS = Config::THREADS, EPI_TILE = Config::EPI_TILE;
+    static_assert(THREADS % ROWS == 0, "a thread stores one row of W");
+    const int g = coord.lane / 4, t = coord.lane % 4, row = threadIdx.x % ROWS;
+    y += p.first_token * p.n + p.first_row + row;
+#pragma unroll
+    for (int first = 0; first < Config::TOKENS; first += EPI_TILE) {
+        __syncthreads();
+#pragma unroll
+        for (int m16 = 0; m16 < Config::M16_TILES; ++m16)
+#pragma unroll
+            for (int token = 0; token < EPI_TILE; token += 8)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    smem[coord.warp_k][token + 2 * t + i % 2][16 * (coord.first_m16 + m16) + g + i / 2 * 8] =
+                        acc[m16][(first + token) / 8].sum[i];
+        __syncthreads();
+        const int end = min(EPI_TILE, p.m - p.first_token - first);
+        if (p.first_row + row < p.n)
+            for (int token = threadIdx.x / ROWS; token < end; token += THREADS / ROWS) {
+                float sum = 0;
+#pragma unroll
+                for (int s = 0; s < Config::WARP_SPLIT_K; ++s) sum += smem[s][token][row];
+                y[(first + token) * p.n] = from_float<typename Config::Out>(unit * sum);
+            }
+    }
+}
+
+}  // namespace qgemm
