@@ -6,7 +6,7 @@
 // A warp takes BLOCKS_PER_WARP blocks at a time, eight at once; a lane owns eight values, four lanes a block
 // (encoder.cuh). They are
 // put together in shared memory and leave as BLOCK_BYTES chunks of 16 bytes: `blocks` is a whole number of turns.
-// Template: Format, In (float, half, bf16), THREADS, BLOCKS_PER_WARP, FOUND_BYTES.
+// Template: Format, In (float, half, bf16), THREADS, BLOCKS_PER_WARP.
 #include "codes/encoder.cuh"
 
 using Encoder = Format::Encoder;
@@ -14,12 +14,6 @@ constexpr int AT_ONCE = 32 / BLOCK_LANES;
 static_assert(BLOCK_WEIGHTS == LANE_VALUES * BLOCK_LANES, "four lanes own a block");
 static_assert(sizeof(Block) == BLOCK_BYTES, "the block differs from its dtype");
 static_assert(BLOCKS_PER_WARP == sizeof(uint4), "a turn is as many chunks as a block has bytes");
-
-struct Found {
-    double error, power;
-    i64 refused;
-};
-static_assert(sizeof(Found) == FOUND_BYTES, "Found differs from its dtype");
 
 // The sum of squares; what a float has no room for is summed as doubles.
 __device__ inline double squares(LaneValues values) {

@@ -1,16 +1,18 @@
 // What a kernel does with a float sum: y = sum + bias + residual, the last two optional, of types that the host chooses.
 #pragma once
 
-#include "types.cuh"
+#include "host.cuh"
 
-// Types that a kernel learns at run time: TYPE_CODES of qgemm/cuda/kernels/products.py. 0: there is no array.
+namespace qgemm {
+
+// Arrays whose type the kernel learns at run time.
 __device__ inline float load_as(const void* data, int type, i64 i) {
     switch (type) {
-        case 1:
+        case FLOAT32:
             return static_cast<const float*>(data)[i];
-        case 2:
+        case FLOAT16:
             return to_float(static_cast<const half*>(data)[i]);
-        case 3:
+        case BFLOAT16:
             return to_float(static_cast<const bf16*>(data)[i]);
         default:
             return 0;
@@ -19,32 +21,19 @@ __device__ inline float load_as(const void* data, int type, i64 i) {
 
 __device__ inline void store_as(void* data, int type, i64 i, float value) {
     switch (type) {
-        case 1:
+        case FLOAT32:
             static_cast<float*>(data)[i] = value;
             break;
-        case 2:
+        case FLOAT16:
             static_cast<half*>(data)[i] = from_float<half>(value);
             break;
-        case 3:
+        case BFLOAT16:
             static_cast<bf16*>(data)[i] = from_float<bf16>(value);
     }
 }
 
-struct Types {
-    int y, bias, residual, padding;
-};
-
-struct Outputs {
-    void* y;               // [m, n]
-    const void* bias;      // [n]
-    const void* residual;  // [m, n]; it may be y
-};
-
 // What stores sums of row `row` of W and the token whose outputs start at index `token` of y.
-struct Epilogue {
-    Outputs arrays;
-    Types types;
-
+struct Epilogue : EpilogueArguments {
     __device__ bool adds() const { return types.bias || types.residual; }
     __device__ float added(i64 token, i64 row, float sum) const {
         if (types.bias) sum += load_as(arrays.bias, types.bias, row);
@@ -55,3 +44,5 @@ struct Epilogue {
         store_as(arrays.y, types.y, token + row, added(token, row, sum));
     }
 };
+
+}  // namespace qgemm

@@ -14,21 +14,6 @@
 
 namespace qgemm {
 
-struct Config {
-    template <int M16_TILES>
-    using Format = ::FormatOf<M16_TILES>;
-    template <int M16_TILES>
-    using KBlock = ::KBlockOf<M16_TILES>;
-    using In = ::In;
-    static constexpr int K_BLOCKS = ::K_BLOCKS, TOKENS = ::TOKENS, ROW_BLOCKS = ::ROW_BLOCKS;
-    static constexpr int WG_SPLIT_K = ::WG_SPLIT_K, K_BLOCKS_PER_STAGE = ::K_BLOCKS_PER_STAGE, STAGES = ::STAGES;
-    static constexpr int FIELD_STAGES = ::FIELD_STAGES, EPI_TILE = ::EPI_TILE, SHARED = ::SHARED;
-    static constexpr bool SINGLE_TILE = ::SINGLE_TILE;
-    static constexpr int MAX_PARTIALS = ::MAX_PARTIALS, ARRIVALS = ::ARRIVALS;
-    static constexpr int ROW_SCALE_LEVEL = ::ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM = ::ROW_SCALE_HEADROOM;
-    static constexpr int ROW_SCALE_MIN = ::ROW_SCALE_MIN, ROW_SCALE_MAX = ::ROW_SCALE_MAX;
-};
-
 // A consumer warpgroup: mainloop, reduction and epilogue of one work tile after the other.
 template <class Config>
 struct Consumer {
@@ -128,8 +113,9 @@ using Prefill = Sm90<Config>;
 
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     prefill_sm90(const __grid_constant__ qgemm::TensorMap x, const qgemm::Prefill::Tile* __restrict__ tiles,
-                 const __grid_constant__ Epilogue epilogue, qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace,
-                 i64 n, i64 k, int m, const __grid_constant__ qgemm::StreamK stream_k) {
+                 const __grid_constant__ qgemm::Epilogue epilogue,
+                 qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, i64 n, i64 k, int m,
+                 const __grid_constant__ qgemm::StreamK stream_k) {
     using namespace qgemm;
     static_assert(Prefill::TileFormat::TABLE_BYTES + sizeof(Smem<Prefill>) <= Prefill::SHARED,
                   "the stages do not fit the shared memory that the host asks for");

@@ -2,25 +2,12 @@
 // together. Sizes alone decide which CTA computes what, so that partial sums are added in the same order every time.
 #pragma once
 
-#include "types.cuh"
+#include "host.cuh"
 
 namespace qgemm {
 
-// Division of 0 .. 2^31 - 1 by a number that the host knows: factor is 2^(31 + shift) / number, rounded up.
-struct Divisor {
-    u32 factor, shift;
-    __device__ int divide(int number) const { return __umulhi(2 * u32(number), factor) >> shift; }
-};
-
-// The schedule of a grid. Tiles from `whole_tiles` on are laid end to end and split, one segment a CTA.
-// cluster_split_k: CTAs of each such tile, an even number of equal shares whose CTAs are pairs (clusters); 0: none.
-// units_per_cta, remainder: work units along K of all split tiles, divided by the number of CTAs.
-// Divisors: CTAs; work units of a tile; tiles of y along N.
-struct StreamK {
-    int whole_tiles, cluster_split_k;
-    u32 units_per_cta, remainder;
-    Divisor ctas, work_units, row_tiles;
-};
+// number / by, for numbers from 0 to 2^31 - 1.
+__device__ inline int divide(int number, const Divisor& by) { return __umulhi(2 * u32(number), by.factor) >> by.shift; }
 
 // Work units first .. end - 1 along K of one tile of y.
 struct WorkTile {
@@ -56,7 +43,7 @@ struct TileScheduler {
 
     // Split work units * cta / CTAs.
     __device__ int begin_of(u32 cta) const {
-        return stream_k.units_per_cta * cta + stream_k.ctas.divide(stream_k.remainder * cta);
+        return stream_k.units_per_cta * cta + divide(stream_k.remainder * cta, stream_k.ctas);
     }
 
     // Of a tile of which this CTA has a part.
@@ -75,7 +62,7 @@ struct TileScheduler {
     // False if there is no further work tile.
     __device__ bool fetch(WorkTile& s) {
         if (begin < end) {
-            const int tile = stream_k.work_units.divide(end - 1);
+            const int tile = divide(end - 1, stream_k.work_units);
             s = {stream_k.whole_tiles + tile, max(begin - tile * work_units, 0), end - tile * work_units};
             end = tile * work_units + s.first;
             return true;

@@ -19,21 +19,6 @@ using KBlock = KBlockOf<M16_TILES>;
 using Fields = FormatOf<M16_TILES>;
 using WarpAcc = Acc[ROW_BLOCKS][M16_TILES][COLUMN_TILES];
 
-// Products y [m, n] = x [m, k] @ W [n, k].T that share x and a launch.
-struct Products {
-    const void* x;
-    struct Arrays {
-        const Tile* tiles;
-        Outputs outputs;
-    } arrays[MOST_PRODUCTS];
-    struct Product {
-        i64 n, end;  // end: the CTA after its last
-        Types types;
-    } of[MOST_PRODUCTS];
-    i64 k, m;
-};
-static_assert(sizeof(Products) == PRODUCTS_BYTES, "Products differs from its twin in qgemm/cuda/kernels/products.py");
-
 // Where this warp stands: its product, rows and first tile, and how many k_blocks it takes of its share of K.
 struct WarpCoord {
     const Products& products;
@@ -53,7 +38,7 @@ struct WarpCoord {
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * ROWS;
         first_m16 = first_row % TILE_ROWS / 16;
         row_blocks = int(min(i64(ROW_BLOCKS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
-        tiles = products.arrays[index].tiles + first_row / TILE_ROWS * along + warp_k;
+        tiles = static_cast<const Tile*>(products.arrays[index].tiles) + first_row / TILE_ROWS * along + warp_k;
         count = int(along - warp_k + WARP_SPLIT_K - 1) / WARP_SPLIT_K * K_BLOCKS;
     }
 };
@@ -193,7 +178,7 @@ __device__ inline void reduce_and_store(const WarpAcc& acc, float2 unit, float* 
             }
     __syncthreads();
     const auto& product = coord.products.of[coord.index];
-    const Epilogue epilogue = {coord.products.arrays[coord.index].outputs, product.types};
+    const Epilogue epilogue = {{coord.products.arrays[coord.index].outputs, product.types}};
     for (int i = threadIdx.x; i < m * ROWS; i += THREADS) {
         const int row = i % ROWS, token = i / ROWS;
         float sum = 0;

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from qgemm.cuda.jit import codegen
+from qgemm.cuda.jit.twins import Divisor
 from qgemm.cuda.kernels import prefill_sm90
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
@@ -21,7 +23,7 @@ FOUND = np.dtype([(name, "<i4") for name in ("cta", "tile", "first", "end", "fir
 
 @cache
 def kernel():
-    return harness.library(f'#include "{harness.FOLDER / "schedule.cpp"}"')
+    return harness.library(f'#include "{harness.FOLDER / "schedule.cpp"}"', codegen.headers())
 
 
 def schedule(grid, count, units):
@@ -36,7 +38,7 @@ def schedule(grid, count, units):
 @given(number=st.integers(0, 2**31 - 1), by=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)))
 def test_divisors_divide(number, by):
     """Also the numbers beside a multiple, where a quotient would first be wrong."""
-    divisor = prefill_sm90.Divisor.of(by)
+    divisor = Divisor.of(by)
     for some in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
         assert kernel().divide(ctypes.byref(divisor), some) == some // by
 

@@ -1,14 +1,9 @@
 // cp.async.bulk.tensor (sm_90 and later): TMA, boxes of a matrix in global memory -> shared memory.
 #pragma once
 
-#include "../types.cuh"
+#include "host.cuh"
 
 namespace qgemm {
-
-// CUtensorMap, encoded by the host (qgemm/cuda/driver/tensor_map.py).
-struct alignas(64) TensorMap {
-    unsigned long long opaque[16];
-};
 
 // prefetch.tensormap: fetches the map itself, so that the first copy does not wait for it.
 __device__ inline void prefetch_tensormap(const TensorMap* map) {

@@ -15,12 +15,12 @@ struct Problem {
     int m, row_tiles, k_blocks;  // row_tiles: tiles of y along N; k_blocks: along K
     const StreamK& stream_k;
 
-    __device__ int first_token(int tile) const { return stream_k.row_tiles.divide(tile) * Config::TOKENS; }
+    __device__ int first_token(int tile) const { return divide(tile, stream_k.row_tiles) * Config::TOKENS; }
     // The last tokens of many are loaded as a whole box, some of which another tile stores: boxes beyond the matrix are
     // slow.
     __device__ int first_loaded(int tile) const { return min(first_token(tile), max(m - Config::TOKENS, 0)); }
     __device__ int first_row_block(int tile) const {
-        return (tile - stream_k.row_tiles.divide(tile) * row_tiles) * Config::ROW_BLOCKS;
+        return (tile - divide(tile, stream_k.row_tiles) * row_tiles) * Config::ROW_BLOCKS;
     }
 
     // k_blocks in stage j of a tile; the first stage of a work tile, and the one after its last.

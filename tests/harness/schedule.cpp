@@ -4,12 +4,12 @@
 using namespace qgemm;
 
 // A CTA's part of a tile, and the CTAs that share that tile by its account.
-struct Found {
+struct Part {
     int cta, tile, first, end, first_peer, peers;
 };
 
 // The work of all CTAs in order -> how many parts of tiles that is; `found` has room for `size`.
-extern "C" int schedule(const StreamK& stream_k, int work_units, int ctas, Found* found, int size) {
+extern "C" int schedule(const StreamK& stream_k, int work_units, int ctas, Part* found, int size) {
     int count = 0;
     gridDim = {unsigned(ctas), 1, 1};
     for (int cta = 0; cta < ctas; ++cta) {
@@ -23,4 +23,4 @@ extern "C" int schedule(const StreamK& stream_k, int work_units, int ctas, Found
     return count;
 }
 
-extern "C" int divide(const Divisor& divisor, int number) { return divisor.divide(number); }
+extern "C" int divide(const Divisor& divisor, int number) { return qgemm::divide(number, divisor); }

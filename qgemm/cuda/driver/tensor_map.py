@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import ctypes
 
+from qgemm.cuda.jit import twins
+
 from .launch import check, driver
 
 TYPES = {"half": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
 NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS = 0, 3, 3, 0
-ALIGNMENT = 64
 ITEMSIZE = 2
 BOX_COLUMNS = 128 // ITEMSIZE  # what the swizzle permutes: 128 bytes
 
 
-class TensorMap(ctypes.Structure):
-    """CUtensorMap: opaque; the driver wants it aligned to 64 bytes."""
-
-    _fields_ = [("opaque", ctypes.c_uint64 * 16)]
+class TensorMap(twins.TensorMap):
+    """A CUtensorMap that the driver encodes."""
 
     @classmethod
     def aligned(cls) -> TensorMap:
         """A new one at an aligned address."""
-        room = ctypes.create_string_buffer(ctypes.sizeof(cls) + ALIGNMENT)
-        found = cls.from_buffer(room, -ctypes.addressof(room) % ALIGNMENT)
+        room = ctypes.create_string_buffer(ctypes.sizeof(cls) + cls.ALIGNMENT)
+        found = cls.from_buffer(room, -ctypes.addressof(room) % cls.ALIGNMENT)
         return found
 
     def encode(self, pointer: int, kind: str, rows: int, columns: int, box_rows: int) -> None:

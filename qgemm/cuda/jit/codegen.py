@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from qgemm.codec.codebook import BINS, LEAST, SCALE, below_bins, product_edges, search, short_edges
 from qgemm.codec.format import Format
-from qgemm.cuda.kernels import products
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout.tile import (
     K_BLOCK,
@@ -29,6 +27,8 @@ from qgemm.cuda.layout.tile import (
     tile_dtype,
 )
 
+from . import twins
+
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
 
 
@@ -44,13 +44,13 @@ def headers(fmt: Format | None = None) -> dict[str, str]:
 
 
 def host_header() -> str:
-    """C++ for what the host knows and no format changes."""
+    """C++ for what host and device share and no format changes."""
     return f"""#pragma once
+#include "types.cuh"
 namespace qgemm {{
 constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, WARPS = {WARPS};
 constexpr int X_COLUMNS = {K_BLOCK}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};
-constexpr int MOST_PRODUCTS = {products.MOST}, PRODUCTS_BYTES = {ctypes.sizeof(products.Products)};
-}}  // namespace qgemm
+{twins.declarations()}}}  // namespace qgemm
 """
 
 
@@ -261,9 +261,25 @@ def preamble(fmt: Format | None = None, **template: str | int) -> str:
         if fmt.needs_table:
             lines.append(f"using BookOf = {fmt.name}_codebook;")
         lines.append('#include "tile.cuh"')
+    constants = [
+        f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};"
+        for name, value in template.items()
+    ]
+    return "\n".join([*lines, *constants, config(fmt, **template), ""])
+
+
+def config(fmt: Format | None = None, **template: str | int) -> str:
+    """C++ for qgemm::Config, over which the headers of kernels/ are templates: format and template as members."""
+    members = []
+    if fmt is not None:
+        members += [f"template <int M16_TILES> using Format = {fmt.name}<M16_TILES>;"]
+        members += [f"template <int M16_TILES> using KBlock = {fmt.name}_k_block<M16_TILES>;"]
+        members += [f"static constexpr int K_BLOCKS = {fmt.name}_fields<WARPS>::K_BLOCKS;"]
     for name, value in template.items():
-        lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
-    return "\n".join([*lines, ""])
+        members.append(
+            f"using {name} = {value};" if isinstance(value, str) else f"static constexpr int {name} = {value};"
+        )
+    return "\n".join(["namespace qgemm {", "struct Config {", *members, "};", "}"])
 
 
 def wgmma(template: Mapping[str, str | int]) -> str:

@@ -12,6 +12,7 @@ from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
+from qgemm.cuda.jit.twins import MAX_PRODUCTS, Products, Types
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Q8_1, Problem
 
@@ -27,7 +28,6 @@ from .decode_config import (
     quantized_bytes,
 )
 from .kernel import Kernel
-from .products import MOST, TYPE_CODES, Products, Types
 
 TOKENS = (1, 8, 16)  # token tiles
 LEAST = 80  # compute capability
@@ -64,14 +64,14 @@ def template(name: str, p: Problem, config: DecodeConfig) -> Template:
 
 def launch(name: str, p: Problem, config: DecodeConfig) -> Launch:
     """The launch of all products; its pointers are x, then w, y, bias and residual of each."""
-    assert len(p.outputs) <= MOST
+    assert len(p.outputs) <= MAX_PRODUCTS
     constants = template(name, p, config)
     warps, rows = int(constants["WARP_SPLIT_K"]), 16 * config.m16_tiles
     products, end = Products(k=p.k, m=p.m), 0
     for product, output in zip(products.of, p.outputs, strict=False):
         end += -(-output.n // rows)
         product.n, product.end = output.n, end
-        product.types = Types(*(TYPE_CODES.get(dtype, 0) for dtype in output[1:]))
+        product.types = Types.of(*output[1:])
     shared = shared_bytes(name, p.format, config, constants)
     function = load(name, p.format, **constants)
     return Launch(function, end, 32 * warps, shared, (products,), products, 1 + 4 * len(p.outputs))
@@ -99,10 +99,10 @@ def _reads_a8(p: Problem) -> tuple[str, ...]:
 
 DECODE = Kernel(
     "decode", partial(takes, "a16"), partial(configs, "decode"), partial(choose, "decode"),
-    partial(template, "decode"), partial(launch, "decode"), products=MOST, adds=True,
+    partial(template, "decode"), partial(launch, "decode"), products=MAX_PRODUCTS, adds=True,
 )  # fmt: skip
 DECODE_A8 = Kernel(
     "decode_a8", partial(takes, "a8"), partial(configs, "decode_a8"), partial(choose, "decode_a8"),
-    partial(template, "decode_a8"), partial(launch, "decode_a8"), reads=_reads_a8, products=MOST, adds=True,
+    partial(template, "decode_a8"), partial(launch, "decode_a8"), reads=_reads_a8, products=MAX_PRODUCTS, adds=True,
     takes_q8_1=True,
 )  # fmt: skip

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.driver.tensor_map import TensorMap
 from qgemm.cuda.jit.load import load
+from qgemm.cuda.jit.twins import Divisor, EpilogueArguments, Outputs, StreamK, Types
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
 
 from .kernel import Kernel
-from .products import TYPE_CODES, Types
 from .sm90_config import MAX_PARTIALS, PARTIAL, Sm90Config, compiled, prefill_template, sm90_config_for
 
 WASTE = 0.06  # the share of a GPU that whole tiles may leave idle
@@ -60,27 +60,6 @@ def grid_of(count: int, units: int, max_ctas: int, single_tile: bool = False, k_
     return Grid(max_ctas, (count // max_ctas - 1) * max_ctas)
 
 
-class Divisor(ctypes.Structure):
-    """What divides by a number on the GPU: see Divisor in kernels/schedule.cuh."""
-
-    _fields_ = [(name, ctypes.c_uint) for name in ("factor", "shift")]
-
-    @classmethod
-    def of(cls, number: int) -> Divisor:
-        """For a number from 1 to 2^31."""
-        shift = (number - 1).bit_length()
-        return cls(-(-(1 << 31 + shift) // number), shift)
-
-
-class StreamK(ctypes.Structure):
-    """How the CTAs of a grid share what is cut along K: see StreamK in kernels/schedule.cuh."""
-
-    _fields_ = [
-        *((name, ctypes.c_uint) for name in ("whole_tiles", "cluster_split_k", "units_per_cta", "remainder")),
-        *((name, Divisor) for name in ("ctas", "work_units", "row_tiles")),
-    ]
-
-
 def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
     """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
     units_per_cta, remainder = divmod((count - grid.whole) * units, grid.ctas)
@@ -90,17 +69,9 @@ def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
 
 
 class Pointers(ctypes.Structure):
-    """What changes from call to call but for the map of x: the workspace, w, and y with what is added to it.
+    """What changes from call to call, besides the tensor map of x: the workspace, w, and the arrays of the epilogue."""
 
-    With the types that follow, the last three are the kernel's Epilogue.
-    """
-
-    _fields_ = [
-        ("partials", ctypes.c_void_p),
-        ("w", ctypes.c_void_p),
-        ("outputs", ctypes.c_void_p * 3),
-        ("types", Types),
-    ]
+    _fields_ = [("partials", ctypes.c_void_p), ("w", ctypes.c_void_p), ("epilogue", EpilogueArguments)]
 
 
 class PrefillLaunch:
@@ -127,14 +98,14 @@ class PrefillLaunch:
         self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, config.tokens))
         self._x, self._device = 0, p.device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
-        pointers = Pointers(types=Types(*(TYPE_CODES.get(name, 0) for name in output[1:])))
+        pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
         partials, w = (
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("partials", "w")
         )
         sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m)
         stream_k = stream_k_of(grid, of_y, units, -(-row_blocks // config.row_blocks))
-        arguments = (self._map, w, pointers.outputs, partials, *sizes, stream_k)
-        count = 2 + len(pointers.outputs)
+        arguments = (self._map, w, pointers.epilogue, partials, *sizes, stream_k)
+        count = 2 + len(Outputs._fields_)
         self._launch = Launch(
             function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.cluster_split_k else 0
         )

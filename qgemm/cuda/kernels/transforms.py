@@ -11,6 +11,7 @@ import numpy as np
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
+from qgemm.cuda.jit.twins import Found
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import TYPES
 
@@ -18,7 +19,7 @@ PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes t
 ENCODE_THREADS = 256  # of a CTA that encodes
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
-FOUND = np.dtype([("error", "<f8"), ("power", "<f8"), ("refused", "<i8")])
+FOUND = np.dtype(Found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ def _planes(fmt: Format) -> Template:
 
 
 def _encoder(fmt: Format) -> Template:
-    return {"THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP, "FOUND_BYTES": FOUND.itemsize}
+    return {"THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP}
 
 
 IN, OUT = (tuple({side: name} for name in TYPES) for side in ("In", "Out"))

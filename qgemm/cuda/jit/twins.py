@@ -1,0 +1,143 @@
+"""Structs and numbers that host and device share, each declared once: here, in ctypes, from which the C++ is generated.
+
+The C++ is the virtual header host.cuh. Pointers are void* on both sides; a kernel casts them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+MAX_PRODUCTS = 4  # of a launch: Q, K and V, or gate and up
+
+# Types of arrays that a kernel learns at run time; 0: there is no array.
+TYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
+ENUMERATORS = {"float32": "FLOAT32", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
+
+
+class Types(ctypes.Structure):
+    """TYPE_CODES of a product's arrays."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "padding")]
+
+    @classmethod
+    def of(cls, y: str, bias: str, residual: str) -> Types:
+        """Of NumPy's names, "" for an array that is not there."""
+        return cls(*(TYPE_CODES.get(name, 0) for name in (y, bias, residual)))
+
+
+class Outputs(ctypes.Structure):
+    """What the epilogue of a product reads and writes: y [m, n], bias [n] or null, residual [m, n] or null."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("y", "bias", "residual")]
+
+
+class EpilogueArguments(ctypes.Structure):
+    """The epilogue of a launch of one product."""
+
+    _fields_ = [("arrays", Outputs), ("types", Types)]
+
+
+class Arrays(ctypes.Structure):
+    """The arrays of one product y [m, n] = x @ w [n, k].T."""
+
+    _fields_ = [("tiles", ctypes.c_void_p), ("outputs", Outputs)]
+
+
+class ProductSize(ctypes.Structure):
+    """N of a product, the CTA after its last, and the types of its arrays."""
+
+    _fields_ = [("n", ctypes.c_int64), ("end", ctypes.c_int64), ("types", Types)]
+
+
+class Products(ctypes.Structure):
+    """Products that share x [m, k] and a launch. Pointers come first: they alone change from call to call."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("arrays", Arrays * MAX_PRODUCTS),
+        ("of", ProductSize * MAX_PRODUCTS),
+        ("k", ctypes.c_int64),
+        ("m", ctypes.c_int64),
+    ]
+
+
+class Divisor(ctypes.Structure):
+    """Division of 0 .. 2^31 - 1 by a number that the host knows: factor is 2^(31 + shift) / number, rounded up."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in ("factor", "shift")]
+
+    @classmethod
+    def of(cls, number: int) -> Divisor:
+        """For a number from 1 to 2^31."""
+        shift = (number - 1).bit_length()
+        return cls(-(-(1 << 31 + shift) // number), shift)
+
+
+class StreamK(ctypes.Structure):
+    """The schedule of a persistent grid: kernels/schedule.cuh says how its CTAs follow it.
+
+    Tiles from `whole_tiles` on are laid end to end and split, one segment a CTA. cluster_split_k: CTAs of each such
+    tile, an even number of equal shares whose CTAs are pairs (clusters); 0: none. units_per_cta, remainder: work units
+    along K of all split tiles, divided by the number of CTAs. Divisors: CTAs; work units of a tile; tiles of y along N.
+    """
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("whole_tiles", "cluster_split_k")),
+        *((name, ctypes.c_uint32) for name in ("units_per_cta", "remainder")),
+        *((name, Divisor) for name in ("ctas", "work_units", "row_tiles")),
+    ]
+
+
+class TensorMap(ctypes.Structure):
+    """CUtensorMap: opaque, encoded by the driver, which wants it at a multiple of ALIGNMENT."""
+
+    ALIGNMENT = 64
+    _fields_ = [("opaque", ctypes.c_uint64 * 16)]
+
+
+class Found(ctypes.Structure):
+    """What a CTA of the encoder finds: sums of squared errors and squared values, the first block that is refused."""
+
+    _fields_ = [("error", ctypes.c_double), ("power", ctypes.c_double), ("refused", ctypes.c_int64)]
+
+
+STRUCTS = (Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, Divisor, StreamK, TensorMap, Found)
+SCALARS = {
+    ctypes.c_void_p: "void*",
+    ctypes.c_int32: "int",
+    ctypes.c_uint32: "u32",
+    ctypes.c_int64: "i64",
+    ctypes.c_uint64: "unsigned long long",
+    ctypes.c_double: "double",
+}
+
+
+def declarations() -> str:
+    """C++ of all structs, in namespace qgemm; each asserts its size and where its fields lie."""
+    codes = ", ".join(f"{ENUMERATORS[name]} = {code}" for name, code in TYPE_CODES.items())
+    lines = [f"enum TypeCode : int {{ NO_ARRAY = 0, {codes} }};", f"constexpr int MAX_PRODUCTS = {MAX_PRODUCTS};"]
+    return "\n".join([*lines, *(line for struct in STRUCTS for line in _declaration(struct))]) + "\n"
+
+
+def _declaration(struct: type[ctypes.Structure]) -> Iterator[str]:
+    name, align = struct.__name__, getattr(struct, "ALIGNMENT", 0)
+    members = " ".join(_member(field, kind) for field, kind in _fields(struct))
+    yield f"struct {f'alignas({align}) ' * bool(align)}{name} {{ {members} }};"
+    yield f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "{name} differs from the host\'s");'
+    for field, _ in _fields(struct):
+        at = getattr(struct, field).offset
+        yield f'static_assert(__builtin_offsetof({name}, {field}) == {at}, "{name}.{field}: elsewhere on the host");'
+
+
+def _fields(struct: type[ctypes.Structure]) -> list[tuple[str, Any]]:
+    return [(field[0], field[1]) for field in struct._fields_]
+
+
+def _member(field: str, kind: Any) -> str:
+    dimensions = ""
+    while issubclass(kind, ctypes.Array):
+        dimensions += f"[{kind._length_}]"
+        kind = kind._type_
+    return f"{SCALARS.get(kind) or kind.__name__} {field}{dimensions};"
