@@ -10,18 +10,6 @@
 
 namespace qgemm {
 
-struct Config {
-    template <int M16_TILES>
-    using Format = ::FormatOf<M16_TILES>;
-    template <int M16_TILES>
-    using KBlock = ::KBlockOf<M16_TILES>;
-    using In = ::In;
-    using Out = ::Out;
-    static constexpr int K_BLOCKS = ::K_BLOCKS, TOKENS = ::TOKENS, ROW_BLOCKS = ::ROW_BLOCKS, M16_TILES = ::M16_TILES;
-    static constexpr int WARP_SPLIT_K = ::WARP_SPLIT_K, STAGES = ::STAGES, MAX_SPLIT_K = ::MAX_SPLIT_K;
-    static constexpr int SMEM_BYTES = ::SMEM_BYTES;
-};
-
 // Copies x, one k_iter after the other. A unit of threads copies a k_block's tokens, which lie together, in chunks of 16
 // bytes.
 template <class Config>
