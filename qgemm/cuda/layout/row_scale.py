@@ -31,7 +31,8 @@ class RowExponentRange(NamedTuple):
 
     def weight(self, bound: float) -> int:
         """As RowExponent in kernels/row_exponent.cuh finds it."""
-        return max(self.least, min(int(np.frexp(np.float32(bound))[1]) + self.above, self.most))
+        exponent = int(np.float32(bound).view(np.uint32) >> 23) - 126  # bound < 2^exponent; of 0 the least
+        return max(self.least, min(exponent + self.above, self.most))
 
 
 def range_of(fmt: Format, source: str) -> RowExponentRange:

@@ -1,0 +1,107 @@
+"""Weights as prefill_sm90 makes them of codes, scales and minimums, by the kernel's own code on the host."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import harness
+import numpy as np
+import pytest
+from harness import device_array, to_device
+from helpers import random_blocks, tame
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import EVERY_TILED, each, seeds
+
+from qgemm import FORMATS
+from qgemm.codec.format import Format
+from qgemm.cuda.jit import codegen
+from qgemm.cuda.kernels import sm90_config
+from qgemm.cuda.layout import row_scale
+from qgemm.cuda.layout import tile as tiles
+
+pytestmark = [pytest.mark.compiles, harness.needs_compiler]
+
+
+@cache
+def kernel(fmt: Format, source: str):
+    template = sm90_config.prefill_template(fmt, sm90_config.compiled(fmt)[0], source)
+    own = {name: value for name, value in template.items() if name == "In" or name.startswith("ROW_SCALE")}
+    unit = f'{codegen.preamble(fmt, **own)}#include "{harness.FOLDER / "operand_a.cpp"}"\n'
+    return harness.library(unit, codegen.headers(fmt))
+
+
+def operand_a(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [64, columns] of a tile's blocks [64, b] as halves or, for bf16, float32, and the exponents of rows [64].
+
+    The arrangement of a lane's registers is operand A's: rows g and g + 8, columns 2t and 2t + 8 of a step.
+    """
+    columns = tiles.columns(fmt)
+    weights, exponents = device_array(64 * columns, np.uint16), device_array(64, np.int32)
+    absmax = to_device(tiles.row_absmax(fmt, blocks))
+    arrays = (to_device(tiles.pack(fmt, blocks)), absmax, weights, exponents)
+    kernel(fmt, source).operand_a(*map(harness.argument_of, arrays))
+    for array in arrays:
+        harness.check_guards(array)
+    lanes = weights.reshape(-1, 4, 8, 4, 4, 2, 2, 2)  # k_block, m16, g, t, step, far, r, e
+    rows = lanes.transpose(1, 6, 2, 0, 4, 5, 3, 7).reshape(64, columns)
+    return rows.view(np.float16) if source == "half" else (rows.astype(np.uint32) << 16).view(np.float32), exponents
+
+
+def spread(fmt: Format, rng: np.random.Generator, exponent: int) -> np.ndarray:
+    """A tile's blocks of random codes, whose scales differ by up to 2^12 within a row."""
+    blocks = tame(fmt, random_blocks(fmt, 64, tiles.columns(fmt), rng), rng)
+    for name in fmt.scale_fields:
+        if fmt.dtype[name].kind == "f":
+            sizes = np.ldexp(rng.uniform(1, 2, blocks.shape), exponent - rng.integers(0, 12, blocks.shape))
+            blocks[name] = sizes * rng.choice([-1, 1], blocks.shape)
+    return blocks
+
+
+def factors(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of each weight [64, columns]: level, scale and minimum in the units of its row, float64; exponents of rows."""
+    unit = row_scale.range_of(fmt, source)
+    exponents = np.array([unit.weight(bound) for bound in tiles.row_absmax(fmt, blocks)])
+    codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
+    levels = np.ldexp(codes.astype(np.float64).reshape(64, -1) - zero, unit.level)
+    per_row = [
+        np.repeat(some.astype(np.float64).reshape(64, -1), fmt.group, axis=1)
+        for some in (scale, np.zeros_like(scale) if minimum is None else minimum)
+    ]
+    return (
+        levels,
+        *(np.ldexp(x, -exponents[:, None] - up) for x, up in zip(per_row, (unit.level, 0), strict=True)),
+        exponents,
+    )
+
+
+@each(EVERY_TILED)
+@settings(max_examples=10)
+@given(seeds(), st.integers(-24, 14))
+def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, exponent):
+    """Level, scale and minimum are rounded to half once each, and their product and sum once: bit for bit where rows
+    are not made smaller, and otherwise but for what is lost of subnormal halves."""
+    blocks = spread(fmt, rng, exponent)
+    found, exponents = operand_a(fmt, "half", blocks)
+    levels, scale, minimum, expected = factors(fmt, "half", blocks)
+    np.testing.assert_array_equal(exponents, expected)
+    levels, scale, minimum = (x.astype(np.float16).astype(np.float64) for x in (levels, scale, minimum))
+    want = levels * scale + minimum
+    assert np.isfinite(want.astype(np.float16)).all()
+    same = (exponents <= 0) & (tiles.scale_factors(fmt) > 0)
+    np.testing.assert_array_equal(found[same], want.astype(np.float16)[same])
+    assert (np.abs(found - want) <= np.maximum(np.abs(want) * 2.0**-11, 3 * 2.0**-25)).all()
+
+
+@each([FORMATS[name] for name in ("q4_0", "q4_k", "mxfp4", "kbit3")])
+@settings(max_examples=10)
+@given(seeds(), st.integers(-24, 14))
+def test_bf16_weights_are_rounded_once(fmt, rng, exponent):
+    """Of products and sums in float32; levels of a codebook are rounded to half before."""
+    blocks = spread(fmt, rng, exponent)
+    found, exponents = operand_a(fmt, "bf16", blocks)
+    levels, scale, minimum, expected = factors(fmt, "bf16", blocks)
+    np.testing.assert_array_equal(exponents, expected)
+    want = levels.astype(np.float16) * scale + minimum
+    lost = 2.0**-8 * np.abs(want) + 2.0**-22 * (np.abs(levels * scale) + np.abs(minimum))
+    assert (np.abs(found - want) <= lost).all()
