@@ -10,7 +10,8 @@
 #include "scales.cuh"
 
 using X = Activations[8 * COLUMN_TILES];
-using Dots = FewDots<Format::CODES_ARE_LEVELS, Format::SUPER_BLOCK>;
+using Dots = FewDots<Format>;
+constexpr int SCALES = BLOCK_SCALES<Format>;  // of a block of x
 
 // What a stage holds of x: all of a k_block, if it comes as Activations.
 template <class T>

@@ -2,7 +2,7 @@
 //
 // A thread owns eight columns of a token.
 // Template: Out (float, half).
-#include "griddepcontrol.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

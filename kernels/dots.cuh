@@ -1,80 +1,94 @@
-// A8: dots of integer codes on tensor cores, and what makes sums of floats of them.
+// A8: dot products of integer codes on tensor cores, and the float sums that they make.
 //
-// Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
-// of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
-// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a
-// block.
+// Per block of 32, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot
+// product of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
+// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a block.
 #pragma once
 
+#include "host.cuh"
 #include "codes/signed_bytes.cuh"
-#include "mma.cuh"
-#include "tile.cuh"
+#include "ptx/mma.cuh"
+
+namespace qgemm {
 
 static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
-static_assert(Format::GROUP_SIZE % 32 == 0 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
-              "a q8_1 block of x has a sum for 32 weights, none for fewer");
-constexpr int BLOCKS = K_BLOCK / 32;
-constexpr int SCALES = Format::GROUP_SIZE < 32 ? 32 / Format::GROUP_SIZE : 1;  // of a block of x
+constexpr int BLOCKS = K_BLOCK / 32;  // of x in a k_block
 
-// Dots as integers.
+// Weight scales of a block of x.
+template <class Format>
+constexpr int BLOCK_SCALES = Format::GROUP_SIZE < 32 ? 32 / Format::GROUP_SIZE : 1;
+
+// Dot products as integers.
+template <class F>
 struct Integers {
+    using Format = F;
     using Dot = int;
     using Step = Bytes;
     using X = uint2;
-    static __device__ Step step(const Format::Codes& codes, int step) { return Format::bytes(codes, step); }
-    static __device__ X x(uint2 q) { return q; }
-    static __device__ void add(int (&dots)[4], const Step& first, const Step& second, const X& x) {
+    __device__ static Step step(const typename F::Codes& codes, int step) { return F::bytes(codes, step); }
+    __device__ static X x(uint2 q) { return q; }
+    __device__ static void add(int (&dots)[4], const Step& first, const Step& second, const X& x) {
         mma_m16n8k32(dots, first, second, x);
     }
-    static __device__ void add_half(int (&dots)[4], const Step& step, const X& x, int part) {
+    __device__ static void add_half(int (&dots)[4], const Step& step, const X& x, int part) {
         mma_m16n8k16(dots, step, part ? x.y : x.x);
     }
 };
-// They are converted: at half the rate of other instructions.
-struct Converted : Integers {
+
+// Conversion to float takes an instruction of half the usual rate.
+template <class F>
+struct Converted : Integers<F> {
     static constexpr int START = 0;
-    static __device__ float scaled(float da, int dot) { return da * float(dot); }
+    __device__ static float scaled(float da, int dot) { return da * float(dot); }
 };
-// They start at the bits of 1.5 * 2^23, whose last place is 1: as they stand they are floats, that much too large. da
-// times that is exact, da having 11 bits, so that the result is rounded once, as above.
-struct Biased : Integers {
+
+// Accumulators start at the bits of 1.5 * 2^23, whose last place is 1: as they stand they are floats, that much too
+// large. da times that is exact, da having 11 bits, so that the result is rounded once, as above.
+template <class F>
+struct Biased : Integers<F> {
     static constexpr int START = 0x4b400000;
-    static __device__ float scaled(float da, int dot) {
+    __device__ static float scaled(float da, int dot) {
         return __fmaf_rn(da, __int_as_float(dot), -da * __int_as_float(START));
     }
 };
-// Dots of halves: integers are exact in them, and their sums in float.
+
+// Dot products as halves: integers are exact in them, and their sums in float.
+template <class F>
 struct Halves {
+    using Format = F;
     using Dot = float;
     using Step = Fragment;
     struct X {
         half2 of[2][2];
     };
     static constexpr float START = 0;
-    static __device__ Step step(const Format::Codes& codes, int step) { return Format::codes_f16(codes, step); }
-    static __device__ X x(uint2 q) {
+    __device__ static Step step(const typename F::Codes& codes, int step) { return F::codes_f16(codes, step); }
+    __device__ static X x(uint2 q) {
         X x;
         signed_byte_levels(q.x, x.of[0][0], x.of[0][1]);
         signed_byte_levels(q.y, x.of[1][0], x.of[1][1]);
         return x;
     }
-    static __device__ void add(float (&dots)[4], const Step& first, const Step& second, const X& x) {
+    __device__ static void add(float (&dots)[4], const Step& first, const Step& second, const X& x) {
         add_half(dots, first, x, 0), add_half(dots, second, x, 1);
     }
-    static __device__ void add_half(float (&dots)[4], const Step& step, const X& x, int part) {
+    __device__ static void add_half(float (&dots)[4], const Step& step, const X& x, int part) {
         mma_m16n8k16<half>(reinterpret_cast<Acc&>(dots), step, reinterpret_cast<const u32(&)[2]>(x.of[part]));
     }
-    static __device__ float scaled(float da, float dot) { return da * two_to(Format::CODE_EXPONENT) * dot; }
+    __device__ static float scaled(float da, float dot) { return da * two_to(F::CODE_EXPONENT) * dot; }
 };
 
-// Adds a block's products, or those of its half `part`: weights `first` and `second` are of its two steps, x of tokens
-// g, da and sa of tokens 2t and 2t + 1. MINIMUM: those of minimums as well.
-template <class Dots, bool MINIMUM = Format::HAS_MINIMUM>
+// acc += the products of a block, or of its half `part` where 16 weights share a scale. first, second: weights of its two
+// steps; x: of token g; da, sa: of tokens 2t and 2t + 1. MINIMUM: whether to add those of minimums.
+template <class Dots, bool MINIMUM = Dots::Format::HAS_MINIMUM>
 __device__ inline void add_block(Acc& acc, const typename Dots::Step& first, const typename Dots::Step& second,
                                  int part, float2 dw, float2 mw, const typename Dots::X& x, const float (&da)[2],
                                  const float (&sa)[2]) {
+    using Format = typename Dots::Format;
+    static_assert(Format::GROUP_SIZE % 32 == 0 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
+                  "a q8_1 block of x has a sum for 32 weights, none for fewer");
     typename Dots::Dot dots[4] = {Dots::START, Dots::START, Dots::START, Dots::START};
-    if constexpr (SCALES == 1)
+    if constexpr (BLOCK_SCALES<Format> == 1)
         Dots::add(dots, first, second, x);
     else
         Dots::add_half(dots, part ? second : first, x, part);
@@ -87,10 +101,12 @@ __device__ inline void add_block(Acc& acc, const typename Dots::Step& first, con
     }
 }
 
-// The fastest for few tokens, as measured.
-template <bool CODES_ARE_LEVELS, bool SUPER_BLOCK>
-struct FewDots : Converted {};
-template <>
-struct FewDots<false, true> : Biased {};
-template <bool SUPER_BLOCK>
-struct FewDots<true, SUPER_BLOCK> : Halves {};
+// The fastest dot products for few tokens, as measured.
+template <class F, bool CODES_ARE_LEVELS = F::CODES_ARE_LEVELS, bool SUPER_BLOCK = F::SUPER_BLOCK>
+struct FewDots : Converted<F> {};
+template <class F>
+struct FewDots<F, false, true> : Biased<F> {};
+template <class F, bool SUPER_BLOCK>
+struct FewDots<F, true, SUPER_BLOCK> : Halves<F> {};
+
+}  // namespace qgemm

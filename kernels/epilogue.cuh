@@ -1,11 +1,11 @@
-// What a kernel does with a float sum: y = sum + bias + residual, the last two optional, of types that the host chooses.
+// Epilogue: y = sum + bias + residual, the last two optional, of types that the host chooses at run time.
 #pragma once
 
 #include "host.cuh"
 
 namespace qgemm {
 
-// Arrays whose type the kernel learns at run time.
+// type: a TypeCode.
 __device__ inline float load_as(const void* data, int type, i64 i) {
     switch (type) {
         case FLOAT32:
@@ -32,7 +32,7 @@ __device__ inline void store_as(void* data, int type, i64 i, float value) {
     }
 }
 
-// What stores sums of row `row` of W and the token whose outputs start at index `token` of y.
+// row: of W; token: index in y of the token's first output.
 struct Epilogue : EpilogueArguments {
     __device__ bool adds() const { return types.bias || types.residual; }
     __device__ float added(i64 token, i64 row, float sum) const {

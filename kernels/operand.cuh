@@ -5,8 +5,9 @@
 // float  Exact levels in bf16; x is the sum of three bf16, of 8 bits each.
 #pragma once
 
-#include "mma.cuh"
-#include "pipeline.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/shared_address.cuh"
 
 template <class In>
 struct Operand;

@@ -5,6 +5,7 @@
 // into the range of half, `unit` undoes it at the end.
 // Config: see sm80/config.cuh; In: half, bf16.
 #include "dequantize.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "sm80/pipeline.cuh"
 #include "sm80/reduce.cuh"
 

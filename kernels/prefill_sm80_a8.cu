@@ -44,7 +44,7 @@ struct XLoader {
 template <class Config>
 __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeights<Config>& weights,
                                 const Activations* x, int k_block, const WarpCoord<Config>& coord) {
-    constexpr int M16_TILES = Config::M16_TILES;
+    constexpr int M16_TILES = Config::M16_TILES, SCALES = BLOCK_SCALES<typename Config::TileFormat>;
     const int g = coord.lane / 4, t = coord.lane % 4, first_m16 = coord.first_m16 % WARPS;
     typename Config::TileFormat::Codes codes[M16_TILES];
 #pragma unroll
@@ -77,8 +77,8 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeight
             for (int m16 = 0; m16 < M16_TILES; ++m16)
 #pragma unroll
                 for (int part = 0; part < SCALES; ++part)
-                    add_block<Biased>(acc[m16][tile], first[m16], second[m16], part, dw[m16][part], mw[m16][part], q,
-                                      da, sa);
+                    add_block<Biased<typename Config::TileFormat>>(acc[m16][tile], first[m16], second[m16], part,
+                                                                   dw[m16][part], mw[m16][part], q, da, sa);
         }
     }
 }

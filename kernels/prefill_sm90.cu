@@ -6,6 +6,7 @@
 // reduce over K (sm90/reduce.cuh) and store y (sm90/store.cuh). Weights of each row are brought into the range of half
 // by a power of two (row_exponent.cuh). The grid is persistent, with stream-K (schedule.cuh).
 // Config: see sm90/config.cuh.
+#include "ptx/opaque.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "sm90/mainloop.cuh"
 #include "sm90/producer.cuh"
@@ -94,8 +95,7 @@ __device__ __forceinline__ void prefill(Smem<Config>& smem, const TensorMap* x, 
         init_wait<Config>();
         const int wg_k = Config::WG_SPLIT_K > 1 ? warpgroup / Config::ROW_BLOCKS : 0,
                   row_block = Config::ROW_BLOCKS > 1 ? warpgroup % Config::ROW_BLOCKS : 0;
-        int lane = threadIdx.x % 32;
-        asm volatile("" : "+r"(lane));  // the compiler does not compute it anew for every use
+        const int lane = opaque(threadIdx.x % 32);  // the compiler does not compute it anew for every use
         const Warpgroup<Config> wg = {smem,     problem, wg_k, row_block, int(threadIdx.x % WARPGROUP_THREADS),
                                       warp % 4, lane};
         const Consumer<Config> consumer = {wg,

@@ -2,7 +2,7 @@
 //
 // A thread owns eight columns of a token. A block beyond k, in the last k_block, is zero.
 // Template: In (float, half, bf16).
-#include "griddepcontrol.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

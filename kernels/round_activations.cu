@@ -2,7 +2,7 @@
 //
 // A thread owns eight values.
 // Template: In (float, half, bf16), Out (float, half).
-#include "griddepcontrol.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "epilogue.cuh"
-#include "mma.cuh"
-#include "griddepcontrol.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "pipeline.cuh"
 #include "tile.cuh"
 

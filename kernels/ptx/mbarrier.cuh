@@ -5,12 +5,32 @@
 
 namespace qgemm {
 
+// mbarrier.init: a phase completes with so many arrivals and all bytes expected.
+__device__ inline void mbarrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival, and bytes to wait for.
+__device__ inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: until the phase of this parity completes.
+__device__ inline void mbarrier_wait_parity(u32 barrier, u32 parity) {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
 // mbarrier.arrive: one arrival.
 __device__ inline void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.try_wait.parity.acquire.cluster: until the phase of this parity completes; what a peer CTA stored is visible.
+// mbarrier.try_wait.parity.acquire.cluster: the same; what the peer CTA stored is visible.
 __device__ inline void mbarrier_wait_parity_cluster(u32 barrier, u32 parity) {
     asm volatile(
         "{ .reg .pred done;\n"

@@ -7,8 +7,8 @@
 // STAGES (at least 3), MAX_SPLIT_K, SMEM_BYTES (dynamic shared memory).
 #pragma once
 
-#include "../mma.cuh"
-#include "../tile.cuh"
+#include "../ptx/mma.cuh"
+#include "../tile_config.cuh"
 
 namespace qgemm {
 

@@ -3,8 +3,9 @@
 // Config: Sm80 of config.cuh.
 #pragma once
 
-#include "../griddepcontrol.cuh"
-#include "../pipeline.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/griddepcontrol.cuh"
+#include "../ptx/shared_address.cuh"
 #include "config.cuh"
 
 namespace qgemm {

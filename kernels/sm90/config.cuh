@@ -8,7 +8,7 @@
 // that __syncwarp makes).
 #pragma once
 
-#include "../tile.cuh"
+#include "../tile_config.cuh"
 
 namespace qgemm {
 

@@ -4,8 +4,9 @@
 // Config: Sm90 of config.cuh.
 #pragma once
 
-#include "../griddepcontrol.cuh"
 #include "../ptx/cp_async_bulk_tensor.cuh"
+#include "../ptx/elect_sync.cuh"
+#include "../ptx/griddepcontrol.cuh"
 #include "problem.cuh"
 #include "smem.cuh"
 

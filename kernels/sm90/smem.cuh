@@ -3,9 +3,10 @@
 // Config: Sm90 of config.cuh.
 #pragma once
 
-#include "../pipeline.cuh"
 #include "../ptx/barrier.cuh"
+#include "../ptx/cp_async_bulk.cuh"
 #include "../ptx/mbarrier.cuh"
+#include "../ptx/shared_address.cuh"
 #include "config.cuh"
 
 namespace qgemm {

@@ -1,7 +1,9 @@
-// Tensor core instructions of one warp, sm_80 and later. A is the weights' fragment, B the activations', C float sums.
+// mma.sync (sm_80 and later): the matrix product of a warp, c += a @ b. a: weights; b: activations; c: accumulators.
 #pragma once
 
-#include "fragment.cuh"
+#include "../fragment.cuh"
+
+namespace qgemm {
 
 // What a lane holds of a 16 x 8 result: rows g (sum[0], sum[1]) and g + 8 (sum[2], sum[3]), columns 2t and 2t + 1.
 struct Acc {
@@ -48,3 +50,5 @@ __device__ inline void mma_m16n8k16(int (&c)[4], const Bytes& a, u32 b) {
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a.row[0]), "r"(a.row[1]), "r"(b));
 }
+
+}  // namespace qgemm

@@ -1,0 +1,27 @@
+// cp.async (sm_80 and later): global -> shared memory, 16 bytes by each thread.
+#pragma once
+
+#include "../types.cuh"
+
+namespace qgemm {
+
+// 16 bytes, or zeros if not `inside`.
+__device__ inline void cp_async_16(u32 to, const void* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+
+// cp.async.mbarrier.arrive.noinc (sm_90): the thread's earlier cp_async_16 are one arrival when they are complete.
+__device__ inline void cp_async_mbarrier_arrive(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// cp.async.commit_group: the thread's copies since the last commit are one group.
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most N of the thread's groups are still under way.
+template <int N>
+__device__ inline void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+}  // namespace qgemm

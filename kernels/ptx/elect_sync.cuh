@@ -1,0 +1,16 @@
+// elect.sync (sm_90 and later): one lane of the warp. Unlike lane == 0 the choice is uniform, so that ptxas does not build a
+// loop around a copy.
+#pragma once
+
+#include "../types.cuh"
+
+namespace qgemm {
+
+// True in the elected lane.
+__device__ inline bool elect_sync() {
+    u32 elected;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));
+    return elected;
+}
+
+}  // namespace qgemm
