@@ -38,9 +38,9 @@ struct EpilogueStore {
         void* y = epilogue.arrays.y;
         if (at.rows == TILE_ROWS && !epilogue.adds()) {
             const int type = epilogue.types.y;
-            if (type == 1 && aligned<float>(y)) return store_whole(acc, at, static_cast<float*>(y));
-            if (type == 2 && aligned<half>(y)) return store_whole(acc, at, static_cast<half*>(y));
-            if (type == 3 && aligned<bf16>(y)) return store_whole(acc, at, static_cast<bf16*>(y));
+            if (type == FLOAT32 && aligned<float>(y)) return store_whole(acc, at, static_cast<float*>(y));
+            if (type == FLOAT16 && aligned<half>(y)) return store_whole(acc, at, static_cast<half*>(y));
+            if (type == BFLOAT16 && aligned<bf16>(y)) return store_whole(acc, at, static_cast<bf16*>(y));
         }
         const int warp = wg.thread / 32, lane = wg.thread % 32, g = lane / 4, t = lane % 4;
         auto& epi_smem = wg.smem.epi_smem(wg.row_block, wg.wg_k);
