@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 #pragma unroll
     for (int step = 0; step < K_BLOCK_STEPS; ++step) {
-        const int index = k_block * K_BLOCK_SCALES + step / SCALE_STEPS;
+        const int index = scale_index(k_block, step);
         const FloatFragment levels = float_levels<Format>(codes, step);
         const float2 scale = tile.fields.scale(warp, g, index), minimum = tile.fields.minimum(warp, g, index);
 #pragma unroll

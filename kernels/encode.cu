@@ -5,14 +5,14 @@
 //
 // A warp takes BLOCKS_PER_WARP blocks at a time, eight at once; a lane owns eight values, four lanes a block
 // (encoder.cuh). They are
-// put together in shared memory and leave as BLOCK_BYTES chunks of 16 bytes: `blocks` is a whole number of turns.
+// put together in shared memory and leave as Blocks::BYTES chunks of 16 bytes: `blocks` is a whole number of turns.
 // Template: Format, In (float, half, bf16), THREADS, BLOCKS_PER_WARP.
 #include "codes/encoder.cuh"
 
 using Encoder = Format::Encoder;
 constexpr int AT_ONCE = 32 / BLOCK_LANES;
-static_assert(BLOCK_WEIGHTS == LANE_VALUES * BLOCK_LANES, "four lanes own a block");
-static_assert(sizeof(Block) == BLOCK_BYTES, "the block differs from its dtype");
+static_assert(Blocks::WEIGHTS == LANE_VALUES * BLOCK_LANES, "four lanes own a block");
+static_assert(sizeof(Block) == Blocks::BYTES, "the block differs from its dtype");
 static_assert(BLOCKS_PER_WARP == sizeof(uint4), "a turn is as many chunks as a block has bytes");
 
 // The sum of squares; what a float has no room for is summed as doubles.
@@ -53,7 +53,7 @@ __device__ inline void gather(Found& found, const Found& other) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     encode(const In* __restrict__ x, uint4* __restrict__ blocks, Found* __restrict__ found, i64 count) {
     constexpr int WARPS = THREADS / 32;
-    __shared__ uint4 staged[WARPS][BLOCK_BYTES];
+    __shared__ uint4 staged[WARPS][Blocks::BYTES];
     __shared__ Found of_warps[WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Block* const turn = reinterpret_cast<Block*>(staged[warp]) + lane / BLOCK_LANES;
@@ -66,13 +66,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < BLOCKS_PER_WARP / AT_ONCE; ++i)
             if (block + i * AT_ONCE < count)
-                load_eight(values[i], x + (block + i * AT_ONCE) * BLOCK_WEIGHTS + LANE_VALUES * block_lane());
+                load_eight(values[i], x + (block + i * AT_ONCE) * Blocks::WEIGHTS + LANE_VALUES * block_lane());
 #pragma unroll
         for (int i = 0; i < BLOCKS_PER_WARP / AT_ONCE; ++i)
             encode_block(values[i], block + i * AT_ONCE, turn[i * AT_ONCE], mine);
         __syncwarp();
-        for (int i = lane; i < BLOCK_BYTES; i += 32)
-            blocks[first / BLOCKS_PER_WARP * BLOCK_BYTES + i] = staged[warp][i];
+        for (int i = lane; i < Blocks::BYTES; i += 32)
+            blocks[first / BLOCKS_PER_WARP * Blocks::BYTES + i] = staged[warp][i];
         __syncwarp();
     }
 

@@ -13,10 +13,10 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
     gemv_dp4a(const Tile* __restrict__ tiles, const Activations* __restrict__ x, Out* __restrict__ y, i64 n, i64 k,
               int m) {
-    static_assert(Format::GROUP_SIZE == 32 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
+    static_assert(Format::GROUP_SIZE % 32 == 0 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
                   "a q8_1 block of x has a sum for 32 weights, none for fewer");
     static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
-    constexpr int BLOCKS = K_BLOCK / 32, SCALES = 32 / Format::GROUP_SIZE;  // of a block of x
+    constexpr int BLOCKS = K_BLOCK / 32, SCALES = Format::GROUP_SIZE < 32 ? 2 : 1;  // of a block of x
     const WarpCoord coord;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
     float acc[2][TOKENS] = {};
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int block = 0; block < BLOCKS; ++block) {
             if (i * K_BLOCK + block * 32 >= k) break;  // the padding block of a ragged row
             const Bytes first = Format::bytes(codes, 2 * block), second = Format::bytes(codes, 2 * block + 1);
-            const int index = (i % K_BLOCKS * BLOCKS + block) * SCALES;
+            const int index = scale_index(i % K_BLOCKS, 2 * block);
             const float2 scale = tile.fields.scale(coord.warp, coord.g, index);
             const float2 last_scale = SCALES == 1 ? scale : tile.fields.scale(coord.warp, coord.g, index + SCALES - 1);
             const float2 minimum = tile.fields.minimum(coord.warp, coord.g, index);

@@ -16,20 +16,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gemv_simt(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
     const WarpCoord coord;
     const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    constexpr int STEPS = SCALE_STEPS < K_BLOCK_STEPS ? SCALE_STEPS : K_BLOCK_STEPS;  // of a k_block that share a scale
     float acc[2][TOKENS] = {};
 
     for (i64 i = coord.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
         const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
         const auto codes = tile.k_blocks[i % K_BLOCKS].codes(coord.warp, coord.lane);
 #pragma unroll
-        for (int part = 0; part < K_BLOCK_SCALES; ++part) {
-            const i64 column = i * K_BLOCK + part * Format::GROUP_SIZE;
+        for (int part = 0; part < K_BLOCK_STEPS / STEPS; ++part) {
+            const i64 column = i * K_BLOCK + part * STEPS * 16;
             if (column >= k) break;  // the padding block of a ragged row
-            FloatFragment levels[SCALE_STEPS];
+            FloatFragment levels[STEPS];
 #pragma unroll
-            for (int step = 0; step < SCALE_STEPS; ++step)
-                levels[step] = float_levels<Format>(codes, SCALE_STEPS * part + step);
-            const int index = i % K_BLOCKS * K_BLOCK_SCALES + part;
+            for (int step = 0; step < STEPS; ++step) levels[step] = float_levels<Format>(codes, STEPS * part + step);
+            const int index = scale_index(i % K_BLOCKS, STEPS * part);
             const float2 scale = tile.fields.scale(coord.warp, coord.g, index);
             const float2 minimum = tile.fields.minimum(coord.warp, coord.g, index);
 #pragma unroll
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 if (token >= m) break;
                 float dots[2] = {}, total = 0;
 #pragma unroll
-                for (int step = 0; step < SCALE_STEPS; ++step) {
+                for (int step = 0; step < STEPS; ++step) {
                     const float4 v = load_step(x + token * k + column + 16 * step + 2 * coord.t);
                     total += v.x + v.y + v.z + v.w;
 #pragma unroll

@@ -1,18 +1,25 @@
 // Blocks of a file in shared memory: what pack (blocks -> tiles) and unpack (tiles -> blocks) share.
 //
-// A CTA owns a panel of a row_block: 64 rows, TILES tiles wide. Where things stand are the rules of
-// qgemm/cuda/layout/tile.py; the layout of a block is generated from the format's dtype and slots. Template: Format,
-// TILES, THREADS.
+// A CTA owns a panel of a row_block: 64 rows, TILES tiles wide. The rules are those of qgemm/cuda/layout/tile.py; the
+// layout of a block is generated from the format's dtype and slots.
 #pragma once
 
 #include "tile.cuh"
 
-constexpr int TILE_BLOCKS = TILE_COLUMNS / BLOCK_WEIGHTS;  // of a row
-constexpr int PANEL_BYTES = TILES * TILE_BLOCKS * BLOCK_BYTES;
-// Chunks of 16 bytes, the first and the last in part; odd against bank conflicts between eight rows.
-constexpr int ROW_CHUNKS = (PANEL_BYTES + 15 + 15) / 16 | 1;
+namespace qgemm {
 
-// Rule one: where the code of a step, the j-th of a lane's columns and row g + 8 r stands in the words of its lane.
+// Config: Format, KBlock, K_BLOCKS, Blocks; TILES (of a panel, along K), THREADS.
+template <class Base>
+struct PanelConfig : TileConfig<Base> {
+    using Blocks = typename Base::Blocks;
+    static constexpr int TILE_BLOCKS = TileConfig<Base>::TILE_COLUMNS / Blocks::WEIGHTS;  // of a row
+    static constexpr int TILE_BYTES = TILE_BLOCKS * Blocks::BYTES;                        // of a row
+    static constexpr int PANEL_BYTES = Base::TILES * TILE_BYTES;                          // of a row
+    // Chunks of 16 bytes, the first and the last in part; odd against bank conflicts between eight rows.
+    static constexpr int ROW_CHUNKS = (PANEL_BYTES + 15 + 15) / 16 | 1;
+};
+
+// Rule one: the place, in the words of its lane, of the code of a step, the j-th of the lane's columns and row g + 8 r.
 struct BitPosition {
     int word, bit;
 };
@@ -24,7 +31,7 @@ constexpr BitPosition position_of_code(int step, int j, int r) {
     return {bit / 8, 8 * j + bit % 8};
 }
 
-// Rule two: where one bit of such a code stands if it counts levels, in an index of several.
+// Rule two: the place of one bit of a code that counts levels, in an index of several codes.
 template <int BITS, int PAIRS>
 constexpr BitPosition position_of_bit(int step, int j, int r, int plane) {
     constexpr int SIZE = 2 * PAIRS * BITS, PER_WORD = 32 / SIZE;
@@ -34,7 +41,7 @@ constexpr BitPosition position_of_bit(int step, int j, int r, int plane) {
     return {index / PER_WORD, index % PER_WORD * SIZE + bit};
 }
 
-// Where a code stands whose bits lie together in a block, or its bit of one of the block's planes.
+// The place of a code whose bits lie together in a block, or of its bit from one of the block's planes.
 template <class Codes>
 constexpr BitPosition position(int step, int j, int r, int plane) {
     return Codes::PLANES == 1 ? position_of_code<Codes::BITS>(step, j, r)
@@ -45,14 +52,14 @@ constexpr BitPosition position(int step, int j, int r, int plane) {
 template <class Codes, class Visit>
 __device__ inline void for_codes(Visit visit) {
 #pragma unroll
-    for (int step = 0; step < K_BLOCK_STEPS; ++step)
+    for (int step = 0; step < K_BLOCK / 16; ++step)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
             for (int r = 0; r < 2; ++r)
 #pragma unroll
                 for (int plane = 0; plane < Codes::PLANES; ++plane)
-                    visit(position<Codes>(step, j, r, plane), r, Codes::offset(step, j) + plane * BLOCK_WEIGHTS);
+                    visit(position<Codes>(step, j, r, plane), r, Codes::offset(step, j) + plane * Codes::PLANE_BITS);
 }
 
 // The index, among the chunks of the codes of a k_block, of the chunk that holds a lane's word.
@@ -61,8 +68,12 @@ __device__ inline int chunk_index(int m16, int lane, int word) {
     return (m16 * Codes::PARTS + word / Codes::LOAD_WORDS) * 32 + lane;
 }
 
-// The rows of a panel: where they are in memory, and in shared memory, where a row begins inside a chunk as in memory.
+// The rows of a panel, in global memory and in shared memory: a row begins in a chunk of 16 bytes at the same byte.
+template <class Config>
 struct Panel {
+    static constexpr int TILES = Config::TILES, THREADS = Config::THREADS, K_BLOCKS = Config::K_BLOCKS;
+    static constexpr int TILE_BLOCKS = Config::TILE_BLOCKS, TILE_BYTES = Config::TILE_BYTES;
+    static constexpr int ROW_CHUNKS = Config::ROW_CHUNKS;
     u8* staged;
     i64 row_block, first_tile, row_bytes, n;
     int tiles, bytes;  // of a row, without padding
@@ -72,19 +83,17 @@ struct Panel {
         const i64 panels = (along + TILES - 1) / TILES;
         row_block = blockIdx.x / panels;
         first_tile = blockIdx.x % panels * TILES;
-        row_bytes = blocks_per_row * BLOCK_BYTES;
+        row_bytes = blocks_per_row * Config::Blocks::BYTES;
         tiles = along - first_tile < TILES ? along - first_tile : TILES;
-        const i64 rest = row_bytes - first_tile * TILE_BLOCKS * BLOCK_BYTES;
-        bytes = rest < PANEL_BYTES ? rest : PANEL_BYTES;
+        const i64 rest = row_bytes - first_tile * TILE_BYTES;
+        bytes = rest < Config::PANEL_BYTES ? rest : Config::PANEL_BYTES;
     }
-    __device__ i64 at(int row) const {
-        return (row_block * TILE_ROWS + row) * row_bytes + first_tile * TILE_BLOCKS * BLOCK_BYTES;
-    }
+    __device__ i64 at(int row) const { return (row_block * TILE_ROWS + row) * row_bytes + first_tile * TILE_BYTES; }
     __device__ int skip(int row) const { return u32(at(row)) % 16; }  // bytes of its first chunk before it
     __device__ bool holds(int row) const { return row_block * TILE_ROWS + row < n; }
     // A row of blocks from a tile on.
     __device__ u8* row(int row, int tile) const {
-        return staged + row * ROW_CHUNKS * 16 + skip(row) + tile * TILE_BLOCKS * BLOCK_BYTES;
+        return staged + row * ROW_CHUNKS * 16 + skip(row) + tile * TILE_BYTES;
     }
     // visit(staged chunk, its index in memory, where the row begins and ends relative to it)
     template <class Visit>
@@ -110,7 +119,7 @@ struct Panel {
         for (int i = threadIdx.x; i < tiles * PAIRS; i += THREADS) {
             const int tile = i / PAIRS, pair = i % PAIRS;
             const int block = pair / UNITS % TILE_BLOCKS, owner = pair / UNITS / TILE_BLOCKS;  // 8 * group + g
-            const int from = block * BLOCK_BYTES + PerBlock::AT + pair % UNITS * UNIT;
+            const int from = block * Config::Blocks::BYTES + PerBlock::AT + pair % UNITS * UNIT;
 #pragma unroll
             for (int r = 0; r < 2; ++r)
 #pragma unroll
@@ -120,3 +129,5 @@ struct Panel {
         }
     }
 };
+
+}  // namespace qgemm

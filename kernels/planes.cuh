@@ -5,7 +5,7 @@
 
 using Book = BookOf;
 using Absmax = Book::Absmax;
-constexpr int EACH = 8, LANES = BLOCK_WEIGHTS / EACH;  // values of a lane, lanes of a block
+constexpr int EACH = 8, LANES = Blocks::WEIGHTS / EACH;  // values of a lane, lanes of a block
 constexpr int BITS = Book::BITS;
 
 // Byte j of lane i of four -> byte i of lane j.

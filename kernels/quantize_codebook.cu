@@ -85,14 +85,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (i64 of_cta = i64(blockIdx.x) * THREADS; of_cta < blocks; of_cta += i64(gridDim.x) * THREADS) {
         const i64 first = of_cta + in_cta;
         const int count = int(min(blocks - first, i64(32)));  // from there on; may be negative
-        const In* from = x + (first * BLOCK_WEIGHTS + lane * EACH);
+        const In* from = x + (first * Blocks::WEIGHTS + lane * EACH);
         u32* to = planes + (first * BITS + lane);
         u32 own = 0;  // bits of the absmax of the turn that has the lane's number
 #pragma unroll
         for (int turn = 0; turn < LANES; ++turn) {
             const int block = turn * AT_ONCE;
             float values[EACH];
-            load_values(values, from + block * BLOCK_WEIGHTS, block < count);
+            load_values(values, from + block * Blocks::WEIGHTS, block < count);
 
             u32 most = 0;  // magnitudes order like their bits, and NaN lies above infinity
 #pragma unroll

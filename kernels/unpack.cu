@@ -1,9 +1,11 @@
 // unpack: tiles [row_blocks, along] -> blocks [n, blocks_per_row] as they lie in a file; the inverse of pack.
 //
 // A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, of which other warps may
-// write other bits; then the rows are written in chunks of 16 bytes, byte by byte where a chunk belongs to two panels.
-// Template: Format, TILES, THREADS.
+// write other bits. The rows are stored in chunks of 16 bytes, byte by byte where a chunk belongs to two panels.
+// Config: Format, KBlock, K_BLOCKS, Blocks, TILES, THREADS.
 #include "panel.cuh"
+
+namespace qgemm {
 
 __device__ inline void set_bits(u8* byte, u32 bits) {
     const int in_word = __cvta_generic_to_shared(byte) % 4;
@@ -20,10 +22,13 @@ __device__ void scatter_codes(const u32 (&words)[Codes::BITS], int k_block, int 
     });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    unpack(const Tile* __restrict__ tiles, uint4* __restrict__ blocks, i64 n, i64 blocks_per_row, i64 along) {
-    __shared__ uint4 staged[TILE_ROWS * ROW_CHUNKS];
-    const Panel panel(staged, n, blocks_per_row, along);
+template <class Config>
+__device__ __forceinline__ void unpack(const typename Config::Tile* tiles, uint4* blocks, i64 n, i64 blocks_per_row,
+                                       i64 along) {
+    using Format = typename Config::TileFormat;
+    using Blocks = typename Config::Blocks;
+    __shared__ uint4 staged[TILE_ROWS * Config::ROW_CHUNKS];
+    const Panel<Config> panel(staged, n, blocks_per_row, along);
     const int lane = threadIdx.x % 32, g = lane / 4;
     tiles += panel.row_block * along + panel.first_tile;
 
@@ -31,16 +36,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     panel.for_m16_tiles([&](int tile, int k_block, int m16) {
         u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
-        Format::Codes share = tiles[tile].k_blocks[k_block].codes(m16, lane);
+        typename Format::Codes share = tiles[tile].k_blocks[k_block].codes(m16, lane);
         Format::from_tile(share);
-        for_codes([&](auto codes) {
+        Blocks::for_codes([&](auto codes) {
             using Codes = decltype(codes);
             scatter_codes<Codes>(Codes::words(share), k_block, lane, rows);
         });
     });
-    for_per_block([&](auto field) {
+    Blocks::for_per_block([&](auto field) {
         using Field = decltype(field);
-        panel.for_units<Field>(
+        panel.template for_units<Field>(
             [&](int tile, int at, u8* byte) { set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[at]); });
     });
     __syncthreads();
@@ -53,4 +58,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 reinterpret_cast<u8*>(&blocks[index])[i] = reinterpret_cast<const u8*>(&chunk)[i];
         }
     });
+}
+
+}  // namespace qgemm
+
+using PanelOf = qgemm::PanelConfig<qgemm::Config>;
+
+extern "C" __global__ void __launch_bounds__(PanelOf::THREADS)
+    unpack(const PanelOf::Tile* __restrict__ tiles, uint4* __restrict__ blocks, i64 n, i64 blocks_per_row, i64 along) {
+    qgemm::unpack<PanelOf>(tiles, blocks, n, blocks_per_row, along);
 }

@@ -16,7 +16,7 @@ from harness import Kernel, device_array, to_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, each, values
+from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_INTEGER, EVERY_TILED, each, values
 
 import qgemm
 from qgemm.cuda.jit import codegen
@@ -24,7 +24,6 @@ from qgemm.cuda.kernels import transforms
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
 
-NARROW = [fmt for fmt in EVERY_TILED if fmt.group <= tiles.K_BLOCK]  # a scale is that of one k_block
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 both_ways = pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 kernel = cache(Kernel)
@@ -41,14 +40,14 @@ def sizes(fmt, blocks):
     return rows, count, -(-count * fmt.weights // tiles.columns(fmt))
 
 
-def pieces(fmt, blocks):
-    """CTAs that move all pieces of all row_blocks."""
+def panels(fmt, blocks):
+    """CTAs that move all panels of all row_blocks."""
     rows, _, along = sizes(fmt, blocks)
     return -(-rows // tiles.ROWS) * -(-along // tiles.panel_tiles(fmt))
 
 
 @both_ways
-@each(NARROW)
+@each(EVERY_TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_blocks_to_tiles(fmt, columns, backwards):
     """pack, byte for byte, with bounds of the rows; nothing beyond the last block is read as a weight."""
@@ -58,14 +57,14 @@ def test_blocks_to_tiles(fmt, columns, backwards):
     source = to_device(blocks, -(-blocks.nbytes // 16) * 16)
     source[blocks.nbytes :] = 0xFF
     pack = kernel("pack", fmt, **transforms.PACK.template(fmt))
-    pack(pieces(fmt, blocks), tiles.PACK_THREADS, source, packed, bounds, *sizes(fmt, blocks), backwards=backwards)
+    pack(panels(fmt, blocks), tiles.PACK_THREADS, source, packed, bounds, *sizes(fmt, blocks), backwards=backwards)
     assert packed.tobytes() == expected.tobytes()
     assert_array_equal(bounds[: len(blocks)], tiles.row_absmax(fmt, blocks))
     assert not bounds[len(blocks) :].any()
 
 
 @both_ways
-@each(NARROW)
+@each(EVERY_TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_tiles_to_blocks(fmt, columns, backwards):
     """unpack, byte for byte."""
@@ -73,16 +72,18 @@ def test_tiles_to_blocks(fmt, columns, backwards):
     found = device_array(-(-blocks.nbytes // 16) * 16)
     unpack = kernel("unpack", fmt, **transforms.UNPACK.template(fmt))
     packed = to_device(tiles.pack(fmt, blocks))
-    unpack(pieces(fmt, blocks), tiles.PACK_THREADS, packed, found, *sizes(fmt, blocks), backwards=backwards)
+    unpack(panels(fmt, blocks), tiles.PACK_THREADS, packed, found, *sizes(fmt, blocks), backwards=backwards)
     assert found[: blocks.nbytes].tobytes() == blocks.tobytes()
     assert not found[blocks.nbytes :].any()
 
 
 @both_ways
-@each(NARROW)
+@each(EVERY_TILED)
 def test_tiles_to_weights(fmt, backwards):
     """dequantize: every weight as NumPy decodes random bytes, exact in float."""
     blocks = blocks_of(fmt, seed=2)
+    if fmt.zero is None:  # d * q - d * z is d * (q - z) where d is finite
+        blocks = helpers.tame(fmt, blocks, np.random.default_rng(2))
     rows, _, along = sizes(fmt, blocks)
     expected = fmt.dequantize(blocks)
     found = device_array(expected.shape, np.float32)
@@ -163,7 +164,7 @@ def test_codebooks(fmt, kind, data):
 
 
 @both_ways
-@each(NARROW)
+@each(EVERY_TILED)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_products_in_float32(fmt, tokens, backwards):
     """gemv_simt: exact levels, float32 sums."""
@@ -190,7 +191,7 @@ def in_k_blocks(blocks):
 
 
 @both_ways
-@each([fmt for fmt in NARROW if fmt.integer])
+@each(EVERY_INTEGER)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_products_of_quantized_activations(fmt, tokens, backwards):
     """gemv_dp4a: integer dots by dp4a, of the bytes of a header."""

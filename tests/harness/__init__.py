@@ -48,6 +48,13 @@ def compiler() -> str | None:
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
+@cache
+def own_options() -> tuple[str, ...]:
+    """What GCC alone is told: shared memory is a static variable of a template, unique in a process unless told so."""
+    version = subprocess.run([compiler() or "c++", "--version"], capture_output=True, text=True, check=True).stdout
+    return () if "clang" in version else ("-fno-gnu-unique",)
+
+
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler: looked for $CXX, g++, c++ and clang++")
 
 
@@ -57,7 +64,14 @@ def library(source: str, headers: Mapping[str, str] = MappingProxyType({})) -> c
     Cached in the temporary folder by the content of all sources, so that workers of one run share their work.
     """
     folders = (SHIM, sources.kernels_dir(), OF_TESTS)
-    command = [compiler() or "c++", *OPTIONS, "-include", "cuda.h", *(f"-I{folder}" for folder in folders)]
+    command = [
+        compiler() or "c++",
+        *OPTIONS,
+        *own_options(),
+        "-include",
+        "cuda.h",
+        *(f"-I{folder}" for folder in folders),
+    ]
     facts = (command, _sources_digest(), source, sorted(headers.items()))
     folder = Path(tempfile.gettempdir()) / f"qgemm-harness-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -124,7 +138,7 @@ class Kernel:
 
     def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
         source = codegen.compose(name, fmt, **template)
-        entry = f'#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<{name}>::grid; }}\n'
+        entry = f'#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<::{name}>::grid; }}\n'
         self.library = library(f"{source}\n{entry}", codegen.headers(fmt))
         self.entry = ctypes.c_void_p.in_dll(self.library, "grid_of_kernel").value
 

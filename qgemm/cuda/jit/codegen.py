@@ -159,14 +159,16 @@ def _floats(values: Any) -> str:
 
 
 def block_structs(fmt: Format) -> str:
-    """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: a struct for each field.
+    """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: NAME_blocks.
 
-    Of codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
+    A struct a field, NAME_block_FIELD, is what NAME_blocks::for_codes(visit) and for_per_block(visit) hand to visit.
+
+    Codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
     in an index; where they begin in a k_block (TO), the lane's words(share) (PARTS of LOAD_WORDS); base(k_block, t) +
     offset(step, j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first
-    plane. Of a
-    field per block: its BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT) and
-    in the tile's fields (TO). for_codes(visit), for_per_block(visit): visit one of each struct.
+    plane; PLANE_BITS from a plane to the next.
+    Fields per block: their BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT)
+    and in the tile's fields (TO).
     """
     tile = tile_dtype(fmt)
     k_block = tile["k_blocks"].base
@@ -184,6 +186,7 @@ def block_structs(fmt: Format) -> str:
                 "PAIRS": 1 if known is None else known.pairs,
                 "PARTS": parts,
                 "LOAD_WORDS": chunk,
+                "PLANE_BITS": fmt.weights,
                 "TO": _offset(k_block, name),
             }
             functions = f"""static int base(int k_block, int t) {{ return {struct}_base[4 * k_block + t]; }}
@@ -197,9 +200,14 @@ def block_structs(fmt: Format) -> str:
         constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
         structs.append(f"struct {struct} {{ static constexpr int {constants}; {functions}}};")
         visits["codes" if name in fmt.slots else "per_block"] += f"visit({struct}()); "
-    for kind, calls in visits.items():
-        structs.append(f"template <class Visit> void for_{kind}(Visit visit) {{ {calls}}}")
-    return "\n".join([f"constexpr int BLOCK_BYTES = {fmt.block_bytes}, BLOCK_WEIGHTS = {fmt.weights};", *structs])
+    visitors = (
+        f"    template <class Visit> static void for_{kind}(Visit visit) {{ {calls}}}\n"
+        for kind, calls in visits.items()
+    )
+    structs.append(f"""struct {fmt.name}_blocks {{
+    static constexpr int BYTES = {fmt.block_bytes}, WEIGHTS = {fmt.weights};
+{"".join(visitors)}}};""")
+    return "\n".join(structs)
 
 
 def _block(fmt: Format) -> str:
@@ -253,7 +261,7 @@ def preamble(fmt: Format | None = None, **template: str | int) -> str:
     lines = ['#include "activations.cuh"', "using namespace qgemm;"]
     if fmt is not None:
         lines.insert(0, f'#include "formats/{fmt.name}.cuh"')
-        lines += [f"constexpr int K_BLOCKS = {fmt.name}_fields<WARPS>::K_BLOCKS;"]
+        lines += [f"constexpr int K_BLOCKS = {fmt.name}_fields<WARPS>::K_BLOCKS;", f"using Blocks = {fmt.name}_blocks;"]
         lines += [f"template <int M16_TILES> using KBlockOf = {fmt.name}_k_block<M16_TILES>;"]
         lines += [f"template <int M16_TILES> using FormatOf = {fmt.name}<M16_TILES>;"]
         if _block(fmt):
@@ -275,6 +283,7 @@ def config(fmt: Format | None = None, **template: str | int) -> str:
         members += [f"template <int M16_TILES> using Format = {fmt.name}<M16_TILES>;"]
         members += [f"template <int M16_TILES> using KBlock = {fmt.name}_k_block<M16_TILES>;"]
         members += [f"static constexpr int K_BLOCKS = {fmt.name}_fields<WARPS>::K_BLOCKS;"]
+        members += [f"using Blocks = {fmt.name}_blocks;"]
     for name, value in template.items():
         members.append(
             f"using {name} = {value};" if isinstance(value, str) else f"static constexpr int {name} = {value};"
