@@ -4,7 +4,8 @@
 // layout of a block is generated from the format's dtype and slots.
 #pragma once
 
-#include "tile.cuh"
+#include "tile_config.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 
