@@ -21,6 +21,7 @@ SIZES = {
     "WARP_SPLIT_K",
     "SHARED",
     "FIELD_STAGES",
+    "SMEM_BYTES",
 }  # parameters that follow from a format's bytes
 OF_TYPES = {
     f"ROW_SCALE_{name}" for name in ("LEVEL", "HEADROOM", "MIN", "MAX")
