@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from functools import cache
 
 import compile_kernels
@@ -15,17 +16,8 @@ from qgemm.cuda.jit.cache import cached
 from qgemm.cuda.kernels import decode, routes
 from qgemm.cuda.problem import Q8_1, TYPES, Problem
 
-SIZES = {
-    "STAGES",
-    "WARP_BYTES",
-    "WARP_SPLIT_K",
-    "SHARED",
-    "FIELD_STAGES",
-    "SMEM_BYTES",
-}  # parameters that follow from a format's bytes
-OF_TYPES = {
-    f"ROW_SCALE_{name}" for name in ("LEVEL", "HEADROOM", "MIN", "MAX")
-}  # parameters that follow from the type of x
+OF_FORMAT = re.compile("STAGES|WARP_SPLIT_K|SHARED|.*_(STAGES|BYTES)")  # parameters that follow from a format's bytes
+OF_TYPE = re.compile("In|Out|ROW_SCALE_.*")  # the types of x and y, and parameters that follow from them
 
 
 @cache
@@ -58,8 +50,9 @@ def test_compile_errors_carry_the_log():
 
 
 def config(unit, *dropped):
-    """What a unit is compiled for but for its format's bytes: kernel and parameters."""
-    return unit.kernel, *(pair for pair in unit.template if pair[0] not in SIZES.union(dropped))
+    """What a unit is compiled for: kernel and parameters, but for types and what the patterns match."""
+    kept = (pair for pair in unit.template if not any(pattern.fullmatch(pair[0]) for pattern in (OF_TYPE, *dropped)))
+    return unit.kernel, *kept
 
 
 def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
@@ -80,15 +73,15 @@ def test_ci_compiles_every_config():
 
     def tuned(some):
         found = (unit for unit in some if unit.arch == compile_kernels.TUNED)
-        return {(unit.format, *config(unit, "In", "Out", *OF_TYPES)) for unit in found}
+        return {(unit.format, *config(unit)) for unit in found}
 
     def elsewhere(some):
-        return {config(unit, "In", "Out") for unit in some if unit.arch != compile_kernels.TUNED}
+        return {config(unit, OF_FORMAT) for unit in some if unit.arch != compile_kernels.TUNED}
 
     def types(some):
         found = (unit for unit in some if unit.arch == compile_kernels.TUNED)
         return {
-            (unit.kernel, dict(unit.template).get("In"), pair) for unit in found for pair in config(unit, *OF_TYPES)
+            (unit.kernel, dict(unit.template).get("In"), pair) for unit in found for pair in config(unit, OF_FORMAT)
         }
 
     for of_config in (tuned, elsewhere, types):
@@ -135,6 +128,7 @@ def test_spills_of_tuned_kernels_fail_the_compilation():
     assert f"decode q4_0 TOKENS=8: spills {spilled} bytes" in compile_kernels.problem(unit, report, "")
     assert compile_kernels.problem(unit._replace(arch="sm_80"), report, "") == ""
     assert compile_kernels.problem(unit._replace(kernel="unpack"), report, "") == ""
+    assert "spills" in compile_kernels.problem(unit._replace(arch="sm_80", kernel="prefill_sm80"), report, "")
     assert compile_kernels.problem(unit, report, "refused").endswith("refused")
     (line,) = compile_kernels.summary({unit: compile_kernels.resources(report)})
     assert line.endswith(f"{registers} registers, 1 of 1 spill up to {spilled} bytes")
