@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,17 @@ from . import twins
 C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
 
 
+WGMMA_N = range(8, 257, 8)  # sizes of the instruction
+
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 
 
 def headers(fmt: Format | None = None) -> dict[str, str]:
-    """The headers that exist in memory alone, by the name in an #include: host.cuh, and tiles/NAME.cuh of a format."""
-    found = {"host.cuh": host_header()}
+    """The headers that exist in memory alone, by the name in an #include.
+
+    host.cuh, wgmma_shapes.cuh, and tiles/NAME.cuh of a format.
+    """
+    found = {"host.cuh": host_header(), "wgmma_shapes.cuh": wgmma_header()}
     if fmt is not None:
         found[f"tiles/{fmt.name}.cuh"] = tile_header(fmt)
     return found
@@ -249,11 +255,7 @@ def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> st
     A str parameter becomes a type (`using In = half;`), an int a constant (`constexpr int TOKENS = 8;`). It includes
     `headers(fmt)`.
     """
-    return (
-        preamble(fmt, **template)
-        + "".join(make(template) for make in GENERATED.get(kernel, ()))
-        + (f'#include "{kernel}.cu"\n')
-    )
+    return f'{preamble(fmt, **template)}#include "{kernel}.cu"\n'
 
 
 def preamble(fmt: Format | None = None, **template: str | int) -> str:
@@ -291,27 +293,24 @@ def config(fmt: Format | None = None, **template: str | int) -> str:
     return "\n".join(["namespace qgemm {", "struct Config {", *members, "};", "}"])
 
 
-def wgmma(template: Mapping[str, str | int]) -> str:
-    """C++ for the wgmma of a token tile: every size has its own instruction, with so many registers.
+@cache
+def wgmma_header() -> str:
+    """C++ for the wgmma of every size: each has its own instruction, with N / 2 registers for the accumulators."""
+    shapes = (_wgmma(c_type, kind, n) for c_type, kind in (("half", "f16"), ("bf16", "bf16")) for n in WGMMA_N)
+    return f"#pragma once\nnamespace qgemm {{\n{''.join(shapes)}}}  // namespace qgemm\n"
 
-    d += a (64 x 16) @ b (16 x TOKENS): what a lane holds of d is rows g (d[4 i], d[4 i + 1]) and g + 8, tokens
-    8 i + 2 t and 8 i + 2 t + 1 of its warp's 16 rows.
-    """
-    tokens, kind = int(template["TOKENS"]), {"half": "f16", "bf16": "bf16"}[str(template["In"])]
-    sums = tokens // 2
-    d = ", ".join(f"%{i}" for i in range(sums))
-    a = ", ".join(f"%{sums + i}" for i in range(4))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
-    return f"""
-#include "ptx/wgmma.cuh"
-template <>
-__device__ __forceinline__ void qgemm::wgmma<{template["In"]}, {tokens}>(
-    float (&d)[{sums}], const u32 (&a)[4], unsigned long long b) {{
-    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{kind}.{kind} "
-                 "{{{d}}}, {{{a}}}, %{sums + 4}, p, 1, 1, 0; }}"
+
+def _wgmma(c_type: str, kind: str, n: int) -> str:
+    """C++ for m64nNk16 with operand A in registers."""
+    count = n // 2
+    d = ", ".join(f"%{i}" for i in range(count))
+    a = ", ".join(f"%{count + i}" for i in range(4))
+    outputs = ", ".join(f'"+f"(acc[{i}])' for i in range(count))
+    return f"""template <>
+__device__ __forceinline__ void wgmma<{c_type}, {n}>(
+    float (&acc)[{count}], const u32 (&a)[4], unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
+                 "{{{d}}}, {{{a}}}, %{count + 4}, p, 1, 1, 0; }}"
                  : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }}
 """
-
-
-GENERATED = {"prefill_sm90": (wgmma,)}  # what a kernel needs besides its constants: makers of C++ from its template
