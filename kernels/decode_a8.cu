@@ -1,33 +1,38 @@
-// decode_a8: y [m, n] = x @ W [n, k].T for few tokens from q8_1 blocks of x, dots of codes on tensor cores, as integers
-// or halves (dots.cuh), at the speed of memory.
+// decode_a8: y [m, n] = x @ W [n, k].T for up to 16 tokens, W4A8 and the like, at the speed of memory.
 //
-// A CTA, its warps and their pipelines are those of warp_split_k.cuh. x comes as Activations, k_block by k_block
-// [along][m], or, if it is small, as numbers [m, k], which each CTA quantizes for itself.
-// Template: Format, In (Activations, half, bf16, float), TOKENS (1, 8, 16), M16_TILES (1, 2, 4), ROW_BLOCKS,
-// WARP_SPLIT_K, STAGES, BULK.
-#include "dots.cuh"
+// x is q8_1: Activations [k_blocks][m], or, if it is small, numbers [m, k] that each CTA quantizes for itself. Intra-CTA
+// split-K: each warp streams its tiles through a pipeline of its own (decode/pipeline.cuh); dots of codes on tensor
+// cores, as integers or halves (dots.cuh).
+// Config: see decode/config.cuh.
 #include "codes/quantize.cuh"
-#include "scales.cuh"
+#include "decode/reduce.cuh"
+#include "decode/scales.cuh"
+#include "dots.cuh"
 
-using X = Activations[8 * COLUMN_TILES];
-using Dots = FewDots<Format>;
-constexpr int SCALES = BLOCK_SCALES<Format>;  // of a block of x
+namespace qgemm {
 
-// What a stage holds of x: all of a k_block, if it comes as Activations.
-template <class T>
+template <class Config>
+using XBlocks = Activations[8 * Config::COLUMN_TILES];
+
+// What a stage holds of x: all of a k_block, if x comes as Activations.
+template <class Config, class In>
 struct StageX {
     using Type = void;
 };
-template <>
-struct StageX<Activations> {
-    using Type = X;
+template <class Config>
+struct StageX<Config, Activations> {
+    using Type = XBlocks<Config>;
 };
 
-// Adds a k_block's products to the sums, but for the minimums of a super-block.
-template <class Smem>
-__device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Smem& mine, const Activations* x, int i, int stage,
-                                int lane) {
-    const int g = lane / 4, t = lane % 4, k_block = i % K_BLOCKS;
+// acc += W @ x of k_block number i of this warp, without the minimums of super-blocks. x: of the k_block.
+template <class Config, class Smem>
+__device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums, const Smem& smem,
+                                const Activations* x, int i, int stage, int lane) {
+    using Format = typename Config::Fields;
+    using Dots = FewDots<Format>;
+    constexpr int COLUMN_TILES = Config::COLUMN_TILES, TOKEN_STRIDE = Config::TOKEN_STRIDE;
+    constexpr bool SHARED_MINIMUM = Config::SHARED_MINIMUM;
+    const int g = lane / 4, t = lane % 4, k_block = i % Config::K_BLOCKS;
     typename Dots::X b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
 #pragma unroll
@@ -50,17 +55,17 @@ __device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Smem& mine, c
         }
     }
 #pragma unroll
-    for (int m16 = 0; m16 < ROW_BLOCKS * M16_TILES; ++m16) {
-        const int row_block = m16 / M16_TILES, of_row_block = m16 % M16_TILES;
-        const Fields& fields = mine.pipeline.fields(i, stage, row_block);
-        const auto codes = mine.pipeline.codes(stage, row_block).codes(of_row_block, lane);
+    for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
+        const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
+        const Format& fields = smem.pipeline.fields(i, stage, row_block);
+        const auto codes = smem.pipeline.codes(stage, row_block).codes(of_row_block, lane);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const auto first = Dots::step(codes, 2 * block), second = Dots::step(codes, 2 * block + 1);
 #pragma unroll
-            for (int part = 0; part < SCALES; ++part) {
-                const int index = (k_block * BLOCKS + block) * SCALES + part;
-                const float2 dw = mine(fields, row_block, of_row_block, g, index);
+            for (int part = 0; part < BLOCK_SCALES<Format>; ++part) {
+                const int index = Config::scale_index(k_block, 2 * block + part);
+                const float2 dw = smem.scale(fields, row_block, of_row_block, g, index);
                 const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
@@ -72,9 +77,9 @@ __device__ inline void multiply(WarpAcc& acc, XSums& x_sums, const Smem& mine, c
     }
 }
 
-// x [m, k] -> q8_1 [k_blocks][m], by all threads of a CTA: eight columns a thread and token, AT_ONCE loads under way.
-template <class T>
-__device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int k_blocks) {
+// x [m, k] -> q8_1 [k_blocks][m] by all threads of the CTA: eight columns of a token each, AT_ONCE loads in flight.
+template <int THREADS, class In>
+__device__ inline void quantize(Activations* to, const In* x, i64 k, int m, int k_blocks) {
     constexpr int SHARES = K_BLOCK / 8, AT_ONCE = 4;
     int first = 0, token = 0;  // the threads' shares, token by token
     while (first < k_blocks * SHARES) {
@@ -96,67 +101,76 @@ __device__ inline void quantize(Activations* to, const T* x, i64 k, int m, int k
     }
 }
 
-template <class T>
-__device__ inline void run(const Products& products) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[WARP_SPLIT_K][STAGES];
-    using Smem = ::Smem<typename StageX<T>::Type>;
-    static_assert(sizeof(Smem) == WARP_BYTES,
-                  "the memory of a warp differs from pipeline_bytes() of qgemm/cuda/kernels/decode_config.py");
-    const WarpCoord coord(products);
+template <class Config>
+__device__ __forceinline__ void run_decode(const Products& products, unsigned char* memory,
+                                           unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES]) {
+    using In = typename Config::In;
+    using Smem = WarpSmem<Config, typename StageX<Config, In>::Type>;
+    constexpr int K_BLOCKS = Config::K_BLOCKS, STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
+    static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
+    const WarpCoord<Config> coord(products);
     const int m = int(products.m);
-    const T* x = static_cast<const T*>(products.x);
-    Smem& mine = reinterpret_cast<Smem*>(memory)[coord.warp_k];
-    auto& pipeline = mine.pipeline;
-    const Arrivals<STAGES, false, BULK> arrivals(words[coord.warp_k]);
+    const In* x = static_cast<const In*>(products.x);
+    Smem& smem = reinterpret_cast<Smem*>(memory)[coord.warp_k];
+    auto& pipeline = smem.pipeline;
+    const StageBarriers<STAGES, false, Config::BULK> barriers(words[coord.warp_k]);
 
-    WarpAcc acc = {};
-    XSums x_sums = {};
-    KTileIterator k_tiles = {coord};
-    const auto load_weights = [&](int stage) {
-        const u32 bytes = pipeline.bytes(k_tiles) + (PREPARED<T> ? m * u32(sizeof(Activations)) : 0);
-        arrivals.first_copy(stage, bytes, [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
+    typename Config::WarpAcc acc = {};
+    XSums<Config> x_sums = {};
+    KTileIterator<Config> k_tiles = {coord};
+    const auto load_w = [&](int stage) {
+        const u32 bytes = pipeline.bytes(k_tiles) + (PREPARED<In> ? m * u32(sizeof(Activations)) : 0);
+        barriers.first_copy(stage, bytes, [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
         k_tiles.advance();
     };
     const auto multiply_by = [&](const Activations* quantized, int i, int stage) {
         if (i % K_BLOCKS == 0)
-            for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                mine.take(pipeline.fields(i, stage, row_block), row_block, coord.lane);
-        multiply(acc, x_sums, mine, quantized, i, stage, coord.lane);
-        if constexpr (SHARED_MINIMUM)
+            for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
+                smem.decode(pipeline.fields(i, stage, row_block), row_block, coord.lane);
+        multiply<Config>(acc, x_sums, smem, quantized, i, stage, coord.lane);
+        if constexpr (Config::SHARED_MINIMUM)
             if (i % K_BLOCKS == K_BLOCKS - 1)
-                for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                    add_minimums<2>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1, coord.lane);
+                for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
+                    add_minimums<Config, 2>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1,
+                                            coord.lane);
     };
-    if constexpr (PREPARED<T>) {
-        const T* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // the next k_block
+    if constexpr (PREPARED<In>) {
+        const In* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // the next k_block
         int k_block = 0;
         const auto load_x = [&](int stage) {
-            arrivals.copy(stage, [&](auto copy) { copy(pipeline.stages[stage].x, from, m * u32(sizeof(T))); });
+            barriers.copy(stage, [&](auto copy) { copy(pipeline.stages[stage].x, from, m * u32(sizeof(In))); });
             from += m;
             if (++k_block == K_BLOCKS) k_block = 0, from += (WARP_SPLIT_K - 1) * K_BLOCKS * m;
         };
-        stream(
-            coord.count, arrivals, load_weights, [] {}, [] {}, load_x,
+        main_loop<STAGES>(
+            coord.count, barriers, load_w, [] {}, [] {}, load_x,
             [&](int i, int stage) { multiply_by(pipeline.stages[stage].x, i, stage); });
     } else {
-        auto* quantized = reinterpret_cast<Activations*>(memory + WARP_SPLIT_K * WARP_BYTES);
+        auto* quantized = reinterpret_cast<Activations*>(memory + WARP_SPLIT_K * Config::WARP_BYTES);
         const auto quantize_x = [&] {
-            quantize(quantized, x, products.k, m, int(coord.along) * K_BLOCKS);
+            quantize<Config::THREADS>(quantized, x, products.k, m, int(coord.tiles_along) * K_BLOCKS);
             __syncthreads();
         };
-        const Activations* from = quantized + coord.warp_k * K_BLOCKS * m;  // the k_block in hand
-        stream(
-            coord.count, arrivals, load_weights, [] {}, quantize_x, [](int) {},
+        const Activations* from = quantized + coord.warp_k * K_BLOCKS * m;  // the current k_block
+        main_loop<STAGES>(
+            coord.count, barriers, load_w, [] {}, quantize_x, [](int) {},
             [&](int i, int stage) {
                 multiply_by(from, i, stage);
                 from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (WARP_SPLIT_K - 1) * K_BLOCKS : 1) * m;
             });
     }
-    __syncthreads();  // the pipelines are empty: their memory serves the sums
-    reduce_and_store(acc, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), coord, m);
+    __syncthreads();  // every warp has read its stages: the reduction aliases them
+    reduce_and_store<Config>(acc, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), coord, m);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_a8(const __grid_constant__ Products products) {
-    run<In>(products);
+using DecodeConfig = Decode<Config>;
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(qgemm::DecodeConfig::THREADS, 1)
+    decode_a8(const __grid_constant__ qgemm::Products products) {
+    using namespace qgemm;
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ unsigned long long words[DecodeConfig::WARP_SPLIT_K][DecodeConfig::STAGES];
+    run_decode<DecodeConfig>(products, memory, words);
 }

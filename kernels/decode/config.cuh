@@ -1,0 +1,35 @@
+// What follows from a configuration of the decode kernels; the headers of decode/ are templates over Decode<Config>.
+//
+// A CTA owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks, and all tokens. Intra-CTA
+// split-K: its WARP_SPLIT_K warps take the tiles along K round-robin.
+// Config: Format, KBlock, K_BLOCKS; In (Activations, float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4),
+// ROW_BLOCKS, WARP_SPLIT_K, STAGES, BULK (whether stages fill by cp.async.bulk, sm_90), WARP_BYTES (shared memory of a
+// warp).
+#pragma once
+
+#include "../ptx/mma.cuh"
+#include "../tile_config.cuh"
+
+namespace qgemm {
+
+template <class Base>
+struct Decode : TileConfig<Base> {
+    using Base::TOKENS, Base::M16_TILES, Base::ROW_BLOCKS, Base::WARP_SPLIT_K;
+    static_assert(ROW_BLOCKS == 1 || M16_TILES == WARPS, "several row_blocks are whole");
+
+    static constexpr int THREADS = WARP_SPLIT_K * 32;
+    static constexpr int ROWS = 16 * M16_TILES * ROW_BLOCKS;
+    static constexpr int COLUMN_TILES = (TOKENS + 7) / 8;  // of eight tokens: the columns of an mma
+    // From a token of x to the next: a single one is all eight columns of its tile.
+    static constexpr int TOKEN_STRIDE = TOKENS > 1;
+
+    using Codes = typename Base::template KBlock<M16_TILES>;   // of a k_block, for the CTA's rows of a row_block
+    using Fields = typename Base::template Format<M16_TILES>;  // of a tile, for the same rows
+    using RowBlockAcc = Acc[M16_TILES][COLUMN_TILES];
+    using WarpAcc = RowBlockAcc[ROW_BLOCKS];
+
+    // Whether the minimums of a super-block meet the sums of x once a tile.
+    static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;
+};
+
+}  // namespace qgemm

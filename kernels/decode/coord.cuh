@@ -1,0 +1,50 @@
+// Where a warp of a decode kernel works: its product, its rows, its tiles along K.
+//
+// Config: Decode of config.cuh.
+#pragma once
+
+#include "config.cuh"
+
+namespace qgemm {
+
+template <class Config>
+struct WarpCoord {
+    using Tile = typename Config::Tile;
+    static constexpr int WARP_SPLIT_K = Config::WARP_SPLIT_K;
+
+    const Products& products;
+    int index;  // of the product
+    int warp_k, lane;
+    i64 first_row;      // of the CTA
+    int first_m16;      // 16-row group of the row_block
+    int row_blocks;     // that exist, of the CTA's
+    const Tile* tiles;  // the first of this warp
+    i64 tiles_along;    // of a row_block
+    int count;          // k_blocks of this warp
+
+    __device__ WarpCoord(const Products& products) : products(products), index(0) {
+        while (blockIdx.x >= products.of[index].end) ++index;
+        warp_k = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+        tiles_along = (products.k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS;
+        first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * Config::ROWS;
+        first_m16 = first_row % TILE_ROWS / 16;
+        row_blocks = int(min(i64(Config::ROW_BLOCKS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
+        tiles = static_cast<const Tile*>(products.arrays[index].tiles) + first_row / TILE_ROWS * tiles_along + warp_k;
+        count = int(tiles_along - warp_k + WARP_SPLIT_K - 1) / WARP_SPLIT_K * Config::K_BLOCKS;
+    }
+};
+
+// The k_blocks of a warp in their order.
+template <class Config>
+struct KTileIterator {
+    const WarpCoord<Config>& coord;
+    const typename Config::Tile* tile = coord.tiles;  // of the first row_block
+    int k_block = 0;                                  // of the tile
+    int count = 0;                                    // tiles before this one
+
+    __device__ void advance() {
+        if (Config::K_BLOCKS == 1 || ++k_block == Config::K_BLOCKS) tile += Config::WARP_SPLIT_K, ++count, k_block = 0;
+    }
+};
+
+}  // namespace qgemm

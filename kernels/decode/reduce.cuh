@@ -1,0 +1,41 @@
+// Reduction and epilogue of the decode kernels: split-K over the warps of the CTA, in their order, then y.
+//
+// Config: Decode of config.cuh.
+#pragma once
+
+#include "../epilogue.cuh"
+#include "coord.cuh"
+
+namespace qgemm {
+
+// partials: shared memory, [WARP_SPLIT_K][TOKENS][ROWS + 4] floats; padded, since rows of g and columns of t would share
+// banks. factor: of the accumulators of rows g, and of rows g + 8.
+template <class Config>
+__device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, float2 factor, float* partials,
+                                        const WarpCoord<Config>& coord, int m) {
+    constexpr int M16_TILES = Config::M16_TILES, TOKENS = Config::TOKENS, ROWS = Config::ROWS, STRIDE = ROWS + 4;
+    const int g = coord.lane / 4, t = coord.lane % 4;
+#pragma unroll
+    for (int m16 = 0; m16 < Config::ROW_BLOCKS * M16_TILES; ++m16)
+#pragma unroll
+        for (int tokens = 0; tokens < Config::COLUMN_TILES; ++tokens)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = 16 * m16 + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
+                const float sum = (i < 2 ? factor.x : factor.y) * acc[m16 / M16_TILES][m16 % M16_TILES][tokens].sum[i];
+                if (i % 2 < TOKENS && token < m) partials[(coord.warp_k * TOKENS + token) * STRIDE + row] = sum;
+            }
+    __syncthreads();
+    const auto& product = coord.products.of[coord.index];
+    const Epilogue epilogue = {{coord.products.arrays[coord.index].outputs, product.types}};
+    for (int i = threadIdx.x; i < m * ROWS; i += Config::THREADS) {
+        const int row = i % ROWS, token = i / ROWS;
+        float sum = 0;
+#pragma unroll
+        for (int warp_k = 0; warp_k < Config::WARP_SPLIT_K; ++warp_k)
+            sum += partials[(warp_k * TOKENS + token) * STRIDE + row];
+        if (coord.first_row + row < product.n) epilogue.store(token * product.n, coord.first_row + row, sum);
+    }
+}
+
+}  // namespace qgemm

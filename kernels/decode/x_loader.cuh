@@ -1,0 +1,50 @@
+// Copies of x [m, k] into the stages of a warp of decode: a lane copies 16 bytes of some tokens a k_block by cp.async.
+//
+// Config: Decode of config.cuh.
+#pragma once
+
+#include "pipeline.cuh"
+
+namespace qgemm {
+
+template <class Config>
+using XRow = typename Config::In[K_BLOCK + 8];  // padded: the lanes of a fragment read from different banks
+template <class Config>
+using XRows = XRow<Config>[8 * Config::COLUMN_TILES];
+
+template <class Config, class Stage>
+struct XLoader {
+    using In = typename Config::In;
+    static constexpr int TOKENS = Config::TOKENS, TILE_COLUMNS = Config::TILE_COLUMNS;
+    static constexpr int CHUNKS = K_BLOCK * sizeof(In) / 16;  // of a token and k_block
+    static constexpr int TOKENS_AT_ONCE = 32 / CHUNKS;        // of a warp
+
+    const In* x;       // this lane's chunk of its first token and the next k_block
+    i64 token_stride;  // to its next token
+    int column, k;     // column: of the chunk
+    int k_block = 0;   // of the tile
+    int token, m;
+    u32 to;  // in the first stage
+
+    __device__ XLoader(const In* x, i64 k, int m, const WarpCoord<Config>& coord, Stage* stages)
+        : token_stride(TOKENS_AT_ONCE * k), k(int(k)), token(coord.lane / CHUNKS), m(TOKENS > 1 ? m : 1) {
+        const int chunk = coord.lane % CHUNKS * (16 / int(sizeof(In)));
+        column = coord.warp_k * TILE_COLUMNS + chunk;
+        this->x = x + token * k + column;
+        to = shared_address(&stages->x[token][chunk]);
+    }
+    // The next k_block -> stage; zeros beyond k, where a ragged row ends within its last tile.
+    __device__ void load(int stage) {
+        const bool inside = column < k;
+        const u32 into = to + stage * sizeof(Stage);
+#pragma unroll
+        for (int j = 0; j < (TOKENS + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE; ++j)
+            if (token + j * TOKENS_AT_ONCE < m)
+                cp_async_16(into + j * TOKENS_AT_ONCE * sizeof(XRow<Config>), x + j * token_stride, inside);
+        int ahead = K_BLOCK;
+        if (++k_block == Config::K_BLOCKS) k_block = 0, ahead += (Config::WARP_SPLIT_K - 1) * TILE_COLUMNS;
+        x += ahead, column += ahead;
+    }
+};
+
+}  // namespace qgemm
