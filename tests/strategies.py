@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import qgemm
 from qgemm.codec.format import Format
-from qgemm.cuda.kernels import sm90_config
+from qgemm.cuda.kernels import sm90_cost
 
 FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
@@ -32,7 +32,7 @@ EVERY_INTEGER = INTEGER + TEST_FORMATS
 EVERY_ENCODED = ENCODED + TEST_FORMATS
 EVERY_ENCODED_BLOCK = ENCODED_BLOCKS + TEST_FORMATS
 EVERY_TILED = TILED + TEST_FORMATS
-EDGES = sorted({m for config in sm90_config.SM90_CONFIGS for m in (config.tokens, config.m)})  # tokens
+EDGES = sm90_cost.TOKENS
 PRODUCTS = [(fmt, activation) for fmt in TILED for activation in ("a16", "a8") if activation == "a16" or fmt.integer]
 each_product = pytest.mark.parametrize(
     ("fmt", "activation"), PRODUCTS, ids=[f"{fmt.name}-{activation}" for fmt, activation in PRODUCTS]
@@ -46,17 +46,13 @@ def each(formats: list[Format]):
 
 
 def every_config(formats=TILED):
-    """A parameter (format, config) for each of the two that meet."""
+    """A parameter (format, config) for each of the two that meet, of half or bf16."""
     return pytest.mark.parametrize(
         ("fmt", "config"),
         [
-            pytest.param(
-                fmt,
-                config,
-                id="-".join((fmt.name, "x".join(map(str, config[3:8])), "single_tile" * config.single_tile)),
-            )
+            pytest.param(fmt, config, id=f"{fmt.name}-{config}".replace(" ", "_"))
             for fmt in formats
-            for config in sm90_config.compiled(fmt)
+            for config in dict.fromkeys(row.config for x in ("half", "bf16") for row in sm90_cost.measured(fmt, x))
         ],
     )
 

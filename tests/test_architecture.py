@@ -18,7 +18,7 @@ MAX_LINES = {".cu": 300}  # of a file, else 400
 UPWARD: set[tuple[str, str]] = set()  # imports against the order: may only become fewer
 # Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
 CUDA = (
-    "problem",
+    "problem configs",
     "layout",
     "jit",
     "driver",

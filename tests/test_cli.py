@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -251,6 +252,38 @@ def test_routes(run):
     assert formats["F32"][3:] == ["cublas", "-"]
 
 
+def test_routes_of_a_problem(run):
+    """Its kernel and the configs in their order: by predicted time, or by a table; none of kernels that have none."""
+    status, out, err = run("routes", "--problem", "q4_0 a16 M=64 N=8192 K=8192")
+    head, _, columns, *rows = out.splitlines()
+    assert (status, err, head) == (0, "", "Q4_0 a16 of half M=64 N=8192 K=8192 on sm_90, 132 SMs: prefill_sm90")
+    assert columns.split() == ["config", "us"]
+    us = [float(row.split()[-1]) for row in rows]
+    assert us == sorted(us)
+    assert len(us) == 5
+    _, out, _ = run("routes", "--problem", "K=4096 N=4096 M=64 a8 q4_0 x=bf16", "--sm", "89", "--sms", "128")
+    assert out.startswith("Q4_0 a8 of bf16 M=64 N=4096 K=4096 on sm_89, 128 SMs: prefill_sm80_a8\n")
+    _, out, _ = run("routes", "--problem", "kbit4 a16 M=1 N=4096 K=4096")
+    assert "the first, by their table, is launched\n2 m16_tiles, warp_split_k 16, " in out
+    _, out, _ = run("routes", "--problem", "q4_0 a16 M=64 N=8192 K=8192", "--sm", "75")
+    assert out.endswith("dequantize, which has no configs\n")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "q4_0 a16 M=64 N=8192",
+        "q4_0 M=1 N=1 K=1",
+        "q9_9 a16 M=1 N=1 K=1",
+        "q4_0 a16 M=0 N=1 K=1",
+        "q4_0 a16 x=u8 M=1 N=1 K=1",
+    ],
+)
+def test_what_is_no_problem_is_refused(problem):
+    with pytest.raises(cli.UsageError, match="--problem"):
+        cli.parser().parse_args(["routes", "--problem", problem])
+
+
 def test_version(run):
     status, out, err = run("--version")
     assert (status, err) == (0, "")
@@ -265,7 +298,7 @@ def test_help_has_an_example_that_parses(run, command):
     status, out, err = run(command.name, "--help")
     assert (status, err) == (0, "")
     example = out.partition("example:\n")[2]
-    words = example.splitlines()[0].replace("'", "").split()
+    words = shlex.split(example.splitlines()[0])
     assert words[:2] == ["qgemm", command.name]
     assert cli.parser().parse_args(words[1:]).run is command.run
 

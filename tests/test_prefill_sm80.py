@@ -18,7 +18,7 @@ from qgemm.cuda.problem import Q8_1, TYPES, Problem
 def test_a_plan_for_every_product(kernel, fmt, sm):
     """It fits the GPU's shared memory, and does not keep more sums of split_k than it may."""
     for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
-        config, split_k = prefill_sm80.plan_of(kernel, fmt, (n, 4096), m, sm, 100)
+        config, split_k = prefill_sm80.ranked(kernel, Problem(fmt, "", m, n, 4096, sm, sms=100))[0][0]
         source = Q8_1 if kernel == A8 else "half"
         stages = prefill_sm80.template(fmt, config, source, "half", sm)["STAGES"]
         assert stages >= prefill_sm80.MIN_STAGES
@@ -28,7 +28,8 @@ def test_a_plan_for_every_product(kernel, fmt, sm):
 
 def test_plans_fill_the_gpu():
     """Few tiles are shared, many are not; and a config is not far larger than M. As measured on an H200."""
-    plans = {m: prefill_sm80.plan_of(A16, qgemm.FORMATS["q4_0"], (8192, 8192), m, 90, 132) for m in (32, 64, 256, 4096)}
+    problems = [Problem(qgemm.FORMATS["q4_0"], "a16", m, 8192, 8192, 90) for m in (32, 64, 256, 4096)]
+    plans = {p.m: prefill_sm80.ranked(A16, p)[0][0] for p in problems}
     found = {m: (config.tokens, config.row_blocks, split_k) for m, (config, split_k) in plans.items()}
     assert found == {32: (32, 1, 1), 64: (64, 4, 4), 256: (128, 4, 2), 4096: (128, 4, 1)}
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 
 import numpy as np
 import pytest
-import tune_sm90
-from strategies import EDGES, TILED, each, every_config
+from strategies import TILED, each
 
 import qgemm
-from qgemm.cuda.kernels import prefill_sm90, routes, sm90_config
+from qgemm.cuda.kernels import prefill_sm90, routes, sm90_grid
 from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
@@ -50,99 +48,18 @@ def test_sm_90_goes_to_prefill_above_decode():
         assert routes.route(Problem(fmt, "a8", m, 64, 64, 90, x)).kernel.name == kernel
 
 
-@each(TILED)
-def test_every_matrix_has_a_tiling(fmt):
-    for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
-        for row_blocks, k, sms in itertools.product((1, 65, 100, 448), (32, 8192), SMS[::2]):
-            config = sm90_config.sm90_config_for(fmt, m, row_blocks, k, sms)
-            assert config.plain in sm90_config.compiled(fmt)
-            assert row_blocks >= config.least
-            assert row_blocks * k // sms >= config.share
-            assert tiles.k_blocks(fmt) >= config.k_blocks
-            assert fmt.needs_table or not config.codebook
-            part = -(-m // -(-m // max(sm90_config.TOKENS)))  # of several tiles
-            assert part <= config.m
-            assert m <= config.m or part <= config.tokens
-            wasted = -(-m // config.tokens) * config.tokens - m
-            if row_blocks > 64 and m > 64:  # few tokens are computed in vain
-                assert wasted <= m / 2
-            assert config.tokens % 16 == 0
-            assert config.tokens <= 256  # of one instruction, and of a tensor map's box
-            assert config.threads <= 1024
-            if config.single_tile:
-                assert config.idle(m, row_blocks, k, sms) <= sm90_config.MOST_IDLE
-                of_y, along = config.tiles(m, row_blocks), -(-k // config.unit(fmt))
-                ctas, whole, _ = prefill_sm90.grid_of(of_y, along, sms, config.single_tile)
-                assert whole in (0, ctas)
-                assert ctas % config.tiles(m, row_blocks) == 0
-
-
-@every_config()
-def test_tilings_fit_every_format(fmt, config):
-    """The conditions of kernels/prefill_sm90.cu, which compiling checks for some, and two stages at least for each
-    split."""
-    template = sm90_config.prefill_template(fmt, config, "half")
-    assert template["SHARED"] <= sm90_config.SHARED
-    assert template["STAGES"] >= 2 * config.wg_split_k or template["STAGES"] * config.k_blocks_per_stage >= 4
-    assert template["STAGES"] > config.wg_split_k  # each may keep one and wait for another
-    along = tiles.k_blocks(fmt)
-    assert config.k_blocks_per_stage % along == 0 or along % config.k_blocks_per_stage == 0
-    assert config.tokens % config.epi_tile == 0
-    assert config.tokens // config.epi_tile * config.row_blocks * max(SMS) <= sm90_config.MAX_PARTIALS
-
-
-@each(TILED)
-def test_what_is_picked_is_among_what_is_raced(fmt):
-    """tools/tune_sm90.py."""
-    for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000):
-        raced = set(tune_sm90.candidates(fmt, m))
-        for row_blocks, k in itertools.product((33, 64, 80, 128, 150, 448), (4096, 8192, 16384)):
-            assert sm90_config.sm90_config_for(fmt, m, row_blocks, k, 132).plain in raced
-
-
-def test_lone_segments_leave_little_idle():
-    """80 tiles of 5280 columns take 132 multiprocessors as long as 80 do; 64 tiles are cut in two, 44 in three."""
-    single_tile = sm90_config.Sm90Config(
-        0, 0, 0, tokens=16, row_blocks=1, wg_split_k=3, k_blocks_per_stage=4, single_tile=True
-    )
-    idle = {row_blocks: single_tile.idle(16, row_blocks, 5280, 132) for row_blocks in (44, 64, 66, 80, 132, 133)}
-    assert idle == {44: 0, 64: 2640 - 2560, 66: 0, 80: 5280 - 3200, 132: 0, 133: math.inf}
-    q4_0 = qgemm.FORMATS["q4_0"]
-    assert sm90_config.sm90_config_for(q4_0, 16, 80, 5120, 132).single_tile
-    assert not sm90_config.sm90_config_for(q4_0, 16, 80, 13824, 132).single_tile
-
-
-def test_rows_of_the_table_are_for_someone():
-    """No row is hidden by those before it; a row that needs stages has what it takes of them; a row with a single_tile
-    segment or needs has one after it that has neither."""
-    for index, row in enumerate(sm90_config.SM90_CONFIGS):
-        served = [fmt for fmt in TILED if row.serves(fmt)]
-        hiding = [before for before in sm90_config.SM90_CONFIGS[:index] if before.hides(row)]
-        assert any(not any(before.serves(fmt) for before in hiding) for fmt in served)
-        if row.needs > 1:
-            depths = {sm90_config.prefill_template(fmt, row, "half")["STAGES"] for fmt in served}
-            assert min(depths) >= min(row.needs, row.max_stages)
-        if row.needs > 1 or row.single_tile:
-            later = (
-                other
-                for other in sm90_config.SM90_CONFIGS[index + 1 :]
-                if other.m >= row.m and other.least <= row.least
-            )
-            assert any(not other.single_tile and other.needs == 1 for other in later)
-
-
 def test_few_tiles_are_cut_where_that_is_worth_adding_up():
     """In pairs where it can be; in more pieces where K is long or a tile has several row_blocks."""
-    assert prefill_sm90.grid_of(64, 128, 132) == (128, 0, 2)
-    assert prefill_sm90.grid_of(64, 1, 132) == (64, 64, 0)
-    assert prefill_sm90.grid_of(64, 8, 132) == (64, 64, 0)
-    assert prefill_sm90.grid_of(32, 32, 132) == (64, 0, 2)
-    assert prefill_sm90.grid_of(32, 80, 132) == (128, 0, 4)
-    assert prefill_sm90.grid_of(32, 32, 132, k_blocks=2) == (128, 0, 4)
-    assert prefill_sm90.grid_of(16, 128, 132) == (128, 0, 8)
-    assert prefill_sm90.grid_of(40, 40, 132) == (80, 0, 2)
-    assert prefill_sm90.grid_of(40, 80, 132, k_blocks=2) == (120, 0, 0)
-    assert prefill_sm90.grid_of(1, 16, 132) == (2, 0, 2)
+    assert sm90_grid.grid_of(64, 128, 132) == (128, 0, 2)
+    assert sm90_grid.grid_of(64, 1, 132) == (64, 64, 0)
+    assert sm90_grid.grid_of(64, 8, 132) == (64, 64, 0)
+    assert sm90_grid.grid_of(32, 32, 132) == (64, 0, 2)
+    assert sm90_grid.grid_of(32, 80, 132) == (128, 0, 4)
+    assert sm90_grid.grid_of(32, 32, 132, k_blocks=2) == (128, 0, 4)
+    assert sm90_grid.grid_of(16, 128, 132) == (128, 0, 8)
+    assert sm90_grid.grid_of(40, 40, 132) == (80, 0, 2)
+    assert sm90_grid.grid_of(40, 80, 132, k_blocks=2) == (120, 0, 0)
+    assert sm90_grid.grid_of(1, 16, 132) == (2, 0, 2)
 
 
 @pytest.mark.parametrize("sms", SMS)
@@ -151,23 +68,23 @@ def test_longer_sums_are_cut_into_more_pieces(sms):
     for count, k_blocks in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
         before = 1
         for along in range(24, 1000, 24):  # which all numbers of split_k divide
-            ctas, whole, cluster_split_k = prefill_sm90.grid_of(count, along, sms, single_tile=True, k_blocks=k_blocks)
+            ctas, whole, cluster_split_k = sm90_grid.grid_of(count, along, sms, single_tile=True, k_blocks=k_blocks)
             split_k = ctas // count
             assert ctas == count * split_k <= sms
             assert (whole, cluster_split_k) == (
                 count if split_k == 1 else 0,
-                0 if split_k % prefill_sm90.PAIR else split_k,
+                0 if split_k % sm90_grid.PAIR else split_k,
             )
             assert before <= split_k
-            assert along // split_k * k_blocks + prefill_sm90.SPLIT_K_COST[split_k] <= along * k_blocks
+            assert along // split_k * k_blocks + sm90_grid.SPLIT_K_COST[split_k] <= along * k_blocks
             before = split_k
 
 
 def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():
-    assert prefill_sm90.grid_of(112, 16, 132) == (112, 112, 0)
-    assert prefill_sm90.grid_of(80, 16, 132) == (132, 0, 0)
-    assert prefill_sm90.grid_of(80, 16, 132, single_tile=True) == (80, 80, 0)
-    assert prefill_sm90.grid_of(80, 15, 132) == (80, 80, 0)
+    assert sm90_grid.grid_of(112, 16, 132) == (112, 112, 0)
+    assert sm90_grid.grid_of(80, 16, 132) == (132, 0, 0)
+    assert sm90_grid.grid_of(80, 16, 132, single_tile=True) == (80, 80, 0)
+    assert sm90_grid.grid_of(80, 15, 132) == (80, 80, 0)
 
 
 BOUNDS = [0, 1e-45, 2.0**-100, 2.0**-17, 1e-3, 0.24, 1, 1e4, 128.5 * 65504, 2.0**27, 1e30, 3e38]

@@ -87,7 +87,7 @@ def test_every_matrix_has_a_split(name, kernel, tokens, sm):
     assert [row.row_blocks for row in rows] == sorted((row.row_blocks for row in rows), reverse=True)
     for row_blocks in range(1, 500):
         for m in (max(1, tokens - 7), tokens):
-            assert decode_config.decode_config_for(fmt, kernel, tokens, m, row_blocks, sm).row_blocks <= row_blocks
+            assert decode_config.decode_ranked(fmt, kernel, tokens, m, row_blocks, sm)[0].row_blocks <= row_blocks
 
 
 @each([fmt for fmt in TILED if fmt.integer])

@@ -6,7 +6,7 @@ import pytest
 import sanitize
 from strategies import TILED, each
 
-from qgemm.cuda.kernels import prefill_sm90
+from qgemm.cuda.kernels import prefill_sm90, sm90_grid
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
 
@@ -16,7 +16,7 @@ K = 5 * sanitize.SUPER_BLOCK
 def grid(config, m, n, sms, fmt):
     row_blocks, unit = -(-n // tiles.ROWS), config.unit(fmt)
     k_blocks = config.row_blocks * unit // tiles.K_BLOCK
-    return prefill_sm90.grid_of(config.tiles(m, row_blocks), -(-K // unit), sms, config.single_tile, k_blocks)
+    return sm90_grid.grid_of(config.tiles(m, row_blocks), -(-K // unit), sms, config.single_tile, k_blocks)
 
 
 @each(TILED)
@@ -24,9 +24,9 @@ def grid(config, m, n, sms, fmt):
 @pytest.mark.parametrize("n", sanitize.M)
 def test_tiles_are_cut_into_as_many_pieces_as_are_asked_for(fmt, sms, n, monkeypatch):
     """Or stay whole where their number leaves no SMs: kbit3 has 99 of them at N = 6336."""
-    monkeypatch.setattr(prefill_sm90, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[n]))
+    monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[n]))
     for m in (m for m in sanitize.M[n] if m > 8):
-        config = prefill_sm90.choose(Problem(fmt, "a16", m, n, K, 90, sms=sms))
+        config = prefill_sm90.PREFILL_SM90.choose(Problem(fmt, "a16", m, n, K, 90, sms=sms))
         count, asked = config.tiles(m, -(-n // tiles.ROWS)), sanitize.SPLIT_K[n]
         found = grid(config, m, n, sms, fmt)
         if count * asked > sms:
@@ -39,7 +39,7 @@ def test_tiles_are_cut_into_as_many_pieces_as_are_asked_for(fmt, sms, n, monkeyp
 @pytest.mark.parametrize("sms", [114, 132])
 def test_a_pair_of_ctas_shares_tiles_of_several_row_blocks(fmt, sms, monkeypatch):
     """Whatever the format's own choice: the last tile lacks its second row_block."""
-    monkeypatch.setattr(prefill_sm90, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[sanitize.WIDE]))
+    monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[sanitize.WIDE]))
     config = sanitize.wide_config(fmt)
     assert sanitize.WIDE // tiles.ROWS % config.row_blocks > 0
     assert grid(config, config.tokens - 8, sanitize.WIDE, sms, fmt).cluster_split_k == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor
-from qgemm.cuda.kernels import prefill_sm90
+from qgemm.cuda.kernels import prefill_sm90, sm90_grid
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 
@@ -56,7 +56,7 @@ def test_divisors_divide(number, by):
 @example(count=16, units=128, sms=132, single_tile=True, k_blocks=1)  # pairs of pairs
 def test_grids_share_all_work(count, units, sms, single_tile, k_blocks):
     """Every unit along K of every tile once; the CTAs that share a tile agree on who they are; none does far more."""
-    grid = prefill_sm90.grid_of(count, units, sms, single_tile, k_blocks)
+    grid = sm90_grid.grid_of(count, units, sms, single_tile, k_blocks)
     assert 1 <= grid.ctas <= sms
     found = schedule(grid, count, units)
     assert (found["first"] < found["end"]).all()
@@ -80,7 +80,7 @@ def test_grids_share_all_work(count, units, sms, single_tile, k_blocks):
         assert len(set(handed)) == len(handed)
     work = np.bincount(found["cta"], found["end"] - found["first"], grid.ctas)
     ideal = -(-count * units // sms)
-    assert work.max() <= (ideal * (1 + prefill_sm90.WASTE) + 1 if count > sms else units)
+    assert work.max() <= (ideal * (1 + sm90_grid.WASTE) + 1 if count > sms else units)
     if grid.cluster_split_k:
-        assert grid.cluster_split_k % prefill_sm90.PAIR == 0
+        assert grid.cluster_split_k % sm90_grid.PAIR == 0
         assert (sizes == grid.cluster_split_k).all()

@@ -15,7 +15,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ TUNED = "sm_90a"
 TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
+OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
 CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in their instructions, not in what is done
 
 Template = dict[str, Any]
@@ -67,14 +67,14 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
     Of each kernel, format and class of x every config on the tuned architecture, one elsewhere. Which one, and of which
     type, is a matter of turns, so that over formats and architectures all configs and types are compiled.
     """
-    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Unit]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, ...], dict[Any, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
-        template = dict(unit.template)
-        source, out = template.get("In", ""), template.get("Out", "")
-        groups[unit.arch, unit.format, unit.kernel, CLASSES.get(source, source)][source, out].append(unit)
+        source = dict(unit.template).get("In", "")
+        config = tuple(pair for pair in unit.template if not pair[0].startswith(OF_TYPES))
+        groups[unit.arch, unit.format, unit.kernel, CLASSES.get(source, source)][config].append(unit)
     turns: Counter[tuple[str, str]] = Counter()
-    for (arch, name, kernel, kind), by_type in groups.items():
-        configs = [[unit for unit in some if unit] for some in zip_longest(*by_type.values())]  # one, by each type
+    for (arch, name, kernel, kind), by_config in groups.items():
+        configs = list(by_config.values())  # each by all types that have it
         turn, count = turns[kernel, kind], len(configs)
         if not name:  # so few that none waits for its turn
             yield from (unit for config in configs for unit in config)

@@ -31,7 +31,7 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.cuda.kernels import prefill_sm90, sm90_config
+    from qgemm.cuda.kernels import prefill_sm90, sm90_config, sm90_grid
     from qgemm.cuda.kernels.routes import DEQUANTIZE, route
     from qgemm.cuda.problem import Problem, c_type
 
@@ -40,7 +40,7 @@ def work(tool: str, formats: list[str]) -> None:
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
-        prefill_sm90.SPLIT_K_COST = costs(SPLIT_K[n])
+        sm90_grid.SPLIT_K_COST = costs(SPLIT_K[n])
         k = 5 * SUPER_BLOCK
         raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
         w = qgemm.Tensor(fmt, (n, k), raw).to_device()
@@ -80,9 +80,9 @@ def costs(pieces: int) -> dict[int, int]:
 def wide_config(fmt: Any) -> Any:
     """Of the format's configs of the prefill kernel the one of most tokens, up to 128, whose tiles have two
     row_blocks."""
-    from qgemm.cuda.kernels.sm90_config import compiled
+    from qgemm.cuda.kernels.sm90_cost import measured
 
-    wide = (config for config in compiled(fmt) if config.row_blocks == 2 and config.tokens <= 128)
+    wide = (config for config, *_ in measured(fmt, "half") if config.row_blocks == 2 and config.tokens <= 128)
     return max(wide, key=lambda config: config.tokens)
 
 
@@ -111,16 +111,15 @@ def pipelines(w: Any, rng: Any) -> None:
     import cupy
     import numpy as np
 
-    from qgemm.cuda.kernels import prefill_sm90
+    from qgemm.cuda.kernels import prefill_sm90, sm90_grid
     from qgemm.cuda.kernels.sm90_config import Sm90Config
 
     m = 9
     x = cupy.asarray(rng.standard_normal((m, w.shape[1])).astype(np.float16))
-    prefill_sm90.SPLIT_K_COST = {1: 0}  # whole tiles: a CTA has all stages
+    sm90_grid.SPLIT_K_COST = {1: 0}  # whole tiles: a CTA has all stages
     for wg_split_k, max_stages in PIPELINES:
-        by_config(
-            prefill_sm90.PREFILL_SM90, w, x, "half", m, Sm90Config(0, 0, 0, 16, 1, wg_split_k, 1, max_stages=max_stages)
-        )
+        config = Sm90Config(16, 1, wg_split_k, 1, max_stages=max_stages)
+        by_config(prefill_sm90.PREFILL_SM90, w, x, "half", m, config)
 
 
 def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> None:

@@ -1,135 +1,137 @@
-"""Race the configs of the prefill kernel: for each format, shape and M what SM90_CONFIGS picks against all others that
-fit.
+"""Tune prefill_sm90: time its configs on a GPU, fit the cost model to the times, write the configs worth compiling.
 
-Prints the microseconds of the table's choice, and what the fastest take in units of it: that is how SM90_CONFIGS was
-found. Needs a GPU of compute capability 9.0; products are checked before they are timed. With --compile the kernels
-only go where such a GPU looks first (qgemm/cuda/jit/cache.py), on any machine.
+Times go to tools/results/tune_sm90_GPU.json.gz, beside those that are there; the fit reads that file alone and writes
+qgemm/cuda/configs/prefill_sm90.json. So --fit needs no GPU. Timing needs one of compute capability 9.0: every config
+that fits is compiled, checked, and replayed over weights larger than the L2 cache, in turn with the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import fit_sm90
 import numpy as np
 from tqdm import tqdm
 
-from qgemm import FORMATS
-from qgemm import backend as backends
+from qgemm import FORMATS, backends
+from qgemm.bench.results import file_stem
 from qgemm.cli.bench import formats, shapes
 from qgemm.cli.common import count, counts
 from qgemm.codec.format import Format
 from qgemm.cuda.jit import cache, codegen, nvrtc
-from qgemm.cuda.kernels.sm90_config import (
-    MAX_PARTIALS,
-    SHARED,
-    TOKENS,
-    Sm90Config,
-    memory_bytes,
-    prefill_template,
-    sm90_config_for,
-)
-from qgemm.cuda.layout.tile import ROWS, k_blocks
+from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90, PrefillLaunch
+from qgemm.cuda.kernels.sm90_config import MAX_PARTIALS, Sm90Config, prefill_template
+from qgemm.cuda.layout.tile import ROWS
+from qgemm.cuda.problem import Output, Problem
 
-WARPGROUPS, MOST_SUMS = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
-MOST_SMS = 144  # multiprocessors of such a GPU
-SHOWN = 4
+RESULTS = Path(__file__).parent / "results"
+TOKENS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  # token tiles
+GROUPS, MAX_ACC = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
+MAX_SMS = 144  # of such a GPU
+TYPES = ("half", "bf16")
+NAMES = (PREFILL_SM90.name, "prefill")  # of the kernel in results; the second until 2026-11-23
 
 
 def candidates(fmt: Format, m: int) -> Iterator[Sm90Config]:
-    """Tilings that fit a format, of tokens for M rows of x in as few tiles as possible, or up to twice as many."""
+    """Configs that fit a format, of tokens for M rows of x in as few work tiles as possible, or up to twice as many."""
     fewest = -(-m // TOKENS[-1])
-    tokens = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
-    ways = product(sorted(tokens), range(1, 4), range(1, WARPGROUPS[-1] + 1), (1, 2, 4), (False, True))
-    for size, row_blocks, wg_split_k, k_blocks_per_stage, single_tile in ways:
-        warpgroups, along = row_blocks * wg_split_k, k_blocks(fmt)
-        config = Sm90Config(0, 0, 0, size, row_blocks, wg_split_k, k_blocks_per_stage, single_tile)
-        least = wg_split_k + 1 if k_blocks_per_stage == 4 else 2 * wg_split_k  # stages
-        if (
-            warpgroups in WARPGROUPS
-            and warpgroups * size <= MOST_SUMS
-            and size // config.epi_tile * row_blocks * MOST_SMS <= MAX_PARTIALS
-            and (k_blocks_per_stage % along == 0 or along % k_blocks_per_stage == 0)
-            and memory_bytes(fmt, config, least) <= SHARED
-        ):
+    sizes = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
+    ways = product(sorted(sizes), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
+    for config in (Sm90Config(*way) for way in ways):
+        groups = config.row_blocks * config.wg_split_k
+        partials = config.tokens // config.epi_tile * config.row_blocks * MAX_SMS
+        if groups in GROUPS and groups * config.tokens <= MAX_ACC and partials <= MAX_PARTIALS and config.fits(fmt):
             yield config
 
 
-def compiled(pair: tuple[str, Sm90Config]) -> bool:
-    """Compile the kernel of a format and config into the cache -> whether the kernel takes it."""
-    fmt = FORMATS[pair[0]]
+def compiled(unit: tuple[str, str, Sm90Config]) -> str:
+    """Compile the kernel of a format, type of x and config into the cache -> the error, or ""."""
+    name, x, config = unit
+    fmt = FORMATS[name]
     try:
-        source = codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, pair[1], "half"))
+        source = codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, config, x))
         cache.cached_cubin(source, "sm_90a", codegen.headers(fmt))
     except nvrtc.CompileError as error:
-        if "static assertion failed" not in str(error):
-            raise
-        return False
-    return True
+        return str(error)
+    return ""
 
 
-def compare(
-    fmt: Format, shape: tuple[int, int], rows: list[int], configs: list[Sm90Config], repeats: int
-) -> Iterator[str]:
-    """A line for each M of `rows`: the table's choice and the fastest of these configs."""
+def measure(fmt: Format, shape: tuple[int, int], m: int, x: str, configs: Sequence[Sm90Config], repeats: int) -> Any:
+    """A row of the file of times: the choice before, and us of every config that can serve."""
     import cupy
 
     from qgemm.bench import gpu, timing
-    from qgemm.cuda.kernels.prefill_sm90 import PrefillLaunch
-    from qgemm.cuda.problem import Output, Problem
     from qgemm.cuda.problem import gpu as gpu_of
 
-    (n, k), rng, device = shape, np.random.default_rng(0), cupy.cuda.Device().id
-    stream, row_blocks, max_ctas = cupy.cuda.Stream(non_blocking=True), -(-n // ROWS), gpu_of(device).sms
+    (n, k), rng, on = shape, np.random.default_rng(0), gpu_of(cupy.cuda.Device().id)
+    stream, p = cupy.cuda.Stream(non_blocking=True), Problem(fmt, "a16", m, n, k, on.sm, x)
+    p = p._replace(outputs=(Output(n, "float16"),), device=on.device, sms=on.sms)
     w = gpu.matrix(stream, fmt, shape, rng, gpu.ROTATE)
-    for m in rows:
-        x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
-        y = cupy.empty((m, n), np.float16)
-        cupy.cuda.Device().synchronize()
-        fitting = set(candidates(fmt, m))
-        chosen = sm90_config_for(fmt, m, row_blocks, k, max_ctas).plain
-        loops = {}
-        for config in (chosen, *(config for config in configs if config in fitting)):
-            if config.single_tile and config.tiles(m, row_blocks) > max_ctas:
-                continue
-            launch = PrefillLaunch(
-                Problem(fmt, "a16", m, n, k, 90, "half", (Output(n, "float16"),), 0, device, max_ctas), config
-            )
+    values, source = tokens_of(cupy.asarray(rng.standard_normal((m, k), np.float32)), x)
+    y, chosen = cupy.empty((m, n), np.float16), PREFILL_SM90.choose(p)
+    cupy.cuda.Device().synchronize()
+    loops = {}
+    for config in dict.fromkeys((chosen, *configs)):
+        if config.single_tile and config.tiles(m, -(-n // ROWS)) > on.sms:
+            continue
+        launch = PrefillLaunch(p, config)
 
-            def multiply(x: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:
-                launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, w.pointer, y.data.ptr)
+        def multiply(_: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:
+            launch(cupy.cuda.get_current_stream().ptr, source.data.ptr, w.pointer, y.data.ptr)
 
-            gpu.check(stream, multiply, x, w, y, gpu.TOLERANCE["a16"])
-            loops[config] = timing.capture(stream, gpu.products(multiply, x, w, y))
-        times = timing.compare(stream, list(loops.values()), repeats)
-        us = {config: found.us for config, found in zip(loops, times, strict=True)}
-        own = us.pop(chosen)
-        best = (f"{us[config] / own:.3f} {name(config)}" for config in sorted(us, key=us.__getitem__)[:SHOWN])
-        yield f"{fmt.name} {n}x{k} M={m}: {own:.2f} {name(chosen)} | " + " | ".join(best)
+        gpu.check(stream, multiply, values, w, y, gpu.TOLERANCE["a16" if x == "half" else "a8"])
+        loops[config] = timing.capture(stream, gpu.products(multiply, values, w, y))
+    times = timing.compare(stream, list(loops.values()), repeats)
+    us = {fit_sm90.key(config): found.us for config, found in zip(loops, times, strict=True)}
+    return {"format": fmt.name, "x": x, "n": n, "k": k, "m": m, "before": fit_sm90.key(chosen), "us": us}
 
 
-def name(config: Sm90Config) -> str:
-    """E.g. "64x2x1 stage 4 single_tile": tokens, row_blocks, wg_split_k."""
-    return (
-        f"{config.tokens}x{config.row_blocks}x{config.wg_split_k} stage {config.k_blocks_per_stage}"
-        + " single_tile" * config.single_tile
-    )
+def tokens_of(values: Any, x: str) -> tuple[Any, Any]:
+    """float32 values rounded to the type of x, and the array that the kernel reads."""
+    if x == "half":
+        return (half := values.astype(np.float16)), half
+    bits = values.view(np.uint32) >> 16
+    return (bits << 16).view(np.float32), bits.astype(np.uint16)
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The rows of both; of a problem that is in both the new one's."""
+    rows = {tuple(row[name] for name in ("format", "x", "n", "k", "m")): row for row in old.get("rows", [])}
+    rows |= {tuple(row[name] for name in ("format", "x", "n", "k", "m")): row for row in new["rows"]}
+    return {**new, "rows": list(rows.values())}
+
+
+def fit(path: Path, results: Path) -> None:
+    """Fit a file of times and write the data file; rows of the results may lose least."""
+    rows = json.loads(results.read_text())["rows"] if results.exists() else []
+    mine = (row for row in rows if row["route"] in NAMES and row["activation"] == "a16")
+    routed = {(row["format"], row["N"], row["K"], row["M"]) for row in mine}
+    fit_sm90.write(fit_sm90.fit(fit_sm90.load(path), routed))
 
 
 def main() -> int:
-    """Compile all candidates on all cores, then race them."""
+    """Compile the candidates on all cores and time them, or fit what was timed."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", metavar="GPU", help="only fit the times of this GPU, e.g. h200")
     parser.add_argument("--formats", type=formats, default="q4_0", help="e.g. q4_0,q5_k (default q4_0)")
     parser.add_argument("--shapes", type=shapes, default="4096x4096,8192x8192", help="N x K, N a multiple of 512")
     parser.add_argument("--m", type=counts, default="16,64,256", help="rows of x (default 16,64,256)")
+    parser.add_argument("--x", choices=TYPES, default="half", help="type of x (default half)")
     parser.add_argument("--repeats", type=count, default=5, help="replays that count (default 5)")
     parser.add_argument("--compile", action="store_true", help="only compile")
     options = parser.parse_args()
+    if options.fit:
+        fit(RESULTS / f"tune_sm90_{options.fit}.json.gz", RESULTS / f"{options.fit}.json")
+        return 0
     if untiled := [str(fmt) for fmt in options.formats if not fmt.slots]:
         parser.error(f"no kernel multiplies by {', '.join(untiled)} from tiles")
     cuda = backends()["cuda"]
@@ -137,18 +139,28 @@ def main() -> int:
         print(cuda.detail, file=sys.stderr)
         return 1
     wanted = product(options.formats, options.m)
-    pairs = {(fmt.name, config): None for fmt, m in wanted for config in candidates(fmt, m)}
+    units = list(dict.fromkeys((fmt.name, options.x, config) for fmt, m in wanted for config in candidates(fmt, m)))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        done = list(tqdm(pool.map(compiled, pairs, chunksize=4), total=len(pairs), delay=1, disable=None))
-    taken = [pair for pair, fits in zip(pairs, done, strict=True) if fits]
-    print(f"{len(taken)} of {len(pairs)} kernels are in {cache.cache_dir()}")
-    if options.compile:
-        return 0
-    for shape, fmt in product(options.shapes, options.formats):
-        configs = [config for of, config in taken if of == fmt.name]
-        for line in compare(fmt, shape, options.m, configs, options.repeats):
-            print(line, flush=True)
+        errors = list(filter(None, tqdm(pool.map(compiled, units, chunksize=4), total=len(units), disable=None)))
+    print(*errors, f"{len(units) - len(errors)} of {len(units)} kernels are in {cache.cache_dir()}", sep="\n")
+    if options.compile or errors:
+        return 1 if errors else 0
+    path = RESULTS / f"tune_sm90_{file_stem(cuda.facts['device'])}.json.gz"
+    for shape, fmt, m in product(options.shapes, options.formats, options.m):
+        row = measure(fmt, shape, m, options.x, list(candidates(fmt, m)), options.repeats)
+        old = fit_sm90.load(path) if path.exists() else {}
+        facts = {"gpu": cuda.facts["device"], "sms": cuda_sms(), "rows": [row]}
+        path.write_bytes(gzip.compress(json.dumps(merged(old, facts), separators=(",", ":")).encode(), mtime=0))
+        for what, name in (("chosen", row["before"]), ("fastest", min(row["us"], key=row["us"].__getitem__))):
+            print(f"{fmt.name} {shape[0]}x{shape[1]} M={m} {what}: {row['us'][name]:.2f} us, {fit_sm90.parse(name)}")
     return 0
+
+
+def cuda_sms() -> int:
+    """SMs of the current device."""
+    import cupy
+
+    return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 
 if __name__ == "__main__":

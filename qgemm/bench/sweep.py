@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from qgemm.cuda.kernels.prefill_sm80 import SM80_CONFIGS
-from qgemm.cuda.kernels.sm90_config import TOKENS
+from qgemm.cuda.kernels.sm90_cost import TOKENS
 
 from .timing import Loop, compare
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+import fit_sm90
 import numpy as np
 import pytest
 import tune_sm90
@@ -16,7 +15,7 @@ from qgemm.bench import gpu as gpu_bench
 from qgemm.bench import timing
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.kernels import prefill_sm90, routes, sm90_config
+from qgemm.cuda.kernels import prefill_sm90, routes, sm90_config, sm90_grid
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
@@ -73,9 +72,9 @@ def test_products_at_every_edge(fmt, n, k):
 @every_config()
 def test_every_tiling_by_every_format(fmt, config, monkeypatch):
     """Grids of whole tiles, cut ones, both, any number of equal pieces; row_blocks missing; always the same bits."""
-    monkeypatch.setattr(prefill_sm90, "CUT_UNITS", 2)
+    monkeypatch.setattr(sm90_grid, "CUT_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(config))
-    sms, sums = gpu_of(cp.cuda.Device().id).sms, prefill_sm90.SPLIT_K_COST
+    sms, sums = gpu_of(cp.cuda.Device().id).sms, sm90_grid.SPLIT_K_COST
     of_halves = 64 * (60 * config.row_blocks - 1) + 24, 288, config.tokens
     of_few = 64 * (72 * config.row_blocks - 1) + 24, 544, config.tokens
     for n, k, m in (
@@ -94,7 +93,7 @@ def test_every_tiling_by_every_format(fmt, config, monkeypatch):
         on_gpu, wide, grids = cp.asarray(x), x.astype(np.float64), set()
         want, near = exact(wide, w), bound(wide, w, LOSS["float16"])
         for split_k in sums:
-            monkeypatch.setattr(prefill_sm90, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
+            monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
             launch = launched(fmt, w.shape, m, config)
             if launch.grid in grids:
                 continue
@@ -119,7 +118,7 @@ def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, single_tile):
     x, on_device, ys = rng.standard_normal((m, w.shape[1])).astype(np.float16), w.to_device(), []
     on_gpu = cp.asarray(x)
     for stages in (2 * shares, depth):
-        config = sm90_config.Sm90Config(0, 0, 0, 32, 1, shares, 2, single_tile, max_stages=stages)
+        config = sm90_config.Sm90Config(32, 1, shares, 2, single_tile, max_stages=stages)
         launch = launched(fmt, w.shape, m, config)
         assert launch.template["STAGES"] == stages
         for _ in range(5):
@@ -224,17 +223,17 @@ def test_a8_multiplies_what_activations_decode_to(fmt):
     assert by_prefill[-5:] == [17, 33, 64, 65, 300]
 
 
-def test_a_race_of_tilings(monkeypatch):
+@pytest.mark.parametrize("x", ["half", "bf16"])
+def test_configs_are_timed(x, monkeypatch):
+    """tools/tune_sm90.py: every config that can serve, the choice among them."""
     monkeypatch.setattr(timing, "REST", 0)
     monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
-    tried = [
-        config for config in tune_sm90.candidates(fmt, 20) if config.k_blocks_per_stage == 4 and config.wg_split_k == 1
-    ]
-    (line,) = tune_sm90.compare(fmt, (512, 512), [20], tried, 1)
-    assert re.fullmatch(
-        r"q5_k 512x512 M=20: \d+\.\d\d \S+ stage \d( single_tile)?( \| \d+\.\d{3} \S+ stage 4( single_tile)?)+", line
-    )
+    tried = [config for config in tune_sm90.candidates(fmt, 20) if config.wg_split_k == 1]
+    row = tune_sm90.measure(fmt, (512, 512), 20, x, tried, 1)
+    assert row["before"] in row["us"]
+    assert {fit_sm90.key(config) for config in tried} <= set(row["us"])
+    assert min(row["us"].values()) > 0
 
 
 @each(CODEBOOK_FORMATS)

@@ -22,8 +22,8 @@ from .decode_config import (
     COLUMN_TILE,
     INSIDE,
     DecodeConfig,
-    decode_config_for,
     decode_configs_for,
+    decode_ranked,
     decode_template,
     quantized_bytes,
 )
@@ -51,10 +51,10 @@ def configs(name: str, p: Problem) -> Iterator[DecodeConfig]:
     return decode_configs_for(p.format, name, token_tile(p.m), p.sm)
 
 
-def choose(name: str, p: Problem) -> DecodeConfig:
-    """The config for the rows of W of all products."""
+def ranked(name: str, p: Problem) -> list[tuple[DecodeConfig, None]]:
+    """Those for the rows of W of all products, by the table."""
     row_blocks = sum(-(-output.n // tiles.ROWS) for output in p.outputs) if p.outputs else -(-p.n // tiles.ROWS)
-    return decode_config_for(p.format, name, token_tile(p.m), p.m, row_blocks, p.sm)
+    return [(row, None) for row in decode_ranked(p.format, name, token_tile(p.m), p.m, row_blocks, p.sm)]
 
 
 def template(name: str, p: Problem, config: DecodeConfig) -> Template:
@@ -98,11 +98,11 @@ def _reads_a8(p: Problem) -> tuple[str, ...]:
 
 
 DECODE = Kernel(
-    "decode", partial(takes, "a16"), partial(configs, "decode"), partial(choose, "decode"),
+    "decode", partial(takes, "a16"), partial(configs, "decode"), partial(ranked, "decode"),
     partial(template, "decode"), partial(launch, "decode"), products=MAX_PRODUCTS, adds=True,
 )  # fmt: skip
 DECODE_A8 = Kernel(
-    "decode_a8", partial(takes, "a8"), partial(configs, "decode_a8"), partial(choose, "decode_a8"),
+    "decode_a8", partial(takes, "a8"), partial(configs, "decode_a8"), partial(ranked, "decode_a8"),
     partial(template, "decode_a8"), partial(launch, "decode_a8"), reads=_reads_a8, products=MAX_PRODUCTS, adds=True,
     takes_q8_1=True,
 )  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
+from qgemm.cuda.configs import read
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout.tile import K_BLOCK, WARPS, columns, k_blocks, scales_once, table_bytes, tile_dtype
@@ -45,47 +46,25 @@ class DecodeConfig(NamedTuple):
     shared: int
     max_stages: int
 
+    def __str__(self) -> str:
+        """E.g. "2 m16_tiles, warp_split_k 16, 213 KiB, at most 4 stages"."""
+        return (
+            f"{self.m16_tiles} m16_tiles, warp_split_k {self.warp_split_k}, {self.shared >> 10} KiB, "
+            f"at most {self.max_stages} stages"
+        )
 
-A16, A8 = ("decode",), ("decode_a8",)
 
-# Measured on an H200 (132 SMs) with q4_0: about one CTA an SM with 16 warps, or two or more with 8, and 90 to 200 KB in
-# flight an SM; with fewer than 101 row_blocks half a row_block to a CTA, so that every SM has one; with many, and
-# several tokens, two row_blocks, which share x. Where there is one CTA for each SM, two must not fit, or some SMs get
-# two: up to twice the time.
-DECODE_CONFIGS = (
-    #     kernel    tokens      sm  row_blocks >=  m >=  m16_tiles  warp_split_k  shared      max_stages
-    DecodeConfig(A16,      (8,),        90, 265,       5,    8,      12,     226 << 10,  4),
-    DecodeConfig(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      113 << 10,  4),
-    DecodeConfig(A16,      (1, 8, 16),  90, 101,       1,    4,      16,     226 << 10,  3),
-    DecodeConfig(A16,      (1, 8, 16),  90, 67,        1,    2,      8,      113 << 10,  6),
-    DecodeConfig(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     213 << 10,  4),
-    DecodeConfig(A8,       (1, 8),      90, 133,       1,    4,      8,      113 << 10,  4),
-    DecodeConfig(A8,       (1, 8),      90, 101,       1,    4,      16,     213 << 10,  4),
-    DecodeConfig(A8,       (16,),       90, 133,       1,    4,      8,      75 << 10,   4),
-    DecodeConfig(A8,       (16,),       90, 101,       1,    4,      16,     226 << 10,  2),
-    DecodeConfig(A8,       (16,),       90, 34,        1,    2,      16,     226 << 10,  2),
-    DecodeConfig(A8,       (1, 8),      90, 34,        1,    2,      16,     213 << 10,  6),
-    DecodeConfig(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  4),
-    DecodeConfig(A8,       (1, 8),      90, 0,         1,    1,      16,     226 << 10,  6),
-    DecodeConfig(A8,       (16,),       90, 0,         1,    1,      16,     226 << 10,  2),
-    DecodeConfig(A16 + A8, (1, 8, 16),  80, 34,        1,    4,      8,      75 << 10,   4),
-    DecodeConfig(A16 + A8, (1, 8, 16),  80, 0,         1,    1,      16,     75 << 10,   4),
-)  # fmt: skip
+def _row(values: list[Any]) -> DecodeConfig:
+    """Of configs/decode.json, where shared memory is in KiB."""
+    kernels, tokens, least, row_blocks, m, m16_tiles, warp_split_k, kib, max_stages = values
+    return DecodeConfig(
+        tuple(kernels), tuple(tokens), least, row_blocks, m, m16_tiles, warp_split_k, kib << 10, max_stages
+    )
 
-# The same with a codebook, whose table of levels all warps of a CTA share. Shared memory is what limits, so pipelines
-# are short.
-CODEBOOK_DECODE_CONFIGS = (
-    #     kernel    tokens      sm  row_blocks >=  m >=  m16_tiles  warp_split_k  shared      max_stages
-    DecodeConfig(A16,      (1, 8, 16),  90, 265,       1,    8,      8,      112 << 10,  2),
-    DecodeConfig(A16,      (1, 8, 16),  90, 265,       1,    8,      6,      112 << 10,  2),
-    DecodeConfig(A16,      (1, 8, 16),  90, 133,       1,    4,      8,      112 << 10,  4),
-    DecodeConfig(A16,      (1, 8, 16),  90, 133,       1,    8,      8,      226 << 10,  2),
-    DecodeConfig(A16,      (1, 8, 16),  90, 67,        1,    4,      16,     226 << 10,  2),
-    DecodeConfig(A16,      (1, 8, 16),  90, 34,        1,    2,      16,     226 << 10,  2),
-    DecodeConfig(A16,      (1, 8, 16),  90, 0,         1,    1,      16,     226 << 10,  2),
-    DecodeConfig(A16,      (1, 8, 16),  80, 34,        1,    4,      8,      113 << 10,  4),
-    DecodeConfig(A16,      (1, 8, 16),  80, 0,         1,    1,      16,     113 << 10,  4),
-)  # fmt: skip
+
+# Measured on an H200 (132 SMs) with q4_0; docs/choosing-a-config.md says what decides. The same with a codebook, whose
+# table of levels all warps of a CTA share: shared memory is what limits, so pipelines are short.
+DECODE_CONFIGS, CODEBOOK_DECODE_CONFIGS = (tuple(map(_row, read("decode")[name])) for name in ("integer", "codebook"))
 
 
 def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[DecodeConfig]:
@@ -106,11 +85,9 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
     return (row for row in rows if not fmt.needs_table or fits(row) or row is rows[-1])
 
 
-def decode_config_for(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm: int) -> DecodeConfig:
-    """The first of these rows for M rows of x, and so many row_blocks of 64 rows of W."""
-    return next(
-        row for row in decode_configs_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m
-    )
+def decode_ranked(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm: int) -> list[DecodeConfig]:
+    """Those of these rows that are for M rows of x and so many row_blocks of W; the first is chosen."""
+    return [row for row in decode_configs_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m]
 
 
 def pipeline_bytes(fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel: str, source: str) -> int:

@@ -11,7 +11,7 @@ from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Q8_1, Problem
 
-from .kernel import Kernel, Launchable
+from .kernel import Kernel, Launchable, Ranked
 
 A16, A8 = "gemv_simt", "gemv_dp4a"
 TOKENS = (1, 2, 4, 8)  # token tiles
@@ -23,9 +23,14 @@ def takes(activation: str, p: Problem) -> bool:
     return bool(p.format.slots) and p.m <= TOKENS[-1] and (activation == "a16" or p.format.integer)
 
 
-def choose(p: Problem) -> int:
+def token_tile(p: Problem) -> int:
     """The smallest token tile that holds y's rows."""
     return next(tokens for tokens in TOKENS if tokens >= p.m)
+
+
+def ranked(p: Problem) -> list[Ranked]:
+    """Its token tile is all its config."""
+    return [(token_tile(p), None)]
 
 
 def template(p: Problem, tokens: int) -> Template:
@@ -50,9 +55,9 @@ def launch(name: str, p: Problem, tokens: int) -> Launchable:
 
 
 GEMV_SIMT = Kernel(
-    A16, partial(takes, "a16"), lambda p: (choose(p),), choose, template, partial(launch, A16), out_in_template=True
+    A16, partial(takes, "a16"), lambda p: (token_tile(p),), ranked, template, partial(launch, A16), out_in_template=True
 )
 GEMV_DP4A = Kernel(
-    A8, partial(takes, "a8"), lambda p: (choose(p),), choose, template, partial(launch, A8), reads=lambda p: (Q8_1,),
-    takes_q8_1=True, out_in_template=True,
+    A8, partial(takes, "a8"), lambda p: (token_tile(p),), ranked, template, partial(launch, A8),
+    reads=lambda p: (Q8_1,), takes_q8_1=True, out_in_template=True,
 )  # fmt: skip

@@ -5,7 +5,7 @@ A kernel is a file in kernels/, a module here that defines its record, and its r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from qgemm.cuda.problem import Problem
 
 # On a raw stream handle, pointers to x and to w, y, bias and residual of each product (0 for none).
 Launchable = Callable[..., None]
+Ranked = tuple[Any, float | None]  # a config and its predicted us
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,8 @@ class Kernel:
     name: of its file and its entry point, and what `qgemm routes` prints.
     takes: whether it can compute a problem; the route table says which of those that can does.
     configs: every config for a problem's format, types and GPU, whatever its sizes.
-    choose: the config for a problem.
+    ranked: the configs that can serve a problem, the one to choose first, each with its predicted us (None where a
+        table and no cost model decides).
     template: (problem, config) -> the constants and types that its source is compiled with.
     launch: (problem, config) -> the launch, on the current device.
     reads: the kernels' names of the types in which it may get x, where that is not the problem's.
@@ -36,7 +38,7 @@ class Kernel:
     name: str
     takes: Callable[[Problem], bool]
     configs: Callable[[Problem], Iterable[Any]]
-    choose: Callable[[Problem], Any]
+    ranked: Callable[[Problem], Sequence[Ranked]]
     template: Callable[[Problem, Any], Template]
     launch: Callable[[Problem, Any], Launchable]
     reads: Callable[[Problem], tuple[str, ...]] = lambda problem: (problem.x,)
@@ -44,6 +46,10 @@ class Kernel:
     adds: bool = False
     takes_q8_1: bool = False
     out_in_template: bool = False
+
+    def choose(self, problem: Problem) -> Any:
+        """The config for a problem."""
+        return self.ranked(problem)[0][0]
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"

@@ -15,7 +15,7 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import C_TYPES, Problem, c_type
 
-from .kernel import Kernel, Launchable
+from .kernel import Kernel, Launchable, Ranked
 from .transforms import DEQUANTIZE_TILES
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
@@ -113,13 +113,13 @@ def _nothing(p: Problem) -> tuple[()]:
     return ()
 
 
+def _ranked(p: Problem) -> list[Ranked]:
+    return [(None, None)]
+
+
 def _no_template(p: Problem, config: None) -> Template:
     return {}
 
 
-DEQUANTIZE = Kernel(
-    DEQUANTIZE_TILES.name, lambda p: bool(p.format.slots), _nothing, lambda p: None, _no_template, launch
-)
-CUBLAS = Kernel(
-    "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, lambda p: None, _no_template, launch
-)
+DEQUANTIZE = Kernel(DEQUANTIZE_TILES.name, lambda p: bool(p.format.slots), _nothing, _ranked, _no_template, launch)
+CUBLAS = Kernel("cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, _ranked, _no_template, launch)

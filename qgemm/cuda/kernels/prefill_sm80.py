@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
+from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
@@ -31,6 +32,10 @@ class Sm80Config(NamedTuple):
     warp_split_k: int
     us: float
 
+    def __str__(self) -> str:
+        """E.g. "64x4 m16_tiles 2 warp_split_k 1": tokens, row_blocks."""
+        return f"{self.tokens}x{self.row_blocks} m16_tiles {self.m16_tiles} warp_split_k {self.warp_split_k}"
+
     @property
     def threads(self) -> int:
         """Of a CTA."""
@@ -40,22 +45,7 @@ class Sm80Config(NamedTuple):
 A16, A8 = "prefill_sm80", "prefill_sm80_a8"
 
 # Measured on an H200 with q4_0. Of every config at least three stages must fit into shared memory.
-SM80_CONFIGS = (
-    #   kernel tokens  row_blocks  m16_tiles  warp_split_k  us
-    Sm80Config(A16,   128,    4,      2,      1,      1.38),
-    Sm80Config(A16,   64,     4,      2,      1,      0.80),
-    Sm80Config(A16,   64,     1,      2,      4,      0.32),
-    Sm80Config(A16,   32,     4,      2,      2,      0.51),
-    Sm80Config(A16,   32,     1,      2,      4,      0.19),
-    Sm80Config(A16,   16,     4,      2,      2,      0.40),
-    Sm80Config(A16,   16,     1,      2,      8,      0.15),
-    Sm80Config(A16,   16,     1,      2,      2,      0.60),
-    Sm80Config(A8,    64,     4,      2,      1,      1.19),
-    Sm80Config(A8,    64,     1,      2,      4,      0.34),
-    Sm80Config(A8,    32,     4,      4,      2,      0.59),
-    Sm80Config(A8,    32,     2,      4,      4,      0.32),
-    Sm80Config(A8,    32,     1,      2,      4,      0.19),
-)  # fmt: skip
+SM80_CONFIGS = tuple(Sm80Config(*row) for row in read("prefill_sm80")["configs"])
 TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a k_block, in shared memory
 STORED = 32  # tokens whose sums are in shared memory at a time
 MIN_STAGES, MAX_STAGES = 3, 8  # stages, at least and at most
@@ -67,10 +57,13 @@ class Plan(NamedTuple):
     config: Sm80Config
     split_k: int = 1
 
+    def __str__(self) -> str:
+        return f"{self.config}, split_k {self.split_k}"
+
 
 MAX_SPLIT_K = 4
 WAVES = 2  # of CTAs, at most, if tiles are shared: bounds the memory of their sums
-ADDING_US = 4.0, 2.4  # what adding up takes: always, and for 128 tokens of 256 rows of a slice
+REDUCTION_US: dict[str, float] = read("prefill_sm80")["reduction_us"]  # always, and a part of 128 x 256 of y
 
 
 def sm80_configs_for(kernel: str, fmt: Format, sm: int) -> tuple[Sm80Config, ...]:
@@ -79,20 +72,23 @@ def sm80_configs_for(kernel: str, fmt: Format, sm: int) -> tuple[Sm80Config, ...
     return tuple(config for config in fitting if config.kernel == kernel)
 
 
-def plan_of(kernel: str, fmt: Format, shape: tuple[int, int], m: int, sm: int, processors: int) -> Plan:
-    """The plan that takes least, on a GPU of so many SMs."""
-    k_blocks = -(-shape[1] // tiles.K_BLOCK)
+def ranked(kernel: str, p: Problem) -> list[tuple[Plan, float]]:
+    """Every plan and its predicted us, the fastest first."""
+    k_blocks = -(-p.k // tiles.K_BLOCK)
 
     def us(plan: Plan) -> float:
-        ctas = tiles_of(plan.config, shape[0], m) * plan.split_k
-        alone = -(-ctas // processors) * -(-k_blocks // plan.split_k) * plan.config.us
-        sums = plan.split_k * plan.config.warp_split_k * plan.config.tokens * plan.config.row_blocks / (128 * 4)
-        return alone + (plan.split_k > 1) * (ADDING_US[0] + ADDING_US[1] * sums)
+        ctas = tiles_of(plan.config, p.n, p.m) * plan.split_k
+        alone = -(-ctas // p.sms) * -(-k_blocks // plan.split_k) * plan.config.us
+        parts = plan.split_k * plan.config.warp_split_k * plan.config.tokens * plan.config.row_blocks / (128 * 4)
+        return alone + (plan.split_k > 1) * (REDUCTION_US["always"] + REDUCTION_US["part"] * parts)
 
     plans = (
-        Plan(config, split_k) for config in sm80_configs_for(kernel, fmt, sm) for split_k in range(1, MAX_SPLIT_K + 1)
+        Plan(config, split_k)
+        for config in sm80_configs_for(kernel, p.format, p.sm)
+        for split_k in range(1, MAX_SPLIT_K + 1)
     )
-    return min((plan for plan in plans if may_share(plan, shape[0], m, processors)), key=us)
+    found = [(plan, us(plan)) for plan in plans if may_share(plan, p.n, p.m, p.sms)]
+    return sorted(found, key=lambda pair: pair[1])
 
 
 def may_share(plan: Plan, n: int, m: int, processors: int) -> bool:
@@ -189,20 +185,15 @@ def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:
     return tuple(Plan(config) for config in sm80_configs_for(kernel, p.format, p.sm))
 
 
-def choose(kernel: str, p: Problem) -> Plan:
-    """The plan that takes least."""
-    return plan_of(kernel, p.format, (p.n, p.k), p.m, p.sm, p.sms)
-
-
 def _template(p: Problem, plan: Plan) -> Template:
     return template(p.format, plan.config, p.x, p.out, p.sm)
 
 
 PREFILL_SM80 = Kernel(
-    A16, partial(takes, "a16"), partial(configs, A16), partial(choose, A16), _template, partial(launch, A16),
+    A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16), _template, partial(launch, A16),
     out_in_template=True,
 )  # fmt: skip
 PREFILL_SM80_A8 = Kernel(
-    A8, partial(takes, "a8"), partial(configs, A8), partial(choose, A8), _template, partial(launch, A8),
+    A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8), _template, partial(launch, A8),
     reads=lambda p: (Q8_1,), takes_q8_1=True, out_in_template=True,
 )  # fmt: skip

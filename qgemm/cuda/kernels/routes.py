@@ -19,7 +19,7 @@ from .kernel import Kernel, Launchable
 from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from .prefill_sm90 import PREFILL_SM90
-from .sm90_config import TOKENS
+from .sm90_cost import TOKENS
 from .transforms import TRANSFORMS
 
 ANY = 1 << 62

@@ -1,0 +1,20 @@
+"""Measured choices of configs as data: a JSON file per kernel, which its record reads. docs/choosing-a-config.md."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def read(name: str) -> dict[str, Any]:
+    """The document of a file of this folder, e.g. "decode"."""
+    found: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
+    return found
+
+
+def path(name: str) -> Path:
+    """Where the file lies."""
+    return Path(__file__).parent / f"{name}.json"

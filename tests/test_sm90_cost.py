@@ -1,0 +1,173 @@
+"""The choice of a config on sm_90: every problem has one, its kernel takes it, and it costs what was measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from math import inf
+from pathlib import Path
+
+import fit_sm90
+import numpy as np
+import pytest
+import tune_sm90
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import EDGES, EVERY_TILED, TILED, each
+
+import qgemm
+from qgemm.cuda import configs
+from qgemm.cuda.kernels import routes, sm90_config, sm90_cost
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Problem
+
+RESULTS = Path(__file__).parents[1] / "tools" / "results"
+SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
+MOST_VARIANTS = 40  # that are compiled for a format
+MOST_LOSS = 0.02  # of a row of the results, over the choice before
+MOST_LOSS_ELSEWHERE = 0.1
+STEEPEST, STEEPEST_SWEPT = 1.21, 1.18  # by which a row of x more lengthens a product of 4096 x 4096; of q4_0
+
+
+def problem(fmt, m, n, k, x="half", sms=132):
+    return Problem(fmt, "a16", m, n, k, 90, x, sms=sms)
+
+
+def measured():
+    """Rows of what was measured, with the choice now and its us; predicted where that config was not measured."""
+    for row in fit_sm90.load(RESULTS / "tune_sm90_h200.json.gz")["rows"]:
+        p = problem(qgemm.FORMATS[row["format"]], row["m"], row["n"], row["k"], row["x"])
+        config, us = sm90_cost.ranked(p)[0]
+        yield row, row["us"].get(fit_sm90.key(config), us) / row["us"][row["before"]] - 1
+
+
+@each(EVERY_TILED)
+def test_every_problem_has_a_config(fmt):
+    for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
+        for n, k, sms in itertools.product((64, 2112, 4160, 8192, 28672, 1 << 26), (32, 8192), SMS):
+            for x in ("half", "bf16"):
+                ranked = sm90_cost.ranked(problem(fmt, m, n, k, x, sms))
+                config, us = ranked[0]
+                assert 0 < us < inf
+                assert us == min(us for _, us in ranked)
+                if config.single_tile:
+                    assert config.tiles(m, n // tiles.ROWS) <= sms
+
+
+@each(EVERY_TILED)
+@pytest.mark.parametrize("x", ["half", "bf16"])
+def test_configs_fit_every_format(fmt, x):
+    """The conditions of kernels/prefill_sm90.cu, which compiling checks for some."""
+    for config, fixed_us, k_block_us in sm90_cost.measured(fmt, x):
+        template = sm90_config.prefill_template(fmt, config, x)
+        assert config.fits(fmt)
+        assert min(fixed_us, k_block_us) > 0
+        assert template["SHARED"] <= sm90_config.SHARED
+        assert template["STAGES"] > config.wg_split_k  # each warpgroup may keep one and wait for another
+        assert config.tokens % 16 == config.tokens % config.epi_tile == 0
+        assert config.tokens <= 256  # of one instruction, and of a tensor map's box
+        assert config.threads <= 1024
+        assert config.tokens // config.epi_tile * config.row_blocks * max(SMS) <= sm90_config.MAX_PARTIALS
+
+
+def test_a_config_whose_stages_leave_no_room_for_its_reduction_does_not_fit():
+    """As the compiler found them: a static_assert of the kernel failed."""
+    tall, wide = sm90_config.Sm90Config(64, 3, 1, 4, True), sm90_config.Sm90Config(128, 2, 1, 2, True)
+    fitting = {name: (tall.fits(fmt), wide.fits(fmt)) for name, fmt in qgemm.FORMATS.items() if fmt.slots}
+    assert fitting["q4_0"] == (True, True)
+    assert fitting["q8_0"] == (False, True)
+    assert fitting["kbit5"] == (False, False)
+
+
+@each(TILED)
+def test_at_most_so_many_variants_are_compiled(fmt):
+    found = Counter(kernel for kernel, _ in routes.variants(fmt, 90))
+    assert 0 < found["prefill_sm90"] <= MOST_VARIANTS
+
+
+def test_the_choice_costs_no_row_of_the_results_more():
+    """Than the choice before, by times that were measured in turn with it; elsewhere little, and less on average."""
+    rows = {
+        (row["format"], row["N"], row["K"], row["M"])
+        for row in json.loads((RESULTS / "h200.json").read_text())["rows"]
+        if row["route"] in ("prefill", "prefill_sm90") and row["activation"] == "a16"
+    }
+    on_rows, elsewhere, bf16 = [], [], []
+    for row, loss in measured():
+        at = row["format"], row["n"], row["k"], row["m"]
+        (bf16 if row["x"] == "bf16" else on_rows if at in rows else elsewhere).append(loss)
+    assert len(on_rows) == len(rows)
+    assert max(on_rows) <= MOST_LOSS
+    assert max(*elsewhere, *bf16) <= MOST_LOSS_ELSEWHERE
+    assert np.mean(on_rows) < 0
+    assert np.mean(elsewhere) < 0
+    assert np.mean(bf16) < 0.01
+
+
+def test_predictions_are_near_what_was_measured():
+    """Of the configs that are compiled; nine of ten within 5%."""
+    errors = []
+    for row in fit_sm90.load(RESULTS / "tune_sm90_h200.json.gz")["rows"]:
+        ranked = sm90_cost.ranked(problem(qgemm.FORMATS[row["format"]], row["m"], row["n"], row["k"], row["x"]))
+        us = {fit_sm90.key(config): us for config, us in ranked}
+        errors += [abs(us[name] / row["us"][name] - 1) for name in us.keys() & row["us"].keys()]
+    assert np.percentile(errors, 90) < 0.05
+
+
+@each([fmt for fmt in TILED if fmt.integer])
+def test_time_grows_evenly_with_m(fmt):
+    """As predicted, of 4096 x 4096: never less for a row of x more, nor much more."""
+    us = [sm90_cost.ranked(problem(fmt, m, 4096, 4096))[0][1] for m in range(16, 513)]
+    steps = [after / before for before, after in itertools.pairwise(us)]
+    assert min(steps) >= 1
+    assert max(steps) <= (STEEPEST_SWEPT if fmt.name == "q4_0" else STEEPEST)
+
+
+@given(
+    m=st.integers(1, 4096), n=st.integers(1, 1 << 16), k=st.sampled_from((256, 4096, 16384)), sms=st.sampled_from(SMS)
+)
+def test_work_is_all_there_is(m, n, k, sms):
+    """What the busiest CTA has, times CTAs, is no less than the product; and CTAs are no more than SMs."""
+    fmt = qgemm.FORMATS["q4_k"]
+    for config, _ in sm90_cost.ranked(problem(fmt, m, n, k, sms=sms)):
+        work = sm90_cost.work_of(fmt, config, m, n, k, sms, 26.0)
+        total = config.tiles(m, -(-n // tiles.ROWS)) * -(-k // tiles.K_BLOCK)
+        assert 0 < work.busy <= 1
+        assert work.k_blocks * work.busy * sms >= total * (1 - 1e-9)
+        assert work.k_blocks <= total
+        assert work.in_cluster + work.in_memory + work.stream_k <= 1
+        assert work.partials == 0 or work.in_memory
+
+
+def test_formats_that_were_not_tuned_take_the_nearest_ones_configs():
+    nearest = {name: sm90_cost.nearest(qgemm.FORMATS[name]) for name in ("q8_1", "kbit3_f16", "q6_k")}
+    assert nearest == {"q8_1": "q8_0", "kbit3_f16": "kbit3", "q6_k": "q6_k"}
+    assert configs.read(sm90_cost.DATA)["tiles"].keys() == configs.read(sm90_cost.DATA)["formats"].keys()
+
+
+@each(TILED)
+def test_what_is_chosen_is_among_what_is_tuned(fmt):
+    """tools/tune_sm90.py."""
+    timed = {config for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000) for config in tune_sm90.candidates(fmt, m)}
+    assert {row.config for x in ("half", "bf16") for row in sm90_cost.measured(fmt, x)} <= timed
+
+
+def test_a_fit_predicts_the_times_that_it_was_made_of():
+    """Of a made-up machine, whose configs have numbers of their own."""
+    fmt, model, rng = qgemm.FORMATS["q4_0"], sm90_cost.model(), np.random.default_rng(0)
+    tried = list(tune_sm90.candidates(fmt, 128))[:12]
+    truth = {config: (rng.uniform(1, 3), rng.uniform(0.1, 0.4)) for config in tried}
+    rows = []
+    for n, k in itertools.product((2048, 4096, 8192), (2048, 4096, 8192)):
+        us = {
+            fit_sm90.key(config): model.us(*truth[config], sm90_cost.work_of(fmt, config, 128, n, k, 132, 26.0))
+            for config in tried
+            if not config.single_tile or config.tiles(128, n // tiles.ROWS) <= 132
+        }
+        rows.append({"format": "q4_0", "x": "half", "n": n, "k": k, "m": 128, "before": next(iter(us)), "us": us})
+    table = fit_sm90.Table(fmt, "half", rows, set(), 132)
+    fitted = fit_sm90.solve(table, model, fit_sm90.begin(table), np.ones_like(table.us), rounds=100)
+    predicted = table.predict(model, fitted.fixed, fitted.k_block)
+    near = table.seen & (table.us <= 1.2 * np.nanmin(np.where(table.seen, table.us, np.inf), 1, keepdims=True))
+    np.testing.assert_allclose(predicted[near], table.us[near], rtol=0.02)

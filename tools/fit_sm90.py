@@ -1,0 +1,309 @@
+"""Fit the cost model of prefill_sm90 to measured times, and pick the configs that are worth compiling.
+
+For each format and type of x: two numbers a config by least squares, where near the fastest counts most; then configs
+are dropped one by one, each time the one whose loss costs least, the times of what the model would choose being those
+that were measured. Problems on which the model chooses badly gain weight in the next fit.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm import FORMATS
+from qgemm.codec.format import Format
+from qgemm.cuda import configs
+from qgemm.cuda.kernels.sm90_config import Sm90Config
+from qgemm.cuda.kernels.sm90_cost import DATA, Model, Work, tile_facts, work_of
+from qgemm.cuda.layout.tile import ROWS
+from qgemm.text import json_lines
+
+VARIANTS = 40  # configs of a format, for both types of x
+OF_HALF = range(25, 29)  # of them for half, for which a format gets what serves the worse of both best
+START = Model(0.29, 0.15, 26.0, (0.6, 0.5), (0.6, 0.65), (1.7, 0.75), 0.3, (1.8, 1.4))
+L2_MEGABYTES = 2  # its place in a Model: not fitted
+SHAPES = ((4096, 4096), (8192, 8192), (14336, 4096), (4096, 14336), (28672, 8192), (5120, 5120), (11008, 4096),
+          (2048, 8192), (1024, 4096))  # fmt: skip
+M = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256, 320, 384, 448, 512, 1024, 4096)
+NEAR = 0.2  # a config that takes so much more than the fastest has 1/e of its weight
+OUTLIER = 0.04  # a residual (of logarithms) from which on weight is lost
+UNMEASURED = 1.03  # what a config is taken to cost where it was only predicted
+ROW, OTHER, PREDICTED = (0.003, 0.002), (0.02, 0.015), (0.04, 0.05)  # regrets that are free, and that cost 1 more
+
+COLUMNS = {
+    "x": "its type", "tokens": "rows of x of a work tile", "row_blocks": "of 64 rows of W, of a work tile",
+    "wg_split_k": "warpgroups that share K", "k_blocks_per_stage": "of the pipeline",
+    "single_tile": "at most one work tile per CTA", "fixed_us": "what a launch takes at least",
+    "k_block_us": "what a CTA takes for a k_block",
+}  # fmt: skip
+
+Floats = NDArray[np.float64]
+
+
+class Problem(NamedTuple):
+    """N, K, M; the time of the choice before, or the fastest predicted; what a regret may be."""
+
+    n: int
+    k: int
+    m: int
+    reference: float
+    allowed: tuple[float, float]
+
+
+class Fitted(NamedTuple):
+    """Of one format and type of x: for each config fixed_us and k_block_us; the configs to keep, by number."""
+
+    fixed: Floats
+    k_block: Floats
+    keep: list[int]
+
+
+class Table:
+    """The measurements of one format and type of x: problems x configs, nan where none was made."""
+
+    def __init__(self, fmt: Format, x: str, rows: Sequence[dict[str, Any]], results: set[tuple[Any, ...]], sms: int):
+        self.format, self.x, self.sms = fmt, x, sms
+        mine = [row for row in rows if row["format"] == fmt.name and row["x"] == x]
+        names = sorted({name for row in mine for name in row["us"]})
+        self.configs = [config for config in map(parse, names) if config.fits(fmt)]
+        keys = [key(config) for config in self.configs]
+        self.problems = [
+            Problem(*at, row["us"][row["before"]], ROW if (fmt.name, *at) in results and x == "half" else OTHER)
+            for row in mine
+            for at in [(row["n"], row["k"], row["m"])]
+        ]
+        self.us = np.array([[row["us"].get(name, np.nan) for name in keys] for row in mine])
+        known = {problem[:3] for problem in self.problems}
+        extra = [Problem(n, k, m, 0.0, PREDICTED) for (n, k), m in product(SHAPES, M) if (n, k, m) not in known]
+        self.problems += extra
+        self.us = np.concatenate([self.us, np.full((len(extra), len(keys)), np.nan)])
+        self.possible = np.array(
+            [[not c.single_tile or c.tiles(p.m, -(-p.n // ROWS)) <= sms for c in self.configs] for p in self.problems]
+        )
+        works = [[work_of(fmt, c, p.m, p.n, p.k, sms, START.l2_megabytes) for c in self.configs] for p in self.problems]
+        self.work = Work(*np.moveaxis(np.array(works, float), 2, 0))
+        self.seen = ~np.isnan(self.us)
+        fastest = np.nanmin(np.where(self.seen, self.us, np.inf), axis=1, keepdims=True)
+        self.weight = np.where(self.seen, np.exp(-(np.where(self.seen, self.us, 1) / fastest - 1) / NEAR) + 0.03, 0)
+        self.rows = np.array([p.allowed is ROW for p in self.problems])
+        self.weight *= np.where(self.rows, 2, 1)[:, None]
+
+    def predict(self, model: Model, fixed: Floats, k_block: Floats) -> Floats:
+        """us of all problems and configs, inf where a config cannot serve."""
+        return np.where(self.possible, model.us(fixed, k_block, self.work), np.inf)
+
+    def with_references(self, predicted: Floats) -> None:
+        """Problems that were not measured are held against the fastest that is predicted now."""
+        self.predicted = predicted
+        self.problems = [
+            p if p.reference else p._replace(reference=float(fastest))
+            for p, fastest in zip(self.problems, predicted.min(1), strict=True)
+        ]
+        self.reference = np.array([p.reference for p in self.problems])
+        self.free, self.scale = np.array([p.allowed for p in self.problems]).T
+
+    def regrets(self, predicted: Floats, keep: Sequence[int]) -> Floats:
+        """What the model's choices among some configs cost more than the references."""
+        some = predicted[:, keep]
+        chosen, at = some.argmin(1), np.arange(len(some))
+        taken = self.us[:, keep][at, chosen]
+        guess = UNMEASURED * np.where(self.rows | (self.scale == OTHER[1]), some[at, chosen], 1)
+        guess = np.where(self.scale == PREDICTED[1], self.predicted[:, keep][at, chosen], guess)
+        return np.where(np.isnan(taken), guess, taken) / self.reference - 1
+
+    def cost(self, predicted: Floats, keep: Sequence[int]) -> float:
+        """Regrets, in squares of what is allowed; any gain counts a little."""
+        if np.isinf(predicted[:, keep].min(1)).any():
+            return np.inf
+        regrets = self.regrets(predicted, keep)
+        beyond = np.maximum(0, regrets - self.free) / self.scale
+        return float((beyond**2 + 3 * np.clip(regrets, -0.2, 0.5)).sum())
+
+
+def parse(name: str) -> Sm90Config:
+    """The config of a key."""
+    *numbers, single_tile = map(int, name.split(","))
+    return Sm90Config(*numbers, bool(single_tile))
+
+
+def key(config: Sm90Config) -> str:
+    """A config's name in a file of measurements: tokens,row_blocks,wg_split_k,k_blocks_per_stage,single_tile."""
+    return ",".join(str(int(value)) for value in config[:5])
+
+
+def solve(table: Table, model: Model, start: Fitted, boost: Floats, rounds: int = 12) -> Fitted:
+    """Least squares of log(predicted / measured), for each config by itself; those to keep only matter."""
+    fixed, log_k = start.fixed.copy(), np.log(start.k_block)
+    measured, seen, step, ridge = np.where(table.seen, table.us, 1), table.seen & table.possible, 1e-5, 4e-4
+
+    def residuals(fixed: Floats, log_k: Floats) -> Floats:
+        predicted = np.maximum(model.us(fixed, np.exp(log_k), table.work), 0.1)
+        return np.where(seen, np.log(predicted / measured), 0)
+
+    first = fixed.copy(), log_k.copy()
+    for _ in range(rounds):
+        r = residuals(fixed, log_k)
+        weight = table.weight * boost / (1 + (r / OUTLIER) ** 2)
+        by_fixed = (residuals(fixed + step, log_k) - r) / step
+        by_k = (residuals(fixed, log_k + step) - r) / step
+        a, b, c = ((weight * u * v).sum(0) for u, v in ((by_fixed, by_fixed), (by_fixed, by_k), (by_k, by_k)))
+        a, c = a + ridge, c + ridge
+        gradient = ((weight * by_fixed * r).sum(0) + ridge * (fixed - first[0]),
+                    (weight * by_k * r).sum(0) + ridge * (log_k - first[1]))  # fmt: skip
+        determinant = a * c - b * b
+        fixed -= 0.8 * np.clip((c * gradient[0] - b * gradient[1]) / determinant, -1, 1)
+        log_k -= 0.8 * np.clip((a * gradient[1] - b * gradient[0]) / determinant, -0.3, 0.3)
+    return Fitted(fixed, np.exp(log_k), start.keep)
+
+
+def begin(table: Table) -> Fitted:
+    """A guess: the time of a k_block where a config had most of them."""
+    k_blocks = np.where(table.seen, table.work.k_blocks, -1)
+    at = k_blocks.argmax(0), np.arange(len(table.configs))
+    return Fitted(np.full(len(table.configs), 1.5), table.us[at] / k_blocks[at], list(range(len(table.configs))))
+
+
+def boosted(table: Table, model: Model, start: Fitted, rounds: int) -> Fitted:
+    """The best of several fits, each with more weight on choices that cost more than is allowed."""
+    boost, best = np.ones_like(table.us), (np.inf, start)
+    for _ in range(rounds):
+        fitted = solve(table, model, start, boost)
+        predicted = table.predict(model, fitted.fixed, fitted.k_block)
+        best = min(best, (table.cost(predicted, start.keep), fitted), key=lambda pair: pair[0])
+        regrets, keep = table.regrets(predicted, start.keep), np.array(start.keep)
+        bad = np.flatnonzero((regrets > table.free + table.scale / 4) & table.seen[:, keep].any(1))
+        if not len(bad):
+            break
+        chosen = keep[predicted[:, keep].argmin(1)]
+        fastest = keep[np.where(table.seen, table.us, np.inf)[:, keep].argmin(1)]
+        boost[bad, chosen[bad]] *= 1.6
+        boost[bad, fastest[bad]] *= 1.6
+    return best[1]
+
+
+def select(table: Table, model: Model, counts: Sequence[int]) -> dict[int, Fitted]:
+    """Configs dropped one by one: a fit for each of so many left."""
+    fitted = solve(table, model, begin(table), np.ones_like(table.us), rounds=25)
+    table.with_references(table.predict(model, fitted.fixed, fitted.k_block))
+    fitted, found = boosted(table, model, fitted, 25), {}
+    while len(fitted.keep) > min(counts):
+        predicted = table.predict(model, fitted.fixed, fitted.k_block)
+        rest = [[i for i in fitted.keep if i != out] for out in fitted.keep]
+        fitted = fitted._replace(keep=min(rest, key=lambda keep: table.cost(predicted, keep)))
+        if len(fitted.keep) < 40:
+            fitted = boosted(table, model, fitted, 25 if len(fitted.keep) in counts else 8)
+        if len(fitted.keep) in counts:
+            found[len(fitted.keep)] = fitted
+    return found
+
+
+def worst(table: Table, model: Model, fitted: Fitted) -> tuple[float, float, float]:
+    """Of measured problems: the largest regret on rows of the results and elsewhere, and the mean."""
+    regrets = table.regrets(table.predict(model, fitted.fixed, fitted.k_block), fitted.keep)
+    rest = regrets[~table.rows & (table.scale != PREDICTED[1])]
+    return regrets[table.rows].max(initial=-1), rest.max(initial=-1), np.concatenate([regrets[table.rows], rest]).mean()
+
+
+def constants(tables: Sequence[Table]) -> Model:
+    """Those of the cost model: the median over formats of what fits each of them best."""
+    found = []
+    for table in tables:
+        theta = np.log(flat(START))
+        fitted = solve(table, START, begin(table), np.ones_like(table.us), rounds=25)
+        for _ in range(12):  # in turn: the configs' numbers, and one step of the constants
+            model = unflat(np.exp(theta))
+            fitted = solve(table, model, fitted, np.ones_like(table.us), rounds=3)
+            seen = table.seen & table.possible
+
+            def residuals(theta: Floats, fitted: Fitted = fitted, table: Table = table, seen: Any = seen) -> Floats:
+                us = unflat(np.exp(theta)).us(fitted.fixed, fitted.k_block, table.work)
+                return np.log(np.maximum(us, 0.1)[seen] / table.us[seen])
+
+            r = residuals(theta)
+            weight = table.weight[seen] / (1 + (r / OUTLIER) ** 2)
+            slopes = np.stack([(residuals(theta + 1e-5 * unit) - r) / 1e-5 for unit in np.eye(len(theta))])
+            slopes[L2_MEGABYTES] = 0
+            normal = (slopes * weight) @ slopes.T + 0.02 * np.eye(len(theta))
+            theta = theta - np.clip(np.linalg.solve(normal, (slopes * weight) @ r), -0.3, 0.3)
+        found.append(np.exp(theta))
+    return unflat([float(f"{value:.3g}") for value in np.median(found, axis=0)])
+
+
+def flat(model: Model) -> Floats:
+    """Its numbers in a row."""
+    return np.array([number for value in model for number in (value if isinstance(value, tuple) else (value,))])
+
+
+def unflat(numbers: Any) -> Model:
+    """The model of so many numbers."""
+    left = iter([float(number) for number in numbers])
+    return Model(*((next(left), next(left)) if isinstance(value, tuple) else next(left) for value in START))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A file of measurements."""
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
+
+
+def tables_of(measured: dict[str, Any], results: set[tuple[Any, ...]]) -> Iterator[Table]:
+    """One for each format and type of x."""
+    kinds = dict.fromkeys((row["format"], row["x"]) for row in measured["rows"])
+    for name, x in kinds:
+        yield Table(FORMATS[name], x, measured["rows"], results, measured["sms"])
+
+
+def rows_of(table: Table, fitted: Fitted) -> Iterator[list[Any]]:
+    """Those of the data file."""
+    for i in sorted(fitted.keep, key=lambda i: table.configs[i]):
+        numbers = round(float(fitted.fixed[i]), 3), round(float(fitted.k_block[i]), 4)
+        yield [table.x, *map(int, table.configs[i][:5]), *numbers]
+
+
+def fit(measured: dict[str, Any], results: set[tuple[Any, ...]]) -> dict[str, Any]:
+    """The document of configs/prefill_sm90.json. results: (format, N, K, M) of the rows that may lose least."""
+    tables = list(tables_of(measured, results))
+    model = constants([table for table in tables if table.x == "half"])
+    formats: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(table.format.name for table in tables):
+        half, bf16 = (next(t for t in tables if (t.format.name, t.x) == (name, x)) for x in ("half", "bf16"))
+        of_half, of_bf16 = select(half, model, OF_HALF), select(bf16, model, [VARIANTS - count for count in OF_HALF])
+        pairs = [(of_half[count], of_bf16[VARIANTS - count]) for count in OF_HALF]
+        best = min(pairs, key=lambda pair: max(worst(half, model, pair[0])[1], worst(bf16, model, pair[1])[1]))
+        formats[name] = []
+        for table, fitted in zip((half, bf16), best, strict=True):
+            on_rows, elsewhere, mean = worst(table, model, fitted)
+            rows = f"on rows of the results {on_rows:.1%} at most, " if on_rows > -1 else ""
+            regrets = f"regret {rows}elsewhere {elsewhere:.1%}, on average {mean:.1%}"
+            print(f"{name} of {table.x}: {len(fitted.keep)} configs; {regrets}", flush=True)
+            formats[name] += rows_of(table, fitted)
+    return {
+        "gpu": measured["gpu"], "model": model._asdict(),
+        "tiles": {name: tile_facts(FORMATS[name]) for name in formats},
+        "columns": COLUMNS, "formats": formats,
+    }  # fmt: skip
+
+
+def write(document: dict[str, Any]) -> None:
+    """Replace the data file, a config a line."""
+    lines = []
+    for line in json_lines({**document, "formats": {}}):
+        if line.startswith('  "formats"'):
+            break
+        lines.append(line)
+    lines.append('  "formats": {')
+    names = list(document["formats"])
+    for name in names:
+        rows = document["formats"][name]
+        lines.append(f'    "{name}": [')
+        lines += [f"      {json.dumps(row)}{',' * (row is not rows[-1])}" for row in rows]
+        lines.append(f"    ]{',' * (name != names[-1])}")
+    configs.path(DATA).write_text("\n".join([*lines, "  }", "}"]) + "\n")
+    configs.read.cache_clear()
