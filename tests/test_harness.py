@@ -12,7 +12,9 @@ from harness import Lanes, device_array, to_device
 from numpy.testing import assert_array_equal
 from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, each
 
+import qgemm
 from qgemm.codec.format import Format
+from qgemm.cuda.jit import sources
 from qgemm.cuda.layout import tile as tiles
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
@@ -188,3 +190,31 @@ def test_words_of_a_tile_and_back(fmt):
         harness.check_guards(device)
         joined = np.concatenate([expected[name].view(np.uint8).reshape(count, -1) for name in fmt.slots], axis=1)
         assert_array_equal(device.reshape(count, size)[:, :used], joined)
+
+
+# ---------------------------------------------------------------- lies
+
+LIES = (
+    # header                       truth                lie                    what notices it
+    ("formats/q4_0.cuh",           "8>",                "7>",                  "q4_0", test_levels),
+    ("codes/nibbles.cuh",          "HIGH_ROW_SHIFT = 4", "HIGH_ROW_SHIFT = 8", "q4_1", test_fragments),
+    ("codes/nibbles.cuh",          "CODE_BIAS = ZERO",  "CODE_BIAS = 0",       "q4_0", test_fragments),
+    ("codes/half_scales.cuh",      "this->m[m16]",      "this->d[m16]",        "q5_1", test_scales_and_minimums),
+    ("codes/six_bit_scales.cuh",   "p < 2 ? 0 : 2",     "p < 2 ? 0 : 1",       "q4_k", test_scales_and_minimums),
+    ("codes/overlapping.cuh",      "word >> 8;",        "word >> 4;",          "q6_k", test_levels),
+    ("codes/overlapping.cuh",      "<< ABOVE * (step",  "<< (step",            "q6_k", test_words_of_a_tile_and_back),
+    ("formats/mxfp4.cuh",          "(e << 21)",         "(e << 22)",           "mxfp4", test_scales_and_minimums),
+    ("codes/codebook.cuh",         "30, 2 * word",      "30, word",            "kbit3", test_levels),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("header", "truth", "lie", "name", "notices"), LIES, ids=lambda value: str(value)[:24])
+def test_a_lie_in_a_header_is_noticed(header, truth, lie, name, notices, monkeypatch):
+    """One number of a header changed: the test that holds it fails."""
+    text = (sources.kernels_dir() / header).read_text()
+    assert truth in text
+    changed = {header: text.replace(truth, lie)}
+    monkeypatch.setitem(globals(), "lanes_of", cache(lambda fmt: Lanes(fmt, changed)))
+    fmt = qgemm.FORMATS[name]
+    with pytest.raises(AssertionError):
+        notices(fmt) if notices is test_words_of_a_tile_and_back else notices(fmt, 4)

@@ -24,6 +24,8 @@ from qgemm.cuda.kernels import transforms
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
 
+Q8_1 = qgemm.FORMATS["q8_1"]
+
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 both_ways = pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 kernel = cache(Kernel)
@@ -203,6 +205,50 @@ def test_products_of_quantized_activations(fmt, tokens, backwards):
     row_blocks, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
     gemv(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
     helpers.assert_a8(y, x, w)
+
+
+# ---------------------------------------------------------------- activations
+
+X_DTYPES = {"float": np.float32, "half": np.float16}
+
+
+def some_activations(kind):
+    """[3, 320]: ordinary rows, subnormal scales, zeros, a NaN and an infinity."""
+    x = helpers.normal(3, 320, seed=6)
+    x[1, :96] *= np.float32(2.0**-20)
+    x[1, 96:128], x[2, 5], x[2, 70] = 0, np.nan, np.inf
+    return x.astype(X_DTYPES[kind])
+
+
+@both_ways
+@pytest.mark.parametrize("kind", X_DTYPES)
+def test_activations_become_q8_1(kind, backwards):
+    """quantize_activations: the bytes of NumPy, in the order of the weights; zeros beyond k."""
+    x = some_activations(kind)
+    with np.errstate(all="ignore"):
+        expected = in_k_blocks(Q8_1.encode(x.astype(np.float32).reshape(-1, 32)).reshape(len(x), -1))
+    found = device_array(expected.shape, activations.DTYPE)
+    quantize = kernel("quantize_activations", In=kind)
+    quantize((len(x), 1), 128, to_device(x), found, x.shape[1], len(x), backwards=backwards)
+    for name in ("qs", "padding"):
+        assert_array_equal(found[name], expected[name])
+    assert_array_equal(found["ds"], expected["ds"])
+
+
+@pytest.mark.parametrize("kind", X_DTYPES)
+def test_q8_1_becomes_activations(kind):
+    """dequantize_activations and round_activations: d * q, as NumPy decodes the blocks."""
+    x = some_activations(kind)[:2]
+    blocks = Q8_1.encode(x.astype(np.float32).reshape(-1, 32)).reshape(len(x), -1)
+    expected = Q8_1.dequantize(blocks).astype(x.dtype)
+    for name, source, types in (
+        ("dequantize_activations", in_k_blocks(blocks), {"Out": kind}),
+        ("round_activations", x, {"In": kind, "Out": kind}),
+    ):
+        found = device_array(x.shape, x.dtype)
+        grid = (len(x), 1) if name == "dequantize_activations" else (-(-x.size // 1024), 1)
+        kernel(name, **types)(grid, 128, to_device(source), found, x.shape[1], len(x))
+        assert_array_equal(found, expected)
 
 
 def test_an_encoder_writes_every_bit_of_its_codes():

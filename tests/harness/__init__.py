@@ -169,8 +169,11 @@ class Lanes:
         "HIGH_ROW_SHIFT", "CODES_ARE_LEVELS", "TABLE_BYTES", "TILE_SIZE", "FIELDS_SIZE", "CODES_SIZE",
     )  # fmt: skip
 
-    def __init__(self, fmt: Format) -> None:
-        self.library = library(f'{codegen.preamble(fmt)}#include "{FOLDER / "lanes.cpp"}"\n', codegen.headers(fmt))
+    def __init__(self, fmt: Format, changed: Mapping[str, str] = MappingProxyType({})) -> None:
+        """changed: headers to compile in the place of those of kernels/."""
+        self.library = library(
+            f'{codegen.preamble(fmt)}#include "{FOLDER / "lanes.cpp"}"\n', {**codegen.headers(fmt), **changed}
+        )
 
     @property
     def facts(self) -> dict[str, int]:
