@@ -167,14 +167,13 @@ def test_codebooks(fmt, kind, data):
 
 @both_ways
 @each(EVERY_TILED)
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_products_in_float32(fmt, tokens, backwards):
+def test_products_in_float32(fmt, backwards):
     """gemv_simt: exact levels, float32 sums."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
-    m, (n, k) = 3 if tokens == 4 else 1, w.shape
+    m, (n, k) = 3, w.shape
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
-    gemv = kernel("gemv_simt", fmt, In="float", Out="float", TOKENS=tokens, WARP_SPLIT_K=4)
+    gemv = kernel("gemv_simt", fmt, In="float", Out="float", TOKENS=4, WARP_SPLIT_K=4)
     row_blocks = -(-n // tiles.ROWS)
     gemv(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
     assert (np.abs(y - helpers.exact(x, w)) <= helpers.product_bound(x, w, np.dtype(np.float32))).all()
@@ -194,14 +193,13 @@ def in_k_blocks(blocks):
 
 @both_ways
 @each(EVERY_INTEGER)
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_products_of_quantized_activations(fmt, tokens, backwards):
+def test_products_of_quantized_activations(fmt, backwards):
     """gemv_dp4a: integer dots by dp4a, of the bytes of a header."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
-    m, (n, k) = 3 if tokens == 4 else 1, w.shape
+    m, (n, k) = 3, w.shape
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
-    gemv = kernel("gemv_dp4a", fmt, Out="float", TOKENS=tokens, WARP_SPLIT_K=4)
+    gemv = kernel("gemv_dp4a", fmt, Out="float", TOKENS=4, WARP_SPLIT_K=4)
     row_blocks, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
     gemv(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
     helpers.assert_a8(y, x, w)

@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -73,23 +74,32 @@ def library(source: str, headers: Mapping[str, str] = MappingProxyType({})) -> c
         *(f"-I{folder}" for folder in folders),
     ]
     facts = (command, _sources_digest(), source, sorted(headers.items()))
-    folder = Path(tempfile.gettempdir()) / f"qgemm-harness-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    made = folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
-    with open(made.with_suffix(".lock"), "w") as lock:
+    made = _folder() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
+    with open(made.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=_folder()) as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits and finds the library
         if not made.exists():
-            unit, partial, beside = made.with_suffix(".cpp"), made.with_suffix(".partial"), made.with_suffix("")
-            unit.write_text(source)
-            for name, text in headers.items():
-                (beside / name).parent.mkdir(parents=True, exist_ok=True)
-                (beside / name).write_text(text)
-            command[1:1] = [f"-I{beside}"]  # headers made in memory come first
+            for name, text in {**headers, "unit.cpp": source}.items():
+                path = Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            command[1:1] = [f"-I{folder}"]  # headers made in memory come first
+            unit, partial = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
             done = subprocess.run([*command, unit, "-o", partial], capture_output=True, text=True)
             if done.returncode:
                 raise HostCompileError(done.stderr)
             os.replace(partial, made)
     return ctypes.CDLL(str(made))
+
+
+@cache
+def _folder() -> Path:
+    """Where libraries are kept; what is older than a day goes."""
+    folder = Path(tempfile.gettempdir()) / f"qgemm-harness-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for path in folder.iterdir():
+        if path.is_file() and path.stat().st_mtime < time.time() - 24 * 3600:
+            path.unlink(missing_ok=True)
+    return folder
 
 
 @cache
