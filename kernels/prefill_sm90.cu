@@ -117,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
                  qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, i64 n, i64 k, int m,
                  const __grid_constant__ qgemm::StreamK stream_k) {
     using namespace qgemm;
-    static_assert(Prefill::TileFormat::TABLE_BYTES + sizeof(Smem<Prefill>) <= Prefill::SHARED,
-                  "the stages do not fit the shared memory that the host asks for");
+    static_assert(Prefill::TileFormat::TABLE_BYTES + sizeof(Smem<Prefill>) == Prefill::SMEM_BYTES,
+                  "shared memory differs from what the host asks for");
     extern __shared__ __align__(1024) unsigned char bytes[];
     // The shuffle keeps ptxas from computing the address anew for every use.
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Prefill::TileFormat::TABLE_BYTES;

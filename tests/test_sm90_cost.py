@@ -18,6 +18,7 @@ from strategies import EDGES, EVERY_TILED, TILED, each
 
 import qgemm
 from qgemm.cuda import configs
+from qgemm.cuda.jit import codegen, nvrtc
 from qgemm.cuda.kernels import routes, sm90_config, sm90_cost
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
@@ -63,12 +64,27 @@ def test_configs_fit_every_format(fmt, x):
         template = sm90_config.prefill_template(fmt, config, x)
         assert config.fits(fmt)
         assert min(fixed_us, k_block_us) > 0
-        assert template["SHARED"] <= sm90_config.SHARED
+        assert template["SMEM_BYTES"] <= sm90_config.SHARED
         assert template["STAGES"] > config.wg_split_k  # each warpgroup may keep one and wait for another
         assert config.tokens % 16 == config.tokens % config.epi_tile == 0
         assert config.tokens <= 256  # of one instruction, and of a tensor map's box
         assert config.threads <= 1024
         assert config.tokens // config.epi_tile * config.row_blocks * max(SMS) <= sm90_config.MAX_PARTIALS
+
+
+@pytest.mark.compiles
+@each(TILED)
+def test_shared_memory_is_what_the_kernel_lays_out(fmt):
+    """smem_bytes against sizeof(Smem), of every config: one unit asserts them all."""
+    lines = [f'#include "formats/{fmt.name}.cuh"', '#include "sm90/smem.cuh"']
+    for config in {row.config for x in ("half", "bf16") for row in sm90_cost.measured(fmt, x)}:
+        template = sm90_config.prefill_template(fmt, config, "half")
+        name = f"Config_{len(lines)}"
+        lines.append(codegen.config(fmt, **template).replace("struct Config", f"struct {name}"))
+        size = f"qgemm::{name}::Format<1>::TABLE_BYTES + sizeof(qgemm::Smem<qgemm::Sm90<qgemm::{name}>>)"
+        lines.append(f'static_assert({size} == {template["SMEM_BYTES"]}, "{config}");')
+    assert len(lines) > 3
+    nvrtc.compile_cubin("\n".join(lines), "sm_90a", codegen.headers(fmt))
 
 
 def test_a_config_whose_stages_leave_no_room_for_its_reduction_does_not_fit():

@@ -2,8 +2,8 @@
 //
 // Config: Format, KBlock, K_BLOCKS; In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES,
 // FIELD_STAGES (of fields, where a stage is less than a tile), SINGLE_TILE (at most one work tile per CTA, so that
-// reduction and epilogue alias the pipeline's smem), EPI_TILE (tokens reduced and stored at a time), SHARED (bytes of
-// shared memory), MAX_PARTIALS, ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX
+// reduction and epilogue alias the pipeline's smem), EPI_TILE (tokens reduced and stored at a time), SMEM_BYTES
+// (dynamic shared memory), MAX_PARTIALS, ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX
 // (row_exponent.cuh), ARRIVALS (of a warp that releases a stage: 1, or 32 for racecheck, which does not see the order
 // that __syncwarp makes).
 #pragma once

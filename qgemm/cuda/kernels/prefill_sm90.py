@@ -16,7 +16,7 @@ from qgemm.cuda.problem import Problem
 
 from . import sm90_cost
 from .kernel import Kernel
-from .sm90_config import MAX_PARTIALS, PARTIAL, Sm90Config, prefill_template
+from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template
 from .sm90_grid import PAIR, Grid, grid_of
 
 FLAG = 4  # bytes of what says that a part is complete
@@ -52,10 +52,14 @@ class PrefillLaunch:
             of_y, units, p.sms, config.single_tile, config.row_blocks * config.unit(p.format) // tiles.K_BLOCK
         )
         assert not (config.single_tile and of_y > grid.ctas)
-        function, block, shared = load("prefill_sm90", p.format, **template), config.threads, int(template["SHARED"])
+        function, block, shared = (
+            load("prefill_sm90", p.format, **template),
+            config.threads,
+            int(template["SMEM_BYTES"]),
+        )
         self._size = 0  # of the workspace
         if grid.whole < of_y and grid.cluster_split_k != PAIR:
-            size = grid.ctas * config.row_blocks * tiles.ROWS * config.tokens * PARTIAL
+            size = grid.ctas * config.row_blocks * tiles.ROWS * config.tokens * SUM
             self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
         self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, config.tokens))
         self._x, self._device = 0, p.device

@@ -11,9 +11,9 @@ from qgemm.cuda.layout.row_scale import range_of
 from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dtype
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
-PARTIAL = 4  # bytes of a sum
-EPI_BYTES = PARTIAL * (ROWS + 4)  # bytes of a token of a row_block before it is stored
-BARRIERS = 1 << 10  # bytes of them, and of alignment
+SUM = 4  # bytes of an accumulator
+EPI_TOKEN = SUM * (ROWS + 4)  # bytes of a token of a row_block before it is stored
+BARRIER = 8  # bytes of an mbarrier
 MAX_STAGES = 12  # stages of a pipeline at most
 MAX_PARTIALS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
 ARRIVALS = 1  # of a warp that has read a stage; see the kernel
@@ -71,35 +71,57 @@ def x_bytes(config: Sm90Config) -> int:
     return config.k_blocks_per_stage * config.tokens * K_BLOCK * 2
 
 
+def partial_bytes(config: Sm90Config) -> int:
+    """Partial of kernels/sm90/smem.cuh: sums of an epilogue tile of a row_block, of the other warpgroups along K."""
+    return max(config.wg_split_k - 1, 1) * config.epi_tile * ROWS * SUM
+
+
+def inbox_bytes(config: Sm90Config) -> int:
+    """PeerInbox: what the peer CTA sends, sums of half of a row_block's epilogue tiles."""
+    return -(-config.tokens // config.epi_tile // 2) * config.epi_tile * ROWS * SUM
+
+
 def single_tile_bytes(config: Sm90Config) -> int:
     """Shared memory that reduction and epilogue of a single tile take in the place of all stages of x."""
     if not config.single_tile:
         return 0
-    partials = config.tokens * ROWS * PARTIAL * max(config.wg_split_k - 1, 1)
-    inbox = -(-config.tokens // config.epi_tile // 2) * config.epi_tile * ROWS * PARTIAL
-    return config.row_blocks * (partials + config.wg_split_k * config.epi_tile * EPI_BYTES + inbox)
+    partials = config.tokens // config.epi_tile * partial_bytes(config)
+    epilogue = config.wg_split_k * config.epi_tile * EPI_TOKEN
+    return config.row_blocks * (partials + epilogue + inbox_bytes(config))
 
 
 def stages_of(fmt: Format, config: Sm90Config) -> int:
     """Stages of the pipeline: as many as fit, at most `max_stages`."""
-    return next((n for n in range(config.max_stages, 0, -1) if memory_bytes(fmt, config, n) <= SHARED), 0)
+    return next((n for n in range(config.max_stages, 0, -1) if smem_bytes(fmt, config, n) <= SHARED), 0)
 
 
-def memory_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
-    """Shared memory of a CTA with so many stages, as `Smem` in kernels/sm90/smem.cuh lays it out."""
-    along, dtype = k_blocks(fmt), tile_dtype(fmt)
-    codes = dtype["k_blocks"].base.itemsize
-    fields = dtype.itemsize - along * codes
-    weights = config.k_blocks_per_stage * codes + config.k_blocks_per_stage // along * fields
-    reduce_smem = (
-        0 if config.single_tile else config.epi_tile * max((config.wg_split_k - 1) * ROWS * PARTIAL, EPI_BYTES)
-    )
-    return (
-        table_bytes(fmt)
-        + stages * (x_bytes(config) + config.row_blocks * weights)
-        + config.row_blocks * (field_stages(fmt, config, stages) * fields + reduce_smem)
-        + BARRIERS
-    )
+def smem_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
+    """Shared memory of a CTA: the table of levels, and Smem of kernels/sm90/smem.cuh, to the byte."""
+    x, row_blocks = stages * x_bytes(config), config.row_blocks
+    if config.single_tile:
+        x = max(x, single_tile_bytes(config))
+    else:
+        x = max(x, row_blocks * inbox_bytes(config))
+        x += row_blocks * max(partial_bytes(config), config.epi_tile * EPI_TOKEN)
+    full = config.wg_split_k // gcd(stages, config.wg_split_k) * stages
+    barriers = full + stages + row_blocks * config.wg_split_k
+    return table_bytes(fmt) + aligned(x + row_blocks * pipeline_bytes(fmt, config, stages) + barriers * BARRIER)
+
+
+def pipeline_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
+    """SmemPipeline: W of a row_block in so many stages."""
+    along, tile = k_blocks(fmt), tile_dtype(fmt)
+    if config.k_blocks_per_stage % along == 0:
+        return stages * config.k_blocks_per_stage // along * tile.itemsize
+    codes = tile["k_blocks"].base.itemsize
+    fields = tile.itemsize - along * codes
+    slots = field_stages(fmt, config, stages)
+    return aligned(stages * config.k_blocks_per_stage * codes + slots * (fields + BARRIER))
+
+
+def aligned(count: int) -> int:
+    """Bytes of a struct that holds 16-byte values."""
+    return -(-count // 16) * 16
 
 
 def field_stages(fmt: Format, config: Sm90Config, stages: int) -> int:
@@ -128,7 +150,7 @@ def prefill_template(fmt: Format, config: Sm90Config, source: str) -> Template:
         "FIELD_STAGES": field_stages(fmt, config, stages),
         "SINGLE_TILE": int(config.single_tile),
         "EPI_TILE": config.epi_tile,
-        "SHARED": memory_bytes(fmt, config, stages),
+        "SMEM_BYTES": smem_bytes(fmt, config, stages),
         "MAX_PARTIALS": MAX_PARTIALS,
         "ROW_SCALE_LEVEL": unit.level,
         "ROW_SCALE_HEADROOM": unit.above,
