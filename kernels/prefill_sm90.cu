@@ -69,10 +69,13 @@ struct Consumer {
     }
 };
 
+// address: of Smem, in shared memory. Not a reference: its alignment, once known, moves address arithmetic behind the
+// waits for stages.
 template <class Config>
-__device__ __forceinline__ void prefill(Smem<Config>& smem, const TensorMap* x, const typename Config::Tile* tiles,
+__device__ __forceinline__ void prefill(u32 address, const TensorMap* x, const typename Config::Tile* tiles,
                                         const Epilogue& epilogue, Workspace<Config::MAX_PARTIALS>* workspace, i64 n,
                                         i64 k, int m, const StreamK& stream_k) {
+    Smem<Config>& smem = *static_cast<Smem<Config>*>(__cvta_shared_to_generic(address));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
     if (warp == Config::WARP_INIT) {
         if (elect_sync()) smem.init();
@@ -122,6 +125,5 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     extern __shared__ __align__(1024) unsigned char bytes[];
     // The shuffle keeps ptxas from computing the address anew for every use.
     const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Prefill::TileFormat::TABLE_BYTES;
-    prefill(*static_cast<Smem<Prefill>*>(__cvta_shared_to_generic(address)), &x, tiles, epilogue, workspace, n, k, m,
-            stream_k);
+    prefill<Prefill>(address, &x, tiles, epilogue, workspace, n, k, m, stream_k);
 }
