@@ -16,7 +16,8 @@ from harness import Kernel, device_array, to_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_INTEGER, EVERY_TILED, each, values
+from q8_1_blocks import in_k_blocks
+from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, each, values
 
 import qgemm
 from qgemm.cuda.jit import codegen
@@ -164,9 +165,15 @@ def test_codebooks(fmt, kind, data):
 
 # ---------------------------------------------------------------- products
 
+# One format of each kind: zero, minimum, super-block with either, exponent, table, long groups. Of the others the same
+# functions run in test_harness.py and test_harness_mma.py.
+KINDS = [
+    fmt for fmt in EVERY_TILED if fmt.name in ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit3", "u4_g128", "u8_g256")
+]
+
 
 @both_ways
-@each(EVERY_TILED)
+@each(KINDS)
 def test_products_in_float32(fmt, backwards):
     """gemv_simt: exact levels, float32 sums."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
@@ -179,20 +186,8 @@ def test_products_in_float32(fmt, backwards):
     assert (np.abs(y - helpers.exact(x, w)) <= helpers.product_bound(x, w, np.dtype(np.float32))).all()
 
 
-def in_k_blocks(blocks):
-    """Q8_1 blocks [m, k / 32] -> device activations [k / 64, m], the codes of a lane side by side; zeros beyond k."""
-    m, count = blocks.shape
-    padded = np.zeros((m, -(-count // activations.BLOCKS) * activations.BLOCKS), blocks.dtype)
-    padded[:, :count] = blocks
-    found = np.zeros((m, padded.shape[1] // activations.BLOCKS), activations.DTYPE)
-    found["qs"] = padded["qs"].reshape(*found["qs"].shape)[..., activations.ORDER]
-    for i, name in enumerate("ds"):
-        found["ds"][..., i] = padded[name].reshape(*found.shape, activations.BLOCKS)
-    return found.T
-
-
 @both_ways
-@each(EVERY_INTEGER)
+@each([fmt for fmt in KINDS if fmt.integer])
 def test_products_of_quantized_activations(fmt, backwards):
     """gemv_dp4a: integer dots by dp4a, of the bytes of a header."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))

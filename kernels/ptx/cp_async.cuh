@@ -7,7 +7,11 @@ namespace qgemm {
 
 // 16 bytes, or zeros if not `inside`.
 __device__ inline void cp_async_16(u32 to, const void* from, bool inside) {
+#ifdef __CUDA_ARCH__
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+#else
+    inside ? memcpy(host_shared(to), from, 16) : memset(host_shared(to), 0, 16);
+#endif
 }
 
 // cp.async.mbarrier.arrive.noinc (sm_90): the thread's earlier cp_async_16 are one arrival when they are complete.
@@ -16,12 +20,18 @@ __device__ inline void cp_async_mbarrier_arrive(u32 barrier) {
 }
 
 // cp.async.commit_group: the thread's copies since the last commit are one group.
-__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
 
 // cp.async.wait_group: at most N of the thread's groups are still under way.
 template <int N>
 __device__ inline void cp_async_wait() {
+#ifdef __CUDA_ARCH__
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
 }
 
 }  // namespace qgemm

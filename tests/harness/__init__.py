@@ -13,6 +13,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -34,6 +35,8 @@ SHIM = FOLDER / "shim"
 OF_TESTS = FOLDER.parent / "data" / "kernels"  # headers of tests/formats_of_tests.py
 # -ffp-contract=off: a product and a sum stay two roundings, as the intrinsics that ask for them promise.
 OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+# A declaration that is none in C++: shared memory is static, and nothing is both extern and static.
+DYNAMIC_SMEM = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];")
 GUARD = 64  # bytes on each side of an array that a kernel must leave alone
 GUARDED = 0xA5
 
@@ -147,9 +150,11 @@ class Kernel:
     """
 
     def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
+        text = (sources.kernels_dir() / f"{name}.cu").read_text()
+        file = {f"{name}.cu": DYNAMIC_SMEM.sub(r"auto& \1 = host_dynamic_smem;", text)}
         source = codegen.compose(name, fmt, **template)
         entry = f'#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<::{name}>::grid; }}\n'
-        self.library = library(f"{source}\n{entry}", codegen.headers(fmt))
+        self.library = library(f"{source}\n{entry}", {**codegen.headers(fmt), **file})
         self.entry = ctypes.c_void_p.in_dll(self.library, "grid_of_kernel").value
 
     def __call__(self, grid: tuple[int, int] | int, threads: int, *arguments: Any, backwards: bool = False) -> None:

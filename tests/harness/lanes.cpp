@@ -111,7 +111,6 @@ struct Lanes {
 extern "C" {
 #define EXPORT(NAME)                 \
     auto* NAME##_1 = Lanes<1>::NAME; \
-    auto* NAME##_2 = Lanes<2>::NAME; \
     auto* NAME##_4 = Lanes<4>::NAME
 EXPORT(levels);
 EXPORT(fragment);

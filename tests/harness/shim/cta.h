@@ -4,6 +4,8 @@
 
 #include <ucontext.h>
 
+#include "small_float.h"
+
 class Cta {
 public:
     // Runs kernel() for each of `threads` threads of CTA `block` of `grid`. backwards: the last thread first, so that
@@ -40,6 +42,17 @@ public:
         memcpy(&found, &fibers[thread / 32 * 32 + from].shown, sizeof(T));
         wait_for_warp();
         return found;
+    }
+
+    // The values of all lanes of the warp, for an instruction that all of them execute together.
+    template <class T>
+    void gather(const T& own, T (&all)[32]) {
+        const unsigned thread = threadIdx.x;
+        fibers[thread].shown = reinterpret_cast<uint64_t>(&own);
+        wait_for_warp();
+        for (int lane = 0; lane < 32; ++lane)
+            all[lane] = *reinterpret_cast<const T*>(fibers[thread / 32 * 32 + lane].shown);
+        wait_for_warp();
     }
 
     static Cta*& running() {
@@ -116,4 +129,42 @@ inline T __shfl_xor_sync(unsigned, T value, int lanes) {
 template <class T>
 inline T __shfl_sync(unsigned, T value, int from, int width = 32) {
     return Cta::running()->shuffle(value, int(threadIdx.x) % 32 / width * width + from % width);
+}
+
+// mma.sync, m16n8kK: c += a @ b. Register i of operand A has rows g (even i) and g + 8, of B column g; each word has PER
+// values of consecutive k, which value(word, number) gives.
+template <int K, int PER, class Sum, class A, class B, class Value>
+void host_mma(Sum (&c)[4], const A& a, const B& b, Value value) {
+    struct Operands {
+        A a;
+        B b;
+    } all[32];
+    Cta::running()->gather({a, b}, all);
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+        decltype(value(0u, 0)) sum = c[i];
+        const int row = g + i / 2 * 8, column = 2 * t + i % 2;
+        for (int k = 0; k < K; ++k) {
+            const int quad = k / PER % 4, part = k / PER / 4;
+            sum += value(all[row % 8 * 4 + quad].a.word[2 * part + row / 8], k % PER) *
+                   value(all[column * 4 + quad].b.word[part], k % PER);
+        }
+        c[i] = Sum(sum);
+    }
+}
+inline double host_half(unsigned word, int i) { return small_float<5>::value_of(word >> 16 * i); }
+inline double host_bf16(unsigned word, int i) { return small_float<8>::value_of(word >> 16 * i); }
+inline int host_s8(unsigned word, int i) { return int8_t(word >> 8 * i); }
+template <int N>
+struct Words {
+    unsigned word[N];
+};
+
+// ldmatrix.x4: lane i has the address of row i % 8 of matrix i / 8 of 8 x 8 values of 16 bits.
+inline void host_ldmatrix_x4(unsigned (&to)[4], unsigned row) {
+    unsigned rows[32];
+    Cta::running()->gather(row, rows);
+    const int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; ++i)
+        memcpy(&to[i], static_cast<char*>(host_shared(rows[8 * i + lane / 4])) + 4 * (lane % 4), 4);
 }

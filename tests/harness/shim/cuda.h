@@ -118,15 +118,30 @@ inline T __ldcs(const T* from) {
     return *from;
 }
 template <class T>
+inline T __ldcg(const T* from) {
+    return *from;
+}
+template <class T>
 inline void __stcs(T* to, T value) {
     *to = value;
 }
-inline size_t __cvta_generic_to_shared(const void* pointer) { return reinterpret_cast<size_t>(pointer); }
+// An address in shared memory has 32 bits: those from host_dynamic_smem on, and back.
+inline size_t __cvta_generic_to_shared(const void* pointer) {
+    return static_cast<const unsigned char*>(pointer) - host_dynamic_smem;
+}
+inline void* host_shared(unsigned address) { return host_dynamic_smem + int(address); }
 // The threads of a CTA take turns on one host thread: nothing else writes between the load and the store.
 template <class T>
 inline T atomicOr(T* to, T value) {
     const T before = *to;
     *to |= value;
+    return before;
+}
+inline void __threadfence() {}
+template <class T, class U>
+inline T atomicAdd(T* to, U value) {
+    const T before = *to;
+    *to += value;
     return before;
 }
 template <class T>

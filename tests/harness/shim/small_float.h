@@ -30,8 +30,11 @@ struct small_float {
             size = fraction ? NAN : INFINITY;
         else if (exponent == 0)
             size = ldexp(fraction, LEAST - FRACTION_BITS);
-        else
-            size = ldexp((1 << FRACTION_BITS) + fraction, exponent - BIAS - FRACTION_BITS);
+        else {  // the fields of a double, far faster than ldexp
+            const unsigned long long wide = (unsigned long long)(exponent - BIAS + 1023) << 52 |
+                                            (unsigned long long)fraction << (52 - FRACTION_BITS);
+            memcpy(&size, &wide, sizeof(size));
+        }
         return bits & 0x8000 ? -size : size;
     }
 };
