@@ -1,9 +1,8 @@
-// What the formats with a codebook share: w = absmax * codebook[q].
+// Codebooks: w = absmax * codebook[q].
 //
-// Levels are looked up two or four at a time in a table in shared memory, rounded to the type of the tensor cores'
-// operand (half: 2^-11 of a level at most, times a power of two that brings them into its range). A kernel that asks
-// for them leaves the first TABLE_BYTES of its dynamic memory to the table and begins by filling it. `levels` are
-// exact.
+// Levels are looked up two or four at a time in a table in shared memory, rounded to the type of operand A (half: by
+// 2^-11 of a level at most, times a power of two that brings them into its range). The table takes the first
+// TABLE_BYTES of dynamic shared memory; a kernel fills it first. `levels` are exact.
 #pragma once
 
 #include "codes/half_scales.cuh"
@@ -38,7 +37,7 @@ struct Codebook : Fields {
         return f;
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return codes_f16(codes, step); }
-    // As floats, from memory.
+    // As floats, from global memory.
     static __device__ FloatFragment levels(const Codes& codes, int step) {
         FloatFragment found;
 #pragma unroll
@@ -79,7 +78,7 @@ private:
     static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS,
                   "copies of an entry lie in one row or half a row of banks");
 
-    // Where in the table this lane finds its entry of number i.
+    // Offset into the table of entry number i, in this lane's copy.
     static __device__ u32 offset(const Codes& codes, int i) {
         const u32 copy = laneid() % Book::COPIES * (4 * PAIRS);
         if (i < WHOLE)
@@ -89,13 +88,13 @@ private:
         for (int word = 0; word < BITS; ++word) found |= moved<2>(codes.planes[word], 30, 2 * word);
         return found;
     }
-    // COUNT bits of a word as bits of an index, in its place in an offset.
+    // COUNT bits of a word, moved to where an offset has the index.
     template <int COUNT>
     static __device__ u32 moved(u32 word, int from, int to) {
         to += ROW_BITS;
         return (from > to ? word >> (from - to) : word << (to - from)) & (((1u << COUNT) - 1) << to);
     }
-    // The level of an index's code of number i.
+    // The level of code number i of an index.
     static __device__ float level(u32 index, int i) { return Book::level(index >> BITS * i & (Book::CODES - 1)); }
 };
 

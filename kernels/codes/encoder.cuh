@@ -1,11 +1,11 @@
 // Encoders: a block's 32 values, eight in each of four lanes, into codes and scales. Twin of qgemm/codec/scales.py.
 //
-// A format's Encoder is made of a lane's values and has
+// An Encoder is constructed from a lane's values and has
 //     code(x)              the code of one of them, in the lowest byte of a word
 //     decode(code)         the weight that it stands for, for the error
-//     holds()              whether the block has room for the scales; of infinite values it has not
+//     holds()              whether the scales fit the block: they are finite
 //     write(block, codes)  the lane's share of a block, from its codes, four in a word
-// What NumPy rounds twice is rounded twice here: __fmul_rn and __fadd_rn are not contracted to one.
+// NumPy rounds products and sums separately, so do __fmul_rn and __fadd_rn: they are not contracted.
 #pragma once
 
 #include "codes/quantize.cuh"
@@ -19,7 +19,7 @@ using LaneCodes = const u32 (&)[LANE_VALUES / 4];
 __device__ inline int block_lane() { return threadIdx.x % BLOCK_LANES; }
 __device__ inline bool is_finite(half value) { return (__half_as_ushort(value) & 0x7c00) != 0x7c00; }
 
-// ---------------------------------------------------------------- of all values of a block
+// ---------------------------------------------------------------- extremes of a block
 
 // The first value that none of them beats.
 template <class Beats>
@@ -61,7 +61,7 @@ struct Steps {
 
 // ---------------------------------------------------------------- a block's bytes
 
-// A word to where nothing but the block's own alignment is known.
+// Stores a word at the alignment of the block.
 template <class Block>
 __device__ void store_word(u8* to, u32 word) {
     if constexpr (alignof(Block) == 2) {

@@ -1,5 +1,5 @@
-// Codes of five and six bits: of a step, a lane has a word of bytes in which those of two rows overlap, and a part of a
-// word of the rest. Twin of qgemm/codec/layouts/overlapping.py, which says how they lie there.
+// Codes of five and six bits, overlapping in bytes: per step a lane has a word of four bytes, each with the codes of
+// rows g and g + 8, and a part of a word with the bits where they overlap. Twin of qgemm/codec/layouts/overlapping.py.
 #pragma once
 
 #include "fragment.cuh"
@@ -11,10 +11,10 @@ namespace qgemm {
 template <int BITS>
 struct Overlapping {
     static constexpr int ABOVE = BITS - 4, SHIFT = 8 - BITS, OVERLAP = 2 * ABOVE;
-    static constexpr int WORDS = K_BLOCK / 16, STEPS = WORDS / ABOVE;  // of a k_block; that share a word of the rest
+    static constexpr int WORDS = K_BLOCK / 16, STEPS = WORDS / ABOVE;  // steps of a k_block, of a word of the rest
     static constexpr u32 CODE = (1 << BITS) - 1, BYTES = 0x01010101, HALVES = 0x00010001;
 
-    // The word of the rest as a step meets it, further bytes down.
+    // The word of the rest, rotated to a step and then by bytes.
     static __device__ u32 turned(u32 rest, int step, int bytes = 0) {
         return __funnelshift_r(rest, rest, OVERLAP * (step % STEPS) + 8 * bytes);
     }
@@ -35,7 +35,7 @@ struct Overlapping {
         return {lop3_xor_and<CODE * BYTES>(word, turned(rest, step)), word >> SHIFT & CODE * BYTES};
     }
 
-    // Side by side -> as in a tile, and back.
+    // Words of nibbles and of the bits above them <-> words of a tile.
     static __device__ void to_tile(u32 (&words)[WORDS], u32 (&rests)[ABOVE]) {
         constexpr u32 UPPER = ((1 << ABOVE) - 1) * BYTES;
         u32 rows[WORDS], made[ABOVE] = {};
@@ -69,7 +69,7 @@ struct Overlapping {
     }
 };
 
-// The codes of a format with five bits, whose fields of them are qs and qh.
+// Five bits in the fields qs and qh.
 template <class Fields, int OF_ZERO>
 struct FiveBits : Fields {
     using Codes = typename Fields::Codes;
@@ -80,7 +80,7 @@ struct FiveBits : Fields {
     static __device__ Fragment fragment(const Codes& codes, int step) {
         return Words::levels(codes.qs[step], codes.qh[0], step, ZERO);
     }
-    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
     static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         return Words::codes_f16(codes.qs[step], codes.qh[0], step);

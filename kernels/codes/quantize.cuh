@@ -8,7 +8,7 @@
 
 namespace qgemm {
 
-// |x|, or NaN: the largest of some numbers, and NaN if one of them is. As bits they compare like integers.
+// |x| as bits, which compare like integers; NaN is above all numbers.
 __device__ inline u32 magnitude_bits(float value) { return __float_as_uint(value) & 0x7fffffff; }
 
 struct Quantizer {
@@ -36,7 +36,7 @@ __device__ inline u32 largest_of_block(const float (&values)[8]) {
     return max(largest, __shfl_xor_sync(~0u, largest, 2));
 }
 
-// A lane's eight of the values of a block, as codes. All lanes of a warp take part.
+// The codes of a lane's eight values, a quarter of a block. All lanes of a warp take part.
 struct QuantizedShare {
     Quantizer quantizer;
     u32 q[2];  // columns 0..3, 4..7

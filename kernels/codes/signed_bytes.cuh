@@ -1,4 +1,4 @@
-// Codes of eight bits, signed: q + 128 in a tile, so that they are halves without further ado.
+// Signed codes of eight bits: a tile holds q + 128, whose bits are a subnormal half as they stand.
 // Twin of qgemm/codec/layouts/signed_bytes.py.
 #pragma once
 
@@ -32,7 +32,7 @@ struct SignedBytes : Fields {
         for (half2& pair : f.a) pair = levels_from<0>(*reinterpret_cast<const u32*>(&pair), CODE_BIAS);
         return f;
     }
-    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
     static constexpr int CODE_BIAS = 128, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 0;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         const u32 row = codes.qs[2 * step], row8 = codes.qs[2 * step + 1];

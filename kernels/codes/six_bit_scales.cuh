@@ -6,13 +6,13 @@
 
 namespace qgemm {
 
-// Those of groups 2 p and 2 p + 1: bytes 0 and 1 of row g, 2 and 3 of row g + 8.
+// Scales and minimums of groups 2 p and 2 p + 1: bytes 0 and 1 of row g, 2 and 3 of row g + 8.
 struct SixBits {
     u32 scales, minimums;
     __device__ SixBits(const u16 (&words)[6][2], int p) {
         const u32* both = reinterpret_cast<const u32*>(words) + p % 2u;
         const u32 first = both[0], second = both[2], rest = both[4];
-        // Of the upper groups four bits are in the rest, and two on top of the lower groups'.
+        // Groups 4 to 7: four bits in the rest, two above the bits of groups 0 to 3.
         const u32 here = p < 2 ? 0x3f3f3f3f : 0x30303030, there = p < 2 ? 0 : 0x0f0f0f0f;
         const int shift = p < 2 ? 0 : 2;
         scales = (first >> shift & here) | (rest & there);
@@ -20,7 +20,7 @@ struct SixBits {
     }
 };
 
-// Of rows g and g + 8, times a power of two.
+// The byte of group `index` of rows g and g + 8, times a power of two.
 __device__ inline half2 six_bit_numbers(u32 bytes, int index, half2 unit) {
     return numbers_from(bytes >> 8 * (index & 1) & 0x003f003f, 0, unit);
 }
@@ -32,7 +32,7 @@ __device__ inline void six_bit_minimum_pairs(u32 (&pairs)[2], const u16 (&words)
     for (int row = 0; row < 2; ++row) pairs[row] = bf16_numbers(__byte_perm(minimums, 0, row ? 0x4342 : 0x4140), 0);
 }
 
-// The scales and minimums of a format whose fields are d, dmin and those words.
+// Scales and minimums from the fields d, dmin and scales.
 template <class Fields>
 struct SixBitScales : Fields {
     static constexpr bool HAS_MINIMUM = true;

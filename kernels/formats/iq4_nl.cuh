@@ -119,7 +119,7 @@ struct iq4_nl : HalfScales<iq4_nl_fields<M16_TILES>> {
         for (half2& pair : f.a) pair = levels_from<0>(*reinterpret_cast<const u32*>(&pair), CODE_BIAS);
         return f;
     }
-    // Values above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
     static constexpr int CODE_BIAS = 128, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 0;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         const u32 row = iq4_nl_values(codes.qs[step]), row8 = iq4_nl_values(codes.qs[step] >> 16);

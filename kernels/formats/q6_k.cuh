@@ -20,7 +20,7 @@ struct q6_k : q6_k_fields<M16_TILES> {
     static __device__ Fragment fragment(const Codes& codes, int step) {
         return Words::levels(codes.ql[step], codes.qh[step / 2], step, CODE_BIAS);
     }
-    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
     static constexpr int CODE_BIAS = 32, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         return Words::codes_f16(codes.ql[step], codes.qh[step / 2], step);

@@ -38,7 +38,7 @@ struct q6_0 : HalfScales<q6_0_fields<M16_TILES>> {
     static __device__ Fragment fragment(const Codes& codes, int step) {
         return Words::levels(codes.qs[step], codes.qh[step / 2], step, ZERO);
     }
-    // Codes above -CODE_BIAS as halves, times 2^-CODE_EXPONENT.
+    // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
     static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         return Words::codes_f16(codes.qs[step], codes.qh[step / 2], step);
