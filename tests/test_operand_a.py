@@ -16,7 +16,6 @@ from strategies import EVERY_TILED, each, seeds
 from qgemm import FORMATS
 from qgemm.codec.format import Format
 from qgemm.cuda.jit import codegen
-from qgemm.cuda.kernels import sm90_config
 from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 
@@ -25,9 +24,10 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 
 @cache
 def kernel(fmt: Format, source: str):
-    template = sm90_config.prefill_template(fmt, sm90_config.compiled(fmt)[0], source)
-    own = {name: value for name, value in template.items() if name == "In" or name.startswith("ROW_SCALE")}
-    unit = f'{codegen.preamble(fmt, **own)}#include "{harness.FOLDER / "operand_a.cpp"}"\n'
+    exponents = row_scale.range_of(fmt, source)
+    limits = {"LEVEL": exponents.level, "HEADROOM": exponents.above, "MIN": exponents.least, "MAX": exponents.most}
+    template = {"In": source, **{f"ROW_SCALE_{name}": value for name, value in limits.items()}}
+    unit = f'{codegen.preamble(fmt, **template)}#include "{harness.FOLDER / "operand_a.cpp"}"\n'
     return harness.library(unit, codegen.headers(fmt))
 
 
@@ -105,3 +105,31 @@ def test_bf16_weights_are_rounded_once(fmt, rng, exponent):
     want = levels.astype(np.float16) * scale + minimum
     lost = 2.0**-8 * np.abs(want) + 2.0**-22 * (np.abs(levels * scale) + np.abs(minimum))
     assert (np.abs(found - want) <= lost).all()
+
+
+@cache
+def quad_scales(fmt: Format):
+    levels = {name: row_scale.range_of(fmt, source).level for name, source in (("HALF", "half"), ("BF16", "bf16"))}
+    constants = "".join(f"constexpr int {name}_LEVEL = {level};\n" for name, level in levels.items())
+    unit = f'{codegen.preamble(fmt)}{constants}#include "{harness.FOLDER / "quad_scales.cpp"}"\n'
+    return harness.library(unit, codegen.headers(fmt)).quad_scales
+
+
+GROUPED = [fmt for fmt in EVERY_TILED if fmt.name in ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit3", "u4_g128", "u8_g256")]
+
+
+@each(GROUPED)
+@pytest.mark.parametrize("few_tokens", [False, True])
+@pytest.mark.parametrize("stage", [1, 2, 4])
+@settings(max_examples=3)
+@given(seeds())
+def test_lanes_share_the_scales_that_each_would_load(fmt, stage, few_tokens, rng):
+    """Groups of 16 to 256 weights, of x in both types: of each step, whichever warpgroups along K take the stage."""
+    k_blocks = 4 * max(stage, tiles.k_blocks(fmt))
+    blocks = spread(fmt, rng, 0)
+    along = [tiles.pack(fmt, np.roll(blocks, i, axis=0)) for i in range(k_blocks // tiles.k_blocks(fmt))]
+    memory = to_device(np.concatenate(along))
+    for wg_split_k in (1, 2, 3):
+        for source in (0, 1):
+            differ = quad_scales(fmt)(harness.argument_of(memory), k_blocks, wg_split_k, stage, source, few_tokens)
+            assert differ == 0

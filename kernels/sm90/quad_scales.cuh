@@ -1,11 +1,12 @@
 // The scales of a lane's rows g and g + 8, k_block by k_block. A quad of lanes shares two rows: where it is faster each
 // lane decodes a quarter of the scales of a stage, and __shfl broadcasts them.
 //
-// Config: Sm90 of config.cuh.
+// Config: TileConfig with In, TOKENS, K_BLOCKS_PER_STAGE and what row_exponent.cuh needs. Pipeline: has
+// fields(stage, k_block, tile), as WeightPipeline of smem.cuh.
 #pragma once
 
 #include "../row_exponent.cuh"
-#include "smem.cuh"
+#include "../tile_config.cuh"
 
 namespace qgemm {
 
@@ -26,7 +27,8 @@ struct QuadScales<Config, 1> {
 
     __device__ explicit QuadScales(const ScaleLoader<Config>& load) : load(load) {}
     // k_block: of the stage; of_tile: the same, of its tile; tile: its number.
-    __device__ void begin(const WeightPipeline<Config>& pipeline, int stage, int k_block, int, u32 tile, int, int) {
+    template <class Pipeline>
+    __device__ void begin(const Pipeline& pipeline, int stage, int k_block, int, u32 tile, int, int) {
         fields = &pipeline.fields(stage, k_block, tile);
     }
     __device__ ScaleOf<Config> operator()(int warp, int lane, int, int of_tile, int step) const {
@@ -54,8 +56,8 @@ struct QuadScales<Config, 4> {
 
     __device__ explicit QuadScales(const ScaleLoader<Config>& load) : load(load) {}
     // Scales beyond the end of K are decoded, and not used.
-    __device__ void begin(const WeightPipeline<Config>& pipeline, int stage, int k_block, int of_tile, u32 tile,
-                          int warp, int lane) {
+    template <class Pipeline>
+    __device__ void begin(const Pipeline& pipeline, int stage, int k_block, int of_tile, u32 tile, int warp, int lane) {
         if (OF_TILE ? tile == number : k_block % BATCH_K_BLOCKS != 0) return;
         number = tile;
 #pragma unroll

@@ -1,0 +1,71 @@
+// QuadScales of prefill_sm90 on the host: the scales that a warpgroup's lanes get of each other, stage by stage, against
+// those that each lane loads for itself.
+#include "cta.h"
+#include "sm90/quad_scales.cuh"
+
+template <class T, int N, int TOKENS_>
+struct Base : Config {
+    using In = T;
+    static constexpr int K_BLOCKS_PER_STAGE = N, TOKENS = TOKENS_;
+    static constexpr int ROW_SCALE_LEVEL = std::is_same<T, half>::value ? HALF_LEVEL : BF16_LEVEL;
+    static constexpr int ROW_SCALE_HEADROOM = 0, ROW_SCALE_MIN = -8, ROW_SCALE_MAX = 8;
+};
+
+// The fields of tiles along K, wherever the kernel has them in shared memory.
+template <class Config>
+struct Fields {
+    const typename Config::Tile* tiles;
+    const auto& fields(int stage, int k_block, u32 tile) const {
+        return tiles[Config::K_BLOCKS_PER_STAGE % Config::K_BLOCKS
+                         ? tile
+                         : (stage * Config::K_BLOCKS_PER_STAGE + k_block) / Config::K_BLOCKS]
+            .fields;
+    }
+};
+
+// Scales and minimums of all steps that differ; -1 if stages and tiles do not hold each other.
+template <class T, int N, int TOKENS_>
+int differences(const void* tiles, int k_blocks, int wg_split_k) {
+    if constexpr (N % K_BLOCKS != 0 && K_BLOCKS % N != 0) return -1;
+    using Stages = TileConfig<Base<T, N, TOKENS_>>;
+    const Fields<Stages> pipeline = {static_cast<const typename Stages::Tile*>(tiles)};
+    int found = 0;
+    const auto warpgroup = [&] {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const ScaleLoader<Stages> load(RowExponent<Stages>({1.0f, 2.0f}));
+        for (int wg_k = 0; wg_k < wg_split_k; ++wg_k) {
+            QuadScales<Stages> scales(load);
+            for (int stage = wg_k; stage < k_blocks / N; stage += wg_split_k)
+                for (int k_block = 0; k_block < N; ++k_block) {
+                    const int along = stage * N + k_block, of_tile = along % K_BLOCKS;
+                    scales.begin(pipeline, stage, k_block, of_tile, along / K_BLOCKS, warp, lane);
+                    for (int step = 0; step < Stages::K_BLOCK_STEPS; step += min(Stages::SCALE_STEPS, 4)) {
+                        const auto group = scales(warp, lane, k_block, of_tile, step);
+                        auto own = load(pipeline.tiles[along / K_BLOCKS].fields, warp, lane / 4,
+                                        Stages::scale_index(of_tile, step));
+                        fold_zero<Stages>(own);
+                        constexpr bool MINIMUM = ONE_FMA<Stages> || Stages::TileFormat::HAS_MINIMUM;
+                        found += memcmp(&group.scale, &own.scale, sizeof(own.scale)) != 0;
+                        found += MINIMUM && memcmp(&group.minimum, &own.minimum, sizeof(own.minimum)) != 0;
+                    }
+                }
+        }
+    };
+    Cta({1, 1, 1}, {0, 0, 0}, 128, false, warpgroup);
+    return found;
+}
+
+// tiles: along K, of one row_block. few_tokens: as for 16 tokens, where more formats share scales among lanes.
+extern "C" int quad_scales(const void* tiles, int k_blocks, int wg_split_k, int stage, int bf, int few_tokens) {
+    const auto with = [&](auto zero) {
+        using T = decltype(zero);
+        const auto run = few_tokens ? (stage == 1   ? differences<T, 1, 16>
+                                       : stage == 2 ? differences<T, 2, 16>
+                                                    : differences<T, 4, 16>)
+                                    : (stage == 1   ? differences<T, 1, 64>
+                                       : stage == 2 ? differences<T, 2, 64>
+                                                    : differences<T, 4, 64>);
+        return run(tiles, k_blocks, wg_split_k);
+    };
+    return bf ? with(bf16{}) : with(half{});
+}
