@@ -49,7 +49,7 @@ __device__ inline Fragment dequantize(const Fragment& levels, const GroupScale<T
     return a;
 }
 
-// Lane `lane` of the quad broadcasts its scale, and its minimum if HAS_MINIMUM.
+// Broadcast from lane `lane` of the quad: a pair of rows, or a scale with, if HAS_MINIMUM, its minimum.
 __device__ inline half2 shfl_quad(half2 pair, int lane) { return __shfl_sync(~0u, pair, lane, 4); }
 __device__ inline float2 shfl_quad(float2 pair, int lane) {
     return {__shfl_sync(~0u, pair.x, lane, 4), __shfl_sync(~0u, pair.y, lane, 4)};

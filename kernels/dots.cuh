@@ -2,7 +2,8 @@
 //
 // Per block of 32, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot
 // product of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
-// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a block.
+// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a
+// block.
 #pragma once
 
 #include "host.cuh"
@@ -78,8 +79,8 @@ struct Halves {
     __device__ static float scaled(float da, float dot) { return da * two_to(F::CODE_EXPONENT) * dot; }
 };
 
-// acc += the products of a block, or of its half `part` where 16 weights share a scale. first, second: weights of its two
-// steps; x: of token g; da, sa: of tokens 2t and 2t + 1. MINIMUM: whether to add those of minimums.
+// acc += the products of a block, or of its half `part` where 16 weights share a scale. first, second: weights of its
+// two steps; x: of token g; da, sa: of tokens 2t and 2t + 1. MINIMUM: whether to add those of minimums.
 template <class Dots, bool MINIMUM = Dots::Format::HAS_MINIMUM>
 __device__ inline void add_block(Acc& acc, const typename Dots::Step& first, const typename Dots::Step& second,
                                  int part, float2 dw, float2 mw, const typename Dots::X& x, const float (&da)[2],

@@ -1,8 +1,8 @@
 // prefill_sm80: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores by mma.sync (sm_80 and later).
 //
 // Tiles and pipeline: sm80/config.cuh, sm80/pipeline.cuh. A warp dequantizes W in registers as operand A
-// (dequantize.cuh) and loads x as operand B by ldmatrix, both one step ahead of the tensor cores. `factor` brings weights
-// into the range of half, `unit` undoes it at the end.
+// (dequantize.cuh) and loads x as operand B by ldmatrix, both one step ahead of the tensor cores. `factor` brings
+// weights into the range of half, `unit` undoes it at the end.
 // Config: see sm80/config.cuh; In: half, bf16.
 #include "dequantize.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -21,7 +21,7 @@ struct XLoader {
     static_assert(THREADS % CHUNKS == 0 || CHUNKS % THREADS == 0, "threads in turn copy whole k_blocks, or a part");
 
     const In* x;
-    int k, columns, tokens;  // columns, tokens: that are left from this thread's first chunk on
+    int k, columns, tokens;  // columns, tokens: left from this thread's first chunk on
     u32 to;                  // in the first stage
 
     __device__ XLoader(Row (&stage)[WARP_SPLIT_K][TOKENS], const In* all_x, const CtaTile<Config>& p) : k(p.k) {
@@ -37,7 +37,7 @@ struct XLoader {
 #pragma unroll
         for (int i = 0; i < WARP_SPLIT_K * CHUNKS; i += THREADS) {
             const int warp_k = i / CHUNKS, token = i % CHUNKS / ROW_CHUNKS;
-            if (token < tokens)  // the others' products are not stored
+            if (token < tokens)  // products of other tokens are not stored
                 cp_async_16(to + at + u32(sizeof(Row)) * (warp_k * TOKENS + token),
                             x + i64(token) * k + warp_k * K_BLOCK, warp_k * K_BLOCK < columns);
         }
@@ -77,7 +77,8 @@ private:
     }
 };
 
-// Operand B of a lane, in batches of column tiles of a step: columns 0..7, 8..15 of eight tokens, then of the next eight.
+// Operand B of a lane, in batches of column tiles of a step: columns 0..7, 8..15 of eight tokens, then of the next
+// eight.
 template <class Config>
 struct OperandB {
     static constexpr int COLUMN_TILES = Config::COLUMN_TILES;

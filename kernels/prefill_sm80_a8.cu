@@ -1,8 +1,8 @@
-// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x: integer dot products on tensor cores
-// by mma.sync (sm_80 and later).
+// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x: integer dot products on tensor
+// cores by mma.sync (sm_80 and later).
 //
-// Tiles and pipeline: sm80/config.cuh, sm80/pipeline.cuh. x comes as Activations [k_blocks][m]. A warp takes 32 columns,
-// a block of x, at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
+// Tiles and pipeline: sm80/config.cuh, sm80/pipeline.cuh. x comes as Activations [k_blocks][m]. A warp takes 32
+// columns, a block of x, at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
 // Config: see sm80/config.cuh; In: Activations.
 #include "dots.cuh"
 #include "sm80/pipeline.cuh"
@@ -10,8 +10,8 @@
 
 namespace qgemm {
 
-// Copies x, one k_iter after the other. A unit of threads copies a k_block's tokens, which lie together, in chunks of 16
-// bytes.
+// Copies x, one k_iter after the other. A unit of threads copies a k_block's tokens, which lie together, in chunks of
+// 16 bytes.
 template <class Config>
 struct XLoader {
     static constexpr int TOKENS = Config::TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K;
@@ -20,7 +20,7 @@ struct XLoader {
 
     const uint4* x;
     i64 stride;                            // to the next k_iter
-    int k_block, k_blocks, chunk, chunks;  // chunks: that there are; the others' products are not stored
+    int k_block, k_blocks, chunk, chunks;  // chunks: of tokens inside x; products of others are not stored
     u32 to;                                // in the first stage
 
     __device__ XLoader(Activations (&stage)[WARP_SPLIT_K][TOKENS], const Activations* all_x, const CtaTile<Config>& p)

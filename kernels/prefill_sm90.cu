@@ -2,9 +2,9 @@
 //
 // A tile of y is ROW_BLOCKS row_blocks of 64 rows of W by TOKENS tokens. Warp-specialized pipeline: one producer warp
 // loads W (cp.async.bulk), one loads x (TMA), stages of K_BLOCKS_PER_STAGE k_blocks each (sm90/producer.cuh).
-// ROW_BLOCKS * WG_SPLIT_K consumer warpgroups dequantize W into registers as operand A and multiply (sm90/mainloop.cuh),
-// reduce over K (sm90/reduce.cuh) and store y (sm90/store.cuh). Weights of each row are brought into the range of half
-// by a power of two (row_exponent.cuh). The grid is persistent, with stream-K (schedule.cuh).
+// ROW_BLOCKS * WG_SPLIT_K consumer warpgroups dequantize W into registers as operand A and multiply
+// (sm90/mainloop.cuh), reduce over K (sm90/reduce.cuh) and store y (sm90/store.cuh). Weights of each row are brought
+// into the range of half by a power of two (row_exponent.cuh). The grid is persistent, with stream-K (schedule.cuh).
 // Config: see sm90/config.cuh.
 #include "ptx/opaque.cuh"
 #include "ptx/setmaxnreg.cuh"
@@ -22,7 +22,7 @@ struct Consumer {
     const Warpgroup<Config>& wg;
     Mainloop<Config> mainloop;
 
-    // Of the weights of this lane's rows g and g + 8 of a tile of y. row_absmax: [row_blocks * 64]
+    // Largest magnitudes of the weights of this lane's rows g and g + 8. row_absmax: [row_blocks * 64]
     __device__ float2 absmax_of(const float* row_absmax, int tile) const {
         const i64 row_block = min(i64(wg.p.first_row_block(tile) + wg.row_block), (wg.p.n - 1) / TILE_ROWS);
         row_absmax += row_block * TILE_ROWS + 16 * wg.warp + wg.lane / 4;

@@ -1,5 +1,5 @@
-// Powers of two, one for each row of W, that bring weights into the range of half: scales and minimums are multiplied by
-// 2^-e as they are loaded, accumulators by 2^e at the end. See qgemm/cuda/layout/row_scale.py.
+// Powers of two, one for each row of W, that bring weights into the range of half: scales and minimums are multiplied
+// by 2^-e as they are loaded, accumulators by 2^e at the end. See qgemm/cuda/layout/row_scale.py.
 //
 // Config: TileConfig with In (half, bf16), ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX.
 #pragma once
@@ -66,12 +66,12 @@ struct RowExponent {
         return -weight[r] - Config::ROW_SCALE_LEVEL - (ONE_FMA<Config> && r ? Config::TileFormat::HIGH_ROW_SHIFT : 0);
     }
     __device__ int minimum(int r) const { return -weight[r]; }
-    // By which accumulators are.
+    // The factor by which accumulators are multiplied.
     __device__ float acc(int r) const { return two_to(weight[r]); }
 };
 
-// 2^x and 2^y, for rows g and g + 8, as products of three halves, none of which overflows or is rounded: of 2^24 at most
-// the first is 2^15 and the second the rest, of less than 1 the last is 2^-14 at least and the first the rest.
+// 2^x and 2^y, for rows g and g + 8, as products of three halves, none of which overflows or is rounded: of 2^24 at
+// most the first is 2^15 and the second the rest, of less than 1 the last is 2^-14 at least and the first the rest.
 struct Power {
     half2 first, second, last;
 

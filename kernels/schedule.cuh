@@ -1,5 +1,6 @@
-// Stream-K: a persistent grid of CTAs takes whole tiles of y round-robin and splits the rest along K, so that all finish
-// together. Sizes alone decide which CTA computes what, so that partial sums are added in the same order every time.
+// Stream-K: a persistent grid of CTAs takes whole tiles of y round-robin and splits the rest along K, so that all
+// finish together. Sizes alone decide which CTA computes what, so that partial sums are added in the same order every
+// time.
 #pragma once
 
 #include "host.cuh"

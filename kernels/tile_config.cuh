@@ -1,5 +1,5 @@
-// A tile of packed weights as it lies in memory: the codes of its k_blocks of K_BLOCK columns, then its fields per block.
-// See qgemm/cuda/layout/tile.py; tiles/NAME.cuh is generated from it, formats/NAME.cuh has the functions on it.
+// A tile of packed weights as it lies in memory: the codes of its k_blocks of K_BLOCK columns, then its fields per
+// block. See qgemm/cuda/layout/tile.py; tiles/NAME.cuh is generated from it, formats/NAME.cuh has the functions on it.
 #pragma once
 
 #include "host.cuh"

@@ -1,4 +1,5 @@
-// setmaxnreg (sm_90a): registers a thread of a warpgroup may have from here on; warpgroups of a CTA share a fixed total.
+// setmaxnreg (sm_90a): registers a thread of a warpgroup may have from here on; warpgroups of a CTA share a fixed
+// total.
 #pragma once
 
 namespace qgemm {

@@ -7,13 +7,13 @@
 namespace qgemm {
 
 // acc += a (64 x 16) @ b (16 x N) for T half or bf16. A lane's acc: rows g (acc[4 i], acc[4 i + 1]) and g + 8, columns
-// 8 i + 2 t and 8 i + 2 t + 1 of its warp's 16 rows. Every N is an instruction of its own, with N / 2 registers for acc:
-// qgemm/cuda/jit/codegen.py generates wgmma_shapes.cuh.
+// 8 i + 2 t and 8 i + 2 t + 1 of its warp's 16 rows. Every N is an instruction of its own, with N / 2 registers for
+// acc: qgemm/cuda/jit/codegen.py generates wgmma_shapes.cuh.
 template <class T, int N>
 __device__ void wgmma(float (&acc)[N / 2], const u32 (&a)[4], unsigned long long b);
 
-// Descriptor of operand B: rows of 64 columns of 16 bits in shared memory, aligned to 1024 bytes, in the 128-byte swizzle
-// of a tensor map. Its low word holds the address in units of 16 bytes: adding 2 moves 16 columns on.
+// Descriptor of operand B: rows of 64 columns of 16 bits in shared memory, aligned to 1024 bytes, in the 128-byte
+// swizzle of a tensor map. Its low word holds the address in units of 16 bytes: adding 2 moves 16 columns on.
 __device__ inline u32 wgmma_descriptor_low(u32 address) { return 1 << 16 | (address & 0x3ffff) >> 4; }
 __device__ inline unsigned long long wgmma_descriptor(u32 low) {
     return static_cast<unsigned long long>(1 << 30 | 1024 >> 4) << 32 | low;

@@ -1,5 +1,5 @@
-// What follows from a configuration of prefill_sm80 and prefill_sm80_a8; the headers of sm80/ are templates over
-// Sm80<Config>.
+// Sm80<Config>: constants that follow from a configuration of prefill_sm80 or prefill_sm80_a8. The headers of sm80/ are
+// templates over it.
 //
 // A CTA owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of split_k slices of K. A k_iter is
 // WARP_SPLIT_K k_blocks; a warp owns M16_TILES groups of 16 rows and one k_block of every k_iter.
@@ -17,7 +17,7 @@ struct Sm80 : TileConfig<Base> {
     using Base::TOKENS, Base::ROW_BLOCKS, Base::M16_TILES, Base::WARP_SPLIT_K;
 
     static constexpr int ROWS = ROW_BLOCKS * TILE_ROWS;
-    static constexpr int ROW_WARPS = ROW_BLOCKS * WARPS / M16_TILES;  // warps of a k_block
+    static constexpr int ROW_WARPS = ROW_BLOCKS * WARPS / M16_TILES;  // warps that share a k_block
     static constexpr int THREADS = 32 * ROW_WARPS * WARP_SPLIT_K;
     static constexpr int COLUMN_TILES = TOKENS / 8;
     static constexpr int EPI_TILE = TOKENS < 32 ? TOKENS : 32;  // tokens reduced and stored at a time
@@ -30,7 +30,7 @@ struct CtaTile {
     i64 n, k, first_row;
     int m, first_token;
     int k_blocks, first, end;  // k_blocks: along K; first, end: k_iters of this slice
-    int tile, cta_k;           // number of the tile of y, of the slice
+    int tile, cta_k;           // tile of y, slice of K
 
     __device__ CtaTile(i64 n, i64 k, int m, int split_k)
         : n(n), k(k), m(m), tile(blockIdx.x / split_k), cta_k(blockIdx.x % split_k) {

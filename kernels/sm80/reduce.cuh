@@ -1,5 +1,5 @@
-// Reduction and epilogue of the sm_80 prefill kernels: over the CTAs of a tile through global memory, over the warps of a
-// CTA through shared memory, each in a fixed order.
+// Reduction and epilogue of the sm_80 prefill kernels: over the CTAs of a tile through global memory, over the warps of
+// a CTA through shared memory, each in a fixed order.
 //
 // Config: Sm80 of config.cuh.
 #pragma once
@@ -8,8 +8,8 @@
 
 namespace qgemm {
 
-// Split-K over CTAs: all store their partials; the last to arrive, the finalizer, adds them. Counters are zero before and
-// after.
+// Split-K over CTAs: all store their partials; the last to arrive, the finalizer, adds them. Counters are zero before
+// and after.
 template <class Config>
 struct SplitKReduction {
     static constexpr int QUADS = Config::M16_TILES * Config::COLUMN_TILES, COLUMN_TILES = Config::COLUMN_TILES;
@@ -44,7 +44,7 @@ struct SplitKReduction {
 
 private:
     __device__ void add_partials(WarpAcc& acc, const float4* first) const {
-        constexpr int BATCH = QUADS < 4 ? QUADS : 4;  // whose loads do not wait for each other
+        constexpr int BATCH = QUADS < 4 ? QUADS : 4;  // loads in flight together
 #pragma unroll
         for (int quad = 0; quad < QUADS; quad += BATCH) {
             float4 of[MAX_SPLIT_K][BATCH];

@@ -1,11 +1,11 @@
-// What follows from a configuration of prefill_sm90; the headers of sm90/ are templates over Sm90<Config>.
+// Sm90<Config>: constants that follow from a configuration of prefill_sm90. The headers of sm90/ are templates over it.
 //
 // Config: Format, KBlock, K_BLOCKS; In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES,
-// FIELD_STAGES (of fields, where a stage is less than a tile), SINGLE_TILE (at most one work tile per CTA, so that
-// reduction and epilogue alias the pipeline's smem), EPI_TILE (tokens reduced and stored at a time), SMEM_BYTES
+// FIELD_STAGES (stages of fields, where a stage is less than a tile), SINGLE_TILE (at most one work tile per CTA, so
+// that reduction and epilogue alias the pipeline's smem), EPI_TILE (tokens reduced and stored at a time), SMEM_BYTES
 // (dynamic shared memory), MAX_PARTIALS, ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX
-// (row_exponent.cuh), ARRIVALS (of a warp that releases a stage: 1, or 32 for racecheck, which does not see the order
-// that __syncwarp makes).
+// (row_exponent.cuh), ARRIVALS (lanes of a warp that arrive to release a stage: 1, or 32 for racecheck, which does not
+// see the order that __syncwarp makes).
 #pragma once
 
 #include "../tile_config.cuh"
@@ -39,13 +39,13 @@ struct Sm90 : TileConfig<Base> {
     // k_blocks at whose multiples a tile of y may be split.
     static constexpr int WORK_UNIT = WHOLE_TILES ? K_BLOCKS_PER_STAGE : K_BLOCKS;
 
-    // A wait names the parity of one of a barrier's last two phases, so that who waits must have seen the phase before.
-    // WG_SPLIT_K warpgroups read a stage in turn: it has as many barriers as different ones meet there.
+    // A wait on parity can tell only the last two phases of an mbarrier apart, so a waiter must have seen the phase
+    // before. A stage filled for a different warpgroup along K each time therefore has an mbarrier for each of them.
     static constexpr int BARRIERS_PER_STAGE = WG_SPLIT_K / greatest_common_divisor(STAGES, WG_SPLIT_K);
 
     static constexpr int EPI_TILES = TOKENS / Base::EPI_TILE;
-    static constexpr int EPI_QUADS = Base::EPI_TILE / 8;  // float4 of a thread's accumulators in an epilogue tile
-    static constexpr int ACC_SIZE = TOKENS / 2;           // floats, of a thread
+    static constexpr int EPI_QUADS = Base::EPI_TILE / 8;  // float4 of accumulators per thread and epilogue tile
+    static constexpr int ACC_SIZE = TOKENS / 2;           // accumulators per thread
     using Acc = float[ACC_SIZE];
 };
 

@@ -17,9 +17,9 @@ struct StageCursor {
     static constexpr int K_BLOCKS = Config::K_BLOCKS, K_BLOCKS_PER_STAGE = Config::K_BLOCKS_PER_STAGE;
     static constexpr int STAGES = Config::STAGES, WG_SPLIT_K = Config::WG_SPLIT_K;
     static_assert(STAGES > WG_SPLIT_K, "every warpgroup along K may keep a stage and wait for another");
-    static constexpr u32 X_STAGE = sizeof(XStages<Config>) / STAGES / 16;  // of operand B's descriptor
+    static constexpr u32 X_STAGE = sizeof(XStages<Config>) / STAGES / 16;  // stride of operand B's descriptor
     const Warpgroup<Config>& wg;
-    const u32 more_tiles;  // tile number of the CTA - tile of the stage along K
+    const u32 more_tiles;  // number of a stage's tile in this CTA, less its number along K
     PipelineState<Config> state;
     int j;
     unsigned long long x;  // operand B of the stage
@@ -58,19 +58,19 @@ template <class Config>
 struct Mainloop {
     static constexpr int K_BLOCKS = Config::K_BLOCKS, K_BLOCKS_PER_STAGE = Config::K_BLOCKS_PER_STAGE;
     static constexpr int K_BLOCK_STEPS = Config::K_BLOCK_STEPS;
-    // k_blocks whose codes are loaded together, so that they are waited for once; super-blocks' scales leave registers
+    // k_blocks whose codes are loaded together, so that one wait covers them; scales of super-blocks leave registers
     // for two.
     static constexpr int TOGETHER = K_BLOCKS > 1 && K_BLOCKS_PER_STAGE > 2 ? 2 : K_BLOCKS_PER_STAGE;
-    static constexpr u32 X_K_BLOCK = StageCursor<Config>::X_STAGE / K_BLOCKS_PER_STAGE;  // of operand B's descriptor
+    static constexpr u32 X_K_BLOCK = StageCursor<Config>::X_STAGE / K_BLOCKS_PER_STAGE;  // stride of the descriptor
     using In = typename Config::In;
     using Format = typename Config::TileFormat;
     using Acc = typename Config::Acc;
     using Codes = typename Format::Codes;
-    using OperandA = u32[K_BLOCK_STEPS][4];  // of a k_block
+    using OperandA = u32[K_BLOCK_STEPS][4];  // a k_block's registers
     using Cursor = StageCursor<Config>;
     const Warpgroup<Config>& wg;
-    const WeightPipeline<Config>& pipeline;  // of its row_block
-    u32 first_x;                             // descriptor of operand B, of the first stage
+    const WeightPipeline<Config>& pipeline;  // W of this row_block
+    u32 first_x;                             // operand B's descriptor (low word) in the first stage
 
     // acc += W @ x over this warpgroup's stages of a work tile. before: stages that this CTA has been through.
     __device__ __forceinline__ void run(Acc& acc, const WorkTile& s, u32 before, const Levels<Config>& levels,

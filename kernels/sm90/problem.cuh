@@ -16,8 +16,8 @@ struct Problem {
     const StreamK& stream_k;
 
     __device__ int first_token(int tile) const { return divide(tile, stream_k.row_tiles) * Config::TOKENS; }
-    // The last tokens of many are loaded as a whole box, some of which another tile stores: boxes beyond the matrix are
-    // slow.
+    // First token of the box that is loaded. The last box is moved back to end with the matrix, because TMA is slow on
+    // boxes that reach beyond it; the tokens in front are stored by the tile before.
     __device__ int first_loaded(int tile) const { return min(first_token(tile), max(m - Config::TOKENS, 0)); }
     __device__ int first_row_block(int tile) const {
         return (tile - divide(tile, stream_k.row_tiles) * row_tiles) * Config::ROW_BLOCKS;

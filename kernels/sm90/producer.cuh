@@ -12,7 +12,7 @@
 
 namespace qgemm {
 
-// Consumers and both producers wait until the mbarriers are initialised, by instructions of their own.
+// Consumers and both producer warps wait until the mbarriers are initialised. They arrive at different instructions.
 template <class Config>
 __device__ inline void init_arrive() {
     barrier_arrive(INIT_BARRIER, Config::CONSUMER_THREADS + 3 * 32);
@@ -26,8 +26,8 @@ __device__ inline void init_wait() {
 template <class Config>
 struct Source {
     using Tile = typename Config::Tile;
-    const Tile* tiles;              // of the first row_block, from the start of K
-    int tiles_along_k, row_blocks;  // row_blocks: that there are
+    const Tile* tiles;              // the first row_block's, from the start of K
+    int tiles_along_k, row_blocks;  // row_blocks: those inside the matrix
     int token;
 
     __device__ Source(const Problem<Config>& p, const Tile* all, const WorkTile& s)
@@ -47,8 +47,8 @@ struct Producer {
     const Problem<Config>& p;
     TileScheduler scheduler;
 
-    // step(source, j, state, tile) for every stage of this CTA, once it is empty: stage j of the tile of y, tile: number
-    // of the tile of W. begin() once before, as soon as the first work tile is known.
+    // step(source, j, state, tile) for every stage of this CTA, once it is empty: stage j of the tile of y, tile:
+    // number of the tile of W. begin() once before, as soon as the first work tile is known.
     template <class Begin, class Step>
     __device__ void for_stages(const Tile* tiles, Begin begin, Step step) {
         State state;
@@ -65,7 +65,7 @@ struct Producer {
                 if ((j + 1) * K_BLOCKS_PER_STAGE % K_BLOCKS == 0) ++tile;
             }
         }
-        if (state.phase + state.stage == 0) begin();  // no work tile
+        if (state.phase + state.stage == 0) begin();  // this CTA has no work tile
     }
 
     // Does not wait for the kernels before, which may write x: weights never change.
@@ -80,7 +80,7 @@ struct Producer {
                 const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.tiles_along_k;
                 if (row_block < source.row_blocks)
                     smem.weights[row_block].load(state.stage, tile, k_block, k_blocks, full);
-                // Warps of a row_block beyond the last one wait for fields as well.
+                // Fields are loaded for row_blocks beyond the matrix as well: their warps wait for them.
                 if (k_block == 0) smem.weights[row_block].load_fields(number, tile);
             }
         });
@@ -89,7 +89,7 @@ struct Producer {
     __device__ void load_x(const TensorMap* x) {
         if (elect_sync()) prefetch_tensormap(x);
         griddepcontrol_launch_dependents();
-        const u32 bytes = min(p.m, Config::TOKENS) * sizeof(smem.x[0][0][0]);  // of a k_block
+        const u32 bytes = min(p.m, Config::TOKENS) * sizeof(smem.x[0][0][0]);  // per k_block
         const auto begin = [] {
             init_wait<Config>();
             griddepcontrol_wait();

@@ -41,17 +41,17 @@ struct QuadScales<Config, 1> {
 template <class Config>
 struct QuadScales<Config, 4> {
     static constexpr int K_BLOCKS = Config::K_BLOCKS, K_BLOCKS_PER_STAGE = Config::K_BLOCKS_PER_STAGE;
-    // A batch of scales is decoded at once: those of a stage; of a tile, if a stage would leave lanes idle or end within
-    // a group.
+    // A batch of scales is decoded at once: those of a stage; of a tile, if a stage would leave lanes idle or end
+    // within a group.
     static constexpr bool OF_TILE =
         K_BLOCKS > 1 && (K_BLOCKS_PER_STAGE == 1 || K_BLOCKS_PER_STAGE % Config::K_BLOCKS_PER_SCALE != 0);
     static constexpr int BATCH_K_BLOCKS = OF_TILE ? K_BLOCKS : K_BLOCKS_PER_STAGE;
     static constexpr int BATCH = BATCH_K_BLOCKS / Config::K_BLOCKS_PER_SCALE * Config::K_BLOCK_SCALES;
-    static constexpr int EACH = OF_TILE ? Config::K_BLOCK_SCALES : (BATCH + 3) / 4;  // of a lane
+    static constexpr int EACH = OF_TILE ? Config::K_BLOCK_SCALES : (BATCH + 3) / 4;  // scales per lane
     static_assert(BATCH <= 4 * EACH, "a quad of lanes holds a batch");
 
     const ScaleLoader<Config>& load;
-    u32 number = ~0u;  // of the tile in hand
+    u32 number = ~0u;  // tile whose scales are decoded
     ScaleOf<Config> mine[EACH];
 
     __device__ explicit QuadScales(const ScaleLoader<Config>& load) : load(load) {}

@@ -68,7 +68,7 @@ struct ClusterReduction {
     using Acc = typename Config::Acc;
     static constexpr int EPI_QUADS = Config::EPI_QUADS, HALF_QUADS = (Config::EPI_TILES + 1) / 2 * EPI_QUADS;
     const Warpgroup<Config>& wg;
-    u32 epi_tiles;  // that this CTA reduces
+    u32 epi_tiles;  // those that this CTA reduces
 
     __device__ u32 received() const { return shared_address(&wg.smem.received[wg.row_block][wg.wg_k]); }
     // Tells the peer that this warpgroup has read all stages, and the mbarrier what it will receive.
@@ -96,8 +96,8 @@ struct ClusterReduction {
     }
 };
 
-// Global memory for the fix-up: flags that say which partial sums are stored, then the partials. Flags are zero before a
-// kernel, and every kernel leaves them so.
+// Global memory for the fix-up: flags that say which partial sums are stored, then the partials. Flags are zero before
+// a kernel, and every kernel leaves them so.
 template <int MAX_PARTIALS>
 struct alignas(16) Workspace {
     u32 flags[MAX_PARTIALS];
@@ -115,8 +115,8 @@ __device__ inline void await_flag(u32* flag) {
     *flag = 0;
 }
 
-// Stream-K fix-up: all CTAs of a tile but the finalizer store their partials and raise a flag for each epilogue tile; the
-// finalizer adds them, in the order of the CTAs. CTAs of clusters exchange half of the epilogue tiles each.
+// Stream-K fix-up: all CTAs of a tile but the finalizer store their partials and raise a flag for each epilogue tile;
+// the finalizer adds them, in the order of the CTAs. CTAs of clusters exchange half of the epilogue tiles each.
 template <class Config>
 struct StreamKFixUp {
     using Acc = typename Config::Acc;

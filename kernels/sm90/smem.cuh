@@ -81,8 +81,8 @@ using PeerInbox = float4[(Config::EPI_TILES + 1) / 2 * Config::EPI_QUADS][WARPGR
 template <class Config>
 using XStages = typename Config::In[Config::STAGES][Config::K_BLOCKS_PER_STAGE][Config::TOKENS][K_BLOCK];  // swizzled
 
-// x in the pipeline, and reduction and epilogue. Several work tiles per CTA: both lie beside the pipeline, and the first
-// warpgroup along K owns all epilogue tiles, one after the other.
+// x in the pipeline, and reduction and epilogue. Several work tiles per CTA: both lie beside the pipeline, and the
+// first warpgroup along K owns all epilogue tiles, one after the other.
 template <class Config, bool SINGLE_TILE = Config::SINGLE_TILE>
 struct XSmem {
     union ReduceSmem {

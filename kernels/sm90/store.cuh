@@ -1,5 +1,5 @@
-// Epilogue of prefill_sm90: accumulators -> y, an epilogue tile of EPI_TILE tokens at a time through shared memory, where
-// the rows of a token lie side by side.
+// Epilogue of prefill_sm90: accumulators -> y, an epilogue tile of EPI_TILE tokens at a time through shared memory,
+// where the rows of a token lie side by side.
 //
 // Config: Sm90 of config.cuh. epi_tiles: a mask of epilogue tiles.
 #pragma once
@@ -14,7 +14,8 @@ namespace qgemm {
 // Where the outputs of a warpgroup lie in y.
 struct EpilogueCoord {
     i64 first_row;
-    int first_token, skip, rows, tokens;  // rows, tokens: that there are; skip: tokens that another tile stores
+    int first_token, skip, rows,
+        tokens;  // rows, tokens: those inside the matrix; skip: tokens that another tile stores
 
     template <class Config>
     __device__ EpilogueCoord(const Problem<Config>& p, int tile, int row_block)
@@ -103,7 +104,7 @@ private:
             }
         }
     }
-    // What of an epilogue tile lies in y, with bias and residual.
+    // The general case: the part of an epilogue tile inside the matrix, with bias and residual.
     __device__ __forceinline__ void store_some(const EpilogueSmem<Config>& epi_smem, const EpilogueCoord& at,
                                                int epi_tile, const Epilogue& epilogue) const {
         const int from = max(at.skip - epi_tile, 0), to = min(at.tokens - epi_tile, EPI_TILE);

@@ -14,10 +14,10 @@ struct Warpgroup {
     using Peers = TilePeers<Config::EPI_TILES>;
     Smem<Config>& smem;
     const Problem<Config>& p;
-    int wg_k, row_block;     // which of WG_SPLIT_K, and of ROW_BLOCKS
-    int thread, warp, lane;  // of the warpgroup, of the warpgroup, of the warp
+    int wg_k, row_block;     // in 0..WG_SPLIT_K - 1, in 0..ROW_BLOCKS - 1
+    int thread, warp, lane;  // thread and warp of the warpgroup, lane of the warp
 
-    // Whether it reduces and stores an epilogue tile of the row_block; of those in a mask.
+    // Whether this warpgroup reduces and stores an epilogue tile of the row_block, and whether a mask holds it as well.
     __device__ bool owns(int epi_tile) const { return WG_SPLIT_K == 1 || Smem<Config>::owner(epi_tile) == wg_k; }
     __device__ bool owns(int epi_tile, u32 epi_tiles) const { return owns(epi_tile) && epi_tiles >> epi_tile & 1; }
 
