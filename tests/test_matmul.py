@@ -47,6 +47,7 @@ def formula(x: np.ndarray, w: qgemm.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 @each(EVERY)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a16_within_bound(fmt, data):
     x, w = data.draw(problems(fmt, M_EDGES))
