@@ -3,15 +3,20 @@
 //
 // A CTA owns one k_block of a tile, a warp 16 of its rows. The weights are staged in shared memory so that global
 // stores are 16 bytes wide and cover whole rows of the k_block.
-// Template: Format, Out (float, half, bf16).
-#include "tile.cuh"
+// Config: Format, KBlock, K_BLOCKS, Out (float, half, bf16).
+#include "fragment.cuh"
+#include "tile_config.cuh"
 
-constexpr int THREADS = WARPS * 32;
-constexpr int PER_STORE = 16 / sizeof(Out);
-constexpr int STRIDE = K_BLOCK + PER_STORE;  // 16 bytes of padding a row, against bank conflicts
+namespace qgemm {
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    dequantize(const Tile* __restrict__ tiles, Out* __restrict__ w, i64 n, i64 k, float factor) {
+template <class Config>
+__device__ __forceinline__ void dequantize(const typename Config::Tile* __restrict__ tiles,
+                                           typename Config::Out* __restrict__ w, i64 n, i64 k, float factor) {
+    using Format = typename Config::TileFormat;
+    using Out = typename Config::Out;
+    using Tile = typename Config::Tile;
+    constexpr int K_BLOCKS = Config::K_BLOCKS, PER_STORE = 16 / sizeof(Out);
+    constexpr int STRIDE = K_BLOCK + PER_STORE;  // 16 bytes of padding a row, against bank conflicts
     __shared__ __align__(16) Out staged[TILE_ROWS * STRIDE];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const i64 first_row = i64(blockIdx.y) * TILE_ROWS, first_column = i64(blockIdx.x) * K_BLOCK;
@@ -20,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const auto codes = tile.k_blocks[k_block].codes(warp, lane);
 
 #pragma unroll
-    for (int step = 0; step < K_BLOCK_STEPS; ++step) {
-        const int index = scale_index(k_block, step);
+    for (int step = 0; step < Config::K_BLOCK_STEPS; ++step) {
+        const int index = Config::scale_index(k_block, step);
         const FloatFragment levels = float_levels<Format>(codes, step);
         const float2 scale = tile.fields.scale(warp, g, index), minimum = tile.fields.minimum(warp, g, index);
 #pragma unroll
@@ -37,10 +42,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
 
     constexpr int STORES = K_BLOCK / PER_STORE;
-    for (int i = threadIdx.x; i < TILE_ROWS * STORES; i += THREADS) {
+    for (int i = threadIdx.x; i < TILE_ROWS * STORES; i += WARPS * 32) {
         const int row = i / STORES, column = i % STORES * PER_STORE;
         if (first_row + row < n && first_column + column < k)
             *reinterpret_cast<uint4*>(&w[(first_row + row) * k + first_column + column]) =
                 *reinterpret_cast<const uint4*>(&staged[row * STRIDE + column]);
     }
+}
+
+using TileOf = TileConfig<Config>;
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(qgemm::WARPS * 32)
+    dequantize(const qgemm::TileOf::Tile* __restrict__ tiles, qgemm::Config::Out* __restrict__ w, qgemm::i64 n,
+               qgemm::i64 k, float factor) {
+    qgemm::dequantize<qgemm::TileOf>(tiles, w, n, k, factor);
 }

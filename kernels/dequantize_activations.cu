@@ -1,12 +1,14 @@
 // dequantize_activations: q8_1 blocks, k_block by k_block [along][m] -> x [m, k] = d * q, row-major.
 //
 // A thread owns eight columns of a token.
-// Template: Out (float, half).
+// Config: Out (float, half).
 #include "ptx/griddepcontrol.cuh"
 #include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    dequantize_activations(const Activations* __restrict__ k_blocks, Out* __restrict__ x, i64 k, int m) {
+    dequantize_activations(const qgemm::Activations* __restrict__ k_blocks, qgemm::Config::Out* __restrict__ x,
+                           qgemm::i64 k, int m) {
+    using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     constexpr int SHARES = X_COLUMNS / 8;  // of a k_block

@@ -3,19 +3,24 @@
 //
 // A lane owns eight values, four lanes a block: they load a plane each and transpose their bytes. Of floats, 32 bytes of
 // a lane, it decodes half of its neighbour's as well, so that the two store whole sectors.
-// Template: Format, Out (float, half, bf16), THREADS.
+// Config: that of planes.cuh, and Out (float, half, bf16).
 #include "planes.cuh"
+
+namespace qgemm {
 
 __device__ inline float decode(half code) { return __half2float(code); }
 // Exponent and mantissa stand in a float as in the byte, but for the bias; that is exact, as are subnormal ones.
 __device__ inline float decode(u8 code) { return __uint_as_float(u32(code) << 19) * 0x1p116f; }
 
-constexpr int AT_ONCE = 16 / sizeof(Out), STORES = EACH / AT_ONCE;  // values of a store, stores of a lane
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-    dequantize_codebook(const Absmax* __restrict__ absmax, const u32* __restrict__ planes, Out* __restrict__ values,
-                        i64 blocks) {
-    __shared__ float levels[32];  // one bank each: no lookup waits for another
+template <class Config>
+__device__ __forceinline__ void dequantize_codebook(const typename Config::Absmax* __restrict__ absmax,
+                                                    const u32* __restrict__ planes,
+                                                    typename Config::Out* __restrict__ values, i64 blocks) {
+    using Book = typename Config::Codebook;
+    using Out = typename Config::Out;
+    constexpr int BITS = Config::BITS, EACH = Config::EACH, LANES = Config::LANES, THREADS = Config::THREADS;
+    constexpr int AT_ONCE = 16 / sizeof(Out), STORES = EACH / AT_ONCE;  // values of a store, stores of a lane
+    __shared__ float levels[32];                                        // one bank each: no lookup waits for another
     if (threadIdx.x < Book::CODES) levels[threadIdx.x] = Book::level(threadIdx.x);
     __syncthreads();
     for (i64 first = i64(blockIdx.x) * THREADS; first < blocks * LANES; first += i64(gridDim.x) * THREADS) {
@@ -44,4 +49,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 __stcs(reinterpret_cast<uint4*>(values + to), *reinterpret_cast<const uint4*>(made));
         }
     }
+}
+
+using Planes = PlanesConfig<Config>;
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(qgemm::Planes::THREADS)
+    dequantize_codebook(const qgemm::Planes::Absmax* __restrict__ absmax, const qgemm::u32* __restrict__ planes,
+                        qgemm::Planes::Out* __restrict__ values, qgemm::i64 blocks) {
+    qgemm::dequantize_codebook<qgemm::Planes>(absmax, planes, values, blocks);
 }

@@ -1,19 +1,15 @@
 // encode: values [count * 32] -> blocks [count] as they lie in a file, byte for byte as NumPy encodes them, and what
-// each
-// CTA found: the sums of the squares of the error and of the values, and the least number of a block that cannot be
+// each CTA found: the sums of the squares of the error and of the values, and the least number of a block that cannot be
 // held.
 //
 // A warp takes BLOCKS_PER_WARP blocks at a time, eight at once; a lane owns eight values, four lanes a block
-// (encoder.cuh). They are
-// put together in shared memory and leave as Blocks::BYTES chunks of 16 bytes: `blocks` is a whole number of turns.
-// Template: Format, In (float, half, bf16), THREADS, BLOCKS_PER_WARP.
+// (codes/encoder.cuh). Blocks are put together in shared memory and leave as Blocks::BYTES chunks of 16 bytes: `blocks`
+// has room for a whole number of turns.
+// Config: Format, Blocks, Block; In (float, half, bf16), THREADS, BLOCKS_PER_WARP.
 #include "codes/encoder.cuh"
+#include "host.cuh"
 
-using Encoder = Format::Encoder;
-constexpr int AT_ONCE = 32 / BLOCK_LANES;
-static_assert(Blocks::WEIGHTS == LANE_VALUES * BLOCK_LANES, "four lanes own a block");
-static_assert(sizeof(Block) == Blocks::BYTES, "the block differs from its dtype");
-static_assert(BLOCKS_PER_WARP == sizeof(uint4), "a turn is as many chunks as a block has bytes");
+namespace qgemm {
 
 // The sum of squares; what a float has no room for is summed as doubles.
 __device__ inline double squares(LaneValues values) {
@@ -27,6 +23,7 @@ __device__ inline double squares(LaneValues values) {
 }
 
 // A lane's share of a block of number `index`.
+template <class Encoder, class Block>
 __device__ inline void encode_block(LaneValues x, i64 index, Block& block, Found& found) {
     const Encoder encoder(x);
     float errors[LANE_VALUES];
@@ -50,17 +47,25 @@ __device__ inline void gather(Found& found, const Found& other) {
     found.refused = min(found.refused, other.refused);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    encode(const In* __restrict__ x, uint4* __restrict__ blocks, Found* __restrict__ found, i64 count) {
-    constexpr int WARPS = THREADS / 32;
-    __shared__ uint4 staged[WARPS][Blocks::BYTES];
-    __shared__ Found of_warps[WARPS];
+template <class Config>
+__device__ __forceinline__ void encode(const typename Config::In* __restrict__ x, uint4* __restrict__ blocks,
+                                       Found* __restrict__ found, i64 count) {
+    using Encoder = typename Config::template Format<WARPS>::Encoder;
+    using Block = typename Config::Block;
+    using Blocks = typename Config::Blocks;
+    constexpr int CTA_WARPS = Config::THREADS / 32, AT_ONCE = 32 / BLOCK_LANES;
+    constexpr int BLOCKS_PER_WARP = Config::BLOCKS_PER_WARP;
+    static_assert(Blocks::WEIGHTS == LANE_VALUES * BLOCK_LANES, "four lanes own a block");
+    static_assert(sizeof(Block) == Blocks::BYTES, "the block differs from its dtype");
+    static_assert(BLOCKS_PER_WARP == sizeof(uint4), "a turn is as many chunks as a block has bytes");
+    __shared__ uint4 staged[CTA_WARPS][Blocks::BYTES];
+    __shared__ Found of_warps[CTA_WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Block* const turn = reinterpret_cast<Block*>(staged[warp]) + lane / BLOCK_LANES;
     Found mine = {0, 0, count};
 
-    for (i64 first = (i64(blockIdx.x) * WARPS + warp) * BLOCKS_PER_WARP; first < count;
-         first += i64(gridDim.x) * WARPS * BLOCKS_PER_WARP) {
+    for (i64 first = (i64(blockIdx.x) * CTA_WARPS + warp) * BLOCKS_PER_WARP; first < count;
+         first += i64(gridDim.x) * CTA_WARPS * BLOCKS_PER_WARP) {
         const i64 block = first + lane / BLOCK_LANES;
         float values[BLOCKS_PER_WARP / AT_ONCE][LANE_VALUES] = {};
 #pragma unroll
@@ -69,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 load_eight(values[i], x + (block + i * AT_ONCE) * Blocks::WEIGHTS + LANE_VALUES * block_lane());
 #pragma unroll
         for (int i = 0; i < BLOCKS_PER_WARP / AT_ONCE; ++i)
-            encode_block(values[i], block + i * AT_ONCE, turn[i * AT_ONCE], mine);
+            encode_block<Encoder>(values[i], block + i * AT_ONCE, turn[i * AT_ONCE], mine);
         __syncwarp();
         for (int i = lane; i < Blocks::BYTES; i += 32)
             blocks[first / BLOCKS_PER_WARP * Blocks::BYTES + i] = staged[warp][i];
@@ -82,6 +87,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0) of_warps[warp] = mine;
     __syncthreads();
     if (threadIdx.x) return;
-    for (int other = 1; other < WARPS; ++other) gather(mine, of_warps[other]);
+    for (int other = 1; other < CTA_WARPS; ++other) gather(mine, of_warps[other]);
     found[blockIdx.x] = mine;
+}
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(qgemm::Config::THREADS)
+    encode(const qgemm::Config::In* __restrict__ x, uint4* __restrict__ blocks, qgemm::Found* __restrict__ found,
+           qgemm::i64 count) {
+    qgemm::encode<qgemm::Config>(x, blocks, found, count);
 }

@@ -1,25 +1,33 @@
 // gemv_simt: y [m, n] = x [m, k] @ W [n, k].T for few tokens, weights decoded in registers, sums in float32.
 //
-// A CTA owns a row_block of tiles; its groups of four warps take them in turn, a warp owns 16 rows of a tile. Per scale
-// the
-// levels are multiplied first and the scale is applied to the sum: sum += d * (q . x) + m * sum(x).
-// Template: Format, In and Out (float, half, bf16), TOKENS, WARP_SPLIT_K.
+// A CTA owns a row_block of tiles; its groups of four warps take them in turn, a warp owns 16 rows of a tile. Levels of
+// a group are multiplied first and the scale is applied to their sum: acc += d * (q . x) + m * sum(x).
+// Config: that of row_block.cuh, and In (float, half, bf16).
+#include "fragment.cuh"
 #include "row_block.cuh"
-#include "tile.cuh"
+
+namespace qgemm {
 
 // Columns 2t, 2t + 1, 2t + 8, 2t + 9 of one 16-wide step of a row of x.
+template <class In>
 __device__ inline float4 load_step(const In* x) {
     return {to_float(x[0]), to_float(x[1]), to_float(x[8]), to_float(x[9])};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    gemv_simt(const Tile* __restrict__ tiles, const In* __restrict__ x, Out* __restrict__ y, i64 n, i64 k, int m) {
-    const WarpCoord coord;
-    const i64 along = (k + TILE_COLUMNS - 1) / TILE_COLUMNS;
+template <class Config>
+__device__ __forceinline__ void gemv_simt(const typename Config::Tile* __restrict__ tiles,
+                                          const typename Config::In* __restrict__ x,
+                                          typename Config::Out* __restrict__ y, i64 n, i64 k, int m) {
+    using Format = typename Config::TileFormat;
+    using Tile = typename Config::Tile;
+    constexpr int TOKENS = Config::TOKENS, K_BLOCKS = Config::K_BLOCKS, K_BLOCK_STEPS = Config::K_BLOCK_STEPS;
+    constexpr int SCALE_STEPS = Config::SCALE_STEPS;
+    const ThreadCoord coord;
+    const i64 along = (k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS;
     constexpr int STEPS = SCALE_STEPS < K_BLOCK_STEPS ? SCALE_STEPS : K_BLOCK_STEPS;  // of a k_block that share a scale
     float acc[2][TOKENS] = {};
 
-    for (i64 i = coord.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block(i)) {
+    for (i64 i = coord.warp_k * K_BLOCKS; i < along * K_BLOCKS; i = next_k_block<Config>(i)) {
         const Tile& tile = tiles[blockIdx.x * along + i / K_BLOCKS];
         const auto codes = tile.k_blocks[i % K_BLOCKS].codes(coord.warp, coord.lane);
 #pragma unroll
@@ -29,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             FloatFragment levels[STEPS];
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) levels[step] = float_levels<Format>(codes, STEPS * part + step);
-            const int index = scale_index(i % K_BLOCKS, STEPS * part);
+            const int index = Config::scale_index(i % K_BLOCKS, STEPS * part);
             const float2 scale = tile.fields.scale(coord.warp, coord.g, index);
             const float2 minimum = tile.fields.minimum(coord.warp, coord.g, index);
 #pragma unroll
@@ -56,5 +64,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-    reduce_and_store(acc, y, i64(blockIdx.x) * TILE_ROWS, n, m);
+    reduce_and_store<Config>(acc, y, i64(blockIdx.x) * TILE_ROWS, n, m);
+}
+
+using GemvConfig = RowBlockConfig<Config>;
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(qgemm::GemvConfig::THREADS)
+    gemv_simt(const qgemm::GemvConfig::Tile* __restrict__ tiles, const qgemm::Config::In* __restrict__ x,
+              qgemm::Config::Out* __restrict__ y, qgemm::i64 n, qgemm::i64 k, int m) {
+    qgemm::gemv_simt<qgemm::GemvConfig>(tiles, x, y, n, k, m);
 }

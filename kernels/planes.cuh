@@ -1,12 +1,19 @@
-// Flat bit planes: what quantizing to a codebook and decoding from it share.
+// Flat bit planes: what quantizing to a codebook and dequantizing from it share.
 #pragma once
 
-#include "tile.cuh"
+#include "host.cuh"
+#include "types.cuh"
 
-using Book = BookOf;
-using Absmax = Book::Absmax;
-constexpr int EACH = 8, LANES = Blocks::WEIGHTS / EACH;  // values of a lane, lanes of a block
-constexpr int BITS = Book::BITS;
+namespace qgemm {
+
+// Config: Codebook, Blocks; THREADS.
+template <class Base>
+struct PlanesConfig : Base {
+    using Absmax = typename Base::Codebook::Absmax;
+    static constexpr int BITS = Base::Codebook::BITS;
+    static constexpr int EACH = 8, LANES = Base::Blocks::WEIGHTS / EACH;  // values of a lane, lanes of a block
+    static_assert(LANES == 4, "four lanes own a block");
+};
 
 // Byte j of lane i of four -> byte i of lane j.
 __device__ inline u32 transpose_bytes(u32 word, int lane) {
@@ -19,3 +26,5 @@ template <class T>
 __device__ inline T entry(const T* table, u32 at) {
     return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + at);
 }
+
+}  // namespace qgemm

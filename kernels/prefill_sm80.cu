@@ -164,8 +164,8 @@ using Prefill = Sm80<Config>;
 
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     prefill_sm80(const qgemm::Prefill::Tile* __restrict__ tiles, const qgemm::Prefill::In* __restrict__ x,
-                 qgemm::Prefill::Out* __restrict__ y, float4* partials, u32* counters, i64 n, i64 k, int m, int split_k,
-                 float factor, float unit) {
+                 qgemm::Prefill::Out* __restrict__ y, float4* partials, qgemm::u32* counters, qgemm::i64 n,
+                 qgemm::i64 k, int m, int split_k, float factor, float unit) {
     using namespace qgemm;
     using Format = Prefill::TileFormat;
     using Stages = Stage<Prefill, XLoader<Prefill>::Row>[Prefill::STAGES];

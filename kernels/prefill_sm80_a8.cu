@@ -109,9 +109,9 @@ using Prefill = Sm80<Config>;
 }  // namespace qgemm
 
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
-    prefill_sm80_a8(const qgemm::Prefill::Tile* __restrict__ tiles, const Activations* __restrict__ x,
-                    qgemm::Prefill::Out* __restrict__ y, float4* partials, u32* counters, i64 n, i64 k, int m,
-                    int split_k) {
+    prefill_sm80_a8(const qgemm::Prefill::Tile* __restrict__ tiles, const qgemm::Activations* __restrict__ x,
+                    qgemm::Prefill::Out* __restrict__ y, float4* partials, qgemm::u32* counters, qgemm::i64 n,
+                    qgemm::i64 k, int m, int split_k) {
     using namespace qgemm;
     using Stages = Stage<Prefill, Activations>[Prefill::STAGES];
     static_assert(smem_bytes(sizeof(Stages), sizeof(ReduceSmem<Prefill>)) == Prefill::SMEM_BYTES,

@@ -117,7 +117,7 @@ using Prefill = Sm90<Config>;
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     prefill_sm90(const __grid_constant__ qgemm::TensorMap x, const qgemm::Prefill::Tile* __restrict__ tiles,
                  const __grid_constant__ qgemm::Epilogue epilogue,
-                 qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, i64 n, i64 k, int m,
+                 qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, qgemm::i64 n, qgemm::i64 k, int m,
                  const __grid_constant__ qgemm::StreamK stream_k) {
     using namespace qgemm;
     static_assert(Prefill::TileFormat::TABLE_BYTES + sizeof(Smem<Prefill>) == Prefill::SMEM_BYTES,

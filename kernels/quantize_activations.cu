@@ -1,12 +1,14 @@
 // quantize_activations: x [m, k] -> q8_1 blocks, k_block by k_block [along][m], as quantize.cuh computes them.
 //
 // A thread owns eight columns of a token. A block beyond k, in the last k_block, is zero.
-// Template: In (float, half, bf16).
+// Config: In (float, half, bf16).
 #include "ptx/griddepcontrol.cuh"
 #include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    quantize_activations(const In* __restrict__ x, Activations* __restrict__ k_blocks, i64 k, int m) {
+    quantize_activations(const qgemm::Config::In* __restrict__ x, qgemm::Activations* __restrict__ k_blocks,
+                         qgemm::i64 k, int m) {
+    using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     constexpr int SHARES = X_COLUMNS / 8;  // of a k_block

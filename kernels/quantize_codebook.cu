@@ -5,8 +5,10 @@
 // comparisons are products whose sign is exact (qgemm/codec/codebook.py). Codes become a byte of each plane in a lane,
 // and four lanes transpose their bytes to planes.
 // `refused` gets the least number of a block that holds NaN or infinity or whose absmax has no finite code.
-// Template: Format, In (float, half, bf16), THREADS.
+// Config: that of planes.cuh, and In (float, half, bf16).
 #include "planes.cuh"
+
+namespace qgemm {
 
 // What a format's absmax becomes, and from where on it has no code.
 __device__ inline float limit_of(u8) { return 31.5f; }
@@ -20,13 +22,14 @@ __device__ inline void encode(float absmax, u8& code) {
 }
 
 // Zeros beyond the last block.
+template <int EACH>
 __device__ inline void load_values(float (&to)[EACH], const float* from, bool inside) {
     float4 words[EACH / 4] = {};
     if (inside)
         for (int i = 0; i < EACH / 4; ++i) words[i] = __ldcs(reinterpret_cast<const float4*>(from) + i);
     for (int i = 0; i < EACH / 4; ++i) reinterpret_cast<float4*>(to)[i] = words[i];
 }
-template <class T>
+template <int EACH, class T>
 __device__ inline void load_values(float (&to)[EACH], const T* from, bool inside) {
     uint4 words = {};
     if (inside) words = __ldcs(reinterpret_cast<const uint4*>(from));
@@ -34,11 +37,17 @@ __device__ inline void load_values(float (&to)[EACH], const T* from, bool inside
     for (int j = 0; j < EACH; ++j) to[j] = to_float(values[j]);
 }
 
-constexpr int AT_ONCE = 32 / LANES;                           // blocks of a warp
-constexpr bool SHORT = sizeof(In) == 2 && Book::SHORT_EDGES;  // one product tells
-constexpr float SCALE = SHORT ? 1.0f : Book::SCALE;           // of values
+// Config: In, Codebook.
+template <class Base>
+struct QuantizeConfig : PlanesConfig<Base> {
+    using Book = typename Base::Codebook;
+    static constexpr int AT_ONCE = 32 / PlanesConfig<Base>::LANES;                      // blocks of a warp
+    static constexpr bool SHORT = sizeof(typename Base::In) == 2 && Book::SHORT_EDGES;  // one product tells
+    static constexpr float SCALE = SHORT ? 1.0f : Book::SCALE;                          // of values
+};
 
 // What values are compared with. A bank of shared memory to an entry: no lookup waits for another.
+template <bool SHORT>
 struct Edges {
     float edges[32], halves[32];
 
@@ -50,6 +59,7 @@ struct Edges {
 };
 
 // The bin of a value times per_bin (qgemm/codec/codebook.py); that of NaN is one too. The sum's last place is 1.
+template <class Book>
 __device__ inline u32 bin_of(float value, float per_bin) {
     return __float_as_uint(__fmaf_rn(value, per_bin, 0x1.8p23f + Book::BINS / 4)) & (Book::BINS - 1);
 }
@@ -67,10 +77,19 @@ __device__ inline u32 transpose_nibbles(u32 word) {
     return word ^ moved ^ moved << 14;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    quantize_codebook(const In* __restrict__ x, Absmax* __restrict__ absmax, u32* __restrict__ planes,
-                      unsigned long long* refused, i64 blocks) {
-    __shared__ Edges edges;
+template <class Config>
+__device__ __forceinline__ void quantize_codebook(const typename Config::In* __restrict__ x,
+                                                  typename Config::Absmax* __restrict__ absmax,
+                                                  u32* __restrict__ planes, unsigned long long* refused, i64 blocks) {
+    using Absmax = typename Config::Absmax;
+    using Book = typename Config::Codebook;
+    using Blocks = typename Config::Blocks;
+    using In = typename Config::In;
+    constexpr int BITS = Config::BITS, EACH = Config::EACH, LANES = Config::LANES, THREADS = Config::THREADS;
+    constexpr int AT_ONCE = Config::AT_ONCE;
+    constexpr bool SHORT = Config::SHORT;
+    constexpr float SCALE = Config::SCALE;
+    __shared__ Edges<SHORT> edges;
     __shared__ signed char before[Book::BINS];  // times 4; unsigned, NVRTC 13.0 masks every one that it has loaded
     __shared__ u8 numbers[32];
     static_assert(Book::BINS <= THREADS, "a thread fills a bin");
@@ -110,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const float value = values[4 * i + j] * SCALE;
-                    int at = Book::APART ? before[bin_of(value, per_bin)] : 0;  // edges below, in bytes
+                    int at = Book::APART ? before[bin_of<Book>(value, per_bin)] : 0;  // edges below, in bytes
 #pragma unroll
                     for (int half = Book::APART ? 4 : 4 * Book::CODES / 2; half > 4; half /= 2)
                         if (__float_as_int(edges.sign_above(value, d, at + half - 4)) < 0) at += half;
@@ -146,4 +165,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (!(largest < limit_of(code))) atomicMin(refused, first + block);
         }
     }
+}
+
+using Quantize = QuantizeConfig<Config>;
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(qgemm::Quantize::THREADS)
+    quantize_codebook(const qgemm::Quantize::In* __restrict__ x, qgemm::Quantize::Absmax* __restrict__ absmax,
+                      qgemm::u32* __restrict__ planes, unsigned long long* refused, qgemm::i64 blocks) {
+    qgemm::quantize_codebook<qgemm::Quantize>(x, absmax, planes, refused, blocks);
 }

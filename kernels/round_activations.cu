@@ -1,12 +1,14 @@
 // round_activations: x [m, k] -> d * q of its q8_1 blocks, in the place of x: what quantizing and decoding make of it.
 //
 // A thread owns eight values.
-// Template: In (float, half, bf16), Out (float, half).
+// Config: In (float, half, bf16), Out (float, half).
 #include "ptx/griddepcontrol.cuh"
 #include "codes/quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    round_activations(const In* __restrict__ x, Out* __restrict__ rounded, i64 k, int m) {
+    round_activations(const qgemm::Config::In* __restrict__ x, qgemm::Config::Out* __restrict__ rounded, qgemm::i64 k,
+                      int m) {
+    using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const i64 first = 8 * (i64(blockIdx.x) * blockDim.x + threadIdx.x);

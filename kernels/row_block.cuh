@@ -1,26 +1,39 @@
-// A CTA that owns a row_block of TILE_ROWS rows of W: WARP_SPLIT_K groups of WARPS warps share its tiles, each sums its
-// own.
+// A CTA that owns a row_block of TILE_ROWS rows of W: WARP_SPLIT_K groups of WARPS warps share its tiles along K (split-K
+// within the CTA), each accumulates its own.
 #pragma once
 
+#include "tile_config.cuh"
 #include "types.cuh"
 
-constexpr int THREADS = WARP_SPLIT_K * WARPS * 32;
+namespace qgemm {
 
-// Where a thread stands: its lane of the fragment (g, t), its 16 rows of a tile (warp), its share of K (split).
-struct WarpCoord {
+// Config: Format, KBlock, K_BLOCKS; Out (float, half, bf16), TOKENS, WARP_SPLIT_K.
+template <class Base>
+struct RowBlockConfig : TileConfig<Base> {
+    static constexpr int THREADS = Base::WARP_SPLIT_K * WARPS * 32;
+};
+
+// Where a thread stands: its lane of the fragment (g, t), its 16 rows of a tile (warp), its share of K (warp_k).
+struct ThreadCoord {
     int warp = threadIdx.x / 32 % WARPS, warp_k = threadIdx.x / 32 / WARPS;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 };
 
 // The k_block after number i of a row_block, for a group that takes every WARP_SPLIT_K-th tile.
-__device__ inline i64 next_k_block(i64 i) { return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (WARP_SPLIT_K - 1) * K_BLOCKS; }
+template <class Config>
+__device__ inline i64 next_k_block(i64 i) {
+    constexpr int K_BLOCKS = Config::K_BLOCKS;
+    return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (Config::WARP_SPLIT_K - 1) * K_BLOCKS;
+}
 
 // acc[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
-// t = 0..3, which hold parts of the same rows, then the groups.
-template <int TOKENS>
-__device__ void reduce_and_store(float (&acc)[2][TOKENS], Out* __restrict__ y, i64 first_row, i64 n, int m) {
+// t = 0..3, which hold parts of the same rows, then the groups of warps.
+template <class Config>
+__device__ void reduce_and_store(float (&acc)[2][Config::TOKENS], typename Config::Out* __restrict__ y, i64 first_row,
+                                 i64 n, int m) {
+    constexpr int TOKENS = Config::TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K;
     __shared__ float partials[WARP_SPLIT_K][TILE_ROWS][TOKENS];
-    const WarpCoord coord;
+    const ThreadCoord coord;
 #pragma unroll
     for (int row = 0; row < 2; ++row)
 #pragma unroll
@@ -31,11 +44,13 @@ __device__ void reduce_and_store(float (&acc)[2][TOKENS], Out* __restrict__ y, i
             if (coord.t == 0) partials[coord.warp_k][16 * coord.warp + 8 * row + coord.g][token] = sum;
         }
     __syncthreads();
-    for (int i = threadIdx.x; i < TILE_ROWS * TOKENS; i += THREADS) {
+    for (int i = threadIdx.x; i < TILE_ROWS * TOKENS; i += Config::THREADS) {
         const int row = i % TILE_ROWS, token = i / TILE_ROWS;
         if (first_row + row >= n || token >= m) continue;
         float sum = 0;
         for (int warp_k = 0; warp_k < WARP_SPLIT_K; ++warp_k) sum += partials[warp_k][row][token];
-        y[token * n + first_row + row] = from_float<Out>(sum);
+        y[token * n + first_row + row] = from_float<typename Config::Out>(sum);
     }
 }
+
+}  // namespace qgemm

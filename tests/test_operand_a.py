@@ -27,7 +27,7 @@ def kernel(fmt: Format, source: str):
     exponents = row_scale.range_of(fmt, source)
     limits = {"LEVEL": exponents.level, "HEADROOM": exponents.above, "MIN": exponents.least, "MAX": exponents.most}
     template = {"In": source, **{f"ROW_SCALE_{name}": value for name, value in limits.items()}}
-    unit = f'{codegen.preamble(fmt, **template)}#include "{harness.FOLDER / "operand_a.cpp"}"\n'
+    unit = f'{codegen.config(fmt, **template)}#include "{harness.FOLDER / "operand_a.cpp"}"\n'
     return harness.library(unit, codegen.headers(fmt))
 
 
@@ -109,9 +109,8 @@ def test_bf16_weights_are_rounded_once(fmt, rng, exponent):
 
 @cache
 def quad_scales(fmt: Format):
-    levels = {name: row_scale.range_of(fmt, source).level for name, source in (("HALF", "half"), ("BF16", "bf16"))}
-    constants = "".join(f"constexpr int {name}_LEVEL = {level};\n" for name, level in levels.items())
-    unit = f'{codegen.preamble(fmt)}{constants}#include "{harness.FOLDER / "quad_scales.cpp"}"\n'
+    levels = {f"{source.upper()}_LEVEL": row_scale.range_of(fmt, source).level for source in ("half", "bf16")}
+    unit = f'{codegen.config(fmt, **levels)}#include "{harness.FOLDER / "quad_scales.cpp"}"\n'
     return harness.library(unit, codegen.headers(fmt)).quad_scales
 
 

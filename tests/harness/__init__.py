@@ -187,7 +187,7 @@ class Lanes:
     def __init__(self, fmt: Format, changed: Mapping[str, str] = MappingProxyType({})) -> None:
         """changed: headers to compile in the place of those of kernels/."""
         self.library = library(
-            f'{codegen.preamble(fmt)}#include "{FOLDER / "lanes.cpp"}"\n', {**codegen.headers(fmt), **changed}
+            f'{codegen.config(fmt)}#include "{FOLDER / "lanes.cpp"}"\n', {**codegen.headers(fmt), **changed}
         )
 
     @property

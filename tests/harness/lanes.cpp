@@ -6,6 +6,18 @@
 // M is the number of row groups that a warp's copy of the tile has: 4 is the tile itself.
 #include <type_traits>
 
+#include "fragment.cuh"
+#include "tile_config.cuh"
+
+using namespace qgemm;
+using Tiles = TileConfig<Config>;
+using Tile = Tiles::Tile;
+using Format = Tiles::TileFormat;
+template <int M16_TILES>
+using FormatOf = Config::Format<M16_TILES>;
+template <int M16_TILES>
+using KBlockOf = Config::KBlock<M16_TILES>;
+constexpr int K_BLOCKS = Tiles::K_BLOCKS, K_BLOCK_STEPS = Tiles::K_BLOCK_STEPS, TILE_COLUMNS = Tiles::TILE_COLUMNS;
 constexpr int LANES = 32, SCALES = TILE_COLUMNS / Format::GROUP_SIZE;
 
 template <class To>

@@ -3,17 +3,9 @@
 #include "row_exponent.cuh"
 #include "tile_config.cuh"
 
-struct Base {
-    template <int M16_TILES>
-    using Format = ::FormatOf<M16_TILES>;
-    template <int M16_TILES>
-    using KBlock = ::KBlockOf<M16_TILES>;
-    using In = ::In;
-    static constexpr int K_BLOCKS = ::K_BLOCKS, ROW_SCALE_LEVEL = ::ROW_SCALE_LEVEL;
-    static constexpr int ROW_SCALE_HEADROOM = ::ROW_SCALE_HEADROOM;
-    static constexpr int ROW_SCALE_MIN = ::ROW_SCALE_MIN, ROW_SCALE_MAX = ::ROW_SCALE_MAX;
-};
-using Operand = TileConfig<Base>;
+using namespace qgemm;
+using Operand = TileConfig<Config>;
+using Format = Operand::TileFormat;
 
 // weights: [k_block][group of 16 rows][lane][step][register 0..3][2]; exponents: [64], rows are multiplied by 2^-exponent.
 extern "C" void operand_a(const Operand::Tile& tile, const float* row_absmax, u32* weights, int* exponents) {
@@ -22,7 +14,7 @@ extern "C" void operand_a(const Operand::Tile& tile, const float* row_absmax, u3
         for (threadIdx.x = 0; threadIdx.x < LANES; ++threadIdx.x)
             fill_table<Format, half, LANES>(Format::CODE_EXPONENT);
     const Levels<Operand> levels;
-    for (int k_block = 0; k_block < K_BLOCKS; ++k_block)
+    for (int k_block = 0; k_block < Operand::K_BLOCKS; ++k_block)
         for (int m16 = 0; m16 < WARPS; ++m16)
             for (int lane = 0; lane < LANES; ++lane) {
                 threadIdx = {unsigned(lane), 0, 0};
@@ -31,7 +23,7 @@ extern "C" void operand_a(const Operand::Tile& tile, const float* row_absmax, u3
                 exponents[row] = exponent.weight[0], exponents[row + 8] = exponent.weight[1];
                 const ScaleLoader<Operand> load(exponent);
                 const auto codes = tile.k_blocks[k_block].codes(m16, lane);
-                for (int step = 0; step < K_BLOCK_STEPS; ++step) {
+                for (int step = 0; step < Operand::K_BLOCK_STEPS; ++step) {
                     ScaleOf<Operand> group = load(tile.fields, m16, g, Operand::scale_index(k_block, step));
                     fold_zero<Operand>(group);
                     const Fragment codes_f16 = Format::codes_f16(codes, step);

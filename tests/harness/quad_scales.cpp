@@ -3,11 +3,14 @@
 #include "cta.h"
 #include "sm90/quad_scales.cuh"
 
+using namespace qgemm;
+constexpr int K_BLOCKS = Config::K_BLOCKS;
+
 template <class T, int N, int TOKENS_>
 struct Base : Config {
     using In = T;
     static constexpr int K_BLOCKS_PER_STAGE = N, TOKENS = TOKENS_;
-    static constexpr int ROW_SCALE_LEVEL = std::is_same<T, half>::value ? HALF_LEVEL : BF16_LEVEL;
+    static constexpr int ROW_SCALE_LEVEL = std::is_same<T, half>::value ? Config::HALF_LEVEL : Config::BF16_LEVEL;
     static constexpr int ROW_SCALE_HEADROOM = 0, ROW_SCALE_MIN = -8, ROW_SCALE_MAX = 8;
 };
 

@@ -250,47 +250,32 @@ def _members(fields: list[tuple[str, Any]]) -> str:
 
 
 def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:
-    """The translation unit of one kernel: its format and template parameters, then the file that knows neither.
-
-    A str parameter becomes a type (`using In = half;`), an int a constant (`constexpr int TOKENS = 8;`). It includes
-    `headers(fmt)`.
-    """
-    return f'{preamble(fmt, **template)}#include "{kernel}.cu"\n'
-
-
-def preamble(fmt: Format | None = None, **template: str | int) -> str:
-    """What a kernel's file expects above it: the format's header under the names Format and KBlockOf, the template."""
-    lines = ['#include "activations.cuh"', "using namespace qgemm;"]
-    if fmt is not None:
-        lines.insert(0, f'#include "formats/{fmt.name}.cuh"')
-        lines += [f"constexpr int K_BLOCKS = {fmt.name}_fields<WARPS>::K_BLOCKS;", f"using Blocks = {fmt.name}_blocks;"]
-        lines += [f"template <int M16_TILES> using KBlockOf = {fmt.name}_k_block<M16_TILES>;"]
-        lines += [f"template <int M16_TILES> using FormatOf = {fmt.name}<M16_TILES>;"]
-        if _block(fmt):
-            lines.append(f"using Block = {fmt.name}_block;")
-        if fmt.needs_table:
-            lines.append(f"using BookOf = {fmt.name}_codebook;")
-        lines.append('#include "tile.cuh"')
-    constants = [
-        f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};"
-        for name, value in template.items()
-    ]
-    return "\n".join([*lines, *constants, config(fmt, **template), ""])
+    """The translation unit of one kernel: qgemm::Config, then the file that knows no format; see also `headers`."""
+    return f'{config(fmt, **template)}#include "{kernel}.cu"\n'
 
 
 def config(fmt: Format | None = None, **template: str | int) -> str:
-    """C++ for qgemm::Config, over which the headers of kernels/ are templates: format and template as members."""
-    members = []
+    """C++ for qgemm::Config, over which headers and kernels are templates: a format and a template as its members.
+
+    A str of the template becomes a type (`using In = half;`), an int a constant (`static constexpr int TOKENS = 8;`).
+    """
+    includes, members = ["activations.cuh"], []
     if fmt is not None:
+        includes.insert(0, f"formats/{fmt.name}.cuh")
         members += [f"template <int M16_TILES> using Format = {fmt.name}<M16_TILES>;"]
         members += [f"template <int M16_TILES> using KBlock = {fmt.name}_k_block<M16_TILES>;"]
         members += [f"static constexpr int K_BLOCKS = {fmt.name}_fields<WARPS>::K_BLOCKS;"]
         members += [f"using Blocks = {fmt.name}_blocks;"]
+        if _block(fmt):
+            members.append(f"using Block = {fmt.name}_block;")
+        if fmt.needs_table:
+            members.append(f"using Codebook = {fmt.name}_codebook;")
     for name, value in template.items():
         members.append(
             f"using {name} = {value};" if isinstance(value, str) else f"static constexpr int {name} = {value};"
         )
-    return "\n".join(["namespace qgemm {", "struct Config {", *members, "};", "}"])
+    lines = (f'#include "{name}"' for name in includes)
+    return "\n".join([*lines, "namespace qgemm {", "struct Config {", *members, "};", "}  // namespace qgemm", ""])
 
 
 @cache
