@@ -2,8 +2,8 @@
 //
 // Per block of 32, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot
 // product of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
-// Where 16 weights share a scale, bytes are levels and there is no sa:   sum += dw * da * sumi for each half of a
-// block.
+// Where 16 weights share a scale, bytes are levels, there is no sa, and each half of a block has its own
+// sum += dw * da * sumi
 #pragma once
 
 #include "host.cuh"

@@ -105,12 +105,12 @@ __device__ __forceinline__ void pack(const uint4* blocks, typename Config::Tile*
             atomicMax(&row_absmax[8 * r], seen.most[r]);
 }
 
+using PanelOf = PanelConfig<Config>;
+
 }  // namespace qgemm
 
-using PanelOf = qgemm::PanelConfig<qgemm::Config>;
-
-extern "C" __global__ void __launch_bounds__(PanelOf::THREADS)
-    pack(const uint4* __restrict__ blocks, PanelOf::Tile* __restrict__ tiles, qgemm::u32* row_absmax, qgemm::i64 n,
-         qgemm::i64 blocks_per_row, qgemm::i64 along) {
-    qgemm::pack<PanelOf>(blocks, tiles, row_absmax, n, blocks_per_row, along);
+extern "C" __global__ void __launch_bounds__(qgemm::PanelOf::THREADS)
+    pack(const uint4* __restrict__ blocks, qgemm::PanelOf::Tile* __restrict__ tiles, qgemm::u32* row_absmax,
+         qgemm::i64 n, qgemm::i64 blocks_per_row, qgemm::i64 along) {
+    qgemm::pack<qgemm::PanelOf>(blocks, tiles, row_absmax, n, blocks_per_row, along);
 }

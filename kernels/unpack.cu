@@ -60,12 +60,12 @@ __device__ __forceinline__ void unpack(const typename Config::Tile* tiles, uint4
     });
 }
 
+using PanelOf = PanelConfig<Config>;
+
 }  // namespace qgemm
 
-using PanelOf = qgemm::PanelConfig<qgemm::Config>;
-
-extern "C" __global__ void __launch_bounds__(PanelOf::THREADS)
-    unpack(const PanelOf::Tile* __restrict__ tiles, uint4* __restrict__ blocks, qgemm::i64 n, qgemm::i64 blocks_per_row,
-           qgemm::i64 along) {
-    qgemm::unpack<PanelOf>(tiles, blocks, n, blocks_per_row, along);
+extern "C" __global__ void __launch_bounds__(qgemm::PanelOf::THREADS)
+    unpack(const qgemm::PanelOf::Tile* __restrict__ tiles, uint4* __restrict__ blocks, qgemm::i64 n,
+           qgemm::i64 blocks_per_row, qgemm::i64 along) {
+    qgemm::unpack<qgemm::PanelOf>(tiles, blocks, n, blocks_per_row, along);
 }

@@ -1,26 +1,65 @@
-"""Headers of kernels/: each compiles alone; instructions are in kernels/ptx/ and nowhere else."""
+"""Sources of kernels/: headers compile alone, instructions are in kernels/ptx/, constants are members of Config."""
 
 from __future__ import annotations
 
 import re
 
+import harness
 import pytest
-from strategies import TILED
+from formats_of_tests import TEST_FORMATS
+from strategies import TILED, each
 
 from qgemm.cuda.jit import codegen, nvrtc, sources
+from qgemm.cuda.kernels import routes
 
 HEADERS = sorted(path.relative_to(sources.kernels_dir()).as_posix() for path in sources.kernels_dir().rglob("*.cuh"))
 
 
 @pytest.mark.compiles
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 @pytest.mark.parametrize("header", HEADERS)
-def test_headers_compile_alone(header):
+def test_headers_compile_alone(header, arch):
     """Whatever a header needs it includes, and no constant has to stand above it."""
     made = {name: text for fmt in TILED for name, text in codegen.headers(fmt).items()}
-    nvrtc.compile_cubin(f'#include "{header}"\n', "sm_90a", made)
+    nvrtc.compile_cubin(f'#include "{header}"\n', arch, made)
 
 
 def test_instructions_are_in_ptx():
     """A function of kernels/ptx/ is named after its instruction; other files call it."""
     files = (path for path in sources.kernels_dir().rglob("*.cu*") if re.search(r"\basm\b", path.read_text()))
     assert {path.name for path in files if path.parent.name != "ptx"} == set()
+
+
+@each(TILED)
+def test_a_unit_is_includes_and_config(fmt):
+    """Nothing of a format or a template is at file scope: all of it is a member of qgemm::Config."""
+    for kernel, template in dict(routes.variants(fmt, 90)).items():
+        unit = codegen.compose(kernel, fmt, **template)
+        rest = re.sub(r"namespace qgemm \{\nstruct Config \{\n.*?\n\};\n\}  // namespace qgemm\n", "", unit, flags=re.S)
+        assert rest != unit
+        assert all(line.startswith("#include ") for line in rest.splitlines())
+
+
+@pytest.mark.parametrize("kernel", sorted(path.name for path in sources.kernels_dir().glob("*.cu")))
+def test_a_kernel_is_the_only_name_at_file_scope(kernel):
+    """Outside of namespace qgemm there are includes and the kernel."""
+    text = (sources.kernels_dir() / kernel).read_text()
+    text = re.sub(r"^namespace qgemm \{\n.*?^\}  // namespace qgemm\n", "", text, flags=re.S | re.M)
+    before, entry, function = re.sub(r"//.*", "", text).partition('extern "C" __global__ void ')
+    assert entry
+    assert all(re.fullmatch(r'(#include ".+")?\s*', line) for line in before.splitlines())
+    assert re.findall(r"^[^#\s]+", function.partition("\n")[2], flags=re.M) == ["}"]
+
+
+@pytest.mark.compiles
+@each(TEST_FORMATS)
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_kernels_of_the_formats_of_tests(fmt, arch):
+    """Groups of 128 and 256 weights, a zero of each group: one template of each kernel, which spills nothing."""
+    name = f"formats/{fmt.name}.cuh"
+    made = {**codegen.headers(fmt), name: (harness.OF_TESTS / name).read_text()}
+    kernels = dict(routes.variants(fmt, int(re.sub(r"\D", "", arch))))
+    assert len(kernels) > 4
+    for kernel, template in kernels.items():
+        report = nvrtc.compile_cubin(codegen.compose(kernel, fmt, **template), arch, made).report
+        assert "0 bytes spill stores" in report, kernel
