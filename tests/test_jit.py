@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from strategies import TILED, each
 
+import qgemm
 from qgemm.cuda.jit import codegen, nvrtc
+from qgemm.cuda.kernels import routes
 from qgemm.cuda.layout import tile as tiles
 
 
@@ -23,6 +25,27 @@ def test_tile_struct_has_the_size_of_its_dtype(fmt):
     headers[name] = headers[name].replace(size, f"16 + {size}")
     with pytest.raises(nvrtc.CompileError, match="differs from its dtype"):
         nvrtc.compile_cubin(source, "sm_80", headers)
+
+
+SHARED = [
+    (kernel, constant, sm)
+    for sm in (80, 90)
+    for kernel, template in dict(routes.variants(qgemm.FORMATS["q4_k"], sm)).items()
+    for constant in template
+    if constant.endswith("_BYTES")
+]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(("kernel", "constant", "sm"), SHARED)
+def test_shared_memory_is_what_the_host_computes(kernel, constant, sm):
+    """Every size of shared memory is held by a static_assert: 16 bytes more or fewer do not compile."""
+    fmt = qgemm.FORMATS["q4_k"]
+    template = dict(routes.variants(fmt, sm))[kernel]
+    for lie in (-16, 16):
+        source = codegen.compose(kernel, fmt, **{**template, constant: int(template[constant]) + lie})
+        with pytest.raises(nvrtc.CompileError, match=r"differs? from (the host|what the host asks)"):
+            nvrtc.compile_cubin(source, "sm_90a" if sm == 90 else "sm_80", codegen.headers(fmt))
 
 
 def position_of_code(bits, pairs, step, j, r, plane):

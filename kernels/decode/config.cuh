@@ -3,8 +3,8 @@
 // A CTA owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks, and all tokens. Intra-CTA
 // split-K: its WARP_SPLIT_K warps take the tiles along K round-robin.
 // Config: Format, KBlock, K_BLOCKS; In (Activations, float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4),
-// ROW_BLOCKS, WARP_SPLIT_K, STAGES, BULK (whether stages fill by cp.async.bulk, sm_90), WARP_BYTES (of shared
-// memory).
+// ROW_BLOCKS, WARP_SPLIT_K, STAGES, BULK (whether stages fill by cp.async.bulk, sm_90), WARP_BYTES and
+// REDUCE_BYTES (shared memory of a warp's pipeline, and of the reduction).
 #pragma once
 
 #include "../ptx/mma.cuh"

@@ -14,6 +14,8 @@ template <class Config>
 __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, float2 factor, float* partials,
                                         const WarpCoord<Config>& coord, int m) {
     constexpr int M16_TILES = Config::M16_TILES, TOKENS = Config::TOKENS, ROWS = Config::ROWS, STRIDE = ROWS + 4;
+    static_assert(sizeof(float) * Config::WARP_SPLIT_K * TOKENS * STRIDE == Config::REDUCE_BYTES,
+                  "shared memory of the reduction differs from the host's");
     const int g = coord.lane / 4, t = coord.lane % 4;
 #pragma unroll
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * M16_TILES; ++m16)

@@ -79,11 +79,9 @@ def launch(name: str, p: Problem, config: DecodeConfig) -> Launch:
 
 def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Template) -> int:
     """Shared memory of a CTA: pipelines or, in their place at the end, sums; at least half of what it may take."""
-    warps, tokens = int(constants["WARP_SPLIT_K"]), int(constants["TOKENS"])
-    pipelines = tiles.table_bytes(fmt) + warps * int(constants["WARP_BYTES"])
-    pipelines += quantized_bytes(name, str(constants["In"]), tokens)
-    sums = warps * tokens * (16 * config.m16_tiles + 4) * 4
-    return max(pipelines, sums, config.shared // 2 + BARRIERS)
+    pipelines = tiles.table_bytes(fmt) + int(constants["WARP_SPLIT_K"]) * int(constants["WARP_BYTES"])
+    pipelines += quantized_bytes(name, str(constants["In"]), int(constants["TOKENS"]))
+    return max(pipelines, int(constants["REDUCE_BYTES"]), config.shared // 2 + BARRIERS)
 
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:

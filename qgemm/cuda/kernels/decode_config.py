@@ -13,6 +13,7 @@ from qgemm.cuda.layout.tile import K_BLOCK, WARPS, columns, k_blocks, scales_onc
 
 COLUMN_TILE = 8  # tokens of an operand of the tensor cores: so many have their place, be there fewer
 PADDING = 8  # numbers after a token's share of a k_block, against bank conflicts
+REDUCE_PADDING = 4  # floats after a token's sums of a warp, against bank conflicts
 TOKEN_BYTES = {  # of a token's share of a k_block in a pipeline, by the type of x
     "half": 2 * (K_BLOCK + PADDING),
     "bf16": 2 * (K_BLOCK + PADDING),
@@ -147,4 +148,5 @@ def decode_template(fmt: Format, config: DecodeConfig, tokens: int, kernel: str,
         "STAGES": stages,
         "BULK": int(sm >= BULK_COPIES),
         "WARP_BYTES": pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source),
+        "REDUCE_BYTES": 4 * warp_split_k * tokens * (16 * config.m16_tiles + REDUCE_PADDING),
     }
