@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(128)
     using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    constexpr int SHARES = X_COLUMNS / 8;  // of a k_block
+    constexpr int SHARES = K_BLOCK / 8;  // of a k_block
     const i64 token = blockIdx.x, share = i64(blockIdx.y) * blockDim.x + threadIdx.x;
     if (8 * share >= k) return;
     const Activations& from = k_blocks[share / SHARES * m + token];
@@ -20,5 +20,5 @@ extern "C" __global__ void __launch_bounds__(128)
     float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = d * from.q[32 * block + code_offset(column % 32 + i)];
-    store_eight(x + token * k + column + share / SHARES * X_COLUMNS, values);
+    store_eight(x + token * k + column + share / SHARES * K_BLOCK, values);
 }

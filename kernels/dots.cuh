@@ -12,7 +12,6 @@
 
 namespace qgemm {
 
-static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
 constexpr int BLOCKS = K_BLOCK / 32;  // of x in a k_block
 
 // Weight scales of a block of x.

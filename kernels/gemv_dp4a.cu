@@ -21,7 +21,6 @@ __device__ __forceinline__ void gemv_dp4a(const typename Config::Tile* __restric
     constexpr int TOKENS = Config::TOKENS, K_BLOCKS = Config::K_BLOCKS;
     static_assert(Format::GROUP_SIZE % 32 == 0 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
                   "a q8_1 block of x has a sum for 32 weights, none for fewer");
-    static_assert(K_BLOCK == X_COLUMNS, "activations come k_block by k_block");
     constexpr int BLOCKS = K_BLOCK / 32, SCALES = Format::GROUP_SIZE < 32 ? 2 : 1;  // of a block of x
     const ThreadCoord coord;
     const i64 along = (k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS;

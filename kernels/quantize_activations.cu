@@ -11,10 +11,10 @@ extern "C" __global__ void __launch_bounds__(128)
     using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    constexpr int SHARES = X_COLUMNS / 8;  // of a k_block
+    constexpr int SHARES = K_BLOCK / 8;  // of a k_block
     const i64 token = blockIdx.x, share = i64(blockIdx.y) * blockDim.x + threadIdx.x;
     float values[8] = {};
     if (8 * share < k) load_eight(values, x + token * k + 8 * share);
-    const bool inside = 8 * share < (k + X_COLUMNS - 1) / X_COLUMNS * X_COLUMNS;
+    const bool inside = 8 * share < (k + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
     QuantizedShare(values).store(k_blocks[share / SHARES * m + token], int(share % SHARES), inside);
 }

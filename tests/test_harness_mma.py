@@ -5,55 +5,20 @@ Every format that such a kernel takes, those of tests included: groups of 128 an
 
 from __future__ import annotations
 
-from functools import cache
-
 import harness
 import helpers
 import numpy as np
 import pytest
-from harness import Kernel, device_array, to_device
+from harness.products import problem, run_decode, run_prefill
 from q8_1_blocks import in_k_blocks
 from strategies import EVERY_INTEGER, EVERY_TILED, each
 
 import qgemm
-from qgemm.cuda.jit.twins import Products, Types
-from qgemm.cuda.kernels import decode, prefill_sm80
-from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template
-from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.jit.twins import TYPE_CODES
+from qgemm.cuda.kernels import prefill_sm80
 from qgemm.cuda.problem import Q8_1
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
-kernel = cache(Kernel)
-SM = 80
-
-
-@cache
-def problem(fmt, m, k=320, n=70):
-    """W [n, k'] with ordinary scales, x [m, k'] on the float16 grid, and their product with its bound."""
-    w = helpers.random_tensor(fmt, n, k, np.random.default_rng(3))
-    x = helpers.normal(m, w.shape[1], seed=4).astype(np.float16).astype(np.float32)
-    return (
-        w,
-        x,
-        helpers.exact(x, w),
-        helpers.product_bound(x, w, np.dtype(np.float16)) + helpers.level_loss(x, w, "float16"),
-    )
-
-
-def run_prefill(fmt, name, source, x, w, m, split_k):
-    """y [m, n] by the first config of a kernel of sm_80."""
-    config = prefill_sm80.sm80_configs_for(name, fmt, SM)[0]
-    n, k = w.shape
-    count = prefill_sm80.tiles_of(config, n, m)
-    y, counters = device_array((m, n), np.float32), device_array(count, np.uint32)
-    of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
-    partials = device_array(count * split_k * of_tile, np.float32)
-    made = kernel(name, fmt, **prefill_sm80.template(fmt, config, source, "float", SM))
-    factors = (2.0 ** tiles.level_exponent(fmt), 1.0) if name == prefill_sm80.A16 else ()
-    packed = to_device(tiles.pack(fmt, w.blocks))
-    made(count * split_k, config.threads, packed, to_device(x), y, partials, counters, n, k, m, split_k, *factors)
-    assert not counters.any()
-    return y
 
 
 @each(EVERY_TILED)
@@ -73,29 +38,31 @@ def test_prefill_of_quantized_activations(fmt):
     helpers.assert_a8(y, x, w)
 
 
-def run_decode(fmt, name, source, x, w, m):
-    """y [m, n] by the first config of a decode kernel."""
-    n, k = w.shape
-    tokens = decode.token_tile(m)
-    config = next(iter(decode_configs_for(fmt, name, tokens, SM)))
-    template = decode_template(fmt, config, tokens, name, source, SM)
-    rows = 16 * config.m16_tiles
-    y, packed, given = device_array((m, n), np.float32), to_device(tiles.pack(fmt, w.blocks)), to_device(x)
-    products = Products(k=k, m=m, x=given.ctypes.data)
-    products.of[0].n, products.of[0].end, products.of[0].types = n, -(-n // rows), Types.of("float32", "", "")
-    products.arrays[0].tiles, products.arrays[0].outputs.y = packed.ctypes.data, y.ctypes.data
-    kernel(name, fmt, **template)(-(-n // rows), 32 * template["WARP_SPLIT_K"], products)
-    for array in (y, packed, given):
-        harness.check_guards(array)
-    return y
-
-
 @each(EVERY_TILED)
 def test_decode(fmt):
     """Codes on tensor cores as they lie, scales on sums in float32."""
     w, x, expected, bound = problem(fmt, 5)
     y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, 5)
     assert (np.abs(y - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("residual", [None, *TYPE_CODES])
+@pytest.mark.parametrize("bias", [None, *TYPE_CODES])
+@pytest.mark.parametrize("out", list(TYPE_CODES))
+def test_epilogue(out, bias, residual):
+    """y = sum + bias + residual, each of a type of its own: they are large beside the sum, which alone has a bound."""
+    fmt = qgemm.FORMATS["q4_0"]
+    w, x, expected, bound = problem(fmt, 3)
+    m, n = expected.shape
+    scale = 8 * np.abs(expected).max()
+    bias = None if bias is None else (scale + helpers.normal(n, seed=5)).astype(helpers.float_dtype(bias))
+    residual = (
+        None if residual is None else (-3 * scale * helpers.normal(m, n, seed=6)).astype(helpers.float_dtype(residual))
+    )
+    y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, out, bias, residual)
+    expected = sum((some.astype(np.float64) for some in (bias, residual) if some is not None), expected)
+    bound = bound + np.abs(expected) * (helpers.ROUNDING[out] + 2.0**-22)
+    assert (np.abs(y.astype(np.float64) - expected) <= bound).all()
 
 
 @each(EVERY_INTEGER)

@@ -4,7 +4,8 @@
 // A CTA owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of split_k slices of K. A k_iter is
 // WARP_SPLIT_K k_blocks; a warp owns M16_TILES groups of 16 rows and one k_block of every k_iter.
 // Config: Format, KBlock, K_BLOCKS; In, Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (2, 4), WARP_SPLIT_K,
-// STAGES (at least 3), MAX_SPLIT_K, SMEM_BYTES (dynamic shared memory).
+// STAGES (at least 3), MAX_SPLIT_K, EPI_TILE (tokens reduced and stored at a time); of shared memory: TOKEN_BYTES (a
+// token's share of a k_block of x), REDUCE_BYTES, SMEM_BYTES (all of it).
 #pragma once
 
 #include "../ptx/mma.cuh"
@@ -20,7 +21,6 @@ struct Sm80 : TileConfig<Base> {
     static constexpr int ROW_WARPS = ROW_BLOCKS * WARPS / M16_TILES;  // warps that share a k_block
     static constexpr int THREADS = 32 * ROW_WARPS * WARP_SPLIT_K;
     static constexpr int COLUMN_TILES = TOKENS / 8;
-    static constexpr int EPI_TILE = TOKENS < 32 ? TOKENS : 32;  // tokens reduced and stored at a time
     using WarpAcc = Acc[M16_TILES][COLUMN_TILES];
 };
 

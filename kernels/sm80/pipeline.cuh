@@ -20,6 +20,7 @@ struct StageWeights {
 // X: a token's share of a k_block of x.
 template <class Config, class X>
 struct Stage {
+    static_assert(sizeof(X) == Config::TOKEN_BYTES, "shared memory of a token differs from the host's");
     StageWeights<Config> weights[Config::WARP_SPLIT_K][Config::ROW_BLOCKS];
     X x[Config::WARP_SPLIT_K][Config::TOKENS];
 

@@ -79,6 +79,7 @@ __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, Red
                                         const WarpCoord<Config>& coord, float unit) {
     constexpr int ROWS = Config::ROWS, THREADS = Config::THREADS, EPI_TILE = Config::EPI_TILE;
     static_assert(THREADS % ROWS == 0, "a thread stores one row of W");
+    static_assert(sizeof(smem) == Config::REDUCE_BYTES, "shared memory of the reduction differs from the host's");
     const int g = coord.lane / 4, t = coord.lane % 4, row = threadIdx.x % ROWS;
     y += p.first_token * p.n + p.first_row + row;
 #pragma unroll

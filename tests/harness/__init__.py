@@ -76,7 +76,7 @@ def library(source: str, headers: Mapping[str, str] = MappingProxyType({})) -> c
         "cuda.h",
         *(f"-I{folder}" for folder in folders),
     ]
-    facts = (command, _sources_digest(), source, sorted(headers.items()))
+    facts = (command, sources_digest(), source, sorted(headers.items()))
     made = _folder() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
     with open(made.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=_folder()) as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits and finds the library
@@ -106,7 +106,7 @@ def _folder() -> Path:
 
 
 @cache
-def _sources_digest() -> str:
+def sources_digest() -> str:
     digest = hashlib.sha256()
     for folder in (sources.kernels_dir(), FOLDER, OF_TESTS):
         for path in sorted(path for path in folder.rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".cpp")):

@@ -55,9 +55,27 @@ def host_header() -> str:
 #include "types.cuh"
 namespace qgemm {{
 constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, WARPS = {WARPS};
-constexpr int X_COLUMNS = {K_BLOCK}, ACTIVATION_BYTES = {activations.DTYPE.itemsize};
-{twins.declarations()}}}  // namespace qgemm
+{twins.declarations()}{activation_struct()}}}  // namespace qgemm
 """
+
+
+def activation_struct() -> str:
+    """C++ for qgemm::Activations, derived from the dtype of quantized activations."""
+    dtype = activations.DTYPE
+    q, ds, padding = (dtype[name].itemsize for name in ("qs", "ds", "padding"))
+    offsets = ((member, _offset(dtype, name)) for member, name in (("q", "qs"), ("ds", "ds"), ("padding", "padding")))
+    asserts = "".join(
+        f'static_assert(__builtin_offsetof(Activations, {member}) == {at}, "{member} differs from its dtype");\n'
+        for member, at in offsets
+    )
+    return f"""// Quantized activations of one token and one k_block: qgemm/cuda/layout/activations.py has their order.
+struct Activations {{
+    signed char q[{q}];
+    half2 ds[{ds // 4}];  // of each block: its scale d, and s = d * sum(q)
+    u32 padding[{padding // 4}];  // zero: kernels copy it as well
+}};
+static_assert(sizeof(Activations) == {dtype.itemsize}, "Activations differs from its dtype");
+{asserts}"""
 
 
 def tile_header(fmt: Format) -> str:

@@ -23,8 +23,10 @@ class Types(ctypes.Structure):
 
     @classmethod
     def of(cls, y: str, bias: str, residual: str) -> Types:
-        """Of NumPy's names, "" for an array that is not there."""
-        return cls(*(TYPE_CODES.get(name, 0) for name in (y, bias, residual)))
+        """From names of NumPy types, "" for an array that is not there."""
+        return cls(
+            **{field: TYPE_CODES.get(name, 0) for field, name in (("y", y), ("bias", bias), ("residual", residual))}
+        )
 
 
 class Outputs(ctypes.Structure):
@@ -72,7 +74,7 @@ class Divisor(ctypes.Structure):
     def of(cls, number: int) -> Divisor:
         """For a number from 1 to 2^31."""
         shift = (number - 1).bit_length()
-        return cls(-(-(1 << 31 + shift) // number), shift)
+        return cls(factor=-(-(1 << 31 + shift) // number), shift=shift)
 
 
 class StreamK(ctypes.Structure):

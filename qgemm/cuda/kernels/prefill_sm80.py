@@ -47,7 +47,7 @@ A16, A8 = "prefill_sm80", "prefill_sm80_a8"
 # Measured on an H200 with q4_0. Of every config at least three stages must fit into shared memory.
 SM80_CONFIGS = tuple(Sm80Config(*row) for row in read("prefill_sm80")["configs"])
 TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a k_block, in shared memory
-STORED = 32  # tokens whose sums are in shared memory at a time
+EPI_TILE = 32  # tokens reduced and stored at a time, at most
 MIN_STAGES, MAX_STAGES = 3, 8  # stages, at least and at most
 
 
@@ -104,13 +104,17 @@ def tiles_of(config: Sm80Config, n: int, m: int) -> int:
 def shared_bytes(fmt: Format, config: Sm80Config, stages: int) -> int:
     """Shared memory of a CTA: the table of a codebook's levels, and `stages` stages of codes, fields and x.
 
-    The sums take the place of all at the end.
+    The reduction takes their place at the end.
     """
     dtype = tiles.tile_dtype(fmt)
     weights = dtype.itemsize - (tiles.k_blocks(fmt) - 1) * dtype["k_blocks"].base.itemsize
     stage = config.warp_split_k * (config.row_blocks * weights + config.tokens * TOKEN[config.kernel])
-    sums = config.warp_split_k * min(config.tokens, STORED) * (config.row_blocks * tiles.ROWS + 4) * 4
-    return max(tiles.table_bytes(fmt) + stages * stage, sums)
+    return max(tiles.table_bytes(fmt) + stages * stage, reduce_bytes(config))
+
+
+def reduce_bytes(config: Sm80Config) -> int:
+    """Shared memory of the reduction over the warps along K: float32 [warp_split_k][tokens][rows + 4 of padding]."""
+    return 4 * config.warp_split_k * min(config.tokens, EPI_TILE) * (config.row_blocks * tiles.ROWS + 4)
 
 
 def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) -> Template:
@@ -124,6 +128,9 @@ def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) ->
         "M16_TILES": config.m16_tiles,
         "WARP_SPLIT_K": config.warp_split_k,
         "STAGES": stages,
+        "EPI_TILE": min(config.tokens, EPI_TILE),
+        "TOKEN_BYTES": TOKEN[config.kernel],
+        "REDUCE_BYTES": reduce_bytes(config),
         "SMEM_BYTES": shared_bytes(fmt, config, stages),
     }
     return {"In": source, "Out": out, **sizes, "MAX_SPLIT_K": MAX_SPLIT_K}

@@ -26,7 +26,13 @@ def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
     """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
     units_per_cta, remainder = divmod((count - grid.whole) * units, grid.ctas)
     return StreamK(
-        grid.whole, grid.cluster_split_k, units_per_cta, remainder, *map(Divisor.of, (grid.ctas, units, row_tiles))
+        whole_tiles=grid.whole,
+        cluster_split_k=grid.cluster_split_k,
+        units_per_cta=units_per_cta,
+        remainder=remainder,
+        ctas=Divisor.of(grid.ctas),
+        work_units=Divisor.of(units),
+        row_tiles=Divisor.of(row_tiles),
     )
 
 

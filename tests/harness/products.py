@@ -1,0 +1,73 @@
+"""Products by the kernels of sm_80, run on the host."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import helpers
+import numpy as np
+
+from qgemm.cuda.jit.twins import Products, Types
+from qgemm.cuda.kernels import decode, prefill_sm80
+from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template
+from qgemm.cuda.layout import tile as tiles
+
+from . import Kernel, check_guards, device_array, to_device
+
+kernel = cache(Kernel)
+SM = 80
+
+
+@cache
+def problem(fmt, m, k=320, n=70):
+    """W [n, k'] with ordinary scales, x [m, k'] on the float16 grid, and their product with its bound."""
+    w = helpers.random_tensor(fmt, n, k, np.random.default_rng(3))
+    x = helpers.normal(m, w.shape[1], seed=4).astype(np.float16).astype(np.float32)
+    return (
+        w,
+        x,
+        helpers.exact(x, w),
+        helpers.product_bound(x, w, np.dtype(np.float16)) + helpers.level_loss(x, w, "float16"),
+    )
+
+
+def run_prefill(fmt, name, source, x, w, m, split_k):
+    """y [m, n] by the first config of a kernel of sm_80."""
+    config = prefill_sm80.sm80_configs_for(name, fmt, SM)[0]
+    n, k = w.shape
+    count = prefill_sm80.tiles_of(config, n, m)
+    y, counters = device_array((m, n), np.float32), device_array(count, np.uint32)
+    of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
+    partials = device_array(count * split_k * of_tile, np.float32)
+    made = kernel(name, fmt, **prefill_sm80.template(fmt, config, source, "float", SM))
+    factors = (2.0 ** tiles.level_exponent(fmt), 1.0) if name == prefill_sm80.A16 else ()
+    packed = to_device(tiles.pack(fmt, w.blocks))
+    made(count * split_k, config.threads, packed, to_device(x), y, partials, counters, n, k, m, split_k, *factors)
+    assert not counters.any()
+    return y
+
+
+def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=None):
+    """y [m, n] by the first config of a decode kernel, + bias [n] + residual [m, n]."""
+    n, k = w.shape
+    tokens = decode.token_tile(m)
+    config = next(iter(decode_configs_for(fmt, name, tokens, SM)))
+    template = decode_template(fmt, config, tokens, name, source, SM)
+    rows = 16 * config.m16_tiles
+    y, packed, given = (
+        device_array((m, n), helpers.float_dtype(out)),
+        to_device(tiles.pack(fmt, w.blocks)),
+        to_device(x),
+    )
+    added = {"bias": bias, "residual": residual}
+    added = {key: to_device(value) for key, value in added.items() if value is not None}
+    products = Products(k=k, m=m, x=given.ctypes.data)
+    names = ("" if value is None else value.dtype.name for value in (bias, residual))
+    products.of[0].n, products.of[0].end, products.of[0].types = n, -(-n // rows), Types.of(out, *names)
+    products.arrays[0].tiles, products.arrays[0].outputs.y = packed.ctypes.data, y.ctypes.data
+    for key, value in added.items():
+        setattr(products.arrays[0].outputs, key, value.ctypes.data)
+    kernel(name, fmt, **template)(-(-n // rows), 32 * template["WARP_SPLIT_K"], products)
+    for array in (y, packed, given, *added.values()):
+        check_guards(array)
+    return y
