@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-LEAST_SLICES = 4  # of one thread: fewer are done sooner than a thread starts
-MOST_WORKERS = 16  # each holds a tile or two: this bounds extra memory on machines with many cores
+MIN_SLICES = 4  # of one thread: fewer are done sooner than a thread starts
+MAX_WORKERS = 16  # each holds a tile or two: this bounds extra memory on machines with many cores
 
 
 def workers() -> int:
-    """How many threads share a job: the cores this process may use, at most MOST_WORKERS."""
+    """How many threads share a job: the cores this process may use, at most MAX_WORKERS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
+    return min(cores, MAX_WORKERS)
 
 
 def for_slices(count: int, step: int, work: Callable[[slice], object]) -> None:
@@ -22,7 +22,7 @@ def for_slices(count: int, step: int, work: Callable[[slice], object]) -> None:
     The threads live for one call only: a pool kept between calls would hang in a forked child.
     """
     slices = [slice(start, min(start + step, count)) for start in range(0, count, step)]
-    threads = min(workers(), len(slices) // LEAST_SLICES)
+    threads = min(workers(), len(slices) // MIN_SLICES)
     if threads < 2:
         for part in slices:
             work(part)

@@ -34,7 +34,7 @@ class Tensor:
         name: str = "",
         read: Callable[[int, int], Blocks] | None = None,
     ) -> None:
-        """Of a format and a shape in weights, from blocks [..., N, K / weights per block].
+        """A tensor of a format and a shape in weights, from blocks [..., N, K / weights per block].
 
         `blocks` may be a function that is called at each access, as the file reader does to check its file first.
         `read` is what the method calls, without it `blocks` is sliced.

@@ -25,9 +25,9 @@ from qgemm.cuda.problem import Problem
 
 RESULTS = Path(__file__).parents[1] / "tools" / "results"
 SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
-MOST_VARIANTS = 40  # that are compiled for a format
-MOST_LOSS = 0.02  # of a row of the results, over the choice before
-MOST_LOSS_ELSEWHERE = 0.1
+MAX_VARIANTS = 40  # that are compiled for a format
+MAX_LOSS = 0.02  # of a row of the results, over the choice before
+MAX_LOSS_ELSEWHERE = 0.1
 STEEPEST, STEEPEST_SWEPT = 1.21, 1.18  # by which a row of x more lengthens a product of 4096 x 4096; of q4_0
 
 
@@ -99,7 +99,7 @@ def test_a_config_whose_stages_leave_no_room_for_its_reduction_does_not_fit():
 @each(TILED)
 def test_at_most_so_many_variants_are_compiled(fmt):
     found = Counter(kernel for kernel, _ in routes.variants(fmt, 90))
-    assert 0 < found["prefill_sm90"] <= MOST_VARIANTS
+    assert 0 < found["prefill_sm90"] <= MAX_VARIANTS
 
 
 def test_the_choice_costs_no_row_of_the_results_more():
@@ -114,8 +114,8 @@ def test_the_choice_costs_no_row_of_the_results_more():
         at = row["format"], row["n"], row["k"], row["m"]
         (bf16 if row["x"] == "bf16" else on_rows if at in rows else elsewhere).append(loss)
     assert len(on_rows) == len(rows)
-    assert max(on_rows) <= MOST_LOSS
-    assert max(*elsewhere, *bf16) <= MOST_LOSS_ELSEWHERE
+    assert max(on_rows) <= MAX_LOSS
+    assert max(*elsewhere, *bf16) <= MAX_LOSS_ELSEWHERE
     assert np.mean(on_rows) < 0
     assert np.mean(elsewhere) < 0
     assert np.mean(bf16) < 0.01

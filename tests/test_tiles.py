@@ -123,7 +123,7 @@ def test_tables_fit_and_their_copies_share_no_bank(fmt):
     """A row of copies is one word from every bank, or from every second where a table would be too large."""
     table = tiles.table(fmt)
     assert table.nbytes % 128 == 0
-    assert table.nbytes <= tiles.MOST_TABLE
+    assert table.nbytes <= tiles.MAX_TABLE
     assert table.entry * table.copies in (128, 64)
     assert 2**table.bits == len(fmt.codebook) ** (2 * table.pairs)
 

@@ -21,7 +21,7 @@ from qgemm import Tensor, quantize
 from qgemm.codec.format import Format
 from qgemm.errors import GGUFError
 from qgemm.files.gguf.reader import open as open_gguf
-from qgemm.files.gguf.writer import MOST_ALIGNMENT, write
+from qgemm.files.gguf.writer import MAX_ALIGNMENT, write
 from qgemm.formats import GGML_TYPES
 
 EXCERPT = Path(__file__).parent / "data" / "minilm_excerpt.gguf"
@@ -240,7 +240,7 @@ REFUSED = {
     "alignment as u64": ({}, {"general.alignment": np.uint64(32)}, "key 'general.alignment': must be UINT32"),
     "alignment as text": ({}, {"general.alignment": "32"}, "key 'general.alignment': must be UINT32, is STRING"),
     "alignment as array": ({}, {"general.alignment": [32]}, "key 'general.alignment': must be UINT32, is ARRAY"),
-    "huge alignment": ({}, {"general.alignment": 2 * MOST_ALIGNMENT}, "key 'general.alignment': is 2097152"),
+    "huge alignment": ({}, {"general.alignment": 2 * MAX_ALIGNMENT}, "key 'general.alignment': is 2097152"),
     "a shard": ({}, {"split.count": 2}, "key 'split.count': is not 1 as it must be in a file that is not split"),
     "a later shard": ({}, {"split.no": 1}, "key 'split.no': is not 0"),
     "other total": (ones(), {"split.tensors.count": 2}, "key 'split.tensors.count': is not 1"),

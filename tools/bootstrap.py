@@ -81,7 +81,7 @@ def driver_cuda():
 
 
 def choose_cuda(driver, kept_out):
-    """Of the extras that bring CUDA, the one for this machine: a driver runs older toolkits, never newer."""
+    """The extra that brings CUDA for this machine: a driver runs older toolkits, never newer."""
     if kept_out:
         return None
     if driver is None or driver[0] < 12:

@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Of one format and type of x: for each config fixed_us and k_block_us; the configs to keep, by number."""
+    """A fit of one format and type of x: for each config fixed_us and k_block_us; the configs to keep, by number."""
 
     fixed: Floats
     k_block: Floats
@@ -205,14 +205,14 @@ def select(table: Table, model: Model, counts: Sequence[int]) -> dict[int, Fitte
 
 
 def worst(table: Table, model: Model, fitted: Fitted) -> tuple[float, float, float]:
-    """Of measured problems: the largest regret on rows of the results and elsewhere, and the mean."""
+    """Regret on measured problems: the largest on rows of the results, the largest elsewhere, and the mean."""
     regrets = table.regrets(table.predict(model, fitted.fixed, fitted.k_block), fitted.keep)
     rest = regrets[~table.rows & (table.scale != PREDICTED[1])]
     return regrets[table.rows].max(initial=-1), rest.max(initial=-1), np.concatenate([regrets[table.rows], rest]).mean()
 
 
 def constants(tables: Sequence[Table]) -> Model:
-    """Those of the cost model: the median over formats of what fits each of them best."""
+    """Constants of the cost model: the median over formats of what fits each of them best."""
     found = []
     for table in tables:
         theta = np.log(flat(START))
@@ -261,7 +261,7 @@ def tables_of(measured: dict[str, Any], results: set[tuple[Any, ...]]) -> Iterat
 
 
 def rows_of(table: Table, fitted: Fitted) -> Iterator[list[Any]]:
-    """Those of the data file."""
+    """Rows of the data file."""
     for i in sorted(fitted.keep, key=lambda i: table.configs[i]):
         numbers = round(float(fitted.fixed[i]), 3), round(float(fitted.k_block[i]), 4)
         yield [table.x, *map(int, table.configs[i][:5]), *numbers]

@@ -26,7 +26,7 @@ from qgemm.tensor import Tensor
 
 SAMPLE = (1024, 1024)  # weights whose noise is measured
 ENCODE = tables.RESULTS.with_name("encode.json")
-MOST_BITS = 6  # a weight of the formats that are compared with kbit
+MAX_BITS = 6  # a weight of the formats that are compared with kbit
 
 
 def formats_table() -> str:
@@ -53,7 +53,7 @@ def noise_table() -> str:
     rng = np.random.default_rng(0)
     weights = {"normal": rng.standard_normal(SAMPLE), "heavy tails": rng.standard_t(3, SAMPLE)}
     rows = [f"| format | bits / weight | {' | '.join(weights)} |", f"|---|--:|{'--:|' * len(weights)}"]
-    blocks = (fmt for fmt in FORMATS.values() if not fmt.plain and fmt.encode is not None and fmt.bpw <= MOST_BITS)
+    blocks = (fmt for fmt in FORMATS.values() if not fmt.plain and fmt.encode is not None and fmt.bpw <= MAX_BITS)
     for fmt in sorted(blocks, key=lambda fmt: fmt.bpw):
         found = (f"{signal_to_noise(x.astype(np.float32) / 50, fmt):.1f}" for x in weights.values())
         rows.append(f"| {fmt} | {fmt.bpw:g} | {' | '.join(found)} |")
@@ -61,7 +61,7 @@ def noise_table() -> str:
 
 
 def signal_to_noise(x: NDArray[np.float32], fmt: Format) -> float:
-    """Of weights in this format: mean square of x over that of the error, in dB."""
+    """Signal to noise of x in this format: mean square of x over that of the error, in dB."""
     error = fmt.dequantize(fmt.quantize(x), np.float64) - x
     return 10 * float(np.log10(np.mean(x.astype(np.float64) ** 2) / np.mean(error**2)))
 

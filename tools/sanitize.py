@@ -78,7 +78,7 @@ def costs(pieces: int) -> dict[int, int]:
 
 
 def wide_config(fmt: Any) -> Any:
-    """Of the format's configs of the prefill kernel the one of most tokens, up to 128, whose tiles have two
+    """The prefill config of a format of most tokens, up to 128, whose tiles have two
     row_blocks."""
     from qgemm.cuda.kernels.sm90_cost import measured
 

@@ -41,7 +41,7 @@ class Places(NamedTuple):
 
     @property
     def wide(self) -> float:
-        """Of one place."""
+        """Width of one place."""
         return (self.right - self.left) / self.count
 
     def __call__(self, place: int) -> float:

@@ -167,7 +167,7 @@ def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tu
 
 
 def of_format(fmt: Format, activations: Sequence[str]) -> list[str]:
-    """Those of the activations that a format can be multiplied with."""
+    """The activations that a format can be multiplied with, of those given."""
     return [activation for activation in activations if activation == "a16" or fmt.integer]
 
 
@@ -316,7 +316,7 @@ def nvidia_smi(*queries: str) -> list[Any]:
 
 
 def compute_capability() -> int:
-    """Of the current GPU: 90 is 9.0."""
+    """Compute capability of the current GPU: 90 is 9.0."""
     import cupy
 
     return int(cupy.cuda.Device().compute_capability)

@@ -20,7 +20,7 @@ from qgemm.ops import matmul, quantize
 from .results import Results
 
 SHAPE, CALLS, QUEUE, WARM_UP_S = (1024, 1024), 1000, 50, 0.05
-MOST_CPUS = 16  # to time: each takes a tenth of a second
+MAX_CPUS = 16  # to time: each takes a tenth of a second
 
 
 def times(activations: Sequence[str]) -> Results:
@@ -48,11 +48,11 @@ def on_each_cpu(calls: Mapping[str, Callable[[], object]], wait: Callable[[], ob
 
 
 def some_cpus() -> list[int]:
-    """Of the CPUs that the process may use, MOST_CPUS at most, spread over all; -1, any, where a system cannot say."""
+    """Up to MAX_CPUS of the CPUs that the process may use, spread over all; -1, any, where a system cannot say."""
     if not hasattr(os, "sched_getaffinity"):
         return [-1]
     cpus = sorted(os.sched_getaffinity(0))
-    return cpus[:: -(-len(cpus) // MOST_CPUS)]
+    return cpus[:: -(-len(cpus) // MAX_CPUS)]
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def rates(stream: Any, formats: Sequence[Format], rotate: int) -> dict[str, dict
 
 
 def rate(stream: Any, fmt: Format, rotate: int) -> dict[str, float]:
-    """Of one format, from and to as many copies as make up `rotate` bytes."""
+    """GB/s of packing one format, rotating over as many copies as make up `rotate` bytes."""
     import cupy
 
     n, count = SHAPE[0], fmt.blocks_in(SHAPE[1])

@@ -38,7 +38,7 @@ class Times(NamedTuple):
 
 
 def times(samples: Sequence[float]) -> Times:
-    """Of samples in microseconds, interpolated between neighbours.
+    """Quantiles of samples in microseconds, interpolated between neighbours.
 
     >>> times([3.0, 1.0, 2.0])
     Times(us=2.0, p10=1.2, p90=2.8)
@@ -121,7 +121,7 @@ def speedup(row: Row) -> float:
 
 
 def share(row: Row) -> float:
-    """Of the time that reading the packed bytes takes at least: 1 is the speed of memory."""
+    """The least time of reading the packed bytes over the time taken: 1 is the speed of memory."""
     return float(row["stream_us"] / row["us"])
 
 

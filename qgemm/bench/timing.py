@@ -14,7 +14,7 @@ from .results import Times, times
 
 REPEATS = 9  # replays that count; the median of fewer than 7 says little
 LOOP_US = 2000  # what a loop takes at least on a fast GPU: starting its graph, some 10 us, is spread over its calls
-MOST_CALLS = 256  # what is not captured must fit into the driver's queue, of about 1000 launches
+MAX_CALLS = 256  # what is not captured must fit into the driver's queue, of about 1000 launches
 BYTES_A_US, OPERATIONS_A_US = 4e6, 8e8  # of a fast GPU
 HOLD_NS = 100_000
 WARM_UPS = 2
@@ -49,7 +49,7 @@ class Loop(NamedTuple):
 def rotation(weights: Sequence[Any], nbytes: float, operations: float = 0) -> list[Any]:
     """All weights in turn, equally often: a loop of calls that each read so many bytes and do so many operations."""
     us = max(nbytes / BYTES_A_US, operations / OPERATIONS_A_US)
-    calls = min(MOST_CALLS, ceil(LOOP_US / us))
+    calls = min(MAX_CALLS, ceil(LOOP_US / us))
     return list(weights) * ceil(calls / len(weights))
 
 

@@ -41,7 +41,7 @@ class Ability(NamedTuple):
 
 @cache
 def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
-    """Of the NumPy backend with tensors of so many axes, by multiplying one row of blocks."""
+    """What the NumPy backend does with tensors of `ndim` axes, found by multiplying one row of blocks."""
     if fmt.levels is None:
         return Ability(note="no codec")
     k = _row(fmt)
@@ -58,7 +58,7 @@ def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
 
 @cache
 def on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
-    """Of the CUDA backend on compute capability sm (90 is 9.0), by the route table; needs no GPU."""
+    """What the CUDA backend does on compute capability sm (90 is 9.0), by the route table; needs no GPU."""
     if fmt.levels is None or ndim == 1:
         return Ability(note="no codec" if fmt.levels is None else "no matrix")
     products = {activation: kernels for activation in ACTIVATIONS if (kernels := _kernels(fmt, activation, sm))}

@@ -213,7 +213,7 @@ def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """The same blocks as a matrix (rows, K); a vector is cut into rows of at most ROW, so that it too has tiles."""
+    """The tensor's blocks as a matrix (rows, K); a vector is cut into rows of at most ROW, so that it too has tiles."""
     k = tensor.shape[-1] if tensor.ndim > 1 else gcd(tensor.shape[-1], ROW)
     rows = prod(tensor.shape) // k
     return Tensor(tensor.format, (rows, k), tensor.blocks.reshape(rows, -1), tensor.name)

@@ -32,7 +32,7 @@ from .common import Command, Progress, UsageError, add_file, counts, random_toke
 
 RUNS, SECONDS = 7, 2.0  # timed calls, of which the median counts; fewer once they have taken so long
 TILE = 1 << 20  # weights that the reference decodes at a time: 8 MiB of float64
-MOST_HINTS = 5
+MAX_HINTS = 5
 
 
 class Product(NamedTuple):
@@ -98,7 +98,7 @@ def find(file: GGUFFile, name: str) -> Tensor:
     """The tensor of this name; an error lists the names that are close."""
     if name in file:
         return file[name]
-    close = get_close_matches(name, file, MOST_HINTS)
+    close = get_close_matches(name, file, MAX_HINTS)
     hint = f"close are {', '.join(map(printable, close))}" if close else "`qgemm info` lists the names"
     raise QgemmError(f"{shown_path(file.path)}: there is no tensor {printable(name)!r}; {hint}")
 
@@ -122,7 +122,7 @@ def save(path: str, y: NDArray[np.float32]) -> None:
 
 
 def errors(x: NDArray[Any], w: Tensor, y: NDArray[Any], progress: Progress) -> tuple[float, float]:
-    """Of y against x @ w.T in float64: the RMS error relative to that of the product, and the largest."""
+    """Errors of y against x @ w.T in float64: RMS relative to that of the product, and the largest."""
     x = x.reshape(-1, w.shape[1]).astype(np.float64)
     y = y.reshape(-1, w.shape[0])
     step = max(1, TILE // w.shape[1])

@@ -41,7 +41,7 @@ def magnitudes(fmt: Format, blocks: Blocks) -> Doubles:
 
 
 def a16_bound(x: Doubles, w: Doubles) -> Doubles:
-    """Of x @ w.T from exact factors: K products, K - 1 additions, and for blocks a scale and a minimum on the sum.
+    """Error bound of x @ w.T from exact factors: K products, K - 1 additions, a scale and a minimum on a block's sum.
 
     With a codebook the decoded weight, to which it is compared, is itself a rounded product of scale and level.
     w: the `magnitudes` of the weights; for formats without a minimum they are those of the weights themselves.
@@ -94,6 +94,6 @@ def _by_group(part: NDArray[Any], n: int, shared: int) -> Doubles:
 
 
 def _bound(operations: int, size: Doubles) -> Doubles:
-    """Of a sum of terms whose magnitudes add up to `size`; infinite where float32 overflows or a term is not finite."""
+    """Error bound of a sum of terms whose magnitudes add up to `size`; infinite where float32 overflows."""
     bounded = size < LARGEST
     return np.where(bounded, gamma(operations) * np.where(bounded, size, 0) + TINY, np.inf)

@@ -52,7 +52,7 @@ class Levels(NamedTuple):
         return w.reshape(len(w), -1)
 
     def zeros_as_minimums(self) -> Levels:
-        """The same, but for roundings, with a zero that each group has of its own as part of its minimum."""
+        """These levels with each group's own zero moved into its minimum; equal but for rounding."""
         if not isinstance(self.zero, np.ndarray) or self.scale is None:
             return self
         with np.errstate(invalid="ignore", over="ignore"):

@@ -28,7 +28,7 @@ class Comparison(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Of one range: whether the blocks are the source's or made of its codes, and the sums for the error."""
+    """One range compared: whether the blocks are the source's or made of its codes, and the sums for the error."""
 
     identical: bool
     same_codes: bool

@@ -210,7 +210,7 @@ class _Matrix:
             return (grouped.astype(np.float32) * scales[..., None]).reshape(-1)
 
     def groups(self, start: int, stop: int) -> Groups:
-        """The same as groups of 32."""
+        """Weights start .. stop - 1 as groups of 32."""
         codes, zeros, scales = self.rows(start // self.k, stop // self.k)
         repeat = self.group // GROUP
         return Groups(

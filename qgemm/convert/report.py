@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 
 def line(step: Step, error: float | None) -> Line:
-    """Of a step with the relative RMS error that it made, or that is still to be made."""
+    """The report line of a step; error: the relative RMS error that it made, None if it is still to be made."""
     weight, fmt = step.weight, step.format
     return Line(
         weight.name, weight.shape, weight.type, str(fmt), outcome(step, error), error, fmt.bpw, step.nbytes, step.rule
@@ -84,7 +84,7 @@ def totals(lines: Sequence[Line], nbytes: int) -> list[str]:
 
 
 def document(source: str, target: str, type: str, lines: Sequence[Line], nbytes: int) -> Mapping[str, Any]:
-    """The same as a JSON document."""
+    """The report as a JSON document."""
     after = sum(each.nbytes for each in lines)
     weights = sum(_size(each) for each in lines)
     return {

@@ -15,7 +15,7 @@ from qgemm.arrays import current_stream
 from .kernels.kernel import Launchable
 from .tensor import DeviceTensor
 
-MOST_LAUNCHES = 256  # that a tensor remembers
+MAX_LAUNCHES = 256  # that a tensor remembers
 
 
 def try_cached(x: Any, w: DeviceTensor, activation: str, out: Any) -> bool:
@@ -41,7 +41,7 @@ def try_cached(x: Any, w: DeviceTensor, activation: str, out: Any) -> bool:
 def try_cached_many(
     x: Any, weights: Sequence[Any], activation: str, epilogues: Sequence[Epilogue], outs: Sequence[Any]
 ) -> bool:
-    """The same for several products, and with epilogues."""
+    """Launch several products of one x, with their epilogues, if all of it was launched before."""
     import cupy
 
     array, device = cupy.ndarray, weights[0].device
@@ -79,7 +79,7 @@ def remember(
 ) -> None:
     """Keep the launch of a call with its first weights."""
     known = weights[0].launch_cache
-    if len(known) >= MOST_LAUNCHES:
+    if len(known) >= MAX_LAUNCHES:
         known.clear()
     known[_key(x, activation, weights, epilogues, outs)] = launch
 

@@ -67,7 +67,7 @@ class Planes:
             return DeviceTensor(self.format, self.shape, *packed, self.name)
 
     def to_host(self) -> Tensor:
-        """The same as a Tensor."""
+        """The matrix as a Tensor in host memory."""
         blocks = np.empty(self.absmax.shape, self.format.dtype)
         blocks["absmax"], blocks["planes"] = self.absmax.get(), self.planes.get()
         return Tensor(self.format, self.shape, blocks, self.name)

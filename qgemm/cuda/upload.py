@@ -63,7 +63,7 @@ def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
 
 
 def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
-    """The same for n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16."""
+    """Pack n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16."""
     import cupy
 
     data, row_absmax = empty_tiles(fmt, n, count)

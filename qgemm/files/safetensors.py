@@ -25,7 +25,7 @@ from qgemm.errors import CheckpointError
 from .paths import Opened, PathLike, path_string, shown, shown_path
 
 SIZE = struct.Struct("<Q")
-MOST_HEADER = 100_000_000  # bytes: what the format's own library takes
+MAX_HEADER = 100_000_000  # bytes: what the format's own library takes
 METADATA = "__metadata__"
 ALIGNMENT = 8  # of the data: headers are padded with spaces
 
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the stored bits."""
+        """The NumPy type of the stored bits."""
         return np.dtype(DTYPES[self.type])
 
     @property
@@ -95,8 +95,8 @@ class SafetensorsFile:
         if left < 2:
             raise self._refusal(f"not a safetensors file: it has {self.file.size} bytes")
         size = SIZE.unpack(self.file.read(0, SIZE.size).tobytes())[0]
-        if size > min(left, MOST_HEADER):
-            raise self._refusal(f"header: {size} bytes are more than the file has or {MOST_HEADER}")
+        if size > min(left, MAX_HEADER):
+            raise self._refusal(f"header: {size} bytes are more than the file has or {MAX_HEADER}")
         header = self.parsed(self.file.read(SIZE.size, size).tobytes())
         metadata = header.pop(METADATA, {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -166,8 +166,8 @@ def json_object(path: str) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError for anything else."""
     file = Opened(path, CheckpointError)
     try:
-        if file.size > MOST_HEADER:
-            raise CheckpointError(f"{shown_path(path)}: has {file.size} bytes, more than {MOST_HEADER}")
+        if file.size > MAX_HEADER:
+            raise CheckpointError(f"{shown_path(path)}: has {file.size} bytes, more than {MAX_HEADER}")
         found = json.loads(file.read(0, file.size).tobytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):

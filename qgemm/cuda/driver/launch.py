@@ -76,7 +76,7 @@ class Launch:
         cluster: int = 0,
         programmatic: bool = True,
     ) -> None:
-        """Of a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills.
+        """Prepare a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills.
 
         cluster: CTAs that make one (compute capability 9.0), or 0. programmatic: whether the kernel waits for the one
         before it by itself (griddepcontrol.wait) and so may start while that one runs.

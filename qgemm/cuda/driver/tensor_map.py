@@ -25,7 +25,7 @@ class TensorMap(twins.TensorMap):
         return found
 
     def encode(self, pointer: int, kind: str, rows: int, columns: int, box_rows: int) -> None:
-        """Of a row-major matrix of 16-bit numbers at a multiple of 16; boxes of 64 columns, swizzled for wgmma."""
+        """Encode a row-major matrix of 16-bit numbers at a multiple of 16; boxes of 64 columns, swizzled for wgmma."""
         status = driver().cuTensorMapEncodeTiled(
             ctypes.byref(self), TYPES[kind], 2, ctypes.c_void_p(pointer),
             (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * ITEMSIZE),

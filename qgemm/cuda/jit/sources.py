@@ -40,7 +40,7 @@ def closure(source: str, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _included(folder: str, text: str) -> Iterator[tuple[str, str]]:
-    """Of each #include of a file in `folder` the two paths it may mean: beside that file, or below kernels/."""
+    """For each #include of a file in `folder`, the two paths it may mean: beside that file, or below kernels/."""
     for name in INCLUDE.findall(text):
         yield posixpath.normpath(posixpath.join(folder, name)), posixpath.normpath(name)
 

@@ -56,7 +56,7 @@ class DecodeConfig(NamedTuple):
 
 
 def _row(values: list[Any]) -> DecodeConfig:
-    """Of configs/decode.json, where shared memory is in KiB."""
+    """A row of configs/decode.json, where shared memory is in KiB."""
     kernels, tokens, least, row_blocks, m, m16_tiles, warp_split_k, kib, max_stages = values
     return DecodeConfig(
         tuple(kernels), tuple(tokens), least, row_blocks, m, m16_tiles, warp_split_k, kib << 10, max_stages
@@ -87,7 +87,7 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
 
 
 def decode_ranked(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm: int) -> list[DecodeConfig]:
-    """Those of these rows that are for M rows of x and so many row_blocks of W; the first is chosen."""
+    """Configs for M rows of x and `row_blocks` row_blocks of W, the best first."""
     return [row for row in decode_configs_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m]
 
 

@@ -19,7 +19,7 @@ from .kernel import Kernel, Launchable, Ranked
 from .transforms import DEQUANTIZE_TILES
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
-MOST_GRID_Y = 65535  # CUDA's limit on the second axis of a grid
+MAX_GRID_Y = 65535  # CUDA's limit on the second axis of a grid
 
 
 def dense(fmt: Format, k: int, row_blocks: Any, rows: int, dtype: np.dtype[Any], exponent: int) -> Any:
@@ -30,8 +30,8 @@ def dense(fmt: Format, k: int, row_blocks: Any, rows: int, dtype: np.dtype[Any],
     if made.size:
         kernel = DEQUANTIZE_TILES.load(fmt, Out=c_type(dtype))
         factor = np.float32(2.0**-exponent)
-        for first in range(0, len(row_blocks), MOST_GRID_Y):
-            some = row_blocks[first : first + MOST_GRID_Y]
+        for first in range(0, len(row_blocks), MAX_GRID_Y):
+            some = row_blocks[first : first + MAX_GRID_Y]
             at = made[first * tiles.ROWS :]
             kernel(
                 (some.shape[1] * tiles.k_blocks(fmt), len(some)),

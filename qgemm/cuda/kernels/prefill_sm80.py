@@ -19,10 +19,10 @@ from .kernel import Kernel, Launchable
 
 
 class Sm80Config(NamedTuple):
-    """How a kernel configs y: a CTA has `tokens` rows of x and `row_blocks` * 64 rows of W.
+    """The tile of y of a CTA: `tokens` rows of x and `row_blocks` * 64 rows of W.
 
-    m16_tiles: of 16 rows of W, of a warp. warp_split_k: of every `warp_split_k` k_blocks of K, one is a warp's. us:
-    that a CTA takes a k_block, about.
+    m16_tiles: tiles of 16 rows of W of a warp. warp_split_k: a warp takes one k_block in `warp_split_k`. us: time of a
+    CTA for a k_block, about.
     """
 
     kernel: str
@@ -38,7 +38,7 @@ class Sm80Config(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return tiles.LANES * tiles.WARPS * self.row_blocks // self.m16_tiles * self.warp_split_k
 
 
@@ -52,7 +52,7 @@ MIN_STAGES, MAX_STAGES = 3, 8  # stages, at least and at most
 
 
 class Plan(NamedTuple):
-    """A config, and how many CTAs share a tile of y along K."""
+    """A config, and the number of CTAs along K of a tile of y."""
 
     config: Sm80Config
     split_k: int = 1
@@ -62,8 +62,8 @@ class Plan(NamedTuple):
 
 
 MAX_SPLIT_K = 4
-WAVES = 2  # of CTAs, at most, if tiles are shared: bounds the memory of their sums
-REDUCTION_US: dict[str, float] = read("prefill_sm80")["reduction_us"]  # always, and a part of 128 x 256 of y
+WAVES = 2  # of CTAs with split-K, at most: bounds the workspace of their partials
+REDUCTION_US: dict[str, float] = read("prefill_sm80")["reduction_us"]  # of a split tile, and of each 128 x 256 partials
 
 
 def sm80_configs_for(kernel: str, fmt: Format, sm: int) -> tuple[Sm80Config, ...]:
@@ -140,8 +140,8 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
     """The launch for every matrix of this shape, format and exponent and M rows of x."""
     (config, split_k), out = plan, p.out
     constants, count = template(p.format, config, p.x, out, p.sm), tiles_of(config, p.n, p.m)
-    exponent = max(-MOST_EXPONENT, min(p.exponent, MOST_EXPONENT)) if p.x == "half" else 0
-    pointers = (ctypes.c_void_p * 5)()  # w, x, y, sums, counters
+    exponent = max(-MAX_EXPONENT, min(p.exponent, MAX_EXPONENT)) if p.x == "half" else 0
+    pointers = (ctypes.c_void_p * 5)()  # w, x, y, partials, counters
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
     sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(split_k)
     level = tiles.level_exponent(p.format)
@@ -155,30 +155,30 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
         pointers,
         len(pointers),
     )
-    sums_of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
-    shared = (count * split_k * sums_of_tile, count) if split_k > 1 else (0, 0)
-    sizes_of_scratch = tuple(1 << size.bit_length() for size in shared)  # of few sizes: each stays
+    partials_of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
+    shared = (count * split_k * partials_of_tile, count) if split_k > 1 else (0, 0)
+    workspace_sizes = tuple(1 << size.bit_length() for size in shared)  # powers of two: few, since each stays
 
     def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
-        sums, counters = scratch(p.device, stream, *sizes_of_scratch)
-        made(stream, w, x, y, sums.data.ptr, counters.data.ptr)
+        partials, counters = workspace(p.device, stream, *workspace_sizes)
+        made(stream, w, x, y, partials.data.ptr, counters.data.ptr)
 
     return run
 
 
 @cache
-def scratch(device: int, stream: int, sums: int, tiles: int) -> tuple[Any, Any]:
-    """Where a stream's products keep the sums of split_k, and count them.
+def workspace(device: int, stream: int, partials: int, tiles: int) -> tuple[Any, Any]:
+    """The split-K workspace of a stream: partials, and a counter of arrivals for each tile.
 
     Never freed, so that a captured graph may be replayed whenever its stream's other work is done.
     """
     import cupy
 
     with cupy.cuda.Device(device):
-        return cupy.empty(sums, "float32"), cupy.zeros(tiles, "uint32")
+        return cupy.empty(partials, "float32"), cupy.zeros(tiles, "uint32")
 
 
-MOST_EXPONENT = 126  # beyond it the factor is no float32
+MAX_EXPONENT = 126  # beyond it the factor is no float32
 
 
 def takes(activation: str, p: Problem) -> bool:

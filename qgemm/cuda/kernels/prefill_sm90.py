@@ -49,7 +49,7 @@ class PrefillLaunch:
     """
 
     def __init__(self, p: Problem, config: Sm90Config) -> None:
-        """On the current device."""
+        """Prepare the launch on the current device."""
         row_blocks, (output,) = -(-p.n // tiles.ROWS), p.outputs
         template = prefill_template(p.format, config, p.x)
         of_y = config.tiles(p.m, row_blocks)

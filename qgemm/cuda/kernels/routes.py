@@ -29,7 +29,7 @@ MMA_TOKENS, A8_TOKENS = (
     tuple(sorted({sm80.tokens for sm80 in prefill_sm80.SM80_CONFIGS if sm80.kernel == kernel.name}))
     for kernel in (PREFILL_SM80, PREFILL_SM80_A8)
 )
-MOST_LAUNCHES = 1024  # kept
+MAX_LAUNCHES = 1024  # kept
 LARGE = 4096  # rows of x that no kernel for few takes
 TYPE_NAMES = tuple(C_TYPES)
 
@@ -126,7 +126,7 @@ def route(p: Problem) -> Route:
     )
 
 
-@lru_cache(maxsize=MOST_LAUNCHES)
+@lru_cache(maxsize=MAX_LAUNCHES)
 def launch(kernel: Kernel, p: Problem) -> Launchable:
     """The launch of a kernel for a problem, by the config that the kernel chooses; kept."""
     return kernel.launch(p, kernel.choose(p))
@@ -146,7 +146,7 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
 
 
 def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
-    """Those of a row's problems, of every size; a type of x only where the row is the first to serve it."""
+    """Templates of a route's problems of every size; a type of x only where the route is the first to serve it."""
     kernel, (activation,) = row.kernel, row.activations
     outs = TYPE_NAMES if kernel.out_in_template else TYPE_NAMES[:1]
     for tokens, x in product(row.tokens, row.types):

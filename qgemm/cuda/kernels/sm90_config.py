@@ -45,7 +45,7 @@ class Sm90Config(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Of a CTA: its warpgroups, and the producers'."""
+        """Threads of a CTA: its consumer warpgroups and the producer's."""
         return 128 * (self.row_blocks * self.wg_split_k + 1)
 
     @property

@@ -81,7 +81,7 @@ def _at(pair: tuple[float, float], size: Any) -> Any:
 
 
 def work_of(fmt: Format, config: Sm90Config, m: int, n: int, k: int, sms: int, l2_megabytes: float) -> Work:
-    """Of y [M, N] = x [M, K] @ W.T by a config on so many SMs."""
+    """What y [M, N] = x [M, K] @ W.T by a config costs on `sms` SMs."""
     row_blocks, unit = -(-n // ROWS), config.unit(fmt)
     count, units, unit_k_blocks = config.tiles(m, row_blocks), -(-k // unit), unit // K_BLOCK
     grid = grid_of(count, units, sms, config.single_tile, config.row_blocks * unit_k_blocks)

@@ -15,7 +15,7 @@ EXPONENTS = -112, 116  # least and most of a unit of weights
 FLOATS = -126, 127  # least and most of a power of two in float32
 CODES = -24  # 2^CODES is that of codes as they are masked out of words: half's smallest number
 HEADROOM = 3  # between the largest weight in these units and 2^15, at least
-MOST_HALF = 15  # 2^MOST_HALF is the largest half that is a power of two
+MAX_HALF = 15  # 2^MAX_HALF is the largest half that is a power of two
 
 
 class RowExponentRange(NamedTuple):
@@ -48,4 +48,4 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
     least = 0 if folded else max(EXPONENTS[0], -FLOATS[1] - level)
     most = min(EXPONENTS[1], -FLOATS[0] - level)
-    return RowExponentRange(level, max(HEADROOM, below - level) - MOST_HALF, least, most)
+    return RowExponentRange(level, max(HEADROOM, below - level) - MAX_HALF, least, most)

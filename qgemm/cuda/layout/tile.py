@@ -49,7 +49,7 @@ PANEL_BYTES = 256  # bytes of a row of blocks that a CTA packs at a time, or a t
 PACK_THREADS = 128
 LARGEST_CODE = 128  # at least, so that the rows of all formats of up to eight bits have their exponents alike
 BANKS = 128  # bytes of shared memory, one from every bank
-MOST_TABLE = 64 << 10  # bytes of a table of levels
+MAX_TABLE = 64 << 10  # bytes of a table of levels
 
 Tiles = NDArray[Any]
 
@@ -228,12 +228,12 @@ class Table(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Of levels in an entry: of how many registers."""
+        """Pairs of levels in an entry, a register each."""
         return self.entry // 4
 
     @property
     def nbytes(self) -> int:
-        """Of the table."""
+        """Bytes of the table in shared memory."""
         return self.entry * self.copies << self.bits
 
 
@@ -243,7 +243,7 @@ def table(fmt: Format) -> Table | None:
         return None
     bits = 2 * int(len(fmt.codebook) - 1).bit_length()
     bits, entry = (2 * bits, 8) if bits == 4 else (bits, 4)
-    return Table(bits, entry, min(BANKS // entry, (MOST_TABLE // entry) >> bits))
+    return Table(bits, entry, min(BANKS // entry, (MAX_TABLE // entry) >> bits))
 
 
 def table_bytes(fmt: Format) -> int:

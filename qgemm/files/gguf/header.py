@@ -22,12 +22,12 @@ from .layout import (
     ARRAY,
     BOOL,
     INTEGERS,
-    LEAST_KEY,
-    LEAST_TENSOR,
     MAGIC,
-    MOST_DIMS,
-    MOST_KEY_BYTES,
-    MOST_NAME_BYTES,
+    MAX_DIMS,
+    MAX_KEY_BYTES,
+    MAX_NAME_BYTES,
+    MIN_KEY,
+    MIN_TENSOR,
     NE,
     NOT_GGUF,
     NUMBERS,
@@ -48,7 +48,7 @@ from .layout import (
 
 
 class Place(NamedTuple):
-    """Of a key: the type of its value and the byte at which the value starts."""
+    """Where a key's value is: its type and the byte at which it starts."""
 
     kind: int
     at: int
@@ -152,7 +152,7 @@ class _Walk:
         if version not in VERSIONS:
             raise self.refusal(f"version {version} is not {' or '.join(map(str, VERSIONS))}")
         tensors, keys = self.u64("tensor count"), self.u64("key count")
-        least, left = tensors * LEAST_TENSOR + keys * LEAST_KEY, self.size - self.at
+        least, left = tensors * MIN_TENSOR + keys * MIN_KEY, self.size - self.at
         if least > left:
             raise self.refusal(f"{tensors} tensors and {keys} keys need {least} bytes, {left} are left")
         return version, tensors, keys
@@ -162,7 +162,7 @@ class _Walk:
         found: dict[str, Place] = {}
         for number in range(count):
             self.place = "key", number
-            raw = self.name(MOST_KEY_BYTES)
+            raw = self.name(MAX_KEY_BYTES)
             self.place = "key", raw
             if rule := broken_key_rule(raw):
                 raise self.refusal(rule)
@@ -221,7 +221,7 @@ class _Walk:
         found: dict[str, Entry] = {}
         for number in range(count):
             self.place = "tensor", number
-            raw = self.name(MOST_NAME_BYTES)
+            raw = self.name(MAX_NAME_BYTES)
             self.place = "tensor", raw
             if rule := broken_name_rule(raw):
                 raise self.refusal(rule)
@@ -230,7 +230,7 @@ class _Walk:
                 raise self.refusal("this name comes twice")
             dims = self.u32("n_dims")
             if dims not in NE:
-                raise self.refusal(f"{dims} dimensions are not 1 to {MOST_DIMS}")
+                raise self.refusal(f"{dims} dimensions are not 1 to {MAX_DIMS}")
             ne = NE[dims].unpack_from(self.data, self.take(8 * dims, "dimensions"))
             kind, offset = self.u32("type"), self.u64("offset")
             fmt = GGML_TYPES.get(kind)

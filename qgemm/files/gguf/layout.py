@@ -33,14 +33,14 @@ Value: TypeAlias = bool | str | np.generic | NDArray[Any] | list[str]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, GGUF_VERSION)  # one layout
-MOST_KEY_BYTES = 65535
-MOST_NAME_BYTES = 63  # ggml keeps 64, one of them a NUL
-MOST_DIMS = 4
-LEAST_KEY = 8 + 1 + 4 + 1  # bytes: length, name, type, value
-LEAST_TENSOR = 8 + 0 + 4 + 8 + 4 + 8  # bytes: length, name, n_dims, ne, type, offset
+MAX_KEY_BYTES = 65535
+MAX_NAME_BYTES = 63  # ggml keeps 64, one of them a NUL
+MAX_DIMS = 4
+MIN_KEY = 8 + 1 + 4 + 1  # bytes: length, name, type, value
+MIN_TENSOR = 8 + 0 + 4 + 8 + 4 + 8  # bytes: length, name, n_dims, ne, type, offset
 
 U32, U64, ELEMENTS = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQ")
-NE = {n: struct.Struct(f"<{n}Q") for n in range(1, MOST_DIMS + 1)}
+NE = {n: struct.Struct(f"<{n}Q") for n in range(1, MAX_DIMS + 1)}
 
 ALIGNMENT = Keys.General.ALIGNMENT
 SPLIT_NO, SPLIT_COUNT = Keys.Split.LLM_KV_SPLIT_NO, Keys.Split.LLM_KV_SPLIT_COUNT
@@ -91,8 +91,8 @@ def broken_key_rule(key: bytes) -> str:
     """For the name of a key."""
     if not key:
         return "a key must not be empty"
-    if len(key) > MOST_KEY_BYTES:
-        return f"a key must not be longer than {MOST_KEY_BYTES} bytes"
+    if len(key) > MAX_KEY_BYTES:
+        return f"a key must not be longer than {MAX_KEY_BYTES} bytes"
     if not key.isascii() or b"\0" in key:
         return "a key must be ASCII without NUL"
     return ""
@@ -100,15 +100,15 @@ def broken_key_rule(key: bytes) -> str:
 
 def broken_name_rule(name: bytes) -> str:
     """For the name of a tensor, which may be empty and need not be UTF-8."""
-    if len(name) > MOST_NAME_BYTES:
-        return f"a name must not be longer than {MOST_NAME_BYTES} bytes"
+    if len(name) > MAX_NAME_BYTES:
+        return f"a name must not be longer than {MAX_NAME_BYTES} bytes"
     return "a name must not hold NUL" if b"\0" in name else ""  # "a\0b": one name to Python, another to C
 
 
 def broken_shape_rule(fmt: Format, shape: tuple[int, ...]) -> str:
     """For the shape of a tensor in weights, (..., N, K)."""
-    if not 1 <= len(shape) <= MOST_DIMS:
-        return f"{len(shape)} dimensions are not 1 to {MOST_DIMS}"
+    if not 1 <= len(shape) <= MAX_DIMS:
+        return f"{len(shape)} dimensions are not 1 to {MAX_DIMS}"
     if 0 in shape:
         return f"shape {shape} holds a zero"
     if shape[-1] % fmt.weights:

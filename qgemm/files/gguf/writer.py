@@ -45,7 +45,7 @@ from .layout import (
 from .parts import LAYOUT, OURS, RESERVED, SUFFIXES, VERSION, parts_of, stored_keys
 
 PIECE = 4 << 20  # bytes of a tensor in memory at a time, where they must be copied at all
-MOST_ALIGNMENT = 1 << 20  # GGUFWriter builds its padding as a list of ints
+MAX_ALIGNMENT = 1 << 20  # GGUFWriter builds its padding as a list of ints
 
 KINDS = {dtype.str: GGUFValueType(kind) for kind, dtype in NUMBERS.items()}
 PYTHON_INT = [np.dtype(name) for name in ("<u4", "<i4", "<i8", "<u8")]  # it becomes the first that holds it
@@ -266,8 +266,8 @@ def _check_special_keys(where: str, values: Mapping[str, GGUFValue], tensors: in
         number = int(value.value) if value.type in INTEGERS else None
         if key == ALIGNMENT:
             rule = broken_alignment_rule(value.type, number or 0)
-            if not rule and int(value.value) > MOST_ALIGNMENT:
-                rule = f"is {number}, files are written with at most {MOST_ALIGNMENT}"
+            if not rule and int(value.value) > MAX_ALIGNMENT:
+                rule = f"is {number}, files are written with at most {MAX_ALIGNMENT}"
         whole = {SPLIT_NO: (0,), SPLIT_COUNT: (0, 1), SPLIT_TENSORS: (tensors,)}
         if key in whole and number not in whole[key]:
             rule = f"is not {whole[key][-1]} as it must be in a file that is not split"
