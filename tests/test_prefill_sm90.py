@@ -48,8 +48,8 @@ def test_sm_90_goes_to_prefill_above_decode():
         assert routes.route(Problem(fmt, "a8", m, 64, 64, 90, x)).kernel.name == kernel
 
 
-def test_few_tiles_are_cut_where_that_is_worth_adding_up():
-    """In pairs where it can be; in more pieces where K is long or a tile has several row_blocks."""
+def test_few_tiles_are_split_where_the_reduction_costs_less():
+    """split_k is 2, a pair of CTAs; more where K is long or a tile has several row_blocks."""
     assert sm90_grid.grid_of(64, 128, 132) == (128, 0, 2)
     assert sm90_grid.grid_of(64, 1, 132) == (64, 64, 0)
     assert sm90_grid.grid_of(64, 8, 132) == (64, 64, 0)
@@ -63,8 +63,8 @@ def test_few_tiles_are_cut_where_that_is_worth_adding_up():
 
 
 @pytest.mark.parametrize("sms", SMS)
-def test_longer_sums_are_cut_into_more_pieces(sms):
-    """Of the same tiles never fewer, and a product never takes longer for the cut than in whole tiles."""
+def test_split_k_grows_with_k(sms):
+    """For the same tiles split_k never falls as K grows, and never costs more than whole tiles."""
     for count, k_blocks in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
         before = 1
         for along in range(24, 1000, 24):  # which all numbers of split_k divide
@@ -80,7 +80,8 @@ def test_longer_sums_are_cut_into_more_pieces(sms):
             before = split_k
 
 
-def test_few_tiles_are_cut_anywhere_where_whole_ones_leave_much_idle():
+def test_stream_k_where_split_k_leaves_much_idle():
+    """From 16 work units of a tile on, and only where a CTA may have several tiles."""
     assert sm90_grid.grid_of(112, 16, 132) == (112, 112, 0)
     assert sm90_grid.grid_of(80, 16, 132) == (132, 0, 0)
     assert sm90_grid.grid_of(80, 16, 132, single_tile=True) == (80, 80, 0)

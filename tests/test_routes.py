@@ -81,7 +81,7 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
 @pytest.mark.parametrize("sm", [80, 89, 90, 120])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 @pytest.mark.parametrize(("name", "kernel"), [("q4_0", "decode"), ("q4_0", "decode_a8"), ("kbit5", "decode")])
-def test_every_matrix_has_a_split(name, kernel, tokens, sm):
+def test_every_matrix_has_a_decode_config(name, kernel, tokens, sm):
     fmt = qgemm.FORMATS[name]
     rows = list(decode_config.decode_configs_for(fmt, kernel, tokens, sm))
     assert [row.row_blocks for row in rows] == sorted((row.row_blocks for row in rows), reverse=True)

@@ -22,7 +22,7 @@ def grid(config, m, n, sms, fmt):
 @each(TILED)
 @pytest.mark.parametrize("sms", [78, 114, 132])
 @pytest.mark.parametrize("n", sanitize.M)
-def test_tiles_are_cut_into_as_many_pieces_as_are_asked_for(fmt, sms, n, monkeypatch):
+def test_split_k_is_what_was_asked_for(fmt, sms, n, monkeypatch):
     """Or stay whole where their number leaves no SMs: kbit3 has 99 of them at N = 6336."""
     monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[n]))
     for m in (m for m in sanitize.M[n] if m > 8):

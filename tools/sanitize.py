@@ -71,15 +71,13 @@ def work(tool: str, formats: list[str]) -> None:
         print(f"{fmt}, N = {n}: done", flush=True)
 
 
-def costs(pieces: int) -> dict[int, int]:
-    """The costs of split-K (SPLIT_K_COST of the prefill kernel) by which a tile is cut into so many pieces where that
-    many SMs are free for each, else into none."""
-    return {1: 1 << 30, pieces: 0}
+def costs(split_k: int) -> dict[int, int]:
+    """SPLIT_K_COST by which each tile is split by `split_k` where there are that many SMs for each, else not at all."""
+    return {1: 1 << 30, split_k: 0}
 
 
 def wide_config(fmt: Any) -> Any:
-    """The prefill config of a format of most tokens, up to 128, whose tiles have two
-    row_blocks."""
+    """The prefill config of a format with two row_blocks and most tokens, up to 128."""
     from qgemm.cuda.kernels.sm90_cost import measured
 
     wide = (config for config, *_ in measured(fmt, "half") if config.row_blocks == 2 and config.tokens <= 128)
@@ -106,8 +104,7 @@ def sm80_products(w: Any, rng: Any) -> None:
 
 
 def pipelines(w: Any, rng: Any) -> None:
-    """Products by pipelines of the prefill kernel whose stages its splits do not share evenly, several rounds of
-    each."""
+    """Products by pipelines of the prefill kernel whose stages wg_split_k does not divide, over several rounds."""
     import cupy
     import numpy as np
 

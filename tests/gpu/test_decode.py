@@ -142,7 +142,7 @@ def test_long_rows(fmt):
 @pytest.mark.usefixtures("without_prefill")
 @each(TILED)
 @pytest.mark.parametrize("n", [16, 64, 33 * 64, 66 * 64, 80 * 64, 110 * 64, 140 * 64 + 24, 265 * 64 + 24])
-def test_decode_kernel_in_every_split(fmt, n):
+def test_decode_kernel_in_every_config(fmt, n):
     """One matrix for each row of DECODE_CONFIGS, ragged rows and columns, M on both sides of a token tile."""
     rng = np.random.default_rng(n)
     k = 64 * 9 + 32 if fmt.weights == 32 else 256 * (19 if n < 67 * 64 else 11)  # more than a tile of 256 a warp

@@ -102,7 +102,7 @@ def test_what_a_block_cannot_hold_is_refused_as_on_the_cpu(fmt, value):
 
 
 def test_a_long_array_takes_several_turns(monkeypatch):
-    """More blocks than all CTAs take at once, the last turn ragged; the first of several bad blocks is named."""
+    """More blocks than all CTAs take at once, the last round ragged; the first of several bad blocks is named."""
     monkeypatch.setattr(encode, "CTAS", 1)
     x = cupy().random.standard_normal((132 * 128 * 3 + 5, 32), dtype=np.float32)
     assert qgemm.quantize(x, "q5_1").to_host().blocks.tobytes() == qgemm.quantize(x.get(), "q5_1").blocks.tobytes()

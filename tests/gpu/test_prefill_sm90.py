@@ -70,9 +70,9 @@ def test_products_at_every_edge(fmt, n, k):
 
 
 @every_config()
-def test_every_tiling_by_every_format(fmt, config, monkeypatch):
-    """Grids of whole tiles, cut ones, both, any number of equal pieces; row_blocks missing; always the same bits."""
-    monkeypatch.setattr(sm90_grid, "CUT_UNITS", 2)
+def test_every_config_by_every_format(fmt, config, monkeypatch):
+    """Grids of whole tiles, stream-K, both, any split_k; row_blocks missing; always the same bits."""
+    monkeypatch.setattr(sm90_grid, "STREAM_K_UNITS", 2)
     cp, rng = cupy(), np.random.default_rng(sum(config))
     sms, sums = gpu_of(cp.cuda.Device().id).sms, sm90_grid.SPLIT_K_COST
     of_halves = 64 * (60 * config.row_blocks - 1) + 24, 288, config.tokens
@@ -108,19 +108,19 @@ def test_every_tiling_by_every_format(fmt, config, monkeypatch):
 
 
 @each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k")])
-@pytest.mark.parametrize(("shares", "depth"), [(2, 5), (3, 4), (4, 6), (4, 7)])
+@pytest.mark.parametrize(("wg_split_k", "stages"), [(2, 5), (3, 4), (4, 6), (4, 7)])
 @pytest.mark.parametrize("single_tile", [False, True])
-def test_depth_of_the_ring_changes_no_bit(fmt, shares, depth, single_tile):
-    """Pipelines whose stages the wg_split_k do not share evenly, many rounds, against one that they do."""
+def test_number_of_stages_changes_no_bit(fmt, wg_split_k, stages, single_tile):
+    """Pipelines whose stages wg_split_k does not divide, over many rounds, against one whose stages it does."""
     cp, rng = cupy(), np.random.default_rng(25)
     m, n = 24, 200
     w = random_tensor(fmt, n, 25760, rng)
     x, on_device, ys = rng.standard_normal((m, w.shape[1])).astype(np.float16), w.to_device(), []
     on_gpu = cp.asarray(x)
-    for stages in (2 * shares, depth):
-        config = sm90_config.Sm90Config(32, 1, shares, 2, single_tile, max_stages=stages)
+    for max_stages in (2 * wg_split_k, stages):
+        config = sm90_config.Sm90Config(32, 1, wg_split_k, 2, single_tile, max_stages=max_stages)
         launch = launched(fmt, w.shape, m, config)
-        assert launch.template["STAGES"] == stages
+        assert launch.template["STAGES"] == max_stages
         for _ in range(5):
             ys.append(guarded(m, n)[1])
             launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, ys[-1].data.ptr)

@@ -1,4 +1,4 @@
-"""Device tiles: the same bytes as the blocks, reordered so that a GPU lane reads its share in one piece.
+"""Device tiles: the same bytes as the blocks, reordered so that a GPU lane reads its share contiguously.
 
 A tile holds 64 rows of one format and is contiguous; the tiles of a row_block of 64 rows lie along K. It is 64 weights
 wide, or as wide as a block where that is more (256 for the K-quants). First come the codes, in k_blocks of 64 columns,
