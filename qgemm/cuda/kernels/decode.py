@@ -17,6 +17,8 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Q8_1, Problem
 
 from .decode_config import (
+    A8,
+    A16,
     BARRIERS,
     BULK_COPIES,
     COLUMN_TILE,
@@ -96,11 +98,11 @@ def _reads_a8(p: Problem) -> tuple[str, ...]:
 
 
 DECODE = Kernel(
-    "decode", partial(takes, "a16"), partial(configs, "decode"), partial(ranked, "decode"),
-    partial(template, "decode"), partial(launch, "decode"), products=MAX_PRODUCTS, adds=True,
+    A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16),
+    partial(template, A16), partial(launch, A16), products=MAX_PRODUCTS, adds=True,
 )  # fmt: skip
 DECODE_A8 = Kernel(
-    "decode_a8", partial(takes, "a8"), partial(configs, "decode_a8"), partial(ranked, "decode_a8"),
-    partial(template, "decode_a8"), partial(launch, "decode_a8"), reads=_reads_a8, products=MAX_PRODUCTS, adds=True,
+    A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8),
+    partial(template, A8), partial(launch, A8), reads=_reads_a8, products=MAX_PRODUCTS, adds=True,
     takes_q8_1=True,
 )  # fmt: skip

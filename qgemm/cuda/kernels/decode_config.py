@@ -10,6 +10,9 @@ from qgemm.cuda.configs import read
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout.tile import K_BLOCK, WARPS, columns, k_blocks, scales_once, table_bytes, tile_dtype
+from qgemm.cuda.problem import Q8_1
+
+A16, A8 = "decode", "decode_a8"
 
 COLUMN_TILE = 8  # tokens of an operand of the tensor cores: so many have their place, be there fewer
 PADDING = 8  # numbers after a token's share of a k_block, against bank conflicts
@@ -18,7 +21,7 @@ TOKEN_BYTES = {  # of a token's share of a k_block in a pipeline, by the type of
     "half": 2 * (K_BLOCK + PADDING),
     "bf16": 2 * (K_BLOCK + PADDING),
     "float": 4 * (K_BLOCK + PADDING),
-    "Activations": activations.DTYPE.itemsize,
+    Q8_1: activations.DTYPE.itemsize,
 }
 INSIDE = 16384  # numbers of x, all tokens', that a CTA of decode_a8 quantizes for itself at most
 SCALE_BYTES = 4  # of a decoded scale, float32
@@ -101,7 +104,7 @@ def pipeline_bytes(fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel
     dtype = tile_dtype(fmt)
     k_block = dtype["k_blocks"].base.itemsize
     fields = (dtype.itemsize - k_blocks(fmt) * k_block) * m16_tiles // WARPS
-    x = 0 if kernel == "decode_a8" and source != "Activations" else max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
+    x = 0 if kernel == A8 and source != Q8_1 else max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
     decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * m16_tiles if scales_once(fmt) else 0
     return stages * (k_block * m16_tiles // WARPS + x) + in_flight(fmt, stages) * fields + decoded
 
@@ -111,9 +114,9 @@ def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
 
     Whatever the size of x: what a function may have is set for all of its launches.
     """
-    if kernel != "decode_a8" or source == "Activations":
+    if kernel != A8 or source == Q8_1:
         return 0
-    return (INSIDE // K_BLOCK + tokens) * TOKEN_BYTES["Activations"]
+    return (INSIDE // K_BLOCK + tokens) * TOKEN_BYTES[Q8_1]
 
 
 def in_flight(fmt: Format, stages: int) -> int:

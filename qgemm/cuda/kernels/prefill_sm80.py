@@ -46,7 +46,7 @@ A16, A8 = "prefill_sm80", "prefill_sm80_a8"
 
 # Measured on an H200 with q4_0. Of every config at least three stages must fit into shared memory.
 SM80_CONFIGS = tuple(Sm80Config(*row) for row in read("prefill_sm80")["configs"])
-TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES["Activations"]}  # of a token's share of a k_block, in shared memory
+TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES[Q8_1]}  # of a token's share of a k_block, in shared memory
 EPI_TILE = 32  # tokens reduced and stored at a time, at most
 MIN_STAGES, MAX_STAGES = 3, 8  # stages, at least and at most
 
