@@ -35,7 +35,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The same blocks with scales drawn from the ordinary range of trained weights, so that products stay finite."""
+    """Random blocks with scales drawn from the ordinary range of trained weights, so that products stay finite."""
     blocks = blocks.copy()
     for name in fmt.dtype.names or ():
         if fmt.dtype[name].kind == "f":

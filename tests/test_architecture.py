@@ -100,7 +100,7 @@ def level(module: str) -> int:
 
 
 def cuda_level(module: str) -> int:
-    """The same of the rooms of qgemm/cuda/; its __init__, the backend, is above them."""
+    """The number of a module's room among those of qgemm/cuda/; its __init__, the backend, is above them."""
     if module == "qgemm.cuda":
         return len(CUDA)
     (found,) = [

@@ -179,7 +179,7 @@ def test_a_rotation_uses_all_weights_equally(count):
 
 
 class Stream:
-    """Of CuPy's streams what `capture` uses; `refuses` while capturing, as a library may."""
+    """What `capture` uses of CuPy's streams; `refuses` while capturing, as a library may."""
 
     def __init__(self, refuses: bool) -> None:
         self.refuses, self.capturing, self.called = refuses, False, 0
@@ -310,7 +310,7 @@ def test_without_affinity_any_cpu_is_timed(monkeypatch):
 
 
 def test_a_typical_call_is_timed_without_waiting(monkeypatch):
-    """Of calls of 3 ticks, beside waits of 1000, the median is 3 ticks."""
+    """The median of calls of 3 ticks beside waits of 1000 is 3 ticks."""
     clock = [0.0]
 
     def takes(seconds):

@@ -69,7 +69,7 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
 
 
 def test_ci_compiles_every_config():
-    """On the tuned architecture by every format, and each parameter with every type of x; elsewhere by one format."""
+    """On the tuned architecture by each format, and each parameter with every type of x; elsewhere by one format."""
 
     def tuned(some):
         found = (unit for unit in some if unit.arch == compile_kernels.TUNED)
@@ -90,7 +90,7 @@ def test_ci_compiles_every_config():
 
 
 def test_every_product_of_few_tokens_has_its_kernel():
-    """Of each format, activation, M and type of x on the tuned architecture: what is routed to can be compiled."""
+    """What a format, activation, M and type of x is routed to on the tuned architecture can be compiled."""
     decodes = ("decode", "decode_a8")
     tuned = [unit for unit in units()[0] if unit.arch == compile_kernels.TUNED and unit.kernel in decodes]
     compiled = {(u.kernel, u.format, dict(u.template)["In"], dict(u.template)["TOKENS"]) for u in tuned}

@@ -33,7 +33,7 @@ def one_tile(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
 
 
 def levels_of(fmt: Format) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of those blocks: codes - zero [64, columns], scale and minimum [64, groups] or zeros."""
+    """Facts of those blocks: codes - zero [64, columns], scale and minimum [64, groups] or zeros."""
     blocks, _ = one_tile(fmt)
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
     minimum = np.zeros_like(scale) if minimum is None else minimum
@@ -41,19 +41,19 @@ def levels_of(fmt: Format) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def in_lanes(rows: np.ndarray) -> np.ndarray:
-    """Of each weight of a tile [64, columns] -> [k_block, group, lane, step, register, 2] as operand A has them."""
+    """Each weight of a tile [64, columns] -> [k_block, group, lane, step, register, 2] as operand A has them."""
     split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g k_block step far t e
     return split.transpose(3, 0, 2, 6, 4, 5, 1, 7).reshape(-1, 4, 32, 4, 4, 2)
 
 
 def in_bytes(rows: np.ndarray) -> np.ndarray:
-    """The same as [k_block, group, lane, step, r, 4] of columns 2t, 2t + 8, 2t + 1, 2t + 9."""
+    """Weights of a tile [64, columns] -> [k_block, group, lane, step, r, 4] of columns 2t, 2t + 8, 2t + 1, 2t + 9."""
     split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g k_block step far t e
     return split.transpose(3, 0, 2, 6, 4, 1, 7, 5).reshape(-1, 4, 32, 4, 2, 4)
 
 
 def in_pairs(rows: np.ndarray) -> np.ndarray:
-    """Of each group of weights of a tile's rows [64, groups] -> [group of rows, g, index, row g and row g + 8]."""
+    """Each group of weights of a tile's rows [64, groups] -> [group of rows, g, index, row g and row g + 8]."""
     return rows.reshape(4, 2, 8, -1).transpose(0, 2, 3, 1)
 
 
@@ -94,7 +94,7 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
 @each_size
 @each(EVERY_TILED)
 def test_levels(fmt, m16_tiles):
-    """Of every weight, in the lane and register that owns it."""
+    """The level of every weight, in the lane and register that owns it."""
     expected = in_lanes(levels_of(fmt)[0])
     assert_array_equal(made(fmt, "levels", m16_tiles, expected, "float32"), expected)
 
@@ -102,7 +102,7 @@ def test_levels(fmt, m16_tiles):
 @each_size
 @each(EVERY_INTEGER)
 def test_fragments(fmt, m16_tiles):
-    """The same as halves; codes times a power of two, before their zero is taken away; as bf16; as bytes."""
+    """Codes as halves; codes times a power of two, before their zero is taken away; as bf16; as bytes."""
     facts = lanes_of(fmt).facts
     expected = in_lanes(levels_of(fmt)[0])
     assert_array_equal(made(fmt, "fragment", m16_tiles, expected, "float16"), expected)
@@ -161,7 +161,7 @@ def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
 @each_size
 @each([fmt for fmt in EVERY_TILED if "dmin" in fmt.scale_fields])
 def test_minimums_of_a_super_block(fmt, m16_tiles):
-    """That of the super-block times integers, as pairs of bf16 of neighbouring groups."""
+    """The super-block's scale times integers, as pairs of bf16 of neighbouring groups."""
     minimum = in_pairs(levels_of(fmt)[2])  # [4, 8, groups, 2]
     of_pairs = (4, 8, minimum.shape[2] // 2)
     common, pairs = device_array((*of_pairs, 2), np.float32), device_array((*of_pairs, 2, 2), np.uint16)

@@ -56,7 +56,7 @@ def position_of_code(bits, pairs, step, j, r, plane):
 
 
 def position_of_bit(bits, pairs, step, j, r, plane):
-    """The same of one bit of a code that counts levels."""
+    """(word, bit) of one bit of a code that counts levels."""
     index, first = divmod(4 * step + 2 * (j % 2) + r, pairs)
     size, bit = 2 * bits * pairs, bits * (pairs * (j // 2) + first) + plane
     word, at = divmod(index, 32 // size)

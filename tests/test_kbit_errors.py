@@ -107,7 +107,7 @@ def sqnr(x, w) -> float:
 @every_bits
 @given(rng=seeds(), exponent=st.integers(-9, 1), heavy=st.booleans())
 def test_signal_to_noise(bits, rng, exponent, heavy):
-    """Of normal weights it is at least that of the table; E4M4 costs less than 1.5 dB, heavy tails or not."""
+    """Signal to noise is at least that of the table for normal weights; E4M4 costs less than 1.5 dB."""
     x = rng.standard_t(3, (64, 256)) if heavy else rng.standard_normal((64, 256))
     x = np.clip(x * 2.0**exponent, -31, 31).astype(np.float32)
     small, half = (sqnr(x, qgemm.quantize(x, f"kbit{bits}", absmax=kind)) for kind in ("e4m4", "float16"))

@@ -59,7 +59,7 @@ def spread(fmt: Format, rng: np.random.Generator, exponent: int) -> np.ndarray:
 
 
 def factors(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Of each weight [64, columns]: level, scale and minimum in the units of its row, float64; exponents of rows."""
+    """For each weight [64, columns]: level, scale and minimum in the units of its row, float64; exponents of rows."""
     unit = row_scale.range_of(fmt, source)
     exponents = np.array([unit.weight(bound) for bound in tiles.row_absmax(fmt, blocks)])
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
@@ -97,7 +97,7 @@ def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, exponent):
 @settings(max_examples=10)
 @given(seeds(), st.integers(-24, 14))
 def test_bf16_weights_are_rounded_once(fmt, rng, exponent):
-    """Of products and sums in float32; levels of a codebook are rounded to half before."""
+    """Bound of products and sums in float32; levels of a codebook are rounded to half before."""
     blocks = spread(fmt, rng, exponent)
     found, exponents = operand_a(fmt, "bf16", blocks)
     levels, scale, minimum, expected = factors(fmt, "bf16", blocks)

@@ -47,6 +47,6 @@ def test_plans_fill_the_gpu():
     ],
 )
 def test_a8_goes_to_integer_dots(m, sm, half, others):
-    """Of half at any M where float32 is fast beside the tensor cores; of others, whose panels are float, always."""
+    """x of half: at any M where float32 is fast beside the tensor cores; other x, whose panels are float: always."""
     found = [routes.route(Problem(qgemm.FORMATS["q4_k"], "a8", m, 64, 256, sm, x)).kernel.name for x in TYPES]
     assert found == [{"half": half}.get(x, others) for x in TYPES]

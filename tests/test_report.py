@@ -50,7 +50,7 @@ def test_targets_show_misses():
 
 
 def test_targets_of_many_rows():
-    """Those of one activation count once; other formats are measured by q4_0, a sweep by its steepest rise."""
+    """Rows of one activation count once; other formats are measured by q4_0, a sweep by its steepest rise."""
     rows = [
         row(fmt, activation, m, (8192, 8192), us=us)
         for m in (64, 256)
@@ -118,7 +118,7 @@ def test_speed_table(tmp_path):
 
 
 def test_speed_of_all_formats_at_one_shape(tmp_path):
-    """Of those that have a row for every M."""
+    """Formats that have a row for every M."""
     path = tmp_path / "h200.json"
     rows = [
         row(fmt, m=m, shape=tables.LARGE[0], us=us)

@@ -97,7 +97,7 @@ def test_every_matrix_has_a_decode_config(name, kernel, tokens, sm):
     [("decode", "half"), ("decode", "float"), ("decode_a8", "half"), ("decode_a8", "Activations")],
 )
 def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
-    """Those of 16 warps: where two fit, some SMs get two while others have none."""
+    """CTAs of 16 warps: where two fit, some SMs get two while others have none."""
     for config in decode_config.decode_configs_for(fmt, kernel, tokens, 90):
         template = decode_config.decode_template(fmt, config, tokens, kernel, source, 90)
         pipelines = template["WARP_SPLIT_K"] * template["WARP_BYTES"] + decode_config.quantized_bytes(
@@ -110,7 +110,7 @@ def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
 @each([fmt for fmt in TILED if fmt.needs_table])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
-    """Of its 228 KB a CTA takes pipelines, barriers and 1 KB of the system; one meant to be alone more than half."""
+    """A CTA takes pipelines, barriers and 1 KB of the system of the SM's 228 KB; one meant to be alone, over half."""
     for config in decode_config.decode_configs_for(fmt, "decode", tokens, 90):
         template = decode_config.decode_template(fmt, config, tokens, "decode", "half", 90)
         barriers = 8 * template["WARP_SPLIT_K"] * template["STAGES"]

@@ -122,7 +122,7 @@ def test_the_choice_costs_no_row_of_the_results_more():
 
 
 def test_predictions_are_near_what_was_measured():
-    """Of the configs that are compiled; nine of ten within 5%."""
+    """Predicted times of the compiled configs; nine of ten within 5%."""
     errors = []
     for row in fit_sm90.load(RESULTS / "tune_sm90_h200.json.gz")["rows"]:
         ranked = sm90_cost.ranked(problem(qgemm.FORMATS[row["format"]], row["m"], row["n"], row["k"], row["x"]))
@@ -170,7 +170,7 @@ def test_what_is_chosen_is_among_what_is_tuned(fmt):
 
 
 def test_a_fit_predicts_the_times_that_it_was_made_of():
-    """Of a made-up machine, whose configs have numbers of their own."""
+    """A fit of a made-up machine, whose configs have numbers of their own."""
     fmt, model, rng = qgemm.FORMATS["q4_0"], sm90_cost.model(), np.random.default_rng(0)
     tried = list(tune_sm90.candidates(fmt, 128))[:12]
     truth = {config: (rng.uniform(1, 3), rng.uniform(0.1, 0.4)) for config in tried}

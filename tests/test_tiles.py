@@ -101,7 +101,7 @@ def test_words_of_five_and_six_bits_overlap(fmt):
 
 @each(CODEBOOKS)
 def test_indices_lie_where_the_rules_say(fmt):
-    """The same of codes that count levels: row, column and bit of each bit of a lane's words."""
+    """Codes that count levels: row, column and bit of each bit of a lane's words."""
     raw = one_tile(fmt, 3)
     codes = unpack_bit_planes(raw["planes"].reshape(64 * 2, -1)).reshape(64, 64)
     words = tiles.pack(fmt, raw)["k_blocks"]["planes"][0, 0, 0].transpose(0, 2, 1, 3).reshape(4, 32, -1)
@@ -131,7 +131,7 @@ def test_tables_fit_and_their_copies_share_no_bank(fmt):
 @each(CODEBOOKS)
 @given(data=st.data())
 def test_levels_are_brought_into_the_range_of_half(fmt, data):
-    """Of any codebook: its largest level is finite and not lost."""
+    """Any codebook: its largest level is finite and not lost."""
     own = fmt.variant(data.draw(codebooks(fmt)), None)
     largest = tiles.largest_code(own) * 2.0 ** -tiles.level_exponent(own)
     assert largest < 2**15

@@ -42,7 +42,7 @@ def checkpoint() -> dict[str, np.ndarray]:
 
 
 def weights() -> dict[str, np.ndarray]:
-    """The same under the names of GGUF."""
+    """The weights under the names of GGUF."""
     return bert.gguf_names(checkpoint(), TINY.blocks)
 
 

@@ -42,7 +42,7 @@ def test_leading_shapes_strides_and_empty():
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 def test_second_call_takes_the_short_way(activation):
-    """The same shapes again: same bits, into any other arrays; views and overlaps take the long way."""
+    """A second call of the same shapes: same bits, into any other arrays; views and overlaps take the long way."""
     cp, rng = cupy(), np.random.default_rng(21)
     w = qgemm.quantize(rng.standard_normal((96, 96)).astype(np.float32), "q4_0").to_device()
     for m in (1, 5):

@@ -24,7 +24,7 @@ def without_prefill(monkeypatch):
 
 
 def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
-    """Of the difference of two a8 products that sum parts of a block in float32, each in its own order."""
+    """Bound of the difference of two a8 products that sum parts of a block in float32, each in its own order."""
     levels = w.format.decode_levels(w.blocks.reshape(-1))
     codes = np.abs(levels.codes.astype(np.float64)).reshape(w.shape)
     scale = np.repeat(np.abs(levels.scale).reshape(w.shape[0], -1), w.format.group, axis=1)

@@ -49,7 +49,7 @@ def outcome(x, fmt) -> bytes | str:
 @each(INTEGER)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_bytes_of_the_cpu(fmt, dtype):
-    """Of all values at once and in ragged counts of blocks, with the sums of the squares of error and values."""
+    """The blocks of all values at once and in ragged counts, with the sums of the squares of error and values."""
     rng = np.random.default_rng(7)
     x = np.concatenate(list(values(rng))).astype(np.float32).astype(float_dtype(dtype))
     for rows in (rng.permutation(x), *(x[rng.integers(0, len(x), n)] for n in (1, 7, 8, 15, 16, 17, 129))):

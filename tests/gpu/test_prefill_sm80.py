@@ -56,7 +56,7 @@ def multiply(x, w, dtype="float32", plan=None):
 
 
 def launch(x, w, y, stream, plan=None):
-    """The same into any output."""
+    """y of any type has the same sums."""
     prepared = isinstance(x, DeviceActivations)
     data, source, kernel = (x.data, Q8_1, PREFILL_SM80_A8) if prepared else (x, c_type(x.dtype), PREFILL_SM80)
     made = [Product(w, y, NO_EPILOGUE)]
@@ -98,7 +98,7 @@ def test_within_bound(fmt, config, dtype):
 @each(INTEGER)
 @each_config(A8)
 def test_a8_is_its_formula(fmt, config):
-    """Off by no more than float32 sums of the formula's terms are."""
+    """The error is no more than that of float32 sums of the formula's terms."""
     for w, on_device, x, plan in products(fmt, config):
         x = x.astype(np.float16)
         y = multiply(on_gpu(x, "a8"), on_device, plan=plan).get()

@@ -15,7 +15,7 @@ from qgemm.cuda.tensor import half_exponent
 
 
 def assert_bounds(on_device, bounds):
-    """Those of all rows, then zeros up to the last row of a row_block, right behind the tiles."""
+    """row_absmax of all rows, then zeros up to the last row of a row_block, right behind the tiles."""
     assert on_device.row_absmax.get().tobytes() == bounds.tobytes() + bytes(-len(bounds) % 64 * 4)
     assert on_device.row_absmax.data.ptr == on_device.pointer + on_device.nbytes
     assert on_device.exponent == half_exponent(bounds.max())
