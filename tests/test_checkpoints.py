@@ -22,7 +22,7 @@ from numpy.testing import assert_array_equal
 
 import qgemm
 from qgemm.codec.search import search, searched
-from qgemm.convert import open_source
+from qgemm.converter import open_source
 from qgemm.errors import CheckpointError
 from qgemm.files.imatrix import read_imatrix
 

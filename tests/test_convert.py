@@ -19,8 +19,8 @@ from strategies import ENCODED, each
 
 import qgemm
 from qgemm.codec.packing import from_float16
-from qgemm.convert import Options, convert, open_source
-from qgemm.convert.rules import override, planned
+from qgemm.converter import Options, convert, open_source
+from qgemm.converter.rules import override, planned
 from qgemm.formats import format_named
 
 

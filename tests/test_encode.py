@@ -9,10 +9,10 @@ from helpers import converted, mixed_model
 
 import qgemm
 from qgemm.cli import main as cli
-from qgemm.convert import Options, job, open_source
-from qgemm.convert.device import RANGE, Device
-from qgemm.convert.encode import encoder, piece
-from qgemm.convert.rules import planned
+from qgemm.converter import Options, job, open_source
+from qgemm.converter.device import RANGE, Device
+from qgemm.converter.encode import encoder, piece
+from qgemm.converter.rules import planned
 
 
 class OnCpu(Device):

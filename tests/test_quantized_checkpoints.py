@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 import qgemm
 from qgemm.cli import main as cli
 from qgemm.codec import error_bound as bounds
-from qgemm.convert import open_source
+from qgemm.converter import open_source
 from qgemm.errors import CheckpointError
 
 # ---------------------------------------------------------------- AWQ and GPTQ

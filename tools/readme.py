@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format
-from qgemm.convert.weight import Codes, Groups, holds_codes, of_tensor, takes, takes_codes
+from qgemm.converter.weight import Codes, Groups, holds_codes, of_tensor, takes, takes_codes
 from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.tensor import Tensor
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qgemm.codec.format import Format
-from qgemm.convert.device import KINDS, RANGE, STREAMS, Device
-from qgemm.convert.encode import ranges
-from qgemm.convert.job import in_order
-from qgemm.convert.rules import Step
-from qgemm.convert.weight import of_tensor
+from qgemm.converter.device import KINDS, RANGE, STREAMS, Device
+from qgemm.converter.encode import ranges
+from qgemm.converter.job import in_order
+from qgemm.converter.rules import Step
+from qgemm.converter.weight import of_tensor
 from qgemm.cuda.encode import encode
 from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from qgemm.codec.error_bound import Doubles, a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import Blocks, Format
-from qgemm.convert.compare import compared
-from qgemm.convert.report import Line
-from qgemm.convert.weight import Weight
+from qgemm.converter.compare import compared
+from qgemm.converter.report import Line
+from qgemm.converter.weight import Weight
 from qgemm.errors import UnsupportedError
 from qgemm.ops import matmul, quantize_activations
 from qgemm.parallel import for_slices

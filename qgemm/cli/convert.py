@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from qgemm.codec.search import searched
-from qgemm.convert.job import BACKENDS, convert
-from qgemm.convert.plot import figure_type, plot
-from qgemm.convert.report import document, table, totals
-from qgemm.convert.rules import Options, override
-from qgemm.convert.sources import open_source
+from qgemm.converter.job import BACKENDS, convert
+from qgemm.converter.plot import figure_type, plot
+from qgemm.converter.report import document, table, totals
+from qgemm.converter.rules import Options, override
+from qgemm.converter.sources import open_source
 from qgemm.errors import QgemmError
 from qgemm.files.imatrix import read_imatrix
 from qgemm.formats import FORMATS, format_named

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from qgemm.convert.report import Line as Conversion
-from qgemm.convert.report import table
-from qgemm.convert.sources import open_source
-from qgemm.convert.weight import Weight
+from qgemm.converter.report import Line as Conversion
+from qgemm.converter.report import table
+from qgemm.converter.sources import open_source
+from qgemm.converter.weight import Weight
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.tensor import Tensor
 from qgemm.text import columns, printable
