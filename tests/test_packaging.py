@@ -14,6 +14,8 @@ import bootstrap
 import pytest
 from packaging.requirements import Requirement
 
+from qgemm.version import DISTRIBUTION
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -107,7 +109,7 @@ def test_sdist_can_be_tested(sdist):
 def test_metadata(unpacked):
     (folder,) = unpacked.glob("*.dist-info")
     metadata = email.message_from_string((folder / "METADATA").read_text())
-    assert metadata["Name"] == "qgemm"
+    assert metadata["Name"] == DISTRIBUTION
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
     assert (folder / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

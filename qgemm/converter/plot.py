@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qgemm.errors import UnsupportedError
+from qgemm.version import pip_install
 
 from .report import Line
 
@@ -18,7 +19,7 @@ def figure_type() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UnsupportedError("--plot needs matplotlib: pip install 'qgemm[convert]'") from None
+        raise UnsupportedError(f"--plot needs matplotlib: {pip_install('convert')}") from None
     return Figure
 
 

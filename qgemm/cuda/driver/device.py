@@ -6,6 +6,7 @@ from typing import Any
 
 from qgemm.backend import Status
 from qgemm.cuda.jit import nvrtc
+from qgemm.version import pip_install
 
 
 def status() -> Status:
@@ -13,7 +14,7 @@ def status() -> Status:
     try:
         import cupy
     except ImportError:
-        return Status(False, "CuPy is not installed: pip install 'qgemm[cuda13]' (or cuda12)", {})
+        return Status(False, f"CuPy is not installed: {pip_install('cuda13')} (or cuda12)", {})
     try:
         count = cupy.cuda.runtime.getDeviceCount()
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())

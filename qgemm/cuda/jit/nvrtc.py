@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from qgemm.version import pip_install
+
 from .sources import kernels_dir
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")  # compiled in CI; sm_90a is tuned
@@ -75,14 +77,14 @@ def _nvrtc() -> tuple[Any, str]:
         from cuda.bindings import nvrtc
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError as error:
-        raise CompileError(f"compiling kernels needs cuda-bindings: pip install 'qgemm[cuda13]' ({error})") from None
+        raise CompileError(f"compiling kernels needs cuda-bindings: {pip_install('cuda13')} ({error})") from None
     try:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:  # the binding is there, the library is not
-        raise CompileError(f"the NVRTC library was not found: pip install 'qgemm[cuda13]' ({error})") from None
+        raise CompileError(f"the NVRTC library was not found: {pip_install('cuda13')} ({error})") from None
     include = find_nvidia_header_directory("cudart")
     if include is None:
-        raise CompileError("the CUDA headers (cuda_fp16.h) were not found: pip install 'qgemm[cuda13]'")
+        raise CompileError(f"the CUDA headers (cuda_fp16.h) were not found: {pip_install('cuda13')}")
     return nvrtc, include
 
 
