@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import converted, cupy, exact, mixed_model
+from helpers import converted, cupy, exact, mixed_model, normal
 from strategies import ENCODED_BLOCKS, each
 
 import qgemm
@@ -76,7 +76,7 @@ def test_sums_of_squares_that_float32_has_no_room_for(fmt, scale):
 def test_a_matrix_on_the_gpu_becomes_tiles(fmt):
     """Any array of the GPU: ragged, views that are not contiguous or not aligned, float64, torch, nothing."""
     cp = cupy()
-    x = cp.random.standard_normal((131, 417), dtype=np.float32)
+    x = cp.asarray(normal(131, 417))
     for view in (x[:, :416], x[:, 1:], x[::2, 64:128], x[:, :64].astype(np.float64), x[:0, :32]):
         want, got = qgemm.quantize(view.get(), fmt), qgemm.quantize(view, fmt)
         assert (got.shape, got.exponent) == (want.shape, want.to_device().exponent)
@@ -104,7 +104,7 @@ def test_what_a_block_cannot_hold_is_refused_as_on_the_cpu(fmt, value):
 def test_a_long_array_takes_several_turns(monkeypatch):
     """More blocks than all CTAs take at once, the last round ragged; the first of several bad blocks is named."""
     monkeypatch.setattr(encode, "CTAS", 1)
-    x = cupy().random.standard_normal((132 * 128 * 3 + 5, 32), dtype=np.float32)
+    x = cupy().asarray(normal(132 * 128 * 3 + 5, 32))
     assert qgemm.quantize(x, "q5_1").to_host().blocks.tobytes() == qgemm.quantize(x.get(), "q5_1").blocks.tobytes()
     x[40000:, 3] = np.inf
     with pytest.raises(qgemm.QuantizeError, match="block 0 of row 40000 holds NaN or infinity"):
