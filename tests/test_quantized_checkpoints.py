@@ -56,11 +56,15 @@ def checkpoint(
     v2: bool = False,
     zero: int | None = None,
     scales: type = np.float16,
+    order: int | None = None,
     seed: int = 0,
     config: dict | None = None,
     change: dict | None = None,
 ) -> np.ndarray:
-    """Write a checkpoint of one matrix and a norm; returns the weights [n, k] by the source's formula."""
+    """Write a checkpoint of one matrix and a norm; returns the weights [n, k] by the source's formula.
+
+    order: the groups of GPTQ are spread over k (act-order), in runs of so many.
+    """
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
     groups, size = (1, k) if group == -1 else (k // group, group)
@@ -76,13 +80,16 @@ def checkpoint(
         parts["qweight"] = pack_down(codes, bits)
         parts["qzeros"] = np.ascontiguousarray(pack_down(np.ascontiguousarray((zeros - (not v2)).T), bits).T)
         parts["g_idx"] = (np.arange(k) // size).astype(np.int32)
+    spread = np.arange(k) // size
+    if order is not None:
+        spread = np.repeat(rng.permutation(np.repeat(np.arange(groups), size // order)), order)
+        parts["g_idx"] = spread.astype(np.int32)
     parts |= change or {}
     tensors = {f"layer.q_proj.{part}": array for part, array in parts.items() if array is not None}
     safetensors(folder / "model.safetensors", {**tensors, "layer.norm.weight": np.ones(n, np.float16)})
     said = {"quant_method": method, "bits": bits, "group_size": group}
     said |= {"checkpoint_format": "gptq_v2" if v2 else "gptq"} if method == "gptq" else {"version": "gemm"}
     (folder / "config.json").write_text(json.dumps({"quantization_config": {**said, **(config or {})}}))
-    spread = np.arange(k) // size
     return ((codes - zeros[spread]) * s.astype(np.float32)[spread]).astype(np.float32).T
 
 
@@ -142,14 +149,41 @@ def test_any_checkpoint_reads_as_its_formula(tmp_path_factory, method, bits, gro
         assert (groups.codes - groups.zero[:, None] <= weight.codes.high).all()
 
 
+@pytest.mark.parametrize(("bits", "v2"), [(4, False), (8, True)])
+def test_act_order(bits, v2, tmp_path):
+    """Columns are put in order: plain types and q8_0 take them as they are, other formats where that is asked for."""
+    want = checkpoint(tmp_path / "m", bits=bits, v2=v2, k=128, order=1, config={"desc_act": True})
+    for fmt, how in {"f32": "exact", "f16": "rounded", "bf16": "rounded", "q8_0": "requantized"}.items():
+        line = converted(tmp_path / "m", tmp_path / f"{fmt}.gguf", fmt)["layer.q_proj.weight"]
+        assert line.how == how
+        with qgemm.open(tmp_path / f"{fmt}.gguf") as file:
+            kind = qgemm.FORMATS[fmt]
+            assert file["layer.q_proj.weight"].blocks.tobytes() == kind.quantize(want).tobytes()
+    with pytest.raises(qgemm.QgemmError, match=r"GPTQ.: quantizing it again, to Q5_0, .* --allow-requantize"):
+        converted(tmp_path / "m", tmp_path / "y.gguf", "q5_0")
+    converted(tmp_path / "m", tmp_path / "y.gguf", "q5_0", allow_requantize=True)
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert file["layer.q_proj.weight"].blocks.tobytes() == qgemm.FORMATS["q5_0"].quantize(want).tobytes()
+
+
+def test_act_order_by_32_keeps_codes(tmp_path):
+    """Groups in another order, but whole: 32 weights share a scale as they do in q4_0."""
+    want = checkpoint(tmp_path / "m", k=256, group=64, order=32, zero=8, config={"desc_act": True})
+    assert converted(tmp_path / "m", tmp_path / "y.gguf", "q4_0")["layer.q_proj.weight"].how == "exact"
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert_array_equal(file["layer.q_proj.weight"].dequantize(), want)
+
+
 REFUSED = {
     "3 bits": ({"config": {"bits": 3}}, "gptq of 3 bits is not read"),
-    "another method": ({"config": {"quant_method": "bitnet"}}, "quantized by 'bitnet'; AWQ and GPTQ are read"),
+    "another method": (
+        {"config": {"quant_method": "bitnet"}}, "quantized by 'bitnet', which is not read; AWQ, GPTQ and FP8 are"
+    ),
     "marlin": ({"config": {"checkpoint_format": "marlin"}}, "the layout 'marlin' is not read"),
     "gemv": ({"method": "awq", "config": {"version": "gemv"}}, "the layout 'gemv' is not read"),
     "by module": ({"config": {"dynamic": {"a": {}}}}, r"settings by module \(dynamic\) are not read"),
-    "act-order": (
-        {"change": {"g_idx": np.zeros(64, np.int32)}}, r"'layer\.q_proj': act-order \(g_idx is not k // group\) is not"
+    "act-order of no group": (
+        {"change": {"g_idx": np.full(64, 2, np.int32)}}, r"'layer\.q_proj': g_idx names groups 2 to 2, but has 0 to 1"
     ),
     "act-order by config": ({"change": {"g_idx": None}, "config": {"desc_act": True}}, "act-order without g_idx"),
     "other group": ({"config": {"group_size": 64}}, "do not fit 4 bits and groups of 64"),
@@ -182,7 +216,7 @@ def test_configs(tmp_path):
     with open_source(tmp_path / "m") as source:
         assert_array_equal(source.weights["layer.q_proj.weight"].values(0, want.size), want.ravel())
     old.unlink()
-    with pytest.raises(CheckpointError, match=r"quantized tensors, but none of config\.json"):
+    with pytest.raises(CheckpointError, match=r"is packed by AWQ or GPTQ, but none of config\.json"):
         open_source(tmp_path / "m")
 
 

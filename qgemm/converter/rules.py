@@ -142,7 +142,8 @@ def _refused(step: Step, options: Options) -> str:
         return f"{weight.type} cannot be kept, GGUF has no such type"
     if fmt.encode is None:
         return f"{fmt} has no encoder"
-    if weight.quantized and not fmt.plain and not step.by_codes and not options.allow_requantize:
+    closest = weight.irregular and fmt == Q8_0  # the least that quantizing again can lose
+    if weight.quantized and not (fmt.plain or step.by_codes or closest or options.allow_requantize):
         return f"is {weight.type}: quantizing it again, to {fmt}, loses twice, and needs --allow-requantize"
     return ""
 

@@ -61,6 +61,7 @@ class Weight:
     values: (start, stop) -> weights [stop - start] float32; None if the type has no decoder, or is one of integers.
     codes: the same weights as integers with scales; None if they are not.
     quantized: whether the weights were quantized already.
+    irregular: whether their scales are shared otherwise than in any format's blocks, of which Q8_0 then holds most.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Weight:
     values: Callable[[int, int], Floats] | None = None
     codes: Codes | None = None
     quantized: bool = False
+    irregular: bool = False
 
     @property
     def size(self) -> int:

@@ -1,0 +1,113 @@
+"""Checkpoints in safetensors, one file or sharded: plain tensors, and matrices packed by AWQ, GPTQ, FP8 or as kbit."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from qgemm.errors import CheckpointError, GGUFError
+from qgemm.files.gguf.parts import SUFFIXES, Joiner
+from qgemm.files.paths import shown, shown_path
+from qgemm.files.safetensors import SafetensorsFile, shards
+
+from . import eight_bits, packed
+from .arrays import Stored, of_stored
+from .quantization import CONFIGS, EightBits, Method, Said, method_of, refuse_packed
+from .weight import SAFETENSORS, Source, Weight, of_tensor
+
+INDEX = ".safetensors.index.json"
+
+
+def safetensors(path: str) -> Source:
+    """One file."""
+    return _opened(path, [path], None)
+
+
+def index(path: str) -> Source:
+    """A sharded checkpoint, by its index."""
+    placed = shards(path)
+    return _opened(path, list(dict.fromkeys(placed.values())), placed)
+
+
+def inside(folder: str) -> str:
+    """The index or the one file of safetensors in a folder."""
+    for pattern in (f"*{INDEX}", "*.safetensors"):
+        found = glob.glob(os.path.join(glob.escape(folder), pattern))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(shown(os.path.basename(each)) for each in sorted(found))
+            raise CheckpointError(f"{shown_path(folder)}: holds {names}: name the one that is meant")
+    raise CheckpointError(f"{shown_path(folder)}: holds no .safetensors file")
+
+
+def _opened(path: str, paths: list[str], placed: Mapping[str, str] | None) -> Source:
+    """The checkpoint in some files; placed: the path of each tensor's, by an index."""
+    with ExitStack() as undo:
+        stored: dict[str, Stored] = {}
+        metadata: dict[str, str] = {}
+        for each in paths:
+            file = SafetensorsFile(each)
+            undo.callback(file.close)
+            metadata.update(file.metadata)
+            for name, entry in file.tensors.items():
+                if placed is not None and placed.get(name) != each:
+                    there = shown_path(placed.get(name, "no file"))
+                    raise CheckpointError(f"{shown_path(each)}: tensor {shown(name)}: the index has it in {there}")
+                stored[name] = Stored(file, entry)
+        for name in placed or ():
+            if name not in stored:
+                raise CheckpointError(
+                    f"{shown_path(path)}: tensor {shown(name)}: is not in the file that the index says"
+                )
+        weights = _joined(path, _decoded(path, stored, method_of(os.path.dirname(path))))
+        keys = {f"{SAFETENSORS}{key}": value for key, value in metadata.items() if key.isascii() and "\0" not in key}
+        return Source(path, weights, keys, undo.pop_all().close)
+
+
+def _decoded(path: str, stored: Mapping[str, Stored], method: Said | None) -> dict[str, Weight]:
+    """The tensors, with each packed matrix in place of its parts."""
+    matrices: dict[str, Weight] = {}  # by the name of their first part
+    parts: set[str] = set()
+    for name, (_, entry) in stored.items():
+        if name.endswith(f".{packed.PARTS[0]}"):
+            if not isinstance(method, Method):
+                said = "the config says FP8" if method else f"none of {', '.join(CONFIGS)} says how"
+                raise CheckpointError(f"{shown_path(path)}: tensor {shown(name)}: is packed by AWQ or GPTQ, but {said}")
+            prefix = name.rpartition(".")[0]
+            matrices[name] = packed.matrix(prefix, stored, method)
+            parts |= {f"{prefix}.{part}" for part in packed.PARTS}
+        elif name in eight_bits.MARKERS and not entry.nbytes:
+            parts.add(name)
+        elif entry.type in eight_bits.NUMBERS:
+            matrices[name] = eight_bits.matrix(name, stored, method if isinstance(method, EightBits) else None)
+            parts |= eight_bits.parts(name, stored)
+    refuse_packed(shown_path(path), stored.keys() - parts - matrices.keys())
+    found: dict[str, Weight] = {}
+    for name, each in stored.items():
+        if name in matrices:
+            weight = matrices[name]
+        elif name in parts:
+            continue
+        else:
+            weight = of_stored(name, each)
+        if weight.name in found or (weight.name != name and weight.name in stored):
+            raise CheckpointError(f"{shown_path(path)}: tensor {shown(weight.name)}: is there twice, once quantized")
+        found[weight.name] = weight
+    return found
+
+
+def _joined(path: str, weights: dict[str, Weight]) -> dict[str, Weight]:
+    """The tensors with each kbit tensor in place of its parts (gguf_parts.py)."""
+    if not any(name.endswith(SUFFIXES) for name in weights):
+        return weights
+    stored = {name: weight.tensor for name, weight in weights.items() if weight.tensor is not None}
+
+    def refusal(name: str, rule: str) -> GGUFError:
+        return GGUFError(f"{shown_path(path)}: tensor {shown(name)}: {rule}")
+
+    joined = Joiner().joined(stored, refusal)
+    kept = {name: weight for name, weight in weights.items() if not name.endswith(SUFFIXES)}
+    return {**kept, **{name: of_tensor(tensor) for name, tensor in joined.items() if name not in kept}}

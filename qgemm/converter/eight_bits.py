@@ -1,0 +1,127 @@
+"""FP8 matrices as Weights: eight bits a number, alone or with scales of their own.
+
+    NAME                     F8_E4M3 or F8_E5M2  [..., N, K]
+    NAME_scale, _scale_inv   float               one, or [..., N], [..., N, 1], [..., 1, K], [..., N / 128, K / 128]
+    NAME less ".weight", with the same endings or .scale, .scale_weight
+
+W = number * scale in float32, whatever the scale is called: "inv" speaks of what the quantizer divided by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.packing import Floats
+from qgemm.errors import CheckpointError
+from qgemm.files.paths import shown, shown_path
+
+from .arrays import Stored
+from .quantization import EightBits
+from .weight import Weight
+
+SCALES = ("_scale", "_scale_inv", "_scales", ".scale", ".scale_weight")  # after the name, or what precedes ".weight"
+INPUTS = (".input_scale", ".scale_input")  # of the activations that FP8 arithmetic multiplies with
+MARKERS = ("scaled_fp8",)  # tensors without numbers that say that others have scales
+RUN = 4096  # at most so many weights of a row are scaled at a time, so that rows may be of any length
+
+
+def _e4m3() -> Floats:
+    """The numbers of all codes of float8 e4m3fn: 1 sign, 4 exponent, 3 mantissa bits; no infinity, two NaN."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0))
+    size[code & 127 == 127] = np.nan
+    return np.where(code & 128, -size, size).astype(np.float32)
+
+
+NUMBERS: dict[str, Floats] = {
+    "F8_E4M3": _e4m3(),
+    "F8_E5M2": (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32),  # the high byte of a half
+}
+
+
+def scale_of(name: str, stored: Mapping[str, Stored]) -> str | None:
+    """The name of the tensor that scales another one of eight bits, None if there is none."""
+    stem = name.removesuffix(".weight")
+    found = sorted({each + end for each in (name, stem) for end in SCALES} & stored.keys())
+    if len(found) > 1:
+        where = shown_path(stored[name].file.path)
+        raise CheckpointError(f"{where}: tensor {shown(name)}: has scales twice: {', '.join(map(shown, found))}")
+    return found[0] if found else None
+
+
+def parts(name: str, stored: Mapping[str, Stored]) -> set[str]:
+    """The names of the tensors that belong to one with a scale, itself among them."""
+    scale = scale_of(name, stored)
+    if scale is None:
+        return {name}
+    return {name, scale} | {name.removesuffix(".weight") + end for end in INPUTS}
+
+
+def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) -> Weight:
+    """The tensor of that name, scaled if there is a scale of it; method: what a config says of those scales."""
+    file, entry = stored[name]
+    numbers, shape = NUMBERS[entry.type], entry.shape or (1,)
+    scale_name = scale_of(name, stored)
+    if scale_name is None:
+        if method is not None and len(shape) > 1:
+            raise _refusal(name, stored[name], "has no scale, which the config speaks of")
+
+        def plain(start: int, stop: int) -> Floats:
+            found: Floats = numbers[file.read(entry, start, stop)]
+            return found
+
+        return Weight(name, shape, entry.type, entry.nbytes, 1, values=plain)
+    scale, (rows, columns) = _scale(name, stored[name], stored[scale_name], (method or EightBits()).block)
+    *_, n, k = (1, *shape)
+    run = gcd(k, columns, RUN)  # weights that are surely in one row, and share a scale
+
+    def values(start: int, stop: int) -> Floats:
+        first = np.arange(start, stop, run)
+        row, column = first // k, first % k
+        shared = scale[row // n % len(scale), row % n // rows, column // columns]
+        found: Floats = numbers[file.read(entry, start, stop)].reshape(-1, run)
+        with np.errstate(over="ignore", invalid="ignore"):  # scales may be anything
+            found *= shared[:, None]
+        return found.reshape(-1)
+
+    nbytes = entry.nbytes + stored[scale_name].entry.nbytes
+    return Weight(name, shape, entry.type, nbytes, run, values=values, quantized=True, irregular=True)
+
+
+def _scale(name: str, weight: Stored, scale: Stored, block: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
+    """The scales of a tensor [..., N, K] as [matrices, a, b], and the rows and columns of W that share one."""
+    shape, found = weight.entry.shape or (1,), scale.entry.shape
+    *lead, n, k = (1, *shape) if len(shape) == 1 else shape
+    rows, columns = block
+    grids: list[tuple[tuple[int, ...], tuple[int, int]]] = [
+        ((*lead, n), (1, k)),
+        ((*lead, n, 1), (1, k)),
+        ((*lead, 1, k), (n, 1)),
+        ((*lead, 1, 1), (n, k)),
+        ((*lead, -(-n // rows), -(-k // columns)), block),
+    ]
+    if scale.entry.type not in ("F32", "F16", "BF16"):
+        raise _refusal(name, weight, f"its scale is {scale.entry.type}, which is not read")
+    if all(size == 1 for size in found):
+        return _floats(scale).reshape(1, 1, 1), (n, k)
+    for grid, shared in grids:
+        if found == grid and 0 not in shape:
+            return _floats(scale).reshape(-1, -(-n // shared[0]), -(-k // shared[1])), shared
+    raise _refusal(name, weight, f"{list(found)} scales are not those of {list(shape)} weights, nor of {block} blocks")
+
+
+def _floats(stored: Stored) -> Floats:
+    """A tensor of floats, whole."""
+    raw: NDArray[np.generic] = stored.file.read(stored.entry, 0, prod(stored.entry.shape))
+    if stored.entry.type == "BF16":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw.astype(np.float32)
+
+
+def _refusal(name: str, weight: Stored, rule: str) -> CheckpointError:
+    return CheckpointError(f"{shown_path(weight.file.path)}: tensor {shown(name)}: {weight.entry.type}: {rule}")
