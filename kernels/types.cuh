@@ -6,6 +6,13 @@
 
 #include "ptx/rcp.cuh"
 
+// Where a member lies, as a constant. The built-in is not in NVRTC 12, its front end's own is in no host compiler.
+#ifdef __CUDACC_RTC__
+#define OFFSET_OF(type, member) __INTADDR__(&static_cast<type*>(nullptr)->member)
+#else
+#define OFFSET_OF(type, member) __builtin_offsetof(type, member)
+#endif
+
 namespace qgemm {
 
 using u8 = unsigned char;

@@ -49,6 +49,16 @@ def test_compile_errors_carry_the_log():
         nvrtc.compile_cubin("__global__ void k() { undefined_name(); }", "sm_80")
 
 
+def test_no_built_in_that_nvrtc_12_lacks():
+    """NVRTC 12, which the extra cuda12 brings and the tests do not have, knows no __builtin_offsetof."""
+    generated = list(codegen.headers(qgemm.FORMATS["q4_0"]).values())
+    written = [path.read_text() for path in sources.kernels_dir().rglob("*.cu*") if path.name != "types.cuh"]
+    assert not [text for text in generated + written if "offsetof" in text]
+    types = (sources.kernels_dir() / "types.cuh").read_text()
+    (guarded,) = re.findall(r"#ifdef __CUDACC_RTC__\n(.*)\n#else\n(.*)\n#endif", types)
+    assert ["offsetof" in line for line in guarded] == [False, True]
+
+
 def config(unit, *dropped):
     """What a unit is compiled for: kernel and parameters, but for types and what the patterns match."""
     kept = (pair for pair in unit.template if not any(pattern.fullmatch(pair[0]) for pattern in (OF_TYPE, *dropped)))

@@ -65,7 +65,7 @@ def activation_struct() -> str:
     q, ds, padding = (dtype[name].itemsize for name in ("qs", "ds", "padding"))
     offsets = ((member, _offset(dtype, name)) for member, name in (("q", "qs"), ("ds", "ds"), ("padding", "padding")))
     asserts = "".join(
-        f'static_assert(__builtin_offsetof(Activations, {member}) == {at}, "{member} differs from its dtype");\n'
+        f'static_assert(OFFSET_OF(Activations, {member}) == {at}, "{member} differs from its dtype");\n'
         for member, at in offsets
     )
     return f"""// Quantized activations of one token and one k_block: qgemm/cuda/layout/activations.py has their order.

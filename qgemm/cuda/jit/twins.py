@@ -130,7 +130,7 @@ def _declaration(struct: type[ctypes.Structure]) -> Iterator[str]:
     yield f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "{name} differs from the host\'s");'
     for field, _ in _fields(struct):
         at = getattr(struct, field).offset
-        yield f'static_assert(__builtin_offsetof({name}, {field}) == {at}, "{name}.{field}: elsewhere on the host");'
+        yield f'static_assert(OFFSET_OF({name}, {field}) == {at}, "{name}.{field}: elsewhere on the host");'
 
 
 def _fields(struct: type[ctypes.Structure]) -> list[tuple[str, Any]]:
