@@ -12,7 +12,7 @@ from .arrays import on_cuda
 from .backend import Backend, backend
 from .codec.format import Format
 from .errors import UnsupportedError
-from .formats import format_named
+from .formats import format_named, written
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def quantize(
     the format is unknown, has no encoder, no codebook to replace, or K is not a multiple of its block; CodebookError
     for a codebook of another length or not of finite numbers; TypeError for other dtypes.
     """
-    fmt = format_named(format)
+    fmt = format_named(format, to_write=True)
+    if fmt.encode is None:
+        raise UnsupportedError(f"{fmt} has no encoder; those that can be written: {written()}")
     if codebook is not None or absmax is not None:
         if fmt.variant is None:
             raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")

@@ -173,3 +173,21 @@ def test_stdout_of_any_kind(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert cli.main(["routes"]) == 0
     assert "cublas" in sys.stdout.getvalue()
+
+
+# ---------------------------------------------------------------- convert: the order of its arguments
+
+
+@pytest.mark.parametrize("words", [("in 1.gguf", "q4_0", "out.gguf"), ("Q4_0", "in 1.gguf", "out.gguf")])
+def test_convert_with_the_type_elsewhere_prints_the_right_command(refused, words):
+    """With `qgemm convert SRC TYPE DST` the type would be written to, a file called q4_0."""
+    (fmt,) = (word for word in words if word.lower() == "q4_0")
+    assert refused("convert", *words, status=2).endswith(f": qgemm convert 'in 1.gguf' out.gguf {fmt}\n")
+
+
+def test_convert_to_no_type_lists_what_can_be_written(refused):
+    for words in (["q4_9"], ["q4_0", "--tensor-type", "x=q4_9"]):
+        message = refused("convert", "in.gguf", "out.gguf", *words, status=2)
+        assert "no format 'q4_9'; those that can be written: BF16, " in message
+        assert all((str(fmt) in message) == (fmt.encode is not None) for fmt in qgemm.FORMATS.values())
+    assert "types that can be written: BF16, " in refused("convert", EXCERPT, "/nowhere/x.gguf", "q6_k")

@@ -304,7 +304,16 @@ def test_a_type_without_codec_says_so_when_used():
         with pytest.raises(qgemm.UnsupportedError, match="IQ1_S has no decoder"):
             use()
     with pytest.raises(qgemm.UnsupportedError, match="no format 'iq1_s'; known: BF16"):
-        qgemm.quantize(np.ones((1, 256), np.float32), "iq1_s")
+        qgemm.Tensor("iq1_s", (2, 256), tensor.blocks)
+
+
+@pytest.mark.parametrize("name", ["q4_9", "iq1_s", "q4_k"])
+def test_what_cannot_be_written_lists_what_can(name):
+    """A type that has no encoder, or none at all: a message that named Q4_K would lead to the next."""
+    with pytest.raises(qgemm.UnsupportedError, match="those that can be written: ") as found:
+        qgemm.quantize(np.ones((1, 256), np.float32), name)
+    listed = str(found.value).partition("written: ")[2].split(", ")
+    assert listed == [str(fmt) for fmt in FORMATS if fmt.encode is not None]
 
 
 def test_names_in_any_case():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from qgemm.codec.search import searched
@@ -68,9 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, then print what happened to each tensor."""
+    check_order(args)
     try:
         options = Options(
-            format_named(args.type),
+            format_named(args.type, to_write=True),
             [override(text) for text in args.tensor_type],
             args.keep,
             args.pure,
@@ -102,6 +104,16 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot(args.plot, lines)
     return 0
+
+
+def check_order(args: argparse.Namespace) -> None:
+    """Refuse SRC DST TYPE in another order, with the command in the right one."""
+    words = [args.source, args.target, args.type]
+    types = [word for word in words if word.lower() in FORMATS]
+    if args.type not in types and len(types) == 1:
+        source, target = (word for word in words if word not in types)
+        command = shlex.join(["qgemm", "convert", source, target, *types])
+        raise UsageError(f"TYPE comes last, after SRC and DST: {command}")
 
 
 COMMAND = Command(

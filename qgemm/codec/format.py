@@ -216,7 +216,7 @@ class Format:
         """
         encode = self.encode
         if encode is None:
-            raise UnsupportedError(f"{self} has no encoder; those of `qgemm.FORMATS` with `encode` can be quantized to")
+            raise UnsupportedError(f"{self} has no encoder")
         x = floats(x)
         if x.ndim == 0:
             raise UnsupportedError(f"{self}: a scalar has no rows to quantize")

@@ -15,7 +15,7 @@ from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
 from qgemm.errors import QgemmError
 from qgemm.files.paths import shown, shown_path
-from qgemm.formats import FORMATS, format_named
+from qgemm.formats import FORMATS, format_named, written
 
 from .weight import Source, Weight, takes
 
@@ -141,7 +141,7 @@ def _refused(step: Step, options: Options) -> str:
     if weight.tensor is None and step.rule in ("--keep", "no decoder"):
         return f"{weight.type} cannot be kept, GGUF has no such type"
     if fmt.encode is None:
-        return f"{fmt} has no encoder"
+        return f"{fmt} has no encoder; types that can be written: {written()}"
     closest = weight.irregular and fmt == Q8_0  # the least that quantizing again can lose
     if weight.quantized and not (fmt.plain or step.by_codes or closest or options.allow_requantize):
         return f"is {weight.type}: quantizing it again, to {fmt}, loses twice, and needs --allow-requantize"
@@ -154,6 +154,6 @@ def override(text: str) -> tuple[re.Pattern[str], Format]:
     if not equals:
         raise QgemmError(f"{text!r} is not REGEX=TYPE")
     try:
-        return re.compile(pattern), format_named(name)
+        return re.compile(pattern), format_named(name, to_write=True)
     except re.error as error:
         raise QgemmError(f"{pattern!r} is not a regular expression: {error}") from None

@@ -42,12 +42,18 @@ GGML_TYPES = MappingProxyType(
 )
 
 
-def format_named(name: str | Format) -> Format:
-    """The format of this name, in any case; UnsupportedError lists the names that fit."""
+def format_named(name: str | Format, to_write: bool = False) -> Format:
+    """The format of this name, in any case; UnsupportedError lists the names that fit: all, or what has an encoder."""
     if isinstance(name, Format):
         return name
     try:
         return FORMATS[name.lower()]
     except KeyError:
-        known = ", ".join(str(fmt) for fmt in FORMATS.values())
-        raise UnsupportedError(f"there is no format {name!r}; known: {known}") from None
+        known = f"known: {', '.join(map(str, FORMATS.values()))}"
+        fitting = f"those that can be written: {written()}" if to_write else known
+        raise UnsupportedError(f"there is no format {name!r}; {fitting}") from None
+
+
+def written() -> str:
+    """The formats that have an encoder, for a message."""
+    return ", ".join(str(fmt) for fmt in FORMATS.values() if fmt.encode is not None)
