@@ -20,7 +20,6 @@ from strategies import ENCODED, each
 import qgemm
 from qgemm.codec.packing import from_float16
 from qgemm.converter import Options, convert, open_source
-from qgemm.converter.rules import override, planned
 from qgemm.formats import format_named
 
 
@@ -141,62 +140,11 @@ def test_kbit_there_and_back(tmp_path):
         assert_array_equal(z.weights["a.weight"].values(0, own.blocks.size * 32), own.dequantize().ravel())
 
 
-# ---------------------------------------------------------------- rules
-
-
-def test_rules_of_llama_quantize(tmp_path):
-    shapes = {
-        "token_embd.weight": ("Q4_0", ""),
-        "output.weight": ("Q8_0", "output matrix: Q8_0"),
-        "position_embd.weight": ("F32", "positions"),
-        "token_types.weight": ("F32", "token types"),
-        "blk.0.attn_norm.weight": ("F32", "norm"),
-        "blk.0.ffn_gate_inp.weight": ("F32", "router"),
-        "blk.0.attn_q.bias": ("F32", "bias"),
-        "blk.0.ssm_a": ("F32", "state space"),
-        "blk.0.other": ("F32", "not a weight"),
-        "blk.0.attn_q.weight": ("Q4_0", ""),
-    }
-    tensors = {name: normal(4, 64) for name in shapes}
-    tensors |= {"vector.weight": normal(64), "odd.weight": normal(4, 48), "ids": np.arange(64).reshape(2, 32)}
-    wanted = shapes | {
-        "vector.weight": ("F32", "1-D"),
-        "odd.weight": ("F16", "row length not a multiple of 32: F16"),
-        "ids": ("I64", "integers"),
-    }
-    source = model(tmp_path / "x.gguf", tensors)
-    lines = converted(source, tmp_path / "y.gguf", "q4_0")
-    assert {name: (line.new, line.rule) for name, line in lines.items()} == wanted
-    assert converted(source, tmp_path / "y.gguf", "q4_0", pure=True)["output.weight"].new == "Q4_0"
-    del tensors["output.weight"]
-    lines = converted(model(source, tensors), tmp_path / "y.gguf", "q4_0")
-    assert lines["token_embd.weight"].new == "Q8_0"  # tied to the output
-
-
-def test_the_first_pattern_wins(source, tmp_path):
-    overrides = [override("attn=q8_0"), override("attn_q=q4_0"), override("=q5_1")]
-    lines = converted(source, tmp_path / "y.gguf", "q4_0", overrides=overrides, keep=[re.compile("norm|^output")])
-    assert [line.new for line in lines.values()] == ["Q5_1", "Q8_0", "F32", "Q5_1", "F32"]
-
-
 @pytest.mark.parametrize("suffix", ["gguf", "npz", "safetensors"])
 def test_empty_arrays(suffix, tmp_path):
     np.savez(tmp_path / "x.npz", w=np.zeros((0, 32), np.float32))
     with pytest.raises(qgemm.QgemmError, match=r"tensor 'w': is empty: shape \(0, 32\)"):
         converted(tmp_path / "x.npz", tmp_path / f"y.{suffix}", "f32")
-
-
-def test_names_of_other_checkpoints(tmp_path):
-    """Without names that end in weight, every matrix is one."""
-    np.savez(tmp_path / "x.npz", w=normal(2, 64), b=normal(64))
-    lines = converted(tmp_path / "x.npz", tmp_path / "y.gguf", "q4_0")
-    assert [line.new for line in lines.values()] == ["Q4_0", "F32"]
-
-
-@pytest.mark.parametrize("text", ["q4_0", "(=q4_0", "x=q9_9"])
-def test_overrides_that_make_no_sense(text):
-    with pytest.raises(qgemm.QgemmError):
-        override(text)
 
 
 def test_dry_run_writes_nothing(source, tmp_path):
@@ -342,14 +290,6 @@ def test_hostile_names(run, tmp_path):
     assert status == 0
     assert out.replace("\n", "").isprintable()
     assert json.loads((tmp_path / "r.json").read_text())["tensors"][0]["name"] == "\x1b[2J\\xff.weight"
-
-
-def test_plans_name_what_is_refused(tmp_path):
-    with open_source(model(tmp_path / "x.gguf", {"x.weight": normal(2, 256)})) as opened:
-        options = Options(format_named("q4_0"), overrides=[override("x=q6_k")])
-        if format_named("q6_k").encode is None:
-            with pytest.raises(qgemm.QgemmError, match=r"x\.gguf: tensor 'x\.weight': Q6_K has no encoder"):
-                planned(opened, options)
 
 
 # ---------------------------------------------------------------- plain files

@@ -1,7 +1,8 @@
-"""Which type each tensor gets: the options' word first, then the rules of llama-quantize, as a table.
+"""Which type each tensor gets: the rules of llama-quantize, as a table, then the options' word.
 
 llama-quantize keeps what suffers most from few bits: vectors, norms, position tables, routers, small state-space
-parameters. It gives the output matrix more bits, and a row that no block fits is stored as F16.
+parameters; no override reaches those, since inference engines read them in no other type. It gives the output matrix
+more bits, and a row that no block fits is stored as F16.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
+
+from gguf.constants import Keys
 
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
@@ -22,16 +25,33 @@ from .weight import Source, Weight, takes
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
 
 KEPT = (
-    # rule                what the name holds
+    # rule                what the name of a tensor of a .gguf file holds (llama.cpp 0c1e57098, src/llama-quant.cpp)
+    ("norm",              r"_norm\.weight"),
+    ("router",            r"ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight"),
+    ("positions",         r"^position_embd\.weight$|\.position_embd|sam\.pos_embd|\.rel_pos|attn_rel_b\.weight"),
+    ("token types",       r"^token_types\.weight$"),
+    ("small projection",  r"altup|laurel|per_layer_model_proj"),
+    ("state space",       r"ssm_conv1d|shortconv\.conv\.weight"),
+    ("indexer",           r"indexer\.[kq]_proj\.weight"),
+    ("time mix",          r"time_mix_(first|w0|w1|w2|v0|v1|v2|a0|a1|a2|g1|g2|decay_w1|decay_w2|lerp_fused)\.weight"),
+    ("image encoder",     r"sam\.neck\.|sam\.net_|\.patch_embd|\.patch_merger"),
+    ("audio codebook",    r"a\.rvq\.codebook|mm\.a\.code_embd"),
+)  # fmt: skip
+KEPT_OF_GLM5 = (
+    ("indexer",           r"indexer\.(attn_q_b|attn_k|proj)|indexer_compressor_(gate|ape)"),
+    ("state space",       r"ssm_(f_a|f_b|g_a|g_b|beta)"),
+    ("small projection",  r"hc_|attn_kv_a_mqa|attn_k_b|attn_v_b"),
+)  # fmt: skip
+KEPT_ELSEWHERE = (
+    # rule                the same in the names of other checkpoints, Hugging Face's above all
     ("norm",              r"norm\.|_norm$|layernorm|ln_[f\d]+\."),
     ("bias",              r"bias$"),
-    ("positions",         r"position_embd|position_embeddings|wpe\.weight|attn_rel_b"),
-    ("token types",       r"token_types|token_type_embeddings"),
-    ("router",            r"ffn_gate_inp|mlp\.gate\.weight|block_sparse_moe\.gate\.weight|\.router\."),
-    ("state space",       r"ssm_conv1d|ssm_a$|ssm_d$|conv1d\.weight|shortconv\.conv"),
-    ("small projection",  r"altup|laurel|per_layer_model_proj"),
-    ("time mix",          r"time_mix_(first|w0|w1|w2|v0|v1|v2|a0|a1|a2|g1|g2|decay_w1|decay_w2|lerp_fused)"),
+    ("positions",         r"position_embeddings|wpe\.weight"),
+    ("token types",       r"token_type_embeddings"),
+    ("router",            r"mlp\.gate\.weight|block_sparse_moe\.gate\.weight|\.router\."),
+    ("state space",       r"ssm_a$|ssm_d$|conv1d\.weight"),
 )  # fmt: skip
+GLM5 = re.compile("glm5[-_]?next")
 OUTPUT = re.compile(r"^output\.weight$|(^|\.)lm_head\.weight$")
 TOKENS = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings\.weight$|wte\.weight$")
 
@@ -76,33 +96,56 @@ class Step(NamedTuple):
 
 def planned(source: Source, options: Options) -> list[Step]:
     """A step for each tensor; QgemmError for what must not or cannot be done."""
-    named = any(name.endswith("weight") for name in source.weights)
+    _check_patterns(source, options)
+    rules = _rules(source)
     head = _head(source) if not options.pure and not options.type.plain else None
     steps = []
     for weight in source.weights.values():
-        step = _step(weight, options, head, named)
+        step = _step(weight, options, head, rules)
         if reason := _refused(step, options):
             raise QgemmError(f"{shown_path(source.path)}: tensor {shown(weight.name)}: {reason}")
         steps.append(step)
     return steps
 
 
-def _step(weight: Weight, options: Options, head: str | None, named: bool) -> Step:
+def _rules(source: Source) -> list[tuple[str, re.Pattern[str]]]:
+    """What keeps a tensor of a source, by the names that its kind of file has."""
+    architecture = str(source.metadata.get(Keys.General.ARCHITECTURE, ""))
+    rows = [*KEPT, *(KEPT_OF_GLM5 if GLM5.fullmatch(architecture) else ())]
+    if not any(name.startswith("blk.") for name in source.weights):  # as llama.cpp calls the layers of all models
+        rows += KEPT_ELSEWHERE
+    if any(name.endswith("weight") for name in source.weights):
+        rows.append(("not a weight", r"(?<!weight)$"))
+    return [(rule, re.compile(pattern)) for rule, pattern in rows]
+
+
+def _check_patterns(source: Source, options: Options) -> None:
+    """Refuse an option for tensors of which there are none: its name is misspelt, or the file another one."""
+    said = [("--keep", pattern, "") for pattern in options.keep]
+    said += [("--tensor-type", pattern, f"={fmt}") for pattern, fmt in options.overrides]
+    for option, pattern, rest in said:
+        if not any(map(pattern.search, source.weights)):
+            raise QgemmError(
+                f"{shown_path(source.path)}: {option} {shown(pattern.pattern + rest)} fits no tensor's name"
+            )
+
+
+def _step(weight: Weight, options: Options, head: str | None, rules: Sequence[tuple[str, re.Pattern[str]]]) -> Step:
     for pattern in options.keep:
         if pattern.search(weight.name):
             return _kept(weight, "--keep")
-    for pattern, fmt in options.overrides:
-        if pattern.search(weight.name):
-            return _fitting(weight, fmt)
-    if weight.values is None:
-        return _kept(weight, "no decoder" if weight.quantized else "integers")
+    if weight.values is None and not weight.quantized:
+        return _kept(weight, "integers")
     if len(weight.shape) < 2:
         return _kept(weight, "1-D")
-    for rule, pattern_text in KEPT:
-        if re.search(pattern_text, weight.name):
+    for rule, kept in rules:
+        if kept.search(weight.name):
             return _kept(weight, rule)
-    if named and not weight.name.endswith("weight"):
-        return _kept(weight, "not a weight")
+    for pattern, fmt in options.overrides:
+        if pattern.search(weight.name):
+            return Step(weight, fmt)
+    if weight.values is None:
+        return _kept(weight, "no decoder")
     if weight.name == head and options.type != Q8_0:
         better = Q6_K if Q6_K.encode is not None and weight.shape[-1] % Q6_K.weights == 0 else Q8_0
         return _fitting(weight, better)._replace(rule=f"output matrix: {better}")
@@ -142,6 +185,8 @@ def _refused(step: Step, options: Options) -> str:
         return f"{weight.type} cannot be kept, GGUF has no such type"
     if fmt.encode is None:
         return f"{fmt} has no encoder; types that can be written: {written()}"
+    if weight.shape[-1] % fmt.weights:
+        return f"rows of {weight.shape[-1]} weights are no whole blocks of {fmt}, which have {fmt.weights}"
     closest = weight.irregular and fmt == Q8_0  # the least that quantizing again can lose
     if weight.quantized and not (fmt.plain or step.by_codes or closest or options.allow_requantize):
         return f"is {weight.type}: quantizing it again, to {fmt}, loses twice, and needs --allow-requantize"
