@@ -1,5 +1,9 @@
 """The errors that qgemm raises on purpose. Each is a ValueError and says what came, what fits, and who asked."""
 
+from collections.abc import Iterable
+
+from .text import close_to, printable
+
 
 class QgemmError(ValueError):
     """Base of every error below; `except qgemm.QgemmError` catches what qgemm refuses."""
@@ -15,6 +19,24 @@ class GGUFNotFoundError(GGUFError, FileNotFoundError):
 
 class GGUFAccessError(GGUFError, OSError):
     """The system would not open, read or write a file. Names the file; `errno` says why."""
+
+
+class NameNotFoundError(QgemmError, KeyError):
+    """A name that a file or the registry of formats does not have. Names those that are close.
+
+    what: "model.gguf: there is no tensor", name, names: those that there are, rest: what is said if none is close.
+    """
+
+    def __init__(self, what: str, name: object, names: Iterable[str], rest: str) -> None:
+        super().__init__(what, name, tuple(names), rest)
+
+    def __str__(self) -> str:
+        """Looked for only when it is read: `get` and `in` drop such errors by the thousand."""
+        what, name, names, rest = self.args
+        return f"{what} {printable(repr(name))}{close_to(name, names) or rest}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class QuantizeError(QgemmError):

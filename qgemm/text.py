@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+
+LONGEST = 64  # elements of a metadata array that JSON holds whole
+FIRST = 8  # elements that stand for a longer one
+MAX_HINTS = 5  # close names in a message
 
 
 def printable(text: str) -> str:
@@ -14,6 +19,17 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def close_to(name: object, names: Iterable[str]) -> str:
+    """What follows "there is no ... 'name'": the names that are close, whatever their case; nothing if none is.
+
+    >>> close_to("Q4-0", ["q4_0", "q4_1", "f32"])
+    '; close are q4_0'
+    """
+    by_lower = {known.lower(): known for known in names}
+    found = get_close_matches(str(name).lower(), by_lower, MAX_HINTS)
+    return f"; close are {', '.join(printable(by_lower[match]) for match in found)}" if found else ""
 
 
 def columns(align: str, rows: Iterable[Sequence[str]]) -> str:
@@ -58,12 +74,18 @@ def json_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def json_value(value: Any) -> Any:
-    """A value, of metadata or a result, as what JSON has: NaN and +-Infinity as strings, bytes not UTF-8 as \\xff."""
+    """A metadata value as what JSON has: NaN and +-Infinity as strings, bytes that are not UTF-8 as \\xff.
+
+    An array of more than LONGEST elements becomes an object of its type, its length and its first elements.
+    """
     if isinstance(value, str):
         return json_text(value)
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [json_value(item) for item in value]
-    if isinstance(value, (float, np.floating)):  # through its text: float32 1e-05 is not 9.999999747378752e-06
+    if isinstance(value, (list, np.ndarray)):
+        if len(value) <= LONGEST:
+            return [json_value(item) for item in value]
+        kind = value.dtype.name if isinstance(value, np.ndarray) else "string"
+        return {"type": kind, "length": len(value), "first": [json_value(item) for item in value[:FIRST]]}
+    if isinstance(value, np.floating):  # through its text: float32 1e-05 is not 9.999999747378752e-06
         return float(str(value)) if np.isfinite(value) else json.dumps(float(value))
     return value.item() if isinstance(value, np.generic) else value
 

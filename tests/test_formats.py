@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import gguf
 import numpy as np
 import pytest
@@ -298,16 +300,16 @@ def test_every_ggml_type_is_known_by_name_and_size():
 
 
 def test_a_type_without_codec_says_so_when_used():
-    fmt = GGML_TYPES[GGMLQuantizationType.IQ1_S]
+    fmt = GGML_TYPES[GGMLQuantizationType.Q8_K]
     tensor = qgemm.Tensor(fmt, (2, 256), np.zeros((2, 1), fmt.dtype))
     for use in (tensor.dequantize, lambda: qgemm.matmul(np.ones((1, 256), np.float32), tensor)):
-        with pytest.raises(qgemm.UnsupportedError, match="IQ1_S has no decoder"):
+        with pytest.raises(qgemm.UnsupportedError, match="Q8_K has no decoder"):
             use()
-    with pytest.raises(qgemm.UnsupportedError, match="no format 'iq1_s'; known: BF16"):
-        qgemm.Tensor("iq1_s", (2, 256), tensor.blocks)
+    with pytest.raises(qgemm.UnsupportedError, match=r"no format 'q8_k'; close are .*Q8_0"):
+        qgemm.Tensor("q8_k", (2, 256), tensor.blocks)
 
 
-@pytest.mark.parametrize("name", ["q4_9", "iq1_s", "q4_k"])
+@pytest.mark.parametrize("name", ["q4_9", "iq1_s", "q4_k", None])
 def test_what_cannot_be_written_lists_what_can(name):
     """A type that has no encoder, or none at all: a message that named Q4_K would lead to the next."""
     with pytest.raises(qgemm.UnsupportedError, match="those that can be written: ") as found:
@@ -317,8 +319,25 @@ def test_what_cannot_be_written_lists_what_can(name):
 
 
 def test_names_in_any_case():
-    assert format_named("Q4_0") is format_named("q4_0") is qgemm.FORMATS["q4_0"]
+    assert format_named("Q4_0") is format_named("q4_0") is qgemm.FORMATS["q4_0"] is qgemm.FORMATS["Q4_0"]
     assert str(qgemm.FORMATS["q4_0"]) == "Q4_0"
+    assert "Q4_0" in qgemm.FORMATS
+    assert qgemm.FORMATS.get("Iq4_Nl") is qgemm.FORMATS["iq4_nl"]
+    assert [name.lower() for name in qgemm.FORMATS] == list(qgemm.FORMATS)
+    assert len(qgemm.FORMATS) == len(list(qgemm.FORMATS))
+
+
+def test_an_unknown_format_names_those_that_are_close():
+    with pytest.raises(KeyError, match=r"^there is no format 'q4-0'; close are Q4_0$") as error:
+        qgemm.FORMATS["q4-0"]
+    assert "close are Q4_0" in repr(error.value)
+    assert isinstance(pickle.loads(pickle.dumps(error.value)), qgemm.NameNotFoundError)
+    with pytest.raises(qgemm.QgemmError, match=r"no format 4; there are BF16, F16, .*, TQ2_0$"):
+        qgemm.FORMATS[4]
+    assert 4 not in qgemm.FORMATS
+    assert qgemm.FORMATS.get("q4-0") is None
+    with pytest.raises(qgemm.UnsupportedError, match=r"no format 'iq2_xxl'; close are IQ2_XXS"):
+        qgemm.Tensor("iq2_xxl", (1, 256), np.zeros((1, 1), "u1"))
 
 
 @each(EVERY_ENCODED_BLOCK)

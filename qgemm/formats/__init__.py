@@ -6,6 +6,7 @@ and copied.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
@@ -14,9 +15,35 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 
 from qgemm.codec.format import Format
-from qgemm.errors import UnsupportedError
+from qgemm.errors import NameNotFoundError, UnsupportedError
 
 NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  # plain types without a codec
+
+
+class Formats(Mapping[str, Format]):
+    """Formats by name in any case: FORMATS["Q4_0"] is FORMATS["q4_0"], by which it is listed."""
+
+    def __init__(self, formats: Mapping[str, Format]) -> None:
+        self._formats = dict(formats)
+
+    def __getitem__(self, name: str) -> Format:
+        found = self._formats.get(name.lower()) if isinstance(name, str) else None
+        if found is None:
+            names = [str(fmt) for fmt in self.values()]
+            raise NameNotFoundError("there is no format", name, names, f"; there are {', '.join(names)}")
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._formats
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._formats)
+
+    def __len__(self) -> int:
+        return len(self._formats)
+
+    def __repr__(self) -> str:
+        return f"<FORMATS: {', '.join(map(str, self.values()))}>"
 
 
 def _defined() -> dict[str, Format]:
@@ -31,7 +58,7 @@ def _opaque(ggml_type: int, name: str, weights: int, size: int) -> Format:
     return Format(name, weights, np.dtype(NUMBERS.get(name, [("bytes", "u1", size)])), ggml_type=ggml_type)
 
 
-FORMATS = MappingProxyType(_defined())
+FORMATS = Formats(_defined())
 
 _with_codec = {fmt.ggml_type: fmt for fmt in FORMATS.values()}
 GGML_TYPES = MappingProxyType(
@@ -43,15 +70,14 @@ GGML_TYPES = MappingProxyType(
 
 
 def format_named(name: str | Format, to_write: bool = False) -> Format:
-    """The format of this name, in any case; UnsupportedError lists the names that fit: all, or what has an encoder."""
+    """The format of this name, in any case; UnsupportedError names those that are close, or all with an encoder."""
     if isinstance(name, Format):
         return name
     try:
-        return FORMATS[name.lower()]
-    except KeyError:
-        known = f"known: {', '.join(map(str, FORMATS.values()))}"
-        fitting = f"those that can be written: {written()}" if to_write else known
-        raise UnsupportedError(f"there is no format {name!r}; {fitting}") from None
+        return FORMATS[name]
+    except NameNotFoundError as error:
+        fitting = f"there is no format {name!r}; those that can be written: {written()}"
+        raise UnsupportedError(fitting if to_write else str(error)) from None
 
 
 def written() -> str:

@@ -15,7 +15,7 @@ from mmap import ACCESS_READ, mmap
 import numpy as np
 
 from qgemm.codec.format import Blocks
-from qgemm.errors import GGUFError
+from qgemm.errors import GGUFError, NameNotFoundError
 from qgemm.files.paths import Opened, PathLike, path_string, shown, shown_path, system_errors
 from qgemm.tensor import Tensor
 
@@ -177,6 +177,9 @@ class GGUFFile(Mapping[str, Tensor]):
         self.close()
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            what = f"{shown_path(self.path)}: there is no tensor"
+            raise NameNotFoundError(what, name, self._tensors, "; `qgemm info` lists the names")
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
