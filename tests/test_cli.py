@@ -55,7 +55,7 @@ def test_info(run):
     assert tensors[WEIGHT][1:6] == ["Q4_0", "[384, 96]", "(96, 384)", "20736", "a16, a8, dequantize"]
     assert tensors[WEIGHT][6] == f"a16: {', '.join(kernels('a16'))}; a8: {', '.join(kernels('a8'))}"
     assert tensors["blk.2.attn_q.f32"][5:] == ["a16, dequantize", "a16: cublas"]
-    assert tensors["blk.2.attn_q.nvfp4"][5:] == ["no codec", "no codec"]
+    assert tensors["blk.2.attn_q.nvfp4"][5:] == ["a16, dequantize (decoded by gguf)", "no kernel"]
     assert qgemm.backends()["cuda"].detail in out
 
 
@@ -117,8 +117,8 @@ def test_json_is_strict(run, tmp_path):
         "yes": True,
         "most": 2**64 - 1,
         "half": 0.1,
-        "vocabulary": [f"token {i}" for i in range(1000)],
-        "merges": list(range(1000)),
+        "vocabulary": {"type": "string", "length": 1000, "first": [f"token {i}" for i in range(text.FIRST)]},
+        "merges": {"type": "int16", "length": 1000, "first": list(range(text.FIRST))},
         "none": [],
     }
     assert [tensor["name"] for tensor in found["tensors"]] == ["w\\xfe", HOSTILE]
@@ -213,7 +213,7 @@ def test_matmul_refuses(refused, tmp_path):
     near = refused("matmul", EXCERPT, "blk.2.atn_q.q4_0")
     assert "there is no tensor 'blk.2.atn_q.q4_0'; close are blk.2.attn_q.q4_0" in near
     assert "`qgemm info` lists" in refused("matmul", EXCERPT, "?")
-    assert "no decoder" in refused("matmul", EXCERPT, "blk.2.attn_q.nvfp4")
+    assert "no integer codes" in refused("matmul", EXCERPT, "blk.2.attn_q.nvfp4", "--activation", "a8")
     assert "'a16'" in refused("matmul", EXCERPT, "blk.2.attn_q.f32", "--activation", "a8")
     qgemm.write(tmp_path / "vector.gguf", {"v": np.ones(32, np.float32)})
     assert "w must be a matrix" in refused("matmul", tmp_path / "vector.gguf", "v")

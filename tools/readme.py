@@ -30,17 +30,20 @@ MAX_BITS = 6  # a weight of the formats that are compared with kbit
 
 
 def formats_table() -> str:
-    """One row a format, from its record and the first line of its module."""
+    """One row a format of a module here, and a sentence with those that the gguf package decodes."""
     rows = [
         "| format | weights / block | bytes / block | bits / weight | w = | quantize | A8 | GPU tiles |",
         "|---|--:|--:|--:|---|---|---|---|",
     ]
-    for fmt in sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw)):
+    by_size = sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw))
+    for fmt in (fmt for fmt in by_size if not fmt.decoded_by):
         rows.append(
             f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {fmt.formula or 'the number itself'} | "
             f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(bool(fmt.slots))} |"
         )
-    return "\n".join(rows)
+    borrowed = ", ".join(f"{fmt} ({fmt.bpw:g})" for fmt in by_size if fmt.decoded_by)
+    does = "Decoded by the gguf package, on the CPU alone: products with `a16`, `dequantize`, `convert` to other types"
+    return "\n".join([*rows, "", f"{does} (bits / weight): {borrowed}."])
 
 
 def tick(yes: bool) -> str:

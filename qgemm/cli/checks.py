@@ -25,7 +25,6 @@ from qgemm.errors import UnsupportedError
 from qgemm.ops import matmul, quantize_activations
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
-from qgemm.text import json_value
 
 from .common import Progress, random_tokens
 
@@ -38,15 +37,10 @@ Booleans = NDArray[np.bool_]
 
 
 class Cell(NamedTuple):
-    """What a check found, whether that is a failure, and the same as numbers where it is some."""
+    """What a check found, and whether that is a failure."""
 
     text: str
     failed: bool = False
-    value: Any = None
-
-    def document(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"failed": self.failed, "found": json_value(self.text if self.value is None else self.value)}
 
 
 class Tile(NamedTuple):
@@ -61,7 +55,7 @@ class Tile(NamedTuple):
 class Check(ABC):
     """Sees all tiles of a matrix w, from several threads and in any order, then says what it found."""
 
-    title, key = "", ""  # of its column, and in JSON
+    title = ""
 
     def __init__(self, w: Tensor) -> None:
         self.w = w
@@ -100,14 +94,14 @@ class _BadBlocks(Check):
     def cell(self) -> Cell:
         if not self.count:
             return Cell("ok")
-        first = [int(i) for i in np.unravel_index(self.first, self.shape)]
-        return Cell(f"{self.count}, first {first}", True, {"blocks": self.count, "first": first})
+        first = ", ".join(str(i) for i in np.unravel_index(self.first, self.shape))
+        return Cell(f"{self.count}, first [{first}]", failed=True)
 
 
 class Finite(_BadBlocks):
     """No value is NaN or infinite. In a block such values come from a scale that is, for no code is itself."""
 
-    title, key = "NaN/Inf", "finite"
+    title = "NaN/Inf"
 
     def good(self, tile: Tile) -> Booleans:
         finite: Booleans = np.isfinite(tile.values)
@@ -117,7 +111,7 @@ class Finite(_BadBlocks):
 class Decode(_BadBlocks):
     """The values are bit for bit those of the gguf package, any NaN for any NaN."""
 
-    title, key = "decode", "decode"
+    title = "decode"
 
     def good(self, tile: Tile) -> Booleans:
         want = oracle(self.w.format, tile.blocks).reshape(tile.values.shape)
@@ -129,7 +123,7 @@ class Decode(_BadBlocks):
 class ProductA16(Check):
     """`matmul(x, w)` for random x lies within the bound of its float32 sums; shown is the worst error / bound."""
 
-    title, key = "a16 err/bound", "a16"
+    title = "a16 err/bound"
 
     def __init__(self, w: Tensor) -> None:
         super().__init__(w)
@@ -148,13 +142,13 @@ class ProductA16(Check):
             self.worst = max(self.worst, worst)
 
     def cell(self) -> Cell:
-        return Cell(f"{self.worst:.2g}", self.worst > 1, self.worst)
+        return Cell(f"{self.worst:.2g}", failed=self.worst > 1)
 
 
 class ProductA8(ProductA16):
     """`matmul(x, w, "a8")` lies within the bound of its formula, on the same Q8_1 blocks of x in exact integers."""
 
-    title, key = "a8 err/bound", "a8"
+    title = "a8 err/bound"
 
     def __init__(self, w: Tensor) -> None:
         Check.__init__(self, w)
@@ -176,7 +170,7 @@ def checks_of(tensor: Tensor) -> list[Check | Cell]:
     checks: list[Check | Cell] = [Finite(w, shape) if has_numbers(fmt) else Cell(NO_CODEC)]
     if fmt.levels is None:
         return [*checks, *[Cell(NO_CODEC)] * 3]
-    checks.append(Decode(w, shape) if has_oracle(fmt) else Cell("no oracle"))
+    checks.append(Decode(w, shape) if has_oracle(fmt) and not fmt.decoded_by else Cell("no oracle"))
     if tensor.ndim == 1:
         return [*checks, *[Cell("no matrix")] * 2]
     checks.append(ProductA16(w))
@@ -198,7 +192,7 @@ def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Ce
     if line.error is None:
         return Cell(NO_CODEC), line
     passed = line.error == 0 or line.error < tolerance
-    return Cell(f"{line.error:.2e} ({weight.type})", not passed, line.error), line
+    return Cell(f"{line.error:.2e} ({weight.type})", failed=not passed), line
 
 
 def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:

@@ -87,6 +87,8 @@ class Format:
     kernels find integers, or indices of a codebook.
     variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
+    decoded_by: the package that decodes the blocks, where this library has no codec: such a format has values, but no
+    codes, encoder or device tile. "" for codecs of this library.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Format:
     code_exponent: int | None = None
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
+    decoded_by: str = ""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and self._key == other._key
@@ -150,6 +153,11 @@ class Format:
     def group(self) -> int:
         """Weights that share a scale: a block of them, fewer in the super-blocks of the K-quants."""
         return int(self._zeros.codes.shape[-1])
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether weights are codes times a scale; those of plain formats are the numbers themselves."""
+        return self._zeros.scale is not None
 
     @property
     def has_minimum(self) -> bool:

@@ -36,7 +36,7 @@ def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> None:
         tokens = slice(start, start + step)
         with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite, NaN stays NaN
             chunk = np.ascontiguousarray(x[tokens], dtype=np.float32)
-        if len(chunk) <= FEW_TOKENS and not w.format.plain:
+        if len(chunk) <= FEW_TOKENS and w.format.has_scale:
             _multiply_groups(w, y[tokens], _by_group(chunk, w.format.group))
         else:
             _multiply_panels(chunk, w, y[tokens])

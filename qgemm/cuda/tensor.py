@@ -38,13 +38,16 @@ class DeviceTensor:
     @classmethod
     def pack(cls, tensor: Tensor) -> DeviceTensor:
         """Upload a Tensor's blocks to the current device and reorder them into tiles there."""
-        import cupy
-
-        fmt, blocks = tensor.format, tensor.blocks
+        fmt = tensor.format
+        if fmt.decoded_by:
+            why = f"the {fmt.decoded_by} package decodes {fmt}, on the host alone"
+            raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
         if tensor.ndim != 2:
             raise UnsupportedError(f"only a matrix (N, K) goes to a device, got {tensor!r}; index its leading axes")
-        n, k = tensor.shape
+        (n, k), blocks = tensor.shape, tensor.blocks
         if fmt.plain:
+            import cupy
+
             return cls(fmt, (n, k), cupy.asarray(as_numbers(fmt, blocks)), None, tensor.name)
         return cls(fmt, (n, k), *upload.upload(fmt, blocks), tensor.name)
 

@@ -1,7 +1,7 @@
 """The folder is the registry: every Format that a module here defines is in FORMATS.
 
-GGML_TYPES adds, by name and size only, the ggml types that have no module yet, so that their tensors can be listed
-and copied.
+What no module defines and the gguf package decodes is in FORMATS as well (through_gguf.py). GGML_TYPES adds, by name
+and size only, the ggml types that neither decodes, so that their tensors can be listed and copied.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from qgemm.codec.format import Format
 from qgemm.errors import NameNotFoundError, UnsupportedError
+
+from . import through_gguf
 
 NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  # plain types without a codec
 
@@ -47,7 +49,7 @@ class Formats(Mapping[str, Format]):
 
 
 def _defined() -> dict[str, Format]:
-    found: dict[str, Format] = {}
+    found = through_gguf.formats()
     for module in iter_modules(__path__):
         values = vars(import_module(f"{__name__}.{module.name}")).values()
         found.update((value.name, value) for value in values if isinstance(value, Format))
