@@ -171,8 +171,9 @@ def mixed_model(path: Path, large: bool = True) -> Path:
 
 
 def converted(source: Path, target: Path, fmt: str, **options: Any) -> dict[str, Any]:
-    """Convert with options of either kind; the lines by tensor."""
-    own = {key: options.pop(key) for key in ("dry_run", "threads", "max_error", "backend") if key in options}
+    """Convert with options of either kind, over an old file; the lines by tensor."""
+    own = {key: options.pop(key) for key in ("dry_run", "threads", "max_error", "backend", "advance") if key in options}
+    own.setdefault("force", options.pop("force", True))
     with open_source(source) as opened:
         lines = convert(opened, target, Options(format_named(fmt), **options), **own)
     return {line.name: line for line in lines}

@@ -89,7 +89,7 @@ def test_modes(old, tmp_path):
 def test_input_output_error(call, old, tmp_path, monkeypatch):
     before = old.read_bytes()
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:

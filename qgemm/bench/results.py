@@ -13,7 +13,7 @@ import numpy as np
 
 from qgemm.cuda.jit.sources import kernels_dir
 from qgemm.errors import QgemmError
-from qgemm.files.paths import replacing
+from qgemm.files.atomic import write_file
 from qgemm.text import columns, json_lines
 
 Row = dict[str, Any]
@@ -111,8 +111,7 @@ def load(path: Path) -> Results:
 def write(path: Path, results: Results) -> None:
     """Replace the file: a row a line, so that a diff shows what changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(str(path)) as temporary:
-        Path(temporary).write_text("\n".join(json_lines(results)) + "\n")
+    write_file(path, ("\n".join(json_lines(results)) + "\n").encode())
 
 
 def speedup(row: Row) -> float:

@@ -16,6 +16,7 @@ from qgemm.bench import convert, cpu, encode, gpu, results, sweep
 from qgemm.bench.results import Results
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
+from qgemm.files.atomic import write_file
 from qgemm.formats import FORMATS, format_named
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.text import json_lines
@@ -65,7 +66,7 @@ def on_cpu(args: argparse.Namespace) -> int:
     print(cpu.table(rows, "whole processes" if args.convert else " x ".join(map(str, cpu.SHAPE))))
     if args.out is not None:
         text = json.dumps([{**row._asdict(), "ratio": row.ratio} for row in rows], indent=1)
-        file_at(args.out, "convert" if args.convert else "cpu").write_text(text + "\n")
+        write_file(file_at(args.out, "convert" if args.convert else "cpu"), f"{text}\n".encode())
     return verdict(rows)
 
 
@@ -75,7 +76,7 @@ def encoding(args: argparse.Namespace) -> int:
     print(encode.table(rows))
     if args.out is not None:
         found = {"device": backends()["cuda"].facts["device"], "rows": [row._asdict() for row in rows]}
-        file_at(args.out, "encode").write_text("\n".join(json_lines(found)) + "\n")
+        write_file(file_at(args.out, "encode"), ("\n".join(json_lines(found)) + "\n").encode())
     return verdict(rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from math import inf, sqrt
 from statistics import median
@@ -19,8 +18,10 @@ from qgemm.codec.format import floats
 from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.problem import Problem, c_type
 from qgemm.errors import QgemmError
+from qgemm.files.atomic import replacing
 from qgemm.files.gguf.reader import open as open_gguf
-from qgemm.files.paths import replacing, shown_path, system_errors
+from qgemm.files.outputs import check_output
+from qgemm.files.paths import shown_path
 from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 from qgemm.text import columns, printable
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and args.x is None and len(args.m) > 1:
         raise UsageError("--out takes one product: give --x, or --m with a single number")
     with open_gguf(args.file) as file:
+        if args.out is not None:
+            check_output(args.out, [*file.paths, *([] if args.x is None else [args.x])])
         w = file[args.tensor]
         check_weights(w)
         given = None if args.x is None else load(args.x)
@@ -103,10 +106,8 @@ def load(path: str) -> NDArray[Any]:
 
 def save(path: str, y: NDArray[np.float32]) -> None:
     """Write a .npy file, which replaces any old one once it is complete."""
-    with system_errors(path, "written"), replacing(path) as temporary, open(temporary, "wb") as file:
+    with replacing(path) as fd, open(fd, "wb", closefd=False) as file:
         np.save(file, y)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def errors(x: NDArray[Any], w: Tensor, y: NDArray[Any], progress: Progress) -> tuple[float, float]:

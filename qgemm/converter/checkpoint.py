@@ -18,6 +18,7 @@ from .quantization import CONFIGS, EightBits, Method, Said, method_of, refuse_pa
 from .weight import SAFETENSORS, Source, Weight, of_tensor
 
 INDEX = ".safetensors.index.json"
+BESIDE = "*config.json", "tokenizer*", f"*{INDEX}"  # what else belongs to a checkpoint in its folder
 
 
 def safetensors(path: str) -> Source:
@@ -64,7 +65,13 @@ def _opened(path: str, paths: list[str], placed: Mapping[str, str] | None) -> So
                 )
         weights = _joined(path, _decoded(path, stored, method_of(os.path.dirname(path))))
         keys = {f"{SAFETENSORS}{key}": value for key, value in metadata.items() if key.isascii() and "\0" not in key}
-        return Source(path, weights, keys, undo.pop_all().close)
+        return Source(path, weights, keys, undo.pop_all().close, files=[path, *paths, *_beside(path)])
+
+
+def _beside(path: str) -> list[str]:
+    """The configs, indexes and tokenizers in the folder of a checkpoint."""
+    folder = glob.escape(os.path.dirname(path))
+    return [each for pattern in BESIDE for each in glob.glob(os.path.join(folder, pattern))]
 
 
 def _decoded(path: str, stored: Mapping[str, Stored], method: Said | None) -> dict[str, Weight]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,8 @@ from typing import TypeVar
 import numpy as np
 
 from qgemm.errors import QuantizeError, UnsupportedError
+from qgemm.files.atomic import exists
+from qgemm.files.outputs import check_output
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.parallel import workers
 
@@ -42,10 +45,12 @@ def convert(
     threads: int | None = None,
     backend: str = "cpu",
     max_error: float | None = None,
+    force: bool = False,
     advance: Callable[[int], object] = lambda nbytes: None,
 ) -> list[Line]:
     """Write the tensors of an open source to `target` in the types that `options` give them; a line for each.
 
+    force: replace a file that is there, as a whole or not at all. One of the source's own is never replaced.
     backend: "cpu", or "cuda" to encode on the current CUDA device, into the same file; the rest stays on the CPU:
     codes that are copied, searches, f32, f16 and bf16. threads: default one for each core, at most 4 beside a GPU.
     advance is told the bytes of the source that were dealt with.
@@ -56,13 +61,16 @@ def convert(
     if backend not in BACKENDS:
         raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
     path = path_string(target)
-    steps = planned(source, options)
     target_of(path)
+    check_output(path, source.files)
+    if not (force or dry_run) and os.path.exists(path):
+        raise exists(shown_path(path))
+    steps = planned(source, options)
     device = Device() if backend == "cuda" else None
     if dry_run:
         return [line(step, None) for step in steps]
     lines = []
-    with checked(path, steps, source, options.type) as append:
+    with checked(path, steps, source, options.type, force) as append:
         for step, error in _converted(steps, options, threads or workers(), device, append, advance, source.path):
             lines.append(line(step, error))
             if max_error is not None and error > max_error:

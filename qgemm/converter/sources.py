@@ -30,16 +30,15 @@ def open_source(path: PathLike, kind: str = "") -> Source:
 def gguf(path: str) -> Source:
     """A .gguf file, or the first shard of a split model."""
     file = open_gguf(path)
-    return Source(
-        path, {name: of_tensor(tensor) for name, tensor in file.items()}, file.metadata, file.close, is_gguf=True
-    )
+    weights = {name: of_tensor(tensor) for name, tensor in file.items()}
+    return Source(path, weights, file.metadata, file.close, is_gguf=True, files=file.paths)
 
 
 def npy(path: str) -> Source:
     """One array."""
     with ExitStack() as undo:
         weights = {name: arrays.of_npy(array) for name, array in open_npy(path, undo).items()}
-        return Source(path, weights, {}, undo.pop_all().close)
+        return Source(path, weights, {}, undo.pop_all().close, files=[path])
 
 
 def npz(path: str) -> Source:
@@ -47,7 +46,7 @@ def npz(path: str) -> Source:
     with ExitStack() as undo:
         weights = {name: arrays.of_npy(array) for name, array in open_npz(path, undo).items()}
         refuse_packed(shown_path(path), weights)
-        return Source(path, weights, {}, undo.pop_all().close)
+        return Source(path, weights, {}, undo.pop_all().close, files=[path])
 
 
 SOURCES: dict[str, Callable[[str], Source]] = {

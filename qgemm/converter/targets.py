@@ -1,19 +1,18 @@
 """The files that are written: each takes the blocks of its tensors in order, a range at a time.
 
-Before a file takes its place it is opened again by the strict reader, and the bytes of every tensor are held against
-the hash of what was to be written.
+Before a file takes its place it is read by the strict reader, from its descriptor, and the bytes of every tensor are
+held against the hash of what was to be written.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from math import prod
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from gguf.constants import GGML_QUANT_VERSION, Keys, LlamaFileType
@@ -22,25 +21,35 @@ from numpy.lib import format as npy_format
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.errors import QgemmError
 from qgemm.files import safetensors as layout
+from qgemm.files.atomic import allocate, replacing, write_at
 from qgemm.files.gguf.parts import ARCHITECTURE, OURS, codebook_of, fields_of
+from qgemm.files.gguf.reader import GGUFFile, Shard
 from qgemm.files.gguf.writer import drafting
-from qgemm.files.paths import allocate, replacing, shown, shown_path, system_errors, write_at
+from qgemm.files.npy import open_npz
+from qgemm.files.paths import shown, shown_path
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
+from . import arrays
 from .rules import Step
-from .sources import open_source
 from .weight import SAFETENSORS, Source
 
 Append = Callable[[str, Format, Blocks], None]
 
 
-class Target(Protocol):
-    """How a kind of file is written: a context that takes blocks, and replaces the file when all went well."""
+class Write(Protocol):
+    """How a kind of file is written: a context that takes blocks; check, replace: see `replacing`."""
 
     def __call__(
-        self, path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[str], None]
+        self, path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[int], None], replace: bool
     ) -> AbstractContextManager[Append]: ...
+
+
+class Target(NamedTuple):
+    """A kind of file. read: (path, descriptor, what is to be closed) -> the tensors in it, by name."""
+
+    write: Write
+    read: Callable[[str, int, ExitStack], Mapping[str, Tensor | None]]
 
 
 def target_of(path: str) -> Target:
@@ -52,18 +61,20 @@ def target_of(path: str) -> Target:
 
 
 @contextmanager
-def checked(path: str, steps: Sequence[Step], source: Source, fmt: Format) -> Iterator[Append]:
-    """A file of any kind, and its hashes in `digests` once the body is done."""
+def checked(path: str, steps: Sequence[Step], source: Source, fmt: Format, replace: bool) -> Iterator[Append]:
+    """A file of any kind, which takes its place if it holds what was appended. replace: whether an old file may go."""
     hashes = {step.weight.name: hashlib.sha256() for step in steps}
+    target = target_of(path)
 
-    def check(temporary: str) -> None:
+    def check(fd: int) -> None:
         written = {name: value.hexdigest() for name, value in hashes.items()}
-        found = dict(digests(temporary, os.path.splitext(path)[1]))
+        with ExitStack() as closing:
+            found = digests(target.read(path, fd, closing))
         for name in {**written, **found}:
             if written.get(name) != found.get(name):
                 raise QgemmError(f"{shown_path(path)}: tensor {shown(name)}: the disk does not hold what was written")
 
-    with target_of(path)(path, steps, source, fmt, check) as append:
+    with target.write(path, steps, source, fmt, check, replace) as append:
 
         def hashing(name: str, fmt: Format, blocks: Blocks) -> None:
             hashes[name].update(np.ascontiguousarray(blocks).view(np.uint8).data)
@@ -72,10 +83,11 @@ def checked(path: str, steps: Sequence[Step], source: Source, fmt: Format) -> It
         yield hashing
 
 
-def digests(path: str, kind: str = "") -> Iterator[tuple[str, str]]:
-    """By name, the SHA-256 of each tensor's bytes in a file; `kind` stands for the end of its name."""
+def digests(tensors: Mapping[str, Tensor | None]) -> dict[str, str]:
+    """By name, the SHA-256 of each tensor's bytes; there is a Tensor for all that this library writes."""
 
-    def digest(tensor: Tensor) -> str:
+    def digest(tensor: Tensor | None) -> str:
+        assert tensor is not None, "this library writes no others"
         found = hashlib.sha256()
         count = prod(tensor.shape) // tensor.format.weights
         step = max(1, CHUNK // tensor.format.weights)
@@ -83,18 +95,16 @@ def digests(path: str, kind: str = "") -> Iterator[tuple[str, str]]:
             found.update(tensor.read(start, min(start + step, count)).view(np.uint8).data)
         return found.hexdigest()
 
-    with open_source(path, kind) as source, ThreadPoolExecutor(workers()) as pool:
-        tensors = {name: weight.tensor for name, weight in source.weights.items()}
-        assert None not in tensors.values(), "this library writes no others"
-        yield from zip(tensors, pool.map(digest, tensors.values()), strict=True)
+    with ThreadPoolExecutor(workers()) as pool:
+        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
 
 
 # ---------------------------------------------------------------- .gguf
 
 
 @contextmanager
-def gguf(
-    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[str], None]
+def write_gguf(
+    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
     """Tensors of any format, and the metadata of the source."""
 
@@ -102,7 +112,7 @@ def gguf(
         raise AssertionError("a draft asks for no blocks")
 
     tensors = {step.weight.name: Tensor(step.format, step.weight.shape, none) for step in steps}
-    with drafting(path, tensors, metadata(source, steps, fmt), check) as draft:
+    with drafting(path, tensors, metadata(source, steps, fmt), check, replace) as draft:
         for step in steps:
             if step.format.stored_in_parts:
                 draft.append(*codebook_of(step.weight.name, step.format))
@@ -112,6 +122,11 @@ def gguf(
                 draft.append(part, data)
 
         yield append
+
+
+def read_gguf(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor]:
+    """The tensors of a file, those in parts put together."""
+    return closing.enter_context(GGUFFile([Shard(path, fd)]))
 
 
 def metadata(source: Source, steps: Sequence[Step], fmt: Format) -> Mapping[str, Any]:
@@ -135,61 +150,71 @@ def file_type(fmt: Format) -> int:
 
 
 @contextmanager
-def safetensors(
-    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[str], None]
+def write_safetensors(
+    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
     """Plain tensors, and the strings of the metadata."""
     _check_plain(path, steps, {str(kind) for kind in layout.DTYPES})
     tensors = {step.weight.name: (str(step.format), step.weight.shape) for step in steps}
     strings = {key.removeprefix(SAFETENSORS): v for key, v in source.metadata.items() if isinstance(v, str)}
     start, places, size = layout.laid_out(tensors, strings)
-    with system_errors(path, "written"), replacing(path) as temporary, open(temporary, "r+b", buffering=0) as file:
-        allocate(file.fileno(), size)
-        write_at(file.fileno(), 0, memoryview(start))
+    with replacing(path, check, replace) as fd:
+        allocate(fd, size)
+        write_at(fd, 0, memoryview(start))
 
         def append(name: str, fmt: Format, blocks: Blocks) -> None:
-            places[name] += write_at(file.fileno(), places[name], blocks)
+            places[name] += write_at(fd, places[name], blocks)
 
         yield append
-        os.fsync(file.fileno())
-        check(temporary)
+
+
+def read_safetensors(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor | None]:
+    """The tensors of a file."""
+    file = layout.SafetensorsFile(path, fd)
+    closing.callback(file.close)
+    return {name: arrays.of_stored(name, arrays.Stored(file, entry)).tensor for name, entry in file.tensors.items()}
 
 
 @contextmanager
-def npz(
-    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[str], None]
+def write_npz(
+    path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
     """Arrays, uncompressed; bfloat16, which NumPy does not have, is refused."""
     _check_plain(path, steps, {"F64", "F32", "F16", "I64", "I32", "I16", "I8"})
     shapes = {step.weight.name: step.weight.shape for step in steps}
-    with system_errors(path, "written"), replacing(path) as temporary, open(temporary, "r+b") as file:
-        with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-            member: IO[bytes] | None = None
-            left = 0
+    with (
+        replacing(path, check, replace) as fd,
+        open(fd, "r+b", closefd=False) as file,
+        zipfile.ZipFile(file, "w", allowZip64=True) as archive,
+    ):
+        member: IO[bytes] | None = None
+        left = 0
 
-            def append(name: str, fmt: Format, blocks: Blocks) -> None:
-                nonlocal member, left
-                if member is None:
-                    info = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same bytes at any time
-                    member, left = archive.open(info, "w", force_zip64=True), prod(shapes[name])
-                    head = {"descr": fmt.dtype.str, "fortran_order": False, "shape": shapes[name]}
-                    npy_format.write_array_header_1_0(member, head)
-                member.write(np.ascontiguousarray(blocks).view(np.uint8).data)
-                left -= blocks.size
-                if not left:
+        def append(name: str, fmt: Format, blocks: Blocks) -> None:
+            nonlocal member, left
+            if member is None:
+                info = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same bytes at any time
+                member, left = archive.open(info, "w", force_zip64=True), prod(shapes[name])
+                head = {"descr": fmt.dtype.str, "fortran_order": False, "shape": shapes[name]}
+                npy_format.write_array_header_1_0(member, head)
+            member.write(np.ascontiguousarray(blocks).view(np.uint8).data)
+            left -= blocks.size
+            if not left:
+                member.close()
+                member = None
+
+        try:
+            yield append
+        except BaseException:
+            if member is not None:  # the archive could not be closed otherwise, and would say so instead
+                with suppress(Exception):
                     member.close()
-                    member = None
+            raise
 
-            try:
-                yield append
-            except BaseException:
-                if member is not None:  # the archive could not be closed otherwise, and would say so instead
-                    with suppress(Exception):
-                        member.close()
-                raise
-        file.flush()
-        os.fsync(file.fileno())
-        check(temporary)
+
+def read_npz(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor | None]:
+    """The arrays of an archive."""
+    return {name: arrays.of_npy(array).tensor for name, array in open_npz(path, closing, fd).items()}
 
 
 def _check_plain(path: str, steps: Sequence[Step], kinds: Collection[str]) -> None:
@@ -200,4 +225,8 @@ def _check_plain(path: str, steps: Sequence[Step], kinds: Collection[str]) -> No
             raise QgemmError(f"{who}: such a file has no type for {step.format}, only for {', '.join(sorted(kinds))}")
 
 
-TARGETS: dict[str, Target] = {".gguf": gguf, ".safetensors": safetensors, ".npz": npz}
+TARGETS = {
+    ".gguf": Target(write_gguf, read_gguf),
+    ".safetensors": Target(write_safetensors, read_safetensors),
+    ".npz": Target(write_npz, read_npz),
+}

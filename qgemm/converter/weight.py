@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -83,13 +83,17 @@ class Weight:
 
 @dataclass
 class Source:
-    """What is converted: tensors by name, in order, and metadata for a .gguf file (is_gguf: as one had it)."""
+    """What is converted: tensors by name, in order, and metadata for a .gguf file (is_gguf: as one had it).
+
+    files: the paths of all files that belong to it, shards, indexes and configs, none of which is ever written over.
+    """
 
     path: str
     weights: Mapping[str, Weight]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     close: Callable[[], object] = lambda: None
     is_gguf: bool = False
+    files: Sequence[str] = ()
 
     @property
     def nbytes(self) -> int:

@@ -76,10 +76,11 @@ def _type_name(dtype: np.dtype[Any]) -> str | None:
     return "BOOL" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
 
 
-def open_npz(path: str, undo: ExitStack) -> dict[str, NpyArray]:
-    """The arrays of an archive, by name; what is compressed is unpacked into files without a name."""
+def open_npz(path: str, undo: ExitStack, fd: int | None = None) -> dict[str, NpyArray]:
+    """The arrays of an archive, by name; what is compressed is unpacked into files without a name. fd: if it is open
+    already."""
     where = shown_path(path)
-    file = Opened(path, CheckpointError)
+    file = Opened(path, CheckpointError, fd)
     undo.callback(file.close)
     found: dict[str, NpyArray] = {}
     try:

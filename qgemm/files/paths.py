@@ -1,17 +1,14 @@
-"""Files by their paths: of any spelling, refused with one typed error, replaced whole or left alone."""
+"""Files by their paths: of any spelling, refused with one typed error, unchanged while they are read."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import re
-import secrets
 import stat
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, TypeAlias
+from contextlib import ExitStack, contextmanager
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +19,6 @@ PathLike: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOCTTY: a terminal must not become ours.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-TEMPORARY = ".qgemm-{}.tmp"  # of a random number in hexadecimal digits
 
 
 def path_string(path: PathLike) -> str:
@@ -67,11 +63,11 @@ def system_errors(path: str, what: str) -> Iterator[None]:
 class Opened:
     """A regular file open for reading. It must not change: each look at its bytes makes sure that it has not."""
 
-    def __init__(self, path: str, error: type[QgemmError] = GGUFError) -> None:
-        """`error` is raised for what is not a file of bytes."""
+    def __init__(self, path: str, error: type[QgemmError] = GGUFError, fd: int | None = None) -> None:
+        """`error` is raised for what is not a file of bytes; fd: of a file that is open already, whatever its name."""
         self.path, self._error = path, error
         with ExitStack() as undo, system_errors(path, "read"):
-            self.fd = os.open(path, READ)
+            self.fd = os.open(path, READ) if fd is None else os.dup(fd)
             undo.callback(os.close, self.fd)
             found = os.fstat(self.fd)
             if not stat.S_ISREG(found.st_mode):
@@ -128,91 +124,3 @@ def _read_into(fd: int, buffer: memoryview, offset: int) -> int:
     found = os.pread(fd, len(buffer), offset)  # macOS
     buffer[: len(found)] = found
     return len(found)
-
-
-def allocate(fd: int, size: int) -> None:
-    """Make a file so long, of zeros: a disk without room for it says so before any work."""
-    try:
-        if size and hasattr(os, "posix_fallocate"):  # macOS has none
-            os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # a file system that cannot
-            raise
-    os.ftruncate(fd, size)
-
-
-def write_at(fd: int, offset: int, piece: NDArray[Any] | memoryview) -> int:
-    """Write all bytes of something contiguous at an offset; returns how many."""
-    data = piece.reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
-    written = 0
-    while written < len(data):
-        written += os.pwrite(fd, data[written:], offset + written)
-    return written
-
-
-@contextmanager
-def replacing(path: str) -> Iterator[str]:
-    """The path of an empty new file, which replaces the one at `path` if the body succeeds, or else vanishes.
-
-    A link stays a link, to the new file. The mode is the old file's or, without one, what open() would give.
-    The body syncs its data. If syncing the folder fails, the new file is in place already.
-    """
-    target = os.path.realpath(path)
-    folder = os.path.dirname(target)
-    mode = _old_mode(target)
-    _remove_stale(folder)
-    temporary, lock = _temporary(folder, 0o666 if mode is None else 0o600)
-    try:
-        yield temporary
-        if mode is not None:
-            os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    finally:
-        os.close(lock)
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _temporary(folder: str, mode: int) -> tuple[str, int]:
-    """The path of a new file, and a descriptor that keeps it locked: who else gets the lock knows the writer dead."""
-    while True:
-        path = os.path.join(folder, TEMPORARY.format(secrets.token_hex(8)))  # a name that is nobody else's
-        lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.fstat(lock).st_nlink:
-            return path, lock
-        os.close(lock)  # taken for stale before it was locked
-
-
-def _remove_stale(folder: str) -> None:
-    """Remove the temporary files of writers that were killed, as far as the system lets us."""
-    stale = re.compile(re.escape(TEMPORARY).replace(r"\{\}", "[0-9a-f]{16}"))
-    with suppress(OSError):
-        for name in filter(stale.fullmatch, os.listdir(folder)):
-            with suppress(OSError), ExitStack() as closing:
-                path = os.path.join(folder, name)
-                lock = os.open(path, READ | os.O_NOFOLLOW)
-                closing.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)
-
-
-def _old_mode(target: str) -> int | None:
-    """The mode of a file to be replaced, None if there is none; an error if it could not be written to."""
-    try:
-        found = os.stat(target)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        raise GGUFError(f"{shown_path(target)}: is not a regular file")
-    if not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return stat.S_IMODE(found.st_mode)

@@ -69,9 +69,10 @@ class Entry(NamedTuple):
 class SafetensorsFile:
     """One open file: `tensors` by name, in the order of their data, and `metadata`. CheckpointError for a bad one."""
 
-    def __init__(self, path: PathLike) -> None:
+    def __init__(self, path: PathLike, fd: int | None = None) -> None:
+        """fd: of the file, if it is open already."""
         self.path = path_string(path)
-        self.file = Opened(self.path, CheckpointError)
+        self.file = Opened(self.path, CheckpointError, fd)
         try:
             self.tensors, self.metadata = self._header()
         except BaseException:

@@ -27,9 +27,10 @@ from .layout import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, Value, rea
 class Shard:
     """One open file: its header, its mapping, and the guard between its bytes and their readers."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fd: int | None = None) -> None:
+        """fd: of the file, if it is open already."""
         self.path = path
-        self._file = Opened(path)
+        self._file = Opened(path, fd=fd)
         with ExitStack() as undo, system_errors(path, "read"):
             undo.callback(self._file.close)
             try:

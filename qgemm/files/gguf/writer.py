@@ -1,14 +1,13 @@
 """Writing .gguf files through the gguf package: exactly, a piece at a time, and whole or not at all.
 
-The new file is written under a temporary name beside its target and takes its place once it is complete and
-on the disk. So a write that is interrupted leaves the old file, and a write onto an open input leaves its
-readers the old bytes. What `write` accepts, `open` accepts: both ask the rules of gguf_layout.py.
+The new file takes its place once it is complete and on the disk (files/atomic.py). So a write that is interrupted
+leaves the old file, and a write onto an open input leaves its readers the old bytes. What `write` accepts, `open`
+accepts: both ask the rules of layout.py.
 """
 
 from __future__ import annotations
 
-import os
-import pathlib
+import io
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
@@ -16,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
-from gguf.gguf_writer import GGUFValue
+from gguf.gguf_writer import GGUFValue, WriterState
 from numpy.typing import NDArray
 
 from qgemm.codec.format import Format
 from qgemm.errors import GGUFError
-from qgemm.files.paths import PathLike, allocate, path_string, replacing, shown, shown_path, system_errors, write_at
+from qgemm.files.atomic import allocate, replacing, write_at
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.formats import GGML_TYPES
 from qgemm.tensor import Tensor
 
@@ -90,15 +90,18 @@ class Draft:
     """
 
     def __init__(
-        self, where: str, fd: int, plans: Mapping[str, Mapping[str, Plan]], start: int, alignment: int
+        self, where: str, fd: int, plans: Mapping[str, Mapping[str, Plan]], head: memoryview, alignment: int
     ) -> None:
+        """head: what is before the data of the tensors."""
         self.where, self.plans = where, plans
         self._fd, self._next, self._end = fd, {}, {}
+        start = len(head)
         for planned in plans.values():
             for part, plan in planned.items():
                 self._next[part], self._end[part] = start, start + plan.nbytes
                 start += -(-plan.nbytes // alignment) * alignment
         allocate(fd, start)
+        write_at(fd, 0, head)
 
     def append(self, part: str, piece: NDArray[Any] | memoryview) -> None:
         """Write what follows in a part of a tensor; the order of the parts does not matter."""
@@ -116,12 +119,12 @@ def drafting(
     path: PathLike,
     tensors: Mapping[str, Tensor | NDArray[Any]],
     metadata: Mapping[str, Any] | None = None,
-    check: Callable[[str], object] = lambda _: None,
+    check: Callable[[int], object] = lambda fd: None,
+    replace: bool = True,
 ) -> Iterator[Draft]:
     """A .gguf file to append the data of these tensors to, none of which is looked at: for `write`, see there.
 
-    The file takes its place when the body is done and all data is on the disk. `check` is given the path of its
-    temporary name before; what it raises leaves the old file.
+    The file takes its place when the body is done and all data is on the disk; check, replace: see `replacing`.
     """
     name = path_string(path)
     where = shown_path(name)
@@ -143,30 +146,30 @@ def drafting(
         # its table of block sizes, in which Q8_1's is wrong.
         writer.add_tensor_info(key, plan.shape, plan.format.dtype, plan.nbytes, plan.type)
 
-    with system_errors(name, "written"), replacing(name) as temporary:
-        try:
-            writer.write_header_to_file(pathlib.Path(temporary))
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            assert writer.fout is not None, "GGUFWriter opens its file for the header"
-            file = writer.fout[0]
-            writer.write_padding(file, file.tell())
-            file.flush()
-            draft = Draft(where, file.fileno(), plans, file.tell(), writer.data_alignment)
-            yield draft
-            assert draft.complete(), "some data was not appended"
-            os.fsync(file.fileno())
-            check(temporary)
-        finally:
-            writer.close()
+    with replacing(name, check, replace) as fd:
+        draft = Draft(where, fd, plans, writer.head(), writer.data_alignment)
+        yield draft
+        assert draft.complete(), "some data was not appended"
 
 
 class _Writer(GGUFWriter):
     """GGUFWriter with its packing of values replaced.
 
     Its own refuses empty arrays, takes numbers through Python's floats, which changes some NaNs, and needs
-    seconds for a large array.
+    seconds for a large array. It opens the file by its name, so it gets none.
     """
+
+    def head(self) -> memoryview:
+        """What is before the data of the tensors: header, metadata, names and shapes, padding."""
+        made = io.BytesIO()
+        file: Any = io.BufferedWriter(made)
+        self.fout, self.state = [file], WriterState.EMPTY
+        self.write_header_to_file()
+        self.write_kv_data_to_file()
+        self.write_ti_data_to_file()
+        self.write_padding(file, file.tell())
+        file.flush()
+        return made.getbuffer()
 
     def _pack_val(
         self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
