@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from qgemm.codec.search import searched
 from qgemm.converter.job import BACKENDS, convert
-from qgemm.converter.plot import figure_type, plot
+from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
 from qgemm.converter.rules import Options, override
 from qgemm.converter.sources import open_source
 from qgemm.errors import QgemmError
+from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
+from qgemm.files.outputs import check_output
+from qgemm.files.paths import PathLike
 from qgemm.formats import FORMATS, format_named
 from qgemm.text import json_lines, json_text
 
@@ -22,7 +26,8 @@ from .common import Command, Progress, UsageError, count, pattern
 # Symmetric formats first.
 SEARCHED = ", ".join(fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum))
 DESCRIPTION = f"""\
-Convert the weights of SRC to TYPE and write them to DST, which is replaced whole or left as it was.
+Convert the weights of SRC to TYPE and write them to DST. A DST that exists is replaced only with --force, then whole
+or not at all; one that belongs to SRC never.
 
   SRC   .gguf (or the first shard), .safetensors, .safetensors.index.json, a checkpoint's folder, .npy, .npz;
         checkpoints quantized by AWQ, GPTQ or as kbit
@@ -57,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix (.gguf or .dat): search, for its tensors"
     )
+    parser.add_argument("--force", action="store_true", help="replace DST if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
     parser.add_argument("--threads", metavar="N", type=count, help="default: one for each core; at most 4 with cuda")
     parser.add_argument(
@@ -81,11 +87,13 @@ def run(args: argparse.Namespace) -> int:
         )
     except QgemmError as error:
         raise UsageError(str(error)) from None
-    if args.plot is not None:
-        figure_type()  # now, not after an hour of work
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
     with open_source(args.source) as source, Progress("convert", source.nbytes) as progress:
+        files = [*source.files, *given(args.imatrix), args.target]
+        if args.imatrix is not None:
+            check_output(args.target, [args.imatrix])
+        check_outputs(args, files)  # now, not after an hour of work
         lines = convert(
             source,
             args.target,
@@ -94,15 +102,17 @@ def run(args: argparse.Namespace) -> int:
             threads=args.threads,
             backend=args.backend,
             max_error=args.max_rel_error,
+            force=args.force,
             advance=progress.advance,
         )
         nbytes = source.nbytes
     print(table(lines), "", *totals(lines, nbytes), sep="\n")
+    check_outputs(args, files)  # some are there only now
     if args.report is not None:
         text = document(json_text(args.source), json_text(args.target), str(options.type), lines, nbytes)
-        args.report.write_text("\n".join(json_lines(text)) + "\n")
+        write_file(args.report, ("\n".join(json_lines(text)) + "\n").encode())
     if args.plot is not None:
-        plot(args.plot, lines)
+        write_file(args.plot, plot(args.plot, lines))
     return 0
 
 
@@ -114,6 +124,20 @@ def check_order(args: argparse.Namespace) -> None:
         source, target = (word for word in words if word not in types)
         command = shlex.join(["qgemm", "convert", source, target, *types])
         raise UsageError(f"TYPE comes last, after SRC and DST: {command}")
+
+
+def check_outputs(args: argparse.Namespace, files: Sequence[PathLike]) -> None:
+    """Refuse a report or a picture that cannot be written, or would be written over another file of the command."""
+    if args.report is not None:
+        check_output(args.report, files)
+    if args.plot is not None:
+        check_plot(args.plot)
+        check_output(args.plot, [*files, *given(args.report)])
+
+
+def given(path: PathLike | None) -> list[PathLike]:
+    """The value of an option that is a path, if it has one."""
+    return [] if path is None else [path]
 
 
 COMMAND = Command(

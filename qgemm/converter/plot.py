@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from qgemm.errors import UnsupportedError
+from qgemm.errors import QgemmError, UnsupportedError
+from qgemm.files.paths import shown_path
 from qgemm.version import pip_install
 
 from .report import Line
@@ -23,8 +25,15 @@ def figure_type() -> Any:
     return Figure
 
 
-def plot(path: Path, lines: Sequence[Line]) -> None:
-    """Write it in the format that the path's suffix names."""
+def check_plot(path: Path) -> None:
+    """Refuse a path before any work if no picture can be drawn to it; UnsupportedError without matplotlib."""
+    kinds = figure_type()().canvas.get_supported_filetypes()
+    if _kind(path) not in kinds:
+        raise QgemmError(f"{shown_path(str(path))}: the name must end in {', '.join(f'.{kind}' for kind in kinds)}")
+
+
+def plot(path: Path, lines: Sequence[Line]) -> bytes:
+    """The picture as a file of the kind that the end of its path says."""
     figure = figure_type()(figsize=(max(8, len(lines) / TENSORS_AN_INCH), 6), layout="constrained")
     errors, bits = figure.subplots(2, 1, sharex=True)
     for how in dict.fromkeys(line.how for line in lines):
@@ -37,4 +46,10 @@ def plot(path: Path, lines: Sequence[Line]) -> None:
     bits.set_xlabel("tensor, in the file's order")
     bits.set_ylim(bottom=0)
     errors.legend()
-    figure.savefig(path)
+    drawn = BytesIO()
+    figure.savefig(drawn, format=_kind(path))
+    return drawn.getvalue()
+
+
+def _kind(path: Path) -> str:
+    return path.suffix.removeprefix(".").lower()
