@@ -61,11 +61,11 @@ def convert(
     if backend not in BACKENDS:
         raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
     path = path_string(target)
+    steps = planned(source, options)
     target_of(path)
     check_output(path, source.files)
     if not (force or dry_run) and os.path.exists(path):
         raise exists(shown_path(path))
-    steps = planned(source, options)
     device = Device() if backend == "cuda" else None
     if dry_run:
         return [line(step, None) for step in steps]
