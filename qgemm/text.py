@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-LONGEST = 64  # elements of a metadata array that JSON holds whole
-FIRST = 8  # elements that stand for a longer one
 MAX_HINTS = 5  # close names in a message
 
 
@@ -74,18 +72,12 @@ def json_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def json_value(value: Any) -> Any:
-    """A metadata value as what JSON has: NaN and +-Infinity as strings, bytes that are not UTF-8 as \\xff.
-
-    An array of more than LONGEST elements becomes an object of its type, its length and its first elements.
-    """
+    """A value, of metadata or a result, as what JSON has: NaN and +-Infinity as strings, bytes not UTF-8 as \\xff."""
     if isinstance(value, str):
         return json_text(value)
-    if isinstance(value, (list, np.ndarray)):
-        if len(value) <= LONGEST:
-            return [json_value(item) for item in value]
-        kind = value.dtype.name if isinstance(value, np.ndarray) else "string"
-        return {"type": kind, "length": len(value), "first": [json_value(item) for item in value[:FIRST]]}
-    if isinstance(value, np.floating):  # through its text: float32 1e-05 is not 9.999999747378752e-06
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [json_value(item) for item in value]
+    if isinstance(value, (float, np.floating)):  # through its text: float32 1e-05 is not 9.999999747378752e-06
         return float(str(value)) if np.isfinite(value) else json.dumps(float(value))
     return value.item() if isinstance(value, np.generic) else value
 

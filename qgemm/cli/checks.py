@@ -25,6 +25,7 @@ from qgemm.errors import UnsupportedError
 from qgemm.ops import matmul, quantize_activations
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
+from qgemm.text import json_value
 
 from .common import Progress, random_tokens
 
@@ -37,10 +38,15 @@ Booleans = NDArray[np.bool_]
 
 
 class Cell(NamedTuple):
-    """What a check found, and whether that is a failure."""
+    """What a check found, whether that is a failure, and the same as numbers where it is some."""
 
     text: str
     failed: bool = False
+    value: Any = None
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"failed": self.failed, "found": json_value(self.text if self.value is None else self.value)}
 
 
 class Tile(NamedTuple):
@@ -55,7 +61,7 @@ class Tile(NamedTuple):
 class Check(ABC):
     """Sees all tiles of a matrix w, from several threads and in any order, then says what it found."""
 
-    title = ""
+    title, key = "", ""  # of its column, and in JSON
 
     def __init__(self, w: Tensor) -> None:
         self.w = w
@@ -94,14 +100,14 @@ class _BadBlocks(Check):
     def cell(self) -> Cell:
         if not self.count:
             return Cell("ok")
-        first = ", ".join(str(i) for i in np.unravel_index(self.first, self.shape))
-        return Cell(f"{self.count}, first [{first}]", failed=True)
+        first = [int(i) for i in np.unravel_index(self.first, self.shape)]
+        return Cell(f"{self.count}, first {first}", True, {"blocks": self.count, "first": first})
 
 
 class Finite(_BadBlocks):
     """No value is NaN or infinite. In a block such values come from a scale that is, for no code is itself."""
 
-    title = "NaN/Inf"
+    title, key = "NaN/Inf", "finite"
 
     def good(self, tile: Tile) -> Booleans:
         finite: Booleans = np.isfinite(tile.values)
@@ -111,7 +117,7 @@ class Finite(_BadBlocks):
 class Decode(_BadBlocks):
     """The values are bit for bit those of the gguf package, any NaN for any NaN."""
 
-    title = "decode"
+    title, key = "decode", "decode"
 
     def good(self, tile: Tile) -> Booleans:
         want = oracle(self.w.format, tile.blocks).reshape(tile.values.shape)
@@ -123,7 +129,7 @@ class Decode(_BadBlocks):
 class ProductA16(Check):
     """`matmul(x, w)` for random x lies within the bound of its float32 sums; shown is the worst error / bound."""
 
-    title = "a16 err/bound"
+    title, key = "a16 err/bound", "a16"
 
     def __init__(self, w: Tensor) -> None:
         super().__init__(w)
@@ -142,13 +148,13 @@ class ProductA16(Check):
             self.worst = max(self.worst, worst)
 
     def cell(self) -> Cell:
-        return Cell(f"{self.worst:.2g}", failed=self.worst > 1)
+        return Cell(f"{self.worst:.2g}", self.worst > 1, self.worst)
 
 
 class ProductA8(ProductA16):
     """`matmul(x, w, "a8")` lies within the bound of its formula, on the same Q8_1 blocks of x in exact integers."""
 
-    title = "a8 err/bound"
+    title, key = "a8 err/bound", "a8"
 
     def __init__(self, w: Tensor) -> None:
         Check.__init__(self, w)
@@ -192,7 +198,7 @@ def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Ce
     if line.error is None:
         return Cell(NO_CODEC), line
     passed = line.error == 0 or line.error < tolerance
-    return Cell(f"{line.error:.2e} ({weight.type})", failed=not passed), line
+    return Cell(f"{line.error:.2e} ({weight.type})", not passed, line.error), line
 
 
 def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:

@@ -43,6 +43,11 @@ def add_pattern(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensors", metavar="REGEX", type=pattern, help="only tensors in whose name it is found")
 
 
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """--json."""
+    parser.add_argument("--json", action="store_true", help=f"{what}, on stdout, strict: no NaN")
+
+
 def selected(names: Iterable[str], pattern: re.Pattern[str] | None) -> list[str]:
     """The names in which the pattern is found, all without one; an error if there is none."""
     if pattern is None:

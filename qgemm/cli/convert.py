@@ -21,7 +21,7 @@ from qgemm.files.paths import PathLike
 from qgemm.formats import FORMATS, format_named
 from qgemm.text import json_lines, json_text
 
-from .common import Command, Progress, UsageError, count, pattern
+from .common import Command, Progress, UsageError, add_json, count, pattern
 
 # Symmetric formats first.
 SEARCHED = ", ".join(fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum))
@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=BACKENDS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
     )
     parser.add_argument("--max-rel-error", metavar="X", type=float, help="fail if a tensor's relative RMS is above X")
+    add_json(parser, "the table as JSON, as --report writes it")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as JSON")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw error and bits of each tensor (matplotlib)")
 
@@ -106,10 +107,10 @@ def run(args: argparse.Namespace) -> int:
             advance=progress.advance,
         )
         nbytes = source.nbytes
-    print(table(lines), "", *totals(lines, nbytes), sep="\n")
+    text = document(json_text(args.source), json_text(args.target), str(options.type), lines, nbytes)
+    print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes)]), sep="\n")
     check_outputs(args, files)  # some are there only now
     if args.report is not None:
-        text = document(json_text(args.source), json_text(args.target), str(options.type), lines, nbytes)
         write_file(args.report, ("\n".join(json_lines(text)) + "\n").encode())
     if args.plot is not None:
         write_file(args.plot, plot(args.plot, lines))

@@ -24,10 +24,10 @@ from qgemm.files.outputs import check_output
 from qgemm.files.paths import shown_path
 from qgemm.ops import matmul
 from qgemm.tensor import Tensor
-from qgemm.text import columns, printable
+from qgemm.text import columns, json_lines, json_text, json_value, printable
 
 from .abilities import NUMPY, cuda_sm
-from .common import Command, Progress, UsageError, add_file, counts, random_tokens
+from .common import Command, Progress, UsageError, add_file, add_json, counts, random_tokens
 
 RUNS, SECONDS = 7, 2.0  # timed calls, of which the median counts; fewer once they have taken so long
 TILE = 1 << 20  # weights that the reference decodes at a time: 8 MiB of float64
@@ -41,11 +41,28 @@ class Product(NamedTuple):
     kernel: str
 
 
+class Line(NamedTuple):
+    """One product: rows of x, its error against float64, the median time, the kernel."""
+
+    m: int
+    relative: float
+    largest: float
+    seconds: float
+    kernel: str
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "m": self.m, "relative_rms": json_value(self.relative), "max_abs": json_value(self.largest),
+            "ms": 1000 * self.seconds, "kernel": self.kernel,
+        }  # fmt: skip
+
+
 Multiply = Callable[[NDArray[Any]], Product]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE TENSOR [--x X.npy | --m M,...] [--seed S] [--out Y.npy] [--activation a16|a8] [--backend cpu|cuda]."""
+    """FILE TENSOR [--x X.npy | --m M,...] [--seed S] [--out Y.npy] [--activation a16|a8] [--backend NAME] [--json]."""
     add_file(parser)
     parser.add_argument("tensor", metavar="TENSOR", help="the name of a matrix in it")
     source = parser.add_mutually_exclusive_group()
@@ -58,10 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="Y.npy", help="write y [..., N] as float32; needs --x or a single M")
     parser.add_argument("--activation", choices=ACTIVATIONS, default="a16", help="x as it is (a16) or as Q8_1 (a8)")
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="cpu", help="default cpu")
+    add_json(parser, "the table as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Multiply each x, compare with float64, print a line."""
+    """Multiply each x, compare with float64, print the result."""
     if args.out is not None and args.x is None and len(args.m) > 1:
         raise UsageError("--out takes one product: give --x, or --m with a single number")
     with open_gguf(args.file) as file:
@@ -73,25 +91,46 @@ def run(args: argparse.Namespace) -> int:
         drawn = (random_tokens(m, w.shape[1], args.seed) for m in args.m)
         inputs: Iterator[NDArray[Any]] = drawn if given is None else iter([given])
         multiply = BACKENDS[args.backend](w, args.activation)
-        rows = [("M", "relative RMS error", "max abs error", "ms", "kernel")]
+        lines = []
         with Progress("matmul", w.nbytes * (len(args.m) if given is None else 1)) as progress:
             for x in inputs:
                 y, seconds, kernel = multiply(x)
-                relative, largest = errors(x, w, y, progress)
-                m = y.size // w.shape[0]
-                rows.append((str(m), f"{relative:.3g}", f"{largest:.3g}", f"{1000 * seconds:.3f}", kernel))
+                lines.append(Line(y.size // w.shape[0], *errors(x, w, y, progress), seconds, kernel))
     if args.out is not None:
         save(args.out, y)
-    source = (
-        f"standard normal, seed {args.seed}" if given is None else f"{printable(args.x)}, {given.dtype} {given.shape}"
-    )
+    if args.json:
+        print(*json_lines(document(args, w, given, lines)), sep="\n")
+    else:
+        print(report(args, w, given, lines))
+    return 0
+
+
+def report(args: argparse.Namespace, w: Tensor, x: NDArray[Any] | None, lines: list[Line]) -> str:
+    """What was multiplied and where, and a row a product; x: the given one."""
+    source = f"standard normal, seed {args.seed}" if x is None else f"{printable(args.x)}, {x.dtype} {x.shape}"
     facts = [
         ("w", f"{printable(w.name)}, {w.format} {w.shape}"),
         ("x", f"{source}, as {args.activation}"),
         ("on", f"{args.backend}: {printable(backends()[args.backend].detail)}"),
     ]
-    print(columns("<<", facts), columns(">>>><", rows), sep="\n\n")
-    return 0
+    rows = [("M", "relative RMS error", "max abs error", "ms", "kernel")]
+    for line in lines:
+        ms = f"{1000 * line.seconds:.3f}"
+        rows.append((str(line.m), f"{line.relative:.3g}", f"{line.largest:.3g}", ms, line.kernel))
+    return f"{columns('<<', facts)}\n\n{columns('>>>><', rows)}"
+
+
+def document(args: argparse.Namespace, w: Tensor, x: NDArray[Any] | None, lines: list[Line]) -> dict[str, Any]:
+    """The same for JSON."""
+    drawn = {"distribution": "standard normal", "seed": args.seed}
+    return {
+        "path": json_text(args.file),
+        "w": {"name": json_text(w.name), "type": str(w.format), "shape": w.shape},
+        "x": drawn if x is None else {"path": json_text(args.x), "dtype": str(x.dtype), "shape": x.shape},
+        "activation": args.activation,
+        "backend": {"name": args.backend, **backends()[args.backend]._asdict()},
+        "products": [line.document() for line in lines],
+    }
 
 
 def load(path: str) -> NDArray[Any]:

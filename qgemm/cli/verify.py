@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qgemm.converter.report import Line as Conversion
 from qgemm.converter.report import table
@@ -14,12 +14,14 @@ from qgemm.converter.sources import open_source
 from qgemm.converter.weight import Weight
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.tensor import Tensor
-from qgemm.text import columns, printable
+from qgemm.text import columns, json_lines, json_text, printable
 
 from .checks import CHECKS, NO_CODEC, Cell, Check, against, checks_of, look
-from .common import Command, Progress, add_file, add_pattern, selected
+from .common import Command, Progress, add_file, add_json, add_pattern, selected
 
 OK, FAIL, LISTED = "ok", "FAIL", "-"  # verdicts; a tensor without a codec can only be listed
+VERDICTS = {OK: "ok", FAIL: "failed", LISTED: "listed"}  # in JSON
+AGAINST = "against"  # of the comparison with OTHER, in JSON
 
 DESCRIPTION = """\
 Whether a .gguf file is sound, and this library computes with it what it should:
@@ -35,7 +37,7 @@ The structure of the file is checked by opening it. Exit code 1 if anything fail
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE [--against OTHER] [--tolerance R] [--tensors REGEX]."""
+    """FILE [--against OTHER] [--tolerance R] [--json] [--tensors REGEX]."""
     add_file(parser)
     parser.add_argument(
         "--against",
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", metavar="R", type=float, default=1.0,
         help="relative RMS difference to OTHER that fails (default 1: as far off as zeros are; 0: any)",
     )  # fmt: skip
+    add_json(parser, "the tables as JSON")
     add_pattern(parser)
 
 
@@ -57,10 +60,14 @@ def run(args: argparse.Namespace) -> int:
         names = selected(dict.fromkeys([*file, *(others or ())]), args.tensors)
         progress = stack.enter_context(Progress("verify", sum(file[name].nbytes for name in names if name in file)))
         lines = [verify(name, file, others, args.tolerance, progress) for name in names]
-    titles = [check.title for check in CHECKS] + ([] if others is None else ["RMS to OTHER"])
-    print(report(titles, lines))
-    if others is not None:
-        print("", table([line.conversion for line in lines if line.conversion is not None]), sep="\n")
+    conversions = [line.conversion for line in lines if line.conversion is not None]
+    if args.json:
+        print(*json_lines(document(file.path, args.against, lines)), sep="\n")
+    else:
+        titles = [check.title for check in CHECKS] + ([] if others is None else ["RMS to OTHER"])
+        print(report(titles, lines))
+        if others is not None:
+            print("", table(conversions), sep="\n")
     return 1 if any(line.verdict == FAIL for line in lines) else 0
 
 
@@ -105,6 +112,26 @@ def report(titles: list[str], lines: list[Line]) -> str:
     count = Counter(line.verdict for line in lines)
     total = f"{len(lines)} tensors: {count[OK]} ok, {count[FAIL]} failed, {count[LISTED]} without a codec"
     return f"{columns('<' * len(rows[0]), rows)}\n\n{total}"
+
+
+def document(path: str, other: str | None, lines: list[Line]) -> dict[str, Any]:
+    """All of it for JSON."""
+    keys, count = [*(check.key for check in CHECKS), AGAINST], Counter(line.verdict for line in lines)
+    return {
+        "path": json_text(path),
+        "against": None if other is None else json_text(other),
+        "verdicts": {name: count[verdict] for verdict, name in VERDICTS.items()},
+        "tensors": [
+            {
+                "name": json_text(line.name),
+                "type": line.type,
+                "verdict": VERDICTS[line.verdict],
+                "checks": {key: cell.document() for key, cell in zip(keys, line.cells, strict=False)},
+                "conversion": None if line.conversion is None else line.conversion.how,
+            }
+            for line in lines
+        ],
+    }
 
 
 COMMAND = Command(

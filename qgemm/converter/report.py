@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import inf, sqrt
 from typing import Any, NamedTuple
 
-from qgemm.text import binary_size, columns, json_text, printable
+from qgemm.text import binary_size, columns, json_text, json_value, printable
 
 from .rules import Step
 
@@ -99,7 +99,8 @@ def document(source: str, target: str, type: str, lines: Sequence[Line], nbytes:
         "tensors": [
             {
                 "name": json_text(each.name), "shape": list(each.shape), "from": each.old, "to": each.new,
-                "how": each.how, "relative_rms": each.error, "bpw": each.bpw, "bytes": each.nbytes, "rule": each.rule,
+                "how": each.how, "relative_rms": json_value(each.error), "bpw": each.bpw, "bytes": each.nbytes,
+                "rule": each.rule,
             }
             for each in lines
         ],
