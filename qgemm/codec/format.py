@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from qgemm.errors import QuantizeError, UnsupportedError
 from qgemm.parallel import for_slices
 
-from .packing import Floats, LaneWords
+from .packing import Floats, LaneWords, flushes, times, to_float64
 
 Blocks = NDArray[Any]
 
@@ -46,7 +46,7 @@ class Levels(NamedTuple):
             w -= np.float32(self.zero)
         with np.errstate(invalid="ignore", over="ignore"):  # a scale may be any bit pattern: inf * 0 is data here
             if self.scale is not None:
-                w *= self.scale[..., None]
+                w = times(w, self.scale) if flushes() else np.multiply(w, self.scale[..., None], out=w)
             if self.minimum is not None:
                 w += self.minimum[..., None]
         return w.reshape(len(w), -1)
@@ -247,7 +247,8 @@ class Format:
 
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float32 may be infinite in float16, NaN stays NaN
-                values[part] = self.decode(flat[part])
+                found = self.decode(flat[part])
+                values[part] = to_float64(found) if values.dtype == np.float64 else found
 
         for_slices(len(flat), max(1, CHUNK // self.weights), work)
         return values.reshape(*blocks.shape[:-1], blocks.shape[-1] * self.weights)

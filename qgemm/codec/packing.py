@@ -11,6 +11,8 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Planes = NDArray[np.uint32]
 Words = NDArray[np.uint32]
+MANTISSA = 0x7FFFFF  # the bits of a float32 that a subnormal has besides its sign
+SUBNORMAL = np.array(1, np.int32).view(np.float32)[()]
 LaneWords = dict[str, Words]  # of a device tile, by field: on the last axis those of a lane
 
 # The weight of a 32-weight block that each code slot holds, slots counted in little-endian bit order.
@@ -142,10 +144,18 @@ def to_float16(values: Floats) -> NDArray[np.float16]:
         return values.astype(np.float16)
 
 
+def flushes() -> bool:
+    """Whether arithmetic of this thread takes subnormals for zero: a library built with -ffast-math sets that for all.
+
+    Conversions from float16 are exact anyway; those between float32 and float64 are not.
+    """
+    return not SUBNORMAL * np.float32(1)
+
+
 def from_float16(half: NDArray[np.float16]) -> Floats:
     """float16 [n] -> float32 [n], exactly; 2x faster than astype, whose conversion NumPy 2.4 has no vector code for."""
     bits = half.view(np.int16)
-    if ((bits & np.int16(0x7C00)) == 0x7C00).any():  # NaN and infinity, whose exponents are those of large numbers
+    if ((bits & np.int16(0x7C00)) == 0x7C00).any() or flushes():  # NaN and infinity have exponents of large numbers
         return half.astype(np.float32)
     wide = bits.astype(np.int32)
     wide <<= 13  # the sign is in its place, and in three bits below it
@@ -153,6 +163,34 @@ def from_float16(half: NDArray[np.float16]) -> Floats:
     values = wide.view(np.float32)
     values *= np.float32(2.0**112)  # the difference of the exponents' biases; subnormals become normal
     return values
+
+
+def to_float64(values: Floats) -> NDArray[np.float64]:
+    """float32 [...] -> float64 [...], exactly."""
+    wide = values.astype(np.float64)
+    if flushes():
+        small = subnormal(values)
+        wide[small] = np.copysign((values[small].view(np.int32) & MANTISSA) * 2.0**-149, values[small])
+    return wide
+
+
+def subnormal(values: Floats) -> NDArray[np.bool_]:
+    """Which numbers are subnormal."""
+    magnitudes = values.view(np.int32) & 0x7FFFFFFF
+    return (magnitudes <= MANTISSA) & (magnitudes > 0)
+
+
+def times(codes: Floats, scales: Floats) -> Floats:
+    """Codes [n, groups, k] times scales [n, groups], also where arithmetic flushes: by integers if both are such."""
+    made = codes * scales[..., None]
+    small = subnormal(scales) & (np.rint(codes) == codes).all(axis=-1)
+    codes, scales = codes[small], scales[small]
+    size = np.abs(codes).astype(np.int64) * (scales.view(np.int32) & MANTISSA)[:, None]  # in units of 2^-149
+    normal = size.astype(np.float32).view(np.int32) - (149 << 23)
+    bits = np.where(size <= MANTISSA, size, normal).astype(np.int32)
+    bits |= (np.signbit(codes) ^ np.signbit(scales)[:, None]).astype(np.int32) << 31
+    made[small] = bits.view(np.float32)
+    return made
 
 
 def rotate_left(words: Words, by: int) -> Words:

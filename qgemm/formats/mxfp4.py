@@ -34,7 +34,8 @@ VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
 CODEBOOK = VALUES.astype(np.float32)
 CODEBOOK.flags.writeable = False
 CODE_EXPONENT = 15
-SCALES = np.ldexp(np.ones(256, np.float32), np.arange(256) - 128)  # the first two are subnormal
+# 2^(e - 128) as the bits of a float32; the first two are subnormal, which arithmetic may flush to zero.
+SCALES = np.array([1 << 21, 1 << 22, *(e - 1 << 23 for e in range(2, 256))], np.int32).view(np.float32)
 
 
 def encode(x: Floats) -> Blocks:
