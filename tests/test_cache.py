@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import pwd
 import shutil
+import stat
+import warnings
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import compile_kernels
 import pytest
@@ -11,6 +17,7 @@ from strategies import TILED, each
 
 import qgemm
 from qgemm.cuda.jit import cache, codegen, nvrtc, sources
+from qgemm.cuda.jit.nvrtc import compile_cubin  # not what conftest.py puts in its place
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.problem import TYPES
 
@@ -18,6 +25,7 @@ from qgemm.cuda.problem import TYPES
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_warned", set())
 
 
 @pytest.fixture
@@ -70,11 +78,34 @@ def test_whatever_the_compiler_reads_is_in_the_key(compiled, edited, monkeypatch
     for name in ("deep/c.cuh", "d.cuh"):
         edited(name, "2")
         keys.add(cache.key(unit, "sm_80", {"made.cuh": "1"}))
-    monkeypatch.setattr(cache, "OPTIONS", ())
+    for option in nvrtc.OPTIONS:
+        with monkeypatch.context() as patched:
+            patched.setattr(nvrtc, "OPTIONS", [each for each in nvrtc.OPTIONS if each != option])
+            keys.add(cache.key(unit, "sm_80", {"made.cuh": "1"}))
     keys.add(cache.key(unit, "sm_80", {"made.cuh": "1"}))
     monkeypatch.setattr(cache, "nvrtc_version", lambda: (13, 1))
     keys.add(cache.key(unit, "sm_80", {"made.cuh": "1"}))
-    assert len(keys) == 8
+    assert len(keys) == 7 + len(nvrtc.OPTIONS)
+
+
+def test_every_option_of_the_compiler_is_in_the_key(compiled, monkeypatch):
+    """NVRTC is told nothing else than what keys hold, and where headers lie."""
+    told = []
+
+    class Binding:
+        nvrtcResult = SimpleNamespace(NVRTC_SUCCESS=0)
+
+        def __getattr__(self, name):
+            return lambda *words: (0, 0)
+
+        def nvrtcCompileProgram(self, program, count, options):
+            told.extend(option.decode() for option in options)
+            return (0,)
+
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: (Binding(), "/headers"))
+    compile_cubin("", "sm_80")
+    places = [f"--include-path={path}" for path in (sources.kernels_dir(), "/headers")]
+    assert told == [*nvrtc.options_for("sm_80"), *places]
 
 
 def test_what_a_unit_does_not_include_is_not_in_its_key(compiled, edited):
@@ -138,6 +169,133 @@ def test_damaged_or_unwritable_cache_only_costs_time(tmp_path, compiled, monkeyp
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "file" / "below"))
     assert cache.cached("a", "sm_80") == good
+
+
+# ---------------------------------------------------------------- only this user writes to the cache
+
+
+@contextmanager
+def one_warning(*words):
+    """The body warns once, in a sentence with these words."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    (text,) = [str(warning.message) for warning in caught]
+    for word in (*words, "QGEMM_CACHE_DIR"):
+        assert str(word) in text
+
+
+def test_modes_under_any_umask(tmp_path, compiled, monkeypatch):
+    for umask in (0, 0o002, 0o022, 0o077):
+        home = tmp_path / f"{umask:o}"
+        monkeypatch.setenv("QGEMM_CACHE_DIR", str(home / ".cache" / "qgemm"))
+        before = os.umask(umask)
+        try:
+            cache.cached("a", "sm_80")
+        finally:
+            os.umask(before)
+        (entry,) = (home / ".cache" / "qgemm").iterdir()
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (entry.parent.parent, entry.parent, entry)]
+        assert modes == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o775, 0o777, 0o1777])
+def test_a_folder_that_others_write_to(mode, tmp_path, compiled):
+    """Nothing is loaded from it, nothing written to it, and it is said once."""
+    good = cache.cached("a", "sm_80")
+    folder = tmp_path / "cache"
+    folder.chmod(mode)
+    with one_warning("passed over", folder, f"others may write to it (mode {mode:o})"):
+        assert cache.cached("a", "sm_80") == cache.cached("a", "sm_80") == good
+        cache.cached("b", "sm_80")
+    assert len(compiled) == 4
+    assert len(list(folder.iterdir())) == 1
+    folder.chmod(0o755)
+    assert cache.cached("a", "sm_80") == good
+    assert len(compiled) == 4
+
+
+def test_a_folder_of_another_user(tmp_path, compiled, monkeypatch):
+    """Also of root, and for root of anyone else."""
+    cache.cached("a", "sm_80")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with one_warning("passed over", tmp_path / "cache", f"belongs to another user (uid {owner})"):
+        cache.cached("a", "sm_80")
+        cache.cached("a", "sm_80")
+    assert len(compiled) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_given_to_another_user(what, tmp_path, compiled):
+    cache.cached("a", "sm_80")
+    (entry,) = (tmp_path / "cache").iterdir()
+    os.chown(entry if what == "file" else entry.parent, 1234, 1234)
+    with one_warning("passed over", "belongs to another user (uid 1234)"):
+        cache.cached("a", "sm_80")
+    assert len(compiled) == 2
+    if what == "file":
+        assert entry.stat().st_uid == 0
+        cache.cached("a", "sm_80")
+        assert len(compiled) == 2
+
+
+def test_a_link_for_a_folder(tmp_path, compiled, monkeypatch):
+    (tmp_path / "real").mkdir(0o700)
+    (tmp_path / "cache").symlink_to("real")
+    with one_warning("passed over", tmp_path / "cache", "is a link"):
+        cache.cached("a", "sm_80")
+    assert list((tmp_path / "real").iterdir()) == []
+    (tmp_path / "home").symlink_to(tmp_path)  # a link on the way there is no one else's business
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "home" / "real"))
+    cache.cached("a", "sm_80")
+    cache.cached("a", "sm_80")
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("what", ["writable", "link", "fifo", "folder"])
+def test_an_entry_that_others_may_have_made(what, tmp_path, compiled):
+    """It is not read, not waited for, and replaced where it is a file or a link."""
+    good = cache.cached("a", "sm_80")
+    (entry,) = (tmp_path / "cache").iterdir()
+    whole = entry.read_bytes()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(whole)
+    if what == "writable":
+        entry.chmod(0o620)
+    else:
+        entry.unlink()
+    if what == "link":
+        entry.symlink_to(elsewhere)
+    elif what == "fifo":
+        os.mkfifo(entry)
+    elif what == "folder":
+        entry.mkdir()
+    with one_warning("a compiled kernel is passed over", entry.name):
+        assert cache.cached("a", "sm_80") == good
+    assert len(compiled) == 2
+    assert elsewhere.read_bytes() == whole
+    if what != "folder":
+        assert cache.cached("a", "sm_80") == good
+        assert len(compiled) == 2
+        assert stat.S_IMODE(entry.lstat().st_mode) == 0o600
+        assert stat.S_ISREG(entry.lstat().st_mode)
+
+
+def test_no_home_and_an_unknown_uid(compiled, monkeypatch):
+    """As in a container that is started with a number for a user."""
+
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("QGEMM_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert cache.cache_dir() is None
+    with one_warning("no home folder"):
+        assert cache.cached("a", "sm_80") == cache.cached("a", "sm_80")
+    assert len(compiled) == 2
 
 
 @pytest.mark.compiles

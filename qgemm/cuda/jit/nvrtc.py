@@ -22,6 +22,7 @@ OPTIONS = (
     "--prec-div=true",
     "--prec-sqrt=true",
     "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
+    "--ptxas-options=-v",  # the report
 )
 
 
@@ -36,12 +37,16 @@ class Compiled(NamedTuple):
     report: str
 
 
+def options_for(arch: str) -> tuple[str, ...]:
+    """All that NVRTC is told besides where headers lie, whose text the cache knows: these are in its keys."""
+    return f"--gpu-architecture={arch}", *OPTIONS
+
+
 def compile_cubin(source: str, arch: str, headers: Mapping[str, str] | None = None) -> Compiled:
     """Compile a unit; headers are those made in memory, by the name in an #include. CompileError holds the log."""
     nvrtc, include = _nvrtc()
-    options = [f"--gpu-architecture={arch}", *OPTIONS, "--ptxas-options=-v"]
-    options += [f"--include-path={path}" for path in (kernels_dir(), include)]
-    encoded = [option.encode() for option in options]
+    includes = [f"--include-path={path}" for path in (kernels_dir(), include)]
+    encoded = [option.encode() for option in (*options_for(arch), *includes)]
     names, texts = ([text.encode() for text in some] for some in ((headers or {}).keys(), (headers or {}).values()))
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"qgemm.cu", len(names), texts, names)
     _check(nvrtc, status, "cannot create a program")
