@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -10,6 +12,9 @@ from typing import Any
 import numpy as np
 
 MAX_HINTS = 5  # close names in a message
+GAP = "  "  # between columns
+DOTS = "..."
+NARROW = 72  # characters of a line that tables take for granted
 
 
 def printable(text: str) -> str:
@@ -38,9 +43,48 @@ def columns(align: str, rows: Iterable[Sequence[str]]) -> str:
     Q4_0    4.5
     """
     rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(align, widths, strict=False))
+    line = _line(align, [max(map(len, column)) for column in zip(*rows, strict=True)])
     return "\n".join(line.format(*row).rstrip() for row in rows)
+
+
+def fitted(align: str, rows: Iterable[Sequence[str]], width: int) -> str:
+    """The same in `width` characters: a first cell that is too long stands on a line of its own, a last one is wrapped.
+
+    >>> print(fitted("<<", [("cpu", "more than fits here"), ("a very long word", "x")], 16))
+    cpu  more than
+         fits here
+    a very long word
+         x
+    """
+    rows, wraps = list(rows), align[-1] == "<"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    gaps = len(GAP) * (len(align) - 1)
+    if wraps:
+        widths[-1] = min(widths[-1], width // 2)
+    room = width - sum(widths[1:]) - gaps
+    widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= room), default=0)
+    if wraps:
+        widths[-1] = max(1, width - sum(widths[:-1]) - gaps)
+    line, blank = _line(align, widths), [""] * (len(align) - 1)
+    lines = []
+    for first, *middle, last in rows:
+        pieces = textwrap.wrap(last, widths[-1], break_on_hyphens=False) if wraps else [last]
+        if len(first) > room:
+            lines.append(first)
+            first = ""
+        lines.append(line.format(first, *middle, *(pieces[:1] or [""])))
+        lines += [line.format(*blank, piece) for piece in pieces[1:]]
+    return "\n".join(text.rstrip() for text in lines)
+
+
+def cut(text: str, width: int) -> str:
+    """Text of at most `width` characters; dots stand for the rest."""
+    return text if len(text) <= width else text[: max(0, width - len(DOTS))] + DOTS
+
+
+def terminal_width() -> int:
+    """Characters in a line of the terminal, 80 where stdout is none."""
+    return max(NARROW, shutil.get_terminal_size((80, 24)).columns)
 
 
 def binary_size(size: int) -> str:
@@ -85,6 +129,11 @@ def json_value(value: Any) -> Any:
 def json_text(text: str) -> str:
     """Text that every JSON parser takes: lone surrogates, which not all do, become \\xff."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _line(align: str, widths: Sequence[int]) -> str:
+    """A template of cells."""
+    return GAP.join(f"{{:{side}{width}}}" for side, width in zip(align, widths, strict=False))
 
 
 def _strict(value: Any) -> str:

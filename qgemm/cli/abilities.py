@@ -68,15 +68,16 @@ def on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
     return Ability(True, products, "of each [i]" if ndim > 2 else "")
 
 
-def cuda_sm(cuda: Status) -> int:
-    """The compute capability of the GPU; without one the least that a route takes."""
-    digits = "".join(filter(str.isdigit, cuda.facts.get("arch", "")))
-    return int(digits) if digits else min(row.least for row in ROUTES)
+def cuda_sm(cuda: Status) -> int | None:
+    """The compute capability of this machine's GPU (90 is 9.0); None without one that can be used."""
+    return int("".join(filter(str.isdigit, cuda.facts["arch"]))) if cuda.available else None
 
 
-def served(fmt: Format, activation: str) -> list[str]:
-    """Every kernel of the table that takes this format, on some GPU, for some M."""
-    return [row.kernel.name for row in ROUTES if activation in row.activations and row.formats.holds(fmt)]
+def served(fmt: Format, activation: str, sm: int | None = None) -> list[str]:
+    """Every kernel of the table that takes this format for some M, on some GPU or on those of capability sm."""
+    rows = (row for row in ROUTES if sm is None or row.runs_on(sm))
+    names = (row.kernel.name for row in rows if activation in row.activations and row.formats.holds(fmt))
+    return list(dict.fromkeys(names))
 
 
 def _kernels(fmt: Format, activation: str, sm: int) -> list[str]:

@@ -1,142 +1,249 @@
-"""qgemm info: what a .gguf file holds, and what each backend can do with it."""
+"""qgemm info: what a file of weights holds, and what can be done with it here."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import Status, backends
 from qgemm.codec.format import Format
-from qgemm.files.gguf.reader import GGUFFile
+from qgemm.converter.sources import SOURCES, open_source
 from qgemm.files.gguf.reader import open as open_gguf
-from qgemm.tensor import Tensor
-from qgemm.text import binary_size, columns, json_lines, json_text, json_value, printable
+from qgemm.text import (
+    binary_size,
+    cut,
+    fitted,
+    json_lines,
+    json_text,
+    json_value,
+    printable,
+    terminal_width,
+)
 
 from .abilities import cuda_sm, on_cpu, on_cuda
-from .common import Command, add_file, add_pattern, dims, selected
+from .common import Command, add_json, add_pattern, selected
+from .groups import Entry, grouped, single
 
-LONGEST_LINE = 200  # characters of a metadata value that are shown
+KEY_WIDTH = 40  # characters of a key of metadata that its value makes room for
+FIRST = 16  # elements of an array that are looked at to fill a line
+
+
+class Content(NamedTuple):
+    """What a file holds. gguf: version and alignment of a .gguf file, whose tensors products take as they are."""
+
+    path: str
+    paths: Sequence[str]
+    metadata: Mapping[str, Any]
+    entries: list[Entry]
+    gguf: tuple[int, int] | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE [--json] [--tensors REGEX]."""
-    add_file(parser)
-    parser.add_argument("--json", action="store_true", help="strict JSON, with all metadata")
+    """FILE [--json] [--tensors REGEX] [--all | --no-tensors]."""
+    parser.add_argument(
+        "file", metavar="FILE", help="a .gguf file, the first shard of a split model, or what `qgemm convert` reads"
+    )
+    add_json(parser, "all of it, metadata whole and each tensor for itself,")
     add_pattern(parser)
+    tensors = parser.add_mutually_exclusive_group()
+    tensors.add_argument("--all", action="store_true", help="a line for each tensor, not for those of all layers")
+    tensors.add_argument("--no-tensors", action="store_true", help="no list of tensors")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the file's facts, its types, its tensors."""
-    with open_gguf(args.file) as file:
-        tensors = [file[name] for name in selected(file, args.tensors)]
+    """Print the file's facts, its metadata, its types, its tensors."""
+    with ExitStack() as stack:
+        content = opened(args.file, stack)
+        by_name = {entry.name: entry for entry in content.entries}
+        content = content._replace(entries=[by_name[name] for name in selected(by_name, args.tensors)])
         found = backends()
         if args.json:
-            print("\n".join(json_lines(document(file, tensors, found))))
-        else:
-            print(facts(file), backend_lines(found), types(tensors), listing(tensors, found), sep="\n\n")
+            print(*json_lines(document(content, list(by_name.values()), found, not args.no_tensors)), sep="\n")
+            return 0
+        width = terminal_width()
+        parts = [
+            facts(content, list(by_name.values()), width),
+            backend_lines(found, width),
+            metadata(content, width),
+            types(content, width),
+            kernels(content, found["cuda"], width),
+        ]
+        if not args.no_tensors:
+            parts.append(listing(content, args.all, width))
+        print(*filter(None, parts), sep="\n\n")
     return 0
 
 
-def facts(file: GGUFFile) -> str:
-    """The file as a whole: format version, size, what it says it is."""
-    weights = sum(prod(tensor.shape) for tensor in file.values())
-    packed = sum(tensor.nbytes for tensor in file.values())
-    bpw = f", {8 * packed / weights:.3f} bits per weight" if weights else ""
-    rows = [
-        ("file", printable(file.path) + (f" and {len(file.paths) - 1} more shards" if len(file.paths) > 1 else "")),
-        ("size", f"{binary_size(_size(file))} ({_size(file)} bytes)"),
-        ("GGUF", f"version {file.version}, alignment {file.alignment}"),
-        *((key, _line(file.metadata[key])) for key in ("general.architecture", "general.name") if key in file.metadata),
-        ("metadata", f"{len(file.metadata)} keys"),
-        ("tensors", f"{len(file)} of {weights} weights{bpw}"),
-    ]
-    return columns("<<", rows)
+def opened(path: str, stack: ExitStack) -> Content:
+    """The content of what is at a path, which stays open as long as the stack."""
+    others = tuple(suffix for suffix in SOURCES if suffix != ".gguf")
+    if not os.path.isdir(path) and not path.endswith(others):
+        file = stack.enter_context(open_gguf(path))
+        entries = [Entry(name, str(each.format), each.shape, each.nbytes, each) for name, each in file.items()]
+        return Content(file.path, file.paths, file.metadata, entries, (file.version, file.alignment))
+    source = stack.enter_context(open_source(path))
+    entries = [Entry(name, each.type, each.shape, each.nbytes) for name, each in source.weights.items()]
+    return Content(source.path, [source.path], source.metadata, entries)
 
 
-def backend_lines(found: dict[str, Status]) -> str:
+def facts(content: Content, entries: Sequence[Entry], width: int) -> str:
+    """The file as a whole: what it is, its size, how many weights."""
+    weights = sum(prod(entry.shape) for entry in entries)
+    packed = sum(entry.nbytes for entry in entries)
+    bpw = f", {_bpw(entries):.3f} bits per weight" if weights else ""
+    more = f" and {len(content.paths) - 1} more shards" if len(content.paths) > 1 else ""
+    rows = [("file", printable(content.path) + more)]
+    if content.gguf is None:
+        rows.append(("data", f"{binary_size(packed)} ({packed} bytes); `qgemm convert` makes a .gguf file of it"))
+    else:
+        size = _size(content.paths)
+        rows.append(("size", f"{binary_size(size)} ({size} bytes)"))
+        rows.append(("GGUF", "version {}, alignment {}".format(*content.gguf)))
+    rows.append(("tensors", f"{len(entries)} of {weights} weights{bpw}"))
+    return fitted("<<", rows, width)
+
+
+def backend_lines(found: dict[str, Status], width: int) -> str:
     """A line for each backend: whether it works here, with what or why not."""
     words = {True: "available", False: "not available"}
-    return columns("<<<", [(name, words[b.available], printable(b.detail)) for name, b in found.items()])
+    return fitted("<<<", [(name, words[b.available], printable(b.detail)) for name, b in found.items()], width)
 
 
-def types(tensors: list[Tensor]) -> str:
-    """A line for each type: how many tensors, weights and bytes."""
-    rows = [("type", "tensors", "weights", "bytes", "bpw")]
-    for fmt, count, weights, packed in _totals(tensors):
-        rows.append((str(fmt), str(count), str(weights), str(packed), f"{fmt.bpw:g}"))
-    return columns("<>>>>", rows)
+def metadata(content: Content, width: int) -> str:
+    """A line for each key, and as much of its value as fits."""
+    longest = max((len(printable(key)) for key in content.metadata), default=0)
+    room = width - min(longest, KEY_WIDTH) - 2
+    rows = [(printable(key), cut(shown_value(value, room), room)) for key, value in content.metadata.items()]
+    return fitted("<<", [("metadata", ""), *rows], width) if rows else ""
 
 
-def listing(tensors: list[Tensor], found: dict[str, Status]) -> str:
-    """A line for each tensor."""
-    sm = cuda_sm(found["cuda"])
-    rows = [("tensor", "type", "ne [K, N]", "shape (N, K)", "bytes", "cpu", f"cuda (sm_{sm}, from small to large M)")]
-    for tensor in tensors:
-        fmt, ndim = tensor.format, tensor.ndim
-        cpu, cuda = on_cpu(fmt, ndim), on_cuda(fmt, sm, ndim)
-        rows.append((printable(tensor.name), str(fmt), *dims(tensor), str(tensor.nbytes), str(cpu), str(cuda)))
-    return columns("<<<<><<", rows)
+def shown_value(value: Any, room: int) -> str:
+    """A metadata value in a line; of an array its length, its type and the first elements."""
+    if isinstance(value, str):
+        return printable(value[: room + 1])
+    if not hasattr(value, "__len__"):
+        return printable(str(value))
+    kind = f"{value.dtype.name}" if hasattr(value, "dtype") else "strings"
+    dots = ["..."] * (len(value) > FIRST)
+    return f"{len(value)} {kind}: " + ", ".join([*(shown_value(item, room) for item in value[:FIRST]), *dots])
 
 
-def document(file: GGUFFile, tensors: list[Tensor], found: dict[str, Status]) -> dict[str, Any]:
+def types(content: Content, width: int) -> str:
+    """A line for each type: how many tensors, weights and bytes, and of a .gguf file what the CPU does with them."""
+    rows = [("type", "tensors", "weights", "bytes", "bpw", *["cpu"] * (content.gguf is not None))]
+    for name, entries in by_type(content).items():
+        weights, packed = sum(prod(each.shape) for each in entries), sum(each.nbytes for each in entries)
+        fmt, ndim = _kind(entries)
+        abilities = [] if fmt is None else [str(on_cpu(fmt, ndim))]
+        rows.append((name, str(len(entries)), str(weights), str(packed), f"{_bpw(entries):g}", *abilities))
+    return fitted("<>>>><"[: len(rows[0])], rows, width)
+
+
+def kernels(content: Content, cuda: Status, width: int) -> str:
+    """For each type the kernels that serve its matrices on this machine's GPU, if there is one."""
+    sm = cuda_sm(cuda)
+    if sm is None or content.gguf is None:
+        return ""
+    rows = [("type", *(f"cuda {activation}" for activation in ACTIVATIONS))]
+    for name, entries in by_type(content).items():
+        fmt, ndim = _kind(entries)
+        if fmt is not None and ndim > 1:
+            products = on_cuda(fmt, sm).products
+            rows.append((name, *(", ".join(products.get(activation, "-")) for activation in ACTIVATIONS)))
+    return f"kernels of sm_{sm}, from small to large M\n{fitted('<' * len(rows[0]), rows, width)}"
+
+
+def listing(content: Content, every: bool, width: int) -> str:
+    """A line for each tensor, or for those that differ in their layer alone."""
+    groups = single(content.entries) if every else grouped(content.entries)
+    rows = [("tensor", "type", "shape (N, K)", "count", "bytes")]
+    for group in groups:
+        first = group.first
+        rows.append((group.name, first.type, str(first.shape), str(group.tensors), str(group.tensors * first.nbytes)))
+    text = fitted("<<<>>", rows, width)
+    return text if len(groups) == len(content.entries) else f"{text}\n\n--all has a line for each tensor"
+
+
+def document(content: Content, entries: Sequence[Entry], found: dict[str, Status], listed: bool) -> dict[str, Any]:
     """All of it for JSON."""
     sm = cuda_sm(found["cuda"])
-    return {
-        "path": json_text(file.path),
-        "paths": list(map(json_text, file.paths)),
-        "bytes": _size(file),
-        "version": file.version,
-        "alignment": file.alignment,
-        "metadata": {key: json_value(value) for key, value in file.metadata.items()},
+    version, alignment = content.gguf or (None, None)
+    text = {
+        "path": json_text(content.path),
+        "paths": list(map(json_text, content.paths)),
+        "bytes": _size(content.paths) if content.gguf else sum(entry.nbytes for entry in entries),
+        "version": version,
+        "alignment": alignment,
+        "metadata": {json_text(key): json_value(value) for key, value in content.metadata.items()},
         "backends": {name: backend._asdict() for name, backend in found.items()},
         "cuda_sm": sm,
         "types": [
-            {"type": str(fmt), "tensors": count, "weights": weights, "bytes": packed, "bpw": fmt.bpw}
-            for fmt, count, weights, packed in _totals(tensors)
-        ],
-        "tensors": [
             {
-                "name": json_text(tensor.name),
-                "type": str(tensor.format),
-                "ne": tensor.shape[::-1],
-                "shape": tensor.shape,
-                "bytes": tensor.nbytes,
-                "cpu": on_cpu(tensor.format, tensor.ndim)._asdict(),
-                "cuda": on_cuda(tensor.format, sm, tensor.ndim)._asdict(),
+                "type": name,
+                "tensors": len(entries),
+                "weights": sum(prod(entry.shape) for entry in entries),
+                "bytes": sum(entry.nbytes for entry in entries),
+                "bpw": _bpw(entries),
             }
-            for tensor in tensors
+            for name, entries in by_type(content).items()
         ],
+    }
+    return {**text, "tensors": [_item(entry, sm) for entry in content.entries]} if listed else text
+
+
+def by_type(content: Content) -> dict[str, list[Entry]]:
+    """The tensors of each type, the most bytes first."""
+    found: dict[str, list[Entry]] = {}
+    for entry in content.entries:
+        found.setdefault(entry.type, []).append(entry)
+    return dict(sorted(found.items(), key=lambda each: -sum(entry.nbytes for entry in each[1])))
+
+
+def _item(entry: Entry, sm: int | None) -> dict[str, Any]:
+    """A tensor for JSON; cpu, cuda: null for what is to be converted first, cuda also where there is no GPU."""
+    fmt, ndim = _kind([entry])
+    return {
+        "name": json_text(entry.name),
+        "type": entry.type,
+        "ne": entry.shape[::-1],
+        "shape": entry.shape,
+        "bytes": entry.nbytes,
+        "cpu": None if fmt is None else on_cpu(fmt, ndim)._asdict(),
+        "cuda": None if fmt is None or sm is None else on_cuda(fmt, sm, ndim)._asdict(),
     }
 
 
-def _totals(tensors: list[Tensor]) -> list[tuple[Format, int, int, int]]:
-    """(format, tensors, weights, bytes) of each format, the most bytes first."""
-    totals: dict[str, tuple[Format, int, int, int]] = {}  # by name: a codebook makes no type of its own
-    for tensor in tensors:
-        fmt, count, weights, packed = totals.get(tensor.format.name, (tensor.format, 0, 0, 0))
-        totals[fmt.name] = fmt, count + 1, weights + prod(tensor.shape), packed + tensor.nbytes
-    return sorted(totals.values(), key=lambda total: -total[3])
+def _kind(entries: Sequence[Entry]) -> tuple[Format | None, int]:
+    """The format of tensors of one type, and the axes of the ones that are most like a matrix."""
+    formats = [entry.tensor.format for entry in entries if entry.tensor is not None]
+    axes = {len(entry.shape) for entry in entries}
+    return formats[0] if formats else None, 2 if 2 in axes else max(axes)
 
 
-def _size(file: GGUFFile) -> int:
-    return sum(os.stat(path).st_size for path in file.paths)
+def _bpw(entries: Sequence[Entry]) -> float:
+    """Bits per weight, 0 where there are none."""
+    weights = sum(prod(entry.shape) for entry in entries)
+    return 8 * sum(entry.nbytes for entry in entries) / weights if weights else 0.0
 
 
-def _line(value: Any) -> str:
-    text = str(value)
-    return printable(text[:LONGEST_LINE]) + "..." * (len(text) > LONGEST_LINE)
+def _size(paths: Sequence[str]) -> int:
+    return sum(os.stat(path).st_size for path in paths)
 
 
 COMMAND = Command(
     "info",
-    "what a file holds, and what each backend can do with it",
+    "what a file holds, and what can be done with it here",
     """\
-What a .gguf file holds: its facts, its types, its tensors, and for each tensor what each backend can do with it.
+What a file holds: its facts, its metadata, its types, its tensors; of a .gguf file for each type what this machine can
+do with it. Tensors that differ in their layer alone share a line.
 
-cpu lists the activations that a product takes; cuda the kernels that serve them, from small to large M
-(`qgemm routes` has the limits), on this machine's GPU or, without one, on the least that is supported.""",
+cpu lists the activations that a product takes; cuda the kernels that serve them on this machine's GPU, from small to
+large M (`qgemm routes` has the limits).""",
     "qgemm info model.gguf --tensors 'blk\\.0\\.'\n"
     """  qgemm info model.gguf --json | jq '.tensors[] | select(.type == "Q4_0") | .name'""",
     add_arguments,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from qgemm.backend import backends
-from qgemm.text import printable
+from qgemm.text import printable, terminal_width
 from qgemm.version import __version__
 
 from . import bench, convert, info, matmul, routes, verify
@@ -92,7 +92,7 @@ class _Version(argparse.Action):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
-        print(f"qgemm {__version__}", backend_lines(backends()), sep="\n")
+        print(f"qgemm {__version__}", backend_lines(backends(), terminal_width()), sep="\n")
         parser.exit()
 
 

@@ -180,7 +180,8 @@ def on_cpu(w: Tensor, activation: str) -> Multiply:
 def on_cuda(w: Tensor, activation: str) -> Multiply:
     """Products by the current GPU; x is there before the time starts, y comes back after it ended."""
     state = backends()["cuda"]
-    if not state.available:
+    sm = cuda_sm(state)
+    if sm is None:
         raise QgemmError(f"cuda is not available: {state.detail}")
     import cupy
 
@@ -190,7 +191,7 @@ def on_cuda(w: Tensor, activation: str) -> Multiply:
     def multiply(x: NDArray[Any]) -> Product:
         there = cupy.asarray(x)
         y, seconds = timed(lambda: matmul(there, packed, activation), cupy.cuda.get_current_stream().synchronize)
-        problem = Problem(w.format, activation, y.size // n, n, k, cuda_sm(state), c_type(x.dtype))
+        problem = Problem(w.format, activation, y.size // n, n, k, sm, c_type(x.dtype))
         return Product(cupy.asnumpy(y), seconds, route(problem).kernel.name)
 
     return multiply

@@ -5,37 +5,58 @@ from __future__ import annotations
 import argparse
 
 from qgemm.arguments import ACTIVATIONS
-from qgemm.cuda.kernels.routes import ANY, ROUTES, route
-from qgemm.cuda.problem import TUNED_SMS, TYPES, Problem
+from qgemm.backend import backends
+from qgemm.cuda.kernels.routes import ANY, ROUTES, Route, route
+from qgemm.cuda.problem import TUNED_SMS, TYPES, Gpu, Problem, gpu
 from qgemm.formats import FORMATS
-from qgemm.text import columns
+from qgemm.text import columns, printable
 
 from .abilities import on_cpu, served
-from .common import Command, count
+from .common import Command, UsageError, count
 
 EXAMPLE = "q4_0 a16 M=64 N=8192 K=8192"
-
-
 SHOWN = 5  # configs
+TUNED_SM = 90  # the compute capability that configs were measured on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """[--problem "FORMAT a16|a8 M=M N=N K=K [x=half|bf16|float]" [--sm SM] [--sms COUNT]]."""
+    """[--problem "FORMAT a16|a8 M=M N=N K=K [x=half|bf16|float]" [--sms COUNT]] [--sm SM]."""
     parser.add_argument(
         "--problem", metavar="P", type=problem,
         help=f'the kernel and config for one product, e.g. "{EXAMPLE}"; x=bf16 or x=float where x is not half',
     )  # fmt: skip
-    parser.add_argument("--sm", metavar="SM", type=count, default=90, help="compute capability, 90 is 9.0 (default 90)")
-    parser.add_argument("--sms", metavar="COUNT", type=count, default=TUNED_SMS, help="SMs of the GPU (default 132)")
+    parser.add_argument(
+        "--sm", metavar="SM", type=count,
+        help=f"compute capability, 90 is 9.0: its rows alone; of P (default: this machine's GPU, else {TUNED_SM})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sms", metavar="COUNT", type=count, help=f"SMs for P (default: this machine's, else {TUNED_SMS})"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print both tables, or what one product gets."""
+    here = gpu_here()
     if args.problem is None:
-        print(route_table(), format_table(), sep="\n\n")
+        print(route_table(args.sm), format_table(args.sm), sep="\n\n")
+        if args.sm is None:
+            print(f"\n{machine(here)}")
     else:
-        print(choice(args.problem._replace(sm=args.sm, sms=args.sms)))
+        on = Gpu(0, TUNED_SM, TUNED_SMS) if here is None or args.sm else here
+        print(choice(args.problem._replace(sm=args.sm or on.sm, sms=args.sms or on.sms)))
     return 0
+
+
+def gpu_here() -> Gpu | None:
+    """This machine's GPU, if it can be used."""
+    return gpu(0) if backends()["cuda"].available else None
+
+
+def machine(here: Gpu | None) -> str:
+    """Which rows are for this machine."""
+    if here is None:
+        return f"None of these serves this machine: {printable(backends()['cuda'].detail)}"
+    return f"This machine's GPU is sm_{here.sm}: --sm {here.sm} lists its rows alone."
 
 
 def problem(text: str) -> Problem:
@@ -49,7 +70,7 @@ def problem(text: str) -> Problem:
     if not named or set(fields) != {"m", "n", "k"} or x not in TYPES:
         raise argparse.ArgumentTypeError(f"not a problem: {text!r}; one is {EXAMPLE!r}, also with x=bf16 or x=float")
     m, n, k = (count(fields[name]) for name in ("m", "n", "k"))
-    return Problem(formats[0], activations[0], m, n, k, 90, x)
+    return Problem(formats[0], activations[0], m, n, k, TUNED_SM, x)
 
 
 def choice(p: Problem) -> str:
@@ -68,10 +89,10 @@ def choice(p: Problem) -> str:
     return "\n".join([*lines, columns("<>", rows)])
 
 
-def route_table() -> str:
-    """ROUTES, of which a product takes the first row that fits it."""
+def route_table(sm: int | None = None) -> str:
+    """ROUTES, of which a product takes the first row that fits it; with `sm` those of this compute capability."""
     rows = [("kernel", "activation", "x", "M <=", "GPUs", "formats", "token tiles", "what it does")]
-    for row in ROUTES:
+    for row in rows_of(sm):
         most = "any" if row.most == ANY else str(row.most)
         tiles = ", ".join(map(str, row.tokens)) or "-"
         types = ", ".join(row.types)
@@ -81,11 +102,19 @@ def route_table() -> str:
     return columns("<<<><<<<", rows)
 
 
-def format_table() -> str:
+def rows_of(sm: int | None) -> list[Route]:
+    """The rows for a compute capability, all of them without one."""
+    found = [row for row in ROUTES if sm is None or row.runs_on(sm)]
+    if not found:
+        raise UsageError(f"--sm {sm}: no row serves it; the least that one does is {min(row.least for row in ROUTES)}")
+    return found
+
+
+def format_table(sm: int | None = None) -> str:
     """A line for each format: its size, and who multiplies it with which activations."""
     rows = [("format", "bpw", "cpu", *(f"cuda {activation}" for activation in ACTIVATIONS))]
     for fmt in FORMATS.values():
-        kernels = (", ".join(served(fmt, activation)) or "-" for activation in ACTIVATIONS)
+        kernels = (", ".join(served(fmt, activation, sm)) or "-" for activation in ACTIVATIONS)
         rows.append((str(fmt), f"{fmt.bpw:g}", str(on_cpu(fmt)), *kernels))
     return columns("<><<<", rows)
 
