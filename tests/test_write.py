@@ -20,6 +20,8 @@ from numpy.testing import assert_array_equal
 from qgemm import Tensor, quantize
 from qgemm.codec.format import Format
 from qgemm.errors import GGUFError
+from qgemm.files.gguf.layout import ALIGNMENT, SPLIT_KEYS
+from qgemm.files.gguf.parts import RESERVED
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.gguf.writer import MAX_ALIGNMENT, write
 from qgemm.formats import GGML_TYPES
@@ -54,9 +56,12 @@ VALUES = st.one_of(
     texts(),
     st.lists(texts(), max_size=4),
 )
-KEYS = st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=30)
+TAKEN = {*RESERVED, *SPLIT_KEYS, ALIGNMENT}  # keys whose values say something about the file
+KEYS = st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=30).filter(
+    lambda key: key not in TAKEN
+)
 METADATA = st.tuples(st.dictionaries(KEYS, VALUES, max_size=5), st.sampled_from((None, 1, 2, 8, 32, 4096))).map(
-    lambda drawn: drawn[0] if drawn[1] is None else {**drawn[0], "general.alignment": np.uint32(drawn[1])}
+    lambda drawn: drawn[0] if drawn[1] is None else {**drawn[0], ALIGNMENT: np.uint32(drawn[1])}
 )
 NAMES = texts(63).filter(lambda name: "\0" not in name and len(name.encode("utf-8", "surrogateescape")) <= 63)
 
@@ -97,7 +102,7 @@ def test_round_trip(tensors, metadata, tmp_path_factory):
             assert (file[name].format, file[name].shape) == (tensor.format, tensor.shape)
             assert file[name].blocks.tobytes() == tensor.blocks.tobytes()
         assert_same(file.metadata, metadata)
-        assert file.alignment == metadata.get("general.alignment", 32)
+        assert file.alignment == metadata.get(ALIGNMENT, 32)
         again = path.with_suffix(".again")
         write(again, file, file.metadata)
         assert again.read_bytes() == path.read_bytes()
