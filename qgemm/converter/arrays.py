@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from qgemm.files.safetensors import Entry, SafetensorsFile
 from qgemm.formats import GGML_TYPES
 from qgemm.tensor import Tensor
 
-from .weight import Weight, of_tensor
+from .weight import Weight, of_tensor, original_shape, stored_shape
 
 Read = Callable[[int, int], NDArray[Any]]  # elements start to stop, in C order
 
@@ -49,14 +50,14 @@ def of_npy(array: NpyArray) -> Weight:
 
 def of_array(name: str, kind: str, shape: tuple[int, ...], read: Read) -> Weight:
     """A Weight of an array whose dtype safetensors calls `kind`; a number becomes a vector of one."""
-    shape = shape or (1,)
+    original, shape = original_shape(shape), stored_shape(shape or (1,))
     stored = WIDER.get(kind, kind)
     if stored not in GGMLQuantizationType.__members__:
-        return Weight(name, shape, kind, prod(shape) * 8, 1)
+        return Weight(name, shape, kind, prod(shape) * 8, 1, original=original)
     fmt = GGML_TYPES[GGMLQuantizationType[stored]]
     cast = partial(_cast, read, fmt)
     tensor = Tensor(fmt, shape, lambda: cast(0, prod(shape)).reshape(shape), name, cast)
-    return of_tensor(tensor)
+    return replace(of_tensor(tensor), original=original)
 
 
 def _cast(read: Read, fmt: Format, start: int, stop: int) -> NDArray[Any]:

@@ -10,6 +10,7 @@ W = number * scale in float32, whatever the scale is called: "inv" speaks of wha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import gcd, prod
 
 import numpy as np
@@ -21,7 +22,7 @@ from qgemm.files.paths import shown, shown_path
 
 from .arrays import Stored
 from .quantization import EightBits
-from .weight import Weight
+from .weight import Weight, original_shape, stored_shape
 
 SCALES = ("_scale", "_scale_inv", "_scales", ".scale", ".scale_weight")  # after the name, or what precedes ".weight"
 INPUTS = (".input_scale", ".scale_input")  # of the activations that FP8 arithmetic multiplies with
@@ -75,7 +76,8 @@ def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) ->
             found: Floats = numbers[file.read(entry, start, stop)]
             return found
 
-        return Weight(name, shape, entry.type, entry.nbytes, 1, values=plain)
+        plain_weight = Weight(name, stored_shape(shape), entry.type, entry.nbytes, 1, values=plain)
+        return replace(plain_weight, original=original_shape(shape))
     scale, (rows, columns) = _scale(name, stored[name], stored[scale_name], (method or EightBits()).block)
     *_, n, k = (1, *shape)
     run = gcd(k, columns, RUN)  # weights that are surely in one row, and share a scale
@@ -90,7 +92,8 @@ def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) ->
         return found.reshape(-1)
 
     nbytes = entry.nbytes + stored[scale_name].entry.nbytes
-    return Weight(name, shape, entry.type, nbytes, run, values=values, quantized=True, irregular=True)
+    weight = Weight(name, stored_shape(shape), entry.type, nbytes, run, values=values, quantized=True, irregular=True)
+    return replace(weight, original=original_shape(shape))
 
 
 def _scale(name: str, weight: Stored, scale: Stored, block: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:

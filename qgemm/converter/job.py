@@ -21,7 +21,7 @@ from .device import RANGE, STREAMS, Device
 from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .report import Line, line, relative
 from .rules import Options, Step, planned
-from .targets import Append, checked, target_of
+from .targets import Append, check_target, checked
 from .weight import Source
 
 BACKENDS = ("cpu", "cuda")
@@ -62,7 +62,7 @@ def convert(
         raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
     path = path_string(target)
     steps = planned(source, options)
-    target_of(path)
+    check_target(path, steps)
     check_output(path, source.files)
     if not (force or dry_run) and os.path.exists(path):
         raise exists(shown_path(path))

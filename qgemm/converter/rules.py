@@ -154,7 +154,8 @@ def _step(weight: Weight, options: Options, head: str | None, rules: Sequence[tu
 
 def _kept(weight: Weight, rule: str) -> Step:
     """The weight in the type that it has, or where a .gguf file has no such type, in F16, which holds it."""
-    return Step(weight, F16 if weight.tensor is None else weight.tensor.format, rule)
+    own = F16 if weight.tensor is None else weight.tensor.format
+    return Step(weight, weight.kept_as or own, rule)
 
 
 def _fitting(weight: Weight, fmt: Format) -> Step:

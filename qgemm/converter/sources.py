@@ -12,6 +12,7 @@ from qgemm.files.npy import open_npy, open_npz
 from qgemm.files.paths import PathLike, path_string, shown_path
 
 from . import arrays, checkpoint
+from .names import original_shapes
 from .quantization import refuse_packed
 from .weight import Source, of_tensor
 
@@ -30,8 +31,11 @@ def open_source(path: PathLike, kind: str = "") -> Source:
 def gguf(path: str) -> Source:
     """A .gguf file, or the first shard of a split model."""
     file = open_gguf(path)
-    weights = {name: of_tensor(tensor) for name, tensor in file.items()}
-    return Source(path, weights, file.metadata, file.close, is_gguf=True, files=file.paths)
+    with ExitStack() as undo:
+        undo.callback(file.close)
+        metadata = file.metadata
+        weights = original_shapes(path, metadata, {name: of_tensor(tensor) for name, tensor in file.items()})
+        return Source(path, weights, metadata, undo.pop_all().close, is_gguf=True, files=file.paths)
 
 
 def npy(path: str) -> Source:

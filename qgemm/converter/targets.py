@@ -31,6 +31,7 @@ from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
 from . import arrays
+from .names import check_names, shape_keys
 from .rules import Step
 from .weight import SAFETENSORS, Source
 
@@ -46,10 +47,15 @@ class Write(Protocol):
 
 
 class Target(NamedTuple):
-    """A kind of file. read: (path, descriptor, what is to be closed) -> the tensors in it, by name."""
+    """A kind of file.
+
+    read: (path, descriptor, what is to be closed) -> the tensors in it, by name.
+    types: which a tensor may have there; None: any that ggml or kbit has.
+    """
 
     write: Write
     read: Callable[[str, int, ExitStack], Mapping[str, Tensor | None]]
+    types: frozenset[str] | None
 
 
 def target_of(path: str) -> Target:
@@ -58,6 +64,18 @@ def target_of(path: str) -> Target:
         if path.endswith(suffix):
             return target
     raise QgemmError(f"{shown_path(path)}: the name must end in {', '.join(TARGETS)}")
+
+
+def check_target(path: str, steps: Sequence[Step]) -> None:
+    """Refuse tensors that the file at a path cannot hold."""
+    types = target_of(path).types
+    if types is None:
+        check_names(path, [(step.weight.name, step.format.stored_in_parts) for step in steps])
+        return
+    for step in steps:
+        if str(step.format) not in types:
+            who = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
+            raise QgemmError(f"{who}: such a file has no type for {step.format}, only for {', '.join(sorted(types))}")
 
 
 @contextmanager
@@ -137,7 +155,7 @@ def metadata(source: Source, steps: Sequence[Step], fmt: Format) -> Mapping[str,
     changed: dict[str, Any] = {Keys.General.FILE_TYPE: np.uint32(file_type(fmt))}
     if any(not step.format.plain for step in steps):
         changed[Keys.General.QUANTIZATION_VERSION] = np.uint32(GGML_QUANT_VERSION)
-    return {**model, **source.metadata, **changed}
+    return {**model, **source.metadata, **changed, **shape_keys(step.weight for step in steps)}
 
 
 def file_type(fmt: Format) -> int:
@@ -154,8 +172,7 @@ def write_safetensors(
     path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
     """Plain tensors, and the strings of the metadata."""
-    _check_plain(path, steps, {str(kind) for kind in layout.DTYPES})
-    tensors = {step.weight.name: (str(step.format), step.weight.shape) for step in steps}
+    tensors = {step.weight.name: (str(step.format), shape_of(step)) for step in steps}
     strings = {key.removeprefix(SAFETENSORS): v for key, v in source.metadata.items() if isinstance(v, str)}
     start, places, size = layout.laid_out(tensors, strings)
     with replacing(path, check, replace) as fd:
@@ -179,9 +196,8 @@ def read_safetensors(path: str, fd: int, closing: ExitStack) -> Mapping[str, Ten
 def write_npz(
     path: str, steps: Sequence[Step], source: Source, fmt: Format, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
-    """Arrays, uncompressed; bfloat16, which NumPy does not have, is refused."""
-    _check_plain(path, steps, {"F64", "F32", "F16", "I64", "I32", "I16", "I8"})
-    shapes = {step.weight.name: step.weight.shape for step in steps}
+    """Arrays, uncompressed."""
+    shapes = {step.weight.name: shape_of(step) for step in steps}
     with (
         replacing(path, check, replace) as fd,
         open(fd, "r+b", closefd=False) as file,
@@ -217,16 +233,13 @@ def read_npz(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor | No
     return {name: arrays.of_npy(array).tensor for name, array in open_npz(path, closing, fd).items()}
 
 
-def _check_plain(path: str, steps: Sequence[Step], kinds: Collection[str]) -> None:
-    """Refuse what such a file has no type for."""
-    for step in steps:
-        if str(step.format) not in kinds:
-            who = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
-            raise QgemmError(f"{who}: such a file has no type for {step.format}, only for {', '.join(sorted(kinds))}")
+def shape_of(step: Step) -> tuple[int, ...]:
+    """The shape of a tensor in a file that takes any."""
+    return step.weight.original or step.weight.shape
 
 
 TARGETS = {
-    ".gguf": Target(write_gguf, read_gguf),
-    ".safetensors": Target(write_safetensors, read_safetensors),
-    ".npz": Target(write_npz, read_npz),
+    ".gguf": Target(write_gguf, read_gguf, None),
+    ".safetensors": Target(write_safetensors, read_safetensors, frozenset(map(str, layout.DTYPES))),
+    ".npz": Target(write_npz, read_npz, frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8"})),  # NumPy's own
 }

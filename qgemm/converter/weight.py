@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
+from qgemm.files.gguf.layout import MAX_DIMS
 from qgemm.tensor import Tensor
 
 SAFETENSORS = "safetensors."  # starts the keys of metadata that a safetensors file had
@@ -54,7 +55,9 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor [..., N, K]; ranges of its weights are counted in C order and start and end at multiples of `step`.
+    """One tensor [..., N, K] of at most 4 dimensions, as .gguf files have them.
+
+    Ranges of its weights are counted in C order, and start and end at multiples of `step`.
 
     type: what its source calls its type.
     tensor: the blocks that the source holds, to be copied; None if no format of ours has them.
@@ -62,6 +65,8 @@ class Weight:
     codes: the same weights as integers with scales; None if they are not.
     quantized: whether the weights were quantized already.
     irregular: whether their scales are shared otherwise than in any format's blocks, of which Q8_0 then holds most.
+    original: the shape outside .gguf files, where it is another one.
+    kept_as: the format in which a file keeps it that is not to quantize it, where that is not its own.
     """
 
     name: str
@@ -74,6 +79,8 @@ class Weight:
     codes: Codes | None = None
     quantized: bool = False
     irregular: bool = False
+    original: tuple[int, ...] | None = None
+    kept_as: Format | None = None
 
     @property
     def size(self) -> int:
@@ -105,6 +112,16 @@ class Source:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def stored_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape in as many dimensions as a .gguf file has: the first ones joined."""
+    return shape if len(shape) <= MAX_DIMS else (prod(shape[: 1 - MAX_DIMS]), *shape[1 - MAX_DIMS :])
+
+
+def original_shape(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape, if a .gguf file cannot hold it."""
+    return shape if len(shape) > MAX_DIMS else None
 
 
 def of_tensor(tensor: Tensor) -> Weight:

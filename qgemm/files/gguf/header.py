@@ -25,7 +25,7 @@ from .layout import (
     MAGIC,
     MAX_DIMS,
     MAX_KEY_BYTES,
-    MAX_NAME_BYTES,
+    MAX_READ_NAME_BYTES,
     MIN_KEY,
     MIN_TENSOR,
     NE,
@@ -221,9 +221,9 @@ class _Walk:
         found: dict[str, Entry] = {}
         for number in range(count):
             self.place = "tensor", number
-            raw = self.name(MAX_NAME_BYTES)
+            raw = self.name(MAX_READ_NAME_BYTES)
             self.place = "tensor", raw
-            if rule := broken_name_rule(raw):
+            if rule := broken_name_rule(raw, MAX_READ_NAME_BYTES):
                 raise self.refusal(rule)
             name = raw.decode("utf-8", "surrogateescape")
             if name in found:

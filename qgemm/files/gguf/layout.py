@@ -34,7 +34,8 @@ Value: TypeAlias = bool | str | np.generic | NDArray[Any] | list[str]
 MAGIC = b"GGUF"
 VERSIONS = (2, GGUF_VERSION)  # one layout
 MAX_KEY_BYTES = 65535
-MAX_NAME_BYTES = 63  # ggml keeps 64, one of them a NUL
+MAX_NAME_BYTES = 63  # that are written: ggml keeps 64, one of them a NUL
+MAX_READ_NAME_BYTES = 127  # that are read: diffusion models are made with GGML_MAX_NAME=128
 MAX_DIMS = 4
 MIN_KEY = 8 + 1 + 4 + 1  # bytes: length, name, type, value
 MIN_TENSOR = 8 + 0 + 4 + 8 + 4 + 8  # bytes: length, name, n_dims, ne, type, offset
@@ -98,10 +99,10 @@ def broken_key_rule(key: bytes) -> str:
     return ""
 
 
-def broken_name_rule(name: bytes) -> str:
+def broken_name_rule(name: bytes, most: int = MAX_NAME_BYTES) -> str:
     """For the name of a tensor, which may be empty and need not be UTF-8."""
-    if len(name) > MAX_NAME_BYTES:
-        return f"a name must not be longer than {MAX_NAME_BYTES} bytes"
+    if len(name) > most:
+        return f"a name must not be longer than {most} bytes"
     return "a name must not hold NUL" if b"\0" in name else ""  # "a\0b": one name to Python, another to C
 
 
