@@ -56,9 +56,14 @@ class Backend(Protocol):
 
 
 @cache
+def module(name: str) -> Any:
+    """The module of the backend "cpu" or "cuda", imported at first use."""
+    return import_module(MODULES[name])
+
+
 def backend(name: str) -> Backend:
     """The backend "cpu" or "cuda", imported at first use."""
-    found: Backend = import_module(MODULES[name]).BACKEND
+    found: Backend = module(name).BACKEND
     return found
 
 

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.backend import backends
+from qgemm.backend import backends, module
 from qgemm.codec.format import Format
-from qgemm.cuda import encode, planes
-from qgemm.cuda.kernels.transforms import FOUND
 from qgemm.errors import UnsupportedError
 
 from .encode import Encoder, Piece, Unfit
@@ -61,7 +59,7 @@ class Device:
 def _piece(step: Step, start: int, stop: int, stream: Any) -> Piece:
     import cupy
 
-    fmt, (numbers, kind) = step.format, _numbers(step, start, stop)
+    encode, fmt, (numbers, kind) = module("cuda").encode, step.format, _numbers(step, start, stop)
     count = len(numbers) // fmt.weights
     up = _pinned(numbers.nbytes)
     up[:] = numbers.view(np.uint8)
@@ -72,7 +70,7 @@ def _piece(step: Step, start: int, stop: int, stream: Any) -> Piece:
     blocks.get(out=made, blocking=False)
     found.get(out=sums, blocking=False)
     stream.synchronize()
-    of_ctas = sums.view(FOUND)
+    of_ctas = sums.view(encode.FOUND)
     if of_ctas["refused"].min() < count:
         raise Unfit(step)
     own = made[: count * fmt.block_bytes].view(fmt.dtype)
@@ -92,6 +90,7 @@ def _to_codebook(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
     """As `encode.encode`, for kbit formats, whose kernel makes planes and measures nothing."""
     import cupy
 
+    planes = module("cuda").planes
     if kind == "bf16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     count = values.size // fmt.weights
