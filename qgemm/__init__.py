@@ -10,6 +10,7 @@ from qgemm.files.gguf.writer import write
 
 from .backend import Status as Backend
 from .backend import backends
+from .converter import Conversion, convert
 from .errors import (
     CheckpointError,
     CodebookError,
@@ -31,6 +32,7 @@ __all__ = [
     "Backend",
     "CheckpointError",
     "CodebookError",
+    "Conversion",
     "Format",
     "GGUFAccessError",
     "GGUFError",
@@ -43,6 +45,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "backends",
+    "convert",
     "decode_e4m4",
     "encode_e4m4",
     "matmul",

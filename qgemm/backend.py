@@ -61,6 +61,7 @@ def module(name: str) -> Any:
     return import_module(MODULES[name])
 
 
+@cache
 def backend(name: str) -> Backend:
     """The backend "cpu" or "cuda", imported at first use."""
     found: Backend = module(name).BACKEND

@@ -71,3 +71,24 @@ def spoiled(tensor, field, value):
     blocks = tensor.blocks.copy()
     blocks[field][1, ..., 2] = value
     return qgemm.Tensor(tensor.format, tensor.shape, blocks)
+
+
+def pack_awq(codes: np.ndarray) -> np.ndarray:
+    """[rows, columns] -> int32 [rows, columns / 8]: nibble i of word c is column 8 c + order[i]."""
+    rows, columns = codes.shape
+    words = np.zeros((rows, columns // 8), np.uint32)
+    for row in range(rows):
+        for c in range(columns // 8):
+            for i, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+                words[row, c] |= np.uint32(int(codes[row, 8 * c + column]) << 4 * i)
+    return words.view(np.int32)
+
+
+def pack_down(codes: np.ndarray, bits: int) -> np.ndarray:
+    """[rows, columns] -> int32 [rows * bits / 32, columns]: in plain order down the rows."""
+    each = 32 // bits
+    words = np.zeros((len(codes) // each, codes.shape[1]), np.uint32)
+    for row in range(len(codes)):
+        for column in range(codes.shape[1]):
+            words[row // each, column] |= np.uint32(int(codes[row, column]) << bits * (row % each))
+    return words.view(np.int32)

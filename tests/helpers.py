@@ -16,7 +16,8 @@ import numpy as np
 import qgemm
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.codec.format import Format, float_dtype
-from qgemm.converter import Options, convert, open_source
+from qgemm.converter import Options, open_source
+from qgemm.converter.job import convert
 from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 from qgemm.formats import format_named

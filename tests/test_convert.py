@@ -19,7 +19,8 @@ from strategies import ENCODED, each
 
 import qgemm
 from qgemm.codec.packing import from_float16
-from qgemm.converter import Options, convert, open_source
+from qgemm.converter import Options, open_source
+from qgemm.converter.job import convert
 from qgemm.formats import format_named
 
 

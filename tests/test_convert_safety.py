@@ -151,7 +151,8 @@ def test_memory_is_bounded(tmp_path):
     os.truncate(path, len(data) + (rows - 16) * 1024)  # zeros that take no room on the disk
     program = f"""
 import resource
-from qgemm.converter import Options, convert, open_source
+from qgemm.converter import Options, open_source
+from qgemm.converter.job import convert
 from qgemm.formats import format_named
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with open_source({str(path)!r}) as source:

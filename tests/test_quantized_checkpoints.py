@@ -9,7 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from files import safetensors
+from files import pack_awq, pack_down, safetensors
 from helpers import converted, left_over, normal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,27 +22,6 @@ from qgemm.converter import open_source
 from qgemm.errors import CheckpointError
 
 # ---------------------------------------------------------------- AWQ and GPTQ
-
-
-def pack_awq(codes: np.ndarray) -> np.ndarray:
-    """[rows, columns] -> int32 [rows, columns / 8]: nibble i of word c is column 8 c + order[i]."""
-    rows, columns = codes.shape
-    words = np.zeros((rows, columns // 8), np.uint32)
-    for row in range(rows):
-        for c in range(columns // 8):
-            for i, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
-                words[row, c] |= np.uint32(int(codes[row, 8 * c + column]) << 4 * i)
-    return words.view(np.int32)
-
-
-def pack_down(codes: np.ndarray, bits: int) -> np.ndarray:
-    """[rows, columns] -> int32 [rows * bits / 32, columns]: in plain order down the rows."""
-    each = 32 // bits
-    words = np.zeros((len(codes) // each, codes.shape[1]), np.uint32)
-    for row in range(len(codes)):
-        for column in range(codes.shape[1]):
-            words[row // each, column] |= np.uint32(int(codes[row, column]) << bits * (row % each))
-    return words.view(np.int32)
 
 
 def checkpoint(

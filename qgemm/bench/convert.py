@@ -13,7 +13,8 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from qgemm.converter import Options, convert, open_source
+from qgemm.converter import Options, open_source
+from qgemm.converter.job import convert
 from qgemm.files.gguf.writer import write
 from qgemm.formats import FORMATS, format_named
 from qgemm.tensor import Tensor

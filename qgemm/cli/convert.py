@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qgemm.codec.search import searched
+from qgemm.converter.api import opened
 from qgemm.converter.job import BACKENDS, convert
+from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
 from qgemm.converter.rules import Options, override
-from qgemm.converter.sources import open_source
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
@@ -62,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix (.gguf or .dat): search, for its tensors"
     )
+    parser.add_argument(
+        "--rename", metavar="REGEX=NEW", action="append", default=[],
+        help="other names: each match of REGEX becomes NEW, which may have \\1; repeatable, one after another",
+    )  # fmt: skip
+    parser.add_argument(
+        "--like", metavar="BASE", help="metadata, names, order and layout of BASE, a .gguf file of the same model"
+    )
     parser.add_argument("--force", action="store_true", help="replace DST if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
     parser.add_argument("--threads", metavar="N", type=count, help="default: one for each core; at most 4 with cuda")
@@ -86,14 +94,16 @@ def run(args: argparse.Namespace) -> int:
             args.allow_requantize,
             args.search,
         )
+        renames = [rename(text) for text in args.rename]
     except QgemmError as error:
         raise UsageError(str(error)) from None
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
-    with open_source(args.source) as source, Progress("convert", source.nbytes) as progress:
-        files = [*source.files, *given(args.imatrix), args.target]
-        if args.imatrix is not None:
-            check_output(args.target, [args.imatrix])
+    with (
+        opened(args.source, renames, args.like, [args.imatrix]) as source,
+        Progress("convert", source.nbytes) as progress,
+    ):
+        files = [*source.files, args.target]
         check_outputs(args, files)  # now, not after an hour of work
         lines = convert(
             source,

@@ -59,7 +59,10 @@ def alike(source: Source, path: PathLike) -> Source:
         weights = {name: places.filled(tensor) for name, tensor in base.items()}
         metadata = {key: base.metadata[key] for key in base.metadata if not key.startswith(OTHER_FILES)}
         undo.callback(source.close)
-        return replace(source, weights=weights, metadata=metadata, is_gguf=True, close=undo.pop_all().close)
+        files = [*source.files, *base.paths]
+        return replace(
+            source, weights=weights, metadata=metadata, is_gguf=True, files=files, close=undo.pop_all().close
+        )
 
 
 class _Places:
@@ -168,7 +171,7 @@ def _spellings(name: str) -> Iterator[str]:
 
 
 def _likeness(x: Floats, want: Floats) -> tuple[float, float]:
-    """The share of signs that agree; then, for numbers that have one sign, as the scales of norms, how near they are."""
+    """The share of signs that agree; then, for numbers of one sign, as the scales of norms are, how near they are."""
     with np.errstate(all="ignore"):  # whatever files hold is data here
         both = (x != 0) & (want != 0)
         signs = float(np.mean((x > 0)[both] == (want > 0)[both])) if both.any() else 1.0

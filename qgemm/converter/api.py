@@ -1,0 +1,123 @@
+"""`qgemm.convert`: one call from a file of weights to another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from qgemm.codec.format import Format
+from qgemm.files.imatrix import read_imatrix
+from qgemm.files.paths import PathLike, path_string
+from qgemm.formats import format_named
+
+from . import job
+from .like import alike
+from .names import Rename, renamed
+from .report import Line, table, totals
+from .rules import Options
+from .sources import open_source
+from .weight import Source
+
+Pattern: TypeAlias = str | re.Pattern[str]
+
+
+class Conversion(NamedTuple):
+    """What a conversion did: a line for each tensor of the new file, and the bytes of the tensors that were read.
+
+    A Line has name, shape, old and new type, `how` ("exact", "rounded-scale", "rounded", "quantized", "requantized"),
+    error (relative RMS of all weights; None in a dry run), bpw (bits per weight), nbytes, and the rule that kept it.
+    As a string it is what `qgemm convert` prints.
+    """
+
+    lines: list[Line]
+    nbytes: int
+
+    def __str__(self) -> str:
+        return "\n".join([table(self.lines), "", *totals(self.lines, self.nbytes)])
+
+
+def opened(
+    src: PathLike, rename: Iterable[Rename] = (), like: PathLike | None = None, beside: Iterable[PathLike | None] = ()
+) -> Source:
+    """An open source as it is to be converted: with new names, or like another file; beside: other files in use."""
+    source = open_source(src)
+    try:
+        source = renamed(source, list(rename))
+        if like is not None:
+            source = alike(source, like)
+        source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def convert(
+    src: PathLike,
+    dst: PathLike,
+    type: str | Format,
+    *,
+    tensor_types: Mapping[Pattern, str | Format] | None = None,
+    keep: Iterable[Pattern] = (),
+    rename: Mapping[Pattern, str] | None = None,
+    like: PathLike | None = None,
+    pure: bool = False,
+    allow_requantize: bool = False,
+    search: bool = False,
+    imatrix: PathLike | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    threads: int | None = None,
+    backend: str = "cpu",
+    max_rel_error: float | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Conversion:
+    """Write the weights of `src` to `dst` in the format `type`: what `qgemm convert SRC DST TYPE` does.
+
+    src: a .gguf file (or its first shard), .safetensors (or its index), a checkpoint's folder, .npy or .npz, also
+    quantized by AWQ, GPTQ, FP8 or as kbit. dst: .gguf; .safetensors or .npz for f32, f16 and bf16.
+    tensor_types: other formats for tensors in whose name a regular expression is found; the first that is wins. They
+    do not reach what llama-quantize keeps (norms, vectors, routers ...). keep: expressions of tensors left as they are.
+    rename: expressions, and what replaces each match in a name (`re.sub`).
+    like: a .gguf file of the same model, which gives metadata, names, order and layout, so that a checkpoint of
+    Hugging Face becomes a model that runs.
+    pure: the output matrix in `type` too. allow_requantize: quantize again where codes cannot be copied.
+    search: look for better scales; imatrix: llama.cpp's importance matrix, search with it for its tensors.
+    force: replace an old `dst`, whole or not at all; a file that belongs to `src` never. dry_run: only plan.
+    threads: default one a core. backend: "cuda" encodes on the GPU, into the same bytes. max_rel_error: fail if a
+    tensor's relative RMS error is above. progress: called with the bytes of `src` that are done, and all.
+
+    Raises QgemmError or a subclass: CheckpointError and GGUFError for files that are malformed or not read,
+    QuantizeError for weights that are not finite or do not fit, UnsupportedError without a GPU. An old `dst` is intact.
+    """
+    options = Options(
+        format_named(type, to_write=True),
+        [(re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()],
+        [re.compile(pattern) for pattern in keep],
+        pure,
+        allow_requantize,
+        search,
+        {} if imatrix is None else read_imatrix(imatrix),
+    )
+    renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
+    with opened(src, renames, like, [imatrix]) as source:
+        total, done = source.nbytes, 0
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            progress(done, total)
+
+        lines = job.convert(
+            source,
+            dst,
+            options,
+            dry_run=dry_run,
+            threads=threads,
+            backend=backend,
+            max_error=max_rel_error,
+            force=force,
+            advance=advance,
+        )
+        return Conversion(lines, total)
