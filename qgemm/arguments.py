@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .codec.format import float_dtype
 from .errors import UnsupportedError
+from .packed import Packed, Transposed
+from .tensor import Tensor
 
-ACTIVATIONS = ("a16", "a8")
+Activation = Literal["a16", "a8"]
+ACTIVATIONS: tuple[Activation, ...] = ("a16", "a8")
 
 
 class PreparedActivations:
@@ -49,6 +52,32 @@ def check_activation(activation: str | None, prepared: bool) -> str:
     if activation not in ACTIVATIONS:
         raise UnsupportedError(f"activation is {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
     return activation
+
+
+def misplaced(x: Any, w: Any) -> Exception:
+    """The error about x and weights that no backend multiplies: what came, and what to write instead."""
+    if isinstance(w, Transposed):
+        return TypeError(f"w is {w!r}: write x @ tensor.T, or qgemm.matmul(x, tensor)")
+    if not isinstance(w, Packed):
+        if isinstance(x, Packed):
+            return TypeError(f"x and w are swapped: x is {x!r}, w {described(w)}; matmul(x, w) is x @ w.T")
+        planes = type(w).__module__.startswith("qgemm.") and hasattr(w, "to_device")
+        packed = "call its to_device()" if planes else "qgemm.open and qgemm.quantize give such"
+        return TypeError(f"w must be a Tensor or DeviceTensor of packed weights, got {described(w)}; {packed}")
+    if isinstance(w, Tensor):
+        return UnsupportedError(f"x is on a CUDA device, w on the host ({w!r}); multiply by w.to_device()")
+    return UnsupportedError(f"w is on a CUDA device ({w!r}), x is not ({described(x)}); upload x first")
+
+
+def described(given: Any) -> str:
+    """What came as an argument, e.g. numpy.ndarray of float32 (2, 64)."""
+    if isinstance(given, (Packed, Transposed)):
+        return repr(given)
+    kind = type(given)
+    package = "" if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}."
+    shape = getattr(given, "shape", None)
+    of = f" of {getattr(given, 'dtype', '?')} {tuple(shape)}" if isinstance(shape, tuple) else ""
+    return f"{package}{kind.__name__}{of}"
 
 
 def check_weights(w: Any) -> None:

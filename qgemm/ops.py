@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .arguments import NO_EPILOGUE, Epilogue, PreparedActivations, check_activation, epilogues
+from .arguments import NO_EPILOGUE, Epilogue, PreparedActivations, check_activation, epilogues, misplaced
 from .arrays import on_cuda
 from .backend import Backend, backend
 from .codec.format import Format
 from .errors import UnsupportedError
 from .formats import format_named, written
+from .packed import Packed, Transposed
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def matmul(
 ) -> Any:
     """Multiply activations by packed weights: y [..., N] = x [..., K] @ w [N, K].T + bias + residual.
 
-    Sums are in float32, what is added included.
+    Sums are in float32, what is added included. x @ w.T is matmul(x, w).
 
     x: float16, float32, float64 or bfloat16, any leading shape and strides; a NumPy array, a CuPy array, or any
     array that speaks DLPack (a torch tensor); or what `quantize_activations` prepared.
@@ -46,7 +47,7 @@ def matmul(
     """
     activation = check_activation(activation, _prepared(x))
     added = NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual)
-    return _backend_of(x, isinstance(w, Tensor)).matmul(x, w, activation, added, out, dtype)
+    return _backend_of(x, w).matmul(x, w, activation, added, out, dtype)
 
 
 def matmul_many(
@@ -67,8 +68,7 @@ def matmul_many(
     activation = check_activation(activation, _prepared(x))
     added = epilogues(len(weights), biases, residuals, outs)
     targets = outs or [None] * len(weights)
-    chosen = _backend_of(x, all(isinstance(w, Tensor) for w in weights))
-    return chosen.matmul_many(x, weights, activation, added, targets, dtype)
+    return _backend_of(x, *weights).matmul_many(x, weights, activation, added, targets, dtype)
 
 
 def quantize_activations(x: Any) -> Any:
@@ -76,7 +76,7 @@ def quantize_activations(x: Any) -> Any:
 
     NaN and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor.
     """
-    return _backend_of(x, True).quantize_activations(x)
+    return _backend_of(x).quantize_activations(x)
 
 
 @overload
@@ -112,7 +112,7 @@ def quantize(
         if fmt.variant is None:
             raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")
         fmt = fmt.variant(codebook, absmax)
-    packed: Tensor | DeviceTensor | Planes = _backend_of(x, True).quantize(x, fmt)
+    packed: Tensor | DeviceTensor | Planes = _backend_of(x).quantize(x, fmt)
     return packed
 
 
@@ -120,6 +120,13 @@ def _prepared(x: Any) -> bool:
     return isinstance(x, (Tensor, PreparedActivations))
 
 
-def _backend_of(x: Any, on_host: bool) -> Backend:
-    """The backend of weights on the host (or none) and of x."""
-    return backend("cpu" if on_host and not on_cuda(x) else "cuda")
+def _backend_of(x: Any, *weights: Any) -> Backend:
+    """The backend of x and of weights that lie where x does; an error says what is elsewhere, or what is no weight."""
+    there = isinstance(x, PreparedActivations) or on_cuda(x)
+    for w in weights:
+        if isinstance(w, Tensor) is there or not isinstance(w, Packed):
+            raise misplaced(x, w)
+    return backend("cuda" if there else "cpu")
+
+
+Transposed.matmul = staticmethod(matmul)

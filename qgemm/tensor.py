@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -14,13 +14,14 @@ from qgemm.codec.packing import Floats
 
 from .backend import backend
 from .formats import format_named
+from .packed import Packed
 
 if TYPE_CHECKING:
     from qgemm.cuda.tensor import DeviceTensor
 
 
-class Tensor:
-    """Weights [..., N, K] packed along K; immutable.
+class Tensor(Packed):
+    """Weights [..., N, K] packed along K; immutable. x @ tensor.T is `qgemm.matmul(x, tensor)`.
 
     Comes from `qgemm.open(path)[name]` (blocks are then a view of the mapped file) or from `qgemm.quantize`.
     Indexing the leading axes gives Tensors that share the blocks: rows of an embedding, experts of a layer.
@@ -68,11 +69,6 @@ class Tensor:
         return self._read(start, stop) if self._read is not None else self.blocks.reshape(-1)[start:stop]
 
     @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the packed blocks."""
         return prod(self._block_shape) * self.format.block_bytes
@@ -81,11 +77,6 @@ class Tensor:
     def codebook(self) -> Floats | None:
         """The value of each code, float32 [codes], read-only; None where codes are numbers themselves."""
         return self.format.codebook
-
-    @property
-    def bpw(self) -> float:
-        """Bits per weight, scales included."""
-        return self.format.bpw
 
     def dequantize(self, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """The weights as a new array [..., N, K]: exact in float32, otherwise rounded once from it.
@@ -96,7 +87,10 @@ class Tensor:
         return self.format.dequantize(self.blocks, dtype)
 
     def to_device(self) -> DeviceTensor:
-        """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times."""
+        """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times.
+
+        UnsupportedError where CuPy or a GPU is missing, for a format without tiles, and unless it is a matrix.
+        """
         packed: DeviceTensor = backend("cuda").upload(self)
         return packed
 
@@ -110,11 +104,6 @@ class Tensor:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
-        raise TypeError(
-            f"{self} is not inflated silently: tensor.dequantize() gives its weights, tensor.blocks its packed bytes"
-        )
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import re
+import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
 from helpers import EXCERPT
 
 import qgemm
+from qgemm.cuda.tensor import DeviceTensor
+from qgemm.formats import GGML_TYPES
 
 
 def test_a_tensor_name_with_a_typo_names_near_ones():
@@ -25,3 +32,121 @@ def test_a_tensor_name_with_a_typo_names_near_ones():
             model["a\x1b[2J"]
         assert model.get("blk.2.atn_q.q4_0") is None
         assert "blk.2.atn_q.q4_0" not in model
+
+
+# ---------------------------------------------------------------- arguments in the wrong place
+
+
+class OnCuda:
+    """What tells an array on a GPU from others."""
+
+    shape, dtype = (2, 64), "float32"
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+
+X = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+W = qgemm.quantize(np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32), "q4_0")
+EXPERTS = qgemm.quantize(np.ones((3, 5, 64), np.float32), "q8_0")
+
+
+@pytest.mark.parametrize(
+    ("w", "came"),
+    [
+        (np.ones((5, 64)), r"numpy\.ndarray of float64 \(5, 64\)"),
+        ([[1.0] * 64], "list"),
+        (None, "NoneType"),
+        ("blk.0.attn_q.weight", "str"),
+        (OnCuda(), r".*OnCuda of float32 \(2, 64\)"),
+    ],
+)
+def test_weights_that_are_not_packed(w, came):
+    """On a machine without a GPU none is spoken of."""
+    for call in (lambda: qgemm.matmul(X, w), lambda: qgemm.matmul_many(X, [W, w])):
+        with pytest.raises(TypeError, match=f"^w must be a Tensor or DeviceTensor of packed weights, got {came}; "):
+            call()
+
+
+def test_swapped_arguments():
+    came = r"x is <Tensor Q4_0 5 x 64>, w numpy\.ndarray of float32 \(2, 64\); matmul\(x, w\) is x @ w\.T"
+    with pytest.raises(TypeError, match=came):
+        qgemm.matmul(W, X)
+    with pytest.raises(TypeError, match=r"w is <transposed <Tensor Q4_0 5 x 64>>: write x @ tensor\.T, or"):
+        qgemm.matmul(X, W.T)
+
+
+def test_a_device_without_cupy_says_which_extra(monkeypatch):
+    """Also of an array there; and weights of the host say what is missing for one."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    extra = r"needs a GPU and CuPy: CuPy is not installed: pip install '[\w-]+\[cuda13\]' \(or cuda12\)$"
+    with pytest.raises(qgemm.UnsupportedError, match=rf"^to_device\(\) {extra}"):
+        W.to_device()
+    for use in (lambda: qgemm.quantize(OnCuda(), "q4_0"), lambda: qgemm.quantize_activations(OnCuda())):
+        with pytest.raises(qgemm.UnsupportedError, match=f"^an array on a CUDA device {extra}"):
+            use()
+    with pytest.raises(qgemm.UnsupportedError, match=r"^x is on a CUDA device, w on the host.*multiply by w\.to_d"):
+        qgemm.matmul(OnCuda(), W)
+    with pytest.raises(qgemm.UnsupportedError, match="index its leading axes"):
+        EXPERTS.to_device()
+    opaque = GGML_TYPES[GGMLQuantizationType.Q8_K]
+    with pytest.raises(qgemm.UnsupportedError, match="Q8_K has no decoder"):
+        qgemm.Tensor(opaque, (1, 256), np.zeros((1, 1), opaque.dtype)).to_device()
+
+
+def on_device(shape=(5, 64)) -> DeviceTensor:
+    """A DeviceTensor as far as one goes without a GPU."""
+    made = DeviceTensor.__new__(DeviceTensor)
+    made.format, made.shape, made.name = W.format, shape, "w"
+    made.data = SimpleNamespace(device=SimpleNamespace(id=0))
+    return made
+
+
+def test_weights_on_a_device_and_x_on_the_host():
+    for weights in ([on_device()], [on_device(), W], [W, on_device()]):
+        with pytest.raises(qgemm.UnsupportedError, match=r"^w is on a CUDA device.*x is not \(numpy\.ndarray of f"):
+            qgemm.matmul_many(X, weights)
+
+
+# ---------------------------------------------------------------- operators and attributes of arrays
+
+
+@pytest.mark.parametrize("x", [X, X[0], np.ones((2, 3, 64)), X.astype(np.float16), X.tolist()], ids=str)
+def test_x_at_w_transposed_is_matmul(x):
+    np.testing.assert_array_equal(x @ W.T, qgemm.matmul(x, W))
+
+
+def test_prepared_activations_at_w_transposed():
+    np.testing.assert_array_equal(qgemm.quantize_activations(X) @ W.T, qgemm.matmul(X, W, "a8"))
+
+
+@pytest.mark.parametrize("w", [W, on_device()], ids=["host", "device"])
+def test_what_other_operators_mean_is_said(w):
+    name = re.escape(repr(w))
+    for call in (lambda: X @ w, lambda: X.tolist() @ w):
+        with pytest.raises(TypeError, match=rf"^{name} has rows along K: write x @ tensor\.T, or qgemm\.matmul"):
+            call()
+    with pytest.raises(TypeError, match=rf"^{name} is the right operand of a product: write x @ tensor\.T"):
+        w @ X.T
+    with pytest.raises(TypeError, match=rf"<transposed {name}> is the right operand of a product: write x @ tensor\.T"):
+        w.T @ X.T
+    for call in (lambda: np.asarray(w), lambda: X * w, lambda: w * 2, lambda: 1 - w, lambda: w / 2, lambda: np.sum(w)):
+        with pytest.raises(TypeError, match=r"not inflated silently: x @ tensor\.T .*tensor\.dequantize\(\) gives"):
+            call()
+    for call in (lambda: np.dot(X, w.T), lambda: np.asarray(w.T)):
+        with pytest.raises(TypeError, match=r"is no array, .*tensor\.dequantize\(\)\.T is one"):
+            call()
+
+
+@pytest.mark.parametrize("w", [W, on_device()], ids=["host", "device"])
+def test_attributes_of_arrays(w):
+    assert (w.ndim, w.bpw, w.T.T, w.T.shape, w.T.ndim) == (2, 4.5, w, (64, 5), 2)
+    assert not hasattr(w, "dtype")  # so that nobody takes it for an array
+    with pytest.raises(AttributeError, match=r"has no dtype: its weights are packed .*tensor\.dequantize\(dtype\)"):
+        w.dtype  # noqa: B018
+
+
+def test_only_matrices_multiply():
+    with pytest.raises(qgemm.UnsupportedError, match=r"a matrix \(N, K\).*index its leading axes first"):
+        X @ EXPERTS.T
+    np.testing.assert_array_equal(X @ EXPERTS[1].T, qgemm.matmul(X, EXPERTS[1]))

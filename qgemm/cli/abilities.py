@@ -46,7 +46,7 @@ def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
         return Ability(note="no codec")
     k = _row(fmt)
     w = Tensor(fmt, (1, k), np.zeros((1, k // fmt.weights), fmt.dtype))
-    products = {}
+    products: dict[str, list[str]] = {}
     for activation in ACTIVATIONS if ndim > 1 else ():
         try:
             matmul(np.zeros((1, k), np.float32), w, activation)
@@ -62,7 +62,9 @@ def on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
     """What the CUDA backend does on compute capability sm (90 is 9.0), by the route table; needs no GPU."""
     if fmt.levels is None or ndim == 1:
         return Ability(note="no codec" if fmt.levels is None else "no matrix")
-    products = {activation: kernels for activation in ACTIVATIONS if (kernels := _kernels(fmt, activation, sm))}
+    products: dict[str, list[str]] = {
+        activation: kernels for activation in ACTIVATIONS if (kernels := _kernels(fmt, activation, sm))
+    }
     if not products:
         return Ability(note="no kernel")
     return Ability(True, products, "of each [i]" if ndim > 2 else "")

@@ -28,7 +28,7 @@ from qgemm.tensor import Tensor
 
 from . import encode, planes
 from .activations import DeviceActivations, quantized
-from .driver.device import status
+from .driver.device import require, status
 from .launch_cache import clash, remember, try_cached, try_cached_many
 from .problem import C_TYPES
 from .products import Product, multiply
@@ -59,7 +59,7 @@ class CudaBackend:
         cached = dtype is None and type(weights[0]) is DeviceTensor
         if cached and try_cached_many(x, weights, activation, epilogues, outs):
             return list(outs)
-        _check_devices(x, weights, activation)
+        _check(x, weights, activation)
         source = x.like if isinstance(x, DeviceActivations) else x
         with stream_of(source, [w.data.device for w in weights]):
             values = x if isinstance(x, DeviceActivations) else as_cupy(x)
@@ -75,11 +75,13 @@ class CudaBackend:
 
     def quantize_activations(self, x: Any) -> DeviceActivations:
         """x [..., K] as Q8_1 blocks on its device."""
+        require("an array on a CUDA device")
         with stream_of(x):
             return quantized(as_cupy(x), x)
 
     def quantize(self, x: Any, fmt: Format) -> DeviceTensor | planes.Planes:
         """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""
+        require("an array on a CUDA device")
         return planes.quantize(x, fmt) if fmt.bit_planes else encode.quantize(x, fmt)
 
     def upload(self, tensor: Tensor) -> DeviceTensor:
@@ -94,15 +96,10 @@ class CudaBackend:
 BACKEND = CudaBackend()
 
 
-def _check_devices(x: Any, weights: Sequence[Any], activation: str) -> None:
-    prepared = isinstance(x, DeviceActivations)
+def _check(x: Any, weights: Sequence[Any], activation: str) -> None:
     for w in weights:
-        if not isinstance(w, DeviceTensor):
-            raise UnsupportedError(f"x is on a CUDA device, w on the host ({w!r}); multiply by w.to_device()")
-        if not prepared and not on_cuda(x):
-            raise UnsupportedError(f"w is on a CUDA device ({w!r}), x is not ({type(x).__name__}); upload x first")
         check_weights(w)
-    if prepared and activation != "a8":
+    if isinstance(x, DeviceActivations) and activation != "a8":
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {activation!r}")
 
 

@@ -10,14 +10,16 @@ from numpy.typing import DTypeLike
 
 from qgemm.codec.format import Format, float_dtype
 from qgemm.errors import UnsupportedError
+from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
 from . import upload
+from .driver.device import require
 from .kernels.panels import dense, plain_dtype
 from .problem import C_TYPES
 
 
-class DeviceTensor:
+class DeviceTensor(Packed):
     """Weights [N, K] on a CUDA device; made by `tensor.to_device()`.
 
     data: a CuPy array of bytes [row_blocks, tiles along K, bytes of a tile] (cuda/layout/tile.py), or for plain formats
@@ -25,6 +27,8 @@ class DeviceTensor:
     float32.
     exponent: of a power of two that brings all weights into the range of float16.
     """
+
+    shape: tuple[int, int]
 
     def __init__(
         self, format: Format, shape: tuple[int, int], data: Any, row_absmax: Any = None, name: str = ""
@@ -44,6 +48,9 @@ class DeviceTensor:
             raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
         if tensor.ndim != 2:
             raise UnsupportedError(f"only a matrix (N, K) goes to a device, got {tensor!r}; index its leading axes")
+        if fmt.levels is None and not fmt.plain:
+            raise UnsupportedError(f"{tensor!r}: {fmt} has no decoder, so it cannot be multiplied")
+        require("to_device()")
         (n, k), blocks = tensor.shape, tensor.blocks
         if fmt.plain:
             import cupy
@@ -52,19 +59,9 @@ class DeviceTensor:
         return cls(fmt, (n, k), *upload.upload(fmt, blocks), tensor.name)
 
     @property
-    def ndim(self) -> int:
-        """Always 2."""
-        return 2
-
-    @property
     def nbytes(self) -> int:
         """Bytes on the device: those of the blocks, and the padding to whole tiles."""
         return int(self.data.nbytes)
-
-    @property
-    def bpw(self) -> float:
-        """Bits per weight, scales included."""
-        return self.format.bpw
 
     def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
         """The weights as a new CuPy array [N, K]: exact in float32, rounded once from it to float16 or bfloat16."""

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from qgemm.backend import Status
 from qgemm.cuda.jit import nvrtc
+from qgemm.errors import UnsupportedError
 from qgemm.version import pip_install
+
+
+@cache
+def require(who: str) -> None:
+    """UnsupportedError unless there are CuPy and a GPU: what is missing, how to get it, and what needs it."""
+    found = status()
+    if not found.facts:  # without NVRTC what is cached still runs
+        raise UnsupportedError(f"{who} needs a GPU and CuPy: {found.detail}")
 
 
 def status() -> Status:
