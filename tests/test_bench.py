@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from measured import made_up, plane_row, row
 from strategies import FORMATS, each
 
 import qgemm
-from qgemm.bench import encode, gpu, host, results, sweep, timing
+from qgemm.bench import cpu, encode, gpu, host, results, sweep, timing
 from qgemm.cli import bench
 from qgemm.cli import main as cli
 
@@ -270,12 +271,62 @@ def test_without_a_gpu_it_says_why(what, capsys):
     assert qgemm.backends()["cuda"].detail in capsys.readouterr().err
 
 
+# ---------------------------------------------------------------- on a CPU
+
+SMALL = ["bench", "--cpu", "--shapes", "64x256", "--m", "1,2", "--repeats", "1"]
+
+
+def test_the_cpu_beside_the_gguf_package(run, tmp_path):
+    """Milliseconds, GB/s and how many times as fast: what the project asks of itself is not the user's matter."""
+    status, out, err = run(*SMALL, "--formats", "q4_0,q4_k,kbit4", "--out", tmp_path / "x.json")
+    assert (status, err) == (0, "")
+    assert out.startswith("64 x 256, ")
+    head, *lines = out.split("\n\n")[1].splitlines()
+    assert re.split("  +", head) == ["job", "format", "ms", "GB/s", "gguf ms", "times as fast"]
+    found = [re.split("  +", line) for line in lines]
+    products = ["a16 M=1", "a8 M=1", "a16 M=2", "a8 M=2"]
+    assert [(cells[0], cells[1]) for cells in found] == [
+        *((job, "q4_0") for job in ["encode", "decode", *products]),
+        *((job, "q4_k") for job in ["decode", *products]),
+        *((job, "kbit4") for job in ["encode", "decode", "a16 M=1", "a16 M=2"]),
+    ]
+    assert all((cells[4:] == ["-", "-"]) == (cells[1] == "kbit4") for cells in found)
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert [row["nbytes"] for row in written[:3]] == [4 * 64 * 256, 4 * 64 * 256, 64 * 8 * 18]
+    assert all(row["gbs"] == pytest.approx(row["nbytes"] / row["qgemm_ms"] / 1e6) for row in written)
+    assert "goal" not in out
+
+
+def test_goals_of_the_cpu(monkeypatch, run):
+    rows = [cpu.Row("encode", "q4_0", 2.0, 1.0, 1.0, 1000), cpu.Row("a16 M=1", "kbit4", 2.0, None, 0.0, 1000)]
+    monkeypatch.setattr(cpu, "run", lambda options: rows)
+    assert run(*SMALL)[0] == 0
+    status, out, err = run(*SMALL, "--goals")
+    assert (status, err) == (1, "1 of 1 goals missed\n")
+    assert out.split("\n\n")[1].splitlines()[0].endswith("times as fast  goal")
+
+
+@pytest.mark.parametrize(
+    "words", ["--cpu --sweep", "--convert --m 1", "--convert --merge", "--cpu --merge", "--convert --formats q4_0"]
+)
+def test_options_that_would_be_ignored_are_refused(words, refused):
+    assert "says nothing to a benchmark of" in refused("bench", *words.split(), status=2)
+
+
+def test_what_has_no_codec_of_its_own_is_not_compared(refused):
+    assert "Q2_K is decoded by gguf" in refused(*SMALL, "--formats", "q2_k")
+
+
 def test_goals_of_encoding(tmp_path, capsys):
     """A row below its goal is missed; the document's table shows all, the kernel's share where there is one."""
     rows = [encode.Row("f16", "q4_0", 5.0, 2500.0, 0.6), encode.Row("f16", "kbit4", 4.9, 0.0, 0.0)]
-    assert bench.verdict(rows) == 1
+    goals, none = (cli.parser().parse_args(["bench", *words]) for words in (["--goals"], []))
+    assert bench.verdict(goals, rows) == 1
     assert "1 of 2 goals missed" in capsys.readouterr().err
-    assert "q4_0    5.0       5         2500   0.60" in encode.table(rows)
+    assert bench.verdict(none, rows) == 0
+    assert capsys.readouterr() == ("", "")
+    assert "q4_0    5.0         2500   0.60     5" in encode.table(rows, goals=True)
+    assert encode.table(rows).splitlines()[1].endswith("q4_0    5.0         2500   0.60")
     path = tmp_path / "encode.json"
     path.write_text(json.dumps({"device": "GPU", "rows": [row._asdict() for row in rows]}))
     assert "| F16 | Q4_0 5 (60%), KBIT4 5 |" in readme.encode_table(path)
@@ -284,9 +335,9 @@ def test_goals_of_encoding(tmp_path, capsys):
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot say")
 def test_a_thread_runs_on_one_cpu_and_then_on_all_again():
     before = os.sched_getaffinity(0)
-    for cpu in host.some_cpus():
-        with host.running_on(cpu):
-            assert os.sched_getaffinity(0) == {cpu}
+    for one in host.some_cpus():
+        with host.running_on(one):
+            assert os.sched_getaffinity(0) == {one}
         assert os.sched_getaffinity(0) == before
 
 

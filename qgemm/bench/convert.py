@@ -40,7 +40,8 @@ def run(folder: Path | None = None, tensors: int = TENSORS) -> list[Row]:
         )
         same = _blocks(Path(scratch, "ours")) == _blocks(Path(scratch, "theirs"))
         assert same, "both must have written the same blocks"
-    return [Row(f"convert {tensors * 64} MiB of F16", FORMAT, ours, theirs, WANTED)]
+    nbytes = tensors * weights.nbytes
+    return [Row(f"convert {nbytes >> 20} MiB of F16", FORMAT, ours, theirs, WANTED, nbytes)]
 
 
 def _process(name: str, source: Path, folder: str) -> None:

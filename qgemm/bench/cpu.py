@@ -7,79 +7,141 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType
+from numpy.typing import NDArray
 from tqdm import tqdm
 
+from qgemm.arguments import ACTIVATIONS
+from qgemm.codec.format import Format
+from qgemm.errors import UnsupportedError
+from qgemm.formats import FORMATS
 from qgemm.ops import matmul, quantize
 from qgemm.parallel import workers
+from qgemm.tensor import Tensor
 from qgemm.text import columns
 
+from .gpu import random_blocks
+
+USUAL = tuple(FORMATS[name] for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "f16", "bf16"))
 SHAPE = (4096, 4096)  # (N, K)
-FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "f16", "bf16")
 M = (1, 8, 64, 512)
 REPEATS = 7
+GOALS = {"q4_0": 3.0, "q8_0": 2.0}  # times as fast as the gguf package, for a16 and one row of x
+EXPLAINED = """\
+GB/s: packed weights that a product reads, float32 weights that encode reads and decode writes.
+gguf: the gguf package and NumPy do the same, which for a product decodes all weights first."""
+
+
+class Options(NamedTuple):
+    """What to measure."""
+
+    formats: Sequence[Format] = USUAL
+    activations: Sequence[str] = ACTIVATIONS
+    shapes: Sequence[tuple[int, int]] = (SHAPE,)
+    m: Sequence[int] = M
+    repeats: int = REPEATS
+
+
+class Job(NamedTuple):
+    """One comparison before it is made: theirs is None where the gguf package cannot do it."""
+
+    name: str
+    ours: Callable[[], Any]
+    theirs: Callable[[], Any] | None
+    nbytes: int  # moved by one call
+    wanted: float = 0.0  # least gguf / qgemm that the project asks of itself, 0 where it asks nothing
 
 
 class Row(NamedTuple):
-    """One comparison: milliseconds of qgemm and of the gguf package, and the ratio that is aimed at."""
+    """One comparison: milliseconds of qgemm and of the gguf package, what was moved, and the project's own goal."""
 
     job: str
     format: str
     qgemm_ms: float
-    gguf_ms: float
-    wanted: float  # least gguf / qgemm, 0 where nothing is asked
+    gguf_ms: float | None
+    wanted: float = 0.0
+    nbytes: int = 0
 
     @property
-    def ratio(self) -> float:
-        """How many times faster than the gguf package."""
-        return self.gguf_ms / self.qgemm_ms
+    def ratio(self) -> float | None:
+        """How many times as fast as the gguf package."""
+        return None if self.gguf_ms is None else self.gguf_ms / self.qgemm_ms
+
+    @property
+    def gbs(self) -> float:
+        """Bytes moved a second, in 1e9."""
+        return self.nbytes / self.qgemm_ms / 1e6
 
     @property
     def missed(self) -> bool:
-        """Whether it is slower than it should be."""
-        return self.ratio < self.wanted
+        """Whether it is slower than the project asks of itself."""
+        return self.ratio is not None and self.ratio < self.wanted
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**self._asdict(), "gbs": self.gbs, "ratio": self.ratio}
 
 
-def run() -> list[Row]:
+def run(options: Options = Options()) -> list[Row]:  # noqa: B008 never written to
     """All rows, with a bar on stderr."""
-    return list(tqdm(rows(), total=len(FORMATS) * (2 + 2 * len(M)) - 2 * len(M), disable=None))
+    every = [(fmt, shape) for shape, fmt in product(options.shapes, options.formats)]
+    with tqdm(every, disable=None, leave=False) as bar:
+        return [row for fmt, shape in bar for row in rows(fmt, shape, options)]
 
 
-def rows() -> Iterator[Row]:
-    """Encode, decode and products of one random matrix in every format."""
+def rows(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Row]:
+    """Encode, decode and products of one random matrix."""
+    size = "" if len(options.shapes) == 1 else " {}x{}".format(*shape)
+    for job in jobs(fmt, shape, options):
+        calls = [job.ours, *[job.theirs] * (job.theirs is not None)]
+        ours, theirs = [*alternate(*calls, repeats=options.repeats), None][:2]  # type: ignore[arg-type]
+        assert ours is not None
+        yield Row(job.name + size, fmt.name, ours, theirs, job.wanted, job.nbytes)
+
+
+def jobs(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Job]:
+    """What is compared of one format; UnsupportedError if K does not fit it, or it has no codec of its own."""
+    if fmt.decoded_by:
+        raise UnsupportedError(f"{fmt} is decoded by {fmt.decoded_by}: there is nothing to compare it with")
     rng = np.random.default_rng(0)
-    weights = rng.standard_normal(SHAPE, dtype=np.float32)
-    for name in FORMATS:
-        kind = GGMLQuantizationType[name.upper()]
-        tensor = quantize(weights, name)
-        packed = tensor.blocks.view(np.uint8)
-        pairs = pairs_of(name, weights, tensor, packed, kind, rng)
-        for job, ours, theirs, wanted in pairs:
-            qgemm_ms, gguf_ms = alternate(ours, theirs)
-            yield Row(job, name, qgemm_ms, gguf_ms, wanted)
+    weights = rng.standard_normal(shape, dtype=np.float32)
+    w = Tensor(fmt, shape, random_blocks(fmt, *shape, rng)) if fmt.encode is None else quantize(weights, fmt)
+    packed = w.blocks.view(np.uint8)
+    least = 0.0 if fmt.plain else 1.0
+    if fmt.encode is not None:
+        theirs = able(gguf.quantize, weights, fmt)
+        yield Job("encode", lambda: quantize(weights, fmt), theirs, weights.nbytes, least if theirs else 0.0)
+    decode = able(gguf.dequantize, packed, fmt)
+    yield Job("decode", w.dequantize, decode, weights.nbytes)
+    for m in options.m:
+        x = rng.standard_normal((m, shape[1]), dtype=np.float32)
+        dense = None if decode is None else lambda x=x: x @ decode().T
+        goal = {1: GOALS.get(fmt.name, 0.0), 512: least if decode else 0.0}.get(m, 0.0)
+        for activation in options.activations:
+            if activation == "a16" or fmt.integer:
+                ours = lambda x=x, activation=activation: matmul(x, w, activation)  # noqa: E731
+                yield Job(f"{activation} M={m}", ours, dense, w.nbytes, goal if activation == "a16" else 0.0)
 
 
-def pairs_of(
-    name: str, weights: Any, tensor: Any, packed: Any, kind: Any, rng: np.random.Generator
-) -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any], float]]:
-    """(job, ours, theirs, wanted) of one format."""
-    plain = name in ("f16", "bf16")
-    least = 0.0 if plain else 1.0
-    yield "encode", lambda: quantize(weights, name), lambda: gguf.quantize(weights, kind), least
-    yield "decode", tensor.dequantize, lambda: gguf.dequantize(packed, kind), 0.0
-    for m in M:
-        x = rng.standard_normal((m, SHAPE[1]), dtype=np.float32)
-        goal = {1: {"q4_0": 3.0, "q8_0": 2.0}.get(name, 0.0), 512: least}.get(m, 0.0)
-        dense = lambda x=x: x @ gguf.dequantize(packed, kind).T  # noqa: E731
-        yield f"a16 M={m}", lambda x=x: matmul(x, tensor), dense, goal  # type: ignore[misc]
-        if not plain:
-            yield f"a8 M={m}", lambda x=x: matmul(x, tensor, "a8"), dense, 0.0  # type: ignore[misc]
+def able(
+    codec: Callable[[NDArray[Any], GGMLQuantizationType], Any], values: NDArray[Any], fmt: Format
+) -> Callable[[], Any] | None:
+    """A call of the gguf package's codec on all values, None if it has none for this type: asked with the first row."""
+    if fmt.ggml_type is None:
+        return None
+    kind = GGMLQuantizationType(fmt.ggml_type)
+    try:
+        codec(values[:1], kind)
+    except NotImplementedError:
+        return None
+    return lambda: codec(values, kind)
 
 
 def alternate(*calls: Callable[[], Any], repeats: int = REPEATS) -> list[float]:
@@ -94,13 +156,13 @@ def alternate(*calls: Callable[[], Any], repeats: int = REPEATS) -> list[float]:
     return [median(mine) for mine in times]
 
 
-def table(rows: list[Row], what: str) -> str:
-    """The rows for a terminal, under a line that says what was measured and where."""
-    head = ("job", "format", "qgemm ms", "gguf ms", "ratio", "wanted")
-    cells = [
-        (row.job, row.format, f"{row.qgemm_ms:.1f}", f"{row.gguf_ms:.1f}", f"{row.ratio:.2f}",
-         f"{row.wanted:.1f}" if row.wanted else "")
-        for row in rows
-    ]  # fmt: skip
+def table(rows: Sequence[Row], what: str, goals: bool = False) -> str:
+    """The rows for a terminal, under a line that says what was measured and where; goals: beside the project's own."""
+    head = ("job", "format", "ms", "GB/s", "gguf ms", "times as fast", *["goal"] * goals)
+    cells = []
+    for row in rows:
+        theirs = ("-", "-") if row.gguf_ms is None else (f"{row.gguf_ms:.2f}", f"{row.ratio:.2f}")
+        goal = [f"{row.wanted:.1f}" if row.wanted else ""] * goals
+        cells.append((row.job, row.format, f"{row.qgemm_ms:.2f}", f"{row.gbs:.3g}", *theirs, *goal))
     machine = f"{what}, {workers()} threads, NumPy {np.__version__}, {platform.machine()}"
-    return f"{machine}\n{columns('<<>>>>', [head, *cells])}"
+    return f"{machine}\n\n{columns('<<>>>>>', [head, *cells])}"

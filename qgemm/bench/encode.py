@@ -102,11 +102,14 @@ def kernel_rate(stream: Any, numbers: Any, source: Format, fmt: Format) -> tuple
     return moved / times.us / 1e3, copy.us / times.us
 
 
-def table(rows: list[Row]) -> str:
-    """The rows for a terminal."""
-    head = ("from", "to", "GB/s", "wanted", "kernel GB/s", "share")
+def table(rows: list[Row], goals: bool = False) -> str:
+    """The rows for a terminal; goals: beside the project's own."""
+    head = ("from", "to", "GB/s", "kernel GB/s", "share", *["goal"] * goals)
     cells = [
-        (row.source, row.format, f"{row.gbs:.1f}", f"{row.wanted:.0f}", f"{row.kernel_gbs:.0f}", f"{row.share:.2f}")
+        (
+            row.source, row.format, f"{row.gbs:.1f}", f"{row.kernel_gbs:.0f}", f"{row.share:.2f}",
+            *[f"{row.wanted:.0f}"] * goals,
+        )
         for row in rows
-    ]
+    ]  # fmt: skip
     return columns("<<>>>>", [head, *cells])

@@ -12,7 +12,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
-from qgemm.bench import convert, cpu, encode, gpu, results, sweep
+from qgemm.bench import convert, cpu, encode, gpu, results, sweep, timing
 from qgemm.bench.results import Results
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
@@ -22,25 +22,32 @@ from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.text import json_lines
 
 from .abilities import served
-from .common import Command, count, counts
+from .common import Command, UsageError, count, counts
+
+OF_BOTH = ("formats", "activations", "shapes", "m", "repeats")  # options of --gpu and --cpu
+OF_GPU = ("dequantize", "sweep", "sustained", "mma", "merge")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """[--gpu | --cpu | --convert | --encode] [--formats ...] [--activations ...] [--shapes ...] [--m ...] ..."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
-    where.add_argument("--cpu", action="store_true", help="the NumPy backend against the gguf package, 4096x4096")
+    where.add_argument(
+        "--cpu", action="store_true", help="the NumPy backend beside the gguf package (default elsewhere)"
+    )
     where.add_argument(
         "--convert", action="store_true", help="`qgemm convert` against a loop of the gguf package, 2 GiB"
     )
     where.add_argument("--encode", action="store_true", help="host memory into blocks on the GPU and back, no disk")
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json or cpu.json")
+    parser.add_argument("--goals", action="store_true", help="beside the project's own goals; exit 1 if one is missed")
+    both = parser.add_argument_group("of --gpu and --cpu")
+    both.add_argument("--formats", metavar="F,...", type=formats, help="default: every block format that has a kernel")
+    both.add_argument("--activations", metavar="A,...", type=activations, help="default a16,a8")
+    both.add_argument("--shapes", metavar="NxK,...", type=shapes, help="default: five from 4096x4096 to 28672x8192")
+    both.add_argument("--m", metavar="M,...", type=counts, help="rows of x; default 1,2,4,8,... to 4096")
+    both.add_argument("--repeats", metavar="R", type=count, help=f"runs that count (default {timing.REPEATS})")
     gpu = parser.add_argument_group("of --gpu")
-    gpu.add_argument("--formats", metavar="F,...", type=formats, help="default: every block format that has a kernel")
-    gpu.add_argument("--activations", metavar="A,...", type=activations, default=ACTIVATIONS, help="default a16,a8")
-    gpu.add_argument("--shapes", metavar="NxK,...", type=shapes, help="default: five from 4096x4096 to 28672x8192")
-    gpu.add_argument("--m", metavar="M,...", type=counts, help="rows of x; default 1,2,4,8,... to 4096")
-    gpu.add_argument("--repeats", metavar="R", type=count, default=9, help="replays that count (default 9)")
     gpu.add_argument("--dequantize", action="store_true", help="also time dequantize + cuBLAS for M of 1, 16 and 64")
     gpu.add_argument("--sweep", action="store_true", help="also time every eighth M from 16 to 512, and tile edges")
     gpu.add_argument("--sustained", action="store_true", help="also time each row without a rest, at the power limit")
@@ -49,39 +56,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table; 1 if a product was wrong or a goal was missed."""
-    if args.cpu or args.convert:
-        return on_cpu(args)
+    """Measure, print the table; 1 if a product was wrong or, with --goals, a goal was missed."""
+    if args.convert:
+        refuse(args, "--convert", (*OF_BOTH, *OF_GPU))
+        return on_cpu(args, convert.run(), "whole processes")
     cuda = backends()["cuda"]
-    if cuda.available:
-        return encoding(args) if args.encode else on_gpu(args)
-    if args.gpu or args.encode:
+    if args.encode:
+        refuse(args, "--encode", (*OF_BOTH, *OF_GPU))
+    if (args.gpu or args.encode) and not cuda.available:
         raise QgemmError(cuda.detail)
-    return on_cpu(args)
+    if args.encode:
+        return encoding(args)
+    if cuda.available and not args.cpu:
+        return on_gpu(args)
+    refuse(args, "the CPU", OF_GPU)
+    given = {name: getattr(args, name) for name in OF_BOTH if getattr(args, name) is not None}
+    options = cpu.Options(**given)
+    what = f"{options.shapes[0][0]} x {options.shapes[0][1]}" if len(options.shapes) == 1 else "several shapes"
+    return on_cpu(args, cpu.run(options), what)
 
 
-def on_cpu(args: argparse.Namespace) -> int:
-    """The rows of qgemm.bench.cpu or, with --convert, of qgemm.bench.convert."""
-    rows = convert.run() if args.convert else cpu.run()
-    print(cpu.table(rows, "whole processes" if args.convert else " x ".join(map(str, cpu.SHAPE))))
+def refuse(args: argparse.Namespace, what: str, names: Sequence[str]) -> None:
+    """A UsageError for an option that says nothing to what is measured: it would be ignored."""
+    for name in names:
+        if getattr(args, name):
+            raise UsageError(f"--{name} says nothing to a benchmark of {what}")
+
+
+def on_cpu(args: argparse.Namespace, rows: Sequence[cpu.Row], what: str) -> int:
+    """The rows of qgemm.bench.cpu or qgemm.bench.convert."""
+    print(cpu.table(rows, what, args.goals))
+    if not args.convert:
+        print(f"\n{cpu.EXPLAINED}")
     if args.out is not None:
-        text = json.dumps([{**row._asdict(), "ratio": row.ratio} for row in rows], indent=1)
+        text = json.dumps([row.document() for row in rows], indent=1)
         write_file(file_at(args.out, "convert" if args.convert else "cpu"), f"{text}\n".encode())
-    return verdict(rows)
+    return verdict(args, rows)
 
 
 def encoding(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.encode."""
     rows = encode.run()
-    print(encode.table(rows))
+    print(encode.table(rows, args.goals))
     if args.out is not None:
         found = {"device": backends()["cuda"].facts["device"], "rows": [row._asdict() for row in rows]}
         write_file(file_at(args.out, "encode"), ("\n".join(json_lines(found)) + "\n").encode())
-    return verdict(rows)
+    return verdict(args, rows)
 
 
-def verdict(rows: Sequence[Any]) -> int:
-    """How many rows missed their goal; 1 if one did."""
+def verdict(args: argparse.Namespace, rows: Sequence[Any]) -> int:
+    """With --goals how many rows missed theirs; 1 if one did."""
+    if not args.goals:
+        return 0
     missed = sum(row.missed for row in rows)
     print(f"{missed} of {sum(row.wanted > 0 for row in rows)} goals missed", file=sys.stderr)
     return 1 if missed else 0
@@ -91,10 +117,10 @@ def on_gpu(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.gpu."""
     options = gpu.Options(
         args.formats or weight_formats(),
-        args.activations,
+        args.activations or ACTIVATIONS,
         args.shapes or gpu.SHAPES,
         args.m or gpu.M,
-        args.repeats,
+        args.repeats or timing.REPEATS,
         args.dequantize,
         args.sweep,
         args.sustained,
@@ -167,7 +193,8 @@ COMMAND = Command(
     "bench",
     "measure this machine's GPU, or its CPU",
     "On a GPU: microseconds of products on random packed weights that come from memory, not from a cache, beside\n"
-    "cuBLAS in float16 and the time that merely reading the packed bytes takes. On a CPU: beside the gguf package.",
+    "cuBLAS in float16 and the time that merely reading the packed bytes takes. On a CPU: milliseconds and GB/s of\n"
+    "encoding, decoding and products, beside the gguf package.",
     "qgemm bench --formats q4_0,q8_0 --shapes 4096x4096,8192x8192 --m 1,8,16 --out .",
     add_arguments,
     run,
