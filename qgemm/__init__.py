@@ -1,57 +1,24 @@
 """Matrix products on the packed tensors of .gguf files: quantize, open, matmul.
 
-Importing qgemm touches no device, no folder and no environment variable.
+Importing qgemm touches no device, no folder and no environment variable, and imports nothing: the names of
+qgemm/api.py come at the first use of one. So the command `qgemm` can be interrupted before NumPy is there.
 """
 
-from qgemm.codec.e4m4 import decode_e4m4, encode_e4m4
-from qgemm.codec.format import Format
-from qgemm.files.gguf.reader import GGUFFile, open
-from qgemm.files.gguf.writer import write
+TYPE_CHECKING = False  # for type checkers it is true, by its name; typing's own would cost a third of a bare start
 
-from .backend import Status as Backend
-from .backend import backends
-from .converter import Conversion, convert
-from .errors import (
-    CheckpointError,
-    CodebookError,
-    GGUFAccessError,
-    GGUFError,
-    GGUFNotFoundError,
-    NameNotFoundError,
-    QgemmError,
-    QuantizeError,
-    UnsupportedError,
-)
-from .formats import FORMATS
-from .ops import matmul, matmul_many, quantize, quantize_activations
-from .tensor import Tensor
-from .version import __version__
+if TYPE_CHECKING:
+    from .api import *  # noqa: F403  the list is there
+else:
 
-__all__ = [
-    "FORMATS",
-    "Backend",
-    "CheckpointError",
-    "CodebookError",
-    "Conversion",
-    "Format",
-    "GGUFAccessError",
-    "GGUFError",
-    "GGUFFile",
-    "GGUFNotFoundError",
-    "NameNotFoundError",
-    "QgemmError",
-    "QuantizeError",
-    "Tensor",
-    "UnsupportedError",
-    "__version__",
-    "backends",
-    "convert",
-    "decode_e4m4",
-    "encode_e4m4",
-    "matmul",
-    "matmul_many",
-    "open",
-    "quantize",
-    "quantize_activations",
-    "write",
-]
+    def __getattr__(name):
+        """A name of qgemm.api, or a module that it imports."""
+        import qgemm.api as api
+
+        globals().update({each: getattr(api, each) for each in (*api.__all__, "__all__")})
+        try:
+            return globals()[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+    def __dir__():
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -2,7 +2,7 @@
 
 import sys
 
-from qgemm.cli.main import main
+from qgemm.cli.start import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -113,7 +113,7 @@ def test_metadata(unpacked):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
     assert (folder / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert "qgemm = qgemm.cli.main:main" in (folder / "entry_points.txt").read_text()
+    assert "qgemm = qgemm.cli.start:main" in (folder / "entry_points.txt").read_text()
 
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}

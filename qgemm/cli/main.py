@@ -30,10 +30,10 @@ EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    _print_anything()
     arguments = sys.argv[1:] if argv is None else argv
     try:
         try:
+            _print_anything()
             args = parser().parse_args(arguments)
             status: int = args.run(args)
         finally:

@@ -1,0 +1,54 @@
+"""All that `import qgemm` offers: `qgemm.NAME` is looked up here at its first use (qgemm/__init__.py)."""
+
+from qgemm.codec.e4m4 import decode_e4m4, encode_e4m4
+from qgemm.codec.format import Format
+from qgemm.files.gguf.reader import GGUFFile, open
+from qgemm.files.gguf.writer import write
+
+from .backend import Status as Backend
+from .backend import backends
+from .converter import Conversion, convert
+from .errors import (
+    CheckpointError,
+    CodebookError,
+    GGUFAccessError,
+    GGUFError,
+    GGUFNotFoundError,
+    NameNotFoundError,
+    QgemmError,
+    QuantizeError,
+    UnsupportedError,
+)
+from .formats import FORMATS
+from .ops import matmul, matmul_many, quantize, quantize_activations
+from .tensor import Tensor
+from .version import __version__
+
+__all__ = [
+    "FORMATS",
+    "Backend",
+    "CheckpointError",
+    "CodebookError",
+    "Conversion",
+    "Format",
+    "GGUFAccessError",
+    "GGUFError",
+    "GGUFFile",
+    "GGUFNotFoundError",
+    "NameNotFoundError",
+    "QgemmError",
+    "QuantizeError",
+    "Tensor",
+    "UnsupportedError",
+    "__version__",
+    "backends",
+    "convert",
+    "decode_e4m4",
+    "encode_e4m4",
+    "matmul",
+    "matmul_many",
+    "open",
+    "quantize",
+    "quantize_activations",
+    "write",
+]

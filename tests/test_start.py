@@ -1,0 +1,108 @@
+"""The first half second: `import qgemm` imports nothing, and Ctrl-C while the command starts is no traceback."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qgemm
+from qgemm import api
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def entry() -> str:
+    """The program that pip makes of the entry point in pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text()
+    module, function = re.search(r'^qgemm = "([\w.]+):(\w+)"$', text, re.MULTILINE).groups()
+    return f"import sys\nfrom {module} import {function}\nsys.exit({function}())"
+
+
+DOORS = {"script": ["-c", entry()], "module": ["-m", "qgemm"]}
+
+# Python runs a module of this name when it starts. It sends the signal when the module whose name it is told is about
+# to be imported, inside of what takes every exception for a failed import, as modules in C do.
+SITE = """
+import os, signal, sys
+
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["SENT_BEFORE"]:
+            sys.meta_path.remove(self)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):  # Python looks for signals in loops
+                    pass
+            except BaseException as error:
+                raise ImportError(f"{name} failed to import") from error
+        return None
+
+sys.meta_path.insert(0, Sender())
+"""
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """Runs the command by one of its doors, interrupted before a module is imported -> what became of it."""
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+
+    def interrupted(door: str, module: str, *before: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])
+        here = {**ENVIRONMENT, "PYTHONPATH": path, "SENT_BEFORE": module}
+        command = [*before, sys.executable, *DOORS[door], "routes", "--help"]
+        return subprocess.run(command, env=here, capture_output=True, text=True)
+
+    return interrupted
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("module", ["qgemm.cli.main", "argparse", "numpy", "numpy.linalg", "gguf", "qgemm.cli.verify"])
+def test_interrupted_while_it_is_imported(door, module, interrupted):
+    """By the signal's handler: an exception could be taken for a failed import."""
+    done = interrupted(door, module)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "qgemm: interrupted\n")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_started_in_the_background(door, interrupted):
+    """A shell that starts a job with & makes it ignore Ctrl-C, which stays so."""
+    done = interrupted(door, "numpy", "sh", "-c", 'trap "" INT; exec "$0" "$@"')
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_handler_is_back_when_a_command_runs():
+    """An interrupt of the work is an exception, so that unfinished files are removed."""
+    program = """
+import signal, sys
+import qgemm.cli.main as main
+from qgemm.cli.start import main as start
+main.main = lambda: signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+sys.exit(start())
+"""
+    subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, check=True)
+
+
+def test_importing_imports_nothing():
+    code = "import sys, qgemm.cli.start; assert {'numpy', 'gguf', 'argparse', 'qgemm.api'}.isdisjoint(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
+
+
+def test_names_come_when_they_are_used():
+    code = """
+import qgemm
+assert "matmul" not in vars(qgemm)
+assert set(qgemm.__all__) <= set(dir(qgemm))
+from qgemm import *
+assert open is qgemm.open and matmul is qgemm.api.matmul
+assert qgemm.tensor.Tensor is Tensor
+"""
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
+    assert qgemm.__all__ == api.__all__
+    with pytest.raises(AttributeError, match="module 'qgemm' has no attribute 'matmull'"):
+        _ = qgemm.matmull
