@@ -7,13 +7,14 @@ import random
 import socket
 import struct
 import threading
+import tracemalloc
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from gguf_bytes import I32, ONE, REJECTED, case_path, file_of, refused, saved, tensor
+from gguf_bytes import I32, ONE, REJECTED, U64, case_path, file_of, key, refused, saved, tensor
 from helpers import EXCERPT
 from numpy.testing import assert_array_equal
 
@@ -276,3 +277,19 @@ def test_split_refusals(shards, tmp_path):
     shards[0].rename(tmp_path / "renamed.gguf")
     message = "key 'split.count': is 3, but the name does not end in -00001-of-00003.gguf"
     assert refused(tmp_path / "renamed.gguf") == message
+
+
+@pytest.mark.parametrize("count", [30_000_000, 2**60, 2**64 - 1])
+def test_more_shards_than_the_folder_holds(count, tmp_path):
+    """The first name without a file ends it: no list of names is made."""
+    claims = [key(b"split.count", U64, struct.pack("<Q", count)), key(b"split.no", U64, bytes(8))]
+    paths = [tmp_path / f"m-{number:05d}-of-{count:05d}.gguf" for number in (1, 2, 3)]
+    for path in paths[:2]:
+        saved(path, file_of(claims))
+    tracemalloc.start()
+    with pytest.raises(GGUFNotFoundError) as caught:
+        open_gguf(paths[0])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(caught.value) == f"{paths[2]}: cannot be read: No such file or directory"
+    assert peak < 1 << 20

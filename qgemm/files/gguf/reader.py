@@ -17,6 +17,7 @@ import numpy as np
 from qgemm.codec.format import Blocks
 from qgemm.errors import GGUFError, NameNotFoundError
 from qgemm.files.paths import Opened, PathLike, path_string, shown, shown_path, system_errors
+from qgemm.files.shards import ShardName, shard_name
 from qgemm.tensor import Tensor
 
 from . import parts as gguf_parts
@@ -223,13 +224,10 @@ def _siblings(shard: Shard) -> list[str]:
     number, count, _ = shard.header.split
     if count == 1:
         return []
-    suffix = "-{:05d}-of-{:05d}.gguf"
-    stem = shard.path.removesuffix(suffix.format(number + 1, count))
-    who = shown_path(shard.path)
-    if stem == shard.path:
-        name = suffix.format(number + 1, count)
-        raise GGUFError(f"{who}: key {shown(SPLIT_COUNT)}: is {count}, but the name does not end in {name}")
-    first, *others = (stem + suffix.format(i + 1, count) for i in range(count))
+    name, who = shard_name(shard.path, ".gguf"), shown_path(shard.path)
+    if name is None or (name.number, name.shards) != (number + 1, count):
+        end = ShardName("", number + 1, count, ".gguf").path(number + 1)
+        raise GGUFError(f"{who}: key {shown(SPLIT_COUNT)}: is {count}, but the name does not end in {end}")
     if number:
-        raise GGUFError(f"{who}: is shard {number + 1} of {count}: open the first, {shown_path(first)}")
-    return others
+        raise GGUFError(f"{who}: is shard {number + 1} of {count}: open the first, {shown_path(name.path(1))}")
+    return name.paths()[1:]
