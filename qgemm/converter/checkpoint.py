@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from qgemm.errors import CheckpointError, GGUFError
+from qgemm.files.documents import shards
 from qgemm.files.gguf.parts import SUFFIXES, Joiner
 from qgemm.files.paths import shown, shown_path
-from qgemm.files.safetensors import SafetensorsFile, shards
+from qgemm.files.safetensors import SafetensorsFile
 
 from . import eight_bits, packed
 from .arrays import Stored, of_stored

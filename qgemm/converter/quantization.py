@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qgemm.errors import CheckpointError
+from qgemm.files.documents import json_object
 from qgemm.files.paths import shown, shown_path
-from qgemm.files.safetensors import json_object
 
 MODEL = "config.json"  # the one that says more than how the weights were quantized
 CONFIGS = (MODEL, "hf_quant_config.json", "quantize_config.json", "quant_config.json")

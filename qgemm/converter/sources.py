@@ -8,7 +8,8 @@ from contextlib import ExitStack
 
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import open as open_gguf
-from qgemm.files.npy import open_npy, open_npz
+from qgemm.files.npy import open_npy
+from qgemm.files.npz import open_npz
 from qgemm.files.paths import PathLike, path_string, shown_path
 
 from . import arrays, checkpoint

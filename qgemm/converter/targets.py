@@ -25,7 +25,7 @@ from qgemm.files.atomic import allocate, replacing, write_at
 from qgemm.files.gguf.parts import ARCHITECTURE, OURS, codebook_of, fields_of
 from qgemm.files.gguf.reader import GGUFFile, Shard
 from qgemm.files.gguf.writer import drafting
-from qgemm.files.npy import open_npz
+from qgemm.files.npz import open_npz
 from qgemm.files.paths import shown, shown_path
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor

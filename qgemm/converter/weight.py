@@ -33,9 +33,10 @@ class Groups(NamedTuple):
     def values(self) -> Floats:
         """The weights [32 n], as every decoder of such groups computes them."""
         w = (self.codes - self.zero.reshape(-1, 1)).astype(np.float32)
-        w *= self.scale[:, None]
-        if self.minimum is not None:
-            w += self.minimum[:, None]
+        with np.errstate(all="ignore"):  # whatever files hold is data here
+            w *= self.scale[:, None]
+            if self.minimum is not None:
+                w += self.minimum[:, None]
         return w.reshape(-1)
 
 
@@ -148,7 +149,7 @@ def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:
     def values(start: int, stop: int) -> Floats:
         blocks = tensor.read(start // fmt.weights, stop // fmt.weights)
         if fmt.levels is None:
-            with np.errstate(over="ignore"):  # float64 beyond float32 is found as infinity is
+            with np.errstate(all="ignore"):  # float64 beyond float32 is found as infinity is
                 return blocks.astype(np.float32)
         return fmt.decode(blocks).reshape(-1)
 
@@ -184,7 +185,8 @@ def packed(fmt: Format, groups: Groups) -> Blocks:
     codes, minimum = groups.codes, groups.minimum
     if fmt.has_minimum:
         if minimum is None:
-            minimum = -groups.zero.astype(np.float32) * groups.scale + np.float32(0)
+            with np.errstate(all="ignore"):  # what overflows is refused when it is written
+                minimum = -groups.zero.astype(np.float32) * groups.scale + np.float32(0)
         minimum = np.broadcast_to(minimum, groups.scale.shape)
     else:
         codes = codes - groups.zero.reshape(-1, 1) + np.int16(fmt.zero or 0)

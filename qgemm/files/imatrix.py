@@ -54,7 +54,7 @@ def _of_gguf(path: str) -> dict[str, Floats]:
             rows, number = sums.blocks.reshape(-1, sums.shape[-1]), counts.blocks.reshape(-1, 1)
             if len(rows) != len(number):
                 raise CheckpointError(f"{shown_path(path)}: {shown(tensor)}: {len(rows)} sums, {len(number)} counts")
-            with np.errstate(divide="ignore", invalid="ignore"):
+            with np.errstate(all="ignore"):
                 found[tensor] = np.where(number > 0, rows / number, np.float32(1))  # an expert that saw nothing
     if not found:
         raise CheckpointError(f"{shown_path(path)}: is no importance matrix: it has no tensor NAME{SUMS}")
@@ -80,7 +80,8 @@ def _of_legacy(where: str, data: bytes) -> dict[str, Floats]:
         name = take(integer()).decode("utf-8", "surrogateescape")
         calls, count = integer(), integer()
         sums = np.frombuffer(take(4 * count), "<f4")
-        found[name] = np.divide(sums, np.float32(max(calls, 1)), dtype=np.float32)
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            found[name] = np.divide(sums, np.float32(max(calls, 1)), dtype=np.float32)
     if not found:
         raise CheckpointError(f"{where}: is no importance matrix: it has no entries")
     return found

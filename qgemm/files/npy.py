@@ -1,23 +1,52 @@
-"""NumPy's files, .npy and .npz: arrays by name, read in ranges; every refusal is a CheckpointError."""
+"""NumPy's .npy files: arrays read in ranges; every refusal is a CheckpointError.
+
+    offset  bytes  field
+         0      6  magic    "\\x93NUMPY"
+         6      2  version  major 1, 2 or 3, minor 0
+         8   2, 4  size     u16 in version 1, else u32, of the header
+         .   size  header   {"descr": "<f4", "fortran_order": False, "shape": (2, 3), } and spaces
+         .      .  data     in C order, to the end of the file
+
+NumPy evaluates the header as Python; here three patterns match it, and what they do not match is refused.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import zipfile
+import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from qgemm.errors import CheckpointError
 
 from .paths import Opened, shown, shown_path
+
+MAGIC = b"\x93NUMPY"
+LENGTHS = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}  # by version, the bytes of the size
+MAX_HEADER = 10_000  # bytes: a longer one NumPy does not read either, unless it is told to trust it
+HEAD = len(MAGIC) + 2 + 4 + MAX_HEADER  # bytes, behind which no header ends
+MAX_DIMS = 64  # NumPy's own
+SPACES = b" \t\r\n"
+
+
+def _pattern(text: bytes) -> re.Pattern[bytes]:
+    """A pattern in which ~ stands for spaces, and N for a whole number (Python 2 wrote an L behind some)."""
+    return re.compile(text.replace(b"N", rb"(?:0|[1-9][0-9]{0,18})L?~").replace(b"~", b"[" + SPACES + b"]*"))
+
+
+FIELD = _pattern(
+    # A key, then a string, a bool, or perhaps a tuple.
+    rb"""~(?P<quote>['"])(?P<key>\w+)(?P=quote)~:~"""
+    rb"""(?:(?P<mark>['"])(?P<text>[^'"\\]*)(?P=mark)|(?P<word>True|False)|(?P<tuple>\([0-9L, \t\r\n]*\)))~(?:,|$)"""
+)
+TUPLE = _pattern(rb"\(~(?:N,~(?:N(?:,~N)*(?:,~)?)?)?\)")
+TYPE = re.compile(r"[<>|]?(?:f[248]|[iu][1248]|b1)")  # of weights
+KEYS = {"descr": str, "fortran_order": bool, "shape": tuple}
 
 
 class NpyArray(NamedTuple):
@@ -32,89 +61,85 @@ class NpyArray(NamedTuple):
     read: Callable[[int, int], NDArray[Any]]
 
 
-def parse_npy(name: str, file: Opened, start: int, size: int) -> NpyArray:
-    """The array in the .npy file that starts at a byte of another and has so many."""
-    who = f"{shown_path(file.path)}: array {shown(name)}"
-    head = _Window(file, start, size)
-    try:
-        version = npy_format.read_magic(head)
-        reader = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, fortran, dtype = reader(head)
-    except ValueError as error:
-        raise CheckpointError(f"{who}: {error}") from None
-    kind = _type_name(dtype)
-    if kind is None:
-        raise CheckpointError(f"{who}: {dtype} is not a type of weights")
-    if fortran and len(shape) > 1:
+class NpyHeader(NamedTuple):
+    """What the header of a .npy file says, and how many bytes it has with what precedes it."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def type(self) -> str:
+        """Safetensors' name of the dtype in either byte order."""
+        return "BOOL" if self.dtype.kind == "b" else f"{self.dtype.kind.upper()}{8 * self.dtype.itemsize}"
+
+
+def npy_header(who: str, head: bytes, size: int) -> NpyHeader:
+    """The header of an array of `size` bytes, given its first HEAD; `who` starts every refusal."""
+    version = head[len(MAGIC) : len(MAGIC) + 2]
+    if not head.startswith(MAGIC) or version not in LENGTHS:
+        raise CheckpointError(f"{who}: is not a .npy file of version 1 to 3: it starts with {shown(head[:8])}")
+    start = len(MAGIC) + 2 + LENGTHS[version]
+    length = int.from_bytes(head[start - LENGTHS[version] : start], "little")
+    if length > MAX_HEADER:
+        raise CheckpointError(f"{who}: a header of {length} bytes is longer than {MAX_HEADER}")
+    text = head[start : start + length]
+    if len(text) < length:
+        raise CheckpointError(f"{who}: the file ends within its header")
+    values = _fields(who, text)
+    descr, shape = values["descr"], values["shape"]
+    if not TYPE.fullmatch(descr):
+        raise CheckpointError(f"{who}: {shown(descr)} is not a type of weights")
+    if len(shape) > MAX_DIMS or any(n >= 2**63 for n in shape):
+        raise CheckpointError(f"{who}: shape {shown(str(shape))} has more than {MAX_DIMS} axes, or 2^63 elements")
+    if values["fortran_order"] and len(shape) > 1:
         raise CheckpointError(f"{who}: is in Fortran order, np.ascontiguousarray gives the one that is read")
-    if prod(shape) * dtype.itemsize != size - head.at:
-        raise CheckpointError(f"{who}: {size - head.at} bytes are not those of {dtype} {shape}")
-    first = start + head.at
+    found = NpyHeader(np.dtype(descr), shape, start + length)
+    if prod(shape) * found.dtype.itemsize != size - found.nbytes:
+        raise CheckpointError(f"{who}: {size - found.nbytes} bytes are not those of {descr} {shown(str(shape))}")
+    return found
+
+
+def _fields(who: str, text: bytes) -> dict[str, Any]:
+    """The three values in a header."""
+    inside = text.strip(SPACES)
+    if not (inside.startswith(b"{") and inside.endswith(b"}")):
+        raise CheckpointError(f"{who}: the header is no dict of {', '.join(KEYS)}, it starts with {shown(inside[:20])}")
+    inside, at, found = inside[1:-1].rstrip(SPACES), 0, {}
+    while at < len(inside):
+        field = FIELD.match(inside, at)
+        if field is None:
+            raise CheckpointError(f"{who}: the header has {shown(inside[at:])}, which is not read")
+        key, value = field["key"].decode("ascii"), _value(field)
+        if key not in KEYS or key in found or not isinstance(value, KEYS[key]):
+            raise CheckpointError(f"{who}: the header has {shown(field[0])}, and must have {', '.join(KEYS)} once each")
+        found[key] = value
+        at = field.end()
+    if len(found) < len(KEYS):
+        raise CheckpointError(f"{who}: the header has only {', '.join(found) or 'nothing'} of {', '.join(KEYS)}")
+    return found
+
+
+def _value(field: re.Match[bytes]) -> str | bool | tuple[int, ...] | None:
+    """The value of a field, None for a tuple that is not one of whole numbers."""
+    if field["word"] is not None:
+        return bool(field["word"] == b"True")
+    if field["text"] is not None:
+        return str(field["text"], "latin-1")
+    if not TUPLE.fullmatch(field["tuple"]):
+        return None
+    return tuple(map(int, re.findall(rb"[0-9]+", field["tuple"])))
+
+
+def stored_array(name: str, who: str, file: Opened, start: int, size: int) -> NpyArray:
+    """The array in the .npy file that starts at a byte of another and has so many."""
+    header = npy_header(who, file.read(start, min(size, HEAD)).tobytes(), size)
+    first, dtype = start + header.nbytes, header.dtype
 
     def read(begin: int, end: int) -> NDArray[Any]:
         return file.read(first + begin * dtype.itemsize, (end - begin) * dtype.itemsize).view(dtype)
 
-    return NpyArray(name, kind, shape, read)
-
-
-class _Window:
-    """What NumPy's reader of headers takes for a file: some bytes of another."""
-
-    def __init__(self, file: Opened, start: int, size: int) -> None:
-        self.file, self.start, self.size, self.at = file, start, size, 0
-
-    def read(self, size: int = -1, /) -> bytes:
-        size = min(size, self.size - self.at)
-        self.at += size
-        return self.file.read(self.start + self.at - size, size).tobytes()
-
-
-def _type_name(dtype: np.dtype[Any]) -> str | None:
-    """Safetensors' name of a dtype in either byte order."""
-    if dtype.kind not in "fiub" or dtype.itemsize > 8:
-        return None
-    return "BOOL" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
-
-
-def open_npz(path: str, undo: ExitStack, fd: int | None = None) -> dict[str, NpyArray]:
-    """The arrays of an archive, by name; what is compressed is unpacked into files without a name. fd: if it is open
-    already."""
-    where = shown_path(path)
-    file = Opened(path, CheckpointError, fd)
-    undo.callback(file.close)
-    found: dict[str, NpyArray] = {}
-    try:
-        with open(file.fd, "rb", closefd=False) as raw, zipfile.ZipFile(raw) as archive:
-            for member in archive.infolist():
-                name = member.filename.removesuffix(".npy")
-                if name in found or name == member.filename:
-                    raise CheckpointError(f"{where}: {shown(member.filename)}: is no array, or there are two")
-                if member.compress_type == zipfile.ZIP_STORED:
-                    found[name] = parse_npy(name, file, _data_offset(file, member), member.file_size)
-                    continue
-                spool = tempfile.NamedTemporaryFile()  # noqa: SIM115 lives as long as the source
-                undo.callback(spool.close)
-                with archive.open(member) as packed:
-                    shutil.copyfileobj(packed, spool)
-                spool.flush()
-                unpacked = Opened(spool.name, CheckpointError)
-                undo.callback(unpacked.close)
-                found[name] = parse_npy(name, unpacked, 0, member.file_size)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"{where}: {error}") from None
-    return found
-
-
-def _data_offset(file: Opened, member: zipfile.ZipInfo) -> int:
-    """Where the bytes of a stored member start: behind its local header, which has lengths of its own."""
-    fixed = 30
-    if member.header_offset + fixed > file.size:
-        raise zipfile.BadZipFile("the file ends within a header")
-    head = file.read(member.header_offset, fixed).tobytes()
-    start = member.header_offset + fixed + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-    if start + member.file_size > file.size or member.compress_size != member.file_size:
-        raise zipfile.BadZipFile("the file ends within an array")
-    return start
+    return NpyArray(name, header.type, header.shape, read)
 
 
 def open_npy(path: str, undo: ExitStack) -> Mapping[str, NpyArray]:
@@ -122,4 +147,4 @@ def open_npy(path: str, undo: ExitStack) -> Mapping[str, NpyArray]:
     file = Opened(path, CheckpointError)
     undo.callback(file.close)
     name = os.path.splitext(os.path.basename(path))[0]
-    return {name: parse_npy(name, file, 0, file.size)}
+    return {name: stored_array(name, f"{shown_path(path)}: array {shown(name)}", file, 0, file.size)}

@@ -81,15 +81,19 @@ class Opened:
 
     def check(self) -> None:
         """Raise if the file was closed or changed."""
-        if not self._close.alive:
-            raise self._error(f"{shown_path(self.path)}: was closed")
+        self._check_open()
         with system_errors(self.path, "read"):
             found = os.fstat(self.fd)
         if (found.st_size, found.st_mtime_ns) != self._stamp:
             raise self._error(f"{shown_path(self.path)}: changed since it was opened")
 
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise self._error(f"{shown_path(self.path)}: was closed")
+
     def read(self, offset: int, size: int) -> NDArray[np.uint8]:
         """So many bytes from there, which the caller knows to be inside the file."""
+        self._check_open()  # its descriptor may be another file's by now
         data = np.empty(size, np.uint8)
         left = data.data
         with system_errors(self.path, "read"):
@@ -104,6 +108,7 @@ class Opened:
         """The first `size` bytes of each of many rows that lie `stride` bytes apart."""
         if size == stride:
             return self.read(offset, rows * size)
+        self._check_open()
         data = np.empty((rows, size), np.uint8)
         with system_errors(self.path, "read"):
             for row in range(rows):

@@ -11,7 +11,6 @@ The header is checked whole before a byte of data is read.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -22,11 +21,12 @@ from numpy.typing import NDArray
 
 from qgemm.errors import CheckpointError
 
+from .limits import FREE_HEADER, longest_text, most_names
 from .paths import Opened, PathLike, path_string, shown, shown_path
+from .safetensors_header import METADATA, Described, parsed
 
 SIZE = struct.Struct("<Q")
 MAX_HEADER = 100_000_000  # bytes: what the format's own library takes
-METADATA = "__metadata__"
 ALIGNMENT = 8  # of the data: headers are padded with spaces
 
 DTYPES = {  # of safetensors: NumPy's, of the stored bits where NumPy has none
@@ -96,89 +96,38 @@ class SafetensorsFile:
         if left < 2:
             raise self._refusal(f"not a safetensors file: it has {self.file.size} bytes")
         size = SIZE.unpack(self.file.read(0, SIZE.size).tobytes())[0]
-        if size > min(left, MAX_HEADER):
-            raise self._refusal(f"header: {size} bytes are more than the file has or {MAX_HEADER}")
-        header = self.parsed(self.file.read(SIZE.size, size).tobytes())
-        metadata = header.pop(METADATA, {})
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise self._refusal(f"header: {METADATA} must be an object of strings")
-        start = SIZE.size + size
-        entries = {name: self._entry(name, value, start) for name, value in header.items()}
-        at, before = start, "the header"
+        if size > (most := min(left, MAX_HEADER, longest_text(FREE_HEADER, left - min(size, left)))):
+            raise self._refusal(f"header: {size} bytes are more than a file of {self.file.size} can have: {most}")
+        raw = self.file.read(SIZE.size, size).tobytes()
+        found, metadata = parsed(raw, most_names(self.file.size), self._refusal)
+        entries = {name: self._entry(name, each, SIZE.size + size) for name, each in found.items()}
+        return self._placed(entries, SIZE.size + size), metadata
+
+    def _entry(self, name: str, said: Described, start: int) -> Entry:
+        kind, shape, offsets = said
+        if kind not in DTYPES:
+            raise self._refusal(f"tensor {shown(name)}: dtype {shown(kind)} is not one of {', '.join(DTYPES)}")
+        if max((*shape, *offsets), default=0) >= 2**63:
+            raise self._refusal(f"tensor {shown(name)}: has 2^63 elements or more along an axis")
+        entry = Entry(kind, shape, start + offsets[0] if offsets else start)
+        if len(offsets) != 2 or offsets[1] - offsets[0] != entry.nbytes:
+            span = f"the {entry.nbytes} bytes of {kind} {list(shape)}"
+            raise self._refusal(f"tensor {shown(name)}: data_offsets {list(offsets)} must span {span}")
+        return entry
+
+    def _placed(self, entries: dict[str, Entry], start: int) -> dict[str, Entry]:
+        """The tensors in the order of their data, which fills the file from `start`."""
+        at, before = start, ""
         ordered = dict(sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
         for name, entry in ordered.items():
             if entry.offset != at:
                 what = "inside" if entry.offset < at else "a hole behind"
-                raise self._refusal(f"tensor {shown(name)}: starts at byte {entry.offset}, {what} {before}")
-            at, before = at + entry.nbytes, f"tensor {shown(name)}"
+                other = f"tensor {shown(before)}" if at > start else "the header"
+                raise self._refusal(f"tensor {shown(name)}: starts at byte {entry.offset}, {what} {other}")
+            at, before = at + entry.nbytes, name
         if at != self.file.size:
             raise self._refusal(f"the tensors end at byte {at}, the file at {self.file.size}")
-        return ordered, metadata
-
-    def parsed(self, raw: bytes) -> dict[str, Any]:
-        """A JSON object in which no key comes twice."""
-        if not raw.startswith(b"{"):
-            raise self._refusal(f"header: is not a JSON object: it starts with {shown(raw[:4])}")
-
-        def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            found = dict(pairs)
-            if len(found) < len(pairs):
-                raise ValueError("a name comes twice")
-            return found
-
-        try:
-            header: dict[str, Any] = json.loads(raw.decode("utf-8"), object_pairs_hook=once)
-        except (ValueError, RecursionError) as error:
-            raise self._refusal(f"header: {error}") from None
-        return header
-
-    def _entry(self, name: str, value: Any, start: int) -> Entry:
-        who = f"tensor {shown(name)}"
-        if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-            raise self._refusal(f"{who}: must have dtype, shape and data_offsets, and nothing else")
-        kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-        if not isinstance(kind, str) or kind not in DTYPES:
-            raise self._refusal(f"{who}: dtype {shown(str(kind))} is not one of {', '.join(DTYPES)}")
-        for what, numbers in (("shape", shape), ("data_offsets", offsets)):
-            if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
-                raise self._refusal(f"{who}: {what} must be a list of whole numbers")
-        entry = Entry(kind, tuple(shape), start + offsets[0] if offsets else start)
-        if len(offsets) != 2 or offsets[1] - offsets[0] != entry.nbytes:
-            raise self._refusal(f"{who}: data_offsets {offsets} must span the {entry.nbytes} bytes of {kind} {shape}")
-        return entry
-
-
-def shards(path: str) -> dict[str, str]:
-    """By tensor, the path of its file: of an index (model.safetensors.index.json)."""
-    where = shown_path(path)
-    document = json_object(path)
-    files = document.get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise CheckpointError(f"{where}: weight_map must be an object of file names")
-    for file in files.values():
-        if file != os.path.basename(file) or not file.endswith(".safetensors") or "\0" in file:
-            raise CheckpointError(
-                f"{where}: weight_map: {shown(file)} is not the name of a .safetensors file beside it"
-            )
-    return {name: os.path.join(os.path.dirname(path), file) for name, file in files.items()}
-
-
-def json_object(path: str) -> dict[str, Any]:
-    """The object in a JSON file; CheckpointError for anything else."""
-    file = Opened(path, CheckpointError)
-    try:
-        if file.size > MAX_HEADER:
-            raise CheckpointError(f"{shown_path(path)}: has {file.size} bytes, more than {MAX_HEADER}")
-        found = json.loads(file.read(0, file.size).tobytes().decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{shown_path(path)}: {error}") from None
-    finally:
-        file.close()
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{shown_path(path)}: is not a JSON object")
-    return found
+        return ordered
 
 
 def laid_out(

@@ -1,0 +1,68 @@
+"""JSON beside a checkpoint: its configs and its index, as objects of bounded cost."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from qgemm.errors import CheckpointError
+
+from .limits import FREE_TEXT, longest_text
+from .paths import Opened, shown, shown_path, system_errors
+
+WEIGHTS = ".safetensors"
+BYTES_A_BRACKET = 16  # of a document, beyond the first thousand: an empty list of 2 bytes is an object of 64
+MOST_DIGITS = 20  # of a number: of more, Python's conversion takes a time that grows with their square
+
+
+def shards(path: str) -> dict[str, str]:
+    """By tensor, the path of its file: of an index (model.safetensors.index.json)."""
+    where = shown_path(path)
+    files = json_object(path).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise CheckpointError(f"{where}: weight_map must be an object of file names")
+    for file in dict.fromkeys(files.values()):
+        if file != os.path.basename(file) or not file.endswith(WEIGHTS) or "\0" in file:
+            raise CheckpointError(f"{where}: weight_map: {shown(file)} is not the name of a {WEIGHTS} file beside it")
+    return {name: os.path.join(os.path.dirname(path), file) for name, file in files.items()}
+
+
+def json_object(path: str) -> dict[str, Any]:
+    """The object in a JSON file; CheckpointError for anything else, and for one too long for the weights beside it."""
+    where = shown_path(path)
+    file = Opened(path, CheckpointError)
+    try:
+        if file.size > FREE_TEXT and file.size > (most := longest_text(FREE_TEXT, _weights_beside(path))):
+            raise CheckpointError(f"{where}: has {file.size} bytes, the weights beside it cannot need more than {most}")
+        raw = file.read(0, file.size).tobytes()
+    finally:
+        file.close()
+    if raw.count(b"[") + raw.count(b"{") > 1000 + len(raw) // BYTES_A_BRACKET:
+        raise CheckpointError(f"{where}: is made of brackets")
+    try:
+        found = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_int=_whole)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{where}: is not a JSON object")
+    return found
+
+
+def _weights_beside(path: str) -> int:
+    """Bytes of the weights in a file's folder."""
+    with system_errors(path, "read"), os.scandir(os.path.dirname(path) or ".") as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.name.endswith(WEIGHTS) and entry.is_file())
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice in an object")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
