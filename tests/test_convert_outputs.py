@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,6 +184,22 @@ def test_reports_are_checked_before_the_work(where, source, run, tmp_path):
     assert (status, out) == (1, "")
     assert f"{tmp_path / where}: " in err
     assert not (tmp_path / "y.gguf").exists()
+
+
+@pytest.mark.parametrize("stream", ["pipe", "file", "file by its name"])
+def test_reports_to_where_the_table_goes(stream, source, tmp_path):
+    """A pipe cannot be replaced, and a file that is replaced would lose what is printed. Refused before the work."""
+    log = tmp_path / "log"
+    report = log if stream == "file by its name" else "/dev/stdout"
+    words = [sys.executable, "-m", "qgemm", "convert", source, tmp_path / "y.gguf", "q4_0", "--report", report]
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with log.open("wb") as file:
+        stdout = subprocess.PIPE if stream == "pipe" else file
+        done = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, env=here, text=True)
+    assert (done.returncode, done.stdout or "") == (1, "")
+    assert ("is not a regular file" if stream == "pipe" else "write to another") in done.stderr
+    assert log.read_bytes() == b""
+    assert sorted(os.listdir(tmp_path)) == ["log", "source.gguf"]
 
 
 def test_force_of_the_command(source, run, tmp_path):

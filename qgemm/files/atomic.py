@@ -143,6 +143,9 @@ def write_at(fd: int, offset: int, piece: NDArray[Any] | memoryview) -> int:
 
 def _place(path: str, closing: ExitStack) -> tuple[int, str]:
     """The folder of the file that a path means, open, and the name there, which is no link."""
+    with suppress(OSError):
+        if not stat.S_ISREG(os.stat(path).st_mode):  # some have no real path, as a pipe that is /dev/stdout
+            raise GGUFError(f"{shown_path(path)}: is not a regular file")
     folder, name = os.path.split(os.path.realpath(path))
     fd = os.open(folder, FOLDER)
     closing.callback(os.close, fd)

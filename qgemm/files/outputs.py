@@ -11,6 +11,7 @@ from qgemm.errors import QgemmError
 from .atomic import check_replaceable
 from .paths import PathLike, path_string, shown_path
 
+STREAMS = "/dev/stdout", "/dev/stderr"  # where they go to files: those would lose what is printed
 Identity: TypeAlias = tuple[int, int, str]  # device and inode of a file, or of the folder of one that is to come; name
 
 
@@ -18,23 +19,24 @@ def check_output(path: PathLike, kept: Iterable[PathLike]) -> None:
     """Refuse a path that cannot be written to, or that means one of the files to keep: by another spelling, a link, a
     hard link; also where neither file is there yet. Called before the work that makes what is written."""
     name = path_string(path)
+    check_replaceable(name)
     wanted = identity(name)
-    for other in map(path_string, kept):
+    for other in map(path_string, (*kept, *STREAMS)):
         if identity(other) == wanted:
             same = "is" if other == name else f"is the same file as {shown_path(other)},"
             raise QgemmError(f"{shown_path(name)}: {same} a file of this very command, write to another")
-    check_replaceable(name)
 
 
 def identity(path: str) -> Identity:
     """What a path means: a file, or a name in a folder."""
     try:
         found = os.stat(path)
-    except OSError:  # none yet, or none at all, as whoever writes there will say
+        return found.st_dev, found.st_ino, ""
+    except OSError:
+        pass  # none yet, or none at all, as whoever writes there will say
+    try:
         folder, name = os.path.split(os.path.realpath(path))
-        try:
-            found = os.stat(folder)
-        except OSError:
-            return -1, -1, path
+        found = os.stat(folder)
         return found.st_dev, found.st_ino, name
-    return found.st_dev, found.st_ino, ""
+    except OSError:
+        return -1, -1, path
