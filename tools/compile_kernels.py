@@ -2,7 +2,13 @@
 
 Every kernel is compiled for every format and architecture: on the tuned architecture in every config, elsewhere in one
 config for each class of x (16 bits, float, prepared); configs and the types of one class take turns. What was compiled
-before comes from the cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first: --all --arch sm_90a fills it.
+before comes from the cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first.
+
+--fill-cache fills it with all that this machine's GPU, or that of --arch, may ask for: for every format, for those of
+--format, or for the products of a model:
+
+    tools/compile_kernels.py --fill-cache --file model.gguf
+
 Exit 1 if anything fails to compile, with the log, or if a kernel that is tuned for its architecture spills registers.
 """
 
@@ -12,20 +18,23 @@ import argparse
 import os
 import re
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+import fill_cache
 
+import qgemm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.decode import DECODE, DECODE_A8
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.routes import common_variants, variants
+from qgemm.cuda.problem import TUNED_SMS
 
 TUNED = "sm_90a"
 TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
@@ -54,9 +63,8 @@ def every_unit(archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("",
     """Everything that a product, a conversion or an upload may need; names: of formats, "" for kernels without one."""
     formats = [FORMATS[name] for name in names if name and FORMATS[name].slots]
     for arch in archs:
-        sm = int("".join(filter(str.isdigit, arch)))
         for fmt in formats:
-            yield from (Unit(kernel, fmt.name, tuple(t.items()), arch) for kernel, t in variants(fmt, sm))
+            yield from (Unit(kernel, fmt.name, tuple(t.items()), arch) for kernel, t in variants(fmt, sm_of(arch)))
         if "" in names:
             yield from (Unit(kernel, "", tuple(t.items()), arch) for kernel, t in common_variants())
 
@@ -139,12 +147,67 @@ def options() -> argparse.Namespace:
     parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
     parser.add_argument("--all", action="store_true", help="every config and type everywhere, not what CI compiles")
     parser.add_argument("--report", metavar="PATH", type=Path, help="write registers and spilled bytes of every unit")
-    return parser.parse_args()
+    filling = parser.add_argument_group("filling the cache")
+    filling.add_argument("--fill-cache", action="store_true", help="compile what a GPU may ask for, judge nothing")
+    filling.add_argument("--file", metavar="MODEL", help="a .gguf file: only what products with its tensors ask for")
+    filling.add_argument(
+        "--sms", metavar="COUNT", type=int, default=TUNED_SMS, help="SMs of its GPU (default %(default)s)"
+    )
+    asked = parser.parse_args()
+    if asked.file and not asked.fill_cache:
+        parser.error("--file says what the cache is filled with: add --fill-cache")
+    if asked.fill_cache and (asked.all or asked.report):
+        parser.error("--fill-cache compiles all that it is asked for, and judges nothing: leave --all and --report out")
+    if asked.fill_cache and not asked.arch:
+        asked.arch = (
+            [here]
+            if (here := fill_cache.arch_here())
+            else parser.error(f"no GPU here to fill the cache for: name one by --arch, of {', '.join(nvrtc.ARCHS)}")
+        )
+    return asked
+
+
+def fill(asked: argparse.Namespace) -> int:
+    """--fill-cache: put what was asked for into the cache, say what that took; 1 if something is not there."""
+    start = time.monotonic()
+    units = [unit for arch in asked.arch for unit in wanted(asked, arch)]
+    units = [unit for unit in units if unit.kernel in (asked.kernel or [unit.kernel])]
+    found: list[fill_cache.Filled] = []
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for unit, one in zip(units, fill_cache.progress(pool.map(filled, units), len(units), "kernels"), strict=True):
+            found.append(one)
+            if one.error:
+                print(f"{unit}: {one.error}", file=sys.stderr)
+    print(fill_cache.summary(found, time.monotonic() - start, cache.cache_dir()))
+    return 1 if not found or any(one.error for one in found) else 0
+
+
+def wanted(asked: argparse.Namespace, arch: str) -> list[Unit]:
+    """The units of one architecture: of a model, of some formats, or of all."""
+    names = ["", *(asked.format or FORMATS)]
+    if not asked.file:
+        return list(every_unit([arch], names))
+    with qgemm.open(asked.file) as model:
+        tensors = [tensor for tensor in model.values() if tensor.format.name in names]
+    print(f"{asked.file}: {fill_cache.formats_of(tensors)}, for {arch}", file=sys.stderr)
+    return sorted(Unit(*key, arch) for key in fill_cache.needed(tensors, sm_of(arch), asked.sms))
+
+
+def filled(unit: Unit) -> fill_cache.Filled:
+    """A unit in the cache."""
+    return fill_cache.fill(unit.kernel, FORMATS.get(unit.format), dict(unit.template), unit.arch)
+
+
+def sm_of(arch: str) -> int:
+    """sm_90a -> 90."""
+    return int("".join(filter(str.isdigit, arch)))
 
 
 def main() -> int:
     """Compile, print a line per architecture and kernel; with --report write one per unit."""
     asked = options()
+    if asked.fill_cache:
+        return fill(asked)
     archs, names = asked.arch or nvrtc.ARCHS, asked.format or ("", *FORMATS)
     units = every_unit(archs, names) if asked.all else chosen(every_unit())
     units = (unit for unit in units if unit.arch in archs and unit.format in names)
@@ -153,7 +216,7 @@ def main() -> int:
     failed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         done = pool.map(compile_unit, todo, chunksize=8)
-        for unit, report, error in tqdm(done, total=len(todo), delay=1, disable=None):
+        for unit, report, error in fill_cache.progress(done, len(todo), "kernels"):
             if wrong := problem(unit, report, error):
                 failed += 1
                 print(wrong, file=sys.stderr)
