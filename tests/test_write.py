@@ -63,7 +63,7 @@ KEYS = st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, ma
 METADATA = st.tuples(st.dictionaries(KEYS, VALUES, max_size=5), st.sampled_from((None, 1, 2, 8, 32, 4096))).map(
     lambda drawn: drawn[0] if drawn[1] is None else {**drawn[0], ALIGNMENT: np.uint32(drawn[1])}
 )
-NAMES = texts(63).filter(lambda name: "\0" not in name and len(name.encode("utf-8", "surrogateescape")) <= 63)
+NAMES = st.text(max_size=63).filter(lambda name: "\0" not in name and len(name.encode()) <= 63)
 
 
 @st.composite

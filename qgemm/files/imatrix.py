@@ -77,7 +77,11 @@ def _of_legacy(where: str, data: bytes) -> dict[str, Floats]:
 
     found: dict[str, Floats] = {}
     for _ in range(integer()):
-        name = take(integer()).decode("utf-8", "surrogateescape")
+        raw = take(integer())
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{where}: {shown(raw)}: the name is not UTF-8") from None
         calls, count = integer(), integer()
         sums = np.frombuffer(take(4 * count), "<f4")
         with np.errstate(all="ignore"):  # what is not finite is refused below

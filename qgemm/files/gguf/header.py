@@ -225,7 +225,7 @@ class _Walk:
             self.place = "tensor", raw
             if rule := broken_name_rule(raw, MAX_READ_NAME_BYTES):
                 raise self.refusal(rule)
-            name = raw.decode("utf-8", "surrogateescape")
+            name = raw.decode("utf-8")
             if name in found:
                 raise self.refusal("this name comes twice")
             dims = self.u32("n_dims")

@@ -100,10 +100,16 @@ def broken_key_rule(key: bytes) -> str:
 
 
 def broken_name_rule(name: bytes, most: int = MAX_NAME_BYTES) -> str:
-    """For the name of a tensor, which may be empty and need not be UTF-8."""
+    """For the name of a tensor, which may be empty."""
     if len(name) > most:
         return f"a name must not be longer than {most} bytes"
-    return "a name must not hold NUL" if b"\0" in name else ""  # "a\0b": one name to Python, another to C
+    if b"\0" in name:
+        return "a name must not hold NUL"  # "a\0b": one name to Python, another to C
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        return "a name must be UTF-8"
+    return ""
 
 
 def broken_shape_rule(fmt: Format, shape: tuple[int, ...]) -> str:
