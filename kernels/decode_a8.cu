@@ -1,6 +1,6 @@
 // decode_a8: y [m, n] = x @ W [n, k].T for up to 16 tokens, W4A8 and the like, at the speed of memory.
 //
-// x is q8_1: Activations [k_blocks][m], or, if it is small, numbers [m, k] that each CTA quantizes for itself. Intra-CTA
+// x is Activations [k_blocks][m], or, if it is small, numbers [m, k] that each CTA quantizes for itself. Intra-CTA
 // split-K: each warp streams its tiles through a pipeline of its own (decode/pipeline.cuh); dots of codes on tensor
 // cores, as integers or halves (dots.cuh).
 // Config: see decode/config.cuh.
@@ -43,15 +43,15 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
                 Dots::x(*reinterpret_cast<const uint2*>(x[TOKEN_STRIDE * (8 * tokens + g)].q + 32 * block + 8 * t));
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                const float2 ds = __half22float2(x[TOKEN_STRIDE * (8 * tokens + 2 * t + j)].ds[block]);
+                const float2 ds = x[TOKEN_STRIDE * (8 * tokens + 2 * t + j)].ds[block];
                 da[block][tokens][j] = ds.x, sa[block][tokens][j] = ds.y;
             }
         }
     if (SHARED_MINIMUM && t == k_block) {
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            const half2(&ds)[BLOCKS] = x[TOKEN_STRIDE * (8 * tokens + g)].ds;
-            x_sums.of[tokens] = {__high2float(ds[0]), __high2float(ds[BLOCKS - 1])};
+            const float2(&ds)[BLOCKS] = x[TOKEN_STRIDE * (8 * tokens + g)].ds;
+            x_sums.of[tokens] = {ds[0].y, ds[BLOCKS - 1].y};
         }
     }
 #pragma unroll
@@ -77,7 +77,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     }
 }
 
-// x [m, k] -> q8_1 [k_blocks][m] by all threads of the CTA: eight columns of a token each, AT_ONCE loads in flight.
+// x [m, k] -> Activations [k_blocks][m] by all threads of the CTA: eight columns of a token each, AT_ONCE loads in flight.
 template <int THREADS, class In>
 __device__ inline void quantize(Activations* to, const In* x, i64 k, int m, int k_blocks) {
     constexpr int SHARES = K_BLOCK / 8, AT_ONCE = 4;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
             });
     }
     __syncthreads();  // every warp has read its stages: the reduction aliases them
-    reduce_and_store<Config>(acc, {1.0f, 1.0f}, reinterpret_cast<float*>(memory), coord, m);
+    reduce_and_store<Config>(acc, {ACTIVATION_UNIT, ACTIVATION_UNIT}, reinterpret_cast<float*>(memory), coord, m);
 }
 
 using DecodeConfig = Decode<Config>;

@@ -1,4 +1,4 @@
-// dequantize_activations: q8_1 blocks, k_block by k_block [along][m] -> x [m, k] = d * q, row-major.
+// dequantize_activations: blocks of codes, k_block by k_block [along][m] -> x [m, k] = d * q, row-major.
 //
 // A thread owns eight columns of a token.
 // Config: Out (float, half).
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (8 * share >= k) return;
     const Activations& from = k_blocks[share / SHARES * m + token];
     const int column = int(share % SHARES) * 8, block = column / 32;
-    const float d = __low2float(from.ds[block]);
+    const float d = ACTIVATION_UNIT * from.ds[block].x;
     float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = d * from.q[32 * block + code_offset(column % 32 + i)];

@@ -86,7 +86,7 @@ __device__ inline void add_block(Acc& acc, const typename Dots::Step& first, con
                                  const float (&sa)[2]) {
     using Format = typename Dots::Format;
     static_assert(Format::GROUP_SIZE % 32 == 0 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
-                  "a q8_1 block of x has a sum for 32 weights, none for fewer");
+                  "a block of x has a sum for 32 weights, none for fewer");
     typename Dots::Dot dots[4] = {Dots::START, Dots::START, Dots::START, Dots::START};
     if constexpr (BLOCK_SCALES<Format> == 1)
         Dots::add(dots, first, second, x);

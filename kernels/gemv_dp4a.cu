@@ -1,4 +1,4 @@
-// gemv_dp4a: y [m, n] = x @ W [n, k].T for few tokens from x's q8_1 blocks, k_block by k_block [along][m], integer
+// gemv_dp4a: y [m, n] = x @ W [n, k].T for few tokens from x's blocks of codes, k_block by k_block [along][m], integer
 // dots by dp4a.
 //
 // Per block, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot product
@@ -20,7 +20,7 @@ __device__ __forceinline__ void gemv_dp4a(const typename Config::Tile* __restric
     using Tile = typename Config::Tile;
     constexpr int TOKENS = Config::TOKENS, K_BLOCKS = Config::K_BLOCKS;
     static_assert(Format::GROUP_SIZE % 32 == 0 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
-                  "a q8_1 block of x has a sum for 32 weights, none for fewer");
+                  "a block of x has a sum for 32 weights, none for fewer");
     constexpr int BLOCKS = K_BLOCK / 32, SCALES = Format::GROUP_SIZE < 32 ? 2 : 1;  // of a block of x
     const ThreadCoord coord;
     const i64 along = (k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS;
@@ -41,7 +41,7 @@ __device__ __forceinline__ void gemv_dp4a(const typename Config::Tile* __restric
             for (int token = 0; token < TOKENS; ++token) {
                 if (token >= m) break;
                 const Activations& a = x[i * m + token];
-                const float2 ds = __half22float2(a.ds[block]);
+                const float2 ds = a.ds[block];
                 const float da = ds.x, sa = coord.t == 0 ? ds.y : 0.0f;
                 const uint2 q = *reinterpret_cast<const uint2*>(a.q + 32 * block + 8 * coord.t);
 #pragma unroll
@@ -61,7 +61,7 @@ __device__ __forceinline__ void gemv_dp4a(const typename Config::Tile* __restric
             }
         }
     }
-    reduce_and_store<Config>(acc, y, i64(blockIdx.x) * TILE_ROWS, n, m);
+    reduce_and_store<Config>(acc, y, i64(blockIdx.x) * TILE_ROWS, n, m, ACTIVATION_UNIT);
 }
 
 using GemvConfig = RowBlockConfig<Config>;

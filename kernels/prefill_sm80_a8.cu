@@ -1,4 +1,4 @@
-// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from q8_1 blocks of x: integer dot products on tensor
+// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from blocks of codes of x: integer dot products on tensor
 // cores by mma.sync (sm_80 and later).
 //
 // Tiles and pipeline: sm80/config.cuh, sm80/pipeline.cuh. x comes as Activations [k_blocks][m]. A warp takes 32
@@ -70,7 +70,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeight
             float da[2], sa[2];  // of tokens 2t and 2t + 1
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                const float2 ds = __half22float2(x[8 * tile + 2 * t + j].ds[block]);
+                const float2 ds = x[8 * tile + 2 * t + j].ds[block];
                 da[j] = ds.x, sa[j] = ds.y;
             }
 #pragma unroll
@@ -127,5 +127,5 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     Prefill::WarpAcc acc = {};
     mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord);
     if (split_k > 1 && !SplitKReduction<Prefill>{partials, counters, split_k}.reduce(acc, p)) return;
-    reduce_and_store(acc, *reinterpret_cast<ReduceSmem<Prefill>*>(memory), y, p, coord, 1.0f);
+    reduce_and_store(acc, *reinterpret_cast<ReduceSmem<Prefill>*>(memory), y, p, coord, ACTIVATION_UNIT);
 }

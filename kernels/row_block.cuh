@@ -26,11 +26,11 @@ __device__ inline i64 next_k_block(i64 i) {
     return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (Config::WARP_SPLIT_K - 1) * K_BLOCKS;
 }
 
-// acc[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
+// unit * acc[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
 // t = 0..3, which hold parts of the same rows, then the groups of warps.
 template <class Config>
 __device__ void reduce_and_store(float (&acc)[2][Config::TOKENS], typename Config::Out* __restrict__ y, i64 first_row,
-                                 i64 n, int m) {
+                                 i64 n, int m, float unit = 1.0f) {
     constexpr int TOKENS = Config::TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K;
     __shared__ float partials[WARP_SPLIT_K][TILE_ROWS][TOKENS];
     const ThreadCoord coord;
@@ -49,7 +49,7 @@ __device__ void reduce_and_store(float (&acc)[2][Config::TOKENS], typename Confi
         if (first_row + row >= n || token >= m) continue;
         float sum = 0;
         for (int warp_k = 0; warp_k < WARP_SPLIT_K; ++warp_k) sum += partials[warp_k][row][token];
-        y[token * n + first_row + row] = from_float<typename Config::Out>(sum);
+        y[token * n + first_row + row] = from_float<typename Config::Out>(unit * sum);
     }
 }
 

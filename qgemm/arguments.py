@@ -17,7 +17,7 @@ ACTIVATIONS: tuple[Activation, ...] = ("a16", "a8")
 
 
 class PreparedActivations:
-    """Base of activations that a device holds in quantized form; on the host they are a Q8_1 Tensor."""
+    """Base of activations that a device holds in quantized form; on the host they are a Tensor."""
 
 
 class Epilogue(NamedTuple):

@@ -39,7 +39,9 @@ def matmul(
     array that speaks DLPack (a torch tensor); or what `quantize_activations` prepared.
     w: a Tensor (x on the CPU) or a DeviceTensor (x on its GPU).
     activation: "a16" multiplies x as it is with the exact weights; "a8" quantizes x to Q8_1 and multiplies integer
-    codes block by block. The default is "a16", for prepared activations "a8".
+    codes block by block. Where ggml's float16 scales and sums would leave their normal range, those of x keep as many
+    bits beyond it: finite y comes of any finite x; blocks of x below 3.7e-37 count as zero. The default is "a16", for
+    prepared activations "a8".
     bias [N], residual [..., N] of y's shape: added to y, any float dtype, on x's device. The residual may be `out`.
     out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32).
 
@@ -74,7 +76,8 @@ def matmul_many(
 def quantize_activations(x: Any) -> Any:
     """Prepare x [..., K] for several "a8" products: Q8_1 blocks along K, which must be a multiple of 32.
 
-    NaN and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor.
+    NaN and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor, with scales and sums
+    in float32 (qgemm/codec/activations.py); blocks for a file are those of `quantize(x, "q8_1")`, which multiply too.
     """
     return _backend_of(x).quantize_activations(x)
 

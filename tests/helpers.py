@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import qgemm
-from qgemm.codec.error_bound import a16_bound, magnitudes
+from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import Format, float_dtype
 from qgemm.converter import Options, open_source
 from qgemm.converter.job import convert
@@ -28,6 +28,17 @@ ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relativ
 
 
 # ---------------------------------------------------------------- tensors
+
+
+def extreme(k: int) -> np.ndarray:
+    """[7, K] float32: ordinary, 1e-6, 1e-30, 1e30, a spike of 66,000, 1e-30 to 1e30 from value to value, from block to
+    block."""
+    x, rng = normal(7, k, seed=7), np.random.default_rng(8)
+    x[1:4] *= np.float32([[1e-6], [1e-30], [1e30]])
+    x[4, -5] = 66000
+    x[5] *= 10.0 ** rng.uniform(-30, 30, k)
+    x[6] *= np.repeat(10.0 ** rng.uniform(-30, 30, k // 32), 32)
+    return x
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -138,6 +149,16 @@ def assert_a8(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
         2 * a16_bound(decoded, dense) + 2.0**-9 * (np.abs(decoded).sum(axis=1, keepdims=True) * largest + sums) + 1e-30
     )
     assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+
+
+def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
+    """Integer dots on either side, also where x is extreme: finite, and off by what float32 sums of the terms are.
+
+    Twice that, since kernels take codes that are not yet relative to their zero, in parts.
+    """
+    want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, w.blocks)
+    assert np.isfinite(got).all()
+    assert excess(got.astype(np.float64), want, 2 * bound) <= 1
 
 
 # ---------------------------------------------------------------- programs

@@ -1,4 +1,4 @@
-"""Q8_1 blocks in the order in which kernels read activations, by NumPy."""
+"""Blocks of activations in the order in which kernels read them, by NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qgemm.cuda.layout import activations
 
 
 def in_k_blocks(blocks):
-    """Q8_1 blocks [m, k / 32] -> device activations [k / 64, m], the codes of a lane side by side; zeros beyond k."""
+    """Blocks [m, k / 32] -> device activations [k / 64, m], the codes of a lane side by side; zeros beyond k."""
     m, count = blocks.shape
     padded = np.zeros((m, -(-count // activations.BLOCKS) * activations.BLOCKS), blocks.dtype)
     padded[:, :count] = blocks

@@ -19,6 +19,7 @@ from strategies import INTEGER, each, problems
 import qgemm
 from qgemm.cli import checks
 from qgemm.codec import error_bound as bounds
+from qgemm.codec.activations import scale_and_sum
 from qgemm.formats import GGML_TYPES
 
 EXCERPT = str(helpers.EXCERPT)
@@ -120,7 +121,7 @@ def test_products_lie_within_their_bounds(fmt, data):
     exact, bound = bounds.a8_exact(prepared.blocks, fmt, w.blocks)
     assert bounds.excess(qgemm.matmul(prepared, w), exact, bound) <= 1
     # What a8 multiplies is d * q, but for the sum s of each block: both d and s are rounded to float16.
-    da, sa = (prepared.blocks[name].astype(np.float64) for name in ("d", "s"))
+    da, sa = scale_and_sum(prepared.blocks)
     values = (da[..., None] * prepared.blocks["qs"]).reshape(x.shape)
     levels = fmt.decode_levels(w.blocks.reshape(-1))
     shift = np.zeros((w.shape[0], sa.shape[1]))

@@ -20,12 +20,12 @@ from q8_1_blocks import in_k_blocks
 from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, each, values
 
 import qgemm
+from qgemm.codec import activations as blocks_of_activations
+from qgemm.codec.format import float_dtype
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.kernels import transforms
 from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
-
-Q8_1 = qgemm.FORMATS["q8_1"]
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 both_ways = pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
@@ -200,45 +200,61 @@ def test_products_of_quantized_activations(fmt, backwards):
     helpers.assert_a8(y, x, w)
 
 
+@each([fmt for fmt in KINDS if fmt.integer and fmt.name != "u8_g256"])  # whose bytes are levels: no sums, no zero
+def test_products_of_extreme_activations(fmt):
+    """gemv_dp4a of x from 1e-30 to 1e30."""
+    w = helpers.random_tensor(fmt, 70, 320, np.random.default_rng(3))
+    n, k = w.shape
+    x = helpers.extreme(k)
+    y = device_array((len(x), n), np.float32)
+    gemv = kernel("gemv_dp4a", fmt, Out="float", TOKENS=8, WARP_SPLIT_K=4)
+    blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
+    gemv(-(-n // tiles.ROWS), 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, len(x))
+    helpers.assert_a8_formula(y, x, w)
+
+
 # ---------------------------------------------------------------- activations
 
-X_DTYPES = {"float": np.float32, "half": np.float16}
+X_DTYPES = {"float": "float32", "half": "float16", "bf16": "bfloat16"}
 
 
 def some_activations(kind):
-    """[3, 320]: ordinary rows, subnormal scales, zeros, a NaN and an infinity."""
-    x = helpers.normal(3, 320, seed=6)
+    """[11, 320]: ordinary rows, scales too small for 1 / d, zeros, a NaN, an infinity, extreme ones, the largest."""
+    x = np.concatenate([helpers.normal(4, 320, seed=6), helpers.extreme(320)])
     x[1, :96] *= np.float32(2.0**-20)
     x[1, 96:128], x[2, 5], x[2, 70] = 0, np.nan, np.inf
-    return x.astype(X_DTYPES[kind])
+    x[3, :32], x[3, 32:64], x[3, 64:96], x[3, 96:128] = 3e-37, 4e-37, 3e38, -3e38
+    if kind == "half":
+        x = np.clip(x, -65504, np.where(x == np.inf, np.inf, 65504))
+    return x.astype(float_dtype(X_DTYPES[kind]))
 
 
 @both_ways
 @pytest.mark.parametrize("kind", X_DTYPES)
-def test_activations_become_q8_1(kind, backwards):
+def test_activations_become_blocks(kind, backwards):
     """quantize_activations: the bytes of NumPy, in the order of the weights; zeros beyond k."""
     x = some_activations(kind)
-    with np.errstate(all="ignore"):
-        expected = in_k_blocks(Q8_1.encode(x.astype(np.float32).reshape(-1, 32)).reshape(len(x), -1))
+    expected = in_k_blocks(qgemm.quantize_activations(x).blocks)
     found = device_array(expected.shape, activations.DTYPE)
     quantize = kernel("quantize_activations", In=kind)
     quantize((len(x), 1), 128, to_device(x), found, x.shape[1], len(x), backwards=backwards)
-    for name in ("qs", "padding"):
+    for name in ("qs", "ds"):
         assert_array_equal(found[name], expected[name])
-    assert_array_equal(found["ds"], expected["ds"])
 
 
 @pytest.mark.parametrize("kind", X_DTYPES)
-def test_q8_1_becomes_activations(kind):
-    """dequantize_activations and round_activations: d * q, as NumPy decodes the blocks."""
-    x = some_activations(kind)[:2]
-    blocks = Q8_1.encode(x.astype(np.float32).reshape(-1, 32)).reshape(len(x), -1)
-    expected = Q8_1.dequantize(blocks).astype(x.dtype)
+def test_blocks_become_activations(kind):
+    """dequantize_activations and round_activations: d * q, as NumPy decodes the blocks, half's largest for more."""
+    x, out = some_activations(kind), "half" if kind == "half" else "float"
+    blocks = qgemm.quantize_activations(x).blocks
+    expected = blocks_of_activations.FORMAT.dequantize(blocks)
+    if out == "half":
+        expected = np.clip(expected, -65504, 65504).astype(np.float16)
     for name, source, types in (
-        ("dequantize_activations", in_k_blocks(blocks), {"Out": kind}),
-        ("round_activations", x, {"In": kind, "Out": kind}),
+        ("dequantize_activations", in_k_blocks(blocks), {"Out": out}),
+        ("round_activations", x, {"In": kind, "Out": out}),
     ):
-        found = device_array(x.shape, x.dtype)
+        found = device_array(x.shape, expected.dtype)
         grid = (len(x), 1) if name == "dequantize_activations" else (-(-x.size // 1024), 1)
         kernel(name, **types)(grid, 128, to_device(source), found, x.shape[1], len(x))
         assert_array_equal(found, expected)

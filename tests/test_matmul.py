@@ -1,4 +1,4 @@
-"""Products on the CPU against float64: bounds derived from K and the format, exact integers for a8."""
+"""Products on the CPU against float64, bounds derived from K and the format; those of a8 are in test_a8.py."""
 
 from __future__ import annotations
 
@@ -9,41 +9,13 @@ import pytest
 from helpers import exact, random_tensor, tame
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import EVERY, EVERY_BLOCK, EVERY_INTEGER, each, problems, raw_blocks, weights
+from strategies import EVERY, EVERY_BLOCK, each, problems, raw_blocks, weights
 
 import qgemm
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.cpu import numpy as cpu
 
 M_EDGES = st.sampled_from((1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.FEW_TOKENS))
-U = 2.0**-24  # the relative error of one float32 operation
-
-
-def formula(x: np.ndarray, w: qgemm.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The a8 product of Q8_1 blocks x [M, b] in exact integers and float64, and the sum of its terms' magnitudes.
-
-    Groups narrower than a block of x have no sum there: their zero is taken from the codes. In wider ones every block
-    of x has a term of its own.
-    """
-    levels = w.format.decode_levels(w.blocks.reshape(-1))
-    n, group = w.shape[0], w.format.group
-    width, narrow = min(group, 32), group < 32
-    zeros = np.broadcast_to(levels.zero, levels.scale.shape).astype(np.int64)
-    codes = (levels.codes.astype(np.int64) - narrow * zeros[..., None]).reshape(n, -1, width)
-    q = x["qs"].astype(np.int64).reshape(len(x), -1, width)
-    sumi = np.einsum("ngj,mgj->mng", codes, q).astype(np.float64)
-    dw, zero, mw = (
-        part.astype(np.float64).reshape(n, -1).repeat(group // width, axis=1)
-        for part in (levels.scale, zeros, levels.scale if levels.minimum is None else levels.minimum)
-    )
-    da, sa = (x[name].astype(np.float64)[:, None] for name in ("d", "s"))
-    da = da.repeat(32 // width, axis=-1)
-    correction = np.zeros(1) if narrow else zero * sa
-    y = dw * (da * sumi - correction)
-    size = np.abs(dw) * (np.abs(da * sumi) + np.abs(correction))
-    if levels.minimum is not None:
-        y, size = y + mw * sa, size + np.abs(mw * sa)
-    return y.sum(axis=-1), size.sum(axis=-1)
 
 
 @each(EVERY)
@@ -54,19 +26,6 @@ def test_a16_within_bound(fmt, data):
     y = qgemm.matmul(x, w)
     assert y.dtype == np.float32
     assert (np.abs(y - exact(x, w)) <= a16_bound(x, magnitudes(fmt, w.blocks))).all()
-
-
-@each(EVERY_INTEGER)
-@given(data=st.data())
-def test_a8_against_its_formula_in_exact_integers(fmt, data):
-    """Per group: three roundings, then a sum over groups; the integer dot itself is exact in float32."""
-    x, w = data.draw(problems(fmt, M_EDGES))
-    prepared = qgemm.quantize_activations(x)
-    want, size = formula(prepared.blocks, w)
-    y = qgemm.matmul(x, w, "a8")
-    assert (np.abs(y - want) <= (w.shape[1] // min(fmt.group, 32) + 6) * U * size + 1e-37).all()
-    np.testing.assert_array_equal(qgemm.matmul(prepared, w), y)
-    np.testing.assert_array_equal(qgemm.matmul(prepared, w, "a8"), y)
 
 
 @each(EVERY)

@@ -17,7 +17,7 @@ import qgemm
 from qgemm.cuda.jit import codegen, nvrtc, sources
 from qgemm.cuda.jit.twins import Divisor
 from qgemm.cuda.kernels import routes
-from qgemm.formats.q8_1 import FORMAT as Q8_1
+from qgemm.cuda.problem import Q8_1
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 FORMAT = qgemm.FORMATS["q4_0"]
@@ -47,12 +47,23 @@ def assert_division():
 
 
 def assert_activations():
-    """Q8_1 blocks of NumPy, in the order of the weights' codes, as the device decodes them."""
-    quantized = qgemm.quantize_activations(helpers.normal(2, 64, seed=4)).blocks
-    expected, found = Q8_1.dequantize(quantized), harness.device_array((2, 64), np.float32)
-    dequantize = harness.Kernel("dequantize_activations", Out="float")
-    dequantize((2, 1), 128, harness.to_device(in_k_blocks(quantized)), found, 64, 2)
-    assert (found == expected).all()
+    """Blocks of NumPy, in the order of the weights' codes, as the device decodes them; and as it quantizes."""
+    x = helpers.normal(2, 64, seed=4)
+    quantized = qgemm.quantize_activations(x)
+    expected, found = quantized.dequantize(), harness.device_array((2, 64), np.float32)
+    for name, source, types in (
+        ("dequantize_activations", in_k_blocks(quantized.blocks), {}),
+        ("round_activations", x, {"In": "float"}),
+    ):
+        harness.Kernel(name, Out="float", **types)((2, 1), 128, harness.to_device(source), found, 64, 2)
+        assert (found == expected).all()
+
+
+def assert_a8():
+    """Integer dots, in the unit of the activations."""
+    w, x, _, _ = products.problem(FORMAT, 1)
+    blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
+    helpers.assert_a8_formula(products.run_decode(FORMAT, "decode_a8", Q8_1, blocks, w, 1), x, w)
 
 
 SWAPPED = ("int cluster_split_k; u32 units_per_cta;", "u32 units_per_cta; int cluster_split_k;")  # of StreamK
@@ -64,11 +75,14 @@ LIES = (
     ("host.cuh",          "int y; int bias;",        "int bias; int y;",         "decode"),
     ("host.cuh",          "u32 factor; u32 shift;",  "u32 shift; u32 factor;",   "prefill_sm90"),
     ("host.cuh",          "WARPS = 4",               "WARPS = 2",                "decode"),
-    ("host.cuh",          "u32 padding[2];",         "u32 padding[6];",          "decode_a8"),
+    ("host.cuh",          "float2 ds[2];",           "float2 ds[4];",            "decode_a8"),
+    ("host.cuh",          "UNIT = 524288",           "UNIT = 1",                 assert_activations),
+    ("decode_a8.cu",      "{ACTIVATION_UNIT, ACTI",  "{1.0f, ACTI",              assert_a8),
     ("decode/reduce.cuh", "STRIDE = ROWS + 4",       "STRIDE = ROWS",            "decode"),
     ("epilogue.cuh",      "case FLOAT16:",           "case BFLOAT16 + 1:",       assert_epilogue),
     ("schedule.cuh",      "2 * u32(number)",         "u32(number)",              assert_division),
     ("activations.cuh",   "8 * t + 4 * step",        "4 * t + 8 * step",         assert_activations),
+    ("codes/quantize.cuh", "0x1p13f",                "0x1p12f",                  assert_activations),
 )  # fmt: skip
 
 

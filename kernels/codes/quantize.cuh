@@ -1,5 +1,6 @@
 // x -> q8_1 as the CPU encodes it, bit for bit: d = absmax / 127, q = x * (1 / d) rounded half away from zero,
-// s = d * sum(q) with the unrounded d.
+// s = d * sum(q) with the unrounded d. Weights have d and s as halves, activations in the 11 bits of a half at any
+// exponent, in ACTIVATION_UNIT: qgemm/codec/activations.py.
 //
 // NaN anywhere makes d and s NaN; codes that are not finite become 0.
 #pragma once
@@ -10,6 +11,13 @@ namespace qgemm {
 
 // |x| as bits, which compare like integers; NaN is above all numbers.
 __device__ inline u32 magnitude_bits(float value) { return __float_as_uint(value) & 0x7fffffff; }
+
+// Rounded to 11 bits, to nearest even, as __float2half_rn rounds what is a normal half; NaN and infinity become NaN.
+// Veltkamp's splitting, three instructions: every significand was tried.
+__device__ inline float to_half_precision(float value) {
+    const float above = __fmul_rn(value, 0x1p13f + 1);
+    return __fadd_rn(above, __fadd_rn(value, -above));
+}
 
 struct Quantizer {
     float d, inverse;
@@ -25,7 +33,14 @@ struct Quantizer {
         const float scaled = __fmul_rn(value, inverse);
         return __float2int_rz(__fadd_rn(scaled, copysignf(0x1.fffffep-2f, scaled)));
     }
-    __device__ half2 scale_and_sum(int sum) const { return __floats2half2_rn(d, __fmul_rn(d, float(sum))); }
+    // Of a block of weights.
+    __device__ half half_sum(int sum) const { return __float2half_rn(__fmul_rn(d, float(sum))); }
+    // Of a block of activations, in ACTIVATION_UNIT.
+    __device__ float scale() const { return to_half_precision(unrounded()); }
+    __device__ float sum(int sum) const { return to_half_precision(__fmul_rn(unrounded(), float(sum))); }
+
+private:
+    __device__ float unrounded() const { return __fmul_rn(d, 1 / ACTIVATION_UNIT); }
 };
 
 // Over the four lanes of a block, which are neighbours.
@@ -64,11 +79,11 @@ struct QuantizedShare {
         u32* words = reinterpret_cast<u32*>(to.q + 32 * block + 16 * odd + 4 * step);
         words[0] = __byte_perm(near, far, 0x5140);
         words[2] = __byte_perm(near, far, 0x7362);
-        if (lane % 4 == 0) to.ds[block] = quantizer.scale_and_sum(sum), to.padding[block] = 0;
+        if (lane % 4 == 0) to.ds[block] = {quantizer.scale(), quantizer.sum(sum)};
     }
     // What the code of number i stands for.
     __device__ float value(int i) const {
-        return __half2float(__float2half_rn(quantizer.d)) * float(int(q[i / 4] << 8 * (3 - i % 4)) >> 24);
+        return ACTIVATION_UNIT * quantizer.scale() * float(int(q[i / 4] << 8 * (3 - i % 4)) >> 24);
     }
 };
 

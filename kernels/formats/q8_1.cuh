@@ -15,7 +15,7 @@ struct q8_1_encoder : SignedEncoder<q8_1_block> {
         int sum = __dp4a(int(codes[0]), 0x01010101, __dp4a(int(codes[1]), 0x01010101, 0));
 #pragma unroll
         for (int step = 1; step < BLOCK_LANES; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-        if (block_lane() == 0) block.s = __high2half(quantizer.scale_and_sum(sum));
+        if (block_lane() == 0) block.s = quantizer.half_sum(sum);
     }
 };
 

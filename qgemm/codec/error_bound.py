@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .activations import UNIT, scale_and_sum
 from .format import Blocks, Format
 
 Doubles = NDArray[np.float64]
@@ -50,7 +51,9 @@ def a16_bound(x: Doubles, w: Doubles) -> Doubles:
 
 
 def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
-    """The product of Q8_1 blocks x [M, K / 32] and blocks w [N, b] of codes, and the bound of its float32 version.
+    """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version.
+
+    x: of qgemm/codec/activations.py, or of q8_1.
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
     integer dot product sumi. Per group of 16, which has no sum sa of its own, dw * da * sumi with codes - zero in sumi.
@@ -62,7 +65,7 @@ def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
     assert levels.scale is not None, "a8 needs a scale a block"
     codes = levels.codes.reshape(n, -1, width).transpose(1, 2, 0).astype(np.float64)  # [groups, width, N]
     q = x["qs"].reshape(m, -1, width).transpose(1, 0, 2).astype(np.float64)  # [groups, M, width]
-    da, sa = (x[name].T.astype(np.float64)[:, :, None] for name in ("d", "s"))  # [K / 32, M, 1]
+    da, sa = (part.T[:, :, None] for part in scale_and_sum(x))  # [K / 32, M, 1]
     da = da.repeat(len(q) // max(1, sums), axis=0)
     shared = fmt.group // width  # blocks of x within a group
     dw = _by_group(levels.scale, n, shared)
@@ -77,7 +80,7 @@ def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
         if levels.minimum is not None:
             shift = _by_group(levels.minimum, n, shared) * sa
             y, size = y + shift, size + np.abs(shift)
-        return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0))
+        return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0), UNIT)
 
 
 def excess(y: NDArray[Any], exact: Doubles, bound: Doubles) -> float:
@@ -93,7 +96,10 @@ def _by_group(part: NDArray[Any], n: int, shared: int) -> Doubles:
     return part.reshape(n, -1).T.repeat(shared, axis=0).astype(np.float64)[:, None]
 
 
-def _bound(operations: int, size: Doubles) -> Doubles:
-    """Error bound of a sum of terms whose magnitudes add up to `size`; infinite where float32 overflows."""
-    bounded = size < LARGEST
-    return np.where(bounded, gamma(operations) * np.where(bounded, size, 0) + TINY, np.inf)
+def _bound(operations: int, size: Doubles, unit: float = 1.0) -> Doubles:
+    """Error bound of a sum of terms whose magnitudes add up to `size`; infinite where float32 overflows.
+
+    unit: in which the sum is computed. A subnormal result is off by 2^-150 of it, in each of three steps a term.
+    """
+    bounded, tiny = size < LARGEST, max(TINY, 3 * operations * unit * 2.0**-150)
+    return np.where(bounded, gamma(operations) * np.where(bounded, size, 0) + tiny, np.inf)

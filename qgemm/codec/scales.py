@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .format import Blocks, Levels
-from .packing import Floats, at, reciprocal, to_codes, to_float16
+from .packing import Floats, at, reciprocal, round_away, to_codes, to_float16
 
 
 def absmax(x: Floats) -> Floats:
@@ -73,6 +73,12 @@ def with_minimum(x: Floats, top: int) -> Levels:
     least, greatest = extremes(x)
     d = (greatest - least) / np.float32(top)
     return Levels(to_codes((x - least[:, None]) * reciprocal(d)[:, None] + np.float32(0.5), top), d, least)
+
+
+def signed_codes(x: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Values [n, w] -> codes q [n, w], d [n]: d = absmax / 127, q = x / d rounded half away from zero."""
+    d = absmax(x) / np.float32(127)
+    return to_codes(round_away(x * reciprocal(d)[:, None]), 127, np.int8), d
 
 
 def blocks_of(levels: Levels, dtype: np.dtype[Any]) -> Blocks:

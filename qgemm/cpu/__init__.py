@@ -20,6 +20,7 @@ from qgemm.arguments import (
 )
 from qgemm.arrays import as_numpy, like
 from qgemm.backend import Status
+from qgemm.codec import activations
 from qgemm.codec.format import Format, floats
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
@@ -58,7 +59,7 @@ class CpuBackend:
         return [y if out is not None else like(x, y) for y, out in zip(ys, outs, strict=True)]
 
     def quantize_activations(self, x: Any) -> Tensor:
-        """x [..., K] -> a Q8_1 Tensor."""
+        """x [..., K] -> a Tensor of activations."""
         return kernels.quantize_activations(check_not_scalar(floats(as_numpy(x))))
 
     def quantize(self, x: Any, fmt: Format) -> Tensor:
@@ -84,7 +85,7 @@ def _multiply(
     x: NDArray[Any] | Tensor, w: Tensor, activation: str, epilogue: Epilogue, out: NDArray[Any] | None, dtype: Any
 ) -> Any:
     check_weights(w)
-    if isinstance(x, Tensor) and (activation != "a8" or x.format is not Q8_1):
+    if isinstance(x, Tensor) and (activation != "a8" or x.format not in (activations.FORMAT, Q8_1)):
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
     if not isinstance(x, Tensor):
         x = check_not_scalar(floats(x))
@@ -100,7 +101,8 @@ def _multiply(
         flat[...] = 0  # an empty sum
     elif activation == "a8":
         prepared = x if isinstance(x, Tensor) else kernels.quantize_activations(x)
-        kernels.multiply_a8(prepared.blocks.reshape(m, -1), w, flat)
+        blocks = prepared.blocks.reshape(m, -1)
+        kernels.multiply_a8(activations.of_q8_1(blocks) if prepared.format is Q8_1 else blocks, w, flat)
     else:
         assert not isinstance(x, Tensor)
         if out is not None and np.may_share_memory(x, out):

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qgemm.codec import activations
+from qgemm.codec.activations import UNIT
 from qgemm.codec.format import Blocks, Levels
 from qgemm.codec.packing import Floats
 from qgemm.errors import UnsupportedError
-from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.parallel import for_slices, workers
 from qgemm.tensor import Tensor
 
@@ -66,24 +67,25 @@ def _decode(w: Tensor, blocks: Blocks) -> Floats:
 
 
 def quantize_activations(x: NDArray[Any]) -> Tensor:
-    """Values [..., K] -> a Q8_1 tensor [..., K]. NaN and infinity are kept as NaN of their own block.
+    """Values [..., K] -> a Tensor [..., K] of activations. NaN and infinity are kept as NaN of their own block.
 
     Unlike `quantize`, which refuses them: an activation that overflowed must not stop the other rows.
     """
-    count = Q8_1.blocks_in(x.shape[-1], "activations")
-    values = x.reshape(-1, Q8_1.weights) if x.size else x.reshape(0, Q8_1.weights)
-    blocks = np.empty(len(values), Q8_1.dtype)
+    fmt = activations.FORMAT
+    count = fmt.blocks_in(x.shape[-1], "activations")
+    values = x.reshape(-1, fmt.weights) if x.size else x.reshape(0, fmt.weights)
+    blocks = np.empty(len(values), fmt.dtype)
 
     def work(part: slice) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite becomes NaN in its own output row
-            blocks[part] = Q8_1.encode(values[part].astype(np.float32, copy=False))  # type: ignore[misc]
+            blocks[part] = activations.encode(values[part].astype(np.float32, copy=False))
 
-    for_slices(len(values), SLICE // Q8_1.weights, work)
-    return Tensor(Q8_1, x.shape, blocks.reshape(*x.shape[:-1], count))
+    for_slices(len(values), SLICE // fmt.weights, work)
+    return Tensor(fmt, x.shape, blocks.reshape(*x.shape[:-1], count))
 
 
 def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
-    """y [M, N] = x @ w.T from x's Q8_1 blocks [M, K / 32] and the integer codes of w [N, K].
+    """y [M, N] = x @ w.T from x's blocks of activations [M, K / 32] and the integer codes of w [N, K].
 
     Per block of x, with scale dw and minimum mw of the weights' group, activation scale da and sum sa, sumi the integer
     dot product of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
@@ -92,9 +94,9 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     if not w.format.integer:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
     q = x["qs"].astype(np.float32).reshape(len(x), -1)
-    da, sa = (np.ascontiguousarray(x[name].T, dtype=np.float32) for name in ("d", "s"))
-    width = min(Q8_1.weights, w.format.group)
-    da = da.repeat(Q8_1.weights // width, axis=0)
+    da, sa = (np.ascontiguousarray(x[name].T) for name in ("d", "s"))
+    width = min(activations.FORMAT.weights, w.format.group)
+    da = da.repeat(activations.FORMAT.weights // width, axis=0)
     _multiply_groups(w, y, _by_group(q, width), da, sa)
 
 
@@ -126,6 +128,8 @@ def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = 
                 total = np.einsum("gr,grt->tr", scale, sums)
                 if minimum is not None:  # einsum, not @, which would call BLAS on all cores from each core
                     total += np.einsum("gr,gt->tr", minimum, sums_of_x[:, tokens])
+                if da is not None:
+                    total *= np.float32(UNIT)
                 y[tokens, rows] = total
 
     for_slices(len(blocks), rows_step, work)

@@ -1,4 +1,4 @@
-"""Activations on a device: x as contiguous rows that kernels read, and as Q8_1 blocks for "a8" products."""
+"""Activations on a device: x as contiguous rows that kernels read, and as blocks of codes for "a8" products."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from qgemm.arguments import PreparedActivations
 from qgemm.arrays import current_stream
+from qgemm.codec.activations import FORMAT
 from qgemm.codec.format import Blocks
-from qgemm.formats.q8_1 import FORMAT as Q8_1
 
 from .kernels.activations import dequantize_launch, quantize_launch, round_launch
 from .layout import tile as tiles
@@ -18,7 +18,7 @@ from .problem import C_TYPES, c_type
 
 
 class DeviceActivations(PreparedActivations):
-    """Activations [..., K] as Q8_1 blocks on a GPU; made by `quantize_activations`.
+    """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
     data: a CuPy array of bytes [tiles along K, rows, bytes of DTYPE]. like: an array of the library that asked, for
     the product's kind. dtype: float16 if that can hold the activations, as it held those they come from; else float32.
@@ -29,14 +29,14 @@ class DeviceActivations(PreparedActivations):
         self.dtype = np.dtype(np.float16 if dtype == np.float16 else np.float32)
 
     def blocks(self) -> Blocks:
-        """The Q8_1 blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes."""
+        """The blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes: qgemm/codec/activations.py."""
         along, rows = self.data.shape[:2]
         tiles = self.data.get().reshape(-1).view(DTYPE).reshape(along, rows).T
-        blocks = np.empty((rows, along, BLOCKS), Q8_1.dtype)
-        codes = np.empty((*blocks.shape, Q8_1.weights), np.int8)
+        blocks = np.empty((rows, along, BLOCKS), FORMAT.dtype)
+        codes = np.empty((*blocks.shape, FORMAT.weights), np.int8)
         codes[..., ORDER] = tiles["qs"]
         blocks["qs"], blocks["d"], blocks["s"] = codes, tiles["ds"][..., 0], tiles["ds"][..., 1]
-        return blocks.reshape(rows, -1)[:, : Q8_1.blocks_in(self.shape[-1])]
+        return blocks.reshape(rows, -1)[:, : FORMAT.blocks_in(self.shape[-1])]
 
 
 def rows_of(x: Any, k: int) -> Any:
@@ -54,11 +54,11 @@ def aligned(x: Any) -> Any:
 
 
 def quantized(x: Any, source: Any, data: Any = None) -> DeviceActivations:
-    """CuPy array [..., K] -> its Q8_1 blocks, in `data` or in a new array; `source` gave x, and gets its kind of y."""
+    """CuPy array [..., K] -> its blocks, in `data` or in a new array; `source` gave x, and gets its kind of y."""
     import cupy
 
     k = x.shape[-1]
-    Q8_1.blocks_in(k, "activations")
+    FORMAT.blocks_in(k, "activations")
     x = aligned(rows_of(x, k))
     if data is None:
         data = cupy.empty((-(-k // tiles.K_BLOCK), len(x), DTYPE.itemsize), np.uint8)
@@ -69,11 +69,11 @@ def quantized(x: Any, source: Any, data: Any = None) -> DeviceActivations:
 
 
 def rounded(x: Any) -> Any:
-    """Rows of x [M, K] as their Q8_1 blocks decode: `dequantized` of `quantized`, in one pass."""
+    """Rows of x [M, K] as their blocks decode: `dequantized` of `quantized`, in one pass."""
     import cupy
 
     rows, k = x.shape
-    Q8_1.blocks_in(k, "activations")
+    FORMAT.blocks_in(k, "activations")
     values = cupy.empty(x.shape, np.float16 if x.dtype == np.float16 else np.float32)
     if values.size:
         x = aligned(x)

@@ -11,16 +11,15 @@ import numpy as np
 
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.layouts import signed_bytes
-from qgemm.codec.packing import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
-from qgemm.codec.scales import absmax
+from qgemm.codec.packing import IN_ORDER, Floats, to_float16
+from qgemm.codec.scales import signed_codes
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
 
 
 def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: d = absmax / 127, q = x / d rounded half away from zero."""
-    d = absmax(x) / np.float32(127)
-    return pack(Levels(to_codes(round_away(x * reciprocal(d)[:, None]), 127, np.int8), d))
+    return pack(Levels(*signed_codes(x)))
 
 
 def pack(levels: Levels) -> Blocks:

@@ -1,4 +1,4 @@
-"""q8_1: q8_0 with the sum of its weights, w = d * q with q in -127..127. The format of quantized activations.
+"""q8_1: q8_0 with the sum of its weights, w = d * q with q in -127..127. Activations as ggml has them.
 
     offset  bytes  field
          0      2  d   float16 scale
@@ -14,8 +14,8 @@ import numpy as np
 
 from qgemm.codec.format import Blocks, Format
 from qgemm.codec.layouts import signed_bytes
-from qgemm.codec.packing import IN_ORDER, Floats, reciprocal, round_away, to_codes, to_float16
-from qgemm.codec.scales import absmax
+from qgemm.codec.packing import IN_ORDER, Floats, to_float16
+from qgemm.codec.scales import signed_codes
 
 from .q8_0 import levels
 
@@ -24,8 +24,7 @@ DTYPE = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
 
 def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: d and q as in q8_0, s = d * sum(q)."""
-    d = absmax(x) / np.float32(127)
-    q = to_codes(round_away(x * reciprocal(d)[:, None]), 127, np.int8)
+    q, d = signed_codes(x)
     blocks = np.empty(len(x), DTYPE)
     blocks["d"] = to_float16(d)
     blocks["s"] = to_float16(d * q.sum(axis=1, dtype=np.int32).astype(np.float32))

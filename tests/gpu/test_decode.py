@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strategies import INTEGER, TILED, each, gpu_settings, problems
 
 import qgemm
+from qgemm.codec.activations import scale_and_sum
 from qgemm.codec.error_bound import a8_exact, a16_bound
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.kernels import decode, decode_config, routes
@@ -31,7 +32,7 @@ def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
     dense = scale * (codes + levels.zero)
     if levels.minimum is not None:
         dense += np.repeat(np.abs(levels.minimum).reshape(w.shape[0], -1), w.format.group, axis=1)
-    sums = np.repeat(np.abs(x.blocks["s"].astype(np.float64)), 32, axis=1)
+    sums = np.repeat(np.abs(scale_and_sum(x.blocks)[1]), 32, axis=1)
     return 2 * a16_bound(np.abs(x.dequantize(np.float64)) + sums, dense)
 
 

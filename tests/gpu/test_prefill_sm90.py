@@ -207,7 +207,7 @@ CODEBOOKS = {
 
 @each(INTEGER)
 def test_a8_multiplies_what_activations_decode_to(fmt):
-    """a8 has the bits of a16 of x rounded to Q8_1, where both take the prefill kernel; and is close to the formula."""
+    """a8 has the bits of a16 of x rounded to its blocks, where both take prefill_sm90; and is close to the formula."""
     cp, rng = cupy(), np.random.default_rng(31)
     w = random_tensor(fmt, 200, 544, rng)
     on_device, k = w.to_device(), w.shape[1]

@@ -62,17 +62,17 @@ constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, WARPS = {WARPS};
 def activation_struct() -> str:
     """C++ for qgemm::Activations, derived from the dtype of quantized activations."""
     dtype = activations.DTYPE
-    q, ds, padding = (dtype[name].itemsize for name in ("qs", "ds", "padding"))
-    offsets = ((member, _offset(dtype, name)) for member, name in (("q", "qs"), ("ds", "ds"), ("padding", "padding")))
+    q, ds = (dtype[name].itemsize for name in ("qs", "ds"))
+    offsets = ((member, _offset(dtype, name)) for member, name in (("q", "qs"), ("ds", "ds")))
     asserts = "".join(
         f'static_assert(OFFSET_OF(Activations, {member}) == {at}, "{member} differs from its dtype");\n'
         for member, at in offsets
     )
     return f"""// Quantized activations of one token and one k_block: qgemm/cuda/layout/activations.py has their order.
-struct Activations {{
+constexpr float ACTIVATION_UNIT = {activations.UNIT:.0f};
+struct alignas(16) Activations {{
     signed char q[{q}];
-    half2 ds[{ds // 4}];  // of each block: its scale d, and s = d * sum(q)
-    u32 padding[{padding // 4}];  // zero: kernels copy it as well
+    float2 ds[{ds // 8}];  // of each block, in ACTIVATION_UNIT: its scale d, and s = d * sum(q)
 }};
 static_assert(sizeof(Activations) == {dtype.itemsize}, "Activations differs from its dtype");
 {asserts}"""
