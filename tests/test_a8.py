@@ -1,4 +1,4 @@
-"""Products of quantized activations on the CPU: their formula in exact integers, any magnitude of x."""
+"""Products of quantized activations on the CPU: their formula in exact integers, any magnitude of x, many rows of x."""
 
 from __future__ import annotations
 
@@ -51,8 +51,26 @@ def formula(x: np.ndarray, w: qgemm.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sums_bound(x: np.ndarray, w: qgemm.Tensor, size: np.ndarray) -> np.ndarray:
-    """How far float32 may lie from the formula: three roundings a group, then a sum over groups."""
-    return (w.shape[1] // min(w.format.group, 32) + 6) * U * size + 1e-37
+    """How far float32 may lie from the formula.
+
+    Few rows of x: three roundings a group, then a sum over groups; the integer dot itself is exact. Many rows: sums of
+    d * q times decoded weights, and of what minimums and zeros make of the difference of s and d * sum(q).
+    """
+    k, fmt = w.shape[1], w.format
+    if len(x) <= cpu.FEW_TOKENS:
+        return (k // min(fmt.group, 32) + 6) * U * size + 1e-37
+    d, s = scale_and_sum(x)
+    values = np.abs(d)[..., None] * np.abs(x["qs"])
+    bound = gamma(k + 5) * (values.reshape(len(x), -1) @ magnitudes(fmt, w.blocks).T) + 1e-37
+    if fmt.group < 32:
+        return bound
+    levels = fmt.decode_levels(w.blocks.reshape(-1))
+    shift = np.abs(levels.scale.astype(np.float64) * levels.zero)
+    if levels.minimum is not None:
+        shift += np.abs(levels.minimum)
+    difference = np.abs(s - d * x["qs"].sum(axis=-1, dtype=np.int64))
+    by_block = shift.reshape(len(w.blocks), -1).repeat(fmt.group // 32, axis=1)
+    return bound + gamma(k // 32 + 8) * (difference @ by_block.T)
 
 
 def rounding_bound(x: np.ndarray, w: qgemm.Tensor, size: np.ndarray) -> np.ndarray:
@@ -166,6 +184,36 @@ def test_prepared_activations_are_not_for_files(tmp_path):
     prepared = qgemm.quantize_activations(normal(2, 64))
     with pytest.raises(qgemm.GGUFError, match="ggml has no type for Q8_1_F32"):
         qgemm.write(tmp_path / "x.gguf", {"x": prepared})
+
+
+# ---------------------------------------------------------------- many rows
+
+
+@each(EVERY_INTEGER)
+@pytest.mark.parametrize("m", [64, 65, 200])
+def test_many_rows_by_the_float_road_equal_the_integer_road(fmt, m, monkeypatch):
+    w, x = random_tensor(fmt, 70, 768, np.random.default_rng(3)), normal(m, 768)
+    blocks = qgemm.quantize_activations(x).blocks
+    y, (_, size) = qgemm.matmul(x, w, "a8"), formula(blocks, w)
+    bound = sums_bound(blocks, w, size)
+    monkeypatch.setattr(cpu, "FEW_TOKENS", m)
+    assert (np.abs(qgemm.matmul(x, w, "a8") - y) <= bound + sums_bound(blocks, w, size)).all()
+
+
+@pytest.mark.parametrize(("m", "slow"), [(64, "_multiply_decoded"), (65, "_multiply_codes")])
+def test_above_64_rows_activations_are_decoded(m, slow, monkeypatch):
+    """Which is as fast as a16; integers group by group are up to four times slower."""
+    monkeypatch.setattr(cpu, slow, lambda *_: pytest.fail(f"{slow} of {m} rows"))
+    w = random_tensor(qgemm.FORMATS["q4_1"], 8, 64, np.random.default_rng(3))
+    assert qgemm.matmul(normal(m, 64), w, "a8").shape == (m, 8)
+
+
+def test_a_long_x_is_multiplied_in_parts(monkeypatch):
+    """The last of few rows."""
+    w, x = random_tensor(qgemm.FORMATS["q4_k"], 70, 768, np.random.default_rng(3)), normal(210, 768)
+    monkeypatch.setattr(cpu, "TOKENS", 100 * 768)
+    parts = [qgemm.matmul(x[start : start + 100], w, "a8") for start in (0, 100, 200)]
+    np.testing.assert_array_equal(qgemm.matmul(x, w, "a8"), np.concatenate(parts))
 
 
 # ---------------------------------------------------------------- on a device

@@ -1,8 +1,9 @@
 """The NumPy backend: products on packed tensors, decoded tile by tile, never as a whole.
 
-Few tokens, and all integer products: every core multiplies the codes of its row tiles group by group and scales the
-sums. Many tokens: the cores decode a panel together, then BLAS multiplies it with its own threads. The two do not mix:
-BLAS called from several threads at once, each call on all cores, was up to 10x slower (OpenBLAS 0.3.30, 2 cores).
+Few tokens: every core multiplies the codes of its row tiles group by group and scales the sums. Many tokens: the cores
+decode a panel together, then BLAS multiplies it with its own threads; "a8" decodes its activations as well. The two do
+not mix: BLAS called from several threads at once, each call on all cores, was up to 10x slower (OpenBLAS 0.3.30, 2
+cores).
 """
 
 from __future__ import annotations
@@ -43,27 +44,37 @@ def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> None:
             _multiply_panels(chunk, w, y[tokens])
 
 
-def _multiply_panels(x: Floats, w: Tensor, y: NDArray[Any]) -> None:
+def _multiply_panels(x: Floats, w: Tensor, y: NDArray[Any], rest: Floats | None = None, unit: float = 1.0) -> None:
+    """y [M, N] = unit * (x [M, K] @ w [N, K].T + rest [M, groups] @ shift [N, groups].T): see `_shift`."""
     blocks, k = w.blocks, w.shape[1]
     height = min(len(blocks), max(1, PANEL // max(1, k)))
     panel = np.empty((height, k), np.float32)
+    shifts = None if rest is None else np.empty((height, rest.shape[1]), np.float32)
     for start in range(0, len(blocks), height):
         part = blocks[start : start + height]
 
         def work(rows: slice, part: Blocks = part) -> None:
-            panel[rows] = _decode(w, part[rows])
+            levels = w.format.decode_levels(part[rows].reshape(-1))
+            panel[rows] = levels.values().reshape(-1, k)
+            if shifts is not None:
+                shifts[rows] = _shift(levels).reshape(-1, shifts.shape[1])
 
         for_slices(len(part), max(1, SLICE // max(1, k)), work)
-        y[:, start : start + len(part)] = _product(x, panel[: len(part)])
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity in x or w are data
+            total = x @ panel[: len(part)].T
+            if rest is not None and shifts is not None:
+                total += rest @ shifts[: len(part)].T
+            if unit != 1:
+                total *= np.float32(unit)
+            y[:, start : start + len(part)] = total
 
 
-def _product(x: Floats, w: Floats) -> Floats:
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity in x or w are data
-        return x @ w.T
-
-
-def _decode(w: Tensor, blocks: Blocks) -> Floats:
-    return w.format.decode(blocks.reshape(-1)).reshape(len(blocks), w.shape[1])
+def _shift(levels: Levels) -> Floats:
+    """What each group adds for every one that is added to its activations: minimum - scale * zero, [n, groups]."""
+    assert levels.scale is not None
+    with np.errstate(over="ignore", invalid="ignore"):  # a scale may be any bit pattern
+        shift = -levels.scale * np.asarray(levels.zero, np.float32)
+        return shift if levels.minimum is None else levels.minimum + shift
 
 
 def quantize_activations(x: NDArray[Any]) -> Tensor:
@@ -93,11 +104,34 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     """
     if not w.format.integer:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
+    step = max(1, TOKENS // max(1, w.shape[1]))
+    for start in range(0, len(x), step):
+        part, of_y = x[start : start + step], y[start : start + step]
+        (_multiply_codes if len(part) <= FEW_TOKENS else _multiply_decoded)(part, w, of_y)
+
+
+def _multiply_codes(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
+    """Integer dot products of the codes, group by group."""
     q = x["qs"].astype(np.float32).reshape(len(x), -1)
     da, sa = (np.ascontiguousarray(x[name].T) for name in ("d", "s"))
     width = min(activations.FORMAT.weights, w.format.group)
     da = da.repeat(activations.FORMAT.weights // width, axis=0)
     _multiply_groups(w, y, _by_group(q, width), da, sa)
+
+
+def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
+    """The same formula by BLAS on decoded values da * q and weights, and on what the sums differ from those values'.
+
+    dw * (da * sumi - zero * sa) + mw * sa  =  (da * q) @ w + (mw - dw * zero) * (sa - da * sum(q)),   per block of x
+    """
+    values = x["qs"].astype(np.float32)
+    with np.errstate(invalid="ignore"):  # infinity times zero is data
+        values *= x["d"][..., None]
+        rest, of_group = None, w.format.group // activations.FORMAT.weights
+        if of_group and (w.format.zero != 0 or w.format.has_minimum):
+            rest = x["s"] - values.sum(axis=-1)
+            rest = rest.reshape(len(x), -1, of_group).sum(axis=-1)
+    _multiply_panels(values.reshape(len(x), -1), w, y, rest, UNIT)
 
 
 def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = None, sa: Floats | None = None) -> None:
