@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from helpers import exact, extreme, normal, random_tensor
@@ -158,7 +160,8 @@ def test_ordinary_activations_are_those_of_ggml(seed):
         np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(made.dequantize(), of_ggml.dequantize())
     w = random_tensor(qgemm.FORMATS["q5_1"], 8, 320, rng)
-    np.testing.assert_array_equal(qgemm.matmul(of_ggml, w), qgemm.matmul(x, w, "a8"))
+    for prepared in (of_ggml, pickle.loads(pickle.dumps(of_ggml)), pickle.loads(pickle.dumps(made))):
+        np.testing.assert_array_equal(qgemm.matmul(prepared, w), qgemm.matmul(x, w, "a8"))
 
 
 def test_what_is_not_finite_is_nan_in_its_own_block():

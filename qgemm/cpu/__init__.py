@@ -102,7 +102,7 @@ def _multiply(
     elif activation == "a8":
         prepared = x if isinstance(x, Tensor) else kernels.quantize_activations(x)
         blocks = prepared.blocks.reshape(m, -1)
-        kernels.multiply_a8(activations.of_q8_1(blocks) if prepared.format is Q8_1 else blocks, w, flat)
+        kernels.multiply_a8(activations.of_q8_1(blocks) if prepared.format == Q8_1 else blocks, w, flat)
     else:
         assert not isinstance(x, Tensor)
         if out is not None and np.may_share_memory(x, out):
