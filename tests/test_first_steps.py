@@ -7,14 +7,17 @@ import re
 import sys
 from types import SimpleNamespace
 
+import bootstrap
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 from helpers import EXCERPT
 
 import qgemm
+from qgemm.cuda.driver import device
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.formats import GGML_TYPES
+from qgemm.version import pip_install
 
 
 def test_a_tensor_name_with_a_typo_names_near_ones():
@@ -79,7 +82,8 @@ def test_swapped_arguments():
 def test_a_device_without_cupy_says_which_extra(monkeypatch):
     """Also of an array there; and weights of the host say what is missing for one."""
     monkeypatch.setitem(sys.modules, "cupy", None)
-    extra = r"needs a GPU and CuPy: CuPy is not installed: pip install '[\w-]+\[cuda13\]' \(or cuda12\)$"
+    monkeypatch.setattr(device, "driver_cuda", lambda: (13, 0))
+    extra = r"needs a GPU and CuPy: CuPy is not installed: pip install '[\w-]+\[cuda13\]'$"
     with pytest.raises(qgemm.UnsupportedError, match=rf"^to_device\(\) {extra}"):
         W.to_device()
     for use in (lambda: qgemm.quantize(OnCuda(), "q4_0"), lambda: qgemm.quantize_activations(OnCuda())):
@@ -92,6 +96,33 @@ def test_a_device_without_cupy_says_which_extra(monkeypatch):
     opaque = GGML_TYPES[GGMLQuantizationType.Q8_K]
     with pytest.raises(qgemm.UnsupportedError, match="Q8_K has no decoder"):
         qgemm.Tensor(opaque, (1, 256), np.zeros((1, 1), opaque.dtype)).to_device()
+
+
+@pytest.mark.parametrize("driver", [None, (11, 8), (12, 0), (12, 9), (13, 0), (14, 1)])
+def test_the_extra_is_that_of_the_driver(driver, monkeypatch):
+    """As tools/bootstrap.py chooses it; where no driver is or an old one, CuPy is not what is missing."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(device, "driver_cuda", lambda: driver)
+    status, extra = device.status(), bootstrap.choose_cuda(driver, kept_out=False)
+    assert status.available is False
+    if extra == "nvrtc":
+        assert re.match("no NVIDIA driver was found|the NVIDIA driver runs CUDA 11.8, and", status.detail)
+    else:
+        assert status.detail == f"CuPy is not installed: {pip_install(extra)}"
+
+
+def test_without_a_driver_cupy_is_not_to_blame(monkeypatch):
+    class Runtime:
+        def getDeviceCount(self):
+            raise RuntimeError("cudaErrorInsufficientDriver")
+
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=Runtime()))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(device, "DRIVER", "libno_such_library.so.1")
+    assert device.driver_cuda() is None
+    assert device.status().detail.startswith("no usable NVIDIA GPU: no NVIDIA driver was found")
+    monkeypatch.setattr(device, "driver_cuda", lambda: (12, 4))
+    assert device.status().detail.endswith("cudaErrorInsufficientDriver (the driver runs CUDA 12.4)")
 
 
 def on_device(shape=(5, 64)) -> DeviceTensor:
