@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 MAX_HINTS = 5  # close names in a message
 GAP = "  "  # between columns
 DOTS = "..."
+COMMAND = "  qgemm "  # how an example starts
 NARROW = 72  # characters of a line that tables take for granted
 
 
@@ -77,6 +79,24 @@ def fitted(align: str, rows: Iterable[Sequence[str]], width: int) -> str:
     return "\n".join(text.rstrip() for text in lines)
 
 
+def filled(paragraph: str, width: int) -> str:
+    """A paragraph in so many columns; each indented line for itself, commands not at all: they are copied whole.
+
+    >>> print(filled("one two\\nthree four\\n  SRC  five six seven", 16))
+    one two three
+    four
+      SRC  five six
+           seven
+    """
+    lines: list[str] = []  # those that belong together joined
+    for line in paragraph.split("\n"):
+        if lines and not line.startswith(" ") and not lines[-1].startswith(" "):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+    return "\n".join(text for line in lines for text in _wrapped(line, width))
+
+
 def cut(text: str, width: int) -> str:
     """Text of at most `width` characters; dots stand for the rest."""
     return text if len(text) <= width else text[: max(0, width - len(DOTS))] + DOTS
@@ -129,6 +149,15 @@ def json_value(value: Any) -> Any:
 def json_text(text: str) -> str:
     """Text that every JSON parser takes: lone surrogates, which not all do, become \\xff."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line, continued below its second column if it has two."""
+    if line.startswith(COMMAND):
+        return [line]
+    indent = re.match(r" +(?:\S+(?: \S+)*  +)?", line)
+    hanging = " " * (indent.end() if indent else 0)
+    return textwrap.wrap(line, width, subsequent_indent=hanging, break_on_hyphens=False)
 
 
 def _line(align: str, widths: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import helpers
 import numpy as np
 import pytest
+from files import safetensors
 from helpers import DATA
 
 import qgemm
@@ -44,6 +45,26 @@ def python_m(*words, **options):
 @pytest.mark.parametrize("words", ["", "frobnicate", "info", "--frob info x.gguf", "info x.gguf --js", "routes x"])
 def test_usage_errors(refused, words):
     assert "--help` has more)" in refused(*words.split(), status=2)
+
+
+def test_no_command_names_them(refused):
+    assert "name a command: info, convert, verify, matmul, routes, bench (" in refused(status=2)
+
+
+@pytest.mark.parametrize("command", [["verify"], ["matmul"]])
+def test_what_is_no_gguf_file_is_to_be_converted(refused, tmp_path, command):
+    safetensors(tmp_path / "x.safetensors", {"w": np.ones((2, 4), np.float32)})
+    for path in (tmp_path, tmp_path / "x.safetensors"):
+        words = [*command, path, *["w"] * (command == ["matmul"])]
+        assert f"{path}: is no .gguf file; `qgemm convert` makes one of it" in refused(*words)
+
+
+@pytest.mark.parametrize("command", [[], *([command.name] for command in cli.COMMANDS)])
+def test_help_fits_80_columns(run, monkeypatch, command):
+    """Only commands to be copied are longer."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run(*command, "--help")[1].splitlines()
+    assert not [line for line in lines if len(line) > 80 and not line.startswith("  qgemm ")]
 
 
 @pytest.mark.parametrize("command", ["info", "verify"])

@@ -244,6 +244,15 @@ def test_safetensors_and_folders(run, tmp_path):
     assert {tensor["cpu"] for tensor in found["tensors"]} == {None}
 
 
+def test_a_folder_of_gguf_files(run, refused, tmp_path):
+    """As a download leaves it: the one file is meant, of several one is to be named."""
+    for name in ("a.gguf", "b.gguf"):
+        qgemm.write(tmp_path / name, {"w": weights((2, 32))})
+        if name == "a.gguf":
+            assert f"{tmp_path / 'a.gguf'}\n" in run("info", tmp_path)[1]
+    assert "holds 2 .gguf files: name one, as 'a.gguf', 'b.gguf'" in refused("info", tmp_path)
+
+
 def test_numpy_files(run, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((3, 4)))
     np.savez(tmp_path / "x.npz", a=np.ones((3, 4), np.float32), b=np.arange(3))

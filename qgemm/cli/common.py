@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterable
 from threading import Lock
@@ -11,8 +12,12 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from qgemm.converter.sources import SOURCES
 from qgemm.errors import QgemmError
+from qgemm.files.paths import shown_path
 from qgemm.tensor import Tensor
+
+OTHERS = tuple(suffix for suffix in SOURCES if suffix != ".gguf")  # ends of names of what `qgemm convert` reads
 
 
 class UsageError(Exception):
@@ -38,6 +43,12 @@ def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .gguf file, or the first shard of a split model")
 
 
+def need_gguf(path: str) -> None:
+    """QgemmError for the path of what else `qgemm convert` reads."""
+    if os.path.isdir(path) or path.endswith(OTHERS):
+        raise QgemmError(f"{shown_path(path)}: is no .gguf file; `qgemm convert` makes one of it")
+
+
 def add_pattern(parser: argparse.ArgumentParser) -> None:
     """--tensors REGEX."""
     parser.add_argument("--tensors", metavar="REGEX", type=pattern, help="only tensors in whose name it is found")
@@ -45,7 +56,7 @@ def add_pattern(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """--json."""
-    parser.add_argument("--json", action="store_true", help=f"{what}, on stdout, strict: no NaN")
+    parser.add_argument("--json", action="store_true", help=f"{what} as strict JSON: NaN is a string")
 
 
 def selected(names: Iterable[str], pattern: re.Pattern[str] | None) -> list[str]:

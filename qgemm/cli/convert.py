@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=BACKENDS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
     )
     parser.add_argument("--max-rel-error", metavar="X", type=float, help="fail if a tensor's relative RMS is above X")
-    add_json(parser, "the table as JSON, as --report writes it")
+    add_json(parser, "the table, as --report writes it,")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as JSON")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw error and bits of each tensor (matplotlib)")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,9 +13,12 @@ from typing import Any, NamedTuple
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import Status, backends
 from qgemm.codec.format import Format
-from qgemm.converter.sources import SOURCES, open_source
+from qgemm.converter.sources import open_source
+from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.files.paths import shown, shown_path
 from qgemm.text import (
+    MAX_HINTS,
     binary_size,
     cut,
     fitted,
@@ -26,7 +30,7 @@ from qgemm.text import (
 )
 
 from .abilities import cuda_sm, on_cpu, on_cuda
-from .common import Command, add_json, add_pattern, selected
+from .common import OTHERS, Command, add_json, add_pattern, selected
 from .groups import Entry, grouped, single
 
 KEY_WIDTH = 40  # characters of a key of metadata that its value makes room for
@@ -48,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", metavar="FILE", help="a .gguf file, the first shard of a split model, or what `qgemm convert` reads"
     )
-    add_json(parser, "all of it, metadata whole and each tensor for itself,")
+    add_json(parser, "metadata whole and each tensor for itself,")
     add_pattern(parser)
     tensors = parser.add_mutually_exclusive_group()
     tensors.add_argument("--all", action="store_true", help="a line for each tensor, not for those of all layers")
@@ -80,9 +84,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def opened(path: str, stack: ExitStack) -> Content:
-    """The content of what is at a path, which stays open as long as the stack."""
-    others = tuple(suffix for suffix in SOURCES if suffix != ".gguf")
-    if not os.path.isdir(path) and not path.endswith(others):
+    """The content of what is at a path, which stays open as long as the stack; of a folder its one .gguf file, too."""
+    ggufs = sorted(glob.glob(os.path.join(glob.escape(path), "*.gguf"))) if os.path.isdir(path) else []
+    if ggufs and not glob.glob(os.path.join(glob.escape(path), "*.safetensors")):
+        if len(ggufs) > 1:
+            names = ", ".join(shown(os.path.basename(name)) for name in ggufs[:MAX_HINTS])
+            raise QgemmError(f"{shown_path(path)}: holds {len(ggufs)} .gguf files: name one, as {names}")
+        path = ggufs[0]
+    if not os.path.isdir(path) and not path.endswith(OTHERS):
         file = stack.enter_context(open_gguf(path))
         entries = [Entry(name, str(each.format), each.shape, each.nbytes, each) for name, each in file.items()]
         return Content(file.path, file.paths, file.metadata, entries, (file.version, file.alignment))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from qgemm.backend import backends
-from qgemm.text import printable, terminal_width
+from qgemm.text import filled, printable, terminal_width
 from qgemm.version import __version__
 
 from . import bench, convert, info, matmul, routes, verify
@@ -61,21 +61,34 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action=_Version, help="print the version and what the backends are, then exit")
-    words = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    words = top.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         word = words.add_parser(
             command.name,
             help=command.summary,
             description=command.description,
             epilog=f"example:\n  {command.example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
         )
         command.add_arguments(word)
         word.set_defaults(run=command.run)
+    top.set_defaults(run=_no_command)
     for each in (top, *words.choices.values()):
         each.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return top
+
+
+def _no_command(args: argparse.Namespace) -> NoReturn:
+    names = ", ".join(command.name for command in COMMANDS)
+    raise UsageError(f"name a command: {names} (`qgemm --help` has more)")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Text in the width of the terminal: sentences filled, a line of a table or of a list continued below its text."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(filled(part, width) for part in text.split("\n\n"))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -27,7 +27,7 @@ from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, json_value, printable
 
 from .abilities import NUMPY, cuda_sm
-from .common import Command, Progress, UsageError, add_file, add_json, counts, random_tokens
+from .common import Command, Progress, UsageError, add_file, add_json, counts, need_gguf, random_tokens
 
 RUNS, SECONDS = 7, 2.0  # timed calls, of which the median counts; fewer once they have taken so long
 TILE = 1 << 20  # weights that the reference decodes at a time: 8 MiB of float64
@@ -75,13 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="Y.npy", help="write y [..., N] as float32; needs --x or a single M")
     parser.add_argument("--activation", choices=ACTIVATIONS, default="a16", help="x as it is (a16) or as Q8_1 (a8)")
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="cpu", help="default cpu")
-    add_json(parser, "the table as JSON")
+    add_json(parser, "the table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Multiply each x, compare with float64, print the result."""
     if args.out is not None and args.x is None and len(args.m) > 1:
         raise UsageError("--out takes one product: give --x, or --m with a single number")
+    need_gguf(args.file)
     with open_gguf(args.file) as file:
         if args.out is not None:
             check_output(args.out, [*file.paths, *([] if args.x is None else [args.x])])

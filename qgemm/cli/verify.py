@@ -17,7 +17,7 @@ from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, printable
 
 from .checks import CHECKS, NO_CODEC, Cell, Check, against, checks_of, look
-from .common import Command, Progress, add_file, add_json, add_pattern, selected
+from .common import Command, Progress, add_file, add_json, add_pattern, need_gguf, selected
 
 OK, FAIL, LISTED = "ok", "FAIL", "-"  # verdicts; a tensor without a codec can only be listed
 VERDICTS = {OK: "ok", FAIL: "failed", LISTED: "listed"}  # in JSON
@@ -48,12 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", metavar="R", type=float, default=1.0,
         help="relative RMS difference to OTHER that fails (default 1: as far off as zeros are; 0: any)",
     )  # fmt: skip
-    add_json(parser, "the tables as JSON")
+    add_json(parser, "the tables")
     add_pattern(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check each tensor, print a line for it; 1 if a check failed."""
+    need_gguf(args.file)
     with ExitStack() as stack:
         file = stack.enter_context(open_gguf(args.file))
         others = None if args.against is None else stack.enter_context(open_source(args.against)).weights
