@@ -128,14 +128,15 @@ def test_a_bug_is_not_dressed_up(monkeypatch):
 def test_hostile_names_are_escaped(run, refused, tmp_path):
     """The fixtures hold every line against isprintable()."""
     path = tmp_path / "x\x1b[31m.gguf"
-    names = [HOSTILE, "b\udcff", "\x9b31m"]
+    names = [HOSTILE, "\x9b31m"]
     qgemm.write(path, {name: weights((2, 32)) for name in names}, {"general.name": HOSTILE})
     shown = text.printable(HOSTILE)
     assert shown == r"\x1b[2Jgone\n\u202e"
-    for command in (["info", path], ["verify", path], ["matmul", path, HOSTILE], ["matmul", path, "b\udcff"]):
+    for command in (["info", path], ["verify", path], ["matmul", path, HOSTILE]):
         status, out, _ = run(*command)
         assert status == 0
-        assert shown in out or r"b\udcff" in out
+        assert shown in out
+    assert r"b\udcff" in refused("matmul", path, "b\udcff")
     for command in (["matmul", path, HOSTILE + "!"], ["info", path, "--tensors", "gone!\x1b"]):
         assert "gone" in refused(*command)
     qgemm.write(path, {HOSTILE: np.ones((2, 32), np.float32)})

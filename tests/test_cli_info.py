@@ -291,7 +291,7 @@ def test_json_is_strict(run, tmp_path):
         "merges": np.arange(1000, dtype=np.int16),
         "none": [],
     }
-    qgemm.write(tmp_path / "x.gguf", {"w\udcfe": weights((2, 32)), HOSTILE: weights((2, 32))}, metadata)
+    qgemm.write(tmp_path / "x.gguf", {"größe": weights((2, 32)), HOSTILE: weights((2, 32))}, metadata)
     status, out, _ = run("info", tmp_path / "x.gguf", "--json")
     assert status == 0
     assert out.isascii()
@@ -308,4 +308,4 @@ def test_json_is_strict(run, tmp_path):
         "merges": list(range(1000)),
         "none": [],
     }
-    assert [tensor["name"] for tensor in found["tensors"]] == ["w\\xfe", HOSTILE]
+    assert [tensor["name"] for tensor in found["tensors"]] == ["größe", HOSTILE]
