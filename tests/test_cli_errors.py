@@ -213,3 +213,18 @@ def test_convert_to_no_type_lists_what_can_be_written(refused):
         assert "no format 'q4_9'; those that can be written: BF16, " in message
         assert all((str(fmt) in message) == (fmt.encode is not None) for fmt in qgemm.FORMATS.values())
     assert "types that can be written: BF16, " in refused("convert", EXCERPT, "/nowhere/x.gguf", "q6_k")
+
+
+# ---------------------------------------------------------------- errors that are held against a limit
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "-nan", "few"])
+def test_a_limit_that_nothing_exceeds_is_refused(refused, value, tmp_path):
+    """No error is above NaN: every tensor would pass."""
+    said = f"'{value}': expected a number from 0 on"
+    assert said in refused("convert", EXCERPT, tmp_path / "x.gguf", "f16", f"--max-rel-error={value}", status=2)
+    assert said in refused("verify", EXCERPT, "--against", EXCERPT, f"--tolerance={value}", status=2)
+    if value != "few":
+        with pytest.raises(qgemm.QgemmError, match="is a number from 0 on, got"):
+            qgemm.convert(EXCERPT, tmp_path / "x.gguf", "f16", max_rel_error=float(value))
+    assert not list(tmp_path.iterdir())

@@ -117,6 +117,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def limit(text: str) -> float:
+    """An argument that errors are held against: a number from 0 on, which NaN is not."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 on")
+    return found
+
+
 def pattern(text: str) -> re.Pattern[str]:
     """An argument that is a regular expression."""
     try:

@@ -22,7 +22,7 @@ from qgemm.files.paths import PathLike
 from qgemm.formats import FORMATS, format_named
 from qgemm.text import json_lines, json_text
 
-from .common import Command, Progress, UsageError, add_json, count, pattern
+from .common import Command, Progress, UsageError, add_json, count, limit, pattern
 
 # Symmetric formats first.
 SEARCHED = ", ".join(fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum))
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=BACKENDS, default="cpu", help="cuda: encode on the GPU, into the same bytes"
     )
-    parser.add_argument("--max-rel-error", metavar="X", type=float, help="fail if a tensor's relative RMS is above X")
+    parser.add_argument("--max-rel-error", metavar="X", type=limit, help="fail if a tensor's relative RMS is above X")
     add_json(parser, "the table, as --report writes it,")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as JSON")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw error and bits of each tensor (matplotlib)")

@@ -17,7 +17,7 @@ from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, printable
 
 from .checks import CHECKS, NO_CODEC, Cell, Check, against, checks_of, look
-from .common import Command, Progress, add_file, add_json, add_pattern, need_gguf, selected
+from .common import Command, Progress, add_file, add_json, add_pattern, limit, need_gguf, selected
 
 OK, FAIL, LISTED = "ok", "FAIL", "-"  # verdicts; a tensor without a codec can only be listed
 VERDICTS = {OK: "ok", FAIL: "failed", LISTED: "listed"}  # in JSON
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with the same tensors of another file: anything that `qgemm convert` reads",
     )
     parser.add_argument(
-        "--tolerance", metavar="R", type=float, default=1.0,
+        "--tolerance", metavar="R", type=limit, default=1.0,
         help="relative RMS difference to OTHER that fails (default 1: as far off as zeros are; 0: any)",
     )  # fmt: skip
     add_json(parser, "the tables")

@@ -60,6 +60,8 @@ def convert(
     """
     if backend not in BACKENDS:
         raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
+    if max_error is not None and not max_error >= 0:
+        raise UnsupportedError(f"the largest relative error that is let pass is a number from 0 on, got {max_error}")
     path = path_string(target)
     steps = planned(source, options)
     check_target(path, steps)
@@ -73,7 +75,7 @@ def convert(
     with checked(path, steps, source, options.type, force) as append:
         for step, error in _converted(steps, options, threads or workers(), device, append, advance, source.path):
             lines.append(line(step, error))
-            if max_error is not None and error > max_error:
+            if max_error is not None and not error <= max_error:
                 who = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
                 raise QuantizeError(f"{who}: relative RMS error {error:.3g} in {step.format} is above {max_error}")
     return lines
