@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .codec.format import float_dtype
+from .codec.format import FLOATS, float_dtype, float_name
 from .errors import UnsupportedError
 from .packed import Packed, Transposed
 from .tensor import Tensor
 
 Activation = Literal["a16", "a8"]
+MAX_WORK = 10_000  # candidates that are tried to tell whether two arrays share memory
 ACTIVATIONS: tuple[Activation, ...] = ("a16", "a8")
 
 
@@ -40,7 +43,7 @@ def epilogues(weights: int, biases: Any, residuals: Any, outs: Any) -> list[Epil
     for name, given in (("biases", biases), ("residuals", residuals), ("outs", outs)):
         if given is not None and len(given) != weights:
             raise UnsupportedError(f"{name} has {len(given)} entries for {weights} weights")
-    columns = (column or [None] * weights for column in (biases, residuals))
+    columns = ([None] * weights if column is None else column for column in (biases, residuals))
     pairs = zip(*columns, strict=True)
     return [NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual) for bias, residual in pairs]
 
@@ -101,16 +104,56 @@ def check_epilogue(given: Epilogue, shape: tuple[int, ...]) -> None:
             continue
         if array.shape != fitting:
             raise UnsupportedError(f"{name} has shape {array.shape}, y needs {fitting}")
-        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        if array.dtype.name not in FLOATS:
             raise TypeError(f"{name} must be of float16, float32, float64 or bfloat16, got {array.dtype}")
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """UnsupportedError unless `out` has y's shape and, if a dtype is asked for as well, that dtype."""
-    if out.shape != shape:
-        raise UnsupportedError(f"out has shape {out.shape}, y has {shape}")
-    if dtype is not None and float_dtype(dtype) != out.dtype:
-        raise UnsupportedError(f"out is {out.dtype}, dtype asks for {float_dtype(dtype)}; give one of them")
+    """UnsupportedError unless `out` can hold y, in the dtype asked for if one is; TypeError if it is not of floats."""
+    came = str(out.dtype).removeprefix("torch.")
+    if came not in FLOATS:
+        raise TypeError(f"out must be of float16, float32, float64 or bfloat16, got {came}")
+    if tuple(out.shape) != shape:
+        raise UnsupportedError(f"out has shape {tuple(out.shape)}, y has {shape}")
+    if dtype is not None and float_name(dtype) != came:
+        raise UnsupportedError(f"out is {came}, dtype asks for {float_name(dtype)}; give one of them")
+
+
+def check_elements(out: Any) -> None:
+    """UnsupportedError if elements of an array share memory: one that was broadcast, or windows of another."""
+    reach = sum((size - 1) * abs(stride) for size, stride in zip(out.shape, out.strides, strict=True))
+    if out.size and reach + out.itemsize < out.size * out.itemsize:
+        raise UnsupportedError(f"out has elements that share memory: shape {out.shape}, strides {out.strides}")
+
+
+def check_apart(outs: Sequence[Any]) -> None:
+    """UnsupportedError if two outputs, arrays of NumPy or CuPy, share memory: one product would overwrite another's."""
+    spans = [_Span(out) for out in outs]
+    for i, j in combinations(range(len(spans)), 2):
+        if spans[i].meets(spans[j]):
+            raise UnsupportedError(f"outs[{i}] and outs[{j}] share memory: one product would overwrite the other's")
+
+
+class _Span:
+    """Where an array lies, as NumPy's protocol has it; nothing is read there."""
+
+    def __init__(self, array: Any) -> None:
+        interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+        self.data: tuple[int, int] = interface["data"]
+        self.__array_interface__ = {
+            "data": (self.data[0], True),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+            "version": 3,
+        }
+
+    def meets(self, other: _Span) -> bool:
+        """Whether they have a byte in common; also where that is too hard to tell."""
+        try:
+            return np.shares_memory(np.asarray(self), np.asarray(other), MAX_WORK)  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
 
 
 def output_dtype(dtype: Any) -> np.dtype[Any]:

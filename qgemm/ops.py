@@ -36,7 +36,7 @@ def matmul(
     Sums are in float32, what is added included. x @ w.T is matmul(x, w).
 
     x: float16, float32, float64 or bfloat16, any leading shape and strides; a NumPy array, a CuPy array, or any
-    array that speaks DLPack (a torch tensor); or what `quantize_activations` prepared.
+    array that speaks DLPack (a torch tensor, detached if it requires grad); or what `quantize_activations` prepared.
     w: a Tensor (x on the CPU) or a DeviceTensor (x on its GPU).
     activation: "a16" multiplies x as it is with the exact weights; "a8" quantizes x to Q8_1 and multiplies integer
     codes block by block. Where ggml's float16 scales and sums would leave their normal range, those of x keep as many
@@ -44,7 +44,8 @@ def matmul(
     rows are decoded again and multiplied as floats, which is faster. The default is "a16", for prepared activations
     "a8".
     bias [N], residual [..., N] of y's shape: added to y, any float dtype, on x's device. The residual may be `out`.
-    out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32).
+    out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32; NumPy's, torch's
+    or a name). It may overlap x and what is added: they are read as they were.
 
     Raises UnsupportedError (a ValueError) or TypeError that names what came and what fits.
     """
@@ -66,11 +67,12 @@ def matmul_many(
     """Multiply the same x by several weights, such as those of Q, K and V: `matmul` of each, in their order.
 
     "a8" quantizes x once for all of them. On a GPU weights of one format share a launch where x has few rows.
-    biases, residuals, outs: one for each of the weights, or None; of the first two any may be None.
+    biases, residuals, outs: one for each of the weights, or None; of the first two any may be None. The outs must not
+    share elements.
     """
     activation = check_activation(activation, _prepared(x))
     added = epilogues(len(weights), biases, residuals, outs)
-    targets = outs or [None] * len(weights)
+    targets = [None] * len(weights) if outs is None else outs
     return _backend_of(x, *weights).matmul_many(x, weights, activation, added, targets, dtype)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -278,6 +280,33 @@ def test_a_torch_like_array_comes_back_as_its_kind():
     y = qgemm.matmul(Foreign(np.ones((2, 64), np.float32)), w)
     assert isinstance(y, Foreign)
     np.testing.assert_array_equal(y.data, qgemm.matmul(np.ones((2, 64), np.float32), w))
+
+
+def test_a_library_without_the_array_api(monkeypatch):
+    """Its package makes arrays of DLPack; what NumPy's DLPack does not know, bfloat16, goes through `__array__`."""
+    from ml_dtypes import bfloat16
+
+    class Foreign:
+        __module__ = "library.arrays"
+
+        def __init__(self, data):
+            self.data = data
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+        def __dlpack__(self, **options):
+            raise BufferError("no such type")
+
+        def __array__(self, dtype=None, copy=None):
+            return self.data
+
+    monkeypatch.setitem(sys.modules, "library", SimpleNamespace(from_dlpack=Foreign))
+    w = qgemm.quantize(np.ones((32, 64), np.float32), "q8_0")
+    x = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64).astype(bfloat16)
+    y = qgemm.matmul(Foreign(x), w)
+    assert isinstance(y, Foreign)
+    np.testing.assert_array_equal(y.data, qgemm.matmul(x, w))
 
 
 def test_importing_qgemm_touches_no_device_and_no_folder():

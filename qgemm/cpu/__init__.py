@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from qgemm.arguments import (
     Epilogue,
+    check_apart,
+    check_elements,
     check_epilogue,
     check_not_scalar,
     check_out,
@@ -18,10 +20,10 @@ from qgemm.arguments import (
     check_weights,
     output_dtype,
 )
-from qgemm.arrays import as_numpy, like
+from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
 from qgemm.backend import Status
 from qgemm.codec import activations
-from qgemm.codec.format import Format, floats
+from qgemm.codec.format import Format, float_name, floats
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.parallel import workers
@@ -30,16 +32,20 @@ from qgemm.tensor import Tensor
 from . import numpy as kernels
 
 
+class Product(NamedTuple):
+    """One product of a call: its weights, the memory of its output, and what is added to it."""
+
+    w: Tensor
+    y: NDArray[Any]
+    epilogue: Epilogue
+
+
 class CpuBackend:
     """`qgemm.backend.Backend` on the host."""
 
     def matmul(self, x: Any, w: Tensor, activation: str, epilogue: Epilogue, out: Any, dtype: DTypeLike | None) -> Any:
         """y in `out`, or as an array of x's library."""
-        if epilogue.given:
-            epilogue = Epilogue(*(None if array is None else as_numpy(array) for array in epilogue))
-        values = x if isinstance(x, Tensor) else as_numpy(x)
-        y = _multiply(values, w, activation, epilogue, None if out is None else as_numpy(out), dtype)
-        return out if out is not None else like(x, y)
+        return self.matmul_many(x, [w], activation, [epilogue], [out], dtype)[0]
 
     def matmul_many(
         self,
@@ -50,21 +56,34 @@ class CpuBackend:
         outs: Sequence[Any],
         dtype: DTypeLike | None,
     ) -> list[Any]:
-        """`matmul` by each of the weights; "a8" quantizes x once."""
-        prepared = x
-        if activation == "a8" and not isinstance(x, Tensor) and weights:
-            prepared = self.quantize_activations(x)
-        products = zip(weights, epilogues, outs, strict=True)
-        ys = [self.matmul(prepared, w, activation, epilogue, out, dtype) for w, epilogue, out in products]
-        return [y if out is not None else like(x, y) for y, out in zip(ys, outs, strict=True)]
+        """`matmul` by each of the weights, once all arguments are checked; "a8" quantizes x once."""
+        values = x if isinstance(x, Tensor) else check_not_scalar(floats(as_numpy(x, "x")))
+        name = float_name(np.float32 if dtype is None else dtype)
+        made = np.float32 if rounds_itself(x, name) else name
+        products = []
+        for w, epilogue, out in zip(weights, epilogues, outs, strict=True):
+            _check(values, w, activation)
+            shape = (*values.shape[:-1], w.shape[0])
+            y = np.empty(shape, output_dtype(made)) if out is None else _target(out, shape, dtype)
+            products.append(Product(w, y, _added(epilogue, shape)))
+        given = [p.y for p, out in zip(products, outs, strict=True) if out is not None]
+        check_apart(given)
+        if activation == "a8" and not isinstance(values, Tensor) and products:
+            values = kernels.quantize_activations(values)
+        elif not isinstance(values, Tensor) and any(np.may_share_memory(values, y) for y in given):
+            values = values.copy()
+        for p in [_apart(p, given) for p in products]:
+            _multiply(values, p)
+        ys = zip(products, outs, strict=True)
+        return [like(x, p.y, rounds_itself(x, name)) if out is None else written(out, p.y) for p, out in ys]
 
     def quantize_activations(self, x: Any) -> Tensor:
         """x [..., K] -> a Tensor of activations."""
-        return kernels.quantize_activations(check_not_scalar(floats(as_numpy(x))))
+        return kernels.quantize_activations(check_not_scalar(floats(as_numpy(x, "x"))))
 
     def quantize(self, x: Any, fmt: Format) -> Tensor:
         """Values [..., K] -> a Tensor."""
-        values = floats(x)
+        values = floats(as_numpy(x, "x"))
         return Tensor(fmt, values.shape, fmt.quantize(values))
 
     def upload(self, tensor: Tensor) -> Tensor:
@@ -81,32 +100,55 @@ class CpuBackend:
 BACKEND = CpuBackend()
 
 
-def _multiply(
-    x: NDArray[Any] | Tensor, w: Tensor, activation: str, epilogue: Epilogue, out: NDArray[Any] | None, dtype: Any
-) -> Any:
+def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
     check_weights(w)
     if isinstance(x, Tensor) and (activation != "a8" or x.format not in (activations.FORMAT, Q8_1)):
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
-    if not isinstance(x, Tensor):
-        x = check_not_scalar(floats(x))
     check_shapes(x.shape, w)
-    y = _output(out, (*x.shape[:-1], w.shape[0]), dtype)
-    check_epilogue(epilogue, y.shape)
+
+
+def _target(out: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """The memory of `out`, if it fits."""
+    memory = as_target(out)
+    check_out(memory if torch_of(out) is None else out, shape, dtype)
+    check_elements(memory)
+    return memory
+
+
+def _added(epilogue: Epilogue, shape: tuple[int, ...]) -> Epilogue:
+    """Bias and residual as NumPy arrays that fit y of this shape."""
+    if not epilogue.given:
+        return epilogue
+    names = zip(epilogue, Epilogue._fields, strict=True)
+    arrays = Epilogue(*(None if array is None else as_numpy(array, name) for array, name in names))
+    check_epilogue(arrays, shape)
+    return arrays
+
+
+def _apart(p: Product, outs: Sequence[NDArray[Any]]) -> Product:
+    """The product with copies of what other outputs are written over; its own is written once all is added."""
+    others = [y for y in outs if y is not p.y]
+    kept = (
+        None if added is None else added.copy() if any(np.may_share_memory(added, y) for y in others) else added
+        for added in p.epilogue
+    )
+    return p._replace(epilogue=Epilogue(*kept)) if others and p.epilogue.given else p
+
+
+def _multiply(x: NDArray[Any] | Tensor, p: Product) -> None:
+    """y = x @ w.T + epilogue."""
+    w, y, epilogue = p
     m = prod(x.shape[:-1])
     if 0 in (m, w.shape[0]):
-        return y
+        return
     direct = y.flags.c_contiguous and not epilogue.given
     flat = y.reshape(m, w.shape[0]) if direct else np.empty((m, w.shape[0]), np.float32 if epilogue.given else y.dtype)
     if w.shape[1] == 0:
         flat[...] = 0  # an empty sum
-    elif activation == "a8":
-        prepared = x if isinstance(x, Tensor) else kernels.quantize_activations(x)
-        blocks = prepared.blocks.reshape(m, -1)
-        kernels.multiply_a8(activations.of_q8_1(blocks) if prepared.format == Q8_1 else blocks, w, flat)
+    elif isinstance(x, Tensor):
+        blocks = x.blocks.reshape(m, -1)
+        kernels.multiply_a8(activations.of_q8_1(blocks) if x.format == Q8_1 else blocks, w, flat)
     else:
-        assert not isinstance(x, Tensor)
-        if out is not None and np.may_share_memory(x, out):
-            x = x.copy()
         kernels.multiply_a16(x.reshape(m, w.shape[1]), w, flat)
     if not direct:
         total = flat.reshape(y.shape)
@@ -115,14 +157,3 @@ def _multiply(
                 if added is not None:
                     total += added.astype(np.float32, copy=False)
             y[...] = total
-    return y
-
-
-def _output(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """`out` if it fits, or a new array."""
-    if out is None:
-        return np.empty(shape, output_dtype(dtype))
-    check_out(out, shape, dtype)
-    if not out.flags.writeable:
-        raise UnsupportedError("out is read-only")
-    return floats(out)

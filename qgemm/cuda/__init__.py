@@ -14,13 +14,15 @@ from numpy.typing import DTypeLike
 from qgemm.arguments import (
     NO_EPILOGUE,
     Epilogue,
+    check_apart,
+    check_elements,
     check_epilogue,
     check_out,
     check_shapes,
     check_weights,
     output_dtype,
 )
-from qgemm.arrays import as_cupy, like, on_cuda, stream_of
+from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda, stream_of
 from qgemm.backend import Status
 from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
@@ -67,6 +69,7 @@ class CudaBackend:
                 check_shapes(values.shape, w)
             shapes = [(*values.shape[:-1], w.shape[0]) for w in weights]
             ys = [_output(out, shape, dtype) for out, shape in zip(outs, shapes, strict=True)]
+            check_apart([y for y, out in zip(ys, outs, strict=True) if out is not None])
             added = [_contiguous(epilogue, y, ys) for epilogue, y in zip(epilogues, ys, strict=True)]
             launch = multiply(values, [Product(*p) for p in zip(weights, ys, added, strict=True)], activation)
             if launch is not None:
@@ -110,8 +113,10 @@ def _output(out: Any, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:
         return cupy.empty(shape, output_dtype(dtype))
     if not on_cuda(out):
         raise UnsupportedError(f"out must be on the CUDA device of w, got {type(out).__name__}")
-    out = as_cupy(out)
+    check_no_grad(out)
     check_out(out, shape, dtype)
+    out = as_cupy(out, "out")
+    check_elements(out)
     return out
 
 
@@ -120,13 +125,13 @@ def _contiguous(epilogue: Epilogue, y: Any, outs: Sequence[Any]) -> Epilogue:
     if not epilogue.given:
         return epilogue
     check_epilogue(epilogue, y.shape)
-    return Epilogue(*(None if added is None else _fetched(added, y, outs) for added in epilogue))
+    names = zip(epilogue, Epilogue._fields, strict=True)
+    return Epilogue(*(None if added is None else _fetched(as_cupy(added, name), y, outs) for added, name in names))
 
 
 def _fetched(added: Any, y: Any, outs: Sequence[Any]) -> Any:
     import cupy
 
-    added = as_cupy(added)
     if added.dtype.name not in C_TYPES:
         added = added.astype(np.float32)
     added = cupy.ascontiguousarray(added)

@@ -7,6 +7,7 @@ the first call checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 from qgemm.arguments import NO_EPILOGUE, Epilogue
@@ -50,6 +51,8 @@ def try_cached_many(
     launch = weights[0].launch_cache.get(_key(x, activation, weights, epilogues, outs))
     if launch is None or not x.flags.c_contiguous:
         return False
+    if any(overlap(a, b) for a, b in combinations(outs, 2)):
+        return False  # what of them is refused, the long way knows
     pointers: list[int] = []
     for w, y, epilogue in zip(weights, outs, epilogues, strict=True):
         if overlap(x, y) or not y.flags.c_contiguous or not y.data.device_id == w.device == device:

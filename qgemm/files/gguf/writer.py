@@ -61,8 +61,6 @@ def write(
 ) -> None:
     """Write tensors [..., N, K] and metadata, in their order, to a .gguf file, which replaces any old one.
 
-    Like np.save it asks nobody; unlike it, it leaves the old file or the complete new one (docs/files.md).
-
     tensors: Tensors of ggml and kbit formats, the latter in parts (gguf_parts.py), arrays of float16, float32,
     float64, bfloat16, int8 to int64. Each is looked up twice, for its format and shape, later for its blocks, and
     let go: a mapping may make them on demand.
