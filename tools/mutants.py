@@ -1,0 +1,93 @@
+"""Plant bugs, one at a time, into a copy of the sources, and see the tests catch each: `python tools/mutants.py`.
+
+A row of tests/data/mutants.json is a bug that somebody could make: what goes wrong, the file, the text that stands
+there now and what it becomes, and the test files of which one must fail. tests/test_mutants.py holds the rows against
+the sources, so that a row is rewritten when the code that it spoils is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "tests" / "data" / "mutants.json"
+TIMEOUT = 900  # seconds that tests may take, after which a bug counts as caught: it hangs
+
+
+class Mutant(NamedTuple):
+    """One bug: `old`, which stands once in a file, becomes `new`; tests: the files of which one must fail."""
+
+    wrong: str
+    file: str
+    old: str
+    new: str
+    tests: list[str]
+
+
+def mutants() -> list[Mutant]:
+    """The rows of the table."""
+    return [Mutant(**row) for row in json.loads(TABLE.read_text())]
+
+
+def planted(mutant: Mutant, text: str) -> str:
+    """The text of the mutant's file with the bug; ValueError unless there is one place for it."""
+    if text.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.file}: {mutant.old!r} stands there {text.count(mutant.old)} times, not once")
+    return text.replace(mutant.old, mutant.new)
+
+
+def copy(folder: Path) -> None:
+    """The files that git knows, as they are now, in another folder."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+
+
+def caught(folder: Path, mutant: Mutant) -> str:
+    """The first test that fails with the bug planted, "" if none does."""
+    path = folder / mutant.file
+    text = path.read_text()
+    path.write_text(planted(mutant, text))
+    command = [sys.executable, "-m", "pytest", "-n0", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'tools'}"}
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return "it hangs"
+    finally:
+        path.write_text(text)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else "" if done.returncode == 0 else "pytest ends early"
+
+
+def main() -> int:
+    """Plant each bug that is asked for; 1 if one is not caught."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pattern", nargs="?", default="", help="only bugs whose file or description has this in it")
+    wanted = parser.parse_args().pattern
+    survivors = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy(folder)
+        for mutant in mutants():
+            if wanted in mutant.file or wanted in mutant.wrong:
+                by = caught(folder, mutant)
+                survivors += [] if by else [mutant]
+                print(f"{'caught' if by else 'MISSED':<7} {mutant.file}: {mutant.wrong}{f' ({by})' if by else ''}", flush=True)
+    print(f"{len(survivors)} not caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
