@@ -94,6 +94,14 @@ def test_verify_finds_a_wrong_decoder(run, monkeypatch):
     assert cells[-1] == "FAIL"
 
 
+def test_verify_forgives_a_nan_only_for_a_nan(run, monkeypatch, tmp_path):
+    qgemm.write(tmp_path / "x.gguf", {"w": spoiled(weights((4, 128)), "d", np.inf)})
+    oracle = checks.oracle
+    monkeypatch.setattr(checks, "oracle", lambda fmt, blocks: np.nan_to_num(oracle(fmt, blocks), nan=1, posinf=1))
+    cells = lines_of(run("verify", tmp_path / "x.gguf")[1], "tensor")["w"]
+    assert re.fullmatch(r"1, first \[\d, \d\]", cells[3])
+
+
 @pytest.mark.parametrize(("broken", "column"), [("a16", 4), ("a8", 5)])
 def test_verify_finds_a_wrong_product(run, monkeypatch, broken, column):
     """One output of 384 off by less than a thousandth is beyond the bound."""

@@ -44,6 +44,15 @@ def test_a_kernel_compiles_for_every_architecture(arch):
 
 
 @pytest.mark.compiles
+@pytest.mark.parametrize("name", ["q4_k", "q6_k", "kbit3"])
+def test_shared_memory_of_a_warp_is_the_hosts(name):
+    """A static_assert holds it by `==`: for scales that lanes decode for each other, with and without minimums."""
+    fmt = qgemm.FORMATS[name]
+    kernel, template = next(unit for unit in routes.variants(fmt, 90) if unit[0] == "decode")
+    cached(codegen.compose(kernel, fmt, **template), "sm_90a", codegen.headers(fmt))
+
+
+@pytest.mark.compiles
 def test_compile_errors_carry_the_log():
     with pytest.raises(nvrtc.CompileError, match=r"compiling for sm_80 failed[\s\S]*undefined_name"):
         nvrtc.compile_cubin("__global__ void k() { undefined_name(); }", "sm_80")

@@ -41,7 +41,7 @@ def real_error(made: np.ndarray, x: np.ndarray) -> float:
 def test_to_every_format(fmt, tmp_path):
     """The bytes are the encoder's, the reported errors are the real ones."""
     x = {"a.weight": normal(70, 5120), "b.weight": normal(3, 8, 96).astype(np.float16)}  # a has several ranges
-    lines = converted(model(tmp_path / "x.gguf", x), tmp_path / "y.gguf", fmt.name)
+    lines = converted(model(tmp_path / "x.gguf", x), tmp_path / "y.gguf", fmt.name, threads=8)
     with qgemm.open(tmp_path / "y.gguf") as file:
         for name, values in x.items():
             assert file[name].blocks.tobytes() == fmt.quantize(values).tobytes()
@@ -203,7 +203,7 @@ def test_damaged_blocks_are_not_copied(tmp_path):
     """Codes and plain numbers may be anything, a scale that is no number stops the conversion."""
     w = qgemm.quantize(normal(9, 64), "q5_1")
     blocks = w.blocks.copy()
-    blocks["m"][3, 1], blocks["d"][3, 1], blocks["d"][8, 0] = np.nan, np.inf, -np.inf
+    blocks["m"][3, 1], blocks["d"][8, 0] = np.nan, -np.inf
     plain = np.full((2, 64), -np.inf, np.float32)
     source = model(tmp_path / "x.gguf", {"x.weight": qgemm.Tensor("q5_1", w.shape, blocks), "mask.weight": plain})
     for options in ({}, {"keep": [re.compile("")]}):

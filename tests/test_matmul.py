@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import exact, random_tensor, tame
+from helpers import assert_a8, exact, random_tensor, tame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import EVERY, EVERY_BLOCK, each, problems, raw_blocks, weights
@@ -28,6 +28,19 @@ def test_a16_within_bound(fmt, data):
     y = qgemm.matmul(x, w)
     assert y.dtype == np.float32
     assert (np.abs(y - exact(x, w)) <= a16_bound(x, magnitudes(fmt, w.blocks))).all()
+
+
+@pytest.mark.parametrize("constant", ["TILES", "TILE", "SLICE", "PANEL", "TOKENS", "SUMS", "BLAS_ALONE"])
+@pytest.mark.parametrize("m", [3, cpu.FEW_TOKENS + 5])
+def test_products_do_not_depend_on_how_work_is_cut(constant, m, monkeypatch):
+    """Every constant that cuts rows, tokens or panels, so small that there are several pieces and a rest."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((m, 96), np.float32), random_tensor(qgemm.FORMATS["q5_1"], 70, 96, rng)
+    monkeypatch.setattr(
+        cpu, constant, {"TOKENS": 96 * 7, "SUMS": 70 * 3 * 2, "BLAS_ALONE": 70 * 2}.get(constant, 96 * 9)
+    )
+    assert (np.abs(qgemm.matmul(x, w) - exact(x, w)) <= a16_bound(x, magnitudes(w.format, w.blocks))).all()
+    assert_a8(qgemm.matmul(x, w, "a8"), x, w)
 
 
 @each(EVERY)

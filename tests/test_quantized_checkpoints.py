@@ -48,16 +48,15 @@ def checkpoint(
     rng = np.random.default_rng(seed)
     groups, size = (1, k) if group == -1 else (k // group, group)
     codes = rng.integers(0, 2**bits, (k, n))
-    zeros = (
-        rng.integers(method != "awq" and not v2, 2**bits, (groups, n)) if zero is None else np.full((groups, n), zero)
-    )
+    zeros = rng.integers(0, 2**bits, (groups, n)) if zero is None else np.full((groups, n), zero)
     s = (rng.random((groups, n)) / 50 + 1e-3).astype(scales)
     parts = {"scales": s}
     if method == "awq":
         parts |= {"qweight": pack_awq(codes), "qzeros": pack_awq(zeros)}
     else:
         parts["qweight"] = pack_down(codes, bits)
-        parts["qzeros"] = np.ascontiguousarray(pack_down(np.ascontiguousarray((zeros - (not v2)).T), bits).T)
+        stored = zeros if v2 else (zeros - 1) % 2**bits  # a zero of 0 is stored as the largest code
+        parts["qzeros"] = np.ascontiguousarray(pack_down(np.ascontiguousarray(stored.T), bits).T)
         parts["g_idx"] = (np.arange(k) // size).astype(np.int32)
     spread = np.arange(k) // size
     if order is not None:
@@ -219,6 +218,17 @@ def test_verify_prints_the_converters_table(fmt, tmp_path, capsys):
     table = capsys.readouterr().out.split("\n\n")[0]
     assert cli.main(["verify", str(tmp_path / "y.gguf"), "--against", str(tmp_path / "m")]) == 0
     assert capsys.readouterr().out.endswith(f"\n\n{table}\n")
+
+
+@pytest.mark.parametrize(("zero", "fits"), [(7, False), (8, True), (9, False)])
+def test_codes_are_copied_only_where_all_fit(zero, fits, tmp_path):
+    """q4_0 has -8 to 7: a zero of 7 or 9 needs a code more, be it there or not."""
+    checkpoint(tmp_path / "m", zero=zero)
+    if fits:
+        assert converted(tmp_path / "m", tmp_path / "y.gguf", "q4_0")["layer.q_proj.weight"].how == "exact"
+    else:
+        with pytest.raises(qgemm.QgemmError, match="quantizing it again, to Q4_0"):
+            converted(tmp_path / "m", tmp_path / "y.gguf", "q4_0")
 
 
 def test_quantized_and_not(tmp_path):

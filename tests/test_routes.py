@@ -45,6 +45,19 @@ def test_routes(fmt, activation):
         routes.route(Problem(fmt, activation, 1, 64, 96, 70))
 
 
+@each([fmt for fmt in FORMATS if fmt.levels is not None])
+def test_a_row_serves_what_it_says(fmt):
+    """At each end of every row, and one beyond: of tokens, and of compute capabilities."""
+    sizes = sorted({m + more for row in routes.ROUTES for m in row.tokens for more in (0, 1)} | {1, 4096})
+    gpus = sorted({sm for row in routes.ROUTES for sm in (row.least, row.below - 1, row.below) if 75 <= sm < 1000})
+    for m, sm, x, activation in itertools.product(sizes, gpus, routes.TYPES, ("a16", "a8")):
+        problem = Problem(fmt, activation, m, 64, 256, sm, x)
+        if activation == "a16" or fmt.integer:
+            row = routes.route(problem)
+            assert row.least <= sm < row.below
+            assert m <= row.most
+
+
 @each(TILED)
 @pytest.mark.parametrize("sm", [80, 86, 90, 100, 120])
 def test_decode_fits_its_shared_memory(fmt, sm):

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,21 +55,27 @@ def copy(folder: Path) -> None:
         shutil.copy2(ROOT / name, target)
 
 
-def caught(folder: Path, mutant: Mutant) -> str:
-    """The first test that fails with the bug planted, "" if none does."""
-    path = folder / mutant.file
-    text = path.read_text()
-    path.write_text(planted(mutant, text))
-    command = [sys.executable, "-m", "pytest", "-n0", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests]
+def failure(folder: Path, tests: Collection[str]) -> str:
+    """The first of the tests that fails in a folder, "" if none does."""
+    command = [sys.executable, "-m", "pytest", "-n0", "-q", "-x", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'tools'}"}
     try:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         return "it hangs"
+    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else "" if done.returncode == 0 else "nothing can be imported"
+
+
+def caught(folder: Path, mutant: Mutant) -> str:
+    """The first test that fails with the bug planted, "" if none does."""
+    path = folder / mutant.file
+    text = path.read_text()
+    path.write_text(planted(mutant, text))
+    try:
+        return failure(folder, mutant.tests)
     finally:
         path.write_text(text)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else "" if done.returncode == 0 else "pytest ends early"
 
 
 def main() -> int:
@@ -76,16 +83,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pattern", nargs="?", default="", help="only bugs whose file or description has this in it")
     wanted = parser.parse_args().pattern
+    chosen = [mutant for mutant in mutants() if wanted in mutant.file or wanted in mutant.wrong]
     survivors = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy(folder)
-        for mutant in mutants():
-            if wanted in mutant.file or wanted in mutant.wrong:
-                by = caught(folder, mutant)
-                survivors += [] if by else [mutant]
-                print(f"{'caught' if by else 'MISSED':<7} {mutant.file}: {mutant.wrong}{f' ({by})' if by else ''}", flush=True)
-    print(f"{len(survivors)} not caught")
+        if found := failure(folder, sorted({test for mutant in chosen for test in mutant.tests})):
+            print(f"without any bug fails {found}")
+            return 1
+        for mutant in chosen:
+            by = caught(folder, mutant)
+            survivors += [] if by else [mutant]
+            print(f"{'caught' if by else 'MISSED'}  {mutant.file}: {mutant.wrong}{by and f' ({by})'}", flush=True)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} caught")
     return 1 if survivors else 0
 
 

@@ -1,0 +1,21 @@
+"""The table of planted bugs (tools/mutants.py) fits the sources: each bug has one place, and tests that exist."""
+
+from __future__ import annotations
+
+import mutants
+import pytest
+
+
+@pytest.mark.parametrize("mutant", mutants.mutants(), ids=lambda mutant: mutant.wrong)
+def test_a_bug_can_be_planted(mutant):
+    text = (mutants.ROOT / mutant.file).read_text()
+    assert mutants.planted(mutant, text) != text
+    assert mutant.tests
+    assert all((mutants.ROOT / test).is_file() for test in mutant.tests)
+
+
+def test_bugs_are_many_and_everywhere():
+    files = [mutant.file for mutant in mutants.mutants()]
+    assert len(files) >= 48
+    for room in ("qgemm/codec", "qgemm/files", "qgemm/cpu", "qgemm/cuda", "qgemm/converter", "qgemm/cli", "kernels"):
+        assert any(file.startswith(room) for file in files), room
