@@ -4,12 +4,13 @@ ARGS ?=
 BOOTSTRAP = $(PYTHON) tools/bootstrap.py
 BIN = .venv/bin
 
-.PHONY: help demo check test lint format bench clean
+.PHONY: help demo check test mutants lint format bench clean
 
 help:
 	@echo "make demo     set up, then embed sentences with packed weights"
 	@echo "make check    the quick tests, without a compiler: under a minute"
 	@echo "make test     set up, then run all tests         ARGS='-k q4_0'"
+	@echo "make mutants  plant bugs, each of which a test must catch"
 	@echo "make lint     ruff, clang-format, mypy"
 	@echo "make format   rewrite the sources as lint wants them"
 	@echo "make bench    measure this machine               ARGS='--cpu'"
@@ -26,6 +27,10 @@ check:  # what a test needs a compiler for is in a marker, see pyproject.toml
 test:  # more workers than 8 gain little, and on a GPU machine all of them share one device
 	$(BOOTSTRAP) test
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 $(ARGS)
+
+mutants:
+	$(BOOTSTRAP) test
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 lint:
 	$(BOOTSTRAP) lint
