@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .arguments import NO_EPILOGUE, Epilogue, PreparedActivations, check_activation, epilogues, misplaced
+from .arguments import NO_EPILOGUE, Activation, Epilogue, PreparedActivations, check_activation, epilogues, misplaced
 from .arrays import on_cuda
 from .backend import Backend, backend
 from .codec.format import Format
@@ -20,17 +21,41 @@ if TYPE_CHECKING:
     from .cuda.planes import Planes
     from .cuda.tensor import DeviceTensor
 
+HostArray = NDArray[Any] | Tensor
+FloatName = Literal["float16", "float32", "float64", "bfloat16"]
+Float = TypeVar("Float", np.float16, np.float32, np.float64)
+Out = TypeVar("Out")
 
+
+@overload
 def matmul(
-    x: Any,
-    w: Any,
-    activation: str | None = None,
-    *,
-    bias: Any = None,
-    residual: Any = None,
-    out: Any = None,
-    dtype: DTypeLike | None = None,
-) -> Any:
+    x: HostArray, w: Tensor, activation: Activation | None = None, *,
+    bias: Any = None, residual: Any = None, out: None = None, dtype: None = None,
+) -> NDArray[np.float32]: ...  # fmt: skip
+@overload
+def matmul(
+    x: HostArray, w: Tensor, activation: Activation | None = None, *,
+    bias: Any = None, residual: Any = None, out: None = None, dtype: type[Float] | np.dtype[Float],
+) -> NDArray[Float]: ...  # fmt: skip
+@overload
+def matmul(
+    x: HostArray, w: Tensor, activation: Activation | None = None, *,
+    bias: Any = None, residual: Any = None, out: None = None, dtype: FloatName,
+) -> NDArray[Any]: ...  # fmt: skip
+@overload
+def matmul(
+    x: Any, w: Any, activation: Activation | None = None, *,
+    bias: Any = None, residual: Any = None, out: None = None, dtype: Any = None,
+) -> Any: ...  # fmt: skip
+@overload
+def matmul(
+    x: Any, w: Any, activation: Activation | None = None, *,
+    bias: Any = None, residual: Any = None, out: Out, dtype: Any = None,
+) -> Out: ...  # fmt: skip
+def matmul(
+    x: Any, w: Any, activation: Activation | None = None, *,
+    bias: Any = None, residual: Any = None, out: Any = None, dtype: Any = None,
+) -> Any:  # fmt: skip
     """Multiply activations by packed weights: y [..., N] = x [..., K] @ w [N, K].T + bias + residual.
 
     Sums are in float32, what is added included. x @ w.T is matmul(x, w).
@@ -49,15 +74,15 @@ def matmul(
 
     Raises UnsupportedError (a ValueError) or TypeError that names what came and what fits.
     """
-    activation = check_activation(activation, _prepared(x))
+    kind = check_activation(activation, _prepared(x))
     added = NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual)
-    return _backend_of(x, w).matmul(x, w, activation, added, out, dtype)
+    return _backend_of(x, w).matmul(x, w, kind, added, out, dtype)
 
 
 def matmul_many(
     x: Any,
     weights: Sequence[Any],
-    activation: str | None = None,
+    activation: Activation | None = None,
     *,
     biases: Sequence[Any] | None = None,
     residuals: Sequence[Any] | None = None,
@@ -70,10 +95,10 @@ def matmul_many(
     biases, residuals, outs: one for each of the weights, or None; of the first two any may be None. The outs must not
     share elements.
     """
-    activation = check_activation(activation, _prepared(x))
+    kind = check_activation(activation, _prepared(x))
     added = epilogues(len(weights), biases, residuals, outs)
     targets = [None] * len(weights) if outs is None else outs
-    return _backend_of(x, *weights).matmul_many(x, weights, activation, added, targets, dtype)
+    return _backend_of(x, *weights).matmul_many(x, weights, kind, added, targets, dtype)
 
 
 def quantize_activations(x: Any) -> Any:

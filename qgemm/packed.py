@@ -6,7 +6,6 @@ x @ w, w.dtype  say what to write instead
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from .codec.format import Format
@@ -62,7 +61,7 @@ class Transposed:
     """Packed weights as [K, N], for x @ w.T alone. `T` gives the weights back."""
 
     __array_priority__ = PRIORITY
-    matmul: ClassVar[Callable[[Any, Packed], Any]]  # qgemm.matmul, set by qgemm/ops.py, which knows the backends
+    matmul: ClassVar[Any]  # qgemm.matmul, set by qgemm/ops.py, which knows the backends
 
     def __init__(self, w: Packed) -> None:
         self.T = w

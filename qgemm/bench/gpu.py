@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from qgemm.arguments import Activation
 from qgemm.backend import backends
 from qgemm.codec.format import Blocks, Format
 from qgemm.cuda.kernels.routes import route
@@ -51,7 +52,7 @@ class Options(NamedTuple):
     """What to measure."""
 
     formats: Sequence[Format]
-    activations: Sequence[str]
+    activations: Sequence[Activation]
     shapes: Sequence[tuple[int, int]] = SHAPES
     m: Sequence[int] = M
     repeats: int = REPEATS
@@ -157,7 +158,7 @@ def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tu
         w = matrix(stream, fmt, shape, rng, options.rotate)
         for activation in of_format(fmt, options.activations):
 
-            def loops(w: Matrix = w, activation: str = activation) -> Iterator[tuple[int, Loop]]:
+            def loops(w: Matrix = w, activation: Activation = activation) -> Iterator[tuple[int, Loop]]:
                 for m in sweep.counts():
                     x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
                     cupy.cuda.Device().synchronize()
@@ -166,12 +167,12 @@ def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tu
             yield f"{fmt.name} {activation} {n}x{k}", sweep.measure(stream, loops(), options.repeats)
 
 
-def of_format(fmt: Format, activations: Sequence[str]) -> list[str]:
+def of_format(fmt: Format, activations: Sequence[Activation]) -> list[Activation]:
     """The activations that a format can be multiplied with, of those given."""
     return [activation for activation in activations if activation == "a16" or fmt.integer]
 
 
-def public(activation: str) -> Product:
+def public(activation: Activation) -> Product:
     """The public function."""
     return lambda x, w, y: matmul(x, w, activation, out=y)
 
@@ -181,7 +182,7 @@ def dequantized(cublas: baselines.Cublas) -> Product:
     return lambda x, w, y: cublas(x, w.dequantize(np.float16), y)
 
 
-def by_mma(activation: str) -> Product:
+def by_mma(activation: Activation) -> Product:
     """By the kernels for GPUs without wgmma."""
     return lambda x, w, y: mma.product(x, w, activation, y)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.arguments import ACTIVATIONS, check_weights
+from qgemm.arguments import ACTIVATIONS, Activation, check_weights
 from qgemm.backend import backends
 from qgemm.codec.format import floats
 from qgemm.cuda.kernels.routes import route
@@ -168,7 +168,7 @@ def errors(x: NDArray[Any], w: Tensor, y: NDArray[Any], progress: Progress) -> t
     return sqrt(error / size) if size else inf if error else 0.0, largest
 
 
-def on_cpu(w: Tensor, activation: str) -> Multiply:
+def on_cpu(w: Tensor, activation: Activation) -> Multiply:
     """Products by NumPy."""
 
     def multiply(x: NDArray[Any]) -> Product:
@@ -178,7 +178,7 @@ def on_cpu(w: Tensor, activation: str) -> Multiply:
     return multiply
 
 
-def on_cuda(w: Tensor, activation: str) -> Multiply:
+def on_cuda(w: Tensor, activation: Activation) -> Multiply:
     """Products by the current GPU; x is there before the time starts, y comes back after it ended."""
     state = backends()["cuda"]
     sm = cuda_sm(state)
@@ -198,7 +198,7 @@ def on_cuda(w: Tensor, activation: str) -> Multiply:
     return multiply
 
 
-BACKENDS: dict[str, Callable[[Tensor, str], Multiply]] = {"cpu": on_cpu, "cuda": on_cuda}
+BACKENDS: dict[str, Callable[[Tensor, Activation], Multiply]] = {"cpu": on_cpu, "cuda": on_cuda}
 
 
 def timed(call: Callable[[], Any], wait: Callable[[], object] = lambda: None) -> tuple[Any, float]:
