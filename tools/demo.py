@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import sys
 import tempfile
@@ -234,12 +235,12 @@ def demo_excerpt() -> int:
             x = np.random.default_rng(0).standard_normal((BATCH, tensor.shape[1]), np.float32)
             head = [name, str(tensor.format), f"{tensor.nbytes / 1024:.1f}", f"{tensor.bpw:.2f}"]
             for backend in backends():
-                cells = []
+                cells = {activation: ["-"] * 3 for activation in ACTIVATIONS}
                 for activation, (y, seconds) in multiply_by(tensor, x, backend).items():
                     error, cosine = compare(y, x @ original.T)
-                    cells += [f"{error:.4f}", f"{cosine:.5f}", f"{1e6 * seconds:.0f}"]
+                    cells[activation] = [f"{error:.4f}", f"{cosine:.5f}", f"{1e6 * seconds:.0f}"]
                     off[activation] = np.maximum(off[activation], compare(y, x @ decoded.T)[0])  # keeps NaN
-                say(row(*head, backend.name, *cells))
+                say(row(*head, backend.name, *itertools.chain(*cells.values())))
                 head = [""] * len(head)
     names = ", ".join({str(tensor.format): None for tensor in packed if tensor not in known})
     if names:
@@ -250,9 +251,12 @@ def demo_excerpt() -> int:
 
 
 def multiply_by(tensor: qgemm.Tensor, x: np.ndarray, backend: Backend) -> dict[str, tuple[np.ndarray, float]]:
-    """x @ tensor.T on a backend and its time, for both kinds of activations."""
+    """x @ tensor.T on a backend and its time, for the kinds of activations that it multiplies by the format."""
+    if backend.name != "cpu" and not tensor.format.slots:
+        return {}
     w, x = backend.upload(tensor), backend.xp.asarray(x)
-    return {name: timed(lambda name=name: backend.download(qgemm.matmul(x, w, name))) for name in ACTIVATIONS}
+    served = [name for name in ACTIVATIONS if name == "a16" or tensor.format.integer]
+    return {name: timed(lambda name=name: backend.download(qgemm.matmul(x, w, name))) for name in served}
 
 
 def compare(y: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
