@@ -62,7 +62,7 @@ def test_extras_of_one_cuda_version(cuda):
     """Of CUDA's libraries those that are loaded: cuBLAS for panels, NVRTC, the runtime with its headers."""
     requirements = {r.name: r for r in map(Requirement, EXTRAS[f"cuda{cuda}"])}
     assert set(requirements) == {f"cupy-cuda{cuda}x", "cuda-toolkit", "cuda-bindings"}
-    assert requirements["cuda-toolkit"].extras == {"cublas", "cudart", "nvrtc"}
+    assert requirements["cuda-toolkit"].extras == {"cublas", "cudart", "nvjitlink", "nvrtc"}
     assert requirements[f"cupy-cuda{cuda}x"].extras == set()  # [ctk] is cuFFT, cuRAND, cuSOLVER and cuSPARSE as well
     for name in ("cuda-toolkit", "cuda-bindings"):
         versions = requirements[name].specifier
