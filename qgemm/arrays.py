@@ -109,7 +109,8 @@ def as_cupy(x: Any, who: str = "x") -> Any:
     if not isinstance(x, cupy.ndarray):
         x = cupy.from_dlpack(x.detach() if hasattr(x, "detach") else x)
     if x.ndim == 0 or (x.dtype.kind != "f" and x.dtype.name != "bfloat16"):
-        raise TypeError(f"expected [..., K] of float16, float32, float64 or bfloat16, got {x.dtype} of shape {x.shape}")
+        floats = "[..., K] of float16, float32, float64 or bfloat16"
+        raise TypeError(f"{who}: expected {floats}, got {x.dtype} of shape {x.shape}")
     return x
 
 

@@ -124,9 +124,10 @@ def _contiguous(epilogue: Epilogue, y: Any, outs: Sequence[Any]) -> Epilogue:
     """Bias and residual as contiguous CuPy arrays that no output overwrites too early."""
     if not epilogue.given:
         return epilogue
-    check_epilogue(epilogue, y.shape)
     names = zip(epilogue, Epilogue._fields, strict=True)
-    return Epilogue(*(None if added is None else _fetched(as_cupy(added, name), y, outs) for added, name in names))
+    arrays = Epilogue(*(None if added is None else as_cupy(added, name) for added, name in names))
+    check_epilogue(arrays, y.shape)
+    return Epilogue(*(None if added is None else _fetched(added, y, outs) for added in arrays))
 
 
 def _fetched(added: Any, y: Any, outs: Sequence[Any]) -> Any:

@@ -170,3 +170,43 @@ def test_errors_name_what_came_and_what_fits():
         qgemm.matmul(
             cp.ones((1, 64), np.float32), qgemm.quantize(np.ones((32, 64), np.float32), "f16").to_device(), "a8"
         )
+
+
+def test_x_at_w_transposed():
+    """The operator of every library, and what to write where its operand is not transposed."""
+    cp, x = cupy(), np.random.default_rng(3).standard_normal((3, 64)).astype(np.float16)
+    w = qgemm.quantize(np.random.default_rng(4).standard_normal((32, 64)).astype(np.float32), "q4_0").to_device()
+    want = qgemm.matmul(cp.asarray(x), w)
+    assert (cp.asarray(x) @ w.T == want).all()
+    with pytest.raises(TypeError, match=r"write x @ tensor\.T"):
+        cp.asarray(x) @ w
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    parameter = torch.nn.Parameter(torch.from_numpy(x).cuda())
+    y = parameter @ w.T
+    assert type(y) is torch.Tensor
+    assert (y.cpu().numpy() == want.get()).all()
+    with pytest.raises(TypeError, match=r"write x @ tensor\.T"):
+        parameter @ w
+    bias = torch.nn.Parameter(torch.ones(32, device="cuda"))
+    np.testing.assert_array_equal(qgemm.matmul(parameter, w, bias=bias).cpu(), (want + np.float32(1)).get())
+    with pytest.raises(qgemm.UnsupportedError, match="out requires grad"):
+        qgemm.matmul(parameter, w, out=torch.empty(3, 32, device="cuda").requires_grad_())
+
+
+def test_outs_that_overlap_are_refused():
+    """Also where a call of the same shapes was made before; columns of one array do not overlap."""
+    cp, w = cupy(), qgemm.quantize(np.ones((64, 64), np.float32), "q4_0").to_device()
+    x, buffer = cp.ones((3, 64), np.float16), cp.zeros((6, 64), np.float16)
+    for outs in ([buffer[:3], buffer[3:]], [buffer[:3], buffer[3:]]):
+        qgemm.matmul_many(x, [w, w], outs=outs)
+    for outs in ([buffer[:3], buffer[2:5]], [buffer[:3], buffer[:3]]):
+        with pytest.raises(qgemm.UnsupportedError, match=r"outs\[0\] and outs\[1\] share memory"):
+            qgemm.matmul_many(x, [w, w], outs=outs)
+    fused = cp.zeros((3, 128), np.float16)
+    qgemm.matmul_many(x, [w, w], outs=[fused[:, :64], fused[:, 64:]])
+    assert (fused == buffer[:1, :1]).all()
+    repeated = cp.lib.stride_tricks.as_strided(cp.zeros(64, np.float16), (3, 64), (0, 2))
+    with pytest.raises(qgemm.UnsupportedError, match="out has elements that share memory"):
+        qgemm.matmul(x, w, out=repeated)
+    with pytest.raises(qgemm.UnsupportedError, match="bias is on the host"):
+        qgemm.matmul(x, w, bias=np.ones(64, np.float32))
