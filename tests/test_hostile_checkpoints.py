@@ -254,6 +254,17 @@ def test_members_of_nothing(tmp_path):
     assert "members are more than" in refused(tmp_path / "x.npz")
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_nothing_in_an_archive(save, tmp_path):
+    """No arrays, and arrays without elements, which are read as nothing."""
+    save(tmp_path / "x.npz")
+    with open_source(tmp_path / "x.npz") as source:
+        assert not source.weights
+    save(tmp_path / "x.npz", a=np.zeros((0, 4), np.float32))
+    with open_source(tmp_path / "x.npz") as source:
+        assert source.weights["a"].values(0, 0).shape == (0,)
+
+
 # ---------------------------------------------------------------- safetensors
 
 TENSOR = '"dtype":"U8","shape":[],"data_offsets":[%d,%d]'
@@ -346,6 +357,15 @@ def test_indexes_of_much(text, message, tmp_path):
             open_source(path)
     else:
         assert message in refused(path)
+
+
+@pytest.mark.parametrize("said", [{"bits": "\xe9"}, {"quant_method": "fp8", "weight_block_size": "\u202e"}])
+def test_what_configs_say_is_printed_as_ascii(said, tmp_path):
+    safetensors(tmp_path / "x.safetensors", {"w": normal(2)})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
+    with pytest.raises(CheckpointError, match="is not one") as caught:
+        open_source(tmp_path / "x.safetensors")
+    assert str(caught.value).isascii()
 
 
 # ---------------------------------------------------------------- numbers

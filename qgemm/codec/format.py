@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ class Levels(NamedTuple):
                 w = times(w, self.scale) if flushes() else np.multiply(w, self.scale[..., None], out=w)
             if self.minimum is not None:
                 w += self.minimum[..., None]
-        return w.reshape(len(w), -1)
+        return w.reshape(len(w), prod(w.shape[1:]))  # of no blocks, too
 
     def zeros_as_minimums(self) -> Levels:
         """These levels with each group's own zero moved into its minimum; equal but for rounding."""

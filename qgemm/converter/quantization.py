@@ -121,7 +121,7 @@ class _Getter:
     def __call__(self, *keys: str, kind: type, default: Any = None) -> Any:
         values = [self.config[key] for key in keys if self.config.get(key) is not None]
         if any(type(value) is not kind for value in values) or any(value != values[0] for value in values):
-            raise CheckpointError(f"{self.where}: {' / '.join(keys)}: {values} is not one {kind.__name__}")
+            raise CheckpointError(f"{self.where}: {' / '.join(keys)}: {shown(str(values))} is not one {kind.__name__}")
         return values[0] if values else default
 
 

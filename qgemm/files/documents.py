@@ -12,7 +12,7 @@ from .limits import FREE_TEXT, longest_text
 from .paths import Opened, shown, shown_path, system_errors
 
 WEIGHTS = ".safetensors"
-BYTES_A_BRACKET = 16  # of a document, beyond the first thousand: an empty list of 2 bytes is an object of 64
+FREE_BRACKETS, BYTES_A_BRACKET = 1 << 14, 16  # of a document: an empty list of 2 bytes is an object of 64
 MOST_DIGITS = 20  # of a number: of more, Python's conversion takes a time that grows with their square
 
 
@@ -38,7 +38,7 @@ def json_object(path: str) -> dict[str, Any]:
         raw = file.read(0, file.size).tobytes()
     finally:
         file.close()
-    if raw.count(b"[") + raw.count(b"{") > 1000 + len(raw) // BYTES_A_BRACKET:
+    if raw.count(b"[") + raw.count(b"{") > FREE_BRACKETS + len(raw) // BYTES_A_BRACKET:
         raise CheckpointError(f"{where}: is made of brackets")
     try:
         found = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_int=_whole)

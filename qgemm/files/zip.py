@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from qgemm.errors import CheckpointError
@@ -61,8 +62,8 @@ def members(file: Opened) -> list[Member]:
         taken.append((header, member.start + member.packed))
     if at != len(directory):
         raise _refusal(file, f"the directory has {len(directory) - at} bytes behind its {count} entries")
-    taken.sort()
-    for (_, end), (begin, _) in zip(taken, [*taken[1:], (start, start)], strict=True):
+    taken = [*sorted(taken), (start, start)]
+    for (_, end), (begin, _) in pairwise(taken):
         if end > begin:
             raise _refusal(file, f"members overlap at byte {begin}")
     return found
