@@ -4,7 +4,7 @@ ARGS ?=
 BOOTSTRAP = $(PYTHON) tools/bootstrap.py
 BIN = .venv/bin
 
-.PHONY: help demo check test mutants lint format bench clean
+.PHONY: help demo check test mutants lint format bench fuzz clean
 
 help:
 	@echo "make demo     set up, then embed sentences with packed weights"
@@ -14,6 +14,7 @@ help:
 	@echo "make lint     ruff, clang-format, mypy"
 	@echo "make format   rewrite the sources as lint wants them"
 	@echo "make bench    measure this machine               ARGS='--cpu'"
+	@echo "make fuzz     damage files of every kind      ARGS='--minutes 10'"
 	@echo "make clean    remove .venv, caches and built files"
 
 demo:
@@ -48,6 +49,10 @@ format:
 bench:
 	$(BOOTSTRAP)
 	$(BIN)/python tools/bench.py $(ARGS)
+
+fuzz:
+	$(BOOTSTRAP) test
+	$(BIN)/python tools/fuzz.py $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

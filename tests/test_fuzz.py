@@ -1,0 +1,120 @@
+"""The fuzz tool: nothing escapes a short run, its seeds are files that are read, and it sees what it is there for."""
+
+from __future__ import annotations
+
+import warnings
+from random import Random
+
+import fuzz
+import numpy as np
+import pytest
+from fuzzing import inputs
+from fuzzing.inputs import KINDS
+from fuzzing.reference import Unsure
+
+from qgemm.errors import CheckpointError
+
+
+@pytest.fixture
+def bench():
+    bench = fuzz.Bench()
+    yield bench
+    bench.close()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_nothing_escapes(name, bench, monkeypatch):
+    monkeypatch.setattr(fuzz, "SECONDS", 60)  # tests do not time
+    seen = {case: fuzz.execute(bench, 0, name, case) for case in range(150)}
+    assert {case: wrong for case, (_, wrong) in seen.items() if wrong} == {}
+    assert {verdict for verdict, _ in seen.values()} == {fuzz.VALID, fuzz.REFUSED}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "recorded"])
+def test_seeds_are_valid(name, bench, monkeypatch):
+    """Files that nobody changed are read, and the reference says so too."""
+    monkeypatch.setattr(inputs, "CHANGES", (0,))
+    monkeypatch.setattr(inputs, "JUNK", 0)
+    valid = 0
+    for case in range(40):
+        files, main = KINDS[name].draw(Random(case))
+        try:
+            KINDS[name].valid(files, main)
+        except (fuzz.Invalid, Unsure):  # a shard or a field that was left out
+            continue
+        assert bench.run(KINDS[name], files, main) == (fuzz.VALID, "")
+        valid += 1
+    assert valid > 10
+
+
+def test_an_execution_is_told_by_three_numbers():
+    for name, kind in KINDS.items():
+        assert kind.draw(Random(f"7 {name} 4711")) == kind.draw(Random(f"7 {name} 4711"))
+
+
+def found(bench, monkeypatch, reader, kind="npy") -> str:
+    monkeypatch.setitem(fuzz.READERS, "source", reader)
+    return bench.run(KINDS[kind], {"m.npy": inputs.npy_seeds()[0].raw(Random(1))}, "m.npy")[1]
+
+
+def test_what_escapes_is_seen(bench, monkeypatch):
+    """Another error, a warning, a message, a verdict, time and memory."""
+
+    def raising(error):
+        def reader(path):
+            raise error(path) if isinstance(error, type) else error
+
+        return reader
+
+    def warning(path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.warn("hm", RuntimeWarning, stacklevel=1)
+
+    kept = []
+
+    def greedy(path):
+        kept.append(np.ones(64 << 20, np.uint8))
+        kept.clear()
+        return {}
+
+    assert found(bench, monkeypatch, raising(OverflowError)).startswith("raises OverflowError")
+    assert found(bench, monkeypatch, warning) == "warns RuntimeWarning('hm')"
+    assert found(bench, monkeypatch, raising(CheckpointError("\xe9"))).startswith("message")
+    assert found(bench, monkeypatch, raising(CheckpointError)) == "is refused, but valid"
+    assert found(bench, monkeypatch, greedy) == "takes 64 MiB"
+    times = iter(range(100))
+    monkeypatch.setattr(fuzz.time, "thread_time", lambda: next(times))
+    assert found(bench, monkeypatch, lambda path: {}) == "takes 1.000 s"
+
+
+def test_a_wrong_verdict_is_seen(bench, monkeypatch):
+    monkeypatch.setitem(fuzz.READERS, "source", lambda path: {})
+    assert bench.run(KINDS["npy"], {"m.npy": b"\x93NUMPY"}, "m.npy") == (fuzz.VALID, "is read, but: magic")
+
+
+def test_other_weights_are_seen(bench, monkeypatch):
+    real = fuzz.READERS["source"]
+    monkeypatch.setattr(inputs, "CHANGES", (0,))
+    monkeypatch.setattr(inputs, "JUNK", 0)
+    drawn = (KINDS["packed"].draw(Random(case)) for case in range(99))
+    files, main = next(each for each in drawn if b'"awq"' in each[0].get("config.json", b""))
+    assert bench.run(KINDS["packed"], files, main) == (fuzz.VALID, "")
+    monkeypatch.setitem(
+        fuzz.READERS, "source", lambda path: {name: (shape, values if values is None else values + 1)
+                                              for name, (shape, values) in real(path).items()}
+    )  # fmt: skip
+    assert bench.run(KINDS["packed"], files, main)[1].endswith("has other values")
+
+
+def test_the_command(capsys, tmp_path, monkeypatch):
+    """A whole run with its table; one execution, whose files are kept."""
+    monkeypatch.setattr(fuzz.sys, "argv", ["fuzz.py", "--count", "500", "--kind", "npy", "--jobs", "1"])
+    monkeypatch.setattr(fuzz, "SECONDS", 60)
+    assert fuzz.main() == 0
+    assert "npy                500 executions" in capsys.readouterr().out
+    argv = ["fuzz.py", "--kind", "split", "--case", "3", "--out", str(tmp_path)]
+    monkeypatch.setattr(fuzz.sys, "argv", argv)
+    assert fuzz.main() == 0
+    assert (tmp_path / "split-0-3" / "escape.txt").exists()
+    assert len(list((tmp_path / "split-0-3").glob("*.gguf"))) >= 2

@@ -1,0 +1,215 @@
+"""What a checkpoint must be to be read: safetensors, shards, AWQ and GPTQ. As in reference.py, which see."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from . import reference
+from .reference import F32, I8, I32, Cursor, Files, Invalid, Unsure, kbit, need, utf8
+
+TYPES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
+    "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+GGML = {"F32": F32, "F16": 1, "I8": I8, "BOOL": I8, "I32": I32, "U16": I32}  # unsigned ones are widened
+CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
+SECTIONS = ("quantization_config", "compression_config", "quantization")
+INDEX = ".safetensors.index.json"
+MATRIX = ("qweight", "qzeros", "scales", "g_idx")
+SUSPECT = (  # ends of names by which packed tensors are known
+    ".qzeros", ".weight_packed", ".weight_zero_point", ".bitmask", "_blocks", ".weight_scale", ".weight_scale_2",
+    ".weight_scale_inv", ".quant_map", ".SCB", ".W_q", ".codebooks", ".Qidxs",
+)  # fmt: skip
+
+Tensor = tuple[str, tuple[int, ...], bytes]
+
+
+class Number(str):
+    """A number of JSON as it is written."""
+
+
+def document(raw: bytes) -> Any:
+    """JSON without names that come twice; numbers with a point or an exponent are float."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        need(len(dict(pairs)) == len(pairs), "a name twice")
+        return dict(pairs)
+
+    def whole(digits: str) -> int | Number:
+        need(len(digits) <= 20, "a long number")
+        return Number(digits) if digits.startswith("-") else int(digits)
+
+    try:
+        return json.loads(utf8(raw), object_pairs_hook=once, parse_int=whole)
+    except (ValueError, RecursionError):
+        raise Invalid("JSON") from None
+
+
+def safetensors(raw: bytes) -> dict[str, Tensor]:
+    """The tensors of a file."""
+    cursor = Cursor(raw)
+    header = cursor.take(cursor.number("<Q"))
+    need(header.startswith(b"{"), "no object")
+    listed = document(header)
+    start = cursor.at
+    metadata = listed.pop("__metadata__", {})
+    need(isinstance(metadata, dict), "metadata")
+    need(all(type(text) is str for text in metadata.values()), "metadata")
+    for text in (*listed, *metadata, *metadata.values()):
+        need(text < "\ud800" or all(not 0xD800 <= ord(c) < 0xE000 for c in text), "a surrogate")
+    places, found = [], {}
+    for name, said in listed.items():
+        need(isinstance(said, dict) and said.keys() == {"dtype", "shape", "data_offsets"}, "keys of a tensor")
+        kind, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+        need(type(kind) is str and kind in TYPES, "dtype")
+        for numbers in (shape, offsets):
+            need(type(numbers) is list and all(type(n) is int and n < 2**63 for n in numbers), "numbers")
+        need(len(offsets) == 2 and offsets[1] - offsets[0] == prod(shape) * TYPES[kind], "offsets")
+        places.append((offsets[0], offsets[1]))
+        found[name] = kind, tuple(shape), raw[start + offsets[0] : start + offsets[1]]
+    places.sort()
+    ends = [0, *(end for _, end in places)]
+    need([first for first, _ in places] == ends[:-1] and start + ends[-1] == len(raw), "holes or overlaps")
+    return found
+
+
+def npz(files: Files, main: str) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """The arrays of an archive, whose names must not be those of packed tensors either."""
+    found = reference.npz(files[main])
+    if any(name.removesuffix(".npy").endswith((*SUSPECT, ".qweight")) for name in found):
+        raise Unsure("names of other methods")
+    return {name.removesuffix(".npy"): (shape, None) for name, (_, shape, _) in found.items()}
+
+
+def checkpoint(files: Files, main: str) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """The tensors of a checkpoint, by name their shape and their values, None where there are none."""
+    tensors = index(files, main) if main.endswith(INDEX) else safetensors(files[main])
+    method = config(files)
+    found: dict[str, tuple[tuple[int, ...], Any]] = {}
+    packed = {name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")}
+    if any(kind.startswith("F8") for kind, *_ in tensors.values()) or "scaled_fp8" in tensors:
+        raise Unsure("FP8")
+    parts = {f"{prefix}.{part}" for prefix in packed for part in MATRIX}
+    if any(name.endswith(SUSPECT) for name in tensors.keys() - parts):
+        raise Unsure("names of other methods")
+    need(not packed or method is not None, "a packed tensor without a config")
+    for prefix in packed:
+        assert method is not None
+        need(f"{prefix}.weight" not in tensors, "a tensor twice")
+        found[f"{prefix}.weight"] = matrix({part: tensors.get(f"{prefix}.{part}") for part in MATRIX}, *method)
+    plain = {name: tensor for name, tensor in tensors.items() if name not in parts}
+    kbit({name: (GGML.get(kind, -1), shape or (1,), data) for name, (kind, shape, data) in plain.items()})
+    return found | {name: (shape, None) for name, (_, shape, _) in plain.items()}
+
+
+def index(files: Files, main: str) -> dict[str, Tensor]:
+    """The tensors of all files of an index."""
+    listed = document(files[main])
+    need(isinstance(listed, dict), "no object")
+    placed = listed.get("weight_map")
+    need(isinstance(placed, dict) and all(type(file) is str for file in placed.values()), "weight_map")
+    for file in placed.values():
+        need(file.endswith(".safetensors") and "/" not in file and file in files, "a file that is not there")
+    tensors: dict[str, Tensor] = {}
+    for file in set(placed.values()):
+        held = safetensors(files[file])
+        need(all(placed.get(name) == file for name in held), "a tensor elsewhere")
+        tensors |= held
+    need(tensors.keys() == placed.keys(), "a tensor that is missing")
+    return tensors
+
+
+def config(files: Files) -> tuple[str, int, int, int, bool, bool] | None:
+    """Of AWQ or GPTQ: name, bits, weights a group, version of the zeros, whether symmetric, whether reordered."""
+    said = []
+    for name in CONFIGS:
+        if name not in files:
+            continue
+        need(files[name], "empty")
+        found = document(files[name])
+        need(isinstance(found, dict), "no object")
+        holders = [found, *([found["text_config"]] if isinstance(found.get("text_config"), dict) else [])]
+        sections = [holder[key] for holder in holders for key in SECTIONS if holder.get(key) is not None]
+        sections = sections or ([] if name == CONFIGS[0] else [found])
+        said += [(name, method(section)) for section in sections]
+    firsts = list(dict(reversed(said)).values())[::-1]  # of each file the first section
+    if not firsts:
+        return None
+    for other in firsts[1:]:
+        same = other[:4] + other[5:] == firsts[0][:4] + firsts[0][5:]
+        need(same and (None in (other[4], firsts[0][4]) or other[4] == firsts[0][4]), "configs that disagree")
+    return firsts[0]
+
+
+def method(said: Any) -> tuple[Any, ...]:
+    """What one config says."""
+    need(isinstance(said, dict), "no object")
+
+    def get(*keys: str, kind: type, default: Any = None) -> Any:
+        values = [said[key] for key in keys if said.get(key) is not None]
+        values = [int(value) if type(value) is Number else value for value in values]
+        need(all(type(value) is kind and value == values[0] for value in values), "values")
+        return values[0] if values else default
+
+    guess = "awq" if "w_bit" in said else "modelopt" if "quant_algo" in said else None
+    guess = guess or ("compressed-tensors" if "config_groups" in said else "gptq")
+    name = get("quant_method", kind=str, default=guess).lower()
+    if name in ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt"):
+        raise Unsure(name)
+    need(name in ("awq", "gptq"), "method")
+    bits, group = get("bits", "w_bit", kind=int), get("group_size", "q_group_size", kind=int)
+    form = get("checkpoint_format", kind=str, default="gptq").lower()
+    layout = get("version", kind=str, default="gemm").lower() if name == "awq" else form
+    need(bits == 4 or (name, bits) == ("gptq", 8), "bits")
+    need(group is not None and (group == -1 or group > 0), "group")
+    need(layout in ("gemm", "gptq", "gptq_v2") and not said.get("dynamic"), "layout")
+    symmetric = get("sym", kind=bool) if name == "gptq" else None
+    reordered = get("desc_act", kind=bool, default=False)
+    return name, bits, group, 2 if name == "awq" or form == "gptq_v2" else 1, symmetric, reordered
+
+
+def matrix(
+    parts: dict[str, Tensor | None], name: str, bits: int, group: int, version: int, symmetric: Any, reordered: bool
+) -> tuple[tuple[int, ...], Any]:
+    """A matrix [N, K]: its shape and its values."""
+    qweight, qzeros, scales, g_idx = (parts[part] for part in MATRIX)
+    need(qweight and qzeros and scales, "a part that is missing")
+    assert qweight is not None
+    assert qzeros is not None
+    assert scales is not None
+    need(qweight[0] == qzeros[0] == "I32" and scales[0] in ("F16", "BF16", "F32"), "types")
+    need(len(qweight[1]) == len(qzeros[1]) == len(scales[1]) == 2, "axes")
+    each = 32 // bits
+    down, across = qweight[1]
+    k, n = (down, across * each) if name == "awq" else (down * each, across)
+    need(k and n and n % 8 == 0, "no weights")
+    group = k if group == -1 else group
+    need(k % group == 0 and n % each == 0, "groups")
+    need(qzeros[1] == (k // group, n // each) and scales[1] == (k // group, n), "shapes")
+    of = np.arange(k) // group
+    if g_idx is None:
+        need(not reordered, "no order")
+    else:
+        need(g_idx[:2] == ("I32", (k,)), "order")
+        of = np.frombuffer(g_idx[2], "<i4")
+        need((of >= 0).all() and (of < k // group).all(), "groups that are not there")
+    order = (0, 4, 1, 5, 2, 6, 3, 7) if name == "awq" else tuple(range(each))  # the nibble of each column of eight
+    words = np.frombuffer(qweight[2], "<u4").reshape(qweight[1]).astype(np.int64)
+    codes = np.stack([words >> bits * at & (1 << bits) - 1 for at in order], -1)  # [down, across, each]
+    codes = codes.reshape(k, n) if name == "awq" else codes.transpose(0, 2, 1).reshape(k, n)
+    words = np.frombuffer(qzeros[2], "<u4").reshape(qzeros[1]).astype(np.int64)
+    zeros = np.stack([words >> bits * at & (1 << bits) - 1 for at in order], -1).reshape(-1, n)
+    if version == 1:
+        zeros = (zeros + 1) % (1 << bits)
+    need(not symmetric or (zeros == 1 << bits - 1).all(), "zeros that are not symmetric")
+    if scales[0] == "BF16":
+        s = (np.frombuffer(scales[2], "<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        s = np.frombuffer(scales[2], {"F16": "<f2", "F32": "<f4"}[scales[0]])
+    with np.errstate(all="ignore"):
+        values = (codes - zeros[of]).astype(np.float32) * s.astype(np.float32).reshape(-1, n)[of]
+    return (n, k), values.T
