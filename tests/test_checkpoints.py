@@ -9,12 +9,14 @@ import contextlib
 import io
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from files import KINDS, safetensors, with_header
+from gguf import GGUFWriter
 from helpers import converted, normal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ from numpy.testing import assert_array_equal
 import qgemm
 from qgemm.codec.search import search, searched
 from qgemm.converter import open_source
-from qgemm.errors import CheckpointError
+from qgemm.errors import CheckpointError, GGUFNotFoundError
 from qgemm.files.imatrix import read_imatrix
 
 GOLDEN = np.load(Path(__file__).parent / "data" / "ggml_search.npz")
@@ -277,3 +279,81 @@ def test_what_is_no_imatrix(raw, tmp_path):
     for bad in (np.nan, -1):
         with pytest.raises(CheckpointError, match="an importance is negative or not finite"):
             read_imatrix(legacy(tmp_path / "i.dat", {"w": (1, np.float32([1, bad]))}))
+
+
+# ---------------------------------------------------------------- shards
+
+
+def names_of(path: Path, **options: bool) -> list[str]:
+    with open_source(path, **options) as source:
+        return sorted(source.weights)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_the_first_shard_brings_the_others(indexed, tmp_path):
+    """As of .gguf files, with an index beside or without; a folder of shards is opened so too."""
+    index = sharded(tmp_path / "m")
+    first, second = sorted((tmp_path / "m").glob("*.safetensors"))
+    if not indexed:
+        index.unlink()
+    both = ["a.weight", "b.weight"]
+    assert names_of(first) == names_of(tmp_path / "m") == both
+    assert (names_of(first, part=True), names_of(second, part=True)) == (both[:1], both[1:])
+    with open_source(first) as source:
+        assert {str(first), str(second)} <= set(source.files)
+    with pytest.raises(CheckpointError, match=r"is shard 2 of 2: open the first, .*m-00001-of-00002\.safetensors"):
+        open_source(second)
+    second.unlink()
+    with pytest.raises(GGUFNotFoundError, match=r"00002-of-00002.*No such file.*one of 2 shards.*--part"):
+        open_source(first)
+    assert names_of(first, part=True) == both[:1]
+
+
+def test_shards_that_do_not_fit(tmp_path):
+    index = sharded(tmp_path / "m")
+    first, second = sorted((tmp_path / "m").glob("*.safetensors"))
+    index.write_text(json.dumps({"weight_map": {"a.weight": first.name}}))
+    with pytest.raises(CheckpointError, match=r"00002\.safetensors: tensor 'b\.weight': the index has it in no file"):
+        open_source(first)
+    index.unlink()
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointError, match=r"00002\.safetensors: tensor 'a\.weight': is also in .*00001"):
+        open_source(first)
+
+
+@pytest.mark.parametrize("count", [30_000_000, 2**60, 10**19])
+def test_more_shards_than_the_folder_holds(count, tmp_path):
+    path = safetensors(tmp_path / f"m-00001-of-{count}.safetensors", {"w": normal(2)})
+    tracemalloc.start()
+    with pytest.raises(GGUFNotFoundError, match="m-00002-of-"):
+        open_source(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "name", ["m-00001-of-00001", "m-00000-of-00002", "m-00003-of-00002", "m-1-of-2", "m-000001-of-00002"]
+)
+def test_names_that_are_not_those_of_shards(name, tmp_path):
+    assert names_of(safetensors(tmp_path / f"{name}.safetensors", {"w": normal(2)})) == ["w"]
+
+
+def test_part_of_a_split_gguf_file(run, tmp_path):
+    """One shard of .gguf, the second too, becomes a file that is whole: nothing in it says that it was a shard."""
+    writer = GGUFWriter(tmp_path / "m.gguf", "test", split_max_tensors=1)
+    for name in "ab":
+        writer.add_tensor(name, normal(4, 32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first, second = sorted(tmp_path.glob("*.gguf"))
+    assert names_of(first) == ["a", "b"]
+    assert (names_of(first, part=True), names_of(second, part=True)) == (["a"], ["b"])
+    for part, name in ((first, "a"), (second, "b")):
+        assert run("convert", part, tmp_path / f"{name}.gguf", "q8_0", "--part")[0] == 0
+        with qgemm.open(tmp_path / f"{name}.gguf") as file:
+            assert list(file) == [name]
+            assert not [key for key in file.metadata if key.startswith("split.")]
+    assert len(qgemm.convert(second, tmp_path / "c.gguf", "f16", part=True).lines) == 1

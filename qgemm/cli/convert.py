@@ -30,7 +30,7 @@ DESCRIPTION = f"""\
 Convert the weights of SRC to TYPE and write them to DST. A DST that exists is replaced only with --force, then whole
 or not at all; one that belongs to SRC never.
 
-  SRC   .gguf (or the first shard), .safetensors, .safetensors.index.json, a checkpoint's folder, .npy, .npz;
+  SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
         checkpoints quantized by AWQ, GPTQ or as kbit
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16
   TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)}
@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--like", metavar="BASE", help="metadata, names, order and layout of BASE, a .gguf file of the same model"
     )
+    parser.add_argument("--part", action="store_true", help="of a shard that file alone, not all of its model")
     parser.add_argument("--force", action="store_true", help="replace DST if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
     parser.add_argument("--threads", metavar="N", type=count, help="default: one for each core; at most 4 with cuda")
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
     with (
-        opened(args.source, renames, args.like, [args.imatrix]) as source,
+        opened(args.source, renames, args.like, [args.imatrix], args.part) as source,
         Progress("convert", source.nbytes) as progress,
     ):
         files = [*source.files, args.target]

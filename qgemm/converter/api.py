@@ -38,10 +38,14 @@ class Conversion(NamedTuple):
 
 
 def opened(
-    src: PathLike, rename: Iterable[Rename] = (), like: PathLike | None = None, beside: Iterable[PathLike | None] = ()
+    src: PathLike,
+    rename: Iterable[Rename] = (),
+    like: PathLike | None = None,
+    beside: Iterable[PathLike | None] = (),
+    part: bool = False,
 ) -> Source:
     """An open source as it is to be converted: with new names, or like another file; beside: other files in use."""
-    source = open_source(src)
+    source = open_source(src, part=part)
     try:
         source = renamed(source, list(rename))
         if like is not None:
@@ -66,6 +70,7 @@ def convert(
     allow_requantize: bool = False,
     search: bool = False,
     imatrix: PathLike | None = None,
+    part: bool = False,
     force: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -84,6 +89,7 @@ def convert(
     Hugging Face becomes a model that runs.
     pure: the output matrix in `type` too. allow_requantize: quantize again where codes cannot be copied.
     search: look for better scales; imatrix: llama.cpp's importance matrix, search with it for its tensors.
+    part: of a shard, which otherwise brings all others with it, that file alone.
     force: replace an old `dst`, whole or not at all; a file that belongs to `src` never. dry_run: only plan.
     threads: default one a core. backend: "cuda" encodes on the GPU, into the same bytes. max_rel_error: fail if a
     tensor's relative RMS error is above. progress: called with the bytes of `src` that are done, and all.
@@ -101,7 +107,7 @@ def convert(
         {} if imatrix is None else read_imatrix(imatrix),
     )
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
-    with opened(src, renames, like, [imatrix]) as source:
+    with opened(src, renames, like, [imatrix], part) as source:
         total, done = source.nbytes, 0
 
         def advance(nbytes: int) -> None:

@@ -7,24 +7,39 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from qgemm.errors import CheckpointError, GGUFError
+from qgemm.errors import CheckpointError, GGUFError, GGUFNotFoundError
 from qgemm.files.documents import shards
 from qgemm.files.gguf.parts import SUFFIXES, Joiner
 from qgemm.files.paths import shown, shown_path
 from qgemm.files.safetensors import SafetensorsFile
+from qgemm.files.shards import shard_name
 
 from . import eight_bits, packed
 from .arrays import Stored, of_stored
 from .quantization import CONFIGS, EightBits, Method, Said, method_of, refuse_packed
 from .weight import SAFETENSORS, Source, Weight, of_tensor
 
-INDEX = ".safetensors.index.json"
+SUFFIX = ".safetensors"
+INDEX = f"{SUFFIX}.index.json"
 BESIDE = "*config.json", "tokenizer*", f"*{INDEX}"  # what else belongs to a checkpoint in its folder
 
 
-def safetensors(path: str) -> Source:
-    """One file."""
-    return _opened(path, [path], None)
+def safetensors(path: str, part: bool = False) -> Source:
+    """One file, or all shards given the first, or (part) any shard alone."""
+    name = None if part else shard_name(path, SUFFIX)
+    if name is None or name.shards == 1:
+        return _opened(path, [path], None)
+    if name.number > 1:
+        first = shown_path(name.path(1))
+        raise CheckpointError(f"{shown_path(path)}: is shard {name.number} of {name.shards}: open the first, {first}")
+    try:
+        paths = name.paths()
+    except GGUFNotFoundError as error:
+        rest = f"{shown_path(path)} is one of {name.shards} shards, which `qgemm convert --part` reads alone"
+        raise GGUFNotFoundError(f"{error}; {rest}") from error
+    whole = name.stem + INDEX
+    placed = shards(whole) if os.path.exists(whole) else None
+    return _opened(path, paths, placed)
 
 
 def index(path: str) -> Source:
@@ -34,9 +49,12 @@ def index(path: str) -> Source:
 
 
 def inside(folder: str) -> str:
-    """The index or the one file of safetensors in a folder."""
-    for pattern in (f"*{INDEX}", "*.safetensors"):
+    """The index, the one file or the first of the shards of safetensors in a folder."""
+    for pattern in (f"*{INDEX}", f"*{SUFFIX}"):
         found = glob.glob(os.path.join(glob.escape(folder), pattern))
+        if len(found) > 1:
+            shard_names = {each: shard_name(each, SUFFIX) for each in found}
+            found = [each for each, name in shard_names.items() if name is None or name.number == 1] or found
         if len(found) == 1:
             return found[0]
         if found:
@@ -58,6 +76,9 @@ def _opened(path: str, paths: list[str], placed: Mapping[str, str] | None) -> So
                 if placed is not None and placed.get(name) != each:
                     there = shown_path(placed.get(name, "no file"))
                     raise CheckpointError(f"{shown_path(each)}: tensor {shown(name)}: the index has it in {there}")
+                if name in stored:
+                    there = shown_path(stored[name].file.path)
+                    raise CheckpointError(f"{shown_path(each)}: tensor {shown(name)}: is also in {there}")
                 stored[name] = Stored(file, entry)
         for name in placed or ():
             if name not in stored:

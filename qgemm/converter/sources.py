@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import open as open_gguf
@@ -18,20 +19,23 @@ from .quantization import refuse_packed
 from .weight import Source, of_tensor
 
 
-def open_source(path: PathLike, kind: str = "") -> Source:
-    """Open what is at a path by the end of its name, or as if that were `kind`; a folder by what is in it."""
+def open_source(path: PathLike, kind: str = "", part: bool = False) -> Source:
+    """Open what is at a path by the end of its name, or as if that were `kind`; a folder by what is in it.
+
+    A shard brings the others with it; part: it alone.
+    """
     name = path_string(path)
     if os.path.isdir(name):
         name = checkpoint.inside(name)
     for suffix, opened in SOURCES.items():
         if (kind or name).endswith(suffix):
-            return opened(name)
+            return PARTS[suffix](name) if part and suffix in PARTS else opened(name)
     raise QgemmError(f"{shown_path(name)}: must be a folder, or its name end in {', '.join(SOURCES)}")
 
 
-def gguf(path: str) -> Source:
-    """A .gguf file, or the first shard of a split model."""
-    file = open_gguf(path)
+def gguf(path: str, part: bool = False) -> Source:
+    """A .gguf file, or the first shard of a split model, or (part) any shard alone."""
+    file = open_gguf(path, part=part)
     with ExitStack() as undo:
         undo.callback(file.close)
         metadata = file.metadata
@@ -60,4 +64,8 @@ SOURCES: dict[str, Callable[[str], Source]] = {
     checkpoint.INDEX: checkpoint.index,
     ".npy": npy,
     ".npz": npz,
+}
+PARTS: dict[str, Callable[[str], Source]] = {  # of those, what can be split: one shard
+    ".gguf": partial(gguf, part=True),
+    ".safetensors": partial(checkpoint.safetensors, part=True),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from math import prod
 from typing import Any
 
@@ -87,7 +88,7 @@ def npz(files: Files, main: str) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 def checkpoint(files: Files, main: str) -> dict[str, tuple[tuple[int, ...], Any]]:
     """The tensors of a checkpoint, by name their shape and their values, None where there are none."""
-    tensors = index(files, main) if main.endswith(INDEX) else safetensors(files[main])
+    tensors = index(files, main) if main.endswith(INDEX) else sharded(files, main)
     method = config(files)
     found: dict[str, tuple[tuple[int, ...], Any]] = {}
     packed = {name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")}
@@ -104,6 +105,28 @@ def checkpoint(files: Files, main: str) -> dict[str, tuple[tuple[int, ...], Any]
     plain = {name: tensor for name, tensor in tensors.items() if name not in parts}
     kbit({name: (GGML.get(kind, -1), shape or (1,), data) for name, (kind, shape, data) in plain.items()})
     return found | {name: (shape, None) for name, (_, shape, _) in plain.items()}
+
+
+def sharded(files: Files, main: str) -> dict[str, Tensor]:
+    """The tensors of a file and, if it is called as the first of some, of the others."""
+    found = re.fullmatch(r"(.*)-00001-of-([0-9]{5})\.safetensors", main)
+    if found is None:
+        return safetensors(files[main])
+    stem, count = found[1], int(found[2])
+    names = [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    need(all(name in files for name in names), "a shard is missing")
+    if f"{stem}{INDEX}" in files:
+        tensors = index(files, f"{stem}{INDEX}")
+        placed = document(files[f"{stem}{INDEX}"])["weight_map"]
+        need(set(placed.values()) <= set(names), "an index of other files")
+        need(all(safetensors(files[name]).keys() <= tensors.keys() for name in names), "a shard without a place")
+        return tensors
+    tensors = {}
+    for name in names:
+        held = safetensors(files[name])
+        need(not held.keys() & tensors.keys(), "a tensor in two shards")
+        tensors |= held
+    return tensors
 
 
 def index(files: Files, main: str) -> dict[str, Tensor]:

@@ -194,7 +194,7 @@ def draw_safetensors(rng: Random) -> tuple[Files, str]:
 
 
 def draw_index(rng: Random) -> tuple[Files, str]:
-    """Two shards and their index."""
+    """Two shards and their index, of which one or the other is opened."""
     names = {"a.weight": "m-00001-of-00002.safetensors", "b.weight": "m-00002-of-00002.safetensors"}
     document = tree(json.dumps({"metadata": {"total_size": 512}, "weight_map": names}))
     files = {}
@@ -210,7 +210,12 @@ def draw_index(rng: Random) -> tuple[Files, str]:
     files[main] = finished(rng, json_bytes(rng, document))
     if rng.random() < 0.05:
         del files[next(iter(names.values()))]
-    return files, main
+    pick, first = rng.random(), names["a.weight"]
+    if pick > 0.4 or first not in files:
+        return files, main
+    if pick < 0.2:
+        del files[main]
+    return files, first
 
 
 @cache

@@ -97,7 +97,7 @@ class GGUFFile(Mapping[str, Tensor]):
     Comes from `qgemm.open`. After `close`, names, formats and shapes stay; blocks and metadata do not.
     """
 
-    def __init__(self, shards: list[Shard]) -> None:
+    def __init__(self, shards: list[Shard], part: bool = False) -> None:
         self._shards = shards
         self._places: dict[str, tuple[str, int]] = {}
         stored: dict[str, Tensor] = {}
@@ -111,11 +111,11 @@ class GGUFFile(Mapping[str, Tensor]):
                 self._places[name] = shard.path, entry.offset
         for shard in shards:
             total = shard.header.split.tensors
-            if total not in (None, len(stored)):
+            if total not in (None, len(stored)) and not part:
                 who = f"{shown_path(shard.path)}: key {shown(SPLIT_TENSORS)}"
                 raise GGUFError(f"{who}: is {total}, there are {len(stored)} tensors")
         # What tells one shard from the next says nothing about the model, and would be wrong in a copy of it.
-        hidden = SPLIT_KEYS if len(shards) > 1 else ()
+        hidden = SPLIT_KEYS if len(shards) > 1 or part else ()
         keys = {key: place for key, place in shards[0].header.keys.items() if key not in hidden}
         self._joiner = gguf_parts.Joiner()
         if gguf_parts.VERSION in keys:
@@ -195,8 +195,8 @@ class GGUFFile(Mapping[str, Tensor]):
         return f"<GGUFFile {self.path!r}: {len(self)} tensors, {len(self.metadata)} keys{state}>"
 
 
-def open(path: PathLike) -> GGUFFile:
-    """Open a .gguf file or, given its first shard, a split model.
+def open(path: PathLike, *, part: bool = False) -> GGUFFile:
+    """Open a .gguf file or, given its first shard, a split model; part: any shard of one, alone.
 
     >>> with qgemm.open("model.gguf") as model:
     ...     weight = model["blk.0.attn_q.weight"]
@@ -207,14 +207,14 @@ def open(path: PathLike) -> GGUFFile:
     with ExitStack() as undo:
         first = undo.enter_context(closing(Shard(path_string(path))))
         shards = [first]
-        for sibling in _siblings(first):
+        for sibling in () if part else _siblings(first):
             shard = undo.enter_context(closing(Shard(sibling)))
             number, count, _ = shard.header.split
             if (number, count) != (len(shards), first.header.split.shards):
                 who = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
                 raise GGUFError(f"{who}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
             shards.append(shard)
-        opened = GGUFFile(shards)
+        opened = GGUFFile(shards, part)
         undo.pop_all()
     return opened
 
