@@ -18,7 +18,7 @@ from qgemm.cuda.kernels import prefill_sm90, sm90_grid
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 
 SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
-FOUND = np.dtype([(name, "<i4") for name in ("cta", "tile", "first", "end", "first_peer", "peers")])
+FOUND = np.dtype([(name, "<i4") for name in ("cta", "tile", "first", "end", "first_peer", "peers", "finalized")])
 
 
 @cache
@@ -72,6 +72,7 @@ def test_grids_share_all_work(count, units, sms, single_tile, k_blocks):
     sizes = np.diff(np.append(starts, len(parts)))
     assert (parts["peers"] == np.repeat(sizes, sizes)).all()
     assert (parts["first_peer"] == np.repeat(parts["cta"][starts], sizes)).all()
+    assert (np.add.reduceat(parts["finalized"], starts) == 0b11).all()  # each of two epilogue tiles, by one CTA
     assert (parts["cta"] == parts["first_peer"] + np.arange(len(parts)) - np.repeat(starts, sizes)).all()
     if (
         not grid.cluster_split_k

@@ -3,9 +3,9 @@
 
 using namespace qgemm;
 
-// A CTA's part of a tile, and the CTAs that share that tile by its account.
+// A CTA's part of a tile, the CTAs that share that tile by its account, and the epilogue tiles that it finalizes (bits).
 struct Part {
-    int cta, tile, first, end, first_peer, peers;
+    int cta, tile, first, end, first_peer, peers, finalized;
 };
 
 // The work of all CTAs in order -> how many parts of tiles that is; `found` has room for `size`.
@@ -17,7 +17,8 @@ extern "C" int schedule(const StreamK& stream_k, int work_units, int ctas, Part*
         TileScheduler scheduler(stream_k, work_units);
         for (WorkTile work; scheduler.fetch(work) && count < size; ++count) {
             const TilePeers<2> peers = scheduler.peers<2>(work);
-            found[count] = {cta, work.tile, work.first, work.end, peers.first, peers.count};
+            const int finalized = peers.is_finalizer(cta) ? peers.epi_tiles_of(cta) : 0;
+            found[count] = {cta, work.tile, work.first, work.end, peers.first, peers.count, finalized};
         }
     }
     return count;
