@@ -102,6 +102,13 @@ class Tensor(Packed):
         picked = blocks[leading]
         return Tensor(self.format, (*picked.shape[:-1], self.shape[-1]), picked, self.name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied like any value; one of an open file as path, offset, and the file's size and time.
+
+        What comes out opens the file again at first use, and raises GGUFError if that is not the same file.
+        """
+        return type(self), (self.format, self.shape, self._blocks, self.name, self._read)
+
     def __len__(self) -> int:
         return self.shape[0]
 

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and args.x is None and len(args.m) > 1:
         raise UsageError("--out takes one product: give --x, or --m with a single number")
     need_gguf(args.file)
-    with open_gguf(args.file) as file:
+    with open_gguf(args.file, copy=True) as file:
         if args.out is not None:
             check_output(args.out, [*file.paths, *([] if args.x is None else [args.x])])
         w = file[args.tensor]

@@ -23,7 +23,8 @@ from qgemm.errors import QgemmError
 from qgemm.files import safetensors as layout
 from qgemm.files.atomic import allocate, replacing, write_at
 from qgemm.files.gguf.parts import ARCHITECTURE, OURS, codebook_of, fields_of
-from qgemm.files.gguf.reader import GGUFFile, Shard
+from qgemm.files.gguf.reader import GGUFFile
+from qgemm.files.gguf.shard import Shard
 from qgemm.files.gguf.writer import drafting
 from qgemm.files.npz import open_npz
 from qgemm.files.paths import shown, shown_path

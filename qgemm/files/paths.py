@@ -76,7 +76,7 @@ class Opened:
                 raise error(f"{shown_path(path)}: is empty")
             undo.pop_all()
         self.size = found.st_size
-        self._stamp = found.st_size, found.st_mtime_ns
+        self.stamp = found.st_size, found.st_mtime_ns
         self._close = weakref.finalize(self, os.close, self.fd)  # also for a file that nobody closes
 
     def check(self) -> None:
@@ -84,12 +84,12 @@ class Opened:
         self._check_open()
         with system_errors(self.path, "read"):
             found = os.fstat(self.fd)
-        if (found.st_size, found.st_mtime_ns) != self._stamp:
+        if (found.st_size, found.st_mtime_ns) != self.stamp:
             raise self._error(f"{shown_path(self.path)}: changed since it was opened")
 
     def _check_open(self) -> None:
         if not self._close.alive:
-            raise self._error(f"{shown_path(self.path)}: was closed")
+            raise self._error(f"{shown_path(self.path)}: was closed: what is in a file is read while it is open")
 
     def read(self, offset: int, size: int) -> NDArray[np.uint8]:
         """So many bytes from there, which the caller knows to be inside the file."""

@@ -6,10 +6,12 @@ and size only, the ggml types that neither decodes, so that their tensors can be
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
@@ -69,6 +71,28 @@ GGML_TYPES = MappingProxyType(
         for kind, sizes in GGML_QUANT_SIZES.items()
     }
 )
+
+
+def _of_registry(name: str, codebook: bytes | None) -> Format:
+    """A format that was pickled or copied: the one here, or its variant with another codebook."""
+    found = {fmt.name: fmt for fmt in (*GGML_TYPES.values(), *FORMATS.values())}[name]
+    if codebook is None:
+        return found
+    assert found.variant is not None
+    return found.variant(np.frombuffer(codebook, np.float32), None)
+
+
+def _reduced(fmt: Format) -> str | tuple[Any, ...]:
+    """How a format is pickled: by its name, for its functions need none of their own."""
+    known = {each.name: each for each in (*GGML_TYPES.values(), *FORMATS.values())}.get(fmt.name)
+    if known == fmt:
+        return _of_registry, (fmt.name, None)
+    if known is not None and known.variant is not None and fmt.codebook is not None:
+        return _of_registry, (fmt.name, fmt.codebook.tobytes())
+    return object.__reduce_ex__(fmt, 2)
+
+
+copyreg.pickle(Format, _reduced)
 
 
 def format_named(name: str | Format, to_write: bool = False) -> Format:

@@ -152,6 +152,9 @@ class Joiner:
                 found[whole] = self._join(whole, stored, refusal)
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Joiner, ()  # what it keeps can be made again
+
     def forget(self) -> None:
         """Let go of the blocks that are kept."""
         self._last = None
@@ -186,15 +189,8 @@ class Joiner:
         except CodebookError as error:
             raise refusal(name + CODEBOOK, str(error)) from None
 
-        def read(start: int, stop: int) -> Blocks:
-            blocks = np.empty(stop - start, fmt.dtype)
-            for field, part in fields.items():
-                width = prod(fmt.dtype[field].shape)
-                flat = part.read(start * width, stop * width).view(fmt.dtype[field].base)
-                blocks[field] = flat.reshape(-1, *fmt.dtype[field].shape)
-            return blocks
-
-        return Tensor(fmt, shape, lambda: self._blocks(name, fmt, fields), name, read)
+        blocks = JoinedBlocks(self, name, fmt, fields)
+        return Tensor(fmt, shape, blocks, name, blocks.read)
 
     def _format(self, fmt: Format, codebook: Tensor) -> Format:
         """The format with this codebook; the one in FORMATS if it is the default."""
@@ -205,7 +201,8 @@ class Joiner:
             self._formats[key] = fmt if made == fmt else made
         return self._formats[key]
 
-    def _blocks(self, name: str, fmt: Format, fields: Mapping[str, Tensor]) -> Blocks:
+    def blocks(self, name: str, fmt: Format, fields: Mapping[str, Tensor]) -> Blocks:
+        """The blocks of a tensor, from those of its parts."""
         stored = {field: part.blocks for field, part in fields.items()}  # looks at the file first, as for any tensor
         last = self._last
         if last is not None and last[0] == name:
@@ -225,3 +222,23 @@ class Joiner:
         blocks.flags.writeable = False
         self._last = name, blocks.reshape(shape)
         return self._last[1]
+
+
+class JoinedBlocks:
+    """The blocks of one tensor from its parts, by field: all of them when it is called, a range by `read`."""
+
+    def __init__(self, joiner: Joiner, name: str, fmt: Format, fields: Mapping[str, Tensor]) -> None:
+        self._joiner, self._name, self._format, self._fields = joiner, name, fmt, fields
+
+    def __call__(self) -> Blocks:
+        """All blocks."""
+        return self._joiner.blocks(self._name, self._format, self._fields)
+
+    def read(self, start: int, stop: int) -> Blocks:
+        """Blocks start to stop, in memory of their own."""
+        blocks = np.empty(stop - start, self._format.dtype)
+        for field, part in self._fields.items():
+            dtype = self._format.dtype[field]
+            width = prod(dtype.shape)
+            blocks[field] = part.read(start * width, stop * width).view(dtype.base).reshape(-1, *dtype.shape)
+        return blocks

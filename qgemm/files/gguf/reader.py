@@ -1,68 +1,22 @@
 """Opening .gguf files: a mapping of names to Tensors whose blocks are views of the mapped file.
 
-The structure is checked on opening (gguf_header.py), the data is read only where it is used. What was checked
-stays true: before bytes are handed out, the file must still have the size and modification time that it had.
-Only a file that is cut short while bytes in hand are being read still ends in SIGBUS, as any mapping does.
+The structure is checked on opening (header.py), the data is read only where it is used (shard.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from functools import partial
-from mmap import ACCESS_READ, mmap
 
-import numpy as np
-
-from qgemm.codec.format import Blocks
 from qgemm.errors import GGUFError, NameNotFoundError
-from qgemm.files.paths import Opened, PathLike, path_string, shown, shown_path, system_errors
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.files.shards import ShardName, shard_name
 from qgemm.tensor import Tensor
 
 from . import parts as gguf_parts
-from .header import Entry, Place, read_header
+from .header import Place
 from .layout import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, Value, read_value
-
-
-class Shard:
-    """One open file: its header, its mapping, and the guard between its bytes and their readers."""
-
-    def __init__(self, path: str, fd: int | None = None) -> None:
-        """fd: of the file, if it is open already."""
-        self.path = path
-        self._file = Opened(path, fd=fd)
-        with ExitStack() as undo, system_errors(path, "read"):
-            undo.callback(self._file.close)
-            try:
-                mapped = mmap(self._file.fd, self._file.size, access=ACCESS_READ)
-            except ValueError as error:  # it shrank just now
-                raise GGUFError(f"{shown_path(path)}: cannot be mapped: {error}") from error
-            undo.callback(mapped.close)
-            self.header = read_header(path, mapped)
-            undo.pop_all()
-        self._mapped: mmap | None = mapped
-
-    def mapped(self) -> mmap:
-        """The bytes of the file, if they are still those that were checked."""
-        self._file.check()  # reading behind a new end would be a SIGBUS
-        assert self._mapped is not None, "there is none only once the file is closed"
-        return self._mapped
-
-    def blocks(self, entry: Entry) -> Blocks:
-        """The blocks [..., N, K / weights per block] of a tensor, a read-only view of the mapping."""
-        view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.mapped(), entry.offset)
-        return view
-
-    def read(self, entry: Entry, start: int, stop: int) -> Blocks:
-        """Blocks start to stop of a tensor, read into memory of their own."""
-        size = entry.format.block_bytes
-        return self._file.read(entry.offset + start * size, (stop - start) * size).view(entry.format.dtype)
-
-    def close(self) -> None:
-        """Let go of the file. Views in other hands keep the mapping, which is never closed itself, alive."""
-        self._mapped = None
-        self._file.close()
+from .shard import Shard, StoredBlocks
 
 
 class Metadata(Mapping[str, Value]):
@@ -105,9 +59,8 @@ class GGUFFile(Mapping[str, Tensor]):
             for name, entry in shard.header.tensors.items():
                 if name in stored:
                     raise self._refusal(shard.path, name, f"is also in {shown_path(self._places[name][0])}")
-                stored[name] = Tensor(
-                    entry.format, entry.shape, partial(shard.blocks, entry), name, partial(shard.read, entry)
-                )
+                blocks = StoredBlocks(shard, entry)
+                stored[name] = Tensor(entry.format, entry.shape, blocks, name, blocks.read)
                 self._places[name] = shard.path, entry.offset
         for shard in shards:
             total = shard.header.split.tensors
@@ -195,8 +148,12 @@ class GGUFFile(Mapping[str, Tensor]):
         return f"<GGUFFile {self.path!r}: {len(self)} tensors, {len(self.metadata)} keys{state}>"
 
 
-def open(path: PathLike, *, part: bool = False) -> GGUFFile:
+def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
     """Open a .gguf file or, given its first shard, a split model; part: any shard of one, alone.
+
+    The blocks of a tensor are a view of the mapped file, which costs no memory and no time. If another program cuts the
+    file short while they are read, the system ends the process (SIGBUS). copy: they are read into memory when they are
+    first used, and stay there until the file is closed; a file that was cut is then an error like any other.
 
     >>> with qgemm.open("model.gguf") as model:
     ...     weight = model["blk.0.attn_q.weight"]
@@ -205,10 +162,10 @@ def open(path: PathLike, *, part: bool = False) -> GGUFFile:
     its subclass GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
     """
     with ExitStack() as undo:
-        first = undo.enter_context(closing(Shard(path_string(path))))
+        first = undo.enter_context(closing(Shard(path_string(path), copy=copy)))
         shards = [first]
         for sibling in () if part else _siblings(first):
-            shard = undo.enter_context(closing(Shard(sibling)))
+            shard = undo.enter_context(closing(Shard(sibling, copy=copy)))
             number, count, _ = shard.header.split
             if (number, count) != (len(shards), first.header.split.shards):
                 who = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
