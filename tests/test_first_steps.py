@@ -14,6 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from helpers import EXCERPT
 
 import qgemm
+from qgemm.arguments import PreparedActivations
 from qgemm.cuda.driver import device
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.formats import GGML_TYPES
@@ -34,6 +35,9 @@ def test_a_tensor_name_with_a_typo_names_near_ones():
         with pytest.raises(qgemm.QgemmError, match=r"no tensor 'a\\x1b\[2J'; `qgemm info` lists the names"):
             model["a\x1b[2J"]
         assert model.get("blk.2.atn_q.q4_0") is None
+        with pytest.raises(KeyError, match=r"there is no key 'general\.nam'; close are general\.name"):
+            model.metadata["general.nam"]
+        assert model.metadata.get("general.nam", 7) == 7
         assert "blk.2.atn_q.q4_0" not in model
 
 
@@ -139,10 +143,18 @@ def test_weights_on_a_device_and_x_on_the_host():
             qgemm.matmul_many(X, weights)
 
 
+@pytest.mark.parametrize("x", [OnCuda(), PreparedActivations()], ids=["array", "prepared"])
+def test_x_on_a_device(x):
+    with pytest.raises(qgemm.UnsupportedError, match=r"^x is on a CUDA device, w on the host \(<Tensor Q4_0 5 x 64>\)"):
+        qgemm.matmul(x, W)
+    with pytest.raises(TypeError, match=r"^w must be a Tensor or DeviceTensor of packed weights, got numpy\.ndarray"):
+        qgemm.matmul(x, X)
+
+
 # ---------------------------------------------------------------- operators and attributes of arrays
 
 
-@pytest.mark.parametrize("x", [X, X[0], np.ones((2, 3, 64)), X.astype(np.float16), X.tolist()], ids=str)
+@pytest.mark.parametrize("x", [X, X[0], np.ones((2, 3, 64)), X.astype(np.float16), X.tolist()], ids=range(5))
 def test_x_at_w_transposed_is_matmul(x):
     np.testing.assert_array_equal(x @ W.T, qgemm.matmul(x, W))
 

@@ -116,8 +116,12 @@ def test_subnormal_scales_of_any_integers(flush):
     codes = rng.integers(-128, 256, (500, 2, 8)).astype(np.float32)
     scales = rng.integers(0, 1 << 25, (500, 2)).astype(np.int32).view(np.float32) * np.float32(-1)
     scales[::3] *= -1
+    codes[0, 0], scales[0, 0] = 1, np.array(packing.MANTISSA, np.int32).view(np.float32)  # the largest subnormal
     want = codes * scales[..., None]
     assert_same_bits(flushed(flush, lambda: packing.times(codes, scales)), want)
+    halves = codes + np.float32(0.5)  # are no integers, for which arithmetic has the word
+    want = flushed(flush, lambda: halves * scales[..., None])
+    assert_same_bits(flushed(flush, lambda: packing.times(halves, scales)), want)
 
 
 DIGEST = """

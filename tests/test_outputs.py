@@ -170,6 +170,15 @@ def test_arrays_of_a_device_are_compared_as_those_of_the_host(data):
         check_apart(views)
 
 
+def test_arrays_of_which_it_is_too_hard_to_tell_count_as_overlapping(monkeypatch):
+    monkeypatch.setattr("qgemm.arguments.MAX_WORK", 1)
+    memory = np.zeros(40_000, np.float32)
+    strides = [4 * step for step in (192, 48, 7, 5)]
+    views = [np.lib.stride_tricks.as_strided(memory[start:], (9, 8, 7, 6), strides) for start in (0, 1)]
+    with pytest.raises(qgemm.UnsupportedError, match=r"outs\[0\] and outs\[1\] share memory"):
+        check_apart(views)
+
+
 # ---------------------------------------------------------------- slices of tokens
 
 

@@ -53,6 +53,7 @@ def test_any_bytes_decode_as_the_package_decodes_them(fmt):
     for got in (fmt.decode(blocks[0]), fmt.dequantize(blocks).reshape(want.shape)):
         np.testing.assert_array_equal(np.isnan(got), nan)
         np.testing.assert_array_equal(got.view(np.uint32)[~nan], want.view(np.uint32)[~nan])
+    np.testing.assert_array_equal(fmt.decode(blocks[0][:9:2]), want[:9:2])
     one = qgemm.Tensor(fmt, (1, 1, fmt.weights), blocks[:, None, 7:8])
     np.testing.assert_array_equal(one.dequantize()[0, 0], want[7])
 

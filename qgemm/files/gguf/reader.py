@@ -30,6 +30,9 @@ class Metadata(Mapping[str, Value]):
         self._shard, self._places = shard, places
 
     def __getitem__(self, key: str) -> Value:
+        if key not in self._places:
+            what = f"{shown_path(self._shard.path)}: there is no key"
+            raise NameNotFoundError(what, key, self._places, f"; there are {len(self)}, list(file.metadata)")
         return read_value(self._shard.mapped(), *self._places[key])
 
     def __iter__(self) -> Iterator[str]:
