@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from files import spoiled
 from gguf.constants import GGMLQuantizationType
-from helpers import WEIGHT, lines_of
+from helpers import WEIGHT, lines_of, normal
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import INTEGER, each, problems
@@ -227,6 +228,33 @@ def test_verify_in_bounded_memory(run, tmp_path):
     tracemalloc.stop()
     assert status == 0
     assert peak < 64 << 20
+
+
+def test_verify_long_rows_in_bounded_memory(run, tmp_path):
+    """x of a row of 2^23 weights would be 128 MiB, the row in float64 64 MiB; the third row ends in a NaN."""
+    blocks = np.zeros((3, 1 << 18), qgemm.FORMATS["q4_0"].dtype)
+    blocks["d"] = 1
+    blocks["qs"] = 0x79
+    blocks["d"][2, -1] = np.nan
+    qgemm.write(tmp_path / "x.gguf", {"w": qgemm.Tensor("q4_0", (3, 1 << 23), blocks), "f": normal(2, 65536 + 96)})
+    tracemalloc.start()
+    status, out, _ = run("verify", tmp_path / "x.gguf")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    found = lines_of(out, "tensor")
+    assert status == 1
+    assert (found["w"][2], found["f"][-1]) == (f"1, first [2, {(1 << 18) - 1}]", "ok")
+    assert 0 < float(found["f"][4]) < 1
+    assert peak < 48 << 20
+
+
+def test_verify_notices_a_file_that_is_cut(refused, tmp_path, monkeypatch):
+    """It reads through a descriptor: an error, where a mapping would end the process by SIGBUS."""
+    path = tmp_path / "x.gguf"
+    qgemm.write(path, {"w": weights((64, 1024))})
+    monkeypatch.setattr(checks, "PIECE", 4096)
+    monkeypatch.setattr(checks.Progress, "advance", lambda self, nbytes: os.truncate(path, 8192))
+    assert "x.gguf: changed since it was opened" in refused("verify", path)
 
 
 def test_kbit_tensors_are_tensors_like_others(run, tmp_path):

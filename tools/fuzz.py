@@ -168,7 +168,7 @@ def _read_source(path: str) -> dict[str, Any]:
     return found
 
 
-READERS = {"gguf": _read_gguf, "source": _read_source, "imatrix": read_imatrix}
+READERS = {"gguf": _read_gguf, "source": _read_source, "imatrix": lambda path: dict(read_imatrix(path))}
 
 
 def _otherwise(kind: Kind, files: Files, main: str, verdict: str, held: Any) -> str:

@@ -1,6 +1,7 @@
 """The checks of `qgemm verify`: each looks at the tiles of one tensor and fills a cell of its line.
 
-Tiles keep memory bounded and every core busy. A tile is decoded once, for all checks.
+A tensor is read in pieces, through the file's descriptor, so that memory is bounded for any tensor and any row, and a
+file that is cut meanwhile ends in an error. Tiles of a piece keep every core busy. A tile is decoded for all checks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.converter.compare import compared
 from qgemm.converter.report import Line
 from qgemm.converter.weight import Weight
-from qgemm.errors import UnsupportedError
 from qgemm.ops import matmul, quantize_activations
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
@@ -30,7 +30,8 @@ from qgemm.text import json_value
 from .common import Progress, random_tokens
 
 TOKENS, SEED = 4, 0  # of the random x
-TILE = 1 << 15  # weights that a thread looks at at a time, in 2 MiB with all its temporaries
+TILE = 1 << 15  # weights that a thread looks at at a time, in 2 MiB with all its temporaries; a longer row is cut
+PIECE = 1 << 21  # weights that are read at a time
 ROW = 256  # weights of the rows that a vector is cut into: every block of ggml divides it
 NO_CODEC = "no codec"  # this library can list such a tensor, no more
 
@@ -50,8 +51,12 @@ class Cell(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Rows of a matrix: blocks [n, b], and the values [n, K] that they decode to, as they come and in float64."""
+    """Rows of a piece: blocks [n, b], and the values [n, K] that they decode to, as they come and in float64.
 
+    first: the number of the first block, in the whole tensor.
+    """
+
+    first: int
     rows: slice
     blocks: Blocks
     values: NDArray[Any]
@@ -59,13 +64,16 @@ class Tile(NamedTuple):
 
 
 class Check(ABC):
-    """Sees all tiles of a matrix w, from several threads and in any order, then says what it found."""
+    """Sees all tiles of a tensor, those of a piece from several threads and in any order, then says what it found."""
 
     title, key = "", ""  # of its column, and in JSON
 
-    def __init__(self, w: Tensor) -> None:
-        self.w = w
+    def __init__(self, fmt: Format) -> None:
+        self.format = fmt
         self.lock = Lock()
+
+    def begin(self, piece: Tensor) -> None:  # noqa: B027 few need it
+        """Make ready for the tiles of a piece, a matrix."""
 
     @abstractmethod
     def see(self, tile: Tile) -> None:
@@ -79,9 +87,9 @@ class Check(ABC):
 class _BadBlocks(Check):
     """A check of each block for itself: counts the bad ones, and remembers the first."""
 
-    def __init__(self, w: Tensor, shape: tuple[int, ...]) -> None:
-        super().__init__(w)
-        self.shape = shape  # of the tensor's blocks, before it became a matrix
+    def __init__(self, fmt: Format, shape: tuple[int, ...]) -> None:
+        super().__init__(fmt)
+        self.shape = shape  # of the tensor's blocks
         self.count, self.first = 0, prod(shape)
 
     @abstractmethod
@@ -89,10 +97,10 @@ class _BadBlocks(Check):
         """Whether each value [n, K] of a tile is good."""
 
     def see(self, tile: Tile) -> None:
-        good = self.good(tile).reshape(-1, self.w.format.weights).all(axis=1)
+        good = self.good(tile).reshape(-1, self.format.weights).all(axis=1)
         if good.all():
             return
-        first = tile.rows.start * tile.blocks.shape[1] + int(good.argmin())
+        first = tile.first + int(good.argmin())
         with self.lock:
             self.count += int(np.count_nonzero(~good))
             self.first = min(self.first, first)
@@ -120,7 +128,7 @@ class Decode(_BadBlocks):
     title, key = "decode", "decode"
 
     def good(self, tile: Tile) -> Booleans:
-        want = oracle(self.w.format, tile.blocks).reshape(tile.values.shape)
+        want = oracle(self.format, tile.blocks).reshape(tile.values.shape)
         same: Booleans = tile.values.view(np.uint32) == want.view(np.uint32)
         same |= np.isnan(tile.values) & np.isnan(want)
         return same
@@ -131,16 +139,19 @@ class ProductA16(Check):
 
     title, key = "a16 err/bound", "a16"
 
-    def __init__(self, w: Tensor) -> None:
-        super().__init__(w)
-        x = random_tokens(TOKENS, w.shape[1], SEED)
-        self.x = x.astype(np.float64)
-        self.y = matmul(x, w)
+    def __init__(self, fmt: Format, k: int) -> None:
+        """k: weights of a row of every piece."""
+        super().__init__(fmt)
+        self.tokens = random_tokens(TOKENS, k, SEED)
+        self.x = self.tokens.astype(np.float64)
         self.worst = 0.0
+
+    def begin(self, piece: Tensor) -> None:
+        self.y = matmul(self.tokens, piece)
 
     def want(self, tile: Tile) -> tuple[Doubles, Doubles]:
         """The exact product of x and a tile, and its bound."""
-        return self.x @ tile.exact.T, a16_bound(self.x, magnitudes(self.w.format, tile.blocks))
+        return self.x @ tile.exact.T, a16_bound(self.x, magnitudes(self.format, tile.blocks))
 
     def see(self, tile: Tile) -> None:
         worst = excess(self.y[:, tile.rows], *self.want(tile))
@@ -156,15 +167,15 @@ class ProductA8(ProductA16):
 
     title, key = "a8 err/bound", "a8"
 
-    def __init__(self, w: Tensor) -> None:
-        Check.__init__(self, w)
-        prepared = quantize_activations(random_tokens(TOKENS, w.shape[1], SEED))
-        self.blocks = prepared.blocks
-        self.y = matmul(prepared, w)
-        self.worst = 0.0
+    def __init__(self, fmt: Format, k: int) -> None:
+        super().__init__(fmt, k)
+        self.prepared = quantize_activations(self.tokens)
+
+    def begin(self, piece: Tensor) -> None:
+        self.y = matmul(self.prepared, piece)
 
     def want(self, tile: Tile) -> tuple[Doubles, Doubles]:
-        return a8_exact(self.blocks, self.w.format, tile.blocks)
+        return a8_exact(self.prepared.blocks, self.format, tile.blocks)
 
 
 CHECKS = (Finite, Decode, ProductA16, ProductA8)
@@ -172,18 +183,15 @@ CHECKS = (Finite, Decode, ProductA16, ProductA8)
 
 def checks_of(tensor: Tensor) -> list[Check | Cell]:
     """A check for each of CHECKS, or a cell that says why it does not apply."""
-    w, fmt, shape = as_matrix(tensor), tensor.format, tensor.blocks.shape
-    checks: list[Check | Cell] = [Finite(w, shape) if has_numbers(fmt) else Cell(NO_CODEC)]
+    fmt, (_, k) = tensor.format, as_matrix(tensor)
+    shape = *tensor.shape[:-1], fmt.blocks_in(tensor.shape[-1])
+    checks: list[Check | Cell] = [Finite(fmt, shape) if has_numbers(fmt) else Cell(NO_CODEC)]
     if fmt.levels is None:
         return [*checks, *[Cell(NO_CODEC)] * 3]
-    checks.append(Decode(w, shape) if has_oracle(fmt) and not fmt.decoded_by else Cell("no oracle"))
+    checks.append(Decode(fmt, shape) if has_oracle(fmt) and not fmt.decoded_by else Cell("no oracle"))
     if tensor.ndim == 1:
         return [*checks, *[Cell("no matrix")] * 2]
-    checks.append(ProductA16(w))
-    try:
-        return [*checks, ProductA8(w)]
-    except UnsupportedError:
-        return [*checks, Cell("no codes")]
+    return [*checks, ProductA16(fmt, k), ProductA8(fmt, k) if fmt.integer else Cell("no codes")]
 
 
 def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Cell, Line | None]:
@@ -203,26 +211,35 @@ def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Ce
 
 def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:
     """Show every tile of a tensor to every check."""
-    w = as_matrix(tensor)
-    blocks = w.blocks
+    fmt, (rows, k) = tensor.format, as_matrix(tensor)
+    width, most = fmt.blocks_in(k), max(1, PIECE // k)
+    for start in range(0, rows, most):
+        count = min(most, rows - start)
+        blocks = tensor.read(start * width, (start + count) * width).reshape(count, width)
+        for check in checks:
+            check.begin(Tensor(fmt, (count, k), blocks, tensor.name))
 
-    def work(rows: slice) -> None:
-        part = blocks[rows]
-        values = numbers(w.format, part)
-        with np.errstate(all="ignore"):  # whatever a file holds is data here
-            tile = Tile(rows, part, values, values.astype(np.float64))
-            for check in checks:
-                check.see(tile)
-        progress.advance(part.nbytes)
+        def work(rows: slice, blocks: Blocks = blocks, start: int = start) -> None:
+            part = blocks[rows]
+            values = numbers(fmt, part)
+            with np.errstate(all="ignore"):  # whatever a file holds is data here
+                tile = Tile((start + rows.start) * width, rows, part, values, values.astype(np.float64))
+                for check in checks:
+                    check.see(tile)
+            progress.advance(part.nbytes)
 
-    for_slices(w.shape[0], max(1, TILE // w.shape[1]), work)
+        for_slices(count, max(1, TILE // k), work)
 
 
-def as_matrix(tensor: Tensor) -> Tensor:
-    """The tensor's blocks as a matrix (rows, K); a vector is cut into rows of at most ROW, so that it too has tiles."""
-    k = tensor.shape[-1] if tensor.ndim > 1 else gcd(tensor.shape[-1], ROW)
-    rows = prod(tensor.shape) // k
-    return Tensor(tensor.format, (rows, k), tensor.blocks.reshape(rows, -1), tensor.name)
+def as_matrix(tensor: Tensor) -> tuple[int, int]:
+    """The rows and columns of the tensor as a matrix; a vector and rows longer than a tile are cut into equal ones."""
+    *_, k = tensor.shape
+    if tensor.ndim == 1:
+        k = gcd(k, ROW)
+    elif k > TILE:
+        weights = tensor.format.weights
+        k = weights * next(n for n in range(TILE // weights, 0, -1) if k // weights % n == 0)
+    return prod(tensor.shape) // k, k
 
 
 def has_numbers(fmt: Format) -> bool:

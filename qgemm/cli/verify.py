@@ -28,8 +28,8 @@ Whether a .gguf file is sound, and this library computes with it what it should:
 
   NaN/Inf        blocks (numbers, of plain types) that are NaN or infinite
   decode         decoded values, bit for bit against the gguf package
-  a16 err/bound  products with random x against float64; up to 1 they are
-  a8 err/bound   within the error that float32 sums of K terms can have
+  a16 err/bound  products with random x against float64 (rows beyond 32768 weights
+  a8 err/bound   in parts); up to 1 they are within the error of float32 sums
   RMS to OTHER   relative RMS difference to the tensor of that name in OTHER
 
 With --against a second table says what became of each tensor of OTHER, as `qgemm convert` does.

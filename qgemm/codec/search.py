@@ -31,17 +31,29 @@ def searched(fmt: Format) -> bool:
     return fmt.pack is not None and fmt.code_range[0] == 0
 
 
-def search(fmt: Format, x: Floats, importance: Floats) -> Blocks:
-    """Rows x [n, K], their importance [n, K] or [K] -> blocks [n * K / 32], of a format that is `searched`."""
+def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None = None) -> Blocks:
+    """Rows x [n, K], their importance [n, K], [K] or [1] -> blocks [n * K / 32], of a format that is `searched`.
+
+    mean: the mean square of the row of which x [1, K] is a part; else those of the rows x are taken.
+    """
     squares = x * x
-    mean = np.cumsum(squares, axis=1, dtype=np.float32)[:, -1:] / np.float32(x.shape[1])  # one by one, as in C
-    weights = (importance * np.sqrt(mean + squares)).reshape(-1, fmt.weights)
+    of_rows: Any = mean
+    if mean is None:
+        of_rows = np.cumsum(squares, axis=1, dtype=np.float32)[:, -1:] / np.float32(x.shape[1])  # one by one, as in C
+    weights = (importance * np.sqrt(of_rows + squares)).reshape(-1, fmt.weights)
     values = x.reshape(-1, fmt.weights)
     blocks = np.empty(len(values), fmt.dtype)
     for start in range(0, len(values), SHARE):
         part = slice(start, start + SHARE)
         blocks[part] = _blocks(fmt, values[part], weights[part])
     return blocks
+
+
+def sum_of_squares(x: Floats, total: np.float32) -> np.float32:
+    """The sum of the squares of the next part of a row, added one by one to those of what precedes it."""
+    with np.errstate(all="ignore"):  # what is not finite is refused elsewhere
+        terms = np.concatenate([[total], x * x])
+        return np.float32(np.cumsum(terms, dtype=np.float32)[-1])
 
 
 def _blocks(fmt: Format, x: Floats, weights: Floats) -> Blocks:

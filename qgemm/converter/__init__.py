@@ -11,6 +11,7 @@ views     weights made of others: rows in another order, stacked
 like      a checkpoint made like a .gguf file of the same model
 rules     which type each tensor gets
 encode    a range of weights into blocks, and the error
+searching the search for better scales in such a range
 device    the same on a GPU
 targets   what is written, whole or not at all
 job       all of it

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
-from qgemm.codec.search import search, searched
-from qgemm.errors import QgemmError
-from qgemm.files.paths import shown
+from qgemm.codec.search import searched
+from qgemm.files.imatrix import Importance, Importances, of_arrays
 
 from .rules import Options, Step
+from .searching import searcher
 from .weight import packed
 
 TOGETHER = 1 << 20  # weights that a few threads have at a time, in 40 MiB: long ranges, short waits for each other
@@ -46,8 +46,9 @@ def share(threads: int) -> int:
 
 
 def ranges(step: Step, weights: int, rows: bool = False) -> list[tuple[int, int]]:
-    """The ranges of about so many weights in which a tensor is gone through, of whole rows if asked for."""
-    least = lcm(step.weight.step, step.format.weights, step.weight.shape[-1] if rows else 1)
+    """The ranges of about so many weights in which a tensor is gone through; rows: whole ones, if so many have one."""
+    k = step.weight.shape[-1]
+    least = lcm(step.weight.step, step.format.weights, k if rows and k <= weights else 1)
     size, most = step.weight.size, max(1, weights // least) * least
     return [(start, min(start + most, size)) for start in range(0, size, most)]
 
@@ -87,7 +88,7 @@ def encoded(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, 
 
 
 class Encoder(NamedTuple):
-    """How weights become blocks; search: by looking for better scales, in whole rows."""
+    """How weights become blocks; search: by looking for better scales."""
 
     encode: Encode
     search: bool = False
@@ -96,26 +97,18 @@ class Encoder(NamedTuple):
 def encoder(step: Step, options: Options) -> Encoder:
     """The format's own, or the search for better scales where that is wanted and there is one."""
     weight, fmt = step.weight, step.format
-    importance = options.importance.get(weight.name)
+    importance = importance_of(weight.name, options)
     if not searched(fmt) or step.copied or step.by_codes or not (options.search or importance is not None):
         encode = fmt.encode
         assert encode is not None or step.copied, "the plan refuses formats without an encoder"
         return Encoder(lambda x, start: encode(x))  # type: ignore[misc]
-    *_, n, k = (1, *weight.shape)
-    matrices = weight.size // (n * k)
-    if importance is None:
-        importance = np.ones(k, np.float32)
-    elif importance.size != matrices * k:
-        who = f"importance of {shown(weight.name)}"
-        raise QgemmError(f"{who}: {importance.size} values are not those of {matrices} x {k} columns")
-    columns = importance.reshape(-1, k)
+    return Encoder(searcher(weight, fmt, importance), search=True)
 
-    def found(x: Floats, start: int) -> Blocks:
-        first, rows = start // k, x.size // k
-        of = columns[(first + np.arange(rows)) // n] if len(columns) > 1 else columns
-        return search(fmt, x.reshape(rows, k), of)
 
-    return Encoder(found, search=True)
+def importance_of(name: str, options: Options) -> Importance | None:
+    """The importance of a tensor's columns, None if there is none."""
+    known = options.importance
+    return (known if isinstance(known, Importances) else of_arrays(known)).importance(name)
 
 
 def faults(step: Step, start: int, stop: int, encode: Encode) -> Faults | None:

@@ -32,6 +32,7 @@ from .weight import GROUP, Codes, Groups, Weight
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
+UNPACKED = 1 << 17  # words that are unpacked at a time, into 2 MiB of int16
 ROWS = 8  # of W that are read at least: a word of zeros has as many columns
 
 
@@ -69,11 +70,23 @@ class _Matrix:
         runs = self.group_of[: self.k // GROUP * GROUP].reshape(-1, GROUP)
         # The group of each 32 weights of a row, where they share one.
         self.group_of_32 = runs[:, 0] if self.k % GROUP == 0 and (runs == runs[:, :1]).all() else None
-        zeros = self.unpacked(parts["qzeros"].columns(0, self.n // each), by_column=True)
-        self.zeros = int(self.zero(zeros).min()), int(self.zero(zeros).max())
+        self.zeros = self.zero_range()
         middle = 1 << method.bits - 1
         if method.symmetric and self.zeros != (middle, middle):
             raise self.refusal(f"is symmetric by its config, but has zeros of {self.zeros[0]} to {self.zeros[1]}")
+
+    def zero_range(self) -> tuple[int, int]:
+        """The least and the largest zero; groups may be as many as weights, so few are unpacked at a time."""
+        file, entry = self.parts["qzeros"]
+        groups, width = entry.shape
+        most = max(1, UNPACKED // width)
+        found: list[int] = []
+        for start in range(0, groups, most):
+            stop = min(start + most, groups)
+            words = file.read(entry, start * width, stop * width).reshape(-1, width)
+            zeros = self.zero(self.unpacked(words, by_column=True))
+            found += [int(zeros.min()), int(zeros.max())]
+        return min(found), max(found)
 
     def refusal(self, rule: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {self.method.name} tensor {shown(self.name)}: {rule}")

@@ -4,12 +4,16 @@ llama.cpp keeps them in .gguf files (for each tensor NAME the float32 tensors NA
 NAME.counts [experts, 1]) and formerly in files of its own:
 
     i32 entries, then each: i32 length, name; i32 calls; i32 count, float32 sums [count]
+
+All values are checked when a file is opened; they are read again, in ranges, where they are used.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,70 +26,143 @@ from .paths import Opened, PathLike, path_string, shown, shown_path
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 INT = struct.Struct("<i")
+TOGETHER = 1 << 18  # values that are checked at a time
+
+Read: TypeAlias = Callable[[int, int], Floats]  # values start to stop, counted over all experts
 
 
-def read_imatrix(path: PathLike) -> Mapping[str, Floats]:
-    """By tensor, the importance [experts, K] or, in files of the old kind, [experts * K]; float32."""
+@dataclass(frozen=True)
+class Importance:
+    """The importance of a tensor's columns: its shape, [experts, K] or [experts * K], and its values in ranges."""
+
+    shape: tuple[int, ...]
+    read: Read
+
+    @property
+    def size(self) -> int:
+        """How many values."""
+        return int(np.prod(self.shape, dtype=object))
+
+
+class Importances(Mapping[str, Floats]):
+    """By tensor, the importance [experts, K] or, in files of the old kind, [experts * K]; float32.
+
+    Values are read when they are asked for.
+    """
+
+    def __init__(self, found: Mapping[str, Importance]) -> None:
+        self._found = found
+
+    def importance(self, name: str) -> Importance | None:
+        """That of a tensor, of which nothing is read yet; None if there is none."""
+        return self._found.get(name)
+
+    def __getitem__(self, name: str) -> Floats:
+        found = self._found[name]
+        return found.read(0, found.size).reshape(found.shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found  # Mapping's own would read the values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def of_arrays(arrays: Mapping[str, Floats]) -> Importances:
+    """Importances that are in memory."""
+    return Importances({name: Importance(each.shape, _of_array(each)) for name, each in arrays.items()})
+
+
+def _of_array(values: Floats) -> Read:
+    return lambda start, stop: values.reshape(-1)[start:stop]
+
+
+def read_imatrix(path: PathLike) -> Importances:
+    """The importances in a file of either kind, which must not change while they are used."""
     name = path_string(path)
     file = Opened(name, CheckpointError)
     try:
-        if file.read(0, min(4, file.size)).tobytes() == MAGIC:
-            found = _of_gguf(name)
-        else:
-            found = _of_legacy(shown_path(name), file.read(0, file.size).tobytes())
-    finally:
+        legacy = file.read(0, min(4, file.size)).tobytes() != MAGIC
+        found = _of_legacy(file) if legacy else _of_gguf(name)
+    except BaseException:
         file.close()
-    for tensor, values in found.items():
-        if not (np.isfinite(values).all() and (values >= 0).all()):
-            raise CheckpointError(f"{shown_path(name)}: {shown(tensor)}: an importance is negative or not finite")
-    return found
+        raise
+    if not legacy:
+        file.close()
+    for tensor, each in found.items():
+        for start in range(0, each.size, TOGETHER):
+            values = each.read(start, min(start + TOGETHER, each.size))
+            if not (np.isfinite(values).all() and (values >= 0).all()):
+                raise CheckpointError(f"{shown_path(name)}: {shown(tensor)}: an importance is negative or not finite")
+    return Importances(found)
 
 
-def _of_gguf(path: str) -> dict[str, Floats]:
-    found = {}
-    with open_gguf(path) as file:
-        for name in file:
-            if not name.endswith(SUMS):
-                continue
-            tensor = name.removesuffix(SUMS)
-            sums, counts = file[name], file.get(tensor + COUNTS)
-            if counts is None or {str(sums.format), str(counts.format)} != {"F32"} or sums.ndim > 2:
-                raise CheckpointError(f"{shown_path(path)}: {shown(tensor)}: needs {SUMS} and {COUNTS} of type F32")
-            rows, number = sums.blocks.reshape(-1, sums.shape[-1]), counts.blocks.reshape(-1, 1)
-            if len(rows) != len(number):
-                raise CheckpointError(f"{shown_path(path)}: {shown(tensor)}: {len(rows)} sums, {len(number)} counts")
-            with np.errstate(all="ignore"):
-                found[tensor] = np.where(number > 0, rows / number, np.float32(1))  # an expert that saw nothing
+def _of_gguf(path: str) -> dict[str, Importance]:
+    found: dict[str, Importance] = {}
+    file = open_gguf(path)  # closed when nobody has its tensors any more
+    for name in file:
+        if not name.endswith(SUMS):
+            continue
+        tensor = name.removesuffix(SUMS)
+        sums, counts = file[name], file.get(tensor + COUNTS)
+        if counts is None or {str(sums.format), str(counts.format)} != {"F32"} or sums.ndim > 2:
+            raise CheckpointError(f"{shown_path(path)}: {shown(tensor)}: needs {SUMS} and {COUNTS} of type F32")
+        rows, number = sums.nbytes // 4 // sums.shape[-1], counts.read(0, counts.nbytes // 4)
+        if rows != len(number):
+            raise CheckpointError(f"{shown_path(path)}: {shown(tensor)}: {rows} sums, {len(number)} counts")
+        found[tensor] = Importance((rows, sums.shape[-1]), _means(sums.read, number, sums.shape[-1]))
     if not found:
         raise CheckpointError(f"{shown_path(path)}: is no importance matrix: it has no tensor NAME{SUMS}")
     return found
 
 
-def _of_legacy(where: str, data: bytes) -> dict[str, Floats]:
-    at = 0
+def _means(sums: Read, number: Floats, k: int) -> Read:
+    """Sums [experts, K] over the calls of each expert; all alike for one that saw nothing."""
 
-    def take(size: int) -> bytes:
+    def read(start: int, stop: int) -> Floats:
+        of = number[np.arange(start, stop) // k]
+        with np.errstate(all="ignore"):  # what is not finite is refused
+            return np.where(of > 0, sums(start, stop) / of, np.float32(1))
+
+    return read
+
+
+def _of_legacy(file: Opened) -> dict[str, Importance]:
+    where, at = shown_path(file.path), 0
+
+    def skip(size: int) -> int:
+        """Move over so many bytes, which must be there; returns where they start."""
         nonlocal at
-        if not 0 <= size <= len(data) - at:
-            raise CheckpointError(f"{where}: is no importance matrix: {size} bytes needed at {at} of {len(data)}")
+        if not 0 <= size <= file.size - at:
+            raise CheckpointError(f"{where}: is no importance matrix: {size} bytes needed at {at} of {file.size}")
         at += size
-        return data[at - size : at]
+        return at - size
 
     def integer() -> int:
-        number: int = INT.unpack(take(INT.size))[0]
+        number: int = INT.unpack(file.read(skip(INT.size), INT.size).tobytes())[0]
         return number
 
-    found: dict[str, Floats] = {}
+    def means(offset: int, calls: int) -> Read:
+        def read(start: int, stop: int) -> Floats:
+            sums: Floats = file.read(offset + 4 * start, 4 * (stop - start)).view("<f4")
+            with np.errstate(all="ignore"):  # what is not finite is refused
+                return np.divide(sums, np.float32(max(calls, 1)), dtype=np.float32)
+
+        return read
+
+    found: dict[str, Importance] = {}
     for _ in range(integer()):
-        raw = take(integer())
+        size = integer()
+        raw = file.read(skip(size), size).tobytes()
         try:
             name = raw.decode("utf-8")
         except UnicodeDecodeError:
             raise CheckpointError(f"{where}: {shown(raw)}: the name is not UTF-8") from None
         calls, count = integer(), integer()
-        sums = np.frombuffer(take(4 * count), "<f4")
-        with np.errstate(all="ignore"):  # what is not finite is refused below
-            found[name] = np.divide(sums, np.float32(max(calls, 1)), dtype=np.float32)
+        found[name] = Importance((count,), means(skip(4 * count), calls))
     if not found:
         raise CheckpointError(f"{where}: is no importance matrix: it has no entries")
     return found
