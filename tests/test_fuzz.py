@@ -16,10 +16,8 @@ from qgemm.errors import CheckpointError
 
 
 @pytest.fixture
-def bench():
-    bench = fuzz.Bench()
-    yield bench
-    bench.close()
+def bench(tmp_path):
+    return fuzz.Bench(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -115,6 +115,14 @@ def test_indexes_of_much(text, message, tmp_path):
         assert message in refused(path)
 
 
+def test_text_may_have_brackets(tmp_path):
+    path = safetensors(tmp_path / "m.safetensors", {"w": normal(2)})
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"template": "[" * 9_000}, "weight_map": {"w": path.name}}))
+    with open_source(index) as source:
+        assert list(source.weights) == ["w"]
+
+
 @pytest.mark.parametrize("said", [{"bits": "\xe9"}, {"quant_method": "fp8", "weight_block_size": "\u202e"}])
 def test_what_configs_say_is_printed_as_ascii(said, tmp_path):
     safetensors(tmp_path / "x.safetensors", {"w": normal(2)})

@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import resource
-import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -42,6 +42,7 @@ from qgemm.files.imatrix import read_imatrix
 SECONDS, BEYOND = 0.05, 16 << 20  # of CPU time, bytes
 LONGEST = 2000  # characters of a message
 BATCH = 500  # executions between two looks at the clock
+PATIENCE = 600  # seconds for a batch
 VALID, REFUSED = "valid", "refused"
 
 
@@ -55,10 +56,10 @@ class Escape(NamedTuple):
 
 
 class Bench:
-    """A folder in memory in which one process writes files and reads them."""
+    """A folder of its own in another, in which one process writes files and reads them."""
 
-    def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="qgemm-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    def __init__(self, folder: str) -> None:
+        self.folder = tempfile.mkdtemp(dir=folder)
         self.written: set[str] = set()
         self.resident = _forgotten()
 
@@ -98,10 +99,6 @@ class Bench:
         tracemalloc.stop()
         self.resident = _forgotten()
         return f"takes {peak >> 20} MiB" if peak > inside + BEYOND else ""
-
-    def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder)
 
 
 def _forgotten() -> int:
@@ -204,7 +201,7 @@ def batch(job: tuple[int, str, int]) -> tuple[str, Counter[str], list[Escape]]:
     seen: Counter[str] = Counter()
     escapes = []
     for case in range(first, first + BATCH):
-        verdict, wrong = execute(_bench(), seed, name, case)
+        verdict, wrong = execute(BENCHES[0], seed, name, case)
         seen[verdict] += 1
         if wrong:
             escapes.append(Escape(seed, name, case, wrong))
@@ -214,11 +211,16 @@ def batch(job: tuple[int, str, int]) -> tuple[str, Counter[str], list[Escape]]:
 BENCHES: list[Bench] = []  # one, of this process
 
 
-def _bench() -> Bench:
-    if not BENCHES:
-        warnings.simplefilter("error")
-        BENCHES.append(Bench())
-    return BENCHES[0]
+def _start(folder: str) -> None:
+    """Make a process ready; Ctrl-C is its parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("error")
+    BENCHES.append(Bench(folder))
+
+
+def in_memory() -> tempfile.TemporaryDirectory[str]:
+    """A folder in memory, if there is such a file system."""
+    return tempfile.TemporaryDirectory(prefix="qgemm-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 
 
 def jobs(args: argparse.Namespace) -> Any:
@@ -252,7 +254,7 @@ def main() -> int:
     kinds: dict[str, Counter[str]] = {name: Counter() for name in args.kind or KINDS}
     escapes: list[Escape] = []
     start = told = time.monotonic()
-    with Pool(args.jobs) as pool:
+    with in_memory() as folder, Pool(args.jobs, _start, (folder,)) as pool:
         for name, seen, found in _ahead(pool, jobs(args), 3 * args.jobs):
             kinds[name] += seen
             totals += seen
@@ -264,7 +266,6 @@ def main() -> int:
             if time.monotonic() - told > 60:
                 told = time.monotonic()
                 print(f"{totals.total()} executions, {len(escapes)} escapes", file=sys.stderr, flush=True)
-        pool.map(closed, range(4 * args.jobs), chunksize=1)
     for name, seen in kinds.items():
         print(f"{name:12} {seen.total():>9} executions, {seen[VALID]:>9} valid, {seen[REFUSED]:>9} refused")
     seconds = time.monotonic() - start
@@ -276,22 +277,17 @@ def _ahead(pool: Any, jobs: Iterator[Any], most: int) -> Iterator[Any]:
     """The results of batches, of which few wait at a time."""
     waiting = deque(pool.apply_async(batch, (job,)) for job in islice(jobs, most))
     while waiting:
-        yield waiting.popleft().get()
+        yield waiting.popleft().get(PATIENCE)  # TimeoutError: a process died, or reads on and on
         waiting.extend(pool.apply_async(batch, (job,)) for job in islice(jobs, 1))
-
-
-def closed(_: int) -> None:
-    """Remove this process's folder."""
-    while BENCHES:
-        BENCHES.pop().close()
 
 
 def one(args: argparse.Namespace) -> int:
     """One execution: its files are kept, its verdict is printed."""
     [name] = args.kind
     escape = Escape(args.seed, name, args.case, "")
-    verdict, wrong = execute(_bench(), *escape[:3])
-    closed(0)
+    warnings.simplefilter("error")
+    with in_memory() as folder:
+        verdict, wrong = execute(Bench(folder), *escape[:3])
     print(kept(args.out, escape), verdict, wrong)
     return 1 if wrong else 0
 
