@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from . import reference
-from .reference import F32, I8, I32, Cursor, Files, Invalid, Unsure, kbit, need, utf8
+from . import eight_bits, reference
+from .reference import F32, I8, I32, Cursor, Files, Invalid, Tensor, Unsure, kbit, need, utf8
 
 TYPES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
@@ -25,8 +25,6 @@ SUSPECT = (  # ends of names by which packed tensors are known
     ".qzeros", ".weight_packed", ".weight_zero_point", ".bitmask", "_blocks", ".weight_scale", ".weight_scale_2",
     ".weight_scale_inv", ".quant_map", ".SCB", ".W_q", ".codebooks", ".Qidxs",
 )  # fmt: skip
-
-Tensor = tuple[str, tuple[int, ...], bytes]
 
 
 class Number(str):
@@ -92,19 +90,25 @@ def checkpoint(files: Files, main: str) -> dict[str, tuple[tuple[int, ...], Any]
     method = config(files)
     found: dict[str, tuple[tuple[int, ...], Any]] = {}
     packed = {name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")}
-    if any(kind.startswith("F8") for kind, *_ in tensors.values()) or "scaled_fp8" in tensors:
-        raise Unsure("FP8")
     parts = {f"{prefix}.{part}" for prefix in packed for part in MATRIX}
+    if "scaled_fp8" in tensors and 0 in tensors["scaled_fp8"][1]:
+        parts.add("scaled_fp8")
+    block = method if method is not None and len(method) == 2 else None
+    for name, (kind, shape, _) in tensors.items():
+        if kind in ("F8_E4M3", "F8_E5M2") and not name.endswith(".qweight") and name not in parts:
+            others, values = eight_bits.matrix(name, tensors, block)
+            parts |= others
+            found[name] = shape or (1,), values if len(shape) < 5 else None
     if any(name.endswith(SUSPECT) for name in tensors.keys() - parts):
         raise Unsure("names of other methods")
-    need(not packed or method is not None, "a packed tensor without a config")
+    need(not packed or (method is not None and len(method) > 2), "a packed tensor without a config")
     for prefix in packed:
         assert method is not None
         need(f"{prefix}.weight" not in tensors, "a tensor twice")
         found[f"{prefix}.weight"] = matrix({part: tensors.get(f"{prefix}.{part}") for part in MATRIX}, *method)
     plain = {name: tensor for name, tensor in tensors.items() if name not in parts}
     kbit({name: (GGML.get(kind, -1), shape or (1,), data) for name, (kind, shape, data) in plain.items()})
-    return found | {name: (shape, None) for name, (_, shape, _) in plain.items()}
+    return {name: (shape, None) for name, (_, shape, _) in plain.items()} | found
 
 
 def sharded(files: Files, main: str) -> dict[str, Tensor]:
@@ -146,8 +150,11 @@ def index(files: Files, main: str) -> dict[str, Tensor]:
     return tensors
 
 
-def config(files: Files) -> tuple[str, int, int, int, bool, bool] | None:
-    """Of AWQ or GPTQ: name, bits, weights a group, version of the zeros, whether symmetric, whether reordered."""
+def config(files: Files) -> tuple[Any, ...] | None:
+    """Of AWQ or GPTQ: name, bits, weights a group, version of the zeros, whether symmetric, whether reordered.
+
+    Of FP8: the rows and columns of a block.
+    """
     said = []
     for name in CONFIGS:
         if name not in files:
@@ -163,8 +170,9 @@ def config(files: Files) -> tuple[str, int, int, int, bool, bool] | None:
     if not firsts:
         return None
     for other in firsts[1:]:
-        same = other[:4] + other[5:] == firsts[0][:4] + firsts[0][5:]
-        need(same and (None in (other[4], firsts[0][4]) or other[4] == firsts[0][4]), "configs that disagree")
+        same = len(other) == len(firsts[0]) and other[:4] + other[5:] == firsts[0][:4] + firsts[0][5:]
+        said = {each[4] for each in (other, firsts[0]) if len(each) > 4} - {None}
+        need(same and len(said) < 2, "configs that disagree")
     return firsts[0]
 
 
@@ -181,8 +189,12 @@ def method(said: Any) -> tuple[Any, ...]:
     guess = "awq" if "w_bit" in said else "modelopt" if "quant_algo" in said else None
     guess = guess or ("compressed-tensors" if "config_groups" in said else "gptq")
     name = get("quant_method", kind=str, default=guess).lower()
-    if name in ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt"):
+    if name in ("compressed-tensors", "modelopt"):
         raise Unsure(name)
+    if name in ("fp8", "fbgemm_fp8"):
+        block = get("weight_block_size", kind=list, default=list(eight_bits.BLOCK))
+        need(len(block) == 2 and all(type(n) is int and 0 < n < 2**31 for n in block), "block")
+        return tuple(block)
     need(name in ("awq", "gptq"), "method")
     bits, group = get("bits", "w_bit", kind=int), get("group_size", "q_group_size", kind=int)
     form = get("checkpoint_format", kind=str, default="gptq").lower()

@@ -17,6 +17,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 
 Files = dict[str, bytes]
+Tensor = tuple[str, tuple[int, ...], bytes]  # of a checkpoint: its type, its shape, its data
 
 
 class Invalid(Exception):
