@@ -21,7 +21,7 @@ from numpy.testing import assert_array_equal
 from qgemm.converter import open_source
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import Opened
-from qgemm.files.zip import members
+from qgemm.files.zip import inflated, members
 
 # ---------------------------------------------------------------- .npy
 
@@ -138,6 +138,21 @@ def test_what_is_damaged_inside_is_found_when_it_is_unpacked(tmp_path):
         (tmp_path / "x.npz").write_bytes(damaged)
         with open_source(tmp_path / "x.npz") as source, pytest.raises(CheckpointError, match=r"x\.npz: 'w\.npy': "):
             source.weights["w"].values(0, x.size)
+
+
+def test_more_than_the_directory_says_is_not_unpacked(tmp_path):
+    """16 MiB of zeros that are listed as 64 KiB: what comes after these is nobody's."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("w.npy", bytes(1 << 24))
+    raw = bytearray((tmp_path / "x.npz").read_bytes())
+    struct.pack_into("<I", raw, raw.index(ENTRY) + 24, 1 << 16)
+    (tmp_path / "x.npz").write_bytes(raw)
+    file = Opened(str(tmp_path / "x.npz"))
+    pieces = inflated(file, members(file)[0])
+    assert len(next(pieces)) == 1 << 16
+    with pytest.raises(CheckpointError, match="does not unpack to what the directory says"):
+        next(pieces)
+    file.close()
 
 
 def test_unpacked_arrays_are_read_from_any_thread(tmp_path):
