@@ -107,7 +107,7 @@ def npz(path: Path, save=np.savez_compressed, **arrays: np.ndarray) -> bytearray
     return bytearray(path.read_bytes())
 
 
-def test_a_bomb_is_unpacked_only_to_be_read(tmp_path, monkeypatch):
+def test_a_bomb_is_unpacked_only_to_be_read(run, tmp_path, monkeypatch):
     """256 MiB of zeros in 256 KiB: neither memory nor disk for what is only looked at."""
     path, size = tmp_path / "x.npz", 1 << 28
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("w.npy", "w", force_zip64=True) as w:
@@ -118,6 +118,7 @@ def test_a_bomb_is_unpacked_only_to_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: spools.append(1))
     tracemalloc.start()
     converted(path, tmp_path / "y.gguf", "f16", dry_run=True)
+    assert run("info", path)[0] == 0
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size + BEYOND
