@@ -9,6 +9,7 @@ import json
 import struct
 import tracemalloc
 
+import ml_dtypes
 import numpy as np
 import pytest
 from files import safetensors, with_header
@@ -174,3 +175,12 @@ def test_what_overflows_warns_nobody(tmp_path):
     blocks["d"] = 6e4
     with np.errstate(all="ignore"):  # of the format's own rounding to float16
         assert np.isinf(packed(qgemm.FORMATS["q4_1"], weight.codes.read(0, 32))["m"]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, ml_dtypes.float8_e4m3fn])
+def test_parts_of_types_that_no_part_has(dtype, tmp_path):
+    """Found by fuzzing: what GGUF has no type for was left out with the parts that were joined, in silence."""
+    path = safetensors(tmp_path / "x.safetensors", {"w": normal(2), "k.kbit_planes": np.zeros((2, 16), dtype)})
+    kind = "U64" if dtype is np.uint64 else "F8_E4M3"
+    with pytest.raises(QgemmError, match=rf"tensor 'k\.kbit_planes': is {kind}, as no part of a kbit tensor is"):
+        open_source(path)

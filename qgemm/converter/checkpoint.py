@@ -137,6 +137,9 @@ def _joined(path: str, weights: dict[str, Weight]) -> dict[str, Weight]:
     def refusal(name: str, rule: str) -> GGUFError:
         return GGUFError(f"{shown_path(path)}: tensor {shown(name)}: {rule}")
 
+    for name, weight in weights.items():
+        if name.endswith(SUFFIXES) and weight.tensor is None:
+            raise refusal(name, f"is {weight.type}, as no part of a kbit tensor is")
     joined = Joiner().joined(stored, refusal)
     kept = {name: weight for name, weight in weights.items() if not name.endswith(SUFFIXES)}
     return {**kept, **{name: of_tensor(tensor) for name, tensor in joined.items() if name not in kept}}

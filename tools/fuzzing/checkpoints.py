@@ -90,7 +90,8 @@ def checkpoint(files: Files, main: str) -> dict[str, tuple[tuple[int, ...], Any]
     method = config(files)
     found: dict[str, tuple[tuple[int, ...], Any]] = {}
     packed = {name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")}
-    parts = {f"{prefix}.{part}" for prefix in packed for part in MATRIX}
+    own = {f"{prefix}.{part}" for prefix in packed for part in MATRIX}
+    parts = set(own)
     if "scaled_fp8" in tensors and 0 in tensors["scaled_fp8"][1]:
         parts.add("scaled_fp8")
     block = method if method is not None and len(method) == 2 else None
@@ -107,7 +108,8 @@ def checkpoint(files: Files, main: str) -> dict[str, tuple[tuple[int, ...], Any]
         need(f"{prefix}.weight" not in tensors, "a tensor twice")
         found[f"{prefix}.weight"] = matrix({part: tensors.get(f"{prefix}.{part}") for part in MATRIX}, *method)
     plain = {name: tensor for name, tensor in tensors.items() if name not in parts}
-    kbit({name: (GGML.get(kind, -1), shape or (1,), data) for name, (kind, shape, data) in plain.items()})
+    others = {name: tensor for name, tensor in tensors.items() if name not in own}
+    kbit({name: (GGML.get(kind, -1), shape or (1,), data) for name, (kind, shape, data) in others.items()})
     return {name: (shape, None) for name, (_, shape, _) in plain.items()} | found
 
 
