@@ -20,12 +20,13 @@ from qgemm.cuda.jit import cache, codegen, nvrtc, sources
 from qgemm.cuda.jit.nvrtc import compile_cubin  # not what conftest.py puts in its place
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.problem import TYPES
+from qgemm.files import compiled as compiled_files
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(compiled_files, "_warned", set())
 
 
 @pytest.fixture
@@ -292,7 +293,7 @@ def test_no_home_and_an_unknown_uid(compiled, monkeypatch):
     for name in ("QGEMM_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert cache.cache_dir() is None
+    assert compiled_files.cache_dir() is None
     with one_warning("no home folder"):
         assert cache.cached("a", "sm_80") == cache.cached("a", "sm_80")
     assert len(compiled) == 2

@@ -35,6 +35,7 @@ from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.routes import common_variants, variants
 from qgemm.cuda.problem import TUNED_SMS
+from qgemm.files.compiled import cache_dir
 
 TUNED = "sm_90a"
 TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
@@ -178,7 +179,7 @@ def fill(asked: argparse.Namespace) -> int:
             found.append(one)
             if one.error:
                 print(f"{unit}: {one.error}", file=sys.stderr)
-    print(fill_cache.summary(found, time.monotonic() - start, cache.cache_dir()))
+    print(fill_cache.summary(found, time.monotonic() - start, cache_dir()))
     return 1 if not found or any(one.error for one in found) else 0
 
 
@@ -228,7 +229,7 @@ def main() -> int:
         lines = (f"{taken.registers}\t{taken.spilled}\t{unit}\n" for unit, taken in found.items())
         asked.report.write_text("registers\tbytes spilled\tunit\n" + "".join(lines))
     archs = ", ".join(sorted({unit.arch for unit in todo}))
-    print(f"{len(todo) - failed} of {len(todo)} kernels are good for {archs}, in {cache.cache_dir()}")
+    print(f"{len(todo) - failed} of {len(todo)} kernels are good for {archs}, in {cache_dir()}")
     return 1 if failed or not todo else 0
 
 

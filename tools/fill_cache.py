@@ -19,6 +19,7 @@ from qgemm.cuda.kernels.panels import DEQUANTIZE
 from qgemm.cuda.kernels.routes import TYPE_NAMES, common_variants, route
 from qgemm.cuda.kernels.transforms import DEQUANTIZE_TILES, PACK
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem
+from qgemm.files.compiled import cache_dir
 from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
 from qgemm.text import binary_size
@@ -70,7 +71,7 @@ def _asked(p: Problem) -> Iterator[tuple[str, codegen.Template]]:
 def fill(kernel: str, fmt: Format | None, template: codegen.Template, arch: str) -> Filled:
     """Put one kernel into the cache, if it is not there."""
     source, headers = codegen.compose(kernel, fmt, **template), codegen.headers(fmt)
-    folder = cache.cache_dir()
+    folder = cache_dir()
     if folder is None:
         return Filled(False, 0, "there is no folder for it: set QGEMM_CACHE_DIR")
     entry = folder / f"{cache.key(source, arch, headers)}.cubin"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -30,12 +29,6 @@ def number(code: int, kind: str) -> float:
     return sign * (1 + mantissa * 2.0**-mantissa_bits) * 2.0 ** (exponent - bias)
 
 
-@cache
-def numbers(kind: str) -> Any:
-    """What each code stands for."""
-    return np.array([number(code, kind) for code in range(256)], np.float32)
-
-
 def floats(tensor: Tensor) -> Any:
     """A tensor of floats, in float32."""
     kind, shape, data = tensor
@@ -56,7 +49,7 @@ def matrix(name: str, tensors: dict[str, Tensor], block: tuple[int, int] | None)
     [scale] = scales
     need(tensors[scale][0] in ("F32", "F16", "BF16"), "type of the scale")
     with np.errstate(all="ignore"):
-        values = numbers(kind)[np.frombuffer(data, np.uint8)].reshape((1,) * (len(shape) < 2) + shape)
+        values = np.array([number(code, kind) for code in data], np.float32).reshape((1,) * (len(shape) < 2) + shape)
         values = values * spread(floats(tensors[scale]), values.shape, block or BLOCK)
     return {name, scale, *(stem + end for end in INPUTS)}, values
 
