@@ -37,14 +37,14 @@ lint:
 	$(BOOTSTRAP) lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	find kernels tests/data/kernels -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run -Werror
+	find kernels tests/data/kernels -name '*.cu' -o -name '*.cuh' -o -name '*.[ch]' | xargs -r $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
 
 format:
 	$(BOOTSTRAP) lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	find kernels tests/data/kernels -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format -i
+	find kernels tests/data/kernels -name '*.cu' -o -name '*.cuh' -o -name '*.[ch]' | xargs -r $(BIN)/clang-format -i
 
 bench:
 	$(BOOTSTRAP)

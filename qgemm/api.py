@@ -21,6 +21,7 @@ from .errors import (
 )
 from .formats import FORMATS
 from .ops import matmul, matmul_many, quantize, quantize_activations
+from .parallel import threads
 from .tensor import Tensor
 from .version import __version__
 
@@ -50,5 +51,6 @@ __all__ = [
     "open",
     "quantize",
     "quantize_activations",
+    "threads",
     "write",
 ]

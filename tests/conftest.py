@@ -41,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products on the CPU are NumPy's, the reference of all others; tests/test_native.py asks for compiled code."""
+    monkeypatch.setenv("QGEMM_CPU", "numpy")
+
+
+@pytest.fixture(autouse=True)
 def no_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the quick tier quick: a test that compiles kernels is marked so."""
     if not {"compiles", "gpu"} & set(request.keywords):

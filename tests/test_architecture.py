@@ -158,7 +158,7 @@ def test_tests_of_the_gpu_are_marked_by_their_folder_alone():
 
 def test_files_fit_in_a_head():
     """A kernel is 300 lines at most: what it is made of lies in headers."""
-    kinds = (".py", ".cu", ".cuh", ".cpp", ".h")
+    kinds = (".py", ".cu", ".cuh", ".cpp", ".c", ".h")
     folders = (ROOT / name for name in ("qgemm", "kernels", "tests", "tools"))
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in kinds]
     lines = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files}

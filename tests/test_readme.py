@@ -80,7 +80,7 @@ def resolves(name: str) -> bool:
 def sources() -> str:
     """The text of the package, the kernels and the tools."""
     files = (path for folder in ("qgemm", "kernels", "tools") for path in (ROOT / folder).rglob("*"))
-    return "\n".join(path.read_text() for path in files if path.suffix in (".py", ".cu", ".cuh"))
+    return "\n".join(path.read_text() for path in files if path.suffix in (".py", ".cu", ".cuh", ".c", ".h"))
 
 
 @pytest.mark.parametrize("document", readme.DOCUMENTS)
@@ -135,7 +135,7 @@ def test_kernel_notes_name_kernels():
     index = text_of("docs/kernels/README.md")
     rows = [line.split("|")[1:3] for line in index.splitlines() if line.startswith("| [")]
     named = {name for _, kernels in rows for name in SPAN.findall(kernels)}
-    assert not {name for name in named if not (ROOT / "kernels" / f"{name}.cu").is_file()}
+    assert not {name for name in named if not any((ROOT / "kernels").glob(f"{name}.c*"))}
     listed = {target for pages, _ in rows for target in LINK.findall(pages)}
     assert listed == {path.name for path in (ROOT / "docs" / "kernels").glob("*.md")} - {"README.md"}
 

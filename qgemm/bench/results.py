@@ -56,7 +56,7 @@ def rates(row: Row, packed: int) -> Row:
 def sources_sha256() -> str:
     """SHA-256 of the kernels and of the host modules that build and launch them: rows of one hash are comparable."""
     package, kernels = Path(__file__).parents[1], kernels_dir()
-    files = {f"kernels/{p.relative_to(kernels).as_posix()}": p for p in kernels.rglob("*") if p.is_file()}
+    files = {f"kernels/{p.relative_to(kernels).as_posix()}": p for p in kernels.rglob("*.cu*")}
     host = (p for pattern in HOST for p in package.glob(pattern) if p.suffix in (".py", ".json"))
     files.update((f"qgemm/{p.relative_to(package).as_posix()}", p) for p in host)
     digest = hashlib.sha256()

@@ -29,6 +29,7 @@ from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
+from . import native
 from . import numpy as kernels
 
 
@@ -92,9 +93,10 @@ class CpuBackend:
 
     def status(self) -> Status:
         """Always available."""
-        return Status(
-            True, f"NumPy {np.__version__}, {workers()} threads", {"numpy": np.__version__, "threads": workers()}
-        )
+        why = native.reason()
+        by = f"NumPy alone: {why}" if why else "compiled code"
+        facts = {"numpy": np.__version__, "threads": workers(), "compiled": not why}
+        return Status(True, f"NumPy {np.__version__}, {workers()} threads, {by}", facts)
 
 
 BACKEND = CpuBackend()
@@ -147,8 +149,11 @@ def _multiply(x: NDArray[Any] | Tensor, p: Product) -> None:
         flat[...] = 0  # an empty sum
     elif isinstance(x, Tensor):
         blocks = x.blocks.reshape(m, -1)
-        kernels.multiply_a8(activations.of_q8_1(blocks) if x.format == Q8_1 else blocks, w, flat)
-    else:
+        if x.format == Q8_1:
+            blocks = activations.of_q8_1(blocks)
+        if not native.multiply_a8(blocks, w, flat):
+            kernels.multiply_a8(blocks, w, flat)
+    elif not native.multiply_a16(x.reshape(m, w.shape[1]), w, flat):
         kernels.multiply_a16(x.reshape(m, w.shape[1]), w, flat)
     if not direct:
         total = flat.reshape(y.shape)

@@ -1,0 +1,49 @@
+// Formats of blocks of 32 weights, eight of which are unpacked at a time.
+//
+// Nibbles lie with weight j low and weight j + 16 high: a vector has those of four blocks, so that four lanes are a
+// block, low nibbles share an accumulator with high ones.
+#pragma once
+
+#include "unpacked.h"
+
+INLINE u8x64 sixteens_of_blocks(const uint8_t* at) {
+    return join(load16(at), load16(at + BLOCK_BYTES), load16(at + 2 * BLOCK_BYTES), load16(at + 3 * BLOCK_BYTES));
+}
+
+INLINE void nibbles_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
+    for (int i = 0; i < 2; ++i) {
+        const u8x64 bytes = sixteens_of_blocks(blocks + offset + 4 * i * BLOCK_BYTES);
+        codes[2 * i] = low_nibbles(bytes), codes[2 * i + 1] = high_nibbles(bytes);
+    }
+}
+
+INLINE f32x16 scales_of_blocks(const uint8_t* blocks, int offset) {
+    return join_floats(halves_of_blocks(blocks + offset, BLOCK_BYTES), (f32x8)FILL8(0.0f));
+}
+
+// The fifth bits: bit j of the 32 at `offset` of a block is that of weight j.
+INLINE void fifths_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
+    const u8x64 bit = {1,  2,   4,  8,   16, 32, 64, 128, 1,  2,   4,  8,   16, 32, 64, 128, 1,  2,   4,  8,  16, 32,
+                       64, 128, 1,  2,   4,  8,  16, 32,  64, 128, 1,  2,   4,  8,  16, 32,  64, 128, 1,  2,  4,  8,
+                       16, 32,  64, 128, 1,  2,  4,  8,   16, 32,  64, 128, 1,  2,  4,  8,   16, 32,  64, 128};
+    const u8x64 byte = {0, 0, 0, 0, 0,  0,  0,  0,  1,  1,  1,  1,  1,  1,  1,  1,  4,  4,  4,  4, 4, 4,
+                        4, 4, 5, 5, 5,  5,  5,  5,  5,  5,  8,  8,  8,  8,  8,  8,  8,  8,  9,  9, 9, 9,
+                        9, 9, 9, 9, 12, 12, 12, 12, 12, 12, 12, 12, 13, 13, 13, 13, 13, 13, 13, 13};
+    for (int i = 0; i < 2; ++i) {
+        uint32_t words[4];
+        for (int b = 0; b < 4; ++b) memcpy(&words[b], blocks + (4 * i + b) * BLOCK_BYTES + offset, 4);
+        const u8x16 all = load16(words);
+        const u8x64 bits = join(all, all, all, all);
+        for (int high = 0; high < 2; ++high) {
+            const u8x64 mine = lookup(bits, byte + (uint8_t)(2 * high));
+            codes[2 * i + high] |= (u8x64)((mine & bit) != 0) & (u8x64)FILL64(16);
+        }
+    }
+}
+
+#define ACCS 2
+#define ACC_OF(vector) ((vector) / 2)
+#define LANES 4
+#define GROUPS 8
+// The weight of slot i of vector v: byte i of four blocks' low or high nibbles.
+#define WEIGHT_OF(v, i) (32 * (4 * ((v) / 2) + (i) / 16) + (i) % 16 + 16 * ((v) % 2))

@@ -1,0 +1,17 @@
+// mxfp4: w = 2^(e - 128) * codebook[q]. Twin of qgemm/formats/mxfp4.py. Levels are looked up as bytes, 128 above.
+#include "../blocks_of_32.h"
+
+#define SHIFT 128
+INLINE unpacked unpack(const uint8_t* blocks) {
+    const u8x16 levels = LEVELS_PLUS_SHIFT;
+    const u8x64 table = join(levels, levels, levels, levels);
+    unpacked found;
+    nibbles_of_blocks(found.codes, blocks, 1);
+    for (int i = 0; i < 4; ++i) found.codes[i] = lookup(table, found.codes[i]);
+    uint64_t bytes = 0;
+    for (int i = 0; i < 8; ++i) bytes |= (uint64_t)blocks[i * BLOCK_BYTES] << 8 * i;
+    const i32x8 e = bytes_to_ints(bytes);  // 2^(e - 128): below 2^-126 a subnormal
+    const i32x8 small = e < 2, bits = (small & 0x00200000 << (e & 1)) | (~small & (e - 1) << 23);
+    found.scale = join_floats((f32x8)bits, (f32x8)FILL8(0.0f));
+    return found;
+}

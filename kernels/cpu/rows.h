@@ -1,0 +1,54 @@
+// TOKENS rows of x by rows of W, each row unpacked once: included for each number of tokens and DIGITS of x.
+//
+// y = sum over groups of scale * (d * dot(codes, q)) + minimum * s, with d and s, scale and sum of the group's x. The dot
+// product of a group is an exact integer; a lane adds those of one group in every 256 weights, and lanes meet once a row,
+// in a fixed order. scale * d would leave the range of float32 where y does not.
+
+#define NAME_(digits, tokens) rows_##digits##_##tokens
+#define NAME__(digits, tokens) NAME_(digits, tokens)
+#define X PACKED(DIGITS)
+
+static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t first, int64_t last) {
+    const int64_t count = p->k / SUPER, rest = p->k % SUPER;
+    const X* x[TOKENS];
+    for (int t = 0; t < TOKENS; ++t) x[t] = (const X*)((const char*)p->packed + (token + t) * p->packed_row);
+    for (int64_t row = first; row < last; ++row) {
+        const uint8_t* blocks = (const uint8_t*)p->w + row * p->w_row;
+        uint8_t padded[SUPER_BYTES];
+        f32x16 sums[TOKENS], minimums[TOKENS];
+        for (int t = 0; t < TOKENS; ++t) sums[t] = minimums[t] = (f32x16){0};
+        for (int64_t i = 0; i < count + (rest > 0); ++i, blocks += SUPER_BYTES) {
+            if (i == count) {  // zeros behind the last block
+                memset(padded, 0, sizeof padded);
+                memcpy(padded, blocks, rest / BLOCK_WEIGHTS * BLOCK_BYTES);
+                blocks = padded;
+            }
+            const unpacked w = unpack(blocks);
+            const f32x16 scale = spread(w.scale, load_ints(GROUP_OF_LANE));
+#pragma GCC unroll 8
+            for (int t = 0; t < TOKENS; ++t) {
+                const X* at = x[t] + i;
+                if (HAS_MINIMUM(DIGITS)) minimums[t] += MINIMUM_OF(DIGITS, w) * load_floats(at->s);
+                i32x16 dots[DIGITS][ACCS];
+#pragma GCC unroll 3
+                for (int digit = 0; digit < DIGITS; ++digit)
+#pragma GCC unroll 4
+                    for (int acc = 0; acc < ACCS; ++acc) {
+                        i32x16 sum = {0};
+                        if (HAS_INIT(DIGITS)) sum = load_ints(at->init[digit][acc]);
+#pragma GCC unroll 4
+                        for (int v = 0; v < 4; ++v)
+                            if (ACC_OF(v) == acc) sum = dot(sum, w.codes[v], load_codes(at->q[digit] + 64 * v));
+                        dots[digit][acc] = sum;
+                    }
+                sums[t] += scale * (load_floats(at->d) * TOGETHER(DIGITS)(dots));
+            }
+        }
+        for (int t = 0; t < TOKENS; ++t)
+            ((float*)p->y)[(token + t) * p->y_row + row] = (sum_of(sums[t]) + sum_of(minimums[t])) * p->unit;
+    }
+}
+
+#undef X
+#undef NAME_
+#undef NAME__

@@ -1,0 +1,94 @@
+"""Shared libraries of kernels/cpu/: compiled at first use, cached by content, loaded from memory."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from qgemm.errors import QgemmError
+from qgemm.files.compiled import kept
+
+from .compiler import FLAGS, compiled, compiler, cpu
+
+DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
+NEEDED = "avx512_vnni"  # of a CPU: GCC 12 takes vectors of 64 bytes apart number by number where there are none
+
+_lock = threading.Lock()
+_loaded: dict[tuple[str, str], ctypes.CDLL | None] = {}
+_failed: list[str] = []  # the reason, once one was
+
+
+def folder() -> Path:
+    """kernels/cpu: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).parents[2]
+    inside = package / "kernels"
+    return (inside if inside.is_dir() else package.parent / "kernels") / "cpu"
+
+
+def reason() -> str:
+    """Why there is no compiled code, "" if there may be; asks nothing of the compiler."""
+    if os.environ.get(DISABLED) == "numpy":
+        return f"{DISABLED}=numpy"
+    if sys.byteorder != "little" or not hasattr(os, "memfd_create"):
+        return "compiled code needs a little-endian Linux"
+    if NEEDED not in cpu().split():
+        return "compiled code is fast on CPUs with AVX512-VNNI alone so far"
+    if _failed:
+        return _failed[0]
+    return "" if compiler() is not None else "no C compiler (cc) was found, which makes products many times faster"
+
+
+def library(name: str, definitions: Mapping[str, str] = {}) -> ctypes.CDLL | None:
+    """The library of kernels/cpu/NAME.c with these macros, None without one; the first failure warns, and is the last.
+
+    The key of the cache is everything that the compiler reads: all sources of the folder, macros, flags, the compiler,
+    the CPU.
+    """
+    key = name, repr(sorted(definitions.items()))
+    if key not in _loaded:
+        with _lock:
+            if key not in _loaded:
+                _loaded[key] = None if reason() else _library(name, definitions)
+    return _loaded[key]
+
+
+def _library(name: str, definitions: Mapping[str, str]) -> ctypes.CDLL | None:
+    by = compiler()
+    assert by is not None, "asked before"
+    words = [f"-D{macro}={text}" for macro, text in definitions.items()]
+    facts = (name, words, _sources(), FLAGS, by.identity, by.command[1:], cpu())
+    entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
+    try:
+        return _load(kept(entry, lambda: compiled(by, folder() / f"{name}.c", words)))
+    except (QgemmError, OSError) as error:
+        _failed.append(f"the C compiler failed: {str(error).splitlines()[0]}")
+        warnings.warn(f"products on the CPU stay slow, by NumPy: {error}", RuntimeWarning, stacklevel=4)
+        return None
+
+
+@cache
+def _sources() -> str:
+    """The hash of all sources."""
+    found = hashlib.sha256()
+    root = folder()
+    for path in sorted(root.rglob("*.[ch]")):
+        found.update(repr((path.relative_to(root).as_posix(), path.read_bytes())).encode())
+    return found.hexdigest()
+
+
+def _load(code: bytes) -> ctypes.CDLL:
+    """A library from its bytes: a file in memory has no name under which others could swap it.
+
+    Its descriptor stays open: another library under the same number would be taken for this one by dlopen.
+    """
+    fd = os.memfd_create("qgemm", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(code)
+    return ctypes.CDLL(f"/proc/self/fd/{fd}")
