@@ -32,7 +32,7 @@ C_TYPES = {
 class Product(ctypes.Structure):
     """y [m, n] = x [m, k] @ W [n, k].T, for kernels/cpu/products.c, which takes its fields from here.
 
-    w, w_row: the first row of blocks, and bytes from one to the next. packed: x as `qgemm_pack` makes it. y_row: numbers
+    w, w_row: the first row of blocks, bytes from one to the next. packed: x as `qgemm_pack` makes it. y_row: numbers
     from a row of y to the next. unit: what all sums are multiplied by.
     """
 
