@@ -248,8 +248,8 @@ def test_no_compiler(tmp_path):
 
 
 def test_a_cpu_without_the_instructions(monkeypatch):
-    monkeypatch.setattr(library, "cpu", lambda: "flags: sse4_2 avx2")
-    assert "AVX512-VNNI" in library.reason()
+    monkeypatch.setattr(library, "cpu", lambda: "flags: sse4_2 avx fma f16c")
+    assert "AVX2" in library.reason()
     assert not native.serves(qgemm.FORMATS["q4_0"])
 
 
@@ -312,3 +312,25 @@ def test_whatever_the_compiler_reads_is_in_the_key(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         monkeypatch.undo()
+
+
+@each(SERVED)
+@pytest.mark.parametrize("narrow", [("-mno-avx512f",), ("-mno-avx512f", "-mno-avxvnni")], ids=["avxvnni", "avx2"])
+def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch, tmp_path):
+    """The same sources for other CPUs: the same numbers, also of the codes and activations that saturate most."""
+    rng = np.random.default_rng(6)
+    w, x = random_tensor(fmt, 33, 3 * max(256, fmt.weights), rng), rng.standard_normal((5, 1), np.float32)
+    x = x * rng.standard_normal((1, w.shape[1]), np.float32)
+    want = [qgemm.matmul(x, w, activation) for activation in ("a16", "a8")]
+    flags = (*compiler.FLAGS, *narrow)
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path))
+    for module in (compiler, library):
+        monkeypatch.setattr(module, "FLAGS", flags)
+    monkeypatch.setattr(library, "_loaded", {})
+    products._loaded.cache_clear()
+    try:
+        for activation, y in zip(("a16", "a8"), want, strict=True):
+            assert_array_equal(qgemm.matmul(x, w, activation), y)
+    finally:
+        products._loaded.cache_clear()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]

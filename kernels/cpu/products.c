@@ -18,7 +18,7 @@
 
 // a8 takes the zero from the rounded sum of x, as ggml's formula does; a16 from the digits, which is exact.
 #define HAS_MINIMUM(digits) (MINIMUM || (ZERO && (digits) == 1))
-#define MINIMUM_OF(digits, w) (MINIMUM ? (w).minimum : (w).scale * -(float)ZERO)
+#define MINIMUM_OF(w) (MINIMUM ? (w).minimum : mul_all((w).scale, -(float)ZERO))
 #define INTEGER_ZERO(digits) ((digits) == 1 ? SHIFT : SHIFT + ZERO)
 #define HAS_INIT(digits) (INTEGER_ZERO(digits) != 0)
 
@@ -65,8 +65,11 @@ INLINE void scale_lanes(float d[16], const float* of_32) {
 INLINE f32x16 together_1(const i32x16 dots[1][ACCS]) { return to_float(sums_of_groups(dots[0])); }
 INLINE f32x16 together_3(const i32x16 dots[3][ACCS]) {
     i32x16 low[ACCS];
-    for (int acc = 0; acc < ACCS; ++acc) low[acc] = (dots[1][acc] << 8) + dots[2][acc];
-    return to_float(sums_of_groups(dots[0])) * 0x1p16f + to_float(sums_of_groups(low));
+    for (int acc = 0; acc < ACCS; ++acc) low[acc] = after(dots[1][acc], dots[2][acc]);
+    const f32x16 high = mul_all(to_float(sums_of_groups(dots[0])), 0x1p16f);
+    f32x16 all = to_float(sums_of_groups(low));
+    EACH all.part[i] += high.part[i];
+    return all;
 }
 #define TOGETHER(digits) TOGETHER_(digits)
 #define TOGETHER_(digits) together_##digits

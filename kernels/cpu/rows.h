@@ -16,7 +16,7 @@ static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t firs
         const uint8_t* blocks = (const uint8_t*)p->w + row * p->w_row;
         uint8_t padded[SUPER_BYTES];
         f32x16 sums[TOKENS], minimums[TOKENS];
-        for (int t = 0; t < TOKENS; ++t) sums[t] = minimums[t] = (f32x16){0};
+        for (int t = 0; t < TOKENS; ++t) sums[t] = minimums[t] = (f32x16){{{0}}};
         for (int64_t i = 0; i < count + (rest > 0); ++i, blocks += SUPER_BYTES) {
             if (i == count) {  // zeros behind the last block
                 memset(padded, 0, sizeof padded);
@@ -28,20 +28,20 @@ static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t firs
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; ++t) {
                 const X* at = x[t] + i;
-                if (HAS_MINIMUM(DIGITS)) minimums[t] += MINIMUM_OF(DIGITS, w) * load_floats(at->s);
+                if (HAS_MINIMUM(DIGITS)) minimums[t] = mul_add(minimums[t], MINIMUM_OF(w), load_floats(at->s));
                 i32x16 dots[DIGITS][ACCS];
 #pragma GCC unroll 3
                 for (int digit = 0; digit < DIGITS; ++digit)
 #pragma GCC unroll 4
                     for (int acc = 0; acc < ACCS; ++acc) {
-                        i32x16 sum = {0};
+                        i32x16 sum = {{{0}}};
                         if (HAS_INIT(DIGITS)) sum = load_ints(at->init[digit][acc]);
 #pragma GCC unroll 4
                         for (int v = 0; v < 4; ++v)
                             if (ACC_OF(v) == acc) sum = dot(sum, w.codes[v], load_codes(at->q[digit] + 64 * v));
                         dots[digit][acc] = sum;
                     }
-                sums[t] += scale * (load_floats(at->d) * TOGETHER(DIGITS)(dots));
+                sums[t] = mul_add(sums[t], scale, mul(load_floats(at->d), TOGETHER(DIGITS)(dots)));
             }
         }
         for (int t = 0; t < TOKENS; ++t)

@@ -12,9 +12,8 @@ INLINE void six_bits_of_block(unpacked* to, const uint8_t* block) {
     const uint32_t scales = (rest & 0x0f0f0f0f) | (low[0] >> 2 & 0x30303030);
     const uint32_t minimums = (rest >> 4 & 0x0f0f0f0f) | (low[1] >> 2 & 0x30303030);
     const float d = half_to_float(halves[0]), dmin = -half_to_float(halves[1]);
-    const f32x8 zeros = FILL8(0.0f);
-    to->scale = join_floats(d * bytes_to_floats((low[0] & 0x3f3f3f3f) | (uint64_t)scales << 32), zeros);
-    to->minimum = join_floats(dmin * bytes_to_floats((low[1] & 0x3f3f3f3f) | (uint64_t)minimums << 32), zeros);
+    to->scale = with_zeros(d * bytes_to_floats((low[0] & 0x3f3f3f3f) | (uint64_t)scales << 32));
+    to->minimum = with_zeros(dmin * bytes_to_floats((low[1] & 0x3f3f3f3f) | (uint64_t)minimums << 32));
 }
 
 // Bytes 32 p + j have weights 64 p + j low and 64 p + 32 + j high: vector 2 i + high has groups 4 i + high and + 2.

@@ -1,7 +1,6 @@
-// Vectors of 64 bytes by the compiler's vector extensions, and by name the few instructions that differ between CPUs.
+// Vectors of 64 bytes in as many parts as the CPU needs: one of 64 bytes (AVX-512), two of 32 (AVX2), four of 16.
 //
-// A compiler splits a vector into what its CPU has: one zmm, two ymm, four NEON registers. Names of instructions stand
-// in this file alone.
+// What the compiler's vector extensions can say is said so, part by part; instructions stand by name in this file alone.
 #pragma once
 
 #include <stdint.h>
@@ -13,19 +12,52 @@
 #include <arm_neon.h>
 #endif
 
+#ifndef CODE_BITS  // a format says 8 if it has codes from 128 on
+#define CODE_BITS 7
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
-typedef uint8_t u8x8 __attribute__((vector_size(8)));
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-typedef uint8_t u8x32 __attribute__((vector_size(32)));
-typedef uint8_t u8x64 __attribute__((vector_size(64)));
-typedef int8_t i8x16 __attribute__((vector_size(16)));
-typedef int8_t i8x64 __attribute__((vector_size(64)));
-typedef uint16_t u16x8 __attribute__((vector_size(16)));
-typedef int32_t i32x8 __attribute__((vector_size(32)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef float f32x8 __attribute__((vector_size(32)));
-typedef float f32x16 __attribute__((vector_size(64)));
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define PART 64
+#elif defined(__AVX2__)
+#define PART 32
+#else
+#define PART 16
+#endif
+#define PARTS (64 / PART)
+#define EACH _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; ++i)
+
+#define VECTOR(type, name, bytes) typedef type name __attribute__((vector_size(bytes)))
+VECTOR(uint8_t, u8x8, 8);
+VECTOR(uint8_t, u8x16, 16);
+VECTOR(int8_t, i8x8, 8);
+VECTOR(uint16_t, u16x8, 16);
+VECTOR(int32_t, i32x8, 32);
+VECTOR(float, f32x8, 32);
+VECTOR(uint8_t, u8_part, PART);
+VECTOR(int8_t, i8_part, PART);
+VECTOR(int32_t, i32_part, PART);
+VECTOR(float, f32_part, PART);
+
+typedef struct {
+    u8_part part[PARTS];
+} u8x64;
+typedef struct {
+    i8_part part[PARTS];
+} i8x64;
+typedef struct {
+    i32_part part[PARTS];
+} i32x16;
+typedef struct {
+    f32_part part[PARTS];
+} f32x16;
+
+INLINE u8x8 load8(const void* from) {
+    u8x8 found;
+    memcpy(&found, from, sizeof found);
+    return found;
+}
 
 INLINE u8x16 load16(const void* from) {
     u8x16 found;
@@ -33,127 +65,251 @@ INLINE u8x16 load16(const void* from) {
     return found;
 }
 
-INLINE u8x64 load64(const void* from) {
-    u8x64 found;
-    memcpy(&found, from, sizeof found);
-    return found;
-}
+// Part by part: a copy of the whole would go through memory.
+#define LOAD(type, name)                                                                 \
+    INLINE type name(const void* from) {                                                 \
+        type found;                                                                      \
+        EACH memcpy(&found.part[i], (const char*)from + PART * i, sizeof found.part[i]); \
+        return found;                                                                    \
+    }
+LOAD(u8x64, load64)
+LOAD(i8x64, load_codes)
+LOAD(i32x16, load_ints)
+LOAD(f32x16, load_floats)
 
-INLINE i8x64 load_codes(const int8_t* from) {
-    i8x64 found;
-    memcpy(&found, from, sizeof found);
-    return found;
-}
+#define EIGHT(n) n, n, n, n, n, n, n, n
 
-INLINE i32x16 load_ints(const int32_t* from) {
-    i32x16 found;
-    memcpy(&found, from, sizeof found);
-    return found;
-}
-
-INLINE f32x16 load_floats(const float* from) {
-    f32x16 found;
-    memcpy(&found, from, sizeof found);
-    return found;
-}
+// ---- bytes
 
 // Sixteen bytes after sixteen.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
-    const u8x32 low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18,
-                                              19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
-    const u8x32 high = __builtin_shufflevector(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18,
-                                               19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
-    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
-                                   21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41,
-                                   42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62,
-                                   63);
-}
-
-INLINE f32x16 join_floats(f32x8 a, f32x8 b) {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-
-INLINE f32x16 to_float(i32x16 values) { return __builtin_convertvector(values, f32x16); }
-
-// acc[i] + the dot product of bytes 4i .. 4i + 3 of codes, which are below 128 or, where CODES_128, any, with those of x.
-INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, (__m512i)x);
-#elif defined(__AVX2__)
-    union {
-        u8x64 all;
-        __m256i half[2];
-    } a = {codes};
-    union {
-        i8x64 all;
-        __m256i half[2];
-    } b = {x};
-    union {
-        i32x16 all;
-        __m256i half[2];
-    } sum = {acc};
-    for (int i = 0; i < 2; ++i) {
-#if defined(__AVXVNNI__)
-        sum.half[i] = _mm256_dpbusd_avx_epi32(sum.half[i], a.half[i], b.half[i]);
-#else  // sums of two products saturate for codes from 128 on: their high bit counts apart
-        const __m256i ones = _mm256_set1_epi16(1), low = _mm256_and_si256(a.half[i], _mm256_set1_epi8(127));
-        const __m256i high = _mm256_and_si256(_mm256_srli_epi16(a.half[i], 7), _mm256_set1_epi8(1));
-        const __m256i of_low = _mm256_madd_epi16(_mm256_maddubs_epi16(low, b.half[i]), ones);
-        const __m256i of_high = _mm256_madd_epi16(_mm256_maddubs_epi16(high, b.half[i]), _mm256_set1_epi16(128));
-        sum.half[i] = _mm256_add_epi32(sum.half[i], _mm256_add_epi32(of_low, of_high));
-#endif
-    }
-    return sum.all;
+    u8x64 found;
+#if PART == 16
+    found.part[0] = a, found.part[1] = b, found.part[2] = c, found.part[3] = d;
 #else
-    for (int i = 0; i < 16; ++i)
-        for (int j = 0; j < 4; ++j) acc[i] += (int)codes[4 * i + j] * (int)x[4 * i + j];
-    return acc;
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)a), (__m128i)b, 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)c), (__m128i)d, 1);
+#if PART == 32
+    found.part[0] = (u8_part)low, found.part[1] = (u8_part)high;
+#else
+    found.part[0] = (u8_part)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 #endif
+#endif
+    return found;
+}
+
+INLINE u8x64 and_all(u8x64 v, uint8_t value) {
+    EACH v.part[i] &= (u8_part){0} + value;
+    return v;
+}
+
+INLINE u8x64 xor_all(u8x64 v, uint8_t value) {
+    EACH v.part[i] ^= (u8_part){0} + value;
+    return v;
+}
+
+INLINE u8x64 or_both(u8x64 a, u8x64 b) {
+    EACH a.part[i] |= b.part[i];
+    return a;
+}
+
+INLINE u8x64 add_all(u8x64 v, uint8_t value) {
+    EACH v.part[i] += (u8_part){0} + value;
+    return v;
+}
+
+INLINE u8x64 low_nibbles(u8x64 v) { return and_all(v, 15); }
+
+INLINE u8x64 high_nibbles(u8x64 v) {
+    EACH v.part[i] >>= 4;
+    return v;
+}
+
+INLINE u8x64 as_high_nibbles(u8x64 v) {
+    EACH v.part[i] <<= 4;
+    return v;
+}
+
+// `value` in each byte that shares a bit with the mask's.
+INLINE u8x64 where_bits(u8x64 v, u8x64 mask, uint8_t value) {
+    EACH v.part[i] = (u8_part)((v.part[i] & mask.part[i]) != 0) & ((u8_part){0} + value);
+    return v;
 }
 
 // Byte i of each sixteen: that byte of the sixteen of `table` whose number is index[i] % 16.
 INLINE u8x64 lookup(u8x64 table, u8x64 index) {
-#if defined(__AVX512BW__)
-    return (u8x64)_mm512_shuffle_epi8((__m512i)table, (__m512i)index);
-#elif defined(__AVX2__)
-    union {
-        u8x64 all;
-        __m256i half[2];
-    } t = {table}, i = {index};
-    for (int j = 0; j < 2; ++j) t.half[j] = _mm256_shuffle_epi8(t.half[j], i.half[j]);
-    return t.all;
+#if PART == 64
+    table.part[0] = (u8_part)_mm512_shuffle_epi8((__m512i)table.part[0], (__m512i)index.part[0]);
+#elif PART == 32
+    EACH table.part[i] = (u8_part)_mm256_shuffle_epi8((__m256i)table.part[i], (__m256i)index.part[i]);
 #else
-    u8x64 found;
-    for (int i = 0; i < 64; ++i) found[i] = table[i / 16 * 16 + index[i] % 16];
-    return found;
+    EACH table.part[i] = __builtin_shuffle(table.part[i], index.part[i]);
 #endif
+    return table;
 }
 
-// values[number[i]] in lane i; numbers below 8 where `values` has eight groups twice over.
-INLINE f32x16 spread(f32x16 values, i32x16 number) {
-#if defined(__AVX512F__)
-    return (f32x16)_mm512_permutexvar_ps((__m512i)number, (__m512)values);
-#elif defined(__AVX2__)
-    union {
-        f32x16 all;
-        __m256 half[2];
-    } v = {values}, found;
-    union {
-        i32x16 all;
-        __m256i half[2];
-    } n = {number};
-    for (int i = 0; i < 2; ++i) {
-        const __m256 low = _mm256_permutevar8x32_ps(v.half[0], n.half[i]);
-        const __m256 high = _mm256_permutevar8x32_ps(v.half[1], n.half[i]);
-        found.half[i] = _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(n.half[i], 28)));
-    }
-    return found.all;
-#else
-    f32x16 found;
-    for (int i = 0; i < 16; ++i) found[i] = values[number[i]];
-    return found;
+// ---- integers
+
+// acc[i] + the dot product of bytes 4i .. 4i + 3 of codes, unsigned, with those of x, signed.
+INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
+#if PART == 64
+    acc.part[0] = (i32_part)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)codes.part[0], (__m512i)x.part[0]);
+#elif PART == 32
+    EACH {
+        const __m256i a = (__m256i)codes.part[i], b = (__m256i)x.part[i];
+#if defined(__AVXVNNI__)
+        acc.part[i] = (i32_part)_mm256_dpbusd_avx_epi32((__m256i)acc.part[i], a, b);
+#else  // sums of two products saturate for codes from 128 on: their high bit counts apart, if codes have it
+        const __m256i low = CODE_BITS == 8 ? _mm256_and_si256(a, _mm256_set1_epi8(127)) : a;
+        acc.part[i] += (i32_part)_mm256_madd_epi16(_mm256_maddubs_epi16(low, b), _mm256_set1_epi16(1));
+        if (CODE_BITS == 8) {
+            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(a, 7), _mm256_set1_epi8(1));
+            acc.part[i] += (i32_part)_mm256_madd_epi16(_mm256_maddubs_epi16(high, b), _mm256_set1_epi16(128));
+        }
 #endif
+    }
+#else
+    EACH for (int lane = 0; lane < 4; ++lane) for (int j = 4 * lane; j < 4 * lane + 4; ++j) acc.part[i][lane] +=
+        (int)codes.part[i][j] * (int)x.part[i][j];
+#endif
+    return acc;
 }
+
+INLINE i32x16 add_ints(i32x16 a, i32x16 b) {
+    EACH a.part[i] += b.part[i];
+    return a;
+}
+
+// 256 a + b.
+INLINE i32x16 after(i32x16 a, i32x16 b) {
+    EACH a.part[i] = (a.part[i] << 8) + b.part[i];
+    return a;
+}
+
+// Of each four lanes of a and b: the sums of a's lanes 0 and 2, 1 and 3, then of b's.
+INLINE i32x16 half_sums(i32x16 a, i32x16 b) {
+#if PART == 64
+    const __m512i one = (__m512i)a.part[0], two = (__m512i)b.part[0];
+    a.part[0] = (i32_part)_mm512_unpacklo_epi64(one, two) + (i32_part)_mm512_unpackhi_epi64(one, two);
+#elif PART == 32
+    EACH {
+        const __m256i one = (__m256i)a.part[i], two = (__m256i)b.part[i];
+        a.part[i] = (i32_part)_mm256_unpacklo_epi64(one, two) + (i32_part)_mm256_unpackhi_epi64(one, two);
+    }
+#else
+    EACH a.part[i] = __builtin_shufflevector(a.part[i], b.part[i], 0, 1, 4, 5) +
+                     __builtin_shufflevector(a.part[i], b.part[i], 2, 3, 6, 7);
+#endif
+    return a;
+}
+
+// Of each four lanes of a and b: the sums of a's lanes 0 and 1, 2 and 3, then of b's.
+INLINE i32x16 pair_sums(i32x16 a, i32x16 b) {
+#if PART == 64
+    const __m512 one = (__m512)a.part[0], two = (__m512)b.part[0];
+    a.part[0] = (i32_part)_mm512_shuffle_ps(one, two, 0x88) + (i32_part)_mm512_shuffle_ps(one, two, 0xdd);
+#elif PART == 32
+    EACH a.part[i] = (i32_part)_mm256_hadd_epi32((__m256i)a.part[i], (__m256i)b.part[i]);
+#else
+    EACH a.part[i] = __builtin_shufflevector(a.part[i], b.part[i], 0, 2, 4, 6) +
+                     __builtin_shufflevector(a.part[i], b.part[i], 1, 3, 5, 7);
+#endif
+    return a;
+}
+
+// Each lane's sum with its neighbour's.
+INLINE i32x16 with_neighbours(i32x16 v) {
+#if PART == 64
+    v.part[0] += (i32_part)_mm512_shuffle_epi32((__m512i)v.part[0], _MM_PERM_CDAB);
+#elif PART == 32
+    EACH v.part[i] += (i32_part)_mm256_shuffle_epi32((__m256i)v.part[i], 0xb1);
+#else
+    EACH v.part[i] += __builtin_shufflevector(v.part[i], v.part[i], 1, 0, 3, 2);
+#endif
+    return v;
+}
+
+// Each four lanes' sums with the neighbouring four's.
+INLINE i32x16 with_next_quads(i32x16 v) {
+#if PART == 64
+    const __m512i all = (__m512i)v.part[0];
+    v.part[0] += (i32_part)_mm512_shuffle_i32x4(all, all, _MM_PERM_CDAB);
+#elif PART == 32
+    EACH v.part[i] += (i32_part)_mm256_permute2x128_si256((__m256i)v.part[i], (__m256i)v.part[i], 1);
+#else
+    v.part[0] = v.part[1] = v.part[0] + v.part[1], v.part[2] = v.part[3] = v.part[2] + v.part[3];
+#endif
+    return v;
+}
+
+// ---- floats
+
+INLINE f32x16 to_float(i32x16 v) {
+    f32x16 found;
+    EACH found.part[i] = __builtin_convertvector(v.part[i], f32_part);
+    return found;
+}
+
+INLINE f32x16 mul(f32x16 a, f32x16 b) {
+    EACH a.part[i] *= b.part[i];
+    return a;
+}
+
+INLINE f32x16 mul_all(f32x16 v, float value) {
+    EACH v.part[i] *= value;
+    return v;
+}
+
+// acc + a * b, rounded once where the CPU can.
+INLINE f32x16 mul_add(f32x16 acc, f32x16 a, f32x16 b) {
+    EACH acc.part[i] += a.part[i] * b.part[i];
+    return acc;
+}
+
+INLINE float sum_of(f32x16 v) {
+    float sums[16];
+    memcpy(sums, &v, sizeof sums);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
+    return sums[0];
+}
+
+INLINE f32x16 join_floats(f32x8 a, f32x8 b) {
+    f32x16 found;
+#if PART == 64
+    found.part[0] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif PART == 32
+    found.part[0] = a, found.part[1] = b;
+#else
+    memcpy(&found, &a, sizeof a), memcpy((char*)&found + sizeof a, &b, sizeof b);
+#endif
+    return found;
+}
+
+// Eight numbers, and zeros behind them.
+INLINE f32x16 with_zeros(f32x8 v) { return join_floats(v, (f32x8){0}); }
+
+// values[number[i]] in lane i.
+INLINE f32x16 spread(f32x16 values, i32x16 number) {
+    f32x16 found = values;
+#if PART == 64
+    found.part[0] = (f32_part)_mm512_permutexvar_ps((__m512i)number.part[0], (__m512)values.part[0]);
+#elif PART == 32
+    EACH {
+        const __m256i n = (__m256i)number.part[i];
+        const __m256 low = _mm256_permutevar8x32_ps((__m256)values.part[0], n);
+        const __m256 high = _mm256_permutevar8x32_ps((__m256)values.part[1], n);
+        found.part[i] = (f32_part)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(n, 28)));
+    }
+#else
+    float from[16];
+    memcpy(from, &values, sizeof from);
+    EACH for (int lane = 0; lane < 4; ++lane) found.part[i][lane] = from[number.part[i][lane]];
+#endif
+    return found;
+}
+
+// ---- numbers of blocks
 
 // 2^exponent, for exponents from -126 to 127.
 INLINE float power_of_two(int exponent) {
@@ -164,16 +320,15 @@ INLINE float power_of_two(int exponent) {
     return found.value;
 }
 
-// A half as float, also a subnormal one, whatever the rounding mode says of those.
+// A half as float, also a subnormal one.
 INLINE float half_to_float(uint16_t half) {
-    const uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
     union {
         uint32_t bits;
         float value;
-    } found = {rest << 13}, scale = {(254u - 15) << 23};
-    found.value *= scale.value;  // 2^112
-    if (rest >= 0x7c00) found.bits |= 0xffu << 23;
-    found.bits |= sign;
+    } found = {(uint32_t)(half & 0x7fff) << 13};
+    found.value *= power_of_two(112);
+    if ((half & 0x7fff) >= 0x7c00) found.bits |= 0xffu << 23;
+    found.bits |= (uint32_t)(half & 0x8000) << 16;
     return found.value;
 }
 
@@ -201,23 +356,15 @@ INLINE f32x8 halves_of_blocks(const uint8_t* blocks, int64_t size) {
 }
 
 // Eight bytes as numbers.
-INLINE i32x8 bytes_to_ints(uint64_t bytes) {
-    u8x8 found;
-    memcpy(&found, &bytes, sizeof found);
-    return __builtin_convertvector(found, i32x8);
-}
-
+INLINE i32x8 bytes_to_ints(uint64_t bytes) { return __builtin_convertvector(load8(&bytes), i32x8); }
 INLINE f32x8 bytes_to_floats(uint64_t bytes) { return __builtin_convertvector(bytes_to_ints(bytes), f32x8); }
-
-INLINE float sum_of(f32x16 v) {
-    float sums[16];
-    memcpy(sums, &v, sizeof sums);
-    for (int width = 8; width; width /= 2)
-        for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
-    return sums[0];
+INLINE f32x8 signed_bytes_to_floats(const uint8_t* bytes) {
+    return __builtin_convertvector(__builtin_convertvector((i8x8)load8(bytes), i32x8), f32x8);
 }
 
-// The rounding mode of IEEE 754 without flushing of subnormals, whatever another library has set; what was set before.
+// ---- the mode of floats
+
+// Rounding as IEEE 754 has it, without flushing of subnormals, whatever another library has set; what was set before.
 INLINE unsigned ieee_mode(void) {
 #if defined(__SSE__)
     const unsigned old = _mm_getcsr();
@@ -235,10 +382,3 @@ INLINE void restore_mode(unsigned mode) {
     (void)mode;
 #endif
 }
-
-#define FILL8(v) {v, v, v, v, v, v, v, v}
-#define FILL64(v)                                                                                    \
-    {v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, \
-     v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v}
-INLINE u8x64 low_nibbles(u8x64 bytes) { return bytes & (u8x64)FILL64(15); }
-INLINE u8x64 high_nibbles(u8x64 bytes) { return bytes >> 4; }

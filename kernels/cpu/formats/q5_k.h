@@ -2,6 +2,12 @@
 #include "../six_bits.h"
 
 #define MINIMUM 1
+
+// Of the two groups of each vector: the bit of the first 32 times 2^0, of the others times 2^2.
+#define FIFTHS_OF(bit) \
+    {EIGHT(bit), EIGHT(bit), EIGHT(bit), EIGHT(bit), EIGHT(4 * bit), EIGHT(4 * bit), EIGHT(4 * bit), EIGHT(4 * bit)}
+static const uint8_t FIFTHS[4][64] = {FIFTHS_OF(1), FIFTHS_OF(2), FIFTHS_OF(16), FIFTHS_OF(32)};
+
 INLINE unpacked unpack(const uint8_t* block) {
     unpacked found;
     six_bits_of_block(&found, block);
@@ -9,12 +15,8 @@ INLINE unpacked unpack(const uint8_t* block) {
     const u8x64 fifths = join(first, second, first, second);
     for (int i = 0; i < 2; ++i) {
         const u8x64 bytes = load64(block + 48 + 64 * i);
-        found.codes[2 * i] = low_nibbles(bytes), found.codes[2 * i + 1] = high_nibbles(bytes);
-        for (int high = 0; high < 2; ++high) {
-            uint8_t bit[64];
-            for (int j = 0; j < 64; ++j) bit[j] = 1 << (4 * i + high + 2 * (j / 32));
-            found.codes[2 * i + high] |= (u8x64)((fifths & load64(bit)) != 0) & (u8x64)FILL64(16);
-        }
+        found.codes[2 * i] = or_both(low_nibbles(bytes), where_bits(fifths, load64(FIFTHS[2 * i]), 16));
+        found.codes[2 * i + 1] = or_both(high_nibbles(bytes), where_bits(fifths, load64(FIFTHS[2 * i + 1]), 16));
     }
     return found;
 }

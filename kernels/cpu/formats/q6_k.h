@@ -15,13 +15,13 @@ INLINE unpacked unpack(const uint8_t* block) {
         const u8x64 bytes = load64(block + 64 * h);
         const u8x16 first = load16(block + 128 + 32 * h), second = load16(block + 144 + 32 * h);
         // Byte j of 32 has bits 2i and 2i + 1 of weights 128 h + 32 i + j: i = 0, 1 in the low vector, 2, 3 in the high.
-        const u8x64 two = join(first, second, first >> 2, second >> 2) & (u8x64)FILL64(0x33);
-        found.codes[2 * h] = low_nibbles(bytes) | (two & (u8x64)FILL64(3)) << 4;
-        found.codes[2 * h + 1] = high_nibbles(bytes) | (two & (u8x64)FILL64(0x30));
+        const u8x64 two = and_all(join(first, second, first >> 2, second >> 2), 0x33);
+        found.codes[2 * h] = or_both(low_nibbles(bytes), as_high_nibbles(and_all(two, 3)));
+        found.codes[2 * h + 1] = or_both(high_nibbles(bytes), and_all(two, 0x30));
     }
     uint16_t half;
-    i8x16 scales;
-    memcpy(&scales, block + 192, sizeof scales), memcpy(&half, block + 208, sizeof half);
-    found.scale = half_to_float(half) * __builtin_convertvector(scales, f32x16);
+    memcpy(&half, block + 208, sizeof half);
+    const f32x16 scales = join_floats(signed_bytes_to_floats(block + 192), signed_bytes_to_floats(block + 200));
+    found.scale = mul_all(scales, half_to_float(half));
     return found;
 }

@@ -1,4 +1,5 @@
 // q8_0: w = d * q, q in -128..127. Twin of qgemm/formats/q8_0.py. A vector has the codes of two blocks, 128 above.
+#define CODE_BITS 8
 #include "../unpacked.h"
 
 #define SHIFT 128
@@ -14,9 +15,8 @@ INLINE unpacked unpack(const uint8_t* blocks) {
     unpacked found;
     for (int i = 0; i < 4; ++i) {
         const uint8_t *first = blocks + 2 * i * BLOCK_BYTES + 2, *second = first + BLOCK_BYTES;
-        found.codes[i] =
-            join(load16(first), load16(first + 16), load16(second), load16(second + 16)) ^ (u8x64)FILL64(128);
+        found.codes[i] = xor_all(join(load16(first), load16(first + 16), load16(second), load16(second + 16)), SHIFT);
     }
-    found.scale = join_floats(halves_of_blocks(blocks, BLOCK_BYTES), (f32x8)FILL8(0.0f));
+    found.scale = with_zeros(halves_of_blocks(blocks, BLOCK_BYTES));
     return found;
 }
