@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from types import SimpleNamespace
 
 import pytest
 
 import qgemm
-from qgemm.cuda.jit import sources
-from qgemm.cuda.kernels import gemv, prefill_sm80
-from qgemm.cuda.problem import Q8_1, Problem
+from qgemm.cuda.driver.tensor_map import TensorMap
+from qgemm.cuda.jit import sources, twins
+from qgemm.cuda.kernels import gemv, prefill_sm80, prefill_sm90
+from qgemm.cuda.problem import Q8_1, Output, Problem
 
 SCALARS = {"qgemm::i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
+STRUCTS = {
+    "qgemm::TensorMap": TensorMap,
+    "qgemm::Epilogue": twins.EpilogueArguments,
+    "qgemm::StreamK": twins.StreamK,
+}
 PRODUCTS = [
     (gemv, gemv.GEMV_SIMT, "float", 75),
     (gemv, gemv.GEMV_DP4A, Q8_1, 75),
@@ -26,8 +33,8 @@ def parameters(kernel):
     """(name, ctypes type) of each parameter in the order of kernels/NAME.cu."""
     text = (sources.kernels_dir() / f"{kernel}.cu").read_text()
     (listed,) = re.findall(rf'extern "C" __global__[^{{]*?\b{kernel}\(([^)]*)\)', text)
-    declared = (re.sub(r"\bconst\b|__restrict__", "", part).split() for part in listed.split(","))
-    return [(names[-1], SCALARS.get(names[0], ctypes.c_void_p)) for names in declared]
+    declared = (re.sub(r"\bconst\b|__restrict__|__grid_constant__", "", part).split() for part in listed.split(","))
+    return [(names[-1], (SCALARS | STRUCTS).get(names[0], ctypes.c_void_p)) for names in declared]
 
 
 class Recorded:
@@ -73,3 +80,40 @@ def test_arguments_are_those_of_the_signature(module, kernel, x, sm, monkeypatch
     expected = [(name, kind, known[name]) for name, kind in parameters(kernel.name)]
     found = [(type(argument), argument.value) for argument in launches[0].arguments]
     assert found == [(kind, value) for _, kind, value in expected]
+
+
+def test_arguments_of_prefill_sm90(monkeypatch):
+    """The tensor map of x, the epilogue's arrays and types, the schedule: each where the kernel takes it."""
+    launches, encoded = [], []
+
+    class Filled(Recorded):
+        """Pointers go where Launch packs them."""
+
+        def __call__(self, stream, *pointers):
+            struct.pack_into(f"{self.count}P", self.pointers, 0, *pointers)
+
+    monkeypatch.setattr(prefill_sm90, "load", lambda *_, **__: None)
+    monkeypatch.setattr(prefill_sm90, "Launch", lambda *args: launches.append(Filled(*args[:7])) or launches[0])
+    monkeypatch.setattr(TensorMap, "encode", lambda self, *box: encoded.append(box))
+    workspace = SimpleNamespace(data=SimpleNamespace(ptr=400))
+    monkeypatch.setattr(prefill_sm90, "_workspace", lambda *_: workspace)
+    output = Output(4160, "bfloat16", "float16", "float32")
+    for m in range(100, 5000, 100):  # until CTAs share a tile through a workspace
+        p = Problem(qgemm.FORMATS["q4_0"], "a16", m, 4160, 8256, 90, "half", (output,))
+        config = prefill_sm90.PREFILL_SM90.ranked(p)[0][0]
+        launches.clear()
+        made = prefill_sm90.PREFILL_SM90.launch(p, config)
+        if made._size:
+            break
+    made(0, 160, 200, 300, 310, 320)
+    assert encoded == [(160, "half", m, 8256, min(m, config.tokens))]
+    named = dict(zip((name for name, _ in parameters("prefill_sm90")), launches[0].arguments, strict=True))
+    kinds = [kind for _, kind in parameters("prefill_sm90")]
+    assert [type(argument) for argument in named.values()] == kinds
+    assert [named[name].value for name in ("tiles", "workspace", "n", "k", "m")] == [200, 400, 4160, 8256, m]
+    arrays, types = named["epilogue"].arrays, named["epilogue"].types
+    assert [arrays.y, arrays.bias, arrays.residual] == [300, 310, 320]
+    assert [types.y, types.bias, types.residual] == [twins.TYPE_CODES[name] for name in output[1:]]
+    tiles, units = config.tiles(m, 65), -(-8256 // config.unit(p.format))
+    wanted = prefill_sm90.stream_k_of(made.grid, tiles, units, -(-65 // config.row_blocks))
+    assert bytes(named["stream_k"]) == bytes(wanted)
