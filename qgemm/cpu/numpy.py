@@ -21,6 +21,8 @@ from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices, workers
 from qgemm.tensor import Tensor
 
+from . import native
+
 FEW_TOKENS = 64  # above, BLAS on decoded panels is faster (2 cores, 4096 x 4096)
 TILES = 1 << 22  # weights that all cores together work on at a time, in a tile each
 TILE = 1 << 19  # and at most one core: 2 MiB of float32; shorter tiles wait for the interpreter lock
@@ -85,6 +87,11 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
     fmt = activations.FORMAT
     count = fmt.blocks_in(x.shape[-1], "activations")
     values = x.reshape(-1, fmt.weights) if x.size else x.reshape(0, fmt.weights)
+    shape = *x.shape[:-1], count
+    with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite
+        compiled = native.quantize(values.astype(np.float32, copy=False))
+    if compiled is not None:
+        return Tensor(fmt, x.shape, compiled.reshape(shape))
     blocks = np.empty(len(values), fmt.dtype)
 
     def work(part: slice) -> None:
@@ -92,7 +99,7 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
             blocks[part] = activations.encode(values[part].astype(np.float32, copy=False))
 
     for_slices(len(values), SLICE // fmt.weights, work)
-    return Tensor(fmt, x.shape, blocks.reshape(*x.shape[:-1], count))
+    return Tensor(fmt, x.shape, blocks.reshape(shape))
 
 
 def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:

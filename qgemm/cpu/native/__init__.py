@@ -3,6 +3,6 @@ no compiler is.
 """
 
 from .library import reason
-from .products import multiply_a8, multiply_a16, serves
+from .products import multiply_a8, multiply_a16, quantize, serves
 
-__all__ = ["multiply_a8", "multiply_a16", "reason", "serves"]
+__all__ = ["multiply_a8", "multiply_a16", "quantize", "reason", "serves"]

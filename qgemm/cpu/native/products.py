@@ -45,6 +45,34 @@ class Product(ctypes.Structure):
     )  # fmt: skip
 
 
+class Quantization(ctypes.Structure):
+    """x [n, 32] float32 and its blocks, for kernels/cpu/activations.c."""
+
+    _fields_ = (("x", ctypes.c_void_p), ("blocks", ctypes.c_void_p))
+
+
+def quantize(x: Floats) -> Blocks | None:
+    """Values [n, 32] -> blocks of activations [n], as `qgemm.codec.activations.encode` makes them; None: NumPy must."""
+    engine = None if reason() else _quantizer()
+    if engine is None:
+        return None
+    values = np.ascontiguousarray(x)
+    blocks = np.empty(len(values), activations.DTYPE)
+    run(engine.qgemm_quantize, Quantization(values.ctypes.data, blocks.ctypes.data), len(values), ROWS * ROWS)
+    return blocks
+
+
+@cache
+def _quantizer() -> ctypes.CDLL | None:
+    unit = {"UNIT": f"{activations.UNIT}f", "QUANTIZATION_FIELDS": fields(Quantization)}
+    return library("activations", {**unit, "ACTIVATION_BYTES": str(activations.DTYPE.itemsize)})
+
+
+def fields(struct: type[ctypes.Structure]) -> str:
+    """C for the members of a struct."""
+    return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
+
+
 def serves(fmt: Format) -> bool:
     """Whether there is C code for a format, and a compiler for it."""
     return fmt.integer and _has_header(fmt.name) and not reason()
@@ -107,7 +135,7 @@ def _loaded(fmt: Format) -> ctypes.CDLL | None:
         "BLOCK_BYTES": str(fmt.block_bytes),
         "BLOCK_WEIGHTS": str(fmt.weights),
         "ACTIVATION_BYTES": str(activations.DTYPE.itemsize),
-        "PRODUCT_FIELDS": " ".join(f"{C_TYPES[kind]} {name};" for name, kind in Product._fields_),
+        "PRODUCT_FIELDS": fields(Product),
     }
     if fmt.codebook is not None:
         definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
