@@ -17,6 +17,16 @@ INLINE void nibbles_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset)
     }
 }
 
+#ifdef LEVELS_PLUS_SHIFT
+// What nibbles stand for in a codebook of bytes.
+INLINE void levels_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
+    const u8x16 levels = LEVELS_PLUS_SHIFT;
+    const u8x64 table = join(levels, levels, levels, levels);
+    nibbles_of_blocks(codes, blocks, offset);
+    for (int i = 0; i < 4; ++i) codes[i] = lookup(table, codes[i]);
+}
+#endif
+
 INLINE f32x16 scales_of_blocks(const uint8_t* blocks, int offset) {
     return with_zeros(halves_of_blocks(blocks + offset, BLOCK_BYTES));
 }

@@ -4,11 +4,8 @@
 
 #define SHIFT 128
 INLINE unpacked unpack(const uint8_t* blocks) {
-    const u8x16 levels = LEVELS_PLUS_SHIFT;
-    const u8x64 table = join(levels, levels, levels, levels);
     unpacked found;
-    nibbles_of_blocks(found.codes, blocks, 2);
-    for (int i = 0; i < 4; ++i) found.codes[i] = lookup(table, found.codes[i]);
+    levels_of_blocks(found.codes, blocks, 2);
     found.scale = scales_of_blocks(blocks, 0);
     return found;
 }

@@ -4,11 +4,8 @@
 
 #define SHIFT 128
 INLINE unpacked unpack(const uint8_t* blocks) {
-    const u8x16 levels = LEVELS_PLUS_SHIFT;
-    const u8x64 table = join(levels, levels, levels, levels);
     unpacked found;
-    nibbles_of_blocks(found.codes, blocks, 1);
-    for (int i = 0; i < 4; ++i) found.codes[i] = lookup(table, found.codes[i]);
+    levels_of_blocks(found.codes, blocks, 1);
     uint64_t bytes = 0;
     for (int i = 0; i < 8; ++i) bytes |= (uint64_t)blocks[i * BLOCK_BYTES] << 8 * i;
     const i32x8 e = bytes_to_ints(bytes);  // 2^(e - 128): below 2^-126 a subnormal
