@@ -36,12 +36,16 @@ def reason() -> str:
     """Why there is no compiled code, "" if there may be; asks nothing of the compiler."""
     if os.environ.get(DISABLED) == "numpy":
         return f"{DISABLED}=numpy"
+    return _failed[0] if _failed else lacking()
+
+
+@cache
+def lacking() -> str:
+    """What this machine lacks for compiled code, "" for nothing."""
     if sys.byteorder != "little" or not hasattr(os, "memfd_create"):
         return "compiled code needs a little-endian Linux"
     if not set(cpu().split()) >= NEEDED:
         return "compiled code is for CPUs with AVX2 so far"
-    if _failed:
-        return _failed[0]
     return "" if compiler() is not None else "no C compiler (cc) was found, which makes products many times faster"
 
 
