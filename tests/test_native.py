@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
 ]
 SERVED = [fmt for fmt in qgemm.FORMATS.values() if (library.folder() / "formats" / f"{fmt.name}.h").is_file()]
-M = (1, 3, 4, 5, 16, 17, 100)
+M = (1, 3, 4, 5, 8, 16, 17, 100, 300)  # about the sizes of tiles, and more than are packed at a time
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +58,9 @@ def test_levels_and_scales_are_the_formats(fmt):
     """With the identity as x a product is the decoded matrix, bit for bit: raw blocks, each code and scale."""
     rng = np.random.default_rng(1)
     w = random_tensor(fmt, 64, 2 * max(256, fmt.weights), rng)
-    y = qgemm.matmul(np.eye(w.shape[1], dtype=np.float32)[: products.MOST_A16], w)
-    want = w.dequantize().T[: products.MOST_A16]
-    scale = np.abs(magnitudes(fmt, w.blocks)).T[: products.MOST_A16]
+    y = qgemm.matmul(np.eye(w.shape[1], dtype=np.float32)[:128], w)
+    want = w.dequantize().T[:128]
+    scale = np.abs(magnitudes(fmt, w.blocks)).T[:128]
     assert (np.abs(y - want) <= 2.0**-23 * scale).all()  # of a minimum and a scale each is rounded once
 
 
@@ -126,7 +126,7 @@ def test_activations_are_numpys(count, monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
 def test_bits_do_not_depend_on_threads(threads, monkeypatch):
     rng = np.random.default_rng(5)
-    w, x = random_tensor(qgemm.FORMATS["q4_k"], 515, 1024, rng), rng.standard_normal((5, 1024), np.float32)
+    w, x = random_tensor(qgemm.FORMATS["q4_k"], 515, 1024, rng), rng.standard_normal((21, 1024), np.float32)
     monkeypatch.setenv("QGEMM_THREADS", "1")
     want = [qgemm.matmul(x, w, activation) for activation in ("a16", "a8")]
     monkeypatch.setenv("QGEMM_THREADS", str(threads))
@@ -340,7 +340,7 @@ def test_whatever_the_compiler_reads_is_in_the_key(tmp_path, monkeypatch):
 def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch, tmp_path):
     """The same sources for other CPUs: the same numbers, also of the codes and activations that saturate most."""
     rng = np.random.default_rng(6)
-    w, x = random_tensor(fmt, 33, 3 * max(256, fmt.weights), rng), rng.standard_normal((5, 1), np.float32)
+    w, x = random_tensor(fmt, 33, 3 * max(256, fmt.weights), rng), rng.standard_normal((21, 1), np.float32)
     x = x * rng.standard_normal((1, w.shape[1]), np.float32)
     want = [qgemm.matmul(x, w, activation) for activation in ("a16", "a8")]
     flags = (*compiler.FLAGS, *narrow)

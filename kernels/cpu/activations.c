@@ -5,7 +5,7 @@
 #include <string.h>
 #pragma GCC optimize("fp-contract=off")
 
-#include "vec.h"
+#include "numbers.h"
 
 typedef struct {
     float d, s;  // in UNIT

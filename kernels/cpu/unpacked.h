@@ -7,7 +7,7 @@
 // w = scale * (code - ZERO - SHIFT) + minimum. SHIFT makes codes unsigned and is taken away exactly; ZERO is the format's.
 #pragma once
 
-#include "vec.h"
+#include "numbers.h"
 
 #define SUPER 256  // weights that are unpacked at a time
 

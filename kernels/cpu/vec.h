@@ -1,6 +1,6 @@
 // Vectors of 64 bytes in as many parts as the CPU needs: one of 64 bytes (AVX-512), two of 32 (AVX2), four of 16.
 //
-// What the compiler's vector extensions can say is said so, part by part; instructions stand by name in this file alone.
+// What the compiler's vector extensions can say is said so, part by part; instructions stand by name here and in numbers.h alone.
 #pragma once
 
 #include <stdint.h>
@@ -180,6 +180,27 @@ INLINE i32x16 add_ints(i32x16 a, i32x16 b) {
     return a;
 }
 
+// A word of four bytes, or a number, in all lanes.
+INLINE i32x16 all_ints(int32_t value) {
+    i32x16 found;
+    EACH found.part[i] = (i32_part){0} + value;
+    return found;
+}
+
+INLINE i8x64 all_words(const int8_t* word) {
+    int32_t value;
+    memcpy(&value, word, sizeof value);
+    i8x64 found;
+    EACH found.part[i] = (i8_part)((i32_part){0} + value);
+    return found;
+}
+
+INLINE f32x16 all_floats(float value) {
+    f32x16 found;
+    EACH found.part[i] = (f32_part){0} + value;
+    return found;
+}
+
 // 256 a + b.
 INLINE i32x16 after(i32x16 a, i32x16 b) {
     EACH a.part[i] = (a.part[i] << 8) + b.part[i];
@@ -307,78 +328,4 @@ INLINE f32x16 spread(f32x16 values, i32x16 number) {
     EACH for (int lane = 0; lane < 4; ++lane) found.part[i][lane] = from[number.part[i][lane]];
 #endif
     return found;
-}
-
-// ---- numbers of blocks
-
-// 2^exponent, for exponents from -126 to 127.
-INLINE float power_of_two(int exponent) {
-    union {
-        uint32_t bits;
-        float value;
-    } found = {(uint32_t)(exponent + 127) << 23};
-    return found.value;
-}
-
-// A half as float, also a subnormal one.
-INLINE float half_to_float(uint16_t half) {
-    union {
-        uint32_t bits;
-        float value;
-    } found = {(uint32_t)(half & 0x7fff) << 13};
-    found.value *= power_of_two(112);
-    if ((half & 0x7fff) >= 0x7c00) found.bits |= 0xffu << 23;
-    found.bits |= (uint32_t)(half & 0x8000) << 16;
-    return found.value;
-}
-
-INLINE f32x8 halves_to_floats(u16x8 halves) {
-#if defined(__F16C__)
-    return (f32x8)_mm256_cvtph_ps((__m128i)halves);
-#else
-    f32x8 found;
-    for (int i = 0; i < 8; ++i) found[i] = half_to_float(halves[i]);
-    return found;
-#endif
-}
-
-// The halves at the start of eight blocks, gathered in integer registers: single lanes would fill the shuffle port.
-INLINE f32x8 halves_of_blocks(const uint8_t* blocks, int64_t size) {
-    uint64_t words[2] = {0, 0};
-    for (int i = 0; i < 8; ++i) {
-        uint16_t half;
-        memcpy(&half, blocks + i * size, sizeof half);
-        words[i / 4] |= (uint64_t)half << 16 * (i % 4);
-    }
-    u16x8 halves;
-    memcpy(&halves, words, sizeof halves);
-    return halves_to_floats(halves);
-}
-
-// Eight bytes as numbers.
-INLINE i32x8 bytes_to_ints(uint64_t bytes) { return __builtin_convertvector(load8(&bytes), i32x8); }
-INLINE f32x8 bytes_to_floats(uint64_t bytes) { return __builtin_convertvector(bytes_to_ints(bytes), f32x8); }
-INLINE f32x8 signed_bytes_to_floats(const uint8_t* bytes) {
-    return __builtin_convertvector(__builtin_convertvector((i8x8)load8(bytes), i32x8), f32x8);
-}
-
-// ---- the mode of floats
-
-// Rounding as IEEE 754 has it, without flushing of subnormals, whatever another library has set; what was set before.
-INLINE unsigned ieee_mode(void) {
-#if defined(__SSE__)
-    const unsigned old = _mm_getcsr();
-    _mm_setcsr(0x1f80);
-    return old;
-#else
-    return 0;
-#endif
-}
-
-INLINE void restore_mode(unsigned mode) {
-#if defined(__SSE__)
-    _mm_setcsr(mode);
-#else
-    (void)mode;
-#endif
 }

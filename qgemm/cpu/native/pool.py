@@ -32,11 +32,11 @@ def pool() -> ctypes.CDLL | None:
 
 
 def run(work: Any, argument: Any, count: int, least: int) -> None:
-    """Call a C function work(argument, first, last) for all of `count` items, in chunks of `least` or more."""
+    """Call a C function work(argument, first, last) for all of `count` items, in chunks of a multiple of `least`."""
     global _threads
     found, threads = pool(), workers()
     assert found is not None, "who has a library has this one"
     if threads != _threads and found.qgemm_threads(threads):
         _threads = threads
-    chunk = max(least, -(-count // (CHUNKS * threads)))
+    chunk = -(-count // (CHUNKS * threads * least)) * least
     found.qgemm_run(ctypes.cast(work, ctypes.c_void_p), ctypes.byref(argument), count, chunk)

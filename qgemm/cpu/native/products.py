@@ -18,8 +18,8 @@ from .library import folder, library, reason
 from .pool import run
 
 A8, A16 = 1, 3  # digits of x: int8 codes, or three of 7 bits
-MOST_A16 = 32  # rows of x; for more of them decoded panels and BLAS are as fast
 TOKENS = 256  # rows of x that are packed at a time
+OF_TILE, LEAST_TILED = 8, 16  # rows of x that tiles take together; fewer than so many are done one by one
 ROWS = 16  # of W that a thread takes at least
 ALIGNED = 64  # bytes: a cache line, and a vector
 
@@ -41,7 +41,7 @@ class Product(ctypes.Structure):
         ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64),
         ("packed", ctypes.c_void_p), ("packed_row", ctypes.c_int64),
         ("y", ctypes.c_void_p), ("y_row", ctypes.c_int64),
-        ("unit", ctypes.c_float), ("digits", ctypes.c_int32),
+        ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("tiles", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -83,34 +83,45 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> bool:
     engine = _engine(w.format)
     if engine is None:
         return False
-    for start in range(0, len(x), TOKENS):
-        tokens = slice(start, start + TOKENS)
-        _multiply(engine, np.ascontiguousarray(x[tokens]), A8, activations.UNIT, w, y[tokens])
+    _multiply(engine, x, A8, activations.UNIT, w, y)
     return True
 
 
 def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> bool:
-    """y [M, N] = x [M, K] by the exact weights of w [N, K]; False where NumPy must do it, or does it faster."""
-    if len(x) > MOST_A16 or (engine := _engine(w.format)) is None:
+    """y [M, N] = x [M, K] by the exact weights of w [N, K]; False where NumPy must do it."""
+    engine = _engine(w.format)
+    if engine is None:
         return False
-    with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite, NaN stays NaN
-        given: Floats = np.ascontiguousarray(x, dtype=np.float32)
-    _multiply(engine, given, A16, 1.0, w, y)
+    _multiply(engine, x, A16, 1.0, w, y)
     return True
 
 
 def _multiply(engine: ctypes.CDLL, x: NDArray[Any], digits: int, unit: float, w: Tensor, y: NDArray[Any]) -> None:
+    """Rows of x in slices: by tiles as many as whole groups of them take, the rest one by one."""
+    for start in range(0, len(x), TOKENS):
+        stop = min(start + TOKENS, len(x))
+        whole = start + (stop - start) // OF_TILE * OF_TILE if stop - start >= LEAST_TILED else start
+        for tiles, tokens in ((1, slice(start, whole)), (0, slice(whole, stop))):
+            if tokens.start < tokens.stop:
+                with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite
+                    part = np.ascontiguousarray(x[tokens], dtype=np.float32 if digits == A16 else None)
+                _job(engine, part, digits, tiles, unit, w, y[tokens])
+
+
+def _job(
+    engine: ctypes.CDLL, x: NDArray[Any], digits: int, tiles: int, unit: float, w: Tensor, y: NDArray[Any]
+) -> None:
     """One packing of x, contiguous, and one job of all threads."""
-    size = engine.qgemm_packed_bytes(digits, w.shape[1])
+    size = engine.qgemm_packed_bytes(digits, tiles, w.shape[1])
     packed = _aligned(len(x) * size)
-    engine.qgemm_pack(packed.ctypes.data, x.ctypes.data, digits, len(x), w.shape[1])
+    engine.qgemm_pack(packed.ctypes.data, x.ctypes.data, digits, tiles, len(x), w.shape[1])
     blocks = w.blocks
     if blocks.strides[-1] != w.format.block_bytes:
         blocks = np.ascontiguousarray(blocks)
     sums = y if y.dtype == np.float32 and y.strides[-1] == 4 else np.empty(y.shape, np.float32)
     product = Product(
         len(y), *w.shape, blocks.ctypes.data, blocks.strides[0], packed.ctypes.data, size,
-        sums.ctypes.data, sums.strides[0] // 4, unit, digits,
+        sums.ctypes.data, sums.strides[0] // 4, unit, digits, tiles,
     )  # fmt: skip
     run(engine.qgemm_rows, product, w.shape[0], ROWS)
     if sums is not y:
@@ -136,18 +147,17 @@ def _loaded(fmt: Format) -> ctypes.CDLL | None:
         "BLOCK_WEIGHTS": str(fmt.weights),
         "ACTIVATION_BYTES": str(activations.DTYPE.itemsize),
         "PRODUCT_FIELDS": fields(Product),
+        "TOKENS_OF_TILE": str(OF_TILE),
+        "MOST_TOKENS": str(TOKENS),
     }
     if fmt.codebook is not None:
         definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
     found = library("products", definitions)
     if found is None:
         return None
-    found.qgemm_packed_bytes.argtypes, found.qgemm_packed_bytes.restype = (
-        [ctypes.c_int32, ctypes.c_int64],
-        ctypes.c_int64,
-    )
-    found.qgemm_pack.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64]
-    found.qgemm_pack.restype = None
+    number, size, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    found.qgemm_packed_bytes.argtypes, found.qgemm_packed_bytes.restype = [number, number, size], size
+    found.qgemm_pack.argtypes, found.qgemm_pack.restype = [pointer, pointer, number, number, size, size], None
     return found
 
 
