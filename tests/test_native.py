@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
 ]
 SERVED = [fmt for fmt in qgemm.FORMATS.values() if (library.folder() / "formats" / f"{fmt.name}.h").is_file()]
-M = (1, 3, 4, 5, 8, 16, 17, 100, 300)  # about the sizes of tiles, and more than are packed at a time
+M = (1, 2, 3, 4, 5, 8, 16, 17, 100, 300)  # about the sizes of tiles, and more than are packed at a time
 
 
 @pytest.fixture(autouse=True)

@@ -193,6 +193,9 @@ INLINE f32x16 digits_together_3(const i32x16 dots[3]) {
 #define TOKENS 4
 #include "rows.h"
 #undef TOKENS
+#define TOKENS 2
+#include "rows.h"
+#undef TOKENS
 #define TOKENS 1
 #include "rows.h"
 #undef TOKENS
@@ -217,6 +220,7 @@ void qgemm_rows(const void* argument, int64_t first, int64_t last) {
         (p->digits == 1 ? tiles_1 : tiles_3)(p, first, last);
     } else if (p->digits == 1) {
         for (; token + 4 <= p->m; token += 4) rows_1_4(p, token, first, last);
+        for (; token + 2 <= p->m; token += 2) rows_1_2(p, token, first, last);
         for (; token < p->m; ++token) rows_1_1(p, token, first, last);
     } else {
         for (; token + 2 <= p->m; token += 2) rows_3_2(p, token, first, last);

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from qgemm.arguments import ACTIVATIONS
+from qgemm.backend import backend
 from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS
 from qgemm.ops import matmul, quantize
-from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 from qgemm.text import columns
 
@@ -164,5 +164,5 @@ def table(rows: Sequence[Row], what: str, goals: bool = False) -> str:
         theirs = ("-", "-") if row.gguf_ms is None else (f"{row.gguf_ms:.2f}", f"{row.ratio:.2f}")
         goal = [f"{row.wanted:.1f}" if row.wanted else ""] * goals
         cells.append((row.job, row.format, f"{row.qgemm_ms:.2f}", f"{row.gbs:.3g}", *theirs, *goal))
-    machine = f"{what}, {workers()} threads, NumPy {np.__version__}, {platform.machine()}"
+    machine = f"{what}, {platform.machine()}, {backend('cpu').status().detail}"
     return f"{machine}\n\n{columns('<<>>>>>', [head, *cells])}"
