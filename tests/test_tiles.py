@@ -172,3 +172,13 @@ def test_bounds_ignore_every_nan(fmt):
     if "scales" in blocks.dtype.names:
         blocks["scales"] = 1
     assert tiles.row_absmax(fmt, blocks) == [128]
+
+
+@each(EVERY_TILED)
+@given(data=st.data())
+def test_bounds_hold_for_every_finite_weight(fmt, data):
+    """A minimum larger than all that its scale makes included, but not a weight whose bound is beyond float32."""
+    raw = raw_blocks(data.draw, fmt, (data.draw(st.integers(1, 5)), 2))
+    weights = np.abs(fmt.dequantize(raw))
+    largest = np.where(weights < 2.0**119, weights, 0).max(axis=1)
+    assert (largest <= tiles.row_absmax(fmt, raw)).all()

@@ -190,7 +190,8 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
 def row_absmax(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
     """Bounds of the magnitude of every finite weight in each row of blocks [N, K / weights] of a tiled format, [N].
 
-    Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0.
+    Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0. A block
+    whose bound is beyond float32 is left out: weights above 2^119, which no trained matrix has.
     """
     flat = blocks.reshape(-1)
     _, scale, minimum, _ = fmt.decode_levels(flat).zeros_as_minimums()  # as kernels have them
