@@ -14,6 +14,7 @@ from qgemm.bench.gpu import repeated_rows
 from qgemm.codec.error_bound import a8_exact
 from qgemm.cuda.kernels import routes
 
+pytestmark = pytest.mark.xdist_group("large")  # with --dist loadgroup one worker has them: the memory of one at a time
 PERIOD = 512
 AT_ONCE = 16 * PERIOD  # columns of y that are checked at a time
 DECODES, PREFILLS = ("decode", "decode_a8"), ("prefill_sm90", "prefill_sm80", "prefill_sm80_a8", "dequantize")
