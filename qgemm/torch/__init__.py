@@ -1,0 +1,21 @@
+"""Layers of PyTorch whose weights stay packed: `QLinear`, `QEmbedding`; `replace_linear` puts them into a model.
+
+Needs torch 2.4 or later, the extra `torch`; `import qgemm` alone never imports it.
+"""
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    wanted = "qgemm.torch needs PyTorch 2.4 or later, which is not installed"
+    raise ImportError(f"{wanted}: pip install 'torch>=2.4', or this project with its extra [torch]") from None
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
+    raise ImportError(f"qgemm.torch needs PyTorch 2.4 or later, this is {torch.__version__}: pip install -U torch")
+
+from .embedding import QEmbedding
+from .linear import LoRA, QLinear
+from .replace import Replaced, replace_linear
+
+__all__ = ["LoRA", "QEmbedding", "QLinear", "Replaced", "replace_linear"]

@@ -1,0 +1,80 @@
+"""QEmbedding: torch.nn.Embedding whose table stays packed; only the rows that are asked for are decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from qgemm.codec.format import Format
+from qgemm.errors import UnsupportedError
+from qgemm.packed import Packed
+
+from .module import PackedModule
+from .ops import traced, traced_embedding
+from .rows import selected
+
+
+class QEmbedding(PackedModule):
+    """Rows of a packed table [num_embeddings, embedding_dim] by their index, decoded into `dtype`.
+
+    The index is int32 or int64 of any shape, on the layer's device. The table takes no gradient; padding_idx is the row
+    of padding, as in torch.nn.Embedding, and like there the forward gives it as it is in the table. A layer may share
+    its `weight` with a QLinear, as models do whose head is their table.
+    """
+
+    rows, columns = "num_embeddings", "embedding_dim"
+    num_embeddings: int
+    embedding_dim: int
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        format: Format | str,
+        padding_idx: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """A table of zeros, for a state dict, whose format it then takes. dtype: of what comes out, torch's default."""
+        super().__init__((num_embeddings, embedding_dim), format, device)
+        self._complete(padding_idx, dtype)
+
+    def _complete(self, padding_idx: int | None, dtype: Any) -> None:
+        n = self.num_embeddings
+        if padding_idx is not None and not -n <= padding_idx < n:
+            raise UnsupportedError(f"padding_idx is {padding_idx}, the table has rows 0 to {n - 1}")
+        self.padding_idx = padding_idx + n if padding_idx is not None and padding_idx < 0 else padding_idx
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+
+    @classmethod
+    def from_tensor(cls, tensor: Packed, padding_idx: int | None = None, dtype: Any = None) -> QEmbedding:
+        """A table over the memory of a qgemm.Tensor [rows, K], which may be in a mapped file, or of a DeviceTensor."""
+        return cls._sharing(tensor, None, padding_idx, dtype)
+
+    @classmethod
+    def _sharing(cls, tensor: Packed, weight: Any, padding_idx: int | None, dtype: Any) -> QEmbedding:
+        """`from_tensor`, with a parameter that holds the tensor's bytes already, or None."""
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        layer._take(tensor, weight)
+        layer._complete(padding_idx, dtype)
+        return layer
+
+    def forward(self, index: Any) -> Any:
+        """index [...] -> rows [..., embedding_dim]."""
+        if traced(index):
+            return traced_embedding(index, self.weight, self._format, *self._shape, self.dtype)
+        return selected(self.packed, self._parameters["weight"], index, self.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> QEmbedding:
+        """`.half()` and its like change the dtype of what comes out."""
+        super()._apply(fn, recurse)
+        made = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
+        self.dtype = made if made.is_floating_point else self.dtype
+        return self
+
+    def extra_repr(self) -> str:
+        """For repr."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, format={self.format}, dtype={self.dtype}"

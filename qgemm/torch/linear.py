@@ -1,0 +1,141 @@
+"""QLinear: torch.nn.Linear with a packed weight; LoRA: matrices of low rank beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from qgemm.arguments import check_activation
+from qgemm.codec.format import Format
+from qgemm.errors import UnsupportedError
+from qgemm.packed import Packed
+
+from .module import PackedModule
+from .ops import product, traced, traced_linear
+
+
+class LoRA(torch.nn.Module):
+    """scale * (x @ A.T) @ B.T, with A [rank, K] and B [N, rank]: parameters, trained as they ask for."""
+
+    def __init__(self, A: Any, B: Any, scale: float = 1.0) -> None:
+        """Parameters are taken as they are, so that they can be shared; other tensors become ones that are trained."""
+        super().__init__()
+        if A.dim() != 2 or B.dim() != 2 or A.shape[0] != B.shape[1]:
+            raise UnsupportedError(f"LoRA is A [rank, K] and B [N, rank], got A {list(A.shape)} and B {list(B.shape)}")
+        self.A, self.B = (m if isinstance(m, torch.nn.Parameter) else torch.nn.Parameter(m) for m in (A, B))
+        self.scale = scale
+
+    def forward(self, x: Any) -> Any:
+        """x [..., K] -> [..., N] of x's dtype; computed in that of A."""
+        y = functional.linear(functional.linear(x.to(self.A.dtype), self.A), self.B) * self.scale
+        return y.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """For repr."""
+        return f"rank={self.A.shape[0]}, scale={self.scale}"
+
+
+class QLinear(PackedModule):
+    """y [..., N] = x [..., K] @ weight.T + bias, the weight in the packed blocks of a .gguf file, never inflated.
+
+    x: float16, bfloat16 or float32, on the layer's device (CPU or CUDA), any leading shape and strides; y has its
+    dtype. Under autocast x is cast to its dtype before. Gradients flow to x and bias, by decoding the weight panel by
+    panel, and to LoRA; the weight takes none. activation: "a16", or "a8" for activations quantized to Q8_1.
+
+    weight: a parameter of bytes, uint8 [N, bytes of a row] as in the file; on a GPU one of its tiles, padded to 64 rows
+    and columns. `.to` moves it, dtypes touch the bias alone.
+    """
+
+    rows, columns = "out_features", "in_features"
+    in_features: int
+    out_features: int
+    lora: Any  # a ModuleDict by name, while there are any
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        format: Format | str,
+        bias: bool = True,
+        activation: str = "a16",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """A layer of zeros, for a state dict, whose format it then takes. dtype: of the bias."""
+        super().__init__((out_features, in_features), format, device)
+        empty = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
+        self._complete(empty, activation)
+
+    def _complete(self, bias: Any, activation: str) -> None:
+        if bias is not None and tuple(bias.shape) != (self.out_features,):
+            raise UnsupportedError(f"bias has shape {list(bias.shape)}, {self._shape} needs [{self.out_features}]")
+        if bias is not None and not isinstance(bias, torch.nn.Parameter):
+            bias = torch.nn.Parameter(bias, requires_grad=False)
+        self.register_parameter("bias", bias)
+        self.activation = check_activation(activation, False)
+        if self.activation == "a8" and not self.format.integer:
+            raise UnsupportedError(f"{self.format} has no integer codes for activation 'a8'; use 'a16'")
+
+    @classmethod
+    def from_tensor(cls, tensor: Packed, bias: Any = None, activation: str = "a16") -> QLinear:
+        """A layer over the memory of a qgemm.Tensor [N, K], which may be in a mapped file, or of a DeviceTensor.
+
+        bias: a tensor [N] of floats on the same device, or a parameter, which is taken as it is.
+        """
+        return cls._sharing(tensor, None, bias, activation)
+
+    @classmethod
+    def _sharing(cls, tensor: Packed, weight: Any, bias: Any, activation: str) -> QLinear:
+        """`from_tensor`, with a parameter that holds the tensor's bytes already, or None."""
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        layer._take(tensor, weight)
+        layer._complete(bias, activation)
+        return layer
+
+    def add_lora(self, A: Any, B: Any, scale: float = 1.0, name: str = "default") -> LoRA:
+        """Add scale * (x @ A.T) @ B.T to every y: A [rank, K], B [N, rank] -> the LoRA, in `lora[name]`.
+
+        UnsupportedError for matrices that do not fit, and for a name that is taken.
+        """
+        wanted = f"{self!r} needs A [rank, {self.in_features}] and B [{self.out_features}, rank]"
+        if A.dim() != 2 or B.dim() != 2 or (B.shape[0], A.shape[1]) != self._shape:
+            raise UnsupportedError(f"{wanted}, got A {list(A.shape)} and B {list(B.shape)}")
+        if name in self._modules.get("lora", ()):
+            raise UnsupportedError(f"there is a LoRA {name!r} already; remove_lora({name!r}) takes it away")
+        added = LoRA(A, B, scale)
+        self._modules.setdefault("lora", torch.nn.ModuleDict())[name] = added
+        return added
+
+    def remove_lora(self, name: str = "default") -> None:
+        """Take a LoRA away; UnsupportedError if there is none of that name."""
+        there = self._modules.get("lora", {})
+        if name not in there:
+            raise UnsupportedError(f"there is no LoRA {name!r}; there are: {', '.join(there) or 'none'}")
+        del there[name]
+        if not len(there):
+            del self._modules["lora"]
+
+    def forward(self, x: Any) -> Any:
+        """x [..., K] -> y [..., N]."""
+        device = x.device.type
+        if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(device))
+        y = self._linear(x)
+        if "lora" in self._modules:
+            for added in self.lora.values():
+                y = y + added(x)
+        return y
+
+    def _linear(self, x: Any) -> Any:
+        bias = self._parameters["bias"]
+        if traced(x) or (torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))):
+            return traced_linear(x, self.weight, bias, self._format, *self._shape, self.activation)
+        return product(x, self.packed, bias, self.activation)
+
+    def extra_repr(self) -> str:
+        """For repr."""
+        facts = f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
+        return f"{facts}, bias={self.bias is not None}, activation={self.activation}"

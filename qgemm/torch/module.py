@@ -1,0 +1,169 @@
+"""PackedModule: a layer with one packed weight, which torch moves, copies, saves and loads like any other.
+
+A state dict has the weight as bytes of the file's layout [N, bytes of a row] on the host, whatever the device, and the
+format and shape as text in its extra state, itself a tensor of bytes, so that safetensors can hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from qgemm.codec.format import Format
+from qgemm.errors import QgemmError, UnsupportedError
+from qgemm.packed import Packed
+
+from .ops import dense
+from .storage import (
+    device_bytes,
+    file_bytes,
+    file_shape,
+    format_of,
+    host_tensor,
+    keep,
+    packed_of,
+    spelled,
+    to_device,
+    weight_of,
+)
+
+
+class PackedModule(torch.nn.Module):
+    """Base of the layers: `weight`, a parameter of bytes that takes no gradient, and what they stand for.
+
+    format: how the weight [N, K] is packed. tensor_name: of the tensor that it came from, for messages.
+    """
+
+    rows: ClassVar[str]  # what a layer calls N and K
+    columns: ClassVar[str]
+
+    def __init__(self, shape: tuple[int, int], format: Format | str, device: Any = None) -> None:
+        """Weights of zero bytes, for a state dict; on the device "meta" they take no memory."""
+        super().__init__()
+        fmt = format_of(format) if isinstance(format, str) else format
+        self._describe(fmt, shape)
+        data = torch.zeros(file_shape(fmt, shape), dtype=torch.uint8, device=device)
+        self.weight = torch.nn.Parameter(data, requires_grad=False)
+        self.tensor_name = ""
+
+    def _describe(self, fmt: Format, shape: tuple[int, int]) -> None:
+        setattr(self, self.rows, shape[0])
+        setattr(self, self.columns, shape[1])
+        self._shape, self._format = shape, spelled(fmt)
+        if fmt.levels is None:
+            raise UnsupportedError(f"{fmt} has no decoder, so a layer cannot multiply by it")
+
+    def _take(self, packed: Packed, weight: Any = None) -> None:
+        """Hold the weights of a Tensor or DeviceTensor, or a parameter that has them already."""
+        self.weight = weight_of(packed) if weight is None else weight
+        self._describe(packed.format, packed.shape)  # type: ignore[arg-type]
+        self.tensor_name = packed.name
+
+    @property
+    def format(self) -> Format:
+        """The format of the packed weight."""
+        return format_of(self._format)
+
+    @property
+    def packed(self) -> Any:
+        """The qgemm.Tensor (on the CPU) or DeviceTensor (on a GPU) over the memory of `weight`."""
+        return packed_of(self._parameters["weight"], self._format, self._shape, self.tensor_name)
+
+    def dequantize(self, dtype: Any = torch.float32) -> Any:
+        """The weights as a new tensor [N, K] on their device: exact in float32, otherwise rounded once from it."""
+        return dense(self.weight, self._format, self._shape, dtype)
+
+    def requires_grad_(self, requires_grad: bool = True) -> PackedModule:
+        """UnsupportedError if it would ask for a gradient of the packed weight, which is never taken."""
+        if requires_grad:
+            trained = "train its bias (.bias.requires_grad_()) or matrices beside it (.add_lora)"
+            raise UnsupportedError(f"{self!r}: the packed weight takes no gradient; {trained}")
+        return super().requires_grad_(False)  # type: ignore[no-any-return]
+
+    # ---------------------------------------------------------------- moved
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> PackedModule:
+        """What `.to`, `.cuda`, `.half` and their like do: the bytes go to the device, no dtype touches them."""
+        weight = self._parameters["weight"]
+        with torch.no_grad():
+            moved = self._moved(weight, fn)
+        self._parameters["weight"] = None
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._parameters["weight"] = moved
+        return self
+
+    def _moved(self, weight: Any, fn: Callable[[Any], Any]) -> Any:
+        """The same parameter, so that layers that share it go on to, with its bytes where `fn` sends them."""
+        device = fn(weight.new_empty(0)).device
+        if "meta" in (device.type, weight.device.type):
+            empty = torch.empty(file_shape(self.format, self._shape), dtype=torch.uint8, device="meta")
+            return weight if device == weight.device else torch.nn.Parameter(fn(empty), requires_grad=False)
+        if device.type == "cuda" != weight.device.type:
+            packed = to_device(host_tensor(weight, self._format, self._shape, self.tensor_name), device)
+            weight.data = device_bytes(packed)
+            keep(weight, packed, self._format)
+        elif weight.dim() == 1 and device.type != "cuda":
+            data = file_bytes(host_tensor(weight, self._format, self._shape, self.tensor_name))
+            weight.data = data.to(device)
+        else:
+            data = fn(weight.data)
+            weight.data = data if data.dtype == torch.uint8 else weight.data.to(device)
+        return weight
+
+    # ---------------------------------------------------------------- saved and loaded
+
+    def get_extra_state(self) -> Any:
+        """Format and shape as text, e.g. "q4_0 4096 14336", in a tensor of its bytes."""
+        text = " ".join(map(str, (self._format, *self._shape)))
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take the format that a state dict brings; UnsupportedError if the shape is another."""
+        words = bytes(state.tolist()).decode(errors="replace").split()
+        if len(words) != 3 or words[1:] != [str(size) for size in self._shape]:
+            raise UnsupportedError(f"the state dict has the packed weight {' '.join(words)!r}, this is {self!r}")
+        if words[0] != self._format:
+            fmt = format_of(words[0])
+            empty = torch.empty(file_shape(fmt, self._shape), dtype=torch.uint8, device=self.weight.device)
+            self._describe(fmt, self._shape)
+            self.weight = torch.nn.Parameter(empty, requires_grad=False)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.weight.dim() == 1:
+            destination[prefix + "weight"] = file_bytes(
+                host_tensor(self.weight, self._format, self._shape, self.tensor_name)
+            )
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: Any, unexpected_keys: Any,
+        error_msgs: Any,
+    ) -> None:  # fmt: skip
+        """Bytes come into memory of their own, since a weight may lie in that of a mapped file, or in tiles."""
+        given, extra = state_dict.get(prefix + "weight"), state_dict.get(prefix + "_extra_state")
+        device = self.weight.device
+        try:
+            if extra is not None:
+                self.set_extra_state(extra)
+            if isinstance(given, torch.Tensor):
+                self._check_loaded(given, prefix)
+        except QgemmError as error:
+            error_msgs.append(f"{prefix}weight: {error}")
+            return
+        if isinstance(given, torch.Tensor) and device.type != "meta":
+            self.weight.data = torch.empty_like(given, device="cpu", memory_format=torch.contiguous_format)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if device.type == "cuda" and not local_metadata.get("assign_to_params_buffers", False):
+            self._parameters["weight"] = self._moved(self.weight, lambda tensor: tensor.to(device))
+
+    def _check_loaded(self, given: Any, prefix: str) -> None:
+        wanted = file_shape(self.format, self._shape)
+        if given.dtype != torch.uint8 or tuple(given.shape) != wanted:
+            packed = f"this layer's is packed, uint8 {list(wanted)} for {self.format}"
+            raise UnsupportedError(f"the state dict has {given.dtype} {list(given.shape)}, {packed}")

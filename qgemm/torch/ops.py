@@ -1,0 +1,138 @@
+"""Products and rows of packed weights: plain Python for eager calls, registered ops for what traces a graph.
+
+    qgemm::linear(x [..., K], weight bytes, bias, format, N, K, activation) -> [..., N] of x's dtype
+    qgemm::linear_backward(grad [..., N], weight bytes, format, N, K)       -> grad @ W, [..., K]
+    qgemm::embedding(index, weight bytes, format, N, K, dtype)              -> rows of W, [*index.shape, K]
+
+An op takes the bytes themselves and says in text and numbers what they are, so that graphs can be copied, exported and
+replayed. Of a weight no gradient is taken; a backward decodes it panel by panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from qgemm.cuda.layout.tile import ROWS
+from qgemm.ops import matmul
+from qgemm.tensor import Tensor
+
+from .rows import decoded, selected
+from .storage import packed_of
+
+PANEL = 1 << 22  # weights that a backward decodes at a time: 16 MiB of float32
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+_library = torch.library.Library("qgemm", "DEF")
+_library.define("linear(Tensor x, Tensor weight, Tensor? bias, str format, int n, int k, str activation) -> Tensor")
+_library.define("linear_backward(Tensor grad, Tensor weight, str format, int n, int k) -> Tensor")
+_library.define("embedding(Tensor index, Tensor weight, str format, int n, int k, ScalarType dtype) -> Tensor")
+traced_linear = torch.ops.qgemm.linear.default
+traced_linear_backward = torch.ops.qgemm.linear_backward.default
+traced_embedding = torch.ops.qgemm.embedding.default
+
+
+def traced(x: Any) -> bool:
+    """Whether x stands for a tensor of a graph that is being made, and only an op can be put there."""
+    return torch.compiler.is_compiling() or type(x) not in PLAIN
+
+
+def product(x: Any, packed: Any, bias: Any, activation: str) -> Any:
+    """y [..., N] = x [..., K] @ W.T + bias in x's dtype, as a new tensor of torch; no gradient."""
+    if isinstance(packed, Tensor):
+        return matmul(x, packed, activation, bias=bias, dtype=x.dtype)
+    y = x.new_empty((*x.shape[:-1], packed.shape[0]))  # torch's memory, as its CUDA graphs need
+    return matmul(x, packed, activation, bias=bias, out=y)
+
+
+def dense(weight: Any, format: str, shape: tuple[int, int], dtype: Any) -> Any:
+    """The weights as a new tensor [N, K] of `dtype` on their device, some rows at a time."""
+    packed, made = packed_of(weight, format, shape), torch.empty(shape, dtype=dtype, device=weight.device)
+    for part in panels(shape):
+        made[part] = decoded(packed, weight, part.start, part.stop)
+    return made
+
+
+def panels(shape: tuple[int, int]) -> Iterator[slice]:
+    """Rows of a weight that are decoded at a time: whole row blocks of a GPU's tiles."""
+    step = max(ROWS, PANEL // max(1, shape[1]) // ROWS * ROWS)
+    return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
+
+
+# ---------------------------------------------------------------- what the ops do
+
+
+def _linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str) -> Any:
+    return product(x, packed_of(weight, format, (n, k)), bias, activation)
+
+
+def _linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
+    """grad @ W in float32, W decoded some rows at a time."""
+    packed = packed_of(weight, format, (n, k))
+    flat = grad.reshape(-1, n).float()
+    total = flat.new_zeros((len(flat), k))
+    for part in panels((n, k)) if total.numel() else ():
+        total.addmm_(flat[:, part], decoded(packed, weight, part.start, part.stop))
+    return total.to(grad.dtype).reshape(*grad.shape[:-1], k)
+
+
+def _embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype: Any) -> Any:
+    return selected(packed_of(weight, format, (n, k)), weight, index, dtype)
+
+
+def _fake_linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str) -> Any:
+    torch._check(x.dim() > 0 and x.shape[-1] == k, lambda: f"x has shape {tuple(x.shape)}, the weight needs K = {k}")
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _fake_linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
+    return grad.new_empty((*grad.shape[:-1], k))
+
+
+def _fake_embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype: Any) -> Any:
+    return index.new_empty((*index.shape, k), dtype=dtype)
+
+
+for _name, _function, _fake in (
+    ("linear", _linear, _fake_linear),
+    ("linear_backward", _linear_backward, _fake_linear_backward),
+    ("embedding", _embedding, _fake_embedding),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _function, _device)
+    torch.library.register_fake(f"qgemm::{_name}", _fake, lib=_library)
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, ctx.weight, ctx.bias, ctx.format, ctx.n, ctx.k, ctx.activation = inputs
+    ctx.bias_dtype = None if ctx.bias is None else ctx.bias.dtype
+    del ctx.bias
+
+
+def _backward_of_linear(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    """Of x, and of the bias; activations that are quantized count as exact."""
+    of_x = of_bias = None
+    if ctx.needs_input_grad[0]:
+        of_x = traced_linear_backward(grad, ctx.weight, ctx.format, ctx.n, ctx.k)
+    if ctx.needs_input_grad[2]:
+        of_bias = grad.reshape(-1, ctx.n).sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+    return of_x, None, of_bias, None, None, None, None
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, ctx.weight, ctx.format, ctx.n, ctx.k = inputs
+
+
+def _backward_of_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    return traced_linear(grad, ctx.weight, None, ctx.format, ctx.n, ctx.k, "a16"), None, None, None, None
+
+
+torch.library.register_autograd("qgemm::linear", _backward_of_linear, setup_context=_setup_linear, lib=_library)
+torch.library.register_autograd(
+    "qgemm::linear_backward", _backward_of_backward, setup_context=_setup_backward, lib=_library
+)

@@ -1,0 +1,219 @@
+"""Packed weights as a tensor of bytes, uint8, and the Tensor or DeviceTensor over the same memory that multiplies.
+
+Bytes lie in one of two layouts, told by their axes:
+
+    [N, bytes of a row]   the file's: blocks of a row side by side; any device, and every state dict
+    [bytes]               tiles of a GPU as `Tensor.to_device` makes them, the bounds of their rows behind them
+
+What multiplies is derived from the bytes at first use and kept as an attribute of their tensor. So it follows the
+bytes wherever torch moves them, layers that share a parameter share it, and there is no second copy of a weight.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+from qgemm.arrays import stream_of
+from qgemm.codec.format import Blocks, Format
+from qgemm.cuda.kernels.panels import plain_dtype
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.tensor import DeviceTensor
+from qgemm.errors import UnsupportedError
+from qgemm.formats import FORMATS, format_named
+from qgemm.packed import Packed
+from qgemm.tensor import Tensor
+
+ATTRIBUTE = "_qgemm_packed"  # of a tensor of bytes
+_lock = Lock()
+
+
+class Derived:
+    """What multiplies by a tensor of bytes, and what tells whether the bytes are still those."""
+
+    def __init__(self, packed: Packed | None = None, key: tuple[Any, ...] = ()) -> None:
+        self.packed, self.key = packed, key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as an empty dict, which `torch.load` takes: it is derived again there."""
+        return dict, ()
+
+
+# ---------------------------------------------------------------- formats as text
+
+
+def spelled(fmt: Format) -> str:
+    """A format as text: its name and, unless it is the format's own, its codebook in hexadecimal."""
+    if fmt.codebook is None or FORMATS.get(fmt.name) == fmt:
+        return fmt.name
+    return f"{fmt.name}:{fmt.codebook.astype('<f4').tobytes().hex()}"
+
+
+@lru_cache(1024)
+def format_of(spelling: str) -> Format:
+    """The inverse of `spelled`; UnsupportedError if there is no such format."""
+    name, _, codebook = spelling.partition(":")
+    fmt = format_named(name)
+    if not codebook:
+        return fmt
+    if fmt.variant is None:
+        raise UnsupportedError(f"{fmt} has no codebook to replace, got {spelling!r}")
+    return fmt.variant(np.frombuffer(bytes.fromhex(codebook), "<f4"), None)
+
+
+def file_shape(fmt: Format, shape: tuple[int, int]) -> tuple[int, int]:
+    """[N, bytes of a row] of a matrix [N, K]; UnsupportedError if K is not a multiple of the block."""
+    return shape[0], fmt.blocks_in(shape[1]) * fmt.block_bytes
+
+
+# ---------------------------------------------------------------- bytes -> what multiplies
+
+
+def packed_of(weight: Any, spelling: str, shape: tuple[int, int], name: str = "") -> Any:
+    """The Tensor or DeviceTensor over a weight's bytes; they are brought into the layout of their device before."""
+    found = getattr(weight, ATTRIBUTE, None)
+    if type(found) is Derived and found.key == _key(weight, spelling):
+        return found.packed
+    with _lock, torch.inference_mode(False), torch.no_grad():
+        fmt, on_gpu = format_of(spelling), weight.device.type == "cuda"
+        check_bytes(weight, fmt, shape, name)
+        if on_gpu and weight.dim() == 2:
+            weight.data = device_bytes(to_device(_host_tensor(weight, fmt, shape, name), weight.device))
+        elif not on_gpu and weight.dim() == 1:
+            weight.data = file_bytes(_host_tensor(weight, fmt, shape, name))
+        packed = (_device_tensor if on_gpu else _host_tensor)(weight.detach(), fmt, shape, name)
+        keep(weight, packed, spelling)
+    return packed
+
+
+def keep(weight: Any, packed: Packed, spelling: str) -> None:
+    """Make this what multiplies by the weight's bytes, over whose memory it is."""
+    setattr(weight, ATTRIBUTE, Derived(packed, _key(weight, spelling)))
+
+
+def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
+    """What changes when the bytes are others: their place, and how often torch wrote into them."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version, spelling
+
+
+def host_tensor(weight: Any, spelling: str, shape: tuple[int, int], name: str = "") -> Tensor:
+    """The Tensor of a weight's bytes, wherever they are: over their memory if they are on the host."""
+    packed = packed_of(weight, spelling, shape, name)
+    return packed if isinstance(packed, Tensor) else packed.to_host()
+
+
+def _host_tensor(weight: Any, fmt: Format, shape: tuple[int, int], name: str) -> Tensor:
+    """The Tensor of bytes in the file's layout, or of tiles that were brought to the host."""
+    return Tensor(fmt, shape, _blocks(weight.detach().cpu().contiguous().numpy(), fmt, shape), name)
+
+
+def _blocks(raw: Any, fmt: Format, shape: tuple[int, int]) -> Blocks:
+    """Bytes on the host, of either layout -> blocks [N, K / weights], read-only."""
+    blocks = np.empty((shape[0], fmt.blocks_in(shape[1])), fmt.dtype)
+    if raw.size and (raw.ndim == 2 or fmt.plain):
+        blocks = raw.reshape(-1).view(fmt.dtype).reshape(blocks.shape)
+    elif raw.size:
+        size = tiles.tiles_shape(fmt, *shape)
+        blocks = tiles.unpack(fmt, raw[: prod(size)].view(tiles.tile_dtype(fmt)).reshape(size[:2]), *shape)
+    blocks.flags.writeable = False
+    return blocks
+
+
+def check_bytes(weight: Any, fmt: Format, shape: tuple[int, int], name: str = "") -> None:
+    """UnsupportedError unless these are the bytes of a matrix of this format, on a device that multiplies."""
+    who = f"the packed weight{name and ' of ' + name} ({fmt}, {shape[0]} x {shape[1]})"
+    wanted = file_shape(fmt, shape)
+    fitting = [wanted, (device_size(fmt, shape),)]
+    if weight.dtype != torch.uint8 or tuple(weight.shape) not in fitting:
+        raise UnsupportedError(
+            f"{who} is uint8 {list(wanted)}, bytes as in a file; got {weight.dtype} {list(weight.shape)}"
+        )
+    if weight.device.type not in ("cpu", "cuda"):
+        advice = (
+            "load a state dict with assign=True" if weight.device.type == "meta" else "move the model to cpu or cuda"
+        )
+        raise UnsupportedError(f"{who} is on the device {weight.device}: {advice}")
+
+
+# ---------------------------------------------------------------- tiles of a GPU
+
+
+def device_size(fmt: Format, shape: tuple[int, int]) -> int:
+    """Bytes of a weight's tiles and of the bounds behind them; -1 for a format without tiles."""
+    if fmt.plain:
+        return shape[0] * shape[1] * fmt.block_bytes
+    if not fmt.slots:
+        return -1
+    size = tiles.tiles_shape(fmt, *shape)
+    return prod(size) + 4 * size[0] * tiles.ROWS
+
+
+def device_bytes(packed: Any) -> Any:
+    """A DeviceTensor's memory, tiles and the bounds behind them, as a tensor of bytes [bytes]; nothing is copied."""
+    import cupy
+
+    rest = 0 if packed.row_absmax is None else packed.row_absmax.nbytes
+    memory = cupy.ndarray((packed.data.nbytes + rest,), np.uint8, memptr=packed.data.data)
+    return torch.from_dlpack(memory)
+
+
+def to_device(tensor: Tensor, device: Any) -> Any:
+    """A Tensor as tiles on a device of torch -> DeviceTensor."""
+    with torch.cuda.device(device):
+        return tensor.to_device()
+
+
+def _device_tensor(weight: Any, fmt: Format, shape: tuple[int, int], name: str) -> DeviceTensor:
+    """The DeviceTensor over bytes that `device_bytes` gave, or copies of them."""
+    import cupy
+
+    with stream_of(weight):
+        memory = cupy.from_dlpack(weight)
+        if fmt.plain:
+            return DeviceTensor(fmt, shape, memory.view(plain_dtype(fmt)).reshape(shape), None, name)
+        size = tiles.tiles_shape(fmt, *shape)
+        data, bounds = memory[: prod(size)].reshape(size), memory[prod(size) :].view(np.float32)
+        return DeviceTensor(fmt, shape, data, bounds, name)
+
+
+# ---------------------------------------------------------------- Tensors -> bytes
+
+
+def weight_of(packed: Packed) -> Any:
+    """The bytes of a Tensor or DeviceTensor, over its memory, as a parameter that takes no gradient."""
+    if packed.ndim != 2:
+        raise UnsupportedError(f"a layer needs a matrix (N, K), got {packed!r}; index its leading axes first")
+    if packed.format.levels is None:
+        raise UnsupportedError(f"{packed!r}: {packed.format} has no decoder, so it cannot be multiplied")
+    with torch.inference_mode(False):
+        data = file_bytes(packed) if isinstance(packed, Tensor) else device_bytes(packed)
+        weight = torch.nn.Parameter(data, requires_grad=False)
+    if not isinstance(packed, Tensor):
+        keep(weight, packed, spelled(packed.format))
+    return weight
+
+
+def file_bytes(tensor: Tensor) -> Any:
+    """A Tensor's blocks as bytes [N, bytes of a row]; over the same memory, be it of a mapped file."""
+    blocks = np.ascontiguousarray(tensor.blocks)
+    n, row = file_shape(tensor.format, tensor.shape)  # type: ignore[arg-type]
+    return (
+        torch.from_numpy(np.asarray(_Writable(blocks, (n, row))))
+        if blocks.size
+        else torch.empty((n, row), dtype=torch.uint8)
+    )
+
+
+class _Writable:
+    """Read-only memory, as that of a mapped file is, under the flag without which torch warns of it at each use."""
+
+    def __init__(self, blocks: Blocks, shape: tuple[int, int]) -> None:
+        self.blocks = blocks  # whose memory it is
+        self.__array_interface__ = {
+            "data": (blocks.ctypes.data, False), "shape": shape, "typestr": "|u1", "version": 3,
+        }  # fmt: skip

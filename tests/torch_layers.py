@@ -1,0 +1,77 @@
+"""What the tests of qgemm.torch share: layers of random weights, their float64 products, tensors of every layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import ROUNDING, exact, random_tensor
+
+import qgemm
+from qgemm.codec.error_bound import a16_bound, magnitudes
+
+torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch is tested where it is (extra torch)")
+
+DTYPES = ("float16", "bfloat16", "float32")
+MATRICES = [
+    qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0", "kbit3", "mxfp4", "iq4_nl", "f16", "iq4_xs")
+]
+LAYOUTS = (
+    "contiguous",
+    "transposed",
+    "every other",
+    "broadcast",
+    "window",
+    "parameter",
+    "inference",
+    "vector",
+    "empty",
+)
+
+
+def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+    """Standard normal values in a type of torch."""
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return torch.from_numpy(values).to(getattr(torch, dtype))
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Equal tensors of one type and shape, where a NaN equals a NaN: random scales of some formats make them."""
+    torch.testing.assert_close(got.detach(), want.detach(), rtol=0, atol=0, equal_nan=True)
+
+
+def weights(name: str = "q4_0", n: int = 40, blocks: int = 2, seed: int = 0) -> qgemm.Tensor:
+    """A random Tensor [n, blocks of weights, at least 64]."""
+    fmt = qgemm.FORMATS[name]
+    rng = np.random.default_rng(seed)
+    return random_tensor(fmt, n, blocks * max(64, fmt.weights), rng)
+
+
+def laid_out(x: Any, layout: str) -> Any:
+    """Values [a, b, K] in one of LAYOUTS; of other values and shapes where the layout asks for it."""
+    if layout == "transposed":
+        return x.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    if layout == "every other":
+        return x.repeat_interleave(2, dim=-1)[..., ::2]
+    if layout == "broadcast":
+        return x[:1].expand_as(x)
+    if layout == "window":
+        return torch.nn.functional.pad(x, (3, 1, 1, 2, 2, 0))[2:, 1:-2, 3:-1]
+    if layout == "parameter":
+        return torch.nn.Parameter(x)
+    if layout == "inference":
+        with torch.inference_mode():
+            return x.clone()
+    return x[0, 0] if layout == "vector" else x[:0] if layout == "empty" else x
+
+
+def assert_product(y: Any, x: Any, w: qgemm.Tensor, bias: Any = None) -> None:
+    """y is x @ w.T + bias within the bound of float32 sums, rounded once to its dtype."""
+    values = x.detach().double().numpy().reshape(-1, w.shape[1])
+    want = exact(values, w) + (0 if bias is None else bias.detach().double().numpy())
+    sums = a16_bound(values, magnitudes(w.format, w.blocks)) + 2.0**-23 * np.abs(want)
+    got = y.detach().double().numpy().reshape(want.shape)
+    name = str(y.dtype).removeprefix("torch.")
+    assert tuple(y.shape) == (*x.shape[:-1], w.shape[0])
+    assert (np.abs(got - want) <= sums + ROUNDING[name] * (np.abs(want) + sums) + 2.0**-25).all()
