@@ -39,7 +39,7 @@ def traced(x: Any) -> bool:
     return torch.compiler.is_compiling() or type(x) not in PLAIN
 
 
-def product(x: Any, packed: Any, bias: Any, activation: str) -> Any:
+def product(x: Any, packed: Any, bias: Any, activation: Any) -> Any:
     """y [..., N] = x [..., K] @ W.T + bias in x's dtype, as a new tensor of torch; no gradient."""
     if isinstance(packed, Tensor):
         return matmul(x, packed, activation, bias=bias, dtype=x.dtype)

@@ -108,10 +108,13 @@ def _plans(model: Any, found: dict[str, Any], file: Mapping[str, Tensor], names:
     if isinstance(names, Mapping):
         _check_names(model, found, names)
     wanted = {name: _named(name, file, names) for name in found}
-    tied = {id(found[name].weight): tensor for name, tensor in wanted.items() if tensor is not None}
+    tied: dict[int, Name] = {}
+    if names is None:
+        every = _layers(model, (torch.nn.Linear, torch.nn.Embedding))
+        tied = {id(module.weight): _named(name, file, None) for name, module in every}
     for name, module in found.items():
         tensor = wanted[name]
-        if tensor is None and names is None:
+        if tensor is None:
             tensor = tied.get(id(module.weight))
         if tensor is not None:
             bias = None if isinstance(tensor, Tensor) or isinstance(module, torch.nn.Embedding) else _bias(tensor, file)
@@ -137,9 +140,9 @@ def _check_names(model: Any, found: dict[str, Any], names: Mapping[str, Name]) -
     for name in names.keys() - found.keys():
         if name not in modules:
             raise UnsupportedError(f"names: the model has no layer {name!r}; it has layers like {_some(found)}")
-        kind = type(modules[name]).__name__
-        more = "give embeddings=True" if kind == "Embedding" else "its forward may ask for a dense weight"
-        raise UnsupportedError(f"names: {name!r} is a {kind}, not a torch.nn.Linear; {more}")
+        kind = type(modules[name])
+        more = "give embeddings=True" if kind is torch.nn.Embedding else "its forward may ask for a dense weight"
+        raise UnsupportedError(f"names: {name!r} is of class {kind.__name__}, not torch.nn.Linear; {more}")
 
 
 def _check(plan: Plan) -> None:
@@ -192,9 +195,11 @@ def _bias_of(module: Any, bias: Tensor | None, device: Any) -> Any:
 def _put(model: Any, made: dict[int, Any]) -> None:
     """Put new layers in the place of old ones, wherever these are named."""
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # named_children gives one that is there twice once
             if id(child) in made:
                 setattr(parent, name, made[id(child)])
+                if isinstance(parent, torch.nn.TransformerEncoderLayer):
+                    parent.activation_relu_or_gelu = 0  # keeps torch off its fused kernel, which asks for dense weights
 
 
 def _some(names: Mapping[str, Any]) -> str:
