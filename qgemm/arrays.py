@@ -20,8 +20,11 @@ DL_CUDA = 2  # kDLCUDA, a device type of the DLPack protocol
 
 def on_cuda(x: Any) -> bool:
     """True if x lives on a CUDA device; False for what is no array."""
-    if isinstance(x, np.ndarray):
+    if type(x) is np.ndarray:
         return False
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return bool(x.is_cuda)  # DLPack's answer takes a microsecond
     device = getattr(x, "__dlpack_device__", None)
     return device is not None and int(device()[0]) == DL_CUDA
 
@@ -158,13 +161,25 @@ def stream_of(x: Any, devices: Sequence[Any] = ()) -> Iterator[None]:
     torch = sys.modules.get("torch")
     with at:
         if torch is not None and isinstance(x, torch.Tensor):
-            with cupy.cuda.Stream.from_external(_TorchStream(torch.cuda.current_stream(x.device).cuda_stream)):
+            with on_stream(torch.cuda.current_stream(x.device).cuda_stream):
                 yield
         else:
             yield
 
 
-class _TorchStream:
+@contextmanager
+def on_stream(handle: int) -> Iterator[None]:
+    """Make a raw stream handle CuPy's current stream."""
+    import cupy
+
+    if cupy.cuda.get_current_stream().ptr == handle:
+        yield
+        return
+    with cupy.cuda.Stream.from_external(_RawStream(handle)):
+        yield
+
+
+class _RawStream:
     """A raw stream handle behind the CUDA stream protocol, which older torch streams do not speak themselves."""
 
     def __init__(self, handle: int) -> None:

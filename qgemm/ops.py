@@ -74,6 +74,11 @@ def matmul(
 
     Raises UnsupportedError (a ValueError) or TypeError that names what came and what fits.
     """
+    again = getattr(w, "again", None)
+    if again is not None:
+        y = again(x, activation, bias, residual, out, dtype)
+        if y is not None:
+            return y
     kind = check_activation(activation, _prepared(x))
     added = NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual)
     return _backend_of(x, w).matmul(x, w, kind, added, out, dtype)
@@ -95,8 +100,14 @@ def matmul_many(
     biases, residuals, outs: one for each of the weights, or None; of the first two any may be None. The outs must not
     share elements.
     """
+    given = None if biases is None and residuals is None else epilogues(len(weights), biases, residuals, outs)
+    again = getattr(weights[0], "again_many", None) if weights else None
+    if again is not None:
+        ys: list[Any] | None = again(x, weights, activation, given, outs, dtype)
+        if ys is not None:
+            return ys
     kind = check_activation(activation, _prepared(x))
-    added = epilogues(len(weights), biases, residuals, outs)
+    added = given or epilogues(len(weights), biases, residuals, outs)
     targets = [None] * len(weights) if outs is None else outs
     return _backend_of(x, *weights).matmul_many(x, weights, kind, added, targets, dtype)
 

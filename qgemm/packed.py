@@ -6,6 +6,7 @@ x @ w, w.dtype  say what to write instead
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from .codec.format import Format
@@ -17,6 +18,9 @@ class Packed:
     """Weights [..., N, K] packed along K in the blocks of a format: base of Tensor and DeviceTensor."""
 
     __array_priority__ = PRIORITY
+    # The short ways of `qgemm.matmul` and `matmul_many`, where a backend has them: y, or None for the long way.
+    again: ClassVar[Callable[..., Any] | None] = None
+    again_many: ClassVar[Callable[..., list[Any] | None] | None] = None
     format: Format
     shape: tuple[int, ...]
     name: str

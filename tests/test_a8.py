@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from qgemm.codec.error_bound import LARGEST, U, gamma, magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.cpu import numpy as cpu
 from qgemm.cuda.activations import DeviceActivations
-from qgemm.cuda.layout.activations import BLOCKS
 
 Q8_1 = qgemm.FORMATS["q8_1"]
 M_EDGES = (1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.FEW_TOKENS)
@@ -225,15 +225,8 @@ def test_a_long_x_is_multiplied_in_parts(monkeypatch):
 def test_blocks_of_a_device_are_those_of_the_host():
     """From the order in which kernels read them, without a GPU; K ends inside a k_block."""
     blocks = qgemm.quantize_activations(extreme(96)).blocks
-
-    class OnDevice:
-        """What CuPy gives of an array."""
-
-        shape = (-(-96 // (32 * BLOCKS)), len(blocks))
-
-        def get(self) -> np.ndarray:
-            return np.frombuffer(in_k_blocks(blocks).tobytes(), np.uint8)
-
-    found = DeviceActivations((len(blocks), 96), OnDevice(), None, np.dtype(np.float32)).blocks()
+    library = SimpleNamespace(pointer=id, host=lambda data: np.frombuffer(data, np.uint8))
+    data = in_k_blocks(blocks).tobytes()
+    found = DeviceActivations((len(blocks), 96), data, None, "float32", library).blocks()
     assert found.dtype == activations.DTYPE
     assert found.tobytes() == blocks.tobytes()

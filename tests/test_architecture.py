@@ -25,7 +25,7 @@ CUDA = (
     "jit",
     "driver",
     "kernels",
-    "upload tensor activations encode planes products launch_cache",
+    "libraries upload tensor activations encode planes plan products plan_cache",
 )
 
 

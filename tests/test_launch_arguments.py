@@ -56,8 +56,8 @@ def test_arguments_are_those_of_the_signature(module, kernel, x, sm, monkeypatch
     monkeypatch.setattr(
         module, "Launch", lambda *args, **named: launches.append(Recorded(*args, **named)) or launches[0]
     )
-    workspace = tuple(SimpleNamespace(data=SimpleNamespace(ptr=address)) for address in (400, 500))
-    monkeypatch.setattr(module, "workspace", lambda *_: workspace, raising=False)
+    rooms = {"sm80 partials": SimpleNamespace(pointer=400), "sm80 counters": SimpleNamespace(pointer=500)}
+    monkeypatch.setattr(module, "workspace", lambda device, stream, use, nbytes: rooms[use], raising=False)
     activation = "a8" if x == Q8_1 else "a16"
     p = Problem(qgemm.FORMATS["q4_0"], activation, 5, 70, 320, sm, x, exponent=3)
     config = kernel.ranked(p)[0][0]
@@ -95,8 +95,7 @@ def test_arguments_of_prefill_sm90(monkeypatch):
     monkeypatch.setattr(prefill_sm90, "load", lambda *_, **__: None)
     monkeypatch.setattr(prefill_sm90, "Launch", lambda *args: launches.append(Filled(*args[:7])) or launches[0])
     monkeypatch.setattr(TensorMap, "encode", lambda self, *box: encoded.append(box))
-    workspace = SimpleNamespace(data=SimpleNamespace(ptr=400))
-    monkeypatch.setattr(prefill_sm90, "_workspace", lambda *_: workspace)
+    monkeypatch.setattr(prefill_sm90, "workspace", lambda *_: SimpleNamespace(pointer=400))
     output = Output(4160, "bfloat16", "float16", "float32")
     for m in range(100, 5000, 100):  # until CTAs share a tile through a workspace
         p = Problem(qgemm.FORMATS["q4_0"], "a16", m, 4160, 8256, 90, "half", (output,))

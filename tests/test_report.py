@@ -152,6 +152,26 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     assert "costs the host 7.0 us for `a16`, 9.0 us for `a8`." in text
 
 
+def test_what_calls_cost_the_host(tmp_path):
+    """A row a call, a column a library; those with a target are compared with what they are beside."""
+    measured = (("cupy", 6.0), ("torch", 5.0))
+    calls = [
+        {"library": library, "call": "M = 1, out", "us": us, "beside": "torch.mm(out=)", "beside_us": 10.0}
+        for library, us in measured
+    ]
+    calls.append({"library": "torch", "call": "M = 16, out", "us": 7.0, "beside": "torch.mm(out=)", "beside_us": 10.0})
+    path = tmp_path / "h200.json"
+    results.write(path, made_up(calls=calls))
+    text = tables.speed_table(path)
+    assert "| call | cupy | torch | beside |" in text
+    assert "| M = 1, out | 6.0 (0.60) | 5.0 (0.50) | torch.mm(out=) |\n| M = 16, out | – | 7.0 (0.70) |" in text
+    found = {target.what: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
+    verdicts = {"cupy M = 1": "MISS", "torch M = 1": "must"}
+    for what, verdict in verdicts.items():
+        assert found[f"{what}, out: time of the host over that of torch.mm(out=)"] == verdict
+    assert not any("M = 16, out" in what for what in found)
+
+
 def test_report_draws_beside_the_file(tmp_path, capsys):
     path = tmp_path / "h200.json"
     results.write(path, made_up(rows=[row(), row(activation="a8", m=16)]))

@@ -84,6 +84,8 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self.numpy()
 
+    is_cuda = False
+
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0
 

@@ -124,12 +124,16 @@ def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> 
     import cupy
 
     from qgemm.arguments import NO_EPILOGUE
+    from qgemm.cuda.plan import Source, problem
     from qgemm.cuda.problem import Q8_1
-    from qgemm.cuda.products import Product, pointers_of, problem_of
+    from qgemm.cuda.products import Product, outputs_of, pointers_of
 
     k, y = w.shape[1], cupy.zeros((m, w.shape[0]), "float32")
     made = [Product(w, y, NO_EPILOGUE)]
-    launch = kernel.launch(problem_of(kernel, made, source, k, m, "a8" if source == Q8_1 else "a16"), config)
+    prepared = source == Q8_1
+    given = Source(m, k, "float32" if prepared else x.dtype.name, prepared)
+    asked = problem(kernel, [w], outputs_of(made), source, given, "a8" if prepared else "a16")
+    launch = kernel.launch(asked, config)
     launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, *pointers_of(made))
     y.get()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from qgemm.arguments import ACTIVATIONS
-from qgemm.bench.results import MMA, SUSTAINED, Results, Row, earlier, key, load, share, speedup
+from qgemm.bench.results import CALLS, MMA, SUSTAINED, Results, Row, earlier, key, load, share, speedup
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tools" / "results" / "h200.json"  # the one that the documents show
@@ -131,6 +131,7 @@ def speed_table(path: Path = RESULTS) -> str:
         "Share of memory speed at M = 1 (time of a kernel that only reads the packed bytes / ours), `a16` / `a8`:",
         shares_table(rows),
         *before(rows),
+        *calls(results),
         " ".join([on_host(results), *packing(results)]),
     ])  # fmt: skip
 
@@ -143,6 +144,21 @@ def others(rows: Rows) -> Iterator[str]:
         lines = [[fmt.upper(), *(f"{speedup(rows(fmt, 'a16', m, shape)):.2f}" for m in counts)] for fmt in formats]
         yield f"Speed-up over cuBLAS in float16 by format and M, `a16`, {name(shape)}:"
         yield markdown(["format", *map(str, counts)], lines)
+
+
+def calls(results: Results) -> Iterator[str]:
+    """The table of what calls cost the host, if that was measured: one row a call, one column a library."""
+    found = {(row["library"], row["call"]): row for row in results.get(CALLS, [])}
+    libraries = sorted({library for library, _ in found})
+    if found:
+        lines = []
+        for call in dict.fromkeys(call for _, call in found):
+            of = [found.get((library, call)) for library in libraries]
+            (beside,) = {row["beside"] for row in of if row}
+            cells = [f"{row['us']:.1f} ({row['us'] / row['beside_us']:.2f})" if row else "–" for row in of]
+            lines.append([call, *cells, beside])
+        yield "Time of the host for a call in us, Q4_0 1024x1024, and in parentheses over that of what it is beside:"
+        yield markdown(["call", *libraries, "beside"], lines)
 
 
 def on_host(results: Results) -> str:

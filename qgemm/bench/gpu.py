@@ -30,8 +30,8 @@ from qgemm.errors import UnsupportedError
 from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 
-from . import baselines, host, mma, pack, planes, sweep
-from .results import KEY, LISTS, MMA, SUSTAINED, Results, Row, rates, sources_sha256
+from . import baselines, calls, host, mma, pack, planes, sweep
+from .results import CALLS, KEY, LISTS, MMA, SUSTAINED, Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, compare, rotation, sustained
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
@@ -85,7 +85,7 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     rates_of_packing = pack.rates(stream, options.formats, options.rotate)
     results: Results = {
         **facts(stream), **host.times(options.activations), "pack": rates_of_packing,
-        "planes": list(planes.rows(stream, options.formats, options.rotate)), "sweep": {},
+        "planes": list(planes.rows(stream, options.formats, options.rotate)), CALLS: calls.rows(), "sweep": {},
         **{name: [] for name in LISTS}, "rows": [],
     }  # fmt: skip
     failures: list[str] = []

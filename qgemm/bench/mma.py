@@ -6,11 +6,14 @@ from typing import Any
 
 from qgemm.arguments import NO_EPILOGUE
 from qgemm.arrays import current_stream
-from qgemm.cuda.kernels.activations import quantize_launch, workspace
+from qgemm.cuda.driver.workspace import workspace
+from qgemm.cuda.kernels.activations import quantize_launch
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.routes import launch
-from qgemm.cuda.problem import Q8_1, c_type
-from qgemm.cuda.products import Product, pointers_of, problem_of
+from qgemm.cuda.layout.activations import nbytes
+from qgemm.cuda.plan import Source, problem
+from qgemm.cuda.problem import C_TYPES, Q8_1
+from qgemm.cuda.products import Product, outputs_of, pointers_of
 from qgemm.cuda.tensor import DeviceTensor
 
 from .results import Row
@@ -21,13 +24,15 @@ LEAST = 16  # rows of x: of fewer another kernel makes products
 
 def product(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
     """y [M, N] = x [M, K] of half or bf16 times w, on the current stream; "a8" quantizes x first."""
-    (m, k), stream, source = x.shape, current_stream(), c_type(x.dtype)
+    (m, k), stream = x.shape, current_stream()
+    source = Source(m, k, x.dtype.name)
+    kernel, kind, at = KERNELS[activation], C_TYPES[source.dtype], x.data.ptr
     if activation == "a8":
-        blocks = workspace(stream, k, m)
-        quantize_launch(w.device, source, k, m)(stream, x.data.ptr, blocks.data.ptr)
-        x, source = blocks, Q8_1
-    kernel, products = KERNELS[activation], [Product(w, y, NO_EPILOGUE)]
-    launch(kernel, problem_of(kernel, products, source, k, m, activation))(stream, x.data.ptr, *pointers_of(products))
+        kind, at = Q8_1, workspace(w.device, stream, "activations", nbytes(m, k)).pointer
+        quantize_launch(w.device, C_TYPES[source.dtype], k, m)(stream, x.data.ptr, at)
+    products = [Product(w, y, NO_EPILOGUE)]
+    asked = problem(kernel, [w], outputs_of(products), kind, source, activation)
+    launch(kernel, asked)(stream, at, *pointers_of(products))
 
 
 def row(activation: str, us: float, cublas_fp16_us: float) -> Row:

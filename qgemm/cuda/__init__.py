@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from qgemm.arguments import (
-    NO_EPILOGUE,
     Epilogue,
     check_apart,
     check_elements,
@@ -31,7 +30,10 @@ from qgemm.tensor import Tensor
 from . import encode, planes
 from .activations import DeviceActivations, quantized
 from .driver.device import require, status
-from .launch_cache import clash, remember, try_cached, try_cached_many
+from .driver.workspace import relaxed_capture
+from .libraries import Library, cupy_library, library_of
+from .plan import with_outputs
+from .plan_cache import again, again_many, remember
 from .problem import C_TYPES
 from .products import Product, multiply
 from .tensor import DeviceTensor
@@ -42,8 +44,6 @@ class CudaBackend:
 
     def matmul(self, x: Any, w: Any, activation: str, epilogue: Epilogue, out: Any, dtype: DTypeLike | None) -> Any:
         """y in `out`, or as a new array of x's library."""
-        if epilogue is NO_EPILOGUE and type(w) is DeviceTensor and dtype is None and try_cached(x, w, activation, out):
-            return out
         return self.matmul_many(x, [w], activation, [epilogue], [out], dtype)[0]
 
     def matmul_many(
@@ -58,29 +58,34 @@ class CudaBackend:
         """`matmul` by each of the weights; those of one format and few rows of x share a launch."""
         if not weights:
             return []
-        cached = dtype is None and type(weights[0]) is DeviceTensor
-        if cached and try_cached_many(x, weights, activation, epilogues, outs):
-            return list(outs)
         _check(x, weights, activation)
         source = x.like if isinstance(x, DeviceActivations) else x
-        with stream_of(source, [w.data.device for w in weights]):
+        library = library_of(source)
+        with relaxed_capture(), stream_of(source, [w.data.device for w in weights]):
             values = x if isinstance(x, DeviceActivations) else as_cupy(x)
             for w in weights:
                 check_shapes(values.shape, w)
-            shapes = [(*values.shape[:-1], w.shape[0]) for w in weights]
-            ys = [_output(out, shape, dtype) for out, shape in zip(outs, shapes, strict=True)]
+            shapes, name = [(*values.shape[:-1], w.shape[0]) for w in weights], output_dtype(dtype).name
+            made = [
+                _new(shape, name, library, w.device) if out is None else out
+                for out, shape, w in zip(outs, shapes, weights, strict=True)
+            ]
+            ys = [_target(y, shape, dtype) for y, shape in zip(made, shapes, strict=True)]
             check_apart([y for y, out in zip(ys, outs, strict=True) if out is not None])
             added = [_contiguous(epilogue, y, ys) for epilogue, y in zip(epilogues, ys, strict=True)]
-            launch = multiply(values, [Product(*p) for p in zip(weights, ys, added, strict=True)], activation)
-            if launch is not None:
-                remember(launch, values, weights, activation, added, ys)
+            products = [Product(*p) for p in zip(weights, ys, added, strict=True)]
+            plan = multiply(values, products, activation, library or cupy_library())
+            if library is not None and plan is not None and len(products) == len(plan.y_nbytes):
+                plan = with_outputs(plan, library, weights[0].device, shapes, name)
+                remember(plan, x, weights, activation, epilogues, outs, dtype, library)
+            if library is not None:
+                return made
             return [like(source, y) if out is None else out for y, out in zip(ys, outs, strict=True)]
 
     def quantize_activations(self, x: Any) -> DeviceActivations:
         """x [..., K] as Q8_1 blocks on its device."""
         require("an array on a CUDA device")
-        with stream_of(x):
-            return quantized(as_cupy(x), x)
+        return quantized(x)
 
     def quantize(self, x: Any, fmt: Format) -> DeviceTensor | planes.Planes:
         """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""
@@ -97,6 +102,8 @@ class CudaBackend:
 
 
 BACKEND = CudaBackend()
+DeviceTensor.again = again
+DeviceTensor.again_many = staticmethod(again_many)
 
 
 def _check(x: Any, weights: Sequence[Any], activation: str) -> None:
@@ -106,11 +113,14 @@ def _check(x: Any, weights: Sequence[Any], activation: str) -> None:
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {activation!r}")
 
 
-def _output(out: Any, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:
-    import cupy
+def _new(shape: tuple[int, ...], name: str, library: Library | None, device: int) -> Any:
+    """An array for y, of the library if that is read without DLPack, else CuPy's."""
+    by = library or cupy_library()
+    return by.new(shape, by.dtype(name), device)()
 
-    if out is None:
-        return cupy.empty(shape, output_dtype(dtype))
+
+def _target(out: Any, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:
+    """An array for y as CuPy's, over the same memory."""
     if not on_cuda(out):
         raise UnsupportedError(f"out must be on the CUDA device of w, got {type(out).__name__}")
     check_no_grad(out)
@@ -136,4 +146,12 @@ def _fetched(added: Any, y: Any, outs: Sequence[Any]) -> Any:
     if added.dtype.name not in C_TYPES:
         added = added.astype(np.float32)
     added = cupy.ascontiguousarray(added)
-    return added.copy() if clash(added, y, outs) else added
+    return added.copy() if _clash(added, y, outs) else added
+
+
+def _clash(added: Any, y: Any, outs: Sequence[Any]) -> bool:
+    """Whether an output would overwrite a bias or residual before it is read; a residual may be its own y."""
+    import cupy
+
+    same = added.data.ptr == y.data.ptr and added.dtype == y.dtype and added.shape == y.shape
+    return any(cupy.may_share_memory(added, other) for other in outs if not (same and other is y))

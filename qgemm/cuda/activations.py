@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from qgemm.arguments import PreparedActivations
-from qgemm.arrays import current_stream
+from qgemm.arrays import as_cupy, current_stream, like, stream_of
 from qgemm.codec.activations import FORMAT
 from qgemm.codec.format import Blocks
 
-from .kernels.activations import dequantize_launch, quantize_launch, round_launch
-from .layout import tile as tiles
-from .layout.activations import BLOCKS, DTYPE, ORDER
-from .problem import C_TYPES, c_type
+from .kernels.activations import quantize_launch
+from .layout.activations import BLOCKS, DTYPE, ORDER, nbytes
+from .libraries import Library, cupy_library, library_of
+from .problem import C_TYPES
 
 
 class DeviceActivations(PreparedActivations):
     """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
-    data: a CuPy array of bytes [tiles along K, rows, bytes of DTYPE]. like: an array of the library that asked, for
-    the product's kind. dtype: float16 if that can hold the activations, as it held those they come from; else float32.
+    data: bytes [tiles along K, rows, bytes of DTYPE], an array of the library of `like`, the array that was given: y
+    becomes one too. library: how it is read without DLPack, None if it is not.
+    dtype: float16 if that can hold the activations, as it held those they come from; else float32.
     """
 
-    def __init__(self, shape: tuple[int, ...], data: Any, like: Any, dtype: np.dtype[Any]) -> None:
-        self.shape, self.data, self.like = shape, data, like
-        self.dtype = np.dtype(np.float16 if dtype == np.float16 else np.float32)
+    def __init__(self, shape: tuple[int, ...], data: Any, like: Any, dtype: str, library: Library | None) -> None:
+        self.shape, self.data, self.like, self.library = shape, data, like, library
+        self.dtype = np.dtype(np.float16 if dtype == "float16" else np.float32)
+        self.pointer: int = (library or cupy_library()).pointer(data)
 
     def blocks(self) -> Blocks:
         """The blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes: qgemm/codec/activations.py."""
-        along, rows = self.data.shape[:2]
-        tiles = self.data.get().reshape(-1).view(DTYPE).reshape(along, rows).T
-        blocks = np.empty((rows, along, BLOCKS), FORMAT.dtype)
+        rows, data = prod(self.shape[:-1]), (self.library or cupy_library()).host(self.data)
+        tiles = data.view(DTYPE).reshape(-1, rows).T
+        blocks = np.empty((*tiles.shape, BLOCKS), FORMAT.dtype)
         codes = np.empty((*blocks.shape, FORMAT.weights), np.int8)
         codes[..., ORDER] = tiles["qs"]
         blocks["qs"], blocks["d"], blocks["s"] = codes, tiles["ds"][..., 0], tiles["ds"][..., 1]
@@ -45,7 +48,7 @@ def rows_of(x: Any, k: int) -> Any:
 
     if x.dtype.name not in C_TYPES:
         x = x.astype(np.float32)
-    return cupy.ascontiguousarray(x).reshape(x.size // k if k else 0, k)
+    return aligned(cupy.ascontiguousarray(x)).reshape(x.size // k if k else 0, k)
 
 
 def aligned(x: Any) -> Any:
@@ -53,42 +56,34 @@ def aligned(x: Any) -> Any:
     return x.copy() if x.data.ptr % 16 else x
 
 
-def quantized(x: Any, source: Any, data: Any = None) -> DeviceActivations:
-    """CuPy array [..., K] -> its blocks, in `data` or in a new array; `source` gave x, and gets its kind of y."""
-    import cupy
+def quantized(x: Any) -> DeviceActivations:
+    """An array [..., K] on a CUDA device -> its blocks."""
+    library = library_of(x)
+    if library is not None and _as_it_is(x, library):
+        values = x if library.contiguous(x) and library.pointer(x) % 16 == 0 else library.copy(x)
+        kind, device = library.name(x.dtype), library.device(x)
+        data = _blocks(library.pointer(values), kind, x.shape, library, device, library.stream(device))
+        return DeviceActivations(tuple(x.shape), data, x, kind, library)
+    with stream_of(x):
+        found = as_cupy(x)
+        values, by = rows_of(found, found.shape[-1]), cupy_library()
+        kind = values.dtype.name
+        data = _blocks(values.data.ptr, kind, found.shape, by, values.data.device_id, current_stream())
+        return DeviceActivations(found.shape, data if library is None else like(x, data), x, kind, library)
 
-    k = x.shape[-1]
+
+def _as_it_is(x: Any, library: Library) -> bool:
+    """Whether kernels can be launched on x from here: its type is theirs, its device is the thread's."""
+    current = library.current_device
+    here = current is None or current() == library.device(x)
+    return here and len(x.shape) > 0 and library.name(x.dtype) in C_TYPES
+
+
+def _blocks(x: int, kind: str, shape: tuple[int, ...], library: Library, device: int, stream: int) -> Any:
+    """Contiguous values at an address, as blocks in a new array of bytes."""
+    m, k = prod(shape[:-1]), shape[-1]
     FORMAT.blocks_in(k, "activations")
-    x = aligned(rows_of(x, k))
-    if data is None:
-        data = cupy.empty((-(-k // tiles.K_BLOCK), len(x), DTYPE.itemsize), np.uint8)
-    if data.size:
-        launch = quantize_launch(x.data.device_id, c_type(x.dtype), k, len(x))
-        launch(current_stream(), x.data.ptr, data.data.ptr)
-    return DeviceActivations((*source.shape[:-1], k), data, source, x.dtype)
-
-
-def rounded(x: Any) -> Any:
-    """Rows of x [M, K] as their blocks decode: `dequantized` of `quantized`, in one pass."""
-    import cupy
-
-    rows, k = x.shape
-    FORMAT.blocks_in(k, "activations")
-    values = cupy.empty(x.shape, np.float16 if x.dtype == np.float16 else np.float32)
-    if values.size:
-        x = aligned(x)
-        launch = round_launch(x.data.device_id, c_type(x.dtype), c_type(values.dtype), k, rows)
-        launch(current_stream(), x.data.ptr, values.data.ptr)
-    return values
-
-
-def dequantized(x: DeviceActivations) -> Any:
-    """d * q of the blocks, [rows, K] of x.dtype."""
-    import cupy
-
-    k, rows = x.shape[-1], x.data.shape[1]
-    values = cupy.empty((rows, k), x.dtype)
-    if values.size:
-        launch = dequantize_launch(x.data.device.id, c_type(x.dtype), k, rows)
-        launch(current_stream(), x.data.data.ptr, values.data.ptr)
-    return values
+    data = library.scratch(nbytes(m, k), device)()
+    if m and k:
+        quantize_launch(device, C_TYPES[kind], k, m)(stream, x, library.pointer(data))
+    return data

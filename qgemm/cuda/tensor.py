@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from . import upload
 from .driver.device import require
 from .kernels.panels import dense, plain_dtype
 from .problem import C_TYPES
+
+_serials = count()  # of DeviceTensors, by which plans of several know them
 
 
 class DeviceTensor(Packed):
@@ -37,7 +39,8 @@ class DeviceTensor(Packed):
         self.exponent = 0 if row_absmax is None else half_exponent(float(row_absmax.get().max(initial=0)))
         self.pointer: int = data.data.ptr
         self.device: int = data.device.id
-        self.launch_cache: dict[Any, Callable[..., None]] = {}  # see qgemm/cuda/launch_cache.py
+        self.serial = next(_serials)
+        self.plans: dict[Any, Any] = {}  # see qgemm/cuda/plan_cache.py
 
     @classmethod
     def pack(cls, tensor: Tensor) -> DeviceTensor:

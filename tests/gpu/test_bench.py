@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import qgemm
 from qgemm.bench import encode, gpu, results, sweep, timing
 
@@ -36,6 +38,9 @@ def test_a_small_run(tmp_path, monkeypatch):
     assert by_mma == [("q4_0", "prefill_sm80", 64), ("q4_0", "prefill_sm80_a8", 64), ("kbit3", "prefill_sm80", 64)]
     assert min(row[name] for row in found["mma"] for name in ("us", "cublas_fp16_us")) > 0
     assert found["pack"]["q4_0"]["gbs"] > 0
+    torch_is_there = importlib.util.find_spec("torch") is not None
+    assert {row["library"] for row in found["calls"]} == ({"cupy", "torch"} if torch_is_there else set())
+    assert min((row[name] for row in found["calls"] for name in ("us", "beside_us")), default=1) > 0
     swept = {name: list(map(int, times)) for name, times in found["sweep"].items()}
     assert swept == dict.fromkeys((f"{fmt} {activation} 256x512" for fmt, activation in pairs), sweep.counts())
     assert len(found["planes"]) == 6

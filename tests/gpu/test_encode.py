@@ -114,7 +114,7 @@ def test_a_long_array_takes_several_turns(monkeypatch):
 def test_errors_name_what_came_and_what_fits():
     cp = cupy()
     for fmt in ("q4_k", "f16"):
-        with pytest.raises(qgemm.UnsupportedError, match=f"{fmt.upper()} has no encoder on a GPU"):
+        with pytest.raises(qgemm.UnsupportedError, match=f"{fmt.upper()} has no encoder"):
             qgemm.quantize(cp.ones((1, 256)), fmt)
     with pytest.raises(qgemm.UnsupportedError, match="row length 33"):
         qgemm.quantize(cp.ones((1, 33)), "q4_0")

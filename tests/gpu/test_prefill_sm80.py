@@ -18,8 +18,9 @@ from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.kernels import prefill_sm80, routes
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16, PREFILL_SM80, PREFILL_SM80_A8, SM80_CONFIGS
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.plan import Source, problem
 from qgemm.cuda.problem import Q8_1, c_type
-from qgemm.cuda.products import Product, pointers_of, problem_of
+from qgemm.cuda.products import Product, outputs_of, pointers_of
 
 # What a weight is off by, relative to its magnitude: scale (or minimum) and weight rounded to half; weight to bf16.
 LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}
@@ -60,8 +61,9 @@ def launch(x, w, y, stream, plan=None):
     prepared = isinstance(x, DeviceActivations)
     data, source, kernel = (x.data, Q8_1, PREFILL_SM80_A8) if prepared else (x, c_type(x.dtype), PREFILL_SM80)
     made = [Product(w, y, NO_EPILOGUE)]
-    problem = problem_of(kernel, made, source, x.shape[-1], len(y), "a8" if prepared else "a16")
-    kernel.launch(problem, plan or kernel.choose(problem))(stream, data.data.ptr, *pointers_of(made))
+    given = Source(len(y), x.shape[-1], x.dtype.name, prepared)
+    asked = problem(kernel, [w], outputs_of(made), source, given, "a8" if prepared else "a16")
+    kernel.launch(asked, plan or kernel.choose(asked))(stream, data.data.ptr, *pointers_of(made))
 
 
 def on_gpu(x, dtype):

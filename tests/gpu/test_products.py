@@ -61,7 +61,7 @@ def test_every_tensor_of_a_real_model(m):
             if w.format.slots:
                 assert_a8(qgemm.matmul(cupy().asarray(x), on_device, "a8").get(), x.astype(np.float32), w)
             multiplied.add(w.format.name)
-    assert len(multiplied) == 10
+    assert len(multiplied) == 11
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])

@@ -94,6 +94,7 @@ class Launch:
         self._pointers, self._fill = pointers, struct.Struct(f"{count}P").pack_into
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         self._keep = function, arguments, attributes
+        self._stream = 0  # in the config
         self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function.ptr), addresses, None
         self._enter = driver().cuLaunchKernelEx
         self._lock = threading.Lock()  # the arguments are shared, and ctypes lets other threads in
@@ -101,7 +102,8 @@ class Launch:
     def __call__(self, stream: int, *pointers: int) -> None:
         """Launch on a raw stream handle."""
         with self._lock:
-            self._config.stream = stream
+            if stream != self._stream:
+                self._config.stream = self._stream = stream
             self._fill(self._pointers, 0, *pointers)
             status = self._enter(*self._arguments)
         if status:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
+from typing import Any
 
 from qgemm.cuda.jit import twins
 
@@ -26,10 +28,16 @@ class TensorMap(twins.TensorMap):
 
     def encode(self, pointer: int, kind: str, rows: int, columns: int, box_rows: int) -> None:
         """Encode a row-major matrix of 16-bit numbers at a multiple of 16; boxes of 64 columns, swizzled for wgmma."""
+        of_shape = _of_shape(rows, columns, box_rows)
         status = driver().cuTensorMapEncodeTiled(
-            ctypes.byref(self), TYPES[kind], 2, ctypes.c_void_p(pointer),
-            (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * ITEMSIZE),
-            (ctypes.c_uint32 * 2)(BOX_COLUMNS, box_rows), (ctypes.c_uint32 * 2)(1, 1),
-            NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS,
-        )  # fmt: skip
+            ctypes.byref(self), TYPES[kind], 2, ctypes.c_void_p(pointer), *of_shape
+        )
         check(status, f"no tensor map for x [{rows}, {columns}] of {kind} at {pointer:#x}")
+
+
+@lru_cache
+def _of_shape(rows: int, columns: int, box_rows: int) -> tuple[Any, ...]:
+    """The arguments of the encoder behind the pointer: sizes, strides, box and modes."""
+    sizes, strides = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * ITEMSIZE)
+    box, steps = (ctypes.c_uint32 * 2)(BOX_COLUMNS, box_rows), (ctypes.c_uint32 * 2)(1, 1)
+    return sizes, strides, box, steps, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS

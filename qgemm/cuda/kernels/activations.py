@@ -1,4 +1,4 @@
-"""Launching the kernels between x and its Q8_1 blocks, and where a stream keeps the blocks of a product's x."""
+"""Launching the kernels between x and its Q8_1 blocks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from qgemm.cuda.driver.launch import Launch
-from qgemm.cuda.layout import activations
 from qgemm.cuda.layout import tile as tiles
 
 from .transforms import DEQUANTIZE_ACTIVATIONS, QUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS
@@ -42,20 +39,3 @@ def _launch(function: Any, grid: tuple[int, int], k: int, m: int) -> Launch:
     arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
     arguments = (*arrays, ctypes.c_int64(k), ctypes.c_int(m))
     return Launch(function, grid, THREADS, 0, arguments, pointers, 2)
-
-
-_workspaces: dict[tuple[int, int, int, int], Any] = {}
-
-
-def workspace(stream: int, k: int, m: int) -> Any:
-    """Where a stream's "a8" products of this size keep their quantized x, one after the other.
-
-    It is never freed (16 rows of 16384 take 320 KB), so that a captured graph may be replayed whenever its stream's
-    other work is done.
-    """
-    import cupy
-
-    key = (cupy.cuda.runtime.getDevice(), stream, k, m)
-    if key not in _workspaces:
-        _workspaces[key] = cupy.empty((-(-k // tiles.K_BLOCK), m, activations.DTYPE.itemsize), np.uint8)
-    return _workspaces[key]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qgemm.arrays import on_stream
 from qgemm.codec.format import Format, float_dtype
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout import tile as tiles
@@ -52,6 +53,10 @@ def launch(p: Problem, _: None) -> Launchable:
     direct = y_type.name in ("float32", panel_type.name)
 
     def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
+        with on_stream(stream):
+            multiply(x, w, y)
+
+    def multiply(x: int, w: int, y: int) -> None:
         import cupy
 
         values = _view(x, (p.m, p.k), x_type).astype(panel_type, copy=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
@@ -156,26 +157,21 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
         len(pointers),
     )
     partials_of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
-    shared = (count * split_k * partials_of_tile, count) if split_k > 1 else (0, 0)
-    workspace_sizes = tuple(1 << size.bit_length() for size in shared)  # powers of two: few, since each stays
+    if split_k == 1:
 
-    def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
-        partials, counters = workspace(p.device, stream, *workspace_sizes)
-        made(stream, w, x, y, partials.data.ptr, counters.data.ptr)
+        def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
+            made(stream, w, x, y, 0, 0)
 
-    return run
+        return run
+    # Partials in float32, and a counter of arrivals for each tile. Powers of two: few sizes, since each stays.
+    partials, counters = (4 << size.bit_length() for size in (count * split_k * partials_of_tile, count))
 
+    def run_split(stream: int, x: int, w: int, y: int, *_: int) -> None:
+        shared = workspace(p.device, stream, "sm80 partials", partials).pointer
+        arrived = workspace(p.device, stream, "sm80 counters", counters).pointer
+        made(stream, w, x, y, shared, arrived)
 
-@cache
-def workspace(device: int, stream: int, partials: int, tiles: int) -> tuple[Any, Any]:
-    """The split-K workspace of a stream: partials, and a counter of arrivals for each tile.
-
-    Never freed, so that a captured graph may be replayed whenever its stream's other work is done.
-    """
-    import cupy
-
-    with cupy.cuda.Device(device):
-        return cupy.empty(partials, "float32"), cupy.zeros(tiles, "uint32")
+    return run_split
 
 
 MAX_EXPONENT = 126  # beyond it the factor is no float32

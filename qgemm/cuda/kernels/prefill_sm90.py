@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from functools import cache
-from typing import Any
 
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.driver.tensor_map import TensorMap
+from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.jit.twins import Divisor, EpilogueArguments, Outputs, StreamK, Types
 from qgemm.cuda.layout import tile as tiles
@@ -66,7 +65,7 @@ class PrefillLaunch:
         self._size = 0  # of the workspace
         if grid.whole < of_y and grid.cluster_split_k != PAIR:
             size = grid.ctas * config.row_blocks * tiles.ROWS * config.tokens * SUM
-            self._size = 1 << (size - 1).bit_length()  # one of few: workspaces are kept
+            self._size = FLAG * MAX_PARTIALS + (1 << (size - 1).bit_length())  # one of few: workspaces are kept
         self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, config.tokens))
         self._x, self._device = 0, p.device
         self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
@@ -84,7 +83,8 @@ class PrefillLaunch:
         self.grid, self.template = grid, template
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
-        partials = _workspace(self._device, stream, self._size).data.ptr if self._size else 0
+        size = self._size
+        partials = workspace(self._device, stream, "sm90 partials", size).pointer if size else 0
         with self._lock:
             if x != self._x:
                 self._map.encode(x, *self._box)
@@ -101,17 +101,3 @@ PREFILL_SM90 = Kernel(
     "prefill_sm90", takes, sm90_cost.configs, sm90_cost.ranked,
     lambda p, config: prefill_template(p.format, config, p.x), PrefillLaunch, adds=True,
 )  # fmt: skip
-
-
-@cache
-def _workspace(device: int, stream: int, size: int) -> Any:
-    """Where a stream's products keep partials of tiles that CTAs share. Never freed, see cuda._workspace.
-
-    Its flags are zero before any kernel starts, whatever the stream does, capturing included.
-    """
-    import cupy
-
-    with cupy.cuda.Stream(non_blocking=True) as own:
-        made = cupy.zeros(FLAG * MAX_PARTIALS + size, "uint8")
-        own.synchronize()
-    return made

@@ -19,3 +19,8 @@ WEIGHTS, UNIT = activations.FORMAT.weights, activations.UNIT
 BLOCKS = K_BLOCK // WEIGHTS
 DTYPE = np.dtype([("qs", "i1", (BLOCKS, WEIGHTS)), ("ds", "<f4", (BLOCKS, 2))])
 ORDER = [16 * step + 2 * t + (0, 8, 1, 9)[j] for t in range(4) for step in range(2) for j in range(4)]
+
+
+def nbytes(m: int, k: int) -> int:
+    """Bytes of M rows of K activations."""
+    return -(-k // K_BLOCK) * m * DTYPE.itemsize

@@ -1,0 +1,118 @@
+"""CUDA arrays of CuPy and torch as raw pointers, without DLPack: what a planned call asks of the library of its arrays.
+
+Every entry is called for each product, so most are a library's own C functions: half a microsecond in all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)  # whose attributes are read faster than those of a NamedTuple
+class Library:
+    """How one library's CUDA arrays are read and made.
+
+    pointer, device, contiguous: of an array: its address, the number of its device, whether it is in C order.
+    grad: whether an array may require a gradient, so that no kernel may write into it.
+    current_device: the number of the calling thread's device; None where there is one alone.
+    stream: device -> the raw handle of its current stream.
+    copy: a contiguous copy at an aligned address, on the current stream. host: an array as NumPy's.
+    dtype: NumPy's name of a type -> the library's type. name: the inverse.
+    new: shape, type, device -> a call that makes such an array on the current stream.
+    """
+
+    pointer: Callable[[Array], int]
+    device: Callable[[Array], int]
+    contiguous: Callable[[Array], bool]
+    grad: bool
+    current_device: Callable[[], int] | None
+    stream: Callable[[int], int]
+    copy: Callable[[Array], Array]
+    host: Callable[[Array], NDArray[Any]]
+    dtype: Callable[[str], Any]
+    name: Callable[[Any], str]
+    new: Callable[[tuple[int, ...], Any, int], Callable[[], Array]]
+
+    def scratch(self, nbytes: int, device: int) -> Callable[[], Array]:
+        """A call that makes an array of so many bytes."""
+        return self.new((nbytes,), self.dtype("uint8"), device)
+
+
+LIBRARIES: dict[type, Library] = {}  # the class of an array -> its library, once one was seen
+
+
+def library_of(x: Any) -> Library | None:
+    """The library of a CUDA array; None of one that only DLPack reads."""
+    kind = type(x)
+    if kind not in LIBRARIES:
+        cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+        if cupy is not None and kind is cupy.ndarray:
+            return cupy_library()
+        elif torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+            LIBRARIES[torch.Tensor] = LIBRARIES[torch.nn.Parameter] = _torch(torch)
+    return LIBRARIES.get(kind)
+
+
+def cupy_library() -> Library:
+    """CuPy's, in which arrays are taken that only DLPack reads."""
+    import cupy
+
+    if cupy.ndarray not in LIBRARIES:
+        LIBRARIES[cupy.ndarray] = _cupy(cupy)
+    return LIBRARIES[cupy.ndarray]
+
+
+def _cupy(cupy: Any) -> Library:
+    def stream(_: int) -> int:
+        handle: int = cupy.cuda.get_current_stream().ptr
+        return handle
+
+    return Library(
+        pointer=attrgetter("data.ptr"),
+        device=attrgetter("data.device_id"),
+        contiguous=attrgetter("flags.c_contiguous"),
+        grad=False,
+        current_device=cupy.cuda.runtime.getDevice if cupy.cuda.runtime.getDeviceCount() > 1 else None,
+        stream=stream,
+        copy=lambda x: x.copy(order="C"),
+        host=lambda x: x.get(),
+        dtype=np.dtype,
+        name=attrgetter("name"),
+        new=lambda shape, dtype, device: partial(cupy.ndarray, shape, dtype),
+    )
+
+
+def _torch(torch: Any) -> Library:
+    private = torch._C  # the public functions check each time whether CUDA is there, which takes longer than a launch
+    raw_stream = getattr(private, "_cuda_getCurrentRawStream", None)
+    current = getattr(private, "_cuda_getDevice", torch.cuda.current_device)
+    return Library(
+        pointer=torch.Tensor.data_ptr,
+        device=torch.Tensor.get_device,
+        contiguous=torch.Tensor.is_contiguous,
+        grad=True,
+        current_device=current if torch.cuda.device_count() > 1 else None,
+        stream=raw_stream or (lambda device: torch.cuda.current_stream(device).cuda_stream),
+        copy=lambda x: x.detach().clone(memory_format=torch.contiguous_format),
+        host=lambda x: x.detach().cpu().numpy(),
+        dtype=partial(getattr, torch),
+        name=lambda dtype: str(dtype).removeprefix("torch."),
+        new=partial(_new_of_torch, torch),
+    )
+
+
+def _new_of_torch(torch: Any, shape: tuple[int, ...], dtype: Any, device: int) -> Callable[[], Array]:
+    """By empty_strided, which takes half the time of torch.empty."""
+    strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=torch.device("cuda", device))

@@ -1,0 +1,204 @@
+"""Plan: all launches of a call, from what does not change between calls; a call adds a stream and pointers.
+
+Products of weights of one format share a launch where the kernel takes several; x is brought once into each form that
+a kernel of the call reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from qgemm.codec.activations import FORMAT as ACTIVATIONS
+from qgemm.codec.format import Format
+
+from .driver.workspace import workspace
+from .kernels.activations import dequantize_launch, quantize_launch, round_launch
+from .kernels.decode import DECODE_A8, quantizes_inside
+from .kernels.kernel import Kernel, Launchable
+from .kernels.routes import launch, route
+from .layout.activations import nbytes as blocks_nbytes
+from .libraries import Library
+from .problem import C_TYPES, ITEMSIZE, Q8_1, Output, Problem, gpu
+from .tensor import DeviceTensor
+
+ARRAYS = 4  # pointers of a product: w, y, bias, residual
+
+
+class Source(NamedTuple):
+    """x as a call gives it: M rows of K values of a type that kernels know, by NumPy's name, or their Q8_1 blocks."""
+
+    m: int
+    k: int
+    dtype: str
+    prepared: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of x."""
+        return blocks_nbytes(self.m, self.k) if self.prepared else self.m * self.k * ITEMSIZE[self.dtype]
+
+
+class Form(NamedTuple):
+    """x as kernels read it, of the type that they call `kind`; transform: what makes it of the call's x, if anything.
+
+    nbytes: of the form. kept: whether it lies in a workspace of the stream, else in memory of its own.
+    """
+
+    kind: str
+    transform: Launchable | None = None
+    nbytes: int = 0
+    kept: bool = False
+
+
+class Step(NamedTuple):
+    """One launch: of a form of x, with the pointers of some of the call's products."""
+
+    form: Form
+    launch: Launchable
+    pick: Callable[[tuple[int, ...]], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """enter: launches everything on a raw stream handle, a pointer to x and ARRAYS pointers of each product.
+
+    x_nbytes, y_nbytes: bytes of x and of each y. new: a call for each product that makes its y.
+    """
+
+    enter: Launchable
+    x_nbytes: int
+    y_nbytes: tuple[int, ...]
+    new: tuple[Callable[[], Any], ...] = ()
+
+
+def with_outputs(plan: Plan, library: Library, device: int, shapes: Sequence[tuple[int, ...]], dtype: str) -> Plan:
+    """The plan with what makes each y, of a library and of a dtype by NumPy's name."""
+    return replace(plan, new=tuple(library.new(shape, library.dtype(dtype), device) for shape in shapes))
+
+
+def kernel_for(w: DeviceTensor, source: Source, activation: str) -> Kernel:
+    """The kernel of the first route that serves a product by w."""
+    return route(Problem(w.format, activation, source.m, *w.shape, gpu(w.device).sm, C_TYPES[source.dtype])).kernel
+
+
+def plan_of(
+    weights: Sequence[DeviceTensor], outputs: Sequence[Output], source: Source, activation: str, library: Library
+) -> Plan:
+    """The launches of products by weights that share a device and K; scratch memory is the library's."""
+    device, jobs = weights[0].device, _jobs(weights, source, activation)
+    few = all(kernel.products > 1 for kernel, _ in jobs)
+    total = sum(prod(w.shape) for w in weights)
+    inside = len(jobs) == 1 and few and quantizes_inside(source.m, source.k, total, gpu(device).sm)
+    forms: dict[str, Form] = {}
+    steps = []
+    for kernel, indices in jobs:
+        form = _form(kernel, source, activation, device, few, inside)
+        form = forms.setdefault(form.kind if form.transform else "", form)
+        p = problem(kernel, [weights[i] for i in indices], [outputs[i] for i in indices], form.kind, source, activation)
+        steps.append(Step(form, launch(kernel, p), _picking(indices, len(weights))))
+    sizes = tuple(source.m * output.n * ITEMSIZE[output.y] for output in outputs)
+    return Plan(_entering(steps, device, library), source.nbytes, sizes)
+
+
+def problem(
+    kernel: Kernel,
+    weights: Sequence[DeviceTensor],
+    outputs: Sequence[Output],
+    kind: str,
+    source: Source,
+    activation: str,
+) -> Problem:
+    """What a kernel is launched for: products of weights of one format by x, whose type it calls `kind`."""
+    w, n = weights[0], sum(output.n for output in outputs)
+    exponent = 0 if kernel.adds else w.exponent  # the others bring a whole matrix into the range of float16
+    on = gpu(w.device)
+    return Problem(
+        w.format, activation, source.m, n, source.k, on.sm, kind, tuple(outputs), exponent, on.device, on.sms
+    )
+
+
+def _jobs(weights: Sequence[DeviceTensor], source: Source, activation: str) -> list[tuple[Kernel, tuple[int, ...]]]:
+    """The indices of the products by kernel and format: as many in a job as a launch of it takes."""
+    groups: dict[tuple[Kernel, Format], list[int]] = {}
+    for index, w in enumerate(weights):
+        groups.setdefault((kernel_for(w, source, activation), w.format), []).append(index)
+    return [
+        (kernel, tuple(some[start : start + kernel.products]))
+        for (kernel, _), some in groups.items()
+        for start in range(0, len(some), kernel.products)
+    ]
+
+
+def _form(kernel: Kernel, source: Source, activation: str, device: int, few: bool, inside: bool) -> Form:
+    """x as a kernel reads it: as it is for A16 and where decode_a8 quantizes it itself."""
+    m, k, given = source.m, source.k, C_TYPES[source.dtype]
+    if activation == "a16" or (inside and not source.prepared and kernel is DECODE_A8):
+        return Form(given)
+    if kernel.takes_q8_1:
+        if source.prepared:
+            return Form(Q8_1)
+        ACTIVATIONS.blocks_in(k, "activations")
+        return Form(Q8_1, quantize_launch(device, given, k, m), blocks_nbytes(m, k), few)
+    decoded = source.dtype if source.dtype == "float16" else "float32"
+    kind, nbytes = C_TYPES[decoded], m * k * ITEMSIZE[decoded]
+    if source.prepared:
+        return Form(kind, dequantize_launch(device, kind, k, m), nbytes)
+    ACTIVATIONS.blocks_in(k, "activations")
+    return Form(kind, round_launch(device, given, kind, k, m), nbytes)
+
+
+def _picking(indices: tuple[int, ...], count: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    """What takes the pointers of some of `count` products out of those of all."""
+    if indices == tuple(range(count)):
+        return tuple
+    return itemgetter(*(ARRAYS * index + array for index in indices for array in range(ARRAYS)))
+
+
+def _entering(steps: Sequence[Step], device: int, library: Library) -> Launchable:
+    """All steps as one call. A lone launch of x as it is needs nothing around it."""
+    if len(steps) == 1 and steps[0].form.transform is None:
+        return steps[0].launch
+    groups = [_of_form(form, some, device, library) for form, some in _by_form(steps)]
+
+    def enter(stream: int, x: int, *pointers: int) -> None:
+        for group in groups:
+            group(stream, x, pointers)
+
+    return enter
+
+
+def _by_form(steps: Iterable[Step]) -> list[tuple[Form, list[Step]]]:
+    groups: dict[int, tuple[Form, list[Step]]] = {}
+    for step in steps:
+        groups.setdefault(id(step.form), (step.form, []))[1].append(step)
+    return list(groups.values())
+
+
+def _of_form(form: Form, steps: Sequence[Step], device: int, library: Library) -> Callable[..., None]:
+    """The launches that read one form of x, behind the one that makes it."""
+    transform, pairs = form.transform, [(step.launch, step.pick) for step in steps]
+
+    def as_given(stream: int, x: int, pointers: tuple[int, ...]) -> None:
+        for one, pick in pairs:
+            one(stream, x, *pick(pointers))
+
+    if transform is None:
+        return as_given
+    make, scratch, pointer = transform, library.scratch(form.nbytes, device), library.pointer
+
+    def kept(stream: int, x: int, pointers: tuple[int, ...]) -> None:
+        room = workspace(device, stream, "activations", form.nbytes)
+        with room.lock:
+            make(stream, x, room.pointer)
+            as_given(stream, room.pointer, pointers)
+
+    def made(stream: int, x: int, pointers: tuple[int, ...]) -> None:
+        room = scratch()  # freed behind these launches: both libraries free in the order of the stream
+        make(stream, x, pointer(room))
+        as_given(stream, pointer(room), pointers)
+
+    return kept if form.kept else made

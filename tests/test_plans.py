@@ -1,0 +1,321 @@
+"""Calls on a GPU without one: the long way and the short one, over arrays of tests/cupy_like.py.
+
+Launches are computed on the host, of the addresses that they get: what a plan passes on is what is multiplied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from itertools import count
+from types import SimpleNamespace
+
+import cupy_like
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import qgemm
+from qgemm import cuda
+from qgemm.codec.format import float_dtype
+from qgemm.cuda import activations, libraries, plan, plan_cache, products
+from qgemm.cuda.driver import workspace as workspaces
+from qgemm.cuda.kernels import panels
+from qgemm.cuda.problem import C_TYPES, Q8_1, Gpu
+from qgemm.cuda.tensor import DeviceTensor
+
+NUMPY = {c: name for name, c in C_TYPES.items()}
+K = 64
+
+
+def array_at(pointer: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """The memory of an array, by its address."""
+    size = int(np.prod(shape)) * float_dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(pointer), float_dtype(dtype)).reshape(shape)
+
+
+class Gpus:
+    """Stands for the kernels: weights by address, activations that were quantized by address, and what was launched."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, np.ndarray] = {}
+        self.quantized: dict[int, np.ndarray] = {}
+        self.launched: list[str] = []
+        self.long_ways = 0
+        self.between = lambda: None  # called by what makes a form of x
+
+    def tensor(self, w: np.ndarray, fmt: str = "q4_0", device: int = 0) -> DeviceTensor:
+        made = object.__new__(DeviceTensor)
+        made.format, made.shape, made.name, made.exponent = qgemm.FORMATS[fmt], w.shape, "", 0
+        made.data = cupy_like.zeros(16, np.uint8)
+        made.data.at = made.device = device
+        made.pointer, made.serial, made.plans = made.data.data.ptr, next(SERIALS), {}
+        self.weights[made.pointer] = w.astype(np.float64)
+        return made
+
+    def launch(self, kernel, p):
+        def run(stream: int, x: int, *pointers: int) -> None:
+            assert stream == 7
+            assert x % 16 == 0
+            self.launched.append(kernel.name)
+            rows = self.quantized[x] if p.x == Q8_1 else array_at(x, (p.m, p.k), NUMPY[p.x]).astype(np.float64)
+            assert len(pointers) == plan.ARRAYS * len(p.outputs)
+            for index, output in enumerate(p.outputs):
+                w, y, bias, residual = pointers[plan.ARRAYS * index :][: plan.ARRAYS]
+                total = rows @ self.weights[w].T
+                for address, name, shape in ((bias, output.bias, output.n), (residual, output.residual, total.shape)):
+                    assert bool(address) == bool(name)
+                    if name:
+                        total = total + array_at(address, np.atleast_1d(shape), name).astype(np.float64)
+                array_at(y, total.shape, output.y)[...] = total
+
+        return run
+
+    def transform(self, target: str):
+        """Stands for what launches a transform of x: `target`, the type that it makes, or Q8_1."""
+
+        def made(device: int, *types_and_sizes):
+            *types, k, m = types_and_sizes
+
+            def run(stream: int, x: int, to: int) -> None:
+                self.launched.append(target)
+                rows = self.quantized[x] if target == "decoded" else array_at(x, (m, k), NUMPY[types[0]]).copy()
+                self.between()
+                if target == Q8_1:
+                    self.quantized[to] = rows.astype(np.float64)
+                else:
+                    array_at(to, (m, k), NUMPY[types[-1]])[...] = rows
+
+            return run
+
+        return made
+
+
+SERIALS = count(1000)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """CuPy over NumPy, and kernels that compute on the host."""
+    found = Gpus()
+    cupy_like.install(monkeypatch)
+    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
+    monkeypatch.setattr(plan_cache, "LIBRARIES", known)
+    monkeypatch.setattr(plan, "launch", found.launch)
+    monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
+    for module, name, target in (
+        (plan, "quantize_launch", Q8_1),
+        (activations, "quantize_launch", Q8_1),
+        (plan, "round_launch", "rounded"),
+        (plan, "dequantize_launch", "decoded"),
+    ):
+        monkeypatch.setattr(module, name, found.transform(target))
+    monkeypatch.setattr(workspaces, "_made", {})
+    monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
+    monkeypatch.setattr(panels, "on_stream", None)
+
+    def counted(*args):
+        found.long_ways += 1
+        return products.multiply(*args)
+
+    monkeypatch.setattr(cuda, "multiply", counted)
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    return found
+
+
+def near(got, want, dtype):
+    """Equal but for one rounding to a type."""
+    relative = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(dtype, 2.0**-22)
+    np.testing.assert_allclose(got.get().astype(np.float64), want, rtol=relative, atol=1e-3)
+
+
+def values(rng, shape, dtype):
+    """Small integers, exact in every type."""
+    return cupy_like.asarray(rng.integers(-4, 5, shape), float_dtype(dtype))
+
+
+FLOATS = ("float16", "bfloat16", "float32")
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_second_calls_take_the_short_way(gpus, data):
+    """Every route, activation and type; with an epilogue or without; into new arrays and given ones."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    activation, dtype = data.draw(st.sampled_from(["a16", "a8"])), data.draw(st.sampled_from(FLOATS))
+    m, n = data.draw(st.sampled_from([1, 2, 5, 16, 17, 70])), data.draw(st.sampled_from([1, 40]))
+    w = rng.integers(-4, 5, (n, K))
+    on_device, kind = gpus.tensor(w), data.draw(st.sampled_from(FLOATS))
+    with_out, bias_kind, residual_kind = (
+        data.draw(st.booleans()),
+        *data.draw(st.tuples(*[st.sampled_from([None, *FLOATS])] * 2)),
+    )
+    adds = all(kernel.adds for kernel in [plan.kernel_for(on_device, plan.Source(m, K, dtype, False), activation)])
+    for turn in range(3):
+        x = values(rng, (m, K), dtype)
+        bias = None if bias_kind is None else values(rng, n, bias_kind)
+        residual = None if residual_kind is None else values(rng, (m, n), residual_kind)
+        want = x.get().astype(np.float64) @ w.T
+        for added in (bias, residual):
+            want = want if added is None else want + added.get().astype(np.float64)
+        given = {"out": cupy_like.ndarray((m, n), float_dtype(kind))} if with_out else {"dtype": kind}
+        before = gpus.long_ways
+        y = qgemm.matmul(x, on_device, activation, bias=bias, residual=residual, **given)
+        assert y is given.get("out", y)
+        assert y.dtype == float_dtype(kind)
+        near(y, want, kind)
+        expected_long = turn == 0 or (not adds and (bias is not None or residual is not None))
+        assert (gpus.long_ways > before) == expected_long
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("m", [1, 5, 40])
+def test_views_and_overlaps(gpus, activation, m):
+    """Strides and addresses are not in a plan's key: what no kernel can read is copied, what no kernel may write is
+    computed elsewhere."""
+    rng = np.random.default_rng(m)
+    w = rng.integers(-4, 5, (K, K))
+    on_device = gpus.tensor(w)
+    for _ in range(2):
+        for strided in (False, True):
+            wide = values(rng, (m, 2 * K), "float16")
+            x = wide[:, ::2] if strided else wide.reshape(-1)[1 : 1 + m * K].reshape(m, K)  # 2 bytes beyond 16
+            want = x.get().astype(np.float64) @ w.T
+            near(qgemm.matmul(x, on_device, activation, dtype="float16"), want, "float16")
+            out = cupy_like.zeros((m, 2 * K), np.float16)[:, ::2]
+            assert qgemm.matmul(x, on_device, activation, out=out) is out
+            near(out, want, "float16")
+        x = values(rng, (m, K), "float16")
+        want = x.get().astype(np.float64) @ w.T
+        near(qgemm.matmul(x, on_device, activation, out=x), want, "float16")
+        y = values(rng, (m, K), "float16")
+        want = x.get().astype(np.float64) @ w.T + y.get()
+        near(qgemm.matmul(x, on_device, activation, residual=y, out=y), want, "float16")
+        room = values(rng, (m + 1, K), "float16")
+        x = values(rng, (m, K), "float16")
+        want = x.get().astype(np.float64) @ w.T + room[1:].get()
+        near(qgemm.matmul(x, on_device, activation, residual=room[1:], out=room[:-1]), want, "float16")
+        bias = room[0]
+        want = x.get().astype(np.float64) @ w.T + bias.get()
+        near(qgemm.matmul(x, on_device, activation, bias=bias, out=room[:-1]), want, "float16")
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8", "prepared"])
+@pytest.mark.parametrize("m", [1, 3, 8, 40])
+def test_many_weights_of_two_formats(gpus, activation, m):
+    """One launch for those of a format where rows are few; x is quantized once; the order is the caller's."""
+    rng = np.random.default_rng(m)
+    ws = [rng.integers(-4, 5, (n, K)) for n in (40, 8, 24, 8)]
+    weights = [gpus.tensor(w, fmt) for w, fmt in zip(ws, ("q4_0", "q8_0", "q4_0", "q8_0"), strict=True)]
+    for turn in range(3):
+        x = values(rng, (m, K), "float16")
+        biases = [None, values(rng, 8, "float32"), None, None]
+        outs = [cupy_like.ndarray((m, len(w)), np.float32) for w in ws] if turn else None
+        given = qgemm.quantize_activations(x) if activation == "prepared" else x
+        kind = None if activation == "prepared" else activation
+        gpus.launched.clear()
+        for _ in range(2):
+            ys = qgemm.matmul_many(given, weights, kind, biases=biases, outs=outs)
+            for y, w, bias in zip(ys, ws, biases, strict=True):
+                want = x.get().astype(np.float64) @ w.T + (0 if bias is None else bias.get())
+                near(y, want, "float32")
+        forms = [name for name in gpus.launched if name in (Q8_1, "rounded", "decoded")]
+        assert len(forms) == {"a16": 0, "a8": 2}.get(activation, 2 * (m > 8))
+        assert len(gpus.launched) - len(forms) == 2 * (2 if m <= 8 else 4)
+    assert gpus.long_ways == 2  # without outs, with them
+
+
+def test_prepared_activations_take_the_short_way(gpus):
+    rng = np.random.default_rng(0)
+    w = rng.integers(-4, 5, (24, K))
+    on_device = gpus.tensor(w)
+    for m in (1, 40):
+        for _ in range(3):
+            x = values(rng, (m, K), "float16")
+            near(qgemm.matmul(qgemm.quantize_activations(x), on_device), x.get().astype(np.float64) @ w.T, "float32")
+    assert gpus.long_ways == 2
+
+
+def test_what_no_plan_may_serve_goes_the_long_way(gpus):
+    """float64 anywhere, arrays of another device or library, and what is refused; after a call like it was planned."""
+    rng = np.random.default_rng(0)
+    w = rng.integers(-4, 5, (24, K))
+    on_device, x = gpus.tensor(w), values(rng, (3, K), "float16")
+    want = x.get().astype(np.float64) @ w.T
+    for _ in range(2):
+        near(qgemm.matmul(x, on_device), want, "float32")
+        near(qgemm.matmul(x.astype(np.float64), on_device), want, "float32")
+        near(qgemm.matmul(x, on_device, dtype="float64"), want, "float32")
+        bias = values(rng, 24, "float64")
+        near(qgemm.matmul(x, on_device, bias=bias), want + bias.get(), "float32")
+        near(qgemm.matmul(x, on_device, out=cupy_like.ndarray((3, 24), np.float64)), want, "float32")
+    assert gpus.long_ways == 9
+    with pytest.raises(qgemm.UnsupportedError, match="bias is on the host"):
+        qgemm.matmul(x, on_device, bias=np.ones(24, np.float32))
+    with pytest.raises(qgemm.UnsupportedError, match="out has shape"):
+        qgemm.matmul(x, on_device, out=cupy_like.ndarray((3, 25), np.float32))
+    with pytest.raises(qgemm.UnsupportedError, match="give one of them"):
+        qgemm.matmul(x, on_device, out=cupy_like.ndarray((3, 24), np.float32), dtype="float16")
+    with pytest.raises(qgemm.UnsupportedError, match="activation is 'a16' or 'a8'"):
+        qgemm.matmul(x, on_device, "a4")
+    with pytest.raises(qgemm.UnsupportedError, match=r"x is on cuda:1, w on cuda:0"), cupy_like.Device(1):
+        qgemm.matmul(cupy_like.asarray(x.get()), on_device)
+    with cupy_like.Device(1):  # the thread is on another device than x and w
+        near(qgemm.matmul(x, on_device), want, "float32")
+    y = cupy_like.zeros((6, 24), np.float32)
+    qgemm.matmul_many(x, [on_device, on_device], outs=[y[:3], y[3:]])
+    with pytest.raises(qgemm.UnsupportedError, match="share memory"):
+        qgemm.matmul_many(x, [on_device, on_device], outs=[y[:3], y[2:5]])
+    with pytest.raises(qgemm.UnsupportedError, match="2 entries for 1 weights"):
+        qgemm.matmul_many(x, [on_device], outs=[y[:3], y[3:]])
+
+
+def test_a_bias_that_another_output_overwrites_is_copied(gpus):
+    rng = np.random.default_rng(0)
+    ws = [rng.integers(-4, 5, (24, K)) for _ in range(2)]
+    weights = [gpus.tensor(w) for w in ws]
+    x = values(rng, (1, K), "float16")
+    for _ in range(2):
+        y = values(rng, (2, 24), "float32")
+        bias = y[0].copy()
+        ys = qgemm.matmul_many(x, weights, biases=[None, y[0]], outs=[y[:1], y[1:]])
+        near(ys[1], x.get().astype(np.float64) @ ws[1].T + bias.get(), "float32")
+
+
+def test_plans_are_few(gpus, monkeypatch):
+    monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
+    on_device = gpus.tensor(np.ones((8, K)))
+    for m in range(1, 12):
+        qgemm.matmul(cupy_like.zeros((m, K), np.float16), on_device)
+        assert 0 < len(on_device.plans) <= 4
+
+
+def test_threads_that_share_a_stream_do_not_mix_their_activations(gpus):
+    """Both quantize x into the workspace of the stream: the second waits until the first has launched its product."""
+    on_device, met = gpus.tensor(np.eye(K)), threading.Barrier(2)
+    xs = [cupy_like.asarray(np.full((5, K), value, np.float16)) for value in (1, 2)]
+    for x in xs:
+        qgemm.matmul(x, on_device, "a8")
+
+    def between() -> None:
+        try:
+            met.wait(0.2)  # passed only if the other thread quantizes at the same time
+            mixed.append(True)
+        except threading.BrokenBarrierError:
+            pass
+
+    mixed: list[bool] = []
+    gpus.between = between
+    found: dict[int, np.ndarray] = {}
+
+    def work(index: int) -> None:
+        found[index] = qgemm.matmul(xs[index], on_device, "a8").get()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not mixed
+    assert all((found[index] == index + 1).all() for index in range(2))
