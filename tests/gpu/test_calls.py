@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import numpy as np
@@ -210,3 +211,109 @@ def test_outs_that_overlap_are_refused():
         qgemm.matmul(x, w, out=repeated)
     with pytest.raises(qgemm.UnsupportedError, match="bias is on the host"):
         qgemm.matmul(x, w, bias=np.ones(64, np.float32))
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("m", [1, 16, 300])
+def test_torch_captures_products(activation, m):
+    """On a stream of torch's own where nothing was warmed, into new tensors and given ones, with an epilogue."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rng = np.random.default_rng(31)
+    w = qgemm.quantize(rng.standard_normal((320, 256)).astype(np.float32), "q4_1").to_device()
+    x, bias = torch.zeros(m, 256, device="cuda").half(), torch.randn(320, device="cuda")
+    out = torch.empty(m, 320, device="cuda")
+    qgemm.matmul(x, w, activation)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = qgemm.matmul(x, w, activation, bias=bias, dtype="bfloat16")
+        qgemm.matmul(x, w, activation, out=out)
+        many = qgemm.matmul_many(x, [w, w], activation, dtype="float16")
+    for _ in range(3):
+        x.normal_()
+        for each in (y, out, *many):
+            each.fill_(float("nan"))
+        graph.replay()
+        want = qgemm.matmul(x, w, activation)
+        assert torch.equal(out, want)
+        assert all(torch.equal(one, want.half()) for one in many)
+        assert torch.equal(y, qgemm.matmul(x, w, activation, bias=bias).bfloat16())
+
+
+def test_a_call_touches_its_own_stream_alone():
+    """Products on one stream of torch end while the default stream is still at work, the long way and the short."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rng = np.random.default_rng(32)
+    w = qgemm.quantize(rng.standard_normal((256, 128)).astype(np.float32), "q4_0")
+    on_device, stream = w.to_device(), torch.cuda.Stream()
+    x = torch.randn(3, 128, device="cuda").half()
+    qgemm.matmul(x, on_device, "a8")
+    qgemm.matmul(x, on_device, "a16")  # both compiled
+    want = exact(x.float().cpu().numpy(), w)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    at_work = torch.cuda.Event()
+    at_work.record()
+    with torch.cuda.stream(stream):
+        ys = [qgemm.matmul(x, on_device, activation) for activation in ("a16", "a8") for _ in range(3)]
+    stream.synchronize()
+    assert not at_work.query()
+    for y in ys:
+        np.testing.assert_allclose(y.cpu().numpy(), want, atol=0.05 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_calls_leave_nothing_behind(library):
+    """Neither memory of the GPU nor objects of Python, over thousands of calls of every kind."""
+    cp = cupy()
+    if library == "torch":
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        array, used = lambda x: torch.from_numpy(x).cuda(), torch.cuda.memory_allocated
+    else:
+        array, used = cp.asarray, cp.get_default_memory_pool().used_bytes
+    rng = np.random.default_rng(33)
+    w = qgemm.quantize(rng.standard_normal((64, 64)).astype(np.float32), "q4_0").to_device()
+    x, bias = array(rng.standard_normal((20, 64)).astype(np.float16)), array(np.ones(64, np.float32))
+    out = array(np.empty((20, 64), np.float32))
+
+    def calls() -> None:
+        for activation in ("a16", "a8"):
+            qgemm.matmul(x, w, activation)
+            qgemm.matmul(x, w, activation, bias=bias, out=out)
+            qgemm.matmul(x[:1], w, activation, residual=out[:1], out=out[:1])
+            qgemm.matmul_many(x[:3], [w, w], activation)
+        qgemm.matmul(qgemm.quantize_activations(x), w)
+
+    def state() -> tuple[int, int, int]:
+        gc.collect()
+        return used(), len(gc.get_objects()), len(w.plans)
+
+    for _ in range(20):
+        calls()
+    before = state()
+    for _ in range(1000):
+        calls()
+    after = state()
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert abs(after[1] - before[1]) < 100
+
+
+def test_threads_that_share_a_stream():
+    """Each quantizes its x into the stream's workspace; none gets another's."""
+    cp, rng = cupy(), np.random.default_rng(34)
+    w = qgemm.quantize(rng.standard_normal((512, 256)).astype(np.float32), "q4_0").to_device()
+    xs = [cp.asarray(rng.standard_normal((5, 256)).astype(np.float16)) for _ in range(4)]
+    wants = [qgemm.matmul(x, w, "a8").get() for x in xs]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(300):
+            if not (qgemm.matmul(xs[index], w, "a8").get() == wants[index]).all():
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
