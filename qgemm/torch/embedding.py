@@ -63,6 +63,8 @@ class QEmbedding(PackedModule):
 
     def forward(self, index: Any) -> Any:
         """index [...] -> rows [..., embedding_dim]."""
+        if index.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"an index is int32 or int64, got {index.dtype}")
         if traced(index):
             return traced_embedding(index, self.weight, self._format, *self._shape, self.dtype)
         return selected(self.packed, self._parameters["weight"], index, self.dtype)

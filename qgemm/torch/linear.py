@@ -121,7 +121,7 @@ class QLinear(PackedModule):
     def forward(self, x: Any) -> Any:
         """x [..., K] -> y [..., N]."""
         device = x.device.type
-        if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
             x = x.to(torch.get_autocast_dtype(device))
         y = self._linear(x)
         if "lora" in self._modules:

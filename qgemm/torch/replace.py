@@ -108,10 +108,9 @@ def _plans(model: Any, found: dict[str, Any], file: Mapping[str, Tensor], names:
     if isinstance(names, Mapping):
         _check_names(model, found, names)
     wanted = {name: _named(name, file, names) for name in found}
-    tied: dict[int, Name] = {}
-    if names is None:
-        every = _layers(model, (torch.nn.Linear, torch.nn.Embedding))
-        tied = {id(module.weight): _named(name, file, None) for name, module in every}
+    every = _layers(model, (torch.nn.Linear, torch.nn.Embedding)) if names is None else ()
+    named = ((module, _named(name, file, None)) for name, module in every)
+    tied = {id(module.weight): tensor for module, tensor in named if tensor is not None}
     for name, module in found.items():
         tensor = wanted[name]
         if tensor is None:

@@ -21,6 +21,8 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.tensor import Tensor
 
+from .storage import torch_memory
+
 PAIRS = tiles.ROWS // 2  # of rows in a tile; pair 8 * warp + g
 DENSE = 1 << 25  # weights of gathered tiles that are decoded at a time: 64 MiB of float16
 NUMBERS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}  # of plain formats that are decoded
@@ -66,7 +68,7 @@ def gathered(fmt: Format, shape: tuple[int, int], weight: Any, index: Any) -> tu
     weight: bytes of the tiles of a matrix [N, K].
     """
     size = tiles.tiles_shape(fmt, *shape)
-    order = torch.from_numpy(pair_words(fmt)).to(weight.device)  # [pairs, words of a pair]
+    order = _pair_words(fmt, weight.device)
     count = -(-len(index) // PAIRS) * PAIRS
     padded = torch.nn.functional.pad(index.long(), (0, count - len(index)))
     row_block, row = padded // tiles.ROWS, padded % tiles.ROWS
@@ -83,6 +85,11 @@ def gathered(fmt: Format, shape: tuple[int, int], weight: Any, index: Any) -> tu
 
 
 @lru_cache(64)
+def _pair_words(fmt: Format, device: Any) -> Any:
+    """`pair_words` on a device, where it is kept: a CUDA graph that is being captured takes no copy from the host."""
+    return torch.from_numpy(pair_words(fmt)).to(device)
+
+
 def pair_words(fmt: Format) -> NDArray[np.int64]:
     """Which words of 4 bytes of a tile hold each pair of rows, [pairs, words]: all of them once."""
     tile: Any = tiles.tile_dtype(fmt)
@@ -104,6 +111,6 @@ def _dense(fmt: Format, shape: tuple[int, int], data: Any, dtype: str, like: Any
     """The weights [rows, K] of tiles, or of numbers, that are in memory of CuPy or torch, on torch's stream."""
     import cupy
 
-    with stream_of(like):
+    with stream_of(like), torch_memory(like.device):
         array = data if isinstance(data, cupy.ndarray) else cupy.from_dlpack(data)
         return torch.from_dlpack(DeviceTensor(fmt, shape, array).dequantize(dtype))

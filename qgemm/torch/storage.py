@@ -11,6 +11,9 @@ bytes wherever torch moves them, layers that share a parameter share it, and the
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from threading import Lock
@@ -40,8 +43,8 @@ class Derived:
         self.packed, self.key = packed, key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as an empty dict, which `torch.load` takes: it is derived again there."""
-        return dict, ()
+        """Pickled as an empty OrderedDict, which `torch.load` takes of any file: it is derived again there."""
+        return OrderedDict, ()
 
 
 # ---------------------------------------------------------------- formats as text
@@ -104,7 +107,10 @@ def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
 def host_tensor(weight: Any, spelling: str, shape: tuple[int, int], name: str = "") -> Tensor:
     """The Tensor of a weight's bytes, wherever they are: over their memory if they are on the host."""
     packed = packed_of(weight, spelling, shape, name)
-    return packed if isinstance(packed, Tensor) else packed.to_host()
+    if isinstance(packed, Tensor):
+        return packed
+    with stream_of(weight):
+        return packed.to_host()  # type: ignore[no-any-return]
 
 
 def _host_tensor(weight: Any, fmt: Format, shape: tuple[int, int], name: str) -> Tensor:
@@ -164,8 +170,21 @@ def device_bytes(packed: Any) -> Any:
 
 def to_device(tensor: Tensor, device: Any) -> Any:
     """A Tensor as tiles on a device of torch -> DeviceTensor."""
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), torch_memory(device):
         return tensor.to_device()
+
+
+@contextmanager
+def torch_memory(device: Any) -> Iterator[None]:
+    """CuPy's arrays that this thread makes meanwhile lie in memory of torch, whose CUDA graphs take no other."""
+    import cupy
+
+    def allocate(size: int) -> Any:
+        owner = torch.empty(size, dtype=torch.uint8, device=device)
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(owner.data_ptr(), size, owner, device.index), 0)
+
+    with cupy.cuda.using_allocator(allocate):
+        yield
 
 
 def _device_tensor(weight: Any, fmt: Format, shape: tuple[int, int], name: str) -> DeviceTensor:

@@ -1,0 +1,202 @@
+"""Layers of PyTorch on the GPU: products, one copy of each weight, moves, gradients, rows, streams, graphs, compile."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import numpy as np
+import pytest
+from helpers import exact, product_bound, random_tensor
+from strategies import TILED, each
+
+import qgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch is tested where it is (extra torch)")
+if not torch.cuda.is_available():
+    pytest.skip("torch finds no GPU", allow_module_level=True)
+
+from qgemm.torch import QEmbedding, QLinear  # noqa: E402
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def weights(name: str = "q4_0", n: int = 200, k: int = 512) -> qgemm.Tensor:
+    return random_tensor(qgemm.FORMATS[name], n, k, np.random.default_rng(0))
+
+
+def normal(*shape, dtype="float32", seed=0):
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+    return torch.from_numpy(values).cuda().to(getattr(torch, dtype))
+
+
+def assert_product(y, x, w, bias=None):
+    values = x.detach().double().cpu().numpy().reshape(-1, w.shape[1])
+    want = exact(values, w) + (0 if bias is None else bias.detach().double().cpu().numpy())
+    name = str(y.dtype).removeprefix("torch.")
+    loss = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
+    bound = product_bound(values, w, np.dtype("float32") if name == "float32" else np.dtype("float16"))
+    bound = bound * (8 if name == "bfloat16" else 1) + 2 * loss * np.abs(want) + 1e-4
+    assert (np.abs(y.detach().double().cpu().numpy().reshape(want.shape) - want) <= bound).all()
+
+
+@each(TILED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_and_one_copy_of_the_weight(fmt, dtype):
+    """Of a layer that was moved, copied, saved, and of bytes that something else brought to the GPU."""
+    w = weights(fmt.name)
+    layer = QLinear.from_tensor(w, normal(200, dtype=dtype).cpu())
+    state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    assert layer.to("cuda") is layer
+    assert (layer.weight.device.type, layer.weight.dim(), layer.bias.device.type) == ("cuda", 1, "cuda")
+    assert layer.packed.pointer == layer.weight.data_ptr()
+    for m in (1, 5, 70):
+        x = normal(m, 512, dtype=dtype)
+        y = layer(x)
+        assert y.dtype is x.dtype
+        assert_product(y, x, w, layer.bias)
+    copied = copy.deepcopy(layer)
+    assert copied.weight.data_ptr() != layer.weight.data_ptr()
+    foreign = QLinear.from_tensor(w, layer.bias)
+    foreign.weight = torch.nn.Parameter(state["weight"].cuda(), requires_grad=False)
+    loaded = QLinear(512, 200, "q8_0", device="cuda", dtype=x.dtype)
+    loaded.load_state_dict(state)
+    for other in (copied, foreign, loaded):
+        assert torch.equal(other(x), y)
+        assert other.weight.dim() == 1
+        assert other.packed.pointer == other.weight.data_ptr()
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(tensor.cpu(), state[name])
+    assert layer.cpu().weight.numpy().tobytes() == w.blocks.tobytes()
+
+
+def test_memory_is_that_of_the_tiles():
+    """Nothing of the file's layout stays on the GPU, and nothing at all of a layer that is gone."""
+    w = weights(n=4096, k=4096)
+    QLinear.from_tensor(w).cuda()(normal(1, 4096))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    layer = QLinear.from_tensor(w).cuda()
+    layer(normal(1, 4096))
+    assert w.nbytes <= torch.cuda.memory_allocated() - before <= 1.05 * w.nbytes
+    del layer
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_a_whole_model_saved_on_the_gpu_is_loaded_on_the_host():
+    layer, buffer = QLinear.from_tensor(weights()).cuda(), io.BytesIO()
+    x = normal(2, 512)
+    want = layer(x)
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    again = torch.load(buffer, weights_only=False, map_location="cpu")
+    torch.testing.assert_close(again(x.cpu()), want.cpu(), rtol=1e-3, atol=1e-3)
+    assert again.weight.numpy().tobytes() == weights().blocks.tobytes()
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q6_k", "kbit4", "f16"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients(name, dtype, monkeypatch):
+    """Panel by panel, of a number of rows that no row block divides."""
+    monkeypatch.setattr("qgemm.torch.ops.PANEL", 64 * 512)
+    w = weights(name)
+    layer = QLinear.from_tensor(w, torch.nn.Parameter(normal(200, dtype=dtype))).cuda()
+    x, gradient = normal(3, 512, dtype=dtype).requires_grad_(), normal(3, 200, dtype=dtype, seed=1)
+    layer(x).backward(gradient)
+    dense = torch.from_numpy(w.dequantize(np.float64)).cuda()
+    loss = 4 * {"float32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]  # of TF32, where torch takes it
+    assert ((x.grad.double() - gradient.double() @ dense).abs() <= loss * (gradient.double().abs() @ dense.abs())).all()
+    torch.testing.assert_close(layer.bias.grad.double(), gradient.double().sum(0), rtol=loss, atol=loss)
+    assert torch.equal(layer.dequantize(), dense.float())
+
+
+@each(TILED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_a_table_that_is_the_head_as_well(fmt, dtype, monkeypatch):
+    monkeypatch.setattr("qgemm.torch.rows.DENSE", 64 * 512 * 2)
+    w, kind = weights(fmt.name), getattr(torch, dtype)
+    table, head = QEmbedding.from_tensor(w, dtype=kind), QLinear.from_tensor(w)
+    head.weight = table.weight
+    model = torch.nn.ModuleDict({"table": table, "head": head}).cuda()
+    assert model["head"].weight is model["table"].weight
+    dense = torch.from_numpy(w.dequantize()).to(kind).cuda()
+    for index in (torch.tensor([199]), torch.randint(200, (5, 30)), torch.zeros(2, 0, dtype=torch.int64)):
+        assert torch.equal(model["table"](index.cuda()), dense[index.cuda()])
+        assert torch.equal(model["table"](index.cuda().int()), dense[index.cuda()])
+    assert_product(model["head"](normal(3, 512, dtype=dtype)), normal(3, 512, dtype=dtype), w)
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32"])
+def test_rows_of_plain_tables(name):
+    w = weights(name)
+    table = QEmbedding.from_tensor(w).cuda()
+    index = torch.randint(200, (7,)).cuda()
+    assert torch.equal(table(index), torch.from_numpy(w.dequantize()).cuda()[index])
+
+
+def test_streams_and_graphs_of_torch():
+    """Work is on torch's current stream, and a graph that captured it follows its inputs."""
+    table = QEmbedding.from_tensor(weights("q8_0", n=512)).cuda()
+    up = QLinear.from_tensor(weights("q4_0", n=512), normal(512)).cuda()
+    head = QLinear.from_tensor(weights("q6_k", n=512)).cuda()
+
+    def model(index):
+        return head(torch.relu(up(table(index))))
+
+    with torch.no_grad():
+        index, other = torch.arange(4).cuda(), torch.arange(100, 104).cuda()
+        wants = [model(index).clone(), model(other).clone()]
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            given = torch.zeros_like(index)
+            torch.cuda._sleep(20_000_000)  # what follows must wait for the copy on the same stream
+            given.copy_(other)
+            y = model(given)
+        stream.synchronize()
+        assert torch.equal(y, wants[1])
+        given, graph = index.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                model(given)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            y = model(given)
+        for some, want in ((index, wants[0]), (other, wants[1])):
+            given.copy_(some)
+            graph.replay()
+            assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize("options", [{"backend": "aot_eager"}, {}, {"mode": "reduce-overhead"}], ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_whole(options):
+    """Inductor's own CUDA graphs as well; the second and third call of a graph replay it."""
+    table = QEmbedding.from_tensor(weights("q8_0", n=512), dtype=torch.float16)
+    up, head = (
+        QLinear.from_tensor(weights("q4_0", n=512), normal(512).cpu().half()),
+        QLinear.from_tensor(weights("q6_k")),
+    )
+    model = torch.nn.Sequential(table, up, torch.nn.ReLU(), head).cuda()
+    compiled = torch.compile(model, fullgraph=True, **options)
+    with torch.no_grad():
+        for seed in range(4):
+            index = torch.randint(512, (2, 3), generator=torch.Generator().manual_seed(seed)).cuda()
+            torch.testing.assert_close(compiled(index).clone(), model(index), rtol=2e-2, atol=2e-1)
+
+
+def test_autocast():
+    layer, x = QLinear.from_tensor(weights()).cuda(), normal(3, 512)
+    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype is torch.bfloat16
+    assert torch.equal(y, layer(x.bfloat16()))
+
+
+def test_what_lies_elsewhere_is_named():
+    layer = QLinear.from_tensor(weights())
+    with pytest.raises(qgemm.UnsupportedError, match="x is on a CUDA device, w on the host"):
+        layer(normal(1, 512))
+    with pytest.raises(qgemm.UnsupportedError, match="w is on a CUDA device"):
+        layer.cuda()(normal(1, 512).cpu())
+    with pytest.raises(qgemm.UnsupportedError, match="IQ4_XS"):
+        QLinear.from_tensor(random_tensor(qgemm.FORMATS["iq4_xs"], 8, 256, np.random.default_rng(0))).cuda()

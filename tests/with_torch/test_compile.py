@@ -1,0 +1,127 @@
+"""Layers under torch.compile, torch.export and fake tensors: registered ops, no graph break, the same numbers."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+from torch_layers import DTYPES, assert_same, normal, torch, weights
+
+import qgemm
+from qgemm.torch import QEmbedding, QLinear
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.compiles])]
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Model(torch.nn.Module):
+    """A table, layers with and without bias and LoRA, and a head that is the table."""
+
+    def __init__(self):
+        super().__init__()
+        table = weights("q8_0", n=40)
+        self.table = QEmbedding.from_tensor(table, padding_idx=0)
+        self.up = QLinear.from_tensor(weights("q4_0", n=256), normal(256))
+        self.down = QLinear.from_tensor(weights("q4_k", n=128, blocks=1), activation="a8")
+        self.down.add_lora(normal(2, 256), normal(128, 2), 0.01)
+        self.head = QLinear.from_tensor(table)
+        self.head.weight = self.table.weight
+
+    def forward(self, index):
+        x = self.table(index)
+        x = x + self.down(torch.relu(self.up(x)))
+        return self.head(torch.nn.functional.layer_norm(x, (128,)))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+@each_backend
+def test_a_model_compiles_whole(backend):
+    """fullgraph: no break; also of a copy, for other shapes, and after a new weight came."""
+    model = Model().eval()
+    index = torch.randint(40, (2, 5), generator=torch.Generator().manual_seed(0))
+    for one in (model, copy.deepcopy(model)):
+        compiled = torch.compile(one, backend=backend, fullgraph=True)
+        with torch.no_grad():
+            for some in (index, index[:1], index[:, :3]):
+                torch.testing.assert_close(compiled(some), one(some), rtol=1e-4, atol=1e-3)
+            one.up.load_state_dict(QLinear.from_tensor(weights("q4_0", n=256, seed=5), normal(256)).state_dict())
+            torch.testing.assert_close(compiled(index), one(index), rtol=1e-4, atol=1e-3)
+
+
+@each_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_compiles_to_the_same_bits(backend, dtype):
+    layer = QLinear.from_tensor(weights(), normal(40, dtype=dtype))
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    x = normal(2, 3, 128, dtype=dtype)
+    with torch.no_grad():
+        for view in (x, x.transpose(0, 1), x[:0], x[0, 0]):
+            assert_same(compiled(view), layer(view))
+    with torch.inference_mode():
+        assert_same(compiled(x), layer(x))
+
+
+@each_backend
+def test_gradients_and_autocast(backend):
+    layer = QLinear.from_tensor(weights("q8_0"), torch.nn.Parameter(normal(40)))
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    found = []
+    for function in (layer, compiled):
+        x = normal(3, 128).requires_grad_()
+        layer.bias.grad = None
+        function(x).pow(2).sum().backward()
+        found.append((x.grad, layer.bias.grad))
+    for eager, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, eager)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        y = compiled(normal(3, 128))
+        assert y.dtype is torch.bfloat16
+        assert_same(y, layer(normal(3, 128)))
+
+
+def test_the_ops_are_what_torch_asks_of_ops():
+    """Schemas, fake tensors, gradients and dynamic shapes, by torch's own checks."""
+    layer = QLinear.from_tensor(weights("q8_0"), torch.nn.Parameter(normal(40)))
+    table = QEmbedding.from_tensor(weights("q8_0"))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    x = normal(3, 128).requires_grad_()
+    for op, given in (
+        (torch.ops.qgemm.linear, (x, layer.weight, layer.bias, "q8_0", 40, 128, "a16")),
+        (torch.ops.qgemm.linear, (x, layer.weight, None, "q8_0", 40, 128, "a8")),
+        (torch.ops.qgemm.linear_backward, (normal(3, 40), layer.weight, "q8_0", 40, 128)),
+        (torch.ops.qgemm.embedding, (torch.tensor([[1, 2]]), table.weight, "q8_0", 40, 128, torch.float16)),
+    ):
+        torch.library.opcheck(op, given, test_utils=checks)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_and_back(tmp_path, strict):
+    """An exported program holds the bytes and says what they are: it runs where it is loaded."""
+    model, index = Model().eval(), torch.tensor([[1, 2, 3]])
+    program = torch.export.export(model, (index,), strict=strict)
+    torch.export.save(program, tmp_path / "model.pt2")
+    again = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad():
+        assert_same(again(index), model(index))
+    assert "qgemm.linear" in str(program.graph)
+
+
+def test_fake_and_meta_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    layer, table = QLinear(128, 40, "q4_0", device="meta"), QEmbedding(40, 128, "q4_0", device="meta")
+    assert layer(torch.empty(2, 3, 128, device="meta")).shape == (2, 3, 40)
+    assert table(torch.empty(2, 3, device="meta", dtype=torch.int64)).shape == (2, 3, 128)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        x = mode.from_tensor(normal(2, 128))
+        y = QLinear.from_tensor(weights())(x)
+    assert (type(y).__name__, y.shape) == ("FakeTensor", (2, 40))
+    with pytest.raises(qgemm.UnsupportedError, match="x has rows of 64"):
+        QLinear.from_tensor(weights())(normal(2, 64))
