@@ -152,6 +152,18 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     assert "costs the host 7.0 us for `a16`, 9.0 us for `a8`." in text
 
 
+def test_decode_steps(tmp_path):
+    """A row a mixture, a column a number of tokens; each has a target."""
+    of = {"model": "llama-3-8b", "bytes": 4, "read_us": 1000.0}
+    steps = [{**of, "types": types, "M": m, "us": us} for types, m, us in (("q4_0", 1, 1200.0), ("q4_0", 8, 1500.0))]
+    path = tmp_path / "h200.json"
+    results.write(path, made_up(steps=[*steps, {**steps[1], "types": "q8_0"}]))
+    assert "| Q4_0 | 1200 (1.20) | 1500 (1.50) |\n| Q8_0 | – | 1500 (1.50) |" in tables.speed_table(path)
+    found = {target.what: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
+    verdicts = [found[f"llama-3-8b q4_0 M={m}: a step over reading its bytes"] for m in (1, 8)]
+    assert verdicts == ["must", "MISS"]
+
+
 def test_what_calls_cost_the_host(tmp_path):
     """A row a call, a column a library; those with a target are compared with what they are beside."""
     measured = (("cupy", 6.0), ("torch", 5.0))

@@ -14,7 +14,7 @@ from plots import plots
 from tables import HEADLINE, KBIT, LARGE, OTHERS_M, RESULTS, Rows, baselines, markdown, name
 
 from qgemm.arguments import ACTIVATIONS
-from qgemm.bench.results import CALLS, Results, earlier, load, share, speedup
+from qgemm.bench.results import CALLS, STEPS, Results, earlier, load, share, speedup
 from qgemm.bench.sweep import steepest
 from qgemm.text import columns
 
@@ -55,6 +55,7 @@ OVER_READING = {
 KBIT_SPEEDUPS = {64: 1.8, 1024: 0.85, 4096: 0.85}
 PLANES = {"quantize_codebook": 0.6, "dequantize_codebook": 0.7}
 MAX_HOST_US = 8.0
+STEP_COSTS = {1: (1.25, 1.12), 8: (1.4, 1.25)}  # (must, aim) of a step's time over that of reading its weights, by M
 # Of the host's time for a call over that of torch's dense product, (must, aim); of several weights over one.
 CALL_COSTS = {"M = 1, out": (0.5, 0.35), "M = 1, new y": (0.6, 0.45), "3 weights, M = 1, outs": (1.4, None)}
 
@@ -137,6 +138,9 @@ def targets(results: Results) -> Iterator[Target]:
     for row in results.get("planes", []):
         what = f"{row['format']} {row['kernel']} of {row['dtype']}: share of reading as many bytes"
         yield Target(what, PLANES[row["kernel"]], None, (row["share"], ANY))
+    for row in results.get(STEPS, []):
+        what = f"{row['model']} {row['types']} M={row['M']}: a step over reading its bytes"
+        yield Target(what, *STEP_COSTS[row["M"]], (row["us"] / row["read_us"], ANY), at_most=True)
     for row in results.get(CALLS, []):
         must, aim = CALL_COSTS.get(row["call"], (None, None))
         if must is not None:

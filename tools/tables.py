@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from qgemm.arguments import ACTIVATIONS
-from qgemm.bench.results import CALLS, MMA, SUSTAINED, Results, Row, earlier, key, load, share, speedup
+from qgemm.bench.results import CALLS, MMA, STEPS, SUSTAINED, Results, Row, earlier, key, load, share, speedup
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tools" / "results" / "h200.json"  # the one that the documents show
@@ -131,6 +131,7 @@ def speed_table(path: Path = RESULTS) -> str:
         "Share of memory speed at M = 1 (time of a kernel that only reads the packed bytes / ours), `a16` / `a8`:",
         shares_table(rows),
         *before(rows),
+        *steps(results),
         *calls(results),
         " ".join([on_host(results), *packing(results)]),
     ])  # fmt: skip
@@ -144,6 +145,23 @@ def others(rows: Rows) -> Iterator[str]:
         lines = [[fmt.upper(), *(f"{speedup(rows(fmt, 'a16', m, shape)):.2f}" for m in counts)] for fmt in formats]
         yield f"Speed-up over cuBLAS in float16 by format and M, `a16`, {name(shape)}:"
         yield markdown(["format", *map(str, counts)], lines)
+
+
+def steps(results: Results) -> Iterator[str]:
+    """The table of decode steps, if they were measured: one row a mixture, one column a number of tokens."""
+    found = {(row["types"], row["M"]): row for row in results.get(STEPS, [])}
+    counts = sorted({m for _, m in found})
+    if found:
+        lines = []
+        for types in dict.fromkeys(types for types, _ in found):
+            of = [found.get((types, m)) for m in counts]
+            cells = [f"{row['us']:.0f} ({row['us'] / row['read_us']:.2f})" if row else "–" for row in of]
+            lines.append([types.upper(), *cells])
+        yield (
+            "All linear layers and the head of a Llama-3-8B in one CUDA graph, us for so many tokens, and in "
+            "parentheses over the time of reading as many bytes in one piece:"
+        )
+        yield markdown(["types", *map(str, counts)], lines)
 
 
 def calls(results: Results) -> Iterator[str]:

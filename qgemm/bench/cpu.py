@@ -27,7 +27,7 @@ from qgemm.ops import matmul, quantize
 from qgemm.tensor import Tensor
 from qgemm.text import columns
 
-from .gpu import random_blocks
+from .weights import random_blocks
 
 USUAL = tuple(FORMATS[name] for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "f16", "bf16"))
 SHAPE = (4096, 4096)  # (N, K)

@@ -20,19 +20,18 @@ from tqdm import tqdm
 
 from qgemm.arguments import Activation
 from qgemm.backend import backends
-from qgemm.codec.format import Blocks, Format
+from qgemm.codec.format import Format
 from qgemm.cuda.kernels.routes import route
-from qgemm.cuda.layout.tile import ROWS
 from qgemm.cuda.problem import Problem
 from qgemm.cuda.tensor import DeviceTensor
-from qgemm.cuda.upload import empty_tiles
 from qgemm.errors import UnsupportedError
 from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 
-from . import baselines, calls, host, mma, pack, planes, sweep
-from .results import CALLS, KEY, LISTS, MMA, SUSTAINED, Results, Row, rates, sources_sha256
+from . import baselines, calls, host, mma, pack, planes, step, sweep
+from .results import CALLS, KEY, LISTS, MMA, STEPS, SUSTAINED, Results, Row, rates, sources_sha256
 from .timing import REPEATS, Call, Loop, capture, compare, rotation, sustained
+from .weights import random_blocks, repeated, repeated_rows
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
 M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -60,6 +59,7 @@ class Options(NamedTuple):
     sweep: bool = False
     sustained: bool = False
     mma: bool = False
+    step: bool = False
     rotate: int = ROTATE
 
 
@@ -88,6 +88,8 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
         "planes": list(planes.rows(stream, options.formats, options.rotate)), CALLS: calls.rows(), "sweep": {},
         **{name: [] for name in LISTS}, "rows": [],
     }  # fmt: skip
+    if options.step:
+        results[STEPS] = list(step.rows(stream, options.repeats))
     failures: list[str] = []
     pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)
     with tqdm(total=len(options.shapes) * len(options.m) * pairs, disable=None) as bar:
@@ -241,38 +243,6 @@ def dense_copies(shape: tuple[int, int], rng: np.random.Generator, rotate: int) 
 def copies_of(size: int, rotate: int) -> int:
     """How many copies of so many bytes to rotate over."""
     return max(2, -(-rotate // size))
-
-
-def repeated_rows(base: DeviceTensor, shape: tuple[int, int], shift: int) -> DeviceTensor:
-    """A matrix of so many rows, which are those of `base` in turn, from row_block `shift` on."""
-    if base.row_absmax is None:
-        return DeviceTensor(base.format, shape, repeated(base.data, shape[0] // len(base.data), shift))
-    data, row_absmax = empty_tiles(base.format, shape[0], base.format.blocks_in(shape[1]))
-    times = -(-len(data) // len(base.data))
-    data[...] = repeated(base.data, times, shift)[: len(data)]
-    row_absmax[...] = repeated(base.row_absmax.reshape(-1, ROWS), times, shift)[: len(data)].reshape(-1)
-    return DeviceTensor(base.format, shape, data, row_absmax)
-
-
-def repeated(base: Any, times: int, shift: int) -> Any:
-    """An array `times` as long along its first axis, its entries in turn, starting from entry `shift`."""
-    import cupy
-
-    return cupy.take(base, (cupy.arange(times * len(base)) + shift) % len(base), axis=0)
-
-
-def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Blocks:
-    """Blocks [n, k / weights] of random bytes, but with scales such that a product stays well inside float16."""
-    shape = (n, fmt.blocks_in(k))
-    if fmt.plain:
-        return fmt.quantize(rng.standard_normal((n, k), np.float32) / np.float32(32))
-    blocks: Blocks = np.frombuffer(rng.bytes(n * shape[1] * fmt.block_bytes), fmt.dtype).reshape(shape).copy()
-    for name in fmt.dtype.names or ():
-        if fmt.dtype[name].base.kind == "f":
-            blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
-        elif name in fmt.ordinary:
-            blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
-    return blocks
 
 
 def facts(stream: Any) -> Results:

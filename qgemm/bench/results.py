@@ -25,11 +25,13 @@ SUSTAINED = "sustained"  # what rows take on a GPU that never rests
 MMA = "mma"  # what they take by the kernels of GPUs without wgmma
 LISTS = {SUSTAINED: "without a rest, at the power limit", MMA: "by the kernels of sm_80 to sm_89"}  # beside the rows
 CALLS = "calls"  # what they cost the host
+STEPS = "steps"  # all linear layers of a model, for the tokens of one step
 KEYS = {  # of lists in a file
     "rows": KEY,
     **dict.fromkeys(LISTS, KEY),
     "planes": ("format", "kernel", "dtype"),
     CALLS: ("library", "call"),
+    STEPS: ("model", "types", "M"),
 }
 OF_SOURCES = ("kernels_sha256", "date")  # of a whole file, and of a row that was measured with other sources
 HOST = ("cuda/**/*", "tensor.py", "ops.py")  # in qgemm/: what builds and launches the kernels

@@ -25,7 +25,7 @@ from .abilities import served
 from .common import Command, UsageError, count, counts
 
 OF_BOTH = ("formats", "activations", "shapes", "m", "repeats")  # options of --gpu and --cpu
-OF_GPU = ("dequantize", "sweep", "sustained", "mma", "merge")
+OF_GPU = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--sweep", action="store_true", help="also time every eighth M from 16 to 512, and tile edges")
     gpu.add_argument("--sustained", action="store_true", help="also time each row without a rest, at the power limit")
     gpu.add_argument("--mma", action="store_true", help="also time the kernels of sm_80 to sm_89, for M from 16 on")
+    gpu.add_argument(
+        "--step", action="store_true", help="also time all linear layers of a Llama-3-8B for 1 and 8 tokens"
+    )
     gpu.add_argument("--merge", action="store_true", help="keep the other rows of PATH if GPU and kernels are the same")
 
 
@@ -125,6 +128,7 @@ def on_gpu(args: argparse.Namespace) -> int:
         args.sweep,
         args.sustained,
         args.mma,
+        args.step,
     )
     found, failures = gpu.run(options, partial(keep, args.out, args.merge))
     print(f"{found['device']}, driver {found['driver']}, clocks {found['clocks']}, reads {found['read_gbs']} GB/s")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 
+from helpers import cupy
+
 import qgemm
-from qgemm.bench import encode, gpu, results, sweep, timing
+from qgemm.bench import encode, gpu, results, step, sweep, timing
 
 # ---------------------------------------------------------------- on a GPU
 
@@ -14,6 +16,19 @@ def test_a_small_run_of_encoding():
     rows = encode.run(2, (256, 512))
     assert [(row.source, row.format) for row in rows] == list(encode.PAIRS)
     assert all(row.gbs > 0 and (row.share > 0) == qgemm.FORMATS[row.format].integer for row in rows)
+
+
+def test_a_step_of_a_small_model(monkeypatch):
+    """Every layer's products, on formats of a mixture."""
+    for name, size in {"HIDDEN": 256, "KEYS": 128, "INNER": 512, "VOCABULARY": 1024, "LAYERS": 8}.items():
+        monkeypatch.setattr(step, name, size)
+    monkeypatch.setattr(timing, "REST", 0)
+    found = list(step.rows(cupy().cuda.Stream(non_blocking=True), 3))
+    assert [(row["types"], row["M"]) for row in found] == [(types, m) for types in step.HEADS for m in step.M]
+    weights = 8 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256) + 1024 * 256
+    assert found[0]["bytes"] == weights * 18 // 32
+    assert found[-1]["bytes"] == weights * 34 // 32
+    assert min(row[name] for row in found for name in ("us", "read_us")) > 0
 
 
 def test_a_small_run(tmp_path, monkeypatch):
