@@ -21,7 +21,6 @@ from .tensor import DeviceTensor
 MAX_PLANS = 256  # that a tensor remembers
 PREPARED = "prepared"  # x is DeviceActivations
 ELSEWHERE = "of another library"  # an array, in what no plan is kept for
-NOTHING = 0, 0  # the pointers of no bias and no residual
 ALIGNMENT = 16  # bytes that kernels read of x at a time
 
 Key = tuple[Any, ...]
@@ -115,29 +114,35 @@ def again_many(
     source = pointer(values)
     if outs is None:
         ys = [new() for new in plan.new]
+        targets = [pointer(y) for y in ys]
     else:
-        ys = list(outs)
-        for y in ys:
-            if not library.contiguous(y) or library.device(y) != device or (library.grad and y.requires_grad):
+        ys, targets = list(outs), []
+        contiguous, number, grad, x_end = library.contiguous, library.device, library.grad, source + plan.x_nbytes
+        spans: list[tuple[int, int]] = []
+        for y, size in zip(ys, plan.y_nbytes):  # noqa: B905  as many as the key says; `strict` takes longer than the loop
+            if not contiguous(y) or number(y) != device or (grad and y.requires_grad):
                 return None  # a copy or an error
-    targets = [pointer(y) for y in ys]
-    if outs is not None:
-        ends = [at + size for at, size in zip(targets, plan.y_nbytes, strict=False)]
-        for index, (start, end) in enumerate(zip(targets, ends, strict=False)):
-            if source < end and start < source + plan.x_nbytes:
+            start = pointer(y)
+            end = start + size
+            for other, other_end in spans:
+                if start < other_end and other < end:
+                    return None  # refused
+            if source < end and start < x_end:
                 values = library.copy(values)
                 source = pointer(values)
-            for other in range(index):
-                if start < ends[other] and targets[other] < end:
-                    return None  # refused
+                x_end = source + plan.x_nbytes
+            spans.append((start, end))
+            targets.append(start)
     pointers: list[int] = []
-    keep: list[Any] = []
-    for index, w in enumerate(weights):
-        pointers += (w.pointer, targets[index])
-        if epilogues is None:
-            pointers += NOTHING
-        elif not _add(pointers, keep, epilogues[index], ys[index], ys if outs else (), library, device):
-            return None
+    if epilogues is None:
+        for w, target in zip(weights, targets):  # noqa: B905
+            pointers += (w.pointer, target, 0, 0)
+    else:
+        keep: list[Any] = []
+        for w, target, epilogue, y in zip(weights, targets, epilogues, ys, strict=True):
+            pointers += (w.pointer, target)
+            if not _add(pointers, keep, epilogue, y, ys if outs else (), library, device):
+                return None
     plan.enter(library.stream(device), source, *pointers)
     return ys
 
@@ -178,10 +183,12 @@ def key_of(
 
     That of one product is what `again` looks up, which is written out there.
     """
-    kind = PREPARED if type(x) is DeviceActivations else activation or "a16"
-    key: list[Any] = [kind, x.shape, x.dtype]
+    if activation is None:
+        activation = "a16"
+    key: list[Any] = [PREPARED if type(x) is DeviceActivations else activation, x.shape, x.dtype]
     if len(weights) != 1:
-        key += [getattr(w, "serial", None) for w in weights]
+        for w in weights:
+            key.append(getattr(w, "serial", None))
     if outs is None:
         key.append(dtype)
     elif dtype is not None:
