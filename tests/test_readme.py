@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -63,15 +64,15 @@ def unknown_names(text: str) -> list[str]:
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module or lies in one."""
+    """Whether a dotted name is a module or lies in one; those of what cannot be imported here count as known."""
     module, attribute, names = qgemm, None, name.split(".")[1:]
     for part in names:
         owner = module if attribute is None else attribute
         if not hasattr(owner, part):
             try:
                 importlib.import_module(f"{owner.__name__}.{part}")
-            except (ImportError, AttributeError):
-                return False
+            except (ImportError, AttributeError) as error:
+                return isinstance(error, ImportError) and find_spec(f"{owner.__name__}.{part}") is not None
         attribute = getattr(owner, part)
     return True
 

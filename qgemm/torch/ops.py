@@ -36,7 +36,7 @@ traced_embedding = torch.ops.qgemm.embedding.default
 
 def traced(x: Any) -> bool:
     """Whether x stands for a tensor of a graph that is being made, and only an op can be put there."""
-    return torch.compiler.is_compiling() or type(x) not in PLAIN or x.is_meta
+    return torch.compiler.is_compiling() or type(x) not in PLAIN or x.is_meta or torch.jit.is_tracing()
 
 
 def product(x: Any, packed: Any, bias: Any, activation: Any) -> Any:

@@ -5,19 +5,20 @@ Bytes lie in one of two layouts, told by their axes:
     [N, bytes of a row]   the file's: blocks of a row side by side; any device, and every state dict
     [bytes]               tiles of a GPU as `Tensor.to_device` makes them, the bounds of their rows behind them
 
-What multiplies is derived from the bytes at first use and kept as an attribute of their tensor. So it follows the
-bytes wherever torch moves them, layers that share a parameter share it, and there is no second copy of a weight.
+What multiplies is derived from the bytes at first use, and kept for as long as their tensor is there and they are the
+same. So it follows the bytes wherever torch moves them, layers that share a parameter share it, and there is no second
+copy of a weight.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -32,19 +33,18 @@ from qgemm.formats import FORMATS, format_named
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-ATTRIBUTE = "_qgemm_packed"  # of a tensor of bytes
 _lock = Lock()
 
 
-class Derived:
-    """What multiplies by a tensor of bytes, and what tells whether the bytes are still those."""
+class Derived(NamedTuple):
+    """What multiplies by a tensor of bytes; the tensor, and what tells whether its bytes are still those."""
 
-    def __init__(self, packed: Packed | None = None, key: tuple[Any, ...] = ()) -> None:
-        self.packed, self.key = packed, key
+    packed: Packed
+    weight: ReferenceType[Any]
+    key: tuple[Any, ...]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as an empty OrderedDict, which `torch.load` takes of any file: it is derived again there."""
-        return OrderedDict, ()
+
+_derived: dict[int, Derived] = {}  # by the id of the tensor
 
 
 # ---------------------------------------------------------------- formats as text
@@ -79,8 +79,8 @@ def file_shape(fmt: Format, shape: tuple[int, int]) -> tuple[int, int]:
 
 def packed_of(weight: Any, spelling: str, shape: tuple[int, int], name: str = "") -> Any:
     """The Tensor or DeviceTensor over a weight's bytes; they are brought into the layout of their device before."""
-    found = getattr(weight, ATTRIBUTE, None)
-    if type(found) is Derived and found.key == _key(weight, spelling):
+    found = _derived.get(id(weight))
+    if found is not None and found.weight() is weight and found.key == _key(weight, spelling):
         return found.packed
     with _lock, torch.inference_mode(False), torch.no_grad():
         fmt, on_gpu = format_of(spelling), weight.device.type == "cuda"
@@ -96,7 +96,9 @@ def packed_of(weight: Any, spelling: str, shape: tuple[int, int], name: str = ""
 
 def keep(weight: Any, packed: Packed, spelling: str) -> None:
     """Make this what multiplies by the weight's bytes, over whose memory it is."""
-    setattr(weight, ATTRIBUTE, Derived(packed, _key(weight, spelling)))
+    number = id(weight)
+    gone = ref(weight, lambda _: _derived.pop(number, None))
+    _derived[number] = Derived(packed, gone, _key(weight, spelling))
 
 
 def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
