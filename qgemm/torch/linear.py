@@ -12,6 +12,7 @@ from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
 
+from .gradients import Product, differentiated
 from .module import PackedModule
 from .ops import product, traced, traced_linear
 
@@ -131,8 +132,10 @@ class QLinear(PackedModule):
 
     def _linear(self, x: Any) -> Any:
         bias = self._parameters["bias"]
-        if traced(x) or (torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))):
+        if traced(x):
             return traced_linear(x, self.weight, bias, self._format, *self._shape, self.activation)
+        if differentiated(x, bias):
+            return Product.apply(x, self.weight, bias, self._format, *self._shape, self.activation)
         return product(x, self.packed, bias, self.activation)
 
     def extra_repr(self) -> str:

@@ -64,11 +64,12 @@ def panels(shape: tuple[int, int]) -> Iterator[slice]:
 # ---------------------------------------------------------------- what the ops do
 
 
-def _linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str) -> Any:
+def linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str) -> Any:
+    """x @ W.T + bias."""
     return product(x, packed_of(weight, format, (n, k)), bias, activation)
 
 
-def _linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
+def linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
     """grad @ W in float32, W decoded some rows at a time."""
     packed = packed_of(weight, format, (n, k))
     flat = grad.reshape(-1, n).float()
@@ -78,7 +79,8 @@ def _linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any
     return total.to(grad.dtype).reshape(*grad.shape[:-1], k)
 
 
-def _embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype: Any) -> Any:
+def embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype: Any) -> Any:
+    """Rows of W."""
     return selected(packed_of(weight, format, (n, k)), weight, index, dtype)
 
 
@@ -96,22 +98,21 @@ def _fake_embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype:
 
 
 for _name, _function, _fake in (
-    ("linear", _linear, _fake_linear),
-    ("linear_backward", _linear_backward, _fake_linear_backward),
-    ("embedding", _embedding, _fake_embedding),
+    ("linear", linear, _fake_linear),
+    ("linear_backward", linear_backward, _fake_linear_backward),
+    ("embedding", embedding, _fake_embedding),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _function, _device)
     torch.library.register_fake(f"qgemm::{_name}", _fake, lib=_library)
 
 
-# ---------------------------------------------------------------- gradients
+# ---------------------------------------------------------------- their gradients in a graph
 
 
 def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, ctx.weight, ctx.bias, ctx.format, ctx.n, ctx.k, ctx.activation = inputs
-    ctx.bias_dtype = None if ctx.bias is None else ctx.bias.dtype
-    del ctx.bias
+    _, ctx.weight, bias, ctx.format, ctx.n, ctx.k, _ = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
 
 
 def _backward_of_linear(ctx: Any, grad: Any) -> tuple[Any, ...]:
@@ -120,8 +121,13 @@ def _backward_of_linear(ctx: Any, grad: Any) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         of_x = traced_linear_backward(grad, ctx.weight, ctx.format, ctx.n, ctx.k)
     if ctx.needs_input_grad[2]:
-        of_bias = grad.reshape(-1, ctx.n).sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        of_bias = bias_gradient(grad, ctx.bias_dtype)
     return of_x, None, of_bias, None, None, None, None
+
+
+def bias_gradient(grad: Any, dtype: Any) -> Any:
+    """Of y [..., N] -> of the bias [N]."""
+    return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -1,0 +1,87 @@
+"""Eager products that are differentiated: by backward, forward-mode tangents, and the transforms of torch.func.
+
+Product is x @ W.T + bias, Transposed is grad @ W; each is the derivative of the other. The weight takes no gradient,
+and activations that are quantized count as exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from qgemm.errors import UnsupportedError
+
+from . import ops
+
+
+def differentiated(x: Any, bias: Any) -> bool:
+    """Whether a product of x takes part in a derivative or a transform, so that its values alone are not enough."""
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()  # type: ignore[no-any-return]
+
+
+def _batched(function: Any, dims: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, int]:
+    """A product of x with one more axis, which goes first."""
+    if any(dim is not None for dim in dims[1:]):
+        raise UnsupportedError("vmap takes x of a QLinear alone along an axis; its weight and bias have none to give")
+    return function.apply(given[0].movedim(dims[0], 0), *given[1:]), 0
+
+
+class Product(torch.autograd.Function):
+    """`ops.linear` of (x, weight bytes, bias, format, N, K, activation)."""
+
+    @staticmethod
+    def forward(*given: Any) -> Any:
+        return ops.linear(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.of = inputs[1], *inputs[3:6]
+        ctx.bias_dtype = None if inputs[2] is None else inputs[2].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        of_x = Transposed.apply(grad, *ctx.of) if ctx.needs_input_grad[0] else None
+        of_bias = ops.bias_gradient(grad, ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        return of_x, None, of_bias, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, x: Any, weight: Any, bias: Any, *_: Any) -> Any:
+        return _tangent(x, bias, *ctx.of)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, int]:
+        return _batched(Product, in_dims, given)
+
+
+class Transposed(torch.autograd.Function):
+    """`ops.linear_backward` of (grad, weight bytes, format, N, K)."""
+
+    @staticmethod
+    def forward(*given: Any) -> Any:
+        return ops.linear_backward(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.of = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        return _tangent(grad, None, *ctx.of), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
+        return Transposed.apply(grad, *ctx.of)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, int]:
+        return _batched(Transposed, in_dims, given)
+
+
+def _tangent(x: Any, bias: Any, weight: Any, format: str, n: int, k: int) -> Any:
+    """The exact product of a tangent of x, and that of the bias."""
+    y = None if x is None else Product.apply(x, weight, None, format, n, k, "a16")
+    return bias if y is None else y if bias is None else y + bias
