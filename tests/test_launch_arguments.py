@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import qgemm
+from qgemm.cuda.driver import launch
 from qgemm.cuda.driver.tensor_map import TensorMap
 from qgemm.cuda.jit import sources, twins
 from qgemm.cuda.kernels import gemv, prefill_sm80, prefill_sm90
@@ -46,6 +48,32 @@ class Recorded:
     def __call__(self, stream, *pointers):
         assert len(pointers) == self.count
         self.pointers[:] = pointers
+
+
+def test_a_thread_without_a_context_gets_one(monkeypatch):
+    """The driver refuses its first launch; other errors are raised."""
+    statuses, set_devices, entered = [], [], []
+
+    def enter(*_):
+        entered.append(bytes(pointers))
+        return statuses.pop(0)
+
+    fake = SimpleNamespace(cuFuncSetAttribute=lambda *_: 0, cuLaunchKernelEx=enter)
+    monkeypatch.setattr(launch, "driver", lambda: fake)
+    monkeypatch.setattr(launch, "_compute_capability", lambda: 90)
+    runtime = SimpleNamespace(getDevice=lambda: 3, setDevice=set_devices.append)
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(runtime=runtime))
+    pointers = (ctypes.c_void_p * 2)()
+    made = launch.Launch(SimpleNamespace(ptr=1), 1, 32, 0, (pointers,), pointers, 2)
+    for statuses[:], expected in (([0], []), ([launch.INVALID_CONTEXT, 0], [3])):
+        made(7, 100, 200)
+        assert set_devices == expected
+    assert set(entered) == {struct.pack("2P", 100, 200)}
+    assert len(entered) == 3
+    statuses[:] = [launch.INVALID_CONTEXT, launch.INVALID_CONTEXT]
+    with pytest.raises(RuntimeError, match="the launch failed: CUDA driver error 201"):
+        made(7, 100, 200)
 
 
 @pytest.mark.parametrize(("module", "kernel", "x", "sm"), PRODUCTS, ids=[kernel.name for _, kernel, *_ in PRODUCTS])

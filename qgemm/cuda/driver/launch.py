@@ -16,6 +16,7 @@ from typing import Any
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: of a thread in which nothing has called CUDA's runtime yet
 PROGRAMMATIC = 90  # the first compute capability that launches so
 
 
@@ -50,6 +51,13 @@ def _compute_capability() -> int:
     import cupy
 
     return int(cupy.cuda.Device().compute_capability)
+
+
+def _make_context_current() -> None:
+    """Make the primary context of the thread's device current, which the runtime does by itself, the driver not."""
+    from cupy.cuda import runtime
+
+    runtime.setDevice(runtime.getDevice())
 
 
 def check(status: int, problem: str) -> None:
@@ -106,5 +114,8 @@ class Launch:
                 self._config.stream = self._stream = stream
             self._fill(self._pointers, 0, *pointers)
             status = self._enter(*self._arguments)
+            if status == INVALID_CONTEXT:
+                _make_context_current()
+                status = self._enter(*self._arguments)
         if status:
             check(status, "the launch failed")
