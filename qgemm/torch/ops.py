@@ -17,7 +17,6 @@ import torch
 
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.ops import matmul
-from qgemm.tensor import Tensor
 
 from .rows import decoded, selected
 from .storage import packed_of
@@ -41,10 +40,7 @@ def traced(x: Any) -> bool:
 
 def product(x: Any, packed: Any, bias: Any, activation: Any) -> Any:
     """y [..., N] = x [..., K] @ W.T + bias in x's dtype, as a new tensor of torch; no gradient."""
-    if isinstance(packed, Tensor):
-        return matmul(x, packed, activation, bias=bias, dtype=x.dtype)
-    y = x.new_empty((*x.shape[:-1], packed.shape[0]))  # torch's memory, as its CUDA graphs need
-    return matmul(x, packed, activation, bias=bias, out=y)
+    return matmul(x, packed, activation, bias=bias, dtype=x.dtype)
 
 
 def dense(weight: Any, format: str, shape: tuple[int, int], dtype: Any) -> Any:
