@@ -87,7 +87,7 @@ class PackedModule(torch.nn.Module):
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> PackedModule:
         """What `.to`, `.cuda`, `.half` and their like do: the bytes go to the device, no dtype touches them."""
         weight = self._parameters["weight"]
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             moved = self._moved(weight, fn)
         self._parameters["weight"] = None
         try:

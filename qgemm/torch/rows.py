@@ -86,8 +86,16 @@ def gathered(fmt: Format, shape: tuple[int, int], weight: Any, index: Any) -> tu
 
 @lru_cache(64)
 def _pair_words(fmt: Format, device: Any) -> Any:
-    """`pair_words` on a device, where it is kept: a CUDA graph that is being captured takes no copy from the host."""
-    return torch.from_numpy(pair_words(fmt)).to(device)
+    """`pair_words` on a device, where it is kept: a CUDA graph that is being captured takes no copy from the host.
+
+    Like tiles it lies in CuPy's memory, which belongs to no graph.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(pair_words(fmt))
+    import cupy
+
+    with cupy.cuda.Device(device.index):
+        return torch.from_dlpack(cupy.asarray(pair_words(fmt)))
 
 
 def pair_words(fmt: Format) -> NDArray[np.int64]:

@@ -171,14 +171,17 @@ def device_bytes(packed: Any) -> Any:
 
 
 def to_device(tensor: Tensor, device: Any) -> Any:
-    """A Tensor as tiles on a device of torch -> DeviceTensor."""
-    with torch.cuda.device(device), torch_memory(device):
+    """A Tensor as tiles on a device of torch -> DeviceTensor.
+
+    They lie in CuPy's memory: torch's may belong to a CUDA graph that is about to be captured, and tiles outlive it.
+    """
+    with torch.cuda.device(device):
         return tensor.to_device()
 
 
 @contextmanager
 def torch_memory(device: Any) -> Iterator[None]:
-    """CuPy's arrays that this thread makes meanwhile lie in memory of torch, whose CUDA graphs take no other."""
+    """CuPy's arrays that this thread makes meanwhile lie in memory of torch, whose CUDA graphs allocate no other."""
     import cupy
 
     def allocate(size: int) -> Any:

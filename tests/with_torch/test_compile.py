@@ -11,7 +11,9 @@ from torch_layers import DTYPES, assert_same, normal, torch, weights
 import qgemm
 from qgemm.torch import QEmbedding, QLinear
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
+pytestmark = pytest.mark.filterwarnings(  # torch's own
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:At pre-dispatch tracing:UserWarning"
+)
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.compiles])]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)

@@ -208,7 +208,9 @@ def test_layers_of_inference_mode():
         layer = QLinear.from_tensor(weights())
         want = layer(X)
         copied = copy.deepcopy(layer)
+        moved = copy.deepcopy(layer).half().to("cpu")
     assert_same(layer(X), want)
+    assert_same(moved(X), want)
     assert_same(copied(X), want)
     layer(X.clone().requires_grad_()).sum().backward()
 
