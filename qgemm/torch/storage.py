@@ -23,6 +23,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 import torch
 
+from qgemm.arguments import described
 from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
 from qgemm.cuda.kernels.panels import plain_dtype
@@ -210,6 +211,10 @@ def _device_tensor(weight: Any, fmt: Format, shape: tuple[int, int], name: str) 
 
 def weight_of(packed: Packed) -> Any:
     """The bytes of a Tensor or DeviceTensor, over its memory, as a parameter that takes no gradient."""
+    if not isinstance(packed, Packed):
+        planes = type(packed).__module__.startswith("qgemm.") and hasattr(packed, "to_device")
+        how = "call its to_device()" if planes else "qgemm.open and qgemm.quantize give such"
+        raise TypeError(f"a layer is made of a Tensor or DeviceTensor, got {described(packed)}; {how}")
     if packed.ndim != 2:
         raise UnsupportedError(f"a layer needs a matrix (N, K), got {packed!r}; index its leading axes first")
     if packed.format.levels is None:

@@ -9,7 +9,7 @@ import pytest
 from torch_layers import DTYPES, assert_same, normal, torch, weights
 
 import qgemm
-from qgemm.torch import QEmbedding, QLinear
+from qgemm.torch import QEmbedding, QLinear, storage
 
 pytestmark = pytest.mark.filterwarnings(  # torch's own
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:At pre-dispatch tracing:UserWarning"
@@ -86,6 +86,21 @@ def test_gradients_and_autocast(backend):
         y = compiled(normal(3, 128))
         assert y.dtype is torch.bfloat16
         assert_same(y, layer(normal(3, 128)))
+
+
+@each_backend
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_compiled_calls_derive_a_weight_once(backend, requires_grad, monkeypatch):
+    """An op finds what multiplies by the bytes of a layer, call after call."""
+    made, derive = [], storage._host_tensor
+    monkeypatch.setattr(storage, "_host_tensor", lambda *given: made.append(given) or derive(*given))
+    compiled = torch.compile(QLinear.from_tensor(weights(), normal(40)), backend=backend, fullgraph=True)
+    x = normal(2, 128).requires_grad_(requires_grad)
+    for _ in range(3):
+        y = compiled(x)
+        if requires_grad:
+            y.sum().backward()
+    assert len(made) == 1
 
 
 def test_the_ops_are_what_torch_asks_of_ops():

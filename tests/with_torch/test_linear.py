@@ -15,6 +15,7 @@ from strategies import FORMATS, problems
 from torch_layers import DTYPES, LAYOUTS, MATRICES, assert_product, assert_same, laid_out, normal, torch, weights
 
 import qgemm
+from qgemm.cuda.planes import Planes
 from qgemm.formats import GGML_TYPES
 from qgemm.torch import LoRA, QLinear, ops
 
@@ -342,6 +343,9 @@ def test_what_does_not_fit_is_named():
         QLinear.from_tensor(w, activation="a4")
     with pytest.raises(qgemm.UnsupportedError, match="F16 has no integer codes for activation 'a8'"):
         QLinear.from_tensor(weights("f16"), activation="a8")
+    for wrong, how in ((normal(40, 128), "qgemm.quantize give such"), (Planes.__new__(Planes), "call its to_device")):
+        with pytest.raises(TypeError, match=f"a layer is made of a Tensor or DeviceTensor, got .*; .*{how}"):
+            QLinear.from_tensor(wrong)
     with pytest.raises(qgemm.UnsupportedError, match=r"needs a matrix \(N, K\).*index its leading axes"):
         QLinear.from_tensor(qgemm.quantize(np.ones((2, 3, 64)), "q4_0"))
     with pytest.raises(qgemm.UnsupportedError, match=r"I8.*no decoder"):
