@@ -66,12 +66,19 @@ def linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activati
 
 
 def linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
-    """grad @ W in float32, W decoded some rows at a time."""
-    packed = packed_of(weight, format, (n, k))
-    flat = grad.reshape(-1, n).float()
-    total = flat.new_zeros((len(flat), k))
+    """grad @ W, W decoded some rows at a time and summed over them in float32.
+
+    On a GPU the panels of a grad of 16 bits are multiplied in its type, by tensor cores.
+    """
+    packed, half = packed_of(weight, format, (n, k)), grad.is_cuda and grad.dtype in (torch.float16, torch.bfloat16)
+    flat = grad.reshape(-1, n) if half else grad.reshape(-1, n).float()
+    total = flat.new_zeros((len(flat), k), dtype=torch.float32)
     for part in panels((n, k)) if total.numel() else ():
-        total.addmm_(flat[:, part], decoded(packed, weight, part.start, part.stop))
+        rows = decoded(packed, weight, part.start, part.stop)
+        if half:
+            total += flat[:, part] @ rows.to(grad.dtype)
+        else:
+            total.addmm_(flat[:, part], rows)
     return total.to(grad.dtype).reshape(*grad.shape[:-1], k)
 
 

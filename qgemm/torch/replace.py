@@ -71,8 +71,9 @@ def replace_linear(
     function. By default a layer takes the tensor of its own name with ".weight", and stays if there is none.
     embeddings: replace torch.nn.Embedding as well, by QEmbedding.
 
-    Layers whose weights are tied stay so. A bias comes from the file where it has one beside the weight ("x.bias" for
-    "x.weight"), else it stays the layer's. Subclasses of Linear stay, since their forwards may ask for dense weights.
+    Layers whose weights are tied stay so, and hooks of their forwards go on. A bias comes from the file where it has
+    one beside the weight ("x.bias" for "x.weight"), else it stays the layer's. Subclasses of Linear stay, since their
+    forwards may ask for dense weights.
     All is checked before anything is replaced: UnsupportedError names the layer and tensor that do not fit,
     NameNotFoundError a tensor that the file lacks.
     """
@@ -179,8 +180,14 @@ def _made(plans: list[Plan], activation: str) -> list[Any]:
         else:
             layer = QLinear._sharing(tensor, shared, _bias_of(module, bias, device), activation)
         weights[key] = layer.to(device).weight
+        vars(layer).update(_hooks(module))
         made.append(layer.train(module.training))
     return made
+
+
+def _hooks(module: Any) -> dict[str, Any]:
+    """What was registered to be called with a layer's forward and backward, as torch keeps it."""
+    return {name: value for name, value in vars(module).items() if "hook" in name and "state_dict" not in name}
 
 
 def _bias_of(module: Any, bias: Tensor | None, device: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -169,6 +170,30 @@ def test_streams_and_graphs_of_torch():
             given.copy_(some)
             graph.replay()
             assert torch.equal(y, want)
+
+
+def test_threads_with_streams_of_their_own():
+    layer = QLinear.from_tensor(weights("q5_0", n=512), normal(512)).cuda()
+    xs = [normal(m, 512, dtype="float16", seed=m) for m in (1, 4, 40, 200)]
+    with torch.no_grad():
+        wants, wrong = [layer(x) for x in xs], []
+    torch.cuda.synchronize()
+
+    def work(x, want):
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(50):
+                y = layer(x)
+                stream.synchronize()
+                if not torch.equal(y, want):
+                    wrong.append(len(x))
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, wants, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 @pytest.mark.parametrize("options", [{"backend": "aot_eager"}, {}, {"mode": "reduce-overhead"}], ids=str)

@@ -148,6 +148,16 @@ def test_torch_does_not_take_its_fused_transformer():
         torch.testing.assert_close(whole(x), want(want(x)), rtol=1e-3, atol=1e-3)
 
 
+def test_hooks_go_on():
+    layers, seen = model(), []
+    layers.up.register_forward_pre_hook(lambda module, given, kept: seen.append(type(module)), with_kwargs=True)
+    layers.up.register_forward_hook(lambda module, given, y: seen.append(y.shape))
+    layers.up.register_full_backward_hook(lambda module, given, made: seen.append("backward"))
+    replace_linear(layers, packed())
+    layers(INDEX).sum().backward()
+    assert seen == [QLinear, (1, 3, 128), "backward"]
+
+
 class Special(nn.Linear):
     """A Linear of a class of its own."""
 
