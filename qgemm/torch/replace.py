@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from qgemm.arguments import check_activation
 from qgemm.errors import UnsupportedError
 from qgemm.files.gguf.reader import GGUFFile, open
 from qgemm.files.paths import PathLike, shown_path
@@ -70,10 +71,11 @@ def replace_linear(
     put in another order first, or to None, which keeps the layer: a mapping, which keeps the layers that it lacks, or a
     function. By default a layer takes the tensor of its own name with ".weight", and stays if there is none.
     embeddings: replace torch.nn.Embedding as well, by QEmbedding.
+    activation: "a8" is for layers whose formats have integer codes; the others of a file stay with "a16".
 
-    Layers whose weights are tied stay so, and hooks of their forwards go on. A bias comes from the file where it has
-    one beside the weight ("x.bias" for "x.weight"), else it stays the layer's. Subclasses of Linear stay, since their
-    forwards may ask for dense weights.
+    Layers of one tensor share it, as tied ones do, and hooks of their forwards go on. A bias comes from the file where
+    it has one beside the weight ("x.bias" for "x.weight"), else it stays the layer's. Subclasses of Linear stay, since
+    their forwards may ask for dense weights.
     All is checked before anything is replaced: UnsupportedError names the layer and tensor that do not fit,
     NameNotFoundError a tensor that the file lacks.
     """
@@ -172,13 +174,15 @@ def _made(plans: list[Plan], activation: str) -> list[Any]:
     made = []
     for _, module, tensor, bias in plans:
         device = torch.device("cpu") if module.weight.is_meta else module.weight.device
-        key = id(module.weight), str(device)
+        key = id(tensor), str(device)
         shared = weights.get(key)
         layer: Any
         if isinstance(module, torch.nn.Embedding):
             layer = QEmbedding._sharing(tensor, shared, module.padding_idx, module.weight.dtype)
         else:
-            layer = QLinear._sharing(tensor, shared, _bias_of(module, bias, device), activation)
+            kind = check_activation(activation, False)
+            kind = kind if tensor.format.integer else "a16"
+            layer = QLinear._sharing(tensor, shared, _bias_of(module, bias, device), kind)
         weights[key] = layer.to(device).weight
         vars(layer).update(_hooks(module))
         made.append(layer.train(module.training))

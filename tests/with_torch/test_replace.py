@@ -83,6 +83,15 @@ def test_a_model_from_a_file(file, embeddings):
         torch.testing.assert_close(replaced.head(normal(1, 64)), dense(model(), packed()).head(normal(1, 64)))
 
 
+def test_what_was_tied_may_come_of_two_tensors():
+    """A head of its own in the file, where the model ties it to the table."""
+    tensors = {**packed(), "output.weight": qgemm.quantize(normal(50, 64), "q4_0")}
+    replaced, names = model(), {"table": "table.weight", "head": "output.weight"}
+    replace_linear(replaced, tensors, names, embeddings=True)
+    assert_same(replaced.head.dequantize(), torch.from_numpy(tensors["output.weight"].dequantize()))
+    assert_same(replaced.table.dequantize(), torch.from_numpy(tensors["table.weight"].dequantize()))
+
+
 def test_the_report(file):
     with qgemm.open(file) as opened:
         done = replace_linear(model(), opened, {"up": "up.weight"})
@@ -104,8 +113,10 @@ def test_names(file):
             assert replace_linear(replaced, opened, names).kept == ("block.0", "head")
             assert_same(replaced.up.dequantize(), torch.from_numpy(opened["up.weight"].dequantize()[rows]))
     replaced = model()
-    replace_linear(replaced, packed(), {"up": "up.weight"}, activation="a8")
-    assert replaced.up.activation == "a8"
+    replace_linear(replaced, packed(), activation="a8")
+    assert (replaced.up.activation, replaced.block[0].activation) == ("a8", "a16")  # f16 has no integer codes
+    with pytest.raises(qgemm.UnsupportedError, match="activation is 'a16' or 'a8', got 'a4'"):
+        replace_linear(model(), packed(), activation="a4")
 
 
 def test_biases():
