@@ -22,6 +22,7 @@ from .errors import (
 from .formats import FORMATS
 from .ops import matmul, matmul_many, quantize, quantize_activations
 from .parallel import threads
+from .preparation import Prepared, prepare
 from .tensor import Tensor
 from .version import __version__
 
@@ -37,6 +38,7 @@ __all__ = [
     "GGUFFile",
     "GGUFNotFoundError",
     "NameNotFoundError",
+    "Prepared",
     "QgemmError",
     "QuantizeError",
     "Tensor",
@@ -49,6 +51,7 @@ __all__ = [
     "matmul",
     "matmul_many",
     "open",
+    "prepare",
     "quantize",
     "quantize_activations",
     "threads",

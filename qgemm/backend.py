@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -47,6 +47,14 @@ class Backend(Protocol):
 
     def quantize(self, x: Any, fmt: Format) -> Any:
         """Values [..., K] where they lie -> the blocks of a format there."""
+
+    def preparation(
+        self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
+    ) -> list[Callable[[], object]]:
+        """What products of weights like these need once, each a call that any thread may make: kernels, libraries.
+
+        rows: of x, None for as many as a model asks for. dtypes: of x, by NumPy's names.
+        """
 
     def upload(self, tensor: Tensor) -> Any:
         """A host Tensor as this backend multiplies it."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import qgemm
 from qgemm.cuda.jit import cache, nvrtc
+from qgemm.cuda.kernels.needed import ROWS, needed
 from qgemm.cuda.kernels.routes import common_variants, route, variants
 from qgemm.cuda.problem import TYPES, Output, Problem
 
@@ -23,6 +24,11 @@ EXCERPT = str(helpers.EXCERPT)
 
 def zeros(fmt, *shape):
     return qgemm.Tensor(fmt, shape, np.zeros((*shape[:-1], shape[-1] // fmt.weights), fmt.dtype))
+
+
+def named(keys):
+    """Kernels with the names of their formats, "" for none."""
+    return {(kernel, "" if fmt is None else fmt.name, template) for kernel, fmt, template in keys}
 
 
 def filling(monkeypatch, *words):
@@ -40,7 +46,7 @@ def test_a_model_needs_some_of_what_there_is(arch):
     fmt = qgemm.FORMATS["q4_0"]
     every = {(kernel, fmt.name, tuple(template.items())) for kernel, template in variants(fmt, sm)}
     every |= {(kernel, "", tuple(template.items())) for kernel, template in common_variants()}
-    found = fill_cache.needed([zeros(fmt, 256, 512), zeros(qgemm.FORMATS["f32"], 8, 8), zeros(fmt, 64)], sm)
+    found = named(needed([zeros(fmt, 256, 512), zeros(qgemm.FORMATS["f32"], 8, 8), zeros(fmt, 64)], sm))
     assert found < every
     assert {kernel for kernel, *_ in found} >= {"pack", "quantize_activations"}
 
@@ -50,7 +56,7 @@ def test_a_model_needs_some_of_what_there_is(arch):
     st.sampled_from([75, 90, 120]),
     st.sampled_from(("a16", "a8")),
     st.sampled_from(TYPES),
-    st.sampled_from(fill_cache.ROWS),
+    st.sampled_from(ROWS),
     st.sampled_from(["float32", "float16", "bfloat16"]),
 )
 def test_what_a_product_asks_for_is_there(fmt, sm, activation, x, m, y):
@@ -70,12 +76,12 @@ def test_what_a_product_asks_for_is_there(fmt, sm, activation, x, m, y):
 
 def of_a_stack(fmt, sm, found={}):  # noqa: B006 kept from example to example
     if (fmt, sm) not in found:
-        found[fmt, sm] = fill_cache.needed([zeros(fmt, 2, 512, 1024)], sm)
+        found[fmt, sm] = named(needed([zeros(fmt, 2, 512, 1024)], sm))
     return found[fmt, sm]
 
 
 def test_a_model_without_matrices_needs_what_knows_no_format():
-    found = fill_cache.needed([zeros(qgemm.FORMATS["q4_0"], 64), zeros(qgemm.FORMATS["f16"], 4, 4)], 90)
+    found = named(needed([zeros(qgemm.FORMATS["q4_0"], 64), zeros(qgemm.FORMATS["f16"], 4, 4)], 90))
     assert {name for _, name, _ in found} == {""}
 
 

@@ -31,6 +31,7 @@ import qgemm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.decode import DECODE, DECODE_A8
+from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.routes import common_variants, variants
@@ -191,7 +192,8 @@ def wanted(asked: argparse.Namespace, arch: str) -> list[Unit]:
     with qgemm.open(asked.file) as model:
         tensors = [tensor for tensor in model.values() if tensor.format.name in names]
     print(f"{asked.file}: {fill_cache.formats_of(tensors)}, for {arch}", file=sys.stderr)
-    return sorted(Unit(*key, arch) for key in fill_cache.needed(tensors, sm_of(arch), asked.sms))
+    found = needed(tensors, sm_of(arch), asked.sms)
+    return sorted(Unit(kernel, "" if fmt is None else fmt.name, template, arch) for kernel, fmt, template in found)
 
 
 def filled(unit: Unit) -> fill_cache.Filled:

@@ -18,11 +18,19 @@ from qgemm.backend import backends
 from qgemm.text import filled, printable, terminal_width
 from qgemm.version import __version__
 
-from . import bench, convert, info, matmul, routes, verify
+from . import bench, convert, info, matmul, prepare, routes, verify
 from .common import UsageError
 from .info import backend_lines
 
-COMMANDS = (info.COMMAND, convert.COMMAND, verify.COMMAND, matmul.COMMAND, routes.COMMAND, bench.COMMAND)
+COMMANDS = (
+    info.COMMAND,
+    convert.COMMAND,
+    verify.COMMAND,
+    matmul.COMMAND,
+    prepare.COMMAND,
+    routes.COMMAND,
+    bench.COMMAND,
+)
 
 # What can go wrong with files, arguments and devices (CUDA's errors are RuntimeErrors). The rest is a bug of ours.
 EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -86,6 +86,13 @@ class CpuBackend:
         """Values [..., K] -> a Tensor."""
         values = floats(as_numpy(x, "x"))
         return Tensor(fmt, values.shape, fmt.quantize(values))
+
+    def preparation(
+        self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
+    ) -> list[Callable[[], object]]:
+        """A library for each format, and that which quantizes activations; none where NumPy multiplies."""
+        formats = {each.format: None for each in tensors if each.ndim > 1}
+        return native.preparation(list(formats), "a8" in activations)
 
     def upload(self, tensor: Tensor) -> Tensor:
         """The Tensor itself: the host multiplies blocks as they are."""

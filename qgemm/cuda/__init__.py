@@ -5,7 +5,7 @@ Importing it needs no GPU and no CuPy, which is imported when a device is touche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,11 @@ from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
 from qgemm.tensor import Tensor
 
-from . import encode, planes
+from . import encode, planes, prepare
 from .activations import DeviceActivations, quantized
 from .driver.device import require, status
 from .driver.workspace import relaxed_capture
+from .kernels.needed import ROWS
 from .libraries import Library, cupy_library, library_of
 from .plan import with_outputs
 from .plan_cache import again, again_many, remember
@@ -91,6 +92,13 @@ class CudaBackend:
         """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""
         require("an array on a CUDA device")
         return planes.quantize(x, fmt) if fmt.bit_planes else encode.quantize(x, fmt)
+
+    def preparation(
+        self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
+    ) -> list[Callable[[], object]]:
+        """Kernels for the current device, compiled and loaded there."""
+        require("preparing kernels")
+        return prepare.tasks(tensors, ROWS if rows is None else rows, activations, dtypes)
 
     def upload(self, tensor: Tensor) -> DeviceTensor:
         """Blocks of the host -> tiles on the current device."""

@@ -3,6 +3,6 @@ no compiler is.
 """
 
 from .library import reason
-from .products import multiply_a8, multiply_a16, quantize, serves
+from .products import multiply_a8, multiply_a16, preparation, quantize, serves
 
-__all__ = ["multiply_a8", "multiply_a16", "quantize", "reason", "serves"]
+__all__ = ["multiply_a8", "multiply_a16", "preparation", "quantize", "reason", "serves"]

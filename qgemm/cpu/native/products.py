@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,14 @@ def _quantizer() -> ctypes.CDLL | None:
 def fields(struct: type[ctypes.Structure]) -> str:
     """C for the members of a struct."""
     return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
+
+
+def preparation(formats: Sequence[Format], quantizes: bool) -> list[Callable[[], object]]:
+    """What products by weights of these formats compile at first use, each a call; quantizes: x as well."""
+    if reason():
+        return []
+    made: list[Callable[[], object]] = [partial(_loaded, fmt) for fmt in formats if serves(fmt)]
+    return [*made, _quantizer] if quantizes and made else made
 
 
 def serves(fmt: Format) -> bool:

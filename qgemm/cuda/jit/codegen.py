@@ -49,6 +49,7 @@ def headers(fmt: Format | None = None) -> dict[str, str]:
     return found
 
 
+@cache
 def host_header() -> str:
     """C++ for what host and device share and no format changes."""
     return f"""#pragma once
@@ -78,6 +79,7 @@ static_assert(sizeof(Activations) == {dtype.itemsize}, "Activations differs from
 {asserts}"""
 
 
+@cache
 def tile_header(fmt: Format) -> str:
     """tiles/NAME.cuh: the device tile of a format, its blocks and its codebook, derived from dtype and slots."""
     return f"""#pragma once

@@ -13,7 +13,7 @@ from .codegen import compose, headers
 from .nvrtc import arch_of
 
 _loaded: dict[Any, Any] = {}
-_loading = threading.Lock()  # so that threads that need the same kernel do not compile it each
+_loading: dict[Any, threading.Lock] = {}  # of each kernel: threads that need the same do not compile it each
 
 
 def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Any:
@@ -24,7 +24,7 @@ def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Any:
     key = (device, kernel, fmt, *template.values())
     if key in _loaded:
         return _loaded[key]
-    with _loading:
+    with _loading.setdefault(key, threading.Lock()):
         if key not in _loaded:
             properties: Mapping[str, Any] = cupy.cuda.runtime.getDeviceProperties(device)
             arch = arch_of((properties["major"], properties["minor"]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
@@ -25,12 +25,12 @@ def closure(source: str, headers: Mapping[str, str]) -> dict[str, str]:
     behind an #if counts as well: one header too many costs a compilation, one too few would serve a stale kernel. A
     file that is not there is left out; if it is needed, compiling fails.
     """
-    folder, found = kernels_dir(), dict[str, str]()
+    folder, found = str(kernels_dir()), dict[str, str]()
     todo = list(_included("", source))
     while todo:
         names = todo.pop()
         for name in names:
-            text = headers.get(name) if name in headers else _text(folder / name)
+            text = headers.get(name) if name in headers else _text(folder, name)
             if text is not None:
                 if name not in found:
                     found[name] = text
@@ -39,13 +39,16 @@ def closure(source: str, headers: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _included(folder: str, text: str) -> Iterator[tuple[str, str]]:
+@lru_cache(maxsize=1024)
+def _included(folder: str, text: str) -> tuple[tuple[str, str], ...]:
     """For each #include of a file in `folder`, the two paths it may mean: beside that file, or below kernels/."""
-    for name in INCLUDE.findall(text):
-        yield posixpath.normpath(posixpath.join(folder, name)), posixpath.normpath(name)
+    return tuple(
+        (posixpath.normpath(posixpath.join(folder, name)), posixpath.normpath(name)) for name in INCLUDE.findall(text)
+    )
 
 
 @cache
-def _text(path: Path) -> str | None:
+def _text(folder: str, name: str) -> str | None:
     """A file's content; None if there is none. Read once a process."""
+    path = Path(folder, name)
     return path.read_text() if path.is_file() else None

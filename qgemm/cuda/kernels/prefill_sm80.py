@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from qgemm.codec.format import Format
@@ -67,6 +67,7 @@ WAVES = 2  # of CTAs with split-K, at most: bounds the workspace of their partia
 REDUCTION_US: dict[str, float] = read("prefill_sm80")["reduction_us"]  # of a split tile, and of each 128 x 256 partials
 
 
+@cache
 def sm80_configs_for(kernel: str, fmt: Format, sm: int) -> tuple[Sm80Config, ...]:
     """The rows of SM80_CONFIGS for a kernel whose stages fit into the shared memory of this GPU."""
     fitting = (config for config in SM80_CONFIGS if shared_bytes(fmt, config, MIN_STAGES) <= shared_limit(sm))

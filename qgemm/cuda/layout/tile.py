@@ -31,6 +31,7 @@ of the file back.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -89,6 +90,7 @@ def scale_factors(fmt: Format) -> int:
     return 2 if fmt.weights > fmt.group else 0
 
 
+@cache
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
     """The dtype of one tile of a format: its k_blocks of codes, then what is per block, in the order of the block.
 

@@ -1,0 +1,39 @@
+"""qgemm prepare: compile a model's kernels before its first product."""
+
+from __future__ import annotations
+
+import argparse
+
+from qgemm.arguments import ACTIVATIONS
+from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.preparation import DTYPES, prepare
+
+from .common import Command, add_file, counts, need_gguf
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE [--m M,...] [--activation a16|a8] [--dtype DTYPE]."""
+    add_file(parser)
+    parser.add_argument("--m", metavar="M,...", type=counts, help="rows of x (default: any from 1 to 4096)")
+    parser.add_argument("--activation", choices=ACTIVATIONS, help="default: both")
+    parser.add_argument("--dtype", choices=DTYPES, help="the type of x (default: all)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, say how many kernels there are and what that took."""
+    need_gguf(args.file)
+    with open_gguf(args.file) as model:
+        done = prepare(model, args.m, activation=args.activation, dtype=args.dtype)
+    print(f"{done.kernels} kernels are ready, in {done.seconds:.1f} s")
+    return 0
+
+
+COMMAND = Command(
+    "prepare",
+    "compile a model's kernels before its first product",
+    "What products by the tensors of a file would compile at their first use is compiled on all cores and kept in\n"
+    "the cache (qgemm --version says where): for the GPU of this machine, or for its CPU.",
+    "qgemm prepare model.gguf --m 1,512 --dtype float16",
+    add_arguments,
+    run,
+)

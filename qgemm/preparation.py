@@ -1,0 +1,91 @@
+"""prepare: what a model's products would compile at their first use, compiled before, on all cores."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import NamedTuple
+
+from numpy.typing import DTypeLike
+from tqdm import tqdm
+
+from .arguments import ACTIVATIONS, Activation
+from .backend import backend, backends
+from .codec.format import float_name
+from .errors import UnsupportedError
+from .packed import Packed
+from .tensor import Tensor
+
+DTYPES = ("float16", "bfloat16", "float32")  # of x
+
+
+class Prepared(NamedTuple):
+    """What `prepare` did: how many kernels are ready, compiled now or before, and the seconds that it took."""
+
+    kernels: int
+    seconds: float
+
+
+def prepare(
+    tensors: Mapping[str, Packed] | Iterable[Packed],
+    m: int | Iterable[int] | None = None,
+    *,
+    activation: Activation | None = None,
+    dtype: DTypeLike | None = None,
+    progress: bool | None = None,
+) -> Prepared:
+    """Compile and load now what products by these weights would compile at their first use, on all cores.
+
+    >>> with qgemm.open("model.gguf") as model:
+    ...     qgemm.prepare(model, m=(1, 512), dtype="float16")
+
+    tensors: of an opened file, or any Tensors and DeviceTensors. It is for the GPU where one of them lies there or this
+    machine has one, else for the CPU.
+    m: how many rows x will have, a number or several; without it any from 1 to 4096. activation, dtype: of x; without
+    them "a16" and "a8", and float16, bfloat16 and float32.
+    progress: whether a bar is drawn on stderr; without a choice where stderr is a terminal.
+
+    The first error of a compiler is raised, and what was not begun is left. Raises TypeError for what is no tensor and
+    UnsupportedError for a number of rows below 1 or an unknown activation or dtype.
+    """
+    start = time.perf_counter()
+    given = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
+    for each in given:
+        if not isinstance(each, Packed):
+            raise TypeError(f"tensors must be Tensors or DeviceTensors, got {type(each).__name__}")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise UnsupportedError(f"activation is {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+    on_gpu = any(not isinstance(each, Tensor) for each in given) or backends()["cuda"].available
+    found = backend("cuda" if on_gpu else "cpu").preparation(
+        given,
+        _rows(m),
+        ACTIVATIONS if activation is None else (activation,),
+        DTYPES if dtype is None else (float_name(dtype),),
+    )
+    _run(found, progress)
+    return Prepared(len(found), time.perf_counter() - start)
+
+
+def _rows(m: int | Iterable[int] | None) -> Sequence[int] | None:
+    if m is None:
+        return None
+    rows = sorted({m} if isinstance(m, int) else set(m))
+    if not rows or rows[0] < 1:
+        raise UnsupportedError(f"m is a number of rows of x from 1 on, or several, got {m!r}")
+    return rows
+
+
+def _run(tasks: Sequence[Callable[[], object]], progress: bool | None) -> None:
+    """All tasks on as many threads as there are cores; after an error or Ctrl-C none is begun."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        hidden = None if progress is None else not progress
+        try:
+            for done in tqdm(as_completed(futures), "kernels", len(futures), disable=hidden, leave=False):
+                done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
