@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from itertools import product
 
 import cupy_like
@@ -135,7 +136,10 @@ def test_the_first_error_is_raised_and_nothing_more_is_begun(gpu, monkeypatch):
 
     def fails(index):
         begun.append(index)
-        raise RuntimeError("no such instruction")
+        if index:
+            time.sleep(0.02)  # the others take 20 s, in which the error is seen
+        else:
+            raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0}, raising=False)
     monkeypatch.setattr(cuda.CudaBackend, "preparation", lambda *_: [lambda i=i: fails(i) for i in range(1000)])
