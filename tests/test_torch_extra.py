@@ -1,4 +1,4 @@
-"""qgemm.torch without PyTorch, or with an old one: an error that says what to install; qgemm without it."""
+"""qgemm.torch without PyTorch, or with an old one: an error that says what is missing; qgemm without it."""
 
 from __future__ import annotations
 
