@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from itertools import product
+from types import SimpleNamespace
 
 import cupy_like
 import helpers
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import qgemm
@@ -18,8 +19,9 @@ from qgemm import cpu, cuda, preparation
 from qgemm.backend import Status
 from qgemm.cpu import native
 from qgemm.cuda.jit import load as loading
-from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.kernels.decode_config import CODEBOOK_DECODE_CONFIGS, DECODE_CONFIGS
 from qgemm.cuda.kernels.needed import needed
+from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.problem import TYPES, Gpu, Output, Problem
 
@@ -57,32 +59,59 @@ def test_every_kernel_of_a_model_is_loaded_once(gpu):
     assert not {kernel for kernel, *_ in gpu} & {"decode_a8", "prefill_sm90"}
 
 
+MOST_BLOCKS = max(row.row_blocks for row in (*DECODE_CONFIGS, *CODEBOOK_DECODE_CONFIGS))
+
+
 @given(
     st.sampled_from(["q4_0", "q5_k", "kbit3"]),
-    st.lists(st.integers(1, 600), min_size=1, max_size=3),
+    st.integers(1, 1 << 15),
+    st.integers(1, 64).map(lambda blocks: 256 * blocks),
+    st.lists(st.integers(1, 6000), min_size=1, max_size=4),
+    st.sampled_from(["a16", "a8"]),
     st.sampled_from(TYPES),
-    st.sampled_from([75, 89, 90, 120]),
+    st.sampled_from([75, 80, 89, 90, 100, 120]),
+    st.sampled_from([78, 132, 144]),
 )
-def test_what_is_prepared_is_what_products_ask_for(name, rows, x, sm):
-    """Neither less nor more: the config of every one of these rows, of fused products any."""
+@example("q8_0", 13376, 4608, [1601], "a16", "half", 90, 132)  # no config of a multiple of 64 rows
+def test_what_is_prepared_is_what_products_ask_for(name, n, k, rows, activation, x, sm, sms):
+    """Neither less nor more: the config of every one of these rows, for these weights alone or fused with others."""
     fmt = qgemm.FORMATS[name]
-    found = needed([zeros(name, 512, 1024)], sm, 132, rows, ["a16"], [x])
-    asked = set()
-    for m in rows:
-        p = Problem(fmt, "a16", m, 512, 1024, sm, x)
-        kernel = route(p).kernel
-        if kernel.out_in_template or kernel.products > 1 or list(kernel.configs(p)):
-            asked |= set(templates(kernel, p))
-    of_format = {key for key in found if key[1] is fmt and key[0] not in ("pack", "dequantize")}
-    assert of_format == asked
+    if activation == "a8" and not fmt.integer:
+        return
+    found = needed([shaped(name, n, k)], sm, sms, rows, [activation], [x])
+    asked = {key for m in rows for key in templates(Problem(fmt, activation, m, n, k, sm, x, sms=sms))}
+    if asked:
+        assert {key for key in found if key[1] is fmt and key[0] not in ("pack", "dequantize")} == asked
+    else:
+        assert "dequantize" in {kernel for kernel, *_ in found}
 
 
-def templates(kernel, p):
+@pytest.mark.parametrize("name", ["q4_0", "q6_k", "kbit4"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (13376, 4608), (1, 256), (128256, 4096)])
+def test_any_number_of_rows_is_prepared(name, n, k):
+    """Without a choice of m: 1 to 4096, each of them."""
+    fmt, found = qgemm.FORMATS[name], needed([shaped(name, n, k)], 90)
+    for m in range(17, 4097):
+        p = Problem(fmt, "a16", m, n, k, 90)
+        assert ("prefill_sm90", fmt, tuple(PREFILL_SM90.template(p, PREFILL_SM90.choose(p)).items())) in found
+
+
+def shaped(name, n, k):
+    """What `needed` reads of a tensor, without its data."""
+    return SimpleNamespace(format=qgemm.FORMATS[name], shape=(n, k), ndim=2)
+
+
+def templates(p):
+    """The kernels that products ask for, found by asking for each."""
+    kernel = route(p).kernel
     outs = ("float32", "float16", "bfloat16") if kernel.out_in_template else ("float32",)
-    configs = kernel.configs(p) if kernel.products > 1 else [kernel.choose(p)]
-    for config, out in product(list(configs), outs):
-        template: Template = kernel.template(p._replace(outputs=(Output(p.n, out),)), config)
-        yield kernel.name, p.format, tuple(template.items())
+    more = range(1, MOST_BLOCKS + 1) if kernel.products > 1 else ()
+    for source, out in product(kernel.reads(p), outs):
+        for others in [(), *((Output(64 * blocks),) for blocks in more)]:
+            asked = p._replace(x=source, outputs=(Output(p.n, out), *others))
+            config = kernel.choose(asked)
+            if config is not None:
+                yield kernel.name, p.format, tuple(kernel.template(asked, config).items())
 
 
 def test_kernels_are_compiled_at_the_same_time(gpu, monkeypatch):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 
 from qgemm.files.compiled import kept
 
 from .nvrtc import Compiled, compile_cubin, nvrtc_version, options_for
-from .sources import closure
+from .sources import MAX_HEADERS, closure
 
 
 def cached(source: str, arch: str, headers: Mapping[str, str] | None = None) -> Compiled:
@@ -17,7 +18,19 @@ def cached(source: str, arch: str, headers: Mapping[str, str] | None = None) -> 
     The key is everything the compiler reads: source, the headers it includes (the others of kernels/ do not matter),
     arch, options, version.
     """
-    return unpacked(kept(f"{key(source, arch, headers)}.cubin", lambda: packed(compile_cubin(source, arch, headers))))
+    return fetched(source, arch, headers)[0]
+
+
+def fetched(source: str, arch: str, headers: Mapping[str, str] | None = None) -> tuple[Compiled, bool]:
+    """The same, and whether it was compiled now."""
+    made: list[Compiled] = []
+
+    def make() -> bytes:
+        made.append(compile_cubin(source, arch, headers))
+        return packed(made[0])
+
+    entry = kept(f"{key(source, arch, headers)}.cubin", make)
+    return (made[0], True) if made else (unpacked(entry), False)
 
 
 def cached_cubin(source: str, arch: str, headers: Mapping[str, str] | None = None) -> bytes:
@@ -27,8 +40,15 @@ def cached_cubin(source: str, arch: str, headers: Mapping[str, str] | None = Non
 
 def key(source: str, arch: str, headers: Mapping[str, str] | None = None) -> str:
     """The name of a unit's entry: SHA-256 of all that its compilation depends on."""
-    facts = (source, closure(source, headers or {}), options_for(arch), nvrtc_version())
+    included = {name: _digest(text) for name, text in closure(source, headers or {}).items()}
+    facts = (source, included, options_for(arch), nvrtc_version())
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+@lru_cache(maxsize=MAX_HEADERS)
+def _digest(text: str) -> str:
+    """SHA-256 of a header, which many units include."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def packed(made: Compiled) -> bytes:

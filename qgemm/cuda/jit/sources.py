@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+MAX_HEADERS = 1024  # whose includes and digests are kept: those of kernels/, and those made for formats
 
 
 def kernels_dir() -> Path:
@@ -39,7 +40,7 @@ def closure(source: str, headers: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAX_HEADERS)
 def _included(folder: str, text: str) -> tuple[tuple[str, str], ...]:
     """For each #include of a file in `folder`, the two paths it may mean: beside that file, or below kernels/."""
     return tuple(

@@ -5,7 +5,7 @@ A16 multiplies x by exact levels, A8 dots of integer codes; nothing but pointers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from qgemm.codec.format import Format
@@ -55,8 +55,23 @@ def configs(name: str, p: Problem) -> Iterator[DecodeConfig]:
 
 def ranked(name: str, p: Problem) -> list[tuple[DecodeConfig, None]]:
     """Those for the rows of W of all products, by the table."""
-    row_blocks = sum(-(-output.n // tiles.ROWS) for output in p.outputs) if p.outputs else -(-p.n // tiles.ROWS)
-    return [(row, None) for row in decode_ranked(p.format, name, token_tile(p.m), p.m, row_blocks, p.sm)]
+    return [(row, None) for row in decode_ranked(p.format, name, token_tile(p.m), p.m, row_blocks_of(p), p.sm)]
+
+
+def row_blocks_of(p: Problem) -> int:
+    """Blocks of 64 rows of W of all products."""
+    return sum(-(-output.n // tiles.ROWS) for output in p.outputs) if p.outputs else -(-p.n // tiles.ROWS)
+
+
+def chosen(name: str, p: Problem, rows: Sequence[int]) -> set[DecodeConfig]:
+    """Those that are chosen for these numbers of rows of x, by this W alone or with more."""
+    found, alone = set(), row_blocks_of(p)
+    for m in rows:
+        tokens = token_tile(m)
+        more = {row.row_blocks for row in decode_configs_for(p.format, name, tokens, p.sm)}
+        for row_blocks in {alone, *(count for count in more if count > alone)}:
+            found.add(decode_ranked(p.format, name, tokens, m, row_blocks, p.sm)[0])
+    return found
 
 
 def template(name: str, p: Problem, config: DecodeConfig) -> Template:
@@ -98,11 +113,11 @@ def _reads_a8(p: Problem) -> tuple[str, ...]:
 
 
 DECODE = Kernel(
-    A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16),
+    A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16), partial(chosen, A16),
     partial(template, A16), partial(launch, A16), products=MAX_PRODUCTS, adds=True,
 )  # fmt: skip
 DECODE_A8 = Kernel(
-    A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8),
+    A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8), partial(chosen, A8),
     partial(template, A8), partial(launch, A8), reads=_reads_a8, products=MAX_PRODUCTS, adds=True,
     takes_q8_1=True,
 )  # fmt: skip

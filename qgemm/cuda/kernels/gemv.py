@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import partial
 
 from qgemm.cuda.driver.launch import Launch
@@ -33,6 +34,11 @@ def ranked(p: Problem) -> list[Ranked]:
     return [(token_tile(p), None)]
 
 
+def chosen(p: Problem, rows: Sequence[int]) -> set[int]:
+    """The token tiles of these numbers of rows of x."""
+    return {token_tile(p._replace(m=m)) for m in rows}
+
+
 def template(p: Problem, tokens: int) -> Template:
     """The constants of a token tile; Q8_1 activations have one type."""
     source: Template = {} if p.x == Q8_1 else {"In": p.x}
@@ -55,9 +61,16 @@ def launch(name: str, p: Problem, tokens: int) -> Launchable:
 
 
 GEMV_SIMT = Kernel(
-    A16, partial(takes, "a16"), lambda p: (token_tile(p),), ranked, template, partial(launch, A16), out_in_template=True
+    A16,
+    partial(takes, "a16"),
+    lambda p: (token_tile(p),),
+    ranked,
+    chosen,
+    template,
+    partial(launch, A16),
+    out_in_template=True,
 )
 GEMV_DP4A = Kernel(
-    A8, partial(takes, "a8"), lambda p: (token_tile(p),), ranked, template, partial(launch, A8),
+    A8, partial(takes, "a8"), lambda p: (token_tile(p),), ranked, chosen, template, partial(launch, A8),
     reads=lambda p: (Q8_1,), takes_q8_1=True, out_in_template=True,
 )  # fmt: skip

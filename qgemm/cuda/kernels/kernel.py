@@ -26,6 +26,8 @@ class Kernel:
     configs: every config for a problem's format, types and GPU, whatever its sizes.
     ranked: the configs that can serve a problem, the one to choose first, each with its predicted us (None where a
         table and no cost model decides).
+    chosen: (problem, numbers of rows of x) -> the configs that it chooses for any of them, of this problem or where
+        products by more weights of its format share the launch.
     template: (problem, config) -> the constants and types that its source is compiled with.
     launch: (problem, config) -> the launch, on the current device.
     reads: the kernels' names of the types in which it may get x, where that is not the problem's.
@@ -39,6 +41,7 @@ class Kernel:
     takes: Callable[[Problem], bool]
     configs: Callable[[Problem], Iterable[Any]]
     ranked: Callable[[Problem], Sequence[Ranked]]
+    chosen: Callable[[Problem, Sequence[int]], Iterable[Any]]
     template: Callable[[Problem, Any], Template]
     launch: Callable[[Problem, Any], Launchable]
     reads: Callable[[Problem], tuple[str, ...]] = lambda problem: (problem.x,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -13,11 +15,10 @@ from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem
 
 from .kernel import Kernel
 from .panels import DEQUANTIZE
-from .routes import TYPE_NAMES, common_variants, route
+from .routes import ROUTES, TYPE_NAMES, common_variants, route
 from .transforms import DEQUANTIZE_TILES, PACK
 
-# Rows of x that are asked for: where few change the kernel each, then where a cost model may choose another config.
-ROWS = (*range(1, 129), *range(136, 513, 8), *range(576, 4097, 64))
+ROWS = range(1, 4097)  # of x: from one token to a long prompt
 
 Key = tuple[str, Format | None, tuple[tuple[str, Any], ...]]  # kernel, the format that it is for, template
 
@@ -30,65 +31,68 @@ def needed(
     activations: Sequence[str] = ACTIVATIONS,
     types: Sequence[str] = TYPES,
 ) -> set[Key]:
-    """Every kernel that uploading these tensors, and products with so many rows of x, ask for.
+    """Every kernel that uploading these tensors, and products with any of these numbers of rows of x, ask for.
 
     tensors: of the host or on a GPU. sm, sms: compute capability (90 is 9.0) and multiprocessors of the GPU. types:
-    kernels' names of those of x; y is of any type.
+    kernels' names of those of x; y is of any type. Weights of a format may share a launch with more of it.
     """
-    matrices = {(each.format, *each.shape[-2:]) for each in tensors if each.ndim > 1 and each.format.slots}
-    asked = _Asked()
-    asked.found |= {(name, None, tuple(template.items())) for name, template in common_variants()}
-    for fmt in {fmt for fmt, *_ in matrices}:
-        asked.found |= {(PACK.name, fmt, tuple(template.items())) for template in PACK.variants(fmt)}
-    for (fmt, n, k), activation, x, m in product(matrices, activations, types, rows):
-        if activation == "a16" or fmt.integer:
-            asked.add(Problem(fmt, activation, m, n, k, sm, x, sms=sms))
-    return asked.found
+    shapes = defaultdict(set)
+    for each in tensors:
+        if each.ndim > 1 and each.format.slots:
+            shapes[each.format].add(tuple(each.shape[-2:]))
+    found = {_key(name, None, template) for name, template in common_variants()}
+    for fmt, matrices in shapes.items():
+        found |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
+        for (kernel, x), (activation, some) in _forms(fmt, sm, sorted(set(rows)), activations, types).items():
+            if kernel is DEQUANTIZE:
+                found |= {_key(DEQUANTIZE_TILES.name, fmt, each) for each in DEQUANTIZE_TILES.variants(fmt)}
+                continue
+            for n, k in matrices:
+                p = Problem(fmt, activation, some[0], n, k, sm, x, sms=sms)
+                found |= {_key(kernel.name, fmt, template) for template in _templates(kernel, p, some)}
+    return found
 
 
-class _Asked:
-    """The kernels of problems. A config is chosen once for all that it depends on, which the activation is not part of
-    where x is brought into the same form."""
+def _forms(
+    fmt: Format, sm: int, rows: Sequence[int], activations: Sequence[str], types: Sequence[str]
+) -> dict[tuple[Kernel, str], tuple[str, list[int]]]:
+    """The kernels that multiply by weights of a format, with the type in which they read x: activation, rows of x.
 
-    def __init__(self) -> None:
-        self.found: set[Key] = set()
-        self._configs: dict[Any, Any] = {}
-        self._seen: set[Any] = set()
-
-    def add(self, p: Problem) -> None:
-        """The kernels of a problem."""
-        kernel = route(p).kernel
-        if kernel is DEQUANTIZE:
-            key = p.format, kernel
-            if key not in self._seen:
-                self._seen.add(key)
-                for template in DEQUANTIZE_TILES.variants(p.format):
-                    self.found.add((DEQUANTIZE_TILES.name, p.format, tuple(template.items())))
-            return
-        for source in kernel.reads(p):
-            asked = p._replace(x=source)
-            for config in self._chosen(kernel, asked):
-                self._templates(kernel, asked, config)
-
-    def _chosen(self, kernel: Kernel, p: Problem) -> Iterable[Any]:
-        """The config of a problem, or all where products may be fused."""
-        if kernel.products > 1:
-            return kernel.configs(p)
-        key = kernel, p.format, p.x, p.m, p.n, p.k
-        if key not in self._configs:
-            self._configs[key] = kernel.choose(p)
-        return (self._configs[key],)
-
-    def _templates(self, kernel: Kernel, p: Problem, config: Any) -> None:
-        """Those of a config for each type of y, once for all problems with the same token tile."""
-        key = kernel, p.format, p.x, config, p.m if kernel.products > 1 else 0
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        for template in _of_types(kernel, p, config):
-            self.found.add((kernel.name, p.format, tuple(template.items())))
+    Where both activations bring x into one form they ask for the same.
+    """
+    found: dict[tuple[Kernel, str], tuple[str, set[int]]] = {}
+    for activation, x in product(activations, types):
+        if activation == "a8" and not fmt.integer:
+            continue
+        for some in _alike(rows):
+            p = Problem(fmt, activation, some[0], 1, 1, sm, x)
+            kernel = route(p).kernel
+            for source in kernel.reads(p):
+                found.setdefault((kernel, source), (activation, set()))[1].update(some)
+    return {form: (activation, sorted(some)) for form, (activation, some) in found.items()}
 
 
-def _of_types(kernel: Kernel, p: Problem, config: Any) -> Iterator[Template]:
-    for out in TYPE_NAMES if kernel.out_in_template else TYPE_NAMES[:1]:
-        yield kernel.template(p._replace(outputs=(Output(p.n, out),)), config)
+def _alike(rows: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Numbers of rows, in order, as those that the route table and every token tile of it treat alike."""
+    start = 0
+    for most in sorted({most for row in ROUTES for most in (*row.tokens, row.most)}):
+        end = bisect_left(rows, most + 1)
+        if start < end:
+            yield rows[start:end]
+        start = end
+
+
+def _templates(kernel: Kernel, p: Problem, rows: Sequence[int]) -> Iterator[Template]:
+    """What is compiled for a problem of these numbers of rows, for each type of y.
+
+    A config of the kernels that fuse products is for several token tiles; of the others each has its own.
+    """
+    for tile in _alike(rows) if kernel.products > 1 else (rows,):
+        of_tile = p._replace(m=tile[0])
+        for out in TYPE_NAMES if kernel.out_in_template else TYPE_NAMES[:1]:
+            asked = of_tile._replace(outputs=(Output(p.n, out),))
+            yield from (kernel.template(asked, config) for config in kernel.chosen(asked, tile))
+
+
+def _key(kernel: str, fmt: Format | None, template: Template) -> Key:
+    return kernel, fmt, tuple(template.items())

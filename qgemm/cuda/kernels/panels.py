@@ -6,6 +6,7 @@ bfloat16 for the same activations, float32 for the rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -122,9 +123,17 @@ def _ranked(p: Problem) -> list[Ranked]:
     return [(None, None)]
 
 
+def _chosen(p: Problem, rows: Sequence[int]) -> tuple[None]:
+    return (None,)
+
+
 def _no_template(p: Problem, config: None) -> Template:
     return {}
 
 
-DEQUANTIZE = Kernel(DEQUANTIZE_TILES.name, lambda p: bool(p.format.slots), _nothing, _ranked, _no_template, launch)
-CUBLAS = Kernel("cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, _ranked, _no_template, launch)
+DEQUANTIZE = Kernel(
+    DEQUANTIZE_TILES.name, lambda p: bool(p.format.slots), _nothing, _ranked, _chosen, _no_template, launch
+)
+CUBLAS = Kernel(
+    "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, _ranked, _chosen, _no_template, launch
+)

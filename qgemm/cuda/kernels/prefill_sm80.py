@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
+from math import inf
 from typing import NamedTuple
 
 from qgemm.codec.format import Format
@@ -15,6 +17,7 @@ from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Q8_1, Problem
 
+from .choices import fastest
 from .decode_config import TOKEN_BYTES, shared_limit
 from .kernel import Kernel, Launchable
 
@@ -76,21 +79,29 @@ def sm80_configs_for(kernel: str, fmt: Format, sm: int) -> tuple[Sm80Config, ...
 
 def ranked(kernel: str, p: Problem) -> list[tuple[Plan, float]]:
     """Every plan and its predicted us, the fastest first."""
-    k_blocks = -(-p.k // tiles.K_BLOCK)
+    times = ((plan, predicted(p, plan, p.m)) for plan in plans(kernel, p))
+    return sorted((pair for pair in times if pair[1] < inf), key=lambda pair: pair[1])
 
-    def us(plan: Plan) -> float:
-        ctas = tiles_of(plan.config, p.n, p.m) * plan.split_k
-        alone = -(-ctas // p.sms) * -(-k_blocks // plan.split_k) * plan.config.us
-        parts = plan.split_k * plan.config.warp_split_k * plan.config.tokens * plan.config.row_blocks / (128 * 4)
-        return alone + (plan.split_k > 1) * (REDUCTION_US["always"] + REDUCTION_US["part"] * parts)
 
-    plans = (
-        Plan(config, split_k)
-        for config in sm80_configs_for(kernel, p.format, p.sm)
-        for split_k in range(1, MAX_SPLIT_K + 1)
-    )
-    found = [(plan, us(plan)) for plan in plans if may_share(plan, p.n, p.m, p.sms)]
-    return sorted(found, key=lambda pair: pair[1])
+def chosen(kernel: str, p: Problem, rows: Sequence[int]) -> list[Plan]:
+    """The plans that are chosen for any of these numbers of rows of x."""
+    return fastest(((plan, plan.config.tokens, partial(predicted, p, plan)) for plan in plans(kernel, p)), rows)
+
+
+def plans(kernel: str, p: Problem) -> Iterator[Plan]:
+    """Every config of a problem's format and GPU, with every number of CTAs along K."""
+    for config in sm80_configs_for(kernel, p.format, p.sm):
+        yield from (Plan(config, split_k) for split_k in range(1, MAX_SPLIT_K + 1))
+
+
+def predicted(p: Problem, plan: Plan, m: int) -> float:
+    """The us of a plan for M rows of x, infinite if it cannot serve them."""
+    if not may_share(plan, p.n, m, p.sms):
+        return inf
+    (config, split_k), k_blocks = plan, -(-p.k // tiles.K_BLOCK)
+    alone = -(-tiles_of(config, p.n, m) * split_k // p.sms) * -(-k_blocks // split_k) * config.us
+    parts = split_k * config.warp_split_k * config.tokens * config.row_blocks / (128 * 4)
+    return alone + (split_k > 1) * (REDUCTION_US["always"] + REDUCTION_US["part"] * parts)
 
 
 def may_share(plan: Plan, n: int, m: int, processors: int) -> bool:
@@ -194,10 +205,10 @@ def _template(p: Problem, plan: Plan) -> Template:
 
 
 PREFILL_SM80 = Kernel(
-    A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16), _template, partial(launch, A16),
-    out_in_template=True,
+    A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16), partial(chosen, A16), _template,
+    partial(launch, A16), out_in_template=True,
 )  # fmt: skip
 PREFILL_SM80_A8 = Kernel(
-    A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8), _template, partial(launch, A8),
-    reads=lambda p: (Q8_1,), takes_q8_1=True, out_in_template=True,
+    A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8), partial(chosen, A8), _template,
+    partial(launch, A8), reads=lambda p: (Q8_1,), takes_q8_1=True, out_in_template=True,
 )  # fmt: skip

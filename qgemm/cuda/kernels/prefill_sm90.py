@@ -98,6 +98,6 @@ def takes(p: Problem) -> bool:
 
 
 PREFILL_SM90 = Kernel(
-    "prefill_sm90", takes, sm90_cost.configs, sm90_cost.ranked,
+    "prefill_sm90", takes, sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
     lambda p, config: prefill_template(p.format, config, p.x), PrefillLaunch, adds=True,
 )  # fmt: skip

@@ -8,7 +8,9 @@ all. tools/tune_sm90.py measures and fits them (configs/prefill_sm90.json); docs
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
+from math import inf
 from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
@@ -16,6 +18,7 @@ from qgemm.cuda.configs import read
 from qgemm.cuda.layout.tile import K_BLOCK, ROWS, columns, k_blocks, tile_dtype
 from qgemm.cuda.problem import Problem
 
+from .choices import fastest
 from .sm90_config import Sm90Config
 from .sm90_grid import grid_of
 
@@ -137,12 +140,23 @@ def tile_facts(fmt: Format) -> tuple[int, int, int]:
 
 def ranked(p: Problem) -> list[tuple[Sm90Config, float]]:
     """Every config that can serve a problem and its predicted us, the fastest first."""
-    constants, found = model(), []
-    for config, fixed_us, k_block_us in measured(p.format, p.x):
-        if not config.single_tile or config.tiles(p.m, -(-p.n // ROWS)) <= p.sms:
-            work = work_of(p.format, config, p.m, p.n, p.k, p.sms, constants.l2_megabytes)
-            found.append((config, float(constants.us(fixed_us, k_block_us, work))))
-    return sorted(found, key=lambda pair: pair[1])
+    times = ((row.config, predicted(p, row, p.m)) for row in measured(p.format, p.x))
+    return sorted((pair for pair in times if pair[1] < inf), key=lambda pair: pair[1])
+
+
+def chosen(p: Problem, rows: Sequence[int]) -> list[Sm90Config]:
+    """The configs that are chosen for any of these numbers of rows of x."""
+    found = measured(p.format, p.x)
+    return fastest(((row.config, row.config.tokens, partial(predicted, p, row)) for row in found), rows)
+
+
+def predicted(p: Problem, row: Measured, m: int) -> float:
+    """The us of a config for M rows of x, infinite if it cannot serve them."""
+    config, constants = row.config, model()
+    if config.single_tile and config.tiles(m, -(-p.n // ROWS)) > p.sms:
+        return inf
+    work = work_of(p.format, config, m, p.n, p.k, p.sms, constants.l2_megabytes)
+    return float(constants.us(row.fixed_us, row.k_block_us, work))
 
 
 def configs(p: Problem) -> list[Sm90Config]:
