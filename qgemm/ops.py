@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .arguments import NO_EPILOGUE, Activation, Epilogue, PreparedActivations, check_activation, epilogues, misplaced
-from .arrays import on_cuda
+from .arrays import as_numpy, on_cuda
 from .backend import Backend, backend
-from .codec.format import Format
+from .codec.format import Format, floats
+from .codec.search import quantize as by_importance
+from .codec.search import searched
 from .errors import UnsupportedError
-from .formats import format_named, written
+from .formats import FORMATS, format_named, written
 from .packed import Packed, Transposed
 from .tensor import Tensor
 
@@ -123,14 +125,21 @@ def quantize_activations(x: Any) -> Any:
 
 @overload
 def quantize(
-    x: NDArray[Any], format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
-) -> Tensor: ...
+    x: NDArray[Any], format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None,
+    imatrix: ArrayLike | None = None,
+) -> Tensor: ...  # fmt: skip
 @overload
 def quantize(
-    x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
-) -> Tensor | DeviceTensor | Planes: ...
+    x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None,
+    imatrix: ArrayLike | None = None,
+) -> Tensor | DeviceTensor | Planes: ...  # fmt: skip
 def quantize(
-    x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None
+    x: Any,
+    format: Format | str,
+    *,
+    codebook: ArrayLike | None = None,
+    absmax: str | None = None,
+    imatrix: ArrayLike | None = None,
 ) -> Tensor | DeviceTensor | Planes:
     """Pack values [..., K] (float16, float32, float64 or bfloat16) into a format, byte for byte as ggml's C does.
 
@@ -139,6 +148,9 @@ def quantize(
 
     codebook, absmax: of kbit formats, the levels [2^bits] in place of the normal-float ones, in any order, and the
     kind of absmax, "e4m4" or "float16", in place of the one in the format's name.
+
+    imatrix: importance of each column, [K] or [..., K], not negative: squared errors weigh by it, byte for byte as
+    ggml's C does with one. For arrays of the host.
 
     An array on a CUDA device (CuPy, torch) is quantized there, a matrix into a DeviceTensor that is ready for products,
     to kbit formats values of any shape into Planes.
@@ -154,8 +166,21 @@ def quantize(
         if fmt.variant is None:
             raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")
         fmt = fmt.variant(codebook, absmax)
-    packed: Tensor | DeviceTensor | Planes = _backend_of(x).quantize(x, fmt)
-    return packed
+    packed: Tensor | DeviceTensor | Planes
+    if imatrix is None:
+        packed = _backend_of(x).quantize(x, fmt)
+        return packed
+    if not searched(fmt):
+        ways = ", ".join(str(each) for each in FORMATS.values() if searched(each))
+        raise UnsupportedError(
+            f"{fmt} is encoded alike with an importance matrix and without; those that differ: {ways}"
+        )
+    if on_cuda(x):
+        raise UnsupportedError(
+            "an importance matrix is for arrays of the host, x is on a CUDA device; download x first"
+        )
+    values = floats(as_numpy(x, "x"))
+    return Tensor(fmt, values.shape, by_importance(fmt, values, imatrix))
 
 
 def _prepared(x: Any) -> bool:

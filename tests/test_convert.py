@@ -40,7 +40,8 @@ def real_error(made: np.ndarray, x: np.ndarray) -> float:
 @each(ENCODED)
 def test_to_every_format(fmt, tmp_path):
     """The bytes are the encoder's, the reported errors are the real ones."""
-    x = {"a.weight": normal(70, 5120), "b.weight": normal(3, 8, 96).astype(np.float16)}  # a has several ranges
+    # a has several ranges
+    x = {"a.weight": normal(70, 5120), "b.weight": normal(3, 8, 3 * max(32, fmt.weights)).astype(np.float16)}
     lines = converted(model(tmp_path / "x.gguf", x), tmp_path / "y.gguf", fmt.name, threads=8)
     with qgemm.open(tmp_path / "y.gguf") as file:
         for name, values in x.items():

@@ -36,17 +36,18 @@ def weight_of(x: np.ndarray):
 def test_parts_of_rows_give_the_blocks_of_whole_ones(fmt, data):
     """Experts of some rows, cut between any blocks."""
     experts, n, blocks = (data.draw(st.integers(1, most)) for most in (3, 3, 9))
-    k = 32 * blocks
+    fmt = qgemm.FORMATS[fmt]
+    step = fmt.weights
+    k = step * blocks
     x = normal(experts, n, k, seed=data.draw(st.integers(0, 99)))
     known = data.draw(st.booleans())
     importance = normal(experts, k, seed=5) ** 2
-    fmt = qgemm.FORMATS[fmt]
     found = searcher(weight_of(x), fmt, of_arrays({"w": importance}).importance("w") if known else None)
     rows = x.reshape(-1, k)
     want = search(fmt, rows, importance.repeat(n, axis=0) if known else np.ones(k, np.float32))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(want) - 1)))) if len(want) > 1 else []
     flat, ends = rows.reshape(-1), pairwise([0, *cuts, len(want)])
-    parts = [found(flat[32 * start : 32 * stop], 32 * start) for start, stop in ends]
+    parts = [found(flat[step * start : step * stop], step * start) for start, stop in ends]
     assert np.concatenate(parts).tobytes() == want.tobytes()
 
 

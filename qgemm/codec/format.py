@@ -88,6 +88,8 @@ class Format:
     kernels find integers, or indices of a codebook.
     variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
+    weighted: values [n, weights], their importance [n, weights] -> blocks [n], ggml's encoder for an importance matrix,
+    where it is another than the search of codec/search.py.
     decoded_by: the package that decodes the blocks, where this library has no codec: such a format has values, but no
     codes, encoder or device tile. "" for codecs of this library.
     """
@@ -111,6 +113,7 @@ class Format:
     code_exponent: int | None = None
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
+    weighted: Callable[[Floats, Floats], Blocks] | None = None
     decoded_by: str = ""
 
     def __eq__(self, other: object) -> bool:

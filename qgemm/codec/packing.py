@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Halves = NDArray[np.float16]
 Planes = NDArray[np.uint32]
 Words = NDArray[np.uint32]
 MANTISSA = 0x7FFFFF  # the bits of a float32 that a subnormal has besides its sign
@@ -61,6 +62,15 @@ def unpack_planes(packed: Bytes, bits: int) -> Bytes:
     return codes.view(np.uint8).reshape(len(packed), -1)
 
 
+def pack_planes(codes: Bytes, bits: int) -> Bytes:
+    """Codes [n, 8 b / bits] below 2^bits -> packed [n, b]; the inverse of `unpack_planes`, for any b."""
+    planes = codes.reshape(len(codes), 8 // bits, -1)
+    packed = planes[:, 0].copy()
+    for i in range(1, planes.shape[1]):
+        packed |= planes[:, i] << np.uint8(bits * i)
+    return packed
+
+
 # SPREAD[b][byte]: the bits of a byte in bit b of eight bytes each, as a word.
 SPREAD = [
     np.unpackbits(np.arange(256, dtype=np.uint8), bitorder="little").view("<u8") << np.uint64(b) for b in range(8)
@@ -92,6 +102,15 @@ def unpack_sixes(packed: Bytes) -> tuple[Bytes, Bytes]:
     upper_minimums = rest >> 4 | minimums >> 6 << np.uint8(4)
     low = np.uint8(0x3F)
     return np.hstack([scales & low, upper_scales]), np.hstack([minimums & low, upper_minimums])
+
+
+def pack_sixes(scales: Bytes, minimums: Bytes) -> Bytes:
+    """Scales and minimums [n, 8] in 0..63 -> the 6-bit scales of a K-quant [n, 12]; the inverse of `unpack_sixes`."""
+    upper, low = (scales[:, 4:], minimums[:, 4:]), np.uint8(0x0F)
+    high = [values >> 4 << np.uint8(6) for values in upper]
+    return np.hstack(
+        [scales[:, :4] | high[0], minimums[:, :4] | high[1], upper[0] & low | (upper[1] & low) << np.uint8(4)]
+    )
 
 
 def unpack_slots(packed: Bytes, bits: int) -> Bytes:

@@ -12,12 +12,15 @@ Arrays are [weight of the block, block], so that a sum over a block is one over 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from .format import Blocks, Format, Levels
+from qgemm.errors import UnsupportedError
+from qgemm.parallel import for_slices
+
+from .format import CHUNK, Blocks, Format, Levels
 from .packing import Floats
 
 LEAST = np.float32(1e-15)  # blocks with no larger magnitude are zeros to ggml
@@ -27,8 +30,34 @@ Codes = NDArray[np.int32]
 
 
 def searched(fmt: Format) -> bool:
-    """Whether there is a search for a format: it packs codes from 0 on, with a minimum or with the zero amid them."""
-    return fmt.pack is not None and fmt.code_range[0] == 0
+    """Whether there is a search for a format: it packs codes from 0 on, with a minimum or with the zero amid them, or
+    has a search of its own."""
+    return fmt.weighted is not None or (fmt.pack is not None and fmt.code_range[0] == 0)
+
+
+def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
+    """Values [..., K], the importance of each [K] or [..., K] -> blocks [..., K / weights], on all cores.
+
+    UnsupportedError for an importance of another shape, negative or not finite; QuantizeError as by Format.quantize.
+    """
+    given = np.asarray(importance, np.float32)
+    if x.ndim == 0 or given.shape not in (x.shape[-1:], x.shape):
+        fitting = " or ".join({str(x.shape[-1:]): None, str(x.shape): None})
+        raise UnsupportedError(f"imatrix has shape {given.shape}, x of shape {x.shape} needs {fitting}")
+    if not (np.isfinite(given).all() and (given >= 0).all()):
+        raise UnsupportedError("imatrix has values that are negative or not finite")
+    k = x.shape[-1]
+    count = fmt.blocks_in(k)
+    rows, of = x.reshape(-1, k), np.broadcast_to(given, x.shape).reshape(-1, k)
+    blocks = np.empty((len(rows), count), fmt.dtype)
+
+    def work(part: slice) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # found by the check
+            blocks[part] = search(fmt, rows[part].astype(np.float32, copy=False), of[part]).reshape(-1, count)
+            fmt.check(rows[part].reshape(-1, fmt.weights), blocks[part].reshape(-1), part.start * count, count)
+
+    for_slices(len(rows) if k else 0, max(1, CHUNK // max(1, k)), work)
+    return blocks.reshape(*x.shape[:-1], count)
 
 
 def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None = None) -> Blocks:
@@ -36,6 +65,8 @@ def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None =
 
     mean: the mean square of the row of which x [1, K] is a part; else those of the rows x are taken.
     """
+    if fmt.weighted is not None:
+        return fmt.weighted(x.reshape(-1, fmt.weights), np.broadcast_to(importance, x.shape).reshape(-1, fmt.weights))
     squares = x * x
     of_rows: Any = mean
     if mean is None:
@@ -63,13 +94,32 @@ def _blocks(fmt: Format, x: Floats, weights: Floats) -> Blocks:
     columns, of = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
     with np.errstate(all="ignore"):  # candidates of no worth may overflow
         most = fmt.code_range[1]
-        levels = _affine(columns, of, most) if fmt.has_minimum else _symmetric(columns, of, (most + 1) // 2)
+        fit = affine(columns, of, most, STEPS) if fmt.has_minimum else symmetric(columns, of, (most + 1) // 2)
     assert fmt.pack is not None
-    return fmt.pack(levels)[:count]
+    return fmt.pack(Levels(np.ascontiguousarray(fit.codes.T).astype(np.uint8), fit.scale, fit.minimum))[:count]
 
 
-def _symmetric(x: Floats, weights: Floats, zero: int) -> Levels:
-    """x, weights [32, n] -> codes, scale: w = scale * (code - zero)."""
+class Fit(NamedTuple):
+    """Codes [weights, n] from 0 on, and of each column the scale and the minimum (None: there is none)."""
+
+    codes: Codes
+    scale: Floats
+    minimum: Floats | None = None
+
+
+class Steps(NamedTuple):
+    """The scales that `affine` tries: most + first + step * i codes across the range, for i below tries."""
+
+    first: float
+    step: float
+    tries: int
+
+
+STEPS = Steps(-0.9, 0.05, 37)  # of every format with an importance matrix
+
+
+def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:
+    """x, weights [weights of a group, n], n > 1: w = scale * (code - zero), of those tried with the least error."""
     magnitude = np.abs(x)
     largest = _at(x, magnitude.argmax(axis=0))
     weighted = weights * x
@@ -92,11 +142,11 @@ def _symmetric(x: Floats, weights: Floats, zero: int) -> Levels:
         best = np.where(better, scale * products, best)
     zeros = magnitude.max(axis=0) < LEAST
     codes = np.where(zeros, 0, codes + zero)
-    return _levels(codes, np.where(zeros, np.float32(0), scale), None)
+    return Fit(codes, np.where(zeros, np.float32(0), scale))
 
 
-def _affine(x: Floats, weights: Floats, most: int) -> Levels:
-    """x, weights [32, n] -> codes, scale, minimum: w = scale * code + minimum."""
+def affine(x: Floats, weights: Floats, most: int, steps: Steps) -> Fit:
+    """x, weights [weights of a group, n], n > 1: w = scale * code + minimum, which is not positive, likewise."""
     least, greatest = _at(x, x.argmin(axis=0)), x.max(axis=0)  # of -0 and +0 the first is the least
     sum_w, sum_x = total(weights), total(weights * x)
     least = np.where(least > 0, np.float32(0), least)
@@ -111,8 +161,9 @@ def _affine(x: Floats, weights: Floats, most: int) -> Levels:
     inverse = np.float32(most) / (greatest - least)
     codes, scale, minimum = tried(inverse, least), np.float32(1) / inverse, least
     best = error(scale, minimum, codes.astype(np.float32))
-    for step in range(37):  # each around the minimum that is the best so far
-        inverse = (np.float32(-0.9) + np.float32(0.05) * np.float32(step) + np.float32(most)) / (greatest - minimum)
+    for step in range(steps.tries):  # each around the minimum that is the best so far
+        more = np.float32(steps.first) + np.float32(steps.step) * np.float32(step)
+        inverse = (more + np.float32(most)) / (greatest - minimum)
         new = tried(inverse, minimum)
         levels = new.astype(np.float32)
         weighted = weights * levels
@@ -129,21 +180,13 @@ def _affine(x: Floats, weights: Floats, most: int) -> Levels:
         scale, minimum = np.where(better, new_scale, scale), np.where(better, new_minimum, minimum)
         best = np.where(better, found, best)
     flat = greatest <= least
-    return _levels(
-        np.where(flat, 0, codes),
-        np.where(flat, np.float32(0), scale),
-        np.where(flat, least, minimum),
-    )
+    return Fit(np.where(flat, 0, codes), np.where(flat, np.float32(0), scale), np.where(flat, least, minimum))
 
 
 def _at(x: Floats, index: NDArray[np.intp]) -> Floats:
     """The value of each column at its index."""
     found: Floats = np.take_along_axis(x, index[None], 0)[0]
     return found
-
-
-def _levels(codes: Codes, scale: Floats, minimum: Floats | None) -> Levels:
-    return Levels(np.ascontiguousarray(codes.T).astype(np.uint8), scale, minimum)
 
 
 def nearest_int(values: Floats) -> Codes:

@@ -15,10 +15,28 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec.format import Blocks, Format, Levels
-from qgemm.codec.packing import unpack_nibbles, unpack_sixes
+from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, pack_sixes, unpack_nibbles, unpack_sixes
+from qgemm.codec.search import Steps
+from qgemm.codec.super_blocks import with_minimums
 
 DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)])
 SLOTS = {"qs": tuple(64 * p + 32 * h + j for p in range(4) for j in range(32) for h in range(2))}
+
+
+STEPS = Steps(-1.0, 0.1, 21)
+
+
+def encode(x: Floats, importance: Floats | None = None) -> Blocks:
+    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    return with_minimums(x, importance, 15, STEPS, 8, pack)
+
+
+def pack(d: Halves, dmin: Halves, sc: Bytes, m: Bytes, codes: Bytes) -> Blocks:
+    """d, dmin [n], sc and m [n, 8], codes [n, 256] -> blocks [n]."""
+    blocks = np.empty(len(codes), DTYPE)
+    blocks["d"], blocks["dmin"], blocks["scales"] = d, dmin, pack_sixes(sc, m)
+    blocks["qs"] = pack_planes(codes.reshape(-1, 64), 4).reshape(-1, 128)
+    return blocks
 
 
 def levels(blocks: Blocks) -> Levels:
@@ -30,4 +48,6 @@ def levels(blocks: Blocks) -> Levels:
         return Levels(codes, d * sc, -(dmin * m))
 
 
-FORMAT = Format("q4_k", 256, DTYPE, levels=levels, ggml_type=12, formula="d * sc * q - dmin * m", slots=SLOTS)
+FORMAT = Format(
+    "q4_k", 256, DTYPE, encode, levels, ggml_type=12, formula="d * sc * q - dmin * m", slots=SLOTS, weighted=encode
+)

@@ -15,12 +15,31 @@ import numpy as np
 
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.layouts import overlapping
-from qgemm.codec.packing import unpack_planes
+from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_planes
+from qgemm.codec.search import Steps
+from qgemm.codec.super_blocks import with_minimums
 
 from . import q4_k
 
 DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
 SLOTS = {"qs": q4_k.SLOTS["qs"], "qh": tuple(32 * g + j for j in range(32) for g in range(8))}
+
+
+STEPS = Steps(-0.5, 0.1, 16)
+
+
+def encode(x: Floats, importance: Floats | None = None) -> Blocks:
+    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    return with_minimums(x, importance, 31, STEPS, 8, pack)
+
+
+def pack(d: Halves, dmin: Halves, sc: Bytes, m: Bytes, codes: Bytes) -> Blocks:
+    """d, dmin [n], sc and m [n, 8], codes [n, 256] -> blocks [n]."""
+    blocks, low = np.empty(len(codes), DTYPE), q4_k.pack(d, dmin, sc, m, codes & np.uint8(0x0F))
+    for name in low.dtype.names or ():
+        blocks[name] = low[name]
+    blocks["qh"] = pack_planes(codes >> np.uint8(4), 1)
+    return blocks
 
 
 def levels(blocks: Blocks) -> Levels:
@@ -31,6 +50,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q5_k", 256, DTYPE, levels=levels, ggml_type=13, formula="d * sc * q - dmin * m",
-    slots=SLOTS, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+    "q5_k", 256, DTYPE, encode, levels, ggml_type=13, formula="d * sc * q - dmin * m",
+    slots=SLOTS, weighted=encode, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
 )  # fmt: skip

@@ -13,10 +13,12 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.layouts import overlapping
-from qgemm.codec.packing import unpack_nibbles, unpack_planes
+from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_nibbles, unpack_planes
+from qgemm.codec.super_blocks import without_minimums
 
 DTYPE = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
 SLOTS = {
@@ -24,6 +26,20 @@ SLOTS = {
     "qh": tuple(128 * h + 32 * i + j for h in range(2) for j in range(32) for i in range(4)),
 }
 ZERO = 32
+
+
+def encode(x: Floats, importance: Floats | None = None) -> Blocks:
+    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    return without_minimums(x, importance, ZERO, 16, pack)
+
+
+def pack(d: Halves, sc: NDArray[np.int8], codes: Bytes) -> Blocks:
+    """d [n], sc [n, 16], codes [n, 256] -> blocks [n]."""
+    blocks = np.empty(len(codes), DTYPE)
+    blocks["d"], blocks["scales"] = d, sc
+    blocks["ql"] = pack_planes((codes & np.uint8(0x0F)).reshape(-1, 128), 4).reshape(-1, 128)
+    blocks["qh"] = pack_planes((codes >> np.uint8(4)).reshape(-1, 128), 2).reshape(-1, 64)
+    return blocks
 
 
 def levels(blocks: Blocks) -> Levels:
@@ -36,6 +52,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q6_k", 256, DTYPE, levels=levels, ggml_type=14, formula="d * sc * (q - 32)", slots=SLOTS,
+    "q6_k", 256, DTYPE, encode, levels, ggml_type=14, formula="d * sc * (q - 32)", slots=SLOTS, weighted=encode,
     to_tile=partial(overlapping.to_tile, low="ql"), from_tile=partial(overlapping.from_tile, low="ql"),
 )  # fmt: skip

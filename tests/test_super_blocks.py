@@ -1,0 +1,111 @@
+"""Encoders of the K-quants: ggml's bytes, with an importance matrix and without, and properties that no bytes show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import seeds
+
+import qgemm
+from qgemm.codec.packing import pack_planes, pack_sixes, unpack_planes, unpack_sixes
+
+# x of 18 families of weights, an importance matrix, and TYPE.plain, TYPE.imatrix: bytes of ggml 0.25.3's C code.
+GOLDEN = np.load(Path(__file__).parent / "data" / "ggml_encoders.npz")
+X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
+K_QUANTS = ("q4_k", "q5_k", "q6_k")
+each_k_quant = pytest.mark.parametrize("name", K_QUANTS)
+
+
+def rows_of(tensor: qgemm.Tensor) -> np.ndarray:
+    return tensor.blocks.view(np.uint8).reshape(len(tensor.blocks), -1)
+
+
+@each_k_quant
+@pytest.mark.parametrize("kind", ["plain", "imatrix"])
+def test_bytes_of_ggml(name, kind):
+    made = qgemm.quantize(X, name, imatrix=IMATRIX if kind == "imatrix" else None)
+    wrong = (rows_of(made) != GOLDEN[f"{name}.{kind}"]).any(axis=1)
+    assert not wrong.any(), np.flatnonzero(wrong)
+
+
+@each_k_quant
+@given(data=st.data())
+def test_a_super_block_does_not_depend_on_its_neighbours(name, data):
+    """One alone, the last of many, amid some: sums of NumPy run in another order over a single column."""
+    fmt, rng = qgemm.FORMATS[name], data.draw(seeds())
+    count = data.draw(st.sampled_from([1, 2, 63, 64, 65, 129]))
+    x = (rng.standard_normal((count, 256)) * np.exp2(rng.integers(-20, 20, (count, 1)))).astype(np.float32)
+    of = rng.uniform(0, 4, x.shape).astype(np.float32)
+    for encode in (fmt.encode, lambda values: fmt.weighted(values, of[: len(values)])):
+        all_at_once = encode(x)
+        assert all_at_once[:1].tobytes() == encode(x[:1]).tobytes()
+    one = count - 1
+    assert fmt.encode(x)[one:].tobytes() == fmt.encode(x[one:]).tobytes()
+    assert fmt.weighted(x, of)[one:].tobytes() == fmt.weighted(x[one:], of[one:]).tobytes()
+
+
+@each_k_quant
+def test_no_blocks_of_no_values(name):
+    fmt, none = qgemm.FORMATS[name], np.zeros((0, 256), np.float32)
+    assert len(fmt.encode(none)) == len(fmt.weighted(none, none)) == 0
+
+
+@each_k_quant
+def test_zeros_and_a_constant(name):
+    """Zeros are exact, what is alike everywhere nearly."""
+    x = np.zeros((2, 512), np.float32)
+    x[1] = -0.75
+    made = qgemm.quantize(x, name).dequantize()
+    assert (made[0] == 0).all()
+    np.testing.assert_allclose(made[1], x[1], rtol=0.02)
+
+
+@pytest.mark.parametrize(("name", "most"), [("q4_k", 0.09), ("q5_k", 0.045), ("q6_k", 0.025)])
+def test_errors_of_normal_weights(name, most):
+    """Relative RMS errors; an importance matrix has less error where it weighs more."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((32, 1024)).astype(np.float32)
+    important = np.where(rng.random(1024) < 0.1, np.float32(100), np.float32(1))
+    plain, weighted = (qgemm.quantize(x, name, imatrix=of).dequantize() - x for of in (None, important))
+    assert np.sqrt((plain**2).mean()) < most
+    assert (weighted[:, important > 1] ** 2).mean() < (plain[:, important > 1] ** 2).mean()
+
+
+@given(seeds())
+def test_packing_is_undone(rng):
+    sc, m = rng.integers(0, 64, (2, 3, 8), dtype=np.uint8)
+    assert all(map(np.array_equal, unpack_sixes(pack_sixes(sc, m)), (sc, m)))
+    for bits in (1, 2, 4):
+        codes = rng.integers(0, 2**bits, (3, 64 // bits), dtype=np.uint8)
+        assert np.array_equal(unpack_planes(pack_planes(codes, bits), bits), codes)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q5_1", *K_QUANTS])
+def test_an_importance_matrix_of_rows(name):
+    """[K] for all rows, or one of its own for each."""
+    rng = np.random.default_rng(6)
+    x, of = rng.standard_normal((2, 3, 512)).astype(np.float32), rng.uniform(0, 2, (2, 3, 512))
+    alike = qgemm.quantize(x, name, imatrix=of[0, 0])
+    own = qgemm.quantize(x, name, imatrix=of)
+    assert alike.blocks[0, 0].tobytes() == own.blocks[0, 0].tobytes()
+    assert alike.blocks[1].tobytes() != own.blocks[1].tobytes()
+    assert qgemm.quantize(x[1, 2], name, imatrix=of[1, 2]).blocks.tobytes() == own.blocks[1, 2].tobytes()
+    assert qgemm.quantize(x[:0], name, imatrix=of[0, 0]).shape == (0, 3, 512)
+
+
+def test_what_an_importance_matrix_must_be():
+    x = np.ones((2, 256), np.float32)
+    with pytest.raises(qgemm.UnsupportedError, match=r"imatrix has shape \(255,\), x of shape \(2, 256\) needs"):
+        qgemm.quantize(x, "q4_k", imatrix=np.ones(255))
+    for bad in (-1, np.nan, np.inf):
+        with pytest.raises(qgemm.UnsupportedError, match="negative or not finite"):
+            qgemm.quantize(x, "q4_k", imatrix=np.full(256, bad))
+    with pytest.raises(qgemm.UnsupportedError, match="Q8_0 is encoded alike with an importance matrix and without"):
+        qgemm.quantize(x, "q8_0", imatrix=np.ones(256))
+    x[1, 3] = np.nan
+    with pytest.raises(qgemm.QuantizeError, match="block 0 of row 1 holds NaN"):
+        qgemm.quantize(x, "q4_k", imatrix=np.ones(256))
