@@ -50,8 +50,10 @@ class Backend(Protocol):
 
     def preparation(
         self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
-    ) -> list[Callable[[], object]]:
+    ) -> list[Callable[[], bool]]:
         """What products of weights like these need once, each a call that any thread may make: kernels, libraries.
+
+        A call returns whether it compiled something.
 
         rows: of x, None for as many as a model asks for. dtypes: of x, by NumPy's names.
         """

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from operator import index
 from typing import NamedTuple
 
 from numpy.typing import DTypeLike
@@ -22,14 +23,22 @@ DTYPES = ("float16", "bfloat16", "float32")  # of x
 
 
 class Prepared(NamedTuple):
-    """What `prepare` did: how many kernels are ready, compiled now or before, and the seconds that it took."""
+    """What `prepare` did: how many kernels are ready, how many of them it compiled, and the seconds that it took.
+
+    On a CPU a library of C counts as a kernel.
+    """
 
     kernels: int
+    compiled: int
     seconds: float
+
+    def __str__(self) -> str:
+        """E.g. "267 kernels are ready, 12 of them compiled now, in 1.3 s"."""
+        return f"{self.kernels} kernels are ready, {self.compiled} of them compiled now, in {self.seconds:.1f} s"
 
 
 def prepare(
-    tensors: Mapping[str, Packed] | Iterable[Packed],
+    tensors: Mapping[str, Packed] | Iterable[Packed] | Packed,
     m: int | Iterable[int] | None = None,
     *,
     activation: Activation | None = None,
@@ -41,8 +50,8 @@ def prepare(
     >>> with qgemm.open("model.gguf") as model:
     ...     qgemm.prepare(model, m=(1, 512), dtype="float16")
 
-    tensors: of an opened file, or any Tensors and DeviceTensors. It is for the GPU where one of them lies there or this
-    machine has one, else for the CPU.
+    tensors: of an opened file, or any Tensors and DeviceTensors. Kernels are for the GPU on which a DeviceTensor lies,
+    for Tensors the current one if this machine has any, else the CPU.
     m: how many rows x will have, a number or several; without it any from 1 to 4096. activation, dtype: of x; without
     them "a16" and "a8", and float16, bfloat16 and float32.
     progress: whether a bar is drawn on stderr; without a choice where stderr is a terminal.
@@ -51,6 +60,8 @@ def prepare(
     UnsupportedError for a number of rows below 1 or an unknown activation or dtype.
     """
     start = time.perf_counter()
+    if isinstance(tensors, Packed):
+        tensors = [tensors]
     given = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
     for each in given:
         if not isinstance(each, Packed):
@@ -64,28 +75,34 @@ def prepare(
         ACTIVATIONS if activation is None else (activation,),
         DTYPES if dtype is None else (float_name(dtype),),
     )
-    _run(found, progress)
-    return Prepared(len(found), time.perf_counter() - start)
+    compiled = _run(found, progress)
+    return Prepared(len(found), compiled, time.perf_counter() - start)
 
 
 def _rows(m: int | Iterable[int] | None) -> Sequence[int] | None:
     if m is None:
         return None
-    rows = sorted({m} if isinstance(m, int) else set(m))
+    try:
+        rows = sorted({index(each) for each in (m if isinstance(m, Iterable) else [m])})
+    except TypeError:
+        rows = []
     if not rows or rows[0] < 1:
         raise UnsupportedError(f"m is a number of rows of x from 1 on, or several, got {m!r}")
     return rows
 
 
-def _run(tasks: Sequence[Callable[[], object]], progress: bool | None) -> None:
-    """All tasks on as many threads as there are cores; after an error or Ctrl-C none is begun."""
+def _run(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
+    """All tasks on as many threads as there are cores, and how many compiled; after an error or Ctrl-C none is begun.
+
+    The threads live for one call only, and end before it returns.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
-        futures = [pool.submit(task) for task in tasks]
-        hidden = None if progress is None else not progress
         try:
-            for done in tqdm(as_completed(futures), "kernels", len(futures), disable=hidden, leave=False):
-                done.result()
+            futures = [pool.submit(task) for task in tasks]
+            hidden = None if progress is None else not progress
+            with tqdm(as_completed(futures), "kernels", len(futures), disable=hidden, leave=False, delay=1) as bar:
+                return sum(done.result() for done in bar)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -21,6 +21,7 @@ from qgemm.codec.error_bound import a16_bound, excess, magnitudes
 from qgemm.cpu import native
 from qgemm.cpu.native import compiler, library, products
 from qgemm.files import compiled
+from qgemm.once import Once
 
 pytestmark = [
     pytest.mark.compiles,
@@ -347,7 +348,7 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch, tmp_pa
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path))
     for module in (compiler, library):
         monkeypatch.setattr(module, "FLAGS", flags)
-    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(library, "_loaded", Once())
     products._loaded.cache_clear()
     try:
         for activation, y in zip(("a16", "a8"), want, strict=True):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import tempfile
 import threading
 import time
+from functools import partial
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import cupy_like
@@ -18,12 +23,14 @@ import qgemm
 from qgemm import cpu, cuda, preparation
 from qgemm.backend import Status
 from qgemm.cpu import native
+from qgemm.cuda.jit import cache, nvrtc
 from qgemm.cuda.jit import load as loading
 from qgemm.cuda.kernels.decode_config import CODEBOOK_DECODE_CONFIGS, DECODE_CONFIGS
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.problem import TYPES, Gpu, Output, Problem
+from qgemm.once import Once
 
 
 def zeros(name, *shape):
@@ -39,9 +46,12 @@ def gpu(monkeypatch):
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(cuda, "status", lambda: Status(True, "", {}))
     monkeypatch.setattr(cuda.prepare, "gpu", lambda device: Gpu(device, 90, 132))
-    monkeypatch.setattr(
-        cuda.prepare, "load", lambda kernel, fmt, **template: loaded.append((kernel, fmt, tuple(template.items())))
-    )
+
+    def compiles(kernel, fmt, template):
+        loaded.append((kernel, fmt, tuple(template.items())))
+        return True
+
+    monkeypatch.setattr(cuda.prepare, "compiles", compiles)
     return loaded
 
 
@@ -114,50 +124,220 @@ def templates(p):
                 yield kernel.name, p.format, tuple(kernel.template(asked, config).items())
 
 
-def test_kernels_are_compiled_at_the_same_time(gpu, monkeypatch):
-    """Two at least: each waits for another."""
-    together = threading.Barrier(2, timeout=60)
-    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    tasks = [together.wait] * 4
-    monkeypatch.setattr(cuda.CudaBackend, "preparation", lambda *_: tasks)
-    assert qgemm.prepare([zeros("q4_0", 64, 64)], progress=False).kernels == 4
+class Machine:
+    """A GPU without one, over the real cache and the real `load`: what was compiled, by whom, what was loaded where.
+
+    together: of which each compilation of the first two waits for the other.
+    """
+
+    def __init__(self):
+        self.compiled, self.loaded = [], []
+        self.together, self.during = None, None
+
+    def compile(self, source, arch, headers=None):
+        self.compiled.append(source)
+        if self.together and len(self.compiled) <= self.together.parties:
+            self.together.wait()
+        if self.during:
+            self.during(source)
+        return nvrtc.Compiled(f"cubin of {arch}: {source}".encode(), "")
+
+    def forget(self, monkeypatch):
+        """As in another process."""
+        monkeypatch.setattr(loading, "_functions", Once())
+        monkeypatch.setattr(loading, "_cubins", Once())
 
 
-def test_a_kernel_that_two_threads_need_is_compiled_once(monkeypatch):
-    """Another one is compiled meanwhile."""
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    made = Machine()
     cupy_like.install(monkeypatch)
-    compiled, first_is_there, go_on = [], threading.Event(), threading.Event()
-
-    def compile_it(source, arch, headers):
-        compiled.append(source)
-        if source == "slow":
-            first_is_there.set()
-            assert go_on.wait(60)
-        return b""
+    import cupy
 
     class Module:
         def load(self, cubin):
-            pass
+            made.loaded.append((cupy.cuda.runtime.getDevice(), cubin))
 
         def get_function(self, name):
             return name
 
+    cupy.cuda.runtime.getDeviceProperties = lambda device: {"major": 9, "minor": 0}
+    cupy.cuda.function = SimpleNamespace(Module=Module)
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "compile_cubin", made.compile)
+    monkeypatch.setattr(cache, "nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    monkeypatch.setattr(cuda, "status", lambda: Status(True, "", {}))
+    monkeypatch.setattr(cuda.prepare, "gpu", lambda device: Gpu(device, 90, 132))
+    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    made.forget(monkeypatch)
+    return made
+
+
+FEW = {"m": (1, 9), "activation": "a16", "dtype": "float16", "progress": False}  # rows and types of a small model
+
+
+def test_kernels_are_compiled_at_the_same_time_and_each_once(machine, monkeypatch):
+    """Two wait for each other; a second call and another process compile none."""
+    machine.together = threading.Barrier(2, timeout=60)
+    first = qgemm.prepare([zeros("q4_0", 256, 512)], **FEW)
+    assert first.kernels == first.compiled == len(machine.compiled) == len(set(machine.compiled)) > 4
+    assert len(machine.loaded) == first.kernels
+    assert str(first).startswith(f"{first.kernels} kernels are ready, {first.kernels} of them compiled now, in ")
+    assert qgemm.prepare([zeros("q4_0", 256, 512)], **FEW)[:2] == (first.kernels, 0)
+    machine.forget(monkeypatch)
+    assert qgemm.prepare(zeros("q4_0", 256, 512), **FEW)[:2] == (first.kernels, 0)
+    assert len(machine.compiled) == first.kernels
+    assert len(set(machine.loaded)) == first.kernels < len(machine.loaded)
+
+
+def test_two_calls_and_a_product_at_once_compile_each_kernel_once(machine):
+    """Also where no folder keeps them."""
+    w, done = zeros("q4_0", 256, 512), []
+    ((kernel, fmt, template), *_) = needed([w], 90, 132, [1], ["a16"], ["half"])
+    machine.during = lambda source: time.sleep(0.01)
+    work = [lambda: done.append(qgemm.prepare(w, **FEW)), lambda: loading.load(kernel, fmt, **dict(template))]
+    threads = [threading.Thread(target=each) for each in (*work, *work)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(machine.compiled) == len(set(machine.compiled)) == done[0].kernels == done[1].kernels
+    assert sum(each.compiled for each in done) in (len(machine.compiled), len(machine.compiled) - 1)
+
+
+def test_gpus_of_one_kind_share_what_is_compiled(machine, monkeypatch, tmp_path):
+    """A kernel is loaded on the GPU of its weights; without a folder it is compiled once as well."""
     import cupy
 
-    cupy.cuda.runtime.getDeviceProperties = lambda device: {"major": 9, "minor": 0}
-    cupy.cuda.function = type("function", (), {"Module": Module})
-    monkeypatch.setattr(loading, "_loaded", {})
-    monkeypatch.setattr(loading, "cached_cubin", compile_it)
-    monkeypatch.setattr(loading, "compose", lambda kernel, fmt, **template: kernel)
-    threads = [threading.Thread(target=loading.load, args=("slow",)) for _ in range(2)]
+    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0}, raising=False)  # devices of no threads
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    weights = []
+    for device in (0, 1):
+        data = cupy.empty((4, 8, 16), np.uint8)
+        data.at = device
+        weights.append(cuda.DeviceTensor(qgemm.FORMATS["q4_0"], (256, 512), data))
+    done = qgemm.prepare(weights, **FEW)
+    assert done.kernels == 2 * done.compiled == len(machine.loaded) == 2 * len(machine.compiled)
+    assert {device for device, _ in machine.loaded} == {0, 1}
+
+
+def test_a_kernel_that_two_threads_need_is_compiled_once(machine):
+    """Another one is compiled meanwhile."""
+    first_is_there, go_on = threading.Event(), threading.Event()
+
+    def slow(source):
+        if "float" in source:
+            first_is_there.set()
+            assert go_on.wait(60)
+
+    machine.during = slow
+    threads = [
+        threading.Thread(target=loading.load, args=("round_activations",), kwargs={"In": "float"}) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     assert first_is_there.wait(60)
-    assert loading.load("quick") == "quick"
+    assert loading.load("round_activations", In="half") == "round_activations"
     go_on.set()
     for thread in threads:
         thread.join()
-    assert sorted(compiled) == ["quick", "slow"]
+    assert len(machine.compiled) == 2
+
+
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent():
+    """It has what was made, and makes what another thread was making when it began."""
+    once, begun, go_on = Once(), threading.Event(), threading.Event()
+    once.get("there", lambda: 1)
+
+    def slow():
+        begun.set()
+        assert go_on.wait(60)
+        return 2
+
+    def work():
+        signal.alarm(30)  # which ends it
+        assert (once.get("there", lambda: 0), once.get("slow", lambda: 3)) == (1, 3)
+        Path(result).write_text("made")
+
+    thread = threading.Thread(target=once.get, args=("slow", slow))
+    thread.start()
+    assert begun.wait(60)
+    with tempfile.TemporaryDirectory() as folder:
+        result = f"{folder}/result"
+        os.waitpid(helpers.forked(work), 0)
+        assert Path(result).read_text() == "made"
+    go_on.set()
+    thread.join()
+    assert once.get("slow", lambda: 0) == 2
+
+
+def test_what_cannot_be_made_is_tried_again():
+    once = Once()
+    with pytest.raises(ZeroDivisionError):
+        once.get("key", lambda: 1 // 0)
+    assert once.get("key", lambda: 1) == once.get("key", lambda: 1 // 0) == 1
+
+
+def test_an_error_of_the_compiler_is_raised_with_its_log(machine):
+    def fails(source):
+        raise nvrtc.CompileError("compiling for sm_90a failed:\nundefined_name")
+
+    machine.during = fails
+    with pytest.raises(nvrtc.CompileError, match="undefined_name"):
+        qgemm.prepare(zeros("q4_0", 256, 512), **FEW)
+    begun = len(machine.compiled)
+    machine.during = None
+    assert begun <= qgemm.prepare(zeros("q4_0", 256, 512), **FEW).compiled
+
+
+def test_ctrl_c_leaves_what_was_not_begun(monkeypatch):
+    """And waits for what was: no thread is left over."""
+    begun, before = [], threading.active_count()
+
+    def work(index):
+        begun.append(index)
+        if index == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.02)  # all of them 20 s
+        return False
+
+    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0}, raising=False)
+    monkeypatch.setattr(cpu.CpuBackend, "preparation", lambda *_: [lambda i=i: work(i) for i in range(1000)])
+    monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
+    with pytest.raises(KeyboardInterrupt):
+        qgemm.prepare([zeros("q4_0", 64, 64)], progress=False)
+    assert len(begun) < 1000
+    assert threading.active_count() == before
+
+
+def test_libraries_of_the_cpu_are_compiled_at_the_same_time(monkeypatch, tmp_path):
+    """Each once; those of another process are read."""
+    together, compiled = threading.Barrier(2, timeout=60), []
+
+    def compile_it(by, source, words):
+        compiled.append((source.name, *words))
+        if len(compiled) <= 2:
+            together.wait()
+        return b"code"
+
+    library = native.library
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "compiled", compile_it)
+    monkeypatch.setattr(library, "compiler", lambda: SimpleNamespace(identity=("cc", 1, 2), command=("cc",)))
+    monkeypatch.setattr(library, "_load", lambda code: None)
+    monkeypatch.setattr(library, "_loaded", Once())
+    monkeypatch.setattr(library, "reason", lambda: "")
+    loads = [lambda i=i: library.library("products", {"BLOCK_BYTES": str(i % 3)}) for i in range(6)]
+    tasks = [partial(library.compiles, each) for each in loads]
+    monkeypatch.setattr(cpu.CpuBackend, "preparation", lambda *_: tasks)
+    monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
+    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert qgemm.prepare([], progress=False)[:2] == (6, 3)
+    assert len(compiled) == 3
+    monkeypatch.setattr(library, "_loaded", Once())
+    assert qgemm.prepare([], progress=False)[:2] == (6, 0)
 
 
 def test_the_first_error_is_raised_and_nothing_more_is_begun(gpu, monkeypatch):
@@ -178,18 +358,18 @@ def test_the_first_error_is_raised_and_nothing_more_is_begun(gpu, monkeypatch):
 
 
 def test_without_a_gpu_libraries_of_the_cpu_are_made(monkeypatch):
-    """One for each format that has one, and the quantizer for a8; none where NumPy multiplies."""
+    """One for each format that has one, that of threads, and the quantizer for a8; none where NumPy multiplies."""
     made = []
     monkeypatch.setattr(native.products, "_loaded", lambda fmt: made.append(fmt.name))
     monkeypatch.setattr(native.products, "_quantizer", lambda: made.append("quantizer"))
-    monkeypatch.setattr(native.products, "reason", lambda: "")
+    monkeypatch.setattr(native.products, "pool", lambda: made.append("pool"))
     monkeypatch.setattr(native.products, "serves", lambda fmt: fmt.name.startswith("q"))
     monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
     tensors = [zeros("q4_0", 64, 64), zeros("q4_0", 32, 64), zeros("f32", 8, 8), zeros("q8_0", 64)]
-    assert qgemm.prepare(tensors, progress=False).kernels == 2
-    assert sorted(made) == ["q4_0", "quantizer"]
-    assert qgemm.prepare(tensors, activation="a16", progress=False).kernels == 1
-    monkeypatch.setattr(native.products, "reason", lambda: "no compiler")
+    assert qgemm.prepare(tensors, progress=False).kernels == 3
+    assert sorted(made) == ["pool", "q4_0", "quantizer"]
+    assert qgemm.prepare(tensors, activation="a16", progress=False).kernels == 2
+    monkeypatch.setattr(native.products, "serves", lambda fmt: False)
     assert cpu.BACKEND.preparation(tensors, None, ("a16",), ("float32",)) == []
 
 
@@ -199,6 +379,8 @@ def test_without_a_gpu_libraries_of_the_cpu_are_made(monkeypatch):
         ((["x"],), {}, (TypeError, "got str")),
         (([], 0), {}, (qgemm.UnsupportedError, "from 1 on")),
         (([], ()), {}, (qgemm.UnsupportedError, "from 1 on")),
+        (([], "8"), {}, (qgemm.UnsupportedError, "from 1 on, or several, got '8'")),
+        (([], 1.5), {}, (qgemm.UnsupportedError, "got 1.5")),
         (([],), {"activation": "a4"}, (qgemm.UnsupportedError, "'a16' or 'a8'")),
         (([],), {"dtype": "int8"}, (TypeError, "got int8")),
     ],
@@ -212,5 +394,5 @@ def test_arguments_that_make_no_sense(arguments, named, error):
 def test_command(run, gpu):
     status, out, err = run("prepare", helpers.EXCERPT, "--m", "1,512", "--dtype", "float16")
     assert (status, err) == (0, "")
-    assert out.startswith(f"{len(gpu)} kernels are ready, in ")
+    assert out.startswith(f"{len(gpu)} kernels are ready, {len(gpu)} of them compiled now, in ")
     assert len(gpu) > 20

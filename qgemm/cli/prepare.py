@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     need_gguf(args.file)
     with open_gguf(args.file) as model:
         done = prepare(model, args.m, activation=args.activation, dtype=args.dtype)
-    print(f"{done.kernels} kernels are ready, in {done.seconds:.1f} s")
+    print(done)
     return 0
 
 

@@ -89,7 +89,7 @@ class CpuBackend:
 
     def preparation(
         self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
-    ) -> list[Callable[[], object]]:
+    ) -> list[Callable[[], bool]]:
         """A library for each format, and that which quantizes activations; none where NumPy multiplies."""
         formats = {each.format: None for each in tensors if each.ndim > 1}
         return native.preparation(list(formats), "a8" in activations)

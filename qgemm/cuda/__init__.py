@@ -95,7 +95,7 @@ class CudaBackend:
 
     def preparation(
         self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
-    ) -> list[Callable[[], object]]:
+    ) -> list[Callable[[], bool]]:
         """Kernels for the current device, compiled and loaded there."""
         require("preparing kernels")
         return prepare.tasks(tensors, ROWS if rows is None else rows, activations, dtypes)

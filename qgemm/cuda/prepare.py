@@ -1,30 +1,44 @@
 """Kernels of a model before its first product: compiled, or read from the cache, and loaded.
 
-NVRTC compiles without the GIL: threads of one process take about as long as as many processes.
+NVRTC compiles without the GIL and holds no lock of its own: threads of one process take about as long as as many
+processes (of 24 kernels on 8 threads, 41 times one waited for another).
+
+Kernels are loaded here, not at their first launch: a CUDA graph may be what launches them first.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from qgemm.packed import Packed
 
-from .jit.load import load
+from .jit.load import compiles
 from .kernels.needed import Key, needed
 from .problem import C_TYPES, gpu
+from .tensor import DeviceTensor
 
 
 def tasks(
     tensors: Iterable[Packed], rows: Sequence[int], activations: Sequence[str], dtypes: Sequence[str]
-) -> list[Callable[[], object]]:
-    """A call for each kernel that products by these weights ask for on the current device."""
+) -> list[Callable[[], bool]]:
+    """A call for each kernel that products by these weights ask for, those of the host on the current device.
+
+    It returns whether it compiled the kernel.
+    """
     import cupy
 
-    on = gpu(cupy.cuda.runtime.getDevice())
     types = list(dict.fromkeys(C_TYPES.get(name, "float") for name in dtypes))
-    found = needed(tensors, on.sm, on.sms, rows, activations, types)
-    return [partial(_load, on.device, key) for key in sorted(found, key=_slowest_first)]
+    by_device = defaultdict[int, list[Packed]](list)
+    for each in tensors:
+        by_device[each.device if isinstance(each, DeviceTensor) else cupy.cuda.runtime.getDevice()].append(each)
+    found = [
+        (device, key)
+        for device, some in by_device.items()
+        for key in needed(some, gpu(device).sm, gpu(device).sms, rows, activations, types)
+    ]
+    return [partial(_load, device, key) for device, key in sorted(found, key=lambda each: _slowest_first(each[1]))]
 
 
 def _slowest_first(key: Key) -> tuple[bool, str, str]:
@@ -33,9 +47,9 @@ def _slowest_first(key: Key) -> tuple[bool, str, str]:
     return not kernel.startswith("prefill"), kernel, str((fmt and fmt.name, template))
 
 
-def _load(device: int, key: Key) -> None:
+def _load(device: int, key: Key) -> bool:
     import cupy
 
     kernel, fmt, template = key
     with cupy.cuda.Device(device):
-        load(kernel, fmt, **dict(template))
+        return compiles(kernel, fmt, dict(template))

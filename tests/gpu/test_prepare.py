@@ -23,7 +23,7 @@ def test_products_compile_nothing_afterwards(activation, dtype, monkeypatch):
         pytest.fail(f"{unit[0][:200]} is loaded")
 
     on_device = [w.to_device() for w in weights]
-    monkeypatch.setattr(load, "cached_cubin", refuse)
+    monkeypatch.setattr(load, "fetched", refuse)
     for m in rows:
         x = cp.asarray(rng.standard_normal((m, 512), np.float32)).astype(dtype)
         for w in on_device:

@@ -8,20 +8,22 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
 from qgemm.errors import QgemmError
 from qgemm.files.compiled import kept
+from qgemm.once import Once
 
-from .compiler import FLAGS, compiled, compiler, cpu
+from .compiler import FLAGS, Compiler, compiled, compiler, cpu
 
 DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
 NEEDED = {"avx2", "fma", "f16c"}  # of a CPU: what kernels/cpu/vec.h has instructions for
 
-_lock = threading.Lock()
-_loaded: dict[tuple[str, str], ctypes.CDLL | None] = {}
+_loaded: Once[ctypes.CDLL | None] = Once()
+_warning = threading.Lock()
+_compiled = threading.local()  # count: of libraries that this thread has compiled
 _failed: list[str] = []  # the reason, once one was
 
 
@@ -56,11 +58,23 @@ def library(name: str, definitions: Mapping[str, str] = {}) -> ctypes.CDLL | Non
     the CPU.
     """
     key = name, repr(sorted(definitions.items()))
-    if key not in _loaded:
-        with _lock:
-            if key not in _loaded:
-                _loaded[key] = None if reason() else _library(name, definitions)
-    return _loaded[key]
+    return _loaded.get(key, lambda: None if reason() else _library(name, definitions))
+
+
+def compiles(load: Callable[[], object]) -> bool:
+    """Load a library; whether that took the compiler."""
+    before = _count()
+    load()
+    return _count() > before
+
+
+def _count() -> int:
+    return getattr(_compiled, "count", 0)
+
+
+def _made(by: Compiler, source: Path, words: list[str]) -> bytes:
+    _compiled.count = _count() + 1
+    return compiled(by, source, words)
 
 
 def _library(name: str, definitions: Mapping[str, str]) -> ctypes.CDLL | None:
@@ -70,10 +84,12 @@ def _library(name: str, definitions: Mapping[str, str]) -> ctypes.CDLL | None:
     facts = (name, words, _sources(), FLAGS, by.identity, by.command[1:], cpu())
     entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
     try:
-        return _load(kept(entry, lambda: compiled(by, folder() / f"{name}.c", words)))
+        return _load(kept(entry, lambda: _made(by, folder() / f"{name}.c", words)))
     except (QgemmError, OSError) as error:
-        _failed.append(f"the C compiler failed: {str(error).splitlines()[0]}")
-        warnings.warn(f"products on the CPU stay slow, by NumPy: {error}", RuntimeWarning, stacklevel=4)
+        with _warning:
+            if not _failed:
+                _failed.append(f"the C compiler failed: {str(error).splitlines()[0]}")
+                warnings.warn(f"products on the CPU stay slow, by NumPy: {error}", RuntimeWarning, stacklevel=5)
         return None
 
 

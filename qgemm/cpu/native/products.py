@@ -15,8 +15,8 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
-from .library import folder, library, reason
-from .pool import run
+from .library import compiles, folder, library, reason
+from .pool import pool, run
 
 A8, A16 = 1, 3  # digits of x: int8 codes, or three of 7 bits
 TOKENS = 256  # rows of x that are packed at a time
@@ -74,12 +74,12 @@ def fields(struct: type[ctypes.Structure]) -> str:
     return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
 
 
-def preparation(formats: Sequence[Format], quantizes: bool) -> list[Callable[[], object]]:
+def preparation(formats: Sequence[Format], quantizes: bool) -> list[Callable[[], bool]]:
     """What products by weights of these formats compile at first use, each a call; quantizes: x as well."""
-    if reason():
-        return []
-    made: list[Callable[[], object]] = [partial(_loaded, fmt) for fmt in formats if serves(fmt)]
-    return [*made, _quantizer] if quantizes and made else made
+    loads: list[Callable[[], object]] = [partial(_loaded, fmt) for fmt in formats if serves(fmt)]
+    if loads:
+        loads += [pool, _quantizer] if quantizes else [pool]
+    return [partial(compiles, each) for each in loads]
 
 
 def serves(fmt: Format) -> bool:
