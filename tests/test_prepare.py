@@ -273,6 +273,31 @@ def test_a_forked_child_does_not_wait_for_threads_of_its_parent():
     assert once.get("slow", lambda: 0) == 2
 
 
+def test_who_came_while_a_value_was_made_gets_that():
+    """Though it was not there when they looked."""
+    looked, second = [], threading.Event()
+
+    class Values(dict):
+        def __missing__(self, key):
+            looked.append(key)
+            if len(looked) == 2:
+                second.set()
+            raise KeyError(key)
+
+    def make():
+        assert second.wait(60)
+        return object()
+
+    once, got = Once(), []
+    once.values = Values()
+    threads = [threading.Thread(target=lambda: got.append(once.get("key", make))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got[0] is got[1]
+
+
 def test_what_cannot_be_made_is_tried_again():
     once = Once()
     with pytest.raises(ZeroDivisionError):
