@@ -1,4 +1,4 @@
-"""Encoders of the K-quants: ggml's bytes, with an importance matrix and without, and properties that no bytes show."""
+"""Encoders of the K-quants and iq4_nl: ggml's bytes, with and without an importance matrix, and what no bytes show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows_of(tensor: qgemm.Tensor) -> np.ndarray:
     return tensor.blocks.view(np.uint8).reshape(len(tensor.blocks), -1)
 
 
-@each_k_quant
+@pytest.mark.parametrize("name", [*K_QUANTS, "iq4_nl"])
 @pytest.mark.parametrize("kind", ["plain", "imatrix"])
 def test_bytes_of_ggml(name, kind):
     made = qgemm.quantize(X, name, imatrix=IMATRIX if kind == "imatrix" else None)
@@ -84,7 +84,7 @@ def test_packing_is_undone(rng):
         assert np.array_equal(unpack_planes(pack_planes(codes, bits), bits), codes)
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q5_1", *K_QUANTS])
+@pytest.mark.parametrize("name", ["q4_0", "q5_1", "iq4_nl", *K_QUANTS])
 def test_an_importance_matrix_of_rows(name):
     """[K] for all rows, or one of its own for each."""
     rng = np.random.default_rng(6)

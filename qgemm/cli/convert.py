@@ -10,22 +10,26 @@ from pathlib import Path
 from qgemm.codec.search import searched
 from qgemm.converter.api import opened
 from qgemm.converter.job import BACKENDS, convert
+from qgemm.converter.mixture import FILE_TYPES
 from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
-from qgemm.converter.rules import Options, override
+from qgemm.converter.rules import Options, asked, override
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
 from qgemm.files.outputs import check_output
 from qgemm.files.paths import PathLike
-from qgemm.formats import FORMATS, format_named
+from qgemm.formats import FORMATS
 from qgemm.text import json_lines, json_text
 
 from .common import Command, Progress, UsageError, add_json, count, limit, pattern
 
 # Symmetric formats first.
 SEARCHED = ", ".join(fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum))
+MIXTURES = [
+    name for name, kind in FILE_TYPES.items() if name not in FORMATS and FORMATS[kind.default].encode is not None
+]
 DESCRIPTION = f"""\
 Convert the weights of SRC to TYPE and write them to DST. A DST that exists is replaced only with --force, then whole
 or not at all; one that belongs to SRC never.
@@ -33,7 +37,8 @@ or not at all; one that belongs to SRC never.
   SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
         checkpoints quantized by AWQ, GPTQ or as kbit
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16
-  TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)}
+  TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)};
+        file types, which mix them as llama-quantize does: {", ".join(MIXTURES)}
 
 Tensors of that type are copied byte for byte. Where a type has all codes of another, codes are copied and at most
 scales are rounded. What llama-quantize would not quantize (vectors, norms, position tables, ...) stays as it is."""
@@ -43,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """SRC DST TYPE and what may be said about types, errors and reports."""
     parser.add_argument("source", metavar="SRC", help="what is converted")
     parser.add_argument("target", metavar="DST", help="the file to write")
-    parser.add_argument("type", metavar="TYPE", help="the format of all tensors for which no rule says otherwise")
+    parser.add_argument("type", metavar="TYPE", help="a format, or a file type of llama-quantize, e.g. q4_k_m")
     parser.add_argument(
         "--tensor-type", metavar="REGEX=TYPE", action="append", default=[],
         help="another format for tensors in whose name REGEX is found; repeatable, the first that is found wins",
@@ -51,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", metavar="REGEX", action="append", type=pattern, default=[], help="leave these tensors as they are"
     )
-    parser.add_argument("--pure", action="store_true", help="the output matrix in TYPE too, not in more bits")
+    parser.add_argument("--pure", action="store_true", help="all in one format: that of TYPE, or a file type's default")
     parser.add_argument(
         "--allow-requantize", action="store_true", help="quantize again what is quantized, where codes cannot be copied"
     )
@@ -87,13 +92,15 @@ def run(args: argparse.Namespace) -> int:
     """Convert, then print what happened to each tensor."""
     check_order(args)
     try:
+        default, mixture = asked(args.type)
         options = Options(
-            format_named(args.type, to_write=True),
+            default,
             [override(text) for text in args.tensor_type],
             args.keep,
             args.pure,
             args.allow_requantize,
             args.search,
+            mixture=mixture,
         )
         renames = [rename(text) for text in args.rename]
     except QgemmError as error:
@@ -118,7 +125,9 @@ def run(args: argparse.Namespace) -> int:
             advance=progress.advance,
         )
         nbytes = source.nbytes
-    text = document(json_text(args.source), json_text(args.target), str(options.type), lines, nbytes)
+    text = document(
+        json_text(args.source), json_text(args.target), (options.mixture or options.type.name).upper(), lines, nbytes
+    )
     print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes)]), sep="\n")
     check_outputs(args, files)  # some are there only now
     if args.report is not None:

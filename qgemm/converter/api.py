@@ -15,7 +15,7 @@ from . import job
 from .like import alike
 from .names import Rename, renamed
 from .report import Line, table, totals
-from .rules import Options
+from .rules import Options, asked
 from .sources import open_source
 from .weight import Source
 
@@ -80,6 +80,8 @@ def convert(
 ) -> Conversion:
     """Write the weights of `src` to `dst` in the format `type`: what `qgemm convert SRC DST TYPE` does.
 
+    type: a format, or a file type of llama-quantize ("q4_k_m"), which mixes formats as it does.
+
     src: a .gguf file (or its first shard), .safetensors (or its index), a checkpoint's folder, .npy or .npz, also
     quantized by AWQ, GPTQ, FP8 or as kbit. dst: .gguf; .safetensors or .npz for f32, f16 and bf16.
     tensor_types: other formats for tensors in whose name a regular expression is found; the first that is wins. They
@@ -87,7 +89,8 @@ def convert(
     rename: expressions, and what replaces each match in a name (`re.sub`).
     like: a .gguf file of the same model, which gives metadata, names, order and layout, so that a checkpoint of
     Hugging Face becomes a model that runs.
-    pure: the output matrix in `type` too. allow_requantize: quantize again where codes cannot be copied.
+    pure: all in one format, that of `type` or the default of a file type. allow_requantize: quantize again where codes
+    cannot be copied.
     search: look for better scales; imatrix: llama.cpp's importance matrix, search with it for its tensors.
     part: of a shard, which otherwise brings all others with it, that file alone.
     force: replace an old `dst`, whole or not at all; a file that belongs to `src` never. dry_run: only plan.
@@ -97,14 +100,16 @@ def convert(
     Raises QgemmError or a subclass: CheckpointError and GGUFError for files that are malformed or not read,
     QuantizeError for weights that are not finite or do not fit, UnsupportedError without a GPU. An old `dst` is intact.
     """
+    default, mixture = asked(type)
     options = Options(
-        format_named(type, to_write=True),
+        default,
         [(re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()],
         [re.compile(pattern) for pattern in keep],
         pure,
         allow_requantize,
         search,
         {} if imatrix is None else read_imatrix(imatrix),
+        mixture,
     )
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
     with opened(src, renames, like, [imatrix], part) as source:

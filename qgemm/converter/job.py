@@ -21,7 +21,7 @@ from .device import RANGE, STREAMS, Device
 from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .report import Line, line, relative
 from .rules import Options, Step, planned
-from .targets import Append, check_target, checked
+from .targets import Append, check_target, checked, file_type
 from .weight import Source
 
 BACKENDS = ("cpu", "cuda")
@@ -72,7 +72,7 @@ def convert(
     if dry_run:
         return [line(step, None) for step in steps]
     lines = []
-    with checked(path, steps, source, options.type, force) as append:
+    with checked(path, steps, source, file_type(options.type, options.mixture), force) as append:
         for step, error in _converted(steps, options, threads or workers(), device, append, advance, source.path):
             lines.append(line(step, error))
             if max_error is not None and not error <= max_error:

@@ -20,6 +20,7 @@ from qgemm.errors import QgemmError
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, format_named, written
 
+from .mixture import ALIASES, FILE_TYPES, LAYER, Model, chosen
 from .weight import Source, Weight, takes
 
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
@@ -56,6 +57,9 @@ OUTPUT = re.compile(r"^output\.weight$|(^|\.)lm_head\.weight$")
 TOKENS = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings\.weight$|wte\.weight$")
 
 
+Rules = Sequence[tuple[str, re.Pattern[str]]]
+
+
 class Options(NamedTuple):
     """What may be said about types: see `qgemm convert --help`.
 
@@ -69,6 +73,7 @@ class Options(NamedTuple):
     allow_requantize: bool = False
     search: bool = False
     importance: Mapping[str, Floats] = MappingProxyType({})
+    mixture: str = ""  # a file type of llama-quantize (mixture.py), of which `type` is the default
 
 
 class Step(NamedTuple):
@@ -99,16 +104,23 @@ def planned(source: Source, options: Options) -> list[Step]:
     _check_patterns(source, options)
     rules = _rules(source)
     head = _head(source) if not options.pure and not options.type.plain else None
+    types = {} if options.pure or not options.mixture else _mixed(source, options, rules)
     steps = []
     for weight in source.weights.values():
-        step = _step(weight, options, head, rules)
+        step = _step(weight, options, head, rules, types)
         if reason := _refused(step, options):
             raise QgemmError(f"{shown_path(source.path)}: tensor {shown(weight.name)}: {reason}")
         steps.append(step)
     return steps
 
 
-def _rules(source: Source) -> list[tuple[str, re.Pattern[str]]]:
+def keeps(name: str, ndim: int, architecture: str) -> str:
+    """The rule by which a tensor of a .gguf file stays as it is, "" if it is quantized."""
+    rows = [*KEPT, *(KEPT_OF_GLM5 if GLM5.fullmatch(architecture) else ()), ("not a weight", r"(?<!weight)$")]
+    return "1-D" if ndim < 2 else next((rule for rule, pattern in rows if re.search(pattern, name)), "")
+
+
+def _rules(source: Source) -> Rules:
     """What keeps a tensor of a source, by the names that its kind of file has."""
     architecture = str(source.metadata.get(Keys.General.ARCHITECTURE, ""))
     rows = [*KEPT, *(KEPT_OF_GLM5 if GLM5.fullmatch(architecture) else ())]
@@ -130,7 +142,25 @@ def _check_patterns(source: Source, options: Options) -> None:
             )
 
 
-def _step(weight: Weight, options: Options, head: str | None, rules: Sequence[tuple[str, re.Pattern[str]]]) -> Step:
+def _mixed(source: Source, options: Options, rules: Rules) -> dict[str, str]:
+    """The types that a file type gives the tensors for which nothing else is said, by their names in a .gguf file.
+
+    Without such names, where no rule of a mixture speaks of a tensor, {} for a file type that is called after a type.
+    """
+    if not any(LAYER.match(name) for name in source.weights):
+        if options.mixture in FORMATS:
+            return {}
+        raise QgemmError(
+            f"{shown_path(source.path)}: {options.mixture} chooses types by the names of tensors in a .gguf file "
+            f"(blk.0.attn_v.weight), which this has not; convert it with --like BASE.gguf, or to one type, e.g. q4_0"
+        )
+    quantized = [weight.name for weight in source.weights.values() if _said(weight, options, rules) is None]
+    shapes = {name: weight.shape for name, weight in source.weights.items()}
+    return chosen(options.mixture, Model.of(source.metadata), shapes, quantized, bool(options.importance))
+
+
+def _said(weight: Weight, options: Options, rules: Rules) -> Step | None:
+    """What becomes of a tensor that a rule keeps or an override names, None of the others."""
     for pattern in options.keep:
         if pattern.search(weight.name):
             return _kept(weight, "--keep")
@@ -144,8 +174,21 @@ def _step(weight: Weight, options: Options, head: str | None, rules: Sequence[tu
     for pattern, fmt in options.overrides:
         if pattern.search(weight.name):
             return Step(weight, fmt)
-    if weight.values is None:
-        return _kept(weight, "no decoder")
+    return _kept(weight, "no decoder") if weight.values is None else None
+
+
+def _step(weight: Weight, options: Options, head: str | None, rules: Rules, types: Mapping[str, str]) -> Step:
+    said = _said(weight, options, rules)
+    if said is not None:
+        return said
+    if weight.name in types:
+        fmt = FORMATS[types[weight.name]]
+        why = options.mixture.upper()
+        if weight.name == head:
+            why = "output matrix"
+        elif weight.shape[-1] % options.type.weights:
+            why = f"row length not a multiple of {options.type.weights}"
+        return Step(weight, fmt, "" if fmt == options.type else f"{why}: {fmt}")
     if weight.name == head and options.type != Q8_0:
         better = Q6_K if Q6_K.encode is not None and weight.shape[-1] % Q6_K.weights == 0 else Q8_0
         return _fitting(weight, better)._replace(rule=f"output matrix: {better}")
@@ -192,6 +235,15 @@ def _refused(step: Step, options: Options) -> str:
     if weight.quantized and not (fmt.plain or step.by_codes or closest or options.allow_requantize):
         return f"is {weight.type}: quantizing it again, to {fmt}, loses twice, and needs --allow-requantize"
     return ""
+
+
+def asked(kind: str | Format) -> tuple[Format, str]:
+    """The type that is asked for, and the file type that mixes it with others, "" if none does."""
+    if isinstance(kind, str):
+        name = ALIASES.get(kind.lower(), kind.lower())
+        if name in FILE_TYPES:
+            return FORMATS[FILE_TYPES[name].default], name
+    return format_named(kind, to_write=True), ""
 
 
 def override(text: str) -> tuple[re.Pattern[str], Format]:

@@ -28,18 +28,20 @@ LEAST = np.float32(1e-15)  # blocks with no larger magnitude are zeros to ggml
 STEPS = 7  # on either side
 
 
-def encode(x: Floats) -> Blocks:
-    """Values [n, 32] -> blocks [n]: the d of least error of 16 tries, q nearest to x / d.
+def encode(x: Floats, importance: Floats | None = None) -> Blocks:
+    """Values [n, 32], and what each weighs -> blocks [n]: the d of least error of 16 tries, q nearest to x / d.
 
     Each try takes the value of largest magnitude for 127 or one of -134 to -120, which gives the codes; their d follows
-    from least squares. Squares are weighted by x^2, and summed in the order of the weights, since bytes depend on it.
+    from least squares. Squares are weighted by x^2, with an importance by importance * sqrt(twice their mean + x^2),
+    and summed in the order of the weights, since bytes depend on it.
     """
     blocks, zeros = np.empty(len(x), DTYPE), absmax(x) < LEAST
-    of = np.repeat(x, 2, axis=0) if len(x) == 1 else x  # NumPy would sum a single column in another order
-    of = np.ascontiguousarray(of.T)  # [32, n]: sums over a block are sums over rows
+    of = _columns(x)
     largest = np.broadcast_to(signed_absmax(x), of.shape[1:])
-    squares = of * of
     with np.errstate(all="ignore"):  # blocks of zeros have no scale, and candidates may overflow
+        squares = of * of
+        if importance is not None:
+            squares = _columns(importance) * np.sqrt(total(squares) * np.float32(2 / 32) + squares)
         products, norms = _sums(np.float32(1) / (largest / np.float32(127)), of, squares)
         d = products / norms
         best = d * products
@@ -55,10 +57,15 @@ def encode(x: Floats) -> Blocks:
     return blocks
 
 
-def _sums(inverse: Floats, x: Floats, squares: Floats) -> tuple[Floats, Floats]:
-    """For x [32, n] and 1 / d [n]: the sums of x^2 * value * x and of x^2 * value * value, [n] each."""
+def _columns(values: Floats) -> Floats:
+    """Blocks [n, 32] -> [32, n], n > 1: sums over a block are sums over rows, but NumPy's over a single column."""
+    return np.ascontiguousarray((np.repeat(values, 2, axis=0) if len(values) == 1 else values).T)
+
+
+def _sums(inverse: Floats, x: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """For x [32, n] and 1 / d [n]: the sums of weight * value * x and of weight * value * value, [n] each."""
     values = CODEBOOK.take(nearest(inverse * x))
-    weighted = squares * values
+    weighted = weights * values
     return np.float32(0) + total(weighted * x), total(weighted * values)  # of -0 and +0, C has +0
 
 
@@ -96,5 +103,5 @@ def from_tile(words: LaneWords) -> LaneWords:
 
 FORMAT = Format(
     "iq4_nl", 32, DTYPE, encode, levels, ggml_type=20, formula="d * codebook[q]", slots={"qs": HALVES},
-    codebook=CODEBOOK, to_tile=to_tile, from_tile=from_tile,
+    codebook=CODEBOOK, weighted=encode, to_tile=to_tile, from_tile=from_tile,
 )  # fmt: skip
