@@ -355,8 +355,16 @@ def test_arguments_that_make_no_sense(arguments, named, error):
         qgemm.prepare(*arguments, **named)
 
 
-def test_command(run, gpu):
+def test_command_where_nothing_is_compiled(run, monkeypatch):
+    """It says why: here that NumPy was asked for, as by all tests (conftest.py)."""
+    monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
+    assert run("prepare", helpers.EXCERPT) == (0, "nothing is compiled: QGEMM_CPU=numpy\n", "")
+
+
+def test_command(run, gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path))
     status, out, err = run("prepare", helpers.EXCERPT, "--m", "1,512", "--dtype", "float16")
     assert (status, err) == (0, "")
     assert out.startswith(f"{len(gpu)} kernels are ready, {len(gpu)} of them compiled now, in ")
+    assert out.endswith(f" s, kept in {tmp_path}\n")
     assert len(gpu) > 20

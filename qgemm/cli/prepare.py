@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 
 from qgemm.arguments import ACTIVATIONS
+from qgemm.cpu.native import reason
+from qgemm.files.compiled import cache_dir
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.preparation import DTYPES, prepare
+from qgemm.text import printable
 
 from .common import Command, add_file, counts, need_gguf
+
+NO_FOLDER = "this user has no home folder; set QGEMM_CACHE_DIR to one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, say how many kernels there are and what that took."""
+    """Compile, say how many kernels there are, where they are kept, and what that took."""
     need_gguf(args.file)
     with open_gguf(args.file) as model:
         done = prepare(model, args.m, activation=args.activation, dtype=args.dtype)
-    print(done)
+    if done.kernels:
+        print(f"{done}, kept in {printable(str(cache_dir()))}" if cache_dir() else f"{done}, kept nowhere: {NO_FOLDER}")
+    else:
+        print(f"nothing is compiled: {printable(reason()) or 'no format of these tensors has compiled code here'}")
     return 0
 
 
@@ -32,7 +40,7 @@ COMMAND = Command(
     "prepare",
     "compile a model's kernels before its first product",
     "What products by the tensors of a file would compile at their first use is compiled on all cores and kept in\n"
-    "the cache (qgemm --version says where): for the GPU of this machine, or for its CPU.",
+    "the cache, $QGEMM_CACHE_DIR or else ~/.cache/qgemm: for the GPU of this machine, or without one for its CPU.",
     "qgemm prepare model.gguf --m 1,512 --dtype float16",
     add_arguments,
     run,
