@@ -91,7 +91,7 @@ class Format:
     weighted: values [n, weights], their importance [n, weights] -> blocks [n], ggml's encoder for an importance matrix,
     where it is another than the search of codec/search.py.
     decoded_by: the package that decodes the blocks, where this library has no codec: such a format has values, but no
-    codes, encoder or device tile. "" for codecs of this library.
+    codes or device tile. "" for codecs of this library.
     """
 
     name: str

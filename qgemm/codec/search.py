@@ -108,11 +108,15 @@ class Fit(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The scales that `affine` tries: most + first + step * i codes across the range, for i below tries."""
+    """The scales that `affine` tries: most + first + step * i codes across the range, for i below tries.
+
+    absolute: whether errors count as they are, not squared.
+    """
 
     first: float
     step: float
     tries: int
+    absolute: bool = False
 
 
 STEPS = Steps(-0.9, 0.05, 37)  # of every format with an importance matrix
@@ -156,7 +160,7 @@ def affine(x: Floats, weights: Floats, most: int, steps: Steps) -> Fit:
 
     def error(scale: NDArray[Any], minimum: NDArray[Any], levels: Floats) -> Floats:
         difference = scale * levels + minimum - x
-        return total(weights * (difference * difference))
+        return total(weights * (np.abs(difference) if steps.absolute else difference * difference))
 
     inverse = np.float32(most) / (greatest - least)
     codes, scale, minimum = tried(inverse, least), np.float32(1) / inverse, least

@@ -3,96 +3,122 @@
 Bytes are those of ggml's C: float32, sums in the order of the weights, candidates in its order. Groups are columns
 [weights of a group, groups of all super-blocks], so that a sum over a group is one over rows (search.py).
 
-Without an importance matrix the squared errors of a group weigh sqrt(mean square of the group) + |x|, of q6_k x * x;
-with one importance * sqrt(twice the mean square of the super-block + x * x), of q6_k the importance alone. The integers
-of a group's scale and minimum are then searched as well.
+With an importance matrix squared errors weigh importance * sqrt(some times the mean square of the super-block + x * x),
+of q6_k the importance alone, and the integers of a group's scale and minimum are searched as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .format import Blocks
 from .packing import Bytes, Floats, Halves, to_float16
-from .search import LEAST, STEPS, Steps, affine, nearest_int, symmetric, total
+from .search import LEAST, STEPS, Fit, Steps, affine, nearest_int, symmetric, total
 
 WEIGHTS = 256
 SHARE = 64  # super-blocks at a time: what lies in a core's cache
-SIXES = 63  # the largest of six bits
-EIGHTS = 128  # the magnitude of the least of eight signed bits
-POLISHED = 5  # times that `_integers` looks for better single integers
+POLISHED = 5  # times that single integers are moved
 
-Pack = Callable[[Halves, Halves, Bytes, Bytes, Bytes], Blocks]
+Codes = NDArray[np.int32]
 
 
-def with_minimums(
-    x: Floats, importance: Floats | None, most: int, steps: Steps, groups: int, pack: Pack
-) -> Blocks:  # fmt: skip
-    """x [n, 256], importance [n, 256] or None -> blocks [n] of w = d * sc * q - dmin * m, q in 0..most.
+class Affine(NamedTuple):
+    """w = d * sc * q - dmin * m, q in 0..most, sc and m in 0..most_scale for each of `groups` groups.
 
-    steps: that are tried without an importance. pack: (d, dmin [n], sc, m [n, groups], codes [n, 256]) -> blocks.
+    steps: that are tried without an importance. rooted: whether errors weigh sqrt(mean square of the group) + |x| then,
+    else |x|. means: how many times the mean square of a super-block counts beside x * x where there is an importance.
     """
-    return _in_shares(x, importance, lambda values, of: pack(*_with_minimums(values, of, most, steps, groups)))
+
+    most: int
+    groups: int
+    most_scale: int
+    steps: Steps
+    rooted: bool
+    means: float
 
 
-def _with_minimums(x: Floats, importance: Floats | None, most: int, steps: Steps, groups: int) -> tuple[Any, ...]:
-    n, columns = len(x), _columns(x, groups)
+class Symmetric(NamedTuple):
+    """w = d * sc * (q - zero), sc in -most_scale..most_scale - 1 for each of `groups` groups.
+
+    moved: whether single codes are moved without an importance, rather than scales tried. means: as of Affine; None:
+    the importance alone weighs, and sc are rounded as without one. least, empty: a super-block whose groups all have
+    smaller scales has these sc, and d and q are 0.
+    """
+
+    zero: int
+    groups: int
+    most_scale: int
+    moved: bool
+    means: float | None
+    least: float
+    empty: int
+
+
+PackAffine = Callable[[Halves, Halves, Bytes, Bytes, Bytes], Blocks]
+PackSymmetric = Callable[[Halves, NDArray[np.int8], Bytes], Blocks]
+
+
+def with_minimums(kind: Affine, x: Floats, importance: Floats | None, pack: PackAffine) -> Blocks:
+    """x, importance [n, 256] -> blocks [n]; pack: (d, dmin [n], sc, m [n, groups], codes [n, 256]) -> blocks."""
+    return _in_shares(x, importance, lambda values, of: pack(*_with_minimums(kind, values, of)))
+
+
+def _with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> tuple[Any, ...]:
+    n, columns = len(x), _columns(x, kind.groups)
     if importance is None:
-        means = total(columns * columns) / np.float32(len(columns))
-        weights, tried = np.sqrt(means) + np.abs(columns), steps
+        weights = np.abs(columns)
+        if kind.rooted:
+            weights = np.sqrt(total(columns * columns) / np.float32(len(columns))) + weights
+        fit = affine(columns, weights, kind.most, kind.steps)
     else:
-        squares = total(np.ascontiguousarray((x * x).T))
-        means = np.repeat(np.float32(2) * squares / np.float32(WEIGHTS), groups)
-        weights, tried = _columns(importance, groups) * np.sqrt(means + columns * columns), STEPS
-    fit = affine(columns, weights, most, tried)
+        weights = _columns(importance, kind.groups) * _spread(x, columns, kind.groups, kind.means)
+        fit = affine(columns, weights, kind.most, STEPS)
     assert fit.minimum is not None
-    scales, minimums = fit.scale.reshape(n, groups), -fit.minimum.reshape(n, groups)
+    scales, minimums = fit.scale.reshape(n, -1), -fit.minimum.reshape(n, -1)
     if importance is None:
-        (d, sc), (dmin, m) = _rounded(scales), _rounded(minimums)
+        (d, sc), (dmin, m) = _rounded(scales, kind.most_scale), _rounded(minimums, kind.most_scale)
     else:
-        of = total(weights).reshape(n, groups)
-        (d, sc), (dmin, m) = _integers(scales, of), _integers(minimums, of)
+        of = total(weights).reshape(n, -1)
+        (d, sc), (dmin, m) = _integers(scales, of, kind.most_scale), _integers(minimums, of, kind.most_scale)
     half, half_min = to_float16(d), to_float16(dmin)
     scale, minimum = (
         (of.astype(np.float32)[:, None] * numbers).reshape(-1) for of, numbers in ((half, sc), (half_min, m))
     )
-    codes = np.clip(nearest_int((columns + minimum) / scale), 0, most)
-    codes = np.where(scale != 0, codes, fit.codes).astype(np.uint8)
-    return half, half_min, sc, m, np.ascontiguousarray(codes.T).reshape(n, WEIGHTS)
+    codes = np.clip(nearest_int((columns + minimum) / scale), 0, kind.most)
+    return half, half_min, sc, m, _rows(np.where(scale != 0, codes, fit.codes), n)
 
 
-def without_minimums(
-    x: Floats, importance: Floats | None, zero: int, groups: int, pack: Callable[..., Blocks]
-) -> Blocks:  # fmt: skip
-    """x [n, 256], importance [n, 256] or None -> blocks [n] of w = d * sc * (q - zero), sc of eight signed bits.
-
-    pack: (d [n], sc [n, groups], codes [n, 256]) -> blocks.
-    """
-    return _in_shares(x, importance, lambda values, of: pack(*_without_minimums(values, of, zero, groups)))
+def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None, pack: PackSymmetric) -> Blocks:
+    """x, importance [n, 256] -> blocks [n]; pack: (d [n], sc [n, groups], codes [n, 256]) -> blocks."""
+    return _in_shares(x, importance, lambda values, of: pack(*_without_minimums(kind, values, of)))
 
 
-def _without_minimums(x: Floats, importance: Floats | None, zero: int, groups: int) -> tuple[Any, ...]:
-    n, columns = len(x), _columns(x, groups)
-    fit = symmetric(columns, columns * columns if importance is None else _columns(importance, groups), zero)
-    scales = fit.scale.reshape(n, groups)
-    magnitude = np.abs(scales)
-    largest = np.take_along_axis(scales, magnitude.argmax(axis=1)[:, None], 1)[:, 0]
-    inverse = np.float32(-EIGHTS) / largest
-    empty = magnitude.max(axis=1) < LEAST
-    half = np.where(empty, np.float16(0), to_float16(np.float32(1) / inverse))
-    sc = np.minimum(nearest_int(inverse[:, None] * scales), EIGHTS - 1).astype(np.int8)
-    sc[empty] = 0
+def _without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> tuple[Any, ...]:
+    n, columns = len(x), _columns(x, kind.groups)
+    if importance is None:
+        fit = (_moved if kind.moved else symmetric)(columns, columns * columns, kind.zero)
+    else:
+        weights = _columns(importance, kind.groups)
+        if kind.means is not None:
+            weights = weights * _spread(x, columns, kind.groups, kind.means)
+        fit = symmetric(columns, weights, kind.zero)
+    scales = fit.scale.reshape(n, -1)
+    if importance is None or kind.means is None:
+        half, sc, empty = _rounded_signed(scales, kind)
+    else:
+        of = symmetric(scales.T.copy(), total(weights).reshape(n, -1).T.copy(), kind.most_scale)
+        half, sc = to_float16(of.scale), (of.codes - kind.most_scale).T.astype(np.int8)
+        empty = np.zeros(n, np.bool_)
     scale = (half.astype(np.float32)[:, None] * sc).reshape(-1)
-    codes = np.clip(nearest_int(columns / scale), -zero, zero - 1) + zero
-    codes = np.where(scale != 0, codes, fit.codes)
-    codes = np.ascontiguousarray(codes.T).reshape(n, WEIGHTS)
-    codes[empty] = 0
-    return half, sc, codes.astype(np.uint8)
+    codes = np.clip(nearest_int(columns / scale), -kind.zero, kind.zero - 1) + kind.zero
+    found = _rows(np.where(scale != 0, codes, fit.codes), n)
+    found[empty] = 0
+    return half, sc, found
 
 
 def _in_shares(x: Floats, importance: Floats | None, made: Callable[[Floats, Floats | None], Blocks]) -> Blocks:
@@ -115,59 +141,99 @@ def _columns(values: Floats, groups: int) -> Floats:
     return np.ascontiguousarray(values.reshape(len(values) * groups, WEIGHTS // groups).T)
 
 
-def _rounded(values: Floats) -> tuple[Floats, Bytes]:
-    """Scales of groups [n, groups] -> the largest over 63, and the integers of six bits that are nearest."""
+def _rows(codes: Codes, n: int) -> Bytes:
+    """The inverse of `_columns`, for codes."""
+    return np.ascontiguousarray(codes.astype(np.uint8).T).reshape(n, WEIGHTS)
+
+
+def _spread(x: Floats, columns: Floats, groups: int, means: float) -> Floats:
+    """sqrt(means * mean square of the super-block + x * x), of every weight, as columns."""
+    squares = np.float32(means) * total(np.ascontiguousarray((x * x).T)) / np.float32(WEIGHTS)
+    spread: Floats = np.sqrt(np.repeat(squares, groups) + columns * columns)
+    return spread
+
+
+def _rounded(values: Floats, most: int) -> tuple[Floats, Bytes]:
+    """Scales of groups [n, groups] -> the largest over `most`, and the integers that are nearest."""
     largest = np.maximum(values.max(axis=1), np.float32(0))
-    inverse = np.where(largest > 0, np.float32(SIXES) / largest, np.float32(0))
+    inverse = np.where(largest > 0, np.float32(most) / largest, np.float32(0))
     found = nearest_int(inverse[:, None] * values).astype(np.uint8)  # what is negative becomes the largest
-    return largest / np.float32(SIXES), np.minimum(found, np.uint8(SIXES))
+    return largest / np.float32(most), np.minimum(found, np.uint8(most))
 
 
-def _integers(values: Floats, weights: Floats) -> tuple[Floats, Bytes]:
-    """Scales [n, groups] and what each weighs -> a factor and integers of six bits of the least weighted error.
+def _rounded_signed(values: Floats, kind: Symmetric) -> tuple[Halves, NDArray[np.int8], NDArray[np.bool_]]:
+    """Scales of groups [n, groups] -> d, the integers nearest to them over it, and which super-blocks are empty.
 
-    Nine factors around the largest over 63 are tried, then single integers moved while that helps.
+    The scale of largest magnitude becomes -most_scale.
+    """
+    most = kind.most_scale
+    magnitude = np.abs(values)
+    largest = np.take_along_axis(values, magnitude.argmax(axis=1)[:, None], 1)[:, 0]
+    inverse = np.float32(-most) / largest
+    empty = magnitude.max(axis=1) < np.float32(kind.least)
+    half = np.where(empty, np.float16(0), to_float16(np.float32(1) / inverse))
+    found = np.clip(nearest_int(inverse[:, None] * values), -most, most - 1).astype(np.int8)
+    found[empty] = kind.empty
+    return half, found, empty
+
+
+def _integers(values: Floats, weights: Floats, most: int) -> tuple[Floats, Bytes]:
+    """Scales [n, groups] and what each weighs -> a factor and integers up to `most` of the least weighted error.
+
+    Nine factors around the largest over `most` are tried, then single integers moved while that helps.
     """
     x, w = np.ascontiguousarray(values.T), np.ascontiguousarray(weights.T)
     largest = np.maximum(x.max(axis=0), np.float32(0))
-    inverse = np.float32(SIXES) / largest
+    inverse = np.float32(most) / largest
 
-    def error(tried: Floats, codes: NDArray[np.int32]) -> Floats:
+    def error(tried: Floats, codes: Codes) -> Floats:
         difference = x - np.float32(1) / tried * codes.astype(np.float32)
         return total(w * difference * difference)
 
     best = error(inverse, nearest_int(inverse * x))
     for step in (*range(-4, 0), *range(1, 5)):
-        tried = (np.float32(0.1) * np.float32(step) + np.float32(SIXES)) / largest
-        found = error(tried, np.minimum(nearest_int(tried * x), SIXES))
+        tried = (np.float32(0.1) * np.float32(step) + np.float32(most)) / largest
+        found = error(tried, np.minimum(nearest_int(tried * x), most))
         better = found < best
         best, inverse = np.where(better, found, best), np.where(better, tried, inverse)
-    codes = np.minimum(nearest_int(inverse * x), SIXES)
-    levels = codes.astype(np.float32)
-    products, norms = total(w * x * levels), total(w * levels * levels)
-    codes, products, norms = _polished(x, w, codes, products, norms)
+    codes, factor = _polished(x, w, np.minimum(nearest_int(inverse * x), most), None, most)
     empty = largest < LEAST
-    factor = np.where(norms > 0, products / norms, np.float32(0))
     return np.where(empty, np.float32(0), factor), np.where(empty, 0, codes).T.astype(np.uint8)
 
 
-def _polished(
-    x: Floats, w: Floats, codes: NDArray[np.int32], products: Floats, norms: Floats
-) -> tuple[NDArray[np.int32], Floats, Floats]:
-    """Integers moved one by one, where the error with the best factor becomes less; columns that stand still stay."""
-    codes, going = codes.copy(), np.ones(codes.shape[1], np.bool_)
+def _moved(x: Floats, weights: Floats, zero: int) -> Fit:
+    """x, weights [weights of a group, n], n > 1: w = scale * (code - zero), codes moved one by one."""
+    magnitude = np.abs(x)
+    largest = np.take_along_axis(x, magnitude.argmax(axis=0)[None], 0)[0]
+    first = np.clip(nearest_int(np.float32(-zero) / largest * x), -zero, zero - 1)
+    codes, scale = _polished(x, weights, first, -zero, zero - 1)
+    empty = magnitude.max(axis=0) < LEAST
+    return Fit(np.where(empty, 0, codes + zero), np.where(empty, np.float32(0), scale))
+
+
+def _polished(x: Floats, w: Floats, first: Codes, least: int | None, most: int) -> tuple[Codes, Floats]:
+    """Integers [groups, n] moved one by one where the error of x - factor * integer becomes less -> they, factor.
+
+    A column is done with the first pass that moves none of its integers. least: None where none becomes negative.
+    """
+    codes, levels = first.copy(), first.astype(np.float32)
+    products, norms = total(w * x * levels), total(w * levels * levels)
+    going = np.ones(codes.shape[1], np.bool_)
     for _ in range(POLISHED):
         moved = np.zeros_like(going)
         for i in range(len(codes)):
             old = codes[i].astype(np.float32)
             product, norm = products - w[i] * x[i] * old, norms - w[i] * old * old
-            new = np.minimum(nearest_int(x[i] * norm / product), SIXES)
+            new = np.minimum(nearest_int(x[i] * norm / product), most)
+            if least is not None:
+                new = np.maximum(new, least)
             level = new.astype(np.float32)
-            tried = going & (product > 0) & (norm > 0) & (new != codes[i])
+            tried = going & (product > 0) & (new != codes[i])
+            tried &= norm > 0 if least is None else tried
             product, norm = product + w[i] * x[i] * level, norm + w[i] * level * level
-            better = tried & (product * product * norms > products * products * norm)
+            better = tried & (norm > 0) & (product * product * norms > products * products * norm)
             codes[i] = np.where(better, new, codes[i])
             products, norms = np.where(better, product, products), np.where(better, norm, norms)
             moved |= better
         going &= moved
-    return codes, products, norms
+    return codes, np.where(norms > 0, products / norms, np.float32(0))

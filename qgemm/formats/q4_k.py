@@ -17,18 +17,18 @@ import numpy as np
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, pack_sixes, unpack_nibbles, unpack_sixes
 from qgemm.codec.search import Steps
-from qgemm.codec.super_blocks import with_minimums
+from qgemm.codec.super_blocks import Affine, with_minimums
 
 DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)])
 SLOTS = {"qs": tuple(64 * p + 32 * h + j for p in range(4) for j in range(32) for h in range(2))}
 
 
-STEPS = Steps(-1.0, 0.1, 21)
+KIND = Affine(15, 8, 63, Steps(-1.0, 0.1, 21), rooted=True, means=2)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
     """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
-    return with_minimums(x, importance, 15, STEPS, 8, pack)
+    return with_minimums(KIND, x, importance, pack)
 
 
 def pack(d: Halves, dmin: Halves, sc: Bytes, m: Bytes, codes: Bytes) -> Blocks:

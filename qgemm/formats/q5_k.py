@@ -17,7 +17,7 @@ from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_planes
 from qgemm.codec.search import Steps
-from qgemm.codec.super_blocks import with_minimums
+from qgemm.codec.super_blocks import Affine, with_minimums
 
 from . import q4_k
 
@@ -25,12 +25,12 @@ DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u
 SLOTS = {"qs": q4_k.SLOTS["qs"], "qh": tuple(32 * g + j for j in range(32) for g in range(8))}
 
 
-STEPS = Steps(-0.5, 0.1, 16)
+KIND = Affine(31, 8, 63, Steps(-0.5, 0.1, 16), rooted=True, means=2)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
     """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
-    return with_minimums(x, importance, 31, STEPS, 8, pack)
+    return with_minimums(KIND, x, importance, pack)
 
 
 def pack(d: Halves, dmin: Halves, sc: Bytes, m: Bytes, codes: Bytes) -> Blocks:

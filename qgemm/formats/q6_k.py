@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_nibbles, unpack_planes
-from qgemm.codec.super_blocks import without_minimums
+from qgemm.codec.super_blocks import Symmetric, without_minimums
 
 DTYPE = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
 SLOTS = {
@@ -26,11 +26,12 @@ SLOTS = {
     "qh": tuple(128 * h + 32 * i + j for h in range(2) for j in range(32) for i in range(4)),
 }
 ZERO = 32
+KIND = Symmetric(ZERO, 16, 128, moved=False, means=None, least=1e-15, empty=0)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
     """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
-    return without_minimums(x, importance, ZERO, 16, pack)
+    return without_minimums(KIND, x, importance, pack)
 
 
 def pack(d: Halves, sc: NDArray[np.int8], codes: Bytes) -> Blocks:

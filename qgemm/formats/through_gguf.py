@@ -1,6 +1,6 @@
-"""ggml types that the gguf package decodes and this library does not yet: read only, on the CPU, with `a16` alone.
+"""ggml types that the gguf package decodes and this library does not yet: on the CPU, with `a16` alone.
 
-A module of this folder that defines a format of the same name takes its place.
+Some have an encoder here. A module of this folder that defines a format of the same name takes its place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
 
+from . import q2_k, q3_k
+
 PACKAGE = "gguf"
+ENCODED = {"q2_k": q2_k, "q3_k": q3_k}  # modules with the DTYPE and `encode` of a type
 SLICE = 1 << 16  # weights decoded at a time: the package takes up to 19 bytes a weight
 
 
@@ -35,5 +38,9 @@ def _format(kind: GGMLQuantizationType) -> Format:
                 values[start : start + step, 0] = quants.dequantize(part.reshape(-1), kind).reshape(len(part), weights)
         return Levels(values)
 
-    dtype = np.dtype([("bytes", "u1", size)])
-    return Format(kind.name.lower(), weights, dtype, levels=levels, ggml_type=int(kind), decoded_by=PACKAGE)
+    name = kind.name.lower()
+    by = ENCODED.get(name)
+    dtype, encode = (np.dtype([("bytes", "u1", size)]), None) if by is None else (by.DTYPE, by.encode)
+    return Format(
+        name, weights, dtype, encode, levels, ggml_type=int(kind), weighted=encode, decoded_by=PACKAGE
+    )  # fmt: skip
