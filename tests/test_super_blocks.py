@@ -1,4 +1,4 @@
-"""Encoders of the K-quants and iq4_nl: ggml's bytes, with and without an importance matrix, and what no bytes show."""
+"""Encoders that search, and ternary ones: ggml's bytes, with and without an importance matrix, and more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qgemm.codec.packing import pack_planes, pack_sixes, unpack_planes, unpack_s
 # x of 18 families of weights, an importance matrix, and TYPE.plain, TYPE.imatrix: bytes of ggml 0.25.3's C code.
 GOLDEN = np.load(Path(__file__).parent / "data" / "ggml_encoders.npz")
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
-K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs")
 each_k_quant = pytest.mark.parametrize("name", K_QUANTS)
 
 
@@ -24,8 +24,7 @@ def rows_of(tensor: qgemm.Tensor) -> np.ndarray:
     return tensor.blocks.view(np.uint8).reshape(len(tensor.blocks), -1)
 
 
-@pytest.mark.parametrize("name", [*K_QUANTS, "iq4_nl"])
-@pytest.mark.parametrize("kind", ["plain", "imatrix"])
+@pytest.mark.parametrize(("name", "kind"), [case.split(".") for case in GOLDEN if "." in case])
 def test_bytes_of_ggml(name, kind):
     made = qgemm.quantize(X, name, imatrix=IMATRIX if kind == "imatrix" else None)
     wrong = (rows_of(made) != GOLDEN[f"{name}.{kind}"]).any(axis=1)
@@ -65,7 +64,8 @@ def test_zeros_and_a_constant(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("q2_k", 0.35), ("q3_k", 0.2), ("q4_k", 0.09), ("q5_k", 0.045), ("q6_k", 0.025)]
+    ("name", "most"),
+    [("q2_k", 0.35), ("q3_k", 0.2), ("iq4_xs", 0.09), ("q4_k", 0.09), ("q5_k", 0.045), ("q6_k", 0.025)],
 )
 def test_errors_of_normal_weights(name, most):
     """Relative RMS errors; an importance matrix has less error where it weighs more."""

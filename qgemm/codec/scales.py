@@ -89,3 +89,11 @@ def blocks_of(levels: Levels, dtype: np.dtype[Any]) -> Blocks:
     if levels.minimum is not None:
         blocks["m"] = to_float16(levels.minimum)
     return blocks
+
+
+def ternary(x: Floats) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    """Values [n, w] -> codes 0, 1, 2 for -d, 0, d [n, w], and d [n], the largest magnitude of each row."""
+    largest = absmax(x)
+    with np.errstate(all="ignore"):  # what is not finite is refused elsewhere
+        codes = (round_away(x * reciprocal(largest)[:, None]) + np.float32(1)).astype(np.uint8)
+    return codes, to_float16(largest)

@@ -35,26 +35,32 @@ def encode(x: Floats, importance: Floats | None = None) -> Blocks:
     from least squares. Squares are weighted by x^2, with an importance by importance * sqrt(twice their mean + x^2),
     and summed in the order of the weights, since bytes depend on it.
     """
-    blocks, zeros = np.empty(len(x), DTYPE), absmax(x) < LEAST
-    of = _columns(x)
-    largest = np.broadcast_to(signed_absmax(x), of.shape[1:])
-    with np.errstate(all="ignore"):  # blocks of zeros have no scale, and candidates may overflow
-        squares = of * of
+    blocks = np.empty(len(x), DTYPE)
+    with np.errstate(all="ignore"):  # candidates may overflow
+        weights = x * x
         if importance is not None:
-            squares = _columns(importance) * np.sqrt(total(squares) * np.float32(2 / 32) + squares)
-        products, norms = _sums(np.float32(1) / (largest / np.float32(127)), of, squares)
-        d = products / norms
-        best = d * products
-        for step in range(-STEPS, STEPS + 1):
-            products, norms = _sums((CODEBOOK[0] + np.float32(step)) / largest, of, squares)
-            better = (norms > 0) & (products * products > best * norms)
-            d = np.where(better, products / norms, d)
-            best = np.where(better, d * products, best)
-        d = np.where(zeros, np.float32(0), d[: len(x)])
+            means = total(_columns(weights))[: len(x)] * np.float32(2 / 32)
+            weights = importance * np.sqrt(means[:, None] + weights)
+        d = fitted(x, weights)
         codes = nearest(reciprocal(d)[:, None] * x)
     blocks["d"] = to_float16(d)
     blocks["qs"] = pack_nibbles(codes)
     return blocks
+
+
+def fitted(x: Floats, weights: Floats) -> Floats:
+    """Blocks [n, 32], what the square of each error weighs -> their scales [n], 0 for blocks of zeros."""
+    zeros, of, squares = absmax(x) < LEAST, _columns(x), _columns(weights)
+    largest = np.broadcast_to(signed_absmax(x), of.shape[1:])
+    products, norms = _sums(np.float32(1) / (largest / np.float32(127)), of, squares)
+    d = products / norms
+    best = d * products
+    for step in range(-STEPS, STEPS + 1):
+        products, norms = _sums((CODEBOOK[0] + np.float32(step)) / largest, of, squares)
+        better = (norms > 0) & (products * products > best * norms)
+        d = np.where(better, products / norms, d)
+        best = np.where(better, d * products, best)
+    return np.where(zeros, np.float32(0), d[: len(x)])
 
 
 def _columns(values: Floats) -> Floats:

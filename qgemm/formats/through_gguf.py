@@ -5,6 +5,8 @@ Some have an encoder here. A module of this folder that defines a format of the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -12,10 +14,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
 
-from . import q2_k, q3_k
+from . import iq4_xs, q2_k, q3_k, tq1_0, tq2_0
 
 PACKAGE = "gguf"
-ENCODED = {"q2_k": q2_k, "q3_k": q3_k}  # modules with the DTYPE and `encode` of a type
+# Modules with the DTYPE and `encode` of a type, which of some takes an importance as well.
+ENCODED: dict[str, Any] = {"iq4_xs": iq4_xs, "q2_k": q2_k, "q3_k": q3_k, "tq1_0": tq1_0, "tq2_0": tq2_0}
+ALIKE = ("tq1_0", "tq2_0")  # with an importance and without
 SLICE = 1 << 16  # weights decoded at a time: the package takes up to 19 bytes a weight
 
 
@@ -41,6 +45,7 @@ def _format(kind: GGMLQuantizationType) -> Format:
     name = kind.name.lower()
     by = ENCODED.get(name)
     dtype, encode = (np.dtype([("bytes", "u1", size)]), None) if by is None else (by.DTYPE, by.encode)
+    weighted = None if name in ALIKE else encode
     return Format(
-        name, weights, dtype, encode, levels, ggml_type=int(kind), weighted=encode, decoded_by=PACKAGE
+        name, weights, dtype, encode, levels, ggml_type=int(kind), weighted=weighted, decoded_by=PACKAGE
     )  # fmt: skip

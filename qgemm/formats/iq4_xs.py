@@ -1,0 +1,60 @@
+"""iq4_xs: super-blocks of 8 groups of 32 weights, w = d * (sc - 32) * codebook[q], sc in 0..63 a group, q as in iq4_nl.
+
+offset  bytes  field
+     0      2  d         float16 scale of the sc
+     2      2  scales_h  bits 2g and 2g + 1: the high two bits of sc of group g
+     4      4  scales_l  the low four bits of sc: of group 2i in the low nibble of byte i, of group 2i + 1 in the high
+     8    128  qs        byte 16 g + j: weight 32 g + j in the low nibble, weight 32 g + j + 16 in the high   (j < 16)
+
+The gguf package decodes them (through_gguf.py); here they are written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qgemm.codec.format import Blocks
+from qgemm.codec.packing import Floats, pack_nibbles, reciprocal, to_float16
+from qgemm.codec.search import nearest_int, total
+
+from . import iq4_nl
+
+DTYPE = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
+GROUPS, ZERO = 8, 32
+SHARE = 256  # super-blocks at a time: what lies in a core's cache
+
+
+def encode(x: Floats, importance: Floats | None = None) -> Blocks:
+    """Values [n, 256], and what each weighs -> blocks [n]: groups as blocks of iq4_nl, their scales rounded.
+
+    An importance counts beside twice the mean square of the super-block.
+    """
+    blocks = np.empty(len(x), DTYPE)
+    for start in range(0, len(x), SHARE):
+        part = slice(start, start + SHARE)
+        blocks[part] = _encoded(x[part], None if importance is None else importance[part])
+    return blocks
+
+
+def _encoded(x: Floats, importance: Floats | None) -> Blocks:
+    groups, blocks = x.reshape(-1, 32), np.empty(len(x), DTYPE)
+    with np.errstate(all="ignore"):  # candidates of no worth may overflow
+        squares = x * x
+        weights = squares.reshape(-1, 32)
+        if importance is not None:
+            twice = np.repeat(squares, 2, axis=0) if len(x) == 1 else squares  # a single column has another order
+            means = (total(np.ascontiguousarray(twice.T)) * np.float32(2 / 256))[: len(x)]
+            weights = (importance * np.sqrt(means[:, None] + squares)).reshape(-1, 32)
+        scales = iq4_nl.fitted(groups, weights).reshape(-1, GROUPS)
+        largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], 1)[:, 0]
+        d = -largest / np.float32(ZERO)
+        sc = np.clip(nearest_int(reciprocal(d)[:, None] * scales), -ZERO, ZERO - 1)
+        inverse = reciprocal((d[:, None] * sc.astype(np.float32)).reshape(-1))
+        codes = iq4_nl.nearest(inverse[:, None] * groups)
+    biased = (sc + ZERO).astype(np.uint16)
+    low = (biased & 15).astype(np.uint8)
+    blocks["d"] = to_float16(d)
+    blocks["scales_l"] = low[:, ::2] | low[:, 1::2] << np.uint8(4)
+    blocks["scales_h"] = ((biased >> 4) << np.arange(0, 16, 2, dtype=np.uint16)).sum(axis=1, dtype=np.uint16)
+    blocks["qs"] = pack_nibbles(codes).reshape(-1, 128)
+    return blocks
