@@ -22,7 +22,7 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda import activations, libraries, plan, plan_cache, products
 from qgemm.cuda.driver import workspace as workspaces
 from qgemm.cuda.kernels import panels
-from qgemm.cuda.problem import C_TYPES, Q8_1, Gpu
+from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1, Gpu
 from qgemm.cuda.tensor import DeviceTensor
 
 NUMPY = {c: name for name, c in C_TYPES.items()}
@@ -64,6 +64,8 @@ class Gpus:
             for index, output in enumerate(p.outputs):
                 w, y, bias, residual = pointers[plan.ARRAYS * index :][: plan.ARRAYS]
                 total = rows @ self.weights[w].T
+                y_end = y + total.size * ITEMSIZE[output.y]
+                assert p.x == Q8_1 or y_end <= x or x + rows.size * ITEMSIZE[NUMPY[p.x]] <= y  # x is read meanwhile
                 for address, name, shape in ((bias, output.bias, output.n), (residual, output.residual, total.shape)):
                     assert bool(address) == bool(name)
                     if name:
