@@ -106,6 +106,26 @@ def test_overrides_and_pure(model, tmp_path):
     assert {line.new for line in pure.lines if not line.rule} == {"Q4_K"}
 
 
+def test_types_of_the_ends(model, tmp_path, run):
+    """As llama-quantize's options of these names say it, before --tensor-type; from the shell alike."""
+    given = {"tensor_types": {"output|embd": "q4_0"}, "token_embedding_type": "q5_0", "output_tensor_type": "q5_1"}
+    done = qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", dry_run=True, **given)
+    types = {line.name: line.new for line in done.lines}
+    assert (types["token_embd.weight"], types["output.weight"]) == ("Q5_0", "Q5_1")
+    left = qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", dry_run=True, leave_output_tensor=True)
+    assert {line.name: line.new for line in left.lines}["output.weight"] == "F16"
+    words = "--output-tensor-type", "q8_0", "--token-embedding-type", "q6_k", "--dry-run"
+    status, out, err = run("convert", model, tmp_path / "y.gguf", "q4_k_m", *words)
+    assert (status, err) == (0, "")
+    to = {line.split()[0]: line.split()[3] for line in out.splitlines() if ".weight" in line}
+    assert (to["token_embd.weight"], to["output.weight"]) == ("Q6_K", "Q8_0")
+    status, out, err = run("convert", model, tmp_path / "y.gguf", "q4_k_m", "--leave-output-tensor", "--dry-run")
+    assert {line.split()[0]: line.split()[3] for line in out.splitlines() if ".weight" in line}[
+        "output.weight"
+    ] == "F16"
+    assert run("convert", model, tmp_path / "y.gguf", "q4_k_m", "--output-tensor-type", "q9")[0] == 2
+
+
 def test_what_has_other_names_is_not_mixed(tmp_path):
     np.savez(tmp_path / "x.npz", w=np.ones((4, 256), np.float32))
     with pytest.raises(qgemm.QgemmError, match="q4_k_m chooses types by the names of tensors"):

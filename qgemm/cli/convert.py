@@ -14,13 +14,13 @@ from qgemm.converter.mixture import FILE_TYPES
 from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
-from qgemm.converter.rules import Options, asked, override
+from qgemm.converter.rules import OUTPUT, Options, asked, of_ends, override
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
 from qgemm.files.outputs import check_output
 from qgemm.files.paths import PathLike
-from qgemm.formats import FORMATS
+from qgemm.formats import FORMATS, format_named
 from qgemm.text import json_lines, json_text
 
 from .common import Command, Progress, UsageError, add_json, count, limit, pattern
@@ -53,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensor-type", metavar="REGEX=TYPE", action="append", default=[],
         help="another format for tensors in whose name REGEX is found; repeatable, the first that is found wins",
     )  # fmt: skip
+    for name, what in (("token-embedding", "the token embedding"), ("output-tensor", "the output matrix")):
+        parser.add_argument(f"--{name}-type", metavar="TYPE", help=f"the format of {what}; comes before --tensor-type")
+    parser.add_argument("--leave-output-tensor", action="store_true", help="leave the output matrix as it is")
     parser.add_argument(
         "--keep", metavar="REGEX", action="append", type=pattern, default=[], help="leave these tensors as they are"
     )
@@ -93,10 +96,14 @@ def run(args: argparse.Namespace) -> int:
     check_order(args)
     try:
         default, mixture = asked(args.type)
+        ends = [
+            None if name is None else format_named(name, to_write=True)
+            for name in (args.token_embedding_type, args.output_tensor_type)
+        ]
         options = Options(
             default,
-            [override(text) for text in args.tensor_type],
-            args.keep,
+            [*of_ends(*ends), *(override(text) for text in args.tensor_type)],
+            [*args.keep, *[OUTPUT] * args.leave_output_tensor],
             args.pure,
             args.allow_requantize,
             args.search,

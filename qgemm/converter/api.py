@@ -15,7 +15,7 @@ from . import job
 from .like import alike
 from .names import Rename, renamed
 from .report import Line, table, totals
-from .rules import Options, asked
+from .rules import OUTPUT, Options, asked, of_ends
 from .sources import open_source
 from .weight import Source
 
@@ -63,6 +63,9 @@ def convert(
     type: str | Format,
     *,
     tensor_types: Mapping[Pattern, str | Format] | None = None,
+    token_embedding_type: str | Format | None = None,
+    output_tensor_type: str | Format | None = None,
+    leave_output_tensor: bool = False,
     keep: Iterable[Pattern] = (),
     rename: Mapping[Pattern, str] | None = None,
     like: PathLike | None = None,
@@ -85,7 +88,9 @@ def convert(
     src: a .gguf file (or its first shard), .safetensors (or its index), a checkpoint's folder, .npy or .npz, also
     quantized by AWQ, GPTQ, FP8 or as kbit. dst: .gguf; .safetensors or .npz for f32, f16 and bf16.
     tensor_types: other formats for tensors in whose name a regular expression is found; the first that is wins. They
-    do not reach what llama-quantize keeps (norms, vectors, routers ...). keep: expressions of tensors left as they are.
+    do not reach what llama-quantize keeps (norms, vectors, routers ...). token_embedding_type, output_tensor_type: the
+    formats of these two matrices; leave_output_tensor: the latter stays as it is. keep: expressions of tensors left as
+    they are.
     rename: expressions, and what replaces each match in a name (`re.sub`).
     like: a .gguf file of the same model, which gives metadata, names, order and layout, so that a checkpoint of
     Hugging Face becomes a model that runs.
@@ -103,8 +108,13 @@ def convert(
     default, mixture = asked(type)
     options = Options(
         default,
-        [(re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()],
-        [re.compile(pattern) for pattern in keep],
+        [
+            *of_ends(
+                *(None if fmt is None else format_named(fmt) for fmt in (token_embedding_type, output_tensor_type))
+            ),
+            *((re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()),
+        ],
+        [*(re.compile(pattern) for pattern in keep), *[OUTPUT] * leave_output_tensor],
         pure,
         allow_requantize,
         search,

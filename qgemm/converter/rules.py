@@ -246,6 +246,15 @@ def asked(kind: str | Format) -> tuple[Format, str]:
     return format_named(kind, to_write=True), ""
 
 
+Override = tuple[re.Pattern[str], Format]
+
+
+def of_ends(tokens: Format | None, output: Format | None) -> list[Override]:
+    """The overrides that give the token embedding and the output matrix a type, where one is said."""
+    said = ((TOKENS, tokens), (OUTPUT, output))
+    return [(pattern, fmt) for pattern, fmt in said if fmt is not None]
+
+
 def override(text: str) -> tuple[re.Pattern[str], Format]:
     """REGEX=TYPE."""
     pattern, equals, name = text.rpartition("=")
