@@ -1,9 +1,8 @@
 // x -> blocks of activations as NumPy makes them, bit for bit: qgemm/codec/activations.py.
 //
-// Products and sums are rounded one by one here: contracted to fma they would give other bits.
+// Products and sums are rounded one by one here: contracted to fma they would give other bits (-ffp-contract=off).
 #include <stdint.h>
 #include <string.h>
-#pragma GCC optimize("fp-contract=off")
 
 #include "numbers.h"
 
@@ -49,7 +48,7 @@ static void quantize(activations* to, const float* x) {
 // Blocks first .. last - 1: what a thread does.
 void qgemm_quantize(const void* argument, int64_t first, int64_t last) {
     const quantization* p = argument;
-    const unsigned mode = ieee_mode();
+    const uint64_t mode = ieee_mode();
     for (int64_t i = first; i < last; ++i) quantize((activations*)p->blocks + i, (const float*)p->x + 32 * i);
     restore_mode(mode);
 }

@@ -1,4 +1,4 @@
-// Numbers of blocks as floats, and the mode in which the CPU rounds.
+// Numbers of blocks as floats.
 #pragma once
 
 #include "vec.h"
@@ -24,16 +24,6 @@ INLINE float half_to_float(uint16_t half) {
     return found.value;
 }
 
-INLINE f32x8 halves_to_floats(u16x8 halves) {
-#if defined(__F16C__)
-    return (f32x8)_mm256_cvtph_ps((__m128i)halves);
-#else
-    f32x8 found;
-    for (int i = 0; i < 8; ++i) found[i] = half_to_float(halves[i]);
-    return found;
-#endif
-}
-
 // The halves at the start of eight blocks, gathered in integer registers: single lanes would fill the shuffle port.
 INLINE f32x8 halves_of_blocks(const uint8_t* blocks, int64_t size) {
     uint64_t words[2] = {0, 0};
@@ -52,23 +42,4 @@ INLINE i32x8 bytes_to_ints(uint64_t bytes) { return __builtin_convertvector(load
 INLINE f32x8 bytes_to_floats(uint64_t bytes) { return __builtin_convertvector(bytes_to_ints(bytes), f32x8); }
 INLINE f32x8 signed_bytes_to_floats(const uint8_t* bytes) {
     return __builtin_convertvector(__builtin_convertvector((i8x8)load8(bytes), i32x8), f32x8);
-}
-
-// Rounding as IEEE 754 has it, without flushing of subnormals, whatever another library has set; what was set before.
-INLINE unsigned ieee_mode(void) {
-#if defined(__SSE__)
-    const unsigned old = _mm_getcsr();
-    _mm_setcsr(0x1f80);
-    return old;
-#else
-    return 0;
-#endif
-}
-
-INLINE void restore_mode(unsigned mode) {
-#if defined(__SSE__)
-    _mm_setcsr(mode);
-#else
-    (void)mode;
-#endif
 }

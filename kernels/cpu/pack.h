@@ -1,7 +1,7 @@
 // 256 numbers of x in the order in which codes meet them: included for each DIGITS of x.
 //
 // packed: for rows.h, in the order of the vectors of codes. d: the scale of each lane's group; init: what takes the zero
-// from the sums of each lane. tiled: for tiles.h, group by group; start: the same of a group.
+// from the sums of each lane.
 
 #define STRUCT_(kind, digits) kind##_##digits
 #define STRUCT(kind, digits) STRUCT_(kind, digits)
@@ -11,12 +11,6 @@ typedef struct {
     int8_t q[DIGITS][SUPER];
     int32_t init[HAS_INIT(DIGITS) ? DIGITS : 0][ACCS][16];
 } STRUCT(packed, DIGITS);
-
-typedef struct {
-    float d[16], s[16];
-    int32_t start[DIGITS][16];
-    int8_t q[DIGITS][SUPER];
-} STRUCT(tiled, DIGITS);
 
 static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* from) {
     memset(to, 0, sizeof *to);
@@ -29,20 +23,6 @@ static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* fro
                 const int8_t q = from->q[digit][WEIGHT_OF(v, i)];
                 to->q[digit][64 * v + i] = q;
                 if (HAS_INIT(DIGITS)) to->init[digit][ACC_OF(v)][i / 4] -= INTEGER_ZERO(DIGITS) * q;
-            }
-}
-
-static void STRUCT(tile, DIGITS)(STRUCT(tiled, DIGITS) * to, const numbers* from, const word_order* words) {
-    memset(to, 0, sizeof *to);
-    for (int group = 0; group < GROUPS; ++group) to->d[group] = from->d[group * 8 / GROUPS];
-    if (GROUPS == 8) memcpy(to->s, from->s, sizeof from->s);
-    for (int digit = 0; digit < DIGITS; ++digit)
-        for (int v = 0; v < 4; ++v)
-            for (int i = 0; i < 64; ++i) {
-                const int word = words->at[16 * v + i / 4];
-                const int8_t q = from->q[digit][WEIGHT_OF(v, i)];
-                to->q[digit][4 * word + i % 4] = q;
-                to->start[digit][word / WORDS_OF_GROUP] -= INTEGER_ZERO(DIGITS) * q;
             }
 }
 

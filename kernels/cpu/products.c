@@ -1,82 +1,14 @@
-// y [m, n] = x [m, k] @ W [n, k].T of one format, from the blocks of a file.
+// y [m, n] = x [m, k] @ W [n, k].T of one format whose codes are integers, from the blocks of a file.
 //
-// Macros of the compiler's command line (qgemm/cpu/native/products.py): FORMAT_HEADER, BLOCK_BYTES, BLOCK_WEIGHTS, of a
-// codebook LEVELS_PLUS_SHIFT; ACTIVATION_BYTES, a block's of activations; PRODUCT_FIELDS, of what a job is told;
-// TOKENS_OF_TILE and MOST_TOKENS, rows of x.
-#include FORMAT_HEADER
+// Macros besides those of blocks.h: of a codebook LEVELS_PLUS_SHIFT; ACTIVATION_BYTES, a block's of activations.
+#include "blocks.h"
 #include "groups.h"
-
-#define SUPER_BYTES (SUPER / BLOCK_WEIGHTS * BLOCK_BYTES)
-#ifndef ZERO
-#define ZERO 0
-#endif
-#ifndef SHIFT
-#define SHIFT 0
-#endif
-#ifndef MINIMUM
-#define MINIMUM 0
-#endif
+#include "panels.h"
 
 // a8 takes the zero from the rounded sum of x, as ggml's formula does; a16 from the digits, which is exact.
 #define HAS_MINIMUM(digits) (MINIMUM || (ZERO && (digits) == 1))
-#define MINIMUM_OF(w) (MINIMUM ? (w).minimum : mul_all((w).scale, -(float)ZERO))
 #define INTEGER_ZERO(digits) ((digits) == 1 ? SHIFT : SHIFT + ZERO)
 #define HAS_INIT(digits) (INTEGER_ZERO(digits) != 0)
-
-typedef struct {
-    PRODUCT_FIELDS
-} product;
-
-// ---- words of four codes, group by group
-
-#define ROWS_OF_TILE 16
-#define WORDS_OF_GROUP (SUPER / 4 / GROUPS)
-
-typedef struct {
-    uint8_t at[64];  // where word i of the vectors of codes lies among those of its group, and of the groups before
-} word_order;
-
-INLINE word_order order_of_words(void) {
-    word_order found;
-    int count[GROUPS] = {0};
-    for (int i = 0; i < 64; ++i) {
-        const int group = WEIGHT_OF(i / 16, 4 * (i % 16)) * GROUPS / SUPER;
-        found.at[i] = (uint8_t)(group * WORDS_OF_GROUP + count[group]++);
-    }
-    return found;
-}
-
-// 16 rows of 256 weights, a row a lane.
-typedef struct {
-    u8x64 codes[64];
-    f32x16 scale[GROUPS], minimum[GROUPS];
-} tile;
-
-static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64_t i, const word_order* words) {
-    uint32_t* codes = (uint32_t*)to->codes;
-    float *scale = (float*)to->scale, *minimum = (float*)to->minimum;
-    const int64_t left = p->k - i * SUPER;
-    for (int r = 0; r < ROWS_OF_TILE; ++r) {
-        const uint8_t* blocks = (const uint8_t*)p->w + (row + (r < rows ? r : rows - 1)) * p->w_row + i * SUPER_BYTES;
-        uint8_t padded[SUPER_BYTES];
-        if (left < SUPER) {
-            memset(padded, 0, sizeof padded);
-            memcpy(padded, blocks, left / BLOCK_WEIGHTS * BLOCK_BYTES);
-            blocks = padded;
-        }
-        const unpacked w = unpack(blocks);
-        uint32_t found[64];
-        float scales[16], minimums[16];
-        memcpy(found, w.codes, sizeof found), memcpy(scales, &w.scale, sizeof scales);
-        for (int word = 0; word < 64; ++word) codes[ROWS_OF_TILE * words->at[word] + r] = found[word];
-        for (int group = 0; group < GROUPS; ++group) scale[ROWS_OF_TILE * group + r] = scales[group];
-        if (MINIMUM || ZERO) {
-            const f32x16 of_sums = MINIMUM_OF(w);
-            memcpy(minimums, &of_sums, sizeof minimums);
-            for (int group = 0; group < GROUPS; ++group) minimum[ROWS_OF_TILE * group + r] = minimums[group];
-        }
-    }
-}
 
 // ---- x
 
@@ -134,18 +66,22 @@ static void read_floats(numbers* to, const float* x, int64_t count) {
     }
 }
 
+#include "tiles.h"
+
+// Of a row of x.
 int64_t qgemm_packed_bytes(int32_t digits, int32_t tiles, int64_t k) {
-    const int64_t size = digits == 1 ? tiles ? sizeof(tiled_1) : sizeof(packed_1)
-                         : tiles     ? sizeof(tiled_3)
-                                     : sizeof(packed_3);
+    if (!digits) return bytes_of_floats(k);
+    const int64_t size = digits == 3 ? sizeof(packed_3) : tiles ? sizeof(tiled) : sizeof(packed_1);
     return (k + SUPER - 1) / SUPER * size;
 }
 
-// x [m, k], contiguous, -> packed: blocks of activations for digits = 1, floats for 3.
+// x [m, k], contiguous, -> packed: blocks of activations for digits = 1, else floats; those of no digits for tiles.
 void qgemm_pack(void* to, const void* x, int32_t digits, int32_t tiles, int64_t m, int64_t k) {
-    const unsigned mode = ieee_mode();
+    const uint64_t mode = ieee_mode();
     const word_order words = order_of_words();
-    const int64_t supers = (k + SUPER - 1) / SUPER, size = supers ? qgemm_packed_bytes(digits, tiles, k) / supers : 0;
+    const int64_t supers = digits ? (k + SUPER - 1) / SUPER : 0;
+    const int64_t size = supers ? qgemm_packed_bytes(digits, tiles, k) / supers : 0;
+    if (!digits) pack_for_panels(to, x, m, k);
     for (int64_t row = 0; row < m; ++row)
         for (int64_t i = 0; i < supers; ++i, to = (char*)to + size) {
             const int64_t at = i * SUPER, count = k - at < SUPER ? k - at : SUPER;
@@ -154,10 +90,10 @@ void qgemm_pack(void* to, const void* x, int32_t digits, int32_t tiles, int64_t 
                 read_blocks(&found, (const uint8_t*)x + (row * k + at) / 32 * ACTIVATION_BYTES, count);
             else
                 read_floats(&found, (const float*)x + row * k + at, count);
-            if (digits == 1)
-                tiles ? tile_1(to, &found, &words) : pack_1(to, &found);
+            if (tiles)
+                tile_numbers(to, &found, &words);
             else
-                tiles ? tile_3(to, &found, &words) : pack_3(to, &found);
+                digits == 1 ? pack_1(to, &found) : pack_3(to, &found);
         }
     restore_mode(mode);
 }
@@ -174,22 +110,10 @@ INLINE f32x16 together_3(const i32x16 dots[3][ACCS]) {
 #define TOGETHER(digits) TOGETHER_(digits)
 #define TOGETHER_(digits) together_##digits
 
-INLINE f32x16 digits_together_1(const i32x16 dots[1]) { return to_float(dots[0]); }
-INLINE f32x16 digits_together_3(const i32x16 dots[3]) {
-    return mul_add(to_float(after(dots[1], dots[2])), to_float(dots[0]), all_floats(0x1p16f));
-}
-#define DIGITS_TOGETHER(digits) DIGITS_TOGETHER_(digits)
-#define DIGITS_TOGETHER_(digits) digits_together_##digits
-
-#define TILED(digits) TILED_(digits)
-#define TILED_(digits) tiled_##digits
 #define PACKED(digits) PACKED_(digits)
 #define PACKED_(digits) packed_##digits
 
 #define DIGITS 1
-#define TOKENS TOKENS_OF_TILE
-#include "tiles.h"
-#undef TOKENS
 #define TOKENS 4
 #include "rows.h"
 #undef TOKENS
@@ -201,9 +125,6 @@ INLINE f32x16 digits_together_3(const i32x16 dots[3]) {
 #undef TOKENS
 #undef DIGITS
 #define DIGITS 3
-#define TOKENS (TOKENS_OF_TILE / 2)  // whose sums the registers hold
-#include "tiles.h"
-#undef TOKENS
 #define TOKENS 2
 #include "rows.h"
 #undef TOKENS
@@ -214,10 +135,10 @@ INLINE f32x16 digits_together_3(const i32x16 dots[3]) {
 // to MOST_TOKENS.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
-    const unsigned mode = ieee_mode();
+    const uint64_t mode = ieee_mode();
     int64_t token = 0;
     if (p->tiles) {
-        (p->digits == 1 ? tiles_1 : tiles_3)(p, first, last);
+        (p->digits == 1 ? integer_tiles : float_tiles)(p, first, last);
     } else if (p->digits == 1) {
         for (; token + 4 <= p->m; token += 4) rows_1_4(p, token, first, last);
         for (; token + 2 <= p->m; token += 2) rows_1_2(p, token, first, last);

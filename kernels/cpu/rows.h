@@ -9,21 +9,15 @@
 #define X PACKED(DIGITS)
 
 static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t first, int64_t last) {
-    const int64_t count = p->k / SUPER, rest = p->k % SUPER;
+    const int64_t supers = (p->k + SUPER - 1) / SUPER;
     const X* x[TOKENS];
     for (int t = 0; t < TOKENS; ++t) x[t] = (const X*)((const char*)p->packed + (token + t) * p->packed_row);
     for (int64_t row = first; row < last; ++row) {
-        const uint8_t* blocks = (const uint8_t*)p->w + row * p->w_row;
         uint8_t padded[SUPER_BYTES];
         f32x16 sums[TOKENS], minimums[TOKENS];
         for (int t = 0; t < TOKENS; ++t) sums[t] = minimums[t] = (f32x16){{{0}}};
-        for (int64_t i = 0; i < count + (rest > 0); ++i, blocks += SUPER_BYTES) {
-            if (i == count) {  // zeros behind the last block
-                memset(padded, 0, sizeof padded);
-                memcpy(padded, blocks, rest / BLOCK_WEIGHTS * BLOCK_BYTES);
-                blocks = padded;
-            }
-            const unpacked w = unpack(blocks);
+        for (int64_t i = 0; i < supers; ++i) {
+            const unpacked w = unpack(super_of(p, row, i, padded));
             const f32x16 scale = spread(w.scale, load_ints(GROUP_OF_LANE));
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; ++t) {

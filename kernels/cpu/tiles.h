@@ -1,13 +1,29 @@
-// Many rows of x by tiles of 16 rows of W, a row a lane: included for each DIGITS of x.
+// "a8" of many rows of x by tiles of 16 rows of W, a row a lane.
 //
 // A tile of 256 columns is unpacked once for all rows of x. Its codes lie as words of four, 16 rows side by side, the
 // words of a group one after the other; a word of x meets them by a broadcast. Sums need no shuffle: a lane is a row.
 
-#define NAME_(digits) tiles_##digits
-#define NAME__(digits) NAME_(digits)
-#define X TILED(DIGITS)
+// 256 numbers of x, group by group. start: what takes the zero from the sum of a group.
+typedef struct {
+    float d[16], s[16];
+    int32_t start[16];
+    int8_t q[SUPER];
+} tiled;
 
-static void NAME__(DIGITS)(const product* p, int64_t first, int64_t last) {
+static void tile_numbers(tiled* to, const numbers* from, const word_order* words) {
+    memset(to, 0, sizeof *to);
+    for (int group = 0; group < GROUPS; ++group) to->d[group] = from->d[group * 8 / GROUPS];
+    if (GROUPS == 8) memcpy(to->s, from->s, sizeof from->s);
+    for (int v = 0; v < 4; ++v)
+        for (int i = 0; i < 64; ++i) {
+            const int word = words->at[16 * v + i / 4];
+            const int8_t q = from->q[0][WEIGHT_OF(v, i)];
+            to->q[4 * word + i % 4] = q;
+            to->start[word / WORDS_OF_GROUP] -= INTEGER_ZERO(1) * q;
+        }
+}
+
+static void integer_tiles(const product* p, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
     const word_order words = order_of_words();
     tile w;
@@ -18,39 +34,32 @@ static void NAME__(DIGITS)(const product* p, int64_t first, int64_t last) {
         for (int64_t i = 0; i < supers; ++i) {
             unpack_tile(&w, p, row, rows, i, &words);
             int64_t token = 0;
-            for (; token + TOKENS <= p->m; token += TOKENS) {
-                const X* x[TOKENS];
-                f32x16 total[TOKENS];
+            for (; token + TOKENS_OF_TILE <= p->m; token += TOKENS_OF_TILE) {
+                const tiled* x[TOKENS_OF_TILE];
+                f32x16 total[TOKENS_OF_TILE];
 #pragma GCC unroll 8
-                for (int t = 0; t < TOKENS; ++t) {
-                    x[t] = (const X*)((const char*)p->packed + (token + t) * p->packed_row) + i;
+                for (int t = 0; t < TOKENS_OF_TILE; ++t) {
+                    x[t] = (const tiled*)((const char*)p->packed + (token + t) * p->packed_row) + i;
                     total[t] = sums[token + t];
                 }
                 for (int group = 0; group < GROUPS; ++group) {
-                    i32x16 dots[TOKENS][DIGITS];
+                    i32x16 dots[TOKENS_OF_TILE];
 #pragma GCC unroll 8
-                    for (int t = 0; t < TOKENS; ++t)
-#pragma GCC unroll 3
-                        for (int digit = 0; digit < DIGITS; ++digit)
-                            dots[t][digit] = all_ints(x[t]->start[digit][group]);
+                    for (int t = 0; t < TOKENS_OF_TILE; ++t) dots[t] = all_ints(x[t]->start[group]);
                     for (int word = group * WORDS_OF_GROUP; word < (group + 1) * WORDS_OF_GROUP; ++word) {
                         const u8x64 codes = w.codes[word];
 #pragma GCC unroll 8
-                        for (int t = 0; t < TOKENS; ++t)
-#pragma GCC unroll 3
-                            for (int digit = 0; digit < DIGITS; ++digit)
-                                dots[t][digit] = dot(dots[t][digit], codes, all_words(x[t]->q[digit] + 4 * word));
+                        for (int t = 0; t < TOKENS_OF_TILE; ++t)
+                            dots[t] = dot(dots[t], codes, all_words(x[t]->q + 4 * word));
                     }
 #pragma GCC unroll 8
-                    for (int t = 0; t < TOKENS; ++t) {
-                        total[t] = mul_add(total[t], w.scale[group],
-                                           mul_all(DIGITS_TOGETHER(DIGITS)(dots[t]), x[t]->d[group]));
-                        if (HAS_MINIMUM(DIGITS))
-                            total[t] = mul_add(total[t], w.minimum[group], all_floats(x[t]->s[group]));
+                    for (int t = 0; t < TOKENS_OF_TILE; ++t) {
+                        total[t] = mul_add(total[t], w.scale[group], mul_all(to_float(dots[t]), x[t]->d[group]));
+                        if (HAS_MINIMUM(1)) total[t] = mul_add(total[t], w.minimum[group], all_floats(x[t]->s[group]));
                     }
                 }
 #pragma GCC unroll 8
-                for (int t = 0; t < TOKENS; ++t) sums[token + t] = total[t];
+                for (int t = 0; t < TOKENS_OF_TILE; ++t) sums[token + t] = total[t];
             }
         }
         for (int64_t token = 0; token < p->m; ++token) {
@@ -61,7 +70,3 @@ static void NAME__(DIGITS)(const product* p, int64_t first, int64_t last) {
         }
     }
 }
-
-#undef X
-#undef NAME_
-#undef NAME__

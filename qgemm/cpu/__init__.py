@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from qgemm.arguments import (
+    NO_EPILOGUE,
     Epilogue,
+    Gated,
     check_apart,
     check_elements,
     check_epilogue,
+    check_gated,
     check_not_scalar,
     check_out,
     check_shapes,
@@ -26,6 +29,7 @@ from qgemm.codec import activations
 from qgemm.codec.format import Format, float_name, floats
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
+from qgemm.gating import gated_by
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
@@ -77,6 +81,26 @@ class CpuBackend:
             _multiply(values, p)
         ys = zip(products, outs, strict=True)
         return [like(x, p.y, rounds_itself(x, name)) if out is None else written(out, p.y) for p, out in ys]
+
+    def gated(
+        self, x: Any, gate: Tensor, gated: Gated, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
+    ) -> Any:
+        """function(x @ gate.T + bias) * (x @ up.T + its bias), in `out` or as an array of x's library."""
+        check_weights(gate)
+        check_weights(gated.up)
+        check_gated(gate, gated.up)
+        values = x if isinstance(x, Tensor) else check_not_scalar(floats(as_numpy(x, "x")))
+        name = float_name(np.float32 if dtype is None else dtype)
+        shape = (*values.shape[:-1], gate.shape[0])
+        target = None if out is None else _target(out, shape, dtype)
+        added = [NO_EPILOGUE if one is None else Epilogue(as_numpy(one, "bias")) for one in (bias, gated.bias)]
+        products = self.matmul_many(values, [gate, gated.up], activation, added, [None, None], np.float32)
+        y, rounds = gated_by(gated.function, *products), rounds_itself(x, name)
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
+            if target is not None:
+                target[...] = y
+                return written(out, target)
+            return like(x, y if rounds else y.astype(output_dtype(name), copy=False), rounds)
 
     def quantize_activations(self, x: Any) -> Tensor:
         """x [..., K] -> a Tensor of activations."""

@@ -1,22 +1,4 @@
-// q8_0: w = d * q, q in -128..127. Twin of qgemm/formats/q8_0.py. A vector has the codes of two blocks, 128 above.
-#define CODE_BITS 8
-#include "../unpacked.h"
+// q8_0: w = d * q, q in -128..127. Twin of qgemm/formats/q8_0.py.
+#include "../eight_bits.h"
 
-#define SHIFT 128
-#define ACCS 4
-#define ACC_OF(vector) (vector)
-#define LANES 8
-#define GROUPS 8
-#define LOW_GROUP(acc) (2 * (acc))
-#define HIGH_GROUP(acc) (2 * (acc) + 1)
-#define WEIGHT_OF(v, i) (64 * (v) + (i))
-
-INLINE unpacked unpack(const uint8_t* blocks) {
-    unpacked found;
-    for (int i = 0; i < 4; ++i) {
-        const uint8_t *first = blocks + 2 * i * BLOCK_BYTES + 2, *second = first + BLOCK_BYTES;
-        found.codes[i] = xor_all(join(load16(first), load16(first + 16), load16(second), load16(second + 16)), SHIFT);
-    }
-    found.scale = with_zeros(halves_of_blocks(blocks, BLOCK_BYTES));
-    return found;
-}
+INLINE unpacked unpack(const uint8_t* blocks) { return bytes_of_blocks(blocks, 2); }

@@ -2,7 +2,8 @@
 no compiler is.
 """
 
+from .libraries import serves
 from .library import reason
-from .products import multiply_a8, multiply_a16, preparation, quantize, serves
+from .products import multiply_a8, multiply_a16, preparation, quantize
 
 __all__ = ["multiply_a8", "multiply_a16", "preparation", "quantize", "reason", "serves"]

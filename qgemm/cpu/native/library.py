@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from qgemm.once import Once
 from .compiler import FLAGS, Compiler, compiled, compiler, cpu
 
 DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
-NEEDED = {"avx2", "fma", "f16c"}  # of a CPU: what kernels/cpu/vec.h has instructions for
+NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # of CPUs that kernels/cpu/vec/ has instructions for
 
 _loaded: Once[ctypes.CDLL | None] = Once()
 _warning = threading.Lock()
@@ -46,19 +47,21 @@ def lacking() -> str:
     """What this machine lacks for compiled code, "" for nothing."""
     if sys.byteorder != "little" or not hasattr(os, "memfd_create"):
         return "compiled code needs a little-endian Linux"
-    if not set(cpu().split()) >= NEEDED:
-        return "compiled code is for CPUs with AVX2 so far"
+    if not set(cpu().split()) >= NEEDED.get(platform.machine(), {"code for this CPU"}):
+        return "compiled code is for CPUs with AVX2, FMA and F16C, and for 64-bit ARM"
     return "" if compiler() is not None else "no C compiler (cc) was found, which makes products many times faster"
 
 
-def library(name: str, definitions: Mapping[str, str] = {}) -> ctypes.CDLL | None:
-    """The library of kernels/cpu/NAME.c with these macros, None without one; the first failure warns, and is the last.
+def library(name: str, definitions: Mapping[str, str] = {}, flags: Sequence[str] = ()) -> ctypes.CDLL | None:
+    """The library of kernels/cpu/NAME.c with these macros and, after FLAGS, flags; None without one.
+
+    The first failure warns, and is the last.
 
     The key of the cache is everything that the compiler reads: all sources of the folder, macros, flags, the compiler,
     the CPU.
     """
-    key = name, repr(sorted(definitions.items()))
-    return _loaded.get(key, lambda: None if reason() else _library(name, definitions))
+    words = [*(f"-D{macro}={text}" for macro, text in definitions.items()), *flags]
+    return _loaded.get((name, *words), lambda: None if reason() else _library(name, words))
 
 
 def compiles(load: Callable[[], object]) -> bool:
@@ -77,10 +80,9 @@ def _made(by: Compiler, source: Path, words: list[str]) -> bytes:
     return compiled(by, source, words)
 
 
-def _library(name: str, definitions: Mapping[str, str]) -> ctypes.CDLL | None:
+def _library(name: str, words: list[str]) -> ctypes.CDLL | None:
     by = compiler()
     assert by is not None, "asked before"
-    words = [f"-D{macro}={text}" for macro, text in definitions.items()]
     facts = (name, words, _sources(), FLAGS, by.identity, by.command[1:], cpu())
     entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
     try:

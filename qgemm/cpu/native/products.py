@@ -1,4 +1,4 @@
-"""Products of packed weights by kernels/cpu/products.c, a library a format."""
+"""Products of packed weights by kernels/cpu/: a library a format (libraries.py)."""
 
 from __future__ import annotations
 
@@ -15,35 +15,15 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
-from .library import compiles, folder, library, reason
+from .libraries import A8, A16, FLOATS, OF_TILE, TABLE, TOKENS, Product, fields, loaded, multiplied_as, serves, source
+from .library import compiles, library, reason
 from .pool import pool, run
 
-A8, A16 = 1, 3  # digits of x: int8 codes, or three of 7 bits
-TOKENS = 256  # rows of x that are packed at a time
-OF_TILE, LEAST_TILED = 8, 16  # rows of x that tiles take together; fewer than so many are done one by one
-ROWS = 16  # of W that a thread takes at least
+LEAST_TILED = 16  # rows of x: fewer are multiplied one by one
+ROWS = 32  # of W that a thread takes at least: two tiles
+UNFUSED = ("-ffp-contract=off",)  # of rounding that NumPy does in two steps
 ALIGNED = 64  # bytes: a cache line, and a vector
-
-
-C_TYPES = {
-    ctypes.c_int64: "int64_t", ctypes.c_int32: "int32_t", ctypes.c_float: "float", ctypes.c_void_p: "void*",
-}  # fmt: skip
-
-
-class Product(ctypes.Structure):
-    """y [m, n] = x [m, k] @ W [n, k].T, for kernels/cpu/products.c, which takes its fields from here.
-
-    w, w_row: the first row of blocks, bytes from one to the next. packed: x as `qgemm_pack` makes it. y_row: numbers
-    from a row of y to the next. unit: what all sums are multiplied by.
-    """
-
-    _fields_ = (
-        ("m", ctypes.c_int64), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
-        ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64),
-        ("packed", ctypes.c_void_p), ("packed_row", ctypes.c_int64),
-        ("y", ctypes.c_void_p), ("y_row", ctypes.c_int64),
-        ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("tiles", ctypes.c_int32),
-    )  # fmt: skip
+PANEL = 1 << 22  # weights that are decoded at a time, of a format without a library of its own
 
 
 class Quantization(ctypes.Structure):
@@ -59,37 +39,30 @@ def quantize(x: Floats) -> Blocks | None:
         return None
     values = np.ascontiguousarray(x)
     blocks = np.empty(len(values), activations.DTYPE)
-    run(engine.qgemm_quantize, Quantization(values.ctypes.data, blocks.ctypes.data), len(values), ROWS * ROWS)
+    run(engine.qgemm_quantize, Quantization(values.ctypes.data, blocks.ctypes.data), len(values), 8 * ROWS)
     return blocks
 
 
 @cache
 def _quantizer() -> ctypes.CDLL | None:
     unit = {"UNIT": f"{activations.UNIT}f", "QUANTIZATION_FIELDS": fields(Quantization)}
-    return library("activations", {**unit, "ACTIVATION_BYTES": str(activations.DTYPE.itemsize)})
-
-
-def fields(struct: type[ctypes.Structure]) -> str:
-    """C for the members of a struct."""
-    return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
+    return library("activations", {**unit, "ACTIVATION_BYTES": str(activations.DTYPE.itemsize)}, UNFUSED)
 
 
 def preparation(formats: Sequence[Format], quantizes: bool) -> list[Callable[[], bool]]:
     """What products by weights of these formats compile at first use, each a call; quantizes: x as well."""
-    loads: list[Callable[[], object]] = [partial(_loaded, fmt) for fmt in formats if serves(fmt)]
+    wanted = dict.fromkeys(multiplied_as(fmt) for fmt in formats if serves(fmt))
+    loads: list[Callable[[], object]] = [partial(loaded, fmt) for fmt in wanted]
     if loads:
         loads += [pool, _quantizer] if quantizes else [pool]
     return [partial(compiles, each) for each in loads]
 
 
-def serves(fmt: Format) -> bool:
-    """Whether there is C code for a format, and a compiler for it."""
-    return fmt.integer and _has_header(fmt.name) and not reason()
-
-
 def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> bool:
     """y [M, N] = x's blocks of activations [M, K / 32] by the codes of w [N, K]; False where NumPy must do it."""
-    engine = _engine(w.format)
+    if not w.format.integer or source(w.format) is None or not serves(w.format):
+        return False
+    engine = loaded(w.format)
     if engine is None:
         return False
     _multiply(engine, x, A8, activations.UNIT, w, y)
@@ -98,23 +71,32 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> bool:
 
 def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> bool:
     """y [M, N] = x [M, K] by the exact weights of w [N, K]; False where NumPy must do it."""
-    engine = _engine(w.format)
+    if not serves(w.format):
+        return False
+    fmt = multiplied_as(w.format)
+    engine = loaded(fmt)
     if engine is None:
         return False
-    _multiply(engine, x, A16, 1.0, w, y)
+    if fmt == w.format:
+        _multiply(engine, x, A16 if fmt.integer else FLOATS, 1.0, w, y)
+        return True
+    height = max(1, PANEL // max(1, w.shape[1]))
+    for start in range(0, len(w.blocks), height):
+        values = w.format.dequantize(w.blocks[start : start + height])
+        _multiply(engine, x, FLOATS, 1.0, Tensor(fmt, values.shape, values), y[:, start : start + height])
     return True
 
 
 def _multiply(engine: ctypes.CDLL, x: NDArray[Any], digits: int, unit: float, w: Tensor, y: NDArray[Any]) -> None:
-    """Rows of x in slices: by tiles as many as whole groups of them take, the rest one by one."""
+    """Rows of x in slices: by tiles as many as they take, the rest one by one. Tiles of "a16" are of floats."""
     for start in range(0, len(x), TOKENS):
         stop = min(start + TOKENS, len(x))
         whole = start + (stop - start) // OF_TILE * OF_TILE if stop - start >= LEAST_TILED else start
         for tiles, tokens in ((1, slice(start, whole)), (0, slice(whole, stop))):
             if tokens.start < tokens.stop:
                 with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite
-                    part = np.ascontiguousarray(x[tokens], dtype=np.float32 if digits == A16 else None)
-                _job(engine, part, digits, tiles, unit, w, y[tokens])
+                    part = np.ascontiguousarray(x[tokens], dtype=None if digits == A8 else np.float32)
+                _job(engine, part, FLOATS if tiles and digits == A16 else digits, tiles, unit, w, y[tokens])
 
 
 def _job(
@@ -128,9 +110,10 @@ def _job(
     if blocks.strides[-1] != w.format.block_bytes:
         blocks = np.ascontiguousarray(blocks)
     sums = y if y.dtype == np.float32 and y.strides[-1] == 4 else np.empty(y.shape, np.float32)
+    table = _table(w.format)
     product = Product(
         len(y), *w.shape, blocks.ctypes.data, blocks.strides[0], packed.ctypes.data, size,
-        sums.ctypes.data, sums.strides[0] // 4, unit, digits, tiles,
+        sums.ctypes.data, sums.strides[0] // 4, None if table is None else table.ctypes.data, unit, digits, tiles,
     )  # fmt: skip
     run(engine.qgemm_rows, product, w.shape[0], ROWS)
     if sums is not y:
@@ -138,36 +121,12 @@ def _job(
             y[...] = sums
 
 
-@cache
-def _has_header(name: str) -> bool:
-    return (folder() / "formats" / f"{name}.h").is_file()
-
-
-def _engine(fmt: Format) -> ctypes.CDLL | None:
-    """The library of a format; None if there is none, or none is wanted."""
-    return _loaded(fmt) if serves(fmt) else None
-
-
-@cache
-def _loaded(fmt: Format) -> ctypes.CDLL | None:
-    definitions = {
-        "FORMAT_HEADER": f'"formats/{fmt.name}.h"',
-        "BLOCK_BYTES": str(fmt.block_bytes),
-        "BLOCK_WEIGHTS": str(fmt.weights),
-        "ACTIVATION_BYTES": str(activations.DTYPE.itemsize),
-        "PRODUCT_FIELDS": fields(Product),
-        "TOKENS_OF_TILE": str(OF_TILE),
-        "MOST_TOKENS": str(TOKENS),
-    }
-    if fmt.codebook is not None:
-        definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
-    found = library("products", definitions)
-    if found is None:
+def _table(fmt: Format) -> Floats | None:
+    """The levels of a codebook of floats, with zeros behind them."""
+    if not fmt.needs_table:
         return None
-    number, size, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-    found.qgemm_packed_bytes.argtypes, found.qgemm_packed_bytes.restype = [number, number, size], size
-    found.qgemm_pack.argtypes, found.qgemm_pack.restype = [pointer, pointer, number, number, size, size], None
-    return found
+    assert fmt.codebook is not None
+    return np.pad(fmt.codebook, (0, TABLE - len(fmt.codebook)))
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:

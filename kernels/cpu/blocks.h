@@ -1,0 +1,90 @@
+// What a job is told, and blocks of 16 rows of W as a tile of codes, for products in integers and in floats.
+//
+// Macros of the compiler's command line (qgemm/cpu/native/libraries.py): FORMAT_HEADER, BLOCK_BYTES, BLOCK_WEIGHTS;
+// PRODUCT_FIELDS, of what a job is told; TOKENS_OF_TILE and MOST_TOKENS, rows of x.
+#pragma once
+
+#include FORMAT_HEADER
+
+#define SUPER_BYTES (SUPER / BLOCK_WEIGHTS * BLOCK_BYTES)
+#ifndef ZERO
+#define ZERO 0
+#endif
+#ifndef SHIFT
+#define SHIFT 0
+#endif
+#ifndef MINIMUM
+#define MINIMUM 0
+#endif
+
+#define MINIMUM_OF(w) (MINIMUM ? (w).minimum : mul_all((w).scale, -(float)ZERO))
+
+typedef struct {
+    PRODUCT_FIELDS
+} product;
+
+#define ROWS_OF_TILE 16
+
+// 256 weights of a row from column 256 i on: where they lie, or a copy in `padded` with zeros behind the last block.
+INLINE const uint8_t* super_of(const product* p, int64_t row, int64_t i, uint8_t padded[SUPER_BYTES]) {
+    const uint8_t* blocks = (const uint8_t*)p->w + row * p->w_row + i * SUPER_BYTES;
+    const int64_t left = p->k - i * SUPER;
+    if (left >= SUPER) return blocks;
+    memset(padded, 0, SUPER_BYTES);
+    memcpy(padded, blocks, left / BLOCK_WEIGHTS * BLOCK_BYTES);
+    return padded;
+}
+
+// Numbers of four rows -> of each number the four, `to[position[i]]` being that of 16 rows; r: the first of the four.
+INLINE void place_rows(float (*to)[ROWS_OF_TILE], int r, const float* const rows[4], int count,
+                       const uint8_t* position) {
+    for (int i = 0; i < count; i += 4) {
+        f32x4 square[4];
+        for (int j = 0; j < 4; ++j) memcpy(&square[j], rows[j] + i, sizeof square[j]);
+        transpose4(square);
+        for (int j = 0; j < 4; ++j) memcpy(&to[position ? position[i + j] : i + j][r], &square[j], sizeof square[j]);
+    }
+}
+
+#ifdef GROUPS  // of codes; plain formats have none
+// ---- words of four codes, group by group
+
+#define WORDS_OF_GROUP (SUPER / 4 / GROUPS)
+
+typedef struct {
+    uint8_t at[64];  // where word i of the vectors of codes lies among those of its group, and of the groups before
+} word_order;
+
+INLINE word_order order_of_words(void) {
+    word_order found;
+    int count[GROUPS] = {0};
+    for (int i = 0; i < 64; ++i) {
+        const int group = WEIGHT_OF(i / 16, 4 * (i % 16)) * GROUPS / SUPER;
+        found.at[i] = (uint8_t)(group * WORDS_OF_GROUP + count[group]++);
+    }
+    return found;
+}
+
+// 16 rows of 256 weights, a row a lane.
+typedef struct {
+    u8x64 codes[64];
+    f32x16 scale[GROUPS], minimum[GROUPS];
+} tile;
+
+static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64_t i, const word_order* words) {
+    for (int r = 0; r < ROWS_OF_TILE; r += 4) {
+        unpacked w[4];
+        for (int j = 0; j < 4; ++j) {
+            uint8_t padded[SUPER_BYTES];
+            w[j] = unpack(super_of(p, row + (r + j < rows ? r + j : rows - 1), i, padded));
+            if (ZERO && !MINIMUM) w[j].minimum = MINIMUM_OF(w[j]);
+        }
+#define OF_FOUR(member) \
+    (const float* const[4]){(float*)&w[0].member, (float*)&w[1].member, (float*)&w[2].member, (float*)&w[3].member}
+        place_rows((float (*)[ROWS_OF_TILE])to->codes, r, OF_FOUR(codes), SUPER / 4, words->at);
+        place_rows((float (*)[ROWS_OF_TILE])to->scale, r, OF_FOUR(scale), GROUPS, 0);
+        if (MINIMUM || ZERO) place_rows((float (*)[ROWS_OF_TILE])to->minimum, r, OF_FOUR(minimum), GROUPS, 0);
+#undef OF_FOUR
+    }
+}
+#endif

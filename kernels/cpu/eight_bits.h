@@ -1,0 +1,25 @@
+// Blocks of 32 signed bytes. A vector has the codes of two blocks, 128 above.
+#pragma once
+
+#define CODE_BITS 8
+#include "unpacked.h"
+
+#define SHIFT 128
+#define ACCS 4
+#define ACC_OF(vector) (vector)
+#define LANES 8
+#define GROUPS 8
+#define LOW_GROUP(acc) (2 * (acc))
+#define HIGH_GROUP(acc) (2 * (acc) + 1)
+#define WEIGHT_OF(v, i) (64 * (v) + (i))
+
+// The bytes at `offset` of each of eight blocks, and the half with which a block begins.
+INLINE unpacked bytes_of_blocks(const uint8_t* blocks, int offset) {
+    unpacked found;
+    for (int i = 0; i < 4; ++i) {
+        const uint8_t *first = blocks + 2 * i * BLOCK_BYTES + offset, *second = first + BLOCK_BYTES;
+        found.codes[i] = xor_all(join(load16(first), load16(first + 16), load16(second), load16(second + 16)), SHIFT);
+    }
+    found.scale = with_zeros(halves_of_blocks(blocks, BLOCK_BYTES));
+    return found;
+}

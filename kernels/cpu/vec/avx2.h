@@ -1,0 +1,94 @@
+// Vectors of 64 bytes in two parts: AVX2, with VNNI where the CPU has it.
+#pragma once
+
+#include "x86.h"
+
+// Sixteen bytes after sixteen.
+INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
+    u8x64 found;
+    found.part[0] = (u8_part)_mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)a), (__m128i)b, 1);
+    found.part[1] = (u8_part)_mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)c), (__m128i)d, 1);
+    return found;
+}
+
+// Byte i of each sixteen: that byte of the sixteen of `table` whose number is index[i] % 16.
+INLINE u8x64 lookup(u8x64 table, u8x64 index) {
+    EACH table.part[i] = (u8_part)_mm256_shuffle_epi8((__m256i)table.part[i], (__m256i)index.part[i]);
+    return table;
+}
+
+// acc[i] + the dot product of bytes 4i .. 4i + 3 of codes, unsigned, with those of x, signed.
+INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
+    EACH {
+        const __m256i a = (__m256i)codes.part[i], b = (__m256i)x.part[i];
+#if defined(__AVXVNNI__)
+        acc.part[i] = (i32_part)_mm256_dpbusd_avx_epi32((__m256i)acc.part[i], a, b);
+#else  // sums of two products saturate for codes from 128 on: their high bit counts apart, if codes have it
+        const __m256i low = CODE_BITS == 8 ? _mm256_and_si256(a, _mm256_set1_epi8(127)) : a;
+        acc.part[i] += (i32_part)_mm256_madd_epi16(_mm256_maddubs_epi16(low, b), _mm256_set1_epi16(1));
+        if (CODE_BITS == 8) {
+            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(a, 7), _mm256_set1_epi8(1));
+            acc.part[i] += (i32_part)_mm256_madd_epi16(_mm256_maddubs_epi16(high, b), _mm256_set1_epi16(128));
+        }
+#endif
+    }
+    return acc;
+}
+
+// Of each four lanes of a and b: the sums of a's lanes 0 and 2, 1 and 3, then of b's.
+INLINE i32x16 half_sums(i32x16 a, i32x16 b) {
+    EACH {
+        const __m256i one = (__m256i)a.part[i], two = (__m256i)b.part[i];
+        a.part[i] = (i32_part)_mm256_unpacklo_epi64(one, two) + (i32_part)_mm256_unpackhi_epi64(one, two);
+    }
+    return a;
+}
+
+// Of each four lanes of a and b: the sums of a's lanes 0 and 1, 2 and 3, then of b's.
+INLINE i32x16 pair_sums(i32x16 a, i32x16 b) {
+    EACH a.part[i] = (i32_part)_mm256_hadd_epi32((__m256i)a.part[i], (__m256i)b.part[i]);
+    return a;
+}
+
+// Each lane's sum with its neighbour's.
+INLINE i32x16 with_neighbours(i32x16 v) {
+    EACH v.part[i] += (i32_part)_mm256_shuffle_epi32((__m256i)v.part[i], 0xb1);
+    return v;
+}
+
+// Each four lanes' sums with the neighbouring four's.
+INLINE i32x16 with_next_quads(i32x16 v) {
+    EACH v.part[i] += (i32_part)_mm256_permute2x128_si256((__m256i)v.part[i], (__m256i)v.part[i], 1);
+    return v;
+}
+
+INLINE f32x16 join_floats(f32x8 a, f32x8 b) { return (f32x16){{a, b}}; }
+
+// values[number[i] % 16] in lane i.
+INLINE f32x16 spread(f32x16 values, i32x16 number) {
+    f32x16 found;
+    EACH {
+        const __m256i n = (__m256i)number.part[i];
+        const __m256 low = _mm256_permutevar8x32_ps((__m256)values.part[0], n);
+        const __m256 high = _mm256_permutevar8x32_ps((__m256)values.part[1], n);
+        found.part[i] = (f32_part)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(n, 28)));
+    }
+    return found;
+}
+
+// Sixteen unsigned bytes as numbers.
+INLINE i32x16 sixteen_ints(const uint8_t* from) {
+    i32x16 found;
+    EACH found.part[i] = (i32_part)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i)));
+    return found;
+}
+
+// Sixteen floats of which the upper halves lie in memory: bfloat16.
+INLINE f32x16 upper_halves(const void* from) {
+    f32x16 found;
+    EACH {
+        const __m128i half = _mm_loadu_si128((const __m128i*)from + i);
+        found.part[i] = (f32_part)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+    }
+    return found;
+}

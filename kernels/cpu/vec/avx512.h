@@ -1,0 +1,72 @@
+// Vectors of 64 bytes in one part: AVX-512 with BW, VL and VNNI.
+#pragma once
+
+#include "x86.h"
+
+// Sixteen bytes after sixteen.
+INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)a), (__m128i)b, 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)c), (__m128i)d, 1);
+    return (u8x64){{(u8_part)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)}};
+}
+
+// Byte i of each sixteen: that byte of the sixteen of `table` whose number is index[i] % 16.
+INLINE u8x64 lookup(u8x64 table, u8x64 index) {
+    return (u8x64){{(u8_part)_mm512_shuffle_epi8((__m512i)table.part[0], (__m512i)index.part[0])}};
+}
+
+// `value` in each byte whose bit is set, bit i for byte i.
+INLINE u8x64 where_set(uint64_t bits, uint8_t value) {
+    return (u8x64){{(u8_part)_mm512_maskz_set1_epi8(bits, (char)value)}};
+}
+
+// acc[i] + the dot product of bytes 4i .. 4i + 3 of codes, unsigned, with those of x, signed.
+INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
+    return (i32x16){{(i32_part)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)codes.part[0], (__m512i)x.part[0])}};
+}
+
+// Of each four lanes of a and b: the sums of a's lanes 0 and 2, 1 and 3, then of b's.
+INLINE i32x16 half_sums(i32x16 a, i32x16 b) {
+    const __m512i one = (__m512i)a.part[0], two = (__m512i)b.part[0];
+    return (i32x16){{(i32_part)_mm512_unpacklo_epi64(one, two) + (i32_part)_mm512_unpackhi_epi64(one, two)}};
+}
+
+// Of each four lanes of a and b: the sums of a's lanes 0 and 1, 2 and 3, then of b's.
+INLINE i32x16 pair_sums(i32x16 a, i32x16 b) {
+    const __m512 one = (__m512)a.part[0], two = (__m512)b.part[0];
+    return (i32x16){{(i32_part)_mm512_shuffle_ps(one, two, 0x88) + (i32_part)_mm512_shuffle_ps(one, two, 0xdd)}};
+}
+
+// Each lane's sum with its neighbour's.
+INLINE i32x16 with_neighbours(i32x16 v) {
+    v.part[0] += (i32_part)_mm512_shuffle_epi32((__m512i)v.part[0], _MM_PERM_CDAB);
+    return v;
+}
+
+// Each four lanes' sums with the neighbouring four's.
+INLINE i32x16 with_next_quads(i32x16 v) {
+    const __m512i all = (__m512i)v.part[0];
+    v.part[0] += (i32_part)_mm512_shuffle_i32x4(all, all, _MM_PERM_CDAB);
+    return v;
+}
+
+INLINE f32x16 join_floats(f32x8 a, f32x8 b) {
+    const __m512i low = _mm512_castsi256_si512((__m256i)a);
+    return (f32x16){{(f32_part)_mm512_inserti64x4(low, (__m256i)b, 1)}};
+}
+
+// values[number[i] % 16] in lane i.
+INLINE f32x16 spread(f32x16 values, i32x16 number) {
+    return (f32x16){{(f32_part)_mm512_permutexvar_ps((__m512i)number.part[0], (__m512)values.part[0])}};
+}
+
+// Sixteen unsigned bytes as numbers.
+INLINE i32x16 sixteen_ints(const uint8_t* from) {
+    return (i32x16){{(i32_part)_mm512_cvtepu8_epi32((__m128i)load16(from))}};
+}
+
+// Sixteen floats of which the upper halves lie in memory: bfloat16.
+INLINE f32x16 upper_halves(const void* from) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+    return (f32x16){{(f32_part)_mm512_slli_epi32(wide, 16)}};
+}

@@ -1,0 +1,100 @@
+"""Which C file of kernels/cpu/ multiplies by the weights of a format, and the macros that make it that format's."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import NamedTuple
+
+from qgemm.codec import activations
+from qgemm.codec.format import Format
+from qgemm.formats import FORMATS
+
+from .library import folder, library, reason
+
+A8, A16, FLOATS = 1, 3, 0  # digits of x: int8 codes, three of 8 bits; none where x stays as it is
+TOKENS = 256  # rows of x that are packed at a time
+OF_TILE = 8  # rows of x that tiles take together
+TABLE = 32  # levels at most, of a codebook of floats
+
+C_TYPES = {
+    ctypes.c_int64: "int64_t", ctypes.c_int32: "int32_t", ctypes.c_float: "float", ctypes.c_void_p: "void*",
+}  # fmt: skip
+
+
+class Product(ctypes.Structure):
+    """y [m, n] = x [m, k] @ W [n, k].T, for kernels/cpu/, which takes its fields from here.
+
+    w, w_row: the first row of blocks, bytes from one to the next. packed: x as `qgemm_pack` makes it. y_row: numbers
+    from a row of y to the next. table: levels of a codebook of floats, TABLE of them. unit: what all sums are
+    multiplied by.
+    """
+
+    _fields_ = (
+        ("m", ctypes.c_int64), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
+        ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64),
+        ("packed", ctypes.c_void_p), ("packed_row", ctypes.c_int64),
+        ("y", ctypes.c_void_p), ("y_row", ctypes.c_int64), ("table", ctypes.c_void_p),
+        ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("tiles", ctypes.c_int32),
+    )  # fmt: skip
+
+
+def fields(struct: type[ctypes.Structure]) -> str:
+    """C for the members of a struct."""
+    return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
+
+
+class Source(NamedTuple):
+    """The C file of a format's products, and its macros."""
+
+    name: str
+    definitions: dict[str, str]
+
+
+@cache
+def source(fmt: Format) -> Source | None:
+    """None for a format without a header, whose rows are decoded before they are multiplied as f32."""
+    family = "plain" if fmt.plain else "kbit" if fmt.bit_planes else fmt.name
+    if fmt.levels is None or not (folder() / "formats" / f"{family}.h").is_file():
+        return None
+    definitions = {
+        "FORMAT_HEADER": f'"formats/{family}.h"',
+        "FORMAT_NAME": fmt.name,
+        "BLOCK_BYTES": str(fmt.block_bytes),
+        "BLOCK_WEIGHTS": str(fmt.weights),
+        "PRODUCT_FIELDS": fields(Product),
+        "TOKENS_OF_TILE": str(OF_TILE),
+        "MOST_TOKENS": str(TOKENS),
+    }
+    if not fmt.integer:
+        return Source("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)})
+    definitions["ACTIVATION_BYTES"] = str(activations.DTYPE.itemsize)
+    if fmt.codebook is not None:
+        definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
+    return Source("products", definitions)
+
+
+def multiplied_as(fmt: Format) -> Format:
+    """The format whose library multiplies: its own, or f32 for one that is decoded before."""
+    return FORMATS["f32"] if source(fmt) is None else fmt
+
+
+def serves(fmt: Format) -> bool:
+    """Whether compiled code multiplies by a format: any whose weights can be decoded, where there is a compiler."""
+    return fmt.levels is not None and not reason()
+
+
+@cache
+def loaded(fmt: Format) -> ctypes.CDLL | None:
+    """The library of a format, None where it cannot be compiled; codebooks of floats share one."""
+    if fmt.needs_table and fmt.name in FORMATS and fmt is not FORMATS[fmt.name]:
+        return loaded(FORMATS[fmt.name])
+    found_source = source(fmt)
+    assert found_source is not None, "asked of multiplied_as"
+    found = library(*found_source)
+    if found is None:
+        return None
+    number, size, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    found.qgemm_packed_bytes.argtypes, found.qgemm_packed_bytes.restype = [number, number, size], size
+    found.qgemm_pack.argtypes, found.qgemm_pack.restype = [pointer, pointer, number, number, size, size], None
+    return found

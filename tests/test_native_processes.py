@@ -1,0 +1,218 @@
+"""The compiled products of the CPU on many threads, in forked children, in processes; the cache of libraries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from multiprocessing.pool import ThreadPool
+
+import numpy as np
+import pytest
+from helpers import forked, random_tensor
+from numpy.testing import assert_array_equal
+
+import qgemm
+from qgemm.cpu import native
+from qgemm.cpu.native import compiler, library
+from qgemm.files import compiled
+
+pytestmark = [
+    pytest.mark.compiles,
+    pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
+]
+
+
+@pytest.fixture(autouse=True)
+def compiled_code(monkeypatch):
+    monkeypatch.delenv("QGEMM_CPU")
+
+
+def product(seed: int = 0):
+    rng = np.random.default_rng(seed)
+    w, x = random_tensor(qgemm.FORMATS["q4_0"], 300, 256, rng), rng.standard_normal((2, 256), np.float32)
+    return lambda: qgemm.matmul(x, w, "a8")
+
+
+def test_many_threads_at_once():
+    """Each of 8 threads gets its own products, be the pool busy or not."""
+    wrong = []
+
+    def work(seed: int) -> None:
+        run = product(seed)
+        want = run()
+        wrong.extend(i for i in range(1000) if not np.array_equal(run(), want))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_a_forked_child_multiplies(asleep, tmp_path):
+    """Threads do not survive a fork, be they awake or asleep, and are started anew in the child."""
+    run = product()
+    want = run()
+    if asleep:
+        threading.Event().wait(0.02)
+    child = forked(lambda: (tmp_path / "y").write_bytes(b"".join(run().tobytes() for _ in range(50))))
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "y").read_bytes() == want.tobytes() * 50
+    assert_array_equal(run(), want)
+
+
+def test_a_fork_while_another_thread_multiplies(tmp_path):
+    run, stop = product(), threading.Event()
+    want = run()
+
+    def busy() -> None:
+        while not stop.is_set():
+            run()
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        for i in range(10):
+            child = forked(lambda i=i: (tmp_path / str(i)).write_bytes(run().tobytes()))
+            assert os.waitpid(child, 0)[1] == 0
+            assert (tmp_path / str(i)).read_bytes() == want.tobytes()
+    finally:
+        stop.set()
+        thread.join()
+
+
+PROGRAM = """
+import sys, threading, numpy as np, qgemm
+w = qgemm.quantize(np.eye(256, dtype=np.float32), "q8_0")
+x = np.ones((2, 256), np.float32)
+assert np.abs(qgemm.matmul(x, w, "a8") - 1).max() < 0.01
+if "daemon" in sys.argv:
+    def forever():
+        while True:
+            qgemm.matmul(x, w)
+    threading.Thread(target=forever, daemon=True).start()
+print(qgemm.backends()["cpu"].detail)
+"""
+
+
+def program(folder, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, with a cache of its own."""
+    env = {**os.environ, "QGEMM_CACHE_DIR": str(folder / "cache"), **environment}
+    return subprocess.run([sys.executable, "-c", PROGRAM, *words], env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_the_end_of_a_process(tmp_path):
+    """Also with a product on its way."""
+    for words in ((), ("daemon",)):
+        done = program(tmp_path, *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith("compiled code\n")
+
+
+def test_two_processes_fill_the_cache_at_once(tmp_path):
+    with ThreadPool(2) as pool:
+        for done in pool.starmap(program, [(tmp_path,), (tmp_path,)]):
+            assert (done.returncode, done.stderr) == (0, "")
+    kept = sorted(path.suffix for path in (tmp_path / "cache").iterdir())
+    assert kept == [".so"] * 3  # the pool, a format, activations
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    done = program(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_compiler_that_fails(tmp_path):
+    """Its message is shown once, and NumPy multiplies."""
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'cc: no space left on device' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    done = program(tmp_path, CC=str(broken))
+    assert done.returncode == 0
+    assert done.stderr.count("cc: no space left on device") == 1
+    assert "products on the CPU stay slow, by NumPy" in done.stderr
+    assert "NumPy alone: the C compiler failed" in done.stdout
+
+
+def test_no_compiler(tmp_path):
+    done = program(tmp_path, PATH=str(tmp_path), CC="")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "NumPy alone: no C compiler (cc) was found" in done.stdout
+
+
+def test_a_cpu_without_the_instructions(monkeypatch):
+    monkeypatch.setattr(library, "cpu", lambda: "flags: sse4_2 avx fma f16c")
+    library.lacking.cache_clear()
+    try:
+        assert "AVX2" in library.reason()
+        assert not native.serves(qgemm.FORMATS["q4_0"])
+    finally:
+        library.lacking.cache_clear()
+
+
+def test_numpy_by_choice(tmp_path):
+    done = program(tmp_path, QGEMM_CPU="numpy")
+    assert "NumPy alone: QGEMM_CPU=numpy" in done.stdout
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_damaged_entry_is_compiled_anew(tmp_path):
+    assert program(tmp_path).returncode == 0
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(path.read_bytes()[:-100])
+    assert program(tmp_path).stdout.endswith("compiled code\n")
+    for path in (tmp_path / "cache").iterdir():
+        compiled.unsealed(path.read_bytes())
+
+
+def test_an_entry_that_others_may_write_is_never_loaded(tmp_path):
+    assert program(tmp_path).returncode == 0
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(compiled.sealed(b"not a library"))
+        path.chmod(0o666)
+    done = program(tmp_path)
+    assert done.returncode == 0
+    assert "others may write to it" in done.stderr
+    assert done.stdout.endswith("compiled code\n")
+
+
+def test_whatever_the_compiler_reads_is_in_the_key(tmp_path, monkeypatch):
+    """A change of a source, a macro, a flag, the compiler or the CPU asks for another entry."""
+    asked: list[str] = []
+    folder = tmp_path / "cpu"
+    shutil.copytree(library.folder(), folder)
+    monkeypatch.setattr(library, "folder", lambda: folder)
+    monkeypatch.setattr(library, "_load", lambda code: None)
+    monkeypatch.setattr(library, "kept", lambda name, make: asked.append(name) or b"")
+
+    def ask(name: str = "products", *macros: str) -> None:
+        library._sources.cache_clear()
+        library._library(name, [*macros])
+
+    ask()
+    ask("pool")
+    ask("products", "-DBLOCK_BYTES=18")
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "FLAGS", ("-O2",))
+        ask()
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "cpu", lambda: "another")
+        ask()
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "compiler", lambda: compiler.Compiler(("cc",), ("/bin/cc", 1, 2)))
+        ask()
+    with open(folder / "formats" / "q4_0.h", "a") as file:
+        file.write("// more\n")
+    ask()
+    assert len(set(asked)) == len(asked) == 7
+    library._sources.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.undo()
