@@ -1,6 +1,8 @@
-// Epilogue: y = sum + bias + residual, the last two optional, of types that the host chooses at run time.
+// Epilogue: y = sum + bias + residual, or (sum + bias) * gate(residual) where there is a gate; bias and residual are
+// optional, types and gate are chosen by the host at run time.
 #pragma once
 
+#include "gate.cuh"
 #include "host.cuh"
 
 namespace qgemm {
@@ -35,10 +37,14 @@ __device__ inline void store_as(void* data, int type, i64 i, float value) {
 // row: of W; token: index in y of the token's first output.
 struct Epilogue : EpilogueArguments {
     __device__ bool adds() const { return types.bias || types.residual; }
+    __device__ float biased(i64 row, float sum) const {
+        return types.bias ? sum + load_as(arrays.bias, types.bias, row) : sum;
+    }
     __device__ float added(i64 token, i64 row, float sum) const {
-        if (types.bias) sum += load_as(arrays.bias, types.bias, row);
-        if (types.residual) sum += load_as(arrays.residual, types.residual, token + row);
-        return sum;
+        sum = biased(row, sum);
+        if (!types.residual) return sum;
+        const float residual = load_as(arrays.residual, types.residual, token + row);
+        return types.gate ? sum * gate(types.gate, residual) : sum + residual;
     }
     __device__ void store(i64 token, i64 row, float sum) const {
         store_as(arrays.y, types.y, token + row, added(token, row, sum));

@@ -20,7 +20,7 @@ from .errors import (
     UnsupportedError,
 )
 from .formats import FORMATS
-from .ops import matmul, matmul_many, quantize, quantize_activations
+from .ops import gated, matmul, matmul_many, quantize, quantize_activations
 from .parallel import threads
 from .preparation import Prepared, prepare
 from .tensor import Tensor
@@ -48,6 +48,7 @@ __all__ = [
     "convert",
     "decode_e4m4",
     "encode_e4m4",
+    "gated",
     "matmul",
     "matmul_many",
     "open",

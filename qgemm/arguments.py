@@ -38,6 +38,14 @@ class Epilogue(NamedTuple):
 NO_EPILOGUE = Epilogue()
 
 
+class Gated(NamedTuple):
+    """What a product gates: by which of GATES (qgemm/gating.py), the other weights, and the bias of their product."""
+
+    function: str
+    up: Any
+    bias: Any = None
+
+
 def epilogues(weights: int, biases: Any, residuals: Any, outs: Any) -> list[Epilogue]:
     """An Epilogue for each of so many weights; UnsupportedError if a sequence has another length."""
     for name, given in (("biases", biases), ("residuals", residuals), ("outs", outs)):
@@ -95,6 +103,12 @@ def check_shapes(x: tuple[int, ...], w: Any) -> None:
     """UnsupportedError unless x [..., K] fits w [N, K]."""
     if x[-1] != w.shape[1]:
         raise UnsupportedError(f"x has rows of {x[-1]}, {w!r} needs K = {w.shape[1]} (x is {x}, w is (N, K))")
+
+
+def check_gated(gate: Any, up: Any) -> None:
+    """UnsupportedError unless two weights are of one shape, so that the product by one can gate that by the other."""
+    if gate.shape != up.shape:
+        raise UnsupportedError(f"gate and up differ in shape: {gate!r} and {up!r}")
 
 
 def check_epilogue(given: Epilogue, shape: tuple[int, ...]) -> None:

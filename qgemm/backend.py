@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from numpy.typing import DTypeLike
 
 if TYPE_CHECKING:
-    from .arguments import Epilogue
+    from .arguments import Epilogue, Gated
     from .codec.format import Format
     from .tensor import Tensor
 
@@ -41,6 +41,11 @@ class Backend(Protocol):
         dtype: DTypeLike | None,
     ) -> list[Any]:
         """`matmul` of x by each of the weights, in their order."""
+
+    def gated(
+        self, x: Any, gate: Any, gated: Gated, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
+    ) -> Any:
+        """y [..., N] = function(x @ gate.T + bias) * (x @ up.T + its bias)."""
 
     def quantize_activations(self, x: Any) -> Any:
         """x [..., K] as Q8_1 blocks, for several "a8" products."""

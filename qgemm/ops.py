@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .arguments import NO_EPILOGUE, Activation, Epilogue, PreparedActivations, check_activation, epilogues, misplaced
+from .arguments import (
+    NO_EPILOGUE,
+    Activation,
+    Epilogue,
+    Gated,
+    PreparedActivations,
+    check_activation,
+    epilogues,
+    misplaced,
+)
 from .arrays import as_numpy, on_cuda
 from .backend import Backend, backend
 from .codec.format import Format, floats
@@ -16,6 +25,7 @@ from .codec.search import quantize as by_importance
 from .codec.search import searched
 from .errors import UnsupportedError
 from .formats import FORMATS, format_named, written
+from .gating import Gate, check_gate
 from .packed import Packed, Transposed
 from .tensor import Tensor
 
@@ -112,6 +122,38 @@ def matmul_many(
     added = given or epilogues(len(weights), biases, residuals, outs)
     targets = [None] * len(weights) if outs is None else outs
     return _backend_of(x, *weights).matmul_many(x, weights, kind, added, targets, dtype)
+
+
+def gated(
+    x: Any,
+    gate: Any,
+    up: Any,
+    function: Gate = "silu",
+    activation: Activation | None = None,
+    *,
+    biases: Sequence[Any] | None = None,
+    out: Any = None,
+    dtype: DTypeLike | None = None,
+) -> Any:
+    """The gated half of a feed-forward block: y [..., N] = function(x @ gate.T + biases[0]) * (x @ up.T + biases[1]).
+
+    gate, up: weights [N, K] of one shape, of the same format or of two. function: "silu" (SwiGLU), "gelu" (GEGLU, by
+    erf) or "gelu_tanh" (by tanh, as in Gemma); everything up to y is in float32. biases: two of [N], each may be None.
+    x, activation, out, dtype: as of `matmul`, whose errors it raises.
+
+    On a GPU weights of one format share a launch where x has few rows, and nothing but y is written; of more rows the
+    product by `gate` takes 4 bytes a value of scratch memory.
+    """
+    kind = check_activation(activation, _prepared(x))
+    given = epilogues(2, biases, None, None) if biases is not None else [NO_EPILOGUE, NO_EPILOGUE]
+    (bias, _), (up_bias, _) = given
+    what = Gated(check_gate(function), up, up_bias)
+    again = getattr(gate, "again", None)
+    if again is not None:
+        y = again(x, activation, bias, None, out, dtype, what)
+        if y is not None:
+            return y
+    return _backend_of(x, gate, up).gated(x, gate, what, kind, bias, out, dtype)
 
 
 def quantize_activations(x: Any) -> Any:

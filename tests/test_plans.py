@@ -24,6 +24,7 @@ from qgemm.cuda.driver import workspace as workspaces
 from qgemm.cuda.kernels import panels
 from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1, Gpu
 from qgemm.cuda.tensor import DeviceTensor
+from qgemm.gating import gated_by
 
 NUMPY = {c: name for name, c in C_TYPES.items()}
 K = 64
@@ -61,18 +62,30 @@ class Gpus:
             self.launched.append(kernel.name)
             rows = self.quantized[x] if p.x == Q8_1 else array_at(x, (p.m, p.k), NUMPY[p.x]).astype(np.float64)
             assert len(pointers) == plan.ARRAYS * len(p.outputs)
+            if p.gated:
+                self.gate(rows, p.outputs, pointers)
+                return
             for index, output in enumerate(p.outputs):
                 w, y, bias, residual = pointers[plan.ARRAYS * index :][: plan.ARRAYS]
                 total = rows @ self.weights[w].T
                 y_end = y + total.size * ITEMSIZE[output.y]
                 assert p.x == Q8_1 or y_end <= x or x + rows.size * ITEMSIZE[NUMPY[p.x]] <= y  # x is read meanwhile
-                for address, name, shape in ((bias, output.bias, output.n), (residual, output.residual, total.shape)):
-                    assert bool(address) == bool(name)
-                    if name:
-                        total = total + array_at(address, np.atleast_1d(shape), name).astype(np.float64)
+                assert (bool(bias), bool(residual)) == (bool(output.bias), bool(output.residual))
+                total = total + (array_at(bias, (output.n,), output.bias) if bias else 0)
+                if residual:
+                    added = array_at(residual, total.shape, output.residual).astype(np.float64)
+                    total = gated_by(output.gate, added, total) if output.gate else total + added
                 array_at(y, total.shape, output.y)[...] = total
 
         return run
+
+    def gate(self, rows: np.ndarray, outputs, pointers) -> None:
+        made = []
+        for output, at in zip(outputs, (0, plan.ARRAYS), strict=True):
+            w, _, bias, residual = pointers[at : at + plan.ARRAYS]
+            assert (bool(bias), residual) == (bool(output.bias), 0)
+            made.append(rows @ self.weights[w].T + (array_at(bias, (output.n,), output.bias) if bias else 0))
+        array_at(pointers[1], made[0].shape, outputs[0].y)[...] = gated_by(outputs[0].gate, *made)
 
     def transform(self, target: str):
         """Stands for what launches a transform of x: `target`, the type that it makes, or Q8_1."""
@@ -121,7 +134,12 @@ def gpus(monkeypatch):
         found.long_ways += 1
         return products.multiply(*args)
 
+    def counted_gated(*args):
+        found.long_ways += 1
+        return products.multiply_gated(*args)
+
     monkeypatch.setattr(cuda, "multiply", counted)
+    monkeypatch.setattr(cuda, "multiply_gated", counted_gated)
     monkeypatch.setattr(cuda, "require", lambda who: None)
     return found
 
@@ -226,6 +244,34 @@ def test_many_weights_of_two_formats(gpus, activation, m):
         assert len(forms) == {"a16": 0, "a8": 2}.get(activation, 2 * (m > 8))
         assert len(gpus.launched) - len(forms) == 2 * (2 if m <= 8 else 4)
     assert gpus.long_ways == 2  # without outs, with them
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize(("m", "formats"), [(3, ("q4_0", "q4_0")), (3, ("q4_0", "q5_1")), (300, ("q4_0", "q4_0"))])
+def test_gated_products(gpus, activation, m, formats):
+    """By one launch of few rows and one format, else by two and scratch memory; with the gate once, with its biases."""
+    rng = np.random.default_rng(5)
+    gate, up = (gpus.tensor(rng.standard_normal((48, K)), fmt) for fmt in formats)
+    one = m < 16 and len(set(formats)) == 1
+    for name, types in (("silu", ("float32", "")), ("gelu_tanh", ("", "float16"))):
+        biases = [cupy_like.asarray(rng.standard_normal(48).astype(kind)) if kind else None for kind in types]
+        for turn in range(3):
+            x = cupy_like.asarray(rng.standard_normal((m, K)).astype(np.float16))
+            made = [
+                x.get().astype(np.float64) @ gpus.weights[w.pointer].T + (0 if bias is None else bias.get())
+                for w, bias in zip((gate, up), biases, strict=True)
+            ]
+            want = gated_by(name, *made).astype(np.float16)
+            gpus.launched.clear()
+            gpus.long_ways = 0
+            y = qgemm.gated(x, gate, up, name, activation, biases=biases, dtype="float16")
+            products = [launched for launched in gpus.launched if launched not in (Q8_1, "rounded")]
+            assert len(products) == (1 if one else 2)
+            assert gpus.long_ways == (turn == 0)
+            np.testing.assert_allclose(y.get().astype(np.float64), want.astype(np.float64), rtol=1e-3, atol=1e-4)
+            out = cupy_like.zeros((m, 48), np.float16)
+            assert qgemm.gated(x, gate, up, name, activation, biases=biases, out=out) is out
+            np.testing.assert_array_equal(out.get(), y.get())
 
 
 def test_prepared_activations_take_the_short_way(gpus):

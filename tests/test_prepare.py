@@ -324,7 +324,7 @@ def test_the_first_error_is_raised_and_nothing_more_is_begun(gpu, monkeypatch):
 def test_without_a_gpu_libraries_of_the_cpu_are_made(monkeypatch):
     """One for each format that has one, that of threads, and the quantizer for a8; none where NumPy multiplies."""
     made = []
-    monkeypatch.setattr(native.products, "_loaded", lambda fmt: made.append(fmt.name))
+    monkeypatch.setattr(native.products, "loaded", lambda fmt: made.append(fmt.name))
     monkeypatch.setattr(native.products, "_quantizer", lambda: made.append("quantizer"))
     monkeypatch.setattr(native.products, "pool", lambda: made.append("pool"))
     monkeypatch.setattr(native.products, "serves", lambda fmt: fmt.name.startswith("q"))

@@ -1,9 +1,10 @@
 // What follows from a configuration of the decode kernels; the headers of decode/ are templates over Decode<Config>.
 //
-// A CTA owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks, and all tokens. Intra-CTA
-// split-K: its WARP_SPLIT_K warps take the tiles along K round-robin.
+// A CTA owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks, and all tokens. GATED: the first
+// product is the gate of the second, and the CTA owns the same rows of both, each of a row_block. Intra-CTA split-K: its
+// WARP_SPLIT_K warps take the tiles along K round-robin.
 // Config: Format, KBlock, K_BLOCKS; In (Activations, float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4),
-// ROW_BLOCKS, WARP_SPLIT_K, STAGES, BULK (whether stages fill by cp.async.bulk, sm_90), WARP_BYTES and
+// ROW_BLOCKS, GATED, WARP_SPLIT_K, STAGES, BULK (whether stages fill by cp.async.bulk, sm_90), WARP_BYTES and
 // REDUCE_BYTES (shared memory of a warp's pipeline, and of the reduction).
 #pragma once
 
@@ -14,12 +15,14 @@ namespace qgemm {
 
 template <class Base>
 struct Decode : TileConfig<Base> {
-    using Base::TOKENS, Base::M16_TILES, Base::ROW_BLOCKS, Base::WARP_SPLIT_K;
-    static_assert(ROW_BLOCKS == 1 || M16_TILES == WARPS, "several row_blocks are whole");
+    using Base::TOKENS, Base::M16_TILES, Base::ROW_BLOCKS, Base::GATED, Base::WARP_SPLIT_K;
+    static_assert(GATED ? ROW_BLOCKS == 2 : ROW_BLOCKS == 1 || M16_TILES == WARPS, "several row_blocks are whole");
 
     static constexpr int THREADS = WARP_SPLIT_K * 32;
-    static constexpr int ROWS = 16 * M16_TILES * ROW_BLOCKS;
-    static constexpr int COLUMN_TILES = (TOKENS + 7) / 8;  // of eight tokens: the columns of an mma
+    static constexpr int ROW_BLOCK_ROWS = 16 * M16_TILES;  // of the CTA in a row_block
+    static constexpr int ACC_ROWS = ROW_BLOCK_ROWS * ROW_BLOCKS,
+                         ROWS = GATED ? ROW_BLOCK_ROWS : ACC_ROWS;  // ROWS: of y
+    static constexpr int COLUMN_TILES = (TOKENS + 7) / 8;           // of eight tokens: the columns of an mma
     // From a token of x to the next: a single one is all eight columns of its tile.
     static constexpr int TOKEN_STRIDE = TOKENS > 1;
 

@@ -15,21 +15,30 @@ struct WarpCoord {
     const Products& products;
     int index;  // of the product
     int warp_k, lane;
-    i64 first_row;      // of the CTA
-    int first_m16;      // 16-row group of the row_block
-    int row_blocks;     // that exist, of the CTA's
-    const Tile* tiles;  // the first of this warp
-    i64 tiles_along;    // of a row_block
-    int count;          // k_blocks of this warp
+    i64 first_row;       // of the CTA
+    int first_m16;       // 16-row group of the row_block
+    int row_blocks;      // that exist, of the CTA's
+    const Tile* tiles;   // the first of this warp
+    i64 tiles_along;     // of a row_block
+    int count;           // k_blocks of this warp
+    i64 next_row_block;  // bytes from a tile to that of the next row_block
 
     __device__ WarpCoord(const Products& products) : products(products), index(0) {
-        while (blockIdx.x >= products.of[index].end) ++index;
+        if (!Config::GATED)
+            while (blockIdx.x >= products.of[index].end) ++index;
         warp_k = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
         tiles_along = (products.k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS;
         first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * Config::ROWS;
         first_m16 = first_row % TILE_ROWS / 16;
-        row_blocks = int(min(i64(Config::ROW_BLOCKS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
+        row_blocks =
+            Config::GATED
+                ? 2
+                : int(min(i64(Config::ROW_BLOCKS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
         tiles = static_cast<const Tile*>(products.arrays[index].tiles) + first_row / TILE_ROWS * tiles_along + warp_k;
+        next_row_block = tiles_along * i64(sizeof(Tile));
+        if (Config::GATED)
+            next_row_block =
+                static_cast<const char*>(products.arrays[1].tiles) - static_cast<const char*>(products.arrays[0].tiles);
         count = int(tiles_along - warp_k + WARP_SPLIT_K - 1) / WARP_SPLIT_K * Config::K_BLOCKS;
     }
 };
@@ -42,6 +51,10 @@ struct KTileIterator {
     int k_block = 0;                                  // of the tile
     int count = 0;                                    // tiles before this one
 
+    __device__ const typename Config::Tile& of(int row_block) const {
+        const char* first = reinterpret_cast<const char*>(tile);
+        return *reinterpret_cast<const typename Config::Tile*>(first + row_block * coord.next_row_block);
+    }
     __device__ void advance() {
         if (Config::K_BLOCKS == 1 || ++k_block == Config::K_BLOCKS) tile += Config::WARP_SPLIT_K, ++count, k_block = 0;
     }

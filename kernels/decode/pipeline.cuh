@@ -51,7 +51,7 @@ struct SmemPipeline {
 #pragma unroll
         for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
             if (row_block >= k_tiles.coord.row_blocks) break;
-            const Tile& tile = k_tiles.tile[row_block * k_tiles.coord.tiles_along];
+            const Tile& tile = k_tiles.of(row_block);
             stages[stage].codes_of[row_block].copy_from(tile.k_blocks[k_tiles.k_block], k_tiles.coord.first_m16, copy);
             if (k_tiles.k_block == 0)
                 tile_fields[k_tiles.count % TILES][row_block].copy_from(tile.fields, k_tiles.coord.first_m16, copy);
@@ -88,7 +88,7 @@ struct SmemPipeline<Config, X, true> {
 #pragma unroll
         for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) {
             if (row_block >= k_tiles.coord.row_blocks) break;
-            const Tile& tile = k_tiles.tile[row_block * k_tiles.coord.tiles_along];
+            const Tile& tile = k_tiles.of(row_block);
             RowBlock& to = stages[stage].row_blocks[row_block];
             if constexpr (Config::M16_TILES == WARPS) {
                 copy(&to, &tile, sizeof(Tile));

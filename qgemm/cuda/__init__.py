@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from qgemm.arguments import (
+    NO_EPILOGUE,
     Epilogue,
+    Gated,
     check_apart,
     check_elements,
     check_epilogue,
+    check_gated,
     check_out,
     check_shapes,
     check_weights,
@@ -36,7 +39,7 @@ from .libraries import Library, cupy_library, library_of
 from .plan import with_outputs
 from .plan_cache import again, again_many, remember
 from .problem import C_TYPES
-from .products import Product, multiply
+from .products import Product, multiply, multiply_gated
 from .tensor import DeviceTensor
 
 
@@ -82,6 +85,32 @@ class CudaBackend:
             if library is not None:
                 return made
             return [like(source, y) if out is None else out for y, out in zip(ys, outs, strict=True)]
+
+    def gated(
+        self, x: Any, gate: Any, gated: Gated, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
+    ) -> Any:
+        """function(x @ gate.T + bias) * (x @ up.T + its bias), in `out` or as a new array of x's library."""
+        _check(x, [gate, gated.up], activation)
+        check_gated(gate, gated.up)
+        source = x.like if isinstance(x, DeviceActivations) else x
+        library = library_of(source)
+        with relaxed_capture(), stream_of(source, [w.data.device for w in (gate, gated.up)]):
+            values = x if isinstance(x, DeviceActivations) else as_cupy(x)
+            check_shapes(values.shape, gate)
+            shape, name = (*values.shape[:-1], gate.shape[0]), output_dtype(dtype).name
+            made = _new(shape, name, library, gate.device) if out is None else out
+            y = _target(made, shape, dtype)
+            added = [NO_EPILOGUE if one is None else _contiguous(Epilogue(one), y, [y]) for one in (bias, gated.bias)]
+            first = Product(gate, y, added[0])
+            what = gated._replace(bias=added[1].bias)
+            plan = multiply_gated(values, first, what, activation, library or cupy_library())
+            if library is None:
+                return like(source, y) if out is None else out
+            if plan is not None:
+                plan = with_outputs(plan, library, gate.device, [shape], name)
+                given = NO_EPILOGUE if bias is None else Epilogue(bias)
+                remember(plan, x, [gate], activation, [given], [out], dtype, library, gated)
+            return made
 
     def quantize_activations(self, x: Any) -> DeviceActivations:
         """x [..., K] as Q8_1 blocks on its device."""

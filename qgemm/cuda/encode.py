@@ -58,4 +58,4 @@ def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
 def check(fmt: Format) -> None:
     """UnsupportedError unless the kernel encodes this format."""
     if not encodes(fmt):
-        raise UnsupportedError(f"{fmt} has no encoder on a GPU")
+        raise UnsupportedError(f"{fmt} has no encoder on a GPU; quantize an array of the host")

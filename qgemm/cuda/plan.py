@@ -86,9 +86,17 @@ def kernel_for(w: DeviceTensor, source: Source, activation: str) -> Kernel:
 
 
 def plan_of(
-    weights: Sequence[DeviceTensor], outputs: Sequence[Output], source: Source, activation: str, library: Library
+    weights: Sequence[DeviceTensor],
+    outputs: Sequence[Output],
+    source: Source,
+    activation: str,
+    library: Library,
+    gated: bool = False,
 ) -> Plan:
-    """The launches of products by weights that share a device and K; scratch memory is the library's."""
+    """The launches of products by weights that share a device and K; scratch memory is the library's.
+
+    gated: the first of two products, which share a launch, is the gate of the second.
+    """
     device, jobs = weights[0].device, _jobs(weights, source, activation)
     few = all(kernel.products > 1 for kernel, _ in jobs)
     total = sum(prod(w.shape) for w in weights)
@@ -99,9 +107,41 @@ def plan_of(
         form = _form(kernel, source, activation, device, few, inside)
         form = forms.setdefault(form.kind if form.transform else "", form)
         p = problem(kernel, [weights[i] for i in indices], [outputs[i] for i in indices], form.kind, source, activation)
+        p = p._replace(gated=gated)
         steps.append(Step(form, launch(kernel, p), _picking(indices, len(weights))))
-    sizes = tuple(source.m * output.n * ITEMSIZE[output.y] for output in outputs)
+    sizes = tuple(source.m * output.n * ITEMSIZE[output.y] for output in outputs if output.y)
     return Plan(_entering(steps, device, library), source.nbytes, sizes)
+
+
+def gated_plan_of(
+    weights: Sequence[DeviceTensor],
+    y: str,
+    biases: Sequence[str],
+    function: str,
+    source: Source,
+    activation: str,
+    library: Library,
+) -> Plan:
+    """The launches of function(x @ gate.T + bias) * (x @ up.T + bias) by kernels that add.
+
+    Its pointers are those of both products, with one y; y, biases: NumPy's names of types, "" for no bias. One launch
+    computes both where it can. Otherwise the first goes to scratch memory, float32, from where the second is gated.
+    """
+    n, device, (first, second) = weights[0].shape[0], weights[0].device, biases
+    sizes = (source.m * n * ITEMSIZE[y],)
+    if len(_jobs(weights, source, activation)) == 1:
+        outputs = Output(n, y, first, "", function), Output(n, "", second)
+        return replace(plan_of(weights, outputs, source, activation, library, gated=True), y_nbytes=sizes)
+    outputs = Output(n, "float32", first), Output(n, y, second, "float32", function)
+    both = plan_of(weights, outputs, source, activation, library)
+    scratch, pointer = library.scratch(source.m * n * ITEMSIZE["float32"], device), library.pointer
+
+    def enter(stream: int, x: int, *pointers: int) -> None:
+        gate, _, bias, _, up, y, up_bias, _ = pointers
+        room = scratch()  # freed behind these launches: both libraries free in the order of the stream
+        both.enter(stream, x, gate, pointer(room), bias, 0, up, y, up_bias, pointer(room))
+
+    return Plan(enter, source.nbytes, sizes)
 
 
 def problem(

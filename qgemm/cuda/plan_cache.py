@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qgemm.arguments import NO_EPILOGUE, Epilogue
+from qgemm.arguments import NO_EPILOGUE, Epilogue, Gated
 
 from .activations import DeviceActivations
 from .libraries import LIBRARIES, Library
@@ -26,8 +26,20 @@ ALIGNMENT = 16  # bytes that kernels read of x at a time
 Key = tuple[Any, ...]
 
 
-def again(w: DeviceTensor, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: Any) -> Any:
-    """y of `qgemm.matmul`, computed as before; None if there is no plan for these arguments."""
+def again(
+    w: DeviceTensor,
+    x: Any,
+    activation: str | None,
+    bias: Any,
+    residual: Any,
+    out: Any,
+    dtype: Any,
+    gated: Gated | None = None,
+) -> Any:
+    """y of `qgemm.matmul`, computed as before; None if there is no plan for these arguments.
+
+    gated: what the product by w gates, for y of `qgemm.gated`.
+    """
     values, library = x, LIBRARIES.get(type(x))
     if library is None:
         if type(x) is not DeviceActivations or activation == "a16" or x.library is None:
@@ -43,6 +55,8 @@ def again(w: DeviceTensor, x: Any, activation: str | None, bias: Any, residual: 
         return None
     if bias is not None or residual is not None:
         key += (_kind(bias, library), _kind(residual, library))
+    if gated is not None:
+        key += _gated_key(gated, library)
     plan = w.plans.get(key)
     if plan is None:
         return None
@@ -81,7 +95,14 @@ def again(w: DeviceTensor, x: Any, activation: str | None, bias: Any, residual: 
         same = residual_at == target and out is not None and residual.dtype == out.dtype
         if out is not None and not same and _meet(residual_at, residual.nbytes, target, plan.y_nbytes[0]):
             return None
-    plan.enter(library.stream(device), source, w.pointer, target, bias_at, residual_at)
+    if gated is None:
+        plan.enter(library.stream(device), source, w.pointer, target, bias_at, residual_at)
+        return y
+    keep: list[Any] = []
+    pointers = [w.pointer, target, bias_at, 0, gated.up.pointer, target]
+    if not _add(pointers, keep, Epilogue(gated.bias), y, () if out is None else [out], library, device):
+        return None
+    plan.enter(library.stream(device), source, *pointers)
     return y
 
 
@@ -156,12 +177,17 @@ def remember(
     outs: Sequence[Any],
     dtype: Any,
     library: Library,
+    gated: Gated | None = None,
 ) -> None:
     """Keep the plan of a call with its first weights, unless kernels got a bias or residual in another type."""
     given = None if all(one is NO_EPILOGUE for one in epilogues) else epilogues
     targets = None if all(out is None for out in outs) else outs
     key = key_of(x, weights, activation, given, targets, dtype, library)
     added = [array for epilogue in epilogues for array in epilogue if array is not None]
+    if gated is not None:
+        more = _gated_key(gated, library)
+        key = None if key is None or ELSEWHERE in more else key + more
+        added += [] if gated.bias is None else [gated.bias]
     if key is None or not all(library.name(array.dtype) in C_TYPES for array in added):
         return
     plans = weights[0].plans
@@ -203,6 +229,11 @@ def key_of(
         if ELSEWHERE in key:
             return None
     return tuple(key)
+
+
+def _gated_key(gated: Gated, library: Library) -> Key:
+    """What the plan of a gated product depends on besides its gate's."""
+    return gated.function, getattr(gated.up, "serial", None), _kind(gated.bias, library)
 
 
 def _kind(added: Any, library: Library) -> Any:

@@ -17,12 +17,17 @@ TUNED_SMS = 132  # multiprocessors of the GPU that configs were measured on
 
 
 class Output(NamedTuple):
-    """One product of a launch: N, and NumPy's names of the types of y, bias and residual ("" for none)."""
+    """One product of a launch: N, and NumPy's names of the types of y, bias and residual ("" for none).
+
+    gate: the function of the residual that multiplies the product, where it is not added; of a gated problem, of the
+    first product.
+    """
 
     n: int
     y: str = "float32"
     bias: str = ""
     residual: str = ""
+    gate: str = ""
 
 
 class Problem(NamedTuple):
@@ -30,6 +35,7 @@ class Problem(NamedTuple):
 
     n: of all products together. sm: the compute capability, 90 is 9.0. x: the kernels' name of the type of x as the
     kernel reads it. exponent: 2^-exponent brings all weights into the range of float16. sms: multiprocessors.
+    gated: the first of two products is the gate of the second, and only what they make together is stored.
     """
 
     format: Format
@@ -43,6 +49,7 @@ class Problem(NamedTuple):
     exponent: int = 0
     device: int = 0
     sms: int = TUNED_SMS
+    gated: bool = False
 
     def __str__(self) -> str:
         return f"{self.format} {self.activation} of {self.x} M={self.m} N={self.n} K={self.k} on sm_{self.sm}"

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qgemm.arguments import NO_EPILOGUE, Epilogue
+from qgemm.arguments import NO_EPILOGUE, Epilogue, Gated
 from qgemm.arrays import current_stream
+from qgemm.gating import gated_by
 
 from .activations import DeviceActivations, rows_of
 from .libraries import Library
-from .plan import Plan, Source, kernel_for, plan_of
+from .plan import Plan, Source, gated_plan_of, kernel_for, plan_of
 from .problem import C_TYPES, Output
 from .tensor import DeviceTensor
 
@@ -59,6 +60,39 @@ def multiply(x: Any, products: Sequence[Product], activation: str, library: Libr
             _add(p, made.y)
             p.y[...] = made.y
     return plan if all(direct) and x.dtype.name in C_TYPES else None
+
+
+def multiply_gated(x: Any, first: Product, gated: Gated, activation: str, library: Library) -> Plan | None:
+    """y = function(x @ gate.T + bias) * (x @ up.T + its bias) on the current stream; first: gate, y and bias.
+
+    Returns the plan if it serves every call of arrays of these shapes and types.
+    """
+    import cupy
+
+    gate, y, (bias, _) = first
+    k, m, prepared = x.shape[-1], prod(x.shape[:-1]), isinstance(x, DeviceActivations)
+    if y.size == 0:
+        return None
+    if not prepared and cupy.may_share_memory(x, y):
+        x = x.copy()
+    values = x if prepared or not k else rows_of(x, k)
+    source = Source(m, k, values.dtype.name, prepared)
+    weights, biases = (gate, gated.up), (bias, gated.bias)
+    if not k or not all(kernel_for(w, source, activation).adds for w in weights):
+        made = [cupy.empty(y.shape, np.float32) for _ in weights]
+        added = [Product(*p) for p in zip(weights, made, map(Epilogue, biases), strict=True)]
+        multiply(x, added, activation, library)
+        y[...] = gated_by(gated.function, made[0], made[1], cupy)
+        return None
+    direct = _direct(first, adds=True)
+    target = y if direct else cupy.empty(y.shape, np.float32)
+    names = ["" if added is None else added.dtype.name for added in biases]
+    plan = gated_plan_of(weights, target.dtype.name, names, gated.function, source, activation, library)
+    pointers = pointers_of([Product(w, target, Epilogue(added)) for w, added in zip(weights, biases, strict=True)])
+    plan.enter(current_stream(), values.pointer if prepared else values.data.ptr, *pointers)
+    if not direct:
+        y[...] = target
+    return plan if direct and x.dtype.name in C_TYPES else None
 
 
 def outputs_of(products: Sequence[Product]) -> tuple[Output, ...]:

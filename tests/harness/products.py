@@ -9,7 +9,7 @@ import numpy as np
 
 from qgemm.cuda.jit.twins import Products, Types
 from qgemm.cuda.kernels import decode, prefill_sm80
-from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template
+from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template, gated_config
 from qgemm.cuda.layout import tile as tiles
 
 from . import Kernel, check_guards, device_array, to_device
@@ -47,8 +47,8 @@ def run_prefill(fmt, name, source, x, w, m, split_k):
     return y
 
 
-def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=None):
-    """y [m, n] by the first config of a decode kernel, + bias [n] + residual [m, n]."""
+def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=None, gate=""):
+    """y [m, n] by the first config of a decode kernel, + bias [n] + residual [m, n], which a gate makes a factor."""
     n, k = w.shape
     tokens = decode.token_tile(m)
     config = next(iter(decode_configs_for(fmt, name, tokens, SM)))
@@ -63,11 +63,37 @@ def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=No
     added = {key: to_device(value) for key, value in added.items() if value is not None}
     products = Products(k=k, m=m, x=given.ctypes.data)
     names = ("" if value is None else value.dtype.name for value in (bias, residual))
-    products.of[0].n, products.of[0].end, products.of[0].types = n, -(-n // rows), Types.of(out, *names)
+    products.of[0].n, products.of[0].end, products.of[0].types = n, -(-n // rows), Types.of(out, *names, gate)
     products.arrays[0].tiles, products.arrays[0].outputs.y = packed.ctypes.data, y.ctypes.data
     for key, value in added.items():
         setattr(products.arrays[0].outputs, key, value.ctypes.data)
     kernel(name, fmt, **template)(-(-n // rows), 32 * template["WARP_SPLIT_K"], products)
     for array in (y, packed, given, *added.values()):
+        check_guards(array)
+    return y
+
+
+def run_gated(fmt, name, source, x, weights, m, function, out="float32", biases=(None, None)):
+    """y [m, n] = function(x @ gate.T + bias) * (x @ up.T + bias), weights: gate and up, by one launch of a kernel."""
+    n, k = weights[0].shape
+    tokens = decode.token_tile(m)
+    config = gated_config(next(iter(decode_configs_for(fmt, name, tokens, SM))))
+    template = decode_template(fmt, config, tokens, name, source, SM, gated=True)
+    ctas = -(-n // (8 * config.m16_tiles))
+    y, given = device_array((m, n), helpers.float_dtype(out)), to_device(x)
+    products, keep = Products(k=k, m=m, x=given.ctypes.data), [y, given]
+    for index, (w, bias) in enumerate(zip(weights, biases, strict=True)):
+        packed = to_device(tiles.pack(fmt, w.blocks))
+        keep.append(packed)
+        products.of[index].n, products.of[index].end = n, ctas
+        name_of_bias = "" if bias is None else bias.dtype.name
+        products.of[index].types = Types.of("" if index else out, name_of_bias, "", "" if index else function)
+        products.arrays[index].tiles = packed.ctypes.data
+        if bias is not None:
+            keep.append(to_device(bias))
+            products.arrays[index].outputs.bias = keep[-1].ctypes.data
+    products.arrays[0].outputs.y = y.ctypes.data
+    kernel(name, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products)
+    for array in keep:
         check_guards(array)
     return y

@@ -9,24 +9,25 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
+from qgemm.gating import GATES
+
 MAX_PRODUCTS = 4  # of a launch: Q, K and V, or gate and up
 
 # Types of arrays that a kernel learns at run time; 0: there is no array.
 TYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
+GATE_CODES = {name: code for code, name in enumerate(GATES, 1)}  # 0: there is no gate
 ENUMERATORS = {"float32": "FLOAT32", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
 
 
 class Types(ctypes.Structure):
-    """TYPE_CODES of a product's arrays."""
+    """TYPE_CODES of a product's arrays, and of GATE_CODES the one by which it is gated."""
 
-    _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "padding")]
+    _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "gate")]
 
     @classmethod
-    def of(cls, y: str, bias: str, residual: str) -> Types:
-        """From names of NumPy types, "" for an array that is not there."""
-        return cls(
-            **{field: TYPE_CODES.get(name, 0) for field, name in (("y", y), ("bias", bias), ("residual", residual))}
-        )
+    def of(cls, y: str, bias: str, residual: str, gate: str = "") -> Types:
+        """From names of NumPy types and of a gate, "" for what is not there."""
+        return cls(*(TYPE_CODES.get(name, 0) for name in (y, bias, residual)), GATE_CODES.get(gate, 0))
 
 
 class Outputs(ctypes.Structure):
@@ -119,7 +120,12 @@ SCALARS = {
 def declarations() -> str:
     """C++ of all structs, in namespace qgemm; each asserts its size and where its fields lie."""
     codes = ", ".join(f"{ENUMERATORS[name]} = {code}" for name, code in TYPE_CODES.items())
-    lines = [f"enum TypeCode : int {{ NO_ARRAY = 0, {codes} }};", f"constexpr int MAX_PRODUCTS = {MAX_PRODUCTS};"]
+    gates = ", ".join(f"{name.upper()} = {code}" for name, code in GATE_CODES.items())
+    lines = [
+        f"enum TypeCode : int {{ NO_ARRAY = 0, {codes} }};",
+        f"enum GateCode : int {{ NO_GATE = 0, {gates} }};",
+        f"constexpr int MAX_PRODUCTS = {MAX_PRODUCTS};",
+    ]
     return "\n".join([*lines, *(line for struct in STRUCTS for line in _declaration(struct))]) + "\n"
 
 

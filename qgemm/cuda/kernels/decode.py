@@ -27,6 +27,7 @@ from .decode_config import (
     decode_configs_for,
     decode_ranked,
     decode_template,
+    gated_config,
     quantized_bytes,
 )
 from .kernel import Kernel
@@ -50,12 +51,14 @@ def takes(activation: str, p: Problem) -> bool:
 
 def configs(name: str, p: Problem) -> Iterator[DecodeConfig]:
     """The configs for this token tile."""
-    return decode_configs_for(p.format, name, token_tile(p.m), p.sm)
+    found = decode_configs_for(p.format, name, token_tile(p.m), p.sm)
+    return map(gated_config, found) if p.gated else found
 
 
 def ranked(name: str, p: Problem) -> list[tuple[DecodeConfig, None]]:
     """Those for the rows of W of all products, by the table."""
-    return [(row, None) for row in decode_ranked(p.format, name, token_tile(p.m), p.m, row_blocks_of(p), p.sm)]
+    rows = decode_ranked(p.format, name, token_tile(p.m), p.m, row_blocks_of(p), p.sm)
+    return [(gated_config(row) if p.gated else row, None) for row in rows]
 
 
 def row_blocks_of(p: Problem) -> int:
@@ -76,17 +79,17 @@ def chosen(name: str, p: Problem, rows: Sequence[int]) -> set[DecodeConfig]:
 
 def template(name: str, p: Problem, config: DecodeConfig) -> Template:
     """The constants of a config."""
-    return decode_template(p.format, config, token_tile(p.m), name, p.x, p.sm)
+    return decode_template(p.format, config, token_tile(p.m), name, p.x, p.sm, p.gated)
 
 
 def launch(name: str, p: Problem, config: DecodeConfig) -> Launch:
     """The launch of all products; its pointers are x, then w, y, bias and residual of each."""
     assert len(p.outputs) <= MAX_PRODUCTS
     constants = template(name, p, config)
-    warps, rows = int(constants["WARP_SPLIT_K"]), 16 * config.m16_tiles
+    warps, rows = int(constants["WARP_SPLIT_K"]), 16 * config.m16_tiles // (2 if p.gated else 1)
     products, end = Products(k=p.k, m=p.m), 0
     for product, output in zip(products.of, p.outputs, strict=False):
-        end += -(-output.n // rows)
+        end += 0 if p.gated and end else -(-output.n // rows)
         product.n, product.end = output.n, end
         product.types = Types.of(*output[1:])
     shared = shared_bytes(name, p.format, config, constants)

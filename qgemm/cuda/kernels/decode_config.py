@@ -34,13 +34,15 @@ class DecodeConfig(NamedTuple):
     """How a decode kernel shares a matrix out: CTAs of `m16_tiles` * 16 rows, 8 being two row_blocks, `warp_split_k`
     warps share K.
 
-    kernels, tokens, least: the kernels, their token tiles and the compute capability from which on it is for them.
+    kernels, tiles, tokens, least: the kernels, the kinds of tiles (`tile_kind`), the token tiles and the compute
+    capability from which on it is for them.
     row_blocks, m: the least number of row_blocks of 64 rows, and of rows of x. shared: bytes of shared memory that a
     CTA may take, and half of which it always takes, which decides how many CTAs an SM holds; max_stages: the most
     k_blocks in a pipeline.
     """
 
     kernels: tuple[str, ...]
+    tiles: tuple[str, ...]
     tokens: tuple[int, ...]
     least: int
     row_blocks: int
@@ -60,14 +62,13 @@ class DecodeConfig(NamedTuple):
 
 def _row(values: list[Any]) -> DecodeConfig:
     """A row of configs/decode.json, where shared memory is in KiB."""
-    kernels, tokens, least, row_blocks, m, m16_tiles, warp_split_k, kib, max_stages = values
-    return DecodeConfig(
-        tuple(kernels), tuple(tokens), least, row_blocks, m, m16_tiles, warp_split_k, kib << 10, max_stages
-    )
+    kernels, tiles, tokens, least, row_blocks, m, m16_tiles, warp_split_k, kib, max_stages = values
+    some = tuple(kernels), tuple(tiles), tuple(tokens)
+    return DecodeConfig(*some, least, row_blocks, m, m16_tiles, warp_split_k, kib << 10, max_stages)
 
 
-# Measured on an H200 (132 SMs) with q4_0; docs/choosing-a-config.md says what decides. The same with a codebook, whose
-# table of levels all warps of a CTA share: shared memory is what limits, so pipelines are short.
+# Measured on an H200 (132 SMs) with q4_0, q4_k, q6_k and q8_0; docs/choosing-a-config.md says what decides. The same
+# with a codebook, whose table of levels all warps of a CTA share: shared memory is what limits, so pipelines are short.
 DECODE_CONFIGS, CODEBOOK_DECODE_CONFIGS = (tuple(map(_row, read("decode")[name])) for name in ("integer", "codebook"))
 
 
@@ -77,7 +78,9 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
     With a codebook, of them those that have the memory for its table and two k_blocks a warp; the last serves all.
     """
     table = CODEBOOK_DECODE_CONFIGS if fmt.needs_table else DECODE_CONFIGS
-    rows = [row for row in table if kernel in row.kernels and tokens in row.tokens and row.least <= sm]
+    kind = tile_kind(fmt)
+    rows = [row for row in table if kernel in row.kernels and kind in row.tiles and tokens in row.tokens]
+    rows = [row for row in rows if row.least <= sm]
     rows = [row for row in rows if row.least == max(row.least for row in rows)]
 
     def fits(row: DecodeConfig) -> bool:
@@ -89,9 +92,21 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
     return (row for row in rows if not fmt.needs_table or fits(row) or row is rows[-1])
 
 
+def tile_kind(fmt: Format) -> str:
+    """What a choice of configs knows of a format: "codebook", "super_blocks", "bytes" (codes of 8 bits) or "blocks"."""
+    if fmt.needs_table:
+        return "codebook"
+    return "super_blocks" if k_blocks(fmt) > 1 else "bytes" if fmt.code_bits == 8 else "blocks"
+
+
 def decode_ranked(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm: int) -> list[DecodeConfig]:
     """Configs for M rows of x and `row_blocks` row_blocks of W, the best first."""
     return [row for row in decode_configs_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m]
+
+
+def gated_config(config: DecodeConfig) -> DecodeConfig:
+    """The config for a gate and what it gates: its rows are half of each."""
+    return config._replace(m16_tiles=max(config.m16_tiles, 2))
 
 
 def pipeline_bytes(fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel: str, source: str) -> int:
@@ -129,7 +144,9 @@ def shared_limit(sm: int) -> int:
     return (SHARED[max(known for known in SHARED if known <= sm)] << 10) - BARRIERS
 
 
-def decode_template(fmt: Format, config: DecodeConfig, tokens: int, kernel: str, source: str, sm: int) -> Template:
+def decode_template(
+    fmt: Format, config: DecodeConfig, tokens: int, kernel: str, source: str, sm: int, gated: bool = False
+) -> Template:
     """The template of a decode kernel: pipelines as max_stages as fit, of at least two k_blocks, and fewer warps where
     they must."""
     limit, warp_split_k, stages = shared_limit(sm), config.warp_split_k, 2
@@ -145,8 +162,9 @@ def decode_template(fmt: Format, config: DecodeConfig, tokens: int, kernel: str,
     return {
         "In": source,
         "TOKENS": tokens,
-        "M16_TILES": min(config.m16_tiles, WARPS),
-        "ROW_BLOCKS": max(1, config.m16_tiles // WARPS),
+        "M16_TILES": config.m16_tiles // 2 if gated else min(config.m16_tiles, WARPS),
+        "ROW_BLOCKS": 2 if gated else max(1, config.m16_tiles // WARPS),
+        "GATED": int(gated),
         "WARP_SPLIT_K": warp_split_k,
         "STAGES": stages,
         "BULK": int(sm >= BULK_COPIES),

@@ -154,8 +154,9 @@ def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
         if not any(route(p._replace(m=m)) is row for m in (tokens, min(row.most, LARGE))):
             continue
         for source, out in product(kernel.reads(p), outs):
-            asked = p._replace(x=source, outputs=(Output(1, out),))
-            yield from (kernel.template(asked, config) for config in kernel.configs(asked))
+            for gated in (False, True)[: kernel.products]:
+                asked = p._replace(x=source, outputs=(Output(1, out),), gated=gated)
+                yield from (kernel.template(asked, config) for config in kernel.configs(asked))
 
 
 def common_variants() -> Iterator[tuple[str, Template]]:

@@ -1,0 +1,51 @@
+"""Gates: functions of one product that multiply another, as in SwiGLU and GEGLU; in float32, by NumPy or by CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from .errors import UnsupportedError
+
+Gate = Literal["silu", "gelu", "gelu_tanh"]
+Array = Any
+
+# erf(x) = 1 - t (C0 + C1 t + ...) exp(-x^2) for x >= 0, t = 1 / (1 + P x), to 1.5e-7: Abramowitz and Stegun, 7.1.26.
+P, C = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+
+def _silu(x: Array, xp: Any) -> Array:
+    return x / (1 + xp.exp(-x))
+
+
+def _gelu(x: Array, xp: Any) -> Array:
+    z = xp.abs(x) * np.float32(np.sqrt(0.5))
+    t, sum_ = 1 / (1 + np.float32(P) * z), xp.zeros_like(z)
+    for c in reversed(C):
+        sum_ = (sum_ + np.float32(c)) * t
+    erf = xp.copysign(1 - sum_ * xp.exp(-z * z), x)
+    return x * (1 + erf) / 2
+
+
+def _gelu_tanh(x: Array, xp: Any) -> Array:
+    """x / 2 * (1 + tanh(z)), which is x / (1 + exp(-2 z))."""
+    z = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return x / (1 + xp.exp(-2 * z))
+
+
+GATES: dict[str, Callable[[Array, Any], Array]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
+
+
+def check_gate(name: str) -> str:
+    """The name; UnsupportedError unless it is one of GATES."""
+    if name not in GATES:
+        raise UnsupportedError(f"function is {', '.join(map(repr, GATES))}, got {name!r}")
+    return name
+
+
+def gated_by(name: str, gate: Array, up: Array, xp: Any = np) -> Array:
+    """function(gate) * up, of float32 arrays of NumPy or, with xp = cupy, of CuPy."""
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
+        return GATES[name](gate, xp) * up

@@ -1,0 +1,161 @@
+"""qgemm.gated: function(x @ gate.T + bias) * (x @ up.T + bias), on the CPU and by the GPU's kernels on the host."""
+
+from __future__ import annotations
+
+import math
+
+import helpers
+import numpy as np
+import pytest
+from harness.products import run_decode, run_gated
+from hypothesis import given
+from hypothesis import strategies as st
+from q8_1_blocks import in_k_blocks
+from strategies import EVERY_INTEGER, each, each_product
+
+import qgemm
+from qgemm.codec.format import float_dtype
+from qgemm.cuda.problem import Q8_1
+from qgemm.gating import GATES, gated_by
+
+SLOPE = 1.13  # the steepest of all gates, at some 1.4
+FLOAT32 = 2.0**-23
+
+
+def function(name, x):
+    """The gate in float64."""
+    x = np.asarray(x, np.float64)
+    if name == "silu":
+        with np.errstate(over="ignore"):
+            return x / (1 + np.exp(-x))
+    if name == "gelu":
+        return x / 2 * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gated_bound(name, gate, up, gate_bound, up_bound, dtype="float32"):
+    """What y may be off, where the products are off by at most so much and y is rounded to a dtype."""
+    factor = np.abs(function(name, gate))
+    of_factor = SLOPE * gate_bound + 4 * FLOAT32 * np.abs(gate)
+    error = of_factor * (np.abs(up) + up_bound) + factor * up_bound
+    unit = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    return error + (2 * FLOAT32 + unit) * (factor * np.abs(up) + error) + 2.0**-24
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_the_functions(name):
+    """Within a few units of float32 of x, NaN where x is, and the limits: x for large ones, 0 for their negatives."""
+    x = np.concatenate([np.linspace(-40, 40, 8001), [1e30, -1e4, 1e-30, 0]]).astype(np.float32)
+    one = np.ones_like(x)
+    want = function(name, x)
+    assert (np.abs(gated_by(name, x, one) - want) <= 3 * FLOAT32 * np.abs(x)).all()
+    assert gated_by(name, np.float32([np.inf, 100, -100]), one[:3]).tolist() == [np.inf, 100, 0]
+    assert np.isnan(gated_by(name, np.float32([np.nan]), one[:1])).all()
+
+
+@each_product
+@pytest.mark.parametrize("name", GATES)
+def test_on_the_cpu_it_is_two_products_and_a_gate(fmt, activation, name):
+    rng = np.random.default_rng(7)
+    gate, up = (helpers.random_tensor(fmt, 70, 256, rng) for _ in range(2))
+    x, biases = helpers.normal(2, 3, gate.shape[1], seed=3), [helpers.normal(70, seed=4), helpers.normal(70, seed=5)]
+    for some in ([None, None], [biases[0], None], biases):
+        g, u = qgemm.matmul_many(x, [gate, up], activation, biases=some)
+        want = gated_by(name, g, u)
+        y = qgemm.gated(x, gate, up, name, activation, biases=some)
+        np.testing.assert_array_equal(y, want)
+        for dtype in ("float16", "bfloat16", "float64"):
+            with np.errstate(over="ignore"):
+                rounded = want.astype(float_dtype(dtype))
+            np.testing.assert_array_equal(qgemm.gated(x, gate, up, name, activation, biases=some, dtype=dtype), rounded)
+            out = np.zeros((2, 3, 70), float_dtype(dtype))
+            assert qgemm.gated(x, gate, up, name, activation, biases=some, out=out) is out
+            np.testing.assert_array_equal(out, rounded)
+
+
+def test_out_may_overlap_x_and_biases():
+    gate, up = (qgemm.quantize(helpers.normal(64, 64, seed=seed), "q4_0") for seed in (1, 2))
+    x, bias = helpers.normal(3, 64, seed=3), helpers.normal(64, seed=4)
+    want = qgemm.gated(x, gate, up, biases=[bias, bias])
+    buffer = np.concatenate([x, bias[None]])
+    qgemm.gated(buffer[:3], gate, up, biases=[buffer[3], buffer[3]], out=buffer[1:])
+    np.testing.assert_array_equal(buffer[1:], want)
+
+
+def test_prepared_activations_and_empty_arrays():
+    gate, up = (qgemm.quantize(helpers.normal(64, 64, seed=seed), "q8_0") for seed in (1, 2))
+    x = helpers.normal(3, 64, seed=3)
+    np.testing.assert_array_equal(
+        qgemm.gated(qgemm.quantize_activations(x), gate, up), qgemm.gated(x, gate, up, "silu", "a8")
+    )
+    assert qgemm.gated(x[:0], gate, up).shape == (0, 64)
+
+
+def test_errors_name_what_came_and_what_fits():
+    gate, up = (qgemm.quantize(helpers.normal(n, 64), "q4_0") for n in (64, 32))
+    x = helpers.normal(3, 64)
+    for match, call in (
+        (r"gate and up differ in shape: .*64 x 64.* and .*32 x 64", lambda: qgemm.gated(x, gate, up)),
+        (r"function is 'silu', 'gelu', 'gelu_tanh', got 'relu'", lambda: qgemm.gated(x, gate, gate, "relu")),
+        (r"biases has 1 entries for 2 weights", lambda: qgemm.gated(x, gate, gate, biases=[None])),
+        (r"bias has shape \(3,\), y needs \(64,\)", lambda: qgemm.gated(x, gate, gate, biases=[x[:, 0], None])),
+        (r"out has shape \(3, 32\), y has \(3, 64\)", lambda: qgemm.gated(x, gate, gate, out=x[:, :32].copy())),
+        (r"x has rows of 32", lambda: qgemm.gated(x[:, :32], gate, gate)),
+    ):
+        with pytest.raises(qgemm.UnsupportedError, match=match):
+            call()
+
+
+# ---------------------------------------------------------------- kernels on the host
+
+KINDS = [fmt for fmt in EVERY_INTEGER if fmt.name in ("q4_0", "q5_1", "q4_k", "q6_k", "q8_0")]
+
+
+@each(KINDS)
+@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize(("m", "out"), [(1, "float32"), (3, "float16"), (16, "bfloat16")])
+def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
+    """Ragged rows, of both weights; biases of two types, or of one alone."""
+    rng = np.random.default_rng(9)
+    gate, up = (helpers.random_tensor(fmt, 90, 320, rng) for _ in range(2))
+    k = gate.shape[1]
+    x = (helpers.normal(m, k, seed=4) / 256).astype(np.float16)  # so that float16 holds what the gates make
+    wide = x.astype(np.float32)
+    biases = (helpers.normal(90, seed=5), None if m == 3 else helpers.normal(90, seed=6).astype(np.float16))
+    products = [
+        helpers.exact(wide, w) + (0 if bias is None else bias) for w, bias in zip((gate, up), biases, strict=True)
+    ]
+    bounds = [
+        helpers.product_bound(wide, w, np.dtype(np.float16)) + FLOAT32 * np.abs(made)
+        for w, made in zip((gate, up), products, strict=True)
+    ]
+    y = run_gated(fmt, "decode", "half", x, (gate, up), m, name, out, biases)
+    want = function(name, products[0]) * products[1]
+    assert (np.abs(y.astype(np.float64) - want) <= gated_bound(name, *products, *bounds, out)).all()
+
+
+@each(KINDS)
+def test_one_launch_by_the_decode_kernel_of_integers(fmt):
+    """The products are those of the kernel alone: y is what the gate makes of them."""
+    rng = np.random.default_rng(9)
+    gate, up = (helpers.random_tensor(fmt, 90, 320, rng) for _ in range(2))
+    x = helpers.normal(5, gate.shape[1], seed=4)
+    blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
+    g, u = (run_decode(fmt, "decode_a8", Q8_1, blocks, w, 5) for w in (gate, up))
+    y = run_gated(fmt, "decode_a8", Q8_1, blocks, (gate, up), 5, "silu")
+    zero = np.zeros_like(g)
+    assert (np.abs(y - function("silu", g) * u) <= gated_bound("silu", g, u, zero, zero)).all()
+    np.testing.assert_array_equal(run_gated(fmt, "decode_a8", "float", x[:2], (gate, up), 2, "silu"), y[:2])
+
+
+@given(name=st.sampled_from(list(GATES)), seed=st.integers(0, 99))
+def test_an_epilogue_gates_by_its_residual(name, seed):
+    """What the second of two launches does."""
+    fmt = qgemm.FORMATS["q4_0"]
+    w = helpers.random_tensor(fmt, 70, 64, np.random.default_rng(seed))
+    x, g = helpers.normal(3, 64, seed=seed).astype(np.float16), 3 * helpers.normal(3, 70, seed=seed + 1)
+    bias = helpers.normal(70, seed=seed + 2)
+    u = run_decode(fmt, "decode", "half", x, w, 3, bias=bias)
+    y = run_decode(fmt, "decode", "half", x, w, 3, bias=bias, residual=g, gate=name)
+    zero = np.zeros_like(g)
+    assert (np.abs(y - function(name, g) * u) <= gated_bound(name, g, u, zero, zero)).all()
