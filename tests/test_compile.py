@@ -16,7 +16,7 @@ from qgemm.cuda.jit.cache import cached
 from qgemm.cuda.kernels import decode, routes
 from qgemm.cuda.problem import Q8_1, TYPES, Problem
 
-OF_FORMAT = re.compile("STAGES|WARP_SPLIT_K|.*_(STAGES|BYTES)")  # parameters that follow from a format's bytes
+OF_FORMAT = compile_kernels.OF_FORMAT
 OF_TYPE = re.compile("In|Out|ROW_SCALE_.*")  # the types of x and y, and parameters that follow from them
 
 

@@ -43,6 +43,7 @@ TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
+OF_FORMAT = re.compile("STAGES|WARP_SPLIT_K|.*_(STAGES|BYTES)")  # parameters that follow from a format's bytes
 CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in their instructions, not in what is done
 
 Template = dict[str, Any]
@@ -74,8 +75,8 @@ def every_unit(archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("",
 def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
     """What CI compiles of all units.
 
-    Of each kernel, format and class of x every config on the tuned architecture, one elsewhere. Which one, and of which
-    type, is a matter of turns, so that over formats and architectures all configs and types are compiled.
+    Of each kernel, format and class of x every config on the tuned architecture, elsewhere the one that was compiled
+    least. Of which type is a matter of turns, so that over formats and architectures all are compiled.
     """
     groups: dict[tuple[str, ...], dict[Any, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
@@ -83,6 +84,7 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
         config = tuple(pair for pair in unit.template if not pair[0].startswith(OF_TYPES))
         groups[unit.arch, unit.format, unit.kernel, CLASSES.get(source, source)][config].append(unit)
     turns: Counter[tuple[str, str]] = Counter()
+    compiled: Counter[tuple[Any, ...]] = Counter()  # elsewhere, by what does not follow from a format's bytes
     for (arch, name, kernel, kind), by_config in groups.items():
         configs = list(by_config.values())  # each by all types that have it
         turn, count = turns[kernel, kind], len(configs)
@@ -91,8 +93,10 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
         elif arch == TUNED:
             yield from (config[(i + turn) % len(config)] for i, config in enumerate(configs))
         else:
-            config = configs[turn % count]
-            yield config[(turn + turn // count) % len(config)]
+            alike = [(kernel, kind, *(pair for pair in each if not OF_FORMAT.fullmatch(pair[0]))) for each in by_config]
+            least = min(range(count), key=lambda i: compiled[alike[i]])
+            compiled[alike[least]] += 1
+            yield configs[least][(turn + turn // count) % len(configs[least])]
         turns[kernel, kind] += 1
 
 
