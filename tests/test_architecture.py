@@ -25,7 +25,7 @@ CUDA = (
     "jit",
     "driver",
     "kernels",
-    "libraries upload tensor activations encode planes plan products plan_cache prepare",
+    "libraries upload rows tensor activations encode planes plan products plan_cache prepare",
 )
 
 

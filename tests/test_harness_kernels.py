@@ -96,6 +96,25 @@ def test_tiles_to_weights(fmt, backwards):
     assert_array_equal(found, expected)
 
 
+@both_ways
+@each(EVERY_TILED)
+@pytest.mark.parametrize("columns", [7 * 32, 2500])
+def test_tiles_to_rows(fmt, columns, backwards):
+    """gather_rows: those of an index, in its order and as often as it names them; nothing beside them is written."""
+    blocks = helpers.tame(fmt, blocks_of(fmt, columns=columns, seed=3), np.random.default_rng(3))
+    rows, *_ = sizes(fmt, blocks)
+    index = np.random.default_rng(4).integers(0, rows, 40)
+    index[:4] = rows - 1, 0, 8, 0
+    expected = fmt.dequantize(blocks)[index]
+    gather = kernel("gather_rows", fmt, **transforms.GATHER_ROWS.template(fmt, Out="float"))
+    packed, found = to_device(tiles.pack(fmt, blocks)), device_array(expected.shape, np.float32)
+    grid = len(index), -(-4 * -(-expected.shape[1] // 64) // transforms.GATHER_THREADS)
+    gather(
+        grid, transforms.GATHER_THREADS, packed, to_device(index), found, rows, expected.shape[1], backwards=backwards
+    )
+    assert_array_equal(found, expected)
+
+
 # ---------------------------------------------------------------- encoders
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qgemm.codec.format import float_dtype
+
 Array = Any
 
 
@@ -87,7 +89,7 @@ def _cupy(cupy: Any) -> Library:
         stream=stream,
         copy=lambda x: x.copy(order="C"),
         host=lambda x: x.get(),
-        dtype=np.dtype,
+        dtype=lambda name: float_dtype(name) if name == "bfloat16" else np.dtype(name),
         name=attrgetter("name"),
         new=lambda shape, dtype, device: partial(cupy.ndarray, shape, dtype),
     )

@@ -17,6 +17,7 @@ from . import upload
 from .driver.device import require
 from .kernels.panels import dense, plain_dtype
 from .problem import C_TYPES
+from .rows import gathered
 
 _serials = count()  # of DeviceTensors, by which plans of several know them
 
@@ -77,6 +78,17 @@ class DeviceTensor(Packed):
                 return self.data.astype(found, copy=False)
             (n, k), row_blocks = self.shape, self.data
             return dense(self.format, k, row_blocks, n, made, 0).astype(found, copy=False)
+
+    def rows(self, index: Any, dtype: str = "float32") -> Any:
+        """Rows by their index, decoded: a new array [*index.shape, K] of index's library, on its current stream.
+
+        index: int64, contiguous, a CuPy array or torch tensor on this device. dtype: "float32", exact, or rounded once
+        from it "float16" or "bfloat16". Nothing waits for the GPU, so an index that is no row stops the device, as in
+        torch's own embedding.
+        """
+        if not self.format.slots:
+            raise UnsupportedError(f"{self!r}: rows are gathered of tiles; index `data`, which holds plain numbers")
+        return gathered(self.format, self.shape, self.pointer, self.device, index, dtype)
 
     def to_host(self) -> Tensor:
         """Back to a Tensor, byte for byte as it was packed."""

@@ -118,8 +118,7 @@ def test_gradients(name, dtype, monkeypatch):
 
 
 @each_pair
-def test_rows_of_a_table_that_is_the_head_as_well(fmt, dtype, monkeypatch):
-    monkeypatch.setattr("qgemm.torch.rows.DENSE", 64 * 512 * 2)
+def test_rows_of_a_table_that_is_the_head_as_well(fmt, dtype):
     w, kind = weights(fmt.name), getattr(torch, dtype)
     table, head = QEmbedding.from_tensor(w, dtype=kind), QLinear.from_tensor(w)
     head.weight = table.weight

@@ -1,20 +1,12 @@
-"""QEmbedding: rows by their index, beside torch's own Embedding; and how rows are gathered of a GPU's tiles."""
+"""QEmbedding: rows by their index, beside torch's own Embedding."""
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import TILED, each, seeds
-from strategies import weights as drawn
 from torch_layers import MATRICES, assert_same, torch, weights
 
 import qgemm
-from qgemm.cuda.layout import tile as tiles
-from qgemm.torch import QEmbedding, rows
+from qgemm.torch import QEmbedding
 
 each_format = pytest.mark.parametrize("name", [fmt.name for fmt in MATRICES])
 
@@ -70,27 +62,3 @@ def test_an_index_that_is_no_integer():
     for index in (torch.tensor([1.0]), torch.tensor([True]), torch.tensor([1], dtype=torch.int8)):
         with pytest.raises(TypeError, match="an index is int32 or int64, got torch"):
             QEmbedding.from_tensor(weights())(index)
-
-
-# ---------------------------------------------------------------- of a GPU's tiles
-
-
-@each(TILED)
-@given(data=st.data())
-def test_rows_gathered_of_tiles_are_those_of_the_matrix(fmt, data):
-    """Whatever the index: the small tiles unpack to its rows, byte for byte, each where `gathered` says."""
-    w = data.draw(drawn(fmt))
-    index = data.draw(seeds()).integers(0, len(w), data.draw(st.integers(1, 70)))
-    raw = torch.from_numpy(tiles.pack(fmt, w.blocks).reshape(-1).view(np.uint8))
-    made, at = rows.gathered(fmt, w.shape, raw, torch.from_numpy(index))
-    assert tuple(made.shape) == (-(-len(index) // 32), *tiles.tiles_shape(fmt, *w.shape)[1:])
-    small = made.numpy().reshape(-1).view(tiles.tile_dtype(fmt)).reshape(made.shape[:2])
-    found = tiles.unpack(fmt, small, len(made) * tiles.ROWS, w.shape[1])[at.numpy()]
-    assert found.tobytes() == w.blocks[index].tobytes()
-
-
-@each(TILED)
-def test_pairs_of_rows_take_every_word_of_a_tile_once(fmt):
-    words = rows.pair_words(fmt)
-    assert sorted(words.flatten()) == list(range(tiles.tile_dtype(fmt).itemsize // 4))
-    assert words.shape == (32, math.prod(words.shape) // 32)

@@ -17,6 +17,7 @@ from qgemm.cuda.problem import TYPES
 
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
 ENCODE_THREADS = 256  # of a CTA that encodes
+GATHER_THREADS = 128  # of a CTA that decodes rows by their index
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
 FOUND = np.dtype(Found)
@@ -66,6 +67,10 @@ def _planes(fmt: Format) -> Template:
     return {"THREADS": PLANES_THREADS}
 
 
+def _gatherer(fmt: Format) -> Template:
+    return {"THREADS": GATHER_THREADS}
+
+
 def _encoder(fmt: Format) -> Template:
     return {"THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP}
 
@@ -76,6 +81,7 @@ ROUNDED = tuple({"In": name, "Out": "half" if name == "half" else "float"} for n
 PACK = Transform("pack", ({},), _tiled, _panel)
 UNPACK = Transform("unpack", ({},), _tiled, _panel)
 DEQUANTIZE_TILES = Transform("dequantize", OUT, _tiled)
+GATHER_ROWS = Transform("gather_rows", OUT, _tiled, _gatherer)
 ENCODE = Transform("encode", IN, encodes, _encoder)
 QUANTIZE_CODEBOOK = Transform("quantize_codebook", IN, lambda fmt: fmt.bit_planes, _planes)
 DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, lambda fmt: fmt.bit_planes, _planes)
@@ -84,6 +90,6 @@ DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
 
 TRANSFORMS = (
-    PACK, UNPACK, DEQUANTIZE_TILES, ENCODE, QUANTIZE_CODEBOOK, DEQUANTIZE_CODEBOOK,
+    PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, QUANTIZE_CODEBOOK, DEQUANTIZE_CODEBOOK,
     QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS,
 )  # fmt: skip

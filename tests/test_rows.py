@@ -1,0 +1,85 @@
+"""DeviceTensor.rows without a GPU: its launch runs the kernel on the host, of the addresses that it gets."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import cupy_like
+import harness
+import helpers
+import numpy as np
+import pytest
+from harness import argument_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import TILED, each, seeds
+
+import qgemm
+from qgemm.cuda import libraries, rows
+from qgemm.cuda.kernels import transforms
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.tensor import DeviceTensor
+
+pytestmark = [pytest.mark.compiles, harness.needs_compiler]
+DTYPES = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # and what they round by
+
+
+class Launch:
+    """Stands for Launch: a call runs the grid at once."""
+
+    def __init__(self, kernel, grid, block, shared, arguments, pointers, count, programmatic):
+        assert (shared, count, programmatic) == (0, len(pointers), False)
+        self.kernel, self.grid, self.block, self.scalars = kernel, grid, block, arguments[count:]
+        assert all(type(each) is type(argument_of(each.value)) for each in self.scalars)
+
+    def __call__(self, stream, *pointers):
+        assert stream == 7
+        self.kernel(self.grid, self.block, *pointers, *self.scalars)
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """CuPy over NumPy, and kernels on the host."""
+    cupy_like.install(monkeypatch)
+    kernel = cache(harness.Kernel)
+    monkeypatch.setattr(libraries, "LIBRARIES", {})
+    monkeypatch.setattr(transforms, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
+    monkeypatch.setattr(rows, "Launch", Launch)
+    monkeypatch.setattr(rows, "gather_launch", rows.gather_launch.__wrapped__)  # keeps nothing for other tests
+
+
+def on_device(w: qgemm.Tensor) -> DeviceTensor:
+    packed = tiles.pack(w.format, w.blocks)
+    return DeviceTensor(w.format, w.shape, cupy_like.asarray(packed.view(np.uint8).reshape(*packed.shape, -1)))
+
+
+@each(TILED)
+@given(data=st.data())
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_of_an_index(fmt, data, host):
+    """Of any shape, in any order: the rows as NumPy decodes them, rounded once."""
+    rng, dtype = np.random.default_rng(data.draw(seeds())), data.draw(st.sampled_from(list(DTYPES)))
+    k = fmt.weights * data.draw(st.integers(1, 12 if fmt.weights > 100 else 90))
+    w = helpers.random_tensor(fmt, data.draw(st.sampled_from([1, 63, 64, 65, 200])), k, rng)
+    shape = data.draw(st.sampled_from([(), (1,), (7,), (3, 2), (0,), (2, 0)]))
+    index = rng.integers(0, len(w), shape)
+    found = on_device(w).rows(cupy_like.asarray(index), dtype)
+    want = w.dequantize()[index]
+    assert (found.shape, found.dtype.name) == ((*shape, k), dtype)
+    assert (np.abs(found.get().astype(np.float32) - want) <= DTYPES[dtype] * np.abs(want) + 2.0**-25).all()
+
+
+def test_what_is_no_index_of_rows(host):
+    w = on_device(helpers.random_tensor(qgemm.FORMATS["q4_0"], 64, 64, np.random.default_rng(0)))
+    index = cupy_like.asarray(np.arange(8))
+    elsewhere = cupy_like.asarray(np.arange(8))
+    elsewhere.at = 1
+    for wrong in (np.arange(8), elsewhere, [0]):
+        with pytest.raises(qgemm.UnsupportedError, match=r"a CuPy array or torch tensor on cuda:0"):
+            w.rows(wrong)
+    for wrong, dtype in ((index.astype(np.int32), "float32"), (index[::2], "float32"), (index, "float64")):
+        with pytest.raises(qgemm.UnsupportedError, match=r"float16, bfloat16.* by a contiguous index of int64; got"):
+            w.rows(wrong, dtype)
+    plain = DeviceTensor(qgemm.FORMATS["f16"], (4, 4), cupy_like.zeros((4, 4), np.float16))
+    with pytest.raises(qgemm.UnsupportedError, match="rows are gathered of tiles"):
+        plain.rows(index)
