@@ -1,0 +1,43 @@
+"""What the adapters share: changes of another package that can be undone, and errors that name what is missing."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+class Patched:
+    """Changes of another package; `undo()`, or the end of a with block, takes them back."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of a class or module, or the value of a key of a dict."""
+        if isinstance(owner, dict):
+            self._stack.callback(owner.__setitem__, name, owner[name])
+            owner[name] = value
+        else:
+            self._stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Everything is as it was before; a second call does nothing."""
+        self._stack.close()
+
+    def __enter__(self) -> Patched:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.undo()
+
+
+def needs(who: str, package: str, oldest: str, error: ImportError) -> ImportError:
+    """The error of an adapter whose package could not be imported: it is not installed, or of another version."""
+    extra = f"pip install '{package}>={oldest}', or this project with its extra [{package}]"
+    try:
+        there = version(package)
+    except PackageNotFoundError:
+        return ImportError(f"{who} needs {package} {oldest} or later, which is not installed: {extra}")
+    return ImportError(f"{who} needs {package} {oldest} or later and what it needs, this is {there} ({error}): {extra}")

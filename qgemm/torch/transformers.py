@@ -1,0 +1,232 @@
+"""transformers: models loaded from a .gguf file keep its packed weights.
+
+    import qgemm.torch.transformers
+
+    qgemm.torch.transformers.patch()
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf")
+
+transformers has two loaders of GGUF. One decodes every tensor of a file (llama, qwen2, qwen3, ...), the other keeps
+blocks, for kernels that it finds for few devices (qwen35, lfm2). Both are steps of the quantizer that is registered as
+"gguf"; `patch` registers one that puts QLinear and QEmbedding in the place of Linear and Embedding, before the weights
+are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qgemm.codec.format import Format
+from qgemm.files.gguf.reader import open
+from qgemm.formats import GGML_TYPES
+from qgemm.tensor import Tensor
+
+from .embedding import QEmbedding
+from .linear import QLinear
+from .patching import Patched, needs
+from .storage import file_bytes
+
+try:
+    from transformers.integrations.gguf.reader import load_gguf_state_dict
+    from transformers.integrations.gguf.utils import get_gguf_conversion_mapping, get_gguf_plan
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+        load_gguf_checkpoint,
+    )
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+    from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
+except ImportError as error:
+    raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
+
+
+def patch() -> Patched:
+    """From now on `from_pretrained(..., gguf_file=...)` keeps packed weights, on the CPU in the mapping of the file.
+
+    What it gives can `undo()` that, and is a context manager that does so; models that were loaded stay as they are.
+    `quantization_config=GgufConfig(dequantize=True)` is left to transformers.
+    """
+    theirs = AUTO_QUANTIZER_MAPPING["gguf"]
+
+    def quantizer(config: Any, **kwargs: Any) -> Any:
+        return (theirs if config.dequantize else Quantizer)(config, **kwargs)
+
+    patched = Patched()
+    patched.replace(AUTO_QUANTIZER_MAPPING, "gguf", quantizer)
+    return patched
+
+
+class Quantizer(GgufHfQuantizer):
+    """The quantizer of transformers for GGUF, whose layers are those of qgemm.
+
+    Of its attributes `supported` says whether the loader that keeps blocks knows the architecture; the other one reads
+    the file by qgemm here. packed_modules: the new layers, by the names of their weights.
+    """
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        """No kernel is looked for. A file without blocks is loaded as transformers does."""
+        if self.supported and not self.header.has_quantized_weights:
+            self.quantization_config.dequantize = True
+
+    def update_device_map(self, device_map: Any) -> Any:
+        """The one that was asked for; RuntimeError for a disk."""
+        super().update_device_map(device_map)
+        return device_map
+
+    def update_dtype(self, dtype: Any) -> Any:
+        """Of activations, biases and norms: any type, for products take them all."""
+        self.dtype = dtype or (self.header and self.header.dtype) or torch.get_default_dtype()
+        return self.dtype
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        """The model is on the device meta: put layers there that hold bytes."""
+        if self.supported:
+            self.mapping = get_gguf_conversion_mapping(self.header.architecture, model.config)
+            self.quantized, packable, self.input_permutations = get_gguf_plan(self.header, self.mapping)
+            formats = {name: GGML_TYPES[kind] for name, kind in packable.items()}
+        else:
+            self.source = _Source(kwargs["checkpoint_files"][0], model)
+            formats = {name: tensor.format for name, tensor in self.source.matrices.items()}
+        self.packed_modules = _put_layers(model, formats, self.dtype)
+
+    def get_state_dict(self, checkpoint_file: str, model: Any) -> dict[str, Any]:
+        """By name what is loaded: bytes of the file for packed layers, tensors in the model's dtype for all else."""
+        layers = self.packed_modules
+        found = load_gguf_state_dict(self.header) if self.supported else self.source.read(layers, self.dtype)
+        formats = {name.removesuffix("weight") + "_extra_state": layers[name].get_extra_state() for name in layers}
+        return {**found, **formats}
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for name, layer in self.packed_modules.items():
+            if name in self.input_permutations:
+                layer.register_forward_pre_hook(_Permuted(self.input_permutations[name]))
+            _ = layer.packed  # on a GPU, tiles instead of the file's bytes
+        if self.supported:
+            model._weight_conversions = None  # they are of the file; a model that is saved has its own
+        return model
+
+
+class _Permuted:
+    """Columns of x in the order in which the file has those of the weight."""
+
+    def __init__(self, order: Any) -> None:
+        self.order = order
+
+    def __call__(self, layer: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.order = self.order.to(given[0].device)
+        return given[0].index_select(-1, self.order), *given[1:]
+
+
+# ---------------------------------------------------------------- layers
+
+
+def _put_layers(model: Any, formats: Mapping[str, Format], dtype: Any) -> dict[str, Any]:
+    """Put an empty QLinear or QEmbedding where a layer takes a weight of these formats, by its name -> the layers.
+
+    Layers of other classes keep dense weights, and so do those that are tied to them.
+    """
+    modules = {f"{name}.weight": module for name, module in model.named_modules()}
+    planned = {name: fmt for name, fmt in formats.items() if _fits(modules.get(name), fmt, dtype)}
+    for target, source in model.all_tied_weights_keys.items():
+        if source in planned and _fits(modules.get(target), planned[source], dtype):
+            planned[target] = planned[source]
+        else:
+            planned = {name: fmt for name, fmt in planned.items() if name not in (target, source)}
+    for name, fmt in planned.items():
+        old = modules[name]
+        modules[name] = _empty(old, fmt, dtype)
+        model.set_submodule(name.removesuffix(".weight"), modules[name])
+    return {name: modules[name] for name in planned}
+
+
+def _fits(module: Any, fmt: Format, dtype: Any) -> bool:
+    """Whether a layer can hold these bytes: blocks, or numbers that take fewer of them than the model's dtype."""
+    narrow = not fmt.plain or fmt.block_bytes < dtype.itemsize
+    known = type(module) in (torch.nn.Linear, torch.nn.Embedding) or _scale(module) is not None
+    return known and narrow and fmt.levels is not None
+
+
+def _empty(old: Any, fmt: Format, dtype: Any) -> Any:
+    """The layer on the device meta that takes the place of an old one."""
+    n, k = old.weight.shape
+    if type(old) is torch.nn.Linear:
+        return QLinear(k, n, fmt, old.bias is not None, device="meta", dtype=dtype)
+    new = QEmbedding(n, k, fmt, old.padding_idx, device="meta", dtype=dtype)
+    scale = _scale(old)
+    if scale is not None:
+        new.register_forward_hook(_Scaled(scale))
+    return new
+
+
+def _scale(module: Any) -> float | None:
+    """By what the tables of gemma multiply their rows; None for any other layer."""
+    named = type(module).__name__.endswith("TextScaledWordEmbedding")
+    return getattr(module, "scalar_embed_scale", None) if named else None
+
+
+class _Scaled:
+    """Rows of a table times a number that has their dtype."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, layer: Any, given: Any, rows: Any) -> Any:
+        return rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
+
+
+# ---------------------------------------------------------------- files of architectures whose tensors are all decoded
+
+
+class _Source:
+    """A file of an architecture of which transformers decodes every tensor, by the names of a model.
+
+    matrices: those whose rows need at most another order, as Q and K of llama, in the model's order.
+    """
+
+    def __init__(self, path: str, model: Any) -> None:
+        self.file = open(path)
+        config = load_gguf_checkpoint(path)["config"]
+        self.processor = TENSOR_PROCESSORS.get(self.file.metadata["general.architecture"], TensorProcessor)(config)
+        self.names = get_gguf_hf_weights_map(model, self.processor)
+        self.matrices: dict[str, Tensor] = {}
+        for name in self.file.keys() & self.names.keys():
+            tensor = self.file[name]
+            rows = _rows(self.processor, name, tensor.shape[0]) if tensor.ndim == 2 else None
+            if rows is not None:
+                self.matrices[self.names[name]] = tensor if (np.diff(rows) == 1).all() else tensor[rows]
+
+    def read(self, packed: Container[str], dtype: Any) -> dict[str, Any]:
+        """Tensors of torch by the model's names: bytes of what stays packed, all else decoded, in `dtype`."""
+        made: dict[str, Any] = {}
+        for name, tensor in self.file.items():
+            target = self.names.get(name)
+            if target in packed:
+                made[target] = file_bytes(self.matrices[target])
+                continue
+            found = self.processor.process(
+                tensor.dequantize(), name, tensor_key_mapping=self.names, parsed_parameters={"tensors": made}
+            )
+            if found.name in self.names:
+                made[self.names[found.name]] = torch.from_numpy(np.ascontiguousarray(found.weights)).to(dtype)
+        self.file.close()
+        return {name: tensor if name in packed else tensor.to(dtype) for name, tensor in made.items()}
+
+
+def _rows(processor: Any, name: str, n: int) -> NDArray[np.int64] | None:
+    """Which rows of a matrix [n, K] of the file are those of the model, in its order; None for any other change.
+
+    The processor is asked with a matrix of two columns, whose numbers tell where each of them went.
+    """
+    asked = np.arange(2 * n).reshape(n, 2)
+    try:
+        found = processor.process(asked.copy(), name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
+    except (ValueError, KeyError):  # it knows what K is, or where the tensor goes
+        return None
+    rows: NDArray[np.int64] = np.asarray(found.weights).reshape(-1)[::2] // 2
+    whole = found.name == name and np.array_equal(np.sort(rows), asked[:, 0] // 2)
+    return rows if whole and np.array_equal(found.weights, asked[rows]) else None

@@ -1,0 +1,221 @@
+"""qgemm.torch.transformers: models that transformers loads from a .gguf file, beside its own road."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch_layers import assert_product, assert_same, torch
+from torch_models import KINDS, VOCABULARY, mixed, random_model, transformers, write_gguf
+
+import qgemm
+import qgemm.torch.transformers as adapter
+from qgemm.torch import QEmbedding, QLinear
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
+INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
+DENSE = torch.nn.Linear, torch.nn.Embedding
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def load(path: Path, patched: bool = True, **options):
+    """A model from a file, by the adapter or by transformers alone."""
+    with adapter.patch() if patched else nullcontext():
+        return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **options)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(INDEX).logits.double()
+
+
+@pytest.fixture
+def path(tmp_path, request):
+    """A file of blocks of several formats."""
+    kind, tied = getattr(request, "param", ("llama", False))
+    write_gguf(tmp_path / "model.gguf", kind, random_model(kind, tied), mixed)
+    return tmp_path / "model.gguf"
+
+
+each_file = pytest.mark.parametrize(
+    "path", [(kind, tied) for kind in KINDS for tied in (False, True)], ids=str, indirect=True
+)
+
+
+@each_kind
+def test_the_files_of_these_tests_are_the_models(kind, tmp_path):
+    """Without blocks transformers itself finds every weight where it belongs, and the adapter leaves that alone."""
+    model = random_model(kind)
+    write_gguf(tmp_path / "model.gguf", kind, model, lambda name: "f32")
+    for patched in (False, True):
+        loaded = load(tmp_path / "model.gguf", patched)
+        assert_same(logits(loaded), logits(model))
+        assert {type(layer) for layer in loaded.modules()} & {QLinear, QEmbedding} == set()
+
+
+@each_file
+def test_logits_are_those_of_the_decoded_weights(path):
+    """No further from those in float64 than four times what transformers' own are: both are sums in float32, in
+    another order. And so a model says the same."""
+    exact, theirs, ours = load(path, False, dtype=torch.float64), load(path, False), load(path)
+    distance = (logits(theirs) - logits(exact)).abs().max()
+    assert (logits(ours) - logits(exact)).abs().max() <= 4 * distance
+    said = (model.generate(INDEX[:1], max_new_tokens=8, do_sample=False).tolist() for model in (ours, theirs))
+    assert next(said) == next(said)
+
+
+def layer_scale(model):
+    """By what a model multiplies the rows of its table."""
+    return torch.tensor(model.config.hidden_size**0.5 if "gemma" in model.config.model_type else 1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@each_file
+def test_every_product_is_within_its_bound(path, dtype):
+    """Of the tensors of the file, with their rows and biases as the model has them; rows of the table are exact."""
+    model, dense = load(path, dtype=getattr(torch, dtype)), load(path, False).state_dict()
+    seen = []
+
+    def check(name):
+        def hook(layer, given, y):
+            want, bias = dense[f"{name}.weight"], dense.get(f"{name}.bias")
+            assert_same(layer.dequantize(), want)
+            if type(layer) is QEmbedding:
+                scale = layer_scale(model)
+                assert_same(y, want.to(y.dtype)[given[0]] * scale.to(y.dtype))
+            else:
+                assert (layer.bias is None) is (bias is None)
+                assert_product(y, given[0], layer.packed, None if bias is None else bias.to(y.dtype))
+            seen.append(name)
+
+        return hook
+
+    for name, layer in model.named_modules():
+        assert type(layer) not in DENSE
+        if type(layer) in (QLinear, QEmbedding):
+            layer.register_forward_hook(check(name))
+    assert model(INDEX).logits.dtype is getattr(torch, dtype)
+    assert len(seen) == 2 + 7 * model.config.num_hidden_layers
+
+
+def test_memory_is_that_of_the_file(path):
+    """Bytes of the file and nothing else; but for Q and K of llama, whose rows are put in order, without a copy."""
+    model = load(path)
+    with qgemm.open(path) as file:
+        assert sum(p.nbytes for p in model.parameters()) == sum(tensor.nbytes for tensor in file.values())
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
+    mapped = [range(*(int(end, 16) for end in line[0].split("-"))) for line in lines]
+    copied = {
+        name.rpartition(".")[2]
+        for name, layer in model.named_modules()
+        if isinstance(layer, QLinear) and not any(layer.weight.data_ptr() in part for part in mapped)
+    }
+    assert copied == {"q_proj", "k_proj"}
+
+
+@pytest.mark.parametrize("path", [("llama", True)], indirect=True)
+def test_tied_weights_are_one(path):
+    model = load(path)
+    assert type(model.lm_head) is QLinear
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def halves(name: str) -> str:
+    return "f16" if "embd" in name else "q8_0"
+
+
+def test_a_tied_table_that_stays_dense_keeps_its_head_dense(tmp_path):
+    """Numbers in the file that are as wide as the model's dtype are left to torch; narrower ones stay what they are."""
+    write_gguf(tmp_path / "model.gguf", "llama", random_model("llama", True), halves)
+    half, single = load(tmp_path / "model.gguf", dtype=torch.float16), load(tmp_path / "model.gguf")
+    assert (type(half.lm_head), type(half.get_input_embeddings())) == DENSE
+    assert half.lm_head.weight is half.get_input_embeddings().weight
+    assert (type(single.lm_head), single.lm_head.format) == (QLinear, qgemm.FORMATS["f16"])
+    assert single.lm_head.weight is single.get_input_embeddings().weight
+    difference = (logits(half) - logits(load(tmp_path / "model.gguf", False, dtype=torch.float16))).abs().max()
+    assert difference <= 64 * 2.0**-11 * logits(single).abs().max()  # each of 16 bits, rounded elsewhere
+
+
+class Doubled(torch.nn.Embedding):
+    """A table whose forward does more than to give rows."""
+
+    def forward(self, index):
+        return 2 * super().forward(index)
+
+
+class Other(transformers.LlamaForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.embed_tokens = Doubled(VOCABULARY, config.hidden_size)
+
+
+def test_layers_of_other_classes_stay(path):
+    with adapter.patch():
+        model = Other.from_pretrained(path.parent, gguf_file=path.name)
+    assert type(model.get_input_embeddings()) is Doubled
+    assert_same(model.get_input_embeddings().weight, load(path, False).get_input_embeddings().weight)
+    assert type(model.lm_head) is QLinear
+
+
+def test_undo(path):
+    def kinds(model):
+        return {type(layer) for layer in model.modules()} & {*DENSE, QLinear, QEmbedding}
+
+    config = transformers.GgufConfig(dequantize=True)
+    model = load(path)
+    assert kinds(model) == {QLinear, QEmbedding}
+    assert kinds(load(path, False)) == kinds(load(path, quantization_config=config)) == set(DENSE)
+    outer, inner = adapter.patch(), adapter.patch()
+    assert kinds(load(path, False, quantization_config=config)) == set(DENSE)
+    inner.undo()
+    assert kinds(load(path, False)) == {QLinear, QEmbedding}
+    outer.undo()
+    outer.undo()
+    assert kinds(load(path, False)) == set(DENSE)
+    assert kinds(model) == {QLinear, QEmbedding}
+
+
+class Processor(adapter.TensorProcessor):
+    """Like those of transformers, with any function of the weights."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def process(self, weights, name, **given):
+        return type("GGUFTensor", (), {"weights": self.change(weights), "name": name})
+
+
+def test_only_whole_rows_in_another_order_stay_packed():
+    """What else may be done to a matrix is done to its decoded weights."""
+    order = np.array([2, 0, 3, 1])
+    assert adapter._rows(Processor(lambda w: w[order]), "x", 4).tolist() == [2, 0, 3, 1]
+    assert adapter._rows(Processor(lambda w: w), "x", 4).tolist() == [0, 1, 2, 3]
+    changes = (
+        lambda w: w.T,
+        lambda w: -w,
+        lambda w: w + 1,
+        lambda w: w + 2,
+        lambda w: w[:, ::-1],
+        lambda w: w[:3],
+        lambda w: w[[0, 0, 1, 2]],
+        lambda w: w.reshape(2, 4),
+        lambda w: w[:, None],
+        lambda w: w.reshape(3, -1),
+        lambda w: w[np.r_[order, 0]],
+    )
+    for change in changes:
+        assert adapter._rows(Processor(change), "x", 4) is None
+
+
+def test_a_matrix_that_is_computed_is_decoded_before(path, monkeypatch):
+    class Negated(Processor):
+        def __init__(self, config):
+            super().__init__(lambda w: -w)
+
+    monkeypatch.setitem(adapter.TENSOR_PROCESSORS, "llama", Negated)
+    model = load(path)
+    assert QLinear not in {type(layer) for layer in model.modules()}
+    assert_same(model.lm_head.weight, load(path, False).lm_head.weight)
