@@ -1,0 +1,181 @@
+"""A tiny Llama from text to packed weights that generate: trained, converted, loaded by transformers, measured.
+
+    pip install '.[transformers]'
+    python examples/tiny_llama.py [--steps 1000] [--folder tiny-llama]
+
+1. A Llama of 1.9 million weights learns this repository's own text, character by character: two minutes on two cores.
+2. It is saved as a Hugging Face folder, and converted to .gguf files of several types.
+3. transformers loads each of them with `qgemm.torch.transformers`: weights stay packed, and qgemm multiplies by them.
+4. The perplexity of each on text that the training has not seen, beside that of the float32 weights; and what it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import MODEL_ARCH, get_tensor_name_map
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+import qgemm
+import qgemm.torch.transformers
+
+ROOT = Path(__file__).parents[1]
+TYPES = "q8_0", "q4_0", "q4_k_m"
+CONTEXT, BATCH = 128, 8  # of a training step
+SEED = 0
+
+
+# ---------------------------------------------------------------- text
+
+
+def texts() -> tuple[str, str]:
+    """What is learned, and what is asked afterwards: the documents and the Python sources, each tenth file held out."""
+    files = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("qgemm/**/*.py"))]
+    parts = [path.read_text() for path in files]
+    held_out = parts[5::10]
+    return "\n".join(part for part in parts if part not in held_out), "\n".join(held_out)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token a byte, spelled as GPT-2 spells bytes: a BPE without merges; and one for the end of a text."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(BPE({symbol: number for number, symbol in enumerate([*symbols, "<|end|>"])}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<|end|>", eos_token="<|end|>")
+
+
+# ---------------------------------------------------------------- training
+
+
+def trained(ids: torch.Tensor, vocabulary: int, steps: int) -> LlamaForCausalLM:
+    """A Llama that has seen `steps` batches of ids [tokens]. Rows of all weights are whole blocks of 256."""
+    torch.manual_seed(SEED)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
+        bos_token_id=vocabulary - 1, eos_token_id=vocabulary - 1,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
+    start = time.perf_counter()
+    for step in range(steps):
+        places = torch.randint(len(ids) - CONTEXT, (BATCH, 1)) + torch.arange(CONTEXT)
+        loss = model(input_ids=ids[places], labels=ids[places]).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(f"step {step:4}  loss {loss.item():.3f}  {time.perf_counter() - start:.0f} s", flush=True)
+    return model.eval()
+
+
+# ---------------------------------------------------------------- what it knows
+
+
+@torch.inference_mode()
+def perplexity(model: LlamaForCausalLM, ids: torch.Tensor) -> float:
+    """exp of the mean loss of a token, given up to 255 before it, of ids [tokens]: 64 windows from all over them."""
+    windows = ids[: len(ids) // 256 * 256].reshape(-1, 256)
+    losses = [model(input_ids=some, labels=some).loss for some in windows[:: max(1, len(windows) // 64)].split(8)]
+    return float(torch.stack(losses).mean().exp())
+
+
+def said(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, start: str) -> str:
+    """A text of 200 characters more, drawn by the same dice for every model."""
+    torch.manual_seed(SEED)
+    ids = torch.tensor([words.encode(start)])
+    made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=True, temperature=0.5)
+    return words.decode(made[0])
+
+
+# ---------------------------------------------------------------- as a .gguf file
+
+
+def write_gguf(folder: Path, path: Path) -> None:
+    """A Hugging Face folder of a Llama as a .gguf file of float32, under the names and in the order of llama.cpp."""
+    model, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    config, tensors = model.config, {}
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for key, value in model.state_dict().items():
+        array = value.numpy()
+        if key.endswith(("q_proj.weight", "k_proj.weight")):  # the two rows of a rotation side by side
+            heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
+            array = np.ascontiguousarray(array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2)).reshape(
+                array.shape
+            )
+        tensors[f"{names.get_name(key.removesuffix('.weight'))}.weight"] = array
+    tokens = words.convert_ids_to_tokens(range(len(words)))
+    metadata = {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.block_count": config.num_hidden_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.vocab_size": config.vocab_size,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token == words.eos_token else 1 for token in tokens],  # control, normal
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": words.bos_token_id,
+        "tokenizer.ggml.eos_token_id": words.eos_token_id,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    qgemm.write(path, tensors, metadata)
+
+
+# ---------------------------------------------------------------- all of it
+
+
+def main() -> None:
+    """Train, save, convert, load, measure."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=1000, help="of training, default 1000")
+    parser.add_argument("--folder", type=Path, default=Path("tiny-llama"), help="for what is made, default tiny-llama")
+    args = parser.parse_args()
+
+    disable_progress_bar()
+    words = tokenizer()
+    ids, held_out = (torch.tensor(words.encode(text)) for text in texts())
+    model = trained(ids, len(words), args.steps)
+    model.save_pretrained(args.folder)
+    words.save_pretrained(args.folder)
+
+    whole = args.folder / "f32.gguf"
+    write_gguf(args.folder, whole)
+    print(f"\n{'type':8} {'MiB':>5} {'bpw':>5}  perplexity of {sum(p.numel() for p in model.parameters())} weights")
+    start = "def matmul("
+    texts_said = {"float32": said(model, words, start)}
+    print(f"{'float32':8} {whole.stat().st_size / 2**20:5.2f} {32:5.2f}  {perplexity(model, held_out):.4f}")
+    qgemm.torch.transformers.patch()
+    for kind in TYPES:
+        path = args.folder / f"{kind}.gguf"
+        qgemm.convert(whole, path, kind, force=True)
+        packed = AutoModelForCausalLM.from_pretrained(args.folder, gguf_file=path.name)
+        size = sum(parameter.nbytes for parameter in packed.parameters())
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        print(f"{kind:8} {size / 2**20:5.2f} {8 * size / weights:5.2f}  {perplexity(packed, held_out):.4f}")
+        texts_said[kind] = said(packed, words, start)
+    for kind, text in texts_said.items():
+        print(f"\n--- {kind}\n{text}")
+
+
+if __name__ == "__main__":
+    main()
