@@ -142,9 +142,9 @@ OTHERS = {
         {"w.compressed": normal(4, 8), "w.bitmask": BYTES[0]},
         {**CT, "format": "dense", "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask",
     ),
-    "gpt-oss": (
+    "MXFP6": (
         {"mlp.experts.down_proj_blocks": BYTES, "mlp.experts.down_proj_scales": BYTES[..., 0]},
-        {"quant_method": "mxfp4", "modules_to_not_convert": []}, "quantized by 'mxfp4'",
+        {"quant_method": "mxfp6", "modules_to_not_convert": []}, "quantized by 'mxfp6'",
     ),
     "NVFP4": (
         {"w.weight": BYTES[0], "w.weight_scale": normal(4, 2).astype(E4M3), "w.weight_scale_2": np.ones(1, np.float32)},
@@ -196,13 +196,13 @@ def test_where_configs_speak(tmp_path):
     with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: quantized by ModelOpt as 'NVFP4'"):
         open_source(folder)
     for document in (
-        {"text_config": {"quantization_config": {"quant_method": "mxfp4"}}},
-        {"compression_config": {"quant_method": "mxfp4"}},
+        {"text_config": {"quantization_config": {"quant_method": "mxfp6"}}},
+        {"compression_config": {"quant_method": "mxfp6"}},
     ):
         folder = configured(tmp_path / "b", None)
         safetensors(folder / "model.safetensors", tensors)
         (folder / "config.json").write_text(json.dumps(document))
-        with pytest.raises(CheckpointError, match=r"config\.json: quantized by 'mxfp4'"):
+        with pytest.raises(CheckpointError, match=r"config\.json: quantized by 'mxfp6'"):
             open_source(folder)
 
 

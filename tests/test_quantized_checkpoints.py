@@ -155,7 +155,7 @@ def test_act_order_by_32_keeps_codes(tmp_path):
 REFUSED = {
     "3 bits": ({"config": {"bits": 3}}, "gptq of 3 bits is not read"),
     "another method": (
-        {"config": {"quant_method": "bitnet"}}, "quantized by 'bitnet', which is not read; AWQ, GPTQ and FP8 are"
+        {"config": {"quant_method": "bitnet"}}, "quantized by 'bitnet', which is not read; AWQ, GPTQ, FP8 and MXFP4 are"
     ),
     "marlin": ({"config": {"checkpoint_format": "marlin"}}, "the layout 'marlin' is not read"),
     "gemv": ({"method": "awq", "config": {"version": "gemv"}}, "the layout 'gemv' is not read"),

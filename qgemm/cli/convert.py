@@ -15,6 +15,7 @@ from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
 from qgemm.converter.rules import OUTPUT, Options, asked, of_ends, override
+from qgemm.converter.targets import makes_model
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
@@ -35,7 +36,7 @@ Convert the weights of SRC to TYPE and write them to DST. A DST that exists is r
 or not at all; one that belongs to SRC never.
 
   SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
-        checkpoints quantized by AWQ, GPTQ or as kbit
+        checkpoints quantized by AWQ, GPTQ or as kbit; a folder of Hugging Face becomes a model that llama.cpp loads
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16
   TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)};
         file types, which mix them as llama-quantize does: {", ".join(MIXTURES)}
@@ -76,7 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="other names: each match of REGEX becomes NEW, which may have \\1; repeatable, one after another",
     )  # fmt: skip
     parser.add_argument(
-        "--like", metavar="BASE", help="metadata, names, order and layout of BASE, a .gguf file of the same model"
+        "--like",
+        "--metadata-from",
+        metavar="BASE",
+        help="metadata, names, order and layout of BASE, a .gguf file of the same model",
     )
     parser.add_argument("--part", action="store_true", help="of a shard that file alone, not all of its model")
     parser.add_argument("--force", action="store_true", help="replace DST if it exists")
@@ -115,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
     with (
-        opened(args.source, renames, args.like, [args.imatrix], args.part) as source,
+        opened(args.source, renames, args.like, [args.imatrix], args.part, makes_model(args.target)) as source,
         Progress("convert", source.nbytes) as progress,
     ):
         files = [*source.files, args.target]

@@ -4,8 +4,8 @@
 
 weight    one tensor of a source, read in ranges; codes that move to another format as they are
 sources   what is read: .gguf, NumPy's files
-checkpoint, quantization, packed, eight_bits
-          safetensors: what its configs say, matrices of AWQ and GPTQ, FP8
+checkpoint, quantization, packed, eight_bits, four_bits
+          safetensors: what its configs say, matrices of AWQ and GPTQ, FP8, MXFP4
 names     other names and shapes
 views     weights made of others: rows in another order, stacked
 like      a checkpoint made like a .gguf file of the same model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
@@ -12,11 +13,13 @@ from qgemm.files.paths import PathLike, path_string
 from qgemm.formats import format_named
 
 from . import job
+from .folder import as_model
 from .like import alike
 from .names import Rename, renamed
 from .report import Line, table, totals
 from .rules import OUTPUT, Options, asked, of_ends
 from .sources import open_source
+from .targets import makes_model
 from .weight import Source
 
 Pattern: TypeAlias = str | re.Pattern[str]
@@ -43,13 +46,19 @@ def opened(
     like: PathLike | None = None,
     beside: Iterable[PathLike | None] = (),
     part: bool = False,
+    model: bool = False,
 ) -> Source:
-    """An open source as it is to be converted: with new names, or like another file; beside: other files in use."""
+    """An open source as it is to be converted: with new names, then like another file or (model) as a .gguf model.
+
+    beside: other files in use.
+    """
     source = open_source(src, part=part)
     try:
         source = renamed(source, list(rename))
         if like is not None:
             source = alike(source, like)
+        elif model and os.path.isdir(src):
+            source = as_model(source, src)
         source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
     except BaseException:
         source.close()
@@ -86,7 +95,8 @@ def convert(
     type: a format, or a file type of llama-quantize ("q4_k_m"), which mixes formats as it does.
 
     src: a .gguf file (or its first shard), .safetensors (or its index), a checkpoint's folder, .npy or .npz, also
-    quantized by AWQ, GPTQ, FP8 or as kbit. dst: .gguf; .safetensors or .npz for f32, f16 and bf16.
+    quantized by AWQ, GPTQ, FP8 or as kbit. A folder of Hugging Face whose architecture is known becomes a model that
+    llama.cpp loads: names, metadata, tokenizer and layout. dst: .gguf; .safetensors or .npz for f32, f16 and bf16.
     tensor_types: other formats for tensors in whose name a regular expression is found; the first that is wins. They
     do not reach what llama-quantize keeps (norms, vectors, routers ...). token_embedding_type, output_tensor_type: the
     formats of these two matrices; leave_output_tensor: the latter stays as it is. keep: expressions of tensors left as
@@ -122,7 +132,7 @@ def convert(
         mixture,
     )
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
-    with opened(src, renames, like, [imatrix], part) as source:
+    with opened(src, renames, like, [imatrix], part, makes_model(dst)) as source:
         total, done = source.nbytes, 0
 
         def advance(nbytes: int) -> None:

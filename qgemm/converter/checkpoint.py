@@ -1,4 +1,4 @@
-"""Checkpoints in safetensors, one file or sharded: plain tensors, and matrices packed by AWQ, GPTQ, FP8 or as kbit."""
+"""Checkpoints in safetensors, one file or sharded: plain tensors, matrices of AWQ, GPTQ, FP8, MXFP4 and kbit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.files.safetensors import SafetensorsFile
 from qgemm.files.shards import shard_name
 
-from . import eight_bits, packed
+from . import eight_bits, four_bits, packed
 from .arrays import Stored, of_stored
-from .quantization import CONFIGS, EightBits, Method, Said, method_of, refuse_packed
+from .quantization import CONFIGS, EightBits, FourBits, Method, Said, method_of, refuse_packed
 from .weight import SAFETENSORS, Source, Weight, of_tensor
 
 SUFFIX = ".safetensors"
@@ -103,13 +103,16 @@ def _decoded(path: str, stored: Mapping[str, Stored], method: Said | None) -> di
     for name, (_, entry) in stored.items():
         if name.endswith(f".{packed.PARTS[0]}"):
             if not isinstance(method, Method):
-                said = "the config says FP8" if method else f"none of {', '.join(CONFIGS)} says how"
+                said = "the config says otherwise" if method else f"none of {', '.join(CONFIGS)} says how"
                 raise CheckpointError(f"{shown_path(path)}: tensor {shown(name)}: is packed by AWQ or GPTQ, but {said}")
             prefix = name.rpartition(".")[0]
             matrices[name] = packed.matrix(prefix, stored, method)
             parts |= {f"{prefix}.{part}" for part in packed.PARTS}
         elif name in eight_bits.MARKERS and not entry.nbytes:
             parts.add(name)
+        elif name.endswith(four_bits.BLOCKS) and isinstance(method, FourBits):
+            matrices[name] = four_bits.matrix(name.removesuffix(four_bits.BLOCKS), stored)
+            parts |= {name, name.removesuffix(four_bits.BLOCKS) + four_bits.SCALES}
         elif entry.type in eight_bits.NUMBERS:
             matrices[name] = eight_bits.matrix(name, stored, method if isinstance(method, EightBits) else None)
             parts |= eight_bits.parts(name, stored)

@@ -15,7 +15,7 @@ layers. Those of other matrices, or of rows in another order, agree by half.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from math import lcm
@@ -32,16 +32,10 @@ from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.tensor import Tensor
 
+from .spellings import ELSEWHERE, EXPERT, OUTPUT, rotary_order, spellings
 from .views import in_order, plus_one, stacked
 from .weight import Source, Weight, of_tensor
 
-EXPERT = re.compile(r"\bexperts\.(\d+)\.")
-WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.")  # of a text model among others
-ELSEWHERE = re.compile(  # what llama.cpp's converter leaves out, or puts into a file of its own
-    r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|position_ids$"
-    r"|\b(visual|vision\w*|audio\w*|multi_modal_projector|mm_projector)\."
-)
-OUTPUT = "output.weight"  # which a model whose output is tied to its embedding may hold, and its file does not
 OTHER_FILES = ("split.", "quantize.imatrix.")  # keys that speak of that file's shards and of its quantization
 LOOK = 1 << 16  # weights of a tensor, at least, by which layouts are told apart
 AGREE = 0.75  # of the signs of a matrix at least, where chance gives 0.5, and weights of 2 bits 0.9
@@ -75,7 +69,7 @@ class _Places:
         self.found: dict[str, dict[int, Weight]] = {}  # by name, then by number of the expert
         named = self._names()
         for old, weight in source.weights.items():
-            new = next((new for name in _spellings(old) if (new := named(name))), None)
+            new = next((new for name in spellings(old) if (new := named(name))), None)
             if new not in base:
                 if new == OUTPUT or ELSEWHERE.search(old):
                     continue
@@ -112,8 +106,7 @@ class _Places:
             layouts.append(plus_one(weight))
         rows = self._rows_of_a_head(tensor)
         if rows and rows % 2 == 0:
-            halves = np.arange(rows).reshape(2, rows // 2)
-            layouts.append(in_order(weight, halves.T.ravel()))
+            layouts.append(in_order(weight, rotary_order(rows)))
         unit = lcm(*(each.step for each in layouts), tensor.format.weights)
         count = min(weight.size, -(-LOOK // unit) * unit)
         want = read(0, count)
@@ -158,16 +151,6 @@ class _Places:
 
     def _refusal(self, name: str, rule: str) -> QgemmError:
         return QgemmError(f"{self.path}: tensor {shown(name)}: {rule}")
-
-
-def _spellings(name: str) -> Iterator[str]:
-    """The names under which the gguf package may know a tensor: without the expert's number, without a wrapper."""
-    merged = EXPERT.sub("experts.", name)
-    yield merged
-    for wrapper in WRAPPERS:
-        if merged.startswith(wrapper):
-            yield "model." + merged.removeprefix(wrapper)
-            yield merged.removeprefix(wrapper)
 
 
 def _likeness(x: Floats, want: Floats) -> tuple[float, float]:

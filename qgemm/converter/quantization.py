@@ -55,7 +55,13 @@ class EightBits(NamedTuple):
     block: tuple[int, int] = BLOCK
 
 
-Said = Method | EightBits
+class FourBits(NamedTuple):
+    """What a config says of MXFP4: the weights that share an exponent."""
+
+    group: int = 32
+
+
+Said = Method | EightBits | FourBits
 
 
 def method_of(folder: str) -> Said | None:
@@ -106,7 +112,7 @@ def _method(where: str, config: Any) -> Said | None:
     name = get("quant_method", kind=str, default=guess).lower()
     if name not in METHODS:
         raise CheckpointError(
-            f"{where}: quantized by {shown(name)}, which is not read; AWQ, GPTQ and FP8 are. "
+            f"{where}: quantized by {shown(name)}, which is not read; AWQ, GPTQ, FP8 and MXFP4 are. "
             f"A config that says so of plain tensors must lose its {SECTIONS[0]}"
         )
     return METHODS[name](where, get, name)
@@ -188,6 +194,7 @@ METHODS: dict[str, Callable[[str, _Getter, str], Said | None]] = {
     "fbgemm_fp8": _eight_bits,
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
+    "mxfp4": lambda where, get, name: FourBits(),
 }
 
 

@@ -27,7 +27,7 @@ from qgemm.files.gguf.reader import GGUFFile
 from qgemm.files.gguf.shard import Shard
 from qgemm.files.gguf.writer import drafting
 from qgemm.files.npz import open_npz
-from qgemm.files.paths import shown, shown_path
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
@@ -66,6 +66,11 @@ def target_of(path: str) -> Target:
         if path.endswith(suffix):
             return target
     raise QgemmError(f"{shown_path(path)}: the name must end in {', '.join(TARGETS)}")
+
+
+def makes_model(path: PathLike) -> bool:
+    """Whether the file at a path can be a model that llama.cpp loads."""
+    return path_string(path).endswith(".gguf")
 
 
 def check_target(path: str, steps: Sequence[Step]) -> None:

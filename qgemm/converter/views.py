@@ -20,18 +20,42 @@ Read = Callable[[int, int], list[NDArray[Any]]]  # (start, stop) in units of som
 View = Callable[[Sequence[Read], int], Read]  # of each of some weights, and the weights of a unit -> that of the whole
 
 
-def in_order(weight: Weight, order: NDArray[np.intp]) -> Weight:
-    """W [N, K] or [N] in which row r of each lot of len(order) rows is the given weight's row order[r] of that lot."""
+def in_order(weight: Weight, order: NDArray[np.intp], lot: int = 0) -> Weight:
+    """W [N, K] or [N] in which row r of each lot is the given weight's row order[r] of that lot.
+
+    lot: rows of a lot before, more than after where some are left out (default: len(order), all stay).
+    """
     k = weight.shape[-1] if len(weight.shape) > 1 else 1
+    lot = lot or len(order)
+
+    def there(start: int, stop: int) -> tuple[int, int]:
+        return start * lot // len(order), stop * lot // len(order)
 
     def view(reads: Sequence[Read], unit: int) -> Read:
         def moved(array: NDArray[Any]) -> NDArray[Any]:
-            lots = array.reshape(-1, len(order), k // unit, *array.shape[1:])
-            return lots[:, order].reshape(array.shape)
+            lots = array.reshape(-1, lot, k // unit, *array.shape[1:])
+            return lots[:, order].reshape(-1, *array.shape[1:])
 
-        return lambda start, stop: list(map(moved, reads[0](start, stop)))
+        return lambda start, stop: list(map(moved, reads[0](*there(start, stop))))
 
-    return _viewed([weight], weight.name, weight.shape, lcm(weight.step, len(order) * k), view)
+    step = lcm(weight.step, lot * k) // lot * len(order)
+    *leading, n = weight.shape[:-1] if len(weight.shape) > 1 else weight.shape
+    shape = (*leading, n // lot * len(order), *weight.shape[len(leading) + 1 :])
+    made = _viewed([weight], weight.name, shape, step, view)
+    return replace(made, nbytes=weight.nbytes * len(order) // lot)
+
+
+def transposed(weight: Weight) -> Weight:
+    """W [..., N, K] of W [..., K, N], whose matrices are read whole."""
+    *leading, k, n = weight.shape
+    values = weight.values
+    assert values is not None, "integers are no matrices"
+
+    def read(start: int, stop: int) -> Floats:
+        return np.ascontiguousarray(values(start, stop).reshape(-1, k, n).swapaxes(1, 2)).reshape(-1)
+
+    step = lcm(weight.step, k * n)
+    return Weight(weight.name, (*leading, n, k), weight.type, weight.nbytes, step, values=read)
 
 
 def stacked(name: str, weights: Sequence[Weight]) -> Weight:

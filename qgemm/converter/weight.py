@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
 from qgemm.files.gguf.layout import MAX_DIMS
+from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
 
 SAFETENSORS = "safetensors."  # starts the keys of metadata that a safetensors file had
+PLAIN = FORMATS["f32"]
 GROUP = 32  # weights that share a scale in every format that takes codes as they are
 
 
@@ -139,6 +141,12 @@ def of_tensor(tensor: Tensor) -> Weight:
         _codes(tensor),
         not fmt.plain,
     )
+
+
+def of_numbers(name: str, numbers: Floats) -> Weight:
+    """A Weight of numbers in memory, float32 of any shape that a .gguf file has."""
+    values = np.ascontiguousarray(numbers, np.float32)
+    return of_tensor(Tensor(PLAIN, values.shape, values, name))
 
 
 def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:

@@ -1,0 +1,175 @@
+"""Architectures of Hugging Face that become .gguf models: a record each, as llama.cpp's converter treats them.
+
+Shapes are in letters: V tokens, E hidden size, F feed-forward, H query and G key-value heads, D numbers of a head,
+X experts, M the experts' feed-forward. A tensor of these names must be there and have this shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import MODEL_ARCH, GGUFWriter
+
+from qgemm.codec.packing import Floats
+from qgemm.errors import CheckpointError
+
+from .hyperparameters import (
+    Config,
+    common_keys,
+    gemma3_keys,
+    gpt_oss_keys,
+    llama3_factors,
+    llama_keys,
+    longrope_factors,
+    phi3_keys,
+    qwen3moe_keys,
+)
+from .views import in_order, transposed
+from .weight import Weight, of_numbers
+
+Shapes = Mapping[str, str]  # of tensors by their names in a .gguf file, those of a layer without "blk.N."
+
+ENDS: Shapes = {"token_embd.weight": "V E", "output_norm.weight": "E"}
+ATTENTION: Shapes = {
+    "attn_norm.weight": "E", "attn_q.weight": "HD E", "attn_k.weight": "GD E", "attn_v.weight": "GD E",
+    "attn_output.weight": "E HD",
+}  # fmt: skip
+DENSE: Shapes = {"ffn_gate.weight": "F E", "ffn_up.weight": "F E", "ffn_down.weight": "E F"}
+EXPERTS: Shapes = {
+    "ffn_gate_inp.weight": "X E", "ffn_gate_exps.weight": "X M E", "ffn_up_exps.weight": "X M E",
+    "ffn_down_exps.weight": "X E M",
+}  # fmt: skip
+BEFORE_FFN: Shapes = {"ffn_norm.weight": "E"}
+HEAD_NORMS: Shapes = {"attn_q_norm.weight": "D", "attn_k_norm.weight": "D"}
+BIASES: Shapes = {"attn_q.bias": "HD", "attn_k.bias": "GD", "attn_v.bias": "GD"}
+
+
+class Architecture(NamedTuple):
+    """How a family of models becomes a .gguf model.
+
+    kind: the gguf package's word for it. keys: writes the hyperparameters.
+    layer: the tensors of every layer. ffn: besides, those of one with experts or without, by whether it has a router.
+    rotary_pairs: whether rows of queries and keys go into llama.cpp's rotary order.
+    norms_plus_one: whether norms are stored as one less. defaults: what configs leave out.
+    factors: by the kind of rotary scaling, the tensors that it needs.
+    split: makes the tensors as llama.cpp has them of those that a checkpoint joins, by Hugging Face's names.
+    """
+
+    kind: MODEL_ARCH
+    keys: Callable[[Config, GGUFWriter], None]
+    layer: Shapes
+    rotary_pairs: bool = False
+    norms_plus_one: bool = False
+    defaults: Mapping[str, Any] = {}
+    factors: Mapping[str, Callable[[Config], dict[str, Floats]]] = {}
+    split: Callable[[Weight], list[Weight]] = lambda weight: [weight]
+
+    def shapes(self, experts: bool) -> Shapes:
+        """The tensors of a layer, of one with experts or without."""
+        if "ffn_up.weight" in self.layer:
+            return self.layer
+        return {**self.layer, **(EXPERTS if experts else DENSE)}
+
+
+def _qwen_experts(weight: Weight) -> list[Weight]:
+    """Gate and up projections of all experts joined, [X, 2 M, E]: gates, then ups; down projections [X, E, M]."""
+    stem = weight.name.removesuffix(".weight")
+    if stem.endswith("experts.down_proj"):
+        return [renamed_to(weight, f"{stem}.weight")]
+    if not stem.endswith("experts.gate_up_proj") or len(weight.shape) != 3:
+        return [weight]
+    stem, rows = stem.removesuffix("gate_up_proj"), _even(weight, weight.shape[1])
+    return [
+        renamed_to(in_order(weight, np.arange(start, start + rows // 2), rows), f"{stem}{part}_proj.weight")
+        for part, start in (("gate", 0), ("up", rows // 2))
+    ]
+
+
+def _gpt_oss(weight: Weight) -> list[Weight]:
+    """Gate and up projections with a row of each in turn, [X, 2 M, E], transposed where they are no MXFP4."""
+    name = weight.name
+    if name.endswith(".sinks"):
+        return [renamed_to(weight, f"{name}.weight")]
+    if name.endswith("experts.down_proj_bias"):
+        return [renamed_to(weight, name.replace("_bias", ".bias"))]
+    if name.endswith("experts.gate_up_proj_bias"):
+        stem, values = name.removesuffix("gate_up_proj_bias"), weight.values
+        assert values is not None, "integers are no biases"
+        both = values(0, weight.size).reshape(-1, _even(weight, weight.shape[-1]))
+        return [of_numbers(f"{stem}{part}_proj.bias", both[:, i::2]) for i, part in enumerate(("gate", "up"))]
+    if not name.endswith(("experts.down_proj", "experts.gate_up_proj")):
+        return [weight]
+    matrix = weight if weight.quantized else transposed(weight)
+    if name.endswith("down_proj"):
+        return [renamed_to(matrix, f"{name}.weight")]
+    stem = name.removesuffix("gate_up_proj")
+    _even(weight, matrix.shape[1])
+    return [
+        renamed_to(in_order(matrix, np.array([i]), 2), f"{stem}{part}_proj.weight")
+        for i, part in enumerate(("gate", "up"))
+    ]
+
+
+def renamed_to(weight: Weight, name: str) -> Weight:
+    """The weight under another name."""
+    return replace(weight, name=name)
+
+
+def _even(weight: Weight, rows: int) -> int:
+    if rows % 2:
+        raise CheckpointError(f"tensor {weight.name}: {rows} rows are no gates and as many ups")
+    return rows
+
+
+LLAMA = Architecture(
+    MODEL_ARCH.LLAMA, llama_keys, {**ATTENTION, **BEFORE_FFN},
+    rotary_pairs=True, factors={"llama3": llama3_factors},
+)  # fmt: skip
+
+GEMMA3_LAYER: Shapes = {
+    **ATTENTION, **HEAD_NORMS, **BEFORE_FFN, "post_attention_norm.weight": "E", "post_ffw_norm.weight": "E",
+}  # fmt: skip
+GEMMA3_DEFAULTS = {
+    "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "tie_word_embeddings": True,
+}  # fmt: skip
+GEMMA3 = Architecture(MODEL_ARCH.GEMMA3, gemma3_keys, GEMMA3_LAYER, norms_plus_one=True, defaults=GEMMA3_DEFAULTS)
+PHI3_LAYER: Shapes = {
+    "attn_norm.weight": "E", "attn_qkv.weight": "QKV E", "attn_output.weight": "E HD", "ffn_norm.weight": "E",
+    "ffn_up.weight": "2F E", "ffn_down.weight": "E F",
+}  # fmt: skip
+GPT_OSS_LAYER: Shapes = {
+    **ATTENTION, **BIASES, "attn_output.bias": "E", "attn_sinks.weight": "H", "post_attention_norm.weight": "E",
+    "ffn_gate_inp.bias": "X", "ffn_gate_exps.bias": "X M", "ffn_up_exps.bias": "X M", "ffn_down_exps.bias": "X E",
+}  # fmt: skip
+QWEN2_LAYER: Shapes = {**ATTENTION, **BIASES, **BEFORE_FFN}
+QWEN3_LAYER: Shapes = {**ATTENTION, **HEAD_NORMS, **BEFORE_FFN}
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": LLAMA,
+    "MixtralForCausalLM": LLAMA,
+    "Qwen2ForCausalLM": Architecture(MODEL_ARCH.QWEN2, common_keys, QWEN2_LAYER),
+    "Qwen3ForCausalLM": Architecture(MODEL_ARCH.QWEN3, common_keys, QWEN3_LAYER),
+    "Qwen3MoeForCausalLM": Architecture(MODEL_ARCH.QWEN3MOE, qwen3moe_keys, QWEN3_LAYER, split=_qwen_experts),
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3,
+    "Phi3ForCausalLM": Architecture(MODEL_ARCH.PHI3, phi3_keys, PHI3_LAYER, factors={"longrope": longrope_factors}),
+    "GptOssForCausalLM": Architecture(MODEL_ARCH.GPT_OSS, gpt_oss_keys, GPT_OSS_LAYER, split=_gpt_oss),
+}
+
+
+def letters(config: Config, tokens: int) -> dict[str, int]:
+    """What the letters of shapes stand for."""
+    heads, dim = config.need("num_attention_heads"), config.head_dim
+    groups = config.integer("num_key_value_heads") or heads
+    ffn = config.need("intermediate_size")
+    return {
+        "V": tokens, "E": config.need("hidden_size"), "F": ffn, "2F": 2 * ffn, "H": heads, "D": dim, "HD": heads * dim,
+        "GD": groups * dim, "QKV": (heads + 2 * groups) * dim,
+        "X": config.integer("num_local_experts", "num_experts") or 0,
+        "M": config.integer("moe_intermediate_size") or ffn,
+    }  # fmt: skip

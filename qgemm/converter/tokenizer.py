@@ -1,0 +1,200 @@
+"""The tokenizer of a Hugging Face folder as metadata of a .gguf file.
+
+    tokenizer.model  SentencePiece: "llama" with scores and bytes
+    tokenizer.json   BPE: with byte_fallback "llama", scores by the order of merges; else "gpt2" with merges
+    neither          "none": a model without a vocabulary
+
+What splits text before BPE llama.cpp knows by names, told here by the regular expression that the tokenizer has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gguf import GGUFWriter, SpecialVocab, TokenType
+
+from qgemm.errors import CheckpointError
+from qgemm.files.documents import json_object
+from qgemm.files.paths import shown, shown_path
+from qgemm.files.sentencepiece import read_sentencepiece
+
+SENTENCEPIECE, TOKENIZER, CONFIG, ADDED = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "added_tokens.json",
+)
+ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
+SPACE = "\u2581"  # how SentencePiece writes a space
+SPECIAL = TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+CONTROL = re.compile(r"<\|.*\|>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
+
+_ENGLISH, _REST = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORDS = _ENGLISH + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _REST
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+    rf"|\p{{N}}%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
+)
+# The expression that splits text, whether merges are ignored for whole tokens -> llama.cpp's name.
+PRE = {
+    (_WORDS % "{1,3}", True): "llama-bpe",
+    (_WORDS % "{1,3}", False): "dbrx",
+    (_WORDS % "", False): "qwen2",
+    (_CASED % (_ENGLISH + "?", _ENGLISH + "?", "{1,3}"), False): "gpt-4o",
+    (_CASED % (_ENGLISH + "?", _ENGLISH + "?", "{1,3}"), True): "gpt-4o",
+    (_CASED % ("", "", ""), False): "tekken",
+    (_CASED % ("", "", ""), True): "tekken",
+    ("", False): "gpt-2",  # that of ByteLevel itself
+}
+
+
+class Token(NamedTuple):
+    """One token: text, score and type as .gguf files have them."""
+
+    text: str
+    score: float
+    type: TokenType
+
+
+def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter) -> None:
+    """Write the keys of the tokenizer in a folder; rows: of the embedding, as many tokens as the file then has.
+
+    CheckpointError for a tokenizer of another kind, or one with more tokens.
+    """
+    model, tokenizer = os.path.join(folder, SENTENCEPIECE), os.path.join(folder, TOKENIZER)
+    document = json_object(tokenizer) if os.path.exists(tokenizer) else {}
+    where = shown_path(tokenizer if document else folder)
+    if os.path.exists(model):
+        kind, pre = "llama", "default"
+        found = {
+            i: Token(text.decode("utf-8", "surrogateescape"), score, TokenType(number))
+            for i, (text, score, number) in enumerate(read_sentencepiece(model))
+        }
+    elif document:
+        bpe = _Json(where, document)
+        kind, pre, found = (
+            ("llama", "default", bpe.by_merges()) if bpe.bytes_fall_back else ("gpt2", bpe.pre(), bpe.plain())
+        )
+    else:
+        writer.add_tokenizer_model("none")
+        writer.add_vocab_size(rows)
+        return
+    for number, token in _added(folder, where, document):
+        if number not in found or found[number].text != token.text or found[number].type not in SPECIAL:
+            found[number] = token
+    if found and max(found) >= rows:
+        raise CheckpointError(f"{where}: token {max(found)} is beyond the {rows} rows of the embedding")
+    tokens = [found.get(i) or Token(f"[PAD{i}]", PADDING_SCORE, TokenType.UNUSED) for i in range(rows)]
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([token.text for token in tokens])
+    if kind == "llama":
+        writer.add_token_scores([token.score for token in tokens])
+    writer.add_token_types([token.type for token in tokens])
+    _special(folder, where, kind == "gpt2", rows, writer)
+
+
+def _special(folder: str, where: str, merges: bool, rows: int, writer: GGUFWriter) -> None:
+    """Merges, the numbers of special tokens, the chat template."""
+    config = os.path.join(folder, CONFIG)
+    space = json_object(config).get("add_prefix_space") if os.path.exists(config) else None
+    if isinstance(space, bool):
+        writer.add_add_space_prefix(space)
+    try:
+        SpecialVocab(Path(folder), load_merges=merges, n_vocab=rows).add_to_gguf(writer, quiet=True)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"{where}: special tokens are not read: {error!r}") from None
+
+
+def _added(folder: str, where: str, document: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
+    """Tokens that were added to a vocabulary, by their numbers; what is said of them last counts."""
+    for name in (ADDED, CONFIG):
+        path = os.path.join(folder, name)
+        config = json_object(path) if os.path.exists(path) else {}
+        said = config if name == ADDED else config.get("added_tokens_decoder", {})
+        if not isinstance(said, dict):
+            raise CheckpointError(f"{shown_path(path)}: added_tokens_decoder is no object")
+        for key, value in said.items():
+            text, number = (key, value) if name == ADDED else (value, key)
+            yield _added_token(shown_path(path), number, {"content": text} if name == ADDED else text)
+    entries = document.get("added_tokens") or []
+    if not isinstance(entries, list):
+        raise CheckpointError(f"{where}: added_tokens is no list")
+    for entry in entries:
+        yield _added_token(where, entry.get("id") if isinstance(entry, dict) else None, entry)
+
+
+def _added_token(where: str, number: Any, entry: Any) -> tuple[int, Token]:
+    text = entry.get("content") if isinstance(entry, dict) else None
+    number = int(number) if isinstance(number, str) and number.isdecimal() else number
+    if not isinstance(text, str) or type(number) is not int or number < 0:
+        raise CheckpointError(f"{where}: an added token is {shown(str(entry))}, not a text with a number")
+    if entry.get("special") or CONTROL.fullmatch(text):
+        return number, Token(text, ADDED_SCORE, TokenType.CONTROL)
+    return number, Token(text.replace(SPACE, " "), ADDED_SCORE, TokenType.USER_DEFINED)
+
+
+class _Json:
+    """The BPE of a tokenizer.json."""
+
+    def __init__(self, where: str, document: Mapping[str, Any]) -> None:
+        self.where, self.document = where, document
+        model = document.get("model")
+        self.model: Mapping[str, Any] = model if isinstance(model, dict) else {}
+        vocabulary = self.model.get("vocab")
+        if self.model.get("type", "BPE") != "BPE" or not isinstance(vocabulary, dict):
+            kind = shown(str(self.model.get("type")))
+            raise CheckpointError(f"{where}: a tokenizer of type {kind} is not read, BPE and SentencePiece are")
+        if not all(type(number) is int and number >= 0 for number in vocabulary.values()):
+            raise CheckpointError(f"{where}: vocab: not all numbers of tokens are counts")
+        self.vocabulary: Mapping[str, int] = vocabulary
+        self.bytes_fall_back = bool(self.model.get("byte_fallback"))
+
+    def plain(self) -> dict[int, Token]:
+        """The tokens by their numbers, without scores."""
+        return {number: Token(text, 0.0, TokenType.NORMAL) for text, number in self.vocabulary.items()}
+
+    def by_merges(self) -> dict[int, Token]:
+        """The tokens with scores by which llama.cpp merges in the order of this tokenizer's list of merges."""
+        score = {merged: -float(rank) for rank, merged in reversed(list(enumerate(self._merged())))}
+        least = -float(len(score))
+        unknown = self.model.get("unk_token")
+        found = {}
+        for text, number in self.vocabulary.items():
+            kind = (
+                TokenType.UNKNOWN if text == unknown else TokenType.BYTE if BYTE.fullmatch(text) else TokenType.NORMAL
+            )
+            found[number] = Token(text, score.get(text, least) if kind == TokenType.NORMAL else 0.0, kind)
+        return found
+
+    def _merged(self) -> Iterator[str]:
+        merges = self.model.get("merges") or []
+        for merge in merges if isinstance(merges, list) else [None]:
+            pair = merge.split(" ") if isinstance(merge, str) else merge
+            if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+                raise CheckpointError(f"{self.where}: merges: {shown(str(merge))} is no pair of tokens")
+            yield "".join(pair)
+
+    def pre(self) -> str:
+        """llama.cpp's name for how text is split before merging."""
+        first = self.document.get("pre_tokenizer")
+        steps = first.get("pretokenizers", [first]) if isinstance(first, dict) else []
+        expressions: list[str] = []
+        for step in steps if isinstance(steps, list) else []:
+            each = step if isinstance(step, dict) else {}
+            kind, pattern = each.get("type"), each.get("pattern")
+            if kind == "Split" and isinstance(pattern, dict):
+                expressions.append(str(pattern.get("Regex")))
+            elif kind != "ByteLevel" or (each.get("use_regex", True) and expressions):
+                raise CheckpointError(f"{self.where}: pre_tokenizer {shown(str(kind))} is not known to llama.cpp")
+        known = PRE.get(("|".join(expressions), bool(self.model.get("ignore_merges"))))
+        if known is None or not steps:
+            said = shown(" ".join(expressions))
+            raise CheckpointError(f"{self.where}: llama.cpp has no name for a pre_tokenizer that splits by {said}")
+        return known

@@ -1,0 +1,168 @@
+"""The tokenizer of a Hugging Face folder in the .gguf file: tokens, scores, types, merges, special tokens."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from gguf import TokenType
+from hf_folders import V, folder
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import qgemm
+from qgemm.errors import CheckpointError
+from qgemm.files.sentencepiece import read_sentencepiece
+
+NORMAL, UNKNOWN, CONTROL, ADDED, UNUSED, BYTE = TokenType
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTE_LEVEL = {"type": "ByteLevel", "use_regex": False}
+
+
+def split(expression: str) -> dict:
+    return {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": expression}}, BYTE_LEVEL]}
+
+
+def bpe(pre: dict | None = None, **model: object) -> dict:
+    """A tokenizer.json of byte-level BPE."""
+    vocabulary = {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}
+    return {
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [["a", "b"], ["ab", "c"]], **model},
+        "pre_tokenizer": split(QWEN2) if pre is None else pre,
+        "added_tokens": [
+            {"id": 5, "content": "<|end|>", "special": True},
+            {"id": 7, "content": "<tool>", "special": False},
+        ],
+    }
+
+
+def keys(tmp_path: Path, architecture: str = "Qwen2ForCausalLM", **files: object) -> dict:
+    """The metadata of the .gguf file of a folder with these files; values of _json are its names' objects."""
+    path = folder(tmp_path / "m", architecture)
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (path / name.replace("_model", ".model")).write_bytes(content)
+        else:
+            (path / f"{name.removesuffix('_json')}.json").write_text(json.dumps(content))
+    qgemm.convert(path, tmp_path / "y.gguf", "f16", force=True)
+    with qgemm.open(tmp_path / "y.gguf", copy=True) as file:
+        return dict(file.metadata)
+
+
+def test_bpe(tmp_path):
+    said = {"eos_token": "<|end|>", "add_bos_token": False, "chat_template": "{{ x }}"}
+    found = keys(tmp_path, tokenizer_json=bpe(), tokenizer_config_json=said)
+    tokens = ["a", "b", "c", "ab", "abc", "<|end|>", "[PAD6]", "<tool>", *(f"[PAD{i}]" for i in range(8, V))]
+    assert found["tokenizer.ggml.tokens"] == tokens
+    types = [NORMAL] * 5 + [CONTROL, UNUSED, ADDED] + [UNUSED] * (V - 8)
+    assert found["tokenizer.ggml.token_type"].tolist() == types
+    assert found["tokenizer.ggml.token_type"].dtype.str == "<i4"
+    assert found["tokenizer.ggml.merges"] == ["a b", "ab c"]
+    assert (found["tokenizer.ggml.model"], found["tokenizer.ggml.pre"]) == ("gpt2", "qwen2")
+    assert (found["tokenizer.ggml.eos_token_id"], found["tokenizer.chat_template"]) == (5, "{{ x }}")
+    assert not found["tokenizer.ggml.add_bos_token"]
+    assert "tokenizer.ggml.scores" not in found
+
+
+@pytest.mark.parametrize(
+    ("pre", "ignore", "name"),
+    [
+        (split(QWEN2), False, "qwen2"),
+        (split(LLAMA3), True, "llama-bpe"),
+        (split(LLAMA3), False, "dbrx"),
+        (split(O200K), False, "gpt-4o"),
+        (split(O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")), True, "tekken"),
+        ({"type": "ByteLevel", "add_prefix_space": False}, False, "gpt-2"),
+    ],
+)
+def test_how_text_is_split(pre, ignore, name, tmp_path):
+    assert keys(tmp_path, tokenizer_json=bpe(pre, ignore_merges=ignore))["tokenizer.ggml.pre"] == name
+
+
+def test_bpe_with_bytes_is_merged_by_scores(tmp_path):
+    """llama.cpp merges the pair with the highest score: that which the tokenizer merges first."""
+    document = bpe(byte_fallback=True, unk_token="<unk>", merges=["a b", "ab c"])
+    document["model"]["vocab"] |= {"<unk>": 6, "<0x0A>": 8}
+    found = keys(tmp_path, tokenizer_json=document)
+    scores, types = found["tokenizer.ggml.scores"], found["tokenizer.ggml.token_type"]
+    assert (found["tokenizer.ggml.model"], found["tokenizer.ggml.pre"]) == ("llama", "default")
+    assert scores[3] > scores[4] > scores[0] == scores[2]
+    assert [types[i] for i in (4, 6, 8, 5, 7, 9)] == [NORMAL, UNKNOWN, BYTE, CONTROL, ADDED, UNUSED]
+    assert "tokenizer.ggml.merges" not in found
+
+
+def piece(text: bytes, score: float = 0.0, kind: int | None = None) -> bytes:
+    """A SentencePiece, as protobuf writes it."""
+    data = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score)
+    data += b"" if kind is None else b"\x18" + bytes([kind])
+    return b"\x0a" + bytes([len(data)]) + data
+
+
+PIECES = [(b"<unk>", 0.0, 2), (b"<s>", 0.0, 3), (b"<0x00>", 0.0, 6), ("\u2581a".encode(), -1.5, None), (b"b", -2.5, 1)]
+MODEL = b"".join(piece(*each) for each in PIECES)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_sentencepiece(architecture, tmp_path):
+    """Of pieces and what was added to them; other fields of the message are skipped."""
+    trainer = b"\x12\x03\x18\x80\x01" + b"\x21" + bytes(8)  # a message, then eight bytes
+    found = keys(
+        tmp_path, architecture,
+        tokenizer_model=MODEL + trainer,
+        added_tokens_json={"\u2581x": 5},
+        tokenizer_config_json={"added_tokens_decoder": {"6": {"content": "<|im|>", "special": False},
+                                                        "0": {"content": "<unk>", "special": True}},
+                               "bos_token": "<s>", "add_prefix_space": False},
+    )  # fmt: skip
+    assert found["tokenizer.ggml.tokens"][:8] == ["<unk>", "<s>", "<0x00>", "\u2581a", "b", " x", "<|im|>", "[PAD7]"]
+    assert found["tokenizer.ggml.token_type"].tolist()[:8] == [2, 3, 6, 1, 1, 4, 3, 5]
+    assert found["tokenizer.ggml.scores"].tolist()[:8] == [0, 0, 0, -1.5, -2.5, -1000, -1000, -10000]
+    assert len(found["tokenizer.ggml.tokens"]) == V
+    assert (found["tokenizer.ggml.model"], found["tokenizer.ggml.pre"]) == ("llama", "default")
+    assert not found["tokenizer.ggml.add_space_prefix"]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (bpe(split("x")), r"llama\.cpp has no name for a pre_tokenizer that splits by 'x'"),
+        (bpe({"type": "Whitespace"}), "pre_tokenizer 'Whitespace' is not known"),
+        (bpe({}), "is not known"),
+        ({"model": {"type": "Unigram", "vocab": [["a", 0.0]]}}, "a tokenizer of type 'Unigram' is not read"),
+        (bpe(vocab={"a": -1}), "not all numbers of tokens are counts"),
+        (bpe(vocab={"a": V}), "token 40 is beyond the 40 rows of the embedding"),
+        (bpe(byte_fallback=True, merges=[["a"]]), "is no pair of tokens"),
+        (bpe(merges=[3]), "special tokens are not read"),
+        ({**bpe(), "added_tokens": [{"content": "x"}]}, "an added token is .* not a text with a number"),
+        ({**bpe(), "added_tokens": 3}, "added_tokens is no list"),
+        ({**bpe(), "added_tokens": [None]}, "an added token is 'None'"),
+    ],
+)
+def test_tokenizers_that_are_not_known(document, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        keys(tmp_path, tokenizer_json=document)
+    assert not (tmp_path / "y.gguf").exists()
+
+
+@given(st.binary(max_size=60), st.integers(0, len(MODEL)), st.integers(0, len(MODEL)))
+@example(b"", 0, len(MODEL))
+@example(b"\xff" * 12, 0, 0)
+def test_any_bytes_are_pieces_or_refused(tmp_path_factory, raw, start, stop):
+    path = tmp_path_factory.getbasetemp() / "tokenizer.model"
+    path.write_bytes(MODEL[:start] + raw + MODEL[stop:])
+    try:
+        found = read_sentencepiece(str(path))
+    except CheckpointError:
+        return
+    assert found
+    assert all(1 <= each.type <= 6 for each in found)
