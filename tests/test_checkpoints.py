@@ -265,7 +265,7 @@ def test_imatrix_files(tmp_path):
         assert file["other.weight"].blocks.tobytes() == q4_0.quantize(x["other.weight"]).tobytes()
     searched = converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "q4_0", search=True)
     assert searched["other.weight"].error < lines["other.weight"].error
-    with pytest.raises(qgemm.QgemmError, match=r"importance of 'w\.weight': 64 values are not those of 1 x 96 columns"):
+    with pytest.raises(qgemm.QgemmError, match=r"'w\.weight': its importance has 64 values, not those of 1 x 96"):
         converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "q4_0", importance={"w.weight": np.ones(64, np.float32)})
 
 

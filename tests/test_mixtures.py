@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 import qgemm
 from qgemm.converter.mixture import FILE_TYPES, Model, chosen
 from qgemm.converter.rules import keeps
+from qgemm.files.gguf.writer import drafting
 
 # For each model its architecture, metadata, shapes, and the type of each tensor in 37 file types, "+imatrix" where that
 # differs; written by llama-quantize of llama.cpp 0c1e57098.
@@ -94,6 +96,121 @@ def test_an_importance_matrix_reaches_the_k_quants(model, tmp_path):
         want = qgemm.quantize(x, "q4_k", imatrix=importance)
         assert file["blk.0.attn_q.weight"].blocks.tobytes() == want.blocks.tobytes()
         assert want.blocks.tobytes() != qgemm.quantize(x, "q4_k").blocks.tobytes()
+
+
+def imatrix(path: Path, names: list[str], k: int = 256, origin: bytes = b"") -> Path:
+    """An importance matrix of the older kind; origin: what newer files have behind it."""
+    entries = b""
+    for seed, name in enumerate(names):
+        sums = np.random.default_rng(seed).uniform(1, 4, k).astype(np.float32)
+        entries += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 1, k) + sums.tobytes()
+    path.write_bytes(struct.pack("<i", len(names)) + entries + origin)
+    return path
+
+
+def test_keys_of_the_importance_matrix(model, tmp_path):
+    """As llama-quantize writes them: of a file of either kind, as far as it speaks of itself."""
+    names = [f"blk.{i}.attn_q.weight" for i in range(3)]
+
+    def keys(path):
+        qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", imatrix=path, force=True)
+        with qgemm.open(tmp_path / "y.gguf") as file:
+            found = {key.removeprefix("quantize.imatrix."): value for key, value in file.metadata.items()}
+        return {key: found[key] for key in found if key in ("file", "dataset", "entries_count", "chunks_count")}
+
+    path = imatrix(tmp_path / "x.dat", names)
+    assert keys(path) == {"file": str(path), "entries_count": 3}
+    path = imatrix(tmp_path / "x.dat", names, origin=struct.pack("<ii", 8, 4) + b"data")
+    assert keys(path) == {"file": str(path), "dataset": "data", "entries_count": 3, "chunks_count": 8}
+    assert isinstance(keys(path)["chunks_count"], np.uint32)
+    sums = {f"{name}.in_sum2": np.ones((1, 256), np.float32) for name in names}
+    counts = {f"{name}.counts": np.ones((1, 1), np.float32) for name in names}
+    said = {"imatrix.datasets": ["a.txt", "b.txt"], "imatrix.chunk_count": np.uint32(5)}
+    long = tmp_path / ("x" * 150 + ".gguf")
+    qgemm.write(long, {**sums, **counts}, {"general.type": "imatrix", **said})
+    want = {"file": str(long)[:127], "dataset": "a.txt", "entries_count": 3, "chunks_count": 5}
+    assert keys(long) == want
+
+
+def test_types_that_need_an_importance_matrix(model, tmp_path):
+    """Before any work, by the tensor's name; not of the ends of a model, nor of q2_k in other file types."""
+    with pytest.raises(
+        qgemm.QgemmError, match=r"'blk\.\d\.\w+\.weight': Q2_K needs an importance matrix \(--imatrix\)"
+    ):
+        qgemm.convert(model, tmp_path / "y.gguf", "q2_k_s")
+    assert not (tmp_path / "y.gguf").exists()
+    path = imatrix(tmp_path / "x.dat", [f"blk.{i}.attn_q.weight" for i in range(8)])
+    with pytest.raises(qgemm.QgemmError, match=r"'blk\.0\.attn_k\.weight': Q2_K needs an importance matrix"):
+        qgemm.convert(model, tmp_path / "y.gguf", "q2_k_s", imatrix=path, dry_run=True)
+    names = [f"blk.{i}.{part}.weight" for i in range(8) for part in ("attn_q", "attn_k", "attn_v", "ffn_up")]
+    qgemm.convert(model, tmp_path / "y.gguf", "q2_k_s", imatrix=imatrix(tmp_path / "x.dat", names))
+    qgemm.convert(model, tmp_path / "y.gguf", "q2_k", force=True)
+
+
+def split(path: Path, tmp_path: Path) -> Path:
+    """The model in three shards, whose names are those of no layer."""
+    with qgemm.open(path) as source:
+        names = sorted(source, reverse=True)
+        each = -(-len(names) // 3)
+        for number in range(3):
+            keys = dict(source.metadata) if number == 0 else {}
+            keys |= {
+                "split.no": np.uint16(number),
+                "split.count": np.uint16(3),
+                "split.tensors.count": np.int32(len(names)),
+            }
+            tensors = {name: source[name] for name in names[number * each : (number + 1) * each]}
+            with drafting(tmp_path / f"m-0000{number + 1}-of-00003.gguf", tensors, keys, part=True) as draft:
+                for name, tensor in tensors.items():
+                    draft.append(name, tensor.blocks)
+    return tmp_path / "m-00001-of-00003.gguf"
+
+
+def test_shards_are_kept(model, tmp_path, run):
+    """A shard for each, with the tensors of that one in their order; the first has the keys, all say their place."""
+    first = split(model, tmp_path)
+    status, out, err = run("convert", first, tmp_path / "y.gguf", "q4_k_m", "--keep-split")
+    assert (status, err) == (0, "")
+    assert not (tmp_path / "y.gguf").exists()
+    for number in range(1, 4):
+        place = f"0000{number}-of-00003.gguf"
+        with (
+            qgemm.open(tmp_path / f"m-{place}", part=True) as old,
+            qgemm.open(tmp_path / f"y-{place}", part=True) as new,
+        ):
+            assert list(old) == list(new)
+            assert ("general.file_type" in new.metadata) == (number == 1)
+        keys = GGUFReader(tmp_path / f"y-{place}").fields
+        assert [keys[f"split.{key}"].contents() for key in ("no", "count", "tensors.count")] == [
+            number - 1,
+            3,
+            len(out_names(out)),
+        ]
+    with qgemm.open(tmp_path / "y-00001-of-00003.gguf") as file, qgemm.open(first) as source:
+        shapes = {name: tensor.shape for name, tensor in source.items()}
+        quantized = [name for name, shape in shapes.items() if not keeps(name, len(shape), "llama")]
+        want = chosen("q4_k_m", Model.of(source.metadata), shapes, quantized, False, as_stored=True)
+        assert {name: file[name].format.name for name in want} == want
+        assert want != chosen("q4_k_m", Model.of(source.metadata), shapes, quantized, False)
+        x, y = source["blk.0.attn_q.weight"], file["blk.0.attn_q.weight"]
+        assert y.blocks.tobytes() == qgemm.quantize(x.dequantize(), y.format).blocks.tobytes()
+    status, _, err = run("convert", first, tmp_path / "y.gguf", "q4_k_m", "--keep-split")
+    assert (status, "y-00001-of-00003.gguf: exists" in err) == (1, True)
+
+
+def out_names(out: str) -> list[str]:
+    return [line.split()[0] for line in out.splitlines() if ".weight" in line]
+
+
+def test_shards_that_are_not_there_are_not_kept(model, tmp_path):
+    with pytest.raises(qgemm.QgemmError, match=r"is no split model: --keep-split is for a \.gguf file"):
+        qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", keep_split=True)
+    with pytest.raises(qgemm.QgemmError, match="kbit tensors are not written to shards"):
+        qgemm.convert(split(model, tmp_path), tmp_path / "y.gguf", "kbit4", keep_split=True)
+    with pytest.raises(qgemm.QgemmError, match=r"which is no \.gguf file: --keep-split"):
+        qgemm.convert(split(model, tmp_path), tmp_path / "y.npz", "f16", keep_split=True)
+    with pytest.raises(qgemm.QgemmError, match="a file of this very command"):
+        qgemm.convert(split(model, tmp_path), tmp_path / "m.gguf", "q4_0", keep_split=True, force=True)
 
 
 def test_overrides_and_pure(model, tmp_path):

@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="metadata, names, order and layout of BASE, a .gguf file of the same model",
     )
     parser.add_argument("--part", action="store_true", help="of a shard that file alone, not all of its model")
+    parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
     parser.add_argument("--force", action="store_true", help="replace DST if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
     parser.add_argument("--threads", metavar="N", type=count, help="default: one for each core; at most 4 with cuda")
@@ -112,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
             args.allow_requantize,
             args.search,
             mixture=mixture,
+            keep_split=args.keep_split,
         )
         renames = [rename(text) for text in args.rename]
     except QgemmError as error:

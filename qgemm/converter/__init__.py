@@ -14,6 +14,7 @@ encode    a range of weights into blocks, and the error
 searching the search for better scales in such a range
 device    the same on a GPU
 targets   what is written, whole or not at all
+metadata  the keys of what is written
 job       all of it
 report    the table and the JSON document
 api       the public function

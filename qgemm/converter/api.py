@@ -79,6 +79,7 @@ def convert(
     rename: Mapping[Pattern, str] | None = None,
     like: PathLike | None = None,
     pure: bool = False,
+    keep_split: bool = False,
     allow_requantize: bool = False,
     search: bool = False,
     imatrix: PathLike | None = None,
@@ -104,6 +105,7 @@ def convert(
     rename: expressions, and what replaces each match in a name (`re.sub`).
     like: a .gguf file of the same model, which gives metadata, names, order and layout, so that a checkpoint of
     Hugging Face becomes a model that runs.
+    keep_split: of a split .gguf file as many shards, named after dst; types as llama-quantize chooses them then.
     pure: all in one format, that of `type` or the default of a file type. allow_requantize: quantize again where codes
     cannot be copied.
     search: look for better scales; imatrix: llama.cpp's importance matrix, search with it for its tensors.
@@ -130,6 +132,7 @@ def convert(
         search,
         {} if imatrix is None else read_imatrix(imatrix),
         mixture,
+        keep_split,
     )
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
     with opened(src, renames, like, [imatrix], part, makes_model(dst)) as source:

@@ -6,25 +6,30 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from qgemm.errors import QuantizeError, UnsupportedError
+from qgemm.codec.format import Blocks, Format
+from qgemm.errors import QgemmError, QuantizeError, UnsupportedError
 from qgemm.files.atomic import exists
 from qgemm.files.outputs import check_output
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
+from qgemm.files.shards import ShardName
 from qgemm.parallel import workers
 
 from .device import RANGE, STREAMS, Device
 from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
+from .metadata import metadata, shard_keys
 from .report import Line, line, relative
 from .rules import Options, Step, planned
-from .targets import Append, check_target, checked, file_type
+from .targets import Append, Keys, check_target, checked
 from .weight import Source
 
 BACKENDS = ("cpu", "cuda")
+GGUF = ".gguf"
 AHEAD = 2  # ranges in the making, or made and not yet written, for each thread
 
 # glibc gives memory back to the system when more than twice the largest allocation so far is free. Once this much
@@ -50,6 +55,7 @@ def convert(
 ) -> list[Line]:
     """Write the tensors of an open source to `target` in the types that `options` give them; a line for each.
 
+    With options.keep_split a file for each shard of the source, STEM-00001-of-0000N.gguf, each whole or not at all.
     force: replace a file that is there, as a whole or not at all. One of the source's own is never replaced.
     backend: "cpu", or "cuda" to encode on the current CUDA device, into the same file; the rest stays on the CPU:
     codes that are copied, searches, f32, f16 and bf16. threads: default one for each core, at most 4 beside a GPU.
@@ -65,20 +71,58 @@ def convert(
     path = path_string(target)
     steps = planned(source, options)
     check_target(path, steps)
-    check_output(path, source.files)
-    if not (force or dry_run) and os.path.exists(path):
-        raise exists(shown_path(path))
+    files = _files(path, steps, source, options)
+    for each in files:
+        check_output(each.path, source.files)
+        if not (force or dry_run) and os.path.exists(each.path):
+            raise exists(shown_path(each.path))
     device = Device() if backend == "cuda" else None
     if dry_run:
         return [line(step, None) for step in steps]
     lines = []
-    with checked(path, steps, source, file_type(options.type, options.mixture), force) as append:
+    with ExitStack() as writing:
+        appends = [writing.enter_context(checked(*each, force)) for each in files]
+        shard_of = {
+            step.weight.name: append for each, append in zip(files, appends, strict=True) for step in each.steps
+        }
+
+        def append(name: str, fmt: Format, blocks: Blocks) -> None:
+            shard_of[name](name, fmt, blocks)
+
         for step, error in _converted(steps, options, threads or workers(), device, append, advance, source.path):
             lines.append(line(step, error))
             if max_error is not None and not error <= max_error:
                 who = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
                 raise QuantizeError(f"{who}: relative RMS error {error:.3g} in {step.format} is above {max_error}")
     return lines
+
+
+class _File(NamedTuple):
+    """One file to write: its tensors and its metadata."""
+
+    path: str
+    steps: Sequence[Step]
+    keys: Keys
+
+
+def _files(path: str, steps: Sequence[Step], source: Source, options: Options) -> list[_File]:
+    """The file at a path, or one for each of the source's shards with the numbers of shards in its name."""
+    keys = metadata(source, steps, options)
+    if not options.keep_split:
+        return [_File(path, steps, keys)]
+    count = 1 + max((step.weight.shard for step in steps), default=0)
+    if count == 1 or not path.endswith(GGUF):
+        rule = "is no split model" if count == 1 else f"becomes {shown_path(path)}, which is no {GGUF} file"
+        raise QgemmError(f"{shown_path(source.path)}: {rule}: --keep-split is for a {GGUF} file in shards")
+    if any(step.format.stored_in_parts for step in steps):
+        raise QgemmError(f"{shown_path(path)}: kbit tensors are not written to shards")
+    found = []
+    for number in range(count):
+        place = shard_keys(number, count, len(steps))
+        name = ShardName(path.removesuffix(GGUF), number + 1, count, GGUF).path(number + 1)
+        own = [step for step in steps if step.weight.shard == number]
+        found.append(_File(name, own, place if number else {**keys, **place}))
+    return found
 
 
 def _converted(

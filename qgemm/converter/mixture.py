@@ -50,6 +50,10 @@ FALLBACKS = {
     "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
 }  # fmt: skip
 
+# Types that are of no use without an importance matrix, but for the ends of a model; q2_k in the smallest file alone.
+NEED_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
+ENDS = ("token_embd.weight", "output.weight")
+
 # The first part that a tensor's name has decides of which kind it is.
 KINDS = (
     ("v", r"attn_qkv\.weight|attn_kv_b\.weight|attn_v\.weight"),
@@ -98,17 +102,27 @@ class Model(NamedTuple):
         return of_80 or (self.layers == 68 and self.architecture == "jais2")
 
 
+def needs_importance(tensor: str, type: str, name: str) -> bool:
+    """Whether a tensor is quantized to a type in a file type only with an importance matrix that has it."""
+    return tensor not in ENDS and (type in NEED_IMPORTANCE or (type == "q2_k" and name == "q2_k_s"))
+
+
 def chosen(
-    name: str, model: Model, shapes: Mapping[str, Shape], quantized: Collection[str], imatrix: bool
+    name: str,
+    model: Model,
+    shapes: Mapping[str, Shape],
+    quantized: Collection[str],
+    imatrix: bool,
+    as_stored: bool = False,
 ) -> dict[str, str]:
     """The type of each tensor that is quantized, in a file type.
 
     shapes: of all tensors, rows last, by the names of a .gguf file. quantized: those that no rule keeps as they are.
-    imatrix: whether there is an importance matrix.
+    imatrix: whether there is an importance matrix. as_stored: count tensors in the order given, not in llama.cpp's.
     """
     rule = _Rule(name, model, shapes, imatrix)
     found = {}
-    for tensor in sorted(quantized, key=_order):
+    for tensor in quantized if as_stored else sorted(quantized, key=_order):
         k = shapes[tensor][-1]
         found[tensor] = _fitting(rule.type_of(tensor, shapes[tensor]), k)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,11 +17,13 @@ from gguf.constants import Keys
 
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
+from qgemm.codec.search import searched
 from qgemm.errors import QgemmError
+from qgemm.files.imatrix import Importances, of_arrays
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, format_named, written
 
-from .mixture import ALIASES, FILE_TYPES, LAYER, Model, chosen
+from .mixture import ALIASES, FILE_TYPES, LAYER, Model, chosen, needs_importance
 from .weight import Source, Weight, takes
 
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
@@ -74,6 +77,7 @@ class Options(NamedTuple):
     search: bool = False
     importance: Mapping[str, Floats] = MappingProxyType({})
     mixture: str = ""  # a file type of llama-quantize (mixture.py), of which `type` is the default
+    keep_split: bool = False  # a file for each of the source's shards
 
 
 class Step(NamedTuple):
@@ -108,7 +112,7 @@ def planned(source: Source, options: Options) -> list[Step]:
     steps = []
     for weight in source.weights.values():
         step = _step(weight, options, head, rules, types)
-        if reason := _refused(step, options):
+        if reason := _refused(step, options) or _unimportant(step, options):
             raise QgemmError(f"{shown_path(source.path)}: tensor {shown(weight.name)}: {reason}")
         steps.append(step)
     return steps
@@ -156,7 +160,8 @@ def _mixed(source: Source, options: Options, rules: Rules) -> dict[str, str]:
         )
     quantized = [weight.name for weight in source.weights.values() if _said(weight, options, rules) is None]
     shapes = {name: weight.shape for name, weight in source.weights.items()}
-    return chosen(options.mixture, Model.of(source.metadata), shapes, quantized, bool(options.importance))
+    model = Model.of(source.metadata)
+    return chosen(options.mixture, model, shapes, quantized, bool(options.importance), options.keep_split)
 
 
 def _said(weight: Weight, options: Options, rules: Rules) -> Step | None:
@@ -234,6 +239,22 @@ def _refused(step: Step, options: Options) -> str:
     closest = weight.irregular and fmt == Q8_0  # the least that quantizing again can lose
     if weight.quantized and not (fmt.plain or step.by_codes or closest or options.allow_requantize):
         return f"is {weight.type}: quantizing it again, to {fmt}, loses twice, and needs --allow-requantize"
+    return ""
+
+
+def _unimportant(step: Step, options: Options) -> str:
+    """Why a step cannot be done with the importance matrix that there is, or is not, or ""."""
+    weight, fmt = step.weight, step.format
+    if step.copied or step.by_codes or fmt.plain:
+        return ""
+    known = options.importance
+    found = (known if isinstance(known, Importances) else of_arrays(known)).importance(weight.name)
+    if found is None:
+        needed = needs_importance(weight.name, fmt.name, options.mixture)
+        return f"{fmt} needs an importance matrix (--imatrix) that has this tensor" if needed else ""
+    matrices = prod(weight.shape[:-2])
+    if searched(fmt) and found.size != matrices * weight.shape[-1]:
+        return f"its importance has {found.size} values, not those of {matrices} x {weight.shape[-1]} columns"
     return ""
 
 

@@ -14,9 +14,7 @@ import numpy as np
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import search, sum_of_squares
-from qgemm.errors import QgemmError
 from qgemm.files.imatrix import Importance
-from qgemm.files.paths import shown
 
 from .weight import Weight
 
@@ -24,12 +22,9 @@ ALIKE = np.ones(1, np.float32)  # the importance of every column where none is k
 
 
 def searcher(weight: Weight, fmt: Format, importance: Importance | None) -> Callable[[Floats, int], Blocks]:
-    """(weights of a range, the number of its first) -> blocks; QgemmError for an importance of other columns."""
+    """(weights of a range, the number of its first) -> blocks; importance: of the weight's columns, as planned."""
     *_, n, k = (1, *weight.shape)
     matrices = weight.size // (n * k)
-    if importance is not None and importance.size != matrices * k:
-        who = f"importance of {shown(weight.name)}"
-        raise QgemmError(f"{who}: {importance.size} values are not those of {matrices} x {k} columns")
     means = _MeanSquares(weight, k)
 
     def of_columns(row: int, start: int, stop: int) -> Floats:

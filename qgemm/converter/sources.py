@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from qgemm.errors import QgemmError
@@ -39,7 +40,9 @@ def gguf(path: str, part: bool = False) -> Source:
     with ExitStack() as undo:
         undo.callback(file.close)
         metadata = file.metadata
-        weights = original_shapes(path, metadata, {name: of_tensor(tensor) for name, tensor in file.items()})
+        shard = {each: number for number, each in enumerate(file.paths)}
+        found = {name: replace(of_tensor(tensor), shard=shard[file.place(name)[0]]) for name, tensor in file.items()}
+        weights = original_shapes(path, metadata, found)
         return Source(path, weights, metadata, undo.pop_all().close, is_gguf=True, files=file.paths)
 
 

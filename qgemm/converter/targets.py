@@ -15,14 +15,14 @@ from math import prod
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
-from gguf.constants import GGML_QUANT_VERSION, Keys, LlamaFileType
 from numpy.lib import format as npy_format
 
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.errors import QgemmError
 from qgemm.files import safetensors as layout
 from qgemm.files.atomic import allocate, replacing, write_at
-from qgemm.files.gguf.parts import ARCHITECTURE, OURS, codebook_of, fields_of
+from qgemm.files.gguf.layout import SPLIT_COUNT
+from qgemm.files.gguf.parts import codebook_of, fields_of
 from qgemm.files.gguf.reader import GGUFFile
 from qgemm.files.gguf.shard import Shard
 from qgemm.files.gguf.writer import drafting
@@ -32,19 +32,19 @@ from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
 from . import arrays
-from .mixture import FILE_TYPES
-from .names import check_names, shape_keys
+from .names import check_names
 from .rules import Step
-from .weight import SAFETENSORS, Source
+from .weight import SAFETENSORS
 
 Append = Callable[[str, Format, Blocks], None]
+Keys = Mapping[str, Any]
 
 
 class Write(Protocol):
-    """How a kind of file is written: a context that takes blocks; check, replace: see `replacing`."""
+    """How a kind of file is written: a context that takes blocks; keys: its metadata; check, replace: `replacing`."""
 
     def __call__(
-        self, path: str, steps: Sequence[Step], source: Source, kind: int, check: Callable[[int], None], replace: bool
+        self, path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
     ) -> AbstractContextManager[Append]: ...
 
 
@@ -86,7 +86,7 @@ def check_target(path: str, steps: Sequence[Step]) -> None:
 
 
 @contextmanager
-def checked(path: str, steps: Sequence[Step], source: Source, kind: int, replace: bool) -> Iterator[Append]:
+def checked(path: str, steps: Sequence[Step], keys: Keys, replace: bool) -> Iterator[Append]:
     """A file of any kind, which takes its place if it holds what was appended. replace: whether an old file may go."""
     hashes = {step.weight.name: hashlib.sha256() for step in steps}
     target = target_of(path)
@@ -99,7 +99,7 @@ def checked(path: str, steps: Sequence[Step], source: Source, kind: int, replace
             if written.get(name) != found.get(name):
                 raise QgemmError(f"{shown_path(path)}: tensor {shown(name)}: the disk does not hold what was written")
 
-    with target.write(path, steps, source, kind, check, replace) as append:
+    with target.write(path, steps, keys, check, replace) as append:
 
         def hashing(name: str, fmt: Format, blocks: Blocks) -> None:
             hashes[name].update(np.ascontiguousarray(blocks).view(np.uint8).data)
@@ -129,15 +129,15 @@ def digests(tensors: Mapping[str, Tensor | None]) -> dict[str, str]:
 
 @contextmanager
 def write_gguf(
-    path: str, steps: Sequence[Step], source: Source, kind: int, check: Callable[[int], None], replace: bool
+    path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
-    """Tensors of any format, and the metadata of the source."""
+    """Tensors of any format, and metadata: of a whole model, or of one shard of it."""
 
     def none() -> Blocks:
         raise AssertionError("a draft asks for no blocks")
 
     tensors = {step.weight.name: Tensor(step.format, step.weight.shape, none) for step in steps}
-    with drafting(path, tensors, metadata(source, steps, kind), check, replace) as draft:
+    with drafting(path, tensors, keys, check, replace, part=int(keys.get(SPLIT_COUNT, 1)) > 1) as draft:
         for step in steps:
             if step.format.stored_in_parts:
                 draft.append(*codebook_of(step.weight.name, step.format))
@@ -151,26 +151,7 @@ def write_gguf(
 
 def read_gguf(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor]:
     """The tensors of a file, those in parts put together."""
-    return closing.enter_context(GGUFFile([Shard(path, fd)]))
-
-
-def metadata(source: Source, steps: Sequence[Step], kind: int) -> Mapping[str, Any]:
-    """The source's, with what the file's types make of the two keys that speak of them."""
-    if source.is_gguf and all(step.copied for step in steps):
-        return source.metadata
-    model = {} if source.is_gguf else {ARCHITECTURE: OURS}  # nobody shall take it for a model that can be run
-    changed: dict[str, Any] = {Keys.General.FILE_TYPE: np.uint32(kind)}
-    if any(not step.format.plain for step in steps):
-        changed[Keys.General.QUANTIZATION_VERSION] = np.uint32(GGML_QUANT_VERSION)
-    return {**model, **source.metadata, **changed, **shape_keys(step.weight for step in steps)}
-
-
-def file_type(fmt: Format, mixture: str) -> int:
-    """llama.cpp's number for a file type, or one of mostly this type; GUESSED for what it has no number for."""
-    if mixture:
-        return FILE_TYPES[mixture].number
-    names = (f"MOSTLY_{fmt}", f"ALL_{fmt}", f"MOSTLY_{fmt}_MOE")
-    return next((kind.value for kind in LlamaFileType if kind.name in names), LlamaFileType.GUESSED.value)
+    return closing.enter_context(GGUFFile([Shard(path, fd)], part=True))
 
 
 # ---------------------------------------------------------------- arrays
@@ -178,11 +159,11 @@ def file_type(fmt: Format, mixture: str) -> int:
 
 @contextmanager
 def write_safetensors(
-    path: str, steps: Sequence[Step], source: Source, kind: int, check: Callable[[int], None], replace: bool
+    path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
     """Plain tensors, and the strings of the metadata."""
     tensors = {step.weight.name: (str(step.format), shape_of(step)) for step in steps}
-    strings = {key.removeprefix(SAFETENSORS): v for key, v in source.metadata.items() if isinstance(v, str)}
+    strings = {key.removeprefix(SAFETENSORS): v for key, v in keys.items() if isinstance(v, str)}
     start, places, size = layout.laid_out(tensors, strings)
     with replacing(path, check, replace) as fd:
         allocate(fd, size)
@@ -203,7 +184,7 @@ def read_safetensors(path: str, fd: int, closing: ExitStack) -> Mapping[str, Ten
 
 @contextmanager
 def write_npz(
-    path: str, steps: Sequence[Step], source: Source, kind: int, check: Callable[[int], None], replace: bool
+    path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
     """Arrays, uncompressed."""
     shapes = {step.weight.name: shape_of(step) for step in steps}

@@ -70,6 +70,7 @@ class Weight:
     irregular: whether their scales are shared otherwise than in any format's blocks, of which Q8_0 then holds most.
     original: the shape outside .gguf files, where it is another one.
     kept_as: the format in which a file keeps it that is not to quantize it, where that is not its own.
+    shard: which file of a split .gguf model it is in.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Weight:
     irregular: bool = False
     original: tuple[int, ...] | None = None
     kept_as: Format | None = None
+    shard: int = 0
 
     @property
     def size(self) -> int:

@@ -4,6 +4,7 @@ llama.cpp keeps them in .gguf files (for each tensor NAME the float32 tensors NA
 NAME.counts [experts, 1]) and formerly in files of its own:
 
     i32 entries, then each: i32 length, name; i32 calls; i32 count, float32 sums [count]
+    i32 chunks; i32 length, name of the text         (newer files alone)
 
 All values are checked when a file is opened; they are read again, in ranges, where they are used.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from qgemm.files.gguf.reader import open as open_gguf
 from .paths import Opened, PathLike, path_string, shown, shown_path
 
 SUMS, COUNTS = ".in_sum2", ".counts"
+DATASETS, CHUNKS = "imatrix.datasets", "imatrix.chunk_count"
 INT = struct.Struct("<i")
 TOGETHER = 1 << 18  # values that are checked at a time
 
@@ -44,14 +46,22 @@ class Importance:
         return int(np.prod(self.shape, dtype=object))
 
 
+class Origin(NamedTuple):
+    """Where importances come from: the file, the text that was evaluated, chunks of it; "" and 0 if nothing says."""
+
+    file: str = ""
+    dataset: str = ""
+    chunks: int = 0
+
+
 class Importances(Mapping[str, Floats]):
     """By tensor, the importance [experts, K] or, in files of the old kind, [experts * K]; float32.
 
-    Values are read when they are asked for.
+    Values are read when they are asked for. origin: what the file says of itself.
     """
 
-    def __init__(self, found: Mapping[str, Importance]) -> None:
-        self._found = found
+    def __init__(self, found: Mapping[str, Importance], origin: Origin | None = None) -> None:
+        self._found, self.origin = found, Origin() if origin is None else origin
 
     def importance(self, name: str) -> Importance | None:
         """That of a tensor, of which nothing is read yet; None if there is none."""
@@ -86,7 +96,7 @@ def read_imatrix(path: PathLike) -> Importances:
     file = Opened(name, CheckpointError)
     try:
         legacy = file.read(0, min(4, file.size)).tobytes() != MAGIC
-        found = _of_legacy(file) if legacy else _of_gguf(name)
+        found, origin = _of_legacy(file) if legacy else _of_gguf(name)
     except BaseException:
         file.close()
         raise
@@ -97,10 +107,10 @@ def read_imatrix(path: PathLike) -> Importances:
             values = each.read(start, min(start + TOGETHER, each.size))
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise CheckpointError(f"{shown_path(name)}: {shown(tensor)}: an importance is negative or not finite")
-    return Importances(found)
+    return Importances(found, origin)
 
 
-def _of_gguf(path: str) -> dict[str, Importance]:
+def _of_gguf(path: str) -> tuple[dict[str, Importance], Origin]:
     found: dict[str, Importance] = {}
     file = open_gguf(path)  # closed when nobody has its tensors any more
     for name in file:
@@ -116,7 +126,9 @@ def _of_gguf(path: str) -> dict[str, Importance]:
         found[tensor] = Importance((rows, sums.shape[-1]), _means(sums.read, number, sums.shape[-1]))
     if not found:
         raise CheckpointError(f"{shown_path(path)}: is no importance matrix: it has no tensor NAME{SUMS}")
-    return found
+    datasets, chunks = (file.metadata.get(key) for key in (DATASETS, CHUNKS))
+    dataset = datasets[0] if isinstance(datasets, list) and datasets else ""
+    return found, Origin(path, dataset, int(chunks) if isinstance(chunks, np.integer) else 0)
 
 
 def _means(sums: Read, number: Floats, k: int) -> Read:
@@ -130,7 +142,7 @@ def _means(sums: Read, number: Floats, k: int) -> Read:
     return read
 
 
-def _of_legacy(file: Opened) -> dict[str, Importance]:
+def _of_legacy(file: Opened) -> tuple[dict[str, Importance], Origin]:
     where, at = shown_path(file.path), 0
 
     def skip(size: int) -> int:
@@ -165,4 +177,7 @@ def _of_legacy(file: Opened) -> dict[str, Importance]:
         found[name] = Importance((count,), means(skip(4 * count), calls))
     if not found:
         raise CheckpointError(f"{where}: is no importance matrix: it has no entries")
-    return found
+    if at == file.size:
+        return found, Origin(file.path)
+    chunks, size = integer(), integer()
+    return found, Origin(file.path, file.read(skip(size), size).tobytes().decode("utf-8", "replace"), chunks)

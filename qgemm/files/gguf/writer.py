@@ -121,10 +121,12 @@ def drafting(
     metadata: Mapping[str, Any] | None = None,
     check: Callable[[int], object] = lambda fd: None,
     replace: bool = True,
+    part: bool = False,
 ) -> Iterator[Draft]:
     """A .gguf file to append the data of these tensors to, none of which is looked at: for `write`, see there.
 
     The file takes its place when the body is done and all data is on the disk; check, replace: see `replacing`.
+    part: it is one shard of several, by the keys in its metadata.
     """
     name = path_string(path)
     where = shown_path(name)
@@ -132,7 +134,7 @@ def drafting(
     plans = _planned(where, tensors)
     stored = {part: plan for parts in plans.values() for part, plan in parts.items()}
     parted = stored.keys() != plans.keys()
-    _check_special_keys(where, values, len(stored), RESERVED if parted else (VERSION,))
+    _check_special_keys(where, values, None if part else len(stored), RESERVED if parted else (VERSION,))
     if parted:
         values = stored_keys(values, _typed(OURS), _typed(np.uint32(LAYOUT)))
 
@@ -262,8 +264,10 @@ def _plan(tensor: Tensor) -> Plan:
     return Plan(tensor.format, kind, tensor.shape, tensor.nbytes)
 
 
-def _check_special_keys(where: str, values: Mapping[str, GGUFValue], tensors: int, reserved: Collection[str]) -> None:
-    """Refuse what would send `open` looking for other data or other files."""
+def _check_special_keys(
+    where: str, values: Mapping[str, GGUFValue], tensors: int | None, reserved: Collection[str]
+) -> None:
+    """Refuse what would send `open` looking for other data or other files; tensors: of a file that is no shard."""
     for key, value in values.items():
         rule = "is written with kbit tensors, not given" if key in reserved else ""
         number = int(value.value) if value.type in INTEGERS else None
@@ -271,7 +275,7 @@ def _check_special_keys(where: str, values: Mapping[str, GGUFValue], tensors: in
             rule = broken_alignment_rule(value.type, number or 0)
             if not rule and int(value.value) > MAX_ALIGNMENT:
                 rule = f"is {number}, files are written with at most {MAX_ALIGNMENT}"
-        whole = {SPLIT_NO: (0,), SPLIT_COUNT: (0, 1), SPLIT_TENSORS: (tensors,)}
+        whole = {} if tensors is None else {SPLIT_NO: (0,), SPLIT_COUNT: (0, 1), SPLIT_TENSORS: (tensors,)}
         if key in whole and number not in whole[key]:
             rule = f"is not {whole[key][-1]} as it must be in a file that is not split"
         if rule:
