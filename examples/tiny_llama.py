@@ -15,12 +15,10 @@ import argparse
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from gguf import MODEL_ARCH, get_tensor_name_map
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 import qgemm
@@ -99,48 +97,6 @@ def said(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, start: str) ->
     return words.decode(made[0])
 
 
-# ---------------------------------------------------------------- as a .gguf file
-
-
-def write_gguf(folder: Path, path: Path) -> None:
-    """A Hugging Face folder of a Llama as a .gguf file of float32, under the names and in the order of llama.cpp."""
-    model, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    config, tensors = model.config, {}
-    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for key, value in model.state_dict().items():
-        array = value.numpy()
-        if key.endswith(("q_proj.weight", "k_proj.weight")):  # the two rows of a rotation side by side
-            heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
-            array = np.ascontiguousarray(array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2)).reshape(
-                array.shape
-            )
-        tensors[f"{names.get_name(key.removesuffix('.weight'))}.weight"] = array
-    tokens = words.convert_ids_to_tokens(range(len(words)))
-    metadata = {
-        "general.architecture": "llama",
-        "general.name": "tiny",
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
-        "llama.rope.dimension_count": config.head_dim,
-        "llama.vocab_size": config.vocab_size,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token == words.eos_token else 1 for token in tokens],  # control, normal
-        "tokenizer.ggml.merges": [],
-        "tokenizer.ggml.bos_token_id": words.bos_token_id,
-        "tokenizer.ggml.eos_token_id": words.eos_token_id,
-        "tokenizer.ggml.add_bos_token": False,
-    }
-    qgemm.write(path, tensors, metadata)
-
-
 # ---------------------------------------------------------------- all of it
 
 
@@ -158,19 +114,17 @@ def main() -> None:
     model.save_pretrained(args.folder)
     words.save_pretrained(args.folder)
 
-    whole = args.folder / "f32.gguf"
-    write_gguf(args.folder, whole)
-    print(f"\n{'type':8} {'MiB':>5} {'bpw':>5}  perplexity of {sum(p.numel() for p in model.parameters())} weights")
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    print(f"\n{'type':8} {'MiB':>5} {'bpw':>5}  perplexity of {weights} weights")
+    print(f"{'float32':8} {weights / 2**18:5.2f} {32:5.2f}  {perplexity(model, held_out):.4f}")
     start = "def matmul("
     texts_said = {"float32": said(model, words, start)}
-    print(f"{'float32':8} {whole.stat().st_size / 2**20:5.2f} {32:5.2f}  {perplexity(model, held_out):.4f}")
     qgemm.torch.transformers.patch()
     for kind in TYPES:
         path = args.folder / f"{kind}.gguf"
-        qgemm.convert(whole, path, kind, force=True)
+        qgemm.convert(args.folder, path, kind, force=True)  # or, in a shell: qgemm convert tiny-llama q4_0.gguf q4_0
         packed = AutoModelForCausalLM.from_pretrained(args.folder, gguf_file=path.name)
         size = sum(parameter.nbytes for parameter in packed.parameters())
-        weights = sum(parameter.numel() for parameter in model.parameters())
         print(f"{kind:8} {size / 2**20:5.2f} {8 * size / weights:5.2f}  {perplexity(packed, held_out):.4f}")
         texts_said[kind] = said(packed, words, start)
     for kind, text in texts_said.items():

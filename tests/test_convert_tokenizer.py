@@ -166,3 +166,11 @@ def test_any_bytes_are_pieces_or_refused(tmp_path_factory, raw, start, stop):
         return
     assert found
     assert all(1 <= each.type <= 6 for each in found)
+
+
+def test_a_tokenizer_without_a_limit(tmp_path):
+    """As transformers writes it: int(1e30)."""
+    found = keys(
+        tmp_path, tokenizer=bpe(), tokenizer_config_json={"model_max_length": int(1e30), "bos_token": "<|end|>"}
+    )
+    assert found["tokenizer.ggml.bos_token_id"] == 5

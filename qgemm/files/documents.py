@@ -13,7 +13,9 @@ from .paths import Opened, shown, shown_path, system_errors
 
 WEIGHTS = ".safetensors"
 FREE_BRACKETS, BYTES_A_BRACKET = 1 << 14, 16  # of a document: an empty list of 2 bytes is an object of 64
-MOST_DIGITS = 20  # of a number: of more, Python's conversion takes a time that grows with their square
+# Of a number: of more, Python's conversion takes a time that grows with their square. transformers writes 10^30, of 31
+# digits, as the length of what a tokenizer takes that has no limit.
+MOST_DIGITS = 32
 
 
 def shards(path: str) -> dict[str, str]:
