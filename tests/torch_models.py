@@ -1,13 +1,11 @@
-"""Small models of transformers with random weights, and the .gguf files that llama.cpp's converter would make."""
+"""Small models of transformers with random weights, and .gguf files of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from torch_layers import torch
 
@@ -26,16 +24,12 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 KINDS: dict[str, Any] = {  # of GGUF
     "llama": ("LlamaConfig", {}),
+    "mistral": ("MistralConfig", {"head_dim": 64}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 128}),
     "gemma3": ("Gemma3TextConfig", {"head_dim": 64, "sliding_window": 8}),
 }
-MIX = {"token_embd": "q8_0", "attn_v": "q6_k", "ffn_down": "q6_k", "output": "q6_k"}  # like q4_k_m's
-
-
-def mixed(name: str) -> str:
-    """The format of a matrix in a file of several."""
-    return MIX.get(name.removesuffix(".weight").rpartition(".")[2], "q4_k")
+MIX = {"token_embd": "q8_0", "attn_v": "q6_k", "ffn_down": "q6_k", "^output": "q6_k"}  # like q4_k_m's
 
 
 def random_model(kind: str, tied: bool = False) -> Any:
@@ -59,47 +53,8 @@ def name_map(kind: str) -> Any:
     return get_tensor_name_map(arch, LAYERS)
 
 
-def write_gguf(path: Path, kind: str, model: Any, formats: Callable[[str], str]) -> None:
-    """A model as a .gguf file: names and metadata of llama.cpp, matrices in the formats of their names there."""
-    config = model.config
-    names, tensors = name_map(kind), {}
-    for key, value in model.state_dict().items():
-        if key == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        layer, _, leaf = key.rpartition(".")
-        name, array = f"{names.get_name(layer)}.{leaf}", value.float().numpy()
-        if kind == "llama" and layer.endswith(("q_proj", "k_proj")):
-            array = paired(
-                array, config.num_attention_heads if layer.endswith("q_proj") else config.num_key_value_heads
-            )
-        if kind == "gemma3" and name.endswith("norm.weight"):
-            array = array + 1
-        tensors[name] = qgemm.quantize(array, formats(name)) if array.ndim == 2 else array
-    qgemm.write(path, tensors, metadata(kind, config))
-
-
-def paired(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of Q or K as llama.cpp rotates them: the two of a rotation side by side, not half a head apart."""
-    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
-
-
-def metadata(kind: str, config: Any) -> dict[str, Any]:
-    """What a .gguf file says of a model."""
-    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    sizes: dict[str, Any] = {
-        "block_count": LAYERS,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": rope["rope_theta"],
-        "rope.dimension_count": getattr(config, "head_dim", config.hidden_size // config.num_attention_heads),
-        "vocab_size": config.vocab_size,
-    }
-    if kind == "gemma3":
-        sizes |= {"attention.key_length": config.head_dim, "attention.sliding_window": config.sliding_window}
-    named = {f"{kind}.{key}": value for key, value in sizes.items()}
-    return {"general.architecture": kind, "general.name": "tiny", **named}
+def write_gguf(path: Path, model: Any, default: str = "q4_k", **formats: str) -> None:
+    """A model as a .gguf file, by way of its Hugging Face folder; formats: of tensors in whose name a word is."""
+    folder = path.parent / "folder"
+    model.save_pretrained(folder)
+    qgemm.convert(folder, path, default, tensor_types=formats, pure=True, force=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from torch_layers import assert_product, assert_same, torch
-from torch_models import KINDS, VOCABULARY, mixed, random_model, transformers, write_gguf
+from torch_models import KINDS, MIX, VOCABULARY, random_model, transformers, write_gguf
 
 import qgemm
 import qgemm.torch.transformers as adapter
@@ -35,7 +35,7 @@ def logits(model):
 def path(tmp_path, request):
     """A file of blocks of several formats."""
     kind, tied = getattr(request, "param", ("llama", False))
-    write_gguf(tmp_path / "model.gguf", kind, random_model(kind, tied), mixed)
+    write_gguf(tmp_path / "model.gguf", random_model(kind, tied), **MIX)
     return tmp_path / "model.gguf"
 
 
@@ -48,7 +48,7 @@ each_file = pytest.mark.parametrize(
 def test_the_files_of_these_tests_are_the_models(kind, tmp_path):
     """Without blocks transformers itself finds every weight where it belongs, and the adapter leaves that alone."""
     model = random_model(kind)
-    write_gguf(tmp_path / "model.gguf", kind, model, lambda name: "f32")
+    write_gguf(tmp_path / "model.gguf", model, "f32")
     for patched in (False, True):
         loaded = load(tmp_path / "model.gguf", patched)
         assert_same(logits(loaded), logits(model))
@@ -122,13 +122,9 @@ def test_tied_weights_are_one(path):
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
-def halves(name: str) -> str:
-    return "f16" if "embd" in name else "q8_0"
-
-
 def test_a_tied_table_that_stays_dense_keeps_its_head_dense(tmp_path):
     """Numbers in the file that are as wide as the model's dtype are left to torch; narrower ones stay what they are."""
-    write_gguf(tmp_path / "model.gguf", "llama", random_model("llama", True), halves)
+    write_gguf(tmp_path / "model.gguf", random_model("llama", True), "q8_0", embd="f16")
     half, single = load(tmp_path / "model.gguf", dtype=torch.float16), load(tmp_path / "model.gguf")
     assert (type(half.lm_head), type(half.get_input_embeddings())) == DENSE
     assert half.lm_head.weight is half.get_input_embeddings().weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from torch_layers import assert_product, torch
-from torch_models import SIZES, VOCABULARY, mixed, name_map, transformers
+from torch_models import SIZES, VOCABULARY, name_map, transformers
 
 import qgemm
 import qgemm.torch.transformers as adapter
@@ -51,7 +51,7 @@ def path(request, tmp_path):
         else:
             name = f"{names.get_name(layer)}.{leaf}"
         packs = array.ndim == 2 and array.shape[1] % 256 == 0
-        tensors[name] = qgemm.quantize(array, mixed(name)) if packs else array
+        tensors[name] = qgemm.quantize(array, "q6_k" if "down" in name else "q4_k") if packs else array
     sizes = {
         "block_count": 2, "context_length": 64, "embedding_length": 256, "feed_forward_length": 512,
         "attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5, **METADATA[kind],
