@@ -1,4 +1,4 @@
-// Epilogue: y = sum + bias + residual, or (sum + bias) * gate(residual) where there is a gate; bias and residual are
+// Epilogue: y = sum + bias + residual, or what a gate, the residual, makes of sum + bias; bias and residual are
 // optional, types and gate are chosen by the host at run time.
 #pragma once
 
@@ -44,7 +44,7 @@ struct Epilogue : EpilogueArguments {
         sum = biased(row, sum);
         if (!types.residual) return sum;
         const float residual = load_as(arrays.residual, types.residual, token + row);
-        return types.gate ? sum * gate(types.gate, residual) : sum + residual;
+        return types.gate ? gated(types.gate, residual, sum) : sum + residual;
     }
     __device__ void store(i64 token, i64 row, float sum) const {
         store_as(arrays.y, types.y, token + row, added(token, row, sum));

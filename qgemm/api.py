@@ -19,6 +19,7 @@ from .errors import (
     QuantizeError,
     UnsupportedError,
 )
+from .experts import moe, moe_matmul
 from .formats import FORMATS
 from .ops import gated, matmul, matmul_many, quantize, quantize_activations
 from .parallel import threads
@@ -51,6 +52,8 @@ __all__ = [
     "gated",
     "matmul",
     "matmul_many",
+    "moe",
+    "moe_matmul",
     "open",
     "prepare",
     "quantize",

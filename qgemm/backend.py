@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 if TYPE_CHECKING:
     from .arguments import Epilogue, Gated
     from .codec.format import Format
+    from .routing import Layer
     from .tensor import Tensor
 
 MODULES = {"cpu": "qgemm.cpu", "cuda": "qgemm.cuda"}  # each has a BACKEND
@@ -46,6 +47,14 @@ class Backend(Protocol):
         self, x: Any, gate: Any, gated: Gated, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
     ) -> Any:
         """y [..., N] = function(x @ gate.T + bias) * (x @ up.T + its bias)."""
+
+    def moe_matmul(
+        self, x: Any, w: Any, ids: Any, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
+    ) -> Any:
+        """y [T, top_k, N] = x @ w[ids].T + bias[ids], w [E, N, K]."""
+
+    def moe(self, x: Any, layer: Layer, ids: Any, weights: Any, out: Any, dtype: DTypeLike | None) -> Any:
+        """y [T, K]: what the experts of each token make of it, by the weights of the router."""
 
     def quantize_activations(self, x: Any) -> Any:
         """x [..., K] as Q8_1 blocks, for several "a8" products."""

@@ -1,4 +1,4 @@
-"""Gates: functions of one product that multiply another, as in SwiGLU and GEGLU; in float32, by NumPy or by CuPy."""
+"""Gates: what one product makes of another, as in SwiGLU and GEGLU; in float32, by NumPy or by CuPy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 
 from .errors import UnsupportedError
 
-Gate = Literal["silu", "gelu", "gelu_tanh"]
+Gate = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
 Array = Any
+
+SLOPE, LIMIT = 1.702, 7.0  # of gpt-oss: its reference implementation and ggml's swiglu_oai have these alone
 
 # erf(x) = 1 - t (C0 + C1 t + ...) exp(-x^2) for x >= 0, t = 1 / (1 + P x), to 1.5e-7: Abramowitz and Stegun, 7.1.26.
 P, C = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
@@ -35,7 +37,19 @@ def _gelu_tanh(x: Array, xp: Any) -> Array:
     return x / (1 + xp.exp(-2 * z))
 
 
-GATES: dict[str, Callable[[Array, Any], Array]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
+def _times_up(function: Callable[[Array, Any], Array]) -> Callable[[Array, Array, Any], Array]:
+    return lambda gate, up, xp: function(gate, xp) * up
+
+
+def _swiglu_oai(gate: Array, up: Array, xp: Any) -> Array:
+    """As in gpt-oss: both are clamped, and up is taken from -1."""
+    gate, slope, limit = xp.minimum(gate, np.float32(LIMIT)), np.float32(SLOPE), np.float32(LIMIT)
+    return gate / (1 + xp.exp(-slope * gate)) * (xp.clip(up, -limit, limit) + 1)
+
+
+GATES: dict[str, Callable[[Array, Array, Any], Array]] = {
+    "silu": _times_up(_silu), "gelu": _times_up(_gelu), "gelu_tanh": _times_up(_gelu_tanh), "swiglu_oai": _swiglu_oai,
+}  # fmt: skip
 
 
 def check_gate(name: str) -> str:
@@ -46,6 +60,6 @@ def check_gate(name: str) -> str:
 
 
 def gated_by(name: str, gate: Array, up: Array, xp: Any = np) -> Array:
-    """function(gate) * up, of float32 arrays of NumPy or, with xp = cupy, of CuPy."""
+    """What a gate makes of up, of float32 arrays of NumPy or, with xp = cupy, of CuPy."""
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
-        return GATES[name](gate, xp) * up
+        return GATES[name](gate, up, xp)

@@ -93,7 +93,7 @@ def matmul(
             return y
     kind = check_activation(activation, _prepared(x))
     added = NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual)
-    return _backend_of(x, w).matmul(x, w, kind, added, out, dtype)
+    return backend_of(x, w).matmul(x, w, kind, added, out, dtype)
 
 
 def matmul_many(
@@ -121,7 +121,7 @@ def matmul_many(
     kind = check_activation(activation, _prepared(x))
     added = given or epilogues(len(weights), biases, residuals, outs)
     targets = [None] * len(weights) if outs is None else outs
-    return _backend_of(x, *weights).matmul_many(x, weights, kind, added, targets, dtype)
+    return backend_of(x, *weights).matmul_many(x, weights, kind, added, targets, dtype)
 
 
 def gated(
@@ -137,8 +137,9 @@ def gated(
 ) -> Any:
     """The gated half of a feed-forward block: y [..., N] = function(x @ gate.T + biases[0]) * (x @ up.T + biases[1]).
 
-    gate, up: weights [N, K] of one shape, of the same format or of two. function: "silu" (SwiGLU), "gelu" (GEGLU, by
-    erf) or "gelu_tanh" (by tanh, as in Gemma); everything up to y is in float32. biases: two of [N], each may be None.
+    gate, up: weights [N, K] of one shape, of the same format or of two. biases: two of [N], each may be None.
+    function: "silu" (SwiGLU), "gelu" (GEGLU, by erf), "gelu_tanh" (by tanh, as in Gemma) or "swiglu_oai" (of gpt-oss:
+    min(g, 7) * sigmoid(1.702 g) times up + 1, up within -7 and 7). Everything up to y is in float32.
     x, activation, out, dtype: as of `matmul`, whose errors it raises.
 
     On a GPU weights of one format share a launch where x has few rows, and nothing but y is written; of more rows the
@@ -153,7 +154,7 @@ def gated(
         y = again(x, activation, bias, None, out, dtype, what)
         if y is not None:
             return y
-    return _backend_of(x, gate, up).gated(x, gate, what, kind, bias, out, dtype)
+    return backend_of(x, gate, up).gated(x, gate, what, kind, bias, out, dtype)
 
 
 def quantize_activations(x: Any) -> Any:
@@ -162,7 +163,7 @@ def quantize_activations(x: Any) -> Any:
     NaN and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor, with scales and sums
     in float32 (qgemm/codec/activations.py); blocks for a file are those of `quantize(x, "q8_1")`, which multiply too.
     """
-    return _backend_of(x).quantize_activations(x)
+    return backend_of(x).quantize_activations(x)
 
 
 @overload
@@ -210,7 +211,7 @@ def quantize(
         fmt = fmt.variant(codebook, absmax)
     packed: Tensor | DeviceTensor | Planes
     if imatrix is None:
-        packed = _backend_of(x).quantize(x, fmt)
+        packed = backend_of(x).quantize(x, fmt)
         return packed
     if not searched(fmt):
         ways = ", ".join(str(each) for each in FORMATS.values() if searched(each))
@@ -229,7 +230,7 @@ def _prepared(x: Any) -> bool:
     return isinstance(x, (Tensor, PreparedActivations))
 
 
-def _backend_of(x: Any, *weights: Any) -> Backend:
+def backend_of(x: Any, *weights: Any) -> Backend:
     """The backend of x and of weights that lie where x does; an error says what is elsewhere, or what is no weight."""
     there = isinstance(x, PreparedActivations) or on_cuda(x)
     for w in weights:

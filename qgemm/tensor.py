@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -15,9 +15,6 @@ from qgemm.codec.packing import Floats
 from .backend import backend
 from .formats import format_named
 from .packed import Packed
-
-if TYPE_CHECKING:
-    from qgemm.cuda.tensor import DeviceTensor
 
 
 class Tensor(Packed):
@@ -86,13 +83,13 @@ class Tensor(Packed):
         """
         return self.format.dequantize(self.blocks, dtype)
 
-    def to_device(self) -> DeviceTensor:
+    def to_device(self) -> Any:
         """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times.
 
-        UnsupportedError where CuPy or a GPU is missing, for a format without tiles, and unless it is a matrix.
+        A matrix gives a DeviceTensor, experts [E, N, K] give DeviceExperts. UnsupportedError where CuPy or a GPU is
+        missing, for a format without tiles, and for other shapes.
         """
-        packed: DeviceTensor = backend("cuda").upload(self)
-        return packed
+        return backend("cuda").upload(self)
 
     def __getitem__(self, index: Any) -> Tensor:
         blocks = self.blocks

@@ -25,7 +25,7 @@ CUDA = (
     "jit",
     "driver",
     "kernels",
-    "libraries upload rows tensor activations encode planes plan products plan_cache prepare",
+    "libraries upload rows tensor activations encode experts planes plan products plan_cache prepare",
 )
 
 

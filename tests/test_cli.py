@@ -155,7 +155,14 @@ def test_routes(run):
     formats = lines_of(out + "\n", "format")
     assert list(formats) == [str(fmt) for fmt in qgemm.FORMATS.values()]
     assert formats["Q4_0"][1] == "4.5"
-    assert formats["Q4_0"][3].split(", ") == ["decode", "prefill_sm90", "gemv_simt", "prefill_sm80", "dequantize"]
+    assert formats["Q4_0"][3].split(", ") == [
+        "decode",
+        "prefill_sm90",
+        "gemv_simt",
+        "prefill_sm80",
+        "dequantize",
+        "moe_decode",
+    ]
     assert formats["F32"][3:] == ["cublas", "-"]
 
 

@@ -7,6 +7,7 @@ import math
 import helpers
 import numpy as np
 import pytest
+from gates import FLOAT32, function, gated_bound, gated_up
 from harness.products import run_decode, run_gated
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,39 +19,26 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda.problem import Q8_1
 from qgemm.gating import GATES, gated_by
 
-SLOPE = 1.13  # the steepest of all gates, at some 1.4
-FLOAT32 = 2.0**-23
-
-
-def function(name, x):
-    """The gate in float64."""
-    x = np.asarray(x, np.float64)
-    if name == "silu":
-        with np.errstate(over="ignore"):
-            return x / (1 + np.exp(-x))
-    if name == "gelu":
-        return x / 2 * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
-    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def gated_bound(name, gate, up, gate_bound, up_bound, dtype="float32"):
-    """What y may be off, where the products are off by at most so much and y is rounded to a dtype."""
-    factor = np.abs(function(name, gate))
-    of_factor = SLOPE * gate_bound + 4 * FLOAT32 * np.abs(gate)
-    error = of_factor * (np.abs(up) + up_bound) + factor * up_bound
-    unit = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    return error + (2 * FLOAT32 + unit) * (factor * np.abs(up) + error) + 2.0**-24
-
 
 @pytest.mark.parametrize("name", GATES)
 def test_the_functions(name):
-    """Within a few units of float32 of x, NaN where x is, and the limits: x for large ones, 0 for their negatives."""
+    """Within a few units of float32 of x, NaN where x is, and the limits of large ones and of their negatives."""
     x = np.concatenate([np.linspace(-40, 40, 8001), [1e30, -1e4, 1e-30, 0]]).astype(np.float32)
     one = np.ones_like(x)
-    want = function(name, x)
-    assert (np.abs(gated_by(name, x, one) - want) <= 3 * FLOAT32 * np.abs(x)).all()
-    assert gated_by(name, np.float32([np.inf, 100, -100]), one[:3]).tolist() == [np.inf, 100, 0]
-    assert np.isnan(gated_by(name, np.float32([np.nan]), one[:1])).all()
+    want = function(name, x) * gated_up(name, one)
+    assert (np.abs(gated_by(name, x, one) - want) <= 6 * FLOAT32 * np.abs(x)).all()
+    ends = gated_by(name, np.float32([np.inf, 100, -100]), one[:3])
+    assert ends.tolist() == (pytest.approx([14, 14, 0], rel=1e-5) if name == "swiglu_oai" else [np.inf, 100, 0])
+    nan = np.float32([np.nan])
+    assert np.isnan([gated_by(name, nan, one[:1]), gated_by(name, one[:1], nan)]).all()
+
+
+def test_the_gate_of_gpt_oss_clamps_both():
+    gate, up = np.float32([8, 7, 1, 1, 1]), np.float32([1, 1, 8, -8, 7])
+    made = gated_by("swiglu_oai", gate, up)
+    assert made[0] == made[1]
+    assert made[2] == made[4]
+    assert made[3] == pytest.approx(-6 / (1 + math.exp(-1.702)))
 
 
 @each_product
@@ -96,7 +84,10 @@ def test_errors_name_what_came_and_what_fits():
     x = helpers.normal(3, 64)
     for match, call in (
         (r"gate and up differ in shape: .*64 x 64.* and .*32 x 64", lambda: qgemm.gated(x, gate, up)),
-        (r"function is 'silu', 'gelu', 'gelu_tanh', got 'relu'", lambda: qgemm.gated(x, gate, gate, "relu")),
+        (
+            r"function is 'silu', 'gelu', 'gelu_tanh', 'swiglu_oai', got 'relu'",
+            lambda: qgemm.gated(x, gate, gate, "relu"),
+        ),
         (r"biases has 1 entries for 2 weights", lambda: qgemm.gated(x, gate, gate, biases=[None])),
         (r"bias has shape \(3,\), y needs \(64,\)", lambda: qgemm.gated(x, gate, gate, biases=[x[:, 0], None])),
         (r"out has shape \(3, 32\), y has \(3, 64\)", lambda: qgemm.gated(x, gate, gate, out=x[:, :32].copy())),
@@ -130,7 +121,7 @@ def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
         for w, made in zip((gate, up), products, strict=True)
     ]
     y = run_gated(fmt, "decode", "half", x, (gate, up), m, name, out, biases)
-    want = function(name, products[0]) * products[1]
+    want = function(name, products[0]) * gated_up(name, products[1])
     assert (np.abs(y.astype(np.float64) - want) <= gated_bound(name, *products, *bounds, out)).all()
 
 
@@ -158,4 +149,4 @@ def test_an_epilogue_gates_by_its_residual(name, seed):
     u = run_decode(fmt, "decode", "half", x, w, 3, bias=bias)
     y = run_decode(fmt, "decode", "half", x, w, 3, bias=bias, residual=g, gate=name)
     zero = np.zeros_like(g)
-    assert (np.abs(y - function(name, g) * u) <= gated_bound(name, g, u, zero, zero)).all()
+    assert (np.abs(y - function(name, g) * gated_up(name, u)) <= gated_bound(name, g, u, zero, zero)).all()

@@ -31,6 +31,8 @@ struct Decode : TileConfig<Base> {
     using RowBlockAcc = Acc[M16_TILES][COLUMN_TILES];
     using WarpAcc = RowBlockAcc[ROW_BLOCKS];
 
+    static constexpr bool SUMMED = false;  // whether y is the sum over several matrices W, as experts.cuh has it
+
     // Whether the minimums of a super-block meet the sums of x once a tile.
     static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;
 };

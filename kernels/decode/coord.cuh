@@ -43,8 +43,8 @@ struct WarpCoord {
     }
 };
 
-// The k_blocks of a warp in their order.
-template <class Config>
+// The k_blocks of a warp in their order. SUMMED: through several matrices (experts.cuh).
+template <class Config, bool SUMMED = Config::SUMMED>
 struct KTileIterator {
     const WarpCoord<Config>& coord;
     const typename Config::Tile* tile = coord.tiles;  // of the first row_block

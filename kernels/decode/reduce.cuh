@@ -9,10 +9,11 @@
 namespace qgemm {
 
 // partials: shared memory, [WARP_SPLIT_K][TOKENS][ACC_ROWS + 4] floats; padded, since rows of g and columns of t would share
-// banks. factor: of the accumulators of rows g, and of rows g + 8.
-template <class Config>
+// banks. factor: of the accumulators of rows g, and of rows g + 8. store(token, row, sums) gets a row of W and its sum,
+// sums(0); GATED: the sum of the other product is sums(1).
+template <class Config, class Store>
 __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, float2 factor, float* partials,
-                                        const WarpCoord<Config>& coord, int m) {
+                                        const WarpCoord<Config>& coord, int m, Store store) {
     constexpr int M16_TILES = Config::M16_TILES, TOKENS = Config::TOKENS, ROWS = Config::ROWS;
     constexpr int STRIDE = Config::ACC_ROWS + 4;
     static_assert(sizeof(float) * Config::WARP_SPLIT_K * TOKENS * STRIDE == Config::REDUCE_BYTES,
@@ -29,31 +30,40 @@ __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, flo
                 if (i % 2 < TOKENS && token < m) partials[(coord.warp_k * TOKENS + token) * STRIDE + row] = sum;
             }
     __syncthreads();
-    const auto epilogue_of = [&](int index) {
-        return Epilogue{{coord.products.arrays[index].outputs, coord.products.of[index].types}};
-    };
-    const auto sum_of = [&](int token, int row) {
-        float sum = 0;
-#pragma unroll
-        for (int warp_k = 0; warp_k < Config::WARP_SPLIT_K; ++warp_k)
-            sum += partials[(warp_k * TOKENS + token) * STRIDE + row];
-        return sum;
-    };
     const i64 n = coord.products.of[coord.index].n;
-    const Epilogue epilogue = epilogue_of(coord.index);
     for (int i = threadIdx.x; i < m * ROWS; i += Config::THREADS) {
         const int row = i % ROWS, token = i / ROWS;
-        const i64 row_of_w = coord.first_row + row;
-        if (row_of_w >= n) continue;
-        const float sum = sum_of(token, row);
-        if constexpr (Config::GATED) {
-            const float factor = gate(epilogue.types.gate, epilogue.biased(row_of_w, sum));
-            const float up = epilogue_of(1).biased(row_of_w, sum_of(token, row + Config::ROW_BLOCK_ROWS));
-            store_as(epilogue.arrays.y, epilogue.types.y, token * n + row_of_w, factor * up);
-        } else {
-            epilogue.store(token * n, row_of_w, sum);
-        }
+        if (coord.first_row + row >= n) continue;
+        store(token, coord.first_row + row, [&](int product) {
+            float sum = 0;
+#pragma unroll
+            for (int warp_k = 0; warp_k < Config::WARP_SPLIT_K; ++warp_k)
+                sum += partials[(warp_k * TOKENS + token) * STRIDE + row + product * Config::ROW_BLOCK_ROWS];
+            return sum;
+        });
     }
 }
+
+// y [m, n] of the CTA's product, or of both where one is the gate of the other.
+template <class Config>
+struct StoreProducts {
+    const WarpCoord<Config>& coord;
+
+    template <class Sums>
+    __device__ void operator()(int token, i64 row, Sums sums) const {
+        const Epilogue epilogue = epilogue_of(coord.index);
+        const i64 first = token * coord.products.of[coord.index].n;
+        if constexpr (Config::GATED) {
+            const float up = epilogue_of(1).biased(row, sums(1));
+            const float made = gated(epilogue.types.gate, epilogue.biased(row, sums(0)), up);
+            store_as(epilogue.arrays.y, epilogue.types.y, first + row, made);
+        } else {
+            epilogue.store(first, row, sums(0));
+        }
+    }
+    __device__ Epilogue epilogue_of(int index) const {
+        return {{coord.products.arrays[index].outputs, coord.products.of[index].types}};
+    }
+};
 
 }  // namespace qgemm

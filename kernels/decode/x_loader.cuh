@@ -22,16 +22,27 @@ struct XLoader {
     const In* x;       // this lane's chunk of its first token and the next k_block
     i64 token_stride;  // to its next token
     int column, k;     // column: of the chunk
+    int padded;        // k, up to the end of a tile
     int k_block = 0;   // of the tile
     int token, m;
     u32 to;  // in the first stage
 
     __device__ XLoader(const In* x, i64 k, int m, const WarpCoord<Config>& coord, Stage* stages)
-        : token_stride(TOKENS_AT_ONCE * k), k(int(k)), token(coord.lane / CHUNKS), m(TOKENS > 1 ? m : 1) {
+        : token_stride(TOKENS_AT_ONCE * k),
+          k(int(k)),
+          padded(int(coord.tiles_along) * TILE_COLUMNS),
+          token(coord.lane / CHUNKS),
+          m(TOKENS > 1 ? m : 1) {
         const int chunk = coord.lane % CHUNKS * (16 / int(sizeof(In)));
         column = coord.warp_k * TILE_COLUMNS + chunk;
         this->x = x + token * k + column;
         to = shared_address(&stages->x[token][chunk]);
+        enter_matrix();
+    }
+    // SUMMED: x has K numbers for each of several matrices, end to end; beyond one's tiles begins the next.
+    __device__ void enter_matrix() {
+        if constexpr (Config::SUMMED)
+            while (column >= padded) column -= padded, x -= padded - k;
     }
     // The next k_block -> stage; zeros beyond k, where a ragged row ends within its last tile.
     __device__ void load(int stage) {
@@ -44,6 +55,7 @@ struct XLoader {
         int ahead = K_BLOCK;
         if (++k_block == Config::K_BLOCKS) k_block = 0, ahead += (Config::WARP_SPLIT_K - 1) * TILE_COLUMNS;
         x += ahead, column += ahead;
+        enter_matrix();
     }
 };
 

@@ -31,9 +31,10 @@ from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.gating import gated_by
 from qgemm.parallel import workers
+from qgemm.routing import Layer, check_of_experts, check_routing, check_weights_of
 from qgemm.tensor import Tensor
 
-from . import native
+from . import experts, native
 from . import numpy as kernels
 
 
@@ -95,12 +96,31 @@ class CpuBackend:
         target = None if out is None else _target(out, shape, dtype)
         added = [NO_EPILOGUE if one is None else Epilogue(as_numpy(one, "bias")) for one in (bias, gated.bias)]
         products = self.matmul_many(values, [gate, gated.up], activation, added, [None, None], np.float32)
-        y, rounds = gated_by(gated.function, *products), rounds_itself(x, name)
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
-            if target is not None:
-                target[...] = y
-                return written(out, target)
-            return like(x, y if rounds else y.astype(output_dtype(name), copy=False), rounds)
+        return _handed_back(x, gated_by(gated.function, *products), out, target, name)
+
+    def moe_matmul(
+        self, x: Any, w: Tensor, ids: Any, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
+    ) -> Any:
+        """y [T, top_k, N], in `out` or as an array of x's library; "a8" quantizes x once."""
+        values, places = floats(as_numpy(x, "x")), as_numpy(ids, "ids")
+        check_routing(values, w, places)
+        name, shape = float_name(np.float32 if dtype is None else dtype), (*places.shape, w.shape[1])
+        target = None if out is None else _target(out, shape, dtype)
+        (added,) = _of_experts([bias], [w])
+        rows = kernels.quantize_activations(values) if activation == "a8" else values
+        y = experts.multiply(self, rows, w, places, activation, added)
+        return _handed_back(x, y, out, target, name)
+
+    def moe(self, x: Any, layer: Layer, ids: Any, weights: Any, out: Any, dtype: DTypeLike | None) -> Any:
+        """y [T, K], in `out` or as an array of x's library."""
+        values, places, factors = floats(as_numpy(x, "x")), as_numpy(ids, "ids"), as_numpy(weights, "weights")
+        check_routing(values, layer.gate_up[0], places, shared=True)
+        check_weights_of(factors, places)
+        name = float_name(np.float32 if dtype is None else dtype)
+        target = None if out is None else _target(out, values.shape, dtype)
+        added = _of_experts(layer.biases, [*layer.gate_up, layer.down])
+        y = experts.feed_forward(self, values, layer, places, factors, added)
+        return _handed_back(x, y, out, target, name)
 
     def quantize_activations(self, x: Any) -> Tensor:
         """x [..., K] -> a Tensor of activations."""
@@ -146,6 +166,25 @@ def _target(out: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     check_out(memory if torch_of(out) is None else out, shape, dtype)
     check_elements(memory)
     return memory
+
+
+def _of_experts(biases: Sequence[Any], weights: Sequence[Tensor]) -> list[NDArray[Any] | None]:
+    """Biases [E, N] of weights [E, N, K] as NumPy arrays."""
+    arrays = [None if bias is None else as_numpy(bias, "bias") for bias in biases]
+    for bias, w in zip(arrays, weights, strict=True):
+        if bias is not None:
+            check_of_experts(bias, w)
+    return arrays
+
+
+def _handed_back(x: Any, y: NDArray[Any], out: Any, target: NDArray[Any] | None, name: str) -> Any:
+    """y, float32 that is new, in the memory of `out`, or as an array of x's library and a type by name."""
+    rounds = rounds_itself(x, name)
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
+        if target is not None:
+            target[...] = y
+            return written(out, target)
+        return like(x, y if rounds else y.astype(output_dtype(name), copy=False), rounds)
 
 
 def _added(epilogue: Epilogue, shape: tuple[int, ...]) -> Epilogue:

@@ -28,12 +28,14 @@ from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda, stream_of
 from qgemm.backend import Status
 from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
+from qgemm.routing import Layer
 from qgemm.tensor import Tensor
 
-from . import encode, planes, prepare
+from . import encode, experts, planes, prepare
 from .activations import DeviceActivations, quantized
 from .driver.device import require, status
 from .driver.workspace import relaxed_capture
+from .experts import DeviceExperts
 from .kernels.needed import ROWS
 from .libraries import Library, cupy_library, library_of
 from .plan import with_outputs
@@ -112,6 +114,18 @@ class CudaBackend:
                 remember(plan, x, [gate], activation, [given], [out], dtype, library, gated)
             return made
 
+    def moe_matmul(
+        self, x: Any, w: Any, ids: Any, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
+    ) -> Any:
+        """y [T, top_k, N], in `out` or as a new array of x's library."""
+        if activation != "a16":
+            raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
+        return experts.matmul(x, w, ids, bias, out, dtype)
+
+    def moe(self, x: Any, layer: Layer, ids: Any, weights: Any, out: Any, dtype: DTypeLike | None) -> Any:
+        """y [T, K], in `out` or as a new array of x's library."""
+        return experts.feed_forward(x, layer, ids, weights, out, dtype)
+
     def quantize_activations(self, x: Any) -> DeviceActivations:
         """x [..., K] as Q8_1 blocks on its device."""
         require("an array on a CUDA device")
@@ -129,9 +143,9 @@ class CudaBackend:
         require("preparing kernels")
         return prepare.tasks(tensors, ROWS if rows is None else rows, activations, dtypes)
 
-    def upload(self, tensor: Tensor) -> DeviceTensor:
-        """Blocks of the host -> tiles on the current device."""
-        return DeviceTensor.pack(tensor)
+    def upload(self, tensor: Tensor) -> DeviceTensor | DeviceExperts:
+        """Blocks of the host -> tiles on the current device; of experts if there are three axes."""
+        return DeviceExperts.pack(tensor) if tensor.ndim == 3 else DeviceTensor.pack(tensor)
 
     def status(self) -> Status:
         """What GPU, driver, CuPy and NVRTC are there, or what is missing."""

@@ -29,7 +29,8 @@ class Library:
     grad: whether an array may require a gradient, so that no kernel may write into it.
     current_device: the number of the calling thread's device; None where there is one alone.
     stream: device -> the raw handle of its current stream.
-    copy: a contiguous copy at an aligned address, on the current stream. host: an array as NumPy's.
+    copy: a contiguous copy at an aligned address, on the current stream. cast: to a type by NumPy's name.
+    host: an array as NumPy's.
     dtype: NumPy's name of a type -> the library's type. name: the inverse.
     new: shape, type, device -> a call that makes such an array on the current stream.
     """
@@ -41,6 +42,7 @@ class Library:
     current_device: Callable[[], int] | None
     stream: Callable[[int], int]
     copy: Callable[[Array], Array]
+    cast: Callable[[Array, str], Array]
     host: Callable[[Array], NDArray[Any]]
     dtype: Callable[[str], Any]
     name: Callable[[Any], str]
@@ -88,6 +90,7 @@ def _cupy(cupy: Any) -> Library:
         current_device=cupy.cuda.runtime.getDevice if cupy.cuda.runtime.getDeviceCount() > 1 else None,
         stream=stream,
         copy=lambda x: x.copy(order="C"),
+        cast=lambda x, name: x.astype(name),
         host=lambda x: x.get(),
         dtype=lambda name: float_dtype(name) if name == "bfloat16" else np.dtype(name),
         name=attrgetter("name"),
@@ -107,6 +110,7 @@ def _torch(torch: Any) -> Library:
         current_device=current if torch.cuda.device_count() > 1 else None,
         stream=raw_stream or (lambda device: torch.cuda.current_stream(device).cuda_stream),
         copy=lambda x: x.detach().clone(memory_format=torch.contiguous_format),
+        cast=lambda x, name: x.detach().to(getattr(torch, name)),
         host=lambda x: x.detach().cpu().numpy(),
         dtype=partial(getattr, torch),
         name=lambda dtype: str(dtype).removeprefix("torch."),

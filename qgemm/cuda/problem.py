@@ -30,12 +30,37 @@ class Output(NamedTuple):
     gate: str = ""
 
 
+class ExpertStride(NamedTuple):
+    """From an expert of a tensor to the next: bytes of its tiles, and rows, which its biases have."""
+
+    nbytes: int
+    rows: int
+
+
+class Routed(NamedTuple):
+    """Which experts of weights [E, N, K] each token of a problem meets, by ids [T, top_k].
+
+    ids, weights: NumPy's names of the types of the ids and of the router's weights, "" for none. x_of_slots: whether x
+    is [T, top_k, K]. summed: whether y is the sum over a token's experts. stride: of the tensor's experts, which may
+    hold more than the N rows of the problem.
+    """
+
+    experts: int = 1
+    top_k: int = 1
+    ids: str = "int32"
+    weights: str = ""
+    x_of_slots: bool = False
+    summed: bool = False
+    stride: ExpertStride = ExpertStride(0, 0)
+
+
 class Problem(NamedTuple):
     """Products y [m, n] = x [m, k] @ w [n, k].T of weights of one format that share x and a launch.
 
     n: of all products together. sm: the compute capability, 90 is 9.0. x: the kernels' name of the type of x as the
     kernel reads it. exponent: 2^-exponent brings all weights into the range of float16. sms: multiprocessors.
     gated: the first of two products is the gate of the second, and only what they make together is stored.
+    routed: how the m tokens meet experts, of which w is one; None for one matrix.
     """
 
     format: Format
@@ -50,6 +75,7 @@ class Problem(NamedTuple):
     device: int = 0
     sms: int = TUNED_SMS
     gated: bool = False
+    routed: Routed | None = None
 
     def __str__(self) -> str:
         return f"{self.format} {self.activation} of {self.x} M={self.m} N={self.n} K={self.k} on sm_{self.sm}"

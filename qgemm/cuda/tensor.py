@@ -47,13 +47,11 @@ class DeviceTensor(Packed):
     def pack(cls, tensor: Tensor) -> DeviceTensor:
         """Upload a Tensor's blocks to the current device and reorder them into tiles there."""
         fmt = tensor.format
-        if fmt.decoded_by:
-            why = f"the {fmt.decoded_by} package decodes {fmt}, on the host alone"
-            raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
+        check_tiled(tensor)
         if tensor.ndim != 2:
-            raise UnsupportedError(f"only a matrix (N, K) goes to a device, got {tensor!r}; index its leading axes")
-        if fmt.levels is None and not fmt.plain:
-            raise UnsupportedError(f"{tensor!r}: {fmt} has no decoder, so it cannot be multiplied")
+            raise UnsupportedError(
+                f"only a matrix (N, K), or experts (E, N, K), goes to a device, got {tensor!r}; index its leading axes"
+            )
         require("to_device()")
         (n, k), blocks = tensor.shape, tensor.blocks
         if fmt.plain:
@@ -100,6 +98,16 @@ class DeviceTensor(Packed):
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"<DeviceTensor{name} {self.format} {' x '.join(map(str, self.shape))} on cuda:{self.data.device.id}>"
+
+
+def check_tiled(tensor: Tensor) -> None:
+    """UnsupportedError for a format that no kernel reads."""
+    fmt = tensor.format
+    if fmt.decoded_by:
+        why = f"the {fmt.decoded_by} package decodes {fmt}, on the host alone"
+        raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
+    if fmt.levels is None and not fmt.plain:
+        raise UnsupportedError(f"{tensor!r}: {fmt} has no decoder, so it cannot be multiplied")
 
 
 def as_numbers(fmt: Format, blocks: Any) -> Any:

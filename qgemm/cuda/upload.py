@@ -6,6 +6,7 @@ one chunk is on its way, the next is read from the file.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -36,15 +37,16 @@ class Stage:
         self.device.data.copy_from_host_async(self.host.ctypes.data, len(part), stream)
 
 
-def upload(fmt: Format, blocks: Blocks) -> tuple[Any, Any]:
+def upload(fmt: Format, blocks: Blocks, memory: Any = None) -> tuple[Any, Any]:
     """Blocks [N, K / weights] -> tiles on the current device as bytes [row_blocks, tiles along K, bytes of a tile].
 
     Also `tiles.row_absmax` of the blocks, which lie behind them. Returns when all that is there: kernels prefetch
-    weights before they wait for their stream.
+    weights before they wait for their stream. memory: bytes on the device to put them into, or new ones.
     """
     import cupy
 
-    n, (data, row_absmax) = len(blocks), empty_tiles(fmt, *blocks.shape)
+    n, count = blocks.shape
+    data, row_absmax = empty_tiles(fmt, n, count, memory)
     if not data.size:
         return data, row_absmax
     stream, kernel = cupy.cuda.get_current_stream(), PACK.load(fmt)
@@ -73,14 +75,21 @@ def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
     return data, row_absmax
 
 
-def empty_tiles(fmt: Format, n: int, count: int) -> tuple[Any, Any]:
+def tiles_nbytes(fmt: Format, n: int, k: int) -> int:
+    """Bytes of the tiles of a matrix [N, K] and of the bounds behind them."""
+    shape = tiles.tiles_shape(fmt, n, k)
+    return prod(shape) + 4 * shape[0] * tiles.ROWS
+
+
+def empty_tiles(fmt: Format, n: int, count: int, memory: Any = None) -> tuple[Any, Any]:
     """Memory for the tiles of n rows of `count` blocks, and behind it zeros for bounds of all rows of the
     row_blocks."""
     import cupy
 
     shape = tiles.tiles_shape(fmt, n, count * fmt.weights)
-    size = shape[0] * shape[1] * shape[2]
-    memory = cupy.empty(size + 4 * shape[0] * tiles.ROWS, np.uint8)
+    size = prod(shape)
+    if memory is None:
+        memory = cupy.empty(tiles_nbytes(fmt, n, count * fmt.weights), np.uint8)
     row_absmax = memory[size:].view(np.float32)
     row_absmax.fill(0)
     return memory[:size].reshape(shape), row_absmax

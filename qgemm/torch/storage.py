@@ -29,6 +29,7 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.cuda.kernels.panels import plain_dtype
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import DeviceTensor
+from qgemm.cuda.upload import tiles_nbytes
 from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS, format_named
 from qgemm.packed import Packed
@@ -158,8 +159,7 @@ def device_size(fmt: Format, shape: tuple[int, int]) -> int:
         return shape[0] * shape[1] * fmt.block_bytes
     if not fmt.slots:
         return -1
-    size = tiles.tiles_shape(fmt, *shape)
-    return prod(size) + 4 * size[0] * tiles.ROWS
+    return tiles_nbytes(fmt, *shape)
 
 
 def device_bytes(packed: Any) -> Any:

@@ -26,7 +26,7 @@ def test_of_the_products_by_each(fmt, activation, m):
     for some in ([None, None], biases):
         g, u = (y.get() for y in qgemm.matmul_many(x, [gate, up], activation, biases=some))
         most = np.abs(g).max(), np.abs(u).max()
-        for name, dtype in zip(GATES, ("float32", "float16", "float32"), strict=True):
+        for name, dtype in zip(GATES, ("float32", "float16", "float32", "float16"), strict=True):
             y = poisoned((m, n), dtype)
             for _ in range(2):  # the long way, then the short one
                 qgemm.gated(x, gate, up, name, activation, biases=some, out=y)

@@ -66,6 +66,22 @@ class Products(ctypes.Structure):
     ]
 
 
+class ExpertProducts(ctypes.Structure):
+    """Products by experts that a router chose, ids [T, top_k] of int32 or, wide, int64; pointers come first.
+
+    products: one, or a gate and what it gates; their tiles are those of expert 0. weights: of the router, [T, top_k] of
+    a type of TYPE_CODES, or null. expert_bytes, expert_rows: from the tiles and from the biases of an expert to the
+    next one's. x_of_slots: whether x has a row for each expert of a token.
+    """
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("ids", "weights")),
+        ("products", Products),
+        *((name, ctypes.c_int64) for name in ("expert_bytes", "expert_rows")),
+        *((name, ctypes.c_int32) for name in ("experts", "top_k", "wide_ids", "weights_type", "x_of_slots")),
+    ]
+
+
 class Divisor(ctypes.Structure):
     """Division of 0 .. 2^31 - 1 by a number that the host knows: factor is 2^(31 + shift) / number, rounded up."""
 
@@ -106,7 +122,10 @@ class Found(ctypes.Structure):
     _fields_ = [("error", ctypes.c_double), ("power", ctypes.c_double), ("refused", ctypes.c_int64)]
 
 
-STRUCTS = (Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, Divisor, StreamK, TensorMap, Found)
+STRUCTS = (
+    Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, ExpertProducts, Divisor, StreamK, TensorMap,
+    Found,
+)  # fmt: skip
 SCALARS = {
     ctypes.c_void_p: "void*",
     ctypes.c_int32: "int",

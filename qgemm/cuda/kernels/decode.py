@@ -115,12 +115,17 @@ def _reads_a8(p: Problem) -> tuple[str, ...]:
     return (Q8_1, p.x) if inside else (Q8_1,)
 
 
+def forms(p: Problem) -> Iterator[Problem]:
+    """Products, and one that is the gate of another."""
+    return (p._replace(gated=gated) for gated in (False, True))
+
+
 DECODE = Kernel(
     A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16), partial(chosen, A16),
-    partial(template, A16), partial(launch, A16), products=MAX_PRODUCTS, adds=True,
+    partial(template, A16), partial(launch, A16), products=MAX_PRODUCTS, adds=True, forms=forms,
 )  # fmt: skip
 DECODE_A8 = Kernel(
     A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8), partial(chosen, A8),
     partial(template, A8), partial(launch, A8), reads=_reads_a8, products=MAX_PRODUCTS, adds=True,
-    takes_q8_1=True,
+    takes_q8_1=True, forms=forms,
 )  # fmt: skip

@@ -35,6 +35,8 @@ class Kernel:
     adds: whether it adds bias and residual itself.
     takes_q8_1: whether "a8" gives it Q8_1 blocks; otherwise the values that they decode to.
     out_in_template: whether the type of y is a constant of its source.
+    forms: problem -> those that it computes by other sources: the problem alone, or with what its source depends on
+        beside format, types and sizes. routed: whether its problems are those of experts.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Kernel:
     adds: bool = False
     takes_q8_1: bool = False
     out_in_template: bool = False
+    forms: Callable[[Problem], Iterable[Problem]] = lambda problem: (problem,)
+    routed: bool = False
 
     def choose(self, problem: Problem) -> Any:
         """The config for a problem."""

@@ -11,9 +11,10 @@ from typing import Any
 from qgemm.arguments import ACTIVATIONS
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem
+from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
 from .kernel import Kernel
+from .moe_decode import MOE_DECODE
 from .panels import DEQUANTIZE
 from .routes import ROUTES, TYPE_NAMES, common_variants, route
 from .transforms import DEQUANTIZE_TILES, PACK
@@ -33,13 +34,17 @@ def needed(
 ) -> set[Key]:
     """Every kernel that uploading these tensors, and products with any of these numbers of rows of x, ask for.
 
-    tensors: of the host or on a GPU. sm, sms: compute capability (90 is 9.0) and multiprocessors of the GPU. types:
-    kernels' names of those of x; y is of any type. Weights of a format may share a launch with more of it.
+    tensors: of the host or on a GPU; of three axes they are experts, multiplied together or one alone. sm, sms: compute
+    capability (90 is 9.0) and multiprocessors of the GPU. types: kernels' names of those of x; y is of any type.
+    Weights of a format may share a launch with more of it.
     """
-    shapes = defaultdict(set)
+    shapes: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
+    experts: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     for each in tensors:
         if each.ndim > 1 and each.format.slots:
             shapes[each.format].add(tuple(each.shape[-2:]))
+        if each.ndim == 3 and each.format.slots and "a16" in activations:
+            experts[each.format].add(tuple(each.shape[-2:]))
     found = {_key(name, None, template) for name, template in common_variants()}
     for fmt, matrices in shapes.items():
         found |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
@@ -50,6 +55,15 @@ def needed(
             for n, k in matrices:
                 p = Problem(fmt, activation, some[0], n, k, sm, x, sms=sms)
                 found |= {_key(kernel.name, fmt, template) for template in _templates(kernel, p, some)}
+    for fmt, matrices in experts.items():
+        for x, (n, k) in product(types, matrices):
+            p = Problem(fmt, "a16", 1, n, k, sm, x, (Output(n),), sms=sms, routed=Routed())
+            if any(row.fits(p) for row in ROUTES):
+                found |= {
+                    _key(MOE_DECODE.name, fmt, MOE_DECODE.template(form, config))
+                    for form in MOE_DECODE.forms(p)
+                    for config in MOE_DECODE.chosen(form, rows)
+                }
     return found
 
 

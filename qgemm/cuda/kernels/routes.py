@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem
+from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem, Routed
 from qgemm.errors import UnsupportedError
 
 from . import gemv, prefill_sm80
 from .decode import DECODE, DECODE_A8
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .kernel import Kernel, Launchable
+from .moe_decode import MOE_DECODE
 from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from .prefill_sm90 import PREFILL_SM90
@@ -68,7 +69,8 @@ class Route(NamedTuple):
     def fits(self, p: Problem) -> bool:
         """Whether this row serves the problem."""
         return (
-            p.activation in self.activations
+            (p.routed is not None) == self.kernel.routed
+            and p.activation in self.activations
             and p.x in self.types
             and p.m <= self.most
             and self.runs_on(p.sm)
@@ -113,6 +115,8 @@ ROUTES = (
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
+    Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, INTEGER,  (1,),        "experts, each looked up"),
+    Route(MOE_DECODE,      ("a16",), HALVES, ANY, 80,  ANY, CODEBOOK, (1,),        "experts, levels rounded to x"),
 )  # fmt: skip
 
 
@@ -150,12 +154,11 @@ def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
     kernel, (activation,) = row.kernel, row.activations
     outs = TYPE_NAMES if kernel.out_in_template else TYPE_NAMES[:1]
     for tokens, x in product(row.tokens, row.types):
-        p = Problem(fmt, activation, tokens, 1, 1, sm, x)
+        p = Problem(fmt, activation, tokens, 1, 1, sm, x, routed=Routed() if kernel.routed else None)
         if not any(route(p._replace(m=m)) is row for m in (tokens, min(row.most, LARGE))):
             continue
         for source, out in product(kernel.reads(p), outs):
-            for gated in (False, True)[: kernel.products]:
-                asked = p._replace(x=source, outputs=(Output(1, out),), gated=gated)
+            for asked in kernel.forms(p._replace(x=source, outputs=(Output(1, out),))):
                 yield from (kernel.template(asked, config) for config in kernel.configs(asked))
 
 

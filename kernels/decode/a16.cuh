@@ -1,0 +1,146 @@
+// W4A16 of a CTA of the decode kernels: codes are not dequantized. Scales multiply the float accumulators of their group,
+// and a product of x with a constant gives sum(x) for the zero or the minimum.
+//
+// Config: Decode of config.cuh.
+#pragma once
+
+#include "reduce.cuh"
+#include "scales.cuh"
+#include "x_loader.cuh"
+
+namespace qgemm {
+
+// Takes the sums of x over the two groups of a k_block out of the product with a constant, which has them in every row.
+template <class Config>
+__device__ inline void take_x_sums(XSums<Config>& x_sums,
+                                   const Acc (&sums)[Config::K_BLOCK_SCALES][Config::COLUMN_TILES], int k_block,
+                                   int lane) {
+    const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
+#pragma unroll
+    for (int tokens = 0; tokens < Config::COLUMN_TILES; ++tokens) {
+        const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[Config::K_BLOCK_SCALES - 1][tokens].sum;
+        if constexpr (Config::TOKENS == 1) {  // in every column
+            if (t == k_block) x_sums.of[tokens] = {first[0], second[0]};
+            continue;
+        }
+        // An odd row offers the odd one of its two tokens.
+        const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
+                            __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
+        if (t == k_block) x_sums.of[tokens] = got;
+    }
+}
+
+// acc += W @ x of k_block number i of this warp, without the minimums of super-blocks.
+template <class Config>
+__device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums,
+                                const WarpSmem<Config, XRows<Config>>& smem, int i, int stage, int lane) {
+    using Format = typename Config::Fields;
+    using In = typename Config::In;
+    using B = Operand<Format, In>;
+    constexpr int COLUMN_TILES = Config::COLUMN_TILES, K_BLOCK_STEPS = Config::K_BLOCK_STEPS;
+    constexpr int K_BLOCK_SCALES = Config::K_BLOCK_SCALES, SCALE_STEPS = K_BLOCK_STEPS / K_BLOCK_SCALES;
+    constexpr bool ZEROED = B::ZERO != 0, SHARED_MINIMUM = Config::SHARED_MINIMUM;
+    static_assert(!(Format::HAS_MINIMUM && Format::CODE_BIAS), "a format has a zero or a minimum");
+
+    const int g = lane / 4, k_block = i % Config::K_BLOCKS;
+    const XRows<Config>& x = smem.pipeline.stages[stage].x;
+    XStep<B::TERMS> b[COLUMN_TILES][K_BLOCK_STEPS / 2][2];
+#pragma unroll
+    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+#pragma unroll
+        for (int pair = 0; pair < K_BLOCK_STEPS / 2; ++pair)
+            load_x_steps(b[tokens][pair], &x[8 * tokens][32 * pair], Config::TOKEN_STRIDE * (K_BLOCK + 8), lane);
+    const auto multiply_step = [&](Acc& sum, const Fragment& a, int tokens, int step) {
+#pragma unroll
+        for (int term = 0; term < B::TERMS; ++term)
+            mma_m16n8k16<typename B::Type>(sum, a, b[tokens][step / 2][step % 2][term]);
+    };
+    // By scale, in units of the codes: -zero * sum(x), where a dot product starts, or sum(x) for the minimum.
+    Acc starts[K_BLOCK_SCALES][COLUMN_TILES] = {};
+    if constexpr (Format::HAS_MINIMUM || ZEROED) {
+        const Fragment constant = B::constant(Format::HAS_MINIMUM ? 1 : -B::ZERO);
+#pragma unroll
+        for (int step = 0; step < K_BLOCK_STEPS; ++step)
+#pragma unroll
+            for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+                multiply_step(starts[step / SCALE_STEPS][tokens], constant, tokens, step);
+    }
+    if constexpr (SHARED_MINIMUM) take_x_sums<Config>(x_sums, starts, k_block, lane);
+#pragma unroll
+    for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
+        const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
+        const Format& fields = smem.pipeline.fields(i, stage, row_block);
+        const auto codes = smem.pipeline.codes(stage, row_block).codes(of_row_block, lane);
+#pragma unroll
+        for (int scale = 0; scale < K_BLOCK_SCALES; ++scale) {
+            Acc dots[COLUMN_TILES] = {};
+            if constexpr (ZEROED)
+#pragma unroll
+                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) dots[tokens] = starts[scale][tokens];
+#pragma unroll
+            for (int step = scale * SCALE_STEPS; step < (scale + 1) * SCALE_STEPS; ++step) {
+                const Fragment a = B::weights(codes, step);
+#pragma unroll
+                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
+            }
+            const int index = Config::scale_index(k_block, scale * SCALE_STEPS);
+            const float2 d = smem.scale(fields, row_block, of_row_block, g, index);
+            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
+#pragma unroll
+            for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    float& sum = acc[row_block][of_row_block][tokens].sum[j];
+                    sum += (j < 2 ? d.x : d.y) * dots[tokens].sum[j];
+                    if constexpr (Format::HAS_MINIMUM && !SHARED_MINIMUM)
+                        sum += (j < 2 ? m.x : m.y) * starts[scale][tokens].sum[j];
+                }
+        }
+    }
+}
+
+// All of a CTA, x: its m rows. store: see reduce_and_store.
+template <class Config, class Coord, class Store>
+__device__ __forceinline__ void run_decode(const Coord& coord, const typename Config::In* x, int m,
+                                           unsigned char* memory,
+                                           unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES],
+                                           Store store) {
+    using Format = typename Config::Fields;
+    using B = Operand<Format, typename Config::In>;
+    using Smem = WarpSmem<Config, XRows<Config>>;
+    static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
+    auto* smem = reinterpret_cast<Smem*>(memory + Format::TABLE_BYTES) + coord.warp_k;
+    auto& pipeline = smem->pipeline;
+    KTileIterator<Config> k_tiles = {coord};
+    using Stage = typename decltype(smem->pipeline)::Stage;
+    XLoader<Config, Stage> x_loader(x, coord.products.k, m, coord, pipeline.stages);
+    const StageBarriers<Config::STAGES, true, Config::BULK> barriers(words[coord.warp_k]);
+
+    typename Config::WarpAcc acc = {};
+    XSums<Config> x_sums = {};
+    main_loop<Config::STAGES>(
+        coord.count, barriers,
+        [&](int stage) {
+            barriers.first_copy(stage, pipeline.bytes(k_tiles),
+                                [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
+            k_tiles.advance();
+        },
+        [&] { share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT); }, [] {},
+        [&](int stage) { x_loader.load(stage); },
+        [&](int i, int stage) {
+            if (i % Config::K_BLOCKS == 0)
+                for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
+                    smem->decode(pipeline.fields(i, stage, row_block), row_block, coord.lane);
+            multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane);
+            if constexpr (Config::SHARED_MINIMUM)
+                if (i % Config::K_BLOCKS == Config::K_BLOCKS - 1)
+                    for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
+                        add_minimums<Config, 3>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block),
+                                                1 << B::SHIFT, coord.lane);
+        });
+    __syncthreads();                         // every warp has read its stages: the reduction aliases them
+    const float unit = two_to(B::EXPONENT);  // of the codes
+    reduce_and_store<Config>(acc, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), coord, m, store);
+}
+
+}  // namespace qgemm

@@ -1,0 +1,67 @@
+"""The public products of a mixture of experts: weights [E, N, K], of which each token takes some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from .arguments import Activation, check_activation
+from .ops import backend_of
+from .routing import Function, check_experts, layer_of
+
+
+def moe_matmul(
+    x: Any,
+    w: Any,
+    ids: Any,
+    activation: Activation | None = None,
+    *,
+    bias: Any = None,
+    out: Any = None,
+    dtype: DTypeLike | None = None,
+) -> Any:
+    """Multiply each token by the weights of its experts: y [T, top_k, N], y[t, j] = x[t] @ w[ids[t, j]].T + bias.
+
+    x: [T, K], of which every expert of a token reads the same row, or [T, top_k, K]; floats, as of `matmul`.
+    w: experts [E, N, K] of one format, a Tensor or what its `to_device()` gives. ids: [T, top_k], int32 or int64, where
+    x is. bias: [E, N] or None. activation, out, dtype: as of `matmul`; on a GPU "a16" alone.
+
+    IndexError for an id that is no expert; on a GPU, where nothing waits for the ids, y is zero there. This is ggml's
+    mul_mat_id.
+    """
+    kind = check_activation(activation, False)
+    check_experts(w)
+    return backend_of(x, w).moe_matmul(x, w, ids, kind, bias, out, dtype)
+
+
+def moe(
+    x: Any,
+    gate_up: Any,
+    down: Any,
+    ids: Any,
+    weights: Any,
+    activation: Function = "swiglu",
+    *,
+    biases: Sequence[Any] | None = None,
+    out: Any = None,
+    dtype: DTypeLike | None = None,
+) -> Any:
+    """The feed-forward layer of a mixture of experts: y [T, K], the sum over a token's experts e = ids[t, j] of
+
+        weights[t, j] * (g(x @ gate[e].T, x @ up[e].T) @ down[e].T)
+
+    added in the order of j, in float32.
+
+    x [T, K]: floats, as of `matmul`. gate_up: experts [E, F, K] of gate and up as a pair, or one tensor [E, 2 F, K]
+    whose first F rows are the gate's. down: experts [E, K, F]. ids [T, top_k]: int32 or int64. weights [T, top_k]: of
+    the router, floats.
+    activation: g, "swiglu", "swiglu_oai" (clamped, of gpt-oss), "geglu" or "geglu_tanh"; `gated` has their formulas.
+    biases: of gate, up and down (or gate_up and down), each [E, N] or None, added to their products.
+    out, dtype: as of `matmul`. ids that are no expert: as of `moe_matmul`; on a GPU such an expert adds nothing.
+
+    On a GPU what is between the products is rounded to x's type, on the CPU to float32.
+    """
+    layer = layer_of(gate_up, down, biases, activation)
+    return backend_of(x, *layer.gate_up, layer.down).moe(x, layer, ids, weights, out, dtype)

@@ -1,0 +1,75 @@
+"""Products of a mixture of experts in float64, and what they may be off."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from gates import function, gated_bound, gated_up
+from helpers import ROUNDING, exact, level_loss, product_bound, random_tensor
+
+import qgemm
+
+FLOAT32 = 2.0**-23
+
+
+class Known(NamedTuple):
+    """A product in float64, and by how much it may be off."""
+
+    y: np.ndarray
+    bound: np.ndarray
+
+
+def random_experts(fmt, e, n, k, rng):
+    """Random weights [E, N, K'], with scales such that products by them stay in the range of float16."""
+    w = random_tensor(fmt, e * n, k, rng)
+    return qgemm.Tensor(fmt, (e, n, w.shape[1]), w.blocks.reshape(e, n, -1))
+
+
+def product(x, w, bias=None, dtype="float32"):
+    """x [M, K] @ w [N, K].T + bias by sums in float32, of x of a type."""
+    bias = np.zeros(w.shape[0]) if bias is None else bias.astype(np.float64)
+    y = exact(x, w) + bias
+    sums = product_bound(x, w, np.dtype(np.float32)) + level_loss(x, w, dtype)
+    return Known(y, sums + 2 * FLOAT32 * (np.abs(y) + np.abs(bias)))
+
+
+def known_matmul(x, w, ids, bias=None, dtype="float32"):
+    """y [T, top_k, N] of x [T, K] or [T, top_k, K]."""
+    made = [np.zeros((*ids.shape, w.shape[1])) for _ in Known._fields]
+    for place in np.ndindex(ids.shape):
+        row = x[place[: x.ndim - 1]][None]
+        found = product(row, w[ids[place]], None if bias is None else bias[ids[place]], dtype)
+        made[0][place], made[1][place] = found.y[0], found.bound[0]
+    return Known(*made)
+
+
+def known_layer(x, gate, up, down, ids, weights, name, biases=(None, None, None), between="float32", in_float=False):
+    """y [T, K] of x [T, K] by pairs of weights; between: the type of what is between the products, which the router's
+    weights multiply where `in_float` is not set."""
+    t, top_k = ids.shape
+    y, bound = (np.zeros((t, down.shape[1])) for _ in Known._fields)
+    for token, j in np.ndindex(t, top_k):
+        expert, factor = ids[token, j], float(weights[token, j])
+        bias = [None if some is None else some[expert] for some in biases]
+        g, u = (product(x[token][None], w[expert], b, between) for w, b in zip((gate, up), bias[:2], strict=True))
+        middle = function(name, g.y) * gated_up(name, u.y)
+        off = gated_bound(name, g.y, u.y, g.bound, u.bound, between) + ROUNDING[between] * np.abs(middle)
+        off += (
+            2.0**-24 / (abs(factor) + 1e-9) * (between == "float16" and not in_float)
+        )  # it is rounded times the factor
+        d = product(middle, down[expert], bias[2], between)
+        dense = np.abs(down[expert].dequantize(np.float64))
+        y[token] += factor * d.y[0]
+        bound[token] += np.abs(factor) * (1.01 * d.bound[0] + off[0] @ dense.T)
+        bound[token] += (top_k + 2) * FLOAT32 * (np.abs(factor * d.y[0]) + np.abs(factor) * np.abs(middle[0]) @ dense.T)
+    return Known(y, bound)
+
+
+def routed(rng, t, top_k, e, skewed=False):
+    """ids [T, top_k], those of a token different where there are enough experts, and weights that sum to 1."""
+    ids = np.stack([rng.choice(e, top_k, replace=top_k > e) for _ in range(t)]) if t else np.zeros((0, top_k))
+    if skewed:
+        ids[:, 0] = 0
+    weights = rng.random((t, top_k)).astype(np.float32) + np.float32(0.05)
+    return ids.astype(np.int32), weights / weights.sum(1, keepdims=True)

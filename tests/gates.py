@@ -1,0 +1,40 @@
+"""The gates of qgemm.gated in float64, and what a gated product may be off."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+SLOPE = 1.13  # the steepest of all gates, at some 1.4
+FLOAT32 = 2.0**-23
+
+
+def function(name, x):
+    """The gate in float64."""
+    x = np.asarray(x, np.float64)
+    if name == "silu":
+        with np.errstate(over="ignore"):
+            return x / (1 + np.exp(-x))
+    if name == "gelu":
+        return x / 2 * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+    if name == "swiglu_oai":
+        x = np.minimum(x, 7)
+        with np.errstate(over="ignore"):
+            return x / (1 + np.exp(-1.702 * x))
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gated_up(name, up):
+    """What the gate multiplies, in float64."""
+    up = np.asarray(up, np.float64)
+    return np.clip(up, -7, 7) + 1 if name == "swiglu_oai" else up
+
+
+def gated_bound(name, gate, up, gate_bound, up_bound, dtype="float32"):
+    """What y may be off, where the products are off by at most so much and y is rounded to a dtype."""
+    factor, up = np.abs(function(name, gate)), gated_up(name, up)
+    of_factor = SLOPE * gate_bound + 4 * FLOAT32 * np.abs(gate)
+    error = of_factor * (np.abs(up) + up_bound) + factor * up_bound
+    unit = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    return error + (2 * FLOAT32 + unit) * (factor * np.abs(up) + error) + 2.0**-24

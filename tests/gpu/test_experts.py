@@ -1,0 +1,113 @@
+"""Products by experts on the GPU: formats, types, routing, outputs, graphs, guards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from experts import known_layer, known_matmul, random_experts, routed
+from helpers import cupy
+from strategies import TILED, each
+
+import qgemm
+from qgemm.codec.format import float_dtype
+from qgemm.routing import GATE_OF
+
+TYPES = ("float16", "bfloat16", "float32")
+
+
+def assert_within(y, known, dtype="float32"):
+    rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    off = np.abs(y.get().astype(np.float64) - known.y)
+    assert (off <= known.bound + rounding * (np.abs(known.y) + known.bound) + 2.0**-24).all()
+
+
+def on_gpu(*arrays):
+    return [None if array is None else cupy().asarray(array) for array in arrays]
+
+
+@each(TILED)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_each_token_by_its_experts(fmt, dtype):
+    if dtype == "float32" and not fmt.integer:
+        pytest.skip("levels of a codebook are rounded to a type of 16 bits")
+    rng = np.random.default_rng(0)
+    w = random_experts(fmt, 6, 200, 544, rng)
+    packed = w.to_device()
+    assert packed.to_host().blocks.tobytes() == w.blocks.tobytes()
+    for t, top_k, of_slots in ((1, 4, False), (5, 2, True), (40, 3, False)):
+        ids, _ = routed(rng, t, top_k, 6, skewed=t == 40)
+        x = rng.standard_normal((t, top_k, w.shape[2]) if of_slots else (t, w.shape[2])) / 64
+        x = x.astype(float_dtype(dtype))
+        bias = rng.standard_normal(w.shape[:2]).astype(np.float32)
+        y = qgemm.moe_matmul(*on_gpu(x), packed, *on_gpu(ids), bias=on_gpu(bias)[0])
+        assert_within(y, known_matmul(x.astype(np.float32), w, ids, bias, dtype))
+    x = cupy().asarray(x[:1])
+    alone = qgemm.matmul(x, packed[2]).get()
+    np.testing.assert_allclose(qgemm.moe_matmul(x, packed, cupy().array([[2]]))[0].get(), alone, rtol=1e-3, atol=1e-4)
+
+
+@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q6_k", "mxfp4", "q8_0", "kbit4")])
+@pytest.mark.parametrize("name", GATE_OF)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_layer(fmt, name, dtype):
+    rng = np.random.default_rng(1)
+    gate, up = (random_experts(fmt, 9, 256, 512, rng) for _ in range(2))
+    down = random_experts(fmt, 9, 512, 256, rng)
+    both = qgemm.Tensor(fmt, (9, 512, 512), np.concatenate([gate.blocks, up.blocks], axis=1)).to_device()
+    packed = [w.to_device() for w in (gate, up, down)]
+    for t, top_k in ((1, 8), (7, 3)):
+        ids, weights = routed(rng, t, top_k, 9)
+        x = (rng.standard_normal((t, 512)) / 64).astype(float_dtype(dtype))
+        biases = [(rng.standard_normal((9, n)) / 8).astype(np.float32) for n in (256, 256, 512)]
+        known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype)
+        given = on_gpu(x, ids, weights)
+        y = qgemm.moe(given[0], packed[:2], packed[2], *given[1:], name, biases=on_gpu(*biases))
+        assert_within(y, known)
+        of_both = on_gpu(np.concatenate(biases[:2], axis=1), biases[2])
+        merged = qgemm.moe(given[0], both, packed[2], *given[1:], name, biases=of_both)
+        assert merged.tobytes() == y.tobytes()
+        for _ in range(20):
+            again = qgemm.moe(given[0], packed[:2], packed[2], *given[1:], name, biases=on_gpu(*biases))
+            assert again.tobytes() == y.tobytes()
+
+
+def test_torch_graphs_and_ids_that_change():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rng = np.random.default_rng(2)
+    fmt = qgemm.FORMATS["q4_0"]
+    weights = [random_experts(fmt, 8, *shape, rng) for shape in ((256, 128), (256, 128), (128, 256))]
+    gate, up, down = (w.to_device() for w in weights)
+    x = torch.from_numpy((rng.standard_normal((3, 128)) / 64).astype(np.float16)).cuda()
+    ids = torch.zeros((3, 2), dtype=torch.int64, device="cuda")
+    factors = torch.full((3, 2), 0.5, device="cuda")
+    y = torch.empty((3, 128), device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        qgemm.moe(x, (gate, up), down, ids, factors, out=y)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            qgemm.moe(x, (gate, up), down, ids, factors, out=y)
+    for seed in range(3):
+        chosen, new = routed(np.random.default_rng(seed), 3, 2, 8)
+        ids.copy_(torch.from_numpy(chosen))
+        factors.copy_(torch.from_numpy(new))
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        known = known_layer(x.cpu().numpy().astype(np.float32), *weights, chosen, new, "silu", between="float16")
+        assert (np.abs(y.cpu().numpy() - known.y) <= known.bound + 2.0**-24).all()
+
+
+def test_ids_that_are_no_expert_and_nan_of_others():
+    rng = np.random.default_rng(3)
+    fmt = qgemm.FORMATS["q4_0"]
+    w = random_experts(fmt, 4, 64, 128, rng)
+    blocks = w.blocks.copy()
+    blocks["d"][2] = np.nan
+    packed = qgemm.Tensor(fmt, w.shape, blocks).to_device()
+    ids = np.array([[0, -1], [2, 1], [4, 3], [1 << 40, 0]])
+    y = qgemm.moe_matmul(*on_gpu(np.ones((4, 128), np.float16)), packed, *on_gpu(ids)).get()
+    nobody = (ids < 0) | (ids > 3)
+    assert not y[nobody].any()
+    assert np.isnan(y[1, 0]).all()
+    assert np.isfinite(y[~nobody & (ids != 2)]).all()

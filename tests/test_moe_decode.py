@@ -1,0 +1,210 @@
+"""Products by experts on a GPU without one: launches run the kernel on the host, of the addresses that they get."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import cupy_like
+import harness
+import numpy as np
+import pytest
+from experts import known_layer, known_matmul, random_experts, routed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import EVERY_TILED, each, seeds
+
+import qgemm
+from qgemm import cuda, ops
+from qgemm.codec.format import float_dtype
+from qgemm.cuda import experts, libraries, upload
+from qgemm.cuda.experts import DeviceExperts
+from qgemm.cuda.kernels import moe_decode
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import Gpu
+from qgemm.routing import GATE_OF
+
+pytestmark = [pytest.mark.compiles, harness.needs_compiler]
+few = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
+TYPES = ("float16", "bfloat16", "float32")
+
+
+class Launch:
+    """Stands for Launch: a call writes its pointers in front, and runs the grid at once."""
+
+    seen: list[tuple[int, int]] = []  # noqa: RUF012 grids, cleared by each test
+
+    def __init__(self, kernel, grid, block, shared, arguments, pointers, count):
+        assert arguments == (pointers,)
+        self.kernel, self.grid, self.block, self.arguments, self.count = kernel, grid, block, pointers, count
+
+    def __call__(self, stream, *pointers):
+        assert (stream, len(pointers)) == (7, self.count)
+        size = 8 * self.count
+        raw = np.array(pointers, np.uint64).tobytes() + bytes(self.arguments)[size:]
+        Launch.seen.append(self.grid)
+        self.kernel(self.grid, self.block, type(self.arguments).from_buffer_copy(raw))
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """CuPy over NumPy, and kernels on the host, of a GPU without cp.async.bulk."""
+    cupy_like.install(monkeypatch)
+    kernel = cache(harness.Kernel)
+    monkeypatch.setattr(libraries, "LIBRARIES", {})
+    monkeypatch.setattr(moe_decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
+    monkeypatch.setattr(moe_decode, "Launch", Launch)
+    monkeypatch.setattr(experts, "launch", experts.launch.__wrapped__)
+    monkeypatch.setattr(experts, "gpu", lambda device: Gpu(device, 80, 132))
+    monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
+    Launch.seen.clear()
+
+
+def on_device(w: qgemm.Tensor) -> DeviceExperts:
+    e, n, k = w.shape
+    memory = cupy_like.zeros((e, upload.tiles_nbytes(w.format, n, k)), np.uint8)
+    for expert in range(e):
+        packed = tiles.pack(w.format, w.blocks[expert]).reshape(-1).view(np.uint8)
+        memory[expert, : len(packed)] = packed
+    return DeviceExperts(w.format, w.shape, memory)
+
+
+def device(array, dtype=None):
+    return None if array is None else cupy_like.asarray(array.astype(float_dtype(dtype)) if dtype else array)
+
+
+def within(y, known, dtype="float32", tiny=2.0**-24):
+    rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    slack = known.bound + rounding * (np.abs(known.y) + known.bound) + tiny
+    return (np.abs(y.get().astype(np.float64) - known.y) <= slack).all()
+
+
+@each(EVERY_TILED)
+@few
+@given(data=st.data())
+def test_each_token_by_its_experts(fmt, data, host):
+    """x of one row a token, or one for each of its experts; ids of both types, some of which are no expert."""
+    rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(TYPES if fmt.integer else TYPES[:2]))
+    t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 3), (1, 4)))
+    w = random_experts(fmt, e, data.draw(st.sampled_from([7, 64, 90])), data.draw(st.sampled_from([64, 320])), rng)
+    ids, _ = routed(rng, t, top_k, e)
+    shape = (t, w.shape[2]) if data.draw(st.booleans()) else (t, top_k, w.shape[2])
+    x = (rng.standard_normal(shape) / 64).astype(float_dtype(dtype))
+    bias = rng.standard_normal(w.shape[:2]).astype(np.float32) if data.draw(st.booleans()) else None
+    given_ids = ids.astype(data.draw(st.sampled_from(["int32", "int64"])))
+    nobody = rng.random(ids.shape) < 0.2
+    given_ids[nobody] = data.draw(st.sampled_from([-1, e, 1 << 30]))
+    y = qgemm.moe_matmul(device(x), on_device(w), device(given_ids), bias=device(bias))
+    known = known_matmul(x.astype(np.float32), w, ids, bias, dtype)
+    known.y[nobody] = known.bound[nobody] = 0
+    assert (y.shape, y.dtype) == ((t, top_k, w.shape[1]), np.float32)
+    assert not y.get()[nobody].any()
+    assert within(y, known)
+
+
+@each([fmt for fmt in EVERY_TILED if fmt.name in ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit4")])
+@pytest.mark.parametrize("name", GATE_OF)
+@few
+@given(data=st.data())
+def test_a_layer(fmt, name, data, host):
+    """Two launches; gate and up as two tensors, and as one where F is a multiple of 64."""
+    rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(TYPES if fmt.integer else TYPES[:2]))
+    t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 4), (1, 4)))
+    f = data.draw(st.sampled_from([64, 192] if fmt.weights < 100 else [256]))
+    gate, up = (random_experts(fmt, e, f, 96, rng) for _ in range(2))
+    down = random_experts(data.draw(st.sampled_from([fmt, Q8_0])), e, gate.shape[2], f, rng)
+    ids, weights = routed(rng, t, top_k, e)
+    x = (rng.standard_normal((t, gate.shape[2])) / 64).astype(float_dtype(dtype))
+    given = [(rng.standard_normal((e, n)) / 8).astype(np.float32) for n in (f, f, down.shape[1])]
+    biases = [None] * 3 if data.draw(st.booleans()) else given
+    merged = data.draw(st.booleans())
+    if merged:
+        both = qgemm.Tensor(fmt, (e, 2 * f, gate.shape[2]), np.concatenate([gate.blocks, up.blocks], axis=1))
+        of_both = None if biases[0] is None else np.concatenate(biases[:2], axis=1)
+        gate_up, passed = on_device(both), [device(of_both), device(biases[2])]
+    else:
+        gate_up, passed = [on_device(gate), on_device(up)], [device(bias) for bias in biases]
+    y = qgemm.moe(device(x), gate_up, on_device(down), device(ids), device(weights), name, biases=passed)
+    known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype)
+    assert within(y, known)
+    assert [grid[1] for grid in Launch.seen] == [t * top_k, t]
+    Launch.seen.clear()
+
+
+@few
+@given(data=st.data())
+def test_gate_and_up_of_two_formats(data, host):
+    rng = data.draw(seeds())
+    gate, up, down = (
+        random_experts(fmt, 3, n, k, rng) for fmt, n, k in ((Q4_0, 96, 64), (Q8_0, 96, 64), (Q4_0, 64, 96))
+    )
+    ids, weights = routed(rng, 2, 2, 3)
+    x = (rng.standard_normal((2, 64)) / 64).astype(np.float16)
+    biases = [(rng.standard_normal((3, n)) / 8).astype(np.float16) for n in (96, 96, 64)]
+    on = [on_device(w) for w in (gate, up, down)]
+    passed = [device(bias) for bias in biases]
+    y = qgemm.moe(device(x), on[:2], on[2], device(ids), device(weights), biases=passed, dtype="float16")
+    known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, "silu", biases, "float16")
+    assert y.dtype == np.float16
+    assert within(y, known, "float16")
+
+
+def layer(seed=0):
+    rng = np.random.default_rng(seed)
+    weights = [random_experts(Q4_0, 4, *shape, rng) for shape in ((64, 96), (64, 96), (96, 64))]
+    ids, factors = routed(rng, 3, 2, 4)
+    return weights, ids, factors, (rng.standard_normal((3, 96)) / 64).astype(np.float16)
+
+
+def test_outputs_of_any_type_order_and_place(host):
+    weights, ids, factors, x = layer()
+    gate, up, down = map(on_device, weights)
+    want = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
+    for dtype in ("float16", "bfloat16", "float64"):
+        out = cupy_like.zeros((3, 192), float_dtype(dtype))[:, ::2]
+        assert qgemm.moe(device(x), (gate, up), down, device(ids), device(factors), out=out) is out
+        assert out.tobytes() == want.get().astype(out.dtype).tobytes()
+        y = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors), dtype=dtype)
+        assert y.tobytes() == out.tobytes()
+    over = device(x)
+    assert qgemm.moe(over, (gate, up), down, device(ids), device(factors), out=over) is over
+    assert over.tobytes() == want.get().astype(np.float16).tobytes()
+    wide = qgemm.moe(device(x.astype(np.float64)), (gate, up), down, device(ids), device(factors.astype(np.float64)))
+    np.testing.assert_allclose(wide.get(), want.get(), rtol=2e-3, atol=1e-5)
+
+
+def test_no_tokens_and_as_many_as_several_grids(host, monkeypatch):
+    weights, ids, factors, x = layer()
+    gate, up, down = map(on_device, weights)
+    none = device(ids[:0])
+    assert qgemm.moe(device(x[:0]), (gate, up), down, none, device(factors[:0])).shape == (0, 96)
+    assert qgemm.moe_matmul(device(x[:0]), gate, none).shape == (0, 2, 64)
+    want = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
+    monkeypatch.setattr(experts, "MAX_SLOTS", 2)
+    Launch.seen.clear()
+    y = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
+    assert [rows for _, rows in Launch.seen] == [2, 2, 2, 2, 1]
+    assert y.tobytes() == want.tobytes()
+
+
+def test_errors_name_what_came_and_what_fits(host):
+    weights, ids, factors, x = layer()
+    gate, up, down = map(on_device, weights)
+    narrow = [on_device(random_experts(Q4_0, 4, n, k, np.random.default_rng(0))) for n, k in ((64, 64), (64, 32))]
+    for match, call in (
+        (r"'a16'", lambda: qgemm.moe_matmul(device(x), gate, device(ids), "a8")),
+        (r"x is on a CUDA device, w on the host", lambda: qgemm.moe_matmul(device(x), weights[0], device(ids))),
+        (r"w is on a CUDA device", lambda: qgemm.moe_matmul(x, gate, ids)),
+        (r"ids is on the host", lambda: qgemm.moe_matmul(device(x), gate, ids)),
+        (r"weights is on the host", lambda: qgemm.moe(device(x), (gate, up), down, device(ids), factors)),
+        (
+            r"F is a multiple of 64 .* got 32",
+            lambda: qgemm.moe(device(x[:, :64]), *narrow, device(ids), device(factors)),
+        ),
+        (r"out must be on the CUDA device", lambda: qgemm.moe_matmul(device(x), gate, device(ids), out=x)),
+    ):
+        with pytest.raises(qgemm.UnsupportedError, match=match):
+            call()
+    many = np.zeros((3, 40), np.int32)
+    with pytest.raises(qgemm.UnsupportedError, match="at most 32 experts of a token on a GPU, got 40"):
+        qgemm.moe(device(x), (gate, up), down, device(many), device(many.astype(np.float32)))
