@@ -136,8 +136,9 @@ def test_products_lie_within_their_bounds(fmt, data):
     shift = np.zeros((w.shape[0], sa.shape[1]))
     if levels.minimum is not None:
         shift += np.abs(levels.minimum.reshape(shift.shape))
-    if levels.zero and fmt.group == 32:  # else the zero is taken from the codes
-        shift += levels.zero * np.abs(levels.scale.reshape(shift.shape))
+    if levels.zero and fmt.group % 32 == 0:  # else the zero is taken from the codes
+        scale = np.abs(levels.scale.reshape(w.shape[0], -1))
+        shift += levels.zero * scale.repeat(fmt.group // 32, axis=1)
     rounding = 1e-12 if levels.minimum is None else 2**-23.9  # of a decoded weight: adding a minimum rounds
     slack = (2**-9.9 * np.abs(sa) + 2**-23) @ shift.T + rounding * np.abs(values) @ np.abs(w64).T
     assert (np.abs(exact - values @ w64.T) <= slack).all()

@@ -116,7 +116,7 @@ def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
         pipelines = template["WARP_SPLIT_K"] * template["WARP_BYTES"] + decode_config.quantized_bytes(
             kernel, source, tokens
         )
-        taken = max(pipelines, config.shared // 2 + decode_config.BARRIERS) + 1024
+        taken = max(pipelines, config.reserved) + 1024
         assert config.warp_split_k < 16 or 2 * taken > 228 << 10, config
 
 
@@ -128,5 +128,5 @@ def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
         template = decode_config.decode_template(fmt, config, tokens, "decode", "half", 90)
         barriers = 8 * template["WARP_SPLIT_K"] * template["STAGES"]
         pipelines = tiles.table_bytes(fmt) + template["WARP_SPLIT_K"] * template["WARP_BYTES"]
-        taken = max(pipelines, config.shared // 2 + decode_config.BARRIERS) + barriers + 1024
+        taken = max(pipelines, config.reserved) + barriers + 1024
         assert (2 * taken <= 228 << 10) == (config.shared < 113 << 10)

@@ -171,7 +171,8 @@ def test_bounds_ignore_every_nan(fmt):
     blocks["d"] = np.array([0x3C00, 0x7E00, 0xFC46], np.uint16).view(np.float16)
     if "scales" in blocks.dtype.names:
         blocks["scales"] = 1
-    assert tiles.row_absmax(fmt, blocks) == [128]
+    assert tiles.row_absmax(fmt, blocks) == tiles.row_absmax(fmt, blocks[:, :1])
+    assert 128 <= tiles.row_absmax(fmt, blocks)[0] < np.inf
 
 
 @each(EVERY_TILED)

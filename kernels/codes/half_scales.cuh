@@ -30,4 +30,19 @@ struct HalfMinimums : HalfScales<Fields> {
     __device__ float2 minimum(int m16, int g, int index) const { return row_pair(this->m[m16][g][index]); }
 };
 
+// d of a super-block times an integer of each group, which Fields gives as sub_scale; no minimums.
+template <class Fields>
+struct SuperScales : Fields {
+    static constexpr bool HAS_MINIMUM = false;
+
+    __device__ half2 half_scale(int m16, int g, int) const { return half_pair(this->d[m16][g][0]); }
+    __device__ float2 scale(int m16, int g, int index) const {
+        return multiply_rounded(__half22float2(half_scale(m16, g, index)),
+                                __half22float2(this->sub_scale(m16, g, index, __float2half2_rn(1))));
+    }
+    __device__ float2 minimum(int, int, int) const { return {}; }
+    __device__ half2 half_minimum(int, int, int) const { return {}; }
+    __device__ half2 sub_minimum(int, int, int, half2) const { return {}; }
+};
+
 }  // namespace qgemm

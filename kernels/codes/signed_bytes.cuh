@@ -9,6 +9,12 @@ namespace qgemm {
 // Four signed bytes q <-> q + 128.
 __device__ inline u32 signed_bytes(u32 word) { return word ^ 0x80808080; }
 
+// Four bytes q below 128 -> q - ZERO as signed bytes: no byte borrows from the next while its top bit is set.
+template <int ZERO>
+__device__ inline u32 centred(u32 q) {
+    return signed_bytes((q | 0x80808080) - 0x01010101 * ZERO);
+}
+
 // Four signed bytes of one row, columns 2t, 2t + 8, 2t + 1, 2t + 9 -> halves of columns (2t, 2t + 1), (2t + 8, 2t + 9).
 __device__ inline void signed_byte_levels(u32 word, half2& near, half2& far) {
     const u32 biased = signed_bytes(word);

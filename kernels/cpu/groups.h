@@ -13,10 +13,14 @@ static const int32_t GROUP_OF_LANE[16] = {0, NONE, 4, NONE, 1, NONE, 5, NONE, 2,
 INLINE i32x16 sums_of_quads(const i32x16* acc) {
     return pair_sums(half_sums(acc[0], acc[1]), half_sums(acc[2], acc[3]));
 }
-#if LANES == 4  // four accumulators of four groups
+#if LANES == 4      // four accumulators of four groups
 INLINE i32x16 sums_of_groups(const i32x16* acc) { return sums_of_quads(acc); }
-static const int32_t GROUP_OF_LANE[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-#else           // four accumulators of two groups, LOW_GROUP and HIGH_GROUP of each
+#ifndef QUAD_GROUP  // of 16 slots of an accumulator
+#define QUAD_GROUP(acc, quad) (4 * (acc) + (quad))
+#endif
+#define QUAD_GROUPS(quad) QUAD_GROUP(0, quad), QUAD_GROUP(1, quad), QUAD_GROUP(2, quad), QUAD_GROUP(3, quad)
+static const int32_t GROUP_OF_LANE[16] = {QUAD_GROUPS(0), QUAD_GROUPS(1), QUAD_GROUPS(2), QUAD_GROUPS(3)};
+#else  // four accumulators of two groups, LOW_GROUP and HIGH_GROUP of each
 INLINE i32x16 sums_of_groups(const i32x16* acc) { return with_next_quads(sums_of_quads(acc)); }
 static const int32_t GROUP_OF_LANE[16] = {
     LOW_GROUP(0),  LOW_GROUP(1),  LOW_GROUP(2),  LOW_GROUP(3),  NONE, NONE, NONE, NONE,

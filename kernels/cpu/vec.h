@@ -113,6 +113,11 @@ INLINE u8x64 high_nibbles(u8x64 v) {
     return v;
 }
 
+INLINE u8x64 shift_right(u8x64 v, int bits) {
+    EACH v.part[i] >>= bits;
+    return v;
+}
+
 INLINE u8x64 as_high_nibbles(u8x64 v) {
     EACH v.part[i] <<= 4;
     return v;

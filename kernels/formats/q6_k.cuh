@@ -9,10 +9,19 @@
 namespace qgemm {
 
 template <int M16_TILES>
-struct q6_k : q6_k_fields<M16_TILES> {
+struct q6_k_scales : q6_k_fields<M16_TILES> {
+    using Codes = q6_k_codes;
+    __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
+        // sc + 128 of two groups of row g, then of row g + 8
+        const u32 sc = signed_bytes(reinterpret_cast<const u32*>(this->scales[m16][g][0])[index >> 1]);
+        return numbers_from(sc >> 8 * (index & 1) & 0x00ff00ff, 128, unit);
+    }
+};
+
+template <int M16_TILES>
+struct q6_k : SuperScales<q6_k_scales<M16_TILES>> {
     using Codes = q6_k_codes;
     static constexpr int ZERO = 0;  // of bytes(), which are levels: groups of 16 have no sum of their own in q8_1
-    static constexpr bool HAS_MINIMUM = false;
     using Words = Overlapping<6>;
 
     static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.ql, codes.qh); }
@@ -27,23 +36,8 @@ struct q6_k : q6_k_fields<M16_TILES> {
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         const Bytes q = Words::bytes(codes.ql[step], codes.qh[step / 2], step);
-        return {centred(q.row[0]), centred(q.row[1])};
+        return {centred<32>(q.row[0]), centred<32>(q.row[1])};
     }
-    // q - 32 as signed bytes: no byte borrows from the next while its top bit is set.
-    static __device__ u32 centred(u32 q) { return signed_bytes((q | 0x80808080) - 0x20202020); }
-    __device__ half2 half_scale(int m16, int g, int) const { return half_pair(this->d[m16][g][0]); }
-    __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
-        // sc + 128 of two groups of row g, then of row g + 8
-        const u32 sc = signed_bytes(reinterpret_cast<const u32*>(this->scales[m16][g][0])[index >> 1]);
-        return numbers_from(sc >> 8 * (index & 1) & 0x00ff00ff, 128, unit);
-    }
-    __device__ float2 scale(int m16, int g, int index) const {
-        return multiply_rounded(__half22float2(half_scale(m16, g, index)),
-                                __half22float2(sub_scale(m16, g, index, __float2half2_rn(1))));
-    }
-    __device__ float2 minimum(int, int, int) const { return {}; }
-    __device__ half2 half_minimum(int, int, int) const { return {}; }
-    __device__ half2 sub_minimum(int, int, int, half2) const { return {}; }
 };
 
 }  // namespace qgemm

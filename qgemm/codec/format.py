@@ -277,11 +277,14 @@ class Format:
         else:  # a scale of one byte is finite; an exponent holds whatever is
             scales = [blocks[name] for name in self.scale_fields]
             made = np.stack(scales, axis=1) if scales else x.astype(np.float32, copy=False)
+        within = np.isfinite(x.astype(np.float32, copy=False))  # not so float64 beyond it
         large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
-        if np.isfinite(made).all() and (self.plain or np.isfinite(x).all()) and not large:
+        if np.isfinite(made).all() and (self.plain or within.all()) and not large:
             return None
         finite = np.isfinite(x).all(axis=1)
         found = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
+        if not self.plain:
+            found |= ~within.all(axis=1)
         found = finite & found if self.plain else ~finite | found
         return found if found.any() else None
 

@@ -1,26 +1,27 @@
-"""iq4_xs: super-blocks of 8 groups of 32 weights, w = d * (sc - 32) * codebook[q], sc in 0..63 a group, q as in iq4_nl.
+"""iq4_xs: super-blocks of 8 groups of 32 weights, w = d * sc * codebook[q], sc in -32..31 a group, q as in iq4_nl.
 
 offset  bytes  field
      0      2  d         float16 scale of the sc
-     2      2  scales_h  bits 2g and 2g + 1: the high two bits of sc of group g
-     4      4  scales_l  the low four bits of sc: of group 2i in the low nibble of byte i, of group 2i + 1 in the high
+     2      2  scales_h  bits 2g and 2g + 1: the high two bits of sc + 32 of group g
+     4      4  scales_l  the low four bits of sc + 32: of group 2i in the low nibble of byte i, of 2i + 1 in the high
      8    128  qs        byte 16 g + j: weight 32 g + j in the low nibble, weight 32 g + j + 16 in the high   (j < 16)
 
-The gguf package decodes them (through_gguf.py); here they are written.
+A device tile has the codes as that of iq4_nl.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks
-from qgemm.codec.packing import Floats, pack_nibbles, reciprocal, to_float16
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import HALVES, Floats, pack_nibbles, reciprocal, to_float16, unpack_nibbles, unpack_slots
 from qgemm.codec.search import nearest_int, total
 
 from . import iq4_nl
 
 DTYPE = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
 GROUPS, ZERO = 8, 32
+SLOTS = {"qs": tuple(32 * g + weight for g in range(GROUPS) for weight in HALVES)}
 SHARE = 256  # super-blocks at a time: what lies in a core's cache
 
 
@@ -58,3 +59,19 @@ def _encoded(x: Floats, importance: Floats | None) -> Blocks:
     blocks["scales_h"] = ((biased >> 4) << np.arange(0, 16, 2, dtype=np.uint16)).sum(axis=1, dtype=np.uint16)
     blocks["qs"] = pack_nibbles(codes).reshape(-1, 128)
     return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> codebook[q] as codes [n, 8, 32], scale d * sc [n, 8]."""
+    codes = iq4_nl.VALUES.take(unpack_nibbles(blocks["qs"].reshape(-1, 16))).reshape(-1, GROUPS, 32)
+    low = unpack_slots(blocks["scales_l"], 4)
+    high = blocks["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & np.uint16(3)
+    sc = (low | high.astype(np.uint8) << np.uint8(4)).astype(np.float32) - np.float32(ZERO)
+    with np.errstate(invalid="ignore", over="ignore"):  # inf * 0 is data here
+        return Levels(codes, blocks["d"].astype(np.float32)[:, None] * sc)
+
+
+FORMAT = Format(
+    "iq4_xs", 256, DTYPE, encode, levels, ggml_type=23, formula="d * sc * codebook[q]", slots=SLOTS,
+    codebook=iq4_nl.CODEBOOK, weighted=encode, to_tile=iq4_nl.to_tile, from_tile=iq4_nl.from_tile,
+)  # fmt: skip

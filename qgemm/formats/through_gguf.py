@@ -14,12 +14,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
 
-from . import iq4_xs, q2_k, q3_k, tq1_0, tq2_0
+from . import q2_k, tq1_0
 
 PACKAGE = "gguf"
 # Modules with the DTYPE and `encode` of a type, which of some takes an importance as well.
-ENCODED: dict[str, Any] = {"iq4_xs": iq4_xs, "q2_k": q2_k, "q3_k": q3_k, "tq1_0": tq1_0, "tq2_0": tq2_0}
-ALIKE = ("tq1_0", "tq2_0")  # with an importance and without
+ENCODED: dict[str, Any] = {"q2_k": q2_k, "tq1_0": tq1_0}
+ALIKE = ("tq1_0",)  # with an importance and without
 SLICE = 1 << 16  # weights decoded at a time: the package takes up to 19 bytes a weight
 
 

@@ -3,19 +3,18 @@
 offset  bytes  field
      0     64  qs  byte 32 h + j, bits 2i and 2i + 1: weight 128 h + 32 i + j   (j < 32)
     64      2  d   float16 scale
-
-The gguf package decodes them (through_gguf.py); here they are written.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks
-from qgemm.codec.packing import Floats, pack_planes
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import Floats, pack_planes, unpack_planes
 from qgemm.codec.scales import ternary
 
 DTYPE = np.dtype([("qs", "u1", 64), ("d", "<f2")])
+SLOTS = {"qs": tuple(128 * h + 32 * i + j for h in range(2) for j in range(32) for i in range(4))}
 
 
 def encode(x: Floats) -> Blocks:
@@ -24,3 +23,14 @@ def encode(x: Floats) -> Blocks:
     codes, blocks["d"] = ternary(x)
     blocks["qs"] = pack_planes(codes.reshape(-1, 128), 2).reshape(-1, 64)
     return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> codes [n, 1, 256], scale [n, 1], zero 1."""
+    codes = unpack_planes(blocks["qs"].reshape(-1, 32), 2).reshape(-1, 1, 256)
+    return Levels(codes, blocks["d"].astype(np.float32)[:, None], zero=1)
+
+
+FORMAT = Format(
+    "tq2_0", 256, DTYPE, encode, levels, ggml_type=35, formula="d * (q - 1)", slots=SLOTS
+)  # fmt: skip

@@ -19,7 +19,6 @@ from qgemm.cuda.problem import Q8_1, Problem
 from .decode_config import (
     A8,
     A16,
-    BARRIERS,
     BULK_COPIES,
     COLUMN_TILE,
     INSIDE,
@@ -101,7 +100,7 @@ def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Templa
     """Shared memory of a CTA: pipelines or, in their place at the end, sums; at least half of what it may take."""
     pipelines = tiles.table_bytes(fmt) + int(constants["WARP_SPLIT_K"]) * int(constants["WARP_BYTES"])
     pipelines += quantized_bytes(name, str(constants["In"]), int(constants["TOKENS"]))
-    return max(pipelines, int(constants["REDUCE_BYTES"]), config.shared // 2 + BARRIERS)
+    return max(pipelines, int(constants["REDUCE_BYTES"]), config.reserved)
 
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:

@@ -27,6 +27,7 @@ INSIDE = 16384  # numbers of x, all tokens', that a CTA of decode_a8 quantizes f
 SCALE_BYTES = 4  # of a decoded scale, float32
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
 BARRIERS = 1 << 10  # bytes of them that are kept beside the pipelines
+SM_SHARED, ALONE = 228, 16  # KB of an SM that has bulk copies; warps of a CTA that none other is to share it with
 BULK_COPIES = 90  # the first compute capability that has them
 
 
@@ -51,6 +52,16 @@ class DecodeConfig(NamedTuple):
     warp_split_k: int
     shared: int
     max_stages: int
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of shared memory that a CTA always takes, so that an SM holds as many as were meant.
+
+        Half of `shared`; where its 16 warps are to have an SM alone more than half of that, however short the pipelines
+        of two bits a weight are.
+        """
+        alone = self.warp_split_k >= ALONE and self.least >= BULK_COPIES
+        return max(self.shared // 2, (SM_SHARED << 10) // 2 if alone else 0) + BARRIERS
 
     def __str__(self) -> str:
         """E.g. "2 m16_tiles, warp_split_k 16, 213 KiB, at most 4 stages"."""
