@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import layouts
 import numpy as np
 import report
 import tables
@@ -26,7 +27,6 @@ from qgemm.tensor import Tensor
 
 SAMPLE = (1024, 1024)  # weights whose noise is measured
 ENCODE = tables.RESULTS.with_name("encode.json")
-MAX_BITS = 6  # a weight of the formats that are compared with kbit
 
 
 def formats_table() -> str:
@@ -41,9 +41,11 @@ def formats_table() -> str:
             f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {fmt.formula or 'the number itself'} | "
             f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(bool(fmt.slots))} |"
         )
-    borrowed = ", ".join(f"{fmt} ({fmt.bpw:g})" for fmt in by_size if fmt.decoded_by)
+    borrowed = [fmt for fmt in by_size if fmt.decoded_by]
+    names = ", ".join(f"{fmt} ({fmt.bpw:g})" for fmt in borrowed)
+    both = ", ".join(str(fmt) for fmt in borrowed if fmt.encode is not None)
     does = "Decoded by the gguf package, on the CPU alone: products with `a16`, `dequantize`, `convert` to other types"
-    return "\n".join([*rows, "", f"{does} (bits / weight): {borrowed}."])
+    return "\n".join([*rows, "", f"{does} (bits / weight): {names}." + f" Of these, written: {both}." * bool(both)])
 
 
 def tick(yes: bool) -> str:
@@ -52,11 +54,11 @@ def tick(yes: bool) -> str:
 
 
 def noise_table() -> str:
-    """One row a format that can be quantized to and has few bits: what is left of random weights."""
+    """One row a format that can be quantized to: what is left of random weights."""
     rng = np.random.default_rng(0)
     weights = {"normal": rng.standard_normal(SAMPLE), "heavy tails": rng.standard_t(3, SAMPLE)}
     rows = [f"| format | bits / weight | {' | '.join(weights)} |", f"|---|--:|{'--:|' * len(weights)}"]
-    blocks = (fmt for fmt in FORMATS.values() if not fmt.plain and fmt.encode is not None and fmt.bpw <= MAX_BITS)
+    blocks = (fmt for fmt in FORMATS.values() if not fmt.plain and fmt.encode is not None)
     for fmt in sorted(blocks, key=lambda fmt: fmt.bpw):
         found = (f"{signal_to_noise(x.astype(np.float32) / 50, fmt):.1f}" for x in weights.values())
         rows.append(f"| {fmt} | {fmt.bpw:g} | {' | '.join(found)} |")
@@ -161,6 +163,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
     "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
     "docs/choosing-a-config.md": {"routes": routes_table},
+    "docs/formats.md": {"layouts": layouts.table},
 }
 
 
