@@ -13,7 +13,10 @@ are loaded.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Container, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -90,7 +93,7 @@ class Quantizer(GgufHfQuantizer):
             self.quantized, packable, self.input_permutations = get_gguf_plan(self.header, self.mapping)
             formats = {name: GGML_TYPES[kind] for name, kind in packable.items()}
         else:
-            self.source = _Source(kwargs["checkpoint_files"][0], model)
+            self.source: Any = _Source(kwargs["checkpoint_files"][0], model)
             formats = {name: tensor.format for name, tensor in self.source.matrices.items()}
         self.packed_modules = _put_layers(model, formats, self.dtype)
 
@@ -105,7 +108,9 @@ class Quantizer(GgufHfQuantizer):
         for name, layer in self.packed_modules.items():
             if name in self.input_permutations:
                 layer.register_forward_pre_hook(_Permuted(self.input_permutations[name]))
-            _ = layer.packed  # on a GPU, tiles instead of the file's bytes
+            if layer.weight.is_cuda:
+                _ = layer.packed  # tiles take the place of the file's bytes now, not at the first token
+        self.source, self.packed_modules = None, {}  # the model keeps its quantizer
         if self.supported:
             model._weight_conversions = None  # they are of the file; a model that is saved has its own
         return model
@@ -128,20 +133,39 @@ class _Permuted:
 def _put_layers(model: Any, formats: Mapping[str, Format], dtype: Any) -> dict[str, Any]:
     """Put an empty QLinear or QEmbedding where a layer takes a weight of these formats, by its name -> the layers.
 
-    Layers of other classes keep dense weights, and so do those that are tied to them.
+    Layers of other classes keep dense weights, and so do those whose weights the model reads by itself, as T5 does to
+    learn a dtype, and those that are tied to such.
     """
     modules = {f"{name}.weight": module for name, module in model.named_modules()}
-    planned = {name: fmt for name, fmt in formats.items() if _fits(modules.get(name), fmt, dtype)}
+    read = {name for name in modules if _is_read(model, name)}
+    planned = {name: fmt for name, fmt in formats.items() if name not in read and _fits(modules.get(name), fmt, dtype)}
     for target, source in model.all_tied_weights_keys.items():
-        if source in planned and _fits(modules.get(target), planned[source], dtype):
+        if source in planned and target not in read and _fits(modules.get(target), planned[source], dtype):
             planned[target] = planned[source]
         else:
             planned = {name: fmt for name, fmt in planned.items() if name not in (target, source)}
     for name, fmt in planned.items():
         old = modules[name]
         modules[name] = _empty(old, fmt, dtype)
+        modules[name].tensor_name = name
         model.set_submodule(name.removesuffix(".weight"), modules[name])
     return {name: modules[name] for name in planned}
+
+
+def _is_read(model: Any, name: str) -> bool:
+    """Whether the classes of a layer's owner name its weight: self.LAYER.weight."""
+    owner, _, layer = name.removesuffix(".weight").rpartition(".")
+    sources = map(_source, type(model.get_submodule(owner)).__mro__)
+    return any(re.search(rf"\bself\.{layer}\.weight\b", source) for source in sources)
+
+
+@cache
+def _source(kind: type) -> str:
+    """The text of a class; none, if it lies nowhere or is torch's own."""
+    try:
+        return "" if kind.__module__.startswith("torch.") else inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""
 
 
 def _fits(module: Any, fmt: Format, dtype: Any) -> bool:

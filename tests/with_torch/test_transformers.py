@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -153,6 +155,53 @@ def test_layers_of_other_classes_stay(path):
     assert type(model.get_input_embeddings()) is Doubled
     assert_same(model.get_input_embeddings().weight, load(path, False).get_input_embeddings().weight)
     assert type(model.lm_head) is QLinear
+
+
+class Reads(transformers.LlamaForCausalLM):
+    """As T5 does, whose activations take the dtype of a weight."""
+
+    def forward(self, *given, **named):
+        assert self.lm_head.weight.dtype.is_floating_point
+        return super().forward(*given, **named)
+
+
+@pytest.mark.parametrize(("path", "tied"), [(("llama", tied), tied) for tied in (False, True)], indirect=["path"])
+def test_weights_that_a_model_reads_stay_dense(path, tied):
+    """And what is tied to them; the others are packed."""
+    with adapter.patch():
+        model = Reads.from_pretrained(path.parent, gguf_file=path.name)
+    model(INDEX)
+    assert type(model.lm_head) is torch.nn.Linear
+    assert type(model.get_input_embeddings()) is (torch.nn.Embedding if tied else QEmbedding)
+    assert type(model.model.layers[0].mlp.up_proj) is QLinear
+
+
+@pytest.mark.parametrize("path", [("llama", True), ("gemma3", True)], indirect=True)
+def test_a_model_is_one_like_any_other(path):
+    """Copied, pickled, compiled, with a state dict and gradients to LoRA; a head that the file lacks is new."""
+    torch._dynamo.reset()
+    model = load(path)
+    want = logits(model)
+    assert_same(logits(copy.deepcopy(model)), want)
+    assert_same(logits(pickle.loads(pickle.dumps(model))), want)
+    other = copy.deepcopy(model)
+    other.load_state_dict(model.state_dict())
+    assert_same(logits(other), want)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert_same(compiled(INDEX, use_cache=False).logits.double(), want)
+    lora = model.model.layers[0].self_attn.q_proj.add_lora(torch.ones(2, 256), torch.ones(256, 2))
+    model(INDEX, labels=INDEX).loss.backward()
+    assert lora.A.grad.abs().max() > 0
+    with adapter.patch():
+        judge = transformers.AutoModelForSequenceClassification.from_pretrained(path.parent, gguf_file=path.name)
+    assert type(judge.score) is torch.nn.Linear
+    assert type(judge.model.layers[0].mlp.up_proj) is QLinear
+
+
+def test_a_disk_is_refused(path):
+    with pytest.raises(RuntimeError, match="Disk offload is not supported"):
+        load(path, device_map={"": "disk"})
 
 
 def test_undo(path):
