@@ -68,7 +68,8 @@ def test_tensors_in_memory_survive(way):
     for fmt in qgemm.FORMATS.values():
         if fmt.encode is None:
             continue
-        tensor = qgemm.quantize(normal(2, fmt.weights), fmt)
+        alike = np.ones(fmt.weights) if fmt.needs_importance else None
+        tensor = qgemm.quantize(normal(2, fmt.weights), fmt, imatrix=alike)
         found = way(tensor)
         assert found.format is tensor.format
         assert found.blocks.tobytes() == tensor.blocks.tobytes()

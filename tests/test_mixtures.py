@@ -252,6 +252,6 @@ def test_what_has_other_names_is_not_mixed(tmp_path):
 
 
 def test_types_without_an_encoder_are_refused_before_any_work(model, tmp_path):
-    with pytest.raises(qgemm.QgemmError, match="IQ3_S has no encoder; types that can be written"):
-        qgemm.convert(model, tmp_path / "y.gguf", "iq3_s")
+    with pytest.raises(qgemm.QgemmError, match="NVFP4 has no encoder; types that can be written"):
+        qgemm.convert(model, tmp_path / "y.gguf", "nvfp4")
     assert not (tmp_path / "y.gguf").exists()

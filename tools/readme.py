@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format
+from qgemm.codec.search import quantize as by_importance
 from qgemm.converter.weight import Codes, Groups, holds_codes, of_tensor, takes, takes_codes
 from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.tensor import Tensor
@@ -66,8 +67,12 @@ def noise_table() -> str:
 
 
 def signal_to_noise(x: NDArray[np.float32], fmt: Format) -> float:
-    """Signal to noise of x in this format: mean square of x over that of the error, in dB."""
-    error = fmt.dequantize(fmt.quantize(x), np.float64) - x
+    """Signal to noise of x in this format: mean square of x over that of the error, in dB.
+
+    Where an importance matrix is needed, all weights are alike to it.
+    """
+    blocks = by_importance(fmt, x, np.ones(x.shape[-1])) if fmt.needs_importance else fmt.quantize(x)
+    error = fmt.dequantize(blocks, np.float64) - x
     return 10 * float(np.log10(np.mean(x.astype(np.float64) ** 2) / np.mean(error**2)))
 
 

@@ -90,6 +90,7 @@ class Format:
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
     weighted: values [n, weights], their importance [n, weights] -> blocks [n], ggml's encoder for an importance matrix,
     where it is another than the search of codec/search.py.
+    needs_importance: whether ggml has an encoder for an importance matrix alone.
     decoded_by: the package that decodes the blocks, where this library has no codec: such a format has values, but no
     codes or device tile. "" for codecs of this library.
     """
@@ -114,6 +115,7 @@ class Format:
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
     weighted: Callable[[Floats, Floats], Blocks] | None = None
+    needs_importance: bool = False
     decoded_by: str = ""
 
     def __eq__(self, other: object) -> bool:
@@ -229,6 +231,8 @@ class Format:
         encode = self.encode
         if encode is None:
             raise UnsupportedError(f"{self} has no encoder")
+        if self.needs_importance:
+            raise UnsupportedError(f"{self} is encoded with an importance matrix alone; give imatrix")
         x = floats(x)
         if x.ndim == 0:
             raise UnsupportedError(f"{self}: a scalar has no rows to quantize")

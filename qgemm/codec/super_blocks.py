@@ -65,18 +65,18 @@ PackSymmetric = Callable[[Halves, NDArray[np.int8], Bytes], Blocks]
 
 def with_minimums(kind: Affine, x: Floats, importance: Floats | None, pack: PackAffine) -> Blocks:
     """x, importance [n, 256] -> blocks [n]; pack: (d, dmin [n], sc, m [n, groups], codes [n, 256]) -> blocks."""
-    return _in_shares(x, importance, lambda values, of: pack(*_with_minimums(kind, values, of)))
+    return in_shares(x, importance, lambda values, of: pack(*_with_minimums(kind, values, of)))
 
 
 def _with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> tuple[Any, ...]:
-    n, columns = len(x), _columns(x, kind.groups)
+    n, columns = len(x), to_columns(x, kind.groups)
     if importance is None:
         weights = np.abs(columns)
         if kind.rooted:
             weights = np.sqrt(total(columns * columns) / np.float32(len(columns))) + weights
         fit = affine(columns, weights, kind.most, kind.steps)
     else:
-        weights = _columns(importance, kind.groups) * _spread(x, columns, kind.groups, kind.means)
+        weights = to_columns(importance, kind.groups) * spread_of(x, columns, kind.groups, kind.means)
         fit = affine(columns, weights, kind.most, STEPS)
     assert fit.minimum is not None
     scales, minimums = fit.scale.reshape(n, -1), -fit.minimum.reshape(n, -1)
@@ -84,7 +84,7 @@ def _with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> tuple[
         (d, sc), (dmin, m) = _rounded(scales, kind.most_scale), _rounded(minimums, kind.most_scale)
     else:
         of = total(weights).reshape(n, -1)
-        (d, sc), (dmin, m) = _integers(scales, of, kind.most_scale), _integers(minimums, of, kind.most_scale)
+        (d, sc), (dmin, m) = integers(scales, of, kind.most_scale), integers(minimums, of, kind.most_scale)
     half, half_min = to_float16(d), to_float16(dmin)
     scale, minimum = (
         (of.astype(np.float32)[:, None] * numbers).reshape(-1) for of, numbers in ((half, sc), (half_min, m))
@@ -95,17 +95,17 @@ def _with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> tuple[
 
 def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None, pack: PackSymmetric) -> Blocks:
     """x, importance [n, 256] -> blocks [n]; pack: (d [n], sc [n, groups], codes [n, 256]) -> blocks."""
-    return _in_shares(x, importance, lambda values, of: pack(*_without_minimums(kind, values, of)))
+    return in_shares(x, importance, lambda values, of: pack(*_without_minimums(kind, values, of)))
 
 
 def _without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> tuple[Any, ...]:
-    n, columns = len(x), _columns(x, kind.groups)
+    n, columns = len(x), to_columns(x, kind.groups)
     if importance is None:
         fit = (_moved if kind.moved else symmetric)(columns, columns * columns, kind.zero)
     else:
-        weights = _columns(importance, kind.groups)
+        weights = to_columns(importance, kind.groups)
         if kind.means is not None:
-            weights = weights * _spread(x, columns, kind.groups, kind.means)
+            weights = weights * spread_of(x, columns, kind.groups, kind.means)
         fit = symmetric(columns, weights, kind.zero)
     scales = fit.scale.reshape(n, -1)
     if importance is None or kind.means is None:
@@ -121,7 +121,7 @@ def _without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> 
     return half, sc, found
 
 
-def _in_shares(x: Floats, importance: Floats | None, made: Callable[[Floats, Floats | None], Blocks]) -> Blocks:
+def in_shares(x: Floats, importance: Floats | None, made: Callable[[Floats, Floats | None], Blocks]) -> Blocks:
     """The blocks of all values, some at a time."""
     count = len(x)
     if count < 2:  # NumPy would sum a single column in another order
@@ -136,17 +136,17 @@ def _in_shares(x: Floats, importance: Floats | None, made: Callable[[Floats, Flo
     return np.concatenate(found)[:count]
 
 
-def _columns(values: Floats, groups: int) -> Floats:
+def to_columns(values: Floats, groups: int) -> Floats:
     """Super-blocks [n, 256] -> groups as columns [256 / groups, n * groups]."""
     return np.ascontiguousarray(values.reshape(len(values) * groups, WEIGHTS // groups).T)
 
 
 def _rows(codes: Codes, n: int) -> Bytes:
-    """The inverse of `_columns`, for codes."""
+    """The inverse of `to_columns`, for codes."""
     return np.ascontiguousarray(codes.astype(np.uint8).T).reshape(n, WEIGHTS)
 
 
-def _spread(x: Floats, columns: Floats, groups: int, means: float) -> Floats:
+def spread_of(x: Floats, columns: Floats, groups: int, means: float) -> Floats:
     """sqrt(means * mean square of the super-block + x * x), of every weight, as columns."""
     squares = np.float32(means) * total(np.ascontiguousarray((x * x).T)) / np.float32(WEIGHTS)
     spread: Floats = np.sqrt(np.repeat(squares, groups) + columns * columns)
@@ -177,7 +177,7 @@ def _rounded_signed(values: Floats, kind: Symmetric) -> tuple[Halves, NDArray[np
     return half, found, empty
 
 
-def _integers(values: Floats, weights: Floats, most: int) -> tuple[Floats, Bytes]:
+def integers(values: Floats, weights: Floats, most: int) -> tuple[Floats, Bytes]:
     """Scales [n, groups] and what each weighs -> a factor and integers up to `most` of the least weighted error.
 
     Nine factors around the largest over `most` are tried, then single integers moved while that helps.
@@ -190,7 +190,7 @@ def _integers(values: Floats, weights: Floats, most: int) -> tuple[Floats, Bytes
         difference = x - np.float32(1) / tried * codes.astype(np.float32)
         return total(w * difference * difference)
 
-    best = error(inverse, nearest_int(inverse * x))
+    best = error(inverse, nearest_int(inverse * x) & 255)  # bytes, so that -1 is 255
     for step in (*range(-4, 0), *range(1, 5)):
         tried = (np.float32(0.1) * np.float32(step) + np.float32(most)) / largest
         found = error(tried, np.minimum(nearest_int(tried * x), most))
@@ -216,7 +216,8 @@ def _polished(x: Floats, w: Floats, first: Codes, least: int | None, most: int) 
 
     A column is done with the first pass that moves none of its integers. least: None where none becomes negative.
     """
-    codes, levels = first.copy(), first.astype(np.float32)
+    kept = 255 if least is None else -1  # bits: where no integer becomes negative they are unsigned bytes
+    codes, levels = first & kept, first.astype(np.float32)
     products, norms = total(w * x * levels), total(w * levels * levels)
     going = np.ones(codes.shape[1], np.bool_)
     for _ in range(POLISHED):
@@ -232,7 +233,7 @@ def _polished(x: Floats, w: Floats, first: Codes, least: int | None, most: int) 
             tried &= norm > 0 if least is None else tried
             product, norm = product + w[i] * x[i] * level, norm + w[i] * level * level
             better = tried & (norm > 0) & (product * product * norms > products * products * norm)
-            codes[i] = np.where(better, new, codes[i])
+            codes[i] = np.where(better, new & kept, codes[i])
             products, norms = np.where(better, product, products), np.where(better, norm, norms)
             moved |= better
         going &= moved

@@ -104,6 +104,8 @@ class Model(NamedTuple):
 
 def needs_importance(tensor: str, type: str, name: str) -> bool:
     """Whether a tensor is quantized to a type in a file type only with an importance matrix that has it."""
+    if FORMATS[type].needs_importance:
+        return True
     return tensor not in ENDS and (type in NEED_IMPORTANCE or (type == "q2_k" and name == "q2_k_s"))
 
 

@@ -1,0 +1,115 @@
+"""Grids of the IQ types: points of 8 or 4 codes, and which of them stands for codes that are no point.
+
+The points are the gguf package's. As in ggml, codes that are no point have neighbours: the points at the few smallest
+distances from them, the nearest first, those equally near by their number; of these the one with the least weighted
+error is taken.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from gguf import quants
+from numpy.typing import NDArray
+
+from qgemm.once import Once
+
+from .packing import Floats
+from .search import Codes, nearest_int, total
+
+Indices = NDArray[np.int64]
+
+# Of each grid: how many distances its neighbours have.
+DISTANCES = {"IQ2_XXS": 2, "IQ2_XS": 2, "IQ2_S": 1, "IQ3_XXS": 2, "IQ3_S": 3, "IQ1_S": 3}
+CHUNK = 256  # codes whose distances are taken at a time
+
+_grids: Once[Grid] = Once()
+
+
+class Grid(NamedTuple):
+    """points [p, dims] of codes below base. Codes have a number, with base as that of its digits, the first the lowest.
+
+    point_of [base^dims]: of each number the point, -1 where there is none; its neighbours are then
+    neighbours[starts[number] : starts[number] + counts[number]].
+    """
+
+    points: Codes
+    base: int
+    point_of: Indices
+    starts: Indices
+    counts: Indices
+    neighbours: Indices
+
+    def numbers(self, codes: Codes) -> Indices:
+        """Codes [dims, n] -> their numbers [n]."""
+        found: Indices = self.base ** np.arange(len(codes)) @ codes
+        return found
+
+    def closest(self, numbers: Indices, x: Floats, weights: Floats, levels: Floats) -> Indices:
+        """Numbers [n] of codes -> points [n]: of neighbours those with the least sum of weight * (level - x)^2.
+
+        x, weights [dims, n]; levels [n, base]: what the codes stand for.
+        """
+        found = self.point_of[numbers]
+        off = np.flatnonzero(found < 0)
+        if not len(off):
+            return found
+        counts = self.counts[numbers[off]]
+        starts = np.cumsum(counts) - counts
+        of = np.repeat(np.arange(len(off)), counts)
+        candidates = self.neighbours[np.arange(len(of)) - starts[of] + self.starts[numbers[off]][of]]
+        column = off[of]
+        error = np.zeros(len(of), np.float32)
+        for i in range(len(x)):  # one by one, as in C
+            difference = levels[column, self.points[candidates, i]] - x[i, column]
+            error += weights[i, column] * difference * difference
+        least = np.minimum.reduceat(error, starts)
+        best = np.flatnonzero(error == least[of])[::-1]
+        found[off] = candidates[starts]
+        found[off[of[best]]] = candidates[best]  # the first of those equally good is written last
+        return found
+
+
+def grid(name: str) -> Grid:
+    """The grid of a codec of the gguf package; made at first use."""
+    return _grids.get(name, lambda: _made(name))
+
+
+def _made(name: str) -> Grid:
+    codec = getattr(quants, name)
+    codec.init_grid()
+    values = codec.grid.reshape(codec.grid.shape[-2:])
+    points: Codes = np.searchsorted(np.array(codec.grid_map), values).astype(np.int32)
+    base, dims = len(codec.grid_map), points.shape[1]
+    powers = base ** np.arange(dims)
+    numbers = np.arange(base**dims)
+    index = np.full(len(numbers), -1)
+    index[points @ powers] = np.arange(len(points))
+    off = np.flatnonzero(index < 0)
+    first, count = np.zeros_like(index), np.zeros_like(index)
+    lists = []
+    for start in range(0, len(off), CHUNK):
+        part = off[start : start + CHUNK]
+        codes = part[:, None] // powers % base
+        squares = (codes**2).sum(axis=1)[:, None] + (points**2).sum(axis=1)
+        distances = squares - 2 * np.rint(codes.astype(np.float64) @ points.T).astype(np.int64)
+        reach = distances.min(axis=1)
+        for _ in range(DISTANCES[name] - 1):
+            reach = np.where(distances > reach[:, None], distances, np.iinfo(np.int64).max).min(axis=1)
+        row, point = np.nonzero(distances <= reach[:, None])
+        lists.append(point[np.lexsort((point, distances[row, point], row))])
+        count[part] = np.bincount(row, minlength=len(part))
+    first[off] = np.cumsum(count[off]) - count[off]
+    return Grid(points, base, index, first, count, np.concatenate(lists))
+
+
+def rounded(inverse: Floats, x: Floats, base: int) -> Codes:
+    """1 / scale [n], x [dims, n] -> codes of x, whose levels are 2 * code + 1 times the scale."""
+    found: Codes = np.clip(nearest_int(np.float32(0.5) * (inverse * x - np.float32(1))), 0, base - 1)
+    return found
+
+
+def sums(weights: Floats, x: Floats, levels: Floats) -> tuple[Floats, Floats]:
+    """All [weights of a group, n] -> sum w x q, sum w q q, [n] each."""
+    return total(weights * x * levels), total(weights * levels * levels)

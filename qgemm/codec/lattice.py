@@ -1,0 +1,175 @@
+"""Encoders of the IQ2 and IQ3 types: groups of a super-block are fitted by points of a grid, apart from their signs.
+
+w = d * (sc + 1/2) / 4 * level of the point, with a sign for each weight: here d * (2 sc + 1) * (2 code + 1). Bytes are
+those of ggml's C: float32, sums in the order of the weights, candidates in its order. Groups are columns [weights of a
+group, groups of all super-blocks]; each has several points, of 8 or 4 weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .format import Blocks
+from .grids import Grid, Indices, grid, rounded, sums
+from .packing import Bytes, Floats, Halves, to_float16
+from .search import Codes, nearest_int, total
+from .super_blocks import in_shares, integers, spread_of, to_columns
+
+MOST_SCALE = 15  # of the sc, four bits each
+MAGNITUDES = 8  # weights whose signs are a byte, or seven bits and their parity
+
+
+class Lattice(NamedTuple):
+    """How ggml fits a type: groups of `size` weights by the points of a grid.
+
+    paired: whether the signs of eight weights have an even number of minuses, for which the least important changes
+    its sign. steps, step: inverse scales tried, from -steps to steps times step around the largest code's. least:
+    groups with no larger magnitude are zeros. fudge: d is that much larger. means: how often the mean square of the
+    super-block counts beside x * x where there is an importance. flat: how much of twice it counts where there is none;
+    None: there is always one. all_again: whether all points of a group are taken anew where codes were no point, or
+    only those.
+    first_fit: whether the largest code is that of a fit of integers, after which all points are taken anew as well.
+    gapless: whether the signs and the low bytes of points of a group of zeros are left out, and those that follow move
+    up, as ggml writes them, so that it reads other weights there.
+    """
+
+    grid: str
+    size: int
+    paired: bool
+    steps: int
+    step: float
+    least: float
+    fudge: float
+    means: float
+    flat: float | None
+    all_again: bool = False
+    first_fit: bool = False
+    gapless: bool = False
+
+
+Pack = Callable[[Halves, Bytes, Indices, Bytes], Blocks]
+
+
+def encode(kind: Lattice, x: Floats, importance: Floats | None, pack: Pack) -> Blocks:
+    """x, importance [n, 256] -> blocks [n]; pack: (d [n], sc [n, groups], points [n, of 256], signs [n, 32]) -> [n]"""
+    return in_shares(x, importance, lambda values, of: pack(*_encoded(kind, values, of)))
+
+
+def _encoded(kind: Lattice, x: Floats, importance: Floats | None) -> tuple[Halves, Bytes, Indices, Bytes]:
+    n, groups = len(x), x.shape[1] // kind.size
+    columns = to_columns(x, groups)
+    if importance is not None:
+        weights = to_columns(importance, groups) * spread_of(x, columns, groups, kind.means)
+    else:
+        assert kind.flat is not None
+        weights = columns * columns
+        if kind.flat:
+            mean = np.float32(2) * total(np.ascontiguousarray((x * x).T)) / np.float32(x.shape[1])
+            weights = np.float32(kind.flat) * np.repeat(mean, groups) + weights
+    magnitudes, signs = _signs(kind, columns, weights)
+    largest = magnitudes.max(axis=0)
+    empty = largest < np.float32(kind.least)
+    points = _Points(grid(kind.grid), magnitudes, np.sqrt(weights))
+    if kind.first_fit:
+        scale, _ = integers(magnitudes.T, weights.T, points.grid.base + 1)
+        largest = scale * np.float32(points.grid.base)
+        empty |= largest <= 0
+    else:
+        scale = largest / np.float32(2 * points.grid.base - 1)
+    scale, found = _searched(kind, points, magnitudes, weights, largest, scale)
+    signs[:, scale < 0] ^= np.uint8(127 if kind.paired else 255)
+    scale = np.where(empty, np.float32(0), np.abs(scale))
+    found[:, empty], signs[:, empty] = 0, 0
+    scales = scale.reshape(n, groups)
+    greatest = scales.max(axis=1)
+    d = greatest / np.float32(31)
+    sc = np.clip(nearest_int(np.float32(0.5) * ((np.float32(1) / d)[:, None] * scales - 1)), 0, MOST_SCALE)
+    none = greatest == 0
+    sc[none] = 0
+    of_blocks, of_signs = found.T.reshape(n, -1), signs.T.reshape(n, -1)
+    if kind.paired:
+        of_blocks[none], of_signs[none] = 0, 0
+    if kind.gapless:
+        order = np.argsort(empty.reshape(n, groups), axis=1, kind="stable")
+        of_blocks = (of_blocks & ~255) | _ordered(of_blocks & 255, order)
+        of_signs = _ordered(of_signs, order)
+    return to_float16(d * np.float32(kind.fudge)), sc.astype(np.uint8), of_blocks, of_signs
+
+
+def _signs(kind: Lattice, x: Floats, weights: Floats) -> tuple[Floats, Bytes]:
+    """x, weights [size, n] -> what grids fit [size, n], signs [size / 8, n], bit i of weight i.
+
+    What is fitted is the magnitude, of what changes its sign minus that.
+    """
+    negative = ~(x >= 0)
+    shape = (-1, MAGNITUDES, x.shape[1])
+    minus, fitted = negative.reshape(shape).astype(np.uint8), np.where(negative, -x, x).reshape(shape)
+    if kind.paired:
+        odd = minus.sum(axis=1) % 2 == 1
+        cheapest = (weights * x * x).reshape(shape).argmin(axis=1)[:, None]
+        changed = np.zeros_like(minus)
+        np.put_along_axis(changed, cheapest, odd[:, None].astype(np.uint8), 1)
+        minus ^= changed
+        fitted = np.where(changed > 0, -fitted, fitted)
+    signs = np.packbits(minus, axis=1, bitorder="little")[:, 0]
+    return fitted.reshape(x.shape), signs & np.uint8(127) if kind.paired else signs
+
+
+def _ordered(values: NDArray[Any], order: NDArray[np.intp]) -> NDArray[Any]:
+    """Values [n, several of each group], the groups in this order [n, groups]."""
+    parts = values.reshape(*order.shape, -1)
+    return np.take_along_axis(parts, order[:, :, None], 1).reshape(values.shape)
+
+
+class _Points:
+    """The points of groups as columns: x, weights [size, n], split into [dims, size / dims * n]."""
+
+    def __init__(self, of: Grid, x: Floats, weights: Floats) -> None:
+        self.grid, self.shape = of, x.shape
+        self.x, self.weights = self._split(x), self._split(weights)
+
+    def _split(self, values: Floats) -> Floats:
+        dims = self.grid.points.shape[1]
+        parts = values.reshape(-1, dims, self.shape[1]).swapaxes(0, 1)
+        return np.ascontiguousarray(parts).reshape(dims, -1)
+
+    def closest(self, inverse: Floats, scale: Floats) -> tuple[Indices, NDArray[np.bool_]]:
+        """1 / scale and scale [n] -> points [size / dims, n], and whether the rounded codes were those."""
+        parts = self.x.shape[1] // self.shape[1]
+        numbers = self.grid.numbers(rounded(np.tile(inverse, parts), self.x, self.grid.base))
+        levels = np.tile(scale, parts)[:, None] * (2 * np.arange(self.grid.base) + 1).astype(np.float32)
+        found = self.grid.closest(numbers, self.x, self.weights, levels)
+        return found.reshape(parts, -1), (self.grid.point_of[numbers] >= 0).reshape(parts, -1)
+
+    def levels(self, points: Indices) -> Floats:
+        """Points [size / dims, n] -> 2 * code + 1 [size, n]."""
+        codes: Codes = self.grid.points[points].swapaxes(1, 2).reshape(self.shape)
+        return (2 * codes + 1).astype(np.float32)
+
+
+def _searched(
+    kind: Lattice, points: _Points, x: Floats, weights: Floats, largest: Floats, scale: Floats
+) -> tuple[Floats, Indices]:
+    """Scales [n] and points [size / dims, n] of the least weighted error of those tried, fitted once more."""
+    found = np.zeros((points.x.shape[1] // x.shape[1], x.shape[1]), np.int64)
+    exact = np.full(found.shape, not kind.all_again)
+    best = np.zeros_like(scale)
+    for step in range(-kind.steps, kind.steps + 1):
+        inverse = (np.float32(2 * points.grid.base - 1) + np.float32(step) * np.float32(kind.step)) / largest
+        tried, on_grid = points.closest(inverse, np.float32(1) / inverse)
+        products, norms = sums(weights, x, points.levels(tried))
+        better = (norms > 0) & (products * products > best * norms)
+        scale = np.where(better, products / norms, scale)
+        best = np.where(better, scale * products, best)
+        found, exact = np.where(better, tried, found), np.where(better, on_grid, exact)
+    again = ~exact.all(axis=0) & (scale > 0)
+    if kind.first_fit:
+        again, exact = scale > 0, np.zeros_like(exact)
+    tried, _ = points.closest(np.float32(1) / scale, scale)
+    found = np.where(again & (kind.all_again | ~exact), tried, found)
+    products, norms = sums(weights, x, points.levels(found))
+    return np.where(again & (norms > 0), products / norms, scale), found

@@ -1,0 +1,43 @@
+"""iq1_s: super-blocks of 8 groups of 32 weights, four points of a grid of 2048 each; 1.56 bits a weight.
+
+offset  bytes  field
+     0      2  d   float16 scale of the sc
+     2     32  qs  byte j: the point of weights 8 j, its low eight bits
+    34     16  qh  of group g a word: the high three bits of its points i from bit 3 i on, sc in bits 12 to 14, in
+                   bit 15 whether delta is -1/8
+
+w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. The gguf package decodes them (through_gguf.py); here they are
+written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qgemm.codec import ternary_grid
+from qgemm.codec.format import Blocks
+from qgemm.codec.packing import Floats, to_float16
+from qgemm.codec.super_blocks import in_shares, spread_of, to_columns
+
+DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
+GROUPS = 8
+FUDGE = np.float32(1.125)  # d is that much larger
+LEAST = 1e-12  # groups with no larger magnitude are zeros to ggml
+
+
+def encode(x: Floats, importance: Floats | None = None) -> Blocks:
+    """Values [n, 256], and what each weighs -> blocks [n] (codec/ternary_grid.py)."""
+    return in_shares(x, importance, _encoded)
+
+
+def _encoded(x: Floats, importance: Floats | None) -> Blocks:
+    assert importance is not None
+    n, columns = len(x), to_columns(x, GROUPS)
+    fit = ternary_grid.fitted(columns, to_columns(importance, GROUPS) * spread_of(x, columns, GROUPS, 2), LEAST, 1)
+    d, sc = ternary_grid.rounded(fit.scale.reshape(n, GROUPS))
+    points = fit.points.T.reshape(n, GROUPS, 4)
+    blocks = np.empty(n, DTYPE)
+    blocks["d"], blocks["qs"] = to_float16(d * FUDGE), points.reshape(n, -1) & 255
+    blocks["qh"] = (points >> 8 << np.arange(0, 12, 3)).sum(axis=2) | sc.astype(np.int64) << 12
+    blocks["qh"] |= fit.minus[0].reshape(n, GROUPS).astype(np.uint16) << np.uint16(15)
+    return blocks
