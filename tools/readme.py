@@ -45,7 +45,8 @@ def formats_table() -> str:
     borrowed = [fmt for fmt in by_size if fmt.decoded_by]
     names = ", ".join(f"{fmt} ({fmt.bpw:g})" for fmt in borrowed)
     both = ", ".join(str(fmt) for fmt in borrowed if fmt.encode is not None)
-    does = "Decoded by the gguf package, on the CPU alone: products with `a16`, `dequantize`, `convert` to other types"
+    by = "Decoded by the gguf package or by NumPy, on the CPU alone"
+    does = f"{by}: products with `a16`, `dequantize`, `convert` to other types"
     return "\n".join([*rows, "", f"{does} (bits / weight): {names}." + f" Of these, written: {both}." * bool(both)])
 
 

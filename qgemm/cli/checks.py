@@ -258,6 +258,8 @@ def oracle(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
     """The values that the gguf package decodes; NotImplementedError without a codec there."""
     if fmt.ggml_type is None:
         raise NotImplementedError(f"{fmt} is no ggml type")
+    if fmt.ggml_type not in set(GGMLQuantizationType):
+        raise NotImplementedError(f"the gguf package does not know {fmt}")
     kind = GGMLQuantizationType(fmt.ggml_type)
     raw = np.ascontiguousarray(blocks).reshape(1, -1).view(np.uint8)
     values: NDArray[np.float32] = gguf_dequantize(raw, kind)

@@ -52,6 +52,10 @@ class Levels(NamedTuple):
                 w += self.minimum[..., None]
         return w.reshape(len(w), prod(w.shape[1:]))  # of no blocks, too
 
+    def decoded(self) -> Levels:
+        """The weights as codes [n, 1, weights] float32 without a scale, of formats that no kernel knows."""
+        return Levels(self.values()[:, None])
+
     def zeros_as_minimums(self) -> Levels:
         """These levels with each group's own zero moved into its minimum; equal but for rounding."""
         if not isinstance(self.zero, np.ndarray) or self.scale is None:
@@ -91,8 +95,8 @@ class Format:
     weighted: values [n, weights], their importance [n, weights] -> blocks [n], ggml's encoder for an importance matrix,
     where it is another than the search of codec/search.py.
     needs_importance: whether ggml has an encoder for an importance matrix alone.
-    decoded_by: the package that decodes the blocks, where this library has no codec: such a format has values, but no
-    codes or device tile. "" for codecs of this library.
+    decoded_by: the package that decodes the blocks, where this library has no kernels: such a format has values, but no
+    codes or device tile. "" for formats that have.
     """
 
     name: str

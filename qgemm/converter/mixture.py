@@ -33,7 +33,8 @@ FILE_TYPES = {
     "iq1_s": FileType(24, "iq1_s"), "iq4_nl": FileType(25, "iq4_nl"), "iq3_s": FileType(26, "iq3_s"),
     "iq3_m": FileType(27, "iq3_s"), "iq2_s": FileType(28, "iq2_xs"), "iq2_m": FileType(29, "iq2_s"),
     "iq4_xs": FileType(30, "iq4_xs"), "iq1_m": FileType(31, "iq1_m"), "tq1_0": FileType(36, "tq1_0"),
-    "tq2_0": FileType(37, "tq2_0"), "mxfp4_moe": FileType(38, "mxfp4"),
+    "tq2_0": FileType(37, "tq2_0"), "mxfp4_moe": FileType(38, "mxfp4"), "q1_0": FileType(40, "q1_0"),
+    "q2_0": FileType(41, "q2_0"),
 }  # fmt: skip
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -46,7 +47,7 @@ OF_EIGHT_EXPERTS = (  # whose attention output gets q5_k
 # A type -> the one for rows that its blocks do not fit; of what these do not fit either, F16.
 FALLBACKS = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "iq4_nl"),
-    **dict.fromkeys(("q2_k", "q3_k", "tq1_0", "tq2_0"), "q4_0"),
+    **dict.fromkeys(("q2_0", "q2_k", "q3_k", "tq1_0", "tq2_0"), "q4_0"),
     "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
 }  # fmt: skip
 
@@ -188,7 +189,7 @@ class _Rule:
             return "q2_k"
         if self.name in (*TWO_BITS, "iq3_xxs"):
             return "iq3_s"
-        return "q4_k" if self.name in ("tq1_0", "tq2_0") else self.default
+        return "q4_k" if self.name in ("q2_0", "tq1_0", "tq2_0") else self.default
 
     def _least(self, kind: str, index: int) -> str:
         """In file types of about two bits a weight and fewer."""

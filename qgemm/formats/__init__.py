@@ -64,13 +64,9 @@ def _opaque(ggml_type: int, name: str, weights: int, size: int) -> Format:
 
 FORMATS = Formats(_defined())
 
-_with_codec = {fmt.ggml_type: fmt for fmt in FORMATS.values()}
-GGML_TYPES = MappingProxyType(
-    {
-        int(kind): _with_codec.get(kind) or _opaque(int(kind), kind.name.lower(), *sizes)
-        for kind, sizes in GGML_QUANT_SIZES.items()
-    }
-)
+_with_codec = {fmt.ggml_type: fmt for fmt in FORMATS.values() if fmt.ggml_type is not None}
+_known = {int(kind): _opaque(int(kind), kind.name.lower(), *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+GGML_TYPES = MappingProxyType({**_known, **_with_codec})
 
 
 def _of_registry(name: str, codebook: bytes | None) -> Format:

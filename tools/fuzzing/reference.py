@@ -50,7 +50,10 @@ INTEGERS = (0, 1, 2, 3, 4, 5, 10, 11)
 SPLIT = ("split.no", "split.count", "split.tensors.count")
 PARTS = (".kbit_absmax", ".kbit_planes", ".kbit_codebook")
 I8, I32, F32, F16 = 24, 26, 0, 1
-SIZES = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()} | {9: (32, 36)}  # Q8_1, where the package errs
+SIZES = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()} | {
+    9: (32, 36),
+    42: (64, 18),
+}  # Q8_1, where the package errs; Q2_0
 
 
 class Cursor:

@@ -146,7 +146,8 @@ def drafting(
     for key, plan in stored.items():
         # Any dtype but uint8 says that the shape is in weights, so that the package does not compute one with
         # its table of block sizes, in which Q8_1's is wrong.
-        writer.add_tensor_info(key, plan.shape, plan.format.dtype, plan.nbytes, plan.type)
+        kind: Any = plan.type  # the package knows no name for the newest types, and writes the number
+        writer.add_tensor_info(key, plan.shape, plan.format.dtype, plan.nbytes, kind)
 
     with replacing(name, check, replace) as fd:
         draft = Draft(where, fd, plans, writer.head(), writer.data_alignment)
@@ -196,7 +197,7 @@ class Plan(NamedTuple):
     """What a tensor is in the file: format, ggml type, shape (..., N, K) in weights, bytes."""
 
     format: Format
-    type: GGMLQuantizationType
+    type: int
     shape: tuple[int, ...]
     nbytes: int
 
@@ -260,8 +261,7 @@ def _check_name(name: str, seen: Collection[bytes]) -> None:
 def _plan(tensor: Tensor) -> Plan:
     if tensor.format.ggml_type is None:
         raise GGUFError(f"ggml has no type for {tensor.format}")
-    kind = GGMLQuantizationType(tensor.format.ggml_type)
-    return Plan(tensor.format, kind, tensor.shape, tensor.nbytes)
+    return Plan(tensor.format, tensor.format.ggml_type, tensor.shape, tensor.nbytes)
 
 
 def _check_special_keys(

@@ -1,0 +1,70 @@
+"""nvfp4: 4 groups of 16 weights, w = d / 2 * v with v twice the e2m1 number that a code stands for, as in mxfp4.
+
+offset  bytes  field
+     0      4  d   of each group a scale without a sign: exponent in bits 3 to 6, bias 7, mantissa in bits 0 to 2
+     4     32  qs  byte 8 g + j: the code of weight 16 g + j in the low nibble, of weight 16 g + j + 8 in the high
+
+The gguf package decodes them (through_gguf.py); here they are written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qgemm.codec.format import Blocks
+from qgemm.codec.packing import Bytes, Floats
+from qgemm.codec.scales import absmax
+
+from .mxfp4 import MAGNITUDES
+
+DTYPE = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
+GROUP = 16
+MOST = 0x7E  # the largest scale, 448; 0x7f is 0 to ggml, as NaN
+LEVELS = MAGNITUDES.astype(np.float32)
+BIAS = 127 - 7  # between the exponents of a float32 and of a scale
+
+
+def encode(x: Floats) -> Blocks:
+    """Values [n, 64] -> blocks [n]: d = absmax / 6, at most 448, of each value the nearest v, the lower code of two.
+
+    Errors are rounded to float32 before they are compared, as in C.
+    """
+    groups = x.reshape(-1, GROUP)
+    d = scales(absmax(groups) / np.float32(6))
+    levels = SCALES[d][:, None] * LEVELS  # [n, 8]
+    size = np.abs(groups)
+    codes, least = np.zeros(groups.shape, np.uint8), size
+    for code in range(1, len(LEVELS)):
+        error = np.abs(levels[:, code, None] - size)
+        better = error < least
+        codes, least = np.where(better, np.uint8(code), codes), np.where(better, error, least)
+    codes[(groups < 0) & (codes > 0)] += np.uint8(8)
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"] = d.reshape(-1, 4)
+    halves = codes.reshape(-1, 2, GROUP // 2)
+    blocks["qs"] = (halves[:, 0] | halves[:, 1] << np.uint8(4)).reshape(-1, 32)
+    return blocks
+
+
+def scales(values: Floats) -> Bytes:
+    """Scales [n] from 0 on -> their bytes: to nearest, halves up; from 2^8 on 448 where ggml has no other number."""
+    bits = np.minimum(values, np.float32(448)).view(np.int32)
+    rounded = (bits >> 19) + 1 >> 1  # exponent and three bits of mantissa; a carry moves into the exponent
+    normal = np.minimum(rounded - (BIAS << 3), MOST)
+    with np.errstate(invalid="ignore"):
+        subnormal = np.minimum(
+            (np.where(values < 1, values, 0) * np.float32(512) + np.float32(0.5)).astype(np.int32), 7
+        )
+    found = np.where((bits >> 23) - BIAS <= 0, subnormal, np.where((bits >> 23) - BIAS >= 15, MOST, normal))
+    return np.where(values > 0, found, 0).astype(np.uint8)
+
+
+def _scales() -> Floats:
+    codes = np.arange(128)
+    exponent, mantissa = codes >> 3, codes & 7
+    values = np.where(exponent, np.ldexp(8.0 + mantissa, exponent - 11), np.ldexp(mantissa.astype(np.float64), -10))
+    values[MOST + 1] = 0
+    return values.astype(np.float32)
+
+
+SCALES = _scales()  # half of what a byte stands for: e2m1 numbers are halves of v
