@@ -12,6 +12,7 @@ Arrays are [weight of the block, block], so that a sum over a block is one over 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,9 +122,24 @@ class Steps(NamedTuple):
 
 STEPS = Steps(-0.9, 0.05, 37)  # of every format with an importance matrix
 
+Compiled = Callable[[Floats, Floats, int, Steps | None], Fit | None]
+_compiled: list[Compiled] = []
+
+
+def use(compiled: Compiled) -> None:
+    """Fit by compiled code from now on, where it does not return None: with the steps of `affine`, else `symmetric`."""
+    _compiled[:] = [compiled]
+
+
+def _by_compiled_code(x: Floats, weights: Floats, most: int, steps: Steps | None) -> Fit | None:
+    return _compiled[0](x, weights, most, steps) if _compiled else None
+
 
 def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:
     """x, weights [weights of a group, n], n > 1: w = scale * (code - zero), of those tried with the least error."""
+    found = _by_compiled_code(x, weights, zero, None)
+    if found is not None:
+        return found
     magnitude = np.abs(x)
     largest = _at(x, magnitude.argmax(axis=0))
     weighted = weights * x
@@ -151,6 +167,9 @@ def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:
 
 def affine(x: Floats, weights: Floats, most: int, steps: Steps) -> Fit:
     """x, weights [weights of a group, n], n > 1: w = scale * code + minimum, which is not positive, likewise."""
+    fitted = _by_compiled_code(x, weights, most, steps)
+    if fitted is not None:
+        return fitted
     least, greatest = _at(x, x.argmin(axis=0)), x.max(axis=0)  # of -0 and +0 the first is the least
     sum_w, sum_x = total(weights), total(weights * x)
     least = np.where(least > 0, np.float32(0), least)

@@ -1,0 +1,51 @@
+"""Fits of the encoders by kernels/cpu/encode/: those of codec/search.py, with the same bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import numpy as np
+
+from qgemm.codec import search
+from qgemm.codec.packing import Floats
+from qgemm.codec.search import Fit, Steps
+
+from .libraries import fields
+from .library import library, reason
+from .products import UNFUSED
+
+MOST_WEIGHTS = 32  # of a group
+
+
+class Problem(ctypes.Structure):
+    """Columns [size, n] to fit, for kernels/cpu/encode/fit.c, which takes its fields from here."""
+
+    _fields_ = (
+        ("size", ctypes.c_int64), ("n", ctypes.c_int64), ("x", ctypes.c_void_p), ("weights", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("minimum", ctypes.c_void_p),
+        ("most", ctypes.c_int32), ("tries", ctypes.c_int32), ("absolute", ctypes.c_int32),
+        ("first", ctypes.c_float), ("step", ctypes.c_float),
+    )  # fmt: skip
+
+
+def fit(x: Floats, weights: Floats, most: int, steps: Steps | None) -> Fit | None:
+    """As search.affine with steps, as search.symmetric of zero `most` without; None: NumPy must."""
+    engine = None if reason() or len(x) > MOST_WEIGHTS or not x.size else _engine()
+    if engine is None:
+        return None
+    x, weights = np.ascontiguousarray(x), np.ascontiguousarray(weights)
+    codes, scale = np.empty(x.shape, np.int32), np.empty(x.shape[1], np.float32)
+    minimum = None if steps is None else np.empty_like(scale)
+    tried = steps or search.STEPS
+    problem = Problem(
+        *x.shape, x.ctypes.data, weights.ctypes.data, codes.ctypes.data, scale.ctypes.data,
+        None if minimum is None else minimum.ctypes.data, most, tried.tries, tried.absolute, tried.first, tried.step,
+    )  # fmt: skip
+    engine.qgemm_fit(ctypes.byref(problem))
+    return Fit(codes, scale, minimum)
+
+
+@cache
+def _engine() -> ctypes.CDLL | None:
+    return library("encode/fit", {"FIT_FIELDS": fields(Problem)}, UNFUSED)
