@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
 ]
 GOLDEN = np.load(DATA / "ggml_encoders.npz")
+GRIDS = np.load(DATA / "ggml_grids.npz")
 STEPS = (search.STEPS, search.Steps(-0.5, 0.1, 16, absolute=True), None)
 
 
@@ -56,9 +57,18 @@ def test_fits_are_those_of_numpy(steps, data):
 
 @pytest.mark.parametrize("name", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"])
 def test_bytes_with_it_and_without(name, monkeypatch):
-    search.use(encoders.fit)
+    encoders.install()
     made = [qgemm.quantize(GOLDEN["x"], name, imatrix=of) for of in (None, GOLDEN["imatrix"])]
     for each, kind in zip(made, ("plain", "imatrix"), strict=True):
         assert each.blocks.tobytes() == GOLDEN[f"{name}.{kind}"].tobytes()
     monkeypatch.setenv("QGEMM_CPU", "numpy")
     assert qgemm.quantize(GOLDEN["x"], name).blocks.tobytes() == made[0].blocks.tobytes()
+
+
+@pytest.mark.parametrize("name", [case for case in GRIDS if "." in case])
+def test_grids_with_it(name):
+    """The bytes of ggml, by compiled code."""
+    encoders.install()
+    kind, _, way = name.partition(".")
+    made = qgemm.quantize(GOLDEN["x"], kind, imatrix=GOLDEN["imatrix"] if way == "imatrix" else None)
+    assert made.blocks.tobytes() == GRIDS[name].tobytes()

@@ -21,7 +21,7 @@ from .packing import Bytes, Floats, Halves, to_float16
 from .search import LEAST, STEPS, Fit, Steps, affine, nearest_int, symmetric, total
 
 WEIGHTS = 256
-SHARE = 64  # super-blocks at a time: what lies in a core's cache
+SHARE = 512  # super-blocks at a time: what lies in a cache, of arrays that are worth a call
 POLISHED = 5  # times that single integers are moved
 
 Codes = NDArray[np.int32]

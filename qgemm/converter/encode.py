@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
-from qgemm.codec.search import searched, use
+from qgemm.codec.search import searched
 from qgemm.cpu.native import encoders
 from qgemm.files.imatrix import Importance, Importances, of_arrays
 
@@ -21,7 +21,7 @@ from .weight import packed
 
 TOGETHER = 1 << 20  # weights that a few threads have at a time, in 40 MiB: long ranges, short waits for each other
 
-use(encoders.fit)
+encoders.install()
 
 Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
 Faults = tuple[str, NDArray[np.bool_]]  # what is wrong with a range, and of each weight or block whether it is bad

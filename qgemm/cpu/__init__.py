@@ -27,7 +27,6 @@ from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, wri
 from qgemm.backend import Status
 from qgemm.codec import activations
 from qgemm.codec.format import Format, float_name, floats
-from qgemm.codec.search import use
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.gating import gated_by
@@ -39,7 +38,7 @@ from . import experts, native
 from . import numpy as kernels
 from .native import encoders
 
-use(encoders.fit)
+encoders.install()
 
 
 class Product(NamedTuple):

@@ -7,7 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from qgemm.codec import search
+from qgemm.codec import grids, search
+from qgemm.codec.grids import Grid, Indices
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import Fit, Steps
 
@@ -44,6 +45,39 @@ def fit(x: Floats, weights: Floats, most: int, steps: Steps | None) -> Fit | Non
     )  # fmt: skip
     engine.qgemm_fit(ctypes.byref(problem))
     return Fit(codes, scale, minimum)
+
+
+class Search(ctypes.Structure):
+    """Numbers [n] to find points for, for kernels/cpu/encode/closest.c, which takes its fields from here."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("points", "point_of", "starts", "counts", "neighbours")),
+        *((name, ctypes.c_void_p) for name in ("numbers", "x", "weights", "levels", "found")),
+        ("n", ctypes.c_int64), ("dims", ctypes.c_int64), ("base", ctypes.c_int64),
+    )  # fmt: skip
+
+
+def closest(of: Grid, numbers: Indices, x: Floats, weights: Floats, levels: Floats) -> Indices | None:
+    """As Grid.closest; None: NumPy must."""
+    engine = None if reason() or not len(numbers) else _finder()
+    if engine is None:
+        return None
+    found = np.empty(len(numbers), np.int64)
+    given = of.points, of.point_of, of.starts, of.counts, of.neighbours, numbers, x, weights, levels, found
+    kept = [np.ascontiguousarray(array) for array in given]
+    engine.qgemm_closest(ctypes.byref(Search(*(array.ctypes.data for array in kept), *x.shape[::-1], of.base)))
+    return found
+
+
+def install() -> None:
+    """Encoders fit by compiled code from now on, where there is some."""
+    search.use(fit)
+    grids.use(closest)
+
+
+@cache
+def _finder() -> ctypes.CDLL | None:
+    return library("encode/closest", {"SEARCH_FIELDS": fields(Search)}, UNFUSED)
 
 
 @cache
