@@ -108,3 +108,13 @@ def test_neighbours_are_the_nearest_points(name):
         want = sorted(np.flatnonzero(distances <= reach), key=lambda point: (distances[point], point))
         start = of.starts[number]
         assert of.neighbours[start : start + of.counts[number]].tolist() == want
+
+
+@each_type
+def test_a_scale_beyond_float16_is_refused(name):
+    """Also the one whose bits lie in four fields; what is refused would decode to infinity."""
+    x = np.ones((2, 512), np.float32)
+    assert np.isfinite(qgemm.quantize(x * 1000, name, imatrix=np.ones(512)).dequantize()).all()
+    x[1, 256:] = 1e8
+    with pytest.raises(qgemm.QuantizeError, match="block 1 of row 1 needs"):
+        qgemm.quantize(x, name, imatrix=np.ones(512))

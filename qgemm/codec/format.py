@@ -94,6 +94,7 @@ class Format:
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
     weighted: values [n, weights], their importance [n, weights] -> blocks [n], ggml's encoder for an importance matrix,
     where it is another than the search of codec/search.py.
+    scattered_scale: blocks [n] -> their float16 scale [n], where its bits lie in several fields.
     needs_importance: whether ggml has an encoder for an importance matrix alone.
     decoded_by: the package that decodes the blocks, where this library has no kernels: such a format has values, but no
     codes or device tile. "" for formats that have.
@@ -119,6 +120,7 @@ class Format:
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
     weighted: Callable[[Floats, Floats], Blocks] | None = None
+    scattered_scale: Callable[[Blocks], NDArray[np.float16]] | None = None
     needs_importance: bool = False
     decoded_by: str = ""
 
@@ -284,6 +286,8 @@ class Format:
             made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
         else:  # a scale of one byte is finite; an exponent holds whatever is
             scales = [blocks[name] for name in self.scale_fields]
+            if self.scattered_scale is not None:
+                scales.append(self.scattered_scale(blocks))
             made = np.stack(scales, axis=1) if scales else x.astype(np.float32, copy=False)
         within = np.isfinite(x.astype(np.float32, copy=False))  # not so float64 beyond it
         large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit

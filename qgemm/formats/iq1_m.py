@@ -15,7 +15,7 @@ import numpy as np
 
 from qgemm.codec import ternary_grid
 from qgemm.codec.format import Blocks
-from qgemm.codec.packing import Floats, pack_slots, to_float16
+from qgemm.codec.packing import Floats, Halves, pack_slots, to_float16
 from qgemm.codec.super_blocks import in_shares, spread_of, to_columns
 
 DTYPE = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
@@ -27,6 +27,13 @@ LEAST = 1e-7  # groups with no larger magnitude are zeros to ggml
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
     """Values [n, 256], and what each weighs -> blocks [n] (codec/ternary_grid.py)."""
     return in_shares(x, importance, _encoded)
+
+
+def scale(blocks: Blocks) -> Halves:
+    """Blocks [n] -> d [n]."""
+    nibbles = (blocks["scales"] >> 12).astype(np.uint16) << np.arange(0, 16, 4, dtype=np.uint16)
+    found: Halves = np.bitwise_or.reduce(nibbles, axis=1).view(np.float16)
+    return found
 
 
 def _encoded(x: Floats, importance: Floats | None) -> Blocks:

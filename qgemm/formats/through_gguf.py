@@ -52,5 +52,6 @@ def _format(kind: GGMLQuantizationType) -> Format:
     weighted = None if name in ALIKE else encode
     return Format(
         name, weights, dtype, encode, levels, ggml_type=int(kind), weighted=weighted,
-        needs_importance=name in NEED_IMPORTANCE, decoded_by=PACKAGE,
+        needs_importance=name in NEED_IMPORTANCE,
+        scattered_scale=iq1_m.scale if name == "iq1_m" else None, decoded_by=PACKAGE,
     )  # fmt: skip
