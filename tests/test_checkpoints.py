@@ -281,6 +281,18 @@ def test_what_is_no_imatrix(raw, tmp_path):
             read_imatrix(legacy(tmp_path / "i.dat", {"w": (1, np.float32([1, bad]))}))
 
 
+@pytest.mark.parametrize("tail", [b"", b"\7\0\0", struct.pack("<ii", 7, -1), struct.pack("<ii", 7, 5) + b"data"])
+def test_an_old_imatrix_whose_end_says_nothing(tail, tmp_path):
+    """Its entries are read; of a text and its chunks nothing is known."""
+    path = legacy(tmp_path / "i.dat", {"w": (1, np.float32([1, 2]))})
+    whole = read_imatrix(path).origin
+    assert (whole.dataset, whole.chunks) == ("data", 7)
+    path.write_bytes(path.read_bytes()[:-12] + tail)
+    found = read_imatrix(path)
+    assert_array_equal(found["w"], [1, 2])
+    assert (found.origin.dataset, found.origin.chunks) == ("", 0)
+
+
 # ---------------------------------------------------------------- shards
 
 

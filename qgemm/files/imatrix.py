@@ -28,6 +28,7 @@ from .paths import Opened, PathLike, path_string, shown, shown_path
 SUMS, COUNTS = ".in_sum2", ".counts"
 DATASETS, CHUNKS = "imatrix.datasets", "imatrix.chunk_count"
 INT = struct.Struct("<i")
+TAIL = struct.Struct("<ii")  # chunks, length of a name
 TOGETHER = 1 << 18  # values that are checked at a time
 
 Read: TypeAlias = Callable[[int, int], Floats]  # values start to stop, counted over all experts
@@ -177,7 +178,15 @@ def _of_legacy(file: Opened) -> tuple[dict[str, Importance], Origin]:
         found[name] = Importance((count,), means(skip(4 * count), calls))
     if not found:
         raise CheckpointError(f"{where}: is no importance matrix: it has no entries")
-    if at == file.size:
-        return found, Origin(file.path)
-    chunks, size = integer(), integer()
-    return found, Origin(file.path, file.read(skip(size), size).tobytes().decode("utf-8", "replace"), chunks)
+    return found, _origin(file, at)
+
+
+def _origin(file: Opened, at: int) -> Origin:
+    """What newer files say of themselves behind their entries; bytes there that say something else are passed over."""
+    tail = TAIL.size
+    if file.size - at < tail:
+        return Origin(file.path)
+    chunks, size = TAIL.unpack(file.read(at, tail).tobytes())
+    if not 0 <= size <= file.size - at - tail:
+        return Origin(file.path)
+    return Origin(file.path, file.read(at + tail, size).tobytes().decode("utf-8", "replace"), chunks)
