@@ -13,8 +13,10 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 
 from .backend import backend
+from .errors import UnsupportedError
 from .formats import format_named
 from .packed import Packed
+from .sharding import ROWS, share
 
 
 class Tensor(Packed):
@@ -90,6 +92,27 @@ class Tensor(Packed):
         missing, for a format without tiles, and for other shapes.
         """
         return backend("cuda").upload(self)
+
+    def shard(self, rank: int, world: int, axis: int, multiple: int | None = None) -> Tensor:
+        """What rank `rank` of `world` holds if an axis of [..., N, K] is cut into shares: a view of these blocks.
+
+        axis: that of rows (-2: N, outputs of a product), in multiples of 64; of columns (-1: K, a sum of products over
+        the ranks), in whole blocks; of experts (0 of three). Nothing is copied; columns of a file are gathered when
+        they are packed or multiplied. multiple: the least piece instead, as the size of a head; along K, of whole
+        blocks. Shares may be uneven. UnsupportedError if there are fewer pieces than ranks, with the worlds that would
+        do.
+        """
+        axis = range(self.ndim)[axis]
+        columns = axis == self.ndim - 1
+        unit = self.format.weights if columns else ROWS if axis == self.ndim - 2 else 1
+        step = unit if multiple is None else multiple
+        if columns and step % unit:
+            raise UnsupportedError(f"{self!r}: columns cut in multiples of {step} would cut blocks of {unit}")
+        part = share(self.shape[axis], step, rank, world, f"{self!r}: axis {axis}")
+        shape = (*self.shape[:axis], part.stop - part.start, *self.shape[axis + 1 :])
+        if columns:
+            part = slice(part.start // unit, part.stop // unit)
+        return Tensor(self.format, shape, self.blocks[(slice(None),) * axis + (part,)], self.name)
 
     def __getitem__(self, index: Any) -> Tensor:
         blocks = self.blocks

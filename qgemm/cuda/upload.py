@@ -31,10 +31,10 @@ class Stage:
         self.done = cupy.cuda.Event(disable_timing=True)
 
     def send(self, part: NDArray[np.uint8], stream: Any) -> None:
-        """Copy bytes here, once the chunk before is done, and on their way to the device."""
+        """Gather rows of bytes here, once the chunk before is done, and send them on their way to the device."""
         self.done.synchronize()
-        self.host[: len(part)] = part
-        self.device.data.copy_from_host_async(self.host.ctypes.data, len(part), stream)
+        self.host[: part.size].reshape(part.shape)[...] = part
+        self.device.data.copy_from_host_async(self.host.ctypes.data, part.size, stream)
 
 
 def upload(fmt: Format, blocks: Blocks, memory: Any = None) -> tuple[Any, Any]:
@@ -50,18 +50,32 @@ def upload(fmt: Format, blocks: Blocks, memory: Any = None) -> tuple[Any, Any]:
     if not data.size:
         return data, row_absmax
     stream, kernel = cupy.cuda.get_current_stream(), PACK.load(fmt)
-    raw = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
-    row_bytes, row_blocks = blocks.shape[1] * fmt.block_bytes, row_blocks_of(fmt, blocks.shape[1])
+    raw, row_blocks = byte_rows(blocks), row_blocks_of(fmt, count)
     step = row_blocks * tiles.ROWS
-    stages = [Stage(min(step, n) * row_bytes) for _ in range(min(2, -(-n // step)))]
+    stages = [Stage(min(step, n) * raw.shape[1]) for _ in range(min(2, -(-n // step)))]
     for index, first in enumerate(range(0, n, step)):
-        stage, rows = stages[index % 2], min(step, n - first)
-        stage.send(raw[first * row_bytes : (first + rows) * row_bytes], stream)
+        stage, rows = stages[index % 2], raw[first : first + step]
+        stage.send(rows, stream)
         part = data[index * row_blocks : (index + 1) * row_blocks]
-        launch(kernel, fmt, stage.device, part, (row_absmax[first:],), rows, blocks.shape[1])
+        launch(kernel, fmt, stage.device, part, (row_absmax[first:],), len(rows), count)
         stage.done.record(stream)
     stream.synchronize()
     return data, row_absmax
+
+
+def byte_rows(blocks: Blocks) -> NDArray[np.uint8]:
+    """Blocks [N, count] as bytes [N, bytes of a row]: a view where the blocks of a row lie side by side.
+
+    Rows themselves may lie apart, as in a share of the columns of a mapped file, of which nothing else is read.
+    """
+    if blocks.shape[1] > 1 and blocks.strides[1] != blocks.itemsize:
+        blocks = np.ascontiguousarray(blocks)
+    return np.lib.stride_tricks.as_strided(
+        blocks[:, :1].view(np.uint8),
+        (len(blocks), blocks.shape[1] * blocks.itemsize),
+        (blocks.strides[0], 1),
+        writeable=False,
+    )
 
 
 def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:

@@ -47,6 +47,21 @@ def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
         assert on_device.to_host().blocks.tobytes() == raw.tobytes()
 
 
+@each(TILED)
+def test_shards_are_packed_as_their_blocks(fmt, monkeypatch):
+    """Columns of a matrix lie apart: they are gathered chunk by chunk."""
+    rng = np.random.default_rng(23)
+    raw = np.frombuffer(rng.bytes(500 * 9 * fmt.block_bytes), fmt.dtype).reshape(500, 9)
+    monkeypatch.setattr(transfer, "STAGING_BYTES", 100 * 5 * fmt.block_bytes)
+    w = qgemm.Tensor(fmt, (500, 9 * fmt.weights), raw)
+    for axis in (0, 1):
+        for shard in (w.shard(rank, 2, axis) for rank in range(2)):
+            on_device = shard.to_device()
+            assert on_device.data.get().tobytes() == tiles.pack(fmt, shard.blocks).tobytes()
+            assert_bounds(on_device, tiles.row_absmax(fmt, shard.blocks))
+            assert on_device.to_host().blocks.tobytes() == shard.blocks.tobytes()
+
+
 def test_what_is_packed_need_not_be_contiguous():
     raw = np.frombuffer(np.random.default_rng(19).bytes(70 * 8 * 17), qgemm.FORMATS["mxfp4"].dtype).reshape(70, 8)
     view = raw[::2, 1::2]
