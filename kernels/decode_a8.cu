@@ -47,11 +47,15 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
                 da[block][tokens][j] = ds.x, sa[block][tokens][j] = ds.y;
             }
         }
-    if (SHARED_MINIMUM && t == k_block) {
+    if constexpr (SHARED_MINIMUM && BLOCK_SCALES<Format> > 1) {
+        x_sums.take(k_block, lane, [&](int tokens, int group) {
+            return half_block_sums(b[group / 2][tokens], group % 2, da[group / 2][tokens]);
+        });
+    } else if (SHARED_MINIMUM && t == k_block) {
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             const float2(&ds)[BLOCKS] = x[TOKEN_STRIDE * (8 * tokens + g)].ds;
-            x_sums.of[tokens] = {ds[0].y, ds[BLOCKS - 1].y};
+            x_sums.of[tokens][0] = {ds[0].y, ds[BLOCKS - 1].y};
         }
     }
 #pragma unroll
@@ -59,13 +63,15 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
         const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
         const Format& fields = smem.pipeline.fields(i, stage, row_block);
         const auto codes = smem.pipeline.codes(stage, row_block).codes(of_row_block, lane);
+        alignas(16) KBlockScales<Config> scales;
+        smem.load(scales, fields, row_block, of_row_block, g, k_block);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const auto first = Dots::step(codes, 2 * block), second = Dots::step(codes, 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < BLOCK_SCALES<Format>; ++part) {
                 const int index = Config::scale_index(k_block, 2 * block + part);
-                const float2 dw = smem.scale(fields, row_block, of_row_block, g, index);
+                const float2 dw = scales[(2 * block + part) / Config::SCALE_STEPS % Config::K_BLOCK_SCALES];
                 const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
@@ -107,6 +113,8 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
     using In = typename Config::In;
     using Smem = WarpSmem<Config, typename StageX<Config, In>::Type>;
     constexpr int K_BLOCKS = Config::K_BLOCKS, STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
+    // bf16 of 8 bits in a sum of x: those of blocks have 11 bits, those of half a block are products of two such numbers.
+    constexpr int SUM_TERMS = BLOCK_SCALES<typename Config::Fields> > 1 ? 3 : 2;
     static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
     const WarpCoord<Config> coord(products);
     const int m = int(products.m);
@@ -131,8 +139,8 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
         if constexpr (Config::SHARED_MINIMUM)
             if (i % K_BLOCKS == K_BLOCKS - 1)
                 for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
-                    add_minimums<Config, 2>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1,
-                                            coord.lane);
+                    add_minimums<Config, SUM_TERMS>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1,
+                                                    coord.lane);
     };
     if constexpr (PREPARED<In>) {
         const In* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // the next k_block

@@ -2,8 +2,8 @@
 //
 // Per block of 32, with the weight's scale dw and minimum mw, the activation's scale da and sum sa, and sumi the dot
 // product of the codes (unsigned but for q8):   sum += dw * (da * sumi - ZERO * sa) + mw * sa
-// Where 16 weights share a scale, bytes are levels, there is no sa, and each half of a block has its own
-// sum += dw * da * sumi
+// Where 16 weights share a scale, bytes are levels or there is a minimum; each half of a block has its own
+// sum += dw * da * sumi + mw * sa,   sa = da times the sum of its codes of x
 #pragma once
 
 #include "host.cuh"
@@ -78,15 +78,21 @@ struct Halves {
     __device__ static float scaled(float da, float dot) { return da * two_to(F::CODE_EXPONENT) * dot; }
 };
 
+// The sums of x over a half of a block, of tokens 2t and 2t + 1, in every row: a product with ones. x: of token g.
+__device__ inline float2 half_block_sums(const uint2& x, int part, const float (&da)[2]) {
+    int dots[4] = {};
+    mma_m16n8k16(dots, Bytes{0x01010101, 0x01010101}, part ? x.y : x.x);
+    return {da[0] * float(dots[0]), da[1] * float(dots[1])};
+}
+
 // acc += the products of a block, or of its half `part` where 16 weights share a scale. first, second: weights of its
-// two steps; x: of token g; da, sa: of tokens 2t and 2t + 1. MINIMUM: whether to add those of minimums.
+// two steps; x: of token g; da, sa: of tokens 2t and 2t + 1, sa of the half. MINIMUM: whether to add those of minimums.
 template <class Dots, bool MINIMUM = Dots::Format::HAS_MINIMUM>
 __device__ inline void add_block(Acc& acc, const typename Dots::Step& first, const typename Dots::Step& second,
                                  int part, float2 dw, float2 mw, const typename Dots::X& x, const float (&da)[2],
                                  const float (&sa)[2]) {
     using Format = typename Dots::Format;
-    static_assert(Format::GROUP_SIZE % 32 == 0 || (Format::ZERO == 0 && !Format::HAS_MINIMUM),
-                  "a block of x has a sum for 32 weights, none for fewer");
+    static_assert(Format::GROUP_SIZE % 32 == 0 || Format::ZERO == 0, "a group of 16 takes its zero from the codes");
     typename Dots::Dot dots[4] = {Dots::START, Dots::START, Dots::START, Dots::START};
     if constexpr (BLOCK_SCALES<Format> == 1)
         Dots::add(dots, first, second, x);

@@ -44,9 +44,10 @@ struct XLoader {
 template <class Config>
 __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeights<Config>& weights,
                                 const Activations* x, int k_block, const WarpCoord<Config>& coord) {
-    constexpr int M16_TILES = Config::M16_TILES, SCALES = BLOCK_SCALES<typename Config::TileFormat>;
+    using Format = typename Config::TileFormat;
+    constexpr int M16_TILES = Config::M16_TILES, SCALES = BLOCK_SCALES<Format>;
     const int g = coord.lane / 4, t = coord.lane % 4, first_m16 = coord.first_m16 % WARPS;
-    typename Config::TileFormat::Codes codes[M16_TILES];
+    typename Format::Codes codes[M16_TILES];
 #pragma unroll
     for (int m16 = 0; m16 < M16_TILES; ++m16) codes[m16] = weights.k_block.codes(first_m16 + m16, coord.lane);
 #pragma unroll
@@ -55,8 +56,8 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeight
         float2 dw[M16_TILES][SCALES], mw[M16_TILES][SCALES];
 #pragma unroll
         for (int m16 = 0; m16 < M16_TILES; ++m16) {
-            first[m16] = Config::TileFormat::bytes(codes[m16], 2 * block);
-            second[m16] = Config::TileFormat::bytes(codes[m16], 2 * block + 1);
+            first[m16] = Format::bytes(codes[m16], 2 * block);
+            second[m16] = Format::bytes(codes[m16], 2 * block + 1);
 #pragma unroll
             for (int part = 0; part < SCALES; ++part) {
                 const int index = Config::scale_index(k_block % Config::K_BLOCKS, 2 * block + part);
@@ -74,11 +75,16 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeight
                 da[j] = ds.x, sa[j] = ds.y;
             }
 #pragma unroll
-            for (int m16 = 0; m16 < M16_TILES; ++m16)
+            for (int part = 0; part < SCALES; ++part) {
+                if constexpr (SCALES > 1 && Format::HAS_MINIMUM) {
+                    const float2 sums = half_block_sums(q, part, da);
+                    sa[0] = sums.x, sa[1] = sums.y;
+                }
 #pragma unroll
-                for (int part = 0; part < SCALES; ++part)
-                    add_block<Biased<typename Config::TileFormat>>(acc[m16][tile], first[m16], second[m16], part,
-                                                                   dw[m16][part], mw[m16][part], q, da, sa);
+                for (int m16 = 0; m16 < M16_TILES; ++m16)
+                    add_block<Biased<Format>>(acc[m16][tile], first[m16], second[m16], part, dw[m16][part],
+                                              mw[m16][part], q, da, sa);
+            }
         }
     }
 }

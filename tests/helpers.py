@@ -53,7 +53,7 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
         if fmt.dtype[name].kind == "f":
             blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
         elif name in fmt.ordinary:
-            blocks[name] = rng.integers(*fmt.ordinary[name], blocks.shape)
+            blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
     if fmt.plain:
         blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)
     return blocks

@@ -19,7 +19,6 @@ from qgemm.cuda.kernels import sm90_cost
 
 FORMATS = [fmt for fmt in qgemm.FORMATS.values() if not fmt.decoded_by]
 DECODED_BY_GGUF = [fmt for fmt in qgemm.FORMATS.values() if fmt.decoded_by == "gguf"]
-DECODED_BY_NUMPY = [fmt for fmt in qgemm.FORMATS.values() if fmt.decoded_by == "NumPy"]
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
 GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
 INTEGER = [fmt for fmt in FORMATS if fmt.integer]

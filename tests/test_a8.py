@@ -28,8 +28,8 @@ M_EDGES = (1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.FEW_TOKENS)
 def formula(x: np.ndarray, w: qgemm.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """The a8 product of blocks x [M, b] in exact integers and float64, and the sum of its terms' magnitudes.
 
-    Groups narrower than a block of x have no sum there: their zero is taken from the codes. In wider ones every block
-    of x has a term of its own.
+    Groups narrower than a block of x have no sum there: their zero is taken from the codes, and those of x are summed
+    for a minimum. In wider ones every block of x has a term of its own.
     """
     levels = w.format.decode_levels(w.blocks.reshape(-1))
     n, group = w.shape[0], w.format.group
@@ -44,6 +44,8 @@ def formula(x: np.ndarray, w: qgemm.Tensor) -> tuple[np.ndarray, np.ndarray]:
     )
     da, sa = (part[:, None] for part in scale_and_sum(x))
     da = da.repeat(32 // width, axis=-1)
+    if narrow:
+        sa = da * q.sum(axis=2)[:, None]
     correction = np.zeros(1) if narrow else zero * sa
     y = dw * (da * sumi - correction)
     size = np.abs(dw) * (np.abs(da * sumi) + np.abs(correction))

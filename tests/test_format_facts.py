@@ -33,7 +33,7 @@ def tame_blocks(fmt: Format, draw, count: int = 9) -> np.ndarray:
     for name in fmt.scale_fields:
         blocks[name] = np.linspace(0.5, 2, count)
     for name, (least, end) in fmt.ordinary.items():
-        blocks[name] = np.linspace(least, end - 1, count)
+        blocks[name] = np.linspace(least, end - 1, blocks[name].size).reshape(blocks[name].shape)
     return blocks
 
 
@@ -49,7 +49,9 @@ def test_formula_is_what_decodes(fmt, data):
     names |= {"q": codes_of(fmt, blocks).reshape(levels.codes.shape), "codebook": fmt.codebook}
     if "absmax" in names:
         names["absmax"] = levels.scale[..., None]
-    if fmt.weights > fmt.group:  # sc and m of groups, of which the format tells only the products
+    if "d" not in names and "d" in fmt.dtype.names:  # bytes of groups, of which the format tells the floats' halves
+        names["d"] = 2 * levels.scale[..., None]
+    elif fmt.weights > fmt.group:  # sc and m of groups, of which the format tells only the products
         names["sc"] = np.rint(levels.scale[..., None] / names["d"])
         names["m"] = np.rint(-levels.minimum[..., None] / names["dmin"]) if fmt.has_minimum else None
     found = eval(fmt.formula.replace("^", "**"), {"__builtins__": {}}, names)
@@ -86,7 +88,7 @@ def test_every_code_is_reached():
 @each(EVERY)
 def test_ordinary_scales_are_of_fields_of_one_byte(fmt):
     for name in {*fmt.ordinary, *fmt.number_bytes}:
-        assert fmt.dtype[name].itemsize == 1
+        assert fmt.dtype[name].base.itemsize == 1
         assert name not in fmt.slots
 
 

@@ -204,6 +204,10 @@ LIES = (
     ("codes/overlapping.cuh",      "word >> 8;",        "word >> 4;",          "q6_k", test_levels),
     ("codes/overlapping.cuh",      "<< ABOVE * (step",  "<< (step",            "q6_k", test_words_of_a_tile_and_back),
     ("formats/mxfp4.cuh",          "(e << 21)",         "(e << 22)",           "mxfp4", test_scales_and_minimums),
+    ("formats/nvfp4.cuh",          "__float2half2_rn(128)", "__float2half2_rn(64)", "nvfp4", test_scales_and_minimums),
+    ("formats/nvfp4.cuh",          "& ~pair &",         "&",                   "nvfp4", test_scales_and_minimums),
+    ("formats/q2_k.cuh",           "(index & 1) + 4)",  "(index & 1))",        "q2_k", test_scales_and_minimums),
+    ("formats/q1_0.cuh",           "- 254 *",           "- 253 *",             "q1_0", test_fragments),
     ("codes/codebook.cuh",         "30, 2 * word",      "30, word",            "kbit3", test_levels),
 )  # fmt: skip
 

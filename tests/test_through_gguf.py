@@ -105,7 +105,7 @@ def test_conversion(target, tmp_path):
     lines = converted(EXCERPT, tmp_path / "x.gguf", target)
     with qgemm.open(EXCERPT) as file, qgemm.open(tmp_path / "x.gguf") as made:
         names = [name for name in file if file[name].format.decoded_by]
-        assert len(names) > 10
+        assert len(names) > 3
         for name in names:
             assert made[name].format.name == lines[name].new.lower() == target
             np.testing.assert_array_equal(made[name].dequantize(), file[name].dequantize(dtype).astype(np.float32))

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import cpu_tables
 import layouts
 import numpy as np
 import report
@@ -46,7 +45,7 @@ def formats_table() -> str:
     borrowed = [fmt for fmt in by_size if fmt.decoded_by]
     names = ", ".join(f"{fmt} ({fmt.bpw:g})" for fmt in borrowed)
     both = ", ".join(str(fmt) for fmt in borrowed if fmt.encode is not None)
-    by = "Decoded by the gguf package or by NumPy, on the CPU alone"
+    by = "Decoded by the gguf package, on the CPU alone"
     does = f"{by}: products with `a16`, `dequantize`, `convert` to other types"
     return "\n".join([*rows, "", f"{does} (bits / weight): {names}." + f" Of these, written: {both}." * bool(both)])
 
@@ -161,13 +160,12 @@ def encode_table(path: Path = ENCODE) -> str:
 
 # Document -> its sections, each with what writes it.
 DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"formats": formats_table, "headline": tables.headline_table, "cpu": cpu_tables.short_table},
+    "README.md": {"formats": formats_table, "headline": tables.headline_table},
     "docs/performance.md": {
         "speed": tables.speed_table,
         "targets": report.missed_table,
         "baselines": tables.baselines_table,
     },
-    "docs/kernels/cpu.md": {"cpu": cpu_tables.long_table},
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
     "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
     "docs/choosing-a-config.md": {"routes": routes_table},

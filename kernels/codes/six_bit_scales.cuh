@@ -25,37 +25,21 @@ __device__ inline half2 six_bit_numbers(u32 bytes, int index, half2 unit) {
     return numbers_from(bytes >> 8 * (index & 1) & 0x003f003f, 0, unit);
 }
 
-// The minimums of groups 2 p and 2 p + 1 as bf16 pairs, of row g and of row g + 8.
-__device__ inline void six_bit_minimum_pairs(u32 (&pairs)[2], const u16 (&words)[6][2], int p) {
-    const u32 minimums = SixBits(words, p).minimums;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) pairs[row] = bf16_numbers(__byte_perm(minimums, 0, row ? 0x4342 : 0x4140), 0);
-}
-
-// Scales and minimums from the fields d, dmin and scales.
 template <class Fields>
-struct SixBitScales : Fields {
-    static constexpr bool HAS_MINIMUM = true;
-
-    __device__ half2 half_scale(int m16, int g, int) const { return half_pair(this->d[m16][g][0]); }
-    __device__ half2 half_minimum(int m16, int g, int) const { return __hneg2(half_pair(this->dmin[m16][g][0])); }
+struct SixBitFields : Fields {
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
         return six_bit_numbers(SixBits(this->scales[m16][g][0], index >> 1).scales, index, unit);
     }
     __device__ half2 sub_minimum(int m16, int g, int index, half2 unit) const {
         return six_bit_numbers(SixBits(this->scales[m16][g][0], index >> 1).minimums, index, unit);
     }
-    __device__ float2 scale(int m16, int g, int index) const {
-        return multiply_rounded(__half22float2(half_scale(m16, g, index)),
-                                __half22float2(sub_scale(m16, g, index, __float2half2_rn(1))));
-    }
-    __device__ float2 minimum(int m16, int g, int index) const {
-        return multiply_rounded(super_minimum(m16, g), __half22float2(sub_minimum(m16, g, index, __float2half2_rn(1))));
-    }
-    __device__ float2 super_minimum(int m16, int g) const { return __half22float2(half_minimum(m16, g, 0)); }
     __device__ void sub_minimums(u32 (&pairs)[2], int m16, int g, int pair) const {
-        six_bit_minimum_pairs(pairs, this->scales[m16][g][0], pair);
+        minimum_pairs(pairs, SixBits(this->scales[m16][g][0], pair).minimums);
     }
 };
+
+// Scales and minimums from the fields d, dmin and scales.
+template <class Fields>
+struct SixBitScales : SuperMinimums<SixBitFields<Fields>> {};
 
 }  // namespace qgemm

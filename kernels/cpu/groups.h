@@ -6,7 +6,13 @@
 #include "vec.h"
 
 #define NONE 15  // a group without weights, where there are 8: its scale is zero
-#if ACCS == 2    // two accumulators of four groups: (a b) of each quad of lanes, twice each
+#if ACCS == 1    // an accumulator of eight groups: (a b) of each quad of lanes, twice
+INLINE i32x16 sums_of_groups(const i32x16* acc) { return pair_sums(acc[0], acc[0]); }
+static const int32_t GROUP_OF_LANE[16] = {0, 1, NONE, NONE, 2, 3, NONE, NONE, 4, 5, NONE, NONE, 6, 7, NONE, NONE};
+#elif LANES == 2  // two accumulators of eight groups
+INLINE i32x16 sums_of_groups(const i32x16* acc) { return pair_sums(acc[0], acc[1]); }
+static const int32_t GROUP_OF_LANE[16] = {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15};
+#elif ACCS == 2   // two accumulators of four groups: (a b) of each quad of lanes, twice each
 INLINE i32x16 sums_of_groups(const i32x16* acc) { return with_neighbours(half_sums(acc[0], acc[1])); }
 static const int32_t GROUP_OF_LANE[16] = {0, NONE, 4, NONE, 1, NONE, 5, NONE, 2, NONE, 6, NONE, 3, NONE, 7, NONE};
 #else

@@ -16,7 +16,7 @@ static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* fro
     memset(to, 0, sizeof *to);
     for (int lane = 0; lane < 16; ++lane)
         if (GROUPS == 16 || GROUP_OF_LANE[lane] != NONE) to->d[lane] = from->d[GROUP_OF_LANE[lane] * 8 / GROUPS];
-    if (GROUPS == 8) memcpy(to->s, from->s, sizeof from->s);
+    memcpy(to->s, from->s, sizeof from->s);
     for (int digit = 0; digit < DIGITS; ++digit)
         for (int v = 0; v < 4; ++v)
             for (int i = 0; i < 64; ++i) {

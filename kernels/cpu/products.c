@@ -12,10 +12,10 @@
 
 // ---- x
 
-// 256 numbers as they come: integers, of a8 in the first digit alone, and of each 32 scale and sum.
+// 256 numbers as they come: integers, of a8 in the first digit alone; of each 32 their scale, of each group its sum.
 typedef struct {
     int8_t q[3][SUPER];
-    float d[8], s[8];
+    float d[8], s[GROUPS];
 } numbers;
 
 #define DIGITS 1
@@ -29,8 +29,14 @@ typedef struct {
 static void read_blocks(numbers* to, const uint8_t* blocks, int64_t count) {
     memset(to, 0, sizeof *to);
     for (int b = 0; b < count / 32; ++b, blocks += ACTIVATION_BYTES) {
-        memcpy(&to->d[b], blocks, 4), memcpy(&to->s[b], blocks + 4, 4);
+        memcpy(&to->d[b], blocks, 4);
         memcpy(to->q[0] + 32 * b, blocks + 8, 32);
+        if (GROUPS == 8) memcpy(&to->s[b], blocks + 4, 4);
+        for (int group = 0; GROUPS == 16 && group < 2; ++group) {  // has no sum in a block: that of its codes
+            int sum = 0;
+            for (int j = 0; j < 16; ++j) sum += to->q[0][32 * b + 16 * group + j];
+            to->s[2 * b + group] = to->d[b] * (float)sum;
+        }
     }
 }
 
@@ -40,11 +46,11 @@ static void read_floats(numbers* to, const float* x, int64_t count) {
     memset(to, 0, sizeof *to);
     for (int b = 0; b < count / 32; ++b) {
         const float* from = x + 32 * b;
-        float most = 0, sum = 0;
+        float most = 0;
         for (int j = 0; j < 32; ++j) {
             const float size = __builtin_fabsf(from[j]);
             most = size > most || size != size ? size : most;
-            sum += from[j];
+            to->s[(32 * b + j) * GROUPS / SUPER] += from[j];
         }
         // 2^e with most / 2^e in (127 * 2^15, 127 * 2^16], e from -126 on
         int exponent = -126;
@@ -62,7 +68,6 @@ static void read_floats(numbers* to, const float* x, int64_t count) {
             to->q[0][32 * b + j] = (int8_t)((((number - q2) >> 8) - q1) >> 8);
         }
         to->d[b] = most <= 3.4028234e38f ? unit : most - most;  // NaN
-        to->s[b] = sum;
     }
 }
 

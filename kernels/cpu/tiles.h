@@ -13,7 +13,7 @@ typedef struct {
 static void tile_numbers(tiled* to, const numbers* from, const word_order* words) {
     memset(to, 0, sizeof *to);
     for (int group = 0; group < GROUPS; ++group) to->d[group] = from->d[group * 8 / GROUPS];
-    if (GROUPS == 8) memcpy(to->s, from->s, sizeof from->s);
+    memcpy(to->s, from->s, sizeof from->s);
     for (int v = 0; v < 4; ++v)
         for (int i = 0; i < 64; ++i) {
             const int word = words->at[16 * v + i / 4];

@@ -10,26 +10,6 @@
 
 namespace qgemm {
 
-// Takes the sums of x over the two groups of a k_block out of the product with a constant, which has them in every row.
-template <class Config>
-__device__ inline void take_x_sums(XSums<Config>& x_sums,
-                                   const Acc (&sums)[Config::K_BLOCK_SCALES][Config::COLUMN_TILES], int k_block,
-                                   int lane) {
-    const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
-#pragma unroll
-    for (int tokens = 0; tokens < Config::COLUMN_TILES; ++tokens) {
-        const float (&first)[4] = sums[0][tokens].sum, (&second)[4] = sums[Config::K_BLOCK_SCALES - 1][tokens].sum;
-        if constexpr (Config::TOKENS == 1) {  // in every column
-            if (t == k_block) x_sums.of[tokens] = {first[0], second[0]};
-            continue;
-        }
-        // An odd row offers the odd one of its two tokens.
-        const float2 got = {__shfl_sync(~0u, g % 2 ? first[1] : first[0], from),
-                            __shfl_sync(~0u, g % 2 ? second[1] : second[0], from)};
-        if (t == k_block) x_sums.of[tokens] = got;
-    }
-}
-
 // acc += W @ x of k_block number i of this warp, without the minimums of super-blocks.
 template <class Config>
 __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums,
@@ -65,12 +45,17 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
                 multiply_step(starts[step / SCALE_STEPS][tokens], constant, tokens, step);
     }
-    if constexpr (SHARED_MINIMUM) take_x_sums<Config>(x_sums, starts, k_block, lane);
+    if constexpr (SHARED_MINIMUM)
+        x_sums.take(k_block, lane, [&](int tokens, int scale) -> float2 {
+            return {starts[scale][tokens].sum[0], starts[scale][tokens].sum[1]};
+        });
 #pragma unroll
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
         const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
         const Format& fields = smem.pipeline.fields(i, stage, row_block);
         const auto codes = smem.pipeline.codes(stage, row_block).codes(of_row_block, lane);
+        alignas(16) KBlockScales<Config> scales;
+        smem.load(scales, fields, row_block, of_row_block, g, k_block);
 #pragma unroll
         for (int scale = 0; scale < K_BLOCK_SCALES; ++scale) {
             Acc dots[COLUMN_TILES] = {};
@@ -84,7 +69,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
             }
             const int index = Config::scale_index(k_block, scale * SCALE_STEPS);
-            const float2 d = smem.scale(fields, row_block, of_row_block, g, index);
+            const float2 d = scales[scale];
             const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)

@@ -35,6 +35,9 @@ struct Decode : TileConfig<Base> {
 
     // Whether the minimums of a super-block meet the sums of x once a tile.
     static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;
+    static constexpr int MINIMUM_PAIRS = SHARED_MINIMUM ? TileConfig<Base>::K_BLOCK_SCALES / 2 : 1;  // of a k_block's
+    static_assert(!SHARED_MINIMUM || (Base::K_BLOCKS == 4 && (MINIMUM_PAIRS == 1 || MINIMUM_PAIRS == 2)),
+                  "a lane of a quad has a k_block's sums");
 };
 
 }  // namespace qgemm

@@ -9,29 +9,55 @@
 
 namespace qgemm {
 
+// The scales of a k_block, of rows g and g + 8 each.
+template <class Config>
+using KBlockScales = float2[Config::K_BLOCK_SCALES];
+
 // The decoded scales of a warp's current tile in shared memory, rows g and g + 8 of each 16-row group.
 template <class Config, bool ONCE>
 struct SmemScales {
-    static constexpr int M16_TILES = Config::M16_TILES, TILE_SCALES = Config::TILE_SCALES;
-    float2 of[Config::ROW_BLOCKS][TILE_SCALES][8 * M16_TILES];
+    static constexpr int M16_TILES = Config::M16_TILES, ROWS = 8 * M16_TILES, SCALES = Config::K_BLOCK_SCALES;
+    static constexpr int TOGETHER = SCALES % 2 ? 1 : 2;  // read as 16 bytes
+    struct alignas(8 * TOGETHER) Together {
+        float2 of[TOGETHER];
+    };
+    static constexpr int COUNT = Config::TILE_SCALES / TOGETHER;
+    Together scales[Config::ROW_BLOCKS][COUNT][ROWS];
 
+    // All are decoded before the first is stored: a store between loads would make each load d anew.
     __device__ void decode(const typename Config::Fields& fields, int row_block, int lane) {
+        constexpr int EACH = (COUNT * ROWS + 31) / 32;
+        Together found[EACH];
 #pragma unroll
-        for (int i = lane; i < TILE_SCALES * 8 * M16_TILES; i += 32) {
-            const int index = i / (8 * M16_TILES), row = i % (8 * M16_TILES);
-            of[row_block][index][row] = fields.scale(row / 8, row % 8, index);
+        for (int j = 0; j < EACH; ++j) {
+            const int i = 32 * j + lane, index = i / ROWS % COUNT, row = i % ROWS;
+#pragma unroll
+            for (int k = 0; k < TOGETHER; ++k) found[j].of[k] = fields.scale(row / 8, row % 8, TOGETHER * index + k);
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) {
+            const int i = 32 * j + lane;
+            if (COUNT * ROWS % 32 == 0 || i < COUNT * ROWS) scales[row_block][i / ROWS][i % ROWS] = found[j];
         }
         __syncwarp();
     }
-    __device__ float2 scale(const typename Config::Fields&, int row_block, int m16, int g, int index) const {
-        return of[row_block][index][8 * m16 + g];
+    __device__ void load(KBlockScales<Config>& to, const typename Config::Fields&, int row_block, int m16, int g,
+                         int k_block) const {
+        const int first = Config::scale_index(k_block, 0) / TOGETHER;
+#pragma unroll
+        for (int i = 0; i < SCALES / TOGETHER; ++i)
+            reinterpret_cast<Together*>(to)[i] = scales[row_block][first + i][8 * m16 + g];
     }
 };
 template <class Config>
 struct SmemScales<Config, false> {
     __device__ void decode(const typename Config::Fields&, int, int) {}
-    __device__ float2 scale(const typename Config::Fields& fields, int, int m16, int g, int index) const {
-        return fields.scale(m16, g, index);
+    __device__ void load(KBlockScales<Config>& to, const typename Config::Fields& fields, int, int m16, int g,
+                         int k_block) const {
+#pragma unroll
+        for (int i = 0; i < Config::K_BLOCK_SCALES; ++i)
+            to[i] = fields.scale(m16, g,
+                                 Config::scale_index(k_block, i * (Config::K_BLOCK_STEPS / Config::K_BLOCK_SCALES)));
     }
 };
 
@@ -41,10 +67,32 @@ struct WarpSmem : SmemScales<Config, Config::Fields::SCALES_ONCE> {
     SmemPipeline<Config, X> pipeline;
 };
 
-// Sums of x over the groups of 32 of a super-block: token g, groups 2t and 2t + 1.
+// Sums of x over the groups of a super-block: of token g and the groups of k_block t of its tile, two by two.
 template <class Config>
 struct XSums {
-    float2 of[Config::COLUMN_TILES];
+    static constexpr int PAIRS = Config::MINIMUM_PAIRS;
+    float2 of[Config::COLUMN_TILES][PAIRS];
+
+    // Keeps those of a k_block: sums(tokens, group) are the sums of tokens 2t and 2t + 1 over a group of the k_block, as
+    // accumulators of an mma have them.
+    template <class Sums>
+    __device__ void take(int k_block, int lane, Sums sums) {
+        const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
+#pragma unroll
+        for (int tokens = 0; tokens < Config::COLUMN_TILES; ++tokens)
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; ++pair) {
+                const float2 first = sums(tokens, 2 * pair), second = sums(tokens, 2 * pair + 1);
+                if constexpr (Config::TOKENS == 1) {  // in every column
+                    if (t == k_block) of[tokens][pair] = {first.x, second.x};
+                    continue;
+                }
+                // An odd row offers the odd one of its two tokens.
+                const float2 got = {__shfl_sync(~0u, g % 2 ? first.y : first.x, from),
+                                    __shfl_sync(~0u, g % 2 ? second.y : second.x, from)};
+                if (t == k_block) of[tokens][pair] = got;
+            }
+    }
 };
 
 // Adds minimum * sum of x for a tile of a super-block. Each sum is split into TERMS bf16 of 8 bits, so that only the
@@ -52,25 +100,38 @@ struct XSums {
 template <class Config, int TERMS>
 __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSums<Config>& x_sums,
                                     const typename Config::Fields& fields, int high_row_factor, int lane) {
-    constexpr int COLUMN_TILES = Config::COLUMN_TILES;
+    constexpr int COLUMN_TILES = Config::COLUMN_TILES, PAIRS = Config::MINIMUM_PAIRS;
     const int g = lane / 4, t = lane % 4;
-    u32 terms[COLUMN_TILES][TERMS];
+    u32 terms[COLUMN_TILES][PAIRS][TERMS];
 #pragma unroll
-    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-        float2 rest = x_sums.of[tokens];
+    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
-        for (int i = 0; i < TERMS; ++i) terms[tokens][i] = take_bf16(rest);
-    }
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            float2 rest = x_sums.of[tokens][pair];
+#pragma unroll
+            for (int i = 0; i < TERMS; ++i) terms[tokens][pair][i] = take_bf16(rest);
+        }
 #pragma unroll
     for (int m16 = 0; m16 < Config::M16_TILES; ++m16) {
         const float2 factor = fields.super_minimum(m16, g);
-        u32 minimums[2];
-        fields.sub_minimums(minimums, m16, g, t);
+        u32 minimums[PAIRS][2];
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; ++pair) fields.sub_minimums(minimums[pair], m16, g, PAIRS * t + pair);
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
             Acc dots = {};
 #pragma unroll
-            for (int i = 0; i < TERMS; ++i) mma_m16n8k8(dots, minimums, terms[tokens][i]);
+            for (int i = 0; i < TERMS; ++i) {
+                if constexpr (PAIRS == 1) {
+                    mma_m16n8k8(dots, minimums[0], terms[tokens][0][i]);
+                } else {  // groups of 16: their order along the K of an mma is any
+                    const u32 sums[2] = {terms[tokens][0][i], terms[tokens][PAIRS - 1][i]};
+                    mma_m16n8k16<bf16>(
+                        dots,
+                        as_fragment(minimums[0][0], minimums[0][1], minimums[PAIRS - 1][0], minimums[PAIRS - 1][1]),
+                        sums);
+                }
+            }
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 acc[m16][tokens].sum[i] += (i < 2 ? factor.x : factor.y * high_row_factor) * dots.sum[i];

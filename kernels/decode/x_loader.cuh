@@ -7,10 +7,12 @@
 
 namespace qgemm {
 
+// A single token is all columns of its fragments; rows of several are padded, so that the lanes of a fragment read from
+// different banks.
 template <class Config>
-using XRow = typename Config::In[K_BLOCK + 8];  // padded: the lanes of a fragment read from different banks
+using XRow = typename Config::In[Config::TOKENS == 1 ? K_BLOCK : K_BLOCK + 8];
 template <class Config>
-using XRows = XRow<Config>[8 * Config::COLUMN_TILES];
+using XRows = XRow<Config>[Config::TOKENS == 1 ? 1 : 8 * Config::COLUMN_TILES];
 
 template <class Config, class Stage>
 struct XLoader {

@@ -56,8 +56,8 @@ def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
     x: of qgemm/codec/activations.py, or of q8_1.
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
-    integer dot product sumi. Per group of 16, which has no sum sa of its own, dw * da * sumi with codes - zero in sumi.
-    Then a sum over all of them.
+    integer dot product sumi. Per group of 16, which has no sum sa of its own, dw * da * sumi + mw * da * sum(q) with
+    codes - zero in sumi. Then a sum over all of them.
     """
     n, (m, sums) = len(w), x.shape
     width = min(fmt.group, x.dtype["qs"].itemsize)
@@ -72,6 +72,8 @@ def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
     zero = _by_group(np.broadcast_to(levels.zero, levels.scale.shape), n, shared)
     if len(q) != sums:
         codes, zero = codes - zero, np.zeros_like(zero)
+        with np.errstate(invalid="ignore"):
+            sa = da * q.sum(axis=2, keepdims=True)
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
         scaled = da * (q @ codes)  # [groups, M, N]
         correction = zero * sa if zero.any() else 0.0  # a sum sa may be infinite

@@ -81,7 +81,7 @@ class Format:
     codebook: the value of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
     the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
     a tensor's format has its own, and formats are equal if their names and codebooks are.
-    ordinary: for each field of one byte that is a scale, the least of its codes that trained weights have, and the one
+    ordinary: for each field of bytes that are scales, the least of their codes that trained weights have, and the one
     after the greatest. Benchmarks and tests draw from it.
     number_bytes: the fields of one byte that are a number, E4M4 or an integer, which kernels decode in an instruction
     or two; other fields of unsigned bytes, exponents and scales of six bits, take more.

@@ -107,7 +107,8 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 
     Per block of x, with scale dw and minimum mw of the weights' group, activation scale da and sum sa, sumi the integer
     dot product of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
-    Groups of 16 have no sum of their own; they take signed codes:   dw * da * sum((codes - zero) * q)
+    Groups of 16 have no sum of their own; they take signed codes, and add up those of x for a minimum:
+    dw * da * sum((codes - zero) * q) + mw * da * sum(q)
     """
     if not w.format.integer:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
@@ -122,8 +123,8 @@ def _multiply_codes(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     q = x["qs"].astype(np.float32).reshape(len(x), -1)
     da, sa = (np.ascontiguousarray(x[name].T) for name in ("d", "s"))
     width = min(activations.FORMAT.weights, w.format.group)
-    da = da.repeat(activations.FORMAT.weights // width, axis=0)
-    _multiply_groups(w, y, _by_group(q, width), da, sa)
+    parts = activations.FORMAT.weights // width
+    _multiply_groups(w, y, _by_group(q, width), da.repeat(parts, axis=0), sa if parts == 1 else None)
 
 
 def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
@@ -142,13 +143,14 @@ def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 
 
 def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = None, sa: Floats | None = None) -> None:
-    """y [M, N] from activations x [groups, width, M], or from codes x, scales da [groups, M], sums sa [K / 32, M].
+    """y [M, N] from activations x [groups, width, M], or from codes x and scales da [groups, M].
 
-    A group here has `width` weights; several of them may be a group of the format, and share its scale.
+    sa [groups, M]: sums that take the zero from dot products; None if it is taken from the codes. A group here has
+    `width` weights; several of them may be a group of the format, and share its scale.
     """
-    blocks = w.blocks
-    sums_of_x = x.sum(axis=1) if sa is None else sa
-    signed = sa is None or len(sa) != len(x)  # the zero is taken from the codes, not from the sums
+    blocks, signed = w.blocks, sa is None
+    with np.errstate(invalid="ignore"):  # infinity times zero is data
+        sums_of_x = sa if sa is not None else x.sum(axis=1) if da is None else da * x.sum(axis=1)
     rows_step = min(256, max(1, min(TILE, TILES // workers()) // w.shape[1]))
     token_step = max(1, min(BLAS_ALONE // rows_step, SUMS // (rows_step * len(x))))
 

@@ -1,25 +1,27 @@
 """nvfp4: 4 groups of 16 weights, w = d / 2 * v with v twice the e2m1 number that a code stands for, as in mxfp4.
 
 offset  bytes  field
-     0      4  d   of each group a scale without a sign: exponent in bits 3 to 6, bias 7, mantissa in bits 0 to 2
+     0      4  d   byte g: scale of group g, a float of bits 3 to 6, the exponent, bias 7, and 0 to 2, the mantissa;
+                   bit 7 is ignored, and 0x7f is 0
      4     32  qs  byte 8 g + j: the code of weight 16 g + j in the low nibble, of weight 16 g + j + 8 in the high
 
-The gguf package decodes them (through_gguf.py); here they are written.
+Codes lie in a device tile as those of mxfp4 do.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks
-from qgemm.codec.packing import Bytes, Floats
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import Bytes, Floats, unpack_nibbles
 from qgemm.codec.scales import absmax
 
-from .mxfp4 import MAGNITUDES
+from .mxfp4 import CODE_EXPONENT, CODEBOOK, MAGNITUDES, VALUES, from_tile, to_tile
 
 DTYPE = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
 GROUP = 16
 MOST = 0x7E  # the largest scale, 448; 0x7f is 0 to ggml, as NaN
+SLOTS = {"qs": tuple(16 * g + 8 * h + j for g in range(4) for j in range(8) for h in range(2))}
 LEVELS = MAGNITUDES.astype(np.float32)
 BIAS = 127 - 7  # between the exponents of a float32 and of a scale
 
@@ -60,11 +62,23 @@ def scales(values: Floats) -> Bytes:
 
 
 def _scales() -> Floats:
-    codes = np.arange(128)
-    exponent, mantissa = codes >> 3, codes & 7
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
     values = np.where(exponent, np.ldexp(8.0 + mantissa, exponent - 11), np.ldexp(mantissa.astype(np.float64), -10))
     values[MOST + 1] = 0
     return values.astype(np.float32)
 
 
 SCALES = _scales()  # half of what a byte stands for: e2m1 numbers are halves of v
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> signed v as codes [n, 4, 16], scale d / 2 [n, 4]."""
+    return Levels(VALUES.take(unpack_nibbles(blocks["qs"].reshape(-1, 8))).reshape(-1, 4, 16), SCALES[blocks["d"]])
+
+
+FORMAT = Format(
+    "nvfp4", 64, DTYPE, encode, levels, ggml_type=40, formula="d / 2 * codebook[q]",
+    slots=SLOTS, codebook=CODEBOOK, ordinary={"d": (0x08, 0x28)},
+    to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT,
+)  # fmt: skip

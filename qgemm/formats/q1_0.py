@@ -3,8 +3,6 @@
 offset  bytes  field
      0      2  d   float16 scale
      2     16  qs  byte j, bit i: weight 8 j + i
-
-Kernels have no code for them: they are decoded on the CPU, for `a16`.
 """
 
 from __future__ import annotations
@@ -17,6 +15,9 @@ from qgemm.codec.search import total
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 WEIGHTS = 128
+VALUES = np.array([-1, 1], np.int8)
+CODEBOOK = VALUES.astype(np.float32)
+CODEBOOK.flags.writeable = False
 
 
 def encode(x: Floats) -> Blocks:
@@ -29,11 +30,11 @@ def encode(x: Floats) -> Blocks:
 
 
 def levels(blocks: Blocks) -> Levels:
-    """Blocks [n] -> their weights [n, 1, 128] float32, as they are."""
-    codes = 2 * unpack_slots(blocks["qs"], 1).astype(np.int8) - 1
-    return Levels(codes[:, None], blocks["d"].astype(np.float32)[:, None]).decoded()
+    """Blocks [n] -> 2 q - 1 as codes [n, 1, 128], scale [n, 1]."""
+    return Levels(VALUES.take(unpack_slots(blocks["qs"], 1))[:, None], blocks["d"].astype(np.float32)[:, None])
 
 
 FORMAT = Format(
-    "q1_0", 128, DTYPE, encode, levels, ggml_type=41, formula="d * (2 * q - 1)", decoded_by="NumPy"
+    "q1_0", WEIGHTS, DTYPE, encode, levels, ggml_type=41, formula="d * (2 * q - 1)",
+    slots={"qs": tuple(range(WEIGHTS))}, codebook=CODEBOOK,
 )  # fmt: skip

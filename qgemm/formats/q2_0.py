@@ -3,8 +3,6 @@
 offset  bytes  field
      0      2  d   float16 scale
      2     16  qs  byte j, bits 2i and 2i + 1: weight 4 j + i
-
-Kernels have no code for them: they are decoded on the CPU, for `a16`.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ def encode(x: Floats) -> Blocks:
 
 
 def levels(blocks: Blocks) -> Levels:
-    """Blocks [n] -> their weights [n, 1, 64] float32, as they are."""
-    return Levels(unpack_slots(blocks["qs"], 2)[:, None], blocks["d"].astype(np.float32)[:, None], zero=1).decoded()
+    """Blocks [n] -> codes [n, 1, 64], scale [n, 1], zero 1."""
+    return Levels(unpack_slots(blocks["qs"], 2)[:, None], blocks["d"].astype(np.float32)[:, None], zero=1)
 
 
 FORMAT = Format(
-    "q2_0", 64, DTYPE, encode, levels, ggml_type=42, formula="d * (q - 1)", decoded_by="NumPy"
+    "q2_0", 64, DTYPE, encode, levels, ggml_type=42, formula="d * (q - 1)", slots={"qs": tuple(range(64))}
 )  # fmt: skip

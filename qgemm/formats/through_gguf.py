@@ -14,15 +14,15 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
 
-from . import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, nvfp4, q2_k, tq1_0
+from . import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, tq1_0
 
 PACKAGE = "gguf"
 # Modules with the DTYPE and `encode` of a type, which of some takes an importance as well.
 ENCODED: dict[str, Any] = {
     "iq1_m": iq1_m, "iq1_s": iq1_s, "iq2_s": iq2_s, "iq2_xs": iq2_xs, "iq2_xxs": iq2_xxs, "iq3_s": iq3_s,
-    "iq3_xxs": iq3_xxs, "nvfp4": nvfp4, "q2_k": q2_k, "tq1_0": tq1_0,
+    "iq3_xxs": iq3_xxs, "tq1_0": tq1_0,
 }  # fmt: skip
-ALIKE = ("nvfp4", "tq1_0")  # with an importance and without
+ALIKE = ("tq1_0",)  # with an importance and without
 NEED_IMPORTANCE = ("iq1_s", "iq2_xs", "iq2_xxs")  # have no other encoder
 SLICE = 1 << 16  # weights decoded at a time: the package takes up to 19 bytes a weight
 

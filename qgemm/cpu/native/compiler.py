@@ -18,7 +18,7 @@ NAMES = ("cc", "gcc", "clang")  # of a compiler, after the one in $CC
 # The same result whatever the compiler: fused multiplications are written as such or not at all, no sum is reordered.
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=fast", "-fno-tree-slp-vectorize", "-Wno-psabi",
+    "-ffp-contract=fast", "-Wno-psabi",
 )  # fmt: skip
 TIMEOUT = 120  # seconds
 

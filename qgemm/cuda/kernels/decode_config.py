@@ -27,7 +27,8 @@ INSIDE = 16384  # numbers of x, all tokens', that a CTA of decode_a8 quantizes f
 SCALE_BYTES = 4  # of a decoded scale, float32
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
 BARRIERS = 1 << 10  # bytes of them that are kept beside the pipelines
-SM_SHARED, ALONE = 228, 16  # KB of an SM that has bulk copies; warps of a CTA that none other is to share it with
+SM_SHARED = 228  # KB of an SM that has bulk copies
+FEW_BITS = 3  # of a code, at most: a k_block has so few bytes that other configs are best
 BULK_COPIES = 90  # the first compute capability that has them
 
 
@@ -57,11 +58,11 @@ class DecodeConfig(NamedTuple):
     def reserved(self) -> int:
         """Bytes of shared memory that a CTA always takes, so that an SM holds as many as were meant.
 
-        Half of `shared`; where its 16 warps are to have an SM alone more than half of that, however short the pipelines
-        of two bits a weight are.
+        Half of `shared`, and more than what would let an SM hold one more than were meant, however short the pipelines
+        of few bits a weight are.
         """
-        alone = self.warp_split_k >= ALONE and self.least >= BULK_COPIES
-        return max(self.shared // 2, (SM_SHARED << 10) // 2 if alone else 0) + BARRIERS
+        meant = (SM_SHARED << 10) // self.shared if self.least >= BULK_COPIES else 0
+        return max(self.shared // 2, (SM_SHARED << 10) // (meant + 1) if meant else 0) + BARRIERS
 
     def __str__(self) -> str:
         """E.g. "2 m16_tiles, warp_split_k 16, 213 KiB, at most 4 stages"."""
@@ -104,9 +105,12 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
 
 
 def tile_kind(fmt: Format) -> str:
-    """What a choice of configs knows of a format: "codebook", "super_blocks", "bytes" (codes of 8 bits) or "blocks"."""
+    """What a choice of configs knows of a format: "codebook", "few_bits" (codes of up to 3), "super_blocks", "bytes"
+    (codes of 8 bits) or "blocks"."""
     if fmt.needs_table:
         return "codebook"
+    if fmt.code_bits <= FEW_BITS:
+        return "few_bits"
     return "super_blocks" if k_blocks(fmt) > 1 else "bytes" if fmt.code_bits == 8 else "blocks"
 
 
@@ -130,7 +134,11 @@ def pipeline_bytes(fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel
     dtype = tile_dtype(fmt)
     k_block = dtype["k_blocks"].base.itemsize
     fields = (dtype.itemsize - k_blocks(fmt) * k_block) * m16_tiles // WARPS
-    x = 0 if kernel == A8 and source != Q8_1 else max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
+    x = max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
+    if kernel == A8 and source != Q8_1:
+        x = 0
+    elif kernel != A8 and tokens == 1:
+        x = TOKEN_BYTES[source] * K_BLOCK // (K_BLOCK + PADDING)
     decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * m16_tiles if scales_once(fmt) else 0
     return stages * (k_block * m16_tiles // WARPS + x) + in_flight(fmt, stages) * fields + decoded
 

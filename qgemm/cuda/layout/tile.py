@@ -82,12 +82,12 @@ def scales_once(fmt: Format) -> bool:
 def scale_factors(fmt: Format) -> int:
     """In how many factors that are exact as halves a tile has the scales of a format, and minimums.
 
-    1: as halves; 2: as a super-block's half and an integer; 0: as something else.
+    1: as halves; 2: as the half of a super-block and an integer; 0: as something else.
     """
     fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in fmt.slots]
     if not fmt.needs_table and all(field == np.float16 for field in fields):
         return 1
-    return 2 if fmt.weights > fmt.group else 0
+    return 2 if fmt.weights > fmt.group and np.float16 in fields else 0
 
 
 @cache

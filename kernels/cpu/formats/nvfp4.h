@@ -1,0 +1,37 @@
+// nvfp4: w = d / 2 * codebook[q], groups of 16. Twin of qgemm/formats/nvfp4.py. Levels are looked up as bytes, 128 above.
+#define CODE_BITS 8
+#include "../unpacked.h"
+
+#define SHIFT 128
+
+// Byte 8 g + j of a block has weights 16 g + j low and 16 g + 8 + j high: two lanes of both are a group.
+#define ACCS 2
+#define ACC_OF(vector) ((vector) / 2)
+#define LANES 2
+#define GROUPS 16
+#define WEIGHT_OF(v, i) (128 * ((v) / 2) + 16 * ((i) / 8) + (i) % 8 + 8 * ((v) % 2))
+
+// Eight scales, halves of floats of four bits of exponent and three of mantissa: below code 8 multiples of 2^-10.
+INLINE f32x8 halves_of_ue4m3(uint64_t bytes) {
+    const i32x8 all = bytes_to_ints(bytes), code = all & 127, small = code < 8, known = all != 127;
+    const f32x8 steps = __builtin_convertvector(code & 7, f32x8) * 0x1p-10f;
+    return (f32x8)(((small & (i32x8)steps) | (~small & ((code << 20) + (119 << 23)))) & known);
+}
+
+INLINE unpacked unpack(const uint8_t* blocks) {
+    unpacked found;
+    const u8x16 levels = LEVELS_PLUS_SHIFT;
+    const u8x64 table = join(levels, levels, levels, levels);
+    uint32_t scales[4];
+    for (int i = 0; i < 2; ++i) {
+        const uint8_t *first = blocks + 2 * i * BLOCK_BYTES, *second = first + BLOCK_BYTES;
+        memcpy(&scales[2 * i], first, 4), memcpy(&scales[2 * i + 1], second, 4);
+        const u8x64 bytes = join(load16(first + 4), load16(first + 20), load16(second + 4), load16(second + 20));
+        found.codes[2 * i] = lookup(table, low_nibbles(bytes));
+        found.codes[2 * i + 1] = lookup(table, high_nibbles(bytes));
+    }
+    uint64_t both[2];
+    memcpy(both, scales, sizeof both);
+    found.scale = join_floats(halves_of_ue4m3(both[0]), halves_of_ue4m3(both[1]));
+    return found;
+}

@@ -1,0 +1,23 @@
+// q2_k: w = d * sc * q - dmin * m, q in 0..3, groups of 16. Twin of qgemm/formats/q2_k.py.
+#include "../two_bits.h"
+
+#define MINIMUM 1
+#define LANES 4
+#define GROUPS 16
+#define QUAD_GROUP(acc, quad) (8 * ((quad) / 2) + 2 * (acc) + (quad) % 2)
+
+INLINE f32x16 sixteen_nibbles(uint64_t first, uint64_t second) {
+    const uint64_t low = 0x0f0f0f0f0f0f0f0f;
+    return join_floats(bytes_to_floats(first & low), bytes_to_floats(second & low));
+}
+
+INLINE unpacked unpack(const uint8_t* block) {
+    unpacked found;
+    uint16_t halves[2];
+    uint64_t both[2];
+    memcpy(both, block, sizeof both), memcpy(halves, block + 80, sizeof halves);
+    two_bits_of_bytes(found.codes, block + 16);
+    found.scale = mul_all(sixteen_nibbles(both[0], both[1]), half_to_float(halves[0]));
+    found.minimum = mul_all(sixteen_nibbles(both[0] >> 4, both[1] >> 4), -half_to_float(halves[1]));
+    return found;
+}
