@@ -25,7 +25,8 @@ CUDA = (
     "jit",
     "driver",
     "kernels",
-    "libraries upload rows tensor activations encode experts planes plan products plan_cache prepare",
+    "libraries upload rows tensor activations encode expert_arrays grouped experts",
+    "planes plan products plan_cache prepare",
 )
 
 

@@ -11,15 +11,14 @@ import pytest
 from experts import known_layer, known_matmul, random_experts, routed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from moe_on_host import Launch, device, on_device, within
 from strategies import EVERY_TILED, each, seeds
 
 import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, libraries, upload
-from qgemm.cuda.experts import DeviceExperts
+from qgemm.cuda import experts, grouped, libraries
 from qgemm.cuda.kernels import moe_decode
-from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
 
@@ -27,23 +26,6 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 few = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
 TYPES = ("float16", "bfloat16", "float32")
-
-
-class Launch:
-    """Stands for Launch: a call writes its pointers in front, and runs the grid at once."""
-
-    seen: list[tuple[int, int]] = []  # noqa: RUF012 grids, cleared by each test
-
-    def __init__(self, kernel, grid, block, shared, arguments, pointers, count):
-        assert arguments == (pointers,)
-        self.kernel, self.grid, self.block, self.arguments, self.count = kernel, grid, block, pointers, count
-
-    def __call__(self, stream, *pointers):
-        assert (stream, len(pointers)) == (7, self.count)
-        size = 8 * self.count
-        raw = np.array(pointers, np.uint64).tobytes() + bytes(self.arguments)[size:]
-        Launch.seen.append(self.grid)
-        self.kernel(self.grid, self.block, type(self.arguments).from_buffer_copy(raw))
 
 
 @pytest.fixture
@@ -55,28 +37,10 @@ def host(monkeypatch):
     monkeypatch.setattr(moe_decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
     monkeypatch.setattr(moe_decode, "Launch", Launch)
     monkeypatch.setattr(experts, "launch", experts.launch.__wrapped__)
-    monkeypatch.setattr(experts, "gpu", lambda device: Gpu(device, 80, 132))
+    for module in (experts, grouped):
+        monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 132))
     monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
     Launch.seen.clear()
-
-
-def on_device(w: qgemm.Tensor) -> DeviceExperts:
-    e, n, k = w.shape
-    memory = cupy_like.zeros((e, upload.tiles_nbytes(w.format, n, k)), np.uint8)
-    for expert in range(e):
-        packed = tiles.pack(w.format, w.blocks[expert]).reshape(-1).view(np.uint8)
-        memory[expert, : len(packed)] = packed
-    return DeviceExperts(w.format, w.shape, memory)
-
-
-def device(array, dtype=None):
-    return None if array is None else cupy_like.asarray(array.astype(float_dtype(dtype)) if dtype else array)
-
-
-def within(y, known, dtype="float32", tiny=2.0**-24):
-    rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    slack = known.bound + rounding * (np.abs(known.y) + known.bound) + tiny
-    return (np.abs(y.get().astype(np.float64) - known.y) <= slack).all()
 
 
 @each(EVERY_TILED)
@@ -206,5 +170,5 @@ def test_errors_name_what_came_and_what_fits(host):
         with pytest.raises(qgemm.UnsupportedError, match=match):
             call()
     many = np.zeros((3, 40), np.int32)
-    with pytest.raises(qgemm.UnsupportedError, match="at most 32 experts of a token on a GPU, got 40"):
+    with pytest.raises(qgemm.UnsupportedError, match="at most 32 experts of a token by this kernel, got 40"):
         qgemm.moe(device(x), (gate, up), down, device(many), device(many.astype(np.float32)))

@@ -1,8 +1,8 @@
 """Compile kernels x formats x architectures with NVRTC, without a GPU; report registers and spills.
 
-Every kernel is compiled for every format and architecture: on the tuned architecture in every config, elsewhere in one
-config for each class of x (16 bits, float, prepared); configs and the types of one class take turns. What was compiled
-before comes from the cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first.
+Every kernel is compiled for every format and architecture: on the tuned architecture in every config (of BY_TURNS in
+some), elsewhere in one config for each class of x (16 bits, float, prepared); configs and the types of one class take
+turns. What was compiled before comes from the cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first.
 
 --fill-cache fills it with all that this machine's GPU, or that of --arch, may ask for: for every format, for those of
 --format, or for the products of a model:
@@ -31,6 +31,7 @@ import qgemm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.decode import DECODE, DECODE_A8
+from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
@@ -40,6 +41,8 @@ from qgemm.files.compiled import cache_dir
 
 TUNED = "sm_90a"
 TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
+# Also there, but so many configs a format: their main loop is one that each format compiles in every config.
+BY_TURNS = {MOE_PREFILL_SM90.name: 2}
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
@@ -76,7 +79,8 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
     """What CI compiles of all units.
 
     Of each kernel, format and class of x every config on the tuned architecture, elsewhere the one that was compiled
-    least. Of which type is a matter of turns, so that over formats and architectures all are compiled.
+    least, of BY_TURNS some such. Of which type is a matter of turns, so that over formats and architectures all are
+    compiled.
     """
     groups: dict[tuple[str, ...], dict[Any, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
@@ -90,13 +94,14 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
         turn, count = turns[kernel, kind], len(configs)
         if not name:  # so few that none waits for its turn
             yield from (unit for config in configs for unit in config)
-        elif arch == TUNED:
+        elif arch == TUNED and kernel not in BY_TURNS:
             yield from (config[(i + turn) % len(config)] for i, config in enumerate(configs))
         else:
             alike = [(kernel, kind, *(pair for pair in each if not OF_FORMAT.fullmatch(pair[0]))) for each in by_config]
-            least = min(range(count), key=lambda i: compiled[alike[i]])
-            compiled[alike[least]] += 1
-            yield configs[least][(turn + turn // count) % len(configs[least])]
+            some = sorted(range(count), key=lambda i: compiled[alike[i]])
+            for least in some[: BY_TURNS.get(kernel, 1)]:
+                compiled[alike[least]] += 1
+                yield configs[least][(turn + turn // count) % len(configs[least])]
         turns[kernel, kind] += 1
 
 

@@ -43,6 +43,9 @@ struct Sm90 : TileConfig<Base> {
     // before. A stage filled for a different warpgroup along K each time therefore has an mbarrier for each of them.
     static constexpr int BARRIERS_PER_STAGE = WG_SPLIT_K / greatest_common_divisor(STAGES, WG_SPLIT_K);
 
+    // Whether rows of x are sorted by expert, of which each tile of y has one; see grouped.cuh.
+    static constexpr bool GROUPED = false;
+
     static constexpr int EPI_TILES = TOKENS / Base::EPI_TILE;
     static constexpr int EPI_QUADS = Base::EPI_TILE / 8;  // float4 of accumulators per thread and epilogue tile
     static constexpr int ACC_SIZE = TOKENS / 2;           // accumulators per thread

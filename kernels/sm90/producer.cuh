@@ -23,7 +23,7 @@ __device__ inline void init_wait() {
 }
 
 // Where the stages of a work tile come from.
-template <class Config>
+template <class Config, bool GROUPED = Config::GROUPED>
 struct Source {
     using Tile = typename Config::Tile;
     const Tile* tiles;              // the first row_block's, from the start of K
@@ -35,6 +35,10 @@ struct Source {
           row_blocks(min(Config::ROW_BLOCKS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - p.first_row_block(s.tile))),
           token(p.first_loaded(s.tile)) {
         tiles = all + i64(p.first_row_block(s.tile)) * tiles_along_k;
+    }
+    // The tile of a row_block beside one of the first row_block; beyond the matrix that of the last.
+    __device__ const Tile* beside(const Tile* first, int row_block) const {
+        return first + min(row_block, row_blocks - 1) * tiles_along_k;
     }
 };
 
@@ -77,7 +81,7 @@ struct Producer {
             mbarrier_arrive_expect_tx(full, source.row_blocks * smem.weights[0].bytes(k_blocks));
 #pragma unroll
             for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block) {
-                const Tile* tile = from + min(row_block, source.row_blocks - 1) * source.tiles_along_k;
+                const Tile* tile = source.beside(from, row_block);
                 if (row_block < source.row_blocks)
                     smem.weights[row_block].load(state.stage, tile, k_block, k_blocks, full);
                 // Fields are loaded for row_blocks beyond the matrix as well: their warps wait for them.

@@ -19,11 +19,11 @@ struct EpilogueCoord {
 
     template <class Config>
     __device__ EpilogueCoord(const Problem<Config>& p, int tile, int row_block)
-        : first_row(i64(p.first_row_block(tile) + row_block) * TILE_ROWS),
+        : first_row(p.row_block(tile, row_block) * TILE_ROWS),
           first_token(p.first_loaded(tile)),
           skip(p.first_token(tile) - first_token),
           rows(int(min(i64(TILE_ROWS), p.n - first_row))),
-          tokens(min(Config::TOKENS, p.m - first_token)) {}
+          tokens(min(Config::TOKENS, p.end_token(tile) - first_token)) {}
 };
 
 template <class Config>

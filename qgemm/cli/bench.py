@@ -12,7 +12,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
-from qgemm.bench import convert, cpu, encode, gpu, results, sweep, timing
+from qgemm.bench import convert, cpu, encode, gpu, moe, results, sweep, timing
 from qgemm.bench.results import Results
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
@@ -29,7 +29,7 @@ OF_GPU = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """[--gpu | --cpu | --convert | --encode] [--formats ...] [--activations ...] [--shapes ...] [--m ...] ..."""
+    """[--gpu | --cpu | --convert | --encode | --moe] [--formats ...] [--activations ...] [--shapes ...] ..."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
     where.add_argument(
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--convert", action="store_true", help="`qgemm convert` against a loop of the gguf package, 2 GiB"
     )
     where.add_argument("--encode", action="store_true", help="host memory into blocks on the GPU and back, no disk")
+    where.add_argument("--moe", action="store_true", help="layers of experts of three models, 1 to 4096 tokens")
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json or cpu.json")
     parser.add_argument("--goals", action="store_true", help="beside the project's own goals; exit 1 if one is missed")
     both = parser.add_argument_group("of --gpu and --cpu")
@@ -64,12 +65,15 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, "--convert", (*OF_BOTH, *OF_GPU))
         return on_cpu(args, convert.run(), "whole processes")
     cuda = backends()["cuda"]
-    if args.encode:
-        refuse(args, "--encode", (*OF_BOTH, *OF_GPU))
-    if (args.gpu or args.encode) and not cuda.available:
+    for name in ("encode", "moe"):
+        if getattr(args, name):
+            refuse(args, f"--{name}", (*OF_BOTH, *OF_GPU))
+    if (args.gpu or args.encode or args.moe) and not cuda.available:
         raise QgemmError(cuda.detail)
     if args.encode:
         return encoding(args)
+    if args.moe:
+        return experts(args)
     if cuda.available and not args.cpu:
         return on_gpu(args)
     refuse(args, "the CPU", OF_GPU)
@@ -105,6 +109,17 @@ def encoding(args: argparse.Namespace) -> int:
         found = {"device": backends()["cuda"].facts["device"], "rows": [row._asdict() for row in rows]}
         write_file(file_at(args.out, "encode"), ("\n".join(json_lines(found)) + "\n").encode())
     return verdict(args, rows)
+
+
+def experts(args: argparse.Namespace) -> int:
+    """The rows of qgemm.bench.moe; 1 if a layer was wrong."""
+    found, failures = moe.run()
+    print(moe.table(found["rows"]))
+    if args.out is not None:
+        write_file(file_at(args.out, "moe"), ("\n".join(json_lines(found)) + "\n").encode())
+    for failure in failures:
+        print(f"qgemm: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def verdict(args: argparse.Namespace, rows: Sequence[Any]) -> int:

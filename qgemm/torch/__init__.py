@@ -1,4 +1,5 @@
-"""Layers of PyTorch whose weights stay packed: `QLinear`, `QEmbedding`; `replace_linear` puts them into a model.
+"""Layers of PyTorch whose weights stay packed: `QLinear`, `QEmbedding`, `QExperts`; `replace_linear` puts them into a
+model.
 
 Needs torch 2.4 or later, the extra `torch`; `import qgemm` alone never imports it.
 """
@@ -15,7 +16,8 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
     raise ImportError(f"qgemm.torch needs PyTorch 2.4 or later, this is {torch.__version__}: pip install -U torch")
 
 from .embedding import QEmbedding
+from .experts import QExperts
 from .linear import LoRA, QLinear
 from .replace import Replaced, replace_linear
 
-__all__ = ["LoRA", "QEmbedding", "QLinear", "Replaced", "replace_linear"]
+__all__ = ["LoRA", "QEmbedding", "QExperts", "QLinear", "Replaced", "replace_linear"]

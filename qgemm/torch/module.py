@@ -38,8 +38,9 @@ class PackedModule(torch.nn.Module):
 
     rows: ClassVar[str]  # what a layer calls N and K
     columns: ClassVar[str]
+    axes: ClassVar[int] = 2  # of the weight: [N, K], or [E, N, K] of experts
 
-    def __init__(self, shape: tuple[int, int], format: Format | str, device: Any = None) -> None:
+    def __init__(self, shape: tuple[int, ...], format: Format | str, device: Any = None) -> None:
         """Weights of zero bytes, for a state dict; on the device "meta" they take no memory."""
         super().__init__()
         fmt = format_of(format) if isinstance(format, str) else format
@@ -48,17 +49,17 @@ class PackedModule(torch.nn.Module):
         self.weight = torch.nn.Parameter(data, requires_grad=False)
         self.tensor_name = ""
 
-    def _describe(self, fmt: Format, shape: tuple[int, int]) -> None:
-        setattr(self, self.rows, shape[0])
-        setattr(self, self.columns, shape[1])
+    def _describe(self, fmt: Format, shape: tuple[int, ...]) -> None:
+        setattr(self, self.rows, shape[-2])
+        setattr(self, self.columns, shape[-1])
         self._shape, self._format = shape, spelled(fmt)
         if fmt.levels is None:
             raise UnsupportedError(f"{fmt} has no decoder, so a layer cannot multiply by it")
 
     def _take(self, packed: Packed, weight: Any = None) -> None:
         """Hold the weights of a Tensor or DeviceTensor, or a parameter that has them already."""
-        self.weight = weight_of(packed) if weight is None else weight
-        self._describe(packed.format, packed.shape)  # type: ignore[arg-type]
+        self.weight = weight_of(packed, self.axes) if weight is None else weight
+        self._describe(packed.format, packed.shape)
         self.tensor_name = packed.name
 
     @property
@@ -73,7 +74,8 @@ class PackedModule(torch.nn.Module):
 
     def dequantize(self, dtype: Any = torch.float32) -> Any:
         """The weights as a new tensor [N, K] on their device: exact in float32, otherwise rounded once from it."""
-        return dense(self.weight, self._format, self._shape, dtype)
+        n, k = self._shape
+        return dense(self.weight, self._format, (n, k), dtype)
 
     def requires_grad_(self, requires_grad: bool = True) -> PackedModule:
         """UnsupportedError if it would ask for a gradient of the packed weight, which is never taken."""
@@ -124,7 +126,7 @@ class PackedModule(torch.nn.Module):
     def set_extra_state(self, state: Any) -> None:
         """Take the format that a state dict brings; UnsupportedError if the shape is another."""
         words = bytes(state.tolist()).decode(errors="replace").split()
-        if len(words) != 3 or words[1:] != [str(size) for size in self._shape]:
+        if words[1:] != [str(size) for size in self._shape]:
             raise UnsupportedError(f"the state dict has the packed weight {' '.join(words)!r}, this is {self!r}")
         if words[0] != self._format:
             fmt = format_of(words[0])

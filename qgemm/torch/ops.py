@@ -3,6 +3,8 @@
     qgemm::linear(x [..., K], weight bytes, bias, format, N, K, activation) -> [..., N] of x's dtype
     qgemm::linear_backward(grad [..., N], weight bytes, format, N, K)       -> grad @ W, [..., K]
     qgemm::embedding(index, weight bytes, format, N, K, dtype)              -> rows of W, [*index.shape, K]
+    qgemm::moe(x [T, K], ids, weights [T, top_k], bytes of gate, up and down, biases, formats, [E, F, K], activation)
+        -> [T, K] of x's dtype, without a gradient
 
 An op takes the bytes themselves and says in text and numbers what they are, so that graphs can be copied, exported and
 replayed. Of a weight no gradient is taken; a backward decodes it panel by panel.
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 
 from qgemm.cuda.layout.tile import ROWS
+from qgemm.experts import moe
 from qgemm.ops import matmul
 
 from .rows import decoded, selected
@@ -28,6 +31,11 @@ _library = torch.library.Library("qgemm", "DEF")
 _library.define("linear(Tensor x, Tensor weight, Tensor? bias, str format, int n, int k, str activation) -> Tensor")
 _library.define("linear_backward(Tensor grad, Tensor weight, str format, int n, int k) -> Tensor")
 _library.define("embedding(Tensor index, Tensor weight, str format, int n, int k, ScalarType dtype) -> Tensor")
+_library.define(
+    "moe(Tensor x, Tensor ids, Tensor weights, Tensor[] experts, Tensor?[] biases, str[] formats, int[] shape, "
+    "str activation) -> Tensor"
+)
+traced_moe = torch.ops.qgemm.moe.default
 traced_linear = torch.ops.qgemm.linear.default
 traced_linear_backward = torch.ops.qgemm.linear_backward.default
 traced_embedding = torch.ops.qgemm.embedding.default
@@ -87,6 +95,20 @@ def embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype: Any) 
     return selected(packed_of(weight, format, (n, k)), weight, index, dtype)
 
 
+def experts(x: Any, ids: Any, weights: Any, of: Any, biases: Any, formats: Any, shape: Any, activation: Any) -> Any:
+    """A layer of experts."""
+    e, f, k = shape
+    shapes = (e, f, k), (e, f, k), (e, k, f)
+    gate, up, down = (packed_of(weight, fmt, each) for weight, fmt, each in zip(of, formats, shapes, strict=True))
+    return moe(x, (gate, up), down, ids, weights, activation, biases=biases, dtype=x.dtype)
+
+
+def _fake_experts(
+    x: Any, ids: Any, weights: Any, of: Any, biases: Any, formats: Any, shape: Any, activation: Any
+) -> Any:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _fake_linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str) -> Any:
     torch._check(x.dim() > 0 and x.shape[-1] == k, lambda: f"x has shape {tuple(x.shape)}, the weight needs K = {k}")
     return x.new_empty((*x.shape[:-1], n))
@@ -104,6 +126,7 @@ for _name, _function, _fake in (
     ("linear", linear, _fake_linear),
     ("linear_backward", linear_backward, _fake_linear_backward),
     ("embedding", embedding, _fake_embedding),
+    ("moe", experts, _fake_experts),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _function, _device)

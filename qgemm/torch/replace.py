@@ -155,7 +155,7 @@ def _check(plan: Plan) -> None:
         raise UnsupportedError(f"{who} has another shape")
     if tensor.format.levels is None:
         raise UnsupportedError(f"{who} is of a format without a decoder")
-    file_shape(tensor.format, tensor.shape)  # type: ignore[arg-type]
+    file_shape(tensor.format, tensor.shape)
     if isinstance(module, torch.nn.Embedding):
         if module.max_norm is not None:
             raise UnsupportedError(f"{who}: a table with max_norm is changed when it is read, a packed one cannot be")

@@ -5,6 +5,8 @@ Bytes lie in one of two layouts, told by their axes:
     [N, bytes of a row]   the file's: blocks of a row side by side; any device, and every state dict
     [bytes]               tiles of a GPU as `Tensor.to_device` makes them, the bounds of their rows behind them
 
+Those of experts [E, N, K] are [E, N, bytes of a row], or tiles and bounds of one expert after the other.
+
 What multiplies is derived from the bytes at first use, and kept for as long as their tensor is there and they are the
 same. So it follows the bytes wherever torch moves them, layers that share a parameter share it, and there is no second
 copy of a weight.
@@ -26,6 +28,7 @@ import torch
 from qgemm.arguments import described
 from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
+from qgemm.cuda.experts import DeviceExperts
 from qgemm.cuda.kernels.panels import plain_dtype
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import DeviceTensor
@@ -71,15 +74,18 @@ def format_of(spelling: str) -> Format:
     return fmt.variant(np.frombuffer(bytes.fromhex(codebook), "<f4"), None)
 
 
-def file_shape(fmt: Format, shape: tuple[int, int]) -> tuple[int, int]:
+Shape = tuple[int, ...]  # [N, K] of a matrix, [E, N, K] of experts
+
+
+def file_shape(fmt: Format, shape: Shape) -> Shape:
     """[N, bytes of a row] of a matrix [N, K]; UnsupportedError if K is not a multiple of the block."""
-    return shape[0], fmt.blocks_in(shape[1]) * fmt.block_bytes
+    return *shape[:-1], fmt.blocks_in(shape[-1]) * fmt.block_bytes
 
 
 # ---------------------------------------------------------------- bytes -> what multiplies
 
 
-def packed_of(weight: Any, spelling: str, shape: tuple[int, int], name: str = "") -> Any:
+def packed_of(weight: Any, spelling: str, shape: Shape, name: str = "") -> Any:
     """The Tensor or DeviceTensor over a weight's bytes; they are brought into the layout of their device before."""
     found = _derived.get(id(weight))
     if found is not None and found.weight() is weight and found.key == _key(weight, spelling):
@@ -87,7 +93,7 @@ def packed_of(weight: Any, spelling: str, shape: tuple[int, int], name: str = ""
     with _lock, torch.inference_mode(False), torch.no_grad():
         fmt, on_gpu = format_of(spelling), weight.device.type == "cuda"
         check_bytes(weight, fmt, shape, name)
-        if on_gpu and weight.dim() == 2:
+        if on_gpu and weight.dim() > 1:
             weight.data = device_bytes(to_device(_host_tensor(weight, fmt, shape, name), weight.device))
         elif not on_gpu and weight.dim() == 1:
             weight.data = file_bytes(_host_tensor(weight, fmt, shape, name))
@@ -108,7 +114,7 @@ def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version, spelling
 
 
-def host_tensor(weight: Any, spelling: str, shape: tuple[int, int], name: str = "") -> Tensor:
+def host_tensor(weight: Any, spelling: str, shape: Shape, name: str = "") -> Tensor:
     """The Tensor of a weight's bytes, wherever they are: over their memory if they are on the host."""
     packed = packed_of(weight, spelling, shape, name)
     if isinstance(packed, Tensor):
@@ -117,26 +123,30 @@ def host_tensor(weight: Any, spelling: str, shape: tuple[int, int], name: str = 
         return packed.to_host()  # type: ignore[no-any-return]
 
 
-def _host_tensor(weight: Any, fmt: Format, shape: tuple[int, int], name: str) -> Tensor:
+def _host_tensor(weight: Any, fmt: Format, shape: Shape, name: str) -> Tensor:
     """The Tensor of bytes in the file's layout, or of tiles that were brought to the host."""
     return Tensor(fmt, shape, _blocks(weight.detach().cpu().contiguous().numpy(), fmt, shape), name)
 
 
-def _blocks(raw: Any, fmt: Format, shape: tuple[int, int]) -> Blocks:
+def _blocks(raw: Any, fmt: Format, shape: Shape) -> Blocks:
     """Bytes on the host, of either layout -> blocks [N, K / weights], read-only."""
-    blocks = np.empty((shape[0], fmt.blocks_in(shape[1])), fmt.dtype)
-    if raw.size and (raw.ndim == 2 or fmt.plain):
+    blocks = np.empty((*shape[:-1], fmt.blocks_in(shape[-1])), fmt.dtype)
+    if raw.size and (raw.ndim > 1 or fmt.plain):
         blocks = raw.reshape(-1).view(fmt.dtype).reshape(blocks.shape)
+    elif raw.size and len(shape) > 2:
+        for one, of_expert in zip(blocks, raw.reshape(shape[0], -1), strict=True):
+            one[...] = _blocks(of_expert, fmt, shape[1:])
     elif raw.size:
-        size = tiles.tiles_shape(fmt, *shape)
-        blocks = tiles.unpack(fmt, raw[: prod(size)].view(tiles.tile_dtype(fmt)).reshape(size[:2]), *shape)
+        n, k = shape
+        size = tiles.tiles_shape(fmt, n, k)
+        blocks = tiles.unpack(fmt, raw[: prod(size)].view(tiles.tile_dtype(fmt)).reshape(size[:2]), n, k)
     blocks.flags.writeable = False
     return blocks
 
 
-def check_bytes(weight: Any, fmt: Format, shape: tuple[int, int], name: str = "") -> None:
+def check_bytes(weight: Any, fmt: Format, shape: Shape, name: str = "") -> None:
     """UnsupportedError unless these are the bytes of a matrix of this format, on a device that multiplies."""
-    who = f"the packed weight{name and ' of ' + name} ({fmt}, {shape[0]} x {shape[1]})"
+    who = f"the packed weight{name and ' of ' + name} ({fmt}, {' x '.join(map(str, shape))})"
     wanted = file_shape(fmt, shape)
     fitting = [wanted, (device_size(fmt, shape),)]
     if weight.dtype != torch.uint8 or tuple(weight.shape) not in fitting:
@@ -153,19 +163,21 @@ def check_bytes(weight: Any, fmt: Format, shape: tuple[int, int], name: str = ""
 # ---------------------------------------------------------------- tiles of a GPU
 
 
-def device_size(fmt: Format, shape: tuple[int, int]) -> int:
+def device_size(fmt: Format, shape: Shape) -> int:
     """Bytes of a weight's tiles and of the bounds behind them; -1 for a format without tiles."""
     if fmt.plain:
-        return shape[0] * shape[1] * fmt.block_bytes
+        return prod(shape) * fmt.block_bytes
     if not fmt.slots:
         return -1
-    return tiles_nbytes(fmt, *shape)
+    return prod(shape[:-2]) * tiles_nbytes(fmt, *shape[-2:])
 
 
 def device_bytes(packed: Any) -> Any:
-    """A DeviceTensor's memory, tiles and the bounds behind them, as a tensor of bytes [bytes]; nothing is copied."""
+    """The memory of a DeviceTensor or DeviceExperts, tiles and the bounds behind them, as a tensor of bytes [bytes]."""
     import cupy
 
+    if isinstance(packed, DeviceExperts):
+        return torch.from_dlpack(packed.data.reshape(-1))
     rest = 0 if packed.row_absmax is None else packed.row_absmax.nbytes
     memory = cupy.ndarray((packed.data.nbytes + rest,), np.uint8, memptr=packed.data.data)
     return torch.from_dlpack(memory)
@@ -193,30 +205,37 @@ def torch_memory(device: Any) -> Iterator[None]:
         yield
 
 
-def _device_tensor(weight: Any, fmt: Format, shape: tuple[int, int], name: str) -> DeviceTensor:
-    """The DeviceTensor over bytes that `device_bytes` gave, or copies of them."""
+def _device_tensor(weight: Any, fmt: Format, shape: Shape, name: str) -> DeviceTensor | DeviceExperts:
+    """The DeviceTensor or DeviceExperts over bytes that `device_bytes` gave, or copies of them."""
     import cupy
 
     with stream_of(weight):
         memory = cupy.from_dlpack(weight)
+        if len(shape) == 3:
+            e, n, k = shape
+            return DeviceExperts(fmt, (e, n, k), memory.reshape(e, -1), name)
+        n, k = shape
         if fmt.plain:
-            return DeviceTensor(fmt, shape, memory.view(plain_dtype(fmt)).reshape(shape), None, name)
-        size = tiles.tiles_shape(fmt, *shape)
+            return DeviceTensor(fmt, (n, k), memory.view(plain_dtype(fmt)).reshape(shape), None, name)
+        size = tiles.tiles_shape(fmt, n, k)
         data, bounds = memory[: prod(size)].reshape(size), memory[prod(size) :].view(np.float32)
-        return DeviceTensor(fmt, shape, data, bounds, name)
+        return DeviceTensor(fmt, (n, k), data, bounds, name)
 
 
 # ---------------------------------------------------------------- Tensors -> bytes
 
 
-def weight_of(packed: Packed) -> Any:
-    """The bytes of a Tensor or DeviceTensor, over its memory, as a parameter that takes no gradient."""
+def weight_of(packed: Packed, ndim: int = 2) -> Any:
+    """The bytes of a Tensor, DeviceTensor or DeviceExperts, over its memory, as a parameter without a gradient."""
     if not isinstance(packed, Packed):
         planes = type(packed).__module__.startswith("qgemm.") and hasattr(packed, "to_device")
         how = "call its to_device()" if planes else "qgemm.open and qgemm.quantize give such"
         raise TypeError(f"a layer is made of a Tensor or DeviceTensor, got {described(packed)}; {how}")
-    if packed.ndim != 2:
-        raise UnsupportedError(f"a layer needs a matrix (N, K), got {packed!r}; index its leading axes first")
+    if packed.ndim != ndim:
+        wanted = "a matrix (N, K)" if ndim == 2 else "experts (E, N, K)"
+        raise UnsupportedError(
+            f"a layer needs {wanted}, got {packed!r}{'; index its leading axes first' * (ndim == 2)}"
+        )
     if packed.format.levels is None:
         raise UnsupportedError(f"{packed!r}: {packed.format} has no decoder, so it cannot be multiplied")
     with torch.inference_mode(False):
@@ -230,18 +249,16 @@ def weight_of(packed: Packed) -> Any:
 def file_bytes(tensor: Tensor) -> Any:
     """A Tensor's blocks as bytes [N, bytes of a row]; over the same memory, be it of a mapped file."""
     blocks = np.ascontiguousarray(tensor.blocks)
-    n, row = file_shape(tensor.format, tensor.shape)  # type: ignore[arg-type]
+    shape = file_shape(tensor.format, tensor.shape)
     return (
-        torch.from_numpy(np.asarray(_Writable(blocks, (n, row))))
-        if blocks.size
-        else torch.empty((n, row), dtype=torch.uint8)
+        torch.from_numpy(np.asarray(_Writable(blocks, shape))) if blocks.size else torch.empty(shape, dtype=torch.uint8)
     )
 
 
 class _Writable:
     """Read-only memory, as that of a mapped file is, under the flag without which torch warns of it at each use."""
 
-    def __init__(self, blocks: Blocks, shape: tuple[int, int]) -> None:
+    def __init__(self, blocks: Blocks, shape: Shape) -> None:
         self.blocks = blocks  # whose memory it is
         self.__array_interface__ = {
             "data": (blocks.ctypes.data, False), "shape": shape, "typestr": "|u1", "version": 3,

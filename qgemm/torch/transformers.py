@@ -7,8 +7,9 @@
 
 transformers has two loaders of GGUF. One decodes every tensor of a file (llama, qwen2, qwen3, ...), the other keeps
 blocks, for kernels that it finds for few devices (qwen35, lfm2). Both are steps of the quantizer that is registered as
-"gguf"; `patch` registers one that puts QLinear and QEmbedding in the place of Linear and Embedding, before the weights
-are loaded.
+"gguf"; `patch` registers one that puts QLinear, QEmbedding and QExperts in the place of Linear, Embedding and the
+experts of Qwen-MoE and gpt-oss, before the weights are loaded. `replace_experts` does so to the experts of a model from
+elsewhere, of Mixtral as well.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from qgemm.tensor import Tensor
 
 from .embedding import QEmbedding
 from .linear import QLinear
+from .model_experts import PARTS, planned, replace_experts
 from .patching import Patched, needs
 from .storage import file_bytes
 
@@ -46,6 +48,8 @@ try:
     from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 except ImportError as error:
     raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
+
+__all__ = ["Quantizer", "patch", "replace_experts"]
 
 
 def patch() -> Patched:
@@ -96,6 +100,8 @@ class Quantizer(GgufHfQuantizer):
             self.source: Any = _Source(kwargs["checkpoint_files"][0], model)
             formats = {name: tensor.format for name, tensor in self.source.matrices.items()}
         self.packed_modules = _put_layers(model, formats, self.dtype)
+        if not self.supported:
+            self.packed_modules |= self.source.put_experts(model, self.dtype)
 
     def get_state_dict(self, checkpoint_file: str, model: Any) -> dict[str, Any]:
         """By name what is loaded: bytes of the file for packed layers, tensors in the model's dtype for all else."""
@@ -223,6 +229,20 @@ class _Source:
             rows = _rows(self.processor, name, tensor.shape[0]) if tensor.ndim == 2 else None
             if rows is not None:
                 self.matrices[self.names[name]] = tensor if (np.diff(rows) == 1).all() else tensor[rows]
+
+    def put_experts(self, model: Any, dtype: Any) -> dict[str, Any]:
+        """Put empty QExperts where the file has blocks of a layer's experts -> the packed weights, by their names."""
+        found: dict[str, Any] = {}
+        for name, tensors in list(planned(model, self.file)):
+            layer = tensors.empty(dtype)
+            model.set_submodule(name, layer)
+            for part, weight, bias in zip(PARTS, tensors.weights, tensors.biases, strict=True):
+                target = f"{name}.{part}"
+                self.names[weight.name], self.matrices[f"{target}.weight"] = f"{target}.weight", weight
+                found[f"{target}.weight"] = getattr(layer, part)
+                if bias is not None:
+                    self.names[bias.name] = f"{target}.bias"
+        return found
 
     def read(self, packed: Container[str], dtype: Any) -> dict[str, Any]:
         """Tensors of torch by the model's names: bytes of what stays packed, all else decoded, in `dtype`."""

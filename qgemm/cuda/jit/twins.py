@@ -109,6 +109,64 @@ class StreamK(ctypes.Structure):
     ]
 
 
+class TokenTile(ctypes.Structure):
+    """Sorted rows `row` .. `row + rows - 1`, of one expert, whose `count` token tiles begin with number `first`."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("expert", "row", "rows", "first", "count")]
+
+
+class TokenTiles(ctypes.Structure):
+    """How many token tiles and sorted rows there are."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("count", "rows")]
+
+
+class ExpertSort(ctypes.Structure):
+    """ids [T, top_k], and what moe_sort makes of their `slots` places: sorted rows, `tokens` of a token tile.
+
+    counts: a TokenTiles. token_tiles: a TokenTile each. slots_of_rows: the slot of a sorted row. rows: the sorted row
+    of a slot, -1 where its id is no expert.
+    """
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("ids", "counts", "token_tiles", "slots_of_rows", "rows")),
+        *((name, ctypes.c_int32) for name in ("slots", "experts", "wide_ids", "tokens")),
+    ]
+
+
+class GroupedProducts(ctypes.Structure):
+    """Products by experts of sorted rows: one, or a gate and what it gates; pointers come first.
+
+    tiles, row_absmax: of expert 0, of both products. biases: of both, of bias_types, where one gates the other.
+    partials: the workspace of stream-K. expert_bytes, expert_rows: from the tiles and from the biases of an expert to
+    the next one's. n, k: of a product. rows_of_x: of the buffer of sorted rows. stream_k: its divisors; the
+    rest follows from the number of token tiles.
+    """
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("counts", "token_tiles", "partials")),
+        *((name, ctypes.c_void_p * 2) for name in ("tiles", "row_absmax", "biases")),
+        ("epilogue", EpilogueArguments),
+        *((name, ctypes.c_int64) for name in ("expert_bytes", "expert_rows", "n", "k")),
+        ("rows_of_x", ctypes.c_int32),
+        ("bias_types", ctypes.c_int32 * 2),
+        ("stream_k", StreamK),
+    ]
+
+
+class ExpertSums(ctypes.Structure):
+    """y [T, n], the sums over a token's `top_k` experts of weight * (product + bias); pointers come first.
+
+    products: [rows, n], sorted. rows: the sorted row of each slot. weights, biases: of these types, or null.
+    """
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("products", "rows", "ids", "weights", "biases", "y")),
+        ("n", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("top_k", "wide_ids", "weights_type", "biases_type")),
+    ]
+
+
 class TensorMap(ctypes.Structure):
     """CUtensorMap: opaque, encoded by the driver, which wants it at a multiple of ALIGNMENT."""
 
@@ -123,8 +181,8 @@ class Found(ctypes.Structure):
 
 
 STRUCTS = (
-    Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, ExpertProducts, Divisor, StreamK, TensorMap,
-    Found,
+    Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, ExpertProducts, Divisor, StreamK, TokenTile,
+    TokenTiles, ExpertSort, GroupedProducts, ExpertSums, TensorMap, Found,
 )  # fmt: skip
 SCALARS = {
     ctypes.c_void_p: "void*",

@@ -36,7 +36,7 @@ class Kernel:
     takes_q8_1: whether "a8" gives it Q8_1 blocks; otherwise the values that they decode to.
     out_in_template: whether the type of y is a constant of its source.
     forms: problem -> those that it computes by other sources: the problem alone, or with what its source depends on
-        beside format, types and sizes. routed: whether its problems are those of experts.
+        beside format, types and sizes. routed: whether its problems are those of experts; grouped: of sorted rows.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Kernel:
     out_in_template: bool = False
     forms: Callable[[Problem], Iterable[Problem]] = lambda problem: (problem,)
     routed: bool = False
+    grouped: bool = False
 
     def choose(self, problem: Problem) -> Any:
         """The config for a problem."""

@@ -15,11 +15,13 @@ from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
 from .kernel import Kernel
 from .moe_decode import MOE_DECODE
+from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
 from .panels import DEQUANTIZE
 from .routes import ROUTES, TYPE_NAMES, common_variants, route
 from .transforms import DEQUANTIZE_TILES, PACK
 
 ROWS = range(1, 4097)  # of x: from one token to a long prompt
+MAX_TOP_K = 8  # experts of a token, of models that are prepared
 
 Key = tuple[str, Format | None, tuple[tuple[str, Any], ...]]  # kernel, the format that it is for, template
 
@@ -44,7 +46,7 @@ def needed(
         if each.ndim > 1 and each.format.slots:
             shapes[each.format].add(tuple(each.shape[-2:]))
         if each.ndim == 3 and each.format.slots and "a16" in activations:
-            experts[each.format].add(tuple(each.shape[-2:]))
+            experts[each.format].add(tuple(each.shape))
     found = {_key(name, None, template) for name, template in common_variants()}
     for fmt, matrices in shapes.items():
         found |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
@@ -56,15 +58,28 @@ def needed(
                 p = Problem(fmt, activation, some[0], n, k, sm, x, sms=sms)
                 found |= {_key(kernel.name, fmt, template) for template in _templates(kernel, p, some)}
     for fmt, matrices in experts.items():
-        for x, (n, k) in product(types, matrices):
-            p = Problem(fmt, "a16", 1, n, k, sm, x, (Output(n),), sms=sms, routed=Routed())
+        for x, (e, n, k) in product(types, matrices):
+            p = Problem(fmt, "a16", 1, n, k, sm, x, (Output(n),), sms=sms, routed=Routed(experts=e))
             if any(row.fits(p) for row in ROUTES):
                 found |= {
                     _key(MOE_DECODE.name, fmt, MOE_DECODE.template(form, config))
                     for form in MOE_DECODE.forms(p)
                     for config in MOE_DECODE.chosen(form, rows)
                 }
+            found |= set(_grouped(p, max(rows)))
     return found
+
+
+def _grouped(p: Problem, rows: int) -> Iterator[Key]:
+    """What tokens sorted by expert ask for, with token tiles for the load of an expert at most."""
+    assert p.routed is not None
+    load = rows * MAX_TOP_K / p.routed.experts
+    for tokens in (tokens for tokens in GROUPED_TOKENS if tokens <= max(GROUPED_TOKENS[0], 2 * load)):
+        of_tile = p._replace(routed=p.routed._replace(tokens=tokens))
+        if any(row.fits(of_tile) for row in ROUTES):
+            for form in MOE_PREFILL_SM90.forms(of_tile):
+                for config in MOE_PREFILL_SM90.configs(form):
+                    yield _key(MOE_PREFILL_SM90.name, p.format, MOE_PREFILL_SM90.template(form, config))
 
 
 def _forms(

@@ -17,6 +17,7 @@ from .decode import DECODE, DECODE_A8
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .kernel import Kernel, Launchable
 from .moe_decode import MOE_DECODE
+from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
 from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from .prefill_sm90 import PREFILL_SM90
@@ -70,6 +71,7 @@ class Route(NamedTuple):
         """Whether this row serves the problem."""
         return (
             (p.routed is not None) == self.kernel.routed
+            and (p.routed is not None and p.routed.tokens > 0) == self.kernel.grouped
             and p.activation in self.activations
             and p.x in self.types
             and p.m <= self.most
@@ -117,6 +119,7 @@ ROUTES = (
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
     Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, INTEGER,  (1,),        "experts, each looked up"),
     Route(MOE_DECODE,      ("a16",), HALVES, ANY, 80,  ANY, CODEBOOK, (1,),        "experts, levels rounded to x"),
+    Route(MOE_PREFILL_SM90, ("a16",), HALVES, ANY, 90, 100, TILED,    GROUPED_TOKENS, "experts, tokens sorted by them"),
 )  # fmt: skip
 
 
@@ -154,7 +157,8 @@ def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
     kernel, (activation,) = row.kernel, row.activations
     outs = TYPE_NAMES if kernel.out_in_template else TYPE_NAMES[:1]
     for tokens, x in product(row.tokens, row.types):
-        p = Problem(fmt, activation, tokens, 1, 1, sm, x, routed=Routed() if kernel.routed else None)
+        routed = Routed(tokens=tokens if kernel.grouped else 0) if kernel.routed else None
+        p = Problem(fmt, activation, tokens, 1, 1, sm, x, routed=routed)
         if not any(route(p._replace(m=m)) is row for m in (tokens, min(row.most, LARGE))):
             continue
         for source, out in product(kernel.reads(p), outs):

@@ -18,6 +18,8 @@ from qgemm.cuda.problem import TYPES
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
 ENCODE_THREADS = 256  # of a CTA that encodes
 GATHER_THREADS = 128  # of a CTA that decodes rows by their index
+SORT_THREADS = 1024  # of the CTA that sorts the ids of experts
+MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that copies or adds up rows of experts
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
 FOUND = np.dtype(Found)
@@ -27,21 +29,21 @@ FOUND = np.dtype(Found)
 class Transform:
     """One kernel that multiplies nothing.
 
-    name: of its file and its entry point. types: those of its arrays, a variant each.
+    name: of its file and its entry point. types: those of its arrays, and constants of any format, a variant each.
     takes: whether it is for a format; None for kernels that know no format. constants: format -> the rest of its
     template.
     """
 
     name: str
-    types: tuple[dict[str, str], ...]
+    types: tuple[Template, ...]
     takes: Callable[[Format], bool] | None = None
     constants: Callable[[Format], Template] | None = None
 
-    def template(self, fmt: Format | None = None, **types: str) -> Template:
+    def template(self, fmt: Format | None = None, **types: str | int) -> Template:
         """The constants and types that its source is compiled with."""
         return {**types, **(self.constants(fmt) if self.constants is not None and fmt is not None else {})}
 
-    def load(self, fmt: Format | None = None, **types: str) -> Any:
+    def load(self, fmt: Format | None = None, **types: str | int) -> Any:
         """The kernel as a function on the current device."""
         return load(self.name, fmt, **self.template(fmt, **types))
 
@@ -75,8 +77,8 @@ def _encoder(fmt: Format) -> Template:
     return {"THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP}
 
 
-IN, OUT = (tuple({side: name} for name in TYPES) for side in ("In", "Out"))
-ROUNDED = tuple({"In": name, "Out": "half" if name == "half" else "float"} for name in TYPES)
+IN, OUT = (tuple[Template, ...]({side: name} for name in TYPES) for side in ("In", "Out"))
+ROUNDED = tuple[Template, ...]({"In": name, "Out": "half" if name == "half" else "float"} for name in TYPES)
 
 PACK = Transform("pack", ({},), _tiled, _panel)
 UNPACK = Transform("unpack", ({},), _tiled, _panel)
@@ -88,8 +90,11 @@ DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, lambda fmt: fmt.bit_
 QUANTIZE_ACTIVATIONS = Transform("quantize_activations", IN)
 DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {"Out": "float"}))
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
+MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
+MOE_GATHER = Transform("moe_gather", (MOE_THREADS,))
+MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
 
 TRANSFORMS = (
     PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, QUANTIZE_CODEBOOK, DEQUANTIZE_CODEBOOK,
-    QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS,
+    QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, MOE_SORT, MOE_GATHER, MOE_COMBINE,
 )  # fmt: skip

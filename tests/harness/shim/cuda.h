@@ -70,6 +70,8 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return (uint64_t(high) << 32 | low) >> (shift & 31);
 }
+inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
 inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; ++i) c += int(int8_t(a >> 8 * i)) * int8_t(b >> 8 * i);

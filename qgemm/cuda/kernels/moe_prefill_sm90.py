@@ -1,0 +1,203 @@
+"""Products by experts of many tokens on the host: the token tile, the launch over rows that are sorted by expert.
+
+The kernel is prefill_sm90 with other tiles of y: those of a token tile, which moe_sort lists on the device, have the
+weights of its expert. Nothing here knows how many there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import hypot
+from typing import NamedTuple
+
+import numpy as np
+
+from qgemm.codec.format import Format
+from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.driver.tensor_map import TensorMap
+from qgemm.cuda.driver.workspace import workspace
+from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.jit.load import load
+from qgemm.cuda.jit.twins import GATE_CODES, TYPE_CODES, Divisor, GroupedProducts, StreamK, Types
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import TUNED_SMS, Output, Problem
+
+from .kernel import Kernel
+from .prefill_sm90 import FLAG
+from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template
+
+NAME = "moe_prefill_sm90"
+GATE_ROW_BLOCKS = 2  # of a tile: one of the gate, one of what it gates
+GATES = ("silu", "swiglu_oai")  # of models that are prepared; others compile at first use
+
+# A config for each token tile. The second of a size is for formats whose shared memory or tiles the first does not fit.
+CONFIGS = (
+    Sm90Config(16, 2, 2, 4), Sm90Config(16, 2, 2, 2),
+    Sm90Config(32, 2, 2, 4), Sm90Config(32, 2, 2, 2),
+    Sm90Config(48, 2, 2, 2), Sm90Config(48, 2, 1, 2),
+    Sm90Config(64, 2, 1, 4), Sm90Config(64, 2, 1, 2),
+    Sm90Config(96, 2, 1, 2), Sm90Config(96, 2, 1, 1),
+    Sm90Config(128, 2, 1, 2), Sm90Config(128, 2, 1, 1),
+    Sm90Config(160, 2, 1, 2), Sm90Config(160, 2, 1, 1),
+    Sm90Config(256, 2, 1, 1),
+)  # fmt: skip
+GROUPED_TOKENS = tuple(dict.fromkeys(config.tokens for config in CONFIGS))
+
+# The cost model, in us on 132 multiprocessors. K_BLOCK: of a k_block of a tile, and for each of its tokens. TILE: of
+# its epilogue, and for each of its tokens. MEGABYTE: of W, read from memory. DECODE_MEGABYTE: of W by moe_decode, which
+# reads the experts of each slot anew. LAUNCHES: of sorting, gathering and adding up.
+K_BLOCK = 0.055, 0.0024
+LEAST_K_BLOCK = 0.112
+TILE = 0.7, 0.0067
+MEGABYTE = 0.154
+DECODE_MEGABYTE = 0.26
+LAUNCHES = 8.0
+
+
+class Size(NamedTuple):
+    """A product of a layer: format, N and K of an expert; gated: N of both matrices together."""
+
+    format: Format
+    n: int
+    k: int
+    gated: bool = False
+
+    @property
+    def megabytes(self) -> float:
+        """Of the tiles of an expert."""
+        row_blocks, along = -(-self.n // tiles.ROWS), -(-self.k // tiles.columns(self.format))
+        return row_blocks * along * tiles.tile_dtype(self.format).itemsize / 1e6
+
+
+def config_of(fmt: Format, tokens: int) -> Sm90Config | None:
+    """The config of a token tile for a format; None if none fits."""
+    return next((config for config in CONFIGS if config.tokens == tokens and config.fits(fmt)), None)
+
+
+@lru_cache(maxsize=4096)
+def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int = TUNED_SMS) -> int:
+    """Rows of a token tile for products of so many slots by these experts; 0 where moe_decode takes less time."""
+    fitting = [tokens for tokens in GROUPED_TOKENS if all(config_of(size.format, tokens) for size in sizes)]
+    times = {tokens: sum(grouped_us(size, tokens, slots, experts, sms) for size in sizes) for tokens in fitting}
+    if not times:
+        return 0
+    best = min(times, key=times.__getitem__)
+    decode = DECODE_MEGABYTE * slots * sum(size.megabytes for size in sizes)
+    return best if times[best] + LAUNCHES < decode else 0
+
+
+def grouped_us(size: Size, tokens: int, slots: int, experts: int, sms: int = TUNED_SMS) -> float:
+    """The time of a product of sorted rows, of slots that choose among the experts at random."""
+    met, count = expected_tiles(slots, experts, tokens)
+    row_tiles = -(-size.n // (tiles.ROWS * GATE_ROW_BLOCKS))
+    k_blocks = -(-size.k // tiles.K_BLOCK)
+    of_tile = k_blocks * max(LEAST_K_BLOCK, K_BLOCK[0] + K_BLOCK[1] * tokens) + TILE[0] + TILE[1] * tokens
+    return hypot(max(1.0, count * row_tiles / sms) * of_tile, MEGABYTE * met * size.megabytes)
+
+
+@lru_cache(maxsize=4096)
+def expected_tiles(slots: int, experts: int, tokens: int) -> tuple[float, float]:
+    """Experts that have a token, and their token tiles, where each slot chooses at random."""
+    if experts == 1:
+        return 1.0, float(-(-slots // tokens))
+    counts = np.arange(slots + 1)
+    steps = np.log(np.arange(slots, 0, -1) / np.arange(1, slots + 1)) - np.log(experts - 1)
+    logs = slots * np.log1p(-1 / experts) + np.concatenate([[0.0], np.cumsum(steps)])
+    chances = np.exp(logs)  # of an expert to have so many
+    return experts * float(1 - chances[0]), experts * float(chances @ -(-counts // tokens))
+
+
+def takes(p: Problem) -> bool:
+    """Rows sorted by expert, of 16 bits."""
+    return p.routed is not None and p.routed.tokens > 0 and bool(p.format.slots) and p.x in ("half", "bf16")
+
+
+def configs(p: Problem) -> Iterator[Sm90Config]:
+    """That of the problem's token tile."""
+    assert p.routed is not None
+    found = config_of(p.format, p.routed.tokens)
+    if found is not None:
+        yield found
+
+
+def ranked(p: Problem) -> list[tuple[Sm90Config, None]]:
+    """The same."""
+    return [(config, None) for config in configs(p)]
+
+
+def chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm90Config]:
+    """The same: the token tile is chosen before."""
+    return configs(p)
+
+
+def forms(p: Problem) -> Iterator[Problem]:
+    """A product, and a gate with what it gates."""
+    yield p
+    for gate in GATES:
+        yield p._replace(gated=True, outputs=(Output(p.n, "float32", gate=gate), Output(p.n)))
+
+
+def template(p: Problem, config: Sm90Config) -> Template:
+    """The constants of a config."""
+    gate = GATE_CODES[p.outputs[0].gate] if p.gated else 0
+    return {**prefill_template(p.format, config, p.x), "GATED": int(p.gated), "GATE": gate}
+
+
+class GroupedLaunch:
+    """The kernel for all experts of one shape and format, and so many sorted rows at most.
+
+    A call takes a raw stream handle and pointers to x, to what moe_sort wrote (counts, token tiles), to tiles of both
+    products, row_absmax of both, biases of both (0 for none), and y; x has `rows_of_x` rows and is a multiple of 16.
+    """
+
+    POINTERS = 10  # of GroupedProducts, that a call writes
+
+    def __init__(self, p: Problem, config: Sm90Config) -> None:
+        """Prepare the launch on the current device."""
+        assert p.routed is not None
+        constants, first, *second = template(p, config), *p.outputs
+        row_blocks, units = -(-p.n // tiles.ROWS), -(-p.k // config.unit(p.format))
+        size = p.sms * config.row_blocks * tiles.ROWS * config.tokens * SUM
+        self._size = FLAG * MAX_PARTIALS + (1 << (size - 1).bit_length())
+        self._map, self._box = TensorMap.aligned(), (p.x, rows_of_x(p.m, config.tokens), p.k, config.tokens)
+        self._x, self._device, self._lock = 0, p.device, threading.Lock()
+        found = GroupedProducts(
+            expert_bytes=p.routed.stride.nbytes, expert_rows=p.routed.stride.rows, n=p.n, k=p.k,
+            rows_of_x=rows_of_x(p.m, config.tokens),
+        )  # fmt: skip
+        found.epilogue.types = Types.of(first.y, "", "")
+        found.bias_types[:] = [TYPE_CODES.get(output.bias, 0) for output in (first, *(second or (Output(p.n),)))]
+        row_tiles = row_blocks if p.gated else -(-row_blocks // config.row_blocks)
+        found.stream_k = StreamK(
+            ctas=Divisor.of(p.sms), work_units=Divisor.of(units), row_tiles=Divisor.of(row_tiles)
+        )  # fmt: skip
+        function, shared = load(NAME, p.format, **constants), int(constants["SMEM_BYTES"])
+        self._launch = Launch(
+            function, p.sms, config.threads, shared, (self._map, found), found, self.POINTERS
+        )  # fmt: skip
+
+    def __call__(self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int) -> None:
+        partials = workspace(self._device, stream, "sm90 partials", self._size).pointer
+        with self._lock:
+            if x != self._x:
+                self._map.encode(x, *self._box)
+                self._x = x
+            self._launch(stream, counts, token_tiles, partials, *pointers)
+
+
+def rows_of_x(rows: int, tokens: int) -> int:
+    """Rows of a buffer of sorted x: a box of the tensor map may begin at the last one."""
+    return rows + tokens
+
+
+def max_token_tiles(slots: int, experts: int, tokens: int) -> int:
+    """Token tiles at most, whatever the ids."""
+    return slots // tokens + min(slots, experts)
+
+
+MOE_PREFILL_SM90 = Kernel(
+    NAME, takes, configs, ranked, chosen, template, GroupedLaunch, products=GATE_ROW_BLOCKS, forms=forms,
+    routed=True, grouped=True,
+)  # fmt: skip

@@ -1,0 +1,99 @@
+"""Layers of experts in models of transformers: QExperts over the tensors of a .gguf file take their place.
+
+The layers are told by their class: those of Qwen2-MoE, Qwen3-MoE and Mixtral (SwiGLU), and of gpt-oss.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from qgemm.errors import UnsupportedError
+from qgemm.files.gguf.reader import open
+from qgemm.gating import LIMIT, SLOPE
+from qgemm.tensor import Tensor
+
+from .experts import QExperts
+
+PARTS = ("gate", "up", "down")
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+SILU = ("SiLUActivation", "SiLU")
+
+
+class ExpertTensors(NamedTuple):
+    """The tensors of one layer in a file: packed gate, up and down, their biases or None, and the gate's function."""
+
+    weights: tuple[Tensor, Tensor, Tensor]
+    biases: tuple[Tensor | None, ...]
+    activation: str
+
+    def empty(self, dtype: Any) -> QExperts:
+        """A layer on the device meta for them."""
+        gate, _, _ = self.weights
+        e, f, k = gate.shape
+        formats = [tensor.format for tensor in self.weights]
+        return QExperts(e, k, f, formats, self.activation, self.biases[0] is not None, "meta", dtype)
+
+
+def replace_experts(model: Any, path: str | os.PathLike[str]) -> list[str]:
+    """Put QExperts with the packed weights of a .gguf file in the place of a model's layers of experts -> their names.
+
+    For models that were built from another source than the file, whose tensors have ggml's names. Biases are those of
+    the file, in the dtype of the model's own. UnsupportedError if a layer has no tensors in the file, or others.
+    """
+    file = open(path)
+    found = dict(planned(model, file))
+    missing = [name for name, module in model.named_modules() if _activation(module) and name not in found]
+    if missing:
+        raise UnsupportedError(f"{os.fspath(path)}: no packed experts that fit {', '.join(missing)}")
+    for name, tensors in found.items():
+        like = next(model.get_submodule(name).parameters())
+        dtype, device = like.dtype, like.device
+        biases = [
+            None if bias is None else torch.from_numpy(bias.dequantize()).to(dtype) for bias in tensors.biases
+        ]  # fmt: skip
+        made = QExperts.from_tensors(*tensors.weights, biases, tensors.activation)
+        model.set_submodule(name, made if device.type in ("cpu", "meta") else made.to(device))
+    return list(found)
+
+
+def planned(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ExpertTensors]]:
+    """The layers of experts, by their names in the model, whose weights are in a file as blocks."""
+    for name, module in model.named_modules():
+        layer, activation = LAYER.search(name), _activation(module)
+        if layer is None or not activation:
+            continue
+        weights = [tensors.get(tensor_name(layer[1], part, "weight")) for part in PARTS]
+        if not _fit(weights, module):
+            continue
+        biases = tuple(tensors.get(tensor_name(layer[1], part, "bias")) for part in PARTS)
+        yield name, ExpertTensors(tuple(weights), biases, activation)  # type: ignore[arg-type]
+
+
+def tensor_name(layer: str, part: str, kind: str) -> str:
+    """What ggml calls a tensor of experts."""
+    return f"blk.{layer}.ffn_{part}_exps.{kind}"
+
+
+def _activation(module: Any) -> str:
+    """The function of a layer of experts; "" for any other module, and for experts with another function."""
+    kind = type(module).__name__
+    if kind in ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts"):
+        return "swiglu" if type(module.act_fn).__name__ in SILU else ""
+    if kind == "GptOssExperts":
+        return "swiglu_oai" if (module.alpha, module.limit) == (SLOPE, LIMIT) else ""
+    return ""
+
+
+def _fit(weights: list[Tensor | None], module: Any) -> bool:
+    """Whether they are blocks of the model's sizes, which lie [E, N, K] in every file of ggml."""
+    if any(w is None or w.ndim != 3 or w.format.plain or w.format.levels is None for w in weights):
+        return False
+    gate, up, down = (w.shape for w in weights if w is not None)
+    e, f, k = gate
+    sizes = sorted(module.gate_up_proj.shape) == sorted((e, 2 * f, k))
+    return sizes and up == gate and down == (e, k, f) and e == module.num_experts

@@ -1,0 +1,50 @@
+"""Experts in memory that stands for a GPU's, launches that run kernels on the host, and the check of what they give."""
+
+from __future__ import annotations
+
+import ctypes
+
+import cupy_like
+import numpy as np
+
+import qgemm
+from qgemm.codec.format import float_dtype
+from qgemm.cuda import upload
+from qgemm.cuda.experts import DeviceExperts
+from qgemm.cuda.layout import tile as tiles
+
+
+class Launch:
+    """Stands for Launch: a call writes its pointers in front, and runs the grid at once."""
+
+    seen: list[tuple[int, int]] = []  # noqa: RUF012 grids, cleared by each test
+
+    def __init__(self, kernel, grid, block, shared, arguments, pointers, count):
+        self.kernel, self.grid, self.block, self.count = kernel, grid, block, count
+        self.arguments, self.pointers = arguments, pointers
+
+    def __call__(self, stream, *pointers):
+        assert (stream, len(pointers)) == (7, self.count)
+        raw = np.array(pointers, np.uint64).tobytes()
+        ctypes.memmove(ctypes.addressof(self.pointers), raw, len(raw))
+        Launch.seen.append(self.grid)
+        self.kernel(self.grid, self.block, *self.arguments)
+
+
+def on_device(w: qgemm.Tensor) -> DeviceExperts:
+    e, n, k = w.shape
+    memory = cupy_like.zeros((e, upload.tiles_nbytes(w.format, n, k)), np.uint8)
+    for expert in range(e):
+        packed = tiles.pack(w.format, w.blocks[expert]).reshape(-1).view(np.uint8)
+        memory[expert, : len(packed)] = packed
+    return DeviceExperts(w.format, w.shape, memory)
+
+
+def device(array, dtype=None):
+    return None if array is None else cupy_like.asarray(array.astype(float_dtype(dtype)) if dtype else array)
+
+
+def within(y, known, dtype="float32", tiny=2.0**-24):
+    rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    slack = known.bound + rounding * (np.abs(known.y) + known.bound) + tiny
+    return (np.abs(y.get().astype(np.float64) - known.y) <= slack).all()

@@ -1,0 +1,327 @@
+"""Experts of many tokens without a GPU: sort, gather and combine run on the host, the grouped product in NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import cupy_like
+import harness
+import numpy as np
+import pytest
+from experts import known_layer, known_matmul, random_experts, routed
+from gates import function, gated_up
+from harness import check_guards, device_array
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from moe_on_host import Launch, device, on_device, within
+from strategies import each, seeds
+
+import qgemm
+from qgemm import cuda, ops
+from qgemm.codec.format import float_dtype
+from qgemm.cuda import experts, grouped, libraries
+from qgemm.cuda.jit import codegen
+from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
+from qgemm.cuda.kernels import moe_prefill_sm90, moe_sort, transforms
+from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, Size, expected_tiles, max_token_tiles, token_tile
+from qgemm.cuda.problem import C_TYPES, Gpu
+from qgemm.routing import GATE_OF
+
+pytestmark = [pytest.mark.compiles, harness.needs_compiler]
+few = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
+TOKEN_TILE, THREADS = np.dtype(TokenTile), 128  # of the sort: fewer than on a GPU, where 32 warps are slow to emulate
+kernel = cache(harness.Kernel)
+
+
+# ---------------------------------------------------------------- the sort
+
+
+def sorted_on_host(ids, experts, tokens, backwards=False):
+    """counts, token tiles, slots of rows and rows of slots, as the kernel writes them between guards."""
+    slots = ids.size
+    counts, rows, slots_of_rows = (
+        device_array(2, np.int32),
+        device_array(slots, np.int32),
+        device_array(slots, np.int32),
+    )
+    token_tiles = device_array(max_token_tiles(slots, experts, tokens), TOKEN_TILE)
+    for array in (rows, slots_of_rows):
+        array[:] = -7
+    given_ids = device_array(slots, ids.dtype)
+    given_ids[:] = ids.reshape(-1)
+    wide = ids.dtype == np.int64
+    all_ = ExpertSort(slots=slots, experts=experts, wide_ids=wide, tokens=tokens)
+    for name, array in {
+        "ids": given_ids, "counts": counts, "token_tiles": token_tiles, "slots_of_rows": slots_of_rows, "rows": rows,
+    }.items():  # fmt: skip
+        setattr(all_, name, array.ctypes.data)
+    kernel("moe_sort", None, THREADS=THREADS)(1, THREADS, all_, backwards=backwards)
+    for array in (counts, token_tiles, slots_of_rows, rows):
+        check_guards(array)
+    return counts, token_tiles[: counts[0]], slots_of_rows[: counts[1]], rows
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rng=seeds(), slots=st.integers(1, 700), experts=st.sampled_from([1, 2, 7, 128, 300]),
+    tokens=st.sampled_from(GROUPED_TOKENS), wide=st.booleans(), backwards=st.booleans(),
+    kind=st.sampled_from(["random", "skewed", "one", "some are none"]),
+)  # fmt: skip
+@example(np.random.default_rng(0), 129, 1, 16, False, True, "one")
+def test_slots_are_sorted_by_expert_in_their_order(rng, slots, experts, tokens, wide, backwards, kind):
+    """A stable sort, whatever the order of threads; every row in one token tile; ids that are no expert have none."""
+    ids = rng.integers(0, experts, slots).astype(np.int64 if wide else np.int32)
+    if kind == "skewed":
+        ids[rng.random(slots) < 0.5] = experts - 1
+    if kind == "one":
+        ids[:] = experts // 2
+    if kind == "some are none":
+        ids[rng.random(slots) < 0.3] = rng.choice([-1, experts, 1 << 30])
+    counts, token_tiles, slots_of_rows, rows = sorted_on_host(ids, experts, tokens, backwards)
+    there = np.flatnonzero((ids >= 0) & (ids < experts))
+    wanted = there[np.argsort(ids[there], kind="stable")]
+    np.testing.assert_array_equal(slots_of_rows, wanted)
+    places = np.full(slots, -1)
+    places[wanted] = np.arange(len(wanted))
+    np.testing.assert_array_equal(rows, places)
+    of_tiles = [np.arange(tile["row"], tile["row"] + tile["rows"]) for tile in token_tiles]
+    np.testing.assert_array_equal(np.concatenate([*of_tiles, []]), np.arange(len(wanted)))
+    assert (token_tiles["rows"] <= tokens).all()
+    assert (ids[wanted[token_tiles["row"]]] == token_tiles["expert"]).all() if len(token_tiles) else counts[1] == 0
+    for number, tile in enumerate(token_tiles):
+        mine = token_tiles["expert"] == tile["expert"]
+        assert (tile["first"], tile["count"]) == (np.argmax(mine), mine.sum())
+        assert tile["rows"] == tokens or number == tile["first"] + tile["count"] - 1
+
+
+# ---------------------------------------------------------------- the schedule
+
+
+@cache
+def tiles_library():
+    source = f'#include "{harness.FOLDER / "token_tiles.cpp"}"'
+    return harness.library(source, codegen.headers())
+
+
+@given(
+    loads=st.lists(st.integers(0, 40), min_size=1, max_size=12), row_tiles=st.integers(1, 30), units=st.integers(1, 40),
+    ctas=st.sampled_from([1, 7, 132]),
+)  # fmt: skip
+@example([40, 0, 3], 45, 45, 132)
+@example([3, 2, 2], 3, 3, 132)  # fewer units than CTAs
+def test_all_tiles_of_experts_are_multiplied_once(loads, row_tiles, units, ctas):
+    """Each token tile meets each row tile, each unit along K once; CTAs that share a tile agree on who they are."""
+    listed = np.zeros(sum(loads), TOKEN_TILE)
+    starts = np.cumsum([0, *loads])
+    for expert, (first, count) in enumerate(zip(starts, loads, strict=False)):
+        listed["expert"][first : first + count] = expert
+        listed["first"][first : first + count], listed["count"][first : first + count] = first, count
+    count = len(listed) * row_tiles
+    if not count:
+        return
+    sizes = StreamK(ctas=Divisor.of(ctas), work_units=Divisor.of(units), row_tiles=Divisor.of(row_tiles))
+    found = np.zeros((count + 3 * ctas, 7), np.int32)
+    n = tiles_library().grouped(
+        listed.ctypes.data_as(ctypes.c_void_p), len(listed), row_tiles, units, ctas, ctypes.byref(sizes),
+        found.ctypes.data_as(ctypes.c_void_p), len(found),
+    )  # fmt: skip
+    assert n < len(found)
+    done = np.zeros((len(listed), row_tiles, units), np.int64)
+    work = np.zeros(ctas, np.int64)
+    sharing = {}
+    for cta, number, row_tile, first, end, first_peer, peers in found[:n]:
+        done[number, row_tile, first:end] += 1
+        work[cta] += end - first
+        sharing.setdefault((number, row_tile), []).append((cta, first_peer, peers))
+    assert (done == 1).all()
+    for parts in sharing.values():  # each that a finalizer waits for has a part
+        assert {part[1:] for part in parts} == {(min(parts)[0], len(parts))}
+        assert sorted(part[0] for part in parts) == list(range(min(parts)[0], min(parts)[0] + len(parts)))
+    shared = count * units >= 4 * ctas
+    assert work.max() <= (work.mean() * (1 + 1 / 8) + 1 if shared else units * -(-count // ctas))
+
+
+# ---------------------------------------------------------------- calls
+
+
+class Product:
+    """Stands for the grouped product: what the kernel makes of the addresses that it gets, in float32."""
+
+    def __init__(self, weights):
+        self.weights = weights  # [E, n, K] float32 by the address of the first expert's tiles
+
+    def __call__(self, kernel, p):
+        assert kernel is moe_prefill_sm90.MOE_PREFILL_SM90
+
+        def call(stream, x, counts, token_tiles, *pointers):
+            count, rows = array(counts, 2, np.int32)
+            kind = next(name for name, spelled in C_TYPES.items() if spelled == p.x)
+            x = array(x, (p.m, p.k), kind).astype(np.float32)
+            y = array(pointers[6], (p.m, p.n), p.outputs[0].y)
+            for tile in array(token_tiles, count, TOKEN_TILE):
+                some = slice(tile["row"], tile["row"] + tile["rows"])
+                made = [
+                    self.product(x[some], int(tile["expert"]), pointers, number, p) for number in range(1 + p.gated)
+                ]
+                if p.gated:
+                    name = p.outputs[0].gate
+                    made = [(function(name, made[0]) * gated_up(name, made[1])).astype(np.float32)]
+                y[some] = made[0].astype(y.dtype)
+            assert (array(counts, 2, np.int32) == (count, rows)).all()
+
+        return call
+
+    def product(self, x, expert, pointers, number, p):
+        y = x @ self.weights[pointers[number]][expert].T
+        assert pointers[2 + number] > pointers[number]
+        bias = p.outputs[number].bias
+        if bias:
+            at = pointers[4 + number] + expert * p.routed.stride.rows * np.dtype(bias).itemsize
+            y = y + array(at, p.n, bias).astype(np.float32)
+        return y
+
+
+def array(pointer, shape, dtype):
+    """What lies at an address."""
+    dtype = float_dtype(dtype) if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(int(pointer)), np.uint8).view(dtype).reshape(shape)
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """CuPy over NumPy, small kernels on the host, of a GPU with wgmma on which every call is sorted."""
+    cupy_like.install(monkeypatch)
+    monkeypatch.setattr(libraries, "LIBRARIES", {})
+    monkeypatch.setattr(transforms, "load", lambda name, fmt, **template: kernel(name, None, **template))
+    monkeypatch.setattr(moe_sort, "Launch", Launch)
+    monkeypatch.setattr(moe_sort, "SORT_THREADS", THREADS)
+    monkeypatch.setattr(moe_sort, "MOE_SORT", transforms.Transform("moe_sort", ({"THREADS": THREADS},)))
+    monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
+    for module in (experts, grouped):
+        monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 90, 132))
+    for made in (moe_sort.sort_launch, moe_sort.gather_launch, moe_sort.combine_launch):
+        made.cache_clear()
+    monkeypatch.setattr(grouped, "token_tile", lambda *sizes: 16)
+    weights = {}
+    monkeypatch.setattr(grouped, "launch", Product(weights))
+    yield weights
+    for made in (moe_sort.sort_launch, moe_sort.gather_launch, moe_sort.combine_launch):
+        made.cache_clear()
+
+
+def dense(w):
+    return np.stack([w[e].dequantize() for e in range(len(w.blocks))])
+
+
+def spoilt(rng, ids, e):
+    """ids of which some are no expert, and where."""
+    nobody = rng.random(ids.shape) < 0.1
+    ids = ids.copy()
+    ids[nobody] = rng.choice([-1, e, 1 << 30])
+    return ids, nobody
+
+
+@each([Q4_0, Q8_0, qgemm.FORMATS["q4_k"]])
+@few
+@given(data=st.data())
+def test_products_come_back_to_their_places(fmt, data, host):
+    """x of one row a token or of one for each of its experts, in several chunks; biases; every type of y."""
+    rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(["float16", "bfloat16"]))
+    t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 40), (1, 4), (1, 6)))
+    w = random_experts(fmt, e, data.draw(st.sampled_from([7, 64, 90])), 96, rng)
+    packed = on_device(w)
+    host[packed.pointer] = dense(w)
+    ids, nobody = spoilt(rng, routed(rng, t, top_k, e)[0], e)
+    shape = (t, w.shape[2]) if data.draw(st.booleans()) else (t, top_k, w.shape[2])
+    x = (rng.standard_normal(shape) / 64).astype(float_dtype(dtype))
+    bias = rng.standard_normal(w.shape[:2]).astype(np.float32) if data.draw(st.booleans()) else None
+    out = data.draw(st.sampled_from(["float32", "float16", "bfloat16"]))
+    ids = ids.astype(data.draw(st.sampled_from(["int32", "int64"])))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped, "MAX_SLOTS", data.draw(st.sampled_from([1 << 17, 20])))
+        y = qgemm.moe_matmul(device(x), packed, device(ids), bias=device(bias), dtype=out)
+    known = known_matmul(x.astype(np.float32), w, np.where(nobody, 0, ids), bias, dtype)
+    known.y[nobody] = known.bound[nobody] = 0
+    assert (y.shape, y.dtype.name) == ((t, top_k, w.shape[1]), out)
+    assert not y.get()[nobody].any()
+    assert within(y, known, out)
+
+
+@pytest.mark.parametrize("name", GATE_OF)
+@few
+@given(data=st.data())
+def test_a_layer_sums_over_the_experts_of_a_token(name, data, host):
+    """Gate and up as two tensors, and as one; biases of all three; down of another format."""
+    rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(["float16", "bfloat16"]))
+    t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 40), (1, 4), (4, 6)))
+    gate, up = (random_experts(Q4_0, e, 128, 96, rng) for _ in range(2))
+    down = random_experts(data.draw(st.sampled_from([Q4_0, Q8_0])), e, 96, 128, rng)
+    ids, weights = routed(rng, t, top_k, e)
+    x = (rng.standard_normal((t, 96)) / 64).astype(float_dtype(dtype))
+    given_biases = [(rng.standard_normal((e, n)) / 8).astype(np.float32) for n in (128, 128, 96)]
+    biases = [None] * 3 if data.draw(st.booleans()) else given_biases
+    second = on_device(down)
+    host[second.pointer] = dense(down)
+    if data.draw(st.booleans()):
+        both = on_device(qgemm.Tensor(Q4_0, (e, 256, 96), np.concatenate([gate.blocks, up.blocks], axis=1)))
+        of_both = None if biases[0] is None else np.concatenate(biases[:2], axis=1)
+        gate_up, passed = both, [device(of_both), device(biases[2])]
+        half = grouped_up(both)
+        host[both.pointer], host[half] = dense(gate), dense(up)
+    else:
+        gate_up, passed = [on_device(gate), on_device(up)], [device(bias) for bias in biases]
+        host[gate_up[0].pointer], host[gate_up[1].pointer] = dense(gate), dense(up)
+    y = qgemm.moe(device(x), gate_up, second, device(ids), device(weights), name, biases=passed)
+    known = known_layer(
+        x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype, in_float=True
+    )  # fmt: skip
+    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]  # of products, before they are added up
+    slack = known.bound + (rounding + 2.0**-16) * rounded_of(gate, up, down, x, ids, weights, name, biases)
+    assert (np.abs(y.get() - known.y) <= slack + 2.0**-24).all()
+
+
+def grouped_up(both):
+    """The address of the rows of up, behind those of the gate."""
+    _, n, k = both.shape
+    return both.pointer + int(np.prod(experts.tiles.tiles_shape(both.format, n // 2, k)))
+
+
+def rounded_of(gate, up, down, x, ids, weights, name, biases):
+    """The sum of the magnitudes of what is rounded: products of a token times the router's weights."""
+    made = np.zeros((len(ids), down.shape[1]))
+    x = x.astype(np.float64)
+    for t, j in np.ndindex(ids.shape):
+        e = ids[t, j]
+        some = [0 if bias is None else bias[e].astype(np.float64) for bias in biases]
+        g, u = (w[e].dequantize().astype(np.float64) @ x[t] + b for w, b in zip((gate, up), some, strict=False))
+        middle = function(GATE_OF[name], g) * gated_up(GATE_OF[name], u)
+        made[t] += weights[t, j] * np.abs(down[e].dequantize().astype(np.float64) @ middle)
+    return made
+
+
+# ---------------------------------------------------------------- the choice
+
+
+@given(slots=st.integers(1, 3000), experts=st.sampled_from([1, 2, 8, 128]), tokens=st.sampled_from(GROUPED_TOKENS))
+def test_token_tiles_that_are_expected(slots, experts, tokens):
+    """As many as random ids give on average, never more than there can be."""
+    met, count = expected_tiles(slots, experts, tokens)
+    assert min(1, slots) <= met <= count + 1e-9
+    assert met <= min(experts, slots) + 1e-9
+    assert count <= max_token_tiles(slots, experts, tokens) + 1e-9
+    rng = np.random.default_rng(slots)
+    loads = rng.multinomial(slots, np.full(experts, 1 / experts), size=200)
+    drawn = (-(-loads // tokens)).sum(1)
+    assert abs(drawn.mean() - count) <= 6 * drawn.std() / 200**0.5 + 0.05
+
+
+def test_few_slots_are_not_sorted_and_tiles_grow_with_the_load():
+    sizes = Size(Q4_0, 1536, 2048, True), Size(Q4_0, 2048, 768)
+    assert token_tile(sizes, 8, 128) == 0
+    tiles = [token_tile(sizes, 8 * t, 128) for t in (64, 512, 4096)]
+    assert tiles == sorted(tiles)
+    assert 0 < tiles[0] < 64 <= tiles[-1]
+    assert token_tile((Size(qgemm.FORMATS["q8_0"], 64, 64),), 1 << 17, 1) in GROUPED_TOKENS
