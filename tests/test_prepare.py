@@ -293,7 +293,8 @@ def test_libraries_of_the_cpu_are_compiled_at_the_same_time(monkeypatch, tmp_pat
     monkeypatch.setattr(library, "_load", lambda code: None)
     monkeypatch.setattr(library, "_loaded", Once())
     monkeypatch.setattr(library, "reason", lambda: "")
-    loads = [lambda i=i: library.library("products", {"BLOCK_BYTES": str(i % 3)}) for i in range(6)]
+    source = library.Source("products")
+    loads = [lambda i=i: library.library(source._replace(words=(f"-DBLOCK_BYTES={i % 3}",))) for i in range(6)]
     tasks = [partial(library.compiles, each) for each in loads]
     monkeypatch.setattr(cpu.CpuBackend, "preparation", lambda *_: tasks)
     monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))

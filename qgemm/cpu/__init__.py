@@ -148,7 +148,7 @@ class CpuBackend:
     def status(self) -> Status:
         """Always available."""
         why = native.reason()
-        by = f"NumPy alone: {why}" if why else "compiled code"
+        by = f"NumPy alone: {why}" if why else native.origin()
         facts = {"numpy": np.__version__, "threads": workers(), "compiled": not why}
         return Status(True, f"NumPy {np.__version__}, {workers()} threads, {by}", facts)
 

@@ -21,12 +21,12 @@ from .private import NotPrivate, open_folder, read_private, write_private
 _warned: set[str] = set()
 
 
-def kept(name: str, make: Callable[[], bytes]) -> bytes:
-    """The bytes of an entry: from the cache, or made, and kept there."""
+def kept(name: str, make: Callable[[], bytes], own: Callable[[bytes], bool] = lambda found: True) -> bytes:
+    """The bytes of an entry: from the cache, or made, and kept there. own: whether what has this name there is it."""
     with ExitStack() as closing:
         folder = _open_cache(closing)
         found = None if folder is None else _entry(folder, name)
-        if found is not None:
+        if found is not None and own(found):
             return found
         made = make()
         if folder is not None:

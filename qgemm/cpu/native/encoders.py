@@ -15,6 +15,7 @@ from qgemm.codec.search import Fit, Steps
 from .libraries import fields
 from .library import library, reason
 from .products import UNFUSED
+from .sources import source_of
 
 MOST_WEIGHTS = 32  # of a group
 
@@ -57,6 +58,10 @@ class Search(ctypes.Structure):
     )  # fmt: skip
 
 
+FIT = source_of("encode/fit", {"FIT_FIELDS": fields(Problem)}, UNFUSED)
+CLOSEST = source_of("encode/closest", {"SEARCH_FIELDS": fields(Search)}, UNFUSED)
+
+
 def closest(of: Grid, numbers: Indices, x: Floats, weights: Floats, levels: Floats) -> Indices | None:
     """As Grid.closest; None: NumPy must."""
     engine = None if reason() or not len(numbers) else _finder()
@@ -77,9 +82,9 @@ def install() -> None:
 
 @cache
 def _finder() -> ctypes.CDLL | None:
-    return library("encode/closest", {"SEARCH_FIELDS": fields(Search)}, UNFUSED)
+    return library(CLOSEST)
 
 
 @cache
 def _engine() -> ctypes.CDLL | None:
-    return library("encode/fit", {"FIT_FIELDS": fields(Problem)}, UNFUSED)
+    return library(FIT)

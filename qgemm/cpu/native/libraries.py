@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import NamedTuple
 
 from qgemm.codec import activations
 from qgemm.codec.format import Format
 from qgemm.formats import FORMATS
 
-from .library import folder, library, reason
+from .library import library, reason
+from .sources import Source, folder, source_of
 
 A8, A16, FLOATS = 1, 3, 0  # digits of x: int8 codes, three of 8 bits; none where x stays as it is
 TOKENS = 256  # rows of x that are packed at a time
@@ -44,13 +44,6 @@ def fields(struct: type[ctypes.Structure]) -> str:
     return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
 
 
-class Source(NamedTuple):
-    """The C file of a format's products, and its macros."""
-
-    name: str
-    definitions: dict[str, str]
-
-
 @cache
 def source(fmt: Format) -> Source | None:
     """None for a format without a header, whose rows are decoded before they are multiplied as f32."""
@@ -67,11 +60,11 @@ def source(fmt: Format) -> Source | None:
         "MOST_TOKENS": str(TOKENS),
     }
     if not fmt.integer:
-        return Source("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)})
+        return source_of("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)})
     definitions["ACTIVATION_BYTES"] = str(activations.DTYPE.itemsize)
     if fmt.codebook is not None:
         definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
-    return Source("products", definitions)
+    return source_of("products", definitions)
 
 
 def multiplied_as(fmt: Format) -> Format:
@@ -91,7 +84,7 @@ def loaded(fmt: Format) -> ctypes.CDLL | None:
         return loaded(FORMATS[fmt.name])
     found_source = source(fmt)
     assert found_source is not None, "asked of multiplied_as"
-    found = library(*found_source)
+    found = library(found_source)
     if found is None:
         return None
     number, size, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""Shared libraries of kernels/cpu/: compiled at first use, cached by content, loaded from memory."""
+"""Shared libraries of kernels/cpu/: prebuilt, or compiled at first use and cached by content; loaded from memory."""
 
 from __future__ import annotations
 
@@ -9,30 +9,27 @@ import platform
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 from qgemm.errors import QgemmError
 from qgemm.files.compiled import kept
 from qgemm.once import Once
+from qgemm.version import pip_install
 
-from .compiler import FLAGS, Compiler, compiled, compiler, cpu
+from . import prebuilt
+from .compiler import FLAGS, NATIVE, CompileError, Compiler, compiled, compiler, cpu, stamp, stamped
+from .sources import Source, digest
 
 DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
 NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # of CPUs that kernels/cpu/vec/ has instructions for
+POOL = Source("pool")  # the library without which there is no other
 
 _loaded: Once[ctypes.CDLL | None] = Once()
 _warning = threading.Lock()
 _compiled = threading.local()  # count: of libraries that this thread has compiled
 _failed: list[str] = []  # the reason, once one was
-
-
-def folder() -> Path:
-    """kernels/cpu: beside the package in a checkout, inside it in an installed wheel."""
-    package = Path(__file__).parents[2]
-    inside = package / "kernels"
-    return (inside if inside.is_dir() else package.parent / "kernels") / "cpu"
 
 
 def reason() -> str:
@@ -49,19 +46,33 @@ def lacking() -> str:
         return "compiled code needs a little-endian Linux"
     if not set(cpu().split()) >= NEEDED.get(platform.machine(), {"code for this CPU"}):
         return "compiled code is for CPUs with AVX2, FMA and F16C, and for 64-bit ARM"
-    return "" if compiler() is not None else "no C compiler (cc) was found, which makes products many times faster"
+    if compiler() is None and not prebuilt.has(POOL):
+        return f"no C compiler (cc) was found, which makes products many times faster; {pip_install('cpu')} brings one"
+    return ""
 
 
-def library(name: str, definitions: Mapping[str, str] = {}, flags: Sequence[str] = ()) -> ctypes.CDLL | None:
-    """The library of kernels/cpu/NAME.c with these macros and, after FLAGS, flags; None without one.
+def origin() -> str:
+    """Where the libraries come from, for a person."""
+    by, target = compiler(), prebuilt.target()
+    if target is not None and not _own(by):
+        return f"compiled code built for {target.name}"
+    return "compiled code" if by is None else f"code compiled by {os.path.basename(by.command[0])} for this CPU"
 
-    The first failure warns, and is the last.
+
+def library(source: Source) -> ctypes.CDLL | None:
+    """The library of a source, None where there is none. The first failure warns, and is the last."""
+    return _loaded.get(source, lambda: None if reason() else _library(source))
+
+
+def built(by: Compiler, source: Source, march: Sequence[str], of_cpu: str = "") -> bytes:
+    """A library for CPUs that the words `march` name, or for one CPU: from the cache, or compiled, and kept there.
 
     The key of the cache is everything that the compiler reads: all sources of the folder, macros, flags, the compiler,
     the CPU.
     """
-    words = [*(f"-D{macro}={text}" for macro, text in definitions.items()), *flags]
-    return _loaded.get((name, *words), lambda: None if reason() else _library(name, words))
+    facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], of_cpu)
+    entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
+    return kept(entry, lambda: stamp(_made(by, source, march), entry), lambda found: stamped(found, entry))
 
 
 def compiles(load: Callable[[], object]) -> bool:
@@ -75,34 +86,33 @@ def _count() -> int:
     return getattr(_compiled, "count", 0)
 
 
-def _made(by: Compiler, source: Path, words: list[str]) -> bytes:
+def _made(by: Compiler, source: Source, march: Sequence[str]) -> bytes:
     _compiled.count = _count() + 1
-    return compiled(by, source, words)
+    return compiled(by, source.file, [*march, *source.words])
 
 
-def _library(name: str, words: list[str]) -> ctypes.CDLL | None:
+def _own(by: Compiler | None) -> bool:
+    """Whether libraries are compiled here: without prebuilt ones, or where those leave instructions unused."""
+    return by is not None and (prebuilt.outdone() or not prebuilt.has(POOL))
+
+
+def _library(source: Source) -> ctypes.CDLL | None:
     by = compiler()
-    assert by is not None, "asked before"
-    facts = (name, words, _sources(), FLAGS, by.identity, by.command[1:], cpu())
-    entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
+    found = None if _own(by) else prebuilt.code(source)
+    if found is not None:
+        with suppress(OSError):  # for another C library: compiled here, if it can be
+            return _load(found)
     try:
-        return _load(kept(entry, lambda: _made(by, folder() / f"{name}.c", words)))
+        if by is None:
+            raise CompileError(f"no prebuilt library of {source.name}.c, and no C compiler")
+        return _load(built(by, source, NATIVE, cpu()))
     except (QgemmError, OSError) as error:
         with _warning:
             if not _failed:
-                _failed.append(f"the C compiler failed: {str(error).splitlines()[0]}")
+                what = "there is" if by is None else "the C compiler failed:"
+                _failed.append(f"{what} {str(error).splitlines()[0]}")
                 warnings.warn(f"products on the CPU stay slow, by NumPy: {error}", RuntimeWarning, stacklevel=5)
         return None
-
-
-@cache
-def _sources() -> str:
-    """The hash of all sources."""
-    found = hashlib.sha256()
-    root = folder()
-    for path in sorted(root.rglob("*.[ch]")):
-        found.update(repr((path.relative_to(root).as_posix(), path.read_bytes())).encode())
-    return found.hexdigest()
 
 
 def _load(code: bytes) -> ctypes.CDLL:

@@ -10,7 +10,7 @@ from typing import Any
 
 from qgemm.parallel import workers
 
-from .library import library
+from .library import POOL, library
 
 CHUNKS = 8  # of a thread: the last ones even out what threads lose to others
 
@@ -21,7 +21,7 @@ _threads = 0  # of the pool
 @cache
 def pool() -> ctypes.CDLL | None:
     """The library; None where nothing can be compiled."""
-    found = library("pool")
+    found = library(POOL)
     if found is None:
         return None
     found.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]

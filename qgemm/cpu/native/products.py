@@ -18,6 +18,7 @@ from qgemm.tensor import Tensor
 from .libraries import A8, A16, FLOATS, OF_TILE, TABLE, TOKENS, Product, fields, loaded, multiplied_as, serves, source
 from .library import compiles, library, reason
 from .pool import pool, run
+from .sources import source_of
 
 LEAST_TILED = 16  # rows of x: fewer are multiplied one by one
 ROWS = 32  # of W that a thread takes at least: two tiles
@@ -30,6 +31,17 @@ class Quantization(ctypes.Structure):
     """x [n, 32] float32 and its blocks, for kernels/cpu/activations.c."""
 
     _fields_ = (("x", ctypes.c_void_p), ("blocks", ctypes.c_void_p))
+
+
+QUANTIZER = source_of(
+    "activations",
+    {
+        "UNIT": f"{activations.UNIT}f",
+        "QUANTIZATION_FIELDS": fields(Quantization),
+        "ACTIVATION_BYTES": str(activations.DTYPE.itemsize),
+    },
+    UNFUSED,
+)
 
 
 def quantize(x: Floats) -> Blocks | None:
@@ -45,8 +57,7 @@ def quantize(x: Floats) -> Blocks | None:
 
 @cache
 def _quantizer() -> ctypes.CDLL | None:
-    unit = {"UNIT": f"{activations.UNIT}f", "QUANTIZATION_FIELDS": fields(Quantization)}
-    return library("activations", {**unit, "ACTIVATION_BYTES": str(activations.DTYPE.itemsize)}, UNFUSED)
+    return library(QUANTIZER)
 
 
 def preparation(formats: Sequence[Format], quantizes: bool) -> list[Callable[[], bool]]:

@@ -1,0 +1,162 @@
+"""Build a wheel with the libraries of kernels/cpu/, compiled for kinds of CPUs: `python tools/build_wheel.py`.
+
+`pip install .` makes a wheel of pure Python, whose products are compiled where they run. A wheel of this tool needs no
+compiler there: it has a library a format for each target of qgemm/cpu/native/prebuilt.py. Those of another machine are
+made by its cross compiler (Debian: gcc-aarch64-linux-gnu) or by Zig (the ziglang wheel, the extra `cpu`). The wheel's
+name says the oldest glibc that its libraries run on: 2.17 by Zig, else at most that of the machine which builds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+
+import wheel_hook
+
+from qgemm.codec.format import Format
+from qgemm.cpu.native import inventory, prebuilt
+from qgemm.cpu.native.compiler import Compiler, compiler, named, stamp, zig
+from qgemm.cpu.native.library import built
+from qgemm.cpu.native.prebuilt import Target
+from qgemm.cpu.native.sources import Source
+from qgemm.files.compiled import sealed
+from qgemm.formats import FORMATS
+
+ROOT = Path(__file__).resolve().parents[1]
+MACHINES = tuple(dict.fromkeys(target.machine for target in prebuilt.TARGETS))
+OLDEST_GLIBC = 17  # 2.17: no installer knows an older one of 64-bit ARM
+NO_COMPILER = "no compiler makes code for {}: install gcc-{}-linux-gnu, or the ziglang wheel"
+
+
+def compiler_for(machine: str, by_zig: bool = False) -> Compiler | None:
+    """What compiles for a machine: its own compiler, a cross compiler, Zig; None without one."""
+    if by_zig:
+        return zig()
+    own = compiler() if machine == platform.machine() else named(f"{machine}-linux-gnu-gcc")
+    return own or zig()
+
+
+def libraries(by: Compiler, target: Target, formats: Iterable[Format]) -> dict[str, bytes]:
+    """All libraries for a target, by the names of their files; compiled on all cores, or found in the cache."""
+    march = target.zig if by == zig() else target.march
+
+    def made(source: Source) -> tuple[str, bytes]:
+        name = prebuilt.entry(target, source)
+        return name, stamp(built(by, source, march), name)
+
+    with ThreadPool(len(os.sched_getaffinity(0))) as pool:
+        return dict(pool.map(made, inventory.sources(formats)))
+
+
+def glibc(codes: Iterable[bytes]) -> int:
+    """The oldest glibc, 2.x, that has all versions of symbols which libraries name."""
+    versions = (int(found) for code in codes for found in re.findall(rb"GLIBC_2\.(\d+)", code))
+    return max(OLDEST_GLIBC, *versions, 0)
+
+
+def build(machine: str, out: Path, formats: Iterable[Format] = FORMATS.values(), by_zig: bool = False) -> Path:
+    """The wheel for a machine in the folder `out`."""
+    by = compiler_for(machine, by_zig)
+    if by is None:
+        raise SystemExit(f"build_wheel: {NO_COMPILER.format(machine, machine)}")
+    formats = list(formats)
+    with tempfile.TemporaryDirectory() as name:
+        folder, codes = Path(name, "prebuilt"), []
+        for target in prebuilt.TARGETS:
+            if target.machine == machine:
+                (folder / target.name).mkdir(parents=True)
+                for entry, code in libraries(by, target, formats).items():
+                    (folder / target.name / entry).write_bytes(sealed(code))
+                    codes.append(code)
+        tag = f"py3-none-manylinux_2_{glibc(codes)}_{machine}"
+        environment = {**os.environ, wheel_hook.FOLDER: str(folder), wheel_hook.TAG: tag}
+        command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    (wheel,) = out.glob(f"*-{tag}.whl")
+    return wheel
+
+
+CHECK = """
+import hashlib, warnings
+import numpy as np
+import qgemm
+from qgemm.cpu.native import libraries
+warnings.simplefilter("error")
+rng, bits = np.random.default_rng(0), hashlib.sha256()
+x = rng.standard_normal((17, 512), np.float32)
+for fmt in qgemm.FORMATS.values():
+    if libraries.source(fmt) is None:
+        continue
+    w = qgemm.quantize(rng.standard_normal((40, 512), np.float32), fmt.name)
+    for activation in ("a16", "a8") if fmt.integer else ("a16",):
+        y = [qgemm.matmul(x[:m], w, activation) for m in (3, 17)]
+        assert np.isfinite(y[1]).all() and np.abs(y[1] - x @ w.dequantize().T).max() < 2, fmt
+        bits.update(b"".join(each.tobytes() for each in y))
+print(bits.hexdigest(), qgemm.backends()["cpu"].detail.split(", ")[-1])
+"""
+
+
+@contextmanager
+def installed(wheel: Path) -> Iterator[Path]:
+    """A folder with the wheel as it lies in site-packages."""
+    with tempfile.TemporaryDirectory() as name:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(name)
+        yield Path(name)
+
+
+def check(wheel: Path) -> list[str]:
+    """Multiply by every format without a compiler, for each target that this CPU can run; returns a line for each."""
+    seen = []
+    with installed(wheel) as folder:
+        environment = {**os.environ, "PYTHONPATH": str(folder), "PATH": "", "CC": "", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["QGEMM_CACHE_DIR"] = str(folder / "cache")
+        for target in prebuilt.TARGETS:
+            of_target = folder / "qgemm" / "prebuilt" / target.name
+            if not of_target.is_dir():
+                continue
+            if prebuilt.runs(target):
+                command = [sys.executable, "-c", CHECK]
+                done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+                if done.returncode or not done.stdout.endswith(f"built for {target.name}\n"):
+                    raise SystemExit(f"build_wheel: {wheel.name}: {target.name}: {done.stdout}{done.stderr}")
+                seen.append(done.stdout.strip())
+            shutil.rmtree(of_target)  # so that the next best is chosen
+        if (folder / "cache").exists():
+            raise SystemExit(f"build_wheel: {wheel.name}: something was compiled")
+    if len({line.split()[0] for line in seen}) > 1:
+        raise SystemExit(f"build_wheel: {wheel.name}: targets differ: {seen}")
+    return seen
+
+
+def main() -> int:
+    """Build, and check what can be run here."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("machines", nargs="*", metavar="MACHINE", help=f"{', '.join(MACHINES)} (this one)")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the wheel (dist)")
+    parser.add_argument("--zig", action="store_true", help="compile by Zig, for glibc 2.17 and later")
+    parser.add_argument("--check", action="store_true", help="then multiply by every format, without a compiler")
+    args = parser.parse_args()
+    for machine in args.machines or [platform.machine()]:
+        if machine not in MACHINES:
+            parser.error(f"there are no targets for {machine}")
+        wheel = build(machine, args.out, by_zig=args.zig)
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+        for line in check(wheel) if args.check else ():
+            print(f"  {line}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
