@@ -21,7 +21,8 @@ FORMATS = [fmt for fmt in qgemm.FORMATS.values() if not fmt.decoded_by]
 DECODED_BY_GGUF = [fmt for fmt in qgemm.FORMATS.values() if fmt.decoded_by == "gguf"]
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
 GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
-INTEGER = [fmt for fmt in FORMATS if fmt.integer]
+CODES = [fmt for fmt in FORMATS if fmt.integer]  # of tq1_0, which has no tiles, as well
+INTEGER = [fmt for fmt in CODES if fmt.slots]
 CODEBOOKS = [fmt for fmt in FORMATS if fmt.needs_table]
 ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None]
 ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.encode is not None]
@@ -29,6 +30,7 @@ TILED = [fmt for fmt in FORMATS if fmt.slots]
 # With the formats of tests, which have no kernels of the library.
 EVERY = FORMATS + TEST_FORMATS
 EVERY_BLOCK = BLOCK_FORMATS + TEST_FORMATS
+EVERY_CODES = CODES + TEST_FORMATS
 EVERY_INTEGER = INTEGER + TEST_FORMATS
 EVERY_ENCODED = ENCODED + TEST_FORMATS
 EVERY_ENCODED_BLOCK = ENCODED_BLOCKS + TEST_FORMATS

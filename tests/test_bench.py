@@ -315,7 +315,7 @@ def test_options_that_would_be_ignored_are_refused(words, refused):
 
 
 def test_what_has_no_codec_of_its_own_is_not_compared(refused):
-    assert "TQ1_0 is decoded by gguf" in refused(*SMALL, "--formats", "tq1_0")
+    assert "IQ1_S is decoded by gguf" in refused(*SMALL, "--formats", "iq1_s")
 
 
 def test_goals_of_encoding(tmp_path, capsys):

@@ -15,7 +15,7 @@ from gguf.constants import GGMLQuantizationType
 from helpers import WEIGHT, lines_of, normal
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import INTEGER, each, problems
+from strategies import CODES, each, problems
 
 import qgemm
 from qgemm.cli import checks
@@ -120,7 +120,7 @@ def test_verify_finds_a_wrong_product(run, monkeypatch, broken, column):
     assert float(cells[column]) > 1 > float(cells[9 - column])
 
 
-@each(INTEGER)
+@each(CODES)
 @given(data=st.data())
 def test_products_lie_within_their_bounds(fmt, data):
     x, w = data.draw(problems(fmt))

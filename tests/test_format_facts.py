@@ -37,7 +37,7 @@ def tame_blocks(fmt: Format, draw, count: int = 9) -> np.ndarray:
     return blocks
 
 
-@each(EVERY_BLOCK)
+@each(EVERY_TILED)
 @given(data=st.data())
 def test_formula_is_what_decodes(fmt, data):
     """Evaluated in float64 with a block's fields, its codes q and what a super-block has in 6 bits."""
@@ -59,7 +59,7 @@ def test_formula_is_what_decodes(fmt, data):
     np.testing.assert_allclose(fmt.decode(blocks), found.reshape(len(blocks), -1), rtol=0, atol=size * 2.0**-22)
 
 
-@each(EVERY_BLOCK)
+@each(EVERY_TILED)
 @given(data=st.data())
 def test_codes_have_the_range_zero_and_size_that_the_format_tells(fmt, data):
     """The values that scales are multiplied by are integers of eight bits wherever "a8" multiplies them."""

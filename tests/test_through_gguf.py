@@ -27,7 +27,7 @@ def tensor_of(fmt: Format) -> qgemm.Tensor:
 def test_every_codec_of_the_package_is_there():
     codecs = {kind.name.lower() for kind in GGML_QUANT_SIZES if hasattr(gguf.quants, kind.name)}
     assert codecs <= set(qgemm.FORMATS)
-    assert {fmt.name for fmt in DECODED_BY_GGUF} >= {"iq1_s", "iq2_xxs", "iq3_s", "tq1_0"}
+    assert {fmt.name for fmt in DECODED_BY_GGUF} >= {"iq1_s", "iq2_xxs", "iq3_s"}
     assert all(GGML_TYPES[fmt.ggml_type] is fmt for fmt in DECODED_BY_GGUF)
 
 

@@ -29,12 +29,10 @@ BORROWED = {
     "iq2_s": Layout("d * (sc + 1/2) / 4 * sign * grid[q]", np.dtype("<f2, (64,)u1, (8,)u1, (8,)u1")),
     "iq3_xxs": Layout("d * (sc + 1/2) / 2 * sign * grid[q]", np.dtype("<f2, (96,)u1")),
     "iq3_s": Layout("d * (2 * sc + 1) * sign * grid[q]", np.dtype("<f2, (64,)u1, (8,)u1, (32,)u1, (4,)u1")),
-    "tq1_0": Layout("d * (q - 1)", np.dtype("(48,)u1, (4,)u1, <f2")),
 }
 NAMES = {  # of the fields above, in their order
     "iq1_s": "d qs qh", "iq1_m": "qs qh scales", "iq2_xxs": "d qs", "iq2_xs": "d qs scales",
     "iq2_s": "d qs qh scales", "iq3_xxs": "d qs", "iq3_s": "d qs qh signs scales",
-    "tq1_0": "qs qh d",
 }  # fmt: skip
 
 

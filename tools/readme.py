@@ -27,19 +27,25 @@ from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.tensor import Tensor
 
 SAMPLE = (1024, 1024)  # weights whose noise is measured
+WIDER = "_f16"  # ends the name of a format whose scales are float16 instead of a byte
 ENCODE = tables.RESULTS.with_name("encode.json")
 
 
 def formats_table() -> str:
-    """One row a format of a module here, and a sentence with those that the gguf package decodes."""
+    """One row a format of a module here, with its variant of wider scales, and a sentence with those that the gguf
+    package decodes."""
     rows = [
         "| format | weights / block | bytes / block | bits / weight | w = | quantize | A8 | GPU tiles |",
         "|---|--:|--:|--:|---|---|---|---|",
     ]
     by_size = sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw))
-    for fmt in (fmt for fmt in by_size if not fmt.decoded_by):
+    for fmt in by_size:
+        if fmt.decoded_by or fmt.name.endswith(WIDER):
+            continue
+        alike = [fmt, *(other for other in by_size if other.name == fmt.name + WIDER)]
+        names, sizes, bits = (", ".join(map(text, alike)) for text in (str, _block_bytes, _bits_per_weight))
         rows.append(
-            f"| {fmt} | {fmt.weights} | {fmt.block_bytes} | {fmt.bpw:g} | {fmt.formula or 'the number itself'} | "
+            f"| {names} | {fmt.weights} | {sizes} | {bits} | {fmt.formula or 'the number itself'} | "
             f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(bool(fmt.slots))} |"
         )
     borrowed = [fmt for fmt in by_size if fmt.decoded_by]
@@ -48,6 +54,14 @@ def formats_table() -> str:
     by = "Decoded by the gguf package, on the CPU alone"
     does = f"{by}: products with `a16`, `dequantize`, `convert` to other types"
     return "\n".join([*rows, "", f"{does} (bits / weight): {names}." + f" Of these, written: {both}." * bool(both)])
+
+
+def _block_bytes(fmt: Format) -> str:
+    return str(fmt.block_bytes)
+
+
+def _bits_per_weight(fmt: Format) -> str:
+    return f"{fmt.bpw:g}"
 
 
 def tick(yes: bool) -> str:

@@ -108,6 +108,9 @@ def check_tiled(tensor: Tensor) -> None:
         raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
     if fmt.levels is None and not fmt.plain:
         raise UnsupportedError(f"{tensor!r}: {fmt} has no decoder, so it cannot be multiplied")
+    if not fmt.slots and not fmt.plain:
+        why = f"{fmt} has no device tile"
+        raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
 
 
 def as_numbers(fmt: Format, blocks: Any) -> Any:

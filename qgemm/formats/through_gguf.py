@@ -14,15 +14,14 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
 
-from . import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, tq1_0
+from . import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 
 PACKAGE = "gguf"
 # Modules with the DTYPE and `encode` of a type, which of some takes an importance as well.
 ENCODED: dict[str, Any] = {
     "iq1_m": iq1_m, "iq1_s": iq1_s, "iq2_s": iq2_s, "iq2_xs": iq2_xs, "iq2_xxs": iq2_xxs, "iq3_s": iq3_s,
-    "iq3_xxs": iq3_xxs, "tq1_0": tq1_0,
+    "iq3_xxs": iq3_xxs,
 }  # fmt: skip
-ALIKE = ("tq1_0",)  # with an importance and without
 NEED_IMPORTANCE = ("iq1_s", "iq2_xs", "iq2_xxs")  # have no other encoder
 SLICE = 1 << 16  # weights decoded at a time: the package takes up to 19 bytes a weight
 
@@ -49,9 +48,8 @@ def _format(kind: GGMLQuantizationType) -> Format:
     name = kind.name.lower()
     by = ENCODED.get(name)
     dtype, encode = (np.dtype([("bytes", "u1", size)]), None) if by is None else (by.DTYPE, by.encode)
-    weighted = None if name in ALIKE else encode
     return Format(
-        name, weights, dtype, encode, levels, ggml_type=int(kind), weighted=weighted,
+        name, weights, dtype, encode, levels, ggml_type=int(kind), weighted=encode,
         needs_importance=name in NEED_IMPORTANCE,
         scattered_scale=iq1_m.scale if name == "iq1_m" else None, decoded_by=PACKAGE,
     )  # fmt: skip

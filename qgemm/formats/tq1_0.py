@@ -6,14 +6,16 @@ offset  bytes  field
     52      2  d   float16 scale
 
 A byte is ceil(256 / 243 * number), the number having the q as its digits to the base 3, the first of them the highest;
-of qh the last digit is 0. The gguf package decodes them (through_gguf.py); here they are written.
+of qh the last digit is 0. Three times a byte has the next digit above eight bits: nothing is divided.
+
+Five codes in a byte lie in no k_block of a device tile: these weights stay on the host.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks
+from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Bytes, Floats
 from qgemm.codec.scales import ternary
 
@@ -36,3 +38,20 @@ def _bytes(digits: Bytes) -> Bytes:
     numbers = (digits * DIGITS[: digits.shape[1], None]).sum(axis=1, dtype=np.uint32)
     found: Bytes = ((numbers * 256 + 242) // 243).astype(np.uint8)
     return found
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> codes [n, 1, 256], scale [n, 1], zero 1."""
+    qs = blocks["qs"]
+    parts = _digits(qs[:, :32], 5), _digits(qs[:, 32:], 5), _digits(blocks["qh"], 4)
+    return Levels(np.hstack(parts)[:, None], blocks["d"].astype(np.float32)[:, None], zero=1)
+
+
+def _digits(numbers: Bytes, count: int) -> Bytes:
+    """Bytes [n, b] -> their first digits [n, count * b], digit by digit."""
+    rests = numbers[:, None] * DIGITS[::-1][:count, None].astype(np.uint8)  # modulo 256: what later digits say
+    found: Bytes = (rests.astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8)
+    return found.reshape(len(numbers), -1)
+
+
+FORMAT = Format("tq1_0", 256, DTYPE, encode, levels, ggml_type=34, formula="d * (q - 1)")
