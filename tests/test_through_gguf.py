@@ -6,15 +6,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from helpers import DATA, EXCERPT, converted, exact, lines_of, random_blocks
+from helpers import EXCERPT, converted, exact, lines_of, random_blocks
 from strategies import DECODED_BY_GGUF, each
 
 import qgemm
 from qgemm.codec.error_bound import a16_bound
 from qgemm.codec.format import Format
 from qgemm.formats import GGML_TYPES, _defined, through_gguf
-
-GOLDEN = np.load(DATA / "ggml_blocks.npz")
 
 
 def tensor_of(fmt: Format) -> qgemm.Tensor:
@@ -55,15 +53,6 @@ def test_any_bytes_decode_as_the_package_decodes_them(fmt):
     np.testing.assert_array_equal(fmt.decode(blocks[0][:9:2]), want[:9:2])
     one = qgemm.Tensor(fmt, (1, 1, fmt.weights), blocks[:, None, 7:8])
     np.testing.assert_array_equal(one.dequantize()[0, 0], want[7])
-
-
-@each([fmt for fmt in DECODED_BY_GGUF if f"{fmt.name}/values" in GOLDEN])
-def test_values_of_ggml(fmt):
-    """Bit for bit what ggml's C makes of the same blocks."""
-    got, want = fmt.dequantize(GOLDEN[f"{fmt.name}/blocks"].view(fmt.dtype)), GOLDEN[f"{fmt.name}/values"]
-    nan = np.isnan(want)
-    np.testing.assert_array_equal(got.view(np.uint32)[~nan], want.view(np.uint32)[~nan])
-    assert np.isnan(got[nan]).all()
 
 
 @each(DECODED_BY_GGUF)
