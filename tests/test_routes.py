@@ -14,6 +14,8 @@ from qgemm.cuda.kernels import decode, decode_config, routes
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem
 
+MULTIPLIED = [fmt for fmt in FORMATS if fmt.slots or (fmt.plain and fmt.levels is not None)]  # by a GPU
+
 
 def test_architectures():
     assert [nvrtc.arch_of(cc) for cc in ((7, 5), (8, 9), (9, 0), (10, 0), (12, 0))] == [
@@ -25,7 +27,7 @@ def test_architectures():
     ]
 
 
-@each([fmt for fmt in FORMATS if fmt.levels is not None])
+@each(MULTIPLIED)
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 def test_routes(fmt, activation):
     """The first row that fits wins; a problem without a kernel is printed whole."""
@@ -45,7 +47,7 @@ def test_routes(fmt, activation):
         routes.route(Problem(fmt, activation, 1, 64, 96, 70))
 
 
-@each([fmt for fmt in FORMATS if fmt.levels is not None])
+@each(MULTIPLIED)
 def test_a_row_serves_what_it_says(fmt):
     """At each end of every row, and one beyond: of tokens, and of compute capabilities."""
     sizes = sorted({m + more for row in routes.ROUTES for m in row.tokens for more in (0, 1)} | {1, 4096})
