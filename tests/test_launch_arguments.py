@@ -6,6 +6,8 @@ import ctypes
 import re
 import struct
 import sys
+import threading
+import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -49,31 +51,65 @@ class Recorded:
         assert len(pointers) == self.count
         self.pointers[:] = pointers
 
+    @property
+    def enter(self):
+        return self
 
-def test_a_thread_without_a_context_gets_one(monkeypatch):
-    """The driver refuses its first launch; other errors are raised."""
-    statuses, set_devices, entered = [], [], []
 
-    def enter(*_):
-        entered.append(bytes(pointers))
-        return statuses.pop(0)
+def entered_with(config, function, addresses, extra):
+    """Of what the driver gets: the stream, the attributes' ids, the function, and the values of two pointers."""
+    found = launch._Config.from_buffer(config._obj)
+    values = [ctypes.c_void_p.from_address(address).value for address in addresses._obj]
+    assert extra is None
+    return found.stream, [found.attributes[i].id for i in range(found.count)], function, values
 
-    fake = SimpleNamespace(cuFuncSetAttribute=lambda *_: 0, cuLaunchKernelEx=enter)
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A launch of two pointers -> the launch, and what its driver does: `enter`, to be replaced."""
+    fake = SimpleNamespace(cuFuncSetAttribute=lambda *_: 0, cuLaunchKernelEx=lambda *args: fake.enter(*args))
     monkeypatch.setattr(launch, "driver", lambda: fake)
     monkeypatch.setattr(launch, "_compute_capability", lambda: 90)
+    pointers = (ctypes.c_void_p * 2)()
+    first, second = (ctypes.c_void_p.from_buffer(pointers, at) for at in (0, ctypes.sizeof(ctypes.c_void_p)))
+    sizes = ctypes.c_int64(5)
+    return launch.Launch(SimpleNamespace(ptr=1), 1, 32, 0, (second, sizes, first), pointers, 2), fake
+
+
+def test_a_thread_without_a_context_gets_one(launched, monkeypatch):
+    """The driver refuses its first launch; other errors are raised."""
+    (made, fake), statuses, set_devices, entered = launched, [], [], []
+    fake.enter = lambda *args: entered.append(entered_with(*args)) or statuses.pop(0)
     runtime = SimpleNamespace(getDevice=lambda: 3, setDevice=set_devices.append)
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(runtime=runtime))
-    pointers = (ctypes.c_void_p * 2)()
-    made = launch.Launch(SimpleNamespace(ptr=1), 1, 32, 0, (pointers,), pointers, 2)
     for statuses[:], expected in (([0], []), ([launch.INVALID_CONTEXT, 0], [3])):
         made(7, 100, 200)
         assert set_devices == expected
-    assert set(entered) == {struct.pack("2P", 100, 200)}
+    for stream, attributes, _, values in entered:
+        assert (stream, attributes, values) == (7, [launch.PROGRAMMATIC_STREAM_SERIALIZATION], [200, 5, 100])
     assert len(entered) == 3
     statuses[:] = [launch.INVALID_CONTEXT, launch.INVALID_CONTEXT]
     with pytest.raises(RuntimeError, match="the launch failed: CUDA driver error 201"):
         made(7, 100, 200)
+
+
+def test_threads_launch_with_arguments_of_their_own(launched):
+    """A launch that begins while another thread is in the driver does not touch the arguments of that one."""
+    (made, fake), found = launched, []
+
+    def enter(*args):
+        if not found:
+            found.append(None)
+            threading.Thread(target=made, args=(8, 300, 400)).start()
+            while len(found) < 2:
+                time.sleep(0.001)
+        found.append(entered_with(*args)[::3])
+        return 0
+
+    fake.enter = enter
+    made(7, 100, 200)
+    assert found[1:] == [(8, [400, 5, 300]), (7, [200, 5, 100])]
 
 
 @pytest.mark.parametrize(("module", "kernel", "x", "sm"), PRODUCTS, ids=[kernel.name for _, kernel, *_ in PRODUCTS])
@@ -129,8 +165,8 @@ def test_arguments_of_prefill_sm90(monkeypatch):
         p = Problem(qgemm.FORMATS["q4_0"], "a16", m, 4160, 8256, 90, "half", (output,))
         config = prefill_sm90.PREFILL_SM90.ranked(p)[0][0]
         launches.clear()
-        made = prefill_sm90.PREFILL_SM90.launch(p, config)
-        if made._size:
+        made = prefill_sm90.PrefillLaunch(p, config)
+        if made.workspace_size:
             break
     made(0, 160, 200, 300, 310, 320)
     assert encoded == [(160, "half", m, 8256, min(m, config.tokens))]

@@ -189,6 +189,37 @@ def test_second_calls_take_the_short_way(gpus, data):
         assert (gpus.long_ways > before) == expected_long
 
 
+X_LAYOUTS = {
+    "contiguous": lambda m, wide: wide.reshape(-1)[: m * K].reshape(m, K),
+    "strided": lambda m, wide: wide[:m, ::2],
+    "rows apart": lambda m, wide: wide[:m, :K],
+    "not aligned": lambda m, wide: wide.reshape(-1)[1 : 1 + m * K].reshape(m, K),
+}
+INTO = "new", "given", "x", "residual", "columns"
+CALL = st.tuples(*map(st.sampled_from, ((1, 4), sorted(X_LAYOUTS), (False, True), (False, True), INTO)))
+
+
+@given(calls=st.lists(CALL, min_size=2, max_size=8), seed=st.integers(0, 99), activation=st.sampled_from(["a16", "a8"]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_call_is_taken_for_another(gpus, calls, seed, activation):
+    """Calls of one weight in any order, each with arrays in its own layout, some of them shared."""
+    rng = np.random.default_rng(seed)
+    on_device = gpus.tensor(w := rng.integers(-4, 5, (K, K)))
+    for m, layout, with_bias, with_residual, into in calls:
+        x = X_LAYOUTS[layout](m, values(rng, (5, 2 * K), "float16"))
+        bias = values(rng, K, "float32") if with_bias else None
+        residual = values(rng, (m, K), "float16") if with_residual or into == "residual" else None
+        want = x.get().astype(np.float64) @ w.T
+        for added in (bias, residual):
+            want = want if added is None else want + added.get()
+        out = {
+            "new": None, "given": cupy_like.ndarray((m, K), np.float16), "x": x, "residual": residual,
+            "columns": cupy_like.ndarray((m, 2 * K), np.float16)[:, ::2],
+        }[into]  # fmt: skip
+        given = {"out": out} if out is not None else {"dtype": "float16"}
+        near(qgemm.matmul(x, on_device, activation, bias=bias, residual=residual, **given), want, "float16")
+
+
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 5, 40])
 def test_views_and_overlaps(gpus, activation, m):

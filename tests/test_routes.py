@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,7 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
 
     def launch(function, grid, block, shared, *rest):
         asked.setdefault(function, set()).add(shared)
+        return SimpleNamespace(enter=None)
 
     monkeypatch.setattr(decode, "load", lambda kernel, fmt, **template: (kernel, fmt.name, *template.items()))
     monkeypatch.setattr(decode, "Launch", launch)

@@ -1,6 +1,6 @@
 """What a call costs the host beside torch's own dense product of the same shapes, of arrays of CuPy and torch.
 
-All calls take turns on each of a few CPUs; the fastest CPU of each call counts.
+All calls take turns on each of some CPUs, several times over; of each call the fastest turn counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qgemm.ops import matmul, matmul_many, quantize, quantize_activations
 from .host import SHAPE, running_on, some_cpus, typical
 from .results import Row
 
-CPUS = 4
+ROUNDS, CALLS, WARM_UP_S = 3, 200, 0.005  # of a call on each CPU
 MANY = 3  # weights of matmul_many
 M = 1, 16, 256  # rows of x: decode, and prefill of both kinds
 WITH_OUT, NEW = "torch.mm(out=)", "torch.matmul"  # what a call is compared with
@@ -43,10 +43,10 @@ def rows() -> list[Row]:
     of_torch = list(cases("torch", weights, lambda x: torch.from_numpy(x).cuda()))
     found = [*baselines(torch), *of_torch, *cases("cupy", weights, cupy.asarray)]
     best = dict.fromkeys(found, np.inf)
-    for cpu in some_cpus()[:CPUS]:
+    for cpu in some_cpus() * ROUNDS:
         with running_on(cpu):
             for case in found:
-                best[case] = min(best[case], typical(case.run, torch.cuda.synchronize))
+                best[case] = min(best[case], typical(case.run, torch.cuda.synchronize, CALLS, WARM_UP_S))
     beside = {case.call: best[case] for case in found if not case.beside}
     named = {(case.library, case.call): best[case] for case in found}
     return [

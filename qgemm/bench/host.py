@@ -69,8 +69,10 @@ def running_on(cpu: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def typical(call: Callable[[], object], wait: Callable[[], object]) -> float:
-    """The median of CALLS calls in us, each timed alone. After every QUEUE of them `wait` lets the GPU catch up."""
+def typical(
+    call: Callable[[], object], wait: Callable[[], object], calls: int = CALLS, warm_up_s: float = WARM_UP_S
+) -> float:
+    """The median of so many calls in us, each timed alone. After every QUEUE of them `wait` lets the GPU catch up."""
 
     def samples(count: int) -> Iterator[float]:
         for index in range(count):
@@ -80,8 +82,8 @@ def typical(call: Callable[[], object], wait: Callable[[], object]) -> float:
             call()
             yield 1e6 * (perf_counter() - start)
 
-    end = perf_counter() + WARM_UP_S  # a CPU that was idle takes its time to raise its clock
+    end = perf_counter() + warm_up_s  # a CPU that was idle takes its time to raise its clock
     while perf_counter() < end:
         for _ in samples(QUEUE):
             pass
-    return round(median(samples(CALLS)), 2)
+    return round(median(samples(calls)), 2)

@@ -1,14 +1,19 @@
 """The short way of a call: the plan of an earlier one of the same weights, shapes and types, on other pointers.
 
-A DeviceTensor remembers plans (`plans`). Nothing is checked again that its key holds: of a call remain the pointers,
-their device and order in memory, whether they overlap, the stream and the launches. Arrays of CuPy and torch are read
-by their own functions (libraries.py). Whatever does not fit returns None, and the long way says why or copies.
+A DeviceTensor remembers planned calls (`plans`), each twice. By its words alone (activation, dtype, which arrays are
+given, which weights), the last one of such a call: where arrays are like those that it had, which one call of their
+library says, nothing is left but addresses. By the shapes and types of all arrays as well: they are looked at one by
+one, and copied where a kernel could not read them. What fits neither returns None: the long way says why.
+
+All arrays of a call are one tuple here: x, the outputs that are given, then what is added, in the order of products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from operator import attrgetter, is_, itemgetter
+from typing import Any, NamedTuple
 
 from qgemm.arguments import NO_EPILOGUE, Epilogue, Gated
 
@@ -18,12 +23,26 @@ from .plan import Plan
 from .problem import C_TYPES
 from .tensor import DeviceTensor
 
-MAX_PLANS = 256  # that a tensor remembers
-PREPARED = "prepared"  # x is DeviceActivations
-ELSEWHERE = "of another library"  # an array, in what no plan is kept for
+MAX_PLANS = 256  # entries that a tensor remembers
 ALIGNMENT = 16  # bytes that kernels read of x at a time
 
-Key = tuple[Any, ...]
+_serial = attrgetter("serial")
+
+Words = tuple[Any, ...]
+Arrays = tuple[Any, ...]
+
+
+class Planned:
+    """A call that was planned. run: arrays -> y, or a list of them; None if they lie where kernels cannot take them.
+
+    outs: how many arrays, from the second on, are written. like: see Library; of arrays that are read in place.
+    """
+
+    __slots__ = "device", "like", "outs", "run"
+
+    def __init__(self, run: Callable[..., Any], outs: int, device: int) -> None:
+        self.run, self.outs, self.device = run, outs, device
+        self.like: Callable[..., bool] = lambda *arrays: False
 
 
 def again(
@@ -40,70 +59,23 @@ def again(
 
     gated: what the product by w gates, for y of `qgemm.gated`.
     """
-    values, library = x, LIBRARIES.get(type(x))
-    if library is None:
-        if type(x) is not DeviceActivations or activation == "a16" or x.library is None:
-            return None
-        library, values, activation = x.library, x.data, PREPARED
-    elif activation is None:
-        activation = "a16"
-    if out is None:
-        key: Key = (activation, x.shape, x.dtype, dtype)
-    elif dtype is None and LIBRARIES.get(type(out)) is library:
-        key = (activation, x.shape, x.dtype, out.shape, out.dtype)
-    else:
-        return None
-    if bias is not None or residual is not None:
-        key += (_kind(bias, library), _kind(residual, library))
-    if gated is not None:
-        key += _gated_key(gated, library)
-    plan = w.plans.get(key)
-    if plan is None:
-        return None
-    device, pointer = w.device, library.pointer
-    if library.device(values) != device or (library.current_device is not None and library.current_device() != device):
-        return None
-    if not library.contiguous(values):
-        values = library.copy(values)
-    source = pointer(values)
-    if out is None:
-        y = plan.new[0]()
-        target = pointer(y)
-    else:
-        y, target = out, pointer(out)
-        if not library.contiguous(out) or library.device(out) != device or (library.grad and out.requires_grad):
-            return None  # a copy or an error
-        if source < target + plan.y_nbytes[0] and target < source + plan.x_nbytes:
-            values = library.copy(values)
-            source = pointer(values)
-    if source % ALIGNMENT:
-        values = library.copy(values)
-        source = pointer(values)
-    bias_at = residual_at = 0
-    if bias is not None:
-        bias = _readable(bias, library, device)
-        if bias is None:
-            return None
-        bias_at = pointer(bias)
-        if out is not None and _meet(bias_at, bias.nbytes, target, plan.y_nbytes[0]):
-            return None
-    if residual is not None:
-        residual = _readable(residual, library, device)
-        if residual is None:
-            return None
-        residual_at = pointer(residual)
-        same = residual_at == target and out is not None and residual.dtype == out.dtype
-        if out is not None and not same and _meet(residual_at, residual.nbytes, target, plan.y_nbytes[0]):
-            return None
-    if gated is None:
-        plan.enter(library.stream(device), source, w.pointer, target, bias_at, residual_at)
-        return y
-    keep: list[Any] = []
-    pointers = [w.pointer, target, bias_at, 0, gated.up.pointer, target]
-    if not _add(pointers, keep, Epilogue(gated.bias), y, () if out is None else [out], library, device):
-        return None
-    plan.enter(library.stream(device), source, *pointers)
-    return y
+    plans = w.plans
+    if bias is None and residual is None and gated is None:  # as below, without making tuples of arrays
+        planned = plans.get((activation or "a16", dtype, out is None))
+        if planned is not None:
+            if out is None:
+                y = planned.run(x) if planned.like(x) else None
+            else:
+                y = planned.run(x, out) if planned.like(x, out) else None
+            if y is not None:
+                return y
+    words, arrays = of_one(x, activation, bias, residual, out, dtype, gated)
+    planned = plans.get(words)
+    if planned is not None and planned.like(*arrays):
+        y = planned.run(*arrays)
+        if y is not None:
+            return y
+    return _by_shapes(plans, words, arrays)
 
 
 def again_many(
@@ -118,61 +90,111 @@ def again_many(
 
     epilogues: None if nothing is added to any product.
     """
-    values, library = x, LIBRARIES.get(type(x))
-    if library is None and type(x) is DeviceActivations and activation != "a16":
-        library, values = x.library, x.data
-    if library is None:
+    try:
+        words, arrays = of_many(x, weights, activation, epilogues, outs, dtype)
+    except AttributeError:  # not all are DeviceTensors
         return None
-    key = key_of(x, weights, activation, epilogues, outs, dtype, library)
-    plan = None if key is None else weights[0].plans.get(key)
-    if plan is None:
-        return None
-    device, pointer = weights[0].device, library.pointer
-    if library.device(values) != device or (library.current_device is not None and library.current_device() != device):
-        return None
-    if not library.contiguous(values) or pointer(values) % ALIGNMENT:
-        values = library.copy(values)
-    source = pointer(values)
-    if outs is None:
-        ys = [new() for new in plan.new]
-        targets = [pointer(y) for y in ys]
-    else:
-        ys, targets = list(outs), []
-        contiguous, number, grad, x_end = library.contiguous, library.device, library.grad, source + plan.x_nbytes
-        spans: list[tuple[int, int]] = []
-        for y, size in zip(ys, plan.y_nbytes):  # noqa: B905  as many as the key says; `strict` takes longer than the loop
-            if not contiguous(y) or number(y) != device or (grad and y.requires_grad):
-                return None  # a copy or an error
-            start = pointer(y)
-            end = start + size
-            for other, other_end in spans:
-                if start < other_end and other < end:
-                    return None  # refused
-            if source < end and start < x_end:
-                values = library.copy(values)
-                source = pointer(values)
-                x_end = source + plan.x_nbytes
-            spans.append((start, end))
-            targets.append(start)
-    pointers: list[int] = []
-    if epilogues is None:
-        for w, target in zip(weights, targets):  # noqa: B905
-            pointers += (w.pointer, target, 0, 0)
-    else:
-        keep: list[Any] = []
-        for w, target, epilogue, y in zip(weights, targets, epilogues, ys, strict=True):
-            pointers += (w.pointer, target)
-            if not _add(pointers, keep, epilogue, y, ys if outs else (), library, device):
-                return None
-    plan.enter(library.stream(device), source, *pointers)
+    plans = weights[0].plans
+    planned = plans.get(words)
+    if planned is not None and planned.like(*arrays):
+        ys: list[Any] | None = planned.run(*arrays)
+        if ys is not None:
+            return ys
+    ys = _by_shapes(plans, words, arrays)
     return ys
+
+
+def of_one(
+    x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: Any, gated: Gated | None
+) -> tuple[Words, Arrays]:
+    """The words and arrays of a call of one product."""
+    if type(x) is DeviceActivations:
+        activation, x = _prepared(x, activation)
+    if bias is None and residual is None and gated is None:
+        return (activation or "a16", dtype, out is None), (x,) if out is None else (x, out)
+    added = [bias, residual]
+    words: Words = (activation or "a16", dtype, out is None, bias is None, residual is None)
+    if gated is not None:
+        added.append(gated.bias)
+        words = *words, gated.function, getattr(gated.up, "serial", None), gated.bias is None
+    return words, tuple([array for array in (x, out, *added) if array is not None])
+
+
+def of_many(
+    x: Any,
+    weights: Sequence[Any],
+    activation: Any,
+    epilogues: Sequence[Epilogue] | None,
+    outs: Sequence[Any] | None,
+    dtype: Any,
+) -> tuple[Words, Arrays]:
+    """The words and arrays of a call of several products; an array that is None fits no plan."""
+    if type(x) is DeviceActivations:
+        activation, x = _prepared(x, activation)
+    words = (activation or "a16", dtype, outs is None) + tuple(map(_serial, weights))  # noqa: RUF005  faster so
+    arrays = (x,) if outs is None else (x, *outs)
+    if epilogues is None:
+        return words, arrays
+    added = [array for epilogue in epilogues for array in epilogue]
+    given = [array for array in added if array is not None]
+    return (*words, *[array is None for array in added]), (*arrays, *given)
+
+
+def _prepared(x: DeviceActivations, activation: Any) -> tuple[Words, Any]:
+    """The words of prepared activations, which "a16" never multiplies, and the array that they are in."""
+    return ("a16" if activation == "a16" else "a8", x.shape, x.dtype), x.data
+
+
+def _by_shapes(plans: dict[Any, Planned], words: Words, arrays: Arrays) -> Any:
+    """The call of these words for arrays of these shapes and types, with copies of what cannot be read in place."""
+    library = LIBRARIES.get(type(arrays[0]))
+    key = None if library is None else _key(words, arrays, library)
+    planned = plans.get(key)
+    if library is None or planned is None:
+        return None
+    given, written = arrays, range(1, 1 + planned.outs)
+    if not planned.like(*arrays):
+        given = tuple([array if library.contiguous(array) else library.copy(array) for array in arrays])
+        for index in written:
+            if given[index] is not arrays[index] or (library.grad and arrays[index].requires_grad):
+                return None  # a copy or an error
+        if any(library.device(array) != planned.device for array in arrays):
+            return None
+        if all(map(is_, given, arrays)):
+            planned.like = library.like(arrays)
+    plans[words] = planned
+    y = planned.run(*given)
+    if y is not None:
+        return y
+    return planned.run(*[array if index in written else library.copy(array) for index, array in enumerate(given)])
+
+
+def _key(words: Words, arrays: Arrays, library: Library) -> Any:
+    """What a plan depends on besides its first weights; None if an array is of another library."""
+    key = [words]
+    for array in arrays:
+        if LIBRARIES.get(type(array)) is not library:
+            return None
+        key += (array.shape, array.dtype)
+    return tuple(key)
+
+
+# ---------------------------------------------------------------- planning
+
+
+class Slots(NamedTuple):
+    """Where the arrays of a product are in the tuple of a call's, 0 for none."""
+
+    y: int
+    bias: int
+    residual: int
 
 
 def remember(
     plan: Plan,
     x: Any,
     weights: Sequence[DeviceTensor],
-    activation: str,
+    activation: str | None,
     epilogues: Sequence[Epilogue],
     outs: Sequence[Any],
     dtype: Any,
@@ -182,104 +204,122 @@ def remember(
     """Keep the plan of a call with its first weights, unless kernels got a bias or residual in another type."""
     given = None if all(one is NO_EPILOGUE for one in epilogues) else epilogues
     targets = None if all(out is None for out in outs) else outs
-    key = key_of(x, weights, activation, given, targets, dtype, library)
-    added = [array for epilogue in epilogues for array in epilogue if array is not None]
-    if gated is not None:
-        more = _gated_key(gated, library)
-        key = None if key is None or ELSEWHERE in more else key + more
-        added += [] if gated.bias is None else [gated.bias]
-    if key is None or not all(library.name(array.dtype) in C_TYPES for array in added):
+    if len(weights) == 1:
+        ((bias, residual),) = epilogues
+        words, arrays = of_one(x, activation, bias, residual, outs[0], dtype, gated)
+        if gated is not None:
+            weights, epilogues = [*weights, gated.up], [*epilogues, Epilogue(gated.bias)]
+    else:
+        words, arrays = of_many(x, weights, activation, given, targets, dtype)
+    key = _key(words, arrays, library)
+    written = 0 if targets is None else len(targets)
+    if key is None or not all(library.name(array.dtype) in C_TYPES for array in arrays[1 + written :]):
         return
     plans = weights[0].plans
     if len(plans) >= MAX_PLANS:
         plans.clear()
-    plans[key] = plan
+    run = _running(plan, arrays, written, weights, epilogues, gated is not None, len(outs) == 1, library)
+    plans[key] = Planned(run, written, weights[0].device)
 
 
-def key_of(
-    x: Any,
-    weights: Sequence[Any],
-    activation: str | None,
-    epilogues: Sequence[Epilogue] | None,
-    outs: Sequence[Any] | None,
-    dtype: Any,
+def _running(
+    plan: Plan,
+    arrays: Arrays,
+    written: int,
+    weights: Sequence[DeviceTensor],
+    epilogues: Sequence[Epilogue],
+    gated: bool,
+    one: bool,
     library: Library,
-) -> Key | None:
-    """What the plan of a call depends on, besides its first weights; None if an array is of another library.
+) -> Callable[..., Any]:
+    """Planned.run of a call that had these arrays. one: whether it gives one y, not a list."""
+    device, pointer, stream, here = weights[0].device, library.pointer, library.stream, library.current_device
+    enter, new = plan.enter, plan.new
+    if one and len(arrays) == 1 + written and not gated:
+        return _one(plan, weights[0].pointer, bool(written), device, library)
+    slots = _slots(epilogues, written, len(arrays), gated)
+    constants = 0, *(w.pointer for w in weights)
+    first = len(constants)
+    picked = [first]
+    for index, (y, bias, residual) in enumerate(slots):
+        picked += (1 + index, first + y, bias and first + bias, residual and first + residual)
+    pick, apart, end = itemgetter(*picked), _apart(plan, arrays, written, slots), 1 + written
+    checked: tuple[int, ...] = ()  # addresses: mostly those of the call before
 
-    That of one product is what `again` looks up, which is written out there.
-    """
-    if activation is None:
-        activation = "a16"
-    key: list[Any] = [PREPARED if type(x) is DeviceActivations else activation, x.shape, x.dtype]
-    if len(weights) != 1:
-        for w in weights:
-            key.append(getattr(w, "serial", None))
-    if outs is None:
-        key.append(dtype)
-    elif dtype is not None:
-        return None
-    else:
-        for out in outs:
-            if LIBRARIES.get(type(out)) is not library:
-                return None
-            key += (out.shape, out.dtype)
-    if epilogues is not None:
-        key += [_kind(added, library) for epilogue in epilogues for added in epilogue]
-        if ELSEWHERE in key:
+    def run(*arrays: Any) -> Any:
+        nonlocal checked
+        if here is not None and here() != device:
             return None
-    return tuple(key)
+        at = tuple(map(pointer, arrays))
+        if at != checked:
+            if at[0] % ALIGNMENT or not _are_apart(at, apart):
+                return None
+            checked = at
+        if written:
+            ys = [*arrays[1:end]]
+        else:
+            ys = [make() for make in new]
+            at += tuple(map(pointer, ys))
+        enter(stream(device), *pick(constants + at))
+        return ys[0] if one else ys
+
+    return run
 
 
-def _gated_key(gated: Gated, library: Library) -> Key:
-    """What the plan of a gated product depends on besides its gate's."""
-    return gated.function, getattr(gated.up, "serial", None), _kind(gated.bias, library)
-
-
-def _kind(added: Any, library: Library) -> Any:
-    """What a plan depends on of a bias or residual."""
-    if added is None:
-        return None
-    return (added.shape, added.dtype) if LIBRARIES.get(type(added)) is library else ELSEWHERE
-
-
-def _readable(added: Any, library: Library, device: int) -> Any:
-    """A bias or residual in C order; None if it is elsewhere."""
-    if library.device(added) != device:
-        return None
-    return added if library.contiguous(added) else library.copy(added)
-
-
-def _add(
-    pointers: list[int],
-    keep: list[Any],
-    added: Epilogue,
-    y: Any,
-    outs: Sequence[Any],
-    library: Library,
-    device: int,
-) -> bool:
-    """Append the pointers of bias and residual, 0 for none; keep holds what must live until the launch.
-
-    False if an output lies where one of them is, unless it is its own residual, the same elements.
-    """
-    for array in added:
-        if array is None:
-            pointers.append(0)
-            continue
-        array = _readable(array, library, device)
-        if array is None:
+def _are_apart(at: Sequence[int], apart: Sequence[tuple[int, int, int, int, bool]]) -> bool:
+    for a, a_nbytes, b, b_nbytes, same in apart:
+        distance = at[b] - at[a]
+        if -b_nbytes < distance < a_nbytes and (distance or not same):
             return False
-        keep.append(array)
-        at = library.pointer(array)
-        pointers.append(at)
-        for out in outs:
-            same = out is y and at == library.pointer(y) and array.dtype == y.dtype and array.shape == y.shape
-            if not same and _meet(at, array.nbytes, library.pointer(out), out.nbytes):
-                return False
     return True
 
 
-def _meet(a: int, a_nbytes: int, b: int, b_nbytes: int) -> bool:
-    """Whether two contiguous arrays have a byte in common."""
-    return a < b + b_nbytes and b < a + a_nbytes
+def _one(plan: Plan, w: int, written: bool, device: int, library: Library) -> Callable[..., Any]:
+    """Planned.run of one product to which nothing is added: the same, without loops."""
+    enter, pointer, stream, here = plan.enter, library.pointer, library.stream, library.current_device
+    x_nbytes, (y_nbytes,), (new,) = plan.x_nbytes, plan.y_nbytes, plan.new
+
+    def into(x: Any, y: Any) -> Any:
+        if here is not None and here() != device:
+            return None
+        source, target = pointer(x), pointer(y)
+        if source % ALIGNMENT or -y_nbytes < target - source < x_nbytes:
+            return None
+        enter(stream(device), source, w, target, 0, 0)
+        return y
+
+    def made(x: Any) -> Any:
+        source = pointer(x)
+        if source % ALIGNMENT or (here is not None and here() != device):
+            return None
+        y = new()
+        enter(stream(device), source, w, pointer(y), 0, 0)
+        return y
+
+    return into if written else made
+
+
+def _slots(epilogues: Sequence[Epilogue], written: int, count: int, gated: bool) -> list[Slots]:
+    """Of each product; new outputs come behind all `count` arrays that are given. A gate has the y of what it gates."""
+    found, added = [], 1 + written
+    for index, epilogue in enumerate(epilogues):
+        places = []
+        for array in epilogue:
+            places.append(0 if array is None else added)
+            added += array is not None
+        y = 0 if gated else index
+        found.append(Slots(1 + y if written else count + y, *places))
+    return found
+
+
+def _apart(plan: Plan, arrays: Arrays, written: int, slots: Sequence[Slots]) -> list[tuple[int, int, int, int, bool]]:
+    """Pairs that may share no memory, an output and what is read or another output: where each is, and its bytes.
+
+    The last says that they may be the same elements: an output and its own residual of the same type.
+    """
+    sizes = [plan.x_nbytes, *plan.y_nbytes[:written], *(array.nbytes for array in arrays[1 + written :])]
+    outs = range(1, 1 + written)
+    reads = [0, *range(1 + written, len(arrays))]
+    own = {(slot.y, slot.residual) for slot in slots if slot.residual}
+    pairs = [*combinations(outs, 2), *((y, read) for y in outs for read in reads)]
+    return [(y, sizes[y], b, sizes[b], (y, b) in own and arrays[y].dtype == arrays[b].dtype) for y, b in pairs]

@@ -16,6 +16,16 @@ from .gradients import Product, differentiated
 from .module import PackedModule
 from .ops import product, traced, traced_linear
 
+autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; asked at each call
+
+
+def cast_by_autocast(x: Any) -> Any:
+    """x in the type that autocast asks for on its device, or as it is."""
+    device = x.device.type
+    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(device))
+    return x
+
 
 class LoRA(torch.nn.Module):
     """scale * (x @ A.T) @ B.T, with A [rank, K] and B [N, rank]: parameters, trained as they ask for."""
@@ -121,11 +131,9 @@ class QLinear(PackedModule):
 
     def forward(self, x: Any) -> Any:
         """x [..., K] -> y [..., N]."""
-        device = x.device.type
-        if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-            x = x.to(torch.get_autocast_dtype(device))
-        y = self._linear(x)
+        y = self._linear(cast_by_autocast(x) if torch.compiler.is_compiling() or autocasting() else x)
         if "lora" in self._modules:
+            x = cast_by_autocast(x)
             for added in self.lora.values():
                 y = y + added(x)
         return y

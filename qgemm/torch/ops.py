@@ -41,9 +41,12 @@ traced_linear_backward = torch.ops.qgemm.linear_backward.default
 traced_embedding = torch.ops.qgemm.embedding.default
 
 
+tracing = torch._C._is_tracing  # what torch.jit.is_tracing asks
+
+
 def traced(x: Any) -> bool:
     """Whether x stands for a tensor of a graph that is being made, and only an op can be put there."""
-    return torch.compiler.is_compiling() or type(x) not in PLAIN or x.is_meta or torch.jit.is_tracing()
+    return type(x) not in PLAIN or x.is_meta or torch.compiler.is_compiling() or tracing()
 
 
 def product(x: Any, packed: Any, bias: Any, activation: Any) -> Any:

@@ -111,7 +111,10 @@ def keep(weight: Any, packed: Packed, spelling: str) -> None:
 
 def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
     """What changes when the bytes are others: their place, and how often torch wrote into them."""
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version, spelling
+    try:
+        return weight.data_ptr(), weight._version, spelling
+    except RuntimeError:  # an inference tensor, of which torch does not count it
+        return weight.data_ptr(), 0, spelling
 
 
 def host_tensor(weight: Any, spelling: str, shape: Shape, name: str = "") -> Tensor:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -41,6 +40,9 @@ class _Config(ctypes.Structure):
     ]
 
 
+SIZE, STREAM = ctypes.sizeof(_Config), _Config.stream.offset
+
+
 @cache
 def driver() -> Any:
     """The CUDA driver."""
@@ -69,7 +71,8 @@ def check(status: int, problem: str) -> None:
 class Launch:
     """One kernel with its grid, block, dynamic shared memory and the arguments that never change.
 
-    Everything is laid out once; a call writes its pointers and its stream into place and enters the driver: 3 us.
+    Everything is laid out once; a call writes its stream and pointers into place and enters the driver: 3 us.
+    enter: a call, with a raw stream handle and the pointers. A function is called faster than an object.
     """
 
     def __init__(
@@ -86,8 +89,9 @@ class Launch:
     ) -> None:
         """Prepare a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills.
 
-        cluster: CTAs that make one (compute capability 9.0), or 0. programmatic: whether the kernel waits for the one
-        before it by itself (griddepcontrol.wait) and so may start while that one runs.
+        Arguments may lie inside of `pointers`, which is copied now. cluster: CTAs that make one (compute capability
+        9.0), or 0. programmatic: whether the kernel waits for the one before it by itself (griddepcontrol.wait) and so
+        may start while that one runs.
         """
         check(
             driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
@@ -98,24 +102,45 @@ class Launch:
         early = programmatic and _compute_capability() >= PROGRAMMATIC
         wanted += [_attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)] * early
         attributes = (_Attribute * len(wanted))(*wanted)
-        self._config = _Config(*across, 1, block, 1, 1, shared, None, attributes, len(wanted))
-        self._pointers, self._fill = pointers, struct.Struct(f"{count}P").pack_into
-        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        config = _Config(*across, 1, block, 1, 1, shared, None, attributes, len(wanted))
         self._keep = function, arguments, attributes
-        self._stream = 0  # in the config
-        self._arguments = ctypes.byref(self._config), ctypes.c_void_p(function.ptr), addresses, None
-        self._enter = driver().cuLaunchKernelEx
-        self._lock = threading.Lock()  # the arguments are shared, and ctypes lets other threads in
+        handle = ctypes.c_void_p.from_param(function.ptr)  # converted once, not at each call
+
+        def room() -> tuple[Any, Any]:
+            """Memory that one call at a time writes: a copy of config and pointers, in one piece; what it enters."""
+            made = (ctypes.c_char * (SIZE + ctypes.sizeof(pointers))).from_buffer_copy(bytes(config) + bytes(pointers))
+            first, start = ctypes.addressof(pointers), ctypes.addressof(made) + SIZE
+            inside = range(first, first + ctypes.sizeof(pointers))
+            found = [at - first + start if at in inside else at for at in map(ctypes.addressof, arguments)]
+            return made, (ctypes.byref(made), handle, ctypes.byref((ctypes.c_void_p * len(found))(*found)), None)
+
+        self.enter = _entering(room, struct.Struct(f"PPQ{count}P").pack_into, ctypes.addressof(attributes), len(wanted))
 
     def __call__(self, stream: int, *pointers: int) -> None:
         """Launch on a raw stream handle."""
-        with self._lock:
-            if stream != self._stream:
-                self._config.stream = self._stream = stream
-            self._fill(self._pointers, 0, *pointers)
-            status = self._enter(*self._arguments)
+        self.enter(stream, *pointers)
+
+
+def _entering(room: Callable[[], Any], fill: Callable[..., None], attributes: int, count: int) -> Callable[..., None]:
+    """What writes the end of a config, from its stream on, and the pointers behind it, and enters the driver.
+
+    A room that no call has is taken from a list, and put back: threads never share one, and none waits for another.
+    """
+    launch, rooms = driver().cuLaunchKernelEx, [room()]
+    take, put = rooms.pop, rooms.append
+
+    def enter(stream: int, *pointers: int) -> None:
+        try:
+            memory, arguments = mine = take()
+        except IndexError:
+            memory, arguments = mine = room()
+        fill(*((memory, STREAM, stream, attributes, count) + pointers))  # noqa: RUF005  faster than to unpack them
+        status = launch(*arguments)
+        if status:
             if status == INVALID_CONTEXT:
                 _make_context_current()
-                status = self._enter(*self._arguments)
-        if status:
+                status = launch(*arguments)
             check(status, "the launch failed")
+        put(mine)
+
+    return enter

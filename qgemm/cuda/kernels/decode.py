@@ -29,7 +29,7 @@ from .decode_config import (
     gated_config,
     quantized_bytes,
 )
-from .kernel import Kernel
+from .kernel import Kernel, Launchable
 
 TOKENS = (1, 8, 16)  # token tiles
 LEAST = 80  # compute capability
@@ -81,7 +81,7 @@ def template(name: str, p: Problem, config: DecodeConfig) -> Template:
     return decode_template(p.format, config, token_tile(p.m), name, p.x, p.sm, p.gated)
 
 
-def launch(name: str, p: Problem, config: DecodeConfig) -> Launch:
+def launch(name: str, p: Problem, config: DecodeConfig) -> Launchable:
     """The launch of all products; its pointers are x, then w, y, bias and residual of each."""
     assert len(p.outputs) <= MAX_PRODUCTS
     constants = template(name, p, config)
@@ -93,7 +93,7 @@ def launch(name: str, p: Problem, config: DecodeConfig) -> Launch:
         product.types = Types.of(*output[1:])
     shared = shared_bytes(name, p.format, config, constants)
     function = load(name, p.format, **constants)
-    return Launch(function, end, 32 * warps, shared, (products,), products, 1 + 4 * len(p.outputs))
+    return Launch(function, end, 32 * warps, shared, (products,), products, 1 + 4 * len(p.outputs)).enter
 
 
 def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Template) -> int:

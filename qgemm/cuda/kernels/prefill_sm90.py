@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.driver.tensor_map import TensorMap
@@ -14,11 +17,12 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
 
 from . import sm90_cost
-from .kernel import Kernel
+from .kernel import Kernel, Launchable
 from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template
 from .sm90_grid import PAIR, Grid, grid_of
 
 FLAG = 4  # bytes of what says that a part is complete
+MAX_MAPS = 16  # tensor maps of a launch: x mostly lies where it lay before
 
 
 def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
@@ -44,7 +48,8 @@ class Pointers(ctypes.Structure):
 class PrefillLaunch:
     """The prefill kernel for all matrices of one shape and format, and so many rows of x.
 
-    A call takes a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple of 16.
+    enter: a call, with a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple
+    of 16.
     """
 
     def __init__(self, p: Problem, config: Sm90Config) -> None:
@@ -62,34 +67,60 @@ class PrefillLaunch:
             config.threads,
             int(template["SMEM_BYTES"]),
         )
-        self._size = 0  # of the workspace
+        workspace_size = 0
         if grid.whole < of_y and grid.cluster_split_k != PAIR:
             size = grid.ctas * config.row_blocks * tiles.ROWS * config.tokens * SUM
-            self._size = FLAG * MAX_PARTIALS + (1 << (size - 1).bit_length())  # one of few: workspaces are kept
-        self._map, self._box = TensorMap.aligned(), (p.x, p.m, p.k, min(p.m, config.tokens))
-        self._x, self._device = 0, p.device
-        self._lock = threading.Lock()  # from encoding the map of an x to the launch that takes it
+            workspace_size = FLAG * MAX_PARTIALS + (1 << (size - 1).bit_length())  # one of few: workspaces are kept
         pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
         partials, w = (
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("partials", "w")
         )
         sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m)
         stream_k = stream_k_of(grid, of_y, units, -(-row_blocks // config.row_blocks))
-        arguments = (self._map, w, pointers.epilogue, partials, *sizes, stream_k)
-        count = 2 + len(Outputs._fields_)
-        self._launch = Launch(
-            function, grid.ctas, block, shared, arguments, pointers, count, PAIR if grid.cluster_split_k else 0
-        )
-        self.grid, self.template = grid, template
+        count, cluster = 2 + len(Outputs._fields_), PAIR if grid.cluster_split_k else 0
+
+        def of_map(tensor_map: TensorMap) -> Launchable:
+            arguments = (tensor_map, w, pointers.epilogue, partials, *sizes, stream_k)
+            return Launch(function, grid.ctas, block, shared, arguments, pointers, count, cluster).enter
+
+        box = p.x, p.m, p.k, min(p.m, config.tokens)
+        self.enter = _entering(of_map, box, p.device, workspace_size)
+        self.grid, self.template, self.workspace_size = grid, template, workspace_size
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
-        size = self._size
-        partials = workspace(self._device, stream, "sm90 partials", size).pointer if size else 0
-        with self._lock:
-            if x != self._x:
-                self._map.encode(x, *self._box)
-                self._x = x
-            self._launch(stream, partials, w, y, bias, residual)
+        """See `enter`."""
+        self.enter(stream, x, w, y, bias, residual)
+
+
+def _entering(of_map: Callable[[TensorMap], Launchable], box: Any, device: int, workspace_size: int) -> Launchable:
+    """What takes a launch whose tensor map is that of x, and puts it back: threads never share one.
+
+    box: of the map, behind the pointer.
+    """
+    launches = OrderedDict[int, tuple[TensorMap, Launchable]]()  # by the x that its map was encoded for
+    partials_of: dict[int, int] = {}  # by stream
+
+    def encoded(x: int) -> tuple[TensorMap, Launchable]:
+        tensor_map = None
+        if len(launches) >= MAX_MAPS:
+            with suppress(KeyError):  # other threads have taken all
+                _, (tensor_map, launch) = launches.popitem(last=False)
+        if tensor_map is None:
+            tensor_map = TensorMap.aligned()
+            launch = of_map(tensor_map)
+        tensor_map.encode(x, *box)
+        return tensor_map, launch
+
+    def enter(stream: int, x: int, w: int, y: int, bias: int, residual: int) -> None:
+        partials = partials_of.get(stream)
+        if partials is None:
+            partials = workspace(device, stream, "sm90 partials", workspace_size).pointer if workspace_size else 0
+            partials_of[stream] = partials
+        mine = launches.pop(x, None) or encoded(x)
+        mine[1](stream, partials, w, y, bias, residual)
+        launches[x] = mine
+
+    return enter
 
 
 def takes(p: Problem) -> bool:
@@ -99,5 +130,6 @@ def takes(p: Problem) -> bool:
 
 PREFILL_SM90 = Kernel(
     "prefill_sm90", takes, sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
-    lambda p, config: prefill_template(p.format, config, p.x), PrefillLaunch, adds=True,
+    lambda p, config: prefill_template(p.format, config, p.x), lambda p, config: PrefillLaunch(p, config).enter,
+    adds=True,
 )  # fmt: skip
