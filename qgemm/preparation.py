@@ -52,8 +52,8 @@ def prepare(
 
     tensors: of an opened file, or any Tensors and DeviceTensors. Kernels are for the GPU on which a DeviceTensor lies,
     for Tensors the current one if this machine has any, else the CPU.
-    m: how many rows x will have, a number or several; without it any from 1 to 4096. activation, dtype: of x; without
-    them "a16" and "a8", and float16, bfloat16 and float32.
+    m: how many rows x will have, a number or several; without it any from 1 to 4096. activation: "a16", as that of
+    products, or "a8". dtype: of x; without it float16, bfloat16 and float32.
     progress: whether a bar is drawn on stderr; without a choice where stderr is a terminal.
 
     The first error of a compiler is raised, and what was not begun is left. Raises TypeError for what is no tensor and
@@ -72,7 +72,7 @@ def prepare(
     found = backend("cuda" if on_gpu else "cpu").preparation(
         given,
         _rows(m),
-        ACTIVATIONS if activation is None else (activation,),
+        ("a16" if activation is None else activation,),
         DTYPES if dtype is None else (float_name(dtype),),
     )
     compiled = _run(found, progress)

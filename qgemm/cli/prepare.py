@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """FILE [--m M,...] [--activation a16|a8] [--dtype DTYPE]."""
     add_file(parser)
     parser.add_argument("--m", metavar="M,...", type=counts, help="rows of x (default: any from 1 to 4096)")
-    parser.add_argument("--activation", choices=ACTIVATIONS, help="default: both")
+    parser.add_argument("--activation", choices=ACTIVATIONS, help="default: a16, as that of products")
     parser.add_argument("--dtype", choices=DTYPES, help="the type of x (default: all)")
 
 

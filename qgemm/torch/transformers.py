@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from qgemm.codec.format import Format
 from qgemm.files.gguf.reader import open
 from qgemm.formats import GGML_TYPES
+from qgemm.preparation import prepare
 from qgemm.tensor import Tensor
 
 from .embedding import QEmbedding
@@ -114,8 +115,11 @@ class Quantizer(GgufHfQuantizer):
         for name, layer in self.packed_modules.items():
             if name in self.input_permutations:
                 layer.register_forward_pre_hook(_Permuted(self.input_permutations[name]))
-            if layer.weight.is_cuda:
-                _ = layer.packed  # tiles take the place of the file's bytes now, not at the first token
+        tiles = [
+            layer.packed for layer in self.packed_modules.values() if layer.weight.is_cuda
+        ]  # now, not at first use
+        if tiles:
+            prepare(tiles, dtype=str(self.dtype).removeprefix("torch."))
         self.source, self.packed_modules = None, {}  # the model keeps its quantizer
         if self.supported:
             model._weight_conversions = None  # they are of the file; a model that is saved has its own
