@@ -35,11 +35,11 @@ class Types(NamedTuple):
     down: str
 
 
-def types_of(mixture: str, layer: int) -> Types:
+def types_of(mixture: str, layer: int, layers: int = LAYERS) -> Types:
     """q4_k_m has v and down in q6_k in the first and last eighth of the layers and in each third between."""
     if mixture != "q4_k_m":
         return Types(mixture, mixture, mixture)
-    eighth = LAYERS // 8
+    eighth = layers // 8
     more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
     return Types("q4_k", *(["q6_k" if more else "q4_k"] * 2))
 

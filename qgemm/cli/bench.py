@@ -12,7 +12,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
-from qgemm.bench import convert, cpu, encode, gpu, moe, results, sweep, timing
+from qgemm.bench import convert, cpu, encode, gpu, model, moe, results, sweep, timing
 from qgemm.bench.results import Results
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
@@ -29,7 +29,7 @@ OF_GPU = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """[--gpu | --cpu | --convert | --encode | --moe] [--formats ...] [--activations ...] [--shapes ...] ..."""
+    """[--gpu | --cpu | --convert | --encode | --moe | --model ...] [--formats ...] [--activations ...] ..."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
     where.add_argument(
@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--encode", action="store_true", help="host memory into blocks on the GPU and back, no disk")
     where.add_argument("--moe", action="store_true", help="layers of experts of three models, 1 to 4096 tokens")
+    where.add_argument(
+        "--model", metavar="NAME,...", type=models,
+        help=f"tokens a second of whole models with random weights, by transformers: {', '.join(model.MODELS)}",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json or cpu.json")
     parser.add_argument("--goals", action="store_true", help="beside the project's own goals; exit 1 if one is missed")
     both = parser.add_argument_group("of --gpu and --cpu")
@@ -65,11 +69,13 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, "--convert", (*OF_BOTH, *OF_GPU))
         return on_cpu(args, convert.run(), "whole processes")
     cuda = backends()["cuda"]
-    for name in ("encode", "moe"):
+    for name in ("encode", "moe", "model"):
         if getattr(args, name):
             refuse(args, f"--{name}", (*OF_BOTH, *OF_GPU))
-    if (args.gpu or args.encode or args.moe) and not cuda.available:
+    if (args.gpu or args.encode or args.moe or args.model) and not cuda.available:
         raise QgemmError(cuda.detail)
+    if args.model:
+        return of_models(args)
     if args.encode:
         return encoding(args)
     if args.moe:
@@ -120,6 +126,20 @@ def experts(args: argparse.Namespace) -> int:
     for failure in failures:
         print(f"qgemm: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def of_models(args: argparse.Namespace) -> int:
+    """The rows of qgemm.bench.model."""
+    found: Results = {"device": backends()["cuda"].facts["device"], "versions": model.versions(), "rows": []}
+
+    def keep_row(row: results.Row) -> None:
+        found["rows"].append(row)
+        if args.out is not None:
+            write_file(file_at(args.out, "model"), ("\n".join(json_lines(found)) + "\n").encode())
+
+    model.run(args.model, "q4_k_m", keep_row)
+    print(f"{found['device']}, {found['versions']}\n{model.table(found['rows'])}")
+    return 0
 
 
 def verdict(args: argparse.Namespace, rows: Sequence[Any]) -> int:
@@ -190,6 +210,14 @@ def formats(text: str) -> list[Format]:
         return [format_named(word) for word in text.split(",")]
     except UnsupportedError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def models(text: str) -> list[str]:
+    """An argument of names of qgemm.bench.model with commas between."""
+    names = text.split(",")
+    if not set(names) <= set(model.MODELS):
+        raise argparse.ArgumentTypeError(f"{text!r}: models are {', '.join(model.MODELS)}")
+    return names
 
 
 def activations(text: str) -> list[str]:
