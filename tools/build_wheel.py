@@ -32,6 +32,7 @@ from qgemm.cpu.native.prebuilt import Target
 from qgemm.cpu.native.sources import Source
 from qgemm.files.compiled import sealed
 from qgemm.formats import FORMATS
+from qgemm.version import DISTRIBUTION, __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINES = tuple(dict.fromkeys(target.machine for target in prebuilt.TARGETS))
@@ -83,8 +84,7 @@ def build(machine: str, out: Path, formats: Iterable[Format] = FORMATS.values(),
         environment = {**os.environ, wheel_hook.FOLDER: str(folder), wheel_hook.TAG: tag}
         command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
         subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
-    (wheel,) = out.glob(f"*-{tag}.whl")
-    return wheel
+    return out / f"{DISTRIBUTION.replace('-', '_')}-{__version__}-{tag}.whl"
 
 
 CHECK = """

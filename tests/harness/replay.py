@@ -1,0 +1,61 @@
+"""Calls of the CPU's libraries, written to a file with their outputs, and made again on another CPU (replay.c)."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+INPUT, OUTPUT, TO_PACK = range(3)
+SOURCE = Path(__file__).with_name("replay.c")
+
+
+class Packing(NamedTuple):
+    """How the library packs x [m, k]."""
+
+    digits: int = 0
+    tiles: int = 0
+    m: int = 0
+    k: int = 0
+
+
+class Call(NamedTuple):
+    """function(argument), or function(argument, 0, items); arrays, by fields of the argument, that it points to.
+
+    Outputs hold what they must be.
+    """
+
+    library: Path
+    function: str
+    argument: ctypes.Structure
+    arrays: Mapping[str, tuple[int, NDArray[Any]]]
+    items: int = -1
+    packing: Packing = Packing()
+
+
+def written(path: Path, calls: Iterable[Call]) -> Path:
+    """The file of calls that replay.c reads."""
+    with open(path, "wb") as file:
+        for call in calls:
+            argument = bytes(call.argument)
+            counts = (len(argument), len(call.arrays), call.items, *call.packing)
+            file.write(struct.pack("<256s32s7q", str(call.library).encode(), call.function.encode(), *counts))
+            file.write(argument)
+            for field, (kind, array) in call.arrays.items():
+                data = np.ascontiguousarray(array).tobytes()
+                file.write(struct.pack("<3q", getattr(type(call.argument), field).offset, len(data), kind))
+                file.write(data)
+    return path
+
+
+def replayed(program: list[str], path: Path) -> str:
+    """What the program says that makes the calls again; AssertionError if an output differs."""
+    done = subprocess.run([*program, str(path)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,138 @@
+"""Libraries for 64-bit ARM, run by qemu: every format compiles, and gives the bits of this CPU."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.replay import INPUT, OUTPUT, SOURCE, TO_PACK, Call, Packing, replayed, written
+from helpers import random_tensor
+from strategies import each
+
+import qgemm
+from qgemm.codec import activations, search
+from qgemm.cpu.native import compiler, encoders, libraries, library, prebuilt, products
+
+CROSS = compiler.named("aarch64-linux-gnu-gcc")
+QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+NOWHERE = Path()  # of a call until the library is compiled
+LIBRARIES = "/usr/aarch64-linux-gnu"  # where Debian has the C library for ARM
+MISSING = "" if CROSS and QEMU else "needs gcc-aarch64-linux-gnu and qemu-user-static"
+
+pytestmark = [
+    pytest.mark.compiles,
+    pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="compares x86 with ARM"),
+]
+(TARGET,) = (target for target in prebuilt.TARGETS if target.machine == "aarch64")
+WITH_HEADER = [fmt for fmt in qgemm.FORMATS.values() if libraries.source(fmt)]
+OTHERS = {"without dotprod": ("-march=armv8-a",), "i8mm": ("-march=armv8.2-a+dotprod+i8mm",)}
+
+
+@pytest.fixture(autouse=True)
+def compiled_code(monkeypatch):
+    monkeypatch.delenv("QGEMM_CPU")
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory):
+    """Makes calls again on 64-bit ARM, by libraries that are compiled for it."""
+    folder = tmp_path_factory.mktemp("aarch64")
+    subprocess.run([*CROSS.command, "-O1", "-o", str(folder / "replay"), str(SOURCE), "-ldl"], check=True)
+
+    def replay(source, *calls, march=TARGET.march):
+        path = folder / "library.so"
+        path.write_bytes(library.built(CROSS, source, march))
+        command = [QEMU, "-cpu", "max", "-L", LIBRARIES, str(folder / "replay")]
+        said = replayed(command, written(folder / "calls", [call._replace(library=path) for call in calls]))
+        assert said == f"{len(calls)} of {len(calls)} calls agree\n"
+
+    return replay
+
+
+def product(fmt, digits, tiles, m, w, rng) -> Call:
+    """A product of rows, or tiles, as x86 computes it."""
+    k = w.shape[1]
+    x = rng.standard_normal((m, k), np.float32) * np.exp2(rng.integers(-8, 8, (m, 1))).astype(np.float32)
+    if digits == libraries.A8:
+        x = qgemm.quantize_activations(x).blocks
+    unit = activations.UNIT if digits == libraries.A8 else 1.0
+    y = np.full((m, w.shape[0]), np.nan, np.float32)
+    engine = libraries.loaded(fmt)
+    products._job(engine, x, digits, tiles, unit, w, y)
+    assert np.isfinite(y).all()
+    arrays = {"w": (INPUT, w.blocks), "packed": (TO_PACK, x), "y": (OUTPUT, y)}
+    if (table := products._table(fmt)) is not None:
+        arrays["table"] = (INPUT, table)
+    row = engine.qgemm_packed_bytes(digits, tiles, k)
+    argument = libraries.Product(
+        m=m, n=w.shape[0], k=k, w_row=w.blocks.strides[0], packed_row=row, y_row=w.shape[0], unit=unit, digits=digits,
+        tiles=tiles,
+    )  # fmt: skip
+    return Call(NOWHERE, "qgemm_rows", argument, arrays, w.shape[0], Packing(digits, tiles, m, k))
+
+
+def products_of(fmt) -> list[Call]:
+    """Every way of a format: rows, of each number of tokens that they take together, and tiles; ragged N."""
+    rng = np.random.default_rng(0)
+    w = random_tensor(fmt, 37, 5 * (67 if fmt.plain else fmt.weights), rng)
+    ways = [(libraries.FLOATS, 1, 24)]
+    ways += [(libraries.A8, 0, 7), (libraries.A16, 0, 3), (libraries.A8, 1, 16)] if fmt.integer else [(0, 0, 7)]
+    return [product(fmt, *way, w, rng) for way in ways]
+
+
+@each(WITH_HEADER)
+def test_products(fmt, replay):
+    replay(libraries.source(fmt), *products_of(fmt))
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k"])
+@pytest.mark.parametrize("march", OTHERS)
+def test_other_instructions_of_arm(name, march, replay):
+    """What code compiled on such a CPU would use."""
+    fmt = qgemm.FORMATS[name]
+    replay(libraries.source(fmt), *products_of(fmt), march=OTHERS[march])
+
+
+def test_a_difference_is_seen(replay):
+    """One bit of one output."""
+    call = products_of(qgemm.FORMATS["q4_0"])[0]
+    y = call.arrays["y"][1].copy()
+    y.view(np.uint32)[3, 5] ^= 1
+    with pytest.raises(AssertionError, match=f"qgemm_rows: byte {4 * (3 * y.shape[1] + 5)} of {y.nbytes}"):
+        replay(libraries.source(qgemm.FORMATS["q4_0"]), call._replace(arrays={**call.arrays, "y": (OUTPUT, y)}))
+
+
+def test_activations(replay):
+    """Of any finite magnitude; the sign of a NaN is the CPU's."""
+    rng = np.random.default_rng(1)
+    x = (rng.standard_normal((300, 32)) * 10.0 ** rng.integers(-42, 37, (300, 1))).astype(np.float32)
+    x[10], x[14] = 0, -0.0
+    arrays = {"x": (INPUT, x), "blocks": (OUTPUT, products.quantize(x))}
+    replay(products.QUANTIZER, Call(NOWHERE, "qgemm_quantize", products.Quantization(), arrays, len(x)))
+
+
+@pytest.mark.parametrize("steps", [search.STEPS, None])
+def test_fits(steps, replay):
+    rng = np.random.default_rng(2)
+    x, weights = rng.standard_normal((2, 32, 50), np.float32)
+    weights = weights**2
+    found = encoders.fit(x, weights, 15, steps)
+    arrays = {
+        "x": (INPUT, x),
+        "weights": (INPUT, weights),
+        "codes": (OUTPUT, found.codes),
+        "scale": (OUTPUT, found.scale),
+    }
+    if steps is not None:
+        arrays["minimum"] = (OUTPUT, found.minimum)
+    tried = steps or search.STEPS
+    argument = encoders.Problem(
+        size=32, n=50, most=15, tries=tried.tries, absolute=tried.absolute, first=tried.first, step=tried.step
+    )
+    replay(encoders.FIT, Call(NOWHERE, "qgemm_fit", argument, arrays))

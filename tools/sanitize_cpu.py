@@ -1,0 +1,68 @@
+"""Run tests of kernels/cpu/ with AddressSanitizer and UndefinedBehaviorSanitizer: `python tools/sanitize_cpu.py`.
+
+The libraries are compiled by a $CC that adds the sanitizers, and cached like others; Python is started with their
+runtimes before all else, so that arrays of NumPy have guards as well. An error ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "sanitized"
+# -O0 compiles four times as fast as -O1 and merges no accesses. GCC itself runs without the runtimes.
+WRAPPER = """#!/bin/sh
+unset LD_PRELOAD
+exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+"""
+TESTS = ("tests/test_native.py", "tests/test_native_encoders.py")
+SELECTED = "not instructions"  # other machine code of the same sources
+
+
+def wrapper(compiler: str) -> Path:
+    """A C compiler with sanitizers; written once, for the cache knows it by its time as well."""
+    path, text = FOLDER / "cc", WRAPPER.format(compiler=compiler)
+    if not path.is_file() or path.read_text() != text:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return path
+
+
+def runtimes(compiler: str) -> list[str]:
+    """The libraries of the sanitizers; those that are not installed are left out."""
+    found = []
+    for name in ("libasan.so", "libubsan.so"):
+        command = [compiler, f"-print-file-name={name}"]
+        path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        found += [path] if os.path.isabs(path) else []
+    return found
+
+
+def main() -> int:
+    """pytest's exit code; arguments are added to its command."""
+    gcc = shutil.which("gcc")
+    preloaded = runtimes(gcc) if gcc else []
+    if gcc is None or len(preloaded) < 2:
+        print("sanitize_cpu: passed over: GCC and its sanitizers are not installed")
+        return 0
+    environment = {**os.environ, "CC": str(wrapper(gcc)), "LD_PRELOAD": " ".join(preloaded)}
+    for old in FOLDER.glob("report.*"):
+        old.unlink()
+    log = f"log_path={FOLDER / 'report'}"  # pytest would swallow what a process says that ends at once
+    environment["ASAN_OPTIONS"] = f"{log}:detect_leaks=0"  # Python leaves much to the end of the process
+    environment["UBSAN_OPTIONS"] = f"{log}:print_stacktrace=1"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-x", *TESTS, "-k", SELECTED, *sys.argv[1:]]
+    status = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    reports = sorted(FOLDER.glob("report.*"))
+    for report in reports:
+        print(report.read_text(errors="replace"))
+    return status or bool(reports)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
