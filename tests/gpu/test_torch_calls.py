@@ -92,11 +92,11 @@ def test_outputs_of_any_layout(weights, m):
 
 
 def test_nothing_to_compute(weights):
-    """M of 0, of any type."""
+    """No rows of x."""
     _, on_device = weights
     for _ in range(3):
         for shape in ((0, K), (2, 0, K)):
-            x = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
+            x = torch.zeros(shape, device="cuda", dtype=torch.float16)
             assert qgemm.matmul(x, on_device).shape == (*shape[:-1], N)
             out = torch.zeros(*shape[:-1], N, device="cuda")
             assert qgemm.matmul(x, on_device, out=out) is out
