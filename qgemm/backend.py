@@ -12,7 +12,6 @@ from numpy.typing import DTypeLike
 if TYPE_CHECKING:
     from .arguments import Epilogue, Gated
     from .codec.format import Format
-    from .routing import Layer
     from .tensor import Tensor
 
 MODULES = {"cpu": "qgemm.cpu", "cuda": "qgemm.cuda"}  # each has a BACKEND
@@ -53,7 +52,10 @@ class Backend(Protocol):
     ) -> Any:
         """y [T, top_k, N] = x @ w[ids].T + bias[ids], w [E, N, K]."""
 
-    def moe(self, x: Any, layer: Layer, ids: Any, weights: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    def moe(
+        self, x: Any, gate_up: Any, down: Any, ids: Any, weights: Any, activation: str, biases: Sequence[Any] | None,
+        out: Any, dtype: DTypeLike | None,
+    ) -> Any:  # fmt: skip
         """y [T, K]: what the experts of each token make of it, by the weights of the router."""
 
     def quantize_activations(self, x: Any) -> Any:

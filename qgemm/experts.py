@@ -9,7 +9,8 @@ from numpy.typing import DTypeLike
 
 from .arguments import Activation, check_activation
 from .ops import backend_of
-from .routing import Function, check_experts, layer_of
+from .packed import Packed
+from .routing import Function, check_experts, check_ids_of
 
 
 def moe_matmul(
@@ -21,6 +22,7 @@ def moe_matmul(
     bias: Any = None,
     out: Any = None,
     dtype: DTypeLike | None = None,
+    check_ids: bool = False,
 ) -> Any:
     """Multiply each token by the weights of its experts: y [T, top_k, N], y[t, j] = x[t] @ w[ids[t, j]].T + bias.
 
@@ -28,11 +30,13 @@ def moe_matmul(
     w: experts [E, N, K] of one format, a Tensor or what its `to_device()` gives. ids: [T, top_k], int32 or int64, where
     x is. bias: [E, N] or None. activation, out, dtype: as of `matmul`; on a GPU "a16" alone.
 
-    IndexError for an id that is no expert; on a GPU, where nothing waits for the ids, y is zero there. This is ggml's
-    mul_mat_id.
+    IndexError for an id that is no expert; on a GPU, where nothing waits for the ids, y is zero there, unless check_ids
+    asks to wait and look. This is ggml's mul_mat_id.
     """
     kind = check_activation(activation, False)
     check_experts(w)
+    if check_ids:
+        check_ids_of(ids, w)
     return backend_of(x, w).moe_matmul(x, w, ids, kind, bias, out, dtype)
 
 
@@ -47,6 +51,7 @@ def moe(
     biases: Sequence[Any] | None = None,
     out: Any = None,
     dtype: DTypeLike | None = None,
+    check_ids: bool = False,
 ) -> Any:
     """The feed-forward layer of a mixture of experts: y [T, K], the sum over a token's experts e = ids[t, j] of
 
@@ -59,9 +64,13 @@ def moe(
     the router, floats.
     activation: g, "swiglu", "swiglu_oai" (clamped, of gpt-oss), "geglu" or "geglu_tanh"; `gated` has their formulas.
     biases: of gate, up and down (or gate_up and down), each [E, N] or None, added to their products.
-    out, dtype: as of `matmul`. ids that are no expert: as of `moe_matmul`; on a GPU such an expert adds nothing.
+    out, dtype: as of `matmul`. ids that are no expert, check_ids: as of `moe_matmul`; on a GPU such an expert adds
+    nothing.
 
     On a GPU what is between the products is rounded to x's type, on the CPU to float32.
     """
-    layer = layer_of(gate_up, down, biases, activation)
-    return backend_of(x, *layer.gate_up, layer.down).moe(x, layer, ids, weights, out, dtype)
+    packed = (gate_up,) if isinstance(gate_up, Packed) else tuple(gate_up)
+    if check_ids:
+        check_ids_of(ids, down)
+    found = backend_of(x, *packed, down)
+    return found.moe(x, packed, down, ids, weights, activation, biases, out, dtype)

@@ -83,6 +83,15 @@ def check_routing(x: Any, w: Any, ids: Any, shared: bool = False) -> None:
         raise UnsupportedError(f"ids are (T, top_k) of x {shape}, got shape {tuple(ids.shape)}")
 
 
+def check_ids_of(ids: Any, w: Any) -> None:
+    """IndexError for an id that is no expert of w; waits for an array on a GPU."""
+    if 0 in ids.shape:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= w.shape[0]:
+        raise IndexError(f"ids are {low} to {high}, there are experts 0 to {w.shape[0] - 1}")
+
+
 def check_of_experts(bias: Any, w: Any) -> None:
     """UnsupportedError or TypeError unless an array is a bias for each row of each expert."""
     if tuple(bias.shape) != tuple(w.shape[:2]):

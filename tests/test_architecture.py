@@ -25,7 +25,7 @@ CUDA = (
     "jit",
     "driver",
     "kernels",
-    "libraries upload rows tensor activations encode expert_arrays grouped experts",
+    "libraries upload rows tensor activations encode expert_arrays expert_plans grouped experts",
     "planes plan products plan_cache prepare",
 )
 

@@ -17,7 +17,7 @@ from strategies import EVERY_TILED, each, seeds
 import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped, libraries
+from qgemm.cuda import expert_plans, experts, grouped, libraries
 from qgemm.cuda.kernels import moe_decode
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
@@ -33,7 +33,8 @@ def host(monkeypatch):
     """CuPy over NumPy, and kernels on the host, of a GPU without cp.async.bulk."""
     cupy_like.install(monkeypatch)
     kernel = cache(harness.Kernel)
-    monkeypatch.setattr(libraries, "LIBRARIES", {})
+    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
+    monkeypatch.setattr(expert_plans, "LIBRARIES", known)
     monkeypatch.setattr(moe_decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
     monkeypatch.setattr(moe_decode, "Launch", Launch)
     monkeypatch.setattr(experts, "launch", experts.launch.__wrapped__)
@@ -145,6 +146,7 @@ def test_no_tokens_and_as_many_as_several_grids(host, monkeypatch):
     assert qgemm.moe_matmul(device(x[:0]), gate, none).shape == (0, 2, 64)
     want = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
     monkeypatch.setattr(experts, "MAX_SLOTS", 2)
+    gate.plans.clear()  # or the launches of that call would be entered again
     Launch.seen.clear()
     y = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
     assert [rows for _, rows in Launch.seen] == [2, 2, 2, 2, 1]
@@ -172,3 +174,19 @@ def test_errors_name_what_came_and_what_fits(host):
     many = np.zeros((3, 40), np.int32)
     with pytest.raises(qgemm.UnsupportedError, match="at most 32 experts of a token by this kernel, got 40"):
         qgemm.moe(device(x), (gate, up), down, device(many), device(many.astype(np.float32)))
+
+
+def test_ids_are_looked_at_where_that_is_asked_for(host):
+    weights, ids, factors, x = layer()
+    gate, up, down = map(on_device, weights)
+    for wrong, match in ((4, "ids are 0 to 4"), (-1, "ids are -1 to")):
+        bad = ids.copy()
+        bad[0, 0], bad[1, 0] = wrong, 0
+        with pytest.raises(IndexError, match=f"{match}.*there are experts 0 to 3"):
+            qgemm.moe_matmul(device(x), gate, device(bad), check_ids=True)
+        with pytest.raises(IndexError, match=match):
+            qgemm.moe(device(x), (gate, up), down, device(bad), device(factors), check_ids=True)
+    y = qgemm.moe_matmul(device(x), gate, device(ids), check_ids=True)
+    assert y.shape == (*ids.shape, gate.shape[1])
+    empty = qgemm.moe_matmul(device(x[:0]), gate, device(ids[:0]), check_ids=True)
+    assert empty.shape == (0, ids.shape[1], gate.shape[1])

@@ -20,7 +20,7 @@ from strategies import each, seeds
 import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped, libraries
+from qgemm.cuda import expert_plans, experts, grouped, libraries
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
 from qgemm.cuda.kernels import moe_prefill_sm90, moe_sort, transforms
@@ -31,7 +31,8 @@ from qgemm.routing import GATE_OF
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 few = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
-TOKEN_TILE, THREADS = np.dtype(TokenTile), 128  # of the sort: fewer than on a GPU, where 32 warps are slow to emulate
+THREADS, SEGMENT = 128, 256  # of the sort: fewer than on a GPU, where 32 warps are slow to emulate
+TOKEN_TILE = np.dtype(TokenTile)
 kernel = cache(harness.Kernel)
 
 
@@ -57,7 +58,8 @@ def sorted_on_host(ids, experts, tokens, backwards=False):
         "ids": given_ids, "counts": counts, "token_tiles": token_tiles, "slots_of_rows": slots_of_rows, "rows": rows,
     }.items():  # fmt: skip
         setattr(all_, name, array.ctypes.data)
-    kernel("moe_sort", None, THREADS=THREADS)(1, THREADS, all_, backwards=backwards)
+    template = {"THREADS": THREADS, "SEGMENT": SEGMENT}
+    kernel("moe_sort", None, **template)(-(-slots // SEGMENT), THREADS, all_, backwards=backwards)
     for array in (counts, token_tiles, slots_of_rows, rows):
         check_guards(array)
     return counts, token_tiles[: counts[0]], slots_of_rows[: counts[1]], rows
@@ -194,11 +196,14 @@ def array(pointer, shape, dtype):
 def host(monkeypatch):
     """CuPy over NumPy, small kernels on the host, of a GPU with wgmma on which every call is sorted."""
     cupy_like.install(monkeypatch)
-    monkeypatch.setattr(libraries, "LIBRARIES", {})
+    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
+    monkeypatch.setattr(expert_plans, "LIBRARIES", known)
     monkeypatch.setattr(transforms, "load", lambda name, fmt, **template: kernel(name, None, **template))
     monkeypatch.setattr(moe_sort, "Launch", Launch)
     monkeypatch.setattr(moe_sort, "SORT_THREADS", THREADS)
-    monkeypatch.setattr(moe_sort, "MOE_SORT", transforms.Transform("moe_sort", ({"THREADS": THREADS},)))
+    monkeypatch.setattr(moe_sort, "SORT_SEGMENT", SEGMENT)
+    sort = transforms.Transform("moe_sort", ({"THREADS": THREADS, "SEGMENT": SEGMENT},))
+    monkeypatch.setattr(moe_sort, "MOE_SORT", sort)
     monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 90, 132))
@@ -300,6 +305,72 @@ def rounded_of(gate, up, down, x, ids, weights, name, biases):
         middle = function(GATE_OF[name], g) * gated_up(GATE_OF[name], u)
         made[t] += weights[t, j] * np.abs(down[e].dequantize().astype(np.float64) @ middle)
     return made
+
+
+@pytest.mark.parametrize("sorted_by_expert", [False, True])
+@few
+@given(data=st.data())
+def test_a_later_call_on_other_arrays_goes_the_short_way(sorted_by_expert, data, host):
+    """The same launches on other pointers, y new or given; what is not alike in every respect goes the long way."""
+    rng = data.draw(seeds())
+    gate, up, down = (random_experts(Q4_0, 4, n, k, rng) for n, k in ((128, 96), (128, 96), (96, 128)))
+    packed = [on_device(w) for w in (gate, up, down)]
+    for w, one in zip((gate, up, down), packed, strict=True):
+        host[one.pointer] = dense(w)
+    biases = [device((rng.standard_normal((4, n)) / 8).astype(np.float32)) for n in (128, 128, 96)]
+    out = device(np.zeros((5, 96), np.float32)) if data.draw(st.booleans()) else None
+
+    def call(x, ids, weights, out=out, **more):
+        return qgemm.moe(x, packed[:2], packed[2], ids, weights, biases=biases, out=out, **more)
+
+    def arrays(t=5):
+        ids, weights = routed(rng, t, 2, 4)
+        return device((rng.standard_normal((t, 96)) / 64).astype(np.float16)), device(ids), device(weights)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not sorted_by_expert:
+            patch.setattr(grouped, "token_tile", lambda *sizes: 0)
+            patch.setattr(experts, "launch", lambda kernel, p: recorded)
+        first, second = arrays(), arrays()
+        call(*first)
+        seen.clear()
+        long_way = call(*second, dtype=None if out is not None else "float32").copy().get()
+        pointers = list(seen)
+        patch.setattr(experts, "Call", refuse)
+        seen.clear()
+        short_way = call(*second)
+        if sorted_by_expert:
+            np.testing.assert_array_equal(short_way.get(), long_way)
+        else:
+            fixed = [second[0].data.ptr, second[1].data.ptr, second[2].data.ptr, packed[0].pointer, packed[1].pointer]
+            assert len(seen) == len(pointers) == 2
+            assert set(fixed) <= set(seen[0])
+            assert {packed[2].pointer, short_way.data.ptr, biases[2].data.ptr} <= set(seen[1])
+        for other in (
+            arrays(6),
+            (second[0], second[1].astype(np.int64), second[2]),
+            (second[0].T.copy().T, *second[1:]),
+        ):
+            with pytest.raises(LongWay):
+                call(*other, out=None)
+        with pytest.raises(LongWay):
+            call(second[0].astype(np.float32), *second[1:], out=second[0].astype(np.float32))
+
+
+class LongWay(Exception):
+    """A call that was not remembered."""
+
+
+def refuse(*_):
+    raise LongWay
+
+
+seen: list[tuple[int, ...]] = []
+
+
+def recorded(stream, *pointers):
+    """Stands for a launch: notes its pointers."""
+    seen.append(pointers)
 
 
 # ---------------------------------------------------------------- the choice

@@ -31,7 +31,7 @@ from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.gating import gated_by
 from qgemm.parallel import workers
-from qgemm.routing import Layer, check_of_experts, check_routing, check_weights_of
+from qgemm.routing import check_of_experts, check_routing, check_weights_of, layer_of
 from qgemm.tensor import Tensor
 
 from . import experts, native
@@ -114,8 +114,12 @@ class CpuBackend:
         y = experts.multiply(self, rows, w, places, activation, added)
         return _handed_back(x, y, out, target, name)
 
-    def moe(self, x: Any, layer: Layer, ids: Any, weights: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    def moe(
+        self, x: Any, gate_up: Any, down: Any, ids: Any, weights: Any, activation: str, biases: Sequence[Any] | None,
+        out: Any, dtype: DTypeLike | None,
+    ) -> Any:  # fmt: skip
         """y [T, K], in `out` or as an array of x's library."""
+        layer = layer_of(gate_up, down, biases, activation)
         values, places, factors = floats(as_numpy(x, "x")), as_numpy(ids, "ids"), as_numpy(weights, "weights")
         check_routing(values, layer.gate_up[0], places, shared=True)
         check_weights_of(factors, places)

@@ -28,7 +28,6 @@ from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda, stream_of
 from qgemm.backend import Status
 from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
-from qgemm.routing import Layer
 from qgemm.tensor import Tensor
 
 from . import encode, experts, planes, prepare
@@ -122,9 +121,12 @@ class CudaBackend:
             raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
         return experts.matmul(x, w, ids, bias, out, dtype)
 
-    def moe(self, x: Any, layer: Layer, ids: Any, weights: Any, out: Any, dtype: DTypeLike | None) -> Any:
-        """y [T, K], in `out` or as a new array of x's library."""
-        return experts.feed_forward(x, layer, ids, weights, out, dtype)
+    def moe(
+        self, x: Any, gate_up: Any, down: Any, ids: Any, weights: Any, activation: str, biases: Sequence[Any] | None,
+        out: Any, dtype: DTypeLike | None,
+    ) -> Any:  # fmt: skip
+        """y [T, K], in `out` or as a new array of x's library; a call like an earlier one by its launches."""
+        return experts.feed_forward(x, gate_up, down, ids, weights, activation, biases, out, dtype)
 
     def quantize_activations(self, x: Any) -> DeviceActivations:
         """x [..., K] as Q8_1 blocks on its device."""

@@ -35,8 +35,21 @@ class Given(NamedTuple):
 NOTHING = Given(None, 0, "")
 
 
+class Room(NamedTuple):
+    """Memory of a call, and what makes it."""
+
+    make: Any
+    memory: Any
+    pointer: int
+    nbytes: int
+
+
 class Call:
-    """What arrays of a call are read by: the library of x, on the device of the experts, whose stream it works on."""
+    """What arrays of a call are read by: the library of x, on the device of the experts, whose stream it works on.
+
+    launched: the launches so far, each with its pointers. rooms: memory that was made for the call alone, each with
+    what makes it and its bytes.
+    """
 
     def __init__(self, x: Any, w: Any) -> None:
         self.source, self.device = x, w.device
@@ -44,6 +57,8 @@ class Call:
         self.library: Library = found or cupy_library()
         self.x = x if found is not None else as_cupy(x)
         self.reads: list[Given] = []
+        self.launched: list[tuple[Any, tuple[int, ...]]] = []
+        self.rooms: list[Room] = []
         if self.library.device(self.x) != self.device:
             raise UnsupportedError(f"x is on cuda:{self.library.device(self.x)}, {w!r}")
 
@@ -91,6 +106,18 @@ class Call:
         made_in = name if name in C_TYPES and out is None else "float32"
         made = self.new(shape, made_in)
         return Given(made, self.library.pointer(made), made_in)
+
+    def launch(self, one: Any, *pointers: int) -> None:
+        """Launch on the stream of the library."""
+        one(self.library.stream(self.device), *pointers)
+        self.launched.append((one, pointers))
+
+    def room(self, nbytes: int) -> int:
+        """The address of so many bytes that live as long as the call."""
+        make = self.library.scratch(nbytes, self.device)
+        memory = make()
+        self.rooms.append(Room(make, memory, self.library.pointer(memory), nbytes))
+        return self.rooms[-1].pointer
 
     def new(self, shape: tuple[int, ...], name: str) -> Any:
         """A new array."""

@@ -49,13 +49,11 @@ class Sorted:
     def __init__(self, call: Call, experts: int, chunk: Chunk, tile: int, *row_bytes: int) -> None:
         """tile: rows of a token tile. row_bytes: of the arrays of sorted rows that the call needs."""
         self.call, self.experts, self.chunk, self.tile = call, experts, chunk, tile
-        self.stream = call.library.stream(call.device)
         found = max_token_tiles(chunk.slots, experts, tile)
         many = rows_of_x(chunk.slots, tile)
         sizes = ctypes.sizeof(TokenTiles), found * ctypes.sizeof(TokenTile), *(2 * [chunk.slots * INDEX])
         starts = [0, *accumulate(_aligned(size) for size in (*sizes, *(many * width for width in row_bytes)))]
-        self._memory = call.library.scratch(starts[-1], call.device)()
-        base = call.library.pointer(self._memory)
+        base = call.room(starts[-1])
         at = [base + start for start in starts[:-1]]
         (self.counts, self.token_tiles, self.slots_of_rows, self.row_of_slots), self.rows = at[:4], at[4:]
 
@@ -63,14 +61,15 @@ class Sorted:
         """ids of the chunk -> token tiles, and the order of the slots."""
         one = sort_launch(self.call.device, ids.name, self.chunk.slots, self.experts, self.tile)
         at = ids.pointer + self.chunk.first * ids.array.shape[1] * SIZES[ids.name]
-        one(self.stream, at, self.counts, self.token_tiles, self.slots_of_rows, self.row_of_slots)
+        self.call.launch(one, at, self.counts, self.token_tiles, self.slots_of_rows, self.row_of_slots)
 
     def gather(self, x: Given, to: int, slots_of_x: int) -> None:
         """Rows of x [T, K], or [T, top_k, K], in the order of the slots."""
         k, per_token = x.array.shape[-1], self.chunk.slots // self.chunk.tokens // slots_of_x
         row_bytes = k * SIZES[x.name]
         one = gather_launch(self.call.device, self.chunk.slots, row_bytes, slots_of_x)
-        one(self.stream, x.pointer + self.chunk.first * per_token * row_bytes, self.counts, self.slots_of_rows, to)
+        at = x.pointer + self.chunk.first * per_token * row_bytes
+        self.call.launch(one, at, self.counts, self.slots_of_rows, to)
 
     def multiply(self, p: Problem, x: int, parts: list[Part], y: int) -> None:
         """Sorted rows of x by the experts of a part, or of a gate and what it gates."""
@@ -83,7 +82,7 @@ class Sorted:
             first.bias.pointer,
             second.bias.pointer,
         )
-        launch(route(p).kernel, p)(self.stream, x, self.counts, self.token_tiles, *pointers, y)
+        self.call.launch(launch(route(p).kernel, p), x, self.counts, self.token_tiles, *pointers, y)
 
     def combine(
         self, products: int, source: str, ids: Given, weights: Given, bias: Given, y: Given, n: int, summed: bool
@@ -97,7 +96,7 @@ class Sorted:
         slot = chunk.first * top_k
         at = [given.pointer + slot * SIZES[given.name] if given.name else 0 for given in (ids, weights)]
         to = y.pointer + chunk.first * (tokens // chunk.tokens) * n * SIZES[y.name]
-        one(self.stream, products, self.row_of_slots, *at, bias.pointer, to)
+        self.call.launch(one, products, self.row_of_slots, *at, bias.pointer, to)
 
     def problem(self, w: Any, x: Given, n: int, stride: ExpertStride, outputs: tuple[Output, ...]) -> Problem:
         """The product of sorted rows by experts like w, of n rows."""

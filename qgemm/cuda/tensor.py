@@ -19,7 +19,7 @@ from .kernels.panels import dense, plain_dtype
 from .problem import C_TYPES
 from .rows import gathered
 
-_serials = count()  # of DeviceTensors, by which plans of several know them
+SERIALS = count()  # of DeviceTensors, by which plans of several know them
 
 
 class DeviceTensor(Packed):
@@ -40,7 +40,7 @@ class DeviceTensor(Packed):
         self.exponent = 0 if row_absmax is None else half_exponent(float(row_absmax.get().max(initial=0)))
         self.pointer: int = data.data.ptr
         self.device: int = data.device.id
-        self.serial = next(_serials)
+        self.serial = next(SERIALS)
         self.plans: dict[Any, Any] = {}  # see qgemm/cuda/plan_cache.py
 
     @classmethod

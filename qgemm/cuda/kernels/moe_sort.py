@@ -9,7 +9,7 @@ from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.twins import TYPE_CODES, ExpertSort, ExpertSums
 from qgemm.cuda.problem import C_TYPES, ITEMSIZE
 
-from .transforms import MOE_COMBINE, MOE_GATHER, MOE_SORT, MOE_THREADS, SORT_THREADS
+from .transforms import MOE_COMBINE, MOE_GATHER, MOE_SORT, MOE_THREADS, SORT_SEGMENT, SORT_THREADS
 
 MAX_EXPERTS = 1024  # of which each warp of the sort has a counter in shared memory
 MAX_SLOTS = 1 << 17  # of a launch: a workspace of some hundred megabytes
@@ -23,9 +23,9 @@ LAUNCHES = 1024  # kept: a program may have as many numbers of tokens
 def sort_launch(device: int, ids: str, slots: int, experts: int, tokens: int) -> Launch:
     """The kernel that sorts ids of a type. Its pointers are ids, counts, token tiles, slots of rows, rows of slots."""
     found = ExpertSort(slots=slots, experts=experts, wide_ids=ids == "int64", tokens=tokens)
-    shared = SORT_THREADS // WARP * experts * ctypes.sizeof(ctypes.c_int32)
+    shared = (SORT_THREADS // WARP + 2) * experts * ctypes.sizeof(ctypes.c_int32)
     function = MOE_SORT.load(None, **MOE_SORT.types[0])
-    return Launch(function, 1, SORT_THREADS, shared, (found,), found, 5)
+    return Launch(function, -(-slots // SORT_SEGMENT), SORT_THREADS, shared, (found,), found, 5)
 
 
 @lru_cache(maxsize=LAUNCHES)

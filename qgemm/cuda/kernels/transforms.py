@@ -18,7 +18,7 @@ from qgemm.cuda.problem import TYPES
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
 ENCODE_THREADS = 256  # of a CTA that encodes
 GATHER_THREADS = 128  # of a CTA that decodes rows by their index
-SORT_THREADS = 1024  # of the CTA that sorts the ids of experts
+SORT_THREADS, SORT_SEGMENT = 1024, 2048  # of a CTA that sorts ids of experts; ids that it has
 MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that copies or adds up rows of experts
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
@@ -90,7 +90,7 @@ DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, lambda fmt: fmt.bit_
 QUANTIZE_ACTIVATIONS = Transform("quantize_activations", IN)
 DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {"Out": "float"}))
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
-MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
+MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS, "SEGMENT": SORT_SEGMENT},))
 MOE_GATHER = Transform("moe_gather", (MOE_THREADS,))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
 

@@ -1,0 +1,164 @@
+"""Experts of many tokens on the GPU, sorted by expert: token tiles, formats, skew, repeats, guards, graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from experts import known_layer, known_matmul, random_experts, routed
+from helpers import cupy
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import TILED, each, gpu_settings, seeds
+
+import qgemm
+from qgemm.codec.format import float_dtype
+from qgemm.cuda import grouped
+from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, config_of
+from qgemm.routing import GATE_OF
+
+TYPES = ("float16", "bfloat16")
+ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+GUARD = 64  # values on each side of y
+
+
+@pytest.fixture(autouse=True)
+def needs_wgmma():
+    if not 90 <= int(cupy().cuda.Device().compute_capability) < 100:
+        pytest.skip("tokens are sorted by expert on sm_90 alone")
+
+
+def tiled_by(monkeypatch, tokens):
+    """Every call is sorted, with token tiles of so many rows."""
+    monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
+
+
+def on_gpu(*arrays):
+    return [None if array is None else cupy().asarray(array) for array in arrays]
+
+
+def assert_within(y, known, dtype="float32", more=0.0):
+    off = np.abs(y.get().astype(np.float64) - known.y)
+    assert (off <= known.bound + ROUNDING[dtype] * (np.abs(known.y) + known.bound) + more + 2.0**-24).all()
+
+
+@each(TILED)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_each_token_by_its_experts(fmt, dtype, monkeypatch):
+    """Of each format two token tiles; ragged N and K, an expert with half of all tokens, ids that are no expert."""
+    rng, number = np.random.default_rng(0), TILED.index(fmt)
+    w = random_experts(fmt, 6, 200, 544, rng)
+    packed = w.to_device()
+    for tokens in (GROUPED_TOKENS[number % len(GROUPED_TOKENS)], GROUPED_TOKENS[(number + 4) % len(GROUPED_TOKENS)]):
+        assert config_of(fmt, tokens) is not None
+        tiled_by(monkeypatch, tokens)
+        for t, top_k, of_slots in ((1, 1, False), (90, 3, True), (400, 2, False)):
+            ids, _ = routed(rng, t, top_k, 6, skewed=t == 400)
+            given_ids, nobody = ids.copy(), rng.random(ids.shape) < 0.05
+            given_ids[nobody] = rng.choice([-1, 6, 1 << 30])
+            x = rng.standard_normal((t, top_k, w.shape[2]) if of_slots else (t, w.shape[2])) / 64
+            x = x.astype(float_dtype(dtype))
+            bias = rng.standard_normal(w.shape[:2]).astype(np.float32)
+            y = qgemm.moe_matmul(*on_gpu(x), packed, *on_gpu(given_ids), bias=on_gpu(bias)[0])
+            known = known_matmul(x.astype(np.float32), w, ids, bias, dtype)
+            known.y[nobody] = known.bound[nobody] = 0
+            assert_within(y, known)
+
+
+@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q6_k", "mxfp4", "q8_0", "kbit4")])
+@pytest.mark.parametrize("name", GATE_OF)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_layer(fmt, name, dtype, monkeypatch):
+    """Gate and up as two tensors and as one, down of another format; the same bits 200 times."""
+    rng = np.random.default_rng(1)
+    tiled_by(monkeypatch, GROUPED_TOKENS[list(GATE_OF).index(name)])
+    gate, up = (random_experts(fmt, 9, 192, 512, rng) for _ in range(2))
+    down = random_experts(qgemm.FORMATS["q8_0"], 9, 512, 192, rng)
+    both = qgemm.Tensor(fmt, (9, 384, 512), np.concatenate([gate.blocks, up.blocks], axis=1)).to_device()
+    packed = [w.to_device() for w in (gate, up, down)]
+    t, top_k = 120, 3
+    ids, weights = routed(rng, t, top_k, 9, skewed=True)
+    x = (rng.standard_normal((t, 512)) / 64).astype(float_dtype(dtype))
+    biases = [(rng.standard_normal((9, n)) / 8).astype(np.float32) for n in (192, 192, 512)]
+    known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype, in_float=True)
+    given = on_gpu(x, ids, weights)
+    y = qgemm.moe(given[0], packed[:2], packed[2], *given[1:], name, biases=on_gpu(*biases))
+    assert_within(y, known, more=2.0**-16 * np.abs(known.y))  # the gate's exponential
+    of_both = on_gpu(np.concatenate(biases[:2], axis=1), biases[2])
+    merged = qgemm.moe(given[0], both, packed[2], *given[1:], name, biases=of_both)
+    assert merged.tobytes() == y.tobytes()
+    on_device = on_gpu(*biases)
+    for _ in range(200):
+        again = qgemm.moe(given[0], packed[:2], packed[2], *given[1:], name, biases=on_device)
+        assert (again == y).all()
+
+
+@gpu_settings
+@given(
+    rng=seeds(), t=st.integers(1, 300), top_k=st.integers(1, 6), e=st.sampled_from([1, 2, 5, 40]),
+    tokens=st.sampled_from(GROUPED_TOKENS[:3]), n=st.sampled_from([64, 100, 320]), out=st.sampled_from(list(ROUNDING)),
+)  # fmt: skip
+def test_sizes_and_guards(rng, t, top_k, e, tokens, n, out):
+    """ids with repeats; nothing is written beside y, and all of y is written."""
+    fmt = qgemm.FORMATS["q4_0"]
+    w = random_experts(fmt, e, n, 128, rng)
+    ids = rng.integers(0, e, (t, top_k)).astype(np.int64)
+    x = (rng.standard_normal((t, 128)) / 64).astype(np.float16)
+    room = cupy().full(t * top_k * n + 2 * GUARD, np.nan, float_dtype(out))
+    y = room[GUARD:-GUARD].reshape(t, top_k, n)
+    with pytest.MonkeyPatch.context() as patch:
+        tiled_by(patch, tokens)
+        qgemm.moe_matmul(*on_gpu(x), w.to_device(), *on_gpu(ids), out=y)
+    assert_within(y, known_matmul(x.astype(np.float32), w, ids, None, "float16"), out)
+    assert cupy().isnan(room[:GUARD]).all()
+    assert cupy().isnan(room[-GUARD:]).all()
+
+
+def test_nan_of_an_expert_reaches_its_tokens_alone(monkeypatch):
+    rng = np.random.default_rng(3)
+    tiled_by(monkeypatch, 32)
+    fmt = qgemm.FORMATS["q4_0"]
+    w = random_experts(fmt, 4, 64, 128, rng)
+    blocks = w.blocks.copy()
+    blocks["d"][2] = np.nan
+    down = random_experts(fmt, 4, 128, 64, rng).to_device()
+    packed = qgemm.Tensor(fmt, w.shape, blocks).to_device()
+    ids = rng.integers(0, 4, (300, 2))
+    x = (rng.standard_normal((300, 128)) / 64).astype(np.float16)
+    x[7] = np.nan
+    found = np.isnan(qgemm.moe_matmul(*on_gpu(x), packed, *on_gpu(ids)).get())
+    wanted = ids == 2
+    wanted[7] = True
+    assert (found == wanted[..., None]).all()
+    weights = np.full(ids.shape, 0.5, np.float32)
+    y = np.isnan(qgemm.moe(*on_gpu(x), (packed, packed), down, *on_gpu(ids, weights)).get())
+    assert (y == wanted.any(1)[:, None]).all()
+
+
+def test_torch_graphs_and_ids_that_change(monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tiled_by(monkeypatch, 16)
+    rng = np.random.default_rng(2)
+    fmt = qgemm.FORMATS["q4_0"]
+    weights = [random_experts(fmt, 8, *shape, rng) for shape in ((256, 128), (256, 128), (128, 256))]
+    gate, up, down = (w.to_device() for w in weights)
+    x = torch.from_numpy((rng.standard_normal((90, 128)) / 64).astype(np.float16)).cuda()
+    ids = torch.zeros((90, 2), dtype=torch.int64, device="cuda")
+    factors = torch.full((90, 2), 0.5, device="cuda")
+    y = torch.empty((90, 128), device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        qgemm.moe(x, (gate, up), down, ids, factors, out=y)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            qgemm.moe(x, (gate, up), down, ids, factors, out=y)
+    for seed in range(4):
+        chosen, new = routed(np.random.default_rng(seed), 90, 2, 8, skewed=seed == 3)
+        ids.copy_(torch.from_numpy(chosen))
+        factors.copy_(torch.from_numpy(new))
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        known = known_layer(
+            x.cpu().numpy().astype(np.float32), *weights, chosen, new, "silu", between="float16", in_float=True
+        )  # fmt: skip
+        assert (np.abs(y.cpu().numpy() - known.y) <= known.bound + 2.0**-16 * np.abs(known.y) + 2.0**-24).all()
