@@ -17,6 +17,7 @@ from .errors import (
     NameNotFoundError,
     QgemmError,
     QuantizeError,
+    RankError,
     UnsupportedError,
 )
 from .experts import moe, moe_matmul
@@ -42,6 +43,7 @@ __all__ = [
     "Prepared",
     "QgemmError",
     "QuantizeError",
+    "RankError",
     "Tensor",
     "UnsupportedError",
     "__version__",

@@ -53,3 +53,7 @@ class UnsupportedError(QgemmError):
 
 class CheckpointError(QgemmError):
     """A checkpoint (safetensors, .npy, .npz, their config) that is not well-formed, or of a layout that is not read."""
+
+
+class RankError(QgemmError):
+    """Another rank of a group of processes failed, or holds something else. Names the rank and gives its message."""

@@ -16,7 +16,7 @@ from .backend import backend
 from .errors import UnsupportedError
 from .formats import format_named
 from .packed import Packed
-from .sharding import ROWS, share
+from .sharding import ROWS, shares
 
 
 class Tensor(Packed):
@@ -93,25 +93,34 @@ class Tensor(Packed):
         """
         return backend("cuda").upload(self)
 
-    def shard(self, rank: int, world: int, axis: int, multiple: int | None = None) -> Tensor:
-        """What rank `rank` of `world` holds if an axis of [..., N, K] is cut into shares: a view of these blocks.
+    def shares(self, world: int, axis: int, multiple: int | None = None) -> list[slice]:
+        """The parts of an axis of [..., N, K], in weights, that the ranks of a group of `world` hold.
 
-        axis: that of rows (-2: N, outputs of a product), in multiples of 64; of columns (-1: K, a sum of products over
-        the ranks), in whole blocks; of experts (0 of three). Nothing is copied; columns of a file are gathered when
-        they are packed or multiplied. multiple: the least piece instead, as the size of a head; along K, of whole
-        blocks. Shares may be uneven. UnsupportedError if there are fewer pieces than ranks, with the worlds that would
-        do.
+        axis: that of rows (-2: N, outputs of a product), cut in multiples of 64; of columns (-1: K, summed over by a
+        product), in whole blocks; of experts (0 of three). multiple: the least piece instead, as the size of a head;
+        along K, of whole blocks. Shares may be uneven. UnsupportedError if there are fewer pieces than ranks, with the
+        number that would do.
         """
         axis = range(self.ndim)[axis]
-        columns = axis == self.ndim - 1
-        unit = self.format.weights if columns else ROWS if axis == self.ndim - 2 else 1
+        unit = self.format.weights if axis == self.ndim - 1 else ROWS if axis == self.ndim - 2 else 1
         step = unit if multiple is None else multiple
-        if columns and step % unit:
+        if axis == self.ndim - 1 and step % unit:
             raise UnsupportedError(f"{self!r}: columns cut in multiples of {step} would cut blocks of {unit}")
-        part = share(self.shape[axis], step, rank, world, f"{self!r}: axis {axis}")
+        return shares(self.shape[axis], step, world, f"{self!r}: axis {axis}")
+
+    def shard(self, rank: int, world: int, axis: int, multiple: int | None = None) -> Tensor:
+        """The share of an axis that rank `rank` of `world` holds (see `shares`): a view of these blocks.
+
+        Nothing is copied: of a mapped file each rank reads its own part. Columns, whose rows lie apart, are gathered
+        once when they are packed for a device or multiplied.
+        """
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} of {world}: ranks are 0 to world - 1")
+        axis = range(self.ndim)[axis]
+        part = self.shares(world, axis, multiple)[rank]
         shape = (*self.shape[:axis], part.stop - part.start, *self.shape[axis + 1 :])
-        if columns:
-            part = slice(part.start // unit, part.stop // unit)
+        if axis == self.ndim - 1:
+            part = slice(part.start // self.format.weights, part.stop // self.format.weights)
         return Tensor(self.format, shape, self.blocks[(slice(None),) * axis + (part,)], self.name)
 
     def __getitem__(self, index: Any) -> Tensor:

@@ -12,7 +12,7 @@ from strategies import EVERY, each, raw_blocks, seeds
 import qgemm
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.cuda.upload import byte_rows
-from qgemm.sharding import share
+from qgemm.sharding import shares
 
 ALL = list(qgemm.FORMATS.values())
 
@@ -27,9 +27,10 @@ def test_shares_of_an_axis_are_whole_steps_and_even(size, step, world):
     steps = -(-size // step)
     if steps < world:
         with pytest.raises(qgemm.UnsupportedError, match=f"{size} cut in multiples of {step} gives"):
-            share(size, step, 0, world)
+            shares(size, step, world)
         return
-    parts = [share(size, step, rank, world) for rank in range(world)]
+    parts = shares(size, step, world)
+    assert len(parts) == world
     assert [part.start for part in parts] == [0, *[part.stop for part in parts[:-1]]]
     assert parts[-1].stop == size
     assert all(part.start % step == 0 for part in parts)
@@ -111,7 +112,7 @@ def test_pieces_of_another_size():
         ((2, 2, 0), "rank 2 of 2"),
         ((-1, 2, 0), "rank -1 of 2"),
         ((0, 2, 1, 100), "columns cut in multiples of 100 would cut blocks of 256"),
-        ((0, 2, 0, 0), "a step is at least 1"),
+        ((0, 2, 0, 0), "a step is at least 1; got 2 and 0"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(args, message):

@@ -15,6 +15,7 @@ from pathlib import Path
 import layouts
 import numpy as np
 import report
+import shards
 import tables
 from numpy.typing import NDArray
 
@@ -184,6 +185,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
     "docs/choosing-a-config.md": {"routes": routes_table},
     "docs/formats.md": {"layouts": layouts.table},
+    "docs/several-gpus.md": {"shard": shards.table},
 }
 
 

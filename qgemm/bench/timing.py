@@ -75,12 +75,15 @@ def capture(stream: Any, calls: Sequence[Call]) -> Loop:
     return Loop(len(calls), lambda: graph.launch(stream), calls)
 
 
-def compare(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS) -> list[Times]:
-    """Microseconds a call of each loop. They take turns, so that what slows one replay slows all, and rest between."""
+def compare(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS, before: Call | None = None) -> list[Times]:
+    """Microseconds a call of each loop. They take turns, so that what slows one replay slows all, and rest between.
+
+    before: enqueued ahead of each replay and not timed, as what lets several GPUs begin together.
+    """
     samples: list[list[float]] = [[] for _ in loops]
     for repeat in range(WARM_UPS + repeats):
         for loop, mine in zip(loops, samples, strict=True):
-            taken = replay_us(stream, loop)
+            taken = replay_us(stream, loop, before)
             sleep(REST * 1e-6 * taken * loop.calls)
             if repeat >= WARM_UPS:
                 mine.append(taken)
@@ -96,7 +99,7 @@ def sustained(stream: Any, loop: Loop) -> float:
     return times(samples[-max(1, len(samples) // 4) :]).us
 
 
-def replay_us(stream: Any, loop: Loop) -> float:
+def replay_us(stream: Any, loop: Loop, before: Call | None = None) -> float:
     """Microseconds a call in one replay, between two events."""
     import cupy
 
@@ -104,6 +107,8 @@ def replay_us(stream: Any, loop: Loop) -> float:
     with stream:
         hold = cupy.RawKernel(HOLD, "hold")
         hold((1,), (1,), (np.int64(HOLD_NS + 1.5e9 * loop.host_s),))
+        if before is not None:
+            before()
         start.record(stream)
         loop.replay()
         end.record(stream)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ OF_GPU = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """[--gpu | --cpu | --convert | --encode | --moe | --model ...] [--formats ...] [--activations ...] ..."""
+    """[--gpu | --cpu | --convert | --encode | --moe | --shard | --model ...] [--formats ...] ..."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
     where.add_argument(
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--encode", action="store_true", help="host memory into blocks on the GPU and back, no disk")
     where.add_argument("--moe", action="store_true", help="layers of experts of three models, 1 to 4096 tokens")
+    where.add_argument("--shard", action="store_true", help="layers cut over the GPUs of one host, under torchrun")
     where.add_argument(
         "--model", metavar="NAME,...", type=models,
         help=f"tokens a second of whole models with random weights, by transformers: {', '.join(model.MODELS)}",
@@ -72,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     for name in ("encode", "moe", "model"):
         if getattr(args, name):
             refuse(args, f"--{name}", (*OF_BOTH, *OF_GPU))
-    if (args.gpu or args.encode or args.moe or args.model) and not cuda.available:
+    if args.shard:
+        refuse(args, "--shard", ("activations", "shapes", *OF_GPU))
+    if (args.gpu or args.encode or args.moe or args.shard or args.model) and not cuda.available:
         raise QgemmError(cuda.detail)
     if args.model:
         return of_models(args)
@@ -80,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         return encoding(args)
     if args.moe:
         return experts(args)
+    if args.shard:
+        return sharded(args)
     if cuda.available and not args.cpu:
         return on_gpu(args)
     refuse(args, "the CPU", OF_GPU)
@@ -139,6 +145,22 @@ def of_models(args: argparse.Namespace) -> int:
 
     model.run(args.model, "q4_k_m", keep_row)
     print(f"{found['device']}, {found['versions']}\n{model.table(found['rows'])}")
+    return 0
+
+
+def sharded(args: argparse.Namespace) -> int:
+    """The rows of qgemm.bench.shard, which needs torch: written and printed by rank 0."""
+    shard = import_module("qgemm.bench.shard")
+
+    def keep(found: dict[str, Any]) -> None:
+        if args.out is not None:
+            path = file_at(args.out, f"{results.file_stem(found['device'])}_x{found['gpus']}")
+            write_file(path, ("\n".join(json_lines(found)) + "\n").encode())
+
+    names = [fmt.name for fmt in args.formats or ()] or shard.FORMATS_OF_PAIRS
+    found = shard.run(names, args.m or shard.M, args.repeats or timing.REPEATS, keep)
+    if found["rank"] == 0:
+        print(shard.table(found))
     return 0
 
 

@@ -1,5 +1,5 @@
 """Layers of PyTorch whose weights stay packed: `QLinear`, `QEmbedding`, `QExperts`; `replace_linear` puts them into a
-model.
+model, `parallelize` cuts those of a model over several GPUs.
 
 Needs torch 2.4 or later, the extra `torch`; `import qgemm` alone never imports it.
 """
@@ -18,6 +18,19 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
 from .embedding import QEmbedding
 from .experts import QExperts
 from .linear import LoRA, QLinear
+from .parallel import ColumnParallelLinear, RowParallelLinear
+from .parallelize import Parallelized, parallelize
 from .replace import Replaced, replace_linear
 
-__all__ = ["LoRA", "QEmbedding", "QExperts", "QLinear", "Replaced", "replace_linear"]
+__all__ = [
+    "ColumnParallelLinear",
+    "LoRA",
+    "Parallelized",
+    "QEmbedding",
+    "QExperts",
+    "QLinear",
+    "Replaced",
+    "RowParallelLinear",
+    "parallelize",
+    "replace_linear",
+]

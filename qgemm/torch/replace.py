@@ -184,12 +184,12 @@ def _made(plans: list[Plan], activation: str) -> list[Any]:
             kind = kind if tensor.format.integer else "a16"
             layer = QLinear._sharing(tensor, shared, _bias_of(module, bias, device), kind)
         weights[key] = layer.to(device).weight
-        vars(layer).update(_hooks(module))
+        vars(layer).update(hooks_of(module))
         made.append(layer.train(module.training))
     return made
 
 
-def _hooks(module: Any) -> dict[str, Any]:
+def hooks_of(module: Any) -> dict[str, Any]:
     """What was registered to be called with a layer's forward and backward, as torch keeps it."""
     return {name: value for name, value in vars(module).items() if "hook" in name and "state_dict" not in name}
 

@@ -1,0 +1,179 @@
+"""Group: the ranks of torch.distributed among which weights are cut, and the collectives that layers make.
+
+All ranks make the same collectives in the same order. What can fail on one of them alone, as reading a file, happens
+inside `Group.together`, at whose end each learns how the others fared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as traceable
+
+from qgemm.errors import RankError, UnsupportedError
+
+
+class Group:
+    """A process group, a device mesh of one axis, or all ranks (None).
+
+    timeout: of collectives, after which a rank that waits for one that is gone fails; without it the group's own.
+    """
+
+    def __init__(self, group: Any = None, timeout: timedelta | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UnsupportedError(
+                "there is no process group: call torch.distributed.init_process_group() first, under torchrun"
+            )
+        if hasattr(group, "get_group"):  # a DeviceMesh
+            if group.ndim != 1:
+                raise UnsupportedError(f"weights are cut along one axis of a mesh, got {group}; give mesh['tp']")
+            group = group.get_group()
+        if group is None:
+            group = dist.group.WORLD
+        elif not isinstance(group, dist.ProcessGroup):
+            raise UnsupportedError(f"this rank is in no group: got {group!r}")
+        if timeout is not None:
+            ranks = dist.get_process_group_ranks(group)
+            group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        # Weak: one that is still held when the interpreter ends, after destroy_process_group, takes the process down.
+        self._process_group = ref(group)
+        self.rank: int = dist.get_rank(group)
+        self.world: int = dist.get_world_size(group)
+
+    @property
+    def process_group(self) -> Any:
+        """What torch knows; UnsupportedError once it was destroyed."""
+        found = self._process_group()
+        if found is None:
+            raise UnsupportedError(f"{self!r}: the process group is gone, destroy_process_group() was called")
+        return found
+
+    @classmethod
+    def of(cls, group: Any, timeout: timedelta | None = None) -> Group:
+        """A Group as it is, or one over what torch knows."""
+        return group if isinstance(group, Group) else cls(group, timeout)
+
+    @contextmanager
+    def together(self) -> Iterator[list[str]]:
+        """A block without collectives that every rank runs: all come out of it, or all raise.
+
+        The rank that fails raises its own error, the others a RankError with its message. What is appended to the list
+        must be the same on all ranks: RankError says which differs.
+        """
+        facts: list[str] = []
+        error = None
+        try:
+            yield facts
+        except Exception as caught:
+            error = caught
+        said: list[Any] = [None] * self.world
+        mine = None if error is None else f"{type(error).__name__}: {error}"
+        dist.all_gather_object(said, (mine, facts), group=self.process_group)
+        if error is not None:
+            raise error
+        for rank, (text, _) in enumerate(said):
+            if text is not None:
+                raise RankError(f"rank {rank} of {self.world} failed with {text}")
+        for rank, (_, theirs) in enumerate(said):
+            if theirs != said[0][1]:
+                first, other = next((a, b) for a, b in _pairs(said[0][1], theirs) if a != b)
+                raise RankError(f"ranks must do the same: rank 0 has {first}, rank {rank} has {other}")
+
+    # ---------------------------------------------------------------- collectives of tensors
+
+    def sum(self, y: Any) -> Any:
+        """The sum of y over the ranks, in y, which is contiguous. All ranks get the same bits."""
+        dist.all_reduce(y, group=self.process_group)
+        return y
+
+    def joined(self, y: Any, widths: list[int]) -> Any:
+        """y [..., widths[rank]] of all ranks side by side, [..., sum(widths)], as a new tensor."""
+        padded = y.new_zeros((*y.shape[:-1], max(widths)))
+        padded[..., : y.shape[-1]] = y
+        parts = [torch.empty_like(padded) for _ in widths]
+        dist.all_gather(parts, padded, group=self.process_group)
+        return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], -1)
+
+    def traced_sum(self, y: Any) -> Any:
+        """`sum` in a graph that is being made, as a new tensor."""
+        return traceable.wait_tensor(traceable.all_reduce(y, "sum", self.process_group))
+
+    def traced_joined(self, y: Any, widths: list[int]) -> Any:
+        """`joined` in a graph that is being made."""
+        padded = torch.nn.functional.pad(y, (0, max(widths) - y.shape[-1])).unsqueeze(0).contiguous()
+        parts = traceable.wait_tensor(traceable.all_gather_tensor(padded, 0, self.process_group))
+        return torch.cat([parts[rank, ..., :width] for rank, width in enumerate(widths)], -1)
+
+    def __deepcopy__(self, memo: Any) -> Group:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError("a layer of a group cannot be pickled; save its state_dict, which is that of its share")
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of {self.world}"
+
+
+def _pairs(first: list[str], other: list[str]) -> Iterator[tuple[str, str]]:
+    for index in range(max(len(first), len(other))):
+        yield tuple(facts[index] if index < len(facts) else "nothing" for facts in (first, other))  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- with gradients
+
+
+class Summed(torch.autograd.Function):
+    """Parts of a sum, one a rank -> the sum on all of them; its gradient is that of each part."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Any, group: Group) -> Any:
+        return group.sum(y.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        return grad, None
+
+
+class Shared(torch.autograd.Function):
+    """x, which all ranks have, for layers that each have a share of what becomes of it: gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Group) -> Any:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        return ctx.group.sum(grad.clone(memory_format=torch.contiguous_format)), None
+
+
+class Joined(torch.autograd.Function):
+    """`Group.joined`; of the gradient, which all ranks have, each takes its part."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Any, group: Group, widths: list[int]) -> Any:
+        ctx.rank, ctx.widths = group.rank, widths
+        return group.joined(y, widths)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
+        return grad.split(ctx.widths, -1)[ctx.rank], None, None
+
+
+class Part(torch.autograd.Function):
+    """A rank's part of the columns of x, which all ranks have; gradients are joined."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Group, widths: list[int]) -> Any:
+        ctx.group, ctx.widths = group, widths
+        return x.split(widths, -1)[group.rank].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
+        return ctx.group.joined(grad, ctx.widths), None, None

@@ -1,0 +1,156 @@
+"""ColumnParallelLinear, RowParallelLinear: QLinear whose weight is cut over the ranks of torch.distributed.
+
+    column parallel   y [..., N / world] = x @ W[part].T + bias[part]      no sum; y may be joined to [..., N]
+    row parallel      y [..., N] = sum over ranks of x[part] @ W[:, part].T, + bias    x [..., K / world]
+
+The one after the other is a block of a transformer with one sum: what the first gives the second takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+from qgemm.errors import UnsupportedError
+from qgemm.packed import Packed
+from qgemm.tensor import Tensor
+
+from .gradients import Product, differentiated
+from .group import Group, Joined, Part, Shared, Summed
+from .linear import QLinear
+from .ops import product, traced, traced_linear
+
+
+class ParallelLinear(QLinear):
+    """Base of the two: a QLinear of this rank's share.
+
+    group: the ranks. parts: of the axis that is cut, by rank, in features.
+    """
+
+    axis: ClassVar[int]
+    what: ClassVar[str]
+    group: Group
+    parts: list[slice]
+    whole: bool
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise UnsupportedError(f"{type(self).__name__}.from_tensor cuts a layer from a tensor; there is no empty one")
+
+    @classmethod
+    def from_tensor(
+        cls,
+        tensor: Packed,
+        bias: Any = None,
+        activation: str = "a16",
+        *,
+        group: Any = None,
+        multiple: int | None = None,
+        whole: bool = False,
+    ) -> Any:
+        """This rank's share of a qgemm.Tensor [N, K] and bias [N]; every rank of the group calls it.
+
+        group: a process group, a device mesh of one axis, or None for all ranks. multiple: the least piece that is cut,
+        see `Tensor.shares`. whole: x and y are those of QLinear on every rank: y is joined, or x cut here.
+        What is refused on one rank is refused on all: RankError has its message.
+        """
+        group = Group.of(group)
+        with group.together() as facts:
+            facts.append(f"{tensor!r}, multiple {multiple}, whole {whole}")
+            return cls._cut(tensor, bias, activation, group, multiple, whole)
+
+    @classmethod
+    def _cut(cls, tensor: Packed, bias: Any, activation: str, group: Group, multiple: int | None, whole: bool) -> Any:
+        """The layer of this rank, without a word to the others."""
+        if not isinstance(tensor, Tensor) or tensor.ndim != 2:
+            raise UnsupportedError(
+                f"weights are cut on the host, before they go to a GPU: a Tensor (N, K); got {tensor!r}"
+            )
+        parts = tensor.shares(group.world, cls.axis, multiple)
+        shard = tensor.shard(group.rank, group.world, cls.axis, multiple)
+        return cls.of_shard(shard, parts, cls._bias(bias, tensor, parts[group.rank]), activation, group, whole)
+
+    @classmethod
+    def of_shard(
+        cls, shard: Packed, parts: list[slice], bias: Any, activation: str, group: Group, whole: bool = False
+    ) -> Any:
+        """A layer over the share that this rank has already, on either device, as others have theirs of `parts`."""
+        layer = cls._sharing(shard, None, bias, activation)
+        layer.group, layer.parts, layer.whole = group, parts, whole
+        return layer
+
+    @classmethod
+    def _bias(cls, bias: Any, tensor: Tensor, part: slice) -> Any:
+        """This rank's part of the bias of the whole layer."""
+        if bias is not None and tuple(bias.shape) != tensor.shape[:1]:
+            raise UnsupportedError(f"bias has shape {list(bias.shape)}, {tensor!r} needs [{tensor.shape[0]}]")
+        return bias
+
+    @property
+    def widths(self) -> list[int]:
+        """Features of the axis that is cut, by rank."""
+        return [part.stop - part.start for part in self.parts]
+
+    def add_lora(self, A: Any, B: Any, scale: float = 1.0, name: str = "default") -> NoReturn:
+        """UnsupportedError: matrices of low rank would have to be cut as well."""
+        raise UnsupportedError(f"{self!r}: LoRA beside a layer that is cut over ranks is not supported")
+
+    def extra_repr(self) -> str:
+        """For repr."""
+        part = self.parts[self.group.rank]
+        cut = f"{self.what} {part.start} to {part.stop} of {self.parts[-1].stop}"
+        return f"{super().extra_repr()}, {self.group!r}: {cut}"
+
+
+class ColumnParallelLinear(ParallelLinear):
+    """Some of the outputs of a layer: y [..., N_rank] = x [..., K] @ W[part].T + bias[part].
+
+    Made by `from_tensor`; whole: y [..., N], joined from all ranks.
+    """
+
+    axis, what = 0, "outputs"
+
+    @classmethod
+    def _bias(cls, bias: Any, tensor: Tensor, part: slice) -> Any:
+        bias = super()._bias(bias, tensor, part)
+        if bias is None:
+            return None
+        return torch.nn.Parameter(bias.detach()[part].clone(), requires_grad=bias.requires_grad)
+
+    def _linear(self, x: Any) -> Any:
+        if traced(x):
+            y = super()._linear(x)
+            return self.group.traced_joined(y, self.widths) if self.whole else y
+        if differentiated(x, self._parameters["bias"]):
+            y = super()._linear(Shared.apply(x, self.group))
+            return Joined.apply(y, self.group, self.widths) if self.whole else y
+        y = super()._linear(x)
+        return self.group.joined(y, self.widths) if self.whole else y
+
+
+class RowParallelLinear(ParallelLinear):
+    """Some of the inputs of a layer: y [..., N] = the sum over ranks of x [..., K_rank] @ W[:, part].T, plus bias once.
+
+    Made by `from_tensor`; whole: x [..., K], of which each rank takes its part. Parts of the sum are rounded to x's
+    dtype, the sum again, and y once more where there is a bias. All ranks get the same bits.
+    """
+
+    axis, what = 1, "inputs"
+
+    def _linear(self, x: Any) -> Any:
+        bias, widths = self._parameters["bias"], self.widths
+        if x.dim() == 0 or x.shape[-1] != (sum(widths) if self.whole else self.in_features):
+            raise UnsupportedError(f"x has shape {list(x.shape)}, {self!r}")
+        if traced(x):
+            x = x[..., self.parts[self.group.rank]] if self.whole else x
+            y = traced_linear(x, self.weight, None, self._format, *self._shape, self.activation)
+            y = self.group.traced_sum(y)
+        elif differentiated(x, bias):
+            x = Part.apply(x, self.group, widths) if self.whole else x
+            y = Product.apply(x, self.weight, None, self._format, *self._shape, self.activation)
+            y = Summed.apply(y, self.group)
+        else:
+            x = x[..., self.parts[self.group.rank]] if self.whole else x
+            y = self.group.sum(product(x, self.packed, None, self.activation))
+            return y if bias is None else y.add_(bias)
+        return y if bias is None else (y + bias).to(y.dtype)

@@ -1,0 +1,196 @@
+"""parallelize: the packed layers of a model are cut over the ranks of a group, by the plan that the model has.
+
+A plan maps names of layers, with * for numbers, to how they are cut, in the words of transformers:
+
+    colwise                  outputs; the layers that take them are cut along their inputs: rowwise
+    rowwise                  inputs; one sum over the ranks
+    colwise_gather_output    outputs, joined afterwards: as lm_head; also colwise_rep
+    rowwise_split_input      inputs, of an x that all ranks have; also rowwise_rep
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from math import gcd, lcm
+from typing import Any, NamedTuple
+
+import torch
+
+from qgemm.errors import UnsupportedError
+from qgemm.sharding import ROWS
+from qgemm.tensor import Tensor
+
+from .group import Group
+from .linear import QLinear
+from .parallel import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+from .replace import hooks_of
+from .storage import host_tensor
+
+COLUMN, ROW = "colwise", "rowwise"
+ALONE = {  # need no counterpart: whole x gives whole y
+    "colwise_gather_output": ColumnParallelLinear, "colwise_rep": ColumnParallelLinear,
+    "rowwise_split_input": RowParallelLinear, "rowwise_rep": RowParallelLinear,
+}  # fmt: skip
+KINDS: dict[str, type[ParallelLinear]] = {COLUMN: ColumnParallelLinear, ROW: RowParallelLinear, **ALONE}
+WHOLE = ("replicated", "replicated_with_grad_allreduce", "embedding_rowwise")  # a table gives the rows it is asked for
+
+
+class Cut(NamedTuple):
+    """A layer to be cut: its name, how, and the least piece of the axis that is cut."""
+
+    name: str
+    kind: type[ParallelLinear]
+    whole: bool
+    multiple: int | None
+
+
+class Parallelized(NamedTuple):
+    """What `parallelize` did: names of the layers by how they are cut, and of those that every rank has whole."""
+
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    kept: tuple[str, ...]
+    nbytes: int
+    group: Group
+
+    def __str__(self) -> str:
+        cut = f"{len(self.columns)} layers cut by outputs, {len(self.rows)} by inputs"
+        return f"{self.group!r}: {cut}; {self.nbytes / 2**20:.1f} MiB of packed weights here"
+
+
+def parallelize(
+    model: Any,
+    plan: Mapping[str, str] | None = None,
+    mesh: Any = None,
+    *,
+    timeout: timedelta | None = None,
+) -> Parallelized:
+    """Cut the QLinear layers of a model over the ranks, in place -> what was cut. Every rank of the group calls it.
+
+    model: with packed weights on the CPU, as `qgemm.torch.transformers.patch` or `replace_linear` give it; each rank
+    has all of the mapping, and keeps and reads its share alone. Then `model.to("cuda")`.
+    plan: names of layers to how they are cut (see above); None for the model's own, as transformers has it.
+    mesh: a device mesh of one axis or a process group; None for all ranks.
+    timeout: after which a rank that waits for another fails, for the collectives of these layers; see `Group`.
+
+    Heads of attention stay whole: there are at least as many of keys as ranks. Other sizes are cut in multiples of 64
+    and of a block. What cannot be cut is refused on all ranks before anything is changed: UnsupportedError, or
+    RankError with the message of the rank that failed.
+    """
+    group = Group.of(mesh, timeout)
+    with group.together() as facts:
+        cuts = list(_cuts(model, _plan_of(model) if plan is None else plan))
+        made = {cut.name: _layer(model.get_submodule(cut.name), cut, group) for cut in cuts}
+        facts.extend(f"{cut.name} {cut.kind.what} {cut.multiple} {made[cut.name].format}" for cut in cuts)
+    for name, layer in made.items():
+        model.set_submodule(name, layer)
+    kept = (name for name, layer in model.named_modules() if isinstance(layer, (QLinear, torch.nn.Linear)))
+    return Parallelized(
+        tuple(name for name, layer in made.items() if isinstance(layer, ColumnParallelLinear)),
+        tuple(name for name, layer in made.items() if isinstance(layer, RowParallelLinear)),
+        tuple(name for name in kept if name not in made),
+        sum(layer.weight.nbytes for layer in made.values()),
+        group,
+    )
+
+
+# ---------------------------------------------------------------- plans
+
+
+def _plan_of(model: Any) -> dict[str, str]:
+    """The plan that a model of transformers has: of its class, and of the config of the model within."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "base_model_prefix"):
+            inner = getattr(module.config, "base_model_tp_plan", None) if module.base_model is module else None
+            for part in (inner, module._tp_plan):
+                found.update({_wild(f"{name}.{key}" if name else key): how for key, how in (part or {}).items()})
+    if not found:
+        raise UnsupportedError(f"{type(model).__name__} has no plan of its own; give plan=, from names to how to cut")
+    return found
+
+
+def _wild(name: str) -> str:
+    """A name with * for the numbers between its dots."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def _cuts(model: Any, plan: Mapping[str, str]) -> Iterator[Cut]:
+    """The layers that a plan cuts. Those of one owner belong together: outputs of some are inputs of the others."""
+    owners: dict[str, dict[str, str]] = {}
+    matched = set()
+    for name, module in model.named_modules():
+        how = plan.get(_wild(name), plan.get(name))
+        matched |= {_wild(name), name}
+        if how is None or how in WHOLE:
+            continue
+        if how not in KINDS or not isinstance(module, (QLinear, torch.nn.Linear)):
+            raise UnsupportedError(
+                f"{name!r} ({type(module).__name__}) cannot be cut {how!r}; known: {', '.join(KINDS)}"
+            )
+        owners.setdefault(name.rpartition(".")[0], {})[name] = how
+    missing = [key for key in plan if key not in matched and plan[key] in KINDS]
+    if missing and not owners:
+        raise UnsupportedError(f"the model has no layer {missing[0]!r} of the plan, and none of its others")
+    for owner, names in owners.items():
+        alone = {name: how for name, how in names.items() if how in ALONE}
+        for name, how in alone.items():
+            if isinstance(model.get_submodule(name), QLinear):  # a dense one stays whole
+                yield Cut(name, ALONE[how], True, None)
+        paired = {name: how for name, how in names.items() if how not in ALONE}
+        packed = [name for name in paired if isinstance(model.get_submodule(name), QLinear)]
+        if packed:
+            yield from _paired(model, owner, paired)
+
+
+def _paired(model: Any, owner: str, names: Mapping[str, str]) -> Iterator[Cut]:
+    """Layers of one owner, cut at the same pieces: heads, or multiples of 64 and of the blocks."""
+    layers = {name: model.get_submodule(name) for name in names}
+    for name, layer in layers.items():
+        if not isinstance(layer, QLinear):
+            raise UnsupportedError(
+                f"{name!r} is dense, and those beside it are packed: they are cut alike or not at all"
+            )
+    sizes = {name: _size(layers[name], how) for name, how in names.items()}
+    rows = [layers[name] for name, how in names.items() if how == ROW]
+    if not rows or len(rows) == len(names):
+        raise UnsupportedError(f"{owner!r}: of {', '.join(names)} some are cut {COLUMN} and some {ROW}, or none")
+    head = getattr(model.get_submodule(owner), "head_dim", None)
+    pieces = min(sizes.values()) // head if head else None
+    block = lcm(*(layer.format.weights for layer in rows))
+    if any(size % pieces for size in sizes.values()) if pieces else len(set(sizes.values())) > 1:
+        raise UnsupportedError(f"{owner!r}: layers of sizes {sizes} are not cut alike")
+    for name, how in names.items():
+        if not pieces:
+            yield Cut(name, KINDS[how], False, lcm(ROWS, block))
+            continue
+        inner = max(sizes[other] for other in names if names[other] == ROW) // pieces
+        together = block // gcd(block, inner)  # heads of keys, until those of queries end where blocks do
+        yield Cut(name, KINDS[how], False, together * sizes[name] // pieces)
+
+
+def _size(layer: Any, how: str) -> int:
+    """Of the axis that is cut."""
+    return int(layer.out_features if how == COLUMN else layer.in_features)
+
+
+# ---------------------------------------------------------------- layers
+
+
+def _layer(old: Any, cut: Cut, group: Group) -> Any:
+    """The share of a layer, under the hooks of the whole one."""
+    who = f"layer {cut.name!r}"
+    if isinstance(old, ParallelLinear):
+        raise UnsupportedError(f"{who} is cut already")
+    if "lora" in old._modules:
+        raise UnsupportedError(f"{who} has LoRA, which is not cut; add none before")
+    if cut.kind is RowParallelLinear and old._forward_pre_hooks:
+        raise UnsupportedError(f"{who} has a hook on its input, which a rank has a part of")
+    if old.weight.device.type != "cpu":
+        raise UnsupportedError(f"{who} is on {old.weight.device}: weights are cut on the CPU, then moved")
+    tensor: Tensor = host_tensor(old.weight, old._format, old._shape, old.tensor_name)
+    layer = cut.kind._cut(tensor, old.bias, old.activation, group, cut.multiple, cut.whole)
+    vars(layer).update(hooks_of(old))
+    return layer.train(old.training)
