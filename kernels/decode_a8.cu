@@ -168,8 +168,7 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
             });
     }
     __syncthreads();  // every warp has read its stages: the reduction aliases them
-    reduce_and_store<Config>(acc, {ACTIVATION_UNIT, ACTIVATION_UNIT}, reinterpret_cast<float*>(memory), coord, m,
-                             StoreProducts<Config>{coord});
+    reduce_and_store<Config>(acc, {ACTIVATION_UNIT, ACTIVATION_UNIT}, memory, coord, m, StoreProducts<Config>{coord});
 }
 
 using DecodeConfig = Decode<Config>;

@@ -126,6 +126,20 @@ def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
 
 
 @each(KINDS)
+def test_one_launch_by_clusters(fmt):
+    """The same sums in another order: those of a warp, of a CTA, of a cluster."""
+    rng = np.random.default_rng(9)
+    gate, up = (helpers.random_tensor(fmt, 90, 1344, rng) for _ in range(2))
+    x = (helpers.normal(5, gate.shape[1], seed=4) / 256).astype(np.float16)
+    wide = x.astype(np.float32)
+    products = [helpers.exact(wide, w) for w in (gate, up)]
+    bounds = [helpers.product_bound(wide, w, np.dtype(np.float16)) for w in (gate, up)]
+    y = run_gated(fmt, "decode", "half", x, (gate, up), 5, "silu", m16_tiles=4, warp_split_k=3, cluster_split_k=2)
+    want = function("silu", products[0]) * products[1]
+    assert (np.abs(y.astype(np.float64) - want) <= gated_bound("silu", *products, *bounds)).all()
+
+
+@each(KINDS)
 def test_one_launch_by_the_decode_kernel_of_integers(fmt):
     """The products are those of the kernel alone: y is what the gate makes of them."""
     rng = np.random.default_rng(9)

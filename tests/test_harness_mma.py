@@ -90,3 +90,14 @@ def test_decode_of_one_token(fmt):
     """One row of x is read as the eight columns of an instruction."""
     w, x, expected, bound = problem(fmt, 1)
     assert (np.abs(run_decode(fmt, "decode", "half", x.astype(np.float16), w, 1) - expected) <= bound).all()
+
+
+@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0")])
+@pytest.mark.parametrize("cluster", [2, 4])
+def test_decode_by_clusters(fmt, cluster):
+    """CTAs of a cluster share K: each stores its part of the rows, the sums of the others included."""
+    for m in (1, 5):
+        w, x, expected, bound = problem(fmt, m, k=1344)
+        some = {"m16_tiles": 4, "warp_split_k": 3, "cluster_split_k": cluster}
+        y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, **some)
+        assert (np.abs(y - expected) <= bound).all()

@@ -13,7 +13,7 @@ import qgemm
 from qgemm.cuda.jit import nvrtc, sources
 from qgemm.cuda.kernels import decode, decode_config, routes
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import Output, Problem
+from qgemm.cuda.problem import Output, Problem, Routed
 
 MULTIPLIED = [fmt for fmt in FORMATS if fmt.slots or (fmt.plain and fmt.levels is not None)]  # by a GPU
 
@@ -102,9 +102,23 @@ def test_every_matrix_has_a_decode_config(name, kernel, tokens, sm):
     fmt = qgemm.FORMATS[name]
     rows = list(decode_config.decode_configs_for(fmt, kernel, tokens, sm))
     assert [row.row_blocks for row in rows] == sorted((row.row_blocks for row in rows), reverse=True)
-    for row_blocks in range(1, 500):
-        for m in (max(1, tokens - 7), tokens):
-            assert decode_config.decode_ranked(fmt, kernel, tokens, m, row_blocks, sm)[0].row_blocks <= row_blocks
+    for row_blocks, k, m in itertools.product(range(1, 500), (32, 8192, 1 << 20), (max(1, tokens - 7), tokens)):
+        row = decode_config.decode_ranked(fmt, kernel, tokens, m, row_blocks, k, sm)[0]
+        assert row.row_blocks <= row_blocks
+        assert row.k <= k
+
+
+def test_clusters_share_long_rows_alone():
+    """A CTA of a cluster reads a part of x: of few rows of W with many columns. The kernel of experts has none."""
+    clustered = [row for row in decode_config.DECODE_CONFIGS if row.cluster_split_k > 1]
+    assert clustered
+    assert all(row.k >= 8192 and row.kernels == ("decode",) for row in clustered)
+    for m, k in itertools.product((1, 8), (4096, 14336)):
+        problem = Problem(qgemm.FORMATS["q4_0"], "a16", m, 4096, k, 90, outputs=(Output(4096),))
+        assert (routes.route(problem).kernel.choose(problem).cluster_split_k > 1) == (m == 8 and k == 14336)
+        experts = problem._replace(routed=Routed())
+        assert routes.route(experts).kernel.choose(experts).cluster_split_k == 1
+        assert not routes.route(experts).kernel.choose(experts).prefetch
 
 
 @each([fmt for fmt in TILED if fmt.integer])

@@ -4,6 +4,7 @@
 // Config: Decode of config.cuh.
 #pragma once
 
+#include "../ptx/cluster.cuh"
 #include "reduce.cuh"
 #include "scales.cuh"
 #include "x_loader.cuh"
@@ -94,7 +95,8 @@ __device__ __forceinline__ void run_decode(const Coord& coord, const typename Co
     using B = Operand<Format, typename Config::In>;
     using Smem = WarpSmem<Config, XRows<Config>>;
     static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
-    auto* smem = reinterpret_cast<Smem*>(memory + Format::TABLE_BYTES) + coord.warp_k;
+    if constexpr (Config::CLUSTER_SPLIT_K > 1) barrier_cluster_arrive();  // the others may store to this CTA's memory
+    auto* smem = reinterpret_cast<Smem*>(memory + Config::INBOX_BYTES + Format::TABLE_BYTES) + coord.warp_k;
     auto& pipeline = smem->pipeline;
     KTileIterator<Config> k_tiles = {coord};
     using Stage = typename decltype(smem->pipeline)::Stage;
@@ -110,8 +112,11 @@ __device__ __forceinline__ void run_decode(const Coord& coord, const typename Co
                                 [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
             k_tiles.advance();
         },
-        [&] { share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT); }, [] {},
-        [&](int stage) { x_loader.load(stage); },
+        [&] {
+            share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT);
+            prefetch_w<Config>(pipeline, k_tiles);
+        },
+        [] {}, [&](int stage) { x_loader.load(stage); },
         [&](int i, int stage) {
             if (i % Config::K_BLOCKS == 0)
                 for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
@@ -125,7 +130,7 @@ __device__ __forceinline__ void run_decode(const Coord& coord, const typename Co
         });
     __syncthreads();                         // every warp has read its stages: the reduction aliases them
     const float unit = two_to(B::EXPONENT);  // of the codes
-    reduce_and_store<Config>(acc, {unit, unit / (1 << B::SHIFT)}, reinterpret_cast<float*>(memory), coord, m, store);
+    reduce_and_store<Config>(acc, {unit, unit / (1 << B::SHIFT)}, memory, coord, m, store);
 }
 
 }  // namespace qgemm

@@ -4,8 +4,10 @@
 // product is the gate of the second, and the CTA owns the same rows of both, each of a row_block. Intra-CTA split-K: its
 // WARP_SPLIT_K warps take the tiles along K round-robin.
 // Config: Format, KBlock, K_BLOCKS; In (Activations, float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4),
-// ROW_BLOCKS, GATED, WARP_SPLIT_K, STAGES, BULK (whether stages fill by cp.async.bulk, sm_90), WARP_BYTES and
-// REDUCE_BYTES (shared memory of a warp's pipeline, and of the reduction).
+// ROW_BLOCKS, GATED, WARP_SPLIT_K, CLUSTER_SPLIT_K (CTAs of a cluster, which share K as well; 1: no cluster), STAGES,
+// PREFETCH (k_blocks of W behind the pipeline that go to the L2 cache at first), BULK (whether stages fill by
+// cp.async.bulk, sm_90), WARP_BYTES, INBOX_BYTES and REDUCE_BYTES (shared memory of a warp's pipeline, of the sums that
+// CTAs of a cluster send each other, and of the reduction).
 #pragma once
 
 #include "../ptx/mma.cuh"
@@ -15,11 +17,12 @@ namespace qgemm {
 
 template <class Base>
 struct Decode : TileConfig<Base> {
-    using Base::TOKENS, Base::M16_TILES, Base::ROW_BLOCKS, Base::GATED, Base::WARP_SPLIT_K;
+    using Base::TOKENS, Base::M16_TILES, Base::ROW_BLOCKS, Base::GATED, Base::WARP_SPLIT_K, Base::CLUSTER_SPLIT_K;
     static_assert(GATED ? ROW_BLOCKS == 2 : ROW_BLOCKS == 1 || M16_TILES == WARPS, "several row_blocks are whole");
 
     static constexpr int THREADS = WARP_SPLIT_K * 32;
-    static constexpr int ROW_BLOCK_ROWS = 16 * M16_TILES;  // of the CTA in a row_block
+    static constexpr int SPLIT_K = WARP_SPLIT_K * CLUSTER_SPLIT_K;  // warps that share K
+    static constexpr int ROW_BLOCK_ROWS = 16 * M16_TILES;           // of the CTA in a row_block
     static constexpr int ACC_ROWS = ROW_BLOCK_ROWS * ROW_BLOCKS,
                          ROWS = GATED ? ROW_BLOCK_ROWS : ACC_ROWS;  // ROWS: of y
     static constexpr int COLUMN_TILES = (TOKENS + 7) / 8;           // of eight tokens: the columns of an mma
@@ -30,6 +33,8 @@ struct Decode : TileConfig<Base> {
     using Fields = typename Base::template Format<M16_TILES>;  // of a tile, for the same rows
     using RowBlockAcc = Acc[M16_TILES][COLUMN_TILES];
     using WarpAcc = RowBlockAcc[ROW_BLOCKS];
+
+    static_assert(ROWS % CLUSTER_SPLIT_K == 0, "each CTA of a cluster stores as many rows");
 
     static constexpr bool SUMMED = false;  // whether y is the sum over several matrices W, as experts.cuh has it
 

@@ -10,11 +10,12 @@ namespace qgemm {
 template <class Config>
 struct WarpCoord {
     using Tile = typename Config::Tile;
-    static constexpr int WARP_SPLIT_K = Config::WARP_SPLIT_K;
+    static constexpr int SPLIT_K = Config::SPLIT_K, CLUSTER_SPLIT_K = Config::CLUSTER_SPLIT_K;
 
     const Products& products;
-    int index;  // of the product
-    int warp_k, lane;
+    int index;           // of the product
+    int warp_k, lane;    // warp of the CTA, lane of the warp
+    int share;           // of K, which SPLIT_K warps share
     i64 first_row;       // of the CTA
     int first_m16;       // 16-row group of the row_block
     int row_blocks;      // that exist, of the CTA's
@@ -28,18 +29,19 @@ struct WarpCoord {
             while (blockIdx.x >= products.of[index].end) ++index;
         warp_k = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
         tiles_along = (products.k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS;
-        first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) * Config::ROWS;
+        share = blockIdx.x % CLUSTER_SPLIT_K * Config::WARP_SPLIT_K + warp_k;
+        first_row = (blockIdx.x - (index ? products.of[index - 1].end : 0)) / CLUSTER_SPLIT_K * Config::ROWS;
         first_m16 = first_row % TILE_ROWS / 16;
         row_blocks =
             Config::GATED
                 ? 2
                 : int(min(i64(Config::ROW_BLOCKS), (products.of[index].n - first_row + TILE_ROWS - 1) / TILE_ROWS));
-        tiles = static_cast<const Tile*>(products.arrays[index].tiles) + first_row / TILE_ROWS * tiles_along + warp_k;
+        tiles = static_cast<const Tile*>(products.arrays[index].tiles) + first_row / TILE_ROWS * tiles_along + share;
         next_row_block = tiles_along * i64(sizeof(Tile));
         if (Config::GATED)
             next_row_block =
                 static_cast<const char*>(products.arrays[1].tiles) - static_cast<const char*>(products.arrays[0].tiles);
-        count = int(tiles_along - warp_k + WARP_SPLIT_K - 1) / WARP_SPLIT_K * Config::K_BLOCKS;
+        count = int(tiles_along - share + SPLIT_K - 1) / SPLIT_K * Config::K_BLOCKS;
     }
 };
 
@@ -56,7 +58,7 @@ struct KTileIterator {
         return *reinterpret_cast<const typename Config::Tile*>(first + row_block * coord.next_row_block);
     }
     __device__ void advance() {
-        if (Config::K_BLOCKS == 1 || ++k_block == Config::K_BLOCKS) tile += Config::WARP_SPLIT_K, ++count, k_block = 0;
+        if (Config::K_BLOCKS == 1 || ++k_block == Config::K_BLOCKS) tile += Config::SPLIT_K, ++count, k_block = 0;
     }
 };
 

@@ -19,6 +19,7 @@ struct ExpertCoord : WarpCoord<Config> {
     __device__ ExpertCoord(const ExpertProducts& all)
         : WarpCoord<Config>(all.products), all(all), slot(Config::SUMMED ? i64(blockIdx.y) * all.top_k : blockIdx.y) {
         static_assert(Config::TOKENS == 1, "tokens of a CTA have different experts");
+        static_assert(Config::CLUSTER_SPLIT_K == 1 && Config::PREFETCH == 0, "W is not known before the ids are there");
         if constexpr (Config::SUMMED) {
             expert = this->lane < all.top_k ? expert_of(slot + this->lane) : -1;
             const i64 tiles = this->tiles_along * all.top_k;

@@ -165,6 +165,20 @@ struct StageBarriers<STAGES, LANE_COPIES, false> {
     }
 };
 
+// PREFETCH k_blocks behind those of the pipeline -> L2 cache, while the warp waits for x.
+template <class Config, class Pipeline>
+__device__ inline void prefetch_w(Pipeline& pipeline, const KTileIterator<Config>& k_tiles) {
+    if constexpr (Config::PREFETCH > 0 && Config::BULK) {
+        KTileIterator<Config> ahead = k_tiles;
+        for (int i = Config::STAGES; i < min(Config::STAGES + Config::PREFETCH, k_tiles.coord.count); ++i) {
+            if (elect_sync())
+                pipeline.load(ahead, 0,
+                              [](void*, const void* from, u32 bytes) { cp_async_bulk_prefetch(from, bytes); });
+            ahead.advance();
+        }
+    }
+}
+
 // ---------------------------------------------------------------- main loop
 
 // Main loop of a warp over `count` k_blocks. load_w(stage), load_x(stage) copy the next k_block into a stage;

@@ -36,7 +36,7 @@ struct XLoader {
           token(coord.lane / CHUNKS),
           m(TOKENS > 1 ? m : 1) {
         const int chunk = coord.lane % CHUNKS * (16 / int(sizeof(In)));
-        column = coord.warp_k * TILE_COLUMNS + chunk;
+        column = coord.share * TILE_COLUMNS + chunk;
         this->x = x + token * k + column;
         to = shared_address(&stages->x[token][chunk]);
         enter_matrix();
@@ -55,7 +55,7 @@ struct XLoader {
             if (token + j * TOKENS_AT_ONCE < m)
                 cp_async_16(into + j * TOKENS_AT_ONCE * sizeof(XRow<Config>), x + j * token_stride, inside);
         int ahead = K_BLOCK;
-        if (++k_block == Config::K_BLOCKS) k_block = 0, ahead += (Config::WARP_SPLIT_K - 1) * TILE_COLUMNS;
+        if (++k_block == Config::K_BLOCKS) k_block = 0, ahead += (Config::SPLIT_K - 1) * TILE_COLUMNS;
         x += ahead, column += ahead;
         enter_matrix();
     }

@@ -1,4 +1,5 @@
-// Clusters of two CTAs (sm_90 and later): barrier.cluster, and stores to the peer's shared memory (DSMEM).
+// Clusters of CTAs (sm_90 and later): barrier.cluster, and stores to another CTA's shared memory (DSMEM); the peer is
+// the other CTA of a cluster of two.
 #pragma once
 
 #include "../types.cuh"
@@ -8,11 +9,26 @@ namespace qgemm {
 // barrier.cluster.arrive.relaxed: orders no stores. A release would wait until all of them are visible to the GPU; what
 // the peer needs to know is only that this CTA has read what it may now replace.
 __device__ inline void barrier_cluster_arrive() {
+#ifdef __CUDA_ARCH__
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+// barrier.cluster.arrive.release: what this thread stored before, the threads that wait will see.
+__device__ inline void barrier_cluster_arrive_release() {
+#ifdef __CUDA_ARCH__
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
 }
 
 // barrier.cluster.wait: all threads of the cluster that have not exited have arrived.
-__device__ inline void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ inline void barrier_cluster_wait() {
+#ifdef __CUDA_ARCH__
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    host_barrier_cluster_wait();
+#endif
+}
 
 // mapa: the address in the peer's shared memory of what lies at `address` in this CTA's.
 __device__ inline u32 mapa_peer(u32 address) {
@@ -25,6 +41,20 @@ __device__ inline u32 mapa_peer(u32 address) {
         : "=r"(found)
         : "r"(address));
     return found;
+}
+
+// st.shared::cluster: to the address in shared memory of CTA `rank` that is `address` in this one's.
+__device__ inline void st_shared_cluster(u32 address, int rank, float value) {
+#ifdef __CUDA_ARCH__
+    asm volatile(
+        "{ .reg .u32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "st.shared::cluster.f32 [there], %2; }" ::"r"(address),
+        "r"(rank), "f"(value)
+        : "memory");
+#else
+    host_st_shared_cluster(address, rank, value);
+#endif
 }
 
 // st.async: its bytes complete at an mbarrier of the peer, which waits by mbarrier_wait_parity_cluster.

@@ -12,4 +12,9 @@ __device__ inline void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 ba
                  : "memory");
 }
 
+// cp.async.bulk.prefetch.L2: the same bytes only to the L2 cache; nothing says when they are there.
+__device__ inline void cp_async_bulk_prefetch(const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 }  // namespace qgemm

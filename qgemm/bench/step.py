@@ -1,7 +1,7 @@
 """A decode step: all linear layers and the head of a Llama-3-8B in one CUDA graph, beside reading as many bytes.
 
-Q, K and V are one call of `matmul_many`, gate and up another. Inputs of layers are fixed arrays of float16, so that
-the graph holds products alone; they depend on one another only by their order in the stream.
+Q, K and V are one call of `matmul_many`, gate and up one of `gated`. Inputs of layers are fixed arrays of float16, so
+that the graph holds products alone; they depend on one another only by their order in the stream.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qgemm.formats import FORMATS
-from qgemm.ops import matmul, matmul_many
+from qgemm.ops import gated, matmul, matmul_many
 from qgemm.tensor import Tensor
 
 from . import baselines
@@ -69,7 +69,7 @@ class Arrays(NamedTuple):
     inner: Any
     ys: list[Any]
     keys: list[Any]
-    inners: list[Any]
+    gated: Any
     logits: Any
 
     @classmethod
@@ -81,9 +81,11 @@ class Arrays(NamedTuple):
         hidden, inner = (
             cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16)) for k in (HIDDEN, INNER)
         )
-        sizes = (3, HIDDEN), (2, KEYS), (2, INNER), (1, VOCABULARY)
-        ys, keys, inners, (logits,) = ([cupy.empty((m, n), np.float16) for _ in range(count)] for count, n in sizes)
-        return cls(hidden, inner, ys, keys, inners, logits)
+        sizes = (3, HIDDEN), (2, KEYS), (1, INNER), (1, VOCABULARY)
+        ys, keys, (gated_inner,), (logits,) = (
+            [cupy.empty((m, n), np.float16) for _ in range(count)] for count, n in sizes
+        )
+        return cls(hidden, inner, ys, keys, gated_inner, logits)
 
 
 class Step:
@@ -117,6 +119,6 @@ class Step:
         for qkv, output, gate_up, down in self.layers:
             matmul_many(arrays.hidden, qkv, outs=[arrays.ys[0], *arrays.keys])
             matmul(arrays.hidden, output, out=arrays.ys[1])
-            matmul_many(arrays.hidden, gate_up, outs=arrays.inners)
+            gated(arrays.hidden, *gate_up, out=arrays.gated)
             matmul(arrays.inner, down, out=arrays.ys[2])
         matmul(arrays.hidden, self.head, out=arrays.logits)

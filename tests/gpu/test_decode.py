@@ -142,11 +142,22 @@ def test_long_rows(fmt):
 
 @pytest.mark.usefixtures("without_prefill")
 @each(TILED)
-@pytest.mark.parametrize("n", [16, 64, 33 * 64, 66 * 64, 80 * 64, 110 * 64, 140 * 64 + 24, 265 * 64 + 24])
-def test_decode_kernel_in_every_config(fmt, n):
-    """One matrix for each row of DECODE_CONFIGS, ragged rows and columns, M on both sides of a token tile."""
+@pytest.mark.parametrize(
+    ("n", "long"),
+    [
+        *((n, False) for n in (16, 64, 33 * 64, 66 * 64, 80 * 64, 110 * 64, 140 * 64 + 24, 265 * 64 + 24)),
+        (36 * 64 + 24, True),
+        (265 * 64 + 24, True),
+    ],
+)
+def test_decode_kernel_in_every_config(fmt, n, long):
+    """One matrix for each row of DECODE_CONFIGS, ragged rows and columns, M on both sides of a token tile.
+
+    long: rows of 8192 columns and more, which CTAs of a cluster share.
+    """
     rng = np.random.default_rng(n)
     k = 64 * 9 + 32 if fmt.weights == 32 else 256 * (19 if n < 67 * 64 else 11)  # more than a tile of 256 a warp
+    k += 8192 if long else 0
     w = random_tensor(fmt, n, k, rng)
     on_device = w.to_device()
     for m in (1, 7, 8, 9, 16):

@@ -146,7 +146,7 @@ class Kernel:
     """One kernel for one format and template, on the host: `kernel(grid, threads, *arguments)`.
 
     Arguments: device arrays, int, float, ctypes structs. Every call runs the grid; backwards: the last thread of a CTA
-    first, which changes the outcome where a barrier lacks.
+    first, which changes the outcome where a barrier lacks. cluster: CTAs of a cluster.
     """
 
     def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
@@ -157,11 +157,14 @@ class Kernel:
         self.library = library(f"{source}\n{entry}", {**codegen.headers(fmt), **file})
         self.entry = ctypes.c_void_p.in_dll(self.library, "grid_of_kernel").value
 
-    def __call__(self, grid: tuple[int, int] | int, threads: int, *arguments: Any, backwards: bool = False) -> None:
+    def __call__(
+        self, grid: tuple[int, int] | int, threads: int, *arguments: Any, backwards: bool = False, cluster: int = 1
+    ) -> None:
         x, y = grid if isinstance(grid, tuple) else (grid, 1)
         passed = [argument_of(value) for value in arguments]
-        types = (ctypes.c_uint, ctypes.c_uint, ctypes.c_int, ctypes.c_bool, *(type(value) for value in passed))
-        ctypes.CFUNCTYPE(None, *types)(self.entry)(x, y, threads, backwards, *passed)
+        given = ctypes.c_uint, ctypes.c_uint, ctypes.c_int, ctypes.c_bool, ctypes.c_uint
+        types = (*given, *(type(value) for value in passed))
+        ctypes.CFUNCTYPE(None, *types)(self.entry)(x, y, threads, backwards, cluster, *passed)
         for value in arguments:
             if isinstance(value, np.ndarray):
                 check_guards(value)

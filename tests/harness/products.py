@@ -47,11 +47,14 @@ def run_prefill(fmt, name, source, x, w, m, split_k):
     return y
 
 
-def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=None, gate=""):
-    """y [m, n] by the first config of a decode kernel, + bias [n] + residual [m, n], which a gate makes a factor."""
+def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=None, gate="", **of_config):
+    """y [m, n] by the first config of a decode kernel, + bias [n] + residual [m, n], which a gate makes a factor.
+
+    of_config: what is otherwise than in this config.
+    """
     n, k = w.shape
     tokens = decode.token_tile(m)
-    config = next(iter(decode_configs_for(fmt, name, tokens, SM)))
+    config = next(iter(decode_configs_for(fmt, name, tokens, SM)))._replace(**of_config)
     template = decode_template(fmt, config, tokens, name, source, SM)
     rows = 16 * config.m16_tiles
     y, packed, given = (
@@ -63,23 +66,26 @@ def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=No
     added = {key: to_device(value) for key, value in added.items() if value is not None}
     products = Products(k=k, m=m, x=given.ctypes.data)
     names = ("" if value is None else value.dtype.name for value in (bias, residual))
-    products.of[0].n, products.of[0].end, products.of[0].types = n, -(-n // rows), Types.of(out, *names, gate)
+    cluster = config.cluster_split_k
+    ctas = -(-n // rows) * cluster
+    products.of[0].n, products.of[0].end, products.of[0].types = n, ctas, Types.of(out, *names, gate)
     products.arrays[0].tiles, products.arrays[0].outputs.y = packed.ctypes.data, y.ctypes.data
     for key, value in added.items():
         setattr(products.arrays[0].outputs, key, value.ctypes.data)
-    kernel(name, fmt, **template)(-(-n // rows), 32 * template["WARP_SPLIT_K"], products)
+    kernel(name, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
     for array in (y, packed, given, *added.values()):
         check_guards(array)
     return y
 
 
-def run_gated(fmt, name, source, x, weights, m, function, out="float32", biases=(None, None)):
+def run_gated(fmt, name, source, x, weights, m, function, out="float32", biases=(None, None), **of_config):
     """y [m, n] = function(x @ gate.T + bias) * (x @ up.T + bias), weights: gate and up, by one launch of a kernel."""
     n, k = weights[0].shape
     tokens = decode.token_tile(m)
-    config = gated_config(next(iter(decode_configs_for(fmt, name, tokens, SM))))
+    config = gated_config(next(iter(decode_configs_for(fmt, name, tokens, SM)))._replace(**of_config))
+    cluster = config.cluster_split_k
     template = decode_template(fmt, config, tokens, name, source, SM, gated=True)
-    ctas = -(-n // (8 * config.m16_tiles))
+    ctas = -(-n // (8 * config.m16_tiles)) * cluster
     y, given = device_array((m, n), helpers.float_dtype(out)), to_device(x)
     products, keep = Products(k=k, m=m, x=given.ctypes.data), [y, given]
     for index, (w, bias) in enumerate(zip(weights, biases, strict=True)):
@@ -93,7 +99,7 @@ def run_gated(fmt, name, source, x, weights, m, function, out="float32", biases=
             keep.append(to_device(bias))
             products.arrays[index].outputs.bias = keep[-1].ctypes.data
     products.arrays[0].outputs.y = y.ctypes.data
-    kernel(name, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products)
+    kernel(name, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
     for array in keep:
         check_guards(array)
     return y

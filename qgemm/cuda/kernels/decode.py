@@ -56,7 +56,7 @@ def configs(name: str, p: Problem) -> Iterator[DecodeConfig]:
 
 def ranked(name: str, p: Problem) -> list[tuple[DecodeConfig, None]]:
     """Those for the rows of W of all products, by the table."""
-    rows = decode_ranked(p.format, name, token_tile(p.m), p.m, row_blocks_of(p), p.sm)
+    rows = decode_ranked(p.format, name, token_tile(p.m), p.m, row_blocks_of(p), p.k, p.sm)
     return [(gated_config(row) if p.gated else row, None) for row in rows]
 
 
@@ -72,7 +72,7 @@ def chosen(name: str, p: Problem, rows: Sequence[int]) -> set[DecodeConfig]:
         tokens = token_tile(m)
         more = {row.row_blocks for row in decode_configs_for(p.format, name, tokens, p.sm)}
         for row_blocks in {alone, *(count for count in more if count > alone)}:
-            found.add(decode_ranked(p.format, name, tokens, m, row_blocks, p.sm)[0])
+            found.add(decode_ranked(p.format, name, tokens, m, row_blocks, p.k, p.sm)[0])
     return found
 
 
@@ -88,19 +88,20 @@ def launch(name: str, p: Problem, config: DecodeConfig) -> Launchable:
     warps, rows = int(constants["WARP_SPLIT_K"]), 16 * config.m16_tiles // (2 if p.gated else 1)
     products, end = Products(k=p.k, m=p.m), 0
     for product, output in zip(products.of, p.outputs, strict=False):
-        end += 0 if p.gated and end else -(-output.n // rows)
+        end += 0 if p.gated and end else -(-output.n // rows) * config.cluster_split_k
         product.n, product.end = output.n, end
         product.types = Types.of(*output[1:])
     shared = shared_bytes(name, p.format, config, constants)
     function = load(name, p.format, **constants)
-    return Launch(function, end, 32 * warps, shared, (products,), products, 1 + 4 * len(p.outputs)).enter
+    cluster = config.cluster_split_k if config.cluster_split_k > 1 else 0
+    return Launch(function, end, 32 * warps, shared, (products,), products, 1 + 4 * len(p.outputs), cluster).enter
 
 
 def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Template) -> int:
-    """Shared memory of a CTA: pipelines or, in their place at the end, sums; at least half of what it may take."""
+    """Shared memory of a CTA: the inbox, pipelines or, in their place at the end, sums; at least what is reserved."""
     pipelines = tiles.table_bytes(fmt) + int(constants["WARP_SPLIT_K"]) * int(constants["WARP_BYTES"])
     pipelines += quantized_bytes(name, str(constants["In"]), int(constants["TOKENS"]))
-    return max(pipelines, int(constants["REDUCE_BYTES"]), config.reserved)
+    return max(int(constants["INBOX_BYTES"]) + max(pipelines, int(constants["REDUCE_BYTES"])), config.reserved)
 
 
 def quantizes_inside(m: int, k: int, weights: int, sm: int) -> bool:

@@ -38,9 +38,10 @@ class DecodeConfig(NamedTuple):
 
     kernels, tiles, tokens, least: the kernels, the kinds of tiles (`tile_kind`), the token tiles and the compute
     capability from which on it is for them.
-    row_blocks, m: the least number of row_blocks of 64 rows, and of rows of x. shared: bytes of shared memory that a
-    CTA may take, and half of which it always takes, which decides how many CTAs an SM holds; max_stages: the most
-    k_blocks in a pipeline.
+    row_blocks, k, m: the least number of row_blocks of 64 rows, of columns of W, and of rows of x.
+    cluster_split_k: CTAs of a cluster, which share K as well. shared: bytes of shared memory that a CTA may take, and
+    half of which it always takes, which decides how many CTAs an SM holds; max_stages: the most k_blocks in a pipeline.
+    prefetch: k_blocks behind those that a warp fetches into the L2 cache while it waits for x.
     """
 
     kernels: tuple[str, ...]
@@ -48,11 +49,14 @@ class DecodeConfig(NamedTuple):
     tokens: tuple[int, ...]
     least: int
     row_blocks: int
+    k: int
     m: int
     m16_tiles: int
     warp_split_k: int
+    cluster_split_k: int
     shared: int
     max_stages: int
+    prefetch: int
 
     @property
     def reserved(self) -> int:
@@ -66,17 +70,18 @@ class DecodeConfig(NamedTuple):
 
     def __str__(self) -> str:
         """E.g. "2 m16_tiles, warp_split_k 16, 213 KiB, at most 4 stages"."""
+        cluster = f" in each CTA of a cluster of {self.cluster_split_k}" if self.cluster_split_k > 1 else ""
         return (
-            f"{self.m16_tiles} m16_tiles, warp_split_k {self.warp_split_k}, {self.shared >> 10} KiB, "
+            f"{self.m16_tiles} m16_tiles, warp_split_k {self.warp_split_k}{cluster}, {self.shared >> 10} KiB, "
             f"at most {self.max_stages} stages"
         )
 
 
 def _row(values: list[Any]) -> DecodeConfig:
     """A row of configs/decode.json, where shared memory is in KiB."""
-    kernels, tiles, tokens, least, row_blocks, m, m16_tiles, warp_split_k, kib, max_stages = values
-    some = tuple(kernels), tuple(tiles), tuple(tokens)
-    return DecodeConfig(*some, least, row_blocks, m, m16_tiles, warp_split_k, kib << 10, max_stages)
+    kernels, tiles, tokens, *numbers = values
+    row = DecodeConfig(tuple(kernels), tuple(tiles), tuple(tokens), *numbers)
+    return row._replace(shared=row.shared << 10)
 
 
 # Measured on an H200 (132 SMs) with q4_0, q4_k, q6_k and q8_0; docs/choosing-a-config.md says what decides. The same
@@ -114,9 +119,12 @@ def tile_kind(fmt: Format) -> str:
     return "super_blocks" if k_blocks(fmt) > 1 else "bytes" if fmt.code_bits == 8 else "blocks"
 
 
-def decode_ranked(fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, sm: int) -> list[DecodeConfig]:
-    """Configs for M rows of x and `row_blocks` row_blocks of W, the best first."""
-    return [row for row in decode_configs_for(fmt, kernel, tokens, sm) if row_blocks >= row.row_blocks and m >= row.m]
+def decode_ranked(
+    fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, k: int, sm: int
+) -> list[DecodeConfig]:
+    """Configs for M rows of x [m, k] and `row_blocks` row_blocks of W, the best first."""
+    rows = decode_configs_for(fmt, kernel, tokens, sm)
+    return [row for row in rows if row_blocks >= row.row_blocks and k >= row.k and m >= row.m]
 
 
 def gated_config(config: DecodeConfig) -> DecodeConfig:
@@ -169,9 +177,10 @@ def decode_template(
     """The template of a decode kernel: pipelines as max_stages as fit, of at least two k_blocks, and fewer warps where
     they must."""
     limit, warp_split_k, stages = shared_limit(sm), config.warp_split_k, 2
+    inbox = 4 * tokens * 16 * config.m16_tiles if config.cluster_split_k > 1 else 0
 
     def size(stages: int) -> int:
-        pipelines = warp_split_k * pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source)
+        pipelines = inbox + warp_split_k * pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source)
         return table_bytes(fmt) + pipelines + quantized_bytes(kernel, source, tokens)
 
     while size(stages) > limit:
@@ -185,8 +194,11 @@ def decode_template(
         "ROW_BLOCKS": 2 if gated else max(1, config.m16_tiles // WARPS),
         "GATED": int(gated),
         "WARP_SPLIT_K": warp_split_k,
+        "CLUSTER_SPLIT_K": config.cluster_split_k,
         "STAGES": stages,
+        "PREFETCH": config.prefetch,
         "BULK": int(sm >= BULK_COPIES),
         "WARP_BYTES": pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source),
+        "INBOX_BYTES": inbox,
         "REDUCE_BYTES": 4 * warp_split_k * tokens * (16 * config.m16_tiles + REDUCE_PADDING),
     }

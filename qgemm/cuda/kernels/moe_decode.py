@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
@@ -27,14 +27,19 @@ def takes(p: Problem) -> bool:
 
 def configs(p: Problem) -> Iterator[DecodeConfig]:
     """Those of decode for one token."""
-    found = decode_configs_for(p.format, A16, 1, p.sm)
+    found = for_experts(decode_configs_for(p.format, A16, 1, p.sm))
     return map(gated_config, found) if p.gated else found
+
+
+def for_experts(rows: Iterable[DecodeConfig]) -> Iterator[DecodeConfig]:
+    """The configs that need not know W before x is there: neither clusters nor weights fetched while waiting."""
+    return (row for row in rows if row.cluster_split_k == 1 and not row.prefetch)
 
 
 def ranked(p: Problem) -> list[tuple[DecodeConfig, None]]:
     """Those of decode for as many rows of W as all slots have."""
     row_blocks = -(-p.outputs[0].n // tiles.ROWS) * slots_of(p) * (2 if p.gated else 1)
-    rows = decode_ranked(p.format, A16, 1, 1, row_blocks, p.sm)
+    rows = for_experts(decode_ranked(p.format, A16, 1, 1, row_blocks, p.k, p.sm))
     return [(gated_config(row) if p.gated else row, None) for row in rows]
 
 
@@ -42,8 +47,9 @@ def chosen(p: Problem, rows: Sequence[int]) -> set[DecodeConfig]:
     """Those that are chosen for any number of tokens and of experts of each."""
     least = -(-p.outputs[0].n // tiles.ROWS)
     counts = {least, *(row.row_blocks for row in decode_configs_for(p.format, A16, 1, p.sm) if row.row_blocks > least)}
-    found = (decode_ranked(p.format, A16, 1, 1, count, p.sm)[0] for count in counts)
-    return {gated_config(row) if p.gated else row for row in found}
+    found = (decode_ranked(p.format, A16, 1, 1, count, p.k, p.sm) for count in counts)
+    best = [next(for_experts(rows)) for rows in found]
+    return {gated_config(row) if p.gated else row for row in best}
 
 
 def slots_of(p: Problem) -> int:

@@ -4,6 +4,8 @@
 
 #include <ucontext.h>
 
+#include <map>
+
 #include "small_float.h"
 
 class Cta {
@@ -120,6 +122,11 @@ private:
     }
 };
 
+inline std::map<std::pair<unsigned, unsigned>, float>& cluster_stores() {
+    static std::map<std::pair<unsigned, unsigned>, float> stores;
+    return stores;
+}
+
 inline void __syncthreads() { Cta::running()->wait_for_cta(); }
 inline void __syncwarp(unsigned = ~0u) { Cta::running()->wait_for_warp(); }
 template <class T>
@@ -129,6 +136,22 @@ inline T __shfl_xor_sync(unsigned, T value, int lanes) {
 template <class T>
 inline T __shfl_sync(unsigned, T value, int from, int width = 32) {
     return Cta::running()->shuffle(value, int(threadIdx.x) % 32 / width * width + from % width);
+}
+
+// Clusters: CTAs run one after the other, so what one stores in another's shared memory is kept, and is there at the
+// barriers of the next run of the grid (run.h). Address -> value, of each CTA.
+inline unsigned& cluster_size() {
+    static unsigned size = 1;
+    return size;
+}
+inline void host_st_shared_cluster(unsigned address, int rank, float value) {
+    cluster_stores()[{blockIdx.x / cluster_size() * cluster_size() + rank, address}] = value;
+}
+inline void host_barrier_cluster_wait() {
+    __syncthreads();
+    for (const auto& [where, value] : cluster_stores())
+        if (where.first == blockIdx.x && threadIdx.x == 0) memcpy(host_shared(where.second), &value, sizeof(value));
+    __syncthreads();
 }
 
 // mma.sync, m16n8kK: c += a @ b. Register i of operand A has rows g (even i) and g + 8, of B column g; each word has PER
