@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 from .arguments import Activation, check_activation
 from .ops import backend_of
 from .packed import Packed
-from .routing import Function, check_experts, check_ids_of
+from .routing import Function, check_experts, check_ids_of, layer_of
 
 
 def moe_matmul(
@@ -70,6 +70,8 @@ def moe(
     On a GPU what is between the products is rounded to x's type, on the CPU to float32.
     """
     packed = (gate_up,) if isinstance(gate_up, Packed) else tuple(gate_up)
+    if not all(isinstance(w, Packed) for w in (*packed, down)):
+        layer_of(gate_up, down, biases, activation)  # says what is no weight
     if check_ids:
         check_ids_of(ids, down)
     found = backend_of(x, *packed, down)

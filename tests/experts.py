@@ -9,6 +9,7 @@ from gates import function, gated_bound, gated_up
 from helpers import ROUNDING, exact, level_loss, product_bound, random_tensor
 
 import qgemm
+from qgemm.codec.format import float_dtype
 
 FLOAT32 = 2.0**-23
 
@@ -26,25 +27,28 @@ def random_experts(fmt, e, n, k, rng):
     return qgemm.Tensor(fmt, (e, n, w.shape[1]), w.blocks.reshape(e, n, -1))
 
 
-def product(x, w, bias=None, dtype="float32"):
-    """x [M, K] @ w [N, K].T + bias by sums in float32, of x of a type."""
+def product(x, w, bias=None, dtype="float32", rounded="float32"):
+    """x [M, K] @ w [N, K].T + bias by sums in float32, of x of a type; rounded: the type of weights."""
     bias = np.zeros(w.shape[0]) if bias is None else bias.astype(np.float64)
     y = exact(x, w) + bias
-    sums = product_bound(x, w, np.dtype(np.float32)) + level_loss(x, w, dtype)
+    sums = product_bound(x, w, float_dtype(rounded)) + level_loss(x, w, dtype)
     return Known(y, sums + 2 * FLOAT32 * (np.abs(y) + np.abs(bias)))
 
 
-def known_matmul(x, w, ids, bias=None, dtype="float32"):
+def known_matmul(x, w, ids, bias=None, dtype="float32", rounded="float32"):
     """y [T, top_k, N] of x [T, K] or [T, top_k, K]."""
     made = [np.zeros((*ids.shape, w.shape[1])) for _ in Known._fields]
     for place in np.ndindex(ids.shape):
         row = x[place[: x.ndim - 1]][None]
-        found = product(row, w[ids[place]], None if bias is None else bias[ids[place]], dtype)
+        found = product(row, w[ids[place]], None if bias is None else bias[ids[place]], dtype, rounded)
         made[0][place], made[1][place] = found.y[0], found.bound[0]
     return Known(*made)
 
 
-def known_layer(x, gate, up, down, ids, weights, name, biases=(None, None, None), between="float32", in_float=False):
+def known_layer(
+    x, gate, up, down, ids, weights, name, biases=(None, None, None), between="float32", in_float=False,
+    rounded="float32",
+):  # fmt: skip
     """y [T, K] of x [T, K] by pairs of weights; between: the type of what is between the products, which the router's
     weights multiply where `in_float` is not set."""
     t, top_k = ids.shape
@@ -52,13 +56,15 @@ def known_layer(x, gate, up, down, ids, weights, name, biases=(None, None, None)
     for token, j in np.ndindex(t, top_k):
         expert, factor = ids[token, j], float(weights[token, j])
         bias = [None if some is None else some[expert] for some in biases]
-        g, u = (product(x[token][None], w[expert], b, between) for w, b in zip((gate, up), bias[:2], strict=True))
+        g, u = (
+            product(x[token][None], w[expert], b, between, rounded) for w, b in zip((gate, up), bias[:2], strict=True)
+        )
         middle = function(name, g.y) * gated_up(name, u.y)
         off = gated_bound(name, g.y, u.y, g.bound, u.bound, between) + ROUNDING[between] * np.abs(middle)
         off += (
             2.0**-24 / (abs(factor) + 1e-9) * (between == "float16" and not in_float)
         )  # it is rounded times the factor
-        d = product(middle, down[expert], bias[2], between)
+        d = product(middle, down[expert], bias[2], between, rounded)
         dense = np.abs(down[expert].dequantize(np.float64))
         y[token] += factor * d.y[0]
         bound[token] += np.abs(factor) * (1.01 * d.bound[0] + off[0] @ dense.T)
