@@ -118,6 +118,39 @@ def test_a_codebook_belongs_to_the_tensor(bits):
         assert excess(qgemm.matmul(x, w), exact(x, w), a16_bound(x, magnitudes(w.format, w.blocks))) <= 1
 
 
+@each(WITH_HEADER)
+@pytest.mark.parametrize("m", [3, 16])
+def test_memory_of_any_alignment(fmt, m):
+    """Blocks, x and y at an odd address, as a file that is mapped may have its tensors; the same bits."""
+
+    def at_odd_address(array):
+        memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
+        memory[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        moved = memory.view(array.dtype).reshape(array.shape)
+        assert moved.ctypes.data % 2
+        return moved
+
+    rng = np.random.default_rng(10)
+    w = random_tensor(fmt, 35, columns(fmt, 3), rng)
+    x = rng.standard_normal((m, w.shape[1]), np.float32)
+    moved = qgemm.Tensor(fmt, w.shape, at_odd_address(w.blocks))
+    for activation in activations_of(fmt):
+        out = at_odd_address(np.zeros((m, 35), np.float32))
+        qgemm.matmul(at_odd_address(x), moved, activation, out=out)
+        assert_array_equal(out, qgemm.matmul(x, w, activation))
+
+
+@each(WITH_HEADER)
+def test_no_rows(fmt):
+    """Of x, of W, of neither."""
+    w = random_tensor(fmt, 4, columns(fmt, 1), np.random.default_rng(0))
+    k = w.shape[1]
+    for activation in activations_of(fmt):
+        assert qgemm.matmul(np.zeros((0, k), np.float32), w, activation).shape == (0, 4)
+        assert qgemm.matmul(np.zeros((2, 0, k), np.float32), w, activation).shape == (2, 0, 4)
+        assert qgemm.matmul(np.ones((3, k), np.float32), w[:0], activation).shape == (3, 0)
+
+
 @each(INTEGER)
 def test_x_of_any_magnitude(fmt):
     w = random_tensor(fmt, 40, 768, np.random.default_rng(3))

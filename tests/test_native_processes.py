@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def program(folder, *words: str, **environment: str) -> subprocess.CompletedProc
 
 def test_the_end_of_a_process(tmp_path):
     """Also with a product on its way."""
-    for words in ((), ("daemon",)):
+    for words in ((), *[("daemon",)] * 3):
         done = program(tmp_path, *words)
         assert (done.returncode, done.stderr) == (0, "")
         assert "code compiled by" in done.stdout
@@ -126,6 +127,44 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "cache").write_text("a file")
     done = program(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_cache_that_can_only_be_read(tmp_path):
+    """What it holds is loaded; what it lacks is compiled by each process, and nothing is said."""
+    cache = tmp_path / "cache"
+    cache.mkdir(0o700)
+    cache.chmod(0o500)
+    if os.access(cache, os.W_OK):  # an administrator writes to any folder but those of the kernel
+        cache = Path("/sys/kernel")
+    for _ in range(2):
+        done = program(tmp_path, QGEMM_CACHE_DIR=str(cache))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "code compiled by" in done.stdout
+    assert not list(cache.glob("*.so"))
+
+
+def test_an_entry_of_another_name_is_never_loaded(tmp_path):
+    """Sealed and private, but a library of something else: compiled anew, and put in its place."""
+    assert program(tmp_path).returncode == 0
+    entries = sorted((tmp_path / "cache").iterdir())
+    first = entries[0].read_bytes()
+    for path in entries[1:]:
+        path.write_bytes(first)
+    done = program(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "code compiled by" in done.stdout
+    for path in entries:
+        assert path.read_bytes().endswith(path.name.encode())
+
+
+def test_big_endian_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "byteorder", "big")
+    library.lacking.cache_clear()
+    try:
+        assert library.reason() == "compiled code needs a little-endian Linux"
+        assert not native.serves(qgemm.FORMATS["q4_0"])
+    finally:
+        library.lacking.cache_clear()
 
 
 def test_a_compiler_that_fails(tmp_path):

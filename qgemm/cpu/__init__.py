@@ -30,7 +30,7 @@ from qgemm.codec.format import Format, float_name, floats
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.gating import gated_by
-from qgemm.parallel import workers
+from qgemm.parallel import threads
 from qgemm.routing import check_of_experts, check_routing, check_weights_of, layer_of
 from qgemm.tensor import Tensor
 
@@ -153,8 +153,8 @@ class CpuBackend:
         """Always available."""
         why = native.reason()
         by = f"NumPy alone: {why}" if why else native.origin()
-        facts = {"numpy": np.__version__, "threads": workers(), "compiled": not why}
-        return Status(True, f"NumPy {np.__version__}, {workers()} threads, {by}", facts)
+        facts = {"numpy": np.__version__, "threads": threads(), "compiled": not why}
+        return Status(True, f"NumPy {np.__version__}, {threads()} threads, {by}", facts)
 
 
 BACKEND = CpuBackend()

@@ -8,7 +8,7 @@ import os
 from functools import cache
 from typing import Any
 
-from qgemm.parallel import workers
+from qgemm import parallel
 
 from .library import POOL, library
 
@@ -34,7 +34,7 @@ def pool() -> ctypes.CDLL | None:
 def run(work: Any, argument: Any, count: int, least: int) -> None:
     """Call a C function work(argument, first, last) for all of `count` items, in chunks of a multiple of `least`."""
     global _threads
-    found, threads = pool(), workers()
+    found, threads = pool(), parallel.threads()
     assert found is not None, "who has a library has this one"
     if threads != _threads and found.qgemm_threads(threads):
         _threads = threads

@@ -49,7 +49,7 @@ def quantize(x: Floats) -> Blocks | None:
     engine = None if reason() else _quantizer()
     if engine is None:
         return None
-    values = np.ascontiguousarray(x)
+    values = np.require(x, np.float32, ["C", "A"])
     blocks = np.empty(len(values), activations.DTYPE)
     run(engine.qgemm_quantize, Quantization(values.ctypes.data, blocks.ctypes.data), len(values), 8 * ROWS)
     return blocks
@@ -106,7 +106,7 @@ def _multiply(engine: ctypes.CDLL, x: NDArray[Any], digits: int, unit: float, w:
         for tiles, tokens in ((1, slice(start, whole)), (0, slice(whole, stop))):
             if tokens.start < tokens.stop:
                 with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite
-                    part = np.ascontiguousarray(x[tokens], dtype=None if digits == A8 else np.float32)
+                    part = np.require(x[tokens], None if digits == A8 else np.float32, ["C", "A"])
                 _job(engine, part, FLOATS if tiles and digits == A16 else digits, tiles, unit, w, y[tokens])
 
 
@@ -120,7 +120,8 @@ def _job(
     blocks = w.blocks
     if blocks.strides[-1] != w.format.block_bytes:
         blocks = np.ascontiguousarray(blocks)
-    sums = y if y.dtype == np.float32 and y.strides[-1] == 4 else np.empty(y.shape, np.float32)
+    own = y.dtype == np.float32 and y.strides[-1] == 4 and y.flags.aligned
+    sums = y if own else np.empty(y.shape, np.float32)
     table = _table(w.format)
     product = Product(
         len(y), *w.shape, blocks.ctypes.data, blocks.strides[0], packed.ctypes.data, size,
