@@ -24,6 +24,15 @@ struct StageX<Config, Activations> {
     using Type = XBlocks<Config>;
 };
 
+// A lane's share of a block of x, of the columns that decode_codes has.
+template <class Dots>
+__device__ inline typename Dots::X load_x(const signed char* q, int t) {
+    if constexpr (Dots::Format::OWNS_COLUMNS)
+        return Dots::owned_x(q, t);
+    else
+        return Dots::x(*reinterpret_cast<const uint2*>(q + 8 * t));
+}
+
 // acc += W @ x of k_block number i of this warp, without the minimums of super-blocks. x: of the k_block.
 template <class Config, class Smem>
 __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums, const Smem& smem,
@@ -39,8 +48,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
         for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            b[block][tokens] =
-                Dots::x(*reinterpret_cast<const uint2*>(x[TOKEN_STRIDE * (8 * tokens + g)].q + 32 * block + 8 * t));
+            b[block][tokens] = load_x<Dots>(x[TOKEN_STRIDE * (8 * tokens + g)].q + 32 * block, t);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const float2 ds = x[TOKEN_STRIDE * (8 * tokens + 2 * t + j)].ds[block];
@@ -62,7 +70,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
         const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
         const Format& fields = smem.pipeline.fields(i, stage, row_block);
-        const auto codes = smem.pipeline.codes(stage, row_block).codes(of_row_block, lane);
+        const auto codes = decode_codes<Format>(smem.pipeline.codes(stage, row_block), of_row_block, lane);
         alignas(16) KBlockScales<Config> scales;
         smem.load(scales, fields, row_block, of_row_block, g, k_block);
 #pragma unroll
@@ -119,7 +127,8 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
     const WarpCoord<Config> coord(products);
     const int m = int(products.m);
     const In* x = static_cast<const In*>(products.x);
-    Smem& smem = reinterpret_cast<Smem*>(memory)[coord.warp_k];
+    using Format = typename Config::Fields;
+    Smem& smem = reinterpret_cast<Smem*>(memory + Format::TABLE_BYTES)[coord.warp_k];
     auto& pipeline = smem.pipeline;
     const StageBarriers<STAGES, false, Config::BULK> barriers(words[coord.warp_k]);
 
@@ -142,6 +151,7 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
                     add_minimums<Config, SUM_TERMS>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1,
                                                     coord.lane);
     };
+    const auto share = [] { share_table<Format, half, Config::THREADS>(Format::CODE_EXPONENT); };
     if constexpr (PREPARED<In>) {
         const In* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // the next k_block
         int k_block = 0;
@@ -151,17 +161,18 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
             if (++k_block == K_BLOCKS) k_block = 0, from += (WARP_SPLIT_K - 1) * K_BLOCKS * m;
         };
         main_loop<STAGES>(
-            coord.count, barriers, load_w, [] {}, [] {}, load_x,
+            coord.count, barriers, load_w, share, [] {}, load_x,
             [&](int i, int stage) { multiply_by(pipeline.stages[stage].x, i, stage); });
     } else {
-        auto* quantized = reinterpret_cast<Activations*>(memory + WARP_SPLIT_K * Config::WARP_BYTES);
+        auto* quantized =
+            reinterpret_cast<Activations*>(memory + Format::TABLE_BYTES + WARP_SPLIT_K * Config::WARP_BYTES);
         const auto quantize_x = [&] {
             quantize<Config::THREADS>(quantized, x, products.k, m, int(coord.tiles_along) * K_BLOCKS);
             __syncthreads();
         };
         const Activations* from = quantized + coord.warp_k * K_BLOCKS * m;  // the current k_block
         main_loop<STAGES>(
-            coord.count, barriers, load_w, [] {}, quantize_x, [](int) {},
+            coord.count, barriers, load_w, share, quantize_x, [](int) {},
             [&](int i, int stage) {
                 multiply_by(from, i, stage);
                 from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (WARP_SPLIT_K - 1) * K_BLOCKS : 1) * m;

@@ -62,11 +62,27 @@ struct Halves {
         half2 of[2][2];
     };
     static constexpr float START = 0;
-    __device__ static Step step(const typename F::Codes& codes, int step) { return F::codes_f16(codes, step); }
+    template <class Codes>
+    __device__ static Step step(const Codes& codes, int step) {
+        return F::codes_f16(codes, step);
+    }
     __device__ static X x(uint2 q) {
         X x;
         signed_byte_levels(q.x, x.of[0][0], x.of[0][1]);
         signed_byte_levels(q.y, x.of[1][0], x.of[1][1]);
+        return x;
+    }
+    // Of the columns 4t to 4t + 3 of each step that a lane owns. q: of the block; activations.cuh has its order.
+    __device__ static X owned_x(const signed char* q, int t) {
+        X x;
+        const u32 selector = t / 2 ? 0x4341 : 0x4240;
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int pair = 0; pair < 2; ++pair) {
+                const u32 word = reinterpret_cast<const u32*>(q)[2 * (2 * (t % 2) + pair) + step];
+                x.of[step][pair] = levels_from<0>(__byte_perm(signed_bytes(word), 0, selector), 128);
+            }
         return x;
     }
     __device__ static void add(float (&dots)[4], const Step& first, const Step& second, const X& x) {

@@ -14,6 +14,8 @@
 // SUPER_BLOCK with minimums: super_minimum(m16, g) in float, sub_minimums(pairs, m16, g, pair) of two groups as bf16.
 // TABLE_BYTES != 0: levels come from a table in shared memory (codes/codebook.cuh). codes_f16 and fragment are the same
 // then, rounded to what the table holds; levels(codes, step) are floats, exact.
+// OWNS_COLUMNS: a k_block also has owned(m16, lane), codes of columns 4t to 4t + 3 of each step instead, which cost less
+// where x need not lie in the order of columns. codes_f16 takes either.
 // SCALES_ONCE: decoding a scale takes more than a load, so the lanes of a quad decode them for each other.
 #pragma once
 
@@ -73,22 +75,25 @@ __device__ inline FloatFragment float_levels(const typename Format::Codes& codes
 }
 
 // Levels as bf16: exact, but for those of a table, which holds them rounded.
-template <class Format>
-__device__ inline Fragment bf16_levels(const typename Format::Codes& codes, int step) {
-    if constexpr (Format::TABLE_BYTES != 0) return Format::codes_f16(codes, step);
-    constexpr bool SMALL = Format::CODE_EXPONENT == 24 && Format::CODE_BIAS < 128;
-    Fragment f = SMALL ? Format::codes_f16(codes, step) : Format::fragment(codes, step);
+template <class Format, class Codes>
+__device__ inline Fragment bf16_levels(const Codes& codes, int step) {
+    if constexpr (Format::TABLE_BYTES != 0) {
+        return Format::codes_f16(codes, step);
+    } else {
+        constexpr bool SMALL = Format::CODE_EXPONENT == 24 && Format::CODE_BIAS < 128;
+        Fragment f = SMALL ? Format::codes_f16(codes, step) : Format::fragment(codes, step);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if constexpr (SMALL) {
-            const u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::HIGH_ROW_SHIFT : 0);
-            f.a[i] = as_half2(bf16_numbers(bits, Format::CODE_BIAS));
-        } else {
-            const __nv_bfloat162 level = __float22bfloat162_rn(__half22float2(f.a[i]));
-            f.a[i] = *reinterpret_cast<const half2*>(&level);
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (SMALL) {
+                const u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::HIGH_ROW_SHIFT : 0);
+                f.a[i] = as_half2(bf16_numbers(bits, Format::CODE_BIAS));
+            } else {
+                const __nv_bfloat162 level = __float22bfloat162_rn(__half22float2(f.a[i]));
+                f.a[i] = *reinterpret_cast<const half2*>(&level);
+            }
         }
+        return f;
     }
-    return f;
 }
 
 // An operand A of one code, as codes_f16 has codes: with it the zero is subtracted in the accumulator.

@@ -4,6 +4,7 @@
 // The panel is copied into shared memory. A warp gathers the words of a k_block of a group of 16 rows; the fields per
 // block are gathered in shared memory, where bounds are taken from them. What is beyond the matrix is zero.
 // Config: Format, KBlock, K_BLOCKS, Blocks, TILES, THREADS.
+#include "grid_blocks.cuh"
 #include "panel.cuh"
 #include "ptx/cp_async_zfill.cuh"
 
@@ -61,24 +62,36 @@ __device__ __forceinline__ void pack(const uint4* blocks, typename Config::Tile*
     __syncthreads();
 
     panel.for_m16_tiles([&](int tile, int k_block, int m16) {
-        const u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
-        u8* to = reinterpret_cast<u8*>(&tiles[tile].k_blocks[k_block]);
-        typename Format::Codes share = {};
-        Blocks::for_codes([&](auto codes) {
-            using Codes = decltype(codes);
-            gather_codes<Codes>(rows, k_block, lane, Codes::words(share));
-        });
-        Format::to_tile(share);
-        Blocks::for_codes([&](auto codes) {
-            using Codes = decltype(codes);
-            put_codes<Codes>(Codes::words(share), m16, lane, to + Codes::TO);
-        });
+        if constexpr (Blocks::GRID) {
+            Blocks::for_numbers([&](auto field) {
+                u8* to = reinterpret_cast<u8*>(&tiles[tile].k_blocks[k_block]);
+                gather_numbers<decltype(field)>(panel, tile, k_block, m16, lane, to);
+            });
+            return;
+        } else {
+            const u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
+            u8* to = reinterpret_cast<u8*>(&tiles[tile].k_blocks[k_block]);
+            typename Format::Codes share = {};
+            Blocks::for_codes([&](auto codes) {
+                using Codes = decltype(codes);
+                gather_codes<Codes>(rows, k_block, lane, Codes::words(share));
+            });
+            Format::to_tile(share);
+            Blocks::for_codes([&](auto codes) {
+                using Codes = decltype(codes);
+                put_codes<Codes>(Codes::words(share), m16, lane, to + Codes::TO);
+            });
+        }
     });
-    Blocks::for_per_block([&](auto field) {
-        using Field = decltype(field);
-        panel.template for_units<Field>(
-            [&](int tile, int at, const u8* byte) { reinterpret_cast<u8*>(&fields[tile])[at] = *byte; });
-    });
+    if constexpr (Blocks::GRID) {
+        Blocks::for_words([&](auto field) { gather_words<decltype(field)>(panel, fields); });
+    } else {
+        Blocks::for_per_block([&](auto field) {
+            using Field = decltype(field);
+            panel.template for_units<Field>(
+                [&](int tile, int at, const u8* byte) { reinterpret_cast<u8*>(&fields[tile])[at] = *byte; });
+        });
+    }
     __syncthreads();
 
     constexpr int CHUNKS = sizeof(Format) / 16;

@@ -134,9 +134,11 @@ struct ScaleLoader<Config, 2> {
         ScaleOf<Config> found;
         const half2 d = __hmul2(__hmul2(fields.half_scale(m16, g, index), scale.first), scale.second);
         found.scale = __hmul2(d, fields.sub_scale(m16, g, index, scale.last));
-        if constexpr (Config::TileFormat::HAS_MINIMUM)
-            found.minimum = __hmul2(__hmul2(fields.half_minimum(m16, g, index), minimum.first),
-                                    fields.sub_minimum(m16, g, index, minimum.last));
+        if constexpr (Config::TileFormat::HAS_MINIMUM) {
+            half2 m = __hmul2(fields.half_minimum(m16, g, index), minimum.first);
+            if constexpr (Config::ROW_SCALE_MIN < -15) m = __hmul2(m, minimum.second);
+            found.minimum = __hmul2(m, fields.sub_minimum(m16, g, index, minimum.last));
+        }
         return found;
     }
 };

@@ -18,6 +18,7 @@ namespace qgemm {
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
+using u64 = unsigned long long;
 using i64 = long long;
 using bf16 = __nv_bfloat16;
 

@@ -3,14 +3,10 @@
 // A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, of which other warps may
 // write other bits. The rows are stored in chunks of 16 bytes, byte by byte where a chunk belongs to two panels.
 // Config: Format, KBlock, K_BLOCKS, Blocks, TILES, THREADS.
+#include "grid_blocks.cuh"
 #include "panel.cuh"
 
 namespace qgemm {
-
-__device__ inline void set_bits(u8* byte, u32 bits) {
-    const int in_word = __cvta_generic_to_shared(byte) % 4;
-    atomicOr(reinterpret_cast<u32*>(byte - in_word), bits << 8 * in_word);
-}
 
 // A lane's words of a k_block -> rows g and g + 8 of the k_block's tile.
 template <class Codes>
@@ -35,19 +31,32 @@ __device__ __forceinline__ void unpack(const typename Config::Tile* tiles, uint4
     panel.for_chunks([&](uint4& chunk, i64, int, int) { chunk = uint4{}; });
     __syncthreads();
     panel.for_m16_tiles([&](int tile, int k_block, int m16) {
-        u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
-        typename Format::Codes share = tiles[tile].k_blocks[k_block].codes(m16, lane);
-        Format::from_tile(share);
-        Blocks::for_codes([&](auto codes) {
-            using Codes = decltype(codes);
-            scatter_codes<Codes>(Codes::words(share), k_block, lane, rows);
+        if constexpr (Blocks::GRID) {
+            Blocks::for_numbers([&](auto field) {
+                const u8* from = reinterpret_cast<const u8*>(&tiles[tile].k_blocks[k_block]);
+                scatter_numbers<decltype(field)>(panel, tile, k_block, m16, lane, from);
+            });
+            return;
+        } else {
+            u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
+            typename Format::Codes share = tiles[tile].k_blocks[k_block].codes(m16, lane);
+            Format::from_tile(share);
+            Blocks::for_codes([&](auto codes) {
+                using Codes = decltype(codes);
+                scatter_codes<Codes>(Codes::words(share), k_block, lane, rows);
+            });
+        }
+    });
+    if constexpr (Blocks::GRID) {
+        Blocks::for_words([&](auto field) { scatter_words<decltype(field)>(panel, tiles); });
+    } else {
+        Blocks::for_per_block([&](auto field) {
+            using Field = decltype(field);
+            panel.template for_units<Field>([&](int tile, int at, u8* byte) {
+                set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[at]);
+            });
         });
-    });
-    Blocks::for_per_block([&](auto field) {
-        using Field = decltype(field);
-        panel.template for_units<Field>(
-            [&](int tile, int at, u8* byte) { set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[at]); });
-    });
+    }
     __syncthreads();
 
     panel.for_chunks([&](uint4& chunk, i64 index, int begin, int end) {

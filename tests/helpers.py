@@ -54,6 +54,8 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
             blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
         elif name in fmt.ordinary:
             blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
+    if fmt.scatter_scale is not None:
+        fmt.scatter_scale(blocks, rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16))
     if fmt.plain:
         blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)
     return blocks

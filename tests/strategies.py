@@ -16,17 +16,22 @@ from hypothesis import strategies as st
 import qgemm
 from qgemm.codec.format import Format
 from qgemm.cuda.kernels import sm90_cost
+from qgemm.formats import through_gguf
 
 FORMATS = [fmt for fmt in qgemm.FORMATS.values() if not fmt.decoded_by]
-DECODED_BY_GGUF = [fmt for fmt in qgemm.FORMATS.values() if fmt.decoded_by == "gguf"]
+DECODED_BY_GGUF = [
+    through_gguf.formats()[name] for name in ("iq1_s", "iq2_xxs", "iq3_s", "tq1_0")
+]  # as the package has them
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
 GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
 CODES = [fmt for fmt in FORMATS if fmt.integer]  # of tq1_0, which has no tiles, as well
 INTEGER = [fmt for fmt in CODES if fmt.slots]
 CODEBOOKS = [fmt for fmt in FORMATS if fmt.needs_table]
-ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None]
-ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.encode is not None]
-TILED = [fmt for fmt in FORMATS if fmt.slots]
+# Of values alone; formats that need an importance are encoded in tests of their own.
+ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None and not fmt.needs_importance]
+ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt in ENCODED]
+GRIDS = [fmt for fmt in FORMATS if fmt.grid is not None]
+TILED = [fmt for fmt in FORMATS if fmt.tiled]
 # With the formats of tests, which have no kernels of the library.
 EVERY = FORMATS + TEST_FORMATS
 EVERY_BLOCK = BLOCK_FORMATS + TEST_FORMATS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import EVERY, EVERY_BLOCK, EVERY_TILED, FORMATS, TEST_FORMATS, each, raw_blocks
 
 import qgemm
-from qgemm.codec.format import Format
+from qgemm.codec.format import Format, Levels
 from qgemm.codec.packing import as_bytes, unpack_bit_planes, unpack_slots
 
 
@@ -32,9 +32,32 @@ def tame_blocks(fmt: Format, draw, count: int = 9) -> np.ndarray:
     blocks = raw_blocks(draw, fmt, (count,)).copy()
     for name in fmt.scale_fields:
         blocks[name] = np.linspace(0.5, 2, count)
+    if fmt.scatter_scale is not None:
+        fmt.scatter_scale(blocks, np.linspace(0.5, 2, count).astype(np.float16))
     for name, (least, end) in fmt.ordinary.items():
         blocks[name] = np.linspace(least, end - 1, blocks[name].size).reshape(blocks[name].shape)
     return blocks
+
+
+def names_of_a_grid(fmt: Format, blocks: np.ndarray, levels: Levels) -> dict[str, np.ndarray]:
+    """What formulas of grids name: `grid` has all magnitudes there are, or the three levels of the ternary ones."""
+    scale, codes = levels.scale[..., None], levels.codes.astype(np.int64)
+    d = blocks["d"] if fmt.scattered_scale is None else fmt.scattered_scale(blocks)
+    d = d.astype(np.float64)[:, None, None]
+    if "delta" not in fmt.formula:
+        unit = {"iq3_s": 1, "iq3_xxs": 4}.get(fmt.name, 8)
+        sc = np.rint((scale / d * unit - 1) / 2)
+        return {"d": d, "sc": sc, "sign": np.sign(codes), "grid": np.arange(256), "q": np.abs(codes)}
+    delta = codes % 8 if levels.minimum is None else np.sign(levels.minimum / levels.scale)[..., None]
+    delta = np.where(delta == 1, 1 / 8, -1 / 8)
+    level = np.rint(codes / 8 - (delta if levels.minimum is None else 0)).astype(int)
+    return {
+        "d": d,
+        "sc": np.rint((scale / d * 8 - 1) / 2),
+        "grid": np.array([-1, 0, 1]),
+        "q": level + 1,
+        "delta": delta,
+    }
 
 
 @each(EVERY_TILED)
@@ -46,10 +69,13 @@ def test_formula_is_what_decodes(fmt, data):
     names = {
         name: blocks[name].astype(np.float64)[:, None, None] for name in fmt.dtype.names if not fmt.dtype[name].shape
     }
-    names |= {"q": codes_of(fmt, blocks).reshape(levels.codes.shape), "codebook": fmt.codebook}
+    if fmt.grid is None:
+        names |= {"q": codes_of(fmt, blocks).reshape(levels.codes.shape), "codebook": fmt.codebook}
     if "absmax" in names:
         names["absmax"] = levels.scale[..., None]
-    if "d" not in names and "d" in fmt.dtype.names:  # bytes of groups, of which the format tells the floats' halves
+    if fmt.grid is not None:
+        names = names_of_a_grid(fmt, blocks, levels)
+    elif "d" not in names and "d" in fmt.dtype.names:  # bytes of groups, of which the format tells the floats' halves
         names["d"] = 2 * levels.scale[..., None]
     elif fmt.weights > fmt.group:  # sc and m of groups, of which the format tells only the products
         names["sc"] = np.rint(levels.scale[..., None] / names["d"])
@@ -68,10 +94,12 @@ def test_codes_have_the_range_zero_and_size_that_the_format_tells(fmt, data):
     assert levels.codes.shape == (len(blocks), fmt.weights // fmt.group, fmt.group)
     assert (levels.minimum is not None) == fmt.has_minimum
     assert isinstance(levels.zero, np.ndarray) == (fmt.zero is None)
-    assert highest - lowest + 1 == 1 << fmt.code_bits
-    codes = codes_of(fmt, blocks).reshape(levels.codes.shape)
-    values = codes if fmt.codebook is None else fmt.codebook[codes]
-    np.testing.assert_array_equal(levels.codes, values)
+    values = levels.codes
+    if fmt.grid is None:
+        assert highest - lowest + 1 == 1 << fmt.code_bits
+        codes = codes_of(fmt, blocks).reshape(levels.codes.shape)
+        values = codes if fmt.codebook is None else fmt.codebook[codes]
+        np.testing.assert_array_equal(levels.codes, values)
     assert np.abs(values - (fmt.zero or 0)).max() <= fmt.largest_level
     assert fmt.integer == (levels.codes.dtype.kind in "iu")
     if fmt.integer:
@@ -81,7 +109,10 @@ def test_codes_have_the_range_zero_and_size_that_the_format_tells(fmt, data):
 def test_every_code_is_reached():
     """The ends of the range are codes of some block: it is no wider than it must be."""
     for fmt in EVERY_TILED:
-        reached = codes_of(fmt, np.frombuffer(np.random.default_rng(1).bytes(999 * fmt.block_bytes), fmt.dtype))
+        blocks = np.frombuffer(np.random.default_rng(1).bytes(999 * fmt.block_bytes), fmt.dtype)
+        reached = codes_of(fmt, blocks) if fmt.grid is None else fmt.decode_levels(blocks).codes
+        if fmt.grid is not None:  # as bytes of both signs
+            reached = np.append(reached, [-reached.max(), -reached.min()])
         assert (reached.min(), reached.max()) == fmt.code_range
 
 
@@ -108,7 +139,7 @@ def test_formats_of_tests_are_not_in_the_registry():
         qgemm.quantize(np.ones((1, 128), np.float32), "u4_g128")
 
 
-@each([fmt for fmt in EVERY_BLOCK if fmt.encode is not None and fmt.scale_fields])
+@each([fmt for fmt in EVERY_BLOCK if fmt.encode is not None and fmt.scale_fields and not fmt.needs_importance])
 def test_the_first_block_that_a_kernel_refused_is_named(fmt):
     """As `quantize` names it on the CPU, from an array of any library."""
     x = np.ones((3, 4 * fmt.weights))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import Lanes, device_array, to_device
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, each
+from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, GRIDS, each
 
 import qgemm
 from qgemm.codec.format import Format
@@ -44,6 +44,12 @@ def in_lanes(rows: np.ndarray) -> np.ndarray:
     """Each weight of a tile [64, columns] -> [k_block, group, lane, step, register, 2] as operand A has them."""
     split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # group r g k_block step far t e
     return split.transpose(3, 0, 2, 6, 4, 5, 1, 7).reshape(-1, 4, 32, 4, 4, 2)
+
+
+def in_owners(rows: np.ndarray) -> np.ndarray:
+    """The same, of the columns 4t to 4t + 3 that a lane owns."""
+    split = rows.reshape(4, 2, 8, -1, 4, 4, 2, 2)  # group r g k_block step t q e
+    return split.transpose(3, 0, 2, 5, 4, 6, 1, 7).reshape(-1, 4, 32, 4, 4, 2)
 
 
 def in_bytes(rows: np.ndarray) -> np.ndarray:
@@ -105,14 +111,25 @@ def test_fragments(fmt, m16_tiles):
     """Codes as halves; codes times a power of two, before their zero is taken away; as bf16; as bytes."""
     facts = lanes_of(fmt).facts
     expected = in_lanes(levels_of(fmt)[0])
+    lanes_of(fmt).library.fill_half(0)  # the table of a grid
     assert_array_equal(made(fmt, "fragment", m16_tiles, expected, "float16"), expected)
     shifted = np.array([0, facts["HIGH_ROW_SHIFT"]] * 2)[:, None]  # of the registers of rows g + 8
     codes = np.ldexp(expected + np.float32(facts["CODE_BIAS"]), shifted - facts["CODE_EXPONENT"])
     assert_array_equal(made(fmt, "codes_f16", m16_tiles, expected, "float16"), codes)
+    lanes_of(fmt).library.fill_bf16(0)
     bf16 = made(fmt, "bf16", m16_tiles, expected, "uint16")
     assert_array_equal((bf16.astype(np.uint32) << 16).view(np.float32), expected)
     expected = in_bytes(levels_of(fmt)[0])
     assert_array_equal(made(fmt, "bytes", m16_tiles, expected, "int8"), expected + np.float32(facts["ZERO"]))
+
+
+@each_size
+@each(GRIDS)
+def test_levels_of_owned_columns(fmt, m16_tiles):
+    """What decode's lanes find of the columns that they own."""
+    expected = in_owners(levels_of(fmt)[0])
+    lanes_of(fmt).library.fill_half(0)
+    assert_array_equal(made(fmt, "owned_f16", m16_tiles, expected, "float16"), expected)
 
 
 @each_size
@@ -159,7 +176,7 @@ def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
 
 
 @each_size
-@each([fmt for fmt in EVERY_TILED if "dmin" in fmt.scale_fields])
+@each([fmt for fmt in EVERY_TILED if fmt.has_minimum and fmt.weights > fmt.group])
 def test_minimums_of_a_super_block(fmt, m16_tiles):
     """The super-block's scale times integers, as pairs of bf16 of neighbouring groups."""
     minimum = in_pairs(levels_of(fmt)[2])  # [4, 8, groups, 2]

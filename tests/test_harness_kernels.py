@@ -184,11 +184,10 @@ def test_codebooks(fmt, kind, data):
 
 # ---------------------------------------------------------------- products
 
-# One format of each kind: zero, minimum, super-block with either, exponent, table, long groups. Of the others the same
-# functions run in test_harness.py and test_harness_mma.py.
-KINDS = [
-    fmt for fmt in EVERY_TILED if fmt.name in ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit3", "u4_g128", "u8_g256")
-]
+# One format of each kind: zero, minimum, super-block with either, exponent, table, long groups, grid without and with a
+# minimum. Of the others the same functions run in test_harness.py and test_harness_mma.py.
+OF_EACH_KIND = ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit3", "u4_g128", "u8_g256", "iq3_s", "iq1_s")
+KINDS = [fmt for fmt in EVERY_TILED if fmt.name in OF_EACH_KIND]
 
 
 @both_ways

@@ -85,7 +85,7 @@ def test_decode_of_quantized_activations(fmt):
     helpers.assert_a8(y, x, w)
 
 
-@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit3")])
+@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit3", "iq2_s", "iq3_xxs")])
 def test_decode_of_one_token(fmt):
     """One row of x is read as the eight columns of an instruction."""
     w, x, expected, bound = problem(fmt, 1)

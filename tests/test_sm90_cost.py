@@ -90,7 +90,7 @@ def test_shared_memory_is_what_the_kernel_lays_out(fmt):
 def test_a_config_whose_stages_leave_no_room_for_its_reduction_does_not_fit():
     """As the compiler found them: a static_assert of the kernel failed."""
     tall, wide = sm90_config.Sm90Config(64, 3, 1, 4, True), sm90_config.Sm90Config(128, 2, 1, 2, True)
-    fitting = {name: (tall.fits(fmt), wide.fits(fmt)) for name, fmt in qgemm.FORMATS.items() if fmt.slots}
+    fitting = {name: (tall.fits(fmt), wide.fits(fmt)) for name, fmt in qgemm.FORMATS.items() if fmt.tiled}
     assert fitting["q4_0"] == (True, True)
     assert fitting["q8_0"] == (False, True)
     assert fitting["kbit5"] == (False, False)

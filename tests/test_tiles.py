@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, FORMATS, codebooks, each, raw_blocks
+from numpy.testing import assert_array_equal
+from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, FORMATS, GRIDS, codebooks, each, raw_blocks
 
 import qgemm
 from qgemm.codec.packing import unpack_bit_planes
@@ -45,7 +46,7 @@ def one_tile(fmt, seed):
     return np.frombuffer(raw, fmt.dtype).reshape(64, count)
 
 
-@each(EVERY_INTEGER)
+@each([fmt for fmt in EVERY_INTEGER if fmt.slots])
 def test_codes_lie_where_the_rules_say(fmt):
     """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step.
 
@@ -140,7 +141,39 @@ def test_levels_are_brought_into_the_range_of_half(fmt, data):
     assert tiles.level_exponent(fmt) == 0
 
 
-@each(EVERY_TILED)
+@each(GRIDS)
+def test_numbers_of_a_grid_lie_where_the_rules_say(fmt):
+    """Straight from the text of qgemm/codec/layouts/grid.py: the index and the signs of every point of a tile."""
+    raw, grid = one_tile(fmt, 6), fmt.grid
+    codes = fmt.decode_levels(raw.reshape(-1)).codes.reshape(64, 4, 4, 16 // grid.weights, grid.weights)
+    k_blocks, owners = tiles.pack(fmt, raw)["k_blocks"][0, 0], 16 // grid.weights
+    points, high = grid.points(), {"qh": grid.high - ("qt" in k_blocks.dtype.names), "qt": 1}
+    for k_block, warp, g, owner, step, r in np.ndindex(4, 4, 8, owners, 4, 2):
+        words, n = k_blocks[k_block], 2 * step + r
+        index, shift = int(words["qs"][warp, owners * g + owner]) >> 8 * n & 255, 8
+        for name in (name for name in high if name in words.dtype.names):
+            index |= (int(words[name][warp, owners * g + owner]) >> high[name] * n & (1 << high[name]) - 1) << shift
+            shift += high[name]
+        expected = points[index].astype(int)
+        for weight in range(grid.weights if grid.signs else 0):
+            quarter, q, e = owner * grid.weights // 4 + weight // 4, weight % 4 // 2, weight % 2
+            expected[weight] *= 1 - 2 * sign(words, warp, g, quarter, 16 * e + 8 * q + n)
+        assert_array_equal(codes[16 * warp + 8 * r + g, k_block, step, owner], expected)
+
+
+def sign(words, warp, g, quarter, bit):
+    """A sign of a quad's quarter, the eighth of seven by the parity of the others."""
+    if "signs" in words.dtype.names:
+        return int(words["signs"][warp, 4 * g + quarter]) >> bit & 1
+    half = 2 * g + quarter // 2
+    second = int(words["s2"][warp, half]) | int(words["s1"][warp, half]) << 16
+    if quarter % 2 == 0 or bit < 24:
+        return (second if quarter % 2 else int(words["s4"][warp, half])) >> bit & 1
+    others = [sign(words, warp, g, quarter - 1, bit % 8 + 8 * i) for i in range(4)]
+    return sum(others + [second >> bit % 8 + 8 * i & 1 for i in range(3)]) % 2
+
+
+@each([fmt for fmt in EVERY_TILED if fmt.slots])
 def test_fields_per_block_lie_where_the_rules_say(fmt):
     raw = one_tile(fmt, 2)
     tile = tiles.pack(fmt, raw)[0, 0]
@@ -158,7 +191,7 @@ def test_slots_without_order_are_refused():
         tiles.bits_of_codes(dataclasses.replace(fmt, slots={"qs": swapped}), "qs")
 
 
-@each([fmt for fmt in FORMATS if not fmt.slots])
+@each([fmt for fmt in FORMATS if not fmt.tiled])
 def test_formats_without_slots_have_no_tile(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no device tile"):
         tiles.tile_dtype(fmt)

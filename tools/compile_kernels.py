@@ -67,7 +67,7 @@ class Unit(NamedTuple):
 
 def every_unit(archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("", *FORMATS)) -> Iterator[Unit]:
     """Everything that a product, a conversion or an upload may need; names: of formats, "" for kernels without one."""
-    formats = [FORMATS[name] for name in names if name and FORMATS[name].slots]
+    formats = [FORMATS[name] for name in names if name and FORMATS[name].tiled]
     for arch in archs:
         for fmt in formats:
             yield from (Unit(kernel, fmt.name, tuple(t.items()), arch) for kernel, t in variants(fmt, sm_of(arch)))
@@ -152,7 +152,7 @@ def summary(found: dict[Unit, Resources]) -> Iterator[str]:
 def options() -> argparse.Namespace:
     """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [fmt.name for fmt in FORMATS.values() if fmt.slots]
+    names = [fmt.name for fmt in FORMATS.values() if fmt.tiled]
     parser.add_argument("--arch", action="append", choices=nvrtc.ARCHS, help="only this architecture (repeatable)")
     parser.add_argument("--format", action="append", choices=names, help="only this format (repeatable)")
     parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")

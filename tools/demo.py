@@ -252,7 +252,7 @@ def demo_excerpt() -> int:
 
 def multiply_by(tensor: qgemm.Tensor, x: np.ndarray, backend: Backend) -> dict[str, tuple[np.ndarray, float]]:
     """x @ tensor.T on a backend and its time, for the kinds of activations that it multiplies by the format."""
-    if backend.name != "cpu" and not tensor.format.slots:
+    if backend.name != "cpu" and not tensor.format.tiled:
         return {}
     w, x = backend.upload(tensor), backend.xp.asarray(x)
     served = [name for name in ACTIVATIONS if name == "a16" or tensor.format.integer]

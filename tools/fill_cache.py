@@ -73,5 +73,5 @@ def summary(found: list[Filled], seconds: float, where: Path | None) -> str:
 
 def formats_of(tensors: Iterable[Tensor]) -> str:
     """The formats of a model's matrices with a kernel, for a message."""
-    names = {each.format.name for each in tensors if each.ndim > 1 and each.format.slots}
+    names = {each.format.name for each in tensors if each.ndim > 1 and each.format.tiled}
     return ", ".join(str(fmt) for fmt in FORMATS.values() if fmt.name in names) or "no format that has kernels"

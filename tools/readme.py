@@ -47,9 +47,11 @@ def formats_table() -> str:
         names, sizes, bits = (", ".join(map(text, alike)) for text in (str, _block_bytes, _bits_per_weight))
         rows.append(
             f"| {names} | {fmt.weights} | {sizes} | {bits} | {fmt.formula or 'the number itself'} | "
-            f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(bool(fmt.slots))} |"
+            f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(fmt.tiled)} |"
         )
     borrowed = [fmt for fmt in by_size if fmt.decoded_by]
+    if not borrowed:
+        return "\n".join(rows)
     names = ", ".join(f"{fmt} ({fmt.bpw:g})" for fmt in borrowed)
     both = ", ".join(str(fmt) for fmt in borrowed if fmt.encode is not None)
     by = "Decoded by the gguf package, on the CPU alone"

@@ -143,7 +143,7 @@ def main() -> int:
     from qgemm import FORMATS
 
     tools = [name for name in sys.argv[1:] if name in TOOLS] or TOOLS
-    formats = [name for name in sys.argv[1:] if name in FORMATS] or [f.name for f in FORMATS.values() if f.slots]
+    formats = [name for name in sys.argv[1:] if name in FORMATS] or [f.name for f in FORMATS.values() if f.tiled]
     failed = 0
     for tool in tools:
         command = [

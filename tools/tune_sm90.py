@@ -132,7 +132,7 @@ def main() -> int:
     if options.fit:
         fit(RESULTS / f"tune_sm90_{options.fit}.json.gz", RESULTS / f"{options.fit}.json")
         return 0
-    if untiled := [str(fmt) for fmt in options.formats if not fmt.slots]:
+    if untiled := [str(fmt) for fmt in options.formats if not fmt.tiled]:
         parser.error(f"no kernel multiplies by {', '.join(untiled)} from tiles")
     cuda = backends()["cuda"]
     if not (options.compile or cuda.available):

@@ -30,7 +30,8 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
         for (int pair = 0; pair < K_BLOCK_STEPS / 2; ++pair)
-            load_x_steps(b[tokens][pair], &x[8 * tokens][32 * pair], Config::TOKEN_STRIDE * (K_BLOCK + 8), lane);
+            load_x_steps<Format::OWNS_COLUMNS>(b[tokens][pair], &x[8 * tokens][32 * pair],
+                                               Config::TOKEN_STRIDE * (K_BLOCK + 8), lane);
     const auto multiply_step = [&](Acc& sum, const Fragment& a, int tokens, int step) {
 #pragma unroll
         for (int term = 0; term < B::TERMS; ++term)
@@ -54,7 +55,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
         const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
         const Format& fields = smem.pipeline.fields(i, stage, row_block);
-        const auto codes = smem.pipeline.codes(stage, row_block).codes(of_row_block, lane);
+        const auto codes = decode_codes<Format>(smem.pipeline.codes(stage, row_block), of_row_block, lane);
         alignas(16) KBlockScales<Config> scales;
         smem.load(scales, fields, row_block, of_row_block, g, k_block);
 #pragma unroll

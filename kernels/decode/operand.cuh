@@ -23,7 +23,11 @@ struct Operand<Format, half> {
     static __device__ Fragment weights(const Codes& codes, int step) {
         return Format::codes_f16(codes, step);
     }
-    static __device__ Fragment constant(int code) { return constant_f16(code, SHIFT); }
+    static __device__ Fragment constant(int code) {
+        if constexpr (!Format::CODES_ARE_LEVELS) return constant_f16(code, SHIFT);
+        const half2 level = __float2half2_rn(code * two_to(-EXPONENT));
+        return {level, level, level, level};
+    }
 };
 
 template <class Format>
@@ -59,18 +63,36 @@ __device__ inline u32 take_bf16(float2& v) {
     return __byte_perm(x, y, 0x7632);
 }
 
-// Operand B of two steps and eight tokens, whose rows in shared memory start at `rows`, `stride` numbers apart.
-template <class In>
-__device__ inline void load_x_steps(XStep<1> (&b)[2], const In* rows, int stride, int lane) {
-    u32 columns[4];  // 0..7, 8..15, 16..23, 24..31
-    ldmatrix_x4(columns, shared_address(rows + lane % 8 * stride + lane / 8 * 8));
-    for (int i = 0; i < 4; ++i) b[i / 2][0][i % 2] = columns[i];
+// A lane's codes of a k_block, of the columns that it owns where a format has such.
+template <class Format, class KBlock>
+__device__ inline auto decode_codes(const KBlock& k_block, int m16, int lane) {
+    if constexpr (Format::OWNS_COLUMNS)
+        return k_block.owned(m16, lane);
+    else
+        return k_block.codes(m16, lane);
 }
+
+// Operand B of two steps and eight tokens, whose rows in shared memory start at `rows`, `stride` numbers apart.
+// OWNED: of columns 4t to 4t + 3 in the place of 2t, 2t + 1, 2t + 8, 2t + 9.
+template <bool OWNED, class In>
+__device__ inline void load_x_steps(XStep<1> (&b)[2], const In* rows, int stride, int lane) {
+    if constexpr (OWNED) {
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+            load_words<2>(b[step][0],
+                          reinterpret_cast<const u32*>(rows + lane / 4 * stride + 16 * step + lane % 4 * 4));
+    } else {
+        u32 columns[4];  // 0..7, 8..15, 16..23, 24..31
+        ldmatrix_x4(columns, shared_address(rows + lane % 8 * stride + lane / 8 * 8));
+        for (int i = 0; i < 4; ++i) b[i / 2][0][i % 2] = columns[i];
+    }
+}
+template <bool OWNED>
 __device__ inline void load_x_steps(XStep<3> (&b)[2], const float* rows, int stride, int lane) {
-    const float* at = rows + lane / 4 * stride + lane % 4 * 2;
+    const float* at = rows + lane / 4 * stride + lane % 4 * (OWNED ? 4 : 2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        float2 v = *reinterpret_cast<const float2*>(at + 8 * i);
+        float2 v = *reinterpret_cast<const float2*>(at + (OWNED ? 16 * (i / 2) + 2 * (i % 2) : 8 * i));
 #pragma unroll
         for (int term = 0; term < 3; ++term) b[i / 2][term][i % 2] = take_bf16(v);
     }

@@ -21,7 +21,7 @@ NOISE = 1 << 20  # bytes that are drawn, and repeated
 
 def rates(stream: Any, formats: Sequence[Format], rotate: int) -> dict[str, dict[str, float]]:
     """For each format `gbs`, bytes read and written a second in 1e9, and `share`, of the speed of a device copy."""
-    return {fmt.name: rate(stream, fmt, rotate) for fmt in formats if fmt.slots}
+    return {fmt.name: rate(stream, fmt, rotate) for fmt in formats if fmt.tiled}
 
 
 def rate(stream: Any, fmt: Format, rotate: int) -> dict[str, float]:

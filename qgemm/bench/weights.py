@@ -23,6 +23,8 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
             blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
         elif name in fmt.ordinary:
             blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
+    if fmt.scatter_scale is not None:
+        fmt.scatter_scale(blocks, rng.uniform(0.002, 0.01, blocks.shape).astype(np.float16))
     return blocks
 
 

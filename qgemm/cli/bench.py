@@ -206,7 +206,7 @@ def on_gpu(args: argparse.Namespace) -> int:
 
 def weight_formats() -> list[Format]:
     """The block formats with a kernel, but for that of the activations, and kbit with absmax as E4M4 alone."""
-    fused = (fmt for fmt in FORMATS.values() if fmt.slots and fmt is not Q8_1)
+    fused = (fmt for fmt in FORMATS.values() if fmt.tiled and fmt is not Q8_1)
     fused = (fmt for fmt in fused if not (fmt.bit_planes and fmt.scale_fields))
     return [fmt for fmt in fused if any(served(fmt, activation) for activation in ACTIVATIONS)]
 

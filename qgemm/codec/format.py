@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from qgemm.errors import QuantizeError, UnsupportedError
 from qgemm.parallel import for_slices
 
+from .layouts.grid import Grid
 from .packing import Floats, LaneWords, flushes, times, to_float64
 
 Blocks = NDArray[Any]
@@ -73,8 +74,8 @@ class Format:
     levels: blocks [n] -> Levels; None if there is no decoder.
     formula: how a weight is computed of its block's fields and its code q, e.g. "d * (q - 8)".
     slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
-    it does not name are per block. Of several such fields the first holds the lowest bits. Only what has slots can be
-    packed into device tiles.
+    it does not name are per block. Of several such fields the first holds the lowest bits. Only what has slots or a
+    grid can be packed into device tiles.
     bit_planes: the field that holds codes is a word a bit of the code, and a slot is a bit of each word.
     limit: where the scales end, unless they are float16, whose infinity shows by itself: from this magnitude on
     values are refused.
@@ -94,7 +95,9 @@ class Format:
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
     weighted: values [n, weights], their importance [n, weights] -> blocks [n], ggml's encoder for an importance matrix,
     where it is another than the search of codec/search.py.
-    scattered_scale: blocks [n] -> their float16 scale [n], where its bits lie in several fields.
+    scattered_scale, scatter_scale: blocks [...] -> their float16 scale [...], where its bits lie in several fields; and
+    (blocks, scale) writes it there.
+    grid: of codes that are points of a grid how they lie in a device tile; such a format has no slots.
     needs_importance: whether ggml has an encoder for an importance matrix alone.
     decoded_by: the package that decodes the blocks, where this library has no kernels: such a format has values, but no
     codes or device tile. "" for formats that have.
@@ -121,6 +124,8 @@ class Format:
     pack: Callable[[Levels], Blocks] | None = None
     weighted: Callable[[Floats, Floats], Blocks] | None = None
     scattered_scale: Callable[[Blocks], NDArray[np.float16]] | None = None
+    scatter_scale: Callable[[Blocks, NDArray[np.float16]], None] | None = None
+    grid: Grid | None = None
     needs_importance: bool = False
     decoded_by: str = ""
 
@@ -195,6 +200,11 @@ class Format:
         return self.codebook is not None and not self.integer
 
     @property
+    def tiled(self) -> bool:
+        """Whether blocks can be packed into device tiles."""
+        return bool(self.slots) or self.grid is not None
+
+    @property
     def code_bits(self) -> int:
         """Bits of a code, all of its fields together; 0 where no field holds codes."""
         return sum(8 * self.dtype[name].itemsize // self.weights for name in self.slots)
@@ -202,6 +212,8 @@ class Format:
     @property
     def code_range(self) -> tuple[int, int]:
         """The lowest and the highest code."""
+        if self.grid is not None:
+            return -self.grid.largest, self.grid.largest
         signed = any(self.dtype[name].base.kind == "i" for name in self.slots)
         lowest = -(1 << self.code_bits - 1) if signed else 0
         return lowest, lowest + (1 << self.code_bits) - 1
@@ -212,6 +224,8 @@ class Format:
 
         A zero that each group has of its own does not count.
         """
+        if self.grid is not None:
+            return float(self.grid.largest)
         if self.codebook is not None:
             return float(np.abs(self.codebook).max())
         return float(max(abs(code - (self.zero or 0)) for code in self.code_range))

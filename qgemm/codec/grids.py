@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 
 from qgemm.once import Once
 
-from .packing import Floats
+from .packing import Bytes, Floats, Halves
 from .search import Codes, nearest_int, total
 
 Indices = NDArray[np.int64]
+Levels = NDArray[np.int8]
 
 # Of each grid: how many distances its neighbours have.
 DISTANCES = {"IQ2_XXS": 2, "IQ2_XS": 2, "IQ2_S": 1, "IQ3_XXS": 2, "IQ3_S": 3, "IQ1_S": 3}
 CHUNK = 256  # codes whose distances are taken at a time
 
 _grids: Once[Grid] = Once()
+_levels: Once[Levels] = Once()
 _compiled: list[Callable[[Grid, Indices, Floats, Floats, Floats], Indices | None]] = []
 
 
@@ -86,11 +88,45 @@ def grid(name: str) -> Grid:
     return _grids.get(name, lambda: _made(name))
 
 
-def _made(name: str) -> Grid:
+def levels(name: str) -> Levels:
+    """The points of that grid [p, dims] as the package has them, integers, read-only; made at first use."""
+    return _levels.get(name, lambda: _read(name))
+
+
+def _read(name: str) -> Levels:
     codec = getattr(quants, name)
     codec.init_grid()
-    values = codec.grid.reshape(codec.grid.shape[-2:])
-    points: Codes = np.searchsorted(np.array(codec.grid_map), values).astype(np.int32)
+    found: Levels = codec.grid.reshape(codec.grid.shape[-2:]).astype(np.int8)
+    found.flags.writeable = False
+    return found
+
+
+def signed(magnitudes: Levels, signs: Bytes) -> Levels:
+    """Levels [n, b, 8] and what signs they have, bit i of [n, b] for level i -> levels of these signs."""
+    minus = np.unpackbits(signs[..., None], axis=-1, bitorder="little").astype(np.int8)
+    found: Levels = (magnitudes ^ -minus) + minus
+    return found
+
+
+def odd_scales(d: Halves, sc: Bytes, unit: float = 1) -> Floats:
+    """d [n], sc [n, groups] -> d * (2 sc + 1) * unit, a power of two."""
+    odd = 2 * sc.astype(np.float32) + np.float32(1)
+    with np.errstate(invalid="ignore", over="ignore"):  # d may be any bit pattern
+        found: Floats = d.astype(np.float32)[:, None] * odd * np.float32(unit)
+    return found
+
+
+def with_parity(signs: Bytes) -> Bytes:
+    """Seven signs each -> eight, an even number of which is 1."""
+    folded = signs ^ signs >> np.uint8(4)
+    folded ^= folded >> np.uint8(2)
+    folded ^= folded >> np.uint8(1)
+    return signs | folded << np.uint8(7)
+
+
+def _made(name: str) -> Grid:
+    codec = getattr(quants, name)
+    points: Codes = np.searchsorted(np.array(codec.grid_map), levels(name)).astype(np.int32)
     base, dims = len(codec.grid_map), points.shape[1]
     powers = base ** np.arange(dims)
     numbers = np.arange(base**dims)

@@ -84,7 +84,7 @@ class DeviceTensor(Packed):
         from it "float16" or "bfloat16". Nothing waits for the GPU, so an index that is no row stops the device, as in
         torch's own embedding.
         """
-        if not self.format.slots:
+        if not self.format.tiled:
             raise UnsupportedError(f"{self!r}: rows are gathered of tiles; index `data`, which holds plain numbers")
         return gathered(self.format, self.shape, self.pointer, self.device, index, dtype)
 

@@ -5,21 +5,26 @@ offset  bytes  field
     32     16  qh      of group g a nibble for each of its points: the high three bits; bit 3: whether delta is -1/8
     48      8  scales  of groups 4 i word i: three bits of sc each, and in bits 12 to 15 those from 4 i on of d, float16
 
-w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. The gguf package decodes them (through_gguf.py); here they are
-written.
+w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. Codes are 8 * (level + delta); to kernels that is a grid of 4096
+points, delta being the highest bit of their index.
+A device tile has their bits as qgemm/codec/layouts/grid.py tells.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
-from qgemm.codec import ternary_grid
-from qgemm.codec.format import Blocks
-from qgemm.codec.packing import Floats, Halves, pack_slots, to_float16
+from qgemm.codec import grids, ternary_grid
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.layouts import grid
+from qgemm.codec.packing import Floats, Halves, pack_slots, to_float16, unpack_slots
 from qgemm.codec.super_blocks import in_shares, spread_of, to_columns
 
 DTYPE = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
 GROUPS = 16
+NIBBLES = np.arange(0, 16, 4, dtype=np.uint16)
 FUDGE = np.float32(1.1125)  # d is that much larger
 LEAST = 1e-7  # groups with no larger magnitude are zeros to ggml
 
@@ -30,10 +35,16 @@ def encode(x: Floats, importance: Floats | None = None) -> Blocks:
 
 
 def scale(blocks: Blocks) -> Halves:
-    """Blocks [n] -> d [n]."""
-    nibbles = (blocks["scales"] >> 12).astype(np.uint16) << np.arange(0, 16, 4, dtype=np.uint16)
-    found: Halves = np.bitwise_or.reduce(nibbles, axis=1).view(np.float16)
+    """Blocks [...] -> d [...]."""
+    nibbles = (blocks["scales"] >> 12).astype(np.uint16) << NIBBLES
+    found: Halves = np.bitwise_or.reduce(nibbles, axis=-1).view(np.float16)
     return found
+
+
+def set_scale(blocks: Blocks, d: Halves) -> None:
+    """d [...] into blocks [...]."""
+    nibbles = d.view(np.uint16)[..., None] >> NIBBLES << np.uint16(12)
+    blocks["scales"] = blocks["scales"] & np.uint16(0xFFF) | nibbles
 
 
 def _encoded(x: Floats, importance: Floats | None) -> Blocks:
@@ -50,3 +61,36 @@ def _encoded(x: Floats, importance: Floats | None) -> Blocks:
     three = (sc.reshape(n, 4, 4).astype(np.int64) << np.arange(0, 12, 3)).sum(axis=2)
     blocks["scales"] = three | (half[:, None] >> np.arange(0, 16, 4) & 15) << 12
     return blocks
+
+
+@cache
+def points() -> grids.Levels:
+    """8 * level + 1 of all points, then 8 * level - 1, [4096, 8]."""
+    eights = grids.levels("IQ1_S") * np.int8(8)
+    return np.concatenate([eights + np.int8(1), eights - np.int8(1)])
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> 8 * (level + delta) as codes [n, 16, 16], scale d * (2 sc + 1) / 8 [n, 16]."""
+    index = blocks["qs"] | unpack_slots(blocks["qh"], 4).astype(np.uint16) << np.uint16(8)
+    sc = blocks["scales"][:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)
+    scales = grids.odd_scales(scale(blocks), sc.reshape(-1, 16).astype(np.uint8), 1 / 8)
+    return Levels(points()[index].reshape(-1, 16, 16), scales)
+
+
+GRID = grid.Grid(
+    points, 8, 4, 0,
+    (
+        grid.points("qs", 2, 8, lambda k, s, o: 8 * (8 * k + 2 * s + o)),
+        grid.points("qh", 2, 4, lambda k, s, o: 8 * 32 + 4 * (8 * k + 2 * s + o)),
+    ),
+    (
+        grid.BlockField("d", tuple(8 * 48 + 16 * i + bit for i in range(4) for bit in range(12, 16)), half=True),
+        grid.BlockField("sc", tuple(8 * 48 + 16 * (g // 4) + 3 * (g % 4) + bit for bit in range(3) for g in range(16))),
+    ),
+)  # fmt: skip
+FORMAT = Format(
+    "iq1_m", 256, DTYPE, encode, levels, ggml_type=29, formula="d * (2 * sc + 1) * (grid[q] + delta)",
+    weighted=encode, grid=GRID, code_exponent=0,
+    scattered_scale=scale, scatter_scale=set_scale,
+)  # fmt: skip

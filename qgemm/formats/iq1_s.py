@@ -6,16 +6,20 @@ offset  bytes  field
     34     16  qh  of group g a word: the high three bits of its points i from bit 3 i on, sc in bits 12 to 14, in
                    bit 15 whether delta is -1/8
 
-w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. The gguf package decodes them (through_gguf.py); here they are
-written.
+w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. Codes are 8 * level, their scale is an
+eighth, and the minimum that or minus that.
+A device tile has their bits as qgemm/codec/layouts/grid.py tells.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
-from qgemm.codec import ternary_grid
-from qgemm.codec.format import Blocks
+from qgemm.codec import grids, ternary_grid
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Floats, to_float16
 from qgemm.codec.super_blocks import in_shares, spread_of, to_columns
 
@@ -41,3 +45,36 @@ def _encoded(x: Floats, importance: Floats | None) -> Blocks:
     blocks["qh"] = (points >> 8 << np.arange(0, 12, 3)).sum(axis=2) | sc.astype(np.int64) << 12
     blocks["qh"] |= fit.minus[0].reshape(n, GROUPS).astype(np.uint16) << np.uint16(15)
     return blocks
+
+
+@cache
+def points() -> grids.Levels:
+    """8 * level [2048, 8]."""
+    return grids.levels("IQ1_S") * np.int8(8)
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> 8 * level as codes [n, 8, 32], scale d * (2 sc + 1) / 8 and minimum, plus or minus that, [n, 8]."""
+    qh = blocks["qh"][:, :, None]
+    index = blocks["qs"].reshape(-1, 8, 4) | (qh >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)) << np.uint16(8)
+    sc = (blocks["qh"] >> np.uint16(12) & np.uint16(7)).astype(np.uint8)
+    scale = grids.odd_scales(blocks["d"], sc, 1 / 8)
+    return Levels(points()[index].reshape(-1, 8, 32), scale, np.where(blocks["qh"] >> np.uint16(15), -scale, scale))
+
+
+GRID = grid.Grid(
+    points, 8, 3, 0,
+    (
+        grid.points("qs", 2, 8, lambda k, s, o: 16 + 8 * (8 * k + 2 * s + o)),
+        grid.points("qh", 2, 2, lambda k, s, o: 8 * 34 + 32 * k + 16 * (s // 2) + 3 * (2 * (s % 2) + o)),
+        grid.points("qt", 2, 1, lambda k, s, o: 8 * 34 + 32 * k + 16 * (s // 2) + 3 * (2 * (s % 2) + o) + 2),
+    ),
+    (
+        grid.BlockField("d", grid.bits(0, 16), half=True),
+        grid.BlockField("sc", tuple(8 * 34 + 16 * g + bit for g in range(8) for bit in range(12, 16))),
+    ),
+)  # fmt: skip
+FORMAT = Format(
+    "iq1_s", 256, DTYPE, encode, levels, ggml_type=19, formula="d * (2 * sc + 1) * (grid[q] + delta)",
+    weighted=encode, grid=GRID, code_exponent=0, needs_importance=True,
+)  # fmt: skip

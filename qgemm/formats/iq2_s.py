@@ -7,17 +7,19 @@ offset  bytes  field
     66      8  qh      bits 2 j and 2 j + 1: the high two bits of point j
     74      8  scales  byte g: sc of group 2 g in the low nibble, of group 2 g + 1 in the high
 
-w = d * (sc + 1/2) / 4 * level. The gguf package decodes them (through_gguf.py); here they are written.
+w = d * (sc + 1/2) / 4 * level of the point, with its sign.
+A device tile has their bits as qgemm/codec/layouts/grid.py tells.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec import lattice
-from qgemm.codec.format import Blocks
+from qgemm.codec import grids, lattice
+from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.grids import Indices
-from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots
+from qgemm.codec.layouts import grid
+from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)])
 KIND = lattice.Lattice("IQ2_S", 16, False, steps=9, step=0.1, least=1e-8, fudge=0.9875, means=2, flat=0.25)
@@ -34,3 +36,25 @@ def pack(d: Halves, sc: Bytes, points: Indices, signs: Bytes) -> Blocks:
     blocks["d"], blocks["qs"], blocks["signs"] = d, points & 255, signs
     blocks["qh"], blocks["scales"] = pack_slots((points >> 8).astype(np.uint8), 2), pack_slots(sc, 4)
     return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> levels as codes [n, 16, 16], scale d * (sc + 1/2) / 4 [n, 16]."""
+    index = blocks["qs"] | unpack_slots(blocks["qh"], 2).astype(np.uint16) << np.uint16(8)
+    codes = grids.signed(grids.levels("IQ2_S")[index], blocks["signs"])
+    return Levels(codes.reshape(-1, 16, 16), grids.odd_scales(blocks["d"], unpack_slots(blocks["scales"], 4), 1 / 8))
+
+
+GRID = grid.Grid(
+    lambda: grids.levels("IQ2_S"), 8, 2, 8,
+    (
+        grid.points("qs", 2, 8, lambda k, s, o: 16 + 8 * (8 * k + 2 * s + o)),
+        grid.points("qh", 2, 2, lambda k, s, o: 8 * 66 + 2 * (8 * k + 2 * s + o)),
+        *grid.signs(lambda k, s, o: 8 * 34 + 64 * k + 16 * s + 4 * o),
+    ),
+    (grid.BlockField("d", grid.bits(0, 16), half=True), grid.BlockField("sc", grid.bits(8 * 74, 64))),
+)  # fmt: skip
+FORMAT = Format(
+    "iq2_s", 256, DTYPE, encode, levels, ggml_type=22, formula="d * (sc + 1/2) / 4 * sign * grid[q]",
+    weighted=encode, grid=GRID, code_exponent=0,
+)  # fmt: skip

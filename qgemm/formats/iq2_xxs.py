@@ -5,17 +5,19 @@ offset  bytes  field
      2     64  qs  of group g two words: the points of weights 8 j in byte j of the first; in the second seven signs
                    of weights 8 j from bit 7 j on, the eighth of which makes the minuses even, and sc in bits 28 to 31
 
-w = d * (sc + 1/2) / 4 * level. The gguf package decodes them (through_gguf.py); here they are written.
+w = d * (sc + 1/2) / 4 * level of the point, with its sign.
+A device tile has their bits as qgemm/codec/layouts/grid.py tells.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec import lattice
-from qgemm.codec.format import Blocks
+from qgemm.codec import grids, lattice
+from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.grids import Indices
-from qgemm.codec.packing import Bytes, Floats, Halves
+from qgemm.codec.layouts import grid
+from qgemm.codec.packing import Bytes, Floats, Halves, Words
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "<u4", (8, 2))])
 KIND = lattice.Lattice("IQ2_XXS", 32, True, steps=6, step=0.1, least=1e-15, fudge=1, means=1, flat=None, first_fit=True)
@@ -39,3 +41,34 @@ def signs_and_scales(signs: Bytes, sc: Bytes) -> Indices:
     """Signs [n, 32] of seven bits, sc [n, 8] of four -> words [n, 8]."""
     words: Indices = (signs.reshape(-1, 8, 4).astype(np.int64) << np.arange(0, 28, 7)).sum(axis=2)
     return words | sc.astype(np.int64) << 28
+
+
+def unpack_signs(words: Words) -> tuple[Bytes, Bytes]:
+    """The inverse of `signs_and_scales`, with the eighth signs: -> [n, 32], sc [n, 8]."""
+    sevens = words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)
+    return grids.with_parity(sevens.astype(np.uint8)).reshape(-1, 32), (words >> np.uint32(28)).astype(np.uint8)
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> levels as codes [n, 8, 32], scale d * (sc + 1/2) / 4 [n, 8]."""
+    signs, sc = unpack_signs(blocks["qs"][:, :, 1])
+    index = np.ascontiguousarray(blocks["qs"][:, :, 0]).view(np.uint8)
+    codes = grids.signed(grids.levels("IQ2_XXS")[index], signs)
+    return Levels(codes.reshape(-1, 8, 32), grids.odd_scales(blocks["d"], sc, 1 / 8))
+
+
+GRID = grid.Grid(
+    lambda: grids.levels("IQ2_XXS"), 8, 0, 7,
+    (
+        grid.points("qs", 2, 8, lambda k, s, o: 16 + 128 * k + 64 * (s // 2) + 8 * (2 * (s % 2) + o)),
+        *grid.paired_signs(lambda k, s, o: 48 + 128 * k + 64 * (s // 2) + 7 * (2 * (s % 2) + o)),
+    ),
+    (
+        grid.BlockField("d", grid.bits(0, 16), half=True),
+        grid.BlockField("sc", tuple(48 + 64 * g + bit for g in range(8) for bit in range(28, 32))),
+    ),
+)  # fmt: skip
+FORMAT = Format(
+    "iq2_xxs", 256, DTYPE, encode, levels, ggml_type=16, formula="d * (sc + 1/2) / 4 * sign * grid[q]",
+    weighted=encode, grid=GRID, code_exponent=0, needs_importance=True,
+)  # fmt: skip

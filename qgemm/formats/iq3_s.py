@@ -7,17 +7,19 @@ offset  bytes  field
     74     32  signs   byte j: the signs of weights 8 j
    106      4  scales  byte g: sc of group 2 g in the low nibble, of group 2 g + 1 in the high
 
-w = d * (2 sc + 1) * level. The gguf package decodes them (through_gguf.py); here they are written.
+w = d * (2 sc + 1) * level of the point, with its sign.
+A device tile has their bits as qgemm/codec/layouts/grid.py tells.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec import lattice
-from qgemm.codec.format import Blocks
+from qgemm.codec import grids, lattice
+from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.grids import Indices
-from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots
+from qgemm.codec.layouts import grid
+from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)])
 KIND = lattice.Lattice(
@@ -36,3 +38,25 @@ def pack(d: Halves, sc: Bytes, points: Indices, signs: Bytes) -> Blocks:
     blocks["d"], blocks["qs"], blocks["signs"], blocks["scales"] = d, points & 255, signs, pack_slots(sc, 4)
     blocks["qh"] = pack_slots((points >> 8).astype(np.uint8), 1)
     return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> levels as codes [n, 8, 32], scale d * (2 sc + 1) [n, 8]."""
+    index = blocks["qs"] | unpack_slots(blocks["qh"], 1).astype(np.uint16) << np.uint16(8)
+    codes = grids.signed(grids.levels("IQ3_S")[index].reshape(-1, 32, 8), blocks["signs"])
+    return Levels(codes.reshape(-1, 8, 32), grids.odd_scales(blocks["d"], unpack_slots(blocks["scales"], 4)))
+
+
+GRID = grid.Grid(
+    lambda: grids.levels("IQ3_S"), 4, 1, 8,
+    (
+        grid.points("qs", 4, 8, lambda k, s, o: 16 + 8 * (16 * k + 4 * s + o)),
+        grid.points("qh", 4, 1, lambda k, s, o: 8 * 66 + 16 * k + 4 * s + o),
+        *grid.signs(lambda k, s, o: 8 * 74 + 64 * k + 16 * s + 4 * o),
+    ),
+    (grid.BlockField("d", grid.bits(0, 16), half=True), grid.BlockField("sc", grid.bits(8 * 106, 32))),
+)  # fmt: skip
+FORMAT = Format(
+    "iq3_s", 256, DTYPE, encode, levels, ggml_type=21, formula="d * (2 * sc + 1) * sign * grid[q]",
+    weighted=encode, grid=GRID, code_exponent=0,
+)  # fmt: skip

@@ -5,19 +5,21 @@ offset  bytes  field
      2     64  qs    byte j: the point of weights 4 j
     66     32  rest  of group g a word: signs and sc as in iq2_xxs
 
-w = d * (sc + 1/2) / 2 * level. The gguf package decodes them (through_gguf.py); here they are written.
+w = d * (sc + 1/2) / 2 * level of the point, with its sign.
+A device tile has their bits as qgemm/codec/layouts/grid.py tells.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec import lattice
-from qgemm.codec.format import Blocks
+from qgemm.codec import grids, lattice
+from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.grids import Indices
+from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves
 
-from .iq2_xxs import signs_and_scales
+from .iq2_xxs import signs_and_scales, unpack_signs
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("rest", "<u4", 8)])
 KIND = lattice.Lattice("IQ3_XXS", 32, True, steps=15, step=0.2, least=1e-8, fudge=1.0125, means=2, flat=0)
@@ -33,3 +35,27 @@ def pack(d: Halves, sc: Bytes, points: Indices, signs: Bytes) -> Blocks:
     blocks = np.empty(len(d), DTYPE)
     blocks["d"], blocks["qs"], blocks["rest"] = d, points, signs_and_scales(signs, sc)
     return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> levels as codes [n, 8, 32], scale d * (sc + 1/2) / 2 [n, 8]."""
+    signs, sc = unpack_signs(blocks["rest"])
+    codes = grids.signed(grids.levels("IQ3_XXS")[blocks["qs"]].reshape(-1, 32, 8), signs)
+    return Levels(codes.reshape(-1, 8, 32), grids.odd_scales(blocks["d"], sc, 1 / 4))
+
+
+GRID = grid.Grid(
+    lambda: grids.levels("IQ3_XXS"), 4, 0, 7,
+    (
+        grid.points("qs", 4, 8, lambda k, s, o: 16 + 8 * (16 * k + 4 * s + o)),
+        *grid.paired_signs(lambda k, s, o: 8 * 66 + 64 * k + 32 * (s // 2) + 7 * (2 * (s % 2) + o)),
+    ),
+    (
+        grid.BlockField("d", grid.bits(0, 16), half=True),
+        grid.BlockField("sc", tuple(8 * 66 + 32 * g + bit for g in range(8) for bit in range(28, 32))),
+    ),
+)  # fmt: skip
+FORMAT = Format(
+    "iq3_xxs", 256, DTYPE, encode, levels, ggml_type=18, formula="d * (sc + 1/2) / 2 * sign * grid[q]",
+    weighted=encode, grid=GRID, code_exponent=0,
+)  # fmt: skip

@@ -170,7 +170,7 @@ def device_size(fmt: Format, shape: Shape) -> int:
     """Bytes of a weight's tiles and of the bounds behind them; -1 for a format without tiles."""
     if fmt.plain:
         return prod(shape) * fmt.block_bytes
-    if not fmt.slots:
+    if not fmt.tiled:
         return -1
     return prod(shape[:-2]) * tiles_nbytes(fmt, *shape[-2:])
 

@@ -15,7 +15,7 @@ from qgemm.codec.format import float_dtype
 M_EDGES = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 16, 33))  # both sides of every route boundary and token tile
 
 
-@each([fmt for fmt in FORMATS if fmt.plain or fmt.slots])
+@each([fmt for fmt in FORMATS if fmt.plain or fmt.tiled])
 @pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
 @gpu_settings
 @given(data=st.data())
@@ -47,7 +47,7 @@ def test_every_tensor_of_a_real_model(m):
     rng, multiplied = np.random.default_rng(m), set()
     with qgemm.open(EXCERPT) as file:
         for w in file.values():
-            if not (w.format.plain or w.format.slots):
+            if not (w.format.plain or w.format.tiled):
                 with pytest.raises(qgemm.UnsupportedError, match=str(w.format)):
                     w.to_device()
                 continue
@@ -58,7 +58,7 @@ def test_every_tensor_of_a_real_model(m):
             want = exact(wide, w)
             bound = product_bound(wide, w, x.dtype)
             assert (np.abs(y.get() - want) <= bound).all(), w
-            if w.format.slots:
+            if w.format.tiled:
                 assert_a8(qgemm.matmul(cupy().asarray(x), on_device, "a8").get(), x.astype(np.float32), w)
             multiplied.add(w.format.name)
     assert len(multiplied) == 11
@@ -144,7 +144,7 @@ def test_nan_stays_in_its_row(fmt, activation, m):
     np.testing.assert_array_equal(y[~touched], clean[~touched])
 
 
-@each([fmt for fmt in TILED if "d" in fmt.scale_fields])
+@each([fmt for fmt in TILED if "d" in fmt.scale_fields and fmt.slots])
 def test_large_scales_do_not_overflow_half(fmt):
     """65504 * 127 is finite in float32, not in float16: the panel is scaled by a power of two."""
     k = 2 * fmt.weights

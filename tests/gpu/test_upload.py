@@ -69,7 +69,7 @@ def test_what_is_packed_need_not_be_contiguous():
     assert w.to_host().blocks.tobytes() == view.tobytes()
 
 
-@each([fmt for fmt in FORMATS if fmt.plain or fmt.slots])
+@each([fmt for fmt in FORMATS if fmt.plain or fmt.tiled])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @gpu_settings
 @given(data=st.data())

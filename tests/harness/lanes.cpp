@@ -25,9 +25,11 @@ To* at(To* out, int k_block, int m16, int lane, int step) {
     return out + ((((k_block * WARPS + m16) * LANES + lane) * K_BLOCK_STEPS + step) * 8);
 }
 
-// visit(codes of a lane, k_block, m16, lane), each from a copy of M row groups.
-template <int M, class Visit>
-void for_lanes(const Tile& tile, Visit visit) {
+constexpr auto codes_of = [](const auto& k_block, int m16, int lane) { return k_block.codes(m16, lane); };
+
+// visit(codes of a lane, k_block, m16, lane), each from a copy of M row groups. read: what it takes of a k_block.
+template <int M, class Visit, class Read = decltype(codes_of)>
+void for_lanes(const Tile& tile, Visit visit, Read read = codes_of) {
     for (int k_block = 0; k_block < K_BLOCKS; ++k_block)
         for (int first = 0; first < WARPS; first += M) {
             KBlockOf<M> copy;
@@ -35,7 +37,7 @@ void for_lanes(const Tile& tile, Visit visit) {
             for (int m16 = 0; m16 < M; ++m16)
                 for (int lane = 0; lane < LANES; ++lane) {
                     threadIdx = {unsigned(lane), 0, 0};
-                    visit(copy.codes(m16, lane), k_block, first + m16, lane);
+                    visit(read(copy, m16, lane), k_block, first + m16, lane);
                 }
         }
 }
@@ -70,10 +72,27 @@ struct Lanes {
 
     static void levels(const Tile& tile, void* out) { fragments<M>(tile, out, float_levels<Format>); }
     static void fragment(const Tile& tile, void* out) { fragments<M>(tile, out, Format::fragment); }
-    static void codes_f16(const Tile& tile, void* out) { fragments<M>(tile, out, Format::codes_f16); }
-    static void bf16(const Tile& tile, void* out) { fragments<M>(tile, out, bf16_levels<Format>); }
+    static void codes_f16(const Tile& tile, void* out) {
+        fragments<M>(tile, out, [](const auto& codes, int step) { return Format::codes_f16(codes, step); });
+    }
+    static void bf16(const Tile& tile, void* out) {
+        fragments<M>(tile, out, [](const auto& codes, int step) { return bf16_levels<Format>(codes, step); });
+    }
+    // As decode reads them, of columns 4t to 4t + 3.
+    static void owned_f16(const Tile& tile, void* out) {
+        if constexpr (Own::OWNS_COLUMNS)
+            for_lanes<M>(
+                tile,
+                [&](const auto& codes, int k_block, int m16, int lane) {
+                    for (int step = 0; step < K_BLOCK_STEPS; ++step) {
+                        const Fragment found = Own::codes_f16(codes, step);
+                        memcpy(at(static_cast<u16*>(out), k_block, m16, lane, step), &found, sizeof(found));
+                    }
+                },
+                [](const auto& k_block, int m16, int lane) { return k_block.owned(m16, lane); });
+    }
     static void bytes(const Tile& tile, u8* out) {
-        if constexpr (Own::TABLE_BYTES == 0)
+        if constexpr (Own::TABLE_BYTES == 0 || Own::OWNS_COLUMNS)
             for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int m16, int lane) {
                 for (int step = 0; step < K_BLOCK_STEPS; ++step) {
                     const Bytes found = Own::bytes(codes, step);
@@ -127,6 +146,7 @@ extern "C" {
 EXPORT(levels);
 EXPORT(fragment);
 EXPORT(codes_f16);
+EXPORT(owned_f16);
 EXPORT(bf16);
 EXPORT(bytes);
 EXPORT(scale);

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+import numpy as np
+
 from qgemm.codec import activations
 from qgemm.codec.format import Format
 from qgemm.formats import FORMATS
@@ -64,6 +66,10 @@ def source(fmt: Format) -> Source | None:
     definitions["ACTIVATION_BYTES"] = str(activations.DTYPE.itemsize)
     if fmt.codebook is not None:
         definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
+    if fmt.grid is not None:
+        points = np.ascontiguousarray(fmt.grid.points()).view(f"<u{fmt.grid.weights}").reshape(-1)
+        definitions["GRID_WEIGHTS"] = str(fmt.grid.weights)
+        definitions["GRID_POINTS"] = "{" + ",".join(map(hex, points.tolist())) + "}"
     return source_of("products", definitions)
 
 

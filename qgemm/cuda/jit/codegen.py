@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -28,10 +27,8 @@ from qgemm.cuda.layout.tile import (
     tile_dtype,
 )
 
-from . import twins
-
-C_TYPES = {"<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
-
+from . import grid_codegen, twins
+from .cxx import C_TYPES, listed, offset_of, struct_members
 
 WGMMA_N = range(8, 257, 8)  # sizes of the instruction
 
@@ -64,7 +61,7 @@ def activation_struct() -> str:
     """C++ for qgemm::Activations, derived from the dtype of quantized activations."""
     dtype = activations.DTYPE
     q, ds = (dtype[name].itemsize for name in ("qs", "ds"))
-    offsets = ((member, _offset(dtype, name)) for member, name in (("q", "qs"), ("ds", "ds")))
+    offsets = ((member, offset_of(dtype, name)) for member, name in (("q", "qs"), ("ds", "ds")))
     asserts = "".join(
         f'static_assert(OFFSET_OF(Activations, {member}) == {at}, "{member} differs from its dtype");\n'
         for member, at in offsets
@@ -85,6 +82,7 @@ def tile_header(fmt: Format) -> str:
     return f"""#pragma once
 #include "host.cuh"
 #include "types.cuh"
+{'#include "codes/grid.cuh"' if fmt.grid is not None else ""}
 namespace qgemm {{
 {_codebook(fmt)}{tile_structs(fmt)}{block_structs(fmt)}
 }}  // namespace qgemm
@@ -99,31 +97,14 @@ def tile_structs(fmt: Format) -> str:
     the tile's groups of 16 rows; with all of them (WARPS) as they lie in memory.
     """
     dtype = tile_dtype(fmt)
-    k_block = dtype["k_blocks"].base
-    shares, loads = [], []
-    for field in k_block.names or ():
-        _, parts, _, chunk = k_block[field].shape
-        shares.append(f"u32 {field}[{parts * chunk}];")
-        at = ((f"share.{field} + {chunk * i}", f"{field}[m16][{i}][lane]") for i in range(parts))
-        loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
     fields = [(name, dtype[name]) for name in dtype.names or () if name != "k_blocks"]
-    return f"""
-struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
-template <int M16_TILES>
-struct alignas(16) {fmt.name}_k_block {{
-    {_members([(name, k_block[name]) for name in k_block.names or ()])}
-    __device__ {fmt.name}_codes codes(int m16, int lane) const {{
-        {fmt.name}_codes share;
-        {" ".join(loads)}
-        return share;
-    }}
-}};
-template <int M16_TILES>
+    return f"""{_k_block(fmt) if fmt.grid is None else grid_codegen.k_block(fmt)}template <int M16_TILES>
 struct alignas(16) {fmt.name}_fields {{
     static constexpr int K_BLOCKS = {k_blocks(fmt)};  // of a tile
     static constexpr int GROUP_SIZE = {fmt.group};
     static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
+    static constexpr bool OWNS_COLUMNS = {int(fmt.grid is not None)};  // of decode's lanes: see fragment.cuh
     // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
     static constexpr bool CODES_ARE_LEVELS = {int(code_exponent(fmt) is not None)};
     static constexpr int LEVEL_EXPONENT = {code_exponent(fmt) or 0};
@@ -134,15 +115,40 @@ struct alignas(16) {fmt.name}_fields {{
     // A lane's words of codes side by side -> as they lie in a tile, and back; a format may have its own.
     static __device__ void to_tile(Codes&) {{}}
     static __device__ void from_tile(Codes&) {{}}
-    {_members(fields)}
+    {struct_members(fields)}
 }};
 static_assert({k_blocks(fmt)} * sizeof({fmt.name}_k_block<WARPS>) + sizeof({fmt.name}_fields<WARPS>) ==
                   {dtype.itemsize}, "the tile of {fmt.name} differs from its dtype");
 """
 
 
+def _k_block(fmt: Format) -> str:
+    """C++ for the codes of a k_block."""
+    k_block = tile_dtype(fmt)["k_blocks"].base
+    shares, loads = [], []
+    for field in k_block.names or ():
+        _, parts, _, chunk = k_block[field].shape
+        shares.append(f"u32 {field}[{parts * chunk}];")
+        at = ((f"share.{field} + {chunk * i}", f"{field}[m16][{i}][lane]") for i in range(parts))
+        loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
+    return f"""
+struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
+template <int M16_TILES>
+struct alignas(16) {fmt.name}_k_block {{
+    {struct_members([(name, k_block[name]) for name in k_block.names or ()])}
+    __device__ {fmt.name}_codes codes(int m16, int lane) const {{
+        {fmt.name}_codes share;
+        {" ".join(loads)}
+        return share;
+    }}
+}};
+"""
+
+
 def _codebook(fmt: Format) -> str:
     """C++ for a format's codebook; nothing where codes are numbers themselves."""
+    if fmt.grid is not None:
+        return grid_codegen.codebook(fmt)
     found = table(fmt)
     if found is None or fmt.codebook is None:
         return ""
@@ -156,8 +162,8 @@ def _codebook(fmt: Format) -> str:
 __device__ const float {fmt.name}_levels[] = {_floats(fmt.codebook)};
 __device__ const float {fmt.name}_edges[] = {_floats(scaled)}, {fmt.name}_halves[] = {_floats(halves)};
 __device__ const float {fmt.name}_short_edges[] = {_floats(edges if short is None else short)};
-__device__ const u8 {fmt.name}_numbers[] = {_list(np.pad(codes, (0, missing - 1)))};
-__device__ const u8 {fmt.name}_before[] = {_list(before)};
+__device__ const u8 {fmt.name}_numbers[] = {listed(np.pad(codes, (0, missing - 1)))};
+__device__ const u8 {fmt.name}_before[] = {listed(before)};
 struct {fmt.name}_codebook {{
     using Absmax = {C_TYPES[next(fmt.dtype[name].str for name in fmt.dtype.names or () if name not in fmt.slots)]};
     static constexpr int BITS = {len(fmt.codebook).bit_length() - 1};
@@ -181,7 +187,7 @@ struct {fmt.name}_codebook {{
 
 
 def _floats(values: Any) -> str:
-    return _list(f"{value.hex()}f" for value in values.tolist())
+    return listed(f"{value.hex()}f" for value in values.tolist())
 
 
 def block_structs(fmt: Format) -> str:
@@ -196,6 +202,8 @@ def block_structs(fmt: Format) -> str:
     Fields per block: their BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT)
     and in the tile's fields (TO).
     """
+    if fmt.grid is not None:
+        return grid_codegen.block_structs(fmt)
     tile = tile_dtype(fmt)
     k_block = tile["k_blocks"].base
     structs, visits = [_block(fmt)], {"codes": "", "per_block": ""}
@@ -204,7 +212,7 @@ def block_structs(fmt: Format) -> str:
         if name in fmt.slots:
             _, parts, _, chunk = k_block[name].shape
             base, offset = bits_of_codes(fmt, name)
-            structs.append(f"__constant__ u16 {struct}_base[] = {_list(base)};")
+            structs.append(f"__constant__ u16 {struct}_base[] = {listed(base)};")
             planes = planes_of(fmt, name)
             numbers = {"BITS": parts * chunk, "PLANES": planes, "MASK": (1 << parts * chunk // planes) - 1}
             known = table(fmt)
@@ -213,14 +221,14 @@ def block_structs(fmt: Format) -> str:
                 "PARTS": parts,
                 "LOAD_WORDS": chunk,
                 "PLANE_BITS": fmt.weights,
-                "TO": _offset(k_block, name),
+                "TO": offset_of(k_block, name),
             }
             functions = f"""static int base(int k_block, int t) {{ return {struct}_base[4 * k_block + t]; }}
     static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{name}; }}
-    static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {_list(offset)}; return of[4 * step + j]; }}
+    static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {listed(offset)}; return of[4 * step + j]; }}
 """
         else:
-            to = _offset(tile, name) - tile["k_blocks"].itemsize
+            to = offset_of(tile, name) - tile["k_blocks"].itemsize
             numbers = {"BYTES": field.itemsize, "UNIT": tile[name].base.itemsize, "AT": at, "TO": to}
             functions = ""
         constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
@@ -232,41 +240,18 @@ def block_structs(fmt: Format) -> str:
     )
     structs.append(f"""struct {fmt.name}_blocks {{
     static constexpr int BYTES = {fmt.block_bytes}, WEIGHTS = {fmt.weights};
+    static constexpr bool GRID = false;
 {"".join(visitors)}}};""")
     return "\n".join(structs)
 
 
 def _block(fmt: Format) -> str:
     """C++ for one block of a format that kernels write whole."""
-    if fmt.encode is None or not fmt.integer:
+    if fmt.encode is None or not fmt.integer or fmt.grid is not None:
         return ""
     fields = ((name, fmt.dtype[name]) for name in fmt.dtype.names or ())
     members = (f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields)
     return f"struct {fmt.name}_block {{ {' '.join(members)} }};"
-
-
-def _offset(dtype: Any, name: str) -> int:
-    return int(dtype.fields[name][1])
-
-
-def _list(values: Iterable[Any]) -> str:
-    return f"{{{', '.join(map(str, values))}}}"
-
-
-def _members(fields: list[tuple[str, Any]]) -> str:
-    """C++ members of M16_TILES row groups each, and a copy of some row groups of a whole one."""
-    names = [name for name, _ in fields]
-    dims = ("".join(f"[{n}]" for n in dtype.shape[1:]) for _, dtype in fields)
-    members = [
-        f"{C_TYPES[dtype.base.str]} {name}[M16_TILES]{dim};" for (name, dtype), dim in zip(fields, dims, strict=True)
-    ]
-    copies = [f"copy({name}, from.{name}[first], sizeof({name}));" for name in names]
-    return f"""{" ".join(members)}
-    // Fill from the row groups of a whole one that start at `first`: copy(to, from, bytes), once or once a field.
-    template <class Whole, class Copy>
-    __device__ void copy_from(const Whole& from, int first, Copy copy) {{
-        if constexpr (M16_TILES == WARPS) {{ copy(this, &from, sizeof(*this)); }} else {{ {" ".join(copies)} }}
-    }}"""
 
 
 def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:

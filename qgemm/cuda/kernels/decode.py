@@ -45,7 +45,7 @@ def token_tile(m: int) -> int:
 
 def takes(activation: str, p: Problem) -> bool:
     """Up to 16 rows of x; codes of a codebook by A16 alone."""
-    return bool(p.format.slots) and p.m <= TOKENS[-1] and p.sm >= LEAST and (activation == "a16" or p.format.integer)
+    return p.format.tiled and p.m <= TOKENS[-1] and p.sm >= LEAST and (activation == "a16" or p.format.integer)
 
 
 def configs(name: str, p: Problem) -> Iterator[DecodeConfig]:

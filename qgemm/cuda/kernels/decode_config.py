@@ -85,16 +85,19 @@ def _row(values: list[Any]) -> DecodeConfig:
 
 
 # Measured on an H200 (132 SMs) with q4_0, q4_k, q6_k and q8_0; docs/choosing-a-config.md says what decides. The same
-# with a codebook, whose table of levels all warps of a CTA share: shared memory is what limits, so pipelines are short.
-DECODE_CONFIGS, CODEBOOK_DECODE_CONFIGS = (tuple(map(_row, read("decode")[name])) for name in ("integer", "codebook"))
+# with a codebook or a grid, whose table of levels all warps of a CTA share: shared memory is what limits, so pipelines
+# are short.
+DECODE_CONFIGS, CODEBOOK_DECODE_CONFIGS, GRID_DECODE_CONFIGS = (
+    tuple(map(_row, read("decode")[name])) for name in ("integer", "codebook", "grid")
+)
 
 
 def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[DecodeConfig]:
     """The rows for this format, kernel and token tile on this GPU, or else on the one before it.
 
-    With a codebook, of them those that have the memory for its table and two k_blocks a warp; the last serves all.
+    With a table of levels, of them those that have the memory for it and two k_blocks a warp; the last serves all.
     """
-    table = CODEBOOK_DECODE_CONFIGS if fmt.needs_table else DECODE_CONFIGS
+    table = CODEBOOK_DECODE_CONFIGS if fmt.needs_table else GRID_DECODE_CONFIGS if fmt.grid else DECODE_CONFIGS
     kind = tile_kind(fmt)
     rows = [row for row in table if kernel in row.kernels and kind in row.tiles and tokens in row.tokens]
     rows = [row for row in rows if row.least <= sm]
@@ -106,14 +109,14 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
             <= row.shared
         )
 
-    return (row for row in rows if not fmt.needs_table or fits(row) or row is rows[-1])
+    return (row for row in rows if not table_bytes(fmt) or fits(row) or row is rows[-1])
 
 
 def tile_kind(fmt: Format) -> str:
-    """What a choice of configs knows of a format: "codebook", "few_bits" (codes of up to 3), "super_blocks", "bytes"
-    (codes of 8 bits) or "blocks"."""
-    if fmt.needs_table:
-        return "codebook"
+    """What a choice of configs knows of a format: "codebook", "grid", "few_bits" (codes of up to 3), "super_blocks",
+    "bytes" (codes of 8 bits) or "blocks"."""
+    if table_bytes(fmt):
+        return "codebook" if fmt.needs_table else "grid"
     if fmt.code_bits <= FEW_BITS:
         return "few_bits"
     return "super_blocks" if k_blocks(fmt) > 1 else "bytes" if fmt.code_bits == 8 else "blocks"

@@ -21,7 +21,7 @@ WARP_SPLIT_K = 4  # groups of four warps that share a row_block of tiles
 
 def takes(activation: str, p: Problem) -> bool:
     """Up to 8 rows of x."""
-    return bool(p.format.slots) and p.m <= TOKENS[-1] and (activation == "a16" or p.format.integer)
+    return p.format.tiled and p.m <= TOKENS[-1] and (activation == "a16" or p.format.integer)
 
 
 def token_tile(p: Problem) -> int:

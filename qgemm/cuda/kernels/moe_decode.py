@@ -22,7 +22,7 @@ MAX_SLOTS = 65535  # of a launch: CUDA's limit on the second axis of a grid
 
 def takes(p: Problem) -> bool:
     """Any number of tokens; each reads its experts anew, so that more than a few want another kernel."""
-    return p.routed is not None and bool(p.format.slots) and p.sm >= decode.LEAST and p.activation == "a16"
+    return p.routed is not None and p.format.tiled and p.sm >= decode.LEAST and p.activation == "a16"
 
 
 def configs(p: Problem) -> Iterator[DecodeConfig]:

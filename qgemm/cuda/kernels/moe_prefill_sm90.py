@@ -111,7 +111,7 @@ def expected_tiles(slots: int, experts: int, tokens: int) -> tuple[float, float]
 
 def takes(p: Problem) -> bool:
     """Rows sorted by expert, of 16 bits."""
-    return p.routed is not None and p.routed.tokens > 0 and bool(p.format.slots) and p.x in ("half", "bf16")
+    return p.routed is not None and p.routed.tokens > 0 and p.format.tiled and p.x in ("half", "bf16")
 
 
 def configs(p: Problem) -> Iterator[Sm90Config]:

@@ -43,9 +43,9 @@ def needed(
     shapes: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     experts: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     for each in tensors:
-        if each.ndim > 1 and each.format.slots:
+        if each.ndim > 1 and each.format.tiled:
             shapes[each.format].add(tuple(each.shape[-2:]))
-        if each.ndim == 3 and each.format.slots and "a16" in activations:
+        if each.ndim == 3 and each.format.tiled and "a16" in activations:
             experts[each.format].add(tuple(each.shape))
     found = {_key(name, None, template) for name, template in common_variants()}
     for fmt, matrices in shapes.items():

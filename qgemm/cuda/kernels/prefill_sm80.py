@@ -115,14 +115,15 @@ def tiles_of(config: Sm80Config, n: int, m: int) -> int:
 
 
 def shared_bytes(fmt: Format, config: Sm80Config, stages: int) -> int:
-    """Shared memory of a CTA: the table of a codebook's levels, and `stages` stages of codes, fields and x.
+    """Shared memory of a CTA: for A16 the table of levels, and `stages` stages of codes, fields and x.
 
     The reduction takes their place at the end.
     """
     dtype = tiles.tile_dtype(fmt)
     weights = dtype.itemsize - (tiles.k_blocks(fmt) - 1) * dtype["k_blocks"].base.itemsize
     stage = config.warp_split_k * (config.row_blocks * weights + config.tokens * TOKEN[config.kernel])
-    return max(tiles.table_bytes(fmt) + stages * stage, reduce_bytes(config))
+    table = tiles.table_bytes(fmt) if config.kernel == A16 else 0
+    return max(table + stages * stage, reduce_bytes(config))
 
 
 def reduce_bytes(config: Sm80Config) -> int:
@@ -192,7 +193,7 @@ MAX_EXPONENT = 126  # beyond it the factor is no float32
 def takes(activation: str, p: Problem) -> bool:
     """Any number of rows of x, of 16 bits for A16, whose stages fit."""
     fits = p.x in ("half", "bf16") if activation == "a16" else p.format.integer
-    return bool(p.format.slots) and p.sm >= 80 and fits
+    return p.format.tiled and p.sm >= 80 and fits
 
 
 def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:

@@ -125,7 +125,7 @@ def _entering(of_map: Callable[[TensorMap], Launchable], box: Any, device: int, 
 
 def takes(p: Problem) -> bool:
     """Any number of rows of x of 16 bits; "a8" on decoded activations."""
-    return bool(p.format.slots) and p.x in ("half", "bf16") and 90 <= p.sm < 100
+    return p.format.tiled and p.x in ("half", "bf16") and 90 <= p.sm < 100
 
 
 PREFILL_SM90 = Kernel(

@@ -43,9 +43,9 @@ class Formats(NamedTuple):
     holds: Callable[[Format], bool]
 
 
-TILED = Formats("tiled", lambda fmt: bool(fmt.slots))
-INTEGER = Formats("integer", lambda fmt: bool(fmt.slots) and fmt.integer)
-CODEBOOK = Formats("codebook", lambda fmt: bool(fmt.slots) and fmt.needs_table)
+TILED = Formats("tiled", lambda fmt: fmt.tiled)
+INTEGER = Formats("integer", lambda fmt: fmt.tiled and fmt.integer)
+CODEBOOK = Formats("codebook", lambda fmt: fmt.tiled and fmt.needs_table)
 SIXTEENS = Formats("integer, groups of 16", lambda fmt: INTEGER.holds(fmt) and fmt.group == 16)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 

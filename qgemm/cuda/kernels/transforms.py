@@ -53,7 +53,7 @@ class Transform:
 
 
 def _tiled(fmt: Format) -> bool:
-    return bool(fmt.slots)
+    return fmt.tiled
 
 
 def encodes(fmt: Format) -> bool:

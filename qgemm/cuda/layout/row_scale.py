@@ -40,12 +40,12 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
 
     No scale or weight overflows half: the largest code times its scale is below 2^15 as well. Where one multiply-add
     makes weights of codes that are subnormal halves, scales take the power of two that codes lack (`folded`). Weights
-    made of halves are multiples of 2^-24: in a unit of at most 1 nothing is lost of those that are subnormal halves.
+    made of halves are multiples of 2^-24: scales times at most 2^24 lose nothing of those that are subnormal halves.
     """
     code_exponent, factors = tiles.code_exponent(fmt), tiles.scale_factors(fmt)
     folded = factors > 0 and source == "half"
-    level = CODES if folded else LEVEL if code_exponent is None else -code_exponent
+    level = -code_exponent if code_exponent is not None else CODES if folded else LEVEL
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
-    least = 0 if folded else max(EXPONENTS[0], -FLOATS[1] - level)
+    least = CODES - level if folded else max(EXPONENTS[0], -FLOATS[1] - level)
     most = min(EXPONENTS[1], -FLOATS[0] - level)
     return RowExponentRange(level, max(HEADROOM, below - level) - MAX_HALF, least, most)

@@ -21,6 +21,8 @@ place everything:
 - A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
   scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
+- Weights that are points of a grid have neither codes nor words of their own: their tile is in layout/grid.py.
+
 Behind the tiles of a matrix lie bounds of the magnitude of the weights of each row, by which the prefill kernel brings
 them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
 of the file back.
@@ -41,6 +43,8 @@ from numpy.typing import NDArray
 from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import LaneWords, as_bytes, pack_bit_planes, pack_slots, unpack_bit_planes, unpack_slots
 from qgemm.errors import UnsupportedError
+
+from . import grid
 
 ROWS = 64  # rows of a tile
 K_BLOCK = 64  # columns whose codes lie together
@@ -72,7 +76,7 @@ def k_blocks(fmt: Format) -> int:
 
 def scales_once(fmt: Format) -> bool:
     """Whether lanes decode scales for each other: where those are codes, not numbers as float16, int8, E4M4 are."""
-    return any(
+    return fmt.grid is not None or any(
         fmt.dtype[name].base.kind == "u"
         for name in fmt.dtype.names or ()
         if name not in fmt.slots and name not in fmt.number_bytes
@@ -97,6 +101,9 @@ def tile_dtype(fmt: Format) -> np.dtype[Any]:
     Codes of b bits become little-endian words [warp][b / chunk][lane][chunk], chunk = gcd(b, 4).
     """
     check_tiled(fmt)
+    if fmt.grid is not None:
+        codes = np.dtype(grid.lane_fields(fmt.grid))
+        return np.dtype([("k_blocks", codes, (k_blocks(fmt),)), *grid.block_fields(fmt.grid)])
     blocks = columns(fmt) // fmt.weights
     k_block = np.dtype([(name, "<u4", _words(fmt, name)) for name in fmt.slots])
     names = [name for name in fmt.dtype.names or () if name not in fmt.slots]
@@ -138,7 +145,7 @@ def planes_of(fmt: Format, name: str) -> int:
 
 def check_tiled(fmt: Format) -> None:
     """UnsupportedError unless the format can be packed into tiles."""
-    if not fmt.slots:
+    if not fmt.tiled:
         raise UnsupportedError(f"{fmt} has no device tile: it names no code slots")
 
 
@@ -150,6 +157,9 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     padded = np.zeros((row_blocks * ROWS, along * per_tile), fmt.dtype)
     padded[: blocks.shape[0], : blocks.shape[1]] = blocks
     tiles, known = np.empty((row_blocks, along), dtype), table(fmt)
+    if fmt.grid is not None:
+        grid.pack(fmt, padded, tiles)
+        return tiles
     coded: LaneWords = {}
     for name in fmt.dtype.names or ():
         field = padded[name]
@@ -170,6 +180,8 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     """Tiles -> blocks [rows, columns / weights]; the inverse of `pack`."""
     row_blocks, along = tiles.shape
     per_tile = k_blocks(fmt) * K_BLOCK // fmt.weights
+    if fmt.grid is not None:
+        return grid.unpack(fmt, tiles)[:rows, : fmt.blocks_in(columns)].copy()
     padded = np.empty((row_blocks * ROWS, along * per_tile), fmt.dtype)
     coded = {
         name: words.reshape(row_blocks, -1, *words.shape[3:])
@@ -199,7 +211,8 @@ def row_absmax(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
     _, scale, minimum, _ = fmt.decode_levels(flat).zeros_as_minimums()  # as kernels have them
     pairs = [(scale, minimum)]
     if scale_factors(fmt) == 2:
-        pairs.append((flat["d"], flat["dmin"] if "dmin" in (fmt.dtype.names or ()) else None))
+        d: Any = flat["d"] if fmt.scattered_scale is None else fmt.scattered_scale(flat)
+        pairs.append((d, flat["dmin"] if "dmin" in (fmt.dtype.names or ()) else None if minimum is None else d))
     most = np.zeros(len(blocks), np.float32)
     for scale, minimum in pairs:
         assert scale is not None
@@ -251,7 +264,7 @@ def table(fmt: Format) -> Table | None:
 
 def table_bytes(fmt: Format) -> int:
     """Shared memory that a kernel keeps for the table of a format's levels."""
-    found = table(fmt)
+    found = table(fmt) if fmt.grid is None else grid.table(fmt.grid)
     return 0 if found is None else found.nbytes
 
 

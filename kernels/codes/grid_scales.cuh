@@ -1,0 +1,67 @@
+// Scales of grids: d * (2 sc + 1) * 2^EXPONENT, sc in the field sc.
+#pragma once
+
+#include "codes/half_scales.cuh"
+
+namespace qgemm {
+
+// sc of four bits, groups 4 i to 4 i + 3 in word i.
+template <class Fields, int EXPONENT>
+struct NibbleScales : Fields {
+    __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
+        const u32 sc = nibbles(m16, g, index) & 0x000f000f;
+        return numbers_from(sc << 1 | 0x00010001, 0, __hmul2(unit, __float2half2_rn(two_to(EXPONENT))));
+    }
+    // From bit 0 on of row g, from bit 16 on of row g + 8.
+    __device__ u32 nibbles(int m16, int g, int index) const {
+        return reinterpret_cast<const u32*>(this->sc[m16][g][0])[index >> 2] >> 4 * (index & 3);
+    }
+};
+
+// Three bits, a plane of all 16 groups each.
+template <class Fields, int EXPONENT>
+struct PlaneScales : Fields {
+    __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
+        const u32* planes = reinterpret_cast<const u32*>(this->sc[m16][g][0]);
+        u32 number = 0x00010001;
+#pragma unroll
+        for (int i = 0; i < 3; ++i) number |= (planes[i] >> index & 0x00010001) << (i + 1);
+        return numbers_from(number, 0, __hmul2(unit, __float2half2_rn(two_to(EXPONENT))));
+    }
+};
+
+// Three bits, the fourth saying that the minimum is minus the scale, else plus.
+template <class Fields, int EXPONENT>
+struct DeltaScales : SuperScales<NibbleScales<Fields, EXPONENT>> {
+    static constexpr bool HAS_MINIMUM = true;
+
+    __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
+        const u32 sc = this->nibbles(m16, g, index) & 0x00070007;
+        return numbers_from(sc << 1 | 0x00010001, 0, __hmul2(unit, __float2half2_rn(two_to(EXPONENT))));
+    }
+    __device__ half2 sub_minimum(int m16, int g, int index, half2 unit) const {
+        half2 scale = sub_scale(m16, g, index, unit);
+        return as_half2(*reinterpret_cast<u32*>(&scale) ^ (this->nibbles(m16, g, index) & 0x00080008) << 12);
+    }
+    __device__ half2 half_minimum(int m16, int g, int) const { return this->half_scale(m16, g, 0); }
+    __device__ float2 scale(int m16, int g, int index) const {
+        return multiply_rounded(super_minimum(m16, g), __half22float2(sub_scale(m16, g, index, __float2half2_rn(1))));
+    }
+    __device__ float2 minimum(int m16, int g, int index) const {
+        return multiply_rounded(super_minimum(m16, g), __half22float2(sub_minimum(m16, g, index, __float2half2_rn(1))));
+    }
+    __device__ float2 super_minimum(int m16, int g) const { return __half22float2(this->half_scale(m16, g, 0)); }
+    // Of groups 2 p and 2 p + 1 as bf16 pairs, of row g and of row g + 8.
+    __device__ void sub_minimums(u32 (&pairs)[2], int m16, int g, int p) const {
+        const u32 both = this->nibbles(m16, g, 2 * p);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            const u32 here = both >> 16 * row & 0xff, two = (here & 15) | here >> 4 << 16;
+            constexpr u32 DOWN = u32(-EXPONENT) << 7;  // of bf16's exponent
+            pairs[row] = bf16_numbers((two & 0x00070007) << 1 | 0x00010001, 0) - (DOWN << 16 | DOWN);
+            pairs[row] |= (two & 0x00080008) << 12;
+        }
+    }
+};
+
+}  // namespace qgemm
