@@ -19,12 +19,14 @@ from .embedding import QEmbedding
 from .experts import QExperts
 from .linear import LoRA, QLinear
 from .parallel import ColumnParallelLinear, RowParallelLinear
+from .parallel_experts import ParallelExperts
 from .parallelize import Parallelized, parallelize
 from .replace import Replaced, replace_linear
 
 __all__ = [
     "ColumnParallelLinear",
     "LoRA",
+    "ParallelExperts",
     "Parallelized",
     "QEmbedding",
     "QExperts",

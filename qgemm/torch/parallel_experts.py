@@ -1,0 +1,80 @@
+"""ParallelExperts: QExperts of which each rank of torch.distributed holds some experts; one sum over the ranks.
+
+Every rank takes all tokens. Those of a token's experts that are another rank's count nothing here: their weight is 0,
+and they stand for the first expert, so that no other bytes are read for them. A rank does the arithmetic of all slots:
+what is divided is the memory, and the bytes that few tokens read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from qgemm.errors import UnsupportedError
+from qgemm.packed import Packed
+from qgemm.tensor import Tensor
+
+from .experts import QExperts
+from .group import Group
+from .ops import traced
+
+
+class ParallelExperts(QExperts):
+    """y [T, K] of all experts of a layer, on every rank; made by `from_tensors`, which every rank calls.
+
+    group: the ranks. part: the experts that are this rank's. The ids of a call are those of the whole layer. Each
+    rank's part of the sum is rounded to x's dtype, and the sum again.
+    """
+
+    group: Group
+    part: slice
+    total: int
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise UnsupportedError("ParallelExperts.from_tensors cuts a layer from tensors; there is no empty one")
+
+    @classmethod
+    def from_tensors(
+        cls, gate: Packed, up: Packed, down: Packed, biases: Sequence[Any] = (None, None, None),
+        activation: str = "swiglu", *, group: Any = None,
+    ) -> ParallelExperts:  # fmt: skip
+        """This rank's experts of Tensors [E, F, K], [E, F, K], [E, K, F]: views of a mapped file.
+
+        biases: of the whole layer, tensors [E, N] or None. group: as of `ColumnParallelLinear.from_tensor`. What is
+        refused on one rank is refused on all; UnsupportedError if there are fewer experts than ranks.
+        """
+        group, tensors = Group.of(group), (gate, up, down)
+        with group.together() as facts:
+            facts.append(f"{tensors}, {activation}")
+            shards, total = [], gate.shape[0]
+            for tensor in tensors:
+                if not isinstance(tensor, Tensor) or tensor.ndim != 3:
+                    raise UnsupportedError(f"experts are cut on the host, as Tensors (E, N, K); got {tensor!r}")
+                if tensor.shape[0] != total:
+                    raise UnsupportedError(f"gate has {total} experts, got {tensor!r}")
+                shards.append(tensor.shard(group.rank, group.world, 0))
+            assert isinstance(gate, Tensor)
+            part = gate.shares(group.world, 0)[group.rank]
+            some = [None if bias is None else bias.detach()[part].clone() for bias in biases]
+            made = super().from_tensors(shards[0], shards[1], shards[2], some, activation)
+            assert isinstance(made, cls)
+            made.group, made.part, made.total = group, part, total
+        return made
+
+    def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        """x [T, K], ids [T, top_k] of all experts, the router's weights [T, top_k] -> y [T, K]."""
+        graph, ids = traced(hidden_states), top_k_index
+        if not graph and not ids.is_cuda and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.total:
+            raise IndexError(f"ids are {int(ids.min())} to {int(ids.max())}, there are experts 0 to {self.total - 1}")
+        here = (ids >= self.part.start) & (ids < self.part.stop)
+        y = super().forward(
+            hidden_states, torch.where(here, ids - self.part.start, 0), torch.where(here, top_k_weights, 0)
+        )
+        return self.group.traced_sum(y) if graph else self.group.sum(y)
+
+    def extra_repr(self) -> str:
+        """For repr."""
+        cut = f"experts {self.part.start} to {self.part.stop} of {self.total}"
+        return f"{super().extra_repr()}, {self.group!r}: {cut}"
