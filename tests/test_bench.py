@@ -17,6 +17,7 @@ import qgemm
 from qgemm.bench import cpu, encode, gpu, host, results, sweep, timing
 from qgemm.cli import bench
 from qgemm.cli import main as cli
+from qgemm.formats import through_gguf
 
 # ---------------------------------------------------------------- rows and their file
 
@@ -314,8 +315,14 @@ def test_options_that_would_be_ignored_are_refused(words, refused):
     assert "says nothing to a benchmark of" in refused("bench", *words.split(), status=2)
 
 
-def test_what_has_no_codec_of_its_own_is_not_compared(refused):
-    assert "IQ1_S is decoded by gguf" in refused(*SMALL, "--formats", "iq1_s")
+def test_what_has_no_codec_of_its_own_is_not_compared():
+    with pytest.raises(qgemm.UnsupportedError, match="IQ1_S is decoded by gguf"):
+        next(cpu.jobs(through_gguf.formats()["iq1_s"], (64, 256), cpu.Options()))
+
+
+def test_what_needs_an_importance_is_decoded_and_multiplied():
+    names = [job.name for job in cpu.jobs(qgemm.FORMATS["iq1_s"], (64, 256), cpu.Options(m=(1,)))]
+    assert names == ["decode", "a16 M=1", "a8 M=1"]
 
 
 def test_goals_of_encoding(tmp_path, capsys):

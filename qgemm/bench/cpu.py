@@ -112,10 +112,11 @@ def jobs(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Job]
         raise UnsupportedError(f"{fmt} is decoded by {fmt.decoded_by}: there is nothing to compare it with")
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(shape, dtype=np.float32)
-    w = Tensor(fmt, shape, random_blocks(fmt, *shape, rng)) if fmt.encode is None else quantize(weights, fmt)
+    encodes = fmt.encode is not None and not fmt.needs_importance
+    w = quantize(weights, fmt) if encodes else Tensor(fmt, shape, random_blocks(fmt, *shape, rng))
     packed = w.blocks.view(np.uint8)
     least = 0.0 if fmt.plain else 1.0
-    if fmt.encode is not None:
+    if encodes:
         theirs = able(gguf.quantize, weights, fmt)
         yield Job("encode", lambda: quantize(weights, fmt), theirs, weights.nbytes, least if theirs else 0.0)
     decode = able(gguf.dequantize, packed, fmt)
