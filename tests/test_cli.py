@@ -120,7 +120,7 @@ def test_matmul_refuses(refused, tmp_path):
     near = refused("matmul", EXCERPT, "blk.2.atn_q.q4_0")
     assert "there is no tensor 'blk.2.atn_q.q4_0'; close are blk.2.attn_q.q4_0" in near
     assert "`qgemm info` lists" in refused("matmul", EXCERPT, "?")
-    assert "no integer codes" in refused("matmul", EXCERPT, "blk.2.ffn_down.iq1_s", "--activation", "a8")
+    assert "no integer codes" in refused("matmul", EXCERPT, "blk.2.attn_q.f32", "--activation", "a8")
     assert "'a16'" in refused("matmul", EXCERPT, "blk.2.attn_q.f32", "--activation", "a8")
     qgemm.write(tmp_path / "vector.gguf", {"v": np.ones(32, np.float32)})
     assert "w must be a matrix" in refused("matmul", tmp_path / "vector.gguf", "v")

@@ -58,7 +58,7 @@ def test_info(run):
     types = lines_of(out, "type")
     assert types["Q4_0"] == ["Q4_0", "2", "135168", "76032", "4.5", "a16, a8, dequantize"]
     assert types["F32"][5] == "a16, dequantize"
-    assert types["IQ1_S"][5] == "a16, dequantize (decoded by gguf)"
+    assert types["IQ1_S"][5] == "a16, a8, dequantize"
     tensors = lines_of(out + "\n", "tensor")
     with qgemm.open(EXCERPT) as file:
         assert list(tensors) == list(file)
