@@ -90,13 +90,14 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
 def test_ci_compiles_every_config():
     """On the tuned architecture by each format, and each parameter with every type of x; elsewhere by one format."""
 
+    def by_all(unit):
+        return unit.arch == compile_kernels.TUNED and not compile_kernels.by_turns(unit.kernel, kind_of(unit))
+
     def tuned(some):
-        found = (unit for unit in some if unit.arch == compile_kernels.TUNED)
-        return {(unit.format, *config(unit)) for unit in found if unit.kernel not in compile_kernels.BY_TURNS}
+        return {(unit.format, *config(unit)) for unit in some if by_all(unit)}
 
     def elsewhere(some):
-        found = (unit for unit in some if unit.arch != compile_kernels.TUNED or unit.kernel in compile_kernels.BY_TURNS)
-        return {config(unit, OF_FORMAT) for unit in found}
+        return {config(unit, OF_FORMAT) for unit in some if not by_all(unit)}
 
     def types(some):
         found = (unit for unit in some if unit.arch == compile_kernels.TUNED)

@@ -31,6 +31,7 @@ import qgemm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.decode import DECODE, DECODE_A8
+from qgemm.cuda.kernels.moe_decode import MOE_DECODE
 from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
@@ -41,8 +42,10 @@ from qgemm.files.compiled import cache_dir
 
 TUNED = "sm_90a"
 TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
-# Also there, but so many configs a format: their main loop is one that each format compiles in every config.
-BY_TURNS = {MOE_PREFILL_SM90.name: 2}
+# Also there, but so many configs a format: kernels whose main loop each format compiles in every config for another, and
+# x of float32, which is converted and then multiplied as x of 16 bits.
+BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, "float")
+CONFIGS_BY_TURNS = 2
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
@@ -75,6 +78,11 @@ def every_unit(archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("",
             yield from (Unit(kernel, "", tuple(t.items()), arch) for kernel, t in common_variants())
 
 
+def by_turns(kernel: str, kind: str) -> bool:
+    """Whether a format compiles some configs alone of a kernel and class of x, others being left to other formats."""
+    return kernel in BY_TURNS or kind in BY_TURNS
+
+
 def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
     """What CI compiles of all units.
 
@@ -94,12 +102,12 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
         turn, count = turns[kernel, kind], len(configs)
         if not name:  # so few that none waits for its turn
             yield from (unit for config in configs for unit in config)
-        elif arch == TUNED and kernel not in BY_TURNS:
+        elif arch == TUNED and not by_turns(kernel, kind):
             yield from (config[(i + turn) % len(config)] for i, config in enumerate(configs))
         else:
             alike = [(kernel, kind, *(pair for pair in each if not OF_FORMAT.fullmatch(pair[0]))) for each in by_config]
             some = sorted(range(count), key=lambda i: compiled[alike[i]])
-            for least in some[: BY_TURNS.get(kernel, 1)]:
+            for least in some[: CONFIGS_BY_TURNS if by_turns(kernel, kind) else 1]:
                 compiled[alike[least]] += 1
                 yield configs[least][(turn + turn // count) % len(configs[least])]
         turns[kernel, kind] += 1
