@@ -42,8 +42,8 @@ from qgemm.files.compiled import cache_dir
 
 TUNED = "sm_90a"
 TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
-# Also there, but so many configs a format: kernels whose main loop each format compiles in every config for another, and
-# x of float32, which is converted and then multiplied as x of 16 bits.
+# Also there, but so many configs a format: kernels whose main loop each format compiles in every config for another
+# kernel, and x of float32, which is converted and then multiplied as x of 16 bits.
 BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, "float")
 CONFIGS_BY_TURNS = 2
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture
