@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 
-from .backend import backend
+from .backend import backend, module
 from .errors import UnsupportedError
 from .formats import format_named
 from .packed import Packed
@@ -43,6 +43,7 @@ class Tensor(Packed):
         self.shape = shape
         self.name = name
         self._blocks = blocks
+        self.plans: dict[str | None, Any] = {}  # what a backend keeps of products by this tensor
         self._read = read
         self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
         if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
@@ -58,6 +59,17 @@ class Tensor(Packed):
         Those of a kbit tensor in a file are put together when they are asked for, since its parts lie apart there.
         """
         return self._blocks() if callable(self._blocks) else self._blocks
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether `blocks` is the same array at each access."""
+        return not callable(self._blocks)
+
+    def again(self, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+        """y of a product that needs no checks but of its arrays; None where `qgemm.matmul` must go the long way."""
+        if bias is not None or residual is not None or dtype is not None:
+            return None
+        return module("cpu").again(self, x, activation, out)
 
     def read(self, start: int, stop: int) -> Blocks:
         """Blocks start to stop of all, counted in C order, [stop - start].

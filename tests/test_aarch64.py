@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
@@ -9,13 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.replay import INPUT, OUTPUT, SOURCE, TO_PACK, Call, Packing, replayed, written
+from harness.replay import (
+    INPUT,
+    OUTPUT,
+    SOURCE,
+    TO_PACK,
+    Call,
+    Packing,
+    PackingStruct,
+    ProductStruct,
+    replayed,
+    written,
+)
 from helpers import random_tensor
 from strategies import each
 
 import qgemm
 from qgemm.codec import activations, search
-from qgemm.cpu.native import compiler, encoders, libraries, library, prebuilt, products
+from qgemm.cpu.native import calls, compiler, encoders, libraries, library, prebuilt, products, sources
 
 CROSS = compiler.named("aarch64-linux-gnu-gcc")
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
@@ -43,14 +55,15 @@ def compiled_code(monkeypatch):
 def replay(tmp_path_factory):
     """Makes calls again on 64-bit ARM, by libraries that are compiled for it."""
     folder = tmp_path_factory.mktemp("aarch64")
-    subprocess.run([*CROSS.command, "-O1", "-o", str(folder / "replay"), str(SOURCE), "-ldl"], check=True)
+    includes = ["-I", str(sources.folder())]
+    subprocess.run([*CROSS.command, "-O1", *includes, "-o", str(folder / "replay"), str(SOURCE), "-ldl"], check=True)
 
-    def replay(source, *calls, march=TARGET.march):
+    def replay(source, *made, march=TARGET.march):
         path = folder / "library.so"
         path.write_bytes(library.built(CROSS, source, march))
         command = [QEMU, "-cpu", "max", "-L", LIBRARIES, str(folder / "replay")]
-        said = replayed(command, written(folder / "calls", [call._replace(library=path) for call in calls]))
-        assert said == f"{len(calls)} of {len(calls)} calls agree\n"
+        said = replayed(command, written(folder / "calls", [call._replace(library=path) for call in made]))
+        assert said == f"{len(made)} of {len(made)} calls agree\n"
 
     return replay
 
@@ -59,30 +72,43 @@ def product(fmt, digits, tiles, m, w, rng) -> Call:
     """A product of rows, or tiles, as x86 computes it."""
     k = w.shape[1]
     x = rng.standard_normal((m, k), np.float32) * np.exp2(rng.integers(-8, 8, (m, 1))).astype(np.float32)
-    if digits == libraries.A8:
+    if digits == calls.A8:
         x = qgemm.quantize_activations(x).blocks
-    unit = activations.UNIT if digits == libraries.A8 else 1.0
+    engine, table = libraries.loaded(fmt), products._table(fmt)
     y = np.full((m, w.shape[0]), np.nan, np.float32)
-    engine = libraries.loaded(fmt)
-    products._job(engine, x, digits, tiles, unit, w, y)
+    argument = ProductStruct(
+        m=m, n=w.shape[0], k=k, w_row=w.blocks.strides[0], packed_row=engine.qgemm_packed_bytes(digits, tiles, k),
+        y_row=w.shape[0], unit=activations.UNIT if digits == calls.A8 else 1.0, digits=digits, tiles=tiles,
+    )  # fmt: skip
+    computed(engine, argument, x, w.blocks, y, table)
     assert np.isfinite(y).all()
     arrays = {"w": (INPUT, w.blocks), "packed": (TO_PACK, x), "y": (OUTPUT, y)}
-    if (table := products._table(fmt)) is not None:
+    if table is not None:
         arrays["table"] = (INPUT, table)
-    row = engine.qgemm_packed_bytes(digits, tiles, k)
-    argument = libraries.Product(
-        m=m, n=w.shape[0], k=k, w_row=w.blocks.strides[0], packed_row=row, y_row=w.shape[0], unit=unit, digits=digits,
-        tiles=tiles,
+    return Call(NOWHERE, "qgemm_rows", argument, arrays, w.shape[0], Packing(digits, tiles, m, k, x.strides[0]))
+
+
+def computed(engine, argument, x, blocks, y, table) -> None:
+    """y by this CPU."""
+    packed = np.empty(argument.m * argument.packed_row + 64, np.uint8)
+    packed = packed[-packed.ctypes.data % 64 :]
+    rows = PackingStruct(
+        to=packed.ctypes.data, to_row=argument.packed_row, x=x.ctypes.data, x_row=x.strides[0], m=argument.m,
+        k=argument.k, digits=argument.digits, tiles=argument.tiles,
     )  # fmt: skip
-    return Call(NOWHERE, "qgemm_rows", argument, arrays, w.shape[0], Packing(digits, tiles, m, k))
+    made = ProductStruct.from_buffer_copy(argument)
+    made.w, made.packed, made.y = blocks.ctypes.data, packed.ctypes.data, y.ctypes.data
+    made.table = None if table is None else table.ctypes.data
+    for function, struct, items in ((engine.qgemm_pack, rows, len(x)), (engine.qgemm_rows, made, len(y.T))):
+        function(ctypes.byref(struct), ctypes.c_int64(0), ctypes.c_int64(items))
 
 
 def products_of(fmt) -> list[Call]:
     """Every way of a format: rows, of each number of tokens that they take together, and tiles; ragged N."""
     rng = np.random.default_rng(0)
     w = random_tensor(fmt, 37, 5 * (67 if fmt.plain else fmt.weights), rng)
-    ways = [(libraries.FLOATS, 1, 24)]
-    ways += [(libraries.A8, 0, 7), (libraries.A16, 0, 3), (libraries.A8, 1, 16)] if fmt.integer else [(0, 0, 7)]
+    ways = [(calls.FLOATS, 1, 24)]
+    ways += [(calls.A8, 0, 7), (calls.A16, 0, 3), (calls.A8, 1, 16)] if fmt.integer else [(0, 0, 7)]
     return [product(fmt, *way, w, rng) for way in ways]
 
 

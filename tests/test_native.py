@@ -12,7 +12,7 @@ import qgemm
 from qgemm.codec.error_bound import a16_bound, excess, magnitudes
 from qgemm.codec.format import Format
 from qgemm.cpu import native
-from qgemm.cpu.native import compiler, libraries, library
+from qgemm.cpu.native import calls, compiler, libraries, library
 from qgemm.once import Once
 
 pytestmark = [
@@ -233,8 +233,56 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
     monkeypatch.setattr(library, "_loaded", Once())
     libraries.loaded.cache_clear()
     try:
+        w = qgemm.Tensor(w.format, w.shape, w.blocks)  # without the plans of products before
         for activation, y in zip(activations_of(fmt), want, strict=True):
             assert_array_equal(qgemm.matmul(x, w, activation), y)
         assert libraries.loaded(fmt) is not one
     finally:
         libraries.loaded.cache_clear()
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("m", [1, 17, 300])
+def test_weights_of_a_call_share_x(m, activation):
+    """More of them than a job has room for, of several formats and heights: the bits of one product each."""
+    rng = np.random.default_rng(10)
+    names = ["q4_0", "q8_0", "q4_0", "q4_k", *["f16", "tq1_0"] * (activation == "a16")] * 5
+    weights = [random_tensor(qgemm.FORMATS[name], 33 + i, 512, rng) for i, name in enumerate(names)]
+    assert len(weights) > calls.TARGETS
+    x = rng.standard_normal((m, 512), np.float32)
+    for w, y in zip(weights, qgemm.matmul_many(x, weights, activation), strict=True):
+        assert_array_equal(y, qgemm.matmul(x, w, activation))
+
+
+@pytest.mark.parametrize("activation", [None, "a16", "a8"])
+def test_a_plan_serves_what_it_was_made_for(activation, monkeypatch, tmp_path):
+    """Of any rows, in `out` or not: the bits of the way without a plan, which strides, other types and sharing take."""
+    rng = np.random.default_rng(11)
+    w = random_tensor(qgemm.FORMATS["q4_0"], 40, 256, rng)
+    qgemm.write(tmp_path / "w.gguf", {"w": w})
+    mapped = qgemm.open(tmp_path / "w.gguf")["w"]
+    assert (w.in_memory, mapped.in_memory) == (True, False)
+    for shape in [(256,), (1, 256), (2, 3, 256), (40, 256), (300, 256), (0, 256)]:
+        x = rng.standard_normal(shape, np.float32)
+        y = qgemm.matmul(np.repeat(x, 2, axis=-1)[..., ::2], w, activation)
+        assert y.shape == (*shape[:-1], 40)
+        for tensor in (w, mapped):
+            assert_array_equal(qgemm.matmul(x, tensor, activation), y)
+            out = np.full_like(y, np.nan)
+            assert qgemm.matmul(x, tensor, activation, out=out) is out
+            assert_array_equal(out, y)
+        memory = np.zeros(shape, np.float32)
+        memory[...] = x
+        part = memory.reshape(-1)[: y.size].reshape(y.shape)
+        qgemm.matmul(memory, w, activation, out=part)
+        assert_array_equal(part, y)
+    with pytest.raises(qgemm.UnsupportedError, match="rows of 255"):
+        qgemm.matmul(np.zeros((1, 255), np.float32), w, activation)
+    with pytest.raises(qgemm.UnsupportedError, match="out has shape"):
+        qgemm.matmul(np.zeros((1, 256), np.float32), w, activation, out=np.zeros((2, 40), np.float32))
+    seen = []
+    monkeypatch.setenv("QGEMM_CPU", "numpy")
+    for name in ("multiply_a8", "multiply_a16"):
+        monkeypatch.setattr(f"qgemm.cpu.kernels.{name}", lambda *arguments: seen.append(arguments))
+    qgemm.matmul(np.zeros((1, 256), np.float32), w, activation)
+    assert len(seen) == 1

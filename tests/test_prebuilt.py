@@ -14,7 +14,7 @@ import build_wheel
 import pytest
 
 import qgemm
-from qgemm.cpu.native import compiler, inventory, library, prebuilt
+from qgemm.cpu.native import calls, compiler, inventory, library, prebuilt
 from qgemm.files.compiled import sealed, unsealed
 
 pytestmark = [
@@ -154,7 +154,7 @@ def test_a_cpu_that_can_do_more_compiles(monkeypatch, tmp_path):
     """Where the kernels know better instructions than the target's, a compiler is asked; without one they serve."""
     better = next((target for target in TARGETS if target.beyond), TARGETS[0])
     (tmp_path / better.name).mkdir()
-    (tmp_path / better.name / prebuilt.entry(better, library.POOL)).touch()
+    (tmp_path / better.name / prebuilt.entry(better, calls.POOL)).touch()
     monkeypatch.setattr(prebuilt, "folder", lambda: tmp_path)
     prebuilt.target.cache_clear()
     try:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import cpu_tables
 import layouts
 import numpy as np
 import report
@@ -177,12 +178,13 @@ def encode_table(path: Path = ENCODE) -> str:
 
 # Document -> its sections, each with what writes it.
 DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"formats": formats_table, "headline": tables.headline_table},
+    "README.md": {"formats": formats_table, "headline": tables.headline_table, "cpu": cpu_tables.short_table},
     "docs/performance.md": {
         "speed": tables.speed_table,
         "targets": report.missed_table,
         "baselines": tables.baselines_table,
     },
+    "docs/kernels/cpu.md": {"cpu": cpu_tables.long_table},
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
     "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
     "docs/choosing-a-config.md": {"routes": routes_table},

@@ -45,6 +45,11 @@ static void quantize(activations* to, const float* x) {
     to->s = to_half_precision(in_unit * (float)sum);
 }
 
+// x [32 count] -> blocks, in the mode of the caller's arithmetic.
+void qgemm_quantize_blocks(void* blocks, const float* x, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) quantize((activations*)blocks + i, x + 32 * i);
+}
+
 // Blocks first .. last - 1: what a thread does.
 void qgemm_quantize(const void* argument, int64_t first, int64_t last) {
     const quantization* p = argument;

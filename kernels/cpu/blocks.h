@@ -1,10 +1,12 @@
-// What a job is told, and blocks of 16 rows of W as a tile of codes, for products in integers and in floats.
+// Super-blocks of a row, and blocks of 16 rows of W as a tile of codes, for products in integers and in floats.
 //
 // Macros of the compiler's command line (qgemm/cpu/native/libraries.py): FORMAT_HEADER, BLOCK_BYTES, BLOCK_WEIGHTS;
-// PRODUCT_FIELDS, of what a job is told; TOKENS_OF_TILE and MOST_TOKENS, rows of x.
+// TOKENS_OF_TILE and MOST_TOKENS, rows of x.
 #pragma once
 
 #include FORMAT_HEADER
+
+#include "calls.h"
 
 #define SUPER_BYTES (SUPER / BLOCK_WEIGHTS * BLOCK_BYTES)
 #ifndef ZERO
@@ -16,12 +18,6 @@
 #ifndef MINIMUM
 #define MINIMUM 0
 #endif
-
-#define MINIMUM_OF(w) (MINIMUM ? (w).minimum : mul_all((w).scale, -(float)ZERO))
-
-typedef struct {
-    PRODUCT_FIELDS
-} product;
 
 #define ROWS_OF_TILE 16
 
@@ -65,6 +61,22 @@ INLINE word_order order_of_words(void) {
     return found;
 }
 
+#ifndef RUN  // slots of a run, whose weights follow each other and belong to one group
+#define RUN 16
+#endif
+
+// 256 bytes of x in the order of the slots.
+INLINE void order_by_slots(int8_t* to, const int8_t* from) {
+    for (int slot = 0; slot < SUPER; slot += RUN) memcpy(to + slot, from + WEIGHT_OF(slot / 64, slot % 64), RUN);
+}
+
+// 256 numbers of x of so many bytes in the order of words of codes.
+INLINE void order_by_words(void* to, const void* from, int size, const word_order* words) {
+    for (int slot = 0; slot < SUPER; slot += RUN)
+        memcpy((char*)to + size * (4 * words->at[slot / 4] + slot % 4),
+               (const char*)from + size * WEIGHT_OF(slot / 64, slot % 64), size * RUN);
+}
+
 // 16 rows of 256 weights, a row a lane.
 typedef struct {
     u8x64 codes[64];
@@ -77,13 +89,12 @@ static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64
         for (int j = 0; j < 4; ++j) {
             uint8_t padded[SUPER_BYTES];
             w[j] = unpack(super_of(p, row + (r + j < rows ? r + j : rows - 1), i, padded));
-            if (ZERO && !MINIMUM) w[j].minimum = MINIMUM_OF(w[j]);
         }
 #define OF_FOUR(member) \
     (const float* const[4]){(float*)&w[0].member, (float*)&w[1].member, (float*)&w[2].member, (float*)&w[3].member}
         place_rows((float (*)[ROWS_OF_TILE])to->codes, r, OF_FOUR(codes), SUPER / 4, words->at);
         place_rows((float (*)[ROWS_OF_TILE])to->scale, r, OF_FOUR(scale), GROUPS, 0);
-        if (MINIMUM || ZERO) place_rows((float (*)[ROWS_OF_TILE])to->minimum, r, OF_FOUR(minimum), GROUPS, 0);
+        if (MINIMUM) place_rows((float (*)[ROWS_OF_TILE])to->minimum, r, OF_FOUR(minimum), GROUPS, 0);
 #undef OF_FOUR
     }
 }

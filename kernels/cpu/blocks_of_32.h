@@ -31,22 +31,11 @@ INLINE f32x16 scales_of_blocks(const uint8_t* blocks, int offset) {
     return with_zeros(halves_of_blocks(blocks + offset, BLOCK_BYTES));
 }
 
-#define EIGHT_BITS 1, 2, 4, 8, 16, 32, 64, 128
-
 // The fifth bits: bit j of the 32 at `offset` of a block is that of weight j.
 INLINE void fifths_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
-    static const uint8_t BIT[64] = {EIGHT_BITS, EIGHT_BITS, EIGHT_BITS, EIGHT_BITS,
-                                    EIGHT_BITS, EIGHT_BITS, EIGHT_BITS, EIGHT_BITS};
-    static const uint8_t BYTE[64] = {EIGHT(0), EIGHT(1), EIGHT(4), EIGHT(5), EIGHT(8), EIGHT(9), EIGHT(12), EIGHT(13)};
-    for (int i = 0; i < 2; ++i) {
-        uint32_t words[4];
-        for (int b = 0; b < 4; ++b) memcpy(&words[b], blocks + (4 * i + b) * BLOCK_BYTES + offset, 4);
-        const u8x16 all = load16(words);
-        const u8x64 bits = join(all, all, all, all);
-        for (int high = 0; high < 2; ++high) {
-            const u8x64 mine = lookup(bits, add_all(load64(BYTE), 2 * high));
-            codes[2 * i + high] = or_both(codes[2 * i + high], where_bits(mine, load64(BIT), 16));
-        }
+    for (int v = 0; v < 4; ++v) {
+        const uint8_t* bits = blocks + offset + 4 * (v / 2) * BLOCK_BYTES + 2 * (v % 2);
+        codes[v] = or_both(codes[v], where_set(pairs_of_blocks(bits, BLOCK_BYTES), 16));
     }
 }
 

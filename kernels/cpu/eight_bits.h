@@ -18,7 +18,7 @@ INLINE unpacked bytes_of_blocks(const uint8_t* blocks, int offset) {
     unpacked found;
     for (int i = 0; i < 4; ++i) {
         const uint8_t *first = blocks + 2 * i * BLOCK_BYTES + offset, *second = first + BLOCK_BYTES;
-        found.codes[i] = xor_all(join(load16(first), load16(first + 16), load16(second), load16(second + 16)), SHIFT);
+        found.codes[i] = xor_all(join_halves(first, second), SHIFT);
     }
     found.scale = with_zeros(halves_of_blocks(blocks, BLOCK_BYTES));
     return found;

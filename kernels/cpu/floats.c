@@ -22,9 +22,11 @@ INLINE void weights_of(f32x16 w[16], const uint8_t* blocks, const levels* table)
 #endif
 }
 
-void qgemm_pack(void* to, const void* x, int32_t digits, int32_t tiles, int64_t m, int64_t k) {
-    (void)digits;
-    tiles ? pack_for_panels(to, x, m, k) : pack_rows(to, x, m, k);
+// Rows first .. last - 1 of x: what a thread does.
+void qgemm_pack(const void* argument, int64_t first, int64_t last) {
+    const packing* p = argument;
+    const word_order words = order_of_words();
+    for (int64_t row = first; row < last; ++row) pack_for_panels(p, row, (const float*)(p->x + row * p->x_row), &words);
 }
 
 int64_t qgemm_packed_bytes(int32_t digits, int32_t tiles, int64_t k) {

@@ -53,10 +53,6 @@ static void decode_panel(panel* to, const product* p, int64_t row, int rows, int
     }
 }
 
-// The weight in each column of a panel.
-INLINE void order_of_columns(uint8_t weight[SUPER]) {
-    for (int i = 0; i < SUPER; ++i) weight[i] = (uint8_t)i;
-}
 #else
 static void decode_panel(panel* to, const product* p, int64_t row, int rows, int64_t i, const levels* table) {
     const word_order words = order_of_words();
@@ -72,12 +68,6 @@ static void decode_panel(panel* to, const product* p, int64_t row, int rows, int
             }
 }
 
-// The weight in each column of a panel: words of codes come group by group.
-INLINE void order_of_columns(uint8_t weight[SUPER]) {
-    const word_order words = order_of_words();
-    for (int v = 0; v < 4; ++v)
-        for (int i = 0; i < 64; ++i) weight[4 * words.at[16 * v + i / 4] + i % 4] = (uint8_t)WEIGHT_OF(v, i);
-}
 #endif
 
 // ---- x
@@ -91,24 +81,47 @@ INLINE void copy_super(float* to, const float* x, int64_t i, int64_t k) {
     memset(to + count, 0, sizeof(float) * (SUPER - count));
 }
 
-// 256 columns of all rows of x after 256 columns, in the order of the panels.
-INLINE void pack_for_panels(float* to, const float* x, int64_t m, int64_t k) {
-    uint8_t weight[SUPER];
-    order_of_columns(weight);
-    for (int64_t i = 0; i < (k + SUPER - 1) / SUPER; ++i)
-        for (int64_t row = 0; row < m; ++row, to += SUPER) {
-            float numbers[SUPER];
-            copy_super(numbers, x + row * k, i, k);
-            for (int j = 0; j < SUPER; ++j) to[j] = numbers[weight[j]];
-        }
-}
+#ifdef PLAIN
+typedef char word_order;
+INLINE word_order order_of_words(void) { return 0; }
+#endif
 
-INLINE void pack_rows(float* to, const float* x, int64_t m, int64_t k) {
-    for (int64_t row = 0; row < m; ++row)
-        for (int64_t i = 0; i < (k + SUPER - 1) / SUPER; ++i, to += SUPER) copy_super(to, x + row * k, i, k);
+// A row of x: for rows of W as it is, for panels by 256 columns of all rows, in the order of the columns of a panel, which
+// is that of words of codes.
+INLINE void pack_for_panels(const packing* p, int64_t row, const float* x, const word_order* words) {
+    (void)words;
+    for (int64_t i = 0; i < (p->k + SUPER - 1) / SUPER; ++i) {
+        float numbers[SUPER];
+        float* to = p->tiles ? (float*)p->to + SUPER * (i * p->m + row) : (float*)(p->to + row * p->to_row) + SUPER * i;
+#ifndef PLAIN
+        if (p->tiles) {
+            copy_super(numbers, x, i, p->k);
+            order_by_words(to, numbers, sizeof(float), words);
+            continue;
+        }
+#endif
+        (void)numbers;
+        copy_super(to, x, i, p->k);
+    }
 }
 
 // ---- products
+
+// Rows of W in panel v, of those that are left.
+INLINE int rows_of_panel(int64_t left, int v) {
+    left -= ROWS_OF_TILE * v;
+    return left < 0 ? 0 : left < ROWS_OF_TILE ? (int)left : ROWS_OF_TILE;
+}
+
+static void store_panels(const product* p, int64_t row, const int rows[PANELS], f32x16 (*sums)[PANELS]) {
+    for (int64_t token = 0; token < p->m; ++token)
+        for (int v = 0; v < PANELS; ++v) {
+            float found[ROWS_OF_TILE];
+            const f32x16 all = mul_all(sums[token][v], p->unit);
+            memcpy(found, &all, sizeof found);
+            memcpy(p->y + token * p->y_row + row + ROWS_OF_TILE * v, found, sizeof(float) * rows[v]);
+        }
+}
 
 static void float_tiles(const product* p, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
@@ -118,8 +131,7 @@ static void float_tiles(const product* p, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row += ROWS_OF_TILE * PANELS) {
         int rows[PANELS];  // of each panel
         for (int v = 0; v < PANELS; ++v) {
-            const int64_t left = last - row - ROWS_OF_TILE * v;
-            rows[v] = left < 0 ? 0 : left < ROWS_OF_TILE ? (int)left : ROWS_OF_TILE;
+            rows[v] = rows_of_panel(last - row, v);
             if (!rows[v]) memset(&w[v], 0, sizeof w[v]);
         }
         memset(sums, 0, sizeof sums[0] * p->m);
@@ -148,12 +160,6 @@ static void float_tiles(const product* p, int64_t first, int64_t last) {
                             sums[token + t][v] = add_floats(sums[token + t][v], dots[t][v]);
                 }
         }
-        for (int64_t token = 0; token < p->m; ++token)
-            for (int v = 0; v < PANELS; ++v) {
-                float found[ROWS_OF_TILE];
-                const f32x16 all = mul_all(sums[token][v], p->unit);
-                memcpy(found, &all, sizeof found);
-                memcpy((float*)p->y + token * p->y_row + row + ROWS_OF_TILE * v, found, sizeof(float) * rows[v]);
-            }
+        store_panels(p, row, rows, sums);
     }
 }

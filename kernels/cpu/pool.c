@@ -11,6 +11,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <time.h>
+
+#include "calls.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define RELAX() _mm_pause()
@@ -21,8 +23,6 @@
 #endif
 
 enum { MAX_HELPERS = 255, SPIN_NS = 1000000, SPINS = 4096 };
-
-typedef void (*work_fn)(const void* argument, int64_t first, int64_t last);
 
 // The items next .. last - 1, on a cache line of its own.
 typedef struct {
@@ -169,3 +169,5 @@ void qgemm_after_fork(void) {
     atomic_store(&pool.open, 0), atomic_store(&pool.inside, 0);
     atomic_store(&pool.busy, 0), atomic_store(&pool.stop, 0), atomic_store(&pool.sleeping, 0);
 }
+
+#include "multiply.h"

@@ -6,9 +6,8 @@
 #include "panels.h"
 
 // a8 takes the zero from the rounded sum of x, as ggml's formula does; a16 from the digits, which is exact.
-#define HAS_MINIMUM(digits) (MINIMUM || (ZERO && (digits) == 1))
+#define TAKES_SUM(digits) (ZERO && (digits) == 1)
 #define INTEGER_ZERO(digits) ((digits) == 1 ? SHIFT : SHIFT + ZERO)
-#define HAS_INIT(digits) (INTEGER_ZERO(digits) != 0)
 
 // ---- x
 
@@ -27,12 +26,12 @@ typedef struct {
 
 // Blocks of activations (float d, float s, 32 int8).
 static void read_blocks(numbers* to, const uint8_t* blocks, int64_t count) {
-    memset(to, 0, sizeof *to);
     for (int b = 0; b < count / 32; ++b, blocks += ACTIVATION_BYTES) {
         memcpy(&to->d[b], blocks, 4);
         memcpy(to->q[0] + 32 * b, blocks + 8, 32);
         if (GROUPS == 8) memcpy(&to->s[b], blocks + 4, 4);
-        for (int group = 0; GROUPS == 16 && group < 2; ++group) {  // has no sum in a block: that of its codes
+        for (int group = 0; MINIMUM && GROUPS == 16 && group < 2;
+             ++group) {  // has no sum in a block: that of its codes
             int sum = 0;
             for (int j = 0; j < 16; ++j) sum += to->q[0][32 * b + 16 * group + j];
             to->s[2 * b + group] = to->d[b] * (float)sum;
@@ -43,31 +42,36 @@ static void read_blocks(numbers* to, const uint8_t* blocks, int64_t count) {
 // Three digits by group of 32: x = d * (2^16 q0 + 2^8 q1 + q2), d the power of two by which the largest becomes at most
 // 127 * 2^16. Off by 2^-23 of the largest at most; numbers of few bits are exact.
 static void read_floats(numbers* to, const float* x, int64_t count) {
-    memset(to, 0, sizeof *to);
     for (int b = 0; b < count / 32; ++b) {
         const float* from = x + 32 * b;
-        float most = 0;
-        for (int j = 0; j < 32; ++j) {
-            const float size = __builtin_fabsf(from[j]);
-            most = size > most || size != size ? size : most;
-            to->s[(32 * b + j) * GROUPS / SUPER] += from[j];
+        uint32_t bits[32], largest = 0;
+        memcpy(bits, from, sizeof bits);
+        for (int j = 0; j < 32; ++j) {  // sizes compare like their bits, NaN above all
+            const uint32_t size = bits[j] & 0x7fffffff;
+            largest = size > largest ? size : largest;
         }
+        float most;
+        memcpy(&most, &largest, sizeof most);
         // 2^e with most / 2^e in (127 * 2^15, 127 * 2^16], e from -126 on
-        int exponent = -126;
-        if (most > 0 && most <= 3.4028234e38f) {
-            __builtin_frexpf(most / 127, &exponent);
-            exponent -= 16;
-            if (exponent < -126) exponent = -126;
-        }
+        int exponent = exponent_of(most / 127) - 16;
+        if (exponent < -126 || largest >= 0x7f800000) exponent = -126;
         const float unit = power_of_two(exponent), inverse = power_of_two(-exponent);
+        int32_t codes[32];
         for (int j = 0; j < 32; ++j) {
             const float scaled = from[j] * inverse;
-            const int32_t number = scaled > -9e6f && scaled < 9e6f ? (int32_t)__builtin_rintf(scaled) : 0;
-            const int8_t q2 = (int8_t)number, q1 = (int8_t)((number - q2) >> 8);
-            to->q[2][32 * b + j] = q2, to->q[1][32 * b + j] = q1;
-            to->q[0][32 * b + j] = (int8_t)((((number - q2) >> 8) - q1) >> 8);
+            codes[j] = scaled > -9e6f && scaled < 9e6f ? (int32_t)__builtin_rintf(scaled) : 0;
         }
-        to->d[b] = most <= 3.4028234e38f ? unit : most - most;  // NaN
+        for (int j = 0; j < 32; ++j) {
+            const int32_t q2 = (int8_t)codes[j], rest = (codes[j] - q2) >> 8, q1 = (int8_t)rest;
+            to->q[2][32 * b + j] = (int8_t)q2, to->q[1][32 * b + j] = (int8_t)q1;
+            to->q[0][32 * b + j] = (int8_t)((rest - q1) >> 8);
+        }
+        to->d[b] = largest < 0x7f800000 ? unit : most - most;  // NaN
+        const f32x16 low = load_floats(from), high = load_floats(from + 16);
+        if (GROUPS == 8)
+            to->s[b] = sum_of(add_floats(low, high));
+        else
+            to->s[2 * b] = sum_of(low), to->s[2 * b + 1] = sum_of(high);
     }
 }
 
@@ -80,37 +84,52 @@ int64_t qgemm_packed_bytes(int32_t digits, int32_t tiles, int64_t k) {
     return (k + SUPER - 1) / SUPER * size;
 }
 
-// x [m, k], contiguous, -> packed: blocks of activations for digits = 1, else floats; those of no digits for tiles.
-void qgemm_pack(void* to, const void* x, int32_t digits, int32_t tiles, int64_t m, int64_t k) {
+// Rows first .. last - 1 of x: what a thread does.
+void qgemm_pack(const void* argument, int64_t first, int64_t last) {
+    const packing* p = argument;
     const uint64_t mode = ieee_mode();
     const word_order words = order_of_words();
-    const int64_t supers = digits ? (k + SUPER - 1) / SUPER : 0;
-    const int64_t size = supers ? qgemm_packed_bytes(digits, tiles, k) / supers : 0;
-    if (!digits) pack_for_panels(to, x, m, k);
-    for (int64_t row = 0; row < m; ++row)
-        for (int64_t i = 0; i < supers; ++i, to = (char*)to + size) {
-            const int64_t at = i * SUPER, count = k - at < SUPER ? k - at : SUPER;
+    const int64_t supers = (p->k + SUPER - 1) / SUPER, size = p->to_row / supers;
+    for (int64_t row = first; row < last; ++row) {
+        const char* x = p->x + row * p->x_row;
+        if (!p->digits) {
+            pack_for_panels(p, row, (const float*)x, &words);
+            continue;
+        }
+        for (int64_t i = 0; i < supers; ++i) {
+            const int64_t at = i * SUPER, count = p->k - at < SUPER ? p->k - at : SUPER;
+            void* to = p->to + (p->tiles ? i * p->m + row : row * supers + i) * size;
             numbers found;
-            if (digits == 1)
-                read_blocks(&found, (const uint8_t*)x + (row * k + at) / 32 * ACTIVATION_BYTES, count);
-            else
-                read_floats(&found, (const float*)x + row * k + at, count);
-            if (tiles)
+            if (count < SUPER) memset(&found, 0, sizeof found);
+            if (p->digits == 3) {
+                read_floats(&found, (const float*)x + at, count);
+                pack_3(to, &found);
+                continue;
+            }
+            uint8_t blocks[SUPER / 32 * ACTIVATION_BYTES];
+            if (p->quantize) p->quantize(blocks, (const float*)x + at, count / 32);
+            read_blocks(&found, p->quantize ? blocks : (const uint8_t*)x + at / 32 * ACTIVATION_BYTES, count);
+            if (p->tiles)
                 tile_numbers(to, &found, &words);
             else
-                digits == 1 ? pack_1(to, &found) : pack_3(to, &found);
+                pack_1(to, &found);
         }
+    }
     restore_mode(mode);
 }
 
 // ---- products
 
-// The sums of all digits; the first counts 2^16.
-INLINE f32x16 together_1(const i32x16 dots[1][ACCS]) { return to_float(sums_of_groups(dots[0])); }
-INLINE f32x16 together_3(const i32x16 dots[3][ACCS]) {
-    i32x16 low[ACCS];
-    for (int acc = 0; acc < ACCS; ++acc) low[acc] = after(dots[1][acc], dots[2][acc]);
-    return mul_add(to_float(sums_of_groups(low)), to_float(sums_of_groups(dots[0])), all_floats(0x1p16f));
+// The sums of all digits: of the first, which counts 2^16, and of both others, which is in the place of the third.
+INLINE f32x16 together_1(const i32x16 dots[1][ACCS], const int32_t zero[2][16]) {
+    const i32x16 all = sums_of_groups(dots[0]);
+    return to_float(INTEGER_ZERO(1) ? add_ints(all, load_ints(zero[0])) : all);
+}
+
+INLINE f32x16 together_3(const i32x16 dots[3][ACCS], const int32_t zero[2][16]) {
+    i32x16 first = sums_of_groups(dots[0]), rest = sums_of_groups(dots[2]);
+    if (INTEGER_ZERO(3)) first = add_ints(first, load_ints(zero[0])), rest = add_ints(rest, load_ints(zero[1]));
+    return mul_add(to_float(rest), to_float(first), all_floats(0x1p16f));
 }
 #define TOGETHER(digits) TOGETHER_(digits)
 #define TOGETHER_(digits) together_##digits

@@ -1,7 +1,7 @@
 // TOKENS rows of x by rows of W, each row unpacked once: included for each number of tokens and DIGITS of x.
 //
-// y = sum over groups of scale * (d * dot(codes, q)) + minimum * s, with d and s, scale and sum of the group's x. The dot
-// product of a group is an exact integer; a lane adds those of one group in every 256 weights, and lanes meet once a row,
+// y = sum over groups of scale * (d * dot(codes, q) - ZERO * s) + minimum * s, with d and s, scale and sum of the group's
+// x. The dot product of a group is an exact integer; a lane adds those of one group in every 256 weights, and lanes meet once a row,
 // in a fixed order. scale * d would leave the range of float32 where y does not.
 
 #define NAME_(digits, tokens) rows_##digits##_##tokens
@@ -22,20 +22,23 @@ static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t firs
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; ++t) {
                 const X* at = x[t] + i;
-                if (HAS_MINIMUM(DIGITS)) minimums[t] = mul_add(minimums[t], MINIMUM_OF(w), load_floats(at->s));
+                if (MINIMUM) minimums[t] = mul_add(minimums[t], w.minimum, load_floats(at->s));
                 i32x16 dots[DIGITS][ACCS];
 #pragma GCC unroll 3
                 for (int digit = 0; digit < DIGITS; ++digit)
 #pragma GCC unroll 4
                     for (int acc = 0; acc < ACCS; ++acc) {
                         i32x16 sum = {{{0}}};
-                        if (HAS_INIT(DIGITS)) sum = load_ints(at->init[digit][acc]);
+                        if (digit == 2) sum = shift_ints(dots[1][acc], 8);  // 256 times the digit before
 #pragma GCC unroll 4
                         for (int v = 0; v < 4; ++v)
                             if (ACC_OF(v) == acc) sum = dot(sum, w.codes[v], load_codes(at->q[digit] + 64 * v));
                         dots[digit][acc] = sum;
                     }
-                sums[t] = mul_add(sums[t], scale, mul(load_floats(at->d), TOGETHER(DIGITS)(dots)));
+                const f32x16 dot_of_group = TOGETHER(DIGITS)(dots, at->zero), d = load_floats(at->d);
+                const f32x16 found =
+                    TAKES_SUM(DIGITS) ? mul_add(load_floats(at->s), dot_of_group, d) : mul(dot_of_group, d);
+                sums[t] = mul_add(sums[t], scale, found);
             }
         }
         for (int t = 0; t < TOKENS; ++t)

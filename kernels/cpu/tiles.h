@@ -1,9 +1,11 @@
 // "a8" of many rows of x by tiles of 16 rows of W, a row a lane.
 //
 // A tile of 256 columns is unpacked once for all rows of x. Its codes lie as words of four, 16 rows side by side, the
-// words of a group one after the other; a word of x meets them by a broadcast. Sums need no shuffle: a lane is a row.
+// words of a group one after the other; a word of x meets them by a broadcast, those of PANELS tiles by one. Sums need no
+// shuffle: a lane is a row.
 
-// 256 numbers of x, group by group. start: what takes the zero from the sum of a group.
+// 256 numbers of x, group by group. s: the sum of a group, times the zero that it takes away (TAKES_SUM); start: what
+// takes it from the integer sum.
 typedef struct {
     float d[16], s[16];
     int32_t start[16];
@@ -13,60 +15,64 @@ typedef struct {
 static void tile_numbers(tiled* to, const numbers* from, const word_order* words) {
     memset(to, 0, sizeof *to);
     for (int group = 0; group < GROUPS; ++group) to->d[group] = from->d[group * 8 / GROUPS];
-    memcpy(to->s, from->s, sizeof from->s);
-    for (int v = 0; v < 4; ++v)
-        for (int i = 0; i < 64; ++i) {
-            const int word = words->at[16 * v + i / 4];
-            const int8_t q = from->q[0][WEIGHT_OF(v, i)];
-            to->q[4 * word + i % 4] = q;
-            to->start[word / WORDS_OF_GROUP] -= INTEGER_ZERO(1) * q;
-        }
+    if (MINIMUM || ZERO)
+        for (int group = 0; group < GROUPS; ++group) to->s[group] = (TAKES_SUM(1) ? -(float)ZERO : 1) * from->s[group];
+    order_by_words(to->q, from->q[0], 1, words);
+    if (!INTEGER_ZERO(1)) return;
+    for (int group = 0; group < GROUPS; ++group) {
+        int32_t sum = 0;
+        for (int i = 0; i < SUPER / GROUPS; ++i) sum += from->q[0][SUPER / GROUPS * group + i];
+        to->start[group] = -INTEGER_ZERO(1) * sum;
+    }
 }
 
 static void integer_tiles(const product* p, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
     const word_order words = order_of_words();
-    tile w;
-    f32x16 sums[MOST_TOKENS];
-    for (int64_t row = first; row < last; row += ROWS_OF_TILE) {
-        const int rows = last - row < ROWS_OF_TILE ? (int)(last - row) : ROWS_OF_TILE;
-        memset(sums, 0, sizeof(f32x16) * p->m);
+    tile w[PANELS];
+    f32x16 sums[MOST_TOKENS][PANELS];
+    for (int64_t row = first; row < last; row += ROWS_OF_TILE * PANELS) {
+        int rows[PANELS];  // of each tile
+        for (int v = 0; v < PANELS; ++v) {
+            rows[v] = rows_of_panel(last - row, v);
+            if (!rows[v]) memset(&w[v], 0, sizeof w[v]);
+        }
+        memset(sums, 0, sizeof sums[0] * p->m);
         for (int64_t i = 0; i < supers; ++i) {
-            unpack_tile(&w, p, row, rows, i, &words);
-            int64_t token = 0;
-            for (; token + TOKENS_OF_TILE <= p->m; token += TOKENS_OF_TILE) {
+            for (int v = 0; v < PANELS; ++v)
+                if (rows[v]) unpack_tile(&w[v], p, row + ROWS_OF_TILE * v, rows[v], i, &words);
+            for (int64_t token = 0; token < p->m; token += TOKENS_OF_TILE) {
                 const tiled* x[TOKENS_OF_TILE];
-                f32x16 total[TOKENS_OF_TILE];
 #pragma GCC unroll 8
-                for (int t = 0; t < TOKENS_OF_TILE; ++t) {
-                    x[t] = (const tiled*)((const char*)p->packed + (token + t) * p->packed_row) + i;
-                    total[t] = sums[token + t];
-                }
+                for (int t = 0; t < TOKENS_OF_TILE; ++t) x[t] = (const tiled*)p->packed + i * p->m + token + t;
                 for (int group = 0; group < GROUPS; ++group) {
-                    i32x16 dots[TOKENS_OF_TILE];
+                    i32x16 dots[TOKENS_OF_TILE][PANELS];
 #pragma GCC unroll 8
-                    for (int t = 0; t < TOKENS_OF_TILE; ++t) dots[t] = all_ints(x[t]->start[group]);
-                    for (int word = group * WORDS_OF_GROUP; word < (group + 1) * WORDS_OF_GROUP; ++word) {
-                        const u8x64 codes = w.codes[word];
+                    for (int t = 0; t < TOKENS_OF_TILE; ++t)
+#pragma GCC unroll 2
+                        for (int v = 0; v < PANELS; ++v) dots[t][v] = all_ints(x[t]->start[group]);
+                    for (int word = group * WORDS_OF_GROUP; word < (group + 1) * WORDS_OF_GROUP; ++word)
 #pragma GCC unroll 8
-                        for (int t = 0; t < TOKENS_OF_TILE; ++t)
-                            dots[t] = dot(dots[t], codes, all_words(x[t]->q + 4 * word));
-                    }
+                        for (int t = 0; t < TOKENS_OF_TILE; ++t) {
+                            const i8x64 q = all_words(x[t]->q + 4 * word);
+#pragma GCC unroll 2
+                            for (int v = 0; v < PANELS; ++v) dots[t][v] = dot(dots[t][v], w[v].codes[word], q);
+                        }
 #pragma GCC unroll 8
                     for (int t = 0; t < TOKENS_OF_TILE; ++t) {
-                        total[t] = mul_add(total[t], w.scale[group], mul_all(to_float(dots[t]), x[t]->d[group]));
-                        if (HAS_MINIMUM(1)) total[t] = mul_add(total[t], w.minimum[group], all_floats(x[t]->s[group]));
+                        const f32x16 d = all_floats(x[t]->d[group]), s = all_floats(x[t]->s[group]);
+#pragma GCC unroll 2
+                        for (int v = 0; v < PANELS; ++v) {
+                            const f32x16 sum = to_float(dots[t][v]);
+                            f32x16 total = sums[token + t][v];
+                            total = mul_add(total, w[v].scale[group], TAKES_SUM(1) ? mul_add(s, sum, d) : mul(sum, d));
+                            if (MINIMUM) total = mul_add(total, w[v].minimum[group], s);
+                            sums[token + t][v] = total;
+                        }
                     }
                 }
-#pragma GCC unroll 8
-                for (int t = 0; t < TOKENS_OF_TILE; ++t) sums[token + t] = total[t];
             }
         }
-        for (int64_t token = 0; token < p->m; ++token) {
-            float found[ROWS_OF_TILE];
-            const f32x16 all = mul_all(sums[token], p->unit);
-            memcpy(found, &all, sizeof found);
-            memcpy((float*)p->y + token * p->y_row + row, found, sizeof(float) * rows);
-        }
+        store_panels(p, row, rows, sums);
     }
 }

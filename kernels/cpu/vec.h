@@ -27,8 +27,7 @@
 #define VECTOR(type, name, bytes) typedef type name __attribute__((vector_size(bytes)))
 VECTOR(uint8_t, u8x8, 8);
 VECTOR(uint8_t, u8x16, 16);
-VECTOR(int8_t, i8x8, 8);
-VECTOR(uint16_t, u16x8, 16);
+VECTOR(uint64_t, u64x2, 16);
 VECTOR(int32_t, i32x8, 32);
 VECTOR(float, f32x8, 32);
 VECTOR(float, f32x4, 16);
@@ -62,6 +61,8 @@ INLINE u8x16 load16(const void* from) {
     return found;
 }
 
+INLINE u8x16 two_words(uint64_t low, uint64_t high) { return (u8x16)(u64x2){low, high}; }
+
 // Part by part: a copy of the whole would go through memory.
 #define LOAD(type, name)                                                                 \
     INLINE type name(const void* from) {                                                 \
@@ -86,6 +87,12 @@ LOAD(f32x16, load_floats)
 
 // ---- bytes
 
+INLINE u8x64 all_bytes(uint8_t value) {
+    u8x64 found;
+    EACH found.part[i] = (u8_part){0} + value;
+    return found;
+}
+
 INLINE u8x64 and_all(u8x64 v, uint8_t value) {
     EACH v.part[i] &= (u8_part){0} + value;
     return v;
@@ -101,27 +108,20 @@ INLINE u8x64 or_both(u8x64 a, u8x64 b) {
     return a;
 }
 
-INLINE u8x64 add_all(u8x64 v, uint8_t value) {
-    EACH v.part[i] += (u8_part){0} + value;
-    return v;
-}
-
 INLINE u8x64 low_nibbles(u8x64 v) { return and_all(v, 15); }
-
-INLINE u8x64 high_nibbles(u8x64 v) {
-    EACH v.part[i] >>= 4;
-    return v;
-}
 
 INLINE u8x64 shift_right(u8x64 v, int bits) {
     EACH v.part[i] >>= bits;
     return v;
 }
 
-INLINE u8x64 as_high_nibbles(u8x64 v) {
-    EACH v.part[i] <<= 4;
+INLINE u8x64 shift_left(u8x64 v, int bits) {
+    EACH v.part[i] <<= bits;
     return v;
 }
+
+#if PART < 64
+INLINE u8x64 high_nibbles(u8x64 v) { return shift_right(v, 4); }
 
 // `value` in each byte that shares a bit with the mask's.
 INLINE u8x64 where_bits(u8x64 v, u8x64 mask, uint8_t value) {
@@ -129,16 +129,13 @@ INLINE u8x64 where_bits(u8x64 v, u8x64 mask, uint8_t value) {
     return v;
 }
 
-#if PART < 64
 // `value` in each byte whose bit is set, bit i for byte i.
 INLINE u8x64 where_set(uint64_t bits, uint8_t value) {
     static const uint8_t BIT[8] = {1, 2, 4, 8, 16, 32, 64, 128};
     static const uint8_t BYTE[64] = {EIGHT(0), EIGHT(1), EIGHT(2), EIGHT(3), EIGHT(4), EIGHT(5), EIGHT(6), EIGHT(7)};
-    const uint64_t words[2] = {bits, 0};
     uint64_t bit;
     memcpy(&bit, BIT, sizeof bit);
-    const uint64_t each[2] = {bit, bit};
-    const u8x16 all = load16(words), mask = load16(each);
+    const u8x16 all = two_words(bits, 0), mask = two_words(bit, bit);
     return where_bits(lookup(join(all, all, all, all), load64(BYTE)), join(mask, mask, mask, mask), value);
 }
 #endif
@@ -160,6 +157,18 @@ INLINE i8x64 all_words(const int8_t* word) {
     return found;
 }
 
+INLINE i32x16 add_ints(i32x16 a, i32x16 b) {
+    EACH a.part[i] += b.part[i];
+    return a;
+}
+
+INLINE i32x16 mul_ints(i32x16 v, int32_t value) {
+    EACH v.part[i] *= value;
+    return v;
+}
+
+INLINE void store_ints(int32_t* to, i32x16 v) { EACH memcpy((char*)to + PART * i, &v.part[i], sizeof v.part[i]); }
+
 // Byte j of each word of four.
 INLINE i32x16 byte_of_words(u8x64 words, int j) {
     i32x16 found;
@@ -167,17 +176,16 @@ INLINE i32x16 byte_of_words(u8x64 words, int j) {
     return found;
 }
 
-// 256 a + b.
-INLINE i32x16 after(i32x16 a, i32x16 b) {
-    EACH a.part[i] = (a.part[i] << 8) + b.part[i];
-    return a;
+INLINE i32x16 shift_ints(i32x16 v, int bits) {
+    EACH v.part[i] <<= bits;
+    return v;
 }
 
 // ---- floats
 
 INLINE f32x16 all_floats(float value) {
     f32x16 found;
-    EACH found.part[i] = (f32_part){0} + value;
+    EACH found.part[i] = value - (f32_part){0};  // not 0 + value, which is work: it makes 0 of -0
     return found;
 }
 
@@ -207,17 +215,6 @@ INLINE f32x16 add_floats(f32x16 a, f32x16 b) {
     EACH a.part[i] += b.part[i];
     return a;
 }
-
-INLINE float sum_of(f32x16 v) {
-    float sums[16];
-    memcpy(sums, &v, sizeof sums);
-    for (int width = 8; width; width /= 2)
-        for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
-    return sums[0];
-}
-
-// Eight numbers, and zeros behind them.
-INLINE f32x16 with_zeros(f32x8 v) { return join_floats(v, (f32x8){0}); }
 
 // Of two tables of 16 numbers after each other: number i of 32 in lane i.
 INLINE f32x16 spread_of_two(f32x16 low, f32x16 high, i32x16 number) {

@@ -13,7 +13,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
-from qgemm.bench import convert, cpu, encode, gpu, model, moe, results, sweep, timing
+from qgemm.bench import contest, convert, cpu, encode, gpu, model, moe, results, sweep, timing
 from qgemm.bench.results import Results
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
@@ -27,6 +27,7 @@ from .common import Command, UsageError, count, counts
 
 OF_BOTH = ("formats", "activations", "shapes", "m", "repeats")  # options of --gpu and --cpu
 OF_GPU = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
+OF_GGML = ("ggml", "ggml_avx2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="NAME,...", type=models,
         help=f"tokens a second of whole models with random weights, by transformers: {', '.join(model.MODELS)}",
     )  # fmt: skip
-    parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json or cpu.json")
+    parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json, cpu.json ...")
     parser.add_argument("--goals", action="store_true", help="beside the project's own goals; exit 1 if one is missed")
     both = parser.add_argument_group("of --gpu and --cpu")
     both.add_argument("--formats", metavar="F,...", type=formats, help="default: every block format that has a kernel")
@@ -63,19 +64,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step", action="store_true", help="also time all linear layers of a Llama-3-8B for 1 and 8 tokens"
     )
     gpu.add_argument("--merge", action="store_true", help="keep the other rows of PATH if GPU and kernels are the same")
+    beside = parser.add_argument_group("of --cpu")
+    beside.add_argument(
+        "--ggml", metavar="PATH", type=Path, nargs="+", help="beside ggml's CPU library, built below these folders"
+    )
+    beside.add_argument("--ggml-avx2", metavar="PATH", type=Path, help="also without AVX-512, beside this build")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table; 1 if a product was wrong or, with --goals, a goal was missed."""
     if args.convert:
-        refuse(args, "--convert", (*OF_BOTH, *OF_GPU))
+        refuse(args, "--convert", (*OF_BOTH, *OF_GPU, *OF_GGML))
         return on_cpu(args, convert.run(), "whole processes")
     cuda = backends()["cuda"]
     for name in ("encode", "moe", "model"):
         if getattr(args, name):
-            refuse(args, f"--{name}", (*OF_BOTH, *OF_GPU))
+            refuse(args, f"--{name}", (*OF_BOTH, *OF_GPU, *OF_GGML))
     if args.shard:
-        refuse(args, "--shard", ("activations", "shapes", *OF_GPU))
+        refuse(args, "--shard", ("activations", "shapes", *OF_GPU, *OF_GGML))
     if (args.gpu or args.encode or args.moe or args.shard or args.model) and not cuda.available:
         raise QgemmError(cuda.detail)
     if args.model:
@@ -87,8 +93,11 @@ def run(args: argparse.Namespace) -> int:
     if args.shard:
         return sharded(args)
     if cuda.available and not args.cpu:
+        refuse(args, "a GPU", OF_GGML)
         return on_gpu(args)
     refuse(args, "the CPU", OF_GPU)
+    if args.ggml or args.ggml_avx2:
+        return beside_ggml(args)
     given = {name: getattr(args, name) for name in OF_BOTH if getattr(args, name) is not None}
     options = cpu.Options(**given)
     what = f"{options.shapes[0][0]} x {options.shapes[0][1]}" if len(options.shapes) == 1 else "several shapes"
@@ -99,7 +108,7 @@ def refuse(args: argparse.Namespace, what: str, names: Sequence[str]) -> None:
     """A UsageError for an option that says nothing to what is measured: it would be ignored."""
     for name in names:
         if getattr(args, name):
-            raise UsageError(f"--{name} says nothing to a benchmark of {what}")
+            raise UsageError(f"--{name.replace('_', '-')} says nothing to a benchmark of {what}")
 
 
 def on_cpu(args: argparse.Namespace, rows: Sequence[cpu.Row], what: str) -> int:
@@ -109,8 +118,27 @@ def on_cpu(args: argparse.Namespace, rows: Sequence[cpu.Row], what: str) -> int:
         print(f"\n{cpu.EXPLAINED}")
     if args.out is not None:
         text = json.dumps([row.document() for row in rows], indent=1)
-        write_file(file_at(args.out, "convert" if args.convert else "cpu"), f"{text}\n".encode())
+        write_file(file_at(args.out, "convert" if args.convert else "gguf"), f"{text}\n".encode())
     return verdict(args, rows)
+
+
+def beside_ggml(args: argparse.Namespace) -> int:
+    """The rows of qgemm.bench.contest."""
+    if not args.ggml:
+        raise UsageError("--ggml-avx2 needs --ggml")
+    refuse(args, "--ggml", ("activations", "m"))
+    names = [fmt.name for fmt in args.formats] if args.formats else contest.NAMES
+    if unknown := [name for name in names if name not in contest.GOALS]:
+        raise UsageError(f"--ggml compares {', '.join(contest.NAMES)}, not {', '.join(unknown)}")
+    options = contest.Options(args.ggml, args.ggml_avx2, names, args.shapes or contest.SHAPES)
+    found = contest.run(options._replace(rounds=args.repeats) if args.repeats else options)
+    print(contest.table(found))
+    if args.out is not None:
+        write_file(file_at(args.out, "cpu"), contest.document(found).encode())
+    if args.goals and (missed := contest.missed(found)):
+        print(f"{missed} goals missed", file=sys.stderr)
+        return 1
+    return 0
 
 
 def encoding(args: argparse.Namespace) -> int:

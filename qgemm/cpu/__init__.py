@@ -37,6 +37,7 @@ from qgemm.tensor import Tensor
 from . import experts, native
 from . import numpy as kernels
 from .native import encoders
+from .native.again import again as again
 
 encoders.install()
 
@@ -77,12 +78,9 @@ class CpuBackend:
             products.append(Product(w, y, _added(epilogue, shape)))
         given = [p.y for p, out in zip(products, outs, strict=True) if out is not None]
         check_apart(given)
-        if activation == "a8" and not isinstance(values, Tensor) and products:
-            values = kernels.quantize_activations(values)
-        elif not isinstance(values, Tensor) and any(np.may_share_memory(values, y) for y in given):
+        if not isinstance(values, Tensor) and any(np.may_share_memory(values, y) for y in given):
             values = values.copy()
-        for p in [_apart(p, given) for p in products]:
-            _multiply(values, p)
+        _multiply(values, [_apart(p, given) for p in products], activation == "a8")
         ys = zip(products, outs, strict=True)
         return [like(x, p.y, rounds_itself(x, name)) if out is None else written(out, p.y) for p, out in ys]
 
@@ -214,28 +212,41 @@ def _apart(p: Product, outs: Sequence[NDArray[Any]]) -> Product:
     return p._replace(epilogue=Epilogue(*kept)) if others and p.epilogue.given else p
 
 
-def _multiply(x: NDArray[Any] | Tensor, p: Product) -> None:
-    """y = x @ w.T + epilogue."""
-    w, y, epilogue = p
+def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], a8: bool) -> None:
+    """y = x @ w.T + epilogue of each; a8: with x as blocks of activations, which values are quantized to."""
     m = prod(x.shape[:-1])
-    if 0 in (m, w.shape[0]):
-        return
-    direct = y.flags.c_contiguous and not epilogue.given
-    flat = y.reshape(m, w.shape[0]) if direct else np.empty((m, w.shape[0]), np.float32 if epilogue.given else y.dtype)
-    if w.shape[1] == 0:
-        flat[...] = 0  # an empty sum
-    elif isinstance(x, Tensor):
-        blocks = x.blocks.reshape(m, -1)
-        if x.format == Q8_1:
-            blocks = activations.of_q8_1(blocks)
-        if not native.multiply_a8(blocks, w, flat):
-            kernels.multiply_a8(blocks, w, flat)
-    elif not native.multiply_a16(x.reshape(m, w.shape[1]), w, flat):
-        kernels.multiply_a16(x.reshape(m, w.shape[1]), w, flat)
-    if not direct:
-        total = flat.reshape(y.shape)
+    todo: list[tuple[Product, native.Weights]] = []
+    for p in products:
+        n, direct = p.w.shape[0], p.y.flags.c_contiguous and not p.epilogue.given
+        flat = p.y.reshape(m, n) if direct else np.empty((m, n), np.float32 if p.epilogue.given else p.y.dtype)
+        if p.w.shape[1] == 0:
+            flat[...] = 0  # an empty sum
+        todo.append((p, native.Weights(p.w, flat)))
+    some = [weights for _, weights in todo if 0 not in (m, *weights.w.shape)]
+    if some:
+        _multiply_rows(x, m, some, a8)
+    for p, (_, flat) in todo:
+        if p.y.flags.c_contiguous and not p.epilogue.given:
+            continue
+        total = flat.reshape(p.y.shape)
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
-            for added in epilogue:
+            for added in p.epilogue:
                 if added is not None:
                     total += added.astype(np.float32, copy=False)
-            y[...] = total
+            p.y[...] = total
+
+
+def _multiply_rows(x: NDArray[Any] | Tensor, m: int, products: Sequence[native.Weights], a8: bool) -> None:
+    """y [M, N] of each, by compiled code where it can."""
+    if isinstance(x, Tensor):
+        rows = x.blocks.reshape(m, -1)
+        rows = activations.of_q8_1(rows) if x.format == Q8_1 else rows
+    else:
+        rows = x.reshape(m, x.shape[-1])
+    if native.multiply(rows, products, a8):
+        return
+    if a8 and not isinstance(x, Tensor):
+        rows = kernels.quantize_activations(rows).blocks
+    for w, y in products:
+        if not native.multiply(rows, [native.Weights(w, y)], a8):
+            (kernels.multiply_a8 if a8 else kernels.multiply_a16)(rows, w, y)

@@ -8,21 +8,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "calls.h"
+
 enum { INPUT, OUTPUT, TO_PACK, ALIGNED = 64, MOST_BUFFERS = 16 };
 
-// items: of a function (struct, first, last), -1 of a function (struct). digits, tiles, m, k: how x is packed.
+// items: of a function (struct, first, last), -1 of a function (struct). digits, tiles, m, k, x_row: how x is packed.
 typedef struct {
     char library[256], function[32];
-    int64_t argument_bytes, buffers, items, digits, tiles, m, k;
+    int64_t argument_bytes, buffers, items, digits, tiles, m, k, x_row;
 } head;
 
 typedef struct {
     int64_t place, size, kind;
 } buffer;
 
-typedef void (*pack_fn)(void*, const void*, int32_t, int32_t, int64_t, int64_t);
 typedef int64_t (*size_fn)(int32_t, int32_t, int64_t);
-typedef void (*rows_fn)(const void*, int64_t, int64_t);
 typedef void (*whole_fn)(const void*);
 
 static void stop(const char* what) {
@@ -48,10 +48,18 @@ static void* function(void* library, const char* name) {
 }
 
 // x as the library packs it.
-static void* packed(void* library, const head* call, const void* x) {
+static char* packed(void* library, const head* call, const char* x) {
     const int64_t row = ((size_fn)function(library, "qgemm_packed_bytes"))(call->digits, call->tiles, call->k);
-    void* to = room(call->m * row);
-    ((pack_fn)function(library, "qgemm_pack"))(to, x, call->digits, call->tiles, call->m, call->k);
+    char* to = room(call->m * row);
+    const packing rows = {.to = to,
+                          .to_row = row,
+                          .x = x,
+                          .x_row = call->x_row,
+                          .m = call->m,
+                          .k = call->k,
+                          .digits = (int32_t)call->digits,
+                          .tiles = (int32_t)call->tiles};
+    ((work_fn)function(library, "qgemm_pack"))(&rows, 0, call->m);
     return to;
 }
 
@@ -83,7 +91,7 @@ static int replay(const head* call, FILE* file) {
         memcpy(argument + of[i].place, &to, sizeof to);
     }
     void* called = function(library, call->function);
-    call->items < 0 ? ((whole_fn)called)(argument) : ((rows_fn)called)(argument, 0, call->items);
+    call->items < 0 ? ((whole_fn)called)(argument) : ((work_fn)called)(argument, 0, call->items);
     int wrong = 0;
     for (int i = 0; i < call->buffers; ++i)
         if (of[i].kind == OUTPUT) wrong |= differs(call, &of[i], memory[i], want[i]);

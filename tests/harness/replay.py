@@ -17,12 +17,34 @@ SOURCE = Path(__file__).with_name("replay.c")
 
 
 class Packing(NamedTuple):
-    """How the library packs x [m, k]."""
+    """How the library packs x [m, k], of x_row bytes from a row to the next."""
 
     digits: int = 0
     tiles: int = 0
     m: int = 0
     k: int = 0
+    x_row: int = 0
+
+
+class PackingStruct(ctypes.Structure):
+    """`packing` of kernels/cpu/calls.h."""
+
+    _fields_ = (
+        ("to", ctypes.c_void_p), ("to_row", ctypes.c_int64), ("x", ctypes.c_void_p), ("x_row", ctypes.c_int64),
+        ("quantize", ctypes.c_void_p), ("m", ctypes.c_int64), ("k", ctypes.c_int64),
+        ("digits", ctypes.c_int32), ("tiles", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class ProductStruct(ctypes.Structure):
+    """`product` of kernels/cpu/calls.h."""
+
+    _fields_ = (
+        ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64), ("packed", ctypes.c_void_p), ("packed_row", ctypes.c_int64),
+        ("y", ctypes.c_void_p), ("y_row", ctypes.c_int64), ("table", ctypes.c_void_p),
+        ("m", ctypes.c_int64), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
+        ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("tiles", ctypes.c_int32),
+    )  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -45,7 +67,7 @@ def written(path: Path, calls: Iterable[Call]) -> Path:
         for call in calls:
             argument = bytes(call.argument)
             counts = (len(argument), len(call.arrays), call.items, *call.packing)
-            file.write(struct.pack("<256s32s7q", str(call.library).encode(), call.function.encode(), *counts))
+            file.write(struct.pack("<256s32s8q", str(call.library).encode(), call.function.encode(), *counts))
             file.write(argument)
             for field, (kind, array) in call.arrays.items():
                 data = np.ascontiguousarray(array).tobytes()

@@ -8,6 +8,7 @@
 #define ACCS 2
 #define ACC_OF(vector) ((vector) / 2)
 #define LANES 2
+#define RUN 8
 #define GROUPS 16
 #define WEIGHT_OF(v, i) (128 * ((v) / 2) + 16 * ((i) / 8) + (i) % 8 + 8 * ((v) % 2))
 

@@ -4,9 +4,7 @@
 #define PLAIN
 INLINE f32x16 sixteen_f32(const uint8_t* at) { return load_floats(at); }
 
-INLINE f32x16 sixteen_f16(const uint8_t* at) {
-    return join_floats(halves_to_floats((u16x8)load16(at)), halves_to_floats((u16x8)load16(at + 16)));
-}
+INLINE f32x16 sixteen_f16(const uint8_t* at) { return sixteen_halves(at); }
 
 INLINE f32x16 sixteen_bf16(const uint8_t* at) { return upper_halves(at); }
 

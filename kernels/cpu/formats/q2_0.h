@@ -7,6 +7,7 @@
 #define ACCS 1
 #define ACC_OF(vector) 0
 #define LANES 2
+#define RUN 1
 #define GROUPS 8
 #define WEIGHT_OF(v, i) (4 * (i) + (v))
 

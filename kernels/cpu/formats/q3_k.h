@@ -25,6 +25,8 @@ INLINE unpacked unpack(const uint8_t* block) {
     const uint64_t low = 0x0f0f0f0f0f0f0f0f, two = 0x3030303030303030;  // of 32 more than sc
     const uint64_t sc = (nibbles & low) | (((uint64_t)(rest >> 2) << 32 | (rest & 0x03030303)) << 4 & two);
     const uint64_t sc8 = (nibbles >> 4 & low) | (((uint64_t)(rest >> 6) << 32 | (rest >> 4 & 0x03030303)) << 4 & two);
-    found.scale = mul_all(join_floats(bytes_to_floats(sc) - 32, bytes_to_floats(sc8) - 32), half_to_float(half));
+    uint8_t scales[16];
+    memcpy(scales, &sc, sizeof sc), memcpy(scales + 8, &sc8, sizeof sc8);
+    found.scale = mul_all(add_floats(to_float(sixteen_ints(scales)), all_floats(-32)), half_to_float(half));
     return found;
 }

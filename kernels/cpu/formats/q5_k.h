@@ -11,8 +11,7 @@ static const uint8_t FIFTHS[4][64] = {FIFTHS_OF(1), FIFTHS_OF(2), FIFTHS_OF(16),
 INLINE unpacked unpack(const uint8_t* block) {
     unpacked found;
     six_bits_of_block(&found, block);
-    const u8x16 first = load16(block + 16), second = load16(block + 32);
-    const u8x64 fifths = join(first, second, first, second);
+    const u8x64 fifths = join_halves(block + 16, block + 16);
     for (int i = 0; i < 2; ++i) {
         const u8x64 bytes = load64(block + 48 + 64 * i);
         found.codes[2 * i] = or_both(low_nibbles(bytes), where_bits(fifths, load64(FIFTHS[2 * i]), 16));

@@ -1,6 +1,11 @@
 // Vectors of 64 bytes in two parts: AVX2, with VNNI where the CPU has it.
 #pragma once
 
+#include <immintrin.h>
+
+// Lanes i and i + 8 added.
+INLINE f32x8 sum_of_halves(f32x16 v) { return v.part[0] + v.part[1]; }
+
 #include "x86.h"
 
 // Sixteen bytes after sixteen.
@@ -8,6 +13,13 @@ INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
     u8x64 found;
     found.part[0] = (u8_part)_mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)a), (__m128i)b, 1);
     found.part[1] = (u8_part)_mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)c), (__m128i)d, 1);
+    return found;
+}
+
+// Thirty-two bytes after thirty-two.
+INLINE u8x64 join_halves(const uint8_t* a, const uint8_t* b) {
+    u8x64 found;
+    memcpy(&found.part[0], a, PART), memcpy(&found.part[1], b, PART);
     return found;
 }
 
@@ -64,6 +76,19 @@ INLINE i32x16 with_next_quads(i32x16 v) {
 
 INLINE f32x16 join_floats(f32x8 a, f32x8 b) { return (f32x16){{a, b}}; }
 
+// Eight numbers, and zeros behind them.
+INLINE f32x16 with_zeros(f32x8 v) { return (f32x16){{v, {0}}}; }
+
+// Sixteen signed bytes as numbers.
+INLINE f32x16 sixteen_signed(const uint8_t* from) {
+    f32x16 found;
+    EACH {
+        const __m256i numbers = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i)));
+        found.part[i] = (f32_part)_mm256_cvtepi32_ps(numbers);
+    }
+    return found;
+}
+
 // values[number[i] % 16] in lane i.
 INLINE f32x16 spread(f32x16 values, i32x16 number) {
     f32x16 found;
@@ -80,6 +105,13 @@ INLINE f32x16 spread(f32x16 values, i32x16 number) {
 INLINE i32x16 sixteen_ints(const uint8_t* from) {
     i32x16 found;
     EACH found.part[i] = (i32_part)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i)));
+    return found;
+}
+
+// Sixteen halves as floats.
+INLINE f32x16 sixteen_halves(const void* from) {
+    f32x16 found;
+    EACH found.part[i] = (f32_part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from + i));
     return found;
 }
 

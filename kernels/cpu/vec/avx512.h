@@ -1,6 +1,14 @@
 // Vectors of 64 bytes in one part: AVX-512 with BW, VL and VNNI.
 #pragma once
 
+#include <immintrin.h>
+
+// Lanes i and i + 8 added.
+INLINE f32x8 sum_of_halves(f32x16 v) {
+    const __m512d all = (__m512d)v.part[0];
+    return (f32x8)_mm512_castpd512_pd256(all) + (f32x8)_mm512_extractf64x4_pd(all, 1);
+}
+
 #include "x86.h"
 
 // Sixteen bytes after sixteen.
@@ -10,9 +18,30 @@ INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
     return (u8x64){{(u8_part)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)}};
 }
 
+// Thirty-two bytes after thirty-two.
+INLINE u8x64 join_halves(const uint8_t* a, const uint8_t* b) {
+    const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a));
+    return (u8x64){{(u8_part)_mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)b), 1)}};
+}
+
 // Byte i of each sixteen: that byte of the sixteen of `table` whose number is index[i] % 16.
 INLINE u8x64 lookup(u8x64 table, u8x64 index) {
     return (u8x64){{(u8_part)_mm512_shuffle_epi8((__m512i)table.part[0], (__m512i)index.part[0])}};
+}
+
+INLINE u8x64 high_nibbles(u8x64 v) {
+#ifdef __GFNI__
+    const __m512i four_down = _mm512_set1_epi64(0x1020408000000000);  // output bit i is input bit i + 4
+    return (u8x64){{(u8_part)_mm512_gf2p8affine_epi64_epi8((__m512i)v.part[0], four_down, 0)}};
+#else
+    return (u8x64){{v.part[0] >> 4}};
+#endif
+}
+
+// `value` in each byte that shares a bit with the mask's.
+INLINE u8x64 where_bits(u8x64 v, u8x64 mask, uint8_t value) {
+    const __mmask64 shared = _mm512_test_epi8_mask((__m512i)v.part[0], (__m512i)mask.part[0]);
+    return (u8x64){{(u8_part)_mm512_maskz_set1_epi8(shared, (char)value)}};
 }
 
 // `value` in each byte whose bit is set, bit i for byte i.
@@ -55,6 +84,14 @@ INLINE f32x16 join_floats(f32x8 a, f32x8 b) {
     return (f32x16){{(f32_part)_mm512_inserti64x4(low, (__m256i)b, 1)}};
 }
 
+// Eight numbers, and zeros behind them.
+INLINE f32x16 with_zeros(f32x8 v) { return (f32x16){{(f32_part)_mm512_zextps256_ps512((__m256)v)}}; }
+
+// Sixteen signed bytes as numbers.
+INLINE f32x16 sixteen_signed(const uint8_t* from) {
+    return (f32x16){{(f32_part)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)load16(from)))}};
+}
+
 // values[number[i] % 16] in lane i.
 INLINE f32x16 spread(f32x16 values, i32x16 number) {
     return (f32x16){{(f32_part)_mm512_permutexvar_ps((__m512i)number.part[0], (__m512)values.part[0])}};
@@ -63,6 +100,11 @@ INLINE f32x16 spread(f32x16 values, i32x16 number) {
 // Sixteen unsigned bytes as numbers.
 INLINE i32x16 sixteen_ints(const uint8_t* from) {
     return (i32x16){{(i32_part)_mm512_cvtepu8_epi32((__m128i)load16(from))}};
+}
+
+// Sixteen halves as floats.
+INLINE f32x16 sixteen_halves(const void* from) {
+    return (f32x16){{(f32_part)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from))}};
 }
 
 // Sixteen floats of which the upper halves lie in memory: bfloat16.

@@ -6,6 +6,11 @@
 // Sixteen bytes after sixteen.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) { return (u8x64){{a, b, c, d}}; }
 
+// Thirty-two bytes after thirty-two.
+INLINE u8x64 join_halves(const uint8_t* a, const uint8_t* b) {
+    return (u8x64){{load16(a), load16(a + 16), load16(b), load16(b + 16)}};
+}
+
 // Byte i of each sixteen: that byte of the sixteen of `table` whose number is index[i] % 16.
 INLINE u8x64 lookup(u8x64 table, u8x64 index) {
     EACH table.part[i] = (u8_part)vqtbl1q_u8((uint8x16_t)table.part[i], (uint8x16_t)(index.part[i] & 15));
@@ -74,8 +79,42 @@ INLINE f32x16 join_floats(f32x8 a, f32x8 b) {
     return found;
 }
 
-INLINE f32x8 halves_to_floats(u16x8 halves) {
-    const float16x8_t all = (float16x8_t)halves;
+// Eight numbers, and zeros behind them.
+INLINE f32x16 with_zeros(f32x8 v) {
+    f32x16 found = {{{0}}};
+    memcpy(&found.part[0], &v, sizeof v);
+    return found;
+}
+
+// Sixteen signed bytes as numbers.
+INLINE f32x16 sixteen_signed(const uint8_t* from) {
+    const int8x16_t bytes = vld1q_s8((const int8_t*)from);
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+    return (f32x16){
+        {(f32_part)vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), (f32_part)vcvtq_f32_s32(vmovl_high_s16(low)),
+         (f32_part)vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), (f32_part)vcvtq_f32_s32(vmovl_high_s16(high))}};
+}
+
+// Eight bytes as numbers.
+INLINE i32x8 bytes_to_ints(uint64_t bytes) {
+    const uint16x8_t wide = vmovl_u8(vcreate_u8(bytes));
+    const uint32x4_t parts[2] = {vmovl_u16(vget_low_u16(wide)), vmovl_high_u16(wide)};
+    i32x8 found;
+    memcpy(&found, parts, sizeof found);
+    return found;
+}
+
+// The sum of sixteen numbers, halves of them added until one is left.
+INLINE float sum_of(f32x16 v) {
+    const float32x4_t four = (float32x4_t)((v.part[0] + v.part[2]) + (v.part[1] + v.part[3]));
+    const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+// Halves as floats, also subnormal ones: one, and eight in two words.
+INLINE float half_to_float(uint16_t half) { return vgetq_lane_f32(vcvt_f32_f16(vcreate_f16(half)), 0); }
+INLINE f32x8 halves_to_floats(uint64_t low, uint64_t high) {
+    const float16x8_t all = vcombine_f16(vcreate_f16(low), vcreate_f16(high));
     const float32x4_t parts[2] = {vcvt_f32_f16(vget_low_f16(all)), vcvt_high_f32_f16(all)};
     f32x8 found;
     memcpy(&found, parts, sizeof found);
@@ -99,6 +138,17 @@ INLINE i32x16 sixteen_ints(const uint8_t* from) {
     const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
     return (i32x16){{(i32_part)vmovl_u16(vget_low_u16(low)), (i32_part)vmovl_high_u16(low),
                      (i32_part)vmovl_u16(vget_low_u16(high)), (i32_part)vmovl_high_u16(high)}};
+}
+
+// Sixteen halves as floats.
+INLINE f32x16 sixteen_halves(const void* from) {
+    f32x16 found;
+    EACH {
+        uint64_t halves;
+        memcpy(&halves, (const char*)from + 8 * i, sizeof halves);
+        found.part[i] = (f32_part)vcvt_f32_f16(vcreate_f16(halves));
+    }
+    return found;
 }
 
 // Sixteen floats of which the upper halves lie in memory: bfloat16.

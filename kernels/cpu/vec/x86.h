@@ -3,7 +3,22 @@
 
 #include <immintrin.h>
 
-INLINE f32x8 halves_to_floats(u16x8 halves) { return (f32x8)_mm256_cvtph_ps((__m128i)halves); }
+// Halves as floats, also subnormal ones: one, and eight in two words.
+INLINE float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
+INLINE f32x8 halves_to_floats(uint64_t low, uint64_t high) {
+    return (f32x8)_mm256_cvtph_ps(_mm_set_epi64x((int64_t)high, (int64_t)low));
+}
+
+// Eight bytes as numbers: the compilers' own conversion takes them apart.
+INLINE i32x8 bytes_to_ints(uint64_t bytes) { return (i32x8)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)bytes)); }
+
+// The sum of sixteen numbers, halves of them added until one is left.
+INLINE float sum_of(f32x16 v) {
+    const __m256 eight = (__m256)sum_of_halves(v);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
 
 // Four rows of four numbers -> four columns.
 INLINE void transpose4(f32x4 rows[4]) {

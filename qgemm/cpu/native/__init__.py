@@ -4,6 +4,6 @@ reference, and serves where neither can be.
 
 from .libraries import serves
 from .library import origin, reason
-from .products import multiply_a8, multiply_a16, preparation, quantize
+from .products import Weights, multiply, preparation, quantize
 
-__all__ = ["multiply_a8", "multiply_a16", "origin", "preparation", "quantize", "reason", "serves"]
+__all__ = ["Weights", "multiply", "origin", "preparation", "quantize", "reason", "serves"]

@@ -19,7 +19,7 @@ NAMES = ("cc", "gcc", "clang")  # of a compiler, after the one in $CC
 # The same result whatever the compiler: fused multiplications are written as such or not at all, no sum is reordered.
 FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=fast", "-Wno-psabi",
+    "-ffp-contract=fast", "-fno-tree-slp-vectorize", "-Wno-psabi",
 )  # fmt: skip
 NATIVE = ("-march=native",)  # machine code for the CPU at hand
 TIMEOUT = 300  # seconds: for a machine that is busy, and a first run of Zig, which compiles its own runtime

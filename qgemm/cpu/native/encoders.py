@@ -12,7 +12,7 @@ from qgemm.codec.grids import Grid, Indices
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import Fit, Steps
 
-from .libraries import fields
+from .calls import fields
 from .library import library, reason
 from .products import UNFUSED
 from .sources import source_of

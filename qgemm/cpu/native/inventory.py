@@ -8,7 +8,7 @@ from qgemm.codec.format import Format
 from qgemm.formats import FORMATS
 
 from . import encoders, libraries, products
-from .library import POOL
+from .calls import POOL
 from .sources import Source
 
 

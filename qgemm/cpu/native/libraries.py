@@ -11,39 +11,9 @@ from qgemm.codec import activations
 from qgemm.codec.format import Format
 from qgemm.formats import FORMATS
 
+from .calls import OF_TILE, TOKENS
 from .library import library, reason
 from .sources import Source, folder, source_of
-
-A8, A16, FLOATS = 1, 3, 0  # digits of x: int8 codes, three of 8 bits; none where x stays as it is
-TOKENS = 256  # rows of x that are packed at a time
-OF_TILE = 8  # rows of x that tiles take together
-TABLE = 32  # levels at most, of a codebook of floats
-
-C_TYPES = {
-    ctypes.c_int64: "int64_t", ctypes.c_int32: "int32_t", ctypes.c_float: "float", ctypes.c_void_p: "void*",
-}  # fmt: skip
-
-
-class Product(ctypes.Structure):
-    """y [m, n] = x [m, k] @ W [n, k].T, for kernels/cpu/, which takes its fields from here.
-
-    w, w_row: the first row of blocks, bytes from one to the next. packed: x as `qgemm_pack` makes it. y_row: numbers
-    from a row of y to the next. table: levels of a codebook of floats, TABLE of them. unit: what all sums are
-    multiplied by.
-    """
-
-    _fields_ = (
-        ("m", ctypes.c_int64), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
-        ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64),
-        ("packed", ctypes.c_void_p), ("packed_row", ctypes.c_int64),
-        ("y", ctypes.c_void_p), ("y_row", ctypes.c_int64), ("table", ctypes.c_void_p),
-        ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("tiles", ctypes.c_int32),
-    )  # fmt: skip
-
-
-def fields(struct: type[ctypes.Structure]) -> str:
-    """C for the members of a struct."""
-    return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
 
 
 @cache
@@ -57,7 +27,6 @@ def source(fmt: Format) -> Source | None:
         "FORMAT_NAME": fmt.name,
         "BLOCK_BYTES": str(fmt.block_bytes),
         "BLOCK_WEIGHTS": str(fmt.weights),
-        "PRODUCT_FIELDS": fields(Product),
         "TOKENS_OF_TILE": str(OF_TILE),
         "MOST_TOKENS": str(TOKENS),
     }
@@ -93,7 +62,6 @@ def loaded(fmt: Format) -> ctypes.CDLL | None:
     found = library(found_source)
     if found is None:
         return None
-    number, size, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-    found.qgemm_packed_bytes.argtypes, found.qgemm_packed_bytes.restype = [number, number, size], size
-    found.qgemm_pack.argtypes, found.qgemm_pack.restype = [pointer, pointer, number, number, size, size], None
+    found.qgemm_packed_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64]
+    found.qgemm_packed_bytes.restype = ctypes.c_int64
     return found

@@ -19,12 +19,12 @@ from qgemm.once import Once
 from qgemm.version import pip_install
 
 from . import prebuilt
+from .calls import POOL
 from .compiler import FLAGS, NATIVE, CompileError, Compiler, compiled, compiler, cpu, stamp, stamped
 from .sources import Source, digest
 
 DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
 NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # of CPUs that kernels/cpu/vec/ has instructions for
-POOL = Source("pool")  # the library without which there is no other
 
 _loaded: Once[ctypes.CDLL | None] = Once()
 _warning = threading.Lock()

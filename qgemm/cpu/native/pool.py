@@ -10,10 +10,8 @@ from typing import Any
 
 from qgemm import parallel
 
-from .library import POOL, library
-
-CHUNKS = 8  # of a thread: the last ones even out what threads lose to others
-
+from .calls import CHUNKS, POOL
+from .library import library
 
 _threads = 0  # of the pool
 
@@ -24,6 +22,10 @@ def pool() -> ctypes.CDLL | None:
     found = library(POOL)
     if found is None:
         return None
+    found.qgemm_multiply.argtypes = [
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
+    ]  # fmt: skip
+    found.qgemm_multiply.restype = None
     found.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     found.qgemm_run.restype = None
     os.register_at_fork(after_in_child=found.qgemm_after_fork)
@@ -31,12 +33,18 @@ def pool() -> ctypes.CDLL | None:
     return found
 
 
-def run(work: Any, argument: Any, count: int, least: int) -> None:
-    """Call a C function work(argument, first, last) for all of `count` items, in chunks of a multiple of `least`."""
+def ready() -> ctypes.CDLL:
+    """The library, with as many threads as are wanted now."""
     global _threads
     found, threads = pool(), parallel.threads()
     assert found is not None, "who has a library has this one"
     if threads != _threads and found.qgemm_threads(threads):
         _threads = threads
+    return found
+
+
+def run(work: Any, argument: Any, count: int, least: int) -> None:
+    """Call a C function work(argument, first, last) for all of `count` items, in chunks of a multiple of `least`."""
+    found, threads = ready(), parallel.threads()
     chunk = -(-count // (CHUNKS * threads * least)) * least
     found.qgemm_run(ctypes.cast(work, ctypes.c_void_p), ctypes.byref(argument), count, chunk)

@@ -1,0 +1,59 @@
+"""What Python tells kernels/cpu/multiply.h of a call, and the library that it is part of: the pool of threads."""
+
+from __future__ import annotations
+
+import ctypes
+
+from .sources import source_of
+
+A8, A16, FLOATS = 1, 3, 0  # digits of x: int8 codes, three of 8 bits; none where x stays as it is
+TOKENS = 256  # rows of x that are packed at a time
+OF_TILE = 8  # rows of x that tiles take together
+LEAST_TILED = 16  # rows of x: fewer are multiplied one by one
+ROWS = 32  # of W that a thread takes at least: two tiles
+TARGETS = 16  # weights of a call
+CHUNKS = 8  # of a thread: the last ones even out what threads lose to others
+TABLE = 32  # levels at most, of a codebook of floats
+
+C_TYPES = {
+    ctypes.c_int64: "int64_t", ctypes.c_int32: "int32_t", ctypes.c_float: "float", ctypes.c_void_p: "void*",
+}  # fmt: skip
+
+
+class Target(ctypes.Structure):
+    """Weights W [n, k] and y [m, n] = x @ W.T, for kernels/cpu/multiply.h, which takes its fields from here.
+
+    pack, rows: functions of the format's library. quantize: of x to blocks of activations, or none. x_row, w_row: bytes
+    from a row to the next; y_row: numbers. row_bytes, tile_bytes: of a packed row of x. packed_by: which of the weights
+    of a call packs x for this one. table: levels of a codebook of floats, TABLE of them. unit: what all sums are
+    multiplied by.
+    """
+
+    _fields_ = (
+        ("pack", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("quantize", ctypes.c_void_p),
+        ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64), ("table", ctypes.c_void_p),
+        ("n", ctypes.c_int64), ("k", ctypes.c_int64), ("x_row", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64), ("tile_bytes", ctypes.c_int64),
+        ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("packed_by", ctypes.c_int64),
+        ("y", ctypes.c_void_p), ("y_row", ctypes.c_int64),
+    )  # fmt: skip
+
+
+def fields(struct: type[ctypes.Structure]) -> str:
+    """C for the members of a struct."""
+    return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
+
+
+POOL = source_of(  # the library without which there is no other
+    "pool",
+    {
+        "TARGET_FIELDS": fields(Target),
+        "MOST_TOKENS": str(TOKENS),
+        "TOKENS_OF_TILE": str(OF_TILE),
+        "LEAST_TILED": str(LEAST_TILED),
+        "LEAST_ROWS": str(ROWS),
+        "CHUNKS": str(CHUNKS),
+        "EXACT_DIGITS": str(A16),
+        "MOST_TARGETS": str(TARGETS),
+    },
+)

@@ -1,0 +1,139 @@
+"""The benchmark beside ggml: processes that take turns, goals, tables; ggml itself where $QGEMM_GGML names a build."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import cpu_tables
+import numpy as np
+import pytest
+
+from qgemm.bench import contest, turns
+from qgemm.bench.contest import Case, Row
+from qgemm.bench.ggml import Ggml
+from qgemm.cli import bench, main
+from qgemm.errors import QgemmError
+from qgemm.formats import FORMATS
+
+BUILD = os.environ.get("QGEMM_GGML")
+
+
+def doubled(variable):
+    """A competitor for a worker: twice the case, and what a variable says there."""
+
+    def prepare(case):
+        found = []
+        return turns.Calls(
+            {"twice": [lambda: found.append(2 * case)], "fails": [found.copy]},
+            lambda name: (found[-1], os.environ.get(variable)) if name == "twice" else 1 / 0,
+            found.clear,
+        )
+
+    return prepare
+
+
+def test_workers_take_turns(monkeypatch):
+    """Each is timed in its own process, with its own environment; an error there is raised here."""
+    monkeypatch.delenv("QGEMM_TURN", raising=False)
+    workers = {name: turns.Worker(doubled, ("QGEMM_TURN",), {"QGEMM_TURN": name}) for name in ("a", "b")}
+    assert "QGEMM_TURN" not in os.environ
+    found = turns.least(workers, 21, 2)
+    assert set(found) == {("a", "twice"), ("a", "fails"), ("b", "twice"), ("b", "fails")}
+    assert all(seconds > 0 for seconds in found.values())
+    assert [worker.ask("result", "twice") for worker in workers.values()] == [(42, "a"), (42, "b")]
+    with pytest.raises(ZeroDivisionError):
+        workers["a"].ask("result", "fails")
+    for worker in workers.values():
+        worker.close()
+        assert worker.process.exitcode == 0
+
+
+def test_a_burst_calls_in_turn_and_ends_its_priority():
+    called = []
+    assert turns.burst([lambda: called.append("a"), lambda: called.append("b")]) > 0
+    assert called == ["a", "b"] * (turns.MOST_CALLS // 2)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_goals():
+    ms = {"a8": 0.2, "a16": 0.35, "ggml file": 0.4, "ggml repack": 0.22}
+    (_, ratio, must, aim), (_, exact, least, _) = Row(Case("q4_0", 4096, 4096, 1), ms).goals()
+    assert (ratio, must, aim, least) == (pytest.approx(1.1), 1.2, 1.4, 1 / contest.MOST_A16)
+    assert exact == pytest.approx(0.2 / 0.35)
+    (elsewhere, *_), *_ = Row(Case("q4_0", 14336, 4096, 1), ms).goals(), ()
+    assert elsewhere == ("ggml / a8", pytest.approx(1.1), 0, 0)  # goals are of one shape
+    rows = list(Row(Case("q4_0", 4096, 4096, 16), {"a8": 1.0, "a16": 2.0, "ggml file": 1.5, "NumPy": 3.0}).goals())
+    assert rows == [("ggml / a8", 1.5, 1.4, 1.7), ("NumPy / a16", 1.5, 1.7, 2.4)]
+    assert list(Row(Case("q4_k", 4096, 4096, 128, isa="AVX2"), {"a8": 2.0, "ggml file": 1.0}).goals()) == [
+        ("ggml / a8", 0.5, 1.0, 1.0)
+    ]
+
+
+def test_a_product_that_is_not_ggmls_is_no_result():
+    y = np.linspace(-1, 1, 8, dtype=np.float32)[None]
+    contest.check(Case("q4_0", 8, 32, 1), y + np.float32(0.9 * contest.DISAGREEMENT), y)
+    for wrong in (y + 0.1, y * np.nan):
+        with pytest.raises(QgemmError, match="differs from ggml"):
+            contest.check(Case("q4_0", 8, 32, 1), wrong, y)
+
+
+def made_up() -> dict[str, object]:
+    """A document of every row of one format."""
+    ms = {"a8": 1.0, "a16": 2.0, "ggml file": 1.25, "NumPy": 5.0}
+    cases = [Case(name, *contest.SHAPES[0], *row) for name in cpu_tables.SHORT for row in contest.ROWS]
+    cases.append(Case("q4_0", *contest.SHAPES[0], 1, isa="AVX2"))
+    facts = {"cpu": "a CPU", "threads": 2, "ggml": "0.1", "host_us_a8": 14.0, "host_us_a16": 16.0}
+    return {**facts, "first_s": 1.0, "warm_ms": 31.0, "rows": [Row(case, ms).document() for case in cases]}
+
+
+def test_documents(tmp_path, monkeypatch, run):
+    """What is written is read again; tables show it; missed goals are counted."""
+    found = made_up()
+    assert json.loads(contest.document(found)) == found
+    path = tmp_path / "cpu.json"
+    monkeypatch.setattr(contest, "run", lambda options: found)
+    words = ["bench", "--cpu", "--ggml", tmp_path, "--out", tmp_path, "--goals"]
+    status, out, err = run(*words)
+    assert json.loads(path.read_text()) == found
+    assert "a CPU, 2 threads, ggml 0.1" in out
+    assert "q4_0    4096x4096   16  hot" in out
+    missed = contest.missed(found)
+    assert (status, err) == (1, f"{missed} goals missed\n")
+    found["host_us_a16"], found["warm_ms"] = 15.0, 30.0
+    assert contest.missed(found) == missed - 2
+    assert "| Q4_K | 1 / 1.25 | 1 / 1.25 | 1 / 1.25 | 2 / 5 | 2 / 5 |" in cpu_tables.short_table(path)
+    long = cpu_tables.long_table(path)
+    assert "| q4_k | 4096x4096 | 1.25 (1) | 1.25 (1) | 1.25 (1) | 1.25 (1) |" in long
+    assert "| q4_k | 4096x4096 | 2.00 | 2.50 | 2.50 |" in long
+    assert "q4_0 M = 1: 1.25" in long
+
+
+@pytest.mark.parametrize("words", ["--ggml x --m 1", "--ggml x --activations a8", "--ggml x --formats f16"])
+def test_what_it_does_not_compare(words, refused):
+    refused("bench", "--cpu", *words.split(), status=2)
+    assert "--ggml-avx2 needs --ggml" in refused("bench", "--cpu", "--ggml-avx2", "x", status=2)
+    assert "holds no libggml-base.so" in refused("bench", "--cpu", "--ggml", "/dev", "--shapes", "64x256")
+
+
+def test_folders_are_options():
+    args = main.parser().parse_args(["bench", "--cpu", "--ggml", "a", "b", "--ggml-avx2", "c"])
+    assert (args.ggml, args.ggml_avx2, bench.OF_GGML) == ([Path("a"), Path("b")], Path("c"), ("ggml", "ggml_avx2"))
+
+
+@pytest.mark.skipif(not BUILD, reason="QGEMM_GGML names no build of ggml")
+@pytest.mark.parametrize("name", contest.NAMES)
+def test_products_of_ggml(name):
+    """In either layout, near the product with decoded weights; blocks that it writes are ours."""
+    library, fmt = Ggml(Path(BUILD or ""), 2), FORMATS[name]
+    case = Case(name, 64, 512, 3)
+    want = case.x() @ fmt.dequantize(case.blocks()).T
+    made = {layout: library.product(fmt, case.blocks(), case.x(), layout) for layout in ("file", "repack")}
+    assert made["file"] is not None
+    for product in filter(None, made.values()):
+        product()
+        assert np.abs(product.y() - want).max() <= contest.DISAGREEMENT * np.abs(want).max()
+        product.free()
+    values = np.random.default_rng(3).standard_normal((8, 512), np.float32)
+    assert library.encoder(fmt, values)().tobytes() == fmt.quantize(values).tobytes()
