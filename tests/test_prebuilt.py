@@ -10,12 +10,14 @@ import sys
 import zipfile
 from pathlib import Path
 
-import build_wheel
 import pytest
 
 import qgemm
 from qgemm.cpu.native import calls, compiler, inventory, library, prebuilt
 from qgemm.files.compiled import sealed, unsealed
+
+pytest.importorskip("hatchling", reason="building a wheel needs hatchling (extra test)")
+import build_wheel  # imports hatchling
 
 pytestmark = [
     pytest.mark.compiles,

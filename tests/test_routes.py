@@ -15,7 +15,7 @@ from qgemm.cuda.kernels import decode, decode_config, routes
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem, Routed
 
-MULTIPLIED = [fmt for fmt in FORMATS if fmt.slots or (fmt.plain and fmt.levels is not None)]  # by a GPU
+MULTIPLIED = [fmt for fmt in FORMATS if fmt.tiled or (fmt.plain and fmt.levels is not None)]  # by a GPU
 
 
 def test_architectures():

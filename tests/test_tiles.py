@@ -14,6 +14,7 @@ from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, FORMATS, GRIDS, co
 import qgemm
 from qgemm.codec.packing import unpack_bit_planes
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.tensor import check_tiled
 
 
 @each(EVERY_TILED)
@@ -24,6 +25,17 @@ def test_unpack_gives_the_blocks_back(fmt, data):
     packed = tiles.pack(fmt, raw)
     assert packed.shape == (-(-shape[0] // 64), -(-shape[1] * fmt.weights // tiles.columns(fmt)))
     assert tiles.unpack(fmt, packed, shape[0], shape[1] * fmt.weights).tobytes() == raw.tobytes()
+
+
+@each([fmt for fmt in FORMATS if not fmt.plain])
+def test_tensors_of_what_has_tiles_are_taken(fmt):
+    """A format whose fields tiles can hold goes to a GPU; any other is refused there, by its name."""
+    tensor = qgemm.Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))
+    if fmt in EVERY_TILED:
+        check_tiled(tensor)
+    else:
+        with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no device tile"):
+            check_tiled(tensor)
 
 
 @each(EVERY_TILED)

@@ -108,7 +108,7 @@ def check_tiled(tensor: Tensor) -> None:
         raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
     if fmt.levels is None and not fmt.plain:
         raise UnsupportedError(f"{tensor!r}: {fmt} has no decoder, so it cannot be multiplied")
-    if not fmt.slots and not fmt.plain:
+    if not fmt.tiled and not fmt.plain:
         why = f"{fmt} has no device tile"
         raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
 
