@@ -65,9 +65,12 @@ class Tensor(Packed):
         """Whether `blocks` is the same array at each access."""
         return not callable(self._blocks)
 
-    def again(self, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    def again(
+        self, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
+        gated: Any = None,
+    ) -> Any:  # fmt: skip
         """y of a product that needs no checks but of its arrays; None where `qgemm.matmul` must go the long way."""
-        if bias is not None or residual is not None or dtype is not None:
+        if bias is not None or residual is not None or dtype is not None or gated is not None:
             return None
         return module("cpu").again(self, x, activation, out)
 

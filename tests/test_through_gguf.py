@@ -13,7 +13,6 @@ from helpers import EXCERPT, converted, exact, random_blocks
 from strategies import DECODED_BY_GGUF, each
 
 import qgemm
-from qgemm.cli import abilities
 from qgemm.codec.error_bound import a16_bound
 from qgemm.codec.format import Format
 from qgemm.formats import GGML_TYPES, _defined, through_gguf
@@ -100,8 +99,3 @@ def test_conversion(target, tmp_path):
         for name in names:
             assert made[name].format.name == lines[name].new.lower() == target
             np.testing.assert_array_equal(made[name].dequantize(), file[name].dequantize(dtype).astype(np.float32))
-
-
-@each(DECODED_BY_GGUF)
-def test_it_is_marked(fmt):
-    assert str(abilities.on_cpu(fmt)) == "a16, dequantize (decoded by gguf)"

@@ -78,7 +78,7 @@ LIES = (
     ("host.cuh",          "float2 ds[2];",           "float2 ds[4];",            "decode_a8"),
     ("host.cuh",          "UNIT = 524288",           "UNIT = 1",                 assert_activations),
     ("decode_a8.cu",      "{ACTIVATION_UNIT, ACTI",  "{1.0f, ACTI",              assert_a8),
-    ("decode/reduce.cuh", "ACC_ROWS + 4;",           "ACC_ROWS;",                "decode"),
+    ("decode/reduce.cuh", "ACC_ROWS + 4]",           "ACC_ROWS]",                "decode"),
     ("epilogue.cuh",      "case FLOAT16:",           "case BFLOAT16 + 1:",       assert_epilogue),
     ("schedule.cuh",      "2 * u32(number)",         "u32(number)",              assert_division),
     ("activations.cuh",   "8 * t + 4 * step",        "4 * t + 8 * step",         assert_activations),

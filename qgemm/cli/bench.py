@@ -25,13 +25,14 @@ from qgemm.text import json_lines
 from .abilities import served
 from .common import Command, UsageError, count, counts
 
+WHERE = ("gpu", "cpu", "convert", "encode", "moe", "shard")  # what is measured instead of products, and on what
 OF_BOTH = ("formats", "activations", "shapes", "m", "repeats")  # options of --gpu and --cpu
 OF_GPU = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
 OF_GGML = ("ggml", "ggml_avx2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """[--gpu | --cpu | --convert | --encode | --moe | --shard | --model ...] [--formats ...] ..."""
+    """[--gpu | --cpu | --convert | --encode | --moe | --shard] [--model ...] [--formats ...] ..."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
     where.add_argument(
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--encode", action="store_true", help="host memory into blocks on the GPU and back, no disk")
     where.add_argument("--moe", action="store_true", help="layers of experts of three models, 1 to 4096 tokens")
     where.add_argument("--shard", action="store_true", help="layers cut over the GPUs of one host, under torchrun")
-    where.add_argument(
+    parser.add_argument(
         "--model", metavar="NAME,...", type=models,
         help=f"tokens a second of whole models with random weights, by transformers: {', '.join(model.MODELS)}",
     )  # fmt: skip
@@ -73,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table; 1 if a product was wrong or, with --goals, a goal was missed."""
+    if args.model:
+        refuse(args, "--model", WHERE)
     if args.convert:
         refuse(args, "--convert", (*OF_BOTH, *OF_GPU, *OF_GGML))
         return on_cpu(args, convert.run(), "whole processes")
