@@ -87,6 +87,18 @@ def test_encode_agrees_with_gguf(fmt, data):
 
 
 @each(RIGHT_IN_GGUF)
+def test_an_infinite_scale_decodes_as_in_gguf(fmt):
+    """Raw blocks whose half scales are infinite: infinity, of either sign, or NaN, weight by weight."""
+    raw = np.frombuffer(np.random.default_rng(5).bytes(40 * fmt.block_bytes), fmt.dtype).copy()
+    for name in ("d", "dmin", "m"):
+        if name in (fmt.dtype.names or ()) and fmt.dtype[name].kind == "f":
+            raw[name][::2], raw[name][1::4] = np.inf, -np.inf
+    with np.errstate(all="ignore"):
+        want = gguf.dequantize(raw.view(np.uint8).reshape(len(raw), -1), ggml_type(fmt))
+    assert_same_bits(fmt.decode(raw), want)
+
+
+@each(RIGHT_IN_GGUF)
 @given(data=st.data())
 def test_decode_agrees_with_gguf(fmt, data):
     raw = data.draw(blocks(fmt))

@@ -59,7 +59,10 @@ def levels(blocks: Blocks) -> Levels:
     index = blocks["qs"].reshape(-1, 8, 4) | (qh >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)) << np.uint16(8)
     sc = (blocks["qh"] >> np.uint16(12) & np.uint16(7)).astype(np.uint8)
     scale = grids.odd_scales(blocks["d"], sc, 1 / 8)
-    return Levels(points()[index].reshape(-1, 8, 32), scale, np.where(blocks["qh"] >> np.uint16(15), -scale, scale))
+    codes, sign = points()[index].reshape(-1, 8, 32), np.where(blocks["qh"] >> np.uint16(15), np.int8(-1), np.int8(1))
+    infinite = np.isinf(scale)  # times a level of 0 that would be no number, so that the sign goes into the codes
+    codes = codes + (sign * infinite)[:, :, None] if infinite.any() else codes
+    return Levels(codes, scale, np.where(infinite, np.float32(0), sign * np.where(infinite, np.float32(0), scale)))
 
 
 GRID = grid.Grid(
