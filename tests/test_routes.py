@@ -148,3 +148,11 @@ def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
         pipelines = tiles.table_bytes(fmt) + template["WARP_SPLIT_K"] * template["WARP_BYTES"]
         taken = max(pipelines, config.reserved) + barriers + 1024
         assert (2 * taken <= 228 << 10) == (config.shared < 113 << 10)
+
+
+@each(MULTIPLIED)
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
+def test_every_kernel_has_a_warp(fmt, sm):
+    """Also beside a table of levels of 64 KiB, where a CTA has 99 KiB of shared memory."""
+    for _, template in routes.variants(fmt, sm):
+        assert int(template.get("WARP_SPLIT_K", 1)) >= 1

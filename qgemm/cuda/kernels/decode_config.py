@@ -95,13 +95,15 @@ DECODE_CONFIGS, CODEBOOK_DECODE_CONFIGS, GRID_DECODE_CONFIGS = (
 def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterator[DecodeConfig]:
     """The rows for this format, kernel and token tile on this GPU, or else on the one before it.
 
-    With a table of levels, of them those that have the memory for it and two k_blocks a warp; the last serves all.
+    With a table of levels, of them those that have the memory for it and two k_blocks a warp; the last serves all of
+    which the GPU's shared memory holds one warp.
     """
     table = CODEBOOK_DECODE_CONFIGS if fmt.needs_table else GRID_DECODE_CONFIGS if fmt.grid else DECODE_CONFIGS
     kind = tile_kind(fmt)
     rows = [row for row in table if kernel in row.kernels and kind in row.tiles and tokens in row.tokens]
     rows = [row for row in rows if row.least <= sm]
     rows = [row for row in rows if row.least == max(row.least for row in rows)]
+    rows = [row for row in rows if one_warp_bytes(fmt, row, kernel, tokens) <= shared_limit(sm)]
 
     def fits(row: DecodeConfig) -> bool:
         return (
@@ -152,6 +154,14 @@ def pipeline_bytes(fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel
         x = TOKEN_BYTES[source] * K_BLOCK // (K_BLOCK + PADDING)
     decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * m16_tiles if scales_once(fmt) else 0
     return stages * (k_block * m16_tiles // WARPS + x) + in_flight(fmt, stages) * fields + decoded
+
+
+def one_warp_bytes(fmt: Format, config: DecodeConfig, kernel: str, tokens: int) -> int:
+    """Shared memory of a CTA of one warp with the shortest pipeline, for the widest x."""
+    return table_bytes(fmt) + max(
+        pipeline_bytes(fmt, config.m16_tiles, tokens, 2, kernel, source) + quantized_bytes(kernel, source, tokens)
+        for source in TOKEN_BYTES
+    )
 
 
 def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
