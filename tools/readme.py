@@ -14,6 +14,7 @@ from pathlib import Path
 
 import cpu_tables
 import layouts
+import models
 import numpy as np
 import report
 import shards
@@ -190,6 +191,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/choosing-a-config.md": {"routes": routes_table},
     "docs/formats.md": {"layouts": layouts.table},
     "docs/several-gpus.md": {"shard": shards.table},
+    "docs/torch.md": {"models": models.table},
 }
 
 

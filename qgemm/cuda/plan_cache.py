@@ -91,10 +91,14 @@ def again_many(
     epilogues: None if nothing is added to any product.
     """
     try:
-        words, arrays = of_many(x, weights, activation, epilogues, outs, dtype)
+        plans = weights[0].plans
+        if epilogues is None and outs is not None and type(x) is not DeviceActivations:  # as of_many, without a call
+            words: Words = (activation or "a16", dtype, False, *map(_serial, weights))
+            arrays: Arrays = (x, *outs)
+        else:
+            words, arrays = of_many(x, weights, activation, epilogues, outs, dtype)
     except AttributeError:  # not all are DeviceTensors
         return None
-    plans = weights[0].plans
     planned = plans.get(words)
     if planned is not None and planned.like(*arrays):
         ys: list[Any] | None = planned.run(*arrays)
