@@ -3,14 +3,14 @@
 Products, decoding and device tiles of these run through the tests of the registry's formats; `qgemm.FORMATS` does not
 know them. They are given as Format, wherever a name would do.
 
-u4_g128: groups of 128 weights with a zero each, w = d * (q - z) with q in 0..15
+w4_g128: groups of 128 weights with a zero each, w = d * (q - z) with q in 0..15
 
 offset  bytes  field
      0      2  d   float16 scale
      2      1  z   zero, an integer
      3     64  qs  byte j: weight j in the low nibble, weight j + 64 in the high
 
-u8_g256: groups of 256 weights, w = d * (q - 128) with q in 0..255
+w8_g256: groups of 256 weights, w = d * (q - 128) with q in 0..255
 
 offset  bytes  field
      0      2  d   float16 scale
@@ -44,7 +44,7 @@ from qgemm.codec.packing import (
 )
 from qgemm.codec.scales import absmax, blocks_of, extremes, signed_absmax
 
-# ---------------------------------------------------------------- u4_g128
+# ---------------------------------------------------------------- w4_g128
 
 U4 = np.dtype([("d", "<f2"), ("z", "u1"), ("qs", "u1", 64)])
 
@@ -71,12 +71,12 @@ def levels_u4(blocks: Blocks) -> Levels:
     return Levels(unpack_nibbles(blocks["qs"])[:, None], scale, zero=blocks["z"][:, None])
 
 
-U4_G128 = Format(
-    "u4_g128", 128, U4, encode_u4, levels_u4, formula="d * (q - z)",
+W4_G128 = Format(
+    "w4_g128", 128, U4, encode_u4, levels_u4, formula="d * (q - z)",
     slots={"qs": tuple(weight for j in range(64) for weight in (j, j + 64))}, number_bytes=("z",),
 )  # fmt: skip
 
-# ---------------------------------------------------------------- u8_g256
+# ---------------------------------------------------------------- w8_g256
 
 U8 = np.dtype([("d", "<f2"), ("qs", "u1", 256)])
 
@@ -95,7 +95,7 @@ def levels_u8(blocks: Blocks) -> Levels:
     return Levels(blocks["qs"][:, None], blocks["d"].astype(np.float32)[:, None], zero=128)
 
 
-U8_G256 = Format("u8_g256", 256, U8, encode_u8, levels_u8, formula="d * (q - 128)", slots={"qs": tuple(range(256))})
+W8_G256 = Format("w8_g256", 256, U8, encode_u8, levels_u8, formula="d * (q - 128)", slots={"qs": tuple(range(256))})
 
 # ---------------------------------------------------------------- q6_0
 
@@ -129,4 +129,4 @@ Q6_0 = Format(
     to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
 )  # fmt: skip
 
-TEST_FORMATS = [U4_G128, U8_G256, Q6_0]
+TEST_FORMATS = [W4_G128, W8_G256, Q6_0]

@@ -135,8 +135,8 @@ def test_a_codebook_tells_nothing_but_what_codes_stand_for():
 
 def test_formats_of_tests_are_not_in_the_registry():
     assert not {fmt.name for fmt in TEST_FORMATS} & {fmt.name for fmt in FORMATS}
-    with pytest.raises(qgemm.UnsupportedError, match="no format 'u4_g128'"):
-        qgemm.quantize(np.ones((1, 128), np.float32), "u4_g128")
+    with pytest.raises(qgemm.UnsupportedError, match="no format 'w4_g128'"):
+        qgemm.quantize(np.ones((1, 128), np.float32), "w4_g128")
 
 
 @each([fmt for fmt in EVERY_BLOCK if fmt.encode is not None and fmt.scale_fields and not fmt.needs_importance])

@@ -186,7 +186,7 @@ def test_codebooks(fmt, kind, data):
 
 # One format of each kind: zero, minimum, super-block with either, exponent, table, long groups, grid without and with a
 # minimum. Of the others the same functions run in test_harness.py and test_harness_mma.py.
-OF_EACH_KIND = ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit3", "u4_g128", "u8_g256", "iq3_s", "iq1_s")
+OF_EACH_KIND = ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit3", "w4_g128", "w8_g256", "iq3_s", "iq1_s")
 KINDS = [fmt for fmt in EVERY_TILED if fmt.name in OF_EACH_KIND]
 
 
@@ -218,7 +218,7 @@ def test_products_of_quantized_activations(fmt, backwards):
     helpers.assert_a8(y, x, w)
 
 
-@each([fmt for fmt in KINDS if fmt.integer and fmt.name != "u8_g256"])  # whose bytes are levels: no sums, no zero
+@each([fmt for fmt in KINDS if fmt.integer and fmt.name != "w8_g256"])  # whose bytes are levels: no sums, no zero
 def test_products_of_extreme_activations(fmt):
     """gemv_dp4a of x from 1e-30 to 1e30."""
     w = helpers.random_tensor(fmt, 70, 320, np.random.default_rng(3))

@@ -114,7 +114,7 @@ def quad_scales(fmt: Format):
     return harness.library(unit, codegen.headers(fmt)).quad_scales
 
 
-GROUPED = [fmt for fmt in EVERY_TILED if fmt.name in ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit3", "u4_g128", "u8_g256")]
+GROUPED = [fmt for fmt in EVERY_TILED if fmt.name in ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit3", "w4_g128", "w8_g256")]
 
 
 @each(GROUPED)

@@ -29,10 +29,14 @@ def gamma(operations: int) -> float:
 def magnitudes(fmt: Format, blocks: Blocks) -> Doubles:
     """Blocks [N, b] -> what is summed for each weight, [N, K]: scale * |code - zero| + |minimum|.
 
-    With a minimum this may be far above the weight itself, where the two cancel.
+    With a minimum this may be far above the weight itself, where the two cancel. A zero that each group has of its own
+    is a minimum to kernels: scale * |code| + |scale * zero|.
     """
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1))
-    sizes = np.abs(codes.astype(np.float64) - np.asarray(zero, np.float64)[..., None])
+    if isinstance(zero, np.ndarray):
+        sizes = np.abs(codes.astype(np.float64)) + np.abs(zero.astype(np.float64))[..., None]
+    else:
+        sizes = np.abs(codes.astype(np.float64) - zero)
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
         if scale is not None:
             sizes *= np.abs(scale.astype(np.float64))[..., None]

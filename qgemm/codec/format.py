@@ -84,8 +84,8 @@ class Format:
     a tensor's format has its own, and formats are equal if their names and codebooks are.
     ordinary: for each field of bytes that are scales, the least of their codes that trained weights have, and the one
     after the greatest. Benchmarks and tests draw from it.
-    number_bytes: the fields of one byte that are a number, E4M4 or an integer, which kernels decode in an instruction
-    or two; other fields of unsigned bytes, exponents and scales of six bits, take more.
+    number_bytes: the fields of unsigned integers that are a number, E4M4, bfloat16 or an integer, which kernels decode
+    in an instruction or two; other such fields, exponents and scales of six bits, take more.
     stored_in_parts: a .gguf file holds each field, and the codebook, as a tensor of its own (files/gguf/parts.py).
     to_tile, from_tile: the words of codes of each field, uint32 [..., of a lane], side by side -> as they lie in a
     device tile, and back; None if they stay as they are. Their twins for kernels are in the format's header.
@@ -99,6 +99,9 @@ class Format:
     (blocks, scale) writes it there.
     grid: of codes that are points of a grid how they lie in a device tile; such a format has no slots.
     needs_importance: whether ggml has an encoder for an importance matrix alone.
+    family: the header of kernels/codes/ that formats made by one function share; "" for a format with its own.
+    zero_field: the field that holds a zero of each group, an integer or a float16; "" where there is none.
+    whole_rows: all blocks of a row have the same scale and zero: encode takes whole rows.
     decoded_by: the package that decodes the blocks, where this library has no kernels: such a format has values, but no
     codes or device tile. "" for formats that have.
     """
@@ -127,6 +130,9 @@ class Format:
     scatter_scale: Callable[[Blocks, NDArray[np.float16]], None] | None = None
     grid: Grid | None = None
     needs_importance: bool = False
+    family: str = ""
+    zero_field: str = ""
+    whole_rows: bool = False
     decoded_by: str = ""
 
     def __eq__(self, other: object) -> bool:
@@ -257,15 +263,18 @@ class Format:
         if x.ndim == 0:
             raise UnsupportedError(f"{self}: a scalar has no rows to quantize")
         count = self.blocks_in(x.shape[-1])
-        values = x.reshape(-1, self.weights) if x.size else x.reshape(0, self.weights)
-        blocks = np.empty(len(values), self.dtype)
+        width = x.shape[-1] if self.whole_rows else self.weights  # that are encoded together
+        values = x.reshape(-1, width) if x.size else x.reshape(0, width)
+        blocks = np.empty((len(values), width // self.weights), self.dtype)
 
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
-                blocks[part] = encode(values[part].astype(np.float32, copy=False))
-                self.check(values[part], blocks[part], part.start, count)
+                made = encode(values[part].astype(np.float32, copy=False))
+                first = part.start * blocks.shape[1]
+                self.check(values[part].reshape(-1, self.weights), made, first, count)
+                blocks[part] = made.reshape(-1, blocks.shape[1])
 
-        for_slices(len(values), max(1, CHUNK // self.weights), work)
+        for_slices(len(values), max(1, CHUNK // max(1, width)), work)
         return blocks.reshape(*x.shape[:-1], count)
 
     def dequantize(self, blocks: Blocks, dtype: DTypeLike = np.float32) -> NDArray[Any]:

@@ -67,7 +67,8 @@ def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None =
     mean: the mean square of the row of which x [1, K] is a part; else those of the rows x are taken.
     """
     if fmt.weighted is not None:
-        return fmt.weighted(x.reshape(-1, fmt.weights), np.broadcast_to(importance, x.shape).reshape(-1, fmt.weights))
+        width = x.shape[1] if fmt.whole_rows else fmt.weights
+        return fmt.weighted(x.reshape(-1, width), np.broadcast_to(importance, x.shape).reshape(-1, width))
     squares = x * x
     of_rows: Any = mean
     if mean is None:

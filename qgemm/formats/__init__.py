@@ -1,7 +1,8 @@
 """The folder is the registry: every Format that a module here defines is in FORMATS.
 
-What no module defines and the gguf package decodes is in FORMATS as well (through_gguf.py). GGML_TYPES adds, by name
-and size only, the ggml types that neither decodes, so that their tensors can be listed and copied.
+FORMATS finds those of the family of group formats (groups.py) by their names as well, but lists none of them. What no
+module defines and the gguf package decodes is in FORMATS as well (through_gguf.py). GGML_TYPES adds, by name and size
+only, the ggml types that neither decodes, so that their tensors can be listed and copied.
 """
 
 from __future__ import annotations
@@ -19,26 +20,32 @@ from gguf.constants import GGML_QUANT_SIZES
 from qgemm.codec.format import Format
 from qgemm.errors import NameNotFoundError, UnsupportedError
 
-from . import through_gguf
+from . import groups, through_gguf
 
 NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  # plain types without a codec
 
 
 class Formats(Mapping[str, Format]):
-    """Formats by name in any case: FORMATS["Q4_0"] is FORMATS["q4_0"], by which it is listed."""
+    """Formats by name in any case: FORMATS["Q4_0"] is FORMATS["q4_0"], by which it is listed; families are not."""
 
     def __init__(self, formats: Mapping[str, Format]) -> None:
         self._formats = dict(formats)
 
     def __getitem__(self, name: str) -> Format:
-        found = self._formats.get(name.lower()) if isinstance(name, str) else None
+        found = self._find(name)
         if found is None:
             names = [str(fmt) for fmt in self.values()]
             raise NameNotFoundError("there is no format", name, names, f"; there are {', '.join(names)}")
         return found
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._formats
+        return self._find(name) is not None
+
+    def _find(self, name: object) -> Format | None:
+        if not isinstance(name, str):
+            return None
+        found = self._formats.get(name.lower())
+        return groups.named(name) if found is None else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._formats)
@@ -69,9 +76,15 @@ _known = {int(kind): _opaque(int(kind), kind.name.lower(), *sizes) for kind, siz
 GGML_TYPES = MappingProxyType({**_known, **_with_codec})
 
 
+def _known_as(name: str) -> Format | None:
+    listed = {fmt.name: fmt for fmt in (*GGML_TYPES.values(), *FORMATS.values())}
+    return listed.get(name) or groups.named(name)
+
+
 def _of_registry(name: str, codebook: bytes | None) -> Format:
     """A format that was pickled or copied: the one here, or its variant with another codebook."""
-    found = {fmt.name: fmt for fmt in (*GGML_TYPES.values(), *FORMATS.values())}[name]
+    found = _known_as(name)
+    assert found is not None
     if codebook is None:
         return found
     assert found.variant is not None
@@ -80,7 +93,7 @@ def _of_registry(name: str, codebook: bytes | None) -> Format:
 
 def _reduced(fmt: Format) -> str | tuple[Any, ...]:
     """How a format is pickled: by its name, for its functions need none of their own."""
-    known = {each.name: each for each in (*GGML_TYPES.values(), *FORMATS.values())}.get(fmt.name)
+    known = _known_as(fmt.name)
     if known == fmt:
         return _of_registry, (fmt.name, None)
     if known is not None and known.variant is not None and fmt.codebook is not None:
@@ -89,6 +102,11 @@ def _reduced(fmt: Format) -> str | tuple[Any, ...]:
 
 
 copyreg.pickle(Format, _reduced)
+
+
+def format_of(name: str) -> Format:
+    """The format of this name, in any case; NameNotFoundError names those that are close."""
+    return FORMATS[name]
 
 
 def format_named(name: str | Format, to_write: bool = False) -> Format:

@@ -1,14 +1,14 @@
-// u4_g128:  w = d * (q - z),  q in 0..15, z an integer a group of 128.       Twin of tests/formats_of_tests.py.
+// w4_g128:  w = d * (q - z),  q in 0..15, z an integer a group of 128.       Twin of tests/formats_of_tests.py.
 #pragma once
 
 #include "codes/half_scales.cuh"
 #include "codes/nibbles.cuh"
-#include "tiles/u4_g128.cuh"
+#include "tiles/w4_g128.cuh"
 
 namespace qgemm {
 
 template <int M16_TILES>
-struct u4_g128 : Nibbles<HalfScales<u4_g128_fields<M16_TILES>>, 0> {
+struct w4_g128 : Nibbles<HalfScales<w4_g128_fields<M16_TILES>>, 0> {
     static constexpr bool HAS_MINIMUM = true;  // -d * z: a zero of each group is a minimum
 
     __device__ float2 minimum(int m16, int g, int index) const {

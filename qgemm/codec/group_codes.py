@@ -1,0 +1,243 @@
+"""Codes of groups: weights that share one scale, and a zero or none, w = d * (q - z) with q in 0..2^bits - 1.
+
+How the codes lie in a block, and which codes, scales and zeros are made of values: by rounding to nearest, or by a
+search for the least squared error. Formats of them are in qgemm/formats/groups.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .format import Blocks
+from .packing import Bytes, Floats, as_bytes, pack_planes, reciprocal, round_away, to_codes, unpack_planes
+from .scales import absmax, bounds, signed_absmax
+
+# The fields that hold the codes of so many bits, the lowest first: the name, and the bits of a code that are in it.
+FIELDS = {
+    1: {"qs": 1},
+    2: {"qs": 2},
+    3: {"qs": 2, "hmask": 1},
+    4: {"qs": 4},
+    5: {"qs": 4, "qh": 1},
+    6: {"qs": 4, "qh": 2},
+    7: {"qs": 4, "qh": 2, "qt": 1},
+    8: {"qs": 8},
+}
+SHARES = 1.0, 0.9, 0.8, 0.7  # of either end of the values' range, which the search tries
+FACTORS = tuple(1 - 0.04 * i for i in range(-2, 11))  # of the scale without a zero, which the search tries
+
+
+# ---------------------------------------------------------------- where codes lie
+
+
+def slots(bits: int, weights: int) -> tuple[int, ...]:
+    """The weight in each slot of a field of so many bits a code, slots counted in little-endian bit order.
+
+    One bit: weight j at bit j. Two and four: the lowest bits of all bytes in order, then the next, so that codes of
+    neighbours lie in neighbouring bytes. Eight: byte j.
+    """
+    if bits == 1:
+        return tuple(range(weights))
+    each = 8 // bits
+    return tuple(j + i * weights // each for j in range(weights // each) for i in range(each))
+
+
+def pack_codes(blocks: Blocks, codes: Bytes, bits: int) -> None:
+    """Codes [n, weights] below 2^bits into the fields of blocks [n]."""
+    shift = 0
+    for name, part in FIELDS[bits].items():
+        of_field = codes >> np.uint8(shift) & np.uint8((1 << part) - 1) if len(FIELDS[bits]) > 1 else codes
+        if part == 1:
+            blocks[name] = np.packbits(of_field, axis=1, bitorder="little")
+        else:
+            blocks[name] = pack_planes(np.ascontiguousarray(of_field), part)
+        shift += part
+
+
+def unpack_codes(blocks: Blocks, bits: int, weights: int) -> Bytes:
+    """The inverse of `pack_codes`: [n, weights]."""
+    codes, shift = np.zeros((0, weights), np.uint8), 0
+    for name, part in FIELDS[bits].items():
+        packed = as_bytes(blocks[name]).reshape(len(blocks), -1)
+        if part == 1:
+            of_field = np.unpackbits(packed, axis=1, bitorder="little")
+        elif packed.shape[1] % 8 == 0 and part < 8:
+            of_field = unpack_planes(packed, part)
+        else:
+            of_field = packed
+        codes = codes | of_field << np.uint8(shift) if shift else of_field
+        shift += part
+    return codes
+
+
+# ---------------------------------------------------------------- rounding to nearest
+
+
+class Fit(NamedTuple):
+    """Codes [n, k] from 0 on, and of each row the scale and, where groups have one, the zero, as they are stored."""
+
+    codes: Bytes
+    scale: Floats
+    zero: Floats | None = None
+
+
+Rounding = Callable[[Floats], Floats]  # numbers float32 -> the nearest of those that a block holds, as float32
+
+
+def one_bit(x: Floats, rounded: Rounding, importance: Floats | None = None) -> Fit:
+    """x [n, k]: w = d * (2 q - 1), d the mean magnitude, weighed by importance: the least squared error there is."""
+    size = np.abs(x).astype(np.float64)
+    if importance is None:
+        d = size.mean(axis=1)
+    else:
+        total = importance.sum(axis=1, dtype=np.float64)
+        d = (size * importance).sum(axis=1) / np.where(total > 0, total, 1)
+    return Fit((x >= 0).astype(np.uint8), rounded(d.astype(np.float32)))
+
+
+def symmetric(x: Floats, bits: int, rounded: Rounding) -> Fit:
+    """x [n, k]: w = d * (q - 2^(bits - 1)), the value of largest magnitude at the end that has one level more.
+
+    Of eight bits that level is left out, as int8 quantization usually does: d = absmax / 127.
+    """
+    middle = 1 << bits - 1
+    if bits == 8:
+        d = _of_rows(absmax, x, np.max) / np.float32(127)
+        codes = to_codes(round_away(x * reciprocal(d)[:, None]), 127, np.int8).view(np.uint8) ^ np.uint8(128)
+        return Fit(codes, rounded(d))
+    d = _signed_absmax(x) / np.float32(-middle)
+    return Fit(to_codes(x * reciprocal(d)[:, None] + np.float32(middle + 0.5), 2 * middle - 1), rounded(d))
+
+
+def with_zero(x: Floats, bits: int, rounded: Rounding, of_zero: Rounding) -> Fit:
+    """x [n, k]: w = d * (q - z), d = (max - min) / (2^bits - 1), z = -min / d. The range is widened to hold 0."""
+    most = (1 << bits) - 1
+    least = _of_rows(lambda part: bounds(part)[0], x, np.min)
+    greatest = _of_rows(lambda part: bounds(part)[1], x, np.max)
+    least, greatest = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
+    d = (greatest - least) / np.float32(most)
+    inverse = reciprocal(d)
+    zero = of_zero(-least * inverse)
+    codes = to_codes(np.maximum(x * inverse[:, None] + (zero[:, None] + np.float32(0.5)), np.float32(0)), most)
+    ends = greatest > least  # both are codes, whatever a zero was rounded to: quantizing again finds the same range
+    codes[(x == least[:, None]) & ends[:, None]] = 0
+    codes[(x == greatest[:, None]) & ends[:, None]] = most
+    return Fit(codes, rounded(d), zero)
+
+
+def integer_zero(zero: Floats) -> Floats:
+    """To the nearest integer of a byte, halves down."""
+    found: Floats = np.clip(np.ceil(np.nan_to_num(zero) - np.float32(0.5)), 0, 255) + np.float32(0)
+    return found
+
+
+# ---------------------------------------------------------------- search
+
+
+def searched(x: Floats, importance: Floats, first: Fit, bits: int, rounded: Rounding, of_zero: Rounding | None) -> Fit:
+    """x, importance [n, k], the fit by rounding to nearest -> the one with the least weighted squared error.
+
+    Scales around that of `first` are tried, with a zero ranges; of the codes that each gives, least squares tell the
+    best scale (and, if it is not an integer, zero); those as they are stored tell the codes again. None is worse than
+    `first`.
+    """
+    wide, weight = x.astype(np.float64), importance.astype(np.float64)
+    most = (1 << bits) - 1
+    best, least = first, _error(wide, weight, first, bits)
+    for scale, zero in _candidates(wide, bits, of_zero):
+        made = _refined(wide, weight, scale, zero, most, rounded, of_zero)
+        error = _error(wide, weight, made, bits)
+        better = error < least
+        least = np.where(better, error, least)
+        best = Fit(
+            np.where(better[:, None], made.codes, best.codes),
+            np.where(better, made.scale, best.scale),
+            None if best.zero is None or made.zero is None else np.where(better, made.zero, best.zero),
+        )
+    return best
+
+
+Doubles = NDArray[np.float64]
+
+
+def _candidates(x: Doubles, bits: int, of_zero: Rounding | None) -> list[tuple[Doubles, Doubles]]:
+    """Scales and zeros [n] to begin with."""
+    most, middle = (1 << bits) - 1, 1 << bits - 1
+    if of_zero is None:
+        signed = np.where(x.max(axis=1) > -x.min(axis=1), x.max(axis=1), x.min(axis=1))
+        return [(signed * factor / -middle, np.full(len(x), float(middle))) for factor in FACTORS]
+    low, high = np.minimum(x.min(axis=1), 0), np.maximum(x.max(axis=1), 0)
+    found = []
+    for of_low in SHARES:
+        for of_high in SHARES:
+            scale = (of_high * high - of_low * low) / most
+            found.append((scale, of_zero((-of_low * low * _inverse(scale)).astype(np.float32)).astype(np.float64)))
+    return found
+
+
+def _refined(
+    x: Doubles, weight: Doubles, scale: Doubles, zero: Doubles, most: int, rounded: Rounding, of_zero: Rounding | None
+) -> Fit:
+    """Least squares of the codes that a scale and a zero give, rounded, and the codes that these give."""
+    codes = _nearest(x, scale, zero, most)
+    levels = codes - zero[:, None]
+    with np.errstate(all="ignore"):  # what is not finite is no better than what there is
+        if of_zero is not None and (of_zero is not integer_zero):
+            total = weight.sum(axis=1)
+            mean_q, mean_x = (weight * codes).sum(axis=1) / total, (weight * x).sum(axis=1) / total
+            apart = codes - mean_q[:, None]
+            fitted = (weight * x * apart).sum(axis=1) / (weight * apart * apart).sum(axis=1)
+            moved = of_zero((mean_q - mean_x / fitted).astype(np.float32)).astype(np.float64)
+            zero = np.where(np.isfinite(moved), moved, zero)
+        else:
+            fitted = (weight * x * levels).sum(axis=1) / (weight * levels * levels).sum(axis=1)
+        scale = np.where(np.isfinite(fitted), fitted, scale)
+        stored = rounded(scale.astype(np.float32))
+    codes = _nearest(x, stored.astype(np.float64), zero, most)
+    return Fit(codes.astype(np.uint8), stored, None if of_zero is None else zero.astype(np.float32))
+
+
+def _nearest(x: Doubles, scale: Doubles, zero: Doubles, most: int) -> Doubles:
+    with np.errstate(all="ignore"):
+        found: Doubles = np.nan_to_num(np.clip(np.rint(x * _inverse(scale)[:, None] + zero[:, None]), 0, most))
+    return found
+
+
+def _error(x: Doubles, weight: Doubles, fit: Fit, bits: int) -> Doubles:
+    zero: Any = float(1 << bits - 1) if fit.zero is None else fit.zero.astype(np.float64)[:, None]
+    with np.errstate(all="ignore"):
+        difference = fit.scale.astype(np.float64)[:, None] * (fit.codes - zero) - x
+        found: Doubles = (weight * difference * difference).sum(axis=1)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def _inverse(scale: Doubles) -> Doubles:
+    with np.errstate(divide="ignore"):
+        return np.where(scale == 0, 0.0, 1 / scale)
+
+
+# ---------------------------------------------------------------- extremes of rows of any length
+
+BLOCK = 32  # a power of two that divides every row
+
+
+def _of_rows(of_blocks: Callable[[Floats], Floats], x: Floats, op: Callable[..., Any]) -> Floats:
+    """A reduction of rows [n, k], k a multiple of 32, by one of blocks whose length is a power of two."""
+    if x.shape[1] & x.shape[1] - 1 == 0:
+        return of_blocks(x)
+    found: Floats = op(of_blocks(np.ascontiguousarray(x).reshape(-1, BLOCK)).reshape(len(x), -1), axis=1)
+    return found
+
+
+def _signed_absmax(x: Floats) -> Floats:
+    """As scales.signed_absmax, of rows of any length."""
+    if x.shape[1] & x.shape[1] - 1 == 0:
+        return signed_absmax(x)
+    largest = signed_absmax(np.ascontiguousarray(x).reshape(-1, BLOCK)).reshape(len(x), -1)
+    at = np.abs(largest).argmax(axis=1)
+    found: Floats = largest[np.arange(len(x)), at]
+    return found

@@ -1,0 +1,185 @@
+"""u1 to u8: groups of 32 to 256 weights, or rows, that share a scale and, in some, a zero: AWQ's, GPTQ's, HQQ's codes.
+
+    name      u BITS [z | f] _ g32 | g64 | g128 | g256 | row [_bf16]     u4_g128, u4z_g128, u3f_g64, u8_row, u4_g64_bf16
+    u4_...    w = d * (q - 8), the zero in the middle of the codes; of one bit w = d * (2 q - 1)
+    u4z_...   w = d * (q - z), z an integer of each group
+    u4f_...   w = d * (q - z), z a float16 of each group
+
+    bytes                field
+    2                    d   float16 scale; in formats that end in _bf16 the bits of a bfloat16
+    0, z: 1, f: 2        z   the zero, u8 or float16
+    bits * weights / 8   qs, and for 3, 5, 6 and 7 bits hmask, qh, qt: the codes (qgemm/codec/group_codes.py)
+
+Blocks of a row format have 256 weights and each a copy of the row's scale and zero: 1/16 bit a weight, for which tiles
+and kernels need to know nothing of rows.
+
+There are 240 of them, made when they are asked for: FORMATS finds each by its name, and lists none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec import group_codes
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.group_codes import FIELDS, Fit, Rounding, integer_zero
+from qgemm.codec.layouts import overlapping, seven_bits
+from qgemm.codec.packing import Floats, to_float16
+from qgemm.errors import UnsupportedError
+
+from .plain import encode_bf16
+
+BITS, GROUPS = range(1, 9), (32, 64, 128, 256, None)
+ROW = 256  # weights of a block where a whole row shares a scale
+NAME = re.compile(r"u([1-8])([zf]?)_(?:g(32|64|128|256)|row)(_bf16)?")
+BF16_LIMIT = 2.0**126  # a range of twice as much is still finite
+
+
+class Scale(NamedTuple):
+    """A type of scales: its dtype, what it adds to a name, its codec, and the magnitudes of values that it refuses."""
+
+    dtype: str
+    suffix: str
+    encode: Callable[[Floats], NDArray[Any]]
+    decode: Callable[[NDArray[Any]], Floats]
+    limit: float
+
+
+class Zero(NamedTuple):
+    """A kind of zeros: what it adds to a name, its dtype and how a number becomes one of it; None: no field."""
+
+    letter: str
+    dtype: str | None
+    rounded: Rounding | None
+
+
+def _wide(bits: NDArray[Any]) -> Floats:
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+SCALES = {
+    #              dtype  suffix   encode                           decode                       limit
+    "f16":  Scale("<f2", "",      to_float16,                      lambda d: d.astype("<f4"),   np.inf),
+    "bf16": Scale("<u2", "_bf16", lambda d: encode_bf16(d[:, None]), _wide,                     BF16_LIMIT),
+}  # fmt: skip
+ZEROS = {
+    "none":  Zero("",  None,  None),
+    "int":   Zero("z", "u1",  integer_zero),
+    "float": Zero("f", "<f2", lambda zero: to_float16(zero).astype(np.float32)),
+}  # fmt: skip
+
+
+def group_format(bits: int, group: int | None, *, scale: str = "f16", zero: str = "none") -> Format:
+    """The format of groups of so many weights, None a whole row, of codes of so many bits; the same one at each call.
+
+    bits: 1 to 8. group: 32, 64, 128, 256. scale: "f16", "bf16". zero: "none", "int", "float". Else UnsupportedError.
+    """
+    wanted = (("bits", bits, BITS), ("group", group, GROUPS), ("scale", scale, SCALES), ("zero", zero, ZEROS))
+    for what, value, known in wanted:
+        if value not in known:
+            raise UnsupportedError(f"a group format has {what} {', '.join(map(repr, known))}; got {value!r}")
+    return _made(bits, group, scale, zero)
+
+
+def named(name: str) -> Format | None:
+    """The format of this name, None if it is not one of these."""
+    found = NAME.fullmatch(name.lower())
+    if found is None:
+        return None
+    bits, letter, group, suffix = found.groups()
+    zero = next(kind for kind, of in ZEROS.items() if of.letter == letter)
+    return _made(int(bits), int(group) if group else None, "bf16" if suffix else "f16", zero)
+
+
+@cache
+def _made(bits: int, group: int | None, scale: str, zero: str) -> Format:
+    of_scale, of_zero = SCALES[scale], ZEROS[zero]
+    weights = ROW if group is None else group
+    name = f"u{bits}{of_zero.letter}_{'row' if group is None else f'g{group}'}{of_scale.suffix}"
+    fields: list[Any] = [("d", of_scale.dtype)]
+    if of_zero.dtype is not None:
+        fields.append(("z", of_zero.dtype))
+    fields += [(field, "u1", weights * part // 8) for field, part in FIELDS[bits].items()]
+    dtype = np.dtype(fields)
+    plus_minus = bits == 1 and of_zero.dtype is None
+    middle = 0 if plus_minus else 1 << bits - 1
+
+    def rounded(d: Floats) -> Floats:
+        return of_scale.decode(of_scale.encode(d))
+
+    def nearest(x: Floats) -> Fit:
+        if plus_minus:
+            return group_codes.one_bit(x, rounded)
+        if of_zero.rounded is None:
+            return group_codes.symmetric(x, bits, rounded)
+        return group_codes.with_zero(x, bits, rounded, of_zero.rounded)
+
+    def blocks_of(fit: Fit) -> Blocks:
+        """Codes [n, k], scales and zeros [n] of groups, or of rows whose blocks have copies of them."""
+        copies = fit.codes.shape[1] // weights
+        scale, zero = (None if part is None else part.repeat(copies) for part in (fit.scale, fit.zero))
+        return pack(Levels(fit.codes.reshape(-1, weights), scale, zero=0 if zero is None else zero))
+
+    def encode(x: Floats) -> Blocks:
+        """Values [n, weights], of a row format [n, K] -> blocks [n, ...], one after the other: to nearest."""
+        return blocks_of(nearest(x))
+
+    def weighted(x: Floats, importance: Floats) -> Blocks:
+        """The same by a search for the least squared error, each weighed by its importance."""
+        if plus_minus:
+            return blocks_of(group_codes.one_bit(x, rounded, importance))
+        return blocks_of(group_codes.searched(x, importance, nearest(x), bits, rounded, of_zero.rounded))
+
+    def pack(levels: Levels) -> Blocks:
+        """Codes q [n, weights] or [n, 1, weights] uint8, scale and zero [n] or [n, 1] -> blocks [n]."""
+        assert levels.scale is not None
+        codes = levels.codes.reshape(-1, weights)
+        blocks = np.empty(len(codes), dtype)
+        blocks["d"] = of_scale.encode(levels.scale.reshape(-1))
+        if of_zero.dtype is not None:
+            with np.errstate(over="ignore"):  # the check refuses infinity
+                blocks["z"] = np.asarray(levels.zero).reshape(-1)
+        group_codes.pack_codes(blocks, codes.astype(np.uint8, copy=False), bits)
+        return blocks
+
+    def levels(blocks: Blocks) -> Levels:
+        """Blocks [n] -> codes [n, 1, weights], scale and zero [n, 1]."""
+        codes: NDArray[Any] = group_codes.unpack_codes(blocks, bits, weights)[:, None]
+        if plus_minus:
+            codes = codes.view(np.int8) * np.int8(2) - np.int8(1)
+        scale = of_scale.decode(blocks["d"])[:, None]
+        return Levels(codes, scale, zero=middle if of_zero.dtype is None else blocks["z"][:, None])
+
+    tiled = {3: None, 5: overlapping, 6: overlapping, 7: seven_bits}.get(bits)
+    symbol = "z" if of_zero.dtype is not None else str(middle)
+    numbers = [field for field, kind in (("d", of_scale.dtype), ("z", of_zero.dtype)) if kind in ("u1", "<u2")]
+    return Format(
+        name, weights, dtype, encode, levels, formula="d * (2 * q - 1)" if plus_minus else f"d * (q - {symbol})",
+        slots={field: group_codes.slots(part, weights) for field, part in FIELDS[bits].items()},
+        limit=of_scale.limit, codebook=SIGNS if plus_minus else None, number_bytes=tuple(numbers),
+        ordinary=({"d": (0x3A00, 0x3D00)} if scale == "bf16" else {}), pack=pack,
+        weighted=weighted, to_tile=None if tiled is None else tiled.to_tile,
+        from_tile=None if tiled is None else tiled.from_tile, family="groups",
+        zero_field="" if of_zero.dtype is None else "z", whole_rows=group is None,
+    )  # fmt: skip
+
+
+SIGNS = np.array([-1, 1], np.float32)
+SIGNS.flags.writeable = False
+
+
+def members() -> list[Format]:
+    """All formats of the family."""
+    return [
+        group_format(bits, group, scale=scale, zero=zero)
+        for bits in BITS
+        for group in GROUPS
+        for scale in SCALES
+        for zero in ZEROS
+    ]
