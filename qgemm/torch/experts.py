@@ -107,13 +107,18 @@ class QExperts(torch.nn.Module):
         return made
 
     @property
+    def parts(self) -> tuple[PackedExperts, PackedExperts, PackedExperts]:
+        """gate, up and down."""
+        return self.gate, self.up, self.down
+
+    @property
     def num_experts(self) -> int:
         """E."""
         return self.gate.num_experts
 
     def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         """x [T, K], ids [T, top_k] of experts, the router's weights [T, top_k] -> y [T, K]."""
-        x, parts = hidden_states, (self.gate, self.up, self.down)
+        x, parts = hidden_states, self.parts
         device = x.device.type
         if device != "meta" and torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))

@@ -45,22 +45,29 @@ class ParallelExperts(QExperts):
         biases: of the whole layer, tensors [E, N] or None. group: as of `ColumnParallelLinear.from_tensor`. What is
         refused on one rank is refused on all; UnsupportedError if there are fewer experts than ranks.
         """
-        group, tensors = Group.of(group), (gate, up, down)
+        group = Group.of(group)
         with group.together() as facts:
-            facts.append(f"{tensors}, {activation}")
-            shards, total = [], gate.shape[0]
-            for tensor in tensors:
-                if not isinstance(tensor, Tensor) or tensor.ndim != 3:
-                    raise UnsupportedError(f"experts are cut on the host, as Tensors (E, N, K); got {tensor!r}")
-                if tensor.shape[0] != total:
-                    raise UnsupportedError(f"gate has {total} experts, got {tensor!r}")
-                shards.append(tensor.shard(group.rank, group.world, 0))
-            assert isinstance(gate, Tensor)
-            part = gate.shares(group.world, 0)[group.rank]
-            some = [None if bias is None else bias.detach()[part].clone() for bias in biases]
-            made = super().from_tensors(shards[0], shards[1], shards[2], some, activation)
-            assert isinstance(made, cls)
-            made.group, made.part, made.total = group, part, total
+            facts.append(f"{(gate, up, down)}, {activation}")
+            return cls._cut((gate, up, down), biases, activation, group)
+
+    @classmethod
+    def _cut(
+        cls, tensors: Sequence[Packed], biases: Sequence[Any], activation: str, group: Group
+    ) -> ParallelExperts:  # fmt: skip
+        """This rank's experts of gate, up and down; no collective."""
+        shards, total = list[Packed](), tensors[0].shape[0]
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor) or tensor.ndim != 3:
+                raise UnsupportedError(f"experts are cut on the host, as Tensors (E, N, K); got {tensor!r}")
+            if tensor.shape[0] != total:
+                raise UnsupportedError(f"gate has {total} experts, got {tensor!r}")
+            shards.append(tensor.shard(group.rank, group.world, 0))
+            part = tensor.shares(group.world, 0)[group.rank]
+        gate, up, down = shards
+        some = [None if bias is None else bias.detach()[part].clone() for bias in biases]
+        made = super().from_tensors(gate, up, down, some, activation)
+        assert isinstance(made, cls)
+        made.group, made.part, made.total = group, part, total
         return made
 
     def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:

@@ -6,6 +6,8 @@ A plan maps names of layers, with * for numbers, to how they are cut, in the wor
     rowwise                  inputs; one sum over the ranks
     colwise_gather_output    outputs, joined afterwards: as lm_head; also colwise_rep
     rowwise_split_input      inputs, of an x that all ranks have; also rowwise_rep
+    ep_dispatch_experts      experts of a QExperts, some for each rank; one sum. Also moe_tp_experts, which transformers
+                             means for the inner sizes of each expert
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from math import gcd, lcm
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -22,9 +24,11 @@ from qgemm.errors import UnsupportedError
 from qgemm.sharding import ROWS
 from qgemm.tensor import Tensor
 
+from .experts import QExperts
 from .group import Group
 from .linear import QLinear
 from .parallel import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+from .parallel_experts import ParallelExperts
 from .replace import hooks_of
 from .storage import host_tensor
 
@@ -34,6 +38,8 @@ ALONE = {  # need no counterpart: whole x gives whole y
     "rowwise_split_input": RowParallelLinear, "rowwise_rep": RowParallelLinear,
 }  # fmt: skip
 KINDS: dict[str, type[ParallelLinear]] = {COLUMN: ColumnParallelLinear, ROW: RowParallelLinear, **ALONE}
+EXPERTS = "ep_dispatch_experts", "moe_tp_experts"
+Layer = TypeVar("Layer", bound=torch.nn.Module)
 WHOLE = ("replicated", "replicated_with_grad_allreduce", "embedding_rowwise")  # a table gives the rows it is asked for
 
 
@@ -51,12 +57,14 @@ class Parallelized(NamedTuple):
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
+    experts: tuple[str, ...]
     kept: tuple[str, ...]
     nbytes: int
     group: Group
 
     def __str__(self) -> str:
         cut = f"{len(self.columns)} layers cut by outputs, {len(self.rows)} by inputs"
+        cut += f", {len(self.experts)} by experts" * bool(self.experts)
         return f"{self.group!r}: {cut}; {self.nbytes / 2**20:.1f} MiB of packed weights here"
 
 
@@ -67,11 +75,13 @@ def parallelize(
     *,
     timeout: timedelta | None = None,
 ) -> Parallelized:
-    """Cut the QLinear layers of a model over the ranks, in place -> what was cut. Every rank of the group calls it.
+    """Cut the QLinear and QExperts layers of a model over the ranks, in place -> what was cut. Every rank of the group
+    calls it.
 
     model: with packed weights on the CPU, as `qgemm.torch.transformers.patch` or `replace_linear` give it; each rank
     has all of the mapping, and keeps and reads its share alone. Then `model.to("cuda")`.
-    plan: names of layers to how they are cut (see above); None for the model's own, as transformers has it.
+    plan: names of layers to how they are cut (see above); None for the model's own, as transformers has it, and all
+    QExperts by expert.
     mesh: a device mesh of one axis or a process group; None for all ranks.
     timeout: after which a rank that waits for another fails, for the collectives of these layers; see `Group`.
 
@@ -81,17 +91,22 @@ def parallelize(
     """
     group = Group.of(mesh, timeout)
     with group.together() as facts:
-        cuts = list(_cuts(model, _plan_of(model) if plan is None else plan))
-        made = {cut.name: _layer(model.get_submodule(cut.name), cut, group) for cut in cuts}
-        facts.extend(f"{cut.name} {cut.kind.what} {cut.multiple} {made[cut.name].format}" for cut in cuts)
+        given = _plan_of(model) if plan is None else plan
+        cuts = list(_cuts(model, given))
+        layers = {cut.name: _layer(model.get_submodule(cut.name), cut, group) for cut in cuts}
+        facts.extend(f"{cut.name} {cut.kind.what} {cut.multiple} {layers[cut.name].format}" for cut in cuts)
+        experts = {name: _experts(name, model.get_submodule(name), group) for name in _names_of_experts(model, given)}
+        facts.extend(f"{name} {[part._format for part in experts[name].parts]}" for name in experts)
+    made = {**layers, **experts}
     for name, layer in made.items():
         model.set_submodule(name, layer)
-    kept = (name for name, layer in model.named_modules() if isinstance(layer, (QLinear, torch.nn.Linear)))
+    whole = (name for name, layer in model.named_modules() if isinstance(layer, (QLinear, QExperts, torch.nn.Linear)))
     return Parallelized(
-        tuple(name for name, layer in made.items() if isinstance(layer, ColumnParallelLinear)),
-        tuple(name for name, layer in made.items() if isinstance(layer, RowParallelLinear)),
-        tuple(name for name in kept if name not in made),
-        sum(layer.weight.nbytes for layer in made.values()),
+        tuple(name for name, layer in layers.items() if isinstance(layer, ColumnParallelLinear)),
+        tuple(name for name, layer in layers.items() if isinstance(layer, RowParallelLinear)),
+        tuple(experts),
+        tuple(name for name in whole if name not in made),
+        sum(weight.nbytes for layer in made.values() for weight in layer.parameters() if weight.dtype == torch.uint8),
         group,
     )
 
@@ -100,7 +115,10 @@ def parallelize(
 
 
 def _plan_of(model: Any) -> dict[str, str]:
-    """The plan that a model of transformers has: of its class, and of the config of the model within."""
+    """The plan that a model of transformers has: of its class, and of the config of the model within.
+
+    Its QExperts are cut by expert, though that plan names the weights that transformers has in their place, or nothing.
+    """
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         if hasattr(module, "base_model_prefix"):
@@ -109,7 +127,8 @@ def _plan_of(model: Any) -> dict[str, str]:
                 found.update({_wild(f"{name}.{key}" if name else key): how for key, how in (part or {}).items()})
     if not found:
         raise UnsupportedError(f"{type(model).__name__} has no plan of its own; give plan=, from names to how to cut")
-    return found
+    experts = (name for name, module in model.named_modules() if isinstance(module, QExperts))
+    return {**found, **{_wild(name): EXPERTS[0] for name in experts}}
 
 
 def _wild(name: str) -> str:
@@ -124,11 +143,11 @@ def _cuts(model: Any, plan: Mapping[str, str]) -> Iterator[Cut]:
     for name, module in model.named_modules():
         how = plan.get(_wild(name), plan.get(name))
         matched |= {_wild(name), name}
-        if how is None or how in WHOLE:
+        if how is None or how in WHOLE or how in EXPERTS:
             continue
         if how not in KINDS or not isinstance(module, (QLinear, torch.nn.Linear)):
             raise UnsupportedError(
-                f"{name!r} ({type(module).__name__}) cannot be cut {how!r}; known: {', '.join(KINDS)}"
+                f"{name!r} ({type(module).__name__}) cannot be cut {how!r}; known: {', '.join((*KINDS, *EXPERTS))}"
             )
         owners.setdefault(name.rpartition(".")[0], {})[name] = how
     missing = [key for key in plan if key not in matched and plan[key] in KINDS]
@@ -143,6 +162,13 @@ def _cuts(model: Any, plan: Mapping[str, str]) -> Iterator[Cut]:
         packed = [name for name in paired if isinstance(model.get_submodule(name), QLinear)]
         if packed:
             yield from _paired(model, owner, paired)
+
+
+def _names_of_experts(model: Any, plan: Mapping[str, str]) -> Iterator[str]:
+    """The layers of experts that a plan cuts; dense ones stay whole."""
+    for name, module in model.named_modules():
+        if plan.get(_wild(name), plan.get(name)) in EXPERTS and isinstance(module, QExperts):
+            yield name
 
 
 def _paired(model: Any, owner: str, names: Mapping[str, str]) -> Iterator[Cut]:
@@ -192,5 +218,23 @@ def _layer(old: Any, cut: Cut, group: Group) -> Any:
         raise UnsupportedError(f"{who} is on {old.weight.device}: weights are cut on the CPU, then moved")
     tensor: Tensor = host_tensor(old.weight, old._format, old._shape, old.tensor_name)
     layer = cut.kind._cut(tensor, old.bias, old.activation, group, cut.multiple, cut.whole)
-    vars(layer).update(hooks_of(old))
-    return layer.train(old.training)
+    return _in_place_of(old, layer)
+
+
+def _experts(name: str, old: QExperts, group: Group) -> ParallelExperts:
+    """This rank's experts of a layer, under the hooks of the whole one."""
+    who = f"layer {name!r}"
+    if isinstance(old, ParallelExperts):
+        raise UnsupportedError(f"{who} is cut already")
+    if any(part.weight.device.type != "cpu" for part in old.parts):
+        raise UnsupportedError(f"{who} is on {old.gate.weight.device}: weights are cut on the CPU, then moved")
+    tensors = [host_tensor(part.weight, part._format, part._shape, part.tensor_name) for part in old.parts]
+    layer = ParallelExperts._cut(tensors, [part.bias for part in old.parts], old.activation, group)
+    return _in_place_of(old, layer)
+
+
+def _in_place_of(old: Any, layer: Layer) -> Layer:
+    """A new layer with the hooks and the mode of the one before."""
+    layer.__dict__.update(hooks_of(old))
+    layer.train(old.training)
+    return layer

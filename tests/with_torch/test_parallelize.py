@@ -12,7 +12,15 @@ from torch_models import KINDS, MIX, SIZES, VOCABULARY, random_model, transforme
 
 import qgemm
 import qgemm.torch.transformers as adapter
-from qgemm.torch import ColumnParallelLinear, QEmbedding, QLinear, RowParallelLinear, parallelize, replace_linear
+from qgemm.torch import (
+    ColumnParallelLinear,
+    ParallelExperts,
+    QEmbedding,
+    QLinear,
+    RowParallelLinear,
+    parallelize,
+    replace_linear,
+)
 from qgemm.torch.parallelize import _plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
@@ -211,3 +219,41 @@ def test_the_plan_is_the_models(kind):
     assert plan["lm_head"] == "colwise_gather_output"
     assert plan["model.layers.*.mlp.down_proj"] == "rowwise"
     assert set(plan) <= {re.sub(r"\.\d+", ".*", name) for name, _ in model.named_modules()}
+
+
+# ---------------------------------------------------------------- experts
+
+
+def experts_and_cut(rank, world, path):
+    """Experts of a model go to ranks with its own plan, and by their name alone; dense ones stay whole."""
+    exact, dense, whole, model = load(path, False, dtype=torch.float64), load(path, False), load(path), load(path)
+    for one in (exact, dense):
+        one.set_experts_implementation("eager")  # one by one, which works in float64 as well
+    distance = (logits(dense) - logits(exact)).abs().max()
+    done = parallelize(model)
+    assert done.experts == tuple(f"model.layers.{i}.mlp.experts" for i in range(2))
+    assert done.kept == ()
+    layers = [layer for layer in model.modules() if isinstance(layer, ParallelExperts)]
+    counts = [None] * world
+    torch.distributed.all_gather_object(counts, [layer.num_experts for layer in layers])
+    assert [sum(of_layer) for of_layer in zip(*counts, strict=True)] == [8, 8]
+    assert (logits(model) - logits(exact)).abs().max() <= 4 * distance
+    alone = parallelize(whole, {"model.layers.*.mlp.experts": "ep_dispatch_experts"})
+    assert (alone.columns, alone.rows, alone.experts) == ((), (), done.experts)
+    assert "2 by experts" in str(alone)
+    assert (logits(whole) - logits(exact)).abs().max() <= 4 * distance
+    with pytest.raises(qgemm.UnsupportedError, match=r"layer 'model.layers.0.mlp.experts' is cut already"):
+        parallelize(whole, {"model.layers.*.mlp.experts": "ep_dispatch_experts"})
+    assert parallelize(dense, {"model.layers.*.mlp.experts": "moe_tp_experts"}).experts == ()
+
+
+def test_experts_of_a_model(tmp_path):
+    config = transformers.Qwen3MoeConfig(
+        **{**SIZES, **OF_THREE, "hidden_size": 256, "head_dim": 64},
+        moe_intermediate_size=768, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "folder")
+    qgemm.convert(tmp_path / "folder", tmp_path / "model.gguf", "q8_0", pure=True)
+    ranks.run(3, experts_and_cut, 3, tmp_path / "model.gguf")
