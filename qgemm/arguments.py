@@ -10,17 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codec.format import FLOATS, float_dtype, float_name
+from .codec.group_activations import FORMAT as GROUPED
 from .errors import UnsupportedError
 from .packed import Packed, Transposed
 from .tensor import Tensor
 
-Activation = Literal["a16", "a8"]
+Activation = Literal["a16", "a8", "a8_g128"]
 MAX_WORK = 10_000  # candidates that are tried to tell whether two arrays share memory
-ACTIVATIONS: tuple[Activation, ...] = ("a16", "a8")
+ACTIVATIONS: tuple[Activation, ...] = ("a16", "a8")  # exact, and ggml's integer formulas: every table has both
+KINDS: tuple[Activation, ...] = (*ACTIVATIONS, "a8_g128")
 
 
 class PreparedActivations:
-    """Base of activations that a device holds in quantized form; on the host they are a Tensor."""
+    """Base of activations that a device holds in quantized form; on the host they are a Tensor.
+
+    activation: that which multiplies them, "a8" or "a8_g128".
+    """
+
+    activation: Activation = "a8"
 
 
 class Epilogue(NamedTuple):
@@ -56,13 +63,35 @@ def epilogues(weights: int, biases: Any, residuals: Any, outs: Any) -> list[Epil
     return [NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual) for bias, residual in pairs]
 
 
-def check_activation(activation: str | None, prepared: bool) -> str:
-    """The kind of activations: as given, else "a8" for prepared ones and "a16" for the others."""
+def check_activation(activation: str | None, x: Any = None) -> str:
+    """The kind of activations: as given, else that of prepared ones and "a16" for others."""
     if activation is None:
-        return "a8" if prepared else "a16"
-    if activation not in ACTIVATIONS:
-        raise UnsupportedError(f"activation is {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+        return prepared_for(x) or "a16"
+    if activation not in KINDS:
+        raise unknown_activation(activation)
     return activation
+
+
+def unknown_activation(activation: Any, known: Sequence[str] = KINDS) -> UnsupportedError:
+    """The error that says which kinds of activations there are."""
+    return UnsupportedError(f"activation is {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, got {activation!r}")
+
+
+def prepared_for(x: Any) -> Activation | None:
+    """The activation that multiplies prepared x; None for arrays."""
+    if isinstance(x, PreparedActivations):
+        return x.activation
+    if isinstance(x, Tensor):
+        return "a8_g128" if x.format == GROUPED else "a8"
+    return None
+
+
+def check_prepared(x: Any, activation: str) -> None:
+    """UnsupportedError unless prepared x was prepared for this activation."""
+    known = prepared_for(x)
+    if known not in (None, activation):
+        kind = "Q8_1" if known == "a8" else "codes of eight bits a group of 128"
+        raise UnsupportedError(f"prepared activations are {kind} for activation {known!r}, got {activation!r}")
 
 
 def misplaced(x: Any, w: Any) -> Exception:

@@ -58,8 +58,8 @@ class Backend(Protocol):
     ) -> Any:  # fmt: skip
         """y [T, K]: what the experts of each token make of it, by the weights of the router."""
 
-    def quantize_activations(self, x: Any) -> Any:
-        """x [..., K] as Q8_1 blocks, for several "a8" products."""
+    def quantize_activations(self, x: Any, activation: str) -> Any:
+        """x [..., K] as blocks of codes, for several products of "a8" or "a8_g128"."""
 
     def quantize(self, x: Any, fmt: Format) -> Any:
         """Values [..., K] where they lie -> the blocks of a format there."""

@@ -33,7 +33,7 @@ def moe_matmul(
     IndexError for an id that is no expert; on a GPU, where nothing waits for the ids, y is zero there, unless check_ids
     asks to wait and look. This is ggml's mul_mat_id.
     """
-    kind = check_activation(activation, False)
+    kind = check_activation(activation)
     check_experts(w)
     if check_ids:
         check_ids_of(ids, w)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .arguments import (
+    KINDS,
     NO_EPILOGUE,
     Activation,
     Epilogue,
@@ -17,6 +18,7 @@ from .arguments import (
     check_activation,
     epilogues,
     misplaced,
+    unknown_activation,
 )
 from .arrays import as_numpy, on_cuda
 from .backend import Backend, backend
@@ -91,7 +93,7 @@ def matmul(
         y = again(x, activation, bias, residual, out, dtype)
         if y is not None:
             return y
-    kind = check_activation(activation, _prepared(x))
+    kind = check_activation(activation, x)
     added = NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual)
     return backend_of(x, w).matmul(x, w, kind, added, out, dtype)
 
@@ -118,7 +120,7 @@ def matmul_many(
         ys: list[Any] | None = again(x, weights, activation, given, outs, dtype)
         if ys is not None:
             return ys
-    kind = check_activation(activation, _prepared(x))
+    kind = check_activation(activation, x)
     added = given or epilogues(len(weights), biases, residuals, outs)
     targets = [None] * len(weights) if outs is None else outs
     return backend_of(x, *weights).matmul_many(x, weights, kind, added, targets, dtype)
@@ -145,7 +147,7 @@ def gated(
     On a GPU weights of one format share a launch where x has few rows, and nothing but y is written; of more rows the
     product by `gate` takes 4 bytes a value of scratch memory.
     """
-    kind = check_activation(activation, _prepared(x))
+    kind = check_activation(activation, x)
     given = epilogues(2, biases, None, None) if biases is not None else [NO_EPILOGUE, NO_EPILOGUE]
     (bias, _), (up_bias, _) = given
     what = Gated(check_gate(function), up, up_bias)
@@ -157,13 +159,17 @@ def gated(
     return backend_of(x, gate, up).gated(x, gate, what, kind, bias, out, dtype)
 
 
-def quantize_activations(x: Any) -> Any:
-    """Prepare x [..., K] for several "a8" products: Q8_1 blocks along K, which must be a multiple of 32.
+def quantize_activations(x: Any, activation: Activation = "a8") -> Any:
+    """Prepare x [..., K] for several products of an activation; K must be a multiple of 32.
 
-    NaN and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor, with scales and sums
-    in float32 (qgemm/codec/activations.py); blocks for a file are those of `quantize(x, "q8_1")`, which multiply too.
+    activation: "a8", Q8_1 blocks along K, or "a8_g128", codes of eight bits with a scale a group of 128 columns. NaN
+    and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor, with scales and sums in
+    float32 (qgemm/codec/activations.py, group_activations.py); blocks for a file are those of `quantize(x, "q8_1")`,
+    which multiply too.
     """
-    return backend_of(x).quantize_activations(x)
+    if activation not in KINDS[1:]:
+        raise unknown_activation(activation, KINDS[1:])
+    return backend_of(x).quantize_activations(x, activation)
 
 
 @overload
@@ -224,10 +230,6 @@ def quantize(
         )
     values = floats(as_numpy(x, "x"))
     return Tensor(fmt, values.shape, by_importance(fmt, values, imatrix))
-
-
-def _prepared(x: Any) -> bool:
-    return isinstance(x, (Tensor, PreparedActivations))
 
 
 def backend_of(x: Any, *weights: Any) -> Backend:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from numpy.typing import DTypeLike
 from tqdm import tqdm
 
-from .arguments import ACTIVATIONS, Activation
+from .arguments import KINDS, Activation, unknown_activation
 from .backend import backend, backends
 from .codec.format import float_name
 from .errors import UnsupportedError
@@ -53,7 +53,7 @@ def prepare(
     tensors: of an opened file, or any Tensors and DeviceTensors. Kernels are for the GPU on which a DeviceTensor lies,
     for Tensors the current one if this machine has any, else the CPU.
     m: how many rows x will have, a number or several; without it any from 1 to 4096. activation: "a16", as that of
-    products, or "a8". dtype: of x; without it float16, bfloat16 and float32.
+    products, "a8" or "a8_g128". dtype: of x; without it float16, bfloat16 and float32.
     progress: whether a bar is drawn on stderr; without a choice where stderr is a terminal.
 
     The first error of a compiler is raised, and what was not begun is left. Raises TypeError for what is no tensor and
@@ -66,8 +66,8 @@ def prepare(
     for each in given:
         if not isinstance(each, Packed):
             raise TypeError(f"tensors must be Tensors or DeviceTensors, got {type(each).__name__}")
-    if activation is not None and activation not in ACTIVATIONS:
-        raise UnsupportedError(f"activation is {' or '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+    if activation is not None and activation not in KINDS:
+        raise unknown_activation(activation)
     on_gpu = any(not isinstance(each, Tensor) for each in given) or backends()["cuda"].available
     found = backend("cuda" if on_gpu else "cpu").preparation(
         given,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.arguments import ACTIVATIONS, Activation, check_weights
+from qgemm.arguments import KINDS, Activation, check_weights
 from qgemm.backend import backends
 from qgemm.codec.format import floats
 from qgemm.cuda.kernels.routes import route
@@ -62,7 +62,7 @@ Multiply = Callable[[NDArray[Any]], Product]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE TENSOR [--x X.npy | --m M,...] [--seed S] [--out Y.npy] [--activation a16|a8] [--backend NAME] [--json]."""
+    """FILE TENSOR [--x X.npy | --m M,...] [--seed S] [--out Y.npy] [--activation KIND] [--backend NAME] [--json]."""
     add_file(parser)
     parser.add_argument("tensor", metavar="TENSOR", help="the name of a matrix in it")
     source = parser.add_mutually_exclusive_group()
@@ -73,7 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="of the random activations (default 0)")
     parser.add_argument("--out", metavar="Y.npy", help="write y [..., N] as float32; needs --x or a single M")
-    parser.add_argument("--activation", choices=ACTIVATIONS, default="a16", help="x as it is (a16) or as Q8_1 (a8)")
+    parser.add_argument(
+        "--activation", choices=KINDS, default="a16", help="a16: x as it is; a8: as Q8_1; a8_g128: both in 8 bits"
+    )
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="cpu", help="default cpu")
     add_json(parser, "the table")
 

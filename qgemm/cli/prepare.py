@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from qgemm.arguments import ACTIVATIONS
+from qgemm.arguments import KINDS
 from qgemm.cpu.native import reason
 from qgemm.files.compiled import cache_dir
 from qgemm.files.gguf.reader import open as open_gguf
@@ -17,10 +17,10 @@ NO_FOLDER = "this user has no home folder; set QGEMM_CACHE_DIR to one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE [--m M,...] [--activation a16|a8] [--dtype DTYPE]."""
+    """FILE [--m M,...] [--activation a16|a8|a8_g128] [--dtype DTYPE]."""
     add_file(parser)
     parser.add_argument("--m", metavar="M,...", type=counts, help="rows of x (default: any from 1 to 4096)")
-    parser.add_argument("--activation", choices=ACTIVATIONS, help="default: a16, as that of products")
+    parser.add_argument("--activation", choices=KINDS, help="default: a16, as that of products")
     parser.add_argument("--dtype", choices=DTYPES, help="the type of x (default: all)")
 
 

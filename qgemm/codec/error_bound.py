@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .activations import UNIT, scale_and_sum
+from .eight_bits import COLUMNS, EightBits
 from .format import Blocks, Format
+from .group_activations import GROUP
 
 Doubles = NDArray[np.float64]
 
@@ -87,6 +89,22 @@ def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
             shift = _by_group(levels.minimum, n, shared) * sa
             y, size = y + shift, size + np.abs(shift)
         return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0), UNIT)
+
+
+def a8_g128_exact(x: Blocks, w: EightBits) -> tuple[Doubles, Doubles]:
+    """The product of blocks x [M, K / 32] of codec/group_activations.py and weights of eight bits [N, K], and the bound
+    of its float32 version: per group of 128 columns two roundings, none in the integer sum, then a sum over groups.
+    """
+    m, k = len(x), w.codes.shape[1]
+    q, d = x["qs"].reshape(m, k).astype(np.float64), x["d"].astype(np.float64)
+    y, size = np.zeros((2, m, len(w.codes)))
+    for first in range(0, k, GROUP):
+        columns = slice(first, first + GROUP)
+        sums = q[:, columns] @ w.codes[:, columns].T.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # scales may be NaN: they are data
+            scale = d[:, first // x["qs"].shape[2], None] * w.scale[:, first // COLUMNS].astype(np.float64)
+            y, size = y + scale * sums, size + np.abs(scale * sums)
+    return y, _bound(-(-k // GROUP) + 3, size)
 
 
 def excess(y: NDArray[Any], exact: Doubles, bound: Doubles) -> float:

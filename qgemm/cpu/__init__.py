@@ -19,13 +19,14 @@ from qgemm.arguments import (
     check_gated,
     check_not_scalar,
     check_out,
+    check_prepared,
     check_shapes,
     check_weights,
     output_dtype,
 )
 from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
 from qgemm.backend import Status
-from qgemm.codec import activations
+from qgemm.codec import activations, group_activations
 from qgemm.codec.format import Format, float_name, floats
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
@@ -34,7 +35,7 @@ from qgemm.parallel import threads
 from qgemm.routing import check_of_experts, check_routing, check_weights_of, layer_of
 from qgemm.tensor import Tensor
 
-from . import experts, native
+from . import a8_g128, experts, native
 from . import numpy as kernels
 from .native import encoders
 from .native.again import again as again
@@ -80,7 +81,7 @@ class CpuBackend:
         check_apart(given)
         if not isinstance(values, Tensor) and any(np.may_share_memory(values, y) for y in given):
             values = values.copy()
-        _multiply(values, [_apart(p, given) for p in products], activation == "a8")
+        _multiply(values, [_apart(p, given) for p in products], activation)
         ys = zip(products, outs, strict=True)
         return [like(x, p.y, rounds_itself(x, name)) if out is None else written(out, p.y) for p, out in ys]
 
@@ -102,13 +103,13 @@ class CpuBackend:
     def moe_matmul(
         self, x: Any, w: Tensor, ids: Any, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
     ) -> Any:
-        """y [T, top_k, N], in `out` or as an array of x's library; "a8" quantizes x once."""
+        """y [T, top_k, N], in `out` or as an array of x's library; x is quantized once."""
         values, places = floats(as_numpy(x, "x")), as_numpy(ids, "ids")
         check_routing(values, w, places)
         name, shape = float_name(np.float32 if dtype is None else dtype), (*places.shape, w.shape[1])
         target = None if out is None else _target(out, shape, dtype)
         (added,) = _of_experts([bias], [w])
-        rows = kernels.quantize_activations(values) if activation == "a8" else values
+        rows = values if activation == "a16" else self.quantize_activations(values, activation)
         y = experts.multiply(self, rows, w, places, activation, added)
         return _handed_back(x, y, out, target, name)
 
@@ -127,9 +128,10 @@ class CpuBackend:
         y = experts.feed_forward(self, values, layer, places, factors, added)
         return _handed_back(x, y, out, target, name)
 
-    def quantize_activations(self, x: Any) -> Tensor:
+    def quantize_activations(self, x: Any, activation: str) -> Tensor:
         """x [..., K] -> a Tensor of activations."""
-        return kernels.quantize_activations(check_not_scalar(floats(as_numpy(x, "x"))))
+        values = check_not_scalar(floats(as_numpy(x, "x")))
+        return a8_g128.quantize(values) if activation == "a8_g128" else kernels.quantize_activations(values)
 
     def quantize(self, x: Any, fmt: Format) -> Tensor:
         """Values [..., K] -> a Tensor."""
@@ -160,7 +162,8 @@ BACKEND = CpuBackend()
 
 def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
     check_weights(w)
-    if isinstance(x, Tensor) and (activation != "a8" or x.format not in (activations.FORMAT, Q8_1)):
+    check_prepared(x, activation)
+    if isinstance(x, Tensor) and x.format not in (activations.FORMAT, Q8_1, group_activations.FORMAT):
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
     check_shapes(x.shape, w)
 
@@ -212,8 +215,8 @@ def _apart(p: Product, outs: Sequence[NDArray[Any]]) -> Product:
     return p._replace(epilogue=Epilogue(*kept)) if others and p.epilogue.given else p
 
 
-def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], a8: bool) -> None:
-    """y = x @ w.T + epilogue of each; a8: with x as blocks of activations, which values are quantized to."""
+def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], activation: str) -> None:
+    """y = x @ w.T + epilogue of each; but for "a16" with x as blocks of activations, which values are quantized to."""
     m = prod(x.shape[:-1])
     todo: list[tuple[Product, native.Weights]] = []
     for p in products:
@@ -224,7 +227,7 @@ def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], a8: bool) -
         todo.append((p, native.Weights(p.w, flat)))
     some = [weights for _, weights in todo if 0 not in (m, *weights.w.shape)]
     if some:
-        _multiply_rows(x, m, some, a8)
+        _multiply_rows(x, m, some, activation)
     for p, (_, flat) in todo:
         if p.y.flags.c_contiguous and not p.epilogue.given:
             continue
@@ -236,8 +239,14 @@ def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], a8: bool) -
             p.y[...] = total
 
 
-def _multiply_rows(x: NDArray[Any] | Tensor, m: int, products: Sequence[native.Weights], a8: bool) -> None:
+def _multiply_rows(x: NDArray[Any] | Tensor, m: int, products: Sequence[native.Weights], activation: str) -> None:
     """y [M, N] of each, by compiled code where it can."""
+    if activation == "a8_g128":
+        x = x if isinstance(x, Tensor) else a8_g128.quantize(x)
+        for w, y in products:
+            a8_g128.multiply(x.blocks.reshape(m, -1), w, y)
+        return
+    a8 = activation == "a8"
     if isinstance(x, Tensor):
         rows = x.blocks.reshape(m, -1)
         rows = activations.of_q8_1(rows) if x.format == Q8_1 else rows

@@ -20,6 +20,7 @@ from qgemm.arguments import (
     check_epilogue,
     check_gated,
     check_out,
+    check_prepared,
     check_shapes,
     check_weights,
     output_dtype,
@@ -128,8 +129,10 @@ class CudaBackend:
         """y [T, K], in `out` or as a new array of x's library; a call like an earlier one by its launches."""
         return experts.feed_forward(x, gate_up, down, ids, weights, activation, biases, out, dtype)
 
-    def quantize_activations(self, x: Any) -> DeviceActivations:
+    def quantize_activations(self, x: Any, activation: str) -> DeviceActivations:
         """x [..., K] as Q8_1 blocks on its device."""
+        if activation != "a8":
+            raise UnsupportedError(f"activation {activation!r} is computed on the CPU alone; download x first")
         require("an array on a CUDA device")
         return quantized(x)
 
@@ -162,8 +165,7 @@ DeviceTensor.again_many = staticmethod(again_many)
 def _check(x: Any, weights: Sequence[Any], activation: str) -> None:
     for w in weights:
         check_weights(w)
-    if isinstance(x, DeviceActivations) and activation != "a8":
-        raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {activation!r}")
+    check_prepared(x, activation)
 
 
 def _new(shape: tuple[int, ...], name: str, library: Library | None, device: int) -> Any:

@@ -85,9 +85,9 @@ class QLinear(PackedModule):
         if bias is not None and not isinstance(bias, torch.nn.Parameter):
             bias = torch.nn.Parameter(bias, requires_grad=False)
         self.register_parameter("bias", bias)
-        self.activation = check_activation(activation, False)
-        if self.activation == "a8" and not self.format.integer:
-            raise UnsupportedError(f"{self.format} has no integer codes for activation 'a8'; use 'a16'")
+        self.activation = check_activation(activation)
+        if self.activation != "a16" and not self.format.integer:
+            raise UnsupportedError(f"{self.format} has no integer codes for activation {self.activation!r}; use 'a16'")
 
     @classmethod
     def from_tensor(cls, tensor: Packed, bias: Any = None, activation: str = "a16") -> QLinear:

@@ -180,7 +180,7 @@ def _made(plans: list[Plan], activation: str) -> list[Any]:
         if isinstance(module, torch.nn.Embedding):
             layer = QEmbedding._sharing(tensor, shared, module.padding_idx, module.weight.dtype)
         else:
-            kind = check_activation(activation, False)
+            kind = check_activation(activation)
             kind = kind if tensor.format.integer else "a16"
             layer = QLinear._sharing(tensor, shared, _bias_of(module, bias, device), kind)
         weights[key] = layer.to(device).weight

@@ -1,0 +1,56 @@
+"""Products of "a8_g128" by NumPy: eight bits of both factors, exact integer sums of 128 columns, scaled in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.eight_bits import COLUMNS, eight_bits
+from qgemm.codec.format import Blocks
+from qgemm.codec.group_activations import BLOCKS, FORMAT, GROUP, encode_rows
+from qgemm.errors import UnsupportedError
+from qgemm.parallel import for_slices
+from qgemm.tensor import Tensor
+
+PANEL = 1 << 21  # weights that are decoded at a time
+ROWS = 16  # of x that a core quantizes at a time
+
+
+def quantize(x: NDArray[Any]) -> Tensor:
+    """Values [..., K] -> a Tensor [..., K] of activations. NaN and infinity make NaN of their own group."""
+    count = FORMAT.blocks_in(x.shape[-1], "activations")
+    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, x.shape[-1])
+    blocks = np.empty((len(rows), count), FORMAT.dtype)
+
+    def work(part: slice) -> None:
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
+            blocks[part] = encode_rows(rows[part].astype(np.float32))
+
+    for_slices(len(rows), ROWS, work)
+    return Tensor(FORMAT, x.shape, blocks.reshape(*x.shape[:-1], count))
+
+
+def multiply(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
+    """y [M, N] = sum over groups g of sw[n, g / 2] * dx[m, g] * sum(q_x * q_w): x [M, K / 32] as blocks, w [N, K].
+
+    Integer sums of a group are below 127 * 127 * 128 < 2^24, so that BLAS computes them exactly in float32.
+    """
+    if not w.format.integer:
+        raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8_g128'; use 'a16'")
+    (n, k), m = w.shape, len(x)
+    qx = x["qs"].reshape(m, k).astype(np.float32)
+    dx = np.ascontiguousarray(x["d"][:, ::BLOCKS].T)  # [groups, M]
+    height = max(1, PANEL // max(1, k))
+    for start in range(0, n, height):
+        part = slice(start, min(start + height, n))
+        weights = eight_bits(w.format, w.blocks[part], k)
+        qw = weights.codes.astype(np.float32)
+        total = np.zeros((m, len(qw)), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
+            for g, first in enumerate(range(0, k, GROUP)):
+                columns = slice(first, first + GROUP)
+                sums = qx[:, columns] @ qw[:, columns].T
+                total += sums * (dx[g][:, None] * weights.scale[:, first // COLUMNS])
+            y[:, part] = total

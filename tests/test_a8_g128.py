@@ -1,0 +1,144 @@
+"""Products of eight bits on either side, "a8_g128": the formula in exact integers, its codes, and its error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import exact, normal, random_tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import EVERY_CODES, each, problems
+
+import qgemm
+from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
+from qgemm.codec.error_bound import a8_g128_exact, excess
+from qgemm.codec.group_activations import FORMAT, GROUP
+
+KIND = "a8_g128"
+
+
+def weights_of(w: qgemm.Tensor):
+    return eight_bits(w.format, w.blocks, w.shape[1])
+
+
+@each(EVERY_CODES)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_product_is_the_formula_in_exact_integers(fmt, data):
+    x, w = data.draw(problems(fmt))
+    prepared = qgemm.quantize_activations(x, KIND)
+    y = qgemm.matmul(x, w, KIND)
+    np.testing.assert_array_equal(qgemm.matmul(prepared, w), y)
+    assert y.dtype == np.float32
+    assert np.isfinite(y).all()
+    assert excess(y, *a8_g128_exact(prepared.blocks, weights_of(w))) <= 1
+
+
+@each(EVERY_CODES)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_codes_are_within_half_a_unit_of_the_weights(fmt, data):
+    """Of a unit that the largest possible weight of 256 columns needs, and no smaller one."""
+    _, w = data.draw(problems(fmt))
+    found, values = weights_of(w), w.dequantize(np.float64)
+    n, k = w.shape
+    scale = found.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
+    assert np.abs(found.codes).max() <= 127
+    assert (np.abs(found.codes * scale - values) <= (0.5 + 1e-4) * scale).all()
+    levels = fmt.decode_levels(w.blocks.reshape(-1)).zeros_as_minimums()
+    ends = np.stack([levels.scale * np.float32(end) for end in level_range(fmt)])
+    ends = np.abs(ends if levels.minimum is None else ends + levels.minimum).max(axis=0).reshape(n, -1)
+    for group in range(found.scale.shape[1]):
+        largest = ends[:, group * COLUMNS // fmt.group : (group + 1) * COLUMNS // fmt.group].max(axis=1)
+        np.testing.assert_allclose(found.scale[:, group] * 127, np.where(largest < 2.0**-119, 0, largest), rtol=1e-6)
+
+
+def test_identity_gives_back_the_codes():
+    """One column of x at a time is the code 127 of its group, whose scale is 1/127."""
+    w = random_tensor(qgemm.FORMATS["q4_k"], 5, 512, np.random.default_rng(0))
+    found = weights_of(w)
+    y = qgemm.matmul(np.eye(512, dtype=np.float32), w, KIND)
+    np.testing.assert_allclose(y.T, found.codes * found.scale.repeat(COLUMNS, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [32, 96, 128, 160, 256, 288, 640])
+def test_last_groups_may_be_short(k):
+    x, w = normal(3, k), random_tensor(qgemm.FORMATS["q5_1"], 70, k, np.random.default_rng(k))
+    prepared = qgemm.quantize_activations(x, KIND)
+    assert prepared.blocks.shape == (3, k // 32)
+    for first in range(0, k, GROUP):
+        d = prepared.blocks["d"][:, first // 32 : (first + GROUP) // 32]
+        unit = np.abs(x[:, first : first + GROUP]).max(axis=1, keepdims=True) / np.float32(127)
+        np.testing.assert_array_equal(d, unit.repeat(d.shape[1], axis=1))
+    np.testing.assert_allclose(prepared.dequantize(), x, atol=0.5001 * prepared.blocks["d"].max())
+    assert excess(qgemm.matmul(x, w, KIND), *a8_g128_exact(prepared.blocks, weights_of(w))) <= 1
+
+
+def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
+    x, w = normal(4, 256), random_tensor(qgemm.FORMATS["q4_0"], 6, 256, np.random.default_rng(1))
+    want = qgemm.matmul(x, w, KIND)
+    x[1, 7], x[2, 200] = np.nan, -np.inf
+    blocks = w.blocks.copy()
+    blocks["d"][3, 2], blocks["d"][4, 0] = np.nan, np.inf
+    y = qgemm.matmul(x, qgemm.Tensor(w.format, w.shape, blocks), KIND)
+    lost = np.zeros(y.shape, bool)
+    lost[[1, 2]] = lost[:, [3, 4]] = True
+    np.testing.assert_array_equal(np.isnan(y), lost)
+    np.testing.assert_array_equal(y[~lost], want[~lost])
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-30, 1e30, 3e38])
+def test_any_magnitude_of_x(size):
+    """Below 2^-119 a group counts as zero; otherwise as exact as ordinary x, without overflow before y has it."""
+    x, w = normal(2, 128), qgemm.quantize(normal(8, 128, seed=1), "q8_0")
+    x /= np.abs(x).max()
+    prepared = qgemm.quantize_activations(x * np.float32(size), KIND)
+    y = qgemm.matmul(prepared, w).astype(np.float64)
+    if size == 1e-38:
+        assert (y == 0).all()
+    elif size < 1e38:
+        np.testing.assert_allclose(y / size, qgemm.matmul(x, w, KIND), rtol=1e-2, atol=1e-2)
+    assert (np.abs(prepared.blocks["qs"]) <= 127).all()
+    assert np.abs(prepared.blocks["qs"]).max() == (0 if size == 1e-38 else 127)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "q2_k", "tq2_0"])
+def test_relative_error_of_products(name):
+    """Against exact weights and activations: 1.5% on normal activations, 3% with outlier channels."""
+    rng = np.random.default_rng(2)
+    w = qgemm.quantize(rng.standard_normal((64, 2048)).astype(np.float32), name)
+    x = rng.standard_normal((16, 2048)).astype(np.float32)
+    outliers = x.copy()
+    outliers[:, rng.choice(2048, 20, replace=False)] *= 20
+    for values, most in ((x, 0.015), (outliers, 0.03)):
+        want = exact(values, w)
+        assert np.sqrt(((qgemm.matmul(values, w, KIND) - want) ** 2).mean() / (want**2).mean()) < most
+
+
+def test_gated_many_and_experts_take_it():
+    rng = np.random.default_rng(3)
+    x, ws = normal(3, 128), [random_tensor(qgemm.FORMATS["q4_0"], 10, 128, rng) for _ in range(2)]
+    ys = qgemm.matmul_many(x, ws, KIND, biases=[np.ones(10), None])
+    np.testing.assert_array_equal(ys[0], qgemm.matmul(x, ws[0], KIND) + 1)
+    np.testing.assert_array_equal(ys[1], qgemm.matmul(x, ws[1], KIND))
+    gated = qgemm.gated(qgemm.quantize_activations(x, KIND), *ws)
+    np.testing.assert_array_equal(gated, qgemm.gated(x, *ws, activation=KIND))
+    experts = random_tensor(qgemm.FORMATS["q4_0"], 3 * 10, 128, rng)
+    experts = qgemm.Tensor(experts.format, (3, 10, 128), experts.blocks.reshape(3, 10, -1))
+    y = qgemm.moe_matmul(x, experts, np.array([[2], [0], [1]]), KIND)
+    np.testing.assert_array_equal(y[0, 0], qgemm.matmul(x[:1], experts[2], KIND)[0])
+
+
+def test_errors_say_what_fits():
+    x, w = normal(2, 64), qgemm.quantize(normal(3, 64), "q4_0")
+    for call, message in (
+        (lambda: qgemm.matmul(qgemm.quantize_activations(x, KIND), w, "a8"), "for activation 'a8_g128', got 'a8'"),
+        (lambda: qgemm.matmul(qgemm.quantize_activations(x), w, KIND), "are Q8_1 for activation 'a8', got 'a8_g128'"),
+        (lambda: qgemm.quantize_activations(x, "a16"), "activation is 'a8' or 'a8_g128', got 'a16'"),
+        (lambda: qgemm.matmul(x, w, "a4"), "activation is 'a16', 'a8' or 'a8_g128', got 'a4'"),
+        (lambda: qgemm.matmul(x, qgemm.quantize(x, "kbit4"), KIND), "no integer codes for activation 'a8_g128'"),
+        (lambda: qgemm.quantize_activations(normal(2, 100), KIND), "100 is not a multiple of 32"),
+    ):
+        with pytest.raises(qgemm.UnsupportedError, match=message):
+            call()
+    assert FORMAT.block_bytes == 36
