@@ -43,6 +43,30 @@ INLINE void place_rows(float (*to)[ROWS_OF_TILE], int r, const float* const rows
 }
 
 #ifdef GROUPS  // of codes; plain formats have none
+#ifdef RAW
+INLINE unpacked unpack(const uint8_t* blocks) {
+    unpacked found;
+    u8x64 bytes[RAW];
+    bytes_of(bytes, blocks), codes_of(found.codes, bytes), scales_of(&found, blocks);
+    return found;
+}
+
+// Vectors of bytes of which codes_of makes codes; scale and minimum.
+INLINE void load_row(u8x64 bytes[RAW], unpacked* found, const uint8_t* blocks) {
+    bytes_of(bytes, blocks), scales_of(found, blocks);
+}
+#else
+#define RAW 4
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[4]) {
+    codes[0] = bytes[0], codes[1] = bytes[1], codes[2] = bytes[2], codes[3] = bytes[3];
+}
+
+INLINE void load_row(u8x64 bytes[4], unpacked* found, const uint8_t* blocks) {
+    *found = unpack(blocks);
+    codes_of(bytes, found->codes);
+}
+#endif
+
 // ---- words of four codes, group by group
 
 #define WORDS_OF_GROUP (SUPER / 4 / GROUPS)
@@ -84,18 +108,33 @@ typedef struct {
 } tile;
 
 static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64_t i, const word_order* words) {
-    for (int r = 0; r < ROWS_OF_TILE; r += 4) {
-        unpacked w[4];
-        for (int j = 0; j < 4; ++j) {
-            uint8_t padded[SUPER_BYTES];
-            w[j] = unpack(super_of(p, row + (r + j < rows ? r + j : rows - 1), i, padded));
-        }
-#define OF_FOUR(member) \
-    (const float* const[4]){(float*)&w[0].member, (float*)&w[1].member, (float*)&w[2].member, (float*)&w[3].member}
-        place_rows((float (*)[ROWS_OF_TILE])to->codes, r, OF_FOUR(codes), SUPER / 4, words->at);
-        place_rows((float (*)[ROWS_OF_TILE])to->scale, r, OF_FOUR(scale), GROUPS, 0);
-        if (MINIMUM) place_rows((float (*)[ROWS_OF_TILE])to->minimum, r, OF_FOUR(minimum), GROUPS, 0);
-#undef OF_FOUR
+    uint8_t padded[ROWS_OF_TILE][SUPER_BYTES];
+    const uint8_t* blocks[ROWS_OF_TILE];
+    u8x64 bytes[ROWS_OF_TILE][RAW];
+    for (int r = 0; r < ROWS_OF_TILE; ++r) {
+        blocks[r] = super_of(p, row + (r < rows ? r : rows - 1), i, padded[r]);
+        for (int ahead = 0; ahead < SUPER_BYTES; ahead += 64) __builtin_prefetch(blocks[r] + SUPER_BYTES + ahead);
+    }
+#ifdef SCALES_OF_TILE
+    for (int r = 0; r < ROWS_OF_TILE; ++r) bytes_of(bytes[r], blocks[r]);
+    scales_of_tile(to->scale, to->minimum, blocks);
+#else
+    u8x64 scale[ROWS_OF_TILE], minimum[ROWS_OF_TILE];
+    for (int r = 0; r < ROWS_OF_TILE; ++r) {
+        unpacked found;
+        load_row(bytes[r], &found, blocks[r]);
+        memcpy(&scale[r], &found.scale, sizeof scale[r]);
+        if (MINIMUM) memcpy(&minimum[r], &found.minimum, sizeof minimum[r]);
+    }
+    transpose16(scale, 1), memcpy(to->scale, scale, sizeof to->scale);
+    if (MINIMUM) transpose16(minimum, 1), memcpy(to->minimum, minimum, sizeof to->minimum);
+#endif
+    for (int j = 0; j < RAW; ++j) transpose16(&bytes[0][j], RAW);
+    for (int word = 0; word < 16; ++word) {
+        u8x64 codes[4];
+        codes_of(codes, bytes[word]);
+        to->codes[words->at[word]] = codes[0], to->codes[words->at[16 + word]] = codes[1];
+        to->codes[words->at[32 + word]] = codes[2], to->codes[words->at[48 + word]] = codes[3];
     }
 }
 #endif

@@ -10,22 +10,15 @@ INLINE u8x64 sixteens_of_blocks(const uint8_t* at) {
     return join(load16(at), load16(at + BLOCK_BYTES), load16(at + 2 * BLOCK_BYTES), load16(at + 3 * BLOCK_BYTES));
 }
 
-INLINE void nibbles_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
-    for (int i = 0; i < 2; ++i) {
-        const u8x64 bytes = sixteens_of_blocks(blocks + offset + 4 * i * BLOCK_BYTES);
-        codes[2 * i] = low_nibbles(bytes), codes[2 * i + 1] = high_nibbles(bytes);
-    }
+// The nibbles at `offset` of eight blocks.
+INLINE void raw_nibbles(u8x64 bytes[2], const uint8_t* blocks, int offset) {
+    bytes[0] = sixteens_of_blocks(blocks + offset), bytes[1] = sixteens_of_blocks(blocks + offset + 4 * BLOCK_BYTES);
 }
 
-#ifdef LEVELS_PLUS_SHIFT
-// What nibbles stand for in a codebook of bytes.
-INLINE void levels_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
-    const u8x16 levels = LEVELS_PLUS_SHIFT;
-    const u8x64 table = join(levels, levels, levels, levels);
-    nibbles_of_blocks(codes, blocks, offset);
-    for (int i = 0; i < 4; ++i) codes[i] = lookup(table, codes[i]);
+INLINE void nibbles_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
+    u8x64 bytes[2];
+    raw_nibbles(bytes, blocks, offset), nibbles_of(codes, bytes);
 }
-#endif
 
 INLINE f32x16 scales_of_blocks(const uint8_t* blocks, int offset) {
     return with_zeros(halves_of_blocks(blocks + offset, BLOCK_BYTES));

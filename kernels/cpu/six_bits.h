@@ -16,6 +16,26 @@ INLINE void six_bits_of_block(unpacked* to, const uint8_t* block) {
     to->minimum = with_zeros(dmin * bytes_to_floats((low[1] & 0x3f3f3f3f) | (uint64_t)minimums << 32));
 }
 
+// The same of sixteen rows.
+#define SCALES_OF_TILE
+INLINE void scales_of_tile(f32x16 scale[8], f32x16 minimum[8], const uint8_t* const blocks[16]) {
+    uint16_t halves[2][16];
+    uint32_t words[3][16];
+    for (int r = 0; r < 16; ++r) {
+        memcpy(&halves[0][r], blocks[r], 2), memcpy(&halves[1][r], blocks[r] + 2, 2);
+        for (int i = 0; i < 3; ++i) memcpy(&words[i][r], blocks[r] + 4 + 4 * i, 4);
+    }
+    const f32x16 d = sixteen_halves(halves[0]), dmin = mul_all(sixteen_halves(halves[1]), -1);
+    const i32x16 first = load_ints(words[0]), second = load_ints(words[1]), rest = load_ints(words[2]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const i32x16 sc = or_ints(bits_of(rest, 8 * i, 15), shift_ints(bits_of(first, 8 * i + 6, 3), 4));
+        const i32x16 m = or_ints(bits_of(rest, 8 * i + 4, 15), shift_ints(bits_of(second, 8 * i + 6, 3), 4));
+        scale[i] = mul(to_float(bits_of(first, 8 * i, 63)), d), scale[4 + i] = mul(to_float(sc), d);
+        minimum[i] = mul(to_float(bits_of(second, 8 * i, 63)), dmin), minimum[4 + i] = mul(to_float(m), dmin);
+    }
+}
+
 // Bytes 32 p + j have weights 64 p + j low and 64 p + 32 + j high: vector 2 i + high has groups 4 i + high and + 2.
 #define ACCS 4
 #define ACC_OF(vector) (vector)

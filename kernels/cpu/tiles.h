@@ -26,6 +26,12 @@ static void tile_numbers(tiled* to, const numbers* from, const word_order* words
     }
 }
 
+enum { TOKENS_OF_SUMS = PARTS == 1 ? 4 : 2 };  // whose sums stay in registers for 256 columns
+
+#define EACH_SUM                                                     \
+    _Pragma("GCC unroll 4") for (int t = 0; t < TOKENS_OF_SUMS; ++t) \
+        _Pragma("GCC unroll 2") for (int v = 0; v < PANELS; ++v)
+
 static void integer_tiles(const product* p, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
     const word_order words = order_of_words();
@@ -41,36 +47,27 @@ static void integer_tiles(const product* p, int64_t first, int64_t last) {
         for (int64_t i = 0; i < supers; ++i) {
             for (int v = 0; v < PANELS; ++v)
                 if (rows[v]) unpack_tile(&w[v], p, row + ROWS_OF_TILE * v, rows[v], i, &words);
-            for (int64_t token = 0; token < p->m; token += TOKENS_OF_TILE) {
-                const tiled* x[TOKENS_OF_TILE];
-#pragma GCC unroll 8
-                for (int t = 0; t < TOKENS_OF_TILE; ++t) x[t] = (const tiled*)p->packed + i * p->m + token + t;
+            for (int64_t token = 0; token < p->m; token += TOKENS_OF_SUMS) {
+                const tiled* x = (const tiled*)p->packed + i * p->m + token;
+                f32x16 totals[TOKENS_OF_SUMS][PANELS];
+                EACH_SUM totals[t][v] = sums[token + t][v];
                 for (int group = 0; group < GROUPS; ++group) {
-                    i32x16 dots[TOKENS_OF_TILE][PANELS];
+                    i32x16 dots[TOKENS_OF_SUMS][PANELS];
+                    EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
 #pragma GCC unroll 8
-                    for (int t = 0; t < TOKENS_OF_TILE; ++t)
-#pragma GCC unroll 2
-                        for (int v = 0; v < PANELS; ++v) dots[t][v] = all_ints(x[t]->start[group]);
-                    for (int word = group * WORDS_OF_GROUP; word < (group + 1) * WORDS_OF_GROUP; ++word)
-#pragma GCC unroll 8
-                        for (int t = 0; t < TOKENS_OF_TILE; ++t) {
-                            const i8x64 q = all_words(x[t]->q + 4 * word);
-#pragma GCC unroll 2
-                            for (int v = 0; v < PANELS; ++v) dots[t][v] = dot(dots[t][v], w[v].codes[word], q);
-                        }
-#pragma GCC unroll 8
-                    for (int t = 0; t < TOKENS_OF_TILE; ++t) {
-                        const f32x16 d = all_floats(x[t]->d[group]), s = all_floats(x[t]->s[group]);
-#pragma GCC unroll 2
-                        for (int v = 0; v < PANELS; ++v) {
-                            const f32x16 sum = to_float(dots[t][v]);
-                            f32x16 total = sums[token + t][v];
-                            total = mul_add(total, w[v].scale[group], TAKES_SUM(1) ? mul_add(s, sum, d) : mul(sum, d));
-                            if (MINIMUM) total = mul_add(total, w[v].minimum[group], s);
-                            sums[token + t][v] = total;
-                        }
+                    for (int j = 0; j < WORDS_OF_GROUP; ++j) {
+                        const int word = group * WORDS_OF_GROUP + j;
+                        EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+                    }
+                    EACH_SUM {
+                        const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
+                        const f32x16 sum = to_float(dots[t][v]);
+                        const f32x16 found = TAKES_SUM(1) ? mul_add(s, sum, d) : mul(sum, d);
+                        totals[t][v] = mul_add(totals[t][v], w[v].scale[group], found);
+                        if (MINIMUM) totals[t][v] = mul_add(totals[t][v], w[v].minimum[group], s);
                     }
                 }
+                EACH_SUM sums[token + t][v] = totals[t][v];
             }
         }
         store_panels(p, row, rows, sums);

@@ -3,11 +3,6 @@
 
 #include "unpacked.h"
 
-INLINE void two_bits_of_bytes(u8x64 codes[4], const uint8_t* bytes) {
-    const u8x64 all = load64(bytes);
-    for (int i = 0; i < 4; ++i) codes[i] = and_all(shift_right(all, 2 * i), 3);
-}
-
 #define ACCS 4
 #define ACC_OF(vector) (vector)
 #define WEIGHT_OF(v, i) (128 * ((i) / 32) + 32 * (v) + (i) % 32)

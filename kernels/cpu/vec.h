@@ -115,6 +115,16 @@ INLINE u8x64 shift_right(u8x64 v, int bits) {
     return v;
 }
 
+// The same thirty-two bytes twice, the second time shifted right.
+INLINE u8x64 halves_apart(const uint8_t* from, int bits) {
+    u8x64 v = join_halves(from, from);
+    static const uint8_t UPPER[64] = {EIGHT(0),   EIGHT(0),   EIGHT(0),   EIGHT(0),
+                                      EIGHT(255), EIGHT(255), EIGHT(255), EIGHT(255)};
+    const u8x64 upper = load64(UPPER), shifted = shift_right(v, bits);
+    EACH v.part[i] = (shifted.part[i] & upper.part[i]) | (v.part[i] & ~upper.part[i]);
+    return v;
+}
+
 INLINE u8x64 shift_left(u8x64 v, int bits) {
     EACH v.part[i] <<= bits;
     return v;
@@ -140,6 +150,21 @@ INLINE u8x64 where_set(uint64_t bits, uint8_t value) {
 }
 #endif
 
+#if PART < 64
+// Sixteen rows of sixteen words, every `step` vectors -> columns.
+static __attribute__((noinline)) void transpose16(u8x64* v, int step) {
+    float words[16][16];
+    for (int row = 0; row < 16; row += 4)
+        for (int column = 0; column < 16; column += 4) {
+            f32x4 square[4];
+            for (int j = 0; j < 4; ++j) memcpy(&square[j], (float*)&v[(row + j) * step] + column, sizeof square[j]);
+            transpose4(square);
+            for (int j = 0; j < 4; ++j) memcpy(&words[column + j][row], &square[j], sizeof square[j]);
+        }
+    for (int column = 0; column < 16; ++column) memcpy(&v[column * step], words[column], sizeof v[0]);
+}
+#endif
+
 // ---- integers
 
 // A word of four bytes, or a number, in all lanes.
@@ -160,6 +185,17 @@ INLINE i8x64 all_words(const int8_t* word) {
 INLINE i32x16 add_ints(i32x16 a, i32x16 b) {
     EACH a.part[i] += b.part[i];
     return a;
+}
+
+INLINE i32x16 or_ints(i32x16 a, i32x16 b) {
+    EACH a.part[i] |= b.part[i];
+    return a;
+}
+
+// The bits of a mask, from bit `first` on.
+INLINE i32x16 bits_of(i32x16 v, int first, int32_t mask) {
+    EACH v.part[i] = v.part[i] >> first & mask;
+    return v;
 }
 
 INLINE i32x16 mul_ints(i32x16 v, int32_t value) {

@@ -17,17 +17,13 @@ INLINE uint64_t scales_of_block(const uint8_t* block) {
     return low | high << 4;
 }
 
-INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
-    const u8x16 levels = LEVELS_PLUS_SHIFT;
-    const u8x64 table = join(levels, levels, levels, levels);
-    for (int i = 0; i < 2; ++i) {
-        const u8x64 bytes = load64(block + 8 + 64 * i);
-        found.codes[2 * i] = lookup(table, low_nibbles(bytes));
-        found.codes[2 * i + 1] = lookup(table, high_nibbles(bytes));
-    }
+#define RAW 2
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) {
+    bytes[0] = load64(block + 8), bytes[1] = load64(block + 72);
+}
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { levels_of_nibbles(codes, bytes); }
+INLINE void scales_of(unpacked* found, const uint8_t* block) {
     uint16_t half;
     memcpy(&half, block, sizeof half);
-    found.scale = with_zeros(half_to_float(half) * (bytes_to_floats(scales_of_block(block)) - 32));
-    return found;
+    found->scale = with_zeros(half_to_float(half) * (bytes_to_floats(scales_of_block(block)) - 32));
 }

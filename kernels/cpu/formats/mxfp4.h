@@ -3,13 +3,13 @@
 #include "../blocks_of_32.h"
 
 #define SHIFT 128
-INLINE unpacked unpack(const uint8_t* blocks) {
-    unpacked found;
-    levels_of_blocks(found.codes, blocks, 1);
-    uint64_t bytes = 0;
-    for (int i = 0; i < 8; ++i) bytes |= (uint64_t)blocks[i * BLOCK_BYTES] << 8 * i;
-    const i32x8 e = bytes_to_ints(bytes);  // 2^(e - 128): below 2^-126 a subnormal
-    const i32x8 small = e < 2, bits = (small & 0x00200000 << (e & 1)) | (~small & (e - 1) << 23);
-    found.scale = with_zeros((f32x8)bits);
-    return found;
+#define RAW 2
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* blocks) { raw_nibbles(bytes, blocks, 1); }
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { levels_of_nibbles(codes, bytes); }
+INLINE void scales_of(unpacked* found, const uint8_t* blocks) {
+    uint64_t exponents = 0;
+    for (int i = 0; i < 8; ++i) exponents |= (uint64_t)blocks[i * BLOCK_BYTES] << 8 * i;
+    const i32x8 e = bytes_to_ints(exponents);  // 2^(e - 128): below 2^-126 a subnormal
+    const i32x8 small = e < 2, bits = (small & (0x00200000 << (e & 1))) | (~small & ((e - 1) << 23));
+    found->scale = with_zeros((f32x8)bits);
 }

@@ -19,20 +19,17 @@ INLINE f32x8 halves_of_ue4m3(uint64_t bytes) {
     return (f32x8)(((small & (i32x8)steps) | (~small & ((code << 20) + (119 << 23)))) & known);
 }
 
-INLINE unpacked unpack(const uint8_t* blocks) {
-    unpacked found;
-    const u8x16 levels = LEVELS_PLUS_SHIFT;
-    const u8x64 table = join(levels, levels, levels, levels);
+#define RAW 2
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* blocks) {
+    const uint8_t *first = blocks + 4, *second = first + BLOCK_BYTES, *third = second + BLOCK_BYTES;
+    const uint8_t* fourth = third + BLOCK_BYTES;
+    bytes[0] = join_halves(first, second), bytes[1] = join_halves(third, fourth);
+}
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { levels_of_nibbles(codes, bytes); }
+INLINE void scales_of(unpacked* found, const uint8_t* blocks) {
     uint32_t scales[4];
-    for (int i = 0; i < 2; ++i) {
-        const uint8_t *first = blocks + 2 * i * BLOCK_BYTES, *second = first + BLOCK_BYTES;
-        memcpy(&scales[2 * i], first, 4), memcpy(&scales[2 * i + 1], second, 4);
-        const u8x64 bytes = join(load16(first + 4), load16(first + 20), load16(second + 4), load16(second + 20));
-        found.codes[2 * i] = lookup(table, low_nibbles(bytes));
-        found.codes[2 * i + 1] = lookup(table, high_nibbles(bytes));
-    }
+    for (int i = 0; i < 4; ++i) memcpy(&scales[i], blocks + i * BLOCK_BYTES, 4);
     uint64_t both[2];
     memcpy(both, scales, sizeof both);
-    found.scale = join_floats(halves_of_ue4m3(both[0]), halves_of_ue4m3(both[1]));
-    return found;
+    found->scale = join_floats(halves_of_ue4m3(both[0]), halves_of_ue4m3(both[1]));
 }

@@ -11,20 +11,20 @@
 #define GROUPS 8
 #define WEIGHT_OF(v, i) (4 * (i) + (v))
 
-INLINE unpacked unpack(const uint8_t* blocks) {
-    unpacked found;
+#define RAW 1
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* blocks) {
+    const uint8_t* at = blocks + 2;
+    bytes[0] = join(load16(at), load16(at + BLOCK_BYTES), load16(at + 2 * BLOCK_BYTES), load16(at + 3 * BLOCK_BYTES));
+}
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { two_bits_of(codes, bytes[0]); }
+INLINE void scales_of(unpacked* found, const uint8_t* blocks) {
     float d[8];
     for (int i = 0; i < 4; ++i) {
         uint16_t half;
         memcpy(&half, blocks + i * BLOCK_BYTES, sizeof half);
         d[2 * i] = d[2 * i + 1] = half_to_float(half);
     }
-    const uint8_t* at = blocks + 2;
-    const u8x64 all =
-        join(load16(at), load16(at + BLOCK_BYTES), load16(at + 2 * BLOCK_BYTES), load16(at + 3 * BLOCK_BYTES));
-    for (int i = 0; i < 4; ++i) found.codes[i] = and_all(shift_right(all, 2 * i), 3);
     f32x8 scales;
     memcpy(&scales, d, sizeof scales);
-    found.scale = with_zeros(scales);
-    return found;
+    found->scale = with_zeros(scales);
 }

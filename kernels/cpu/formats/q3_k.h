@@ -6,17 +6,19 @@
 #define GROUPS 16
 #define QUAD_GROUP(acc, quad) (8 * ((quad) / 2) + 2 * (acc) + (quad) % 2)
 
-// The high bit of weight 32 i + j is bit i of byte j: of vector v those of bits v and 4 + v.
-#define THIRDS_OF(bit) \
-    {EIGHT(bit), EIGHT(bit), EIGHT(bit), EIGHT(bit), EIGHT(16 * bit), EIGHT(16 * bit), EIGHT(16 * bit), EIGHT(16 * bit)}
-static const uint8_t THIRDS[4][64] = {THIRDS_OF(1), THIRDS_OF(2), THIRDS_OF(4), THIRDS_OF(8)};
-
-INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
-    const u8x16 first = load16(block), second = load16(block + 16);
-    const u8x64 thirds = join(first, second, first, second);
-    two_bits_of_bytes(found.codes, block + 32);
-    for (int v = 0; v < 4; ++v) found.codes[v] = or_both(found.codes[v], where_bits(thirds, load64(THIRDS[v]), 4));
+// Bit v of a byte of the last vector is the high bit of vector v: its upper half is four bits further.
+#define RAW 2
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) {
+    bytes[0] = load64(block + 32), bytes[1] = halves_apart(block, 4);
+}
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) {
+    two_bits_of(codes, bytes[0]);
+    codes[0] = or_both(codes[0], and_all(shift_left(bytes[1], 2), 4));
+    codes[1] = or_both(codes[1], and_all(shift_left(bytes[1], 1), 4));
+    codes[2] = or_both(codes[2], and_all(bytes[1], 4));
+    codes[3] = or_both(codes[3], and_all(shift_right(bytes[1], 1), 4));
+}
+INLINE void scales_of(unpacked* found, const uint8_t* block) {
     uint16_t half;
     uint64_t nibbles;
     uint32_t rest;
@@ -27,6 +29,5 @@ INLINE unpacked unpack(const uint8_t* block) {
     const uint64_t sc8 = (nibbles >> 4 & low) | (((uint64_t)(rest >> 6) << 32 | (rest >> 4 & 0x03030303)) << 4 & two);
     uint8_t scales[16];
     memcpy(scales, &sc, sizeof sc), memcpy(scales + 8, &sc8, sizeof sc8);
-    found.scale = mul_all(add_floats(to_float(sixteen_ints(scales)), all_floats(-32)), half_to_float(half));
-    return found;
+    found->scale = mul_all(add_floats(to_float(sixteen_ints(scales)), all_floats(-32)), half_to_float(half));
 }

@@ -2,12 +2,9 @@
 #include "../six_bits.h"
 
 #define MINIMUM 1
-INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
-    six_bits_of_block(&found, block);
-    for (int i = 0; i < 2; ++i) {
-        const u8x64 bytes = load64(block + 16 + 64 * i);
-        found.codes[2 * i] = low_nibbles(bytes), found.codes[2 * i + 1] = high_nibbles(bytes);
-    }
-    return found;
+#define RAW 2
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) {
+    bytes[0] = load64(block + 16), bytes[1] = load64(block + 80);
 }
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { nibbles_of(codes, bytes); }
+INLINE void scales_of(unpacked* found, const uint8_t* block) { six_bits_of_block(found, block); }

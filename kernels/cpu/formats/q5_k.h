@@ -3,19 +3,16 @@
 
 #define MINIMUM 1
 
-// Of the two groups of each vector: the bit of the first 32 times 2^0, of the others times 2^2.
-#define FIFTHS_OF(bit) \
-    {EIGHT(bit), EIGHT(bit), EIGHT(bit), EIGHT(bit), EIGHT(4 * bit), EIGHT(4 * bit), EIGHT(4 * bit), EIGHT(4 * bit)}
-static const uint8_t FIFTHS[4][64] = {FIFTHS_OF(1), FIFTHS_OF(2), FIFTHS_OF(16), FIFTHS_OF(32)};
-
-INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
-    six_bits_of_block(&found, block);
-    const u8x64 fifths = join_halves(block + 16, block + 16);
-    for (int i = 0; i < 2; ++i) {
-        const u8x64 bytes = load64(block + 48 + 64 * i);
-        found.codes[2 * i] = or_both(low_nibbles(bytes), where_bits(fifths, load64(FIFTHS[2 * i]), 16));
-        found.codes[2 * i + 1] = or_both(high_nibbles(bytes), where_bits(fifths, load64(FIFTHS[2 * i + 1]), 16));
-    }
-    return found;
+// Bit 4 i + high of a byte of the last vector is that of vector 2 i + high: its upper half is two bits further.
+#define RAW 3
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) {
+    bytes[0] = load64(block + 48), bytes[1] = load64(block + 112);
+    bytes[2] = halves_apart(block + 16, 2);
 }
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) {
+    nibbles_of(codes, bytes);
+    const u8x64 one = shift_left(bytes[2], 4), two = shift_left(bytes[2], 3), five = shift_right(bytes[2], 1);
+    codes[0] = or_both(codes[0], and_all(one, 16)), codes[1] = or_both(codes[1], and_all(two, 16));
+    codes[2] = or_both(codes[2], and_all(bytes[2], 16)), codes[3] = or_both(codes[3], and_all(five, 16));
+}
+INLINE void scales_of(unpacked* found, const uint8_t* block) { six_bits_of_block(found, block); }

@@ -11,17 +11,20 @@
 #define QUAD_GROUP(acc, quad) (8 * ((quad) / 2) + 4 * ((acc) % 2) + 2 * ((acc) / 2) + (quad) % 2)
 #define WEIGHT_OF(v, i) (128 * ((i) / 32) + 64 * ((v) % 2) + 32 * ((v) / 2) + (i) % 32)
 
-INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
-    const u8x64 bits = load64(block + 128);
-    const u8x64 two[4] = {shift_left(bits, 4), bits, shift_left(bits, 2), shift_right(bits, 2)};
-    for (int p = 0; p < 2; ++p) {
-        const u8x64 bytes = join_halves(block + 32 * p, block + 64 + 32 * p);
-        found.codes[2 * p] = or_both(low_nibbles(bytes), and_all(two[2 * p], 0x30));
-        found.codes[2 * p + 1] = or_both(high_nibbles(bytes), and_all(two[2 * p + 1], 0x30));
-    }
+#define RAW 3
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) {
+    bytes[0] = join_halves(block, block + 64), bytes[1] = join_halves(block + 32, block + 96);
+    bytes[2] = load64(block + 128);
+}
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) {
+    nibbles_of(codes, bytes);
+    codes[0] = or_both(codes[0], and_all(shift_left(bytes[2], 4), 0x30));
+    codes[1] = or_both(codes[1], and_all(bytes[2], 0x30));
+    codes[2] = or_both(codes[2], and_all(shift_left(bytes[2], 2), 0x30));
+    codes[3] = or_both(codes[3], and_all(shift_right(bytes[2], 2), 0x30));
+}
+INLINE void scales_of(unpacked* found, const uint8_t* block) {
     uint16_t half;
     memcpy(&half, block + 208, sizeof half);
-    found.scale = mul_all(sixteen_signed(block + 192), half_to_float(half));
-    return found;
+    found->scale = mul_all(sixteen_signed(block + 192), half_to_float(half));
 }

@@ -7,11 +7,11 @@
 #define LOW_GROUP(acc) (acc)
 #define HIGH_GROUP(acc) (4 + (acc))
 
-INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
+#define RAW 1
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) { bytes[0] = load64(block); }
+INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { two_bits_of(codes, bytes[0]); }
+INLINE void scales_of(unpacked* found, const uint8_t* block) {
     uint16_t half;
     memcpy(&half, block + 64, sizeof half);
-    two_bits_of_bytes(found.codes, block);
-    found.scale = with_zeros((f32x8){0} + half_to_float(half));
-    return found;
+    found->scale = with_zeros((f32x8){0} + half_to_float(half));
 }

@@ -79,6 +79,32 @@ INLINE i32x16 with_next_quads(i32x16 v) {
     return v;
 }
 
+// Sixteen rows of sixteen words, every `step` vectors -> columns.
+static __attribute__((noinline)) void transpose16(u8x64* v, int step) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        const __m512i one = (__m512i)v[i * step].part[0], two = (__m512i)v[(i + 1) * step].part[0];
+        a[i] = _mm512_unpacklo_epi32(one, two), a[i + 1] = _mm512_unpackhi_epi32(one, two);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {  // of four rows the words of columns 4 lane + j in b[i + j]
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]), b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]), b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        const __m512i even = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x44),
+                      odd = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xee);
+        const __m512i even8 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x44);
+        const __m512i odd8 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xee);
+        v[j * step].part[0] = (u8_part)_mm512_shuffle_i32x4(even, even8, 0x88);
+        v[(4 + j) * step].part[0] = (u8_part)_mm512_shuffle_i32x4(even, even8, 0xdd);
+        v[(8 + j) * step].part[0] = (u8_part)_mm512_shuffle_i32x4(odd, odd8, 0x88);
+        v[(12 + j) * step].part[0] = (u8_part)_mm512_shuffle_i32x4(odd, odd8, 0xdd);
+    }
+}
+
 INLINE f32x16 join_floats(f32x8 a, f32x8 b) {
     const __m512i low = _mm512_castsi256_si512((__m256i)a);
     return (f32x16){{(f32_part)_mm512_inserti64x4(low, (__m256i)b, 1)}};
