@@ -80,12 +80,13 @@ __device__ inline Fragment bf16_levels(const Codes& codes, int step) {
     if constexpr (Format::TABLE_BYTES != 0) {
         return Format::codes_f16(codes, step);
     } else {
-        constexpr bool SMALL = Format::CODE_EXPONENT == 24 && Format::CODE_BIAS < 128;
+        constexpr bool SMALL = !Format::CODES_ARE_LEVELS && Format::CODE_BIAS < 128;
+        constexpr int BIT = 24 - Format::CODE_EXPONENT;  // from which on codes stand
         Fragment f = SMALL ? Format::codes_f16(codes, step) : Format::fragment(codes, step);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if constexpr (SMALL) {
-                const u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (i % 2 ? Format::HIGH_ROW_SHIFT : 0);
+                const u32 bits = *reinterpret_cast<u32*>(&f.a[i]) >> (BIT + (i % 2 ? Format::HIGH_ROW_SHIFT : 0));
                 f.a[i] = as_half2(bf16_numbers(bits, Format::CODE_BIAS));
             } else {
                 const __nv_bfloat162 level = __float22bfloat162_rn(__half22float2(f.a[i]));

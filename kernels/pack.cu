@@ -7,6 +7,7 @@
 #include "grid_blocks.cuh"
 #include "panel.cuh"
 #include "ptx/cp_async_zfill.cuh"
+#include "ternary_blocks.cuh"
 
 namespace qgemm {
 
@@ -67,7 +68,9 @@ __device__ __forceinline__ void pack(const uint4* blocks, typename Config::Tile*
                 u8* to = reinterpret_cast<u8*>(&tiles[tile].k_blocks[k_block]);
                 gather_numbers<decltype(field)>(panel, tile, k_block, m16, lane, to);
             });
-            return;
+        } else if constexpr (Blocks::TERNARY) {
+            const u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
+            gather_digits<Blocks>(rows, k_block, m16, lane, tiles[tile].k_blocks[k_block]);
         } else {
             const u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
             u8* to = reinterpret_cast<u8*>(&tiles[tile].k_blocks[k_block]);

@@ -5,6 +5,7 @@
 // Config: Format, KBlock, K_BLOCKS, Blocks, TILES, THREADS.
 #include "grid_blocks.cuh"
 #include "panel.cuh"
+#include "ternary_blocks.cuh"
 
 namespace qgemm {
 
@@ -36,7 +37,9 @@ __device__ __forceinline__ void unpack(const typename Config::Tile* tiles, uint4
                 const u8* from = reinterpret_cast<const u8*>(&tiles[tile].k_blocks[k_block]);
                 scatter_numbers<decltype(field)>(panel, tile, k_block, m16, lane, from);
             });
-            return;
+        } else if constexpr (Blocks::TERNARY) {
+            u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
+            scatter_digits<Blocks>(tiles[tile].k_blocks[k_block], k_block, m16, lane, rows);
         } else {
             u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
             typename Format::Codes share = tiles[tile].k_blocks[k_block].codes(m16, lane);
@@ -47,6 +50,11 @@ __device__ __forceinline__ void unpack(const typename Config::Tile* tiles, uint4
             });
         }
     });
+    if constexpr (Blocks::TERNARY) {
+        __syncthreads();
+        digits_to_bytes<Blocks>(panel);
+        __syncthreads();
+    }
     if constexpr (Blocks::GRID) {
         Blocks::for_words([&](auto field) { scatter_words<decltype(field)>(panel, tiles); });
     } else {

@@ -61,10 +61,15 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
     return blocks
 
 
+def bytes_as_blocks(fmt: Format, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Blocks of random bytes; of digits to the base 3 the ones that encoders write, which tiles give back."""
+    raw = np.frombuffer(rng.bytes(int(np.prod(shape)) * fmt.block_bytes), fmt.dtype).reshape(shape)
+    return raw if fmt.digits is None else fmt.digits.canonical(raw)
+
+
 def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Blocks [n, b] of random bytes, of K columns or, if these end inside a block, up to its end."""
-    shape = n, -(-k // fmt.weights)
-    return np.frombuffer(rng.bytes(shape[0] * shape[1] * fmt.block_bytes), fmt.dtype).reshape(shape)
+    return bytes_as_blocks(fmt, (n, -(-k // fmt.weights)), rng)
 
 
 def random_tensor(fmt: Format, n: int, k: int, rng: np.random.Generator) -> qgemm.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from formats_of_tests import TEST_FORMATS
-from helpers import tame
+from helpers import bytes_as_blocks, tame
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -24,8 +24,8 @@ DECODED_BY_GGUF = [
 ]  # as the package has them
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
 GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
-CODES = [fmt for fmt in FORMATS if fmt.integer]  # of tq1_0, which has no tiles, as well
-INTEGER = [fmt for fmt in CODES if fmt.slots]
+CODES = [fmt for fmt in FORMATS if fmt.integer]
+INTEGER = [fmt for fmt in CODES if fmt.code_fields]
 CODEBOOKS = [fmt for fmt in FORMATS if fmt.needs_table]
 # Of values alone; formats that need an importance are encoded in tests of their own.
 ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None and not fmt.needs_importance]
@@ -73,8 +73,7 @@ def seeds() -> st.SearchStrategy[np.random.Generator]:
 def raw_blocks(draw: st.DrawFn, fmt: Format, shape: tuple[int, ...]) -> np.ndarray:
     """Blocks of random bytes: every bit pattern of scales and codes, NaN and infinity included."""
     rng = draw(seeds())
-    count = int(np.prod(shape))
-    return np.frombuffer(rng.bytes(count * fmt.block_bytes), fmt.dtype).reshape(shape)
+    return bytes_as_blocks(fmt, shape, rng)
 
 
 @st.composite

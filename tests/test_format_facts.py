@@ -23,6 +23,8 @@ def codes_of(fmt: Format, blocks: np.ndarray) -> np.ndarray:
         )
         codes[:, list(slots)] |= part.astype(np.int64) << shift
         shift += bits
+    if fmt.digits is not None:
+        return fmt.digits.unpack(blocks).astype(np.int64)
     lowest, highest = fmt.code_range
     return np.where(codes > highest, codes - (highest - lowest + 1), codes)
 
@@ -96,7 +98,7 @@ def test_codes_have_the_range_zero_and_size_that_the_format_tells(fmt, data):
     assert isinstance(levels.zero, np.ndarray) == (fmt.zero is None)
     values = levels.codes
     if fmt.grid is None:
-        assert highest - lowest + 1 == 1 << fmt.code_bits
+        assert highest - lowest + 1 == (3 if fmt.digits is not None else 1 << fmt.code_bits)
         codes = codes_of(fmt, blocks).reshape(levels.codes.shape)
         values = codes if fmt.codebook is None else fmt.codebook[codes]
         np.testing.assert_array_equal(levels.codes, values)
@@ -120,7 +122,7 @@ def test_every_code_is_reached():
 def test_ordinary_scales_are_of_fields_of_one_byte(fmt):
     for name in {*fmt.ordinary, *fmt.number_bytes}:
         assert fmt.dtype[name].base.itemsize == 1
-        assert name not in fmt.slots
+        assert name not in fmt.code_fields
 
 
 def test_a_codebook_tells_nothing_but_what_codes_stand_for():

@@ -9,6 +9,7 @@ import harness
 import numpy as np
 import pytest
 from harness import Lanes, device_array, to_device
+from helpers import bytes_as_blocks
 from numpy.testing import assert_array_equal
 from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, GRIDS, each
 
@@ -27,8 +28,7 @@ lanes_of = cache(Lanes)
 def one_tile(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
     """Blocks [64, columns / weights] of random bytes, and their tile by NumPy."""
     count = tiles.columns(fmt) // fmt.weights
-    raw = np.random.default_rng(11).bytes(64 * count * fmt.block_bytes)
-    blocks = np.frombuffer(raw, fmt.dtype).reshape(64, count)
+    blocks = bytes_as_blocks(fmt, (64, count), np.random.default_rng(11))
     return blocks, to_device(tiles.pack(fmt, blocks))
 
 
@@ -225,6 +225,7 @@ LIES = (
     ("formats/nvfp4.cuh",          "& ~pair &",         "&",                   "nvfp4", test_scales_and_minimums),
     ("formats/q2_k.cuh",           "(index & 1) + 4)",  "(index & 1))",        "q2_k", test_scales_and_minimums),
     ("formats/q1_0.cuh",           "- 254 *",           "- 253 *",             "q1_0", test_fragments),
+    ("codes/ternary.cuh",          "? 9 : 1",           "? 3 : 1",             "tq1_0", test_levels),
     ("codes/codebook.cuh",         "30, 2 * word",      "30, word",            "kbit3", test_levels),
 )  # fmt: skip
 

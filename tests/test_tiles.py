@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers import bytes_as_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
@@ -54,8 +55,7 @@ def test_bulk_copies_are_aligned(fmt, groups):
 def one_tile(fmt, seed):
     """A tile's blocks [64, columns / weights], of random bytes."""
     count = tiles.columns(fmt) // fmt.weights
-    raw = np.random.default_rng(seed).bytes(64 * count * fmt.block_bytes)
-    return np.frombuffer(raw, fmt.dtype).reshape(64, count)
+    return bytes_as_blocks(fmt, (64, count), np.random.default_rng(seed))
 
 
 @each([fmt for fmt in EVERY_INTEGER if fmt.slots])
@@ -92,6 +92,34 @@ def test_words_of_mxfp4_are_halves():
     halves = registers.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2)  # [warp, g, t, step, h, r, e]
     v = fmt.decode_levels(raw.reshape(-1)).codes.reshape(4, 2, 8, 4, 2, 4, 2)  # [warp, r, g, step, h, t, e]
     np.testing.assert_array_equal(halves.transpose(0, 5, 1, 3, 4, 2, 6), v / 2**15)
+
+
+@each([fmt for fmt in EVERY_TILED if fmt.digits is not None])
+def test_digits_lie_where_the_rules_say(fmt):
+    """Byte and digit of every pair of codes, as the docstring of qgemm/cuda/layout/ternary.py says."""
+    raw = one_tile(fmt, 7)
+    k_blocks, codes = tiles.pack(fmt, raw)["k_blocks"][0, 0], fmt.digits.unpack(raw.reshape(-1)).reshape(64, 4, 64)
+    for k_block, warp, lane, step, far, r in np.ndindex(4, 4, 32, 4, 2, 2):
+        (g, t), pair = divmod(lane, 4), 4 * step + 2 * far + r
+        words = k_blocks[k_block]
+        own = int(words["qs"][warp, lane]) | int(words["qt"][warp, lane]) << 32
+        for e in range(2):
+            digit = pair % 5 if pair < 15 else t
+            byte = own >> 8 * ((0, 1, 4)[pair // 5] + (1 if pair // 5 == 2 else 2) * e) if pair < 15 else None
+            byte = int(words["qh"][warp, g]) >> 8 * e if byte is None else byte
+            found = ((byte & 255) * 3**digit & 255) * 3 >> 8
+            assert found == codes[16 * warp + 8 * r + g, k_block, 16 * step + 8 * far + 2 * t + e]
+
+
+@each([fmt for fmt in EVERY_TILED if fmt.digits is not None])
+def test_bytes_that_are_no_number_decode_alike(fmt):
+    """A tile gives the canonical ones back, of the same weights; an encoder writes no others."""
+    raw = np.frombuffer(np.random.default_rng(8).bytes(130 * 2 * fmt.block_bytes), fmt.dtype).reshape(130, 2)
+    back = tiles.unpack(fmt, tiles.pack(fmt, raw), 130, 2 * fmt.weights)
+    assert back.tobytes() == fmt.digits.canonical(raw).tobytes() != raw.tobytes()
+    np.testing.assert_array_equal(fmt.dequantize(back), fmt.dequantize(raw))
+    encoded = fmt.quantize(np.random.default_rng(9).standard_normal((4, fmt.weights)))
+    assert fmt.digits.canonical(encoded).tobytes() == encoded.tobytes()
 
 
 @each([fmt for fmt in EVERY_TILED if "qh" in fmt.slots])
@@ -189,7 +217,7 @@ def sign(words, warp, g, quarter, bit):
 def test_fields_per_block_lie_where_the_rules_say(fmt):
     raw = one_tile(fmt, 2)
     tile = tiles.pack(fmt, raw)[0, 0]
-    for name in set(fmt.dtype.names) - set(fmt.slots):
+    for name in set(fmt.dtype.names) - set(fmt.code_fields):
         for warp, g, block, r in np.ndindex(4, 8, raw.shape[1], 2):
             got = tile[name][warp, g, block, ..., r]  # 16-bit words of a field of several bytes
             assert got.tobytes() == raw[name][16 * warp + 8 * r + g, block].tobytes()

@@ -24,7 +24,7 @@ struct Operand<Format, half> {
         return Format::codes_f16(codes, step);
     }
     static __device__ Fragment constant(int code) {
-        if constexpr (!Format::CODES_ARE_LEVELS) return constant_f16(code, SHIFT);
+        if constexpr (!Format::CODES_ARE_LEVELS) return constant_f16(code << (24 - EXPONENT), SHIFT);
         const half2 level = __float2half2_rn(code * two_to(-EXPONENT));
         return {level, level, level, level};
     }

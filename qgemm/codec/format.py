@@ -18,6 +18,7 @@ from qgemm.errors import QuantizeError, UnsupportedError
 from qgemm.parallel import for_slices
 
 from .layouts.grid import Grid
+from .layouts.ternary import Ternary
 from .packing import Floats, LaneWords, flushes, times, to_float64
 
 Blocks = NDArray[Any]
@@ -98,6 +99,7 @@ class Format:
     scattered_scale, scatter_scale: blocks [...] -> their float16 scale [...], where its bits lie in several fields; and
     (blocks, scale) writes it there.
     grid: of codes that are points of a grid how they lie in a device tile; such a format has no slots.
+    digits: of codes that are digits to the base 3 how they lie in a block; such a format has no slots either.
     needs_importance: whether ggml has an encoder for an importance matrix alone.
     family: the header of kernels/codes/ that formats made by one function share; "" for a format with its own.
     zero_field: the field that holds a zero of each group, an integer or a float16; "" where there is none.
@@ -129,6 +131,7 @@ class Format:
     scattered_scale: Callable[[Blocks], NDArray[np.float16]] | None = None
     scatter_scale: Callable[[Blocks, NDArray[np.float16]], None] | None = None
     grid: Grid | None = None
+    digits: Ternary | None = None
     needs_importance: bool = False
     family: str = ""
     zero_field: str = ""
@@ -208,11 +211,16 @@ class Format:
     @property
     def tiled(self) -> bool:
         """Whether blocks can be packed into device tiles."""
-        return bool(self.slots) or self.grid is not None
+        return bool(self.code_fields) or self.grid is not None
+
+    @property
+    def code_fields(self) -> tuple[str, ...]:
+        """The fields that hold codes; none of a grid, whose fields are bits of points."""
+        return tuple(self.slots) if self.digits is None else self.digits.fields
 
     @property
     def code_bits(self) -> int:
-        """Bits of a code, all of its fields together; 0 where no field holds codes."""
+        """Bits of a code, all of its fields together; 0 where codes have no whole number of them."""
         return sum(8 * self.dtype[name].itemsize // self.weights for name in self.slots)
 
     @property
@@ -220,6 +228,8 @@ class Format:
         """The lowest and the highest code."""
         if self.grid is not None:
             return -self.grid.largest, self.grid.largest
+        if self.digits is not None:
+            return 0, 2
         signed = any(self.dtype[name].base.kind == "i" for name in self.slots)
         lowest = -(1 << self.code_bits - 1) if signed else 0
         return lowest, lowest + (1 << self.code_bits) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import bytes_as_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import FORMATS, TILED, each, gpu_settings, raw_blocks
@@ -38,7 +39,7 @@ def test_pack_equals_numpy_byte_for_byte(fmt, data):
 def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
     """More chunks than stages, the last of them ragged; bytes of other work in what the stages are made of."""
     rng = np.random.default_rng(17)
-    raw = np.frombuffer(rng.bytes(500 * 9 * fmt.block_bytes), fmt.dtype).reshape(500, 9)
+    raw = bytes_as_blocks(fmt, (500, 9), rng)
     monkeypatch.setattr(transfer, "STAGING_BYTES", 100 * 9 * fmt.block_bytes)
     for _ in range(3):
         on_device = qgemm.Tensor(fmt, (500, 9 * fmt.weights), raw).to_device()
@@ -51,7 +52,7 @@ def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
 def test_shards_are_packed_as_their_blocks(fmt, monkeypatch):
     """Columns of a matrix lie apart: they are gathered chunk by chunk."""
     rng = np.random.default_rng(23)
-    raw = np.frombuffer(rng.bytes(500 * 9 * fmt.block_bytes), fmt.dtype).reshape(500, 9)
+    raw = bytes_as_blocks(fmt, (500, 9), rng)
     monkeypatch.setattr(transfer, "STAGING_BYTES", 100 * 5 * fmt.block_bytes)
     w = qgemm.Tensor(fmt, (500, 9 * fmt.weights), raw)
     for axis in (0, 1):

@@ -9,7 +9,7 @@ import numpy as np
 
 from qgemm.codec.codebook import BINS, LEAST, SCALE, below_bins, product_edges, search, short_edges
 from qgemm.codec.format import Format
-from qgemm.cuda.layout import activations
+from qgemm.cuda.layout import activations, ternary
 from qgemm.cuda.layout.tile import (
     K_BLOCK,
     ROWS,
@@ -82,11 +82,18 @@ def tile_header(fmt: Format) -> str:
     return f"""#pragma once
 #include "host.cuh"
 #include "types.cuh"
-{'#include "codes/grid.cuh"' if fmt.grid is not None else ""}
+{_codes_header(fmt)}
 namespace qgemm {{
 {_codebook(fmt)}{tile_structs(fmt)}{block_structs(fmt)}
 }}  // namespace qgemm
 """
+
+
+def _codes_header(fmt: Format) -> str:
+    """The header of what codes a tile has, where they are no words of codes."""
+    if fmt.grid is not None:
+        return '#include "codes/grid.cuh"'
+    return '#include "codes/ternary.cuh"' if fmt.digits is not None else ""
 
 
 def tile_structs(fmt: Format) -> str:
@@ -125,6 +132,16 @@ static_assert({k_blocks(fmt)} * sizeof({fmt.name}_k_block<WARPS>) + sizeof({fmt.
 def _k_block(fmt: Format) -> str:
     """C++ for the codes of a k_block."""
     k_block = tile_dtype(fmt)["k_blocks"].base
+    members = struct_members([(name, k_block[name]) for name in k_block.names or ()])
+    if fmt.digits is not None:
+        return f"""
+using {fmt.name}_codes = TernaryCodes;
+template <int M16_TILES>
+struct alignas(16) {fmt.name}_k_block {{
+    {members}
+    __device__ TernaryCodes codes(int m16, int lane) const {{ return ternary_codes(*this, m16, lane); }}
+}};
+"""
     shares, loads = [], []
     for field in k_block.names or ():
         _, parts, _, chunk = k_block[field].shape
@@ -135,7 +152,7 @@ def _k_block(fmt: Format) -> str:
 struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
 template <int M16_TILES>
 struct alignas(16) {fmt.name}_k_block {{
-    {struct_members([(name, k_block[name]) for name in k_block.names or ()])}
+    {members}
     __device__ {fmt.name}_codes codes(int m16, int lane) const {{
         {fmt.name}_codes share;
         {" ".join(loads)}
@@ -227,6 +244,8 @@ def block_structs(fmt: Format) -> str:
     static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{name}; }}
     static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {listed(offset)}; return of[4 * step + j]; }}
 """
+        elif name in fmt.code_fields:
+            continue
         else:
             to = offset_of(tile, name) - tile["k_blocks"].itemsize
             numbers = {"BYTES": field.itemsize, "UNIT": tile[name].base.itemsize, "AT": at, "TO": to}
@@ -238,11 +257,31 @@ def block_structs(fmt: Format) -> str:
         f"    template <class Visit> static void for_{kind}(Visit visit) {{ {calls}}}\n"
         for kind, calls in visits.items()
     )
-    structs.append(f"""struct {fmt.name}_blocks {{
+    if fmt.digits is not None:
+        structs.append(_digits(fmt))
+    structs.append(f"""struct {fmt.name}_blocks{f" : {fmt.name}_block_digits" if fmt.digits is not None else ""} {{
     static constexpr int BYTES = {fmt.block_bytes}, WEIGHTS = {fmt.weights};
-    static constexpr bool GRID = false;
+    static constexpr bool GRID = false, TERNARY = {int(fmt.digits is not None)};
 {"".join(visitors)}}};""")
     return "\n".join(structs)
+
+
+def _digits(fmt: Format) -> str:
+    """NAME_block_digits: see kernels/ternary_blocks.cuh; the places of all weights, OF_BYTE * byte + digit."""
+    assert fmt.digits is not None
+    places = [0] * fmt.weights
+    for part in fmt.digits.parts:
+        begin = offset_of(fmt.dtype, part.field) + part.first
+        for digit, byte in np.ndindex(part.digits, part.size):
+            places[part.weight + part.size * digit + byte] = ternary.DIGITS * (begin + byte) + digit
+    return f"""__constant__ u16 {fmt.name}_places[] = {listed(places)};
+struct {fmt.name}_block_digits {{
+    static constexpr int DIGIT_BYTES = {sum(part.size for part in fmt.digits.parts)};
+    static DigitPlace place(int weight) {{
+        const int found = {fmt.name}_places[weight];
+        return {{found / OF_BYTE, found % OF_BYTE}};
+    }}
+}};"""
 
 
 def _block(fmt: Format) -> str:

@@ -91,7 +91,7 @@ def block_structs(fmt: Format) -> str:
 {words}
 struct {fmt.name}_blocks {{
     static constexpr int BYTES = {fmt.block_bytes}, WEIGHTS = {fmt.weights};
-    static constexpr bool GRID = true;
+    static constexpr bool GRID = true, TERNARY = false;
 {visitors}
 }};"""
 

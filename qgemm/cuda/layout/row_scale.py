@@ -13,7 +13,8 @@ from . import tile as tiles
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
 EXPONENTS = -112, 116  # least and most of a unit of weights
 FLOATS = -126, 127  # least and most of a power of two in float32
-CODES = -24  # 2^CODES is that of codes as they are masked out of words: half's smallest number
+CODES = -24  # 2^CODES is half's smallest number, that of codes as they are masked out of words from bit 0 on
+DIGITS = CODES + 8  # 2^DIGITS is that of digits to the base 3, which stand eight bits higher
 HEADROOM = 3  # between the largest weight in these units and 2^15, at least
 MAX_HALF = 15  # 2^MAX_HALF is the largest half that is a power of two
 
@@ -44,7 +45,8 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
     """
     code_exponent, factors = tiles.code_exponent(fmt), tiles.scale_factors(fmt)
     folded = factors > 0 and source == "half"
-    level = -code_exponent if code_exponent is not None else CODES if folded else LEVEL
+    masked = CODES if fmt.digits is None else DIGITS
+    level = -code_exponent if code_exponent is not None else masked if folded else LEVEL
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
     least = CODES - level if folded else max(EXPONENTS[0], -FLOATS[1] - level)
     most = min(EXPONENTS[1], -FLOATS[0] - level)

@@ -21,12 +21,11 @@ place everything:
 - A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
   scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
 
-- Weights that are points of a grid have neither codes nor words of their own: their tile is in layout/grid.py.
+- Weights that are points of a grid have no such words (layout/grid.py), nor have digits to the base 3 (ternary.py).
 
 Behind the tiles of a matrix lie bounds of the magnitude of the weights of each row, by which the prefill kernel brings
 them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
-of the file back.
-
+of the file back; of digits to the base 3, in their canonical form.
 `pack`, `unpack` and `row_absmax` are the reference of what kernels/pack.cu and kernels/unpack.cu do on the GPU.
 """
 
@@ -44,7 +43,7 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import LaneWords, as_bytes, pack_bit_planes, pack_slots, unpack_bit_planes, unpack_slots
 from qgemm.errors import UnsupportedError
 
-from . import grid
+from . import grid, ternary
 
 ROWS = 64  # rows of a tile
 K_BLOCK = 64  # columns whose codes lie together
@@ -79,7 +78,7 @@ def scales_once(fmt: Format) -> bool:
     return fmt.grid is not None or any(
         fmt.dtype[name].base.kind == "u"
         for name in fmt.dtype.names or ()
-        if name not in fmt.slots and name not in fmt.number_bytes
+        if name not in fmt.code_fields and name not in fmt.number_bytes
     )
 
 
@@ -88,7 +87,7 @@ def scale_factors(fmt: Format) -> int:
 
     1: as halves; 2: as the half of a super-block and an integer; 0: as something else.
     """
-    fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in fmt.slots]
+    fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in fmt.code_fields]
     if not fmt.needs_table and all(field == np.float16 for field in fields):
         return 1
     return 2 if fmt.weights > fmt.group and np.float16 in fields else 0
@@ -105,8 +104,9 @@ def tile_dtype(fmt: Format) -> np.dtype[Any]:
         codes = np.dtype(grid.lane_fields(fmt.grid))
         return np.dtype([("k_blocks", codes, (k_blocks(fmt),)), *grid.block_fields(fmt.grid)])
     blocks = columns(fmt) // fmt.weights
-    k_block = np.dtype([(name, "<u4", _words(fmt, name)) for name in fmt.slots])
-    names = [name for name in fmt.dtype.names or () if name not in fmt.slots]
+    lanes: list[Any] = [(name, "<u4", _words(fmt, name)) for name in fmt.slots]
+    k_block = np.dtype(lanes if fmt.digits is None else ternary.LANE_FIELDS)
+    names = [name for name in fmt.dtype.names or () if name not in fmt.code_fields]
     units = ((name, *_units(fmt, name)) for name in names)
     per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
     return np.dtype([("k_blocks", k_block, (k_blocks(fmt),)), *per_block])
@@ -121,9 +121,8 @@ def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.
     """(base [4 * k_block + t], offset [4 * step + j]): where the codes of a field stand in a row of a tile's blocks.
 
     Their sum is the bit at which lane t's j-th code of a step of a k_block begins, in the first of its planes.
-    ValueError
-    if the slots are not so regular that there is such a sum, which carries over no byte: the kernels that pack rely on
-    it.
+    ValueError if the slots are not so regular that there is such a sum, which carries over no byte: the kernels that
+    pack rely on it.
     """
     bits, field_offset = _bits(fmt, name), fmt.dtype.fields[name][1]  # type: ignore[index]
     block, weight = np.divmod(np.arange(columns(fmt)), fmt.weights)
@@ -166,11 +165,13 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
         if name in fmt.slots:
             bits, codes = _bits(fmt, name), _codes(fmt, name, field).reshape(row_blocks, ROWS, -1, K_BLOCK)
             coded[name] = _codes_to_words(codes, bits) if known is None else _codes_to_indices(codes, bits, known.pairs)
-        else:
+        elif name not in fmt.code_fields:
             unit, count = _units(fmt, name)
             #                                                row_block  warp  r  g  tile   block     word
             split = np.ascontiguousarray(field).view(unit).reshape(row_blocks, WARPS, 2, 8, along, per_tile, *count)
             tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # row_block tile warp g block word r
+    if fmt.digits is not None:
+        ternary.pack(fmt, padded, tiles)
     for name, words in (coded if fmt.to_tile is None else fmt.to_tile(coded)).items():
         tiles["k_blocks"][name] = words.reshape(tiles["k_blocks"][name].shape)
     return tiles
@@ -194,10 +195,12 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
             bits, words = _bits(fmt, name), coded[name]
             codes = _words_to_codes(words, bits) if known is None else _indices_to_codes(words, bits, known.pairs)
             padded[name] = _field(fmt, name, codes.reshape(-1, fmt.weights)).reshape(padded[name].shape)
-        else:
+        elif name not in fmt.code_fields:
             split = np.ascontiguousarray(np.moveaxis(tiles[name], (1, -1), (4, 2)))
             flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
             padded[name] = flat.reshape(padded[name].shape)
+    if fmt.digits is not None:
+        ternary.unpack(fmt, tiles, padded)
     return padded[:rows, : fmt.blocks_in(columns)].copy()
 
 
