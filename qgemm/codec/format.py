@@ -17,6 +17,10 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from qgemm.errors import QuantizeError, UnsupportedError
 from qgemm.parallel import for_slices
 
+from .float_types import FLOATS as FLOATS
+from .float_types import float_dtype as float_dtype
+from .float_types import float_name as float_name
+from .float_types import floats as floats
 from .layouts.grid import Grid
 from .layouts.ternary import Ternary
 from .packing import Floats, LaneWords, flushes, times, to_float64
@@ -368,43 +372,3 @@ class Format:
         if self.limit < np.inf:
             return f"a scale beyond {self.limit:g}, where its own end"
         return f"a scale beyond {'float16' if self.scale_fields else 'float32'}"
-
-
-FLOATS = ("float16", "float32", "float64", "bfloat16")
-
-
-def floats(x: Any) -> NDArray[Any]:
-    """Any array of float16, float32, float64 or bfloat16, as NumPy; TypeError for anything else."""
-    array: NDArray[Any] = np.asarray(x)
-    if array.dtype.name not in FLOATS:
-        raise TypeError(f"expected float16, float32, float64 or bfloat16 values, got {array.dtype}")
-    return array
-
-
-def float_name(dtype: Any) -> str:
-    """float16, float32, float64 or bfloat16, of NumPy's types, ml_dtypes', torch's, or a name; else TypeError."""
-    if type(dtype).__module__ == "torch":
-        name = str(dtype).removeprefix("torch.")
-    elif isinstance(dtype, str) and dtype.lower() in ("bfloat16", "bf16"):
-        name = "bfloat16"
-    else:
-        try:
-            name = np.dtype(dtype).name
-        except TypeError:
-            name = ""
-    if name not in FLOATS:
-        raise TypeError(f"expected float16, float32, float64 or bfloat16, got {name or repr(dtype)}")
-    return name
-
-
-def float_dtype(dtype: Any) -> np.dtype[Any]:
-    """NumPy's dtype for float16, float32, float64 or (with ml_dtypes) bfloat16; TypeError for anything else."""
-    name = float_name(dtype)
-    if name != "bfloat16":
-        return np.dtype(name)
-    try:
-        from ml_dtypes import bfloat16
-    except ImportError:
-        raise TypeError("bfloat16 arrays need the package ml_dtypes") from None
-    found: np.dtype[Any] = np.dtype(bfloat16)
-    return found
