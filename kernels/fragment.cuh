@@ -117,9 +117,19 @@ __device__ inline void share_table(int exponent) {
     if (Format::TABLE_BYTES != 0) __syncthreads();
 }
 
+// Whether a format's minimum is its scale or minus its scale, as it says.
+template <class Format, class = void>
+constexpr bool MINIMUM_IS_SCALE = false;
+template <class Format>
+constexpr bool MINIMUM_IS_SCALE<Format, decltype(void(Format::DELTA))> = true;
+
 // w = scale * level + minimum with two roundings, as ggml and NumPy compute it: no fused multiply-add.
 template <class Format>
 __device__ float weight(float level, float scale, float minimum) {
+    if constexpr (MINIMUM_IS_SCALE<Format>) {  // exact, and an infinite scale meets no level of 0
+        const bool minus = (__float_as_uint(scale) ^ __float_as_uint(minimum)) >> 31;
+        return __fmul_rn(scale, level + (minus ? -Format::DELTA : Format::DELTA));
+    }
     float product = __fmul_rn(scale, level);
     if constexpr (Format::HAS_MINIMUM) return __fadd_rn(product, minimum);
     return product;

@@ -34,6 +34,7 @@ struct PlaneScales : Fields {
 template <class Fields, int EXPONENT>
 struct DeltaScales : SuperScales<NibbleScales<Fields, EXPONENT>> {
     static constexpr bool HAS_MINIMUM = true;
+    static constexpr float DELTA = 1;  // what the minimum adds to a level, or takes from it
 
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
         const u32 sc = this->nibbles(m16, g, index) & 0x00070007;
