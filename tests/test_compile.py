@@ -7,6 +7,7 @@ import re
 from functools import cache
 
 import compile_kernels
+import kernel_batches
 import pytest
 from strategies import TILED
 
@@ -87,7 +88,7 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
     assert {unit.kernel for unit in chosen} == {path.stem for path in sources.kernels_dir().glob("*.cu")}
 
 
-def test_ci_compiles_every_config():
+def test_ci_reaches_every_config():
     """On the tuned architecture by each format, and each parameter with every type of x; elsewhere by one format."""
 
     def by_all(unit):
@@ -109,6 +110,39 @@ def test_ci_compiles_every_config():
     for of_config in (tuned, elsewhere, types):
         every, chosen = map(of_config, units())
         assert chosen == every
+
+
+def test_cubins_are_made_by_turns():
+    """Of each kernel on each architecture; of each format, and each config of what may not spill registers."""
+    _, chosen = units()
+    some = list(compile_kernels.assembled(chosen))
+    assert set(some) < set(chosen)
+    assert len(set(some)) == len(some) < len(chosen) / 4
+    assert {unit[::3] for unit in some} == {unit[::3] for unit in chosen}  # (kernel, arch)
+    tuned = [[unit for unit in units if compile_kernels.judged(unit)] for units in (some, chosen)]
+    assert {unit[:2] for unit in tuned[0]} == {unit[:2] for unit in tuned[1]}  # (kernel, format)
+    configs = [{(unit.arch, *config(unit, OF_FORMAT)) for unit in units} for units in tuned]
+    assert configs[0] == configs[1]
+
+
+@pytest.mark.compiles
+def test_units_pass_the_front_end_together(monkeypatch):
+    """As they do alone: every kernel of three formats; the one that fails is named, with the log."""
+    formats = [qgemm.FORMATS[name] for name in ("q4_0", "iq2_xs", "kbit4")]
+    some = {
+        (unit[:2], kind_of(unit)): unit
+        for unit in compile_kernels.every_unit(["sm_90a"], [fmt.name for fmt in formats])
+    }
+    programs = list(kernel_batches.batches(some.values()))
+    assert sum(map(len, programs)) == len(some) > len(programs)
+    assert not [failure for program in programs[::4] for failure in kernel_batches.check(program)]
+    (wide,) = (
+        unit for unit in some.values() if unit.kernel == "decode" and unit.format == "q4_0" and kind_of(unit) == "float"
+    )
+    wrong = wide._replace(template=tuple({**dict(wide.template), "WARP_BYTES": 16}.items()))
+    ((failed, log),) = kernel_batches.check([wide, wrong])
+    assert failed == wrong
+    assert "static assertion failed" in log
 
 
 def test_every_product_of_few_tokens_has_its_kernel():

@@ -1,8 +1,12 @@
 """Compile kernels x formats x architectures with NVRTC, without a GPU; report registers and spills.
 
-Every kernel is compiled for every format and architecture: on the tuned architecture in every config (of BY_TURNS in
-some), elsewhere in one config for each class of x (16 bits, float, prepared); configs and the types of one class take
-turns. What was compiled before comes from the cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first.
+Every kernel passes NVRTC's front end for every format and architecture: on the tuned architecture in every config (of
+BY_TURNS in some), elsewhere in one config for each class of x (16 bits, float, prepared); configs and the types of one
+class take turns. Of these units some become cubins, also by turns: each config of the tuned architecture for some
+formats, each format in some of its configs, each kernel on each architecture. What was compiled before comes from the
+cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first.
+
+What is named by --arch, --format or --kernel all becomes cubins: `--arch sm_90a` before a GPU run judges every config.
 
 --fill-cache fills it with all that this machine's GPU, or that of --arch, may ask for: for every format, for those of
 --format, or for the products of a model:
@@ -26,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fill_cache
+from kernel_batches import Unit, batches, check
 
 import qgemm
 from qgemm import FORMATS
@@ -46,27 +51,16 @@ TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x
 # kernel, and x of float32, which is converted and then multiplied as x of 16 bits.
 BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, "float")
 CONFIGS_BY_TURNS = 2
+CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 4, 8  # one unit of so many: where registers are judged, and elsewhere
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture, but for
 SPILLED_BY_GRIDS = 36  # bytes at most, there: points come from global memory, and their addresses take registers
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
 OF_FORMAT = re.compile("STAGES|WARP_SPLIT_K|.*_(STAGES|BYTES)")  # parameters that follow from a format's bytes
+OF_FORMAT_OR_TYPE = re.compile(f"{OF_FORMAT.pattern}|In|Out|ROW_SCALE_.*")
 CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in their instructions, not in what is done
 
 Template = dict[str, Any]
-
-
-class Unit(NamedTuple):
-    """One translation unit: kernel, format name ("" if it knows none), template, architecture."""
-
-    kernel: str
-    format: str
-    template: tuple[tuple[str, Any], ...]
-    arch: str
-
-    def __str__(self) -> str:
-        parameters = " ".join(f"{name}={value}" for name, value in self.template)
-        return f"{self.arch:7} {self.kernel} {self.format} {parameters}"
 
 
 def every_unit(archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("", *FORMATS)) -> Iterator[Unit]:
@@ -114,6 +108,35 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
         turns[kernel, kind] += 1
 
 
+def judged(unit: Unit) -> bool:
+    """Whether a unit may not spill registers."""
+    tuned = unit.arch == TUNED and unit.kernel in TUNED_KERNELS and ("In", "float") not in unit.template
+    return tuned or unit.kernel in NEVER_SPILLING
+
+
+def assembled(units: Iterable[Unit]) -> Iterator[Unit]:
+    """Of the chosen units those of which CI makes cubins.
+
+    Of the configs of a format, and of the formats of a kernel, one in CUBINS_OF_TUNED or CUBINS_OF_OTHERS: the next
+    format takes the next ones, the next architecture other formats. And the first unit with a config, of each kernel
+    and architecture that is judged.
+    """
+    archs: dict[str, dict[str, int]] = defaultdict(dict)  # of a kernel: their numbers
+    formats: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)  # of a kernel on an architecture: theirs
+    configs: Counter[tuple[str, str, str]] = Counter()
+    seen: set[tuple[Any, ...]] = set()
+    for unit in units:
+        of_kernel, of_both = archs[unit.kernel], formats[unit.arch, unit.kernel]
+        turn = of_kernel.setdefault(unit.arch, len(of_kernel)) + of_both.setdefault(unit.format, len(of_both))
+        turn += configs[unit.arch, unit.kernel, unit.format]
+        configs[unit.arch, unit.kernel, unit.format] += 1
+        config = unit.arch, unit.kernel, *(each for each in unit.template if not OF_FORMAT_OR_TYPE.fullmatch(each[0]))
+        due = turn % (CUBINS_OF_TUNED if judged(unit) else CUBINS_OF_OTHERS) == 0
+        if due or not unit.format or (judged(unit) and config not in seen):
+            yield unit
+            seen.add(config)
+
+
 def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
     """(unit, ptxas' report, error); one of the two texts is empty. The kernel is in the cache then."""
     try:
@@ -141,10 +164,9 @@ def problem(unit: Unit, report: str, error: str) -> str:
     """Why a compiled unit is not good enough, or ""."""
     if error:
         return f"{unit}: {error}"
-    tuned = unit.arch == TUNED and unit.kernel in TUNED_KERNELS and ("In", "float") not in unit.template
-    if not tuned and unit.kernel not in NEVER_SPILLING:
+    if not judged(unit):
         return ""
-    by_grid = not tuned and bool(unit.format) and FORMATS[unit.format].grid is not None
+    by_grid = unit.kernel in NEVER_SPILLING and bool(unit.format) and FORMATS[unit.format].grid is not None
     if (spilled := resources(report).spilled) > (SPILLED_BY_GRIDS if by_grid else 0):
         return f"{unit}: spills {spilled} bytes of registers"
     return f"{unit}: wgmma wait for each other: {report}" if SERIALIZED in report else ""
@@ -233,11 +255,18 @@ def main() -> int:
     archs, names = asked.arch or nvrtc.ARCHS, asked.format or ("", *FORMATS)
     units = every_unit(archs, names) if asked.all else chosen(every_unit())
     units = (unit for unit in units if unit.arch in archs and unit.format in names)
-    todo = [unit for unit in units if unit.kernel in (asked.kernel or [unit.kernel])]
+    units = [unit for unit in units if unit.kernel in (asked.kernel or [unit.kernel])]
+    whole = asked.all or asked.arch or asked.format or asked.kernel
+    todo, programs = (units, []) if whole else (list(assembled(units)), list(batches(units)))
     found: dict[Unit, Resources] = {}
     failed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
+        checked = pool.map(check, programs)
         done = pool.map(compile_unit, todo, chunksize=8)
+        for errors in fill_cache.progress(checked, len(programs), "programs of the front end"):
+            for unit, error in errors:
+                failed += 1
+                print(f"{unit}: {error}", file=sys.stderr)
         for unit, report, error in fill_cache.progress(done, len(todo), "kernels"):
             if wrong := problem(unit, report, error):
                 failed += 1
@@ -250,7 +279,8 @@ def main() -> int:
         lines = (f"{taken.registers}\t{taken.spilled}\t{unit}\n" for unit, taken in found.items())
         asked.report.write_text("registers\tbytes spilled\tunit\n" + "".join(lines))
     archs = ", ".join(sorted({unit.arch for unit in todo}))
-    print(f"{len(todo) - failed} of {len(todo)} kernels are good for {archs}, in {cache_dir()}")
+    passed = "" if whole else f"{len(units)} kernels x formats x configs pass the front end; "
+    print(f"{passed}{len(found)} of {len(todo)} cubins for {archs}, {failed} failures, in {cache_dir()}")
     return 1 if failed or not todo else 0
 
 
