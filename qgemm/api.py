@@ -7,7 +7,7 @@ from qgemm.files.gguf.writer import write
 
 from .backend import Status as Backend
 from .backend import backends
-from .converter import Conversion, convert
+from .converter import Checkpoint, Conversion, convert, load
 from .errors import (
     CheckpointError,
     CodebookError,
@@ -27,10 +27,12 @@ from .parallel import threads
 from .preparation import Prepared, prepare
 from .tensor import Tensor
 from .version import __version__
+from .views import Reordered, Scaled
 
 __all__ = [
     "FORMATS",
     "Backend",
+    "Checkpoint",
     "CheckpointError",
     "CodebookError",
     "Conversion",
@@ -44,6 +46,8 @@ __all__ = [
     "QgemmError",
     "QuantizeError",
     "RankError",
+    "Reordered",
+    "Scaled",
     "Tensor",
     "UnsupportedError",
     "__version__",
@@ -52,6 +56,7 @@ __all__ = [
     "decode_e4m4",
     "encode_e4m4",
     "gated",
+    "load",
     "matmul",
     "matmul_many",
     "moe",

@@ -30,6 +30,7 @@ from .formats import FORMATS, format_named, written
 from .gating import Gate, check_gate
 from .packed import Packed, Transposed
 from .tensor import Tensor
+from .views import View, gated_apart
 
 if TYPE_CHECKING:
     from .cuda.planes import Planes
@@ -120,6 +121,8 @@ def matmul_many(
         ys: list[Any] | None = again(x, weights, activation, given, outs, dtype)
         if ys is not None:
             return ys
+    if any(isinstance(w, View) for w in weights):
+        return _one_by_one(x, weights, activation, given or epilogues(len(weights), None, None, outs), outs, dtype)
     kind = check_activation(activation, x)
     added = given or epilogues(len(weights), biases, residuals, outs)
     targets = [None] * len(weights) if outs is None else outs
@@ -156,7 +159,23 @@ def gated(
         y = again(x, activation, bias, None, out, dtype, what)
         if y is not None:
             return y
+    if isinstance(up, View):
+        return gated_apart(x, gate, what, activation, bias, out, dtype)
     return backend_of(x, gate, up).gated(x, gate, what, kind, bias, out, dtype)
+
+
+def _one_by_one(
+    x: Any,
+    weights: Sequence[Any],
+    activation: Activation | None,
+    added: Sequence[Epilogue],
+    outs: Sequence[Any] | None,
+    dtype: Any,
+) -> list[Any]:
+    """`matmul_many` where weights are views, each of which makes an x or a y of its own."""
+    targets = [None] * len(weights) if outs is None else outs
+    products = zip(weights, added, targets, strict=True)
+    return [matmul(x, w, activation, bias=a.bias, residual=a.residual, out=out, dtype=dtype) for w, a, out in products]
 
 
 def quantize_activations(x: Any, activation: Activation = "a8") -> Any:
@@ -236,9 +255,12 @@ def backend_of(x: Any, *weights: Any) -> Backend:
     """The backend of x and of weights that lie where x does; an error says what is elsewhere, or what is no weight."""
     there = isinstance(x, PreparedActivations) or on_cuda(x)
     for w in weights:
+        if isinstance(w, View):
+            raise UnsupportedError(f"{w!r} is a view of packed weights, which matmul, matmul_many and gated alone take")
         if isinstance(w, Tensor) is there or not isinstance(w, Packed):
             raise misplaced(x, w)
     return backend("cuda" if there else "cpu")
 
 
 Transposed.matmul = staticmethod(matmul)
+View.matmul = staticmethod(matmul)

@@ -18,6 +18,7 @@ from .codec.format import float_name
 from .errors import UnsupportedError
 from .packed import Packed
 from .tensor import Tensor
+from .views import View
 
 DTYPES = ("float16", "bfloat16", "float32")  # of x
 
@@ -63,6 +64,7 @@ def prepare(
     if isinstance(tensors, Packed):
         tensors = [tensors]
     given = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
+    given = [each.tensor if isinstance(each, View) else each for each in given]
     for each in given:
         if not isinstance(each, Packed):
             raise TypeError(f"tensors must be Tensors or DeviceTensors, got {type(each).__name__}")

@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 
 import qgemm
 from qgemm.converter import open_source
-from qgemm.converter.eight_bits import NUMBERS
+from qgemm.converter.checkpoints.fp8 import NUMBERS
 from qgemm.errors import CheckpointError
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -136,7 +136,7 @@ OTHERS = {
     # its tensors, its config, how the config names it
     "compressed-tensors": (
         {"w.weight_packed": WORDS, "w.weight_scale": np.ones((4, 1), np.float16), "w.weight_shape": np.array([4, 64])},
-        {**CT, "format": "pack-quantized"}, "'pack-quantized', 'dense'",
+        {**CT, "format": "marlin-24"}, "format: compressed-tensors in the format .*'marlin-24', 'dense'",
     ),
     "sparse": (
         {"w.compressed": normal(4, 8), "w.bitmask": BYTES[0]},
@@ -148,13 +148,13 @@ OTHERS = {
     ),
     "NVFP4": (
         {"w.weight": BYTES[0], "w.weight_scale": normal(4, 2).astype(E4M3), "w.weight_scale_2": np.ones(1, np.float32)},
-        {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantized by ModelOpt as 'NVFP4'",
+        {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quantized by ModelOpt as 'NVFP4_AWQ'",
     ),
     "bitsandbytes": (
         {"w.weight": BYTES[0], "w.weight.absmax": normal(4), "w.weight.quant_map": normal(16)},
-        {"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized by 'bitsandbytes'",
+        {"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_8bit: bitsandbytes of 8 bits is not read",
     ),
-    "HQQ": ({"w.W_q": BYTES[0]}, {"quant_method": "hqq"}, "quantized by 'hqq'"),
+    "HQQ": ({"w.W_q": BYTES[0]}, {"quant_method": "hqq", "rotation": 3}, "'rotation': '3': this field is not read"),
     "int8": (
         {"w.weight": np.zeros((4, 64), np.int8), "w.weight_scale": np.ones((4, 1), np.float32)},
         {**CT, "format": "int-quantized"}, "int-quantized",
@@ -192,8 +192,8 @@ def test_where_configs_speak(tmp_path):
     folder = configured(tmp_path / "a", {"quant_algo": "FP8", "kv_cache_quant_algo": None}, "hf_quant_config.json")
     safetensors(folder / "model.safetensors", tensors)
     converted(folder, tmp_path / "y.gguf", "f16")
-    configured(folder, {"quant_algo": "NVFP4"}, "hf_quant_config.json")
-    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: quantized by ModelOpt as 'NVFP4'"):
+    configured(folder, {"quant_algo": "W4A8"}, "hf_quant_config.json")
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: quantized by ModelOpt as 'W4A8'"):
         open_source(folder)
     for document in (
         {"text_config": {"quantization_config": {"quant_method": "mxfp6"}}},

@@ -153,22 +153,20 @@ def test_act_order_by_32_keeps_codes(tmp_path):
 
 
 REFUSED = {
-    "3 bits": ({"config": {"bits": 3}}, "gptq of 3 bits is not read"),
-    "another method": (
-        {"config": {"quant_method": "bitnet"}}, "quantized by 'bitnet', which is not read; AWQ, GPTQ, FP8 and MXFP4 are"
-    ),
+    "5 bits": ({"config": {"bits": 5}}, "bits: gptq of 5 bits is not read"),
+    "another method": ({"config": {"quant_method": "bitnet"}}, "quantized by 'bitnet', which is not read; AWQ, GPTQ,"),
     "marlin": ({"config": {"checkpoint_format": "marlin"}}, "the layout 'marlin' is not read"),
     "gemv": ({"method": "awq", "config": {"version": "gemv"}}, "the layout 'gemv' is not read"),
-    "by module": ({"config": {"dynamic": {"a": {}}}}, r"settings by module \(dynamic\) are not read"),
+    "by module": ({"config": {"dynamic": {"-:.*q_proj": {}}}}, "is packed, though the config's dynamic leaves it out"),
     "act-order of no group": (
         {"change": {"g_idx": np.full(64, 2, np.int32)}}, r"'layer\.q_proj': g_idx names groups 2 to 2, but has 0 to 1"
     ),
-    "act-order by config": ({"change": {"g_idx": None}, "config": {"desc_act": True}}, "act-order without g_idx"),
+    "act-order by config": ({"change": {"g_idx": None}, "config": {"desc_act": True}}, r"\(desc_act\) without g_idx"),
     "other group": ({"config": {"group_size": 64}}, "do not fit 4 bits and groups of 64"),
     "other bits": ({"config": {"bits": 8}}, "do not fit 8 bits and groups of 32"),
     "no scales": ({"change": {"scales": None}}, "there is no scales"),
     "other type": ({"change": {"scales": np.ones((2, 16))}}, r"scales is F64 \[2, 16\], not a matrix of F16 or BF16"),
-    "not symmetric": ({"config": {"sym": True}}, "is symmetric by its config, but has zeros of"),
+    "not symmetric": ({"config": {"sym": True}}, r"is symmetric by its config \(sym\), but has zeros of"),
     "bits of no kind": ({"config": {"bits": "4"}}, "bits / w_bit: .* is not one int"),
     "a group of 0": ({"config": {"group_size": 0}}, "a group_size of 0 is not read"),
 }  # fmt: skip

@@ -4,8 +4,9 @@
 
 weight    one tensor of a source, read in ranges; codes that move to another format as they are
 sources   what is read: .gguf, NumPy's files
-checkpoint, quantization, packed, eight_bits, four_bits
-          safetensors: what its configs say, matrices of AWQ and GPTQ, FP8, MXFP4
+checkpoints/
+          safetensors: what its configs say, and a module for the matrices of each method
+load      tensors as they are, for products
 names     other names and shapes
 views     weights made of others: rows in another order, stacked
 like      a checkpoint made like a .gguf file of the same model
@@ -21,7 +22,8 @@ api       the public function
 """
 
 from .api import Conversion, convert
+from .load import Checkpoint, load
 from .rules import Options
 from .sources import open_source
 
-__all__ = ["Conversion", "Options", "convert", "open_source"]
+__all__ = ["Checkpoint", "Conversion", "Options", "convert", "load", "open_source"]

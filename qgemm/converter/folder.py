@@ -21,9 +21,9 @@ from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.formats import FORMATS
 
 from .architectures import ARCHITECTURES, ENDS, Architecture, letters
+from .checkpoints.configs import MODEL
 from .hyperparameters import Config, rope_kind
 from .mixture import LAYER
-from .quantization import MODEL
 from .rules import keeps
 from .spellings import ELSEWHERE, EXPERT, OUTPUT, rotary_order, spellings
 from .tokenizer import tokenizer_keys

@@ -14,9 +14,10 @@ from qgemm.files.npy import open_npy
 from qgemm.files.npz import open_npz
 from qgemm.files.paths import PathLike, path_string, shown_path
 
-from . import arrays, checkpoint
+from . import arrays
+from .checkpoints import files as checkpoint
+from .checkpoints.configs import refuse_packed
 from .names import original_shapes
-from .quantization import refuse_packed
 from .weight import Source, of_tensor
 
 

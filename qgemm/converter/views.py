@@ -106,6 +106,7 @@ def _viewed(weights: Sequence[Weight], name: str, shape: tuple[int, ...], step: 
         nbytes=sum(weight.nbytes for weight in weights),
         step=step,
         tensor=None,
+        native=None,
         values=None if numbers is None else lambda start, stop: numbers(start, stop)[0],
         codes=None if codes is None else _codes(codes, view),
         irregular=any(weight.irregular for weight in weights),

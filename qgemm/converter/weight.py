@@ -14,6 +14,7 @@ from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
 from qgemm.files.gguf.layout import MAX_DIMS
 from qgemm.formats import FORMATS
+from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
 SAFETENSORS = "safetensors."  # starts the keys of metadata that a safetensors file had
@@ -71,6 +72,8 @@ class Weight:
     original: the shape outside .gguf files, where it is another one.
     kept_as: the format in which a file keeps it that is not to quantize it, where that is not its own.
     shard: which file of a split .gguf model it is in.
+    native: reads it whole into a format that holds exactly what the source has, where that is none of ggml's types;
+    CheckpointError says why where there is no such format. None: `tensor` is it.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Weight:
     original: tuple[int, ...] | None = None
     kept_as: Format | None = None
     shard: int = 0
+    native: Callable[[], Packed] | None = None
 
     @property
     def size(self) -> int:

@@ -40,6 +40,7 @@ ABSMAX = {
     "e4m4":    Absmax("u1",  "",     nearest_e4m4, decode_e4m4,                     LIMIT),
     "float16": Absmax("<f2", "_f16", to_float16,   lambda half: half.astype("<f4"), np.inf),
 }  # fmt: skip
+FLOAT32 = Absmax("<f4", "_f32", lambda absmax: absmax, lambda absmax: absmax, np.inf)  # exact: what others quantized
 
 
 def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> Format:
@@ -49,7 +50,18 @@ def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> 
     """
     if absmax not in ABSMAX:
         raise UnsupportedError(f"KBIT{bits}: absmax is {' or '.join(map(repr, ABSMAX))}, got {absmax!r}")
-    own, kind = absmax, ABSMAX[absmax]
+    return _made(bits, absmax, ABSMAX[absmax], codebook)
+
+
+def kbit_float32(bits: int, codebook: ArrayLike) -> Format:
+    """The format of so many bits with this codebook and a float32 absmax, kbit4_f32 of bitsandbytes' tensors.
+
+    It has no device tile. CodebookError for a codebook that is not 2^bits finite numbers.
+    """
+    return _made(bits, "float32", FLOAT32, codebook)
+
+
+def _made(bits: int, own: str, kind: Absmax, codebook: ArrayLike | None) -> Format:
     name = f"kbit{bits}{kind.suffix}"
     book = checked(normal_float(bits) if codebook is None else codebook, bits, name.upper())
     dtype = np.dtype([("absmax", kind.dtype), ("planes", "<u4", bits)])
@@ -67,13 +79,24 @@ def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> 
         """Blocks [n] -> codebook[q] as codes [n, 1, 32], scale [n, 1]."""
         return Levels(book.take(unpack_bit_planes(blocks["planes"]))[:, None], kind.decode(blocks["absmax"])[:, None])
 
+    def pack(levels: Levels) -> Blocks:
+        """Codes q [n, 1, 32] uint8, absmax as scale [n, 1] -> blocks [n]."""
+        assert levels.scale is not None
+        blocks = np.empty(len(levels.codes), dtype)
+        blocks["absmax"] = kind.encode(levels.scale[:, 0])
+        blocks["planes"] = pack_bit_planes(levels.codes[:, 0], bits)
+        return blocks
+
     def variant(codebook: ArrayLike | None, absmax: str | None) -> Format:
+        if kind is FLOAT32 and absmax is None:
+            return kbit_float32(bits, book if codebook is None else codebook)
         return kbit(bits, own if absmax is None else absmax, book if codebook is None else codebook)
 
-    small = kind.dtype == "u1"
+    small, exact = kind.dtype == "u1", kind is FLOAT32
     return Format(
-        name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]", slots={"planes": IN_ORDER},
-        bit_planes=True, limit=kind.limit, codebook=book, variant=variant, stored_in_parts=True,
+        name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]",
+        slots={} if exact else {"planes": IN_ORDER}, bit_planes=not exact, limit=kind.limit, codebook=book,
+        variant=variant, stored_in_parts=not exact, pack=pack if exact else None,
         ordinary={"absmax": (0x20, 0x40)} if small else {}, number_bytes=("absmax",) if small else (),
     )  # fmt: skip
 

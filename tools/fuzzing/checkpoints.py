@@ -21,6 +21,10 @@ CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 INDEX = ".safetensors.index.json"
 MATRIX = ("qweight", "qzeros", "scales", "g_idx")
+KNOWN = {  # fields of a config of which this reference can tell what they do
+    "quant_method", "bits", "w_bit", "group_size", "q_group_size", "checkpoint_format", "version", "sym", "desc_act",
+    "weight_block_size",
+}  # fmt: skip
 SUSPECT = (  # ends of names by which packed tensors are known
     ".qzeros", ".weight_packed", ".weight_zero_point", ".bitmask", "_blocks", ".weight_scale", ".weight_scale_2",
     ".weight_scale_inv", ".quant_map", ".SCB", ".W_q", ".codebooks", ".Qidxs",
@@ -191,8 +195,10 @@ def method(said: Any) -> tuple[Any, ...]:
     guess = "awq" if "w_bit" in said else "modelopt" if "quant_algo" in said else None
     guess = guess or ("compressed-tensors" if "config_groups" in said else "gptq")
     name = get("quant_method", kind=str, default=guess).lower()
-    if name in ("compressed-tensors", "modelopt"):
+    if name in ("compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "hqq", "bitsandbytes"):
         raise Unsure(name)
+    if any(key not in KNOWN and value not in (None, False, "", [], {}) for key, value in said.items()):
+        raise Unsure("another field")
     if name in ("fp8", "fbgemm_fp8"):
         block = get("weight_block_size", kind=list, default=list(eight_bits.BLOCK))
         need(len(block) == 2 and all(type(n) is int and 0 < n < 2**31 for n in block), "block")
@@ -201,10 +207,11 @@ def method(said: Any) -> tuple[Any, ...]:
     bits, group = get("bits", "w_bit", kind=int), get("group_size", "q_group_size", kind=int)
     form = get("checkpoint_format", kind=str, default="gptq").lower()
     layout = get("version", kind=str, default="gemm").lower() if name == "awq" else form
-    need(bits == 4 or (name, bits) == ("gptq", 8), "bits")
+    need(bits == 4 or (name == "gptq" and bits in (2, 3, 8)), "bits")
     need(group is not None and (group == -1 or group > 0), "group")
-    need(layout in ("gemm", "gptq", "gptq_v2") and not said.get("dynamic"), "layout")
-    symmetric = get("sym", kind=bool) if name == "gptq" else None
+    need(layout in ("gemm", "gptq", "gptq_v2"), "layout")
+    symmetric = get("sym", kind=bool)
+    symmetric = symmetric if name == "gptq" else None
     reordered = get("desc_act", kind=bool, default=False)
     return name, bits, group, 2 if name == "awq" or form == "gptq_v2" else 1, symmetric, reordered
 
@@ -220,13 +227,12 @@ def matrix(
     assert scales is not None
     need(qweight[0] == qzeros[0] == "I32" and scales[0] in ("F16", "BF16", "F32"), "types")
     need(len(qweight[1]) == len(qzeros[1]) == len(scales[1]) == 2, "axes")
-    each = 32 // bits
     down, across = qweight[1]
-    k, n = (down, across * each) if name == "awq" else (down * each, across)
-    need(k and n and n % 8 == 0, "no weights")
+    k, n = (down, across * 8) if name == "awq" else (down * 32 // bits, across)
+    need(k and n and (name == "awq" or -(-k * bits // 32) == down), "no weights")
     group = k if group == -1 else group
-    need(k % group == 0 and n % each == 0, "groups")
-    need(qzeros[1] == (k // group, n // each) and scales[1] == (k // group, n), "shapes")
+    need(k % group == 0 and n % {2: 16, 3: 32, 4: 8, 8: 4}[bits] == 0, "groups")
+    need(qzeros[1] == (k // group, n * bits // 32) and scales[1] == (k // group, n), "shapes")
     of = np.arange(k) // group
     if g_idx is None:
         need(not reordered, "no order")
@@ -234,12 +240,11 @@ def matrix(
         need(g_idx[:2] == ("I32", (k,)), "order")
         of = np.frombuffer(g_idx[2], "<i4")
         need((of >= 0).all() and (of < k // group).all(), "groups that are not there")
-    order = (0, 4, 1, 5, 2, 6, 3, 7) if name == "awq" else tuple(range(each))  # the nibble of each column of eight
-    words = np.frombuffer(qweight[2], "<u4").reshape(qweight[1]).astype(np.int64)
-    codes = np.stack([words >> bits * at & (1 << bits) - 1 for at in order], -1)  # [down, across, each]
-    codes = codes.reshape(k, n) if name == "awq" else codes.transpose(0, 2, 1).reshape(k, n)
-    words = np.frombuffer(qzeros[2], "<u4").reshape(qzeros[1]).astype(np.int64)
-    zeros = np.stack([words >> bits * at & (1 << bits) - 1 for at in order], -1).reshape(-1, n)
+    if name == "awq":
+        codes, zeros = (columns(np.frombuffer(each[2], "<u4").reshape(each[1])) for each in (qweight, qzeros))
+    else:
+        codes = bit_by_bit(np.frombuffer(qweight[2], "<u4").reshape(qweight[1]).T, bits)[:, :k].T
+        zeros = bit_by_bit(np.frombuffer(qzeros[2], "<u4").reshape(qzeros[1]), bits)[:, :n]
     if version == 1:
         zeros = (zeros + 1) % (1 << bits)
     need(not symmetric or (zeros == 1 << bits - 1).all(), "zeros that are not symmetric")
@@ -250,3 +255,16 @@ def matrix(
     with np.errstate(all="ignore"):
         values = (codes - zeros[of]).astype(np.float32) * s.astype(np.float32).reshape(-1, n)[of]
     return (n, k), values.T
+
+
+def columns(words: Any) -> Any:
+    """Words of AWQ [a, b] -> codes [a, 8 b], whose columns are every other one first."""
+    order = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of each column of eight
+    return np.stack([words.astype(np.int64) >> 4 * at & 15 for at in order], -1).reshape(len(words), -1)
+
+
+def bit_by_bit(words: Any, bits: int) -> Any:
+    """Words [a, b] -> codes [a, 32 b / bits], each of the next bits of its row, the lowest first."""
+    found = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little").astype(np.int64)
+    found = found[:, : found.shape[1] // bits * bits].reshape(len(words), -1, bits)
+    return found @ (1 << np.arange(bits))

@@ -227,13 +227,14 @@ def packed_seeds() -> list[tuple[Safetensors, object]]:
     awq = {"qweight": noise("I32", (64, 2)), "qzeros": noise("I32", (2, 2)), "scales": scales}
     gptq = {"qweight": noise("I32", (8, 16)), "qzeros": noise("I32", (2, 2)), "scales": noise("BF16", (2, 16))}
     eight = {"qweight": noise("I32", (16, 16)), "qzeros": noise("I32", (2, 4)), "scales": noise("F32", (2, 16))}
+    three = {"qweight": noise("I32", (6, 32)), "qzeros": noise("I32", (2, 3)), "scales": noise("F16", (2, 32))}
     middle = ("I32", (2, 2), b"\x77" * 16)
     one = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq", "desc_act": False}
     cases = [
         (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
         (gptq | {"g_idx": order}, one), (gptq | {"g_idx": spread}, {**one, "desc_act": True}),
         (gptq | {"qzeros": middle}, {**one, "sym": True, "checkpoint_format": "gptq"}),
-        (eight, {**one, "bits": 8, "checkpoint_format": "gptq_v2"}),
+        (eight, {**one, "bits": 8, "checkpoint_format": "gptq_v2"}), (three, {**one, "bits": 3}),
         (awq | {"qzeros": noise("I32", (1, 2)), "scales": noise("F32", (1, 16))}, {"w_bit": 4, "q_group_size": -1}),
     ]  # fmt: skip
     seeds: list[tuple[Safetensors, object]] = []

@@ -1,11 +1,12 @@
-"""Checkpoints in safetensors, one file or sharded: plain tensors, matrices of AWQ, GPTQ, FP8, MXFP4 and kbit."""
+"""Checkpoints in safetensors, one file or sharded: plain tensors, and the matrices of every method that is read."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 from qgemm.errors import CheckpointError, GGUFError, GGUFNotFoundError
 from qgemm.files.documents import shards
@@ -14,13 +15,24 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.files.safetensors import SafetensorsFile
 from qgemm.files.shards import shard_name
 
-from . import eight_bits, four_bits, packed
-from .arrays import Stored, of_stored
-from .quantization import CONFIGS, EightBits, FourBits, Method, Said, method_of, refuse_packed
-from .weight import SAFETENSORS, Source, Weight, of_tensor
+from ..arrays import Stored, of_stored
+from ..weight import SAFETENSORS, Source, Weight, of_tensor
+from . import awq_gptq, bnb, compressed, fp4, fp8, hqq, mxfp4
+from .configs import CONFIGS, method_of, refuse_packed
+from .methods import BitsAndBytes, Compressed, EightBits, FourBits, Hqq, Method, Nvfp4, Said
 
 SUFFIX = ".safetensors"
+QWEIGHT = f".{awq_gptq.PARTS[0]}"
 INDEX = f"{SUFFIX}.index.json"
+Matrices = tuple[dict[str, Weight], set[str]]  # by the name of their first part, and the names of all parts
+READERS: dict[type, Callable[[str, Mapping[str, Stored], Any], Matrices]] = {
+    Method: awq_gptq.matrices,
+    Compressed: compressed.matrices,
+    Hqq: hqq.matrices,
+    BitsAndBytes: bnb.matrices,
+    FourBits: mxfp4.matrices,
+    Nvfp4: fp4.modelopt,
+}
 BESIDE = "*config.json", "tokenizer*", f"*{INDEX}"  # what else belongs to a checkpoint in its folder
 
 
@@ -98,24 +110,20 @@ def _beside(path: str) -> list[str]:
 
 def _decoded(path: str, stored: Mapping[str, Stored], method: Said | None) -> dict[str, Weight]:
     """The tensors, with each packed matrix in place of its parts."""
-    matrices: dict[str, Weight] = {}  # by the name of their first part
-    parts: set[str] = set()
+    read = READERS.get(type(method))
+    matrices, parts = ({}, set()) if read is None else read(path, stored, method)
+    eight_bits = method if isinstance(method, EightBits) else None
     for name, (_, entry) in stored.items():
-        if name.endswith(f".{packed.PARTS[0]}"):
-            if not isinstance(method, Method):
-                said = "the config says otherwise" if method else f"none of {', '.join(CONFIGS)} says how"
-                raise CheckpointError(f"{shown_path(path)}: tensor {shown(name)}: is packed by AWQ or GPTQ, but {said}")
-            prefix = name.rpartition(".")[0]
-            matrices[name] = packed.matrix(prefix, stored, method)
-            parts |= {f"{prefix}.{part}" for part in packed.PARTS}
-        elif name in eight_bits.MARKERS and not entry.nbytes:
+        if name in parts or name in matrices:
+            continue
+        if name.endswith(QWEIGHT):
+            said = "the config says otherwise" if method else f"none of {', '.join(CONFIGS)} says how"
+            raise CheckpointError(f"{shown_path(path)}: tensor {shown(name)}: is packed by AWQ or GPTQ, but {said}")
+        if name in fp8.MARKERS and not entry.nbytes:
             parts.add(name)
-        elif name.endswith(four_bits.BLOCKS) and isinstance(method, FourBits):
-            matrices[name] = four_bits.matrix(name.removesuffix(four_bits.BLOCKS), stored)
-            parts |= {name, name.removesuffix(four_bits.BLOCKS) + four_bits.SCALES}
-        elif entry.type in eight_bits.NUMBERS:
-            matrices[name] = eight_bits.matrix(name, stored, method if isinstance(method, EightBits) else None)
-            parts |= eight_bits.parts(name, stored)
+        elif entry.type in fp8.NUMBERS:
+            matrices[name] = fp8.matrix(name, stored, eight_bits)
+            parts |= fp8.parts(name, stored)
     refuse_packed(shown_path(path), stored.keys() - parts - matrices.keys())
     found: dict[str, Weight] = {}
     for name, each in stored.items():

@@ -20,9 +20,9 @@ from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown, shown_path
 
-from .arrays import Stored
-from .quantization import EightBits
-from .weight import Weight, original_shape, stored_shape
+from ..arrays import Stored
+from ..weight import Weight, original_shape, stored_shape
+from .methods import EightBits
 
 SCALES = ("_scale", "_scale_inv", "_scales", ".scale", ".scale_weight")  # after the name, or what precedes ".weight"
 INPUTS = (".input_scale", ".scale_input")  # of the activations that FP8 arithmetic multiplies with

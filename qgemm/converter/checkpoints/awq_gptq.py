@@ -1,0 +1,149 @@
+"""Checkpoints quantized by AWQ and GPTQ: a matrix W [N, K] as three tensors, with a column for each of its rows.
+
+    AWQ ("gemm")
+    qweight  int32   [K, N / 8]         nibble i of word c: column 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]
+    qzeros   int32   [K / G, N / 8]     the same order
+    scales   float16 [K / G, N]
+
+    GPTQ, of 2, 3, 4 or 8 bits
+    qweight  int32   [K * bits / 32, N] packed along K, lowest bits first
+    qzeros   int32   [K / G, N * bits / 32] packed along N; in version 1 each is one less than the zero
+    scales   float16 [K / G, N]
+    g_idx    int32   [K]                the group of each k: k // G, or any (act-order)
+
+W[n, k] = (q - zero) * scale of the group of k, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.packing import Bytes
+from qgemm.errors import CheckpointError
+from qgemm.files.paths import shown, shown_path
+
+from ..arrays import Stored
+from ..weight import Weight
+from . import bits as packing
+from .matrix import FLOATS, GroupedMatrix, Rows, Zeros, floats_of
+from .methods import Method
+
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+PARTS = ("qweight", "qzeros", "scales", "g_idx")
+UNPACKED = 1 << 17  # words that are unpacked at a time
+
+
+def matrices(path: str, stored: Mapping[str, Stored], method: Method) -> tuple[dict[str, Weight], set[str]]:
+    """The matrices of a checkpoint, by the name of their first part, and the names of all parts."""
+    found: dict[str, Weight] = {}
+    parts: set[str] = set()
+    for name in stored:
+        prefix, _, part = name.rpartition(".")
+        if part != PARTS[0]:
+            continue
+        own = method.of(prefix)
+        if own is None:
+            rule = "is packed, though the config's dynamic leaves it out"
+            raise CheckpointError(f"{shown_path(path)}: {method.name} tensor {shown(prefix)}: {rule}")
+        found[name] = _Matrix(prefix, stored, own).weight()
+        parts |= {f"{prefix}.{part}" for part in PARTS}
+    return found, parts
+
+
+class _Matrix(GroupedMatrix):
+    """One matrix: its parts checked against each other, and readers of its rows."""
+
+    def __init__(self, name: str, stored: Mapping[str, Stored], method: Method) -> None:
+        self.name, self.said, self.method, self.bits = name, method, method.name, method.bits
+        self.label = f"{method.name.upper()}{method.bits}"
+        self.parts = {part: stored[full] for part in PARTS if (full := f"{name}.{part}") in stored}
+        self.awq = method.name == "awq"
+        for part, kinds in (("qweight", ("I32",)), ("qzeros", ("I32",)), ("scales", FLOATS)):
+            if part not in self.parts:
+                raise self.refusal(f"there is no {part}")
+            entry = self.parts[part].entry
+            if entry.type not in kinds or len(entry.shape) != 2:
+                raise self.refusal(f"{part} is {entry.type} {list(entry.shape)}, not a matrix of {' or '.join(kinds)}")
+        self.step = packing.WORD // gcd(packing.WORD, self.bits)  # rows whose zeros fill whole words
+        down, across = self.parts["qweight"].entry.shape
+        codes = packing.WORD * (across if self.awq else down) // self.bits
+        self.k, self.n = (down, codes) if self.awq else (codes, across)
+        self.group = self.k if method.group == -1 else method.group
+        if not self.k or not self.n:
+            raise self.refusal(f"qweight {[down, across]} has no weights")
+        groups = self.k // self.group
+        wanted = {
+            "qweight": (down, across) if self.awq else (packing.words_of(self.k, self.bits), across),
+            "qzeros": (groups, packing.words_of(self.n, self.bits)),
+            "scales": (groups, self.n),
+        }
+        for part, shape in wanted.items():
+            if self.parts[part].entry.shape != shape or self.k % self.group or self.n % self.step:
+                found = ", ".join(f"{p} {list(s.entry.shape)}" for p, s in self.parts.items())
+                raise self.refusal(f"{found} do not fit {method.bits} bits and groups of {method.group}")
+        self.order = self._order()
+        middle = 1 << method.bits - 1
+        if method.symmetric and self.zeros != (middle, middle, True):
+            low, high, _ = self.zeros
+            raise self.refusal(f"is symmetric by its config (sym), but has zeros of {low} to {high}")
+
+    @property
+    def scales(self) -> Stored:
+        return self.parts["scales"]
+
+    def zero_range(self) -> Zeros:
+        """The least and the largest zero; groups may be as many as weights, so few are unpacked at a time."""
+        file, entry = self.parts["qzeros"]
+        groups, width = entry.shape
+        most = max(1, UNPACKED // width)
+        found: list[int] = []
+        for start in range(0, groups, most):
+            stop = min(start + most, groups)
+            words = file.read(entry, start * width, stop * width).reshape(-1, width)
+            zeros = self._zero(self._across(words))
+            found += [int(zeros.min()), int(zeros.max())]
+        return Zeros(min(found), max(found))
+
+    def _order(self) -> NDArray[np.int32] | None:
+        """The group of each k, [K], None if they are in order."""
+        if "g_idx" not in self.parts:
+            if self.said.reordered:
+                raise self.refusal("act-order (desc_act) without g_idx is not read")
+            return None
+        file, entry = self.parts["g_idx"]
+        if entry.type != "I32" or entry.shape != (self.k,):
+            raise self.refusal(f"g_idx is {entry.type} {list(entry.shape)}, not I32 [{self.k}]")
+        found: NDArray[np.int32] = file.read(entry, 0, self.k)
+        last = self.k // self.group - 1
+        if found.min() < 0 or found.max() > last:
+            raise self.refusal(f"g_idx names groups {found.min()} to {found.max()}, but has 0 to {last}")
+        return found
+
+    def _across(self, words: NDArray[np.int32]) -> Bytes:
+        """Words [a, b], packed along the second axis -> codes [a, b * 32 / bits]."""
+        codes = packing.unpacked(words.view(np.uint32), self.bits, words.shape[1] * packing.WORD // self.bits)
+        if not self.awq:
+            return codes
+        ordered = np.empty_like(codes).reshape(len(codes), -1, len(AWQ_COLUMNS))
+        ordered[..., AWQ_COLUMNS] = codes.reshape(ordered.shape)
+        return ordered.reshape(codes.shape)
+
+    def _zero(self, stored: Bytes) -> Bytes:
+        """The zeros that stored ones stand for."""
+        if self.said.version == 2:
+            return stored
+        return (stored + np.uint8(1)) & np.uint8(2**self.bits - 1)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        first, last = (packing.words_of(at, self.bits) for at in (start, stop))
+        if self.awq:
+            codes = np.ascontiguousarray(self._across(self.parts["qweight"].columns(first, last)).T)
+        else:
+            codes = self._across(np.ascontiguousarray(self.parts["qweight"].columns(start, stop).T))
+        zeros = self._zero(self._across(self.parts["qzeros"].columns(first, last)))
+        scales = floats_of(self.scales, self.scales.columns(start, stop))
+        return Rows(codes, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))

@@ -1,0 +1,189 @@
+"""Checkpoints of compressed-tensors: a matrix W [..., N, K] of a module as tensors called after its parts.
+
+    pack-quantized                integers of 1 to 8 bits
+    weight_packed      int32   [N, K bits / 32]  code k at bit k * bits of a row, lowest bits first, over words' ends
+    weight_scale       float   [N, K / G]; [N, 1] of a row; [1] of the tensor
+    weight_zero_point  int32   [N bits / 32, K / G] packed along N, or int8 [N, K / G]; none where symmetric
+    weight_shape       int64   [2]  N, K
+    weight_g_idx       int32   [K]  the group of each column (act-order), -1 or absent where in order
+
+    int-quantized                 weight int8 [N, K], weight_scale, weight_zero_point int8
+    float-quantized               weight float8 (fp8.py)
+    nvfp4-, mxfp4-pack-quantized  (fp4.py)
+
+Codes are unsigned, 2^(bits - 1) more than the integers they stand for, and so are zeros; W = (code - zero) * scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.packing import Bytes
+from qgemm.errors import CheckpointError
+from qgemm.files.paths import shown, shown_path
+
+from ..arrays import Stored
+from ..weight import Weight
+from . import bits as packing
+from . import fp4, fp8
+from .matrix import FLOATS, UNPACKED, GroupedMatrix, Rows, Zeros, floats_of
+from .methods import Compressed, EightBits, Scheme
+
+PACKED, PLAIN = ".weight_packed", ".weight"
+SCALE = ".weight_scale"
+INTEGERS = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+
+
+def matrices(path: str, stored: Mapping[str, Stored], method: Compressed) -> tuple[dict[str, Weight], set[str]]:
+    """The matrices of a checkpoint, by the name of their first part, and the names of all parts."""
+    found: dict[str, Weight] = {}
+    parts: set[str] = set()
+    for name, (_, entry) in stored.items():
+        suffix = PACKED if name.endswith(PACKED) else PLAIN if name.endswith(PLAIN) else None
+        if suffix is None:
+            continue
+        module = name.removesuffix(suffix)
+        if suffix == PLAIN and (entry.type not in ("I8", *fp8.NUMBERS) or module + SCALE not in stored):
+            continue
+        scheme = method.of(module)
+        if scheme is None:
+            rule = "is quantized, though ignore or the targets of config_groups leave it out"
+            raise CheckpointError(f"{shown_path(path)}: compressed-tensors module {shown(module)}: {rule}")
+        found[name], own = _matrix(module, name, stored, scheme)
+        parts |= own
+    return found, parts
+
+
+def _matrix(module: str, name: str, stored: Mapping[str, Stored], scheme: Scheme) -> tuple[Weight, set[str]]:
+    """One matrix by its scheme, and the names of its parts."""
+    if scheme.kind == "int":
+        matrix = _Integers(module, stored, scheme)
+        return matrix.weight(), {f"{module}.{part}" for part in (*INTEGERS, "input_scale", "input_zero_point")}
+    if scheme.form in fp4.FORMS:
+        return fp4.matrix(module, stored, scheme.form), {f"{module}.{part}" for part in fp4.PARTS}
+    return fp8.matrix(name, stored, EightBits(scheme.block)), fp8.parts(name, stored)
+
+
+class _Integers(GroupedMatrix):
+    """One matrix of integers: its parts checked against each other and against its scheme."""
+
+    method = "compressed-tensors"
+
+    def __init__(self, name: str, stored: Mapping[str, Stored], scheme: Scheme) -> None:
+        self.name, self.bits = name, scheme.bits
+        self.label = f"CT_INT{scheme.bits}"
+        self.parts = {part: stored[full] for part in INTEGERS if (full := f"{name}.{part}") in stored}
+        self.packed = scheme.form == "pack-quantized"
+        codes, kind = ("weight_packed", "I32") if self.packed else ("weight", "I8")
+        for part in (codes, "weight_scale"):
+            if part not in self.parts:
+                raise self.refusal(f"there is no {part}")
+        self.codes, entry = self.parts[codes], self.parts[codes].entry
+        if entry.type != kind or len(entry.shape) != 2 or 0 in entry.shape:
+            raise self.refusal(f"{codes} is {entry.type} {list(entry.shape)}, not a matrix of {kind}")
+        self.n, self.k = self._shape(entry.shape)
+        self.group = {-1: self.k, 0: self.k}.get(scheme.group, scheme.group)
+        if self.k % self.group:
+            raise self.refusal(f"rows of {self.k} weights are no groups of {self.group} (group_size)")
+        wanted = (self.n, self.k // self.group)
+        scale = self.parts["weight_scale"].entry
+        self.of_tensor = scheme.group == 0  # one scale for all
+        flat = (self.n,) if wanted[1] == 1 else wanted  # of a row each
+        fits = prod(scale.shape) == 1 if self.of_tensor else scale.shape in (wanted, flat)
+        if scale.type not in FLOATS or not fits:
+            raise self.refusal(f"weight_scale is {scale.type} {list(scale.shape)}, not {list(wanted)} floats")
+        self.zero_part = self._zero_part(scheme.symmetric)
+        self.order = self._order()
+        self.step = 1 if self.zero_part is None else packing.WORD // gcd(packing.WORD, self.bits)
+
+    def _shape(self, stored: tuple[int, ...]) -> tuple[int, int]:
+        """N and K, of weight_shape or of whole words."""
+        if not self.packed:
+            return stored[0], stored[1]
+        shape = self.parts.get("weight_shape")
+        if shape is None:
+            raise self.refusal("there is no weight_shape")
+        if shape.entry.type not in ("I64", "I32") or shape.entry.shape != (2,):
+            raise self.refusal(f"weight_shape is {shape.entry.type} {list(shape.entry.shape)}, not I64 [2]")
+        n, k = (int(size) for size in shape.file.read(shape.entry, 0, 2))
+        if n < 1 or k < 1 or stored != (n, packing.words_of(k, self.bits)):
+            raise self.refusal(f"weight_packed {list(stored)} is not {[n, k]} (weight_shape) in {self.bits} bits")
+        return n, k
+
+    def _zero_part(self, symmetric: bool) -> Stored | None:
+        """The tensor of the zeros, None where each is in the middle of the codes."""
+        part = self.parts.get("weight_zero_point")
+        if symmetric:
+            return None  # as its library, which drops those of symmetric weights
+        if part is None:
+            raise self.refusal("there is no weight_zero_point, though symmetric is false")
+        groups = self.k // self.group
+        packed = ("I32", (packing.words_of(self.n, self.bits), groups))
+        plain = ("I8", (self.n, groups))
+        if self.of_tensor or (part.entry.type, part.entry.shape) not in (packed, plain):
+            found = f"{part.entry.type} {list(part.entry.shape)}"
+            raise self.refusal(f"weight_zero_point is {found}, neither I32 {list(packed[1])} nor I8 {list(plain[1])}")
+        return part
+
+    def _order(self) -> NDArray[np.int32] | None:
+        part = self.parts.get("weight_g_idx")
+        if part is None:
+            return None
+        if part.entry.type != "I32" or part.entry.shape != (self.k,):
+            raise self.refusal(f"weight_g_idx is {part.entry.type} {list(part.entry.shape)}, not I32 [{self.k}]")
+        found: NDArray[np.int32] = part.file.read(part.entry, 0, self.k)
+        if (found == -1).all():
+            return None
+        last = self.k // self.group - 1
+        if found.min() < 0 or found.max() > last:
+            raise self.refusal(f"weight_g_idx names groups {found.min()} to {found.max()}, but has 0 to {last}")
+        return found
+
+    @property
+    def scales(self) -> Stored:
+        return self.parts["weight_scale"]
+
+    def zero_range(self) -> Zeros:
+        middle = 1 << self.bits - 1
+        if self.zero_part is None:
+            return Zeros(middle, middle)
+        most = max(1, UNPACKED // (self.k // self.group * self.step)) * self.step  # rows at a time
+        found: list[int] = []
+        for start in range(0, self.n, most):
+            zeros = self._zero_rows(start, min(start + most, self.n))
+            found += [int(zeros.min()), int(zeros.max())]
+        return Zeros(min(found), max(found))
+
+    def _zero_rows(self, start: int, stop: int) -> Bytes:
+        """Zeros of some rows, [n, G]."""
+        middle, groups = 1 << self.bits - 1, self.k // self.group
+        part = self.zero_part
+        if part is None:
+            return np.full((stop - start, groups), middle, np.uint8)
+        if part.entry.type == "I8":
+            signed = part.file.read(part.entry, start * groups, stop * groups).reshape(-1, groups)
+            if signed.min() < -middle or signed.max() >= middle:
+                raise self.refusal(f"weight_zero_point has {signed.min()} to {signed.max()} in {self.bits} bits")
+            return (signed.astype(np.int16) + middle).astype(np.uint8)
+        first, last = (packing.words_of(at, self.bits) for at in (start, stop))
+        words = part.file.read(part.entry, first * groups, last * groups).reshape(-1, groups)
+        codes = packing.unpacked(np.ascontiguousarray(words.T).view(np.uint32), self.bits, stop - start)
+        return np.ascontiguousarray(codes.T)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        file, entry = self.codes
+        width = entry.shape[1]
+        raw = file.read(entry, start * width, stop * width).reshape(-1, width)
+        if self.packed:
+            codes = packing.unpacked(raw.view(np.uint32), self.bits, self.k)
+        else:
+            codes = raw.view(np.uint8) ^ np.uint8(0x80)
+        groups = 1 if self.of_tensor else self.k // self.group
+        first, last = (0, 1) if self.of_tensor else (start * groups, stop * groups)
+        scales = floats_of(self.scales, self.scales.file.read(self.scales.entry, first, last))
+        spread = np.broadcast_to(scales.reshape(-1, groups), (stop - start, groups))
+        return Rows(codes, spread, self._zero_rows(start, stop))

@@ -1,0 +1,223 @@
+"""Checkpoints of HQQ: W [N, K] as codes of 1, 2, 3, 4 or 8 bits, with a scale and a float zero for each group.
+
+    MODULE.W_q               codes of W as [N K / G, G], of axis 0 as [G, N K / G], packed along the first axis
+    MODULE.scale, .zero      float  [N K / G, 1], or [1, N K / G]
+    MODULE.nbits, .axis, .group_size, .shape, .packing, .view_as_float, .quant_scale, .quant_zero   settings, a number,
+                             or text as its characters' codes, uint8
+
+    packing   W_q     slot i, from the highest bits on, of element r: code of row r + i rows / slots
+    8bit_u8   uint8   a code an element
+    4bit_u8   uint8   2 slots of 4 bits
+    3bit_32   int32   10 slots of 3 bits, rows of zeros added at the end so that there are ten parts
+    2bit_u8   uint8   4 slots of 2 bits
+    1bit_u8   uint8   8 slots of a bit
+
+W = (code - zero) * scale, in float32 here: in half the library rounds the difference before it multiplies. Groups along
+axis 0 have a weight of each of G rows, or of G places of a row, which no block of a row holds: they are read as floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.packing import Bytes, Floats
+from qgemm.packed import Packed
+
+from ..arrays import Stored
+from ..weight import Weight
+from .matrix import FLOATS, UNPACKED, GroupedMatrix, Rows, Zeros, floats_of
+from .methods import Hqq
+
+PART = ".W_q"
+SETTINGS = (
+    "nbits", "group_size", "shape", "axis", "packing", "view_as_float", "quant_scale", "quant_zero",
+    "unpack_view_dtype", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config",
+    "channel_wise", "optimize", "round_zero",
+)  # fmt: skip
+LARGE = 2**14  # of zeros that are taken for integers
+TENSORS = ("W_q", "scale", "zero")
+
+
+class Packing(NamedTuple):
+    """How codes lie in W_q: bits of a code, codes of an element, the element's type."""
+
+    bits: int
+    slots: int
+    type: str
+
+
+PACKINGS = {
+    "8bit_u8": Packing(8, 1, "U8"),
+    "4bit_u8": Packing(4, 2, "U8"),
+    "3bit_32": Packing(3, 10, "I32"),
+    "2bit_u8": Packing(2, 4, "U8"),
+    "1bit_u8": Packing(1, 8, "U8"),
+}
+
+
+def matrices(path: str, stored: Mapping[str, Stored], method: Hqq) -> tuple[dict[str, Weight], set[str]]:
+    """The matrices of a checkpoint, by the name of their codes, and the names of all parts."""
+    modules = [name.removesuffix(PART) for name in stored if name.endswith(PART)]
+    found = {module + PART: _Matrix(module, stored).weight() for module in modules}
+    return found, {f"{module}.{part}" for module in modules for part in (*TENSORS, *SETTINGS)}
+
+
+class _Matrix(GroupedMatrix):
+    """One matrix: its parts checked against each other, and readers of its rows."""
+
+    method, label = "hqq", "HQQ"
+
+    def __init__(self, name: str, stored: Mapping[str, Stored]) -> None:
+        self.name = name
+        self.settings = {part: stored[full] for part in SETTINGS if (full := f"{name}.{part}") in stored}
+        self.parts = {part: stored[full] for part in TENSORS if (full := f"{name}.{part}") in stored}
+        for part in TENSORS:
+            if part not in self.parts:
+                raise self.refusal(f"there is no {part}")
+        for part in ("quant_scale", "quant_zero", "view_as_float"):
+            if part in self.settings and self._number(part):
+                raise self.refusal(f"{part} is set, which is not read")
+        self.packing, self.bits = self._packing(), self._number("nbits")
+        self.axis, shape = self._number("axis"), self._shape()
+        self.label = f"HQQ{self.bits}"
+        self.n, self.k = shape
+        size = self._number("group_size") if "group_size" in self.settings else -1
+        weights = self.n * self.k
+        self.group = size if size > 0 else self.k if self.axis == 1 else self.n
+        if self.axis not in (0, 1) or weights % self.group or self.bits != self.packing.bits:
+            said = f"nbits {self.bits}, axis {self.axis}, group_size {self.group} and shape {list(shape)}"
+            raise self.refusal(f"{said} do not fit each other")
+        self.count = weights // self.group
+        self._check_shapes()
+        self.label += "" if self.in_rows else "_AXIS0" if self.axis == 0 else "_ACROSS"
+
+    def _check_shapes(self) -> None:
+        """Refuse parts of other shapes than the settings say."""
+        entry = self.parts["W_q"].entry
+        grouped = (self.count, self.group) if self.axis == 1 else (self.group, self.count)
+        rows = -(-grouped[0] // self.packing.slots)
+        exact = grouped[0] % self.packing.slots == 0 or self.bits == 3
+        if (entry.type, entry.shape) != (self.packing.type, (rows, grouped[1])) or not exact:
+            found = f"{entry.type} {list(entry.shape)}"
+            raise self.refusal(f"W_q is {found}, not {self.packing.type} {[rows, grouped[1]]} ({list(grouped)} codes)")
+        wanted = (self.count, 1) if self.axis == 1 else (1, self.count)
+        for part in ("scale", "zero"):
+            entry = self.parts[part].entry
+            if entry.type not in FLOATS or entry.shape not in (wanted, (self.count,)):
+                raise self.refusal(f"{part} is {entry.type} {list(entry.shape)}, not {list(wanted)} floats")
+
+    def _text(self, part: str) -> str:
+        stored = self.settings.get(part)
+        if stored is None:
+            raise self.refusal(f"there is no {part}")
+        if stored.entry.type != "U8" or not 0 < stored.entry.nbytes < 64:
+            raise self.refusal(f"{part} is {stored.entry.type} {list(stored.entry.shape)}, not short text")
+        return stored.file.read(stored.entry, 0, stored.entry.nbytes).tobytes().decode("latin-1")
+
+    def _number(self, part: str) -> int:
+        stored = self.settings.get(part)
+        if stored is None:
+            raise self.refusal(f"there is no {part}")
+        if stored.entry.type not in ("U8", "I32", "I64", "F32", "BOOL") or prod(stored.entry.shape) != 1:
+            raise self.refusal(f"{part} is {stored.entry.type} {list(stored.entry.shape)}, not a number")
+        value = stored.file.read(stored.entry, 0, 1)[0]
+        if not np.isfinite(value) or int(value) != value:
+            raise self.refusal(f"{part} is {value}, not a whole number")
+        return int(value)
+
+    def _shape(self) -> tuple[int, int]:
+        stored = self.settings.get("shape")
+        if stored is None or stored.entry.type not in ("I64", "I32") or stored.entry.shape != (2,):
+            raise self.refusal("shape is not that of a matrix")
+        n, k = (int(size) for size in stored.file.read(stored.entry, 0, 2))
+        if not (0 < n < 2**31 and 0 < k < 2**31):
+            raise self.refusal(f"shape {[n, k]} is not that of a matrix")
+        return n, k
+
+    def _packing(self) -> Packing:
+        name = self._text("packing")
+        if name not in PACKINGS:
+            raise self.refusal(f"packing {name!r} is not read; {', '.join(PACKINGS)} are")
+        return PACKINGS[name]
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether each group lies in one row, side by side."""
+        return self.axis == 1 and self.k % self.group == 0
+
+    @property
+    def scales(self) -> Stored:
+        return self.parts["scale"]
+
+    def zero_range(self) -> Zeros:
+        low, high, whole = np.inf, -np.inf, True
+        for start in range(0, self.count, UNPACKED):
+            zeros = self._floats("zero", start, min(start + UNPACKED, self.count))
+            whole = whole and bool((np.abs(zeros) < LARGE).all() and (np.rint(zeros) == zeros).all())
+            low, high = min(low, float(zeros.min())), max(high, float(zeros.max()))
+        return Zeros(low, high, whole)
+
+    def _floats(self, part: str, start: int, stop: int) -> Floats:
+        stored = self.parts[part]
+        return floats_of(stored, stored.file.read(stored.entry, start, stop))
+
+    def _codes(self, first: int, last: int) -> Bytes:
+        """Codes first to last of W_q's grouped rows, [last - first, columns]."""
+        stored, (bits, slots, _) = self.parts["W_q"], self.packing
+        rows, columns = stored.entry.shape
+        codes = np.empty((last - first, columns), np.uint8)
+        for slot in range(slots):
+            start, stop = max(first, slot * rows), min(last, (slot + 1) * rows)
+            if start < stop:
+                raw = stored.file.read(stored.entry, (start - slot * rows) * columns, (stop - slot * rows) * columns)
+                shift = bits * (slots - 1 - slot)
+                found = raw.reshape(-1, columns) >> raw.dtype.type(shift) & raw.dtype.type(2**bits - 1)
+                codes[start - first : stop - first] = found
+        return codes
+
+    def rows(self, start: int, stop: int) -> Rows:
+        each = self.k // self.group
+        first, last = start * each, stop * each
+        scales, zeros = (self._floats(part, first, last).reshape(-1, each) for part in ("scale", "zero"))
+        return Rows(self._codes(first, last).reshape(-1, self.k), scales, zeros)
+
+    def values(self, start: int, stop: int) -> Floats:
+        if self.in_rows:
+            return super().values(start, stop)
+        if self.axis == 1:  # groups that cross rows
+            first, last = start // self.group, -(-stop // self.group)
+            made = self._times(self._codes(first, last), first, last)
+            return made.reshape(-1)[start - first * self.group :][: stop - start]
+        first, last = start // self.count, -(-stop // self.count)
+        made = self._times(self._codes(first, last), 0, self.count, along=0)
+        return made.reshape(-1)[start - first * self.count :][: stop - start]
+
+    def _times(self, codes: Bytes, first: int, last: int, along: int = 1) -> Floats:
+        """Codes [a, b] with the scales first to last of each row (along 1) or column."""
+        scale, zero = (np.expand_dims(self._floats(part, first, last), along) for part in ("scale", "zero"))
+        with np.errstate(all="ignore"):  # scales may be anything
+            made: NDArray[Any] = (codes.astype(np.float32) - zero) * scale
+        return made
+
+    def weight(self) -> Weight:
+        if self.in_rows:
+            return super().weight()
+        nbytes = sum(stored.entry.nbytes for stored in self.parts.values())
+        return Weight(
+            f"{self.name}.weight", (self.n, self.k), self.label, nbytes, 1, values=self.values, quantized=True,
+            irregular=True, native=self.native,
+        )  # fmt: skip
+
+    def native(self) -> Packed:
+        if not self.in_rows:
+            self.unheld(f"axis {self.axis}: groups of {self.group} do not lie in rows")
+        zeros = self._floats("zero", 0, self.count)
+        with np.errstate(over="ignore"):
+            if not self.zeros.integer and not np.array_equal(zeros.astype(np.float16).astype(np.float32), zeros):
+                self.unheld("zeros are no float16")
+        return super().native()

@@ -1,0 +1,220 @@
+"""A matrix of codes in groups, whatever a checkpoint calls its parts: read as values, as codes, or as a Tensor.
+
+    W[n, k] = scale[n, g] * (code[n, k] - zero[n, g]),  g the group of column k
+
+computed in float32: rounded once to the checkpoint's own type that is what its library decodes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.format import CHUNK, Format, Levels
+from qgemm.codec.packing import Bytes, Floats
+from qgemm.errors import CheckpointError
+from qgemm.files.paths import shown, shown_path
+from qgemm.formats.groups import group_format
+from qgemm.packed import Packed
+from qgemm.parallel import for_slices
+from qgemm.tensor import Tensor
+from qgemm.views import Reordered
+
+from ..arrays import Stored
+from ..weight import GROUP, Codes, Groups, Weight
+
+FLOATS = ("F16", "BF16", "F32")
+BLOCKS = (256, 128, 64, 32)  # weights of a group that block formats have, besides those of a whole row
+ROW = 256  # weights of a block of a format whose rows are groups
+UNPACKED = 1 << 20  # elements of a small part that are looked at at a time
+
+
+class Rows(NamedTuple):
+    """Rows of W: codes [n, K], scales [n, G] and zeros [n, G], integers or floats."""
+
+    codes: Bytes
+    scales: Floats
+    zeros: NDArray[Any]
+
+
+class Zeros(NamedTuple):
+    """The zeros of a matrix: their least and largest, and whether all are integers."""
+
+    low: float
+    high: float
+    integer: bool = True
+
+
+class GroupedMatrix(ABC):
+    """One matrix [N, K]: its parts checked against each other by a subclass, which reads rows of it.
+
+    bits: of a code. group: columns that share a scale. step: rows that are read at least. label: its type, for tables.
+    """
+
+    name: str
+    parts: Mapping[str, Stored]
+    label: str
+    method: str
+    bits: int
+    n: int
+    k: int
+    group: int
+    step = 1
+    order: NDArray[np.int32] | None = None  # the group of each column, where that is not k // group
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows start to stop, multiples of `step`, in the order of W's columns."""
+
+    @abstractmethod
+    def zero_range(self) -> Zeros:
+        """What the zeros are."""
+
+    @property
+    @abstractmethod
+    def scales(self) -> Stored:
+        """The tensor that holds the scales."""
+
+    @property
+    def where(self) -> str:
+        """The file, for messages."""
+        return shown_path(next(iter(self.parts.values())).file.path)
+
+    def refusal(self, rule: str) -> CheckpointError:
+        """The error of this matrix."""
+        return CheckpointError(f"{self.where}: {self.method} tensor {shown(self.name)}: {rule}")
+
+    @cached_property
+    def group_of(self) -> NDArray[np.int32]:
+        """The group of each column, [K]."""
+        return np.arange(self.k, dtype=np.int32) // np.int32(self.group) if self.order is None else self.order
+
+    @cached_property
+    def zeros(self) -> Zeros:
+        """What the zeros are, found out once."""
+        return self.zero_range()
+
+    # ------------------------------------------------------------ for the converter
+
+    def values(self, start: int, stop: int) -> Floats:
+        """Weights of whole rows."""
+        rows = self.rows(start // self.k, stop // self.k)
+        codes = rows.codes.astype(np.float32)
+        codes -= rows.zeros.astype(np.float32)[:, self.group_of]
+        with np.errstate(invalid="ignore", over="ignore"):  # scales may be anything
+            codes *= rows.scales[:, self.group_of]
+        return codes.reshape(-1)
+
+    def groups(self, start: int, stop: int) -> Groups:
+        """Weights start to stop as groups of 32."""
+        rows = self.rows(start // self.k, stop // self.k)
+        group_of_32 = self.group_of[::GROUP]
+        codes = rows.codes.reshape(-1, GROUP).astype(np.int16)
+        return Groups(codes, rows.zeros[:, group_of_32].ravel().astype(np.int16), rows.scales[:, group_of_32].ravel())
+
+    @cached_property
+    def in_runs_of_32(self) -> bool:
+        """Whether each 32 weights of a row share a group."""
+        if self.k % GROUP:
+            return False
+        runs = self.group_of.reshape(-1, GROUP)
+        return bool((runs == runs[:, :1]).all())
+
+    def weight(self) -> Weight:
+        """The matrix as any other."""
+        most, zeros = 2**self.bits - 1, self.zeros
+        regular = self.in_runs_of_32 and zeros.integer
+        codes = Codes(0, most, -int(zeros.high), most - int(zeros.low), False, self.groups) if regular else None
+        return Weight(
+            f"{self.name}.weight",
+            (self.n, self.k),
+            self.label,
+            sum(stored.entry.nbytes for stored in self.parts.values()),
+            self.step * self.k,
+            values=self.values,
+            codes=codes,
+            quantized=True,
+            irregular=not regular,
+            native=self.native,
+        )
+
+    # ------------------------------------------------------------ as a Tensor
+
+    def native(self) -> Packed:
+        """The matrix in a group format, exactly; CheckpointError where none holds it."""
+        columns = self.columns()
+        fmt = self.format()
+        group_of = np.arange(self.k) // self.group if columns is not None else self.group_of
+        group_of_block = group_of[:: fmt.weights]
+        blocks = np.empty((self.n, self.k // fmt.weights), fmt.dtype)
+        assert fmt.pack is not None
+
+        def work(part: slice) -> None:
+            rows = self.rows(part.start * self.step, min(part.stop * self.step, self.n))
+            codes = rows.codes if columns is None else rows.codes[:, columns]
+            scales, zeros = (each[:, group_of_block].reshape(-1, 1) for each in (rows.scales, rows.zeros))
+            made = fmt.pack(Levels(codes.reshape(-1, 1, fmt.weights), scales, zero=zeros))  # type: ignore[misc]
+            blocks[part.start * self.step : part.stop * self.step] = made.reshape(-1, blocks.shape[1])
+
+        for_slices(-(-self.n // self.step), max(1, CHUNK // (self.k * self.step)), work)
+        tensor = Tensor(fmt, (self.n, self.k), blocks, f"{self.name}.weight")
+        return tensor if columns is None else Reordered(tensor, columns)
+
+    def columns(self) -> NDArray[np.int32] | None:
+        """The order of W's columns in which each group is whole, None if it is so as it stands."""
+        group_of = self.group_of
+        if (group_of.reshape(-1, self.group) == group_of[:: self.group, None]).all():
+            return None  # groups in any order: each brings its own scale
+        counts = np.bincount(group_of, minlength=self.k // self.group)
+        if (counts != self.group).any():
+            self.unheld(f"g_idx gives group {int((counts != self.group).argmax())} another size than group_size")
+        return np.argsort(group_of, kind="stable").astype(np.int32)
+
+    def format(self) -> Format:
+        """The group format that holds codes, scales and zeros as they are."""
+        whole = self.group == self.k
+        group = None if whole and self.k % ROW == 0 else next((g for g in BLOCKS if self.group % g == 0), 0)
+        if group == 0:
+            self.unheld(f"groups of {self.group} weights are no multiple of {BLOCKS[-1]}")
+        middle = 2 ** (self.bits - 1)
+        zero = "int" if self.zeros.integer else "float"
+        if self.zeros == Zeros(middle, middle) and self.bits > 1:
+            zero = "none"
+        elif self.zeros.integer and not (self.zeros.low >= 0 and self.zeros.high <= 255):
+            zero = "float"
+        return group_format(self.bits, group, scale=self.scale_type(), zero=zero)
+
+    def scale_type(self) -> str:
+        """The type of the scales in a block: their own, or for float32 one that has all of them."""
+        entry = self.scales.entry
+        if entry.type != "F32":
+            return {"F16": "f16", "BF16": "bf16"}[entry.type]
+        kinds = {"f16", "bf16"}
+        count = int(np.prod(entry.shape))
+        for start in range(0, count, UNPACKED):
+            found: Floats = self.scales.file.read(entry, start, min(start + UNPACKED, count))
+            with np.errstate(over="ignore"):
+                if not np.array_equal(found.astype(np.float16).astype(np.float32), found):
+                    kinds.discard("f16")
+            if (found.view(np.uint32) & 0xFFFF).any():
+                kinds.discard("bf16")
+        if not kinds:
+            self.unheld("scales are float32, and neither float16 nor bfloat16 has all of them")
+        return "f16" if "f16" in kinds else "bf16"
+
+    def unheld(self, rule: str) -> NoReturn:
+        """Raise: no format of blocks holds the matrix exactly."""
+        raise self.refusal(f"{rule}, which no format of blocks holds exactly; `qgemm convert` reads it as floats")
+
+
+def floats_of(stored: Stored, raw: NDArray[Any]) -> Floats:
+    """What was read of a tensor of floats, in float32."""
+    if stored.entry.type == "BF16":
+        wide: Floats = (raw.astype(np.uint32) << 16).view(np.float32)
+        return wide
+    return raw.astype(np.float32)

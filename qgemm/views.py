@@ -1,0 +1,219 @@
+"""Packed weights that are seen otherwise than they are stored: with columns in another order, or times a factor.
+
+    Reordered   stored[:, j] = W[:, columns[j]]     y = x[..., columns] @ stored.T    act-order of GPTQ
+    Scaled      W = stored * factor                 y = (x @ stored.T) * factor       NVFP4's float32 scale of a tensor
+
+Either multiplies by the kernels of the format that is stored, and costs a pass over x or y beside it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .arguments import Gated, PreparedActivations, check_out
+from .arrays import as_cupy, as_numpy, as_target, check_no_grad, like, on_cuda, stream_of, torch_of, written
+from .codec.format import float_dtype, float_name
+from .errors import UnsupportedError
+from .gating import gated_by
+from .packed import Packed
+from .tensor import Tensor
+
+
+class View(Packed, ABC):
+    """Weights [N, K] over a packed matrix, immutable; from `qgemm.load`. `matmul`, `matmul_many` and x @ w.T take it.
+
+    tensor: the packed matrix, a Tensor or DeviceTensor.
+    """
+
+    matmul: ClassVar[Any]  # qgemm.matmul, set by qgemm/ops.py
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.format, self.shape, self.name = tensor.format, tensor.shape, tensor.name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed matrix."""
+        return int(self.tensor.nbytes)
+
+    @property
+    def codebook(self) -> Any:
+        """The value of each code, None where codes are numbers themselves."""
+        return self.format.codebook
+
+    @abstractmethod
+    def product(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+        """y of `qgemm.matmul` for these arguments."""
+
+    def again(
+        self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
+        gated: Gated | None = None,
+    ) -> Any:  # fmt: skip
+        """y of a product, of any arguments: no call goes to a backend with a view."""
+        if gated is not None:
+            return gated_apart(x, self, gated, activation, bias, out, dtype)
+        return self.product(x, activation, bias, residual, out, dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.tensor!r}>"
+
+
+class Reordered(View):
+    """A matrix whose columns are packed in an order in which groups that share a scale are whole.
+
+    Each product gathers x's columns first, by x's own library on its own stream: M * K values are moved beside N * K
+    weights that are read. "a8" quantizes x after that, so activations that are quantized already do not fit.
+
+    columns: [K], where column j of the packed matrix stands in W; int32, on a GPU a CuPy array.
+    """
+
+    def __init__(self, tensor: Any, columns: Any) -> None:
+        super().__init__(tensor)
+        self.columns = columns
+        self._torch: Any = None  # the columns as a tensor of torch, made at first use
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed matrix and of the order."""
+        return int(self.tensor.nbytes + self.columns.nbytes)
+
+    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+        """The weights as a new array [N, K] in W's order: exact in float32, otherwise rounded once from it."""
+        return self.tensor.dequantize(dtype)[:, self.columns.argsort()]
+
+    def to_device(self) -> Reordered:
+        """The same on the current CUDA device: tiles, and the order beside them."""
+        if not isinstance(self.tensor, Tensor):
+            return self
+        packed = self.tensor.to_device()
+        import cupy
+
+        return Reordered(packed, cupy.asarray(self.columns))
+
+    def gathered(self, x: Any) -> Any:
+        """x [..., K] in the order of the packed matrix, a new array of x's library; as it is if it has no K columns."""
+        if isinstance(x, (Tensor, PreparedActivations)):
+            what = "its columns are in another order (act-order) than those of activations that are quantized already"
+            raise UnsupportedError(f"{self!r}: {what}; give x as floats")
+        if (tuple(getattr(x, "shape", ())) or (None,))[-1] != self.shape[1]:
+            return x  # which the product refuses
+        torch = torch_of(x)
+        if torch is not None:
+            if self._torch is None or self._torch.device != x.device:
+                self._torch = torch.as_tensor(self.columns, device=x.device)
+            return x.detach().index_select(-1, self._torch)
+        if on_cuda(x):
+            return like(x, as_cupy(x).take(self.columns, axis=-1))
+        moved: NDArray[Any] = np.take(as_numpy(x, "x"), self.columns, axis=-1)
+        return like(x, moved)
+
+    def product(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+        """y, by the product of x's columns in the other order."""
+        moved = self.gathered(x)
+        return self.matmul(moved, self.tensor, activation, bias=bias, residual=residual, out=out, dtype=dtype)
+
+
+class Scaled(View):
+    """A matrix times a float32 factor, or by it: of the tensor, or of each row.
+
+    y = (x @ stored.T) * factor + bias + residual in float32. Decoding takes the factor to the scale of each group, as
+    quantizers do, and rounds there: W = code * float32(scale * factor), or where it divides float32(scale / factor).
+
+    factor: a number, or [N] float32. divides: whether it divides.
+    """
+
+    def __init__(self, tensor: Any, factor: Any, divides: bool = False) -> None:
+        super().__init__(tensor)
+        self.factor, self.divides = factor, divides
+
+    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+        """The weights as a new array [N, K], exact in float32, otherwise rounded once from it."""
+        if not isinstance(self.tensor, Tensor):
+            raise UnsupportedError(f"{self!r}: is decoded on the host")
+        blocks = self.tensor.blocks
+        levels = self.format.decode_levels(blocks.reshape(-1))
+        with np.errstate(all="ignore"):  # scales may be anything
+            if levels.scale is None:
+                made = self._times(levels.values().reshape(self.shape))
+            else:
+                scale = self._times(levels.scale.reshape(len(blocks), -1)).reshape(levels.scale.shape)
+                made = levels._replace(scale=scale).values().reshape(self.shape)
+            return made.astype(float_dtype(dtype), copy=False)
+
+    def _times(self, rows: Any) -> Any:
+        """Rows [N, ...] times the factor, in float32."""
+        factor = np.asarray(self.factor, np.float32).reshape(-1, 1)
+        found: NDArray[np.float32] = rows / factor if self.divides else rows * factor
+        return found
+
+    def to_device(self) -> Scaled:
+        """The same on the current CUDA device; the factor beside the tiles."""
+        if not isinstance(self.tensor, Tensor):
+            return self
+        packed = self.tensor.to_device()
+        import cupy
+
+        return Scaled(packed, cupy.asarray(np.asarray(self.factor, np.float32)), self.divides)
+
+    def product(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+        """y, of a float32 product that is taken times the factor."""
+        y = self.matmul(x, self.tensor, activation)
+        torch = torch_of(y)
+        factor = self.factor if torch is None else torch.as_tensor(self.factor, device=y.device)
+        y = y / factor if self.divides else y * factor
+        for added in (bias, residual):
+            if added is not None:
+                y = y + _beside(y, added)
+        return handed_back(y, out, dtype)
+
+
+def _beside(y: Any, added: Any) -> Any:
+    """What is added to y, as float32 of y's library and place."""
+    torch = torch_of(y)
+    if torch is not None:
+        return torch.as_tensor(added, device=y.device).float()
+    read = as_cupy(added, "bias") if on_cuda(y) else as_numpy(added, "bias")
+    return read.astype(np.float32)
+
+
+def handed_back(y: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    """y, float32 of any library, in `out`, or as a new array of the dtype."""
+    torch = torch_of(y)
+    if out is None:
+        name = float_name(np.float32 if dtype is None else dtype)
+        return y.astype(float_dtype(name), copy=False) if torch is None else y.to(getattr(torch, name))
+    check_out(out, tuple(y.shape), dtype)
+    if torch_of(out) is not None:
+        check_no_grad(out)
+        out.copy_(torch_of(out).as_tensor(y, device=out.device))
+        return out
+    if on_cuda(out):
+        as_cupy(out, "out")[...] = as_cupy(y, "y")
+        return out
+    memory = as_target(out)
+    memory[...] = as_numpy(y, "y")
+    return written(out, memory)
+
+
+def gated_apart(x: Any, gate: Any, gated: Gated, activation: Any, bias: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    """`qgemm.gated` by two products and the function of both, for weights of which one or both are views."""
+    of_gate = View.matmul(x, gate, activation, bias=bias)
+    of_up = View.matmul(x, gated.up, activation, bias=gated.bias)
+    if on_cuda(of_gate):
+        import cupy
+
+        with stream_of(of_gate):
+            made = gated_by(gated.function, as_cupy(of_gate), as_cupy(of_up), cupy)
+            return handed_back(like(of_gate, made), out, dtype)
+    return handed_back(like(of_gate, gated_by(gated.function, *map(_host, (of_gate, of_up)))), out, dtype)
+
+
+def _host(y: Any) -> NDArray[Any]:
+    return as_numpy(y, "y")

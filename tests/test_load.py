@@ -1,0 +1,124 @@
+"""`qgemm.load`: what checkpoints of other libraries hold, exactly, as tensors that multiply."""
+
+from __future__ import annotations
+
+import foreign
+import ml_dtypes
+import numpy as np
+import pytest
+from foreign import MODULE
+from helpers import normal
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+import qgemm
+from qgemm.codec import error_bound as bounds
+from qgemm.converter import open_source
+
+NAME = f"{MODULE}.weight"
+CASES = {
+    # who writes it, how, and the format that holds it
+    "awq":                       (foreign.awq, {}, "u4z_g32"),
+    "awq, 128":                  (foreign.awq, {"group": 128, "k": 256}, "u4z_g128"),
+    "awq, symmetric":            (foreign.awq, {"zero": 8, "group": 64}, "u4_g64"),
+    "awq, a row":                (foreign.awq, {"group": -1, "k": 256}, "u4z_row"),
+    "awq, bfloat16":             (foreign.awq, {"scales": ml_dtypes.bfloat16}, "u4z_g32_bf16"),
+    "gptq v1":                   (foreign.gptq, {}, "u4z_g32"),
+    "gptq v2, 2 bits":           (foreign.gptq, {"bits": 2, "v2": True}, "u2z_g32"),
+    "gptq, 3 bits":              (foreign.gptq, {"bits": 3, "k": 96}, "u3z_g32"),
+    "gptq, 8 bits, symmetric":   (foreign.gptq, {"bits": 8, "zero": 128, "said": {"sym": True}}, "u8_g32"),
+    "gptq, groups of 512":       (foreign.gptq, {"group": 512, "k": 1024}, "u4z_g256"),
+    "gptq, act-order":           (foreign.gptq, {"order": True, "k": 128}, "u4z_g32"),
+    "gptq, act-order, 3 bits":   (foreign.gptq, {"order": True, "bits": 3, "k": 128, "group": 64}, "u3z_g64"),
+    "ct int4":                   (foreign.compressed, {"group": 128, "k": 256}, "u4_g128_bf16"),
+    "ct int4, zeros":            (foreign.compressed, {"symmetric": False, "scales": np.float16}, "u4z_g32"),
+    "ct int4, zeros of int8":    (foreign.compressed, {"symmetric": False, "packed_zeros": False}, "u4z_g32_bf16"),
+    "ct int8, a row":            (foreign.compressed, {"bits": 8, "group": -1, "k": 256}, "u8_row_bf16"),
+    "ct int8, a row of 96":      (foreign.compressed, {"bits": 8, "group": -1, "k": 96}, "u8_g32_bf16"),
+    "ct int8, the tensor":       (foreign.compressed, {"bits": 8, "group": 0}, "u8_g64_bf16"),
+    "ct int8, not packed":       (foreign.compressed, {"bits": 8, "group": -1, "plain": True}, "u8_g64_bf16"),
+    "ct int3, zeros":            (foreign.compressed, {"bits": 3, "symmetric": False}, "u3z_g32_bf16"),
+    "ct int5":                   (foreign.compressed, {"bits": 5, "n": 9}, "u5_g32_bf16"),
+    "ct int1":                   (foreign.compressed, {"bits": 1}, "u1z_g32_bf16"),
+    "ct act-order":              (foreign.compressed, {"order": True, "k": 128}, "u4_g32_bf16"),
+    "ct nvfp4":                  (foreign.nvfp4, {}, "nvfp4"),
+    "modelopt nvfp4":            (foreign.nvfp4, {"modelopt": True}, "nvfp4"),
+    "modelopt nvfp4, factor 1":  (foreign.nvfp4, {"modelopt": True, "factor": 1}, "nvfp4"),
+    "ct mxfp4":                  (foreign.mxfp4, {}, "mxfp4"),
+    "hqq":                       (foreign.hqq, {}, "u4f_g64"),
+    "hqq, 8 bits":               (foreign.hqq, {"bits": 8}, "u8f_g64"),
+    "hqq, 3 bits":               (foreign.hqq, {"bits": 3, "group": 32}, "u3f_g32"),
+    "hqq, 2 bits":               (foreign.hqq, {"bits": 2, "group": 128}, "u2f_g128"),
+    "hqq, 1 bit":                (foreign.hqq, {"bits": 1, "group": 32}, "u1f_g32"),
+    "hqq, whole zeros":          (foreign.hqq, {"whole": True}, "u4z_g64"),
+    "bitsandbytes":              (foreign.bitsandbytes, {}, "kbit4_f32"),
+    "bitsandbytes, fp4":         (foreign.bitsandbytes, {"kind": "fp4", "nested": False, "k": 64}, "kbit4_f32"),
+    "bitsandbytes, as bfloat16": (foreign.bitsandbytes, {"storage": ml_dtypes.bfloat16, "block": 32}, "kbit4_f32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_checkpoints_load_exactly(name, tmp_path):
+    """Bit for bit what the format's description says, and a product within the bound of any a16 product."""
+    write, options, fmt = CASES[name]
+    want = write(tmp_path / "m", **options)
+    with qgemm.load(tmp_path / "m") as model:
+        w = model[NAME]
+        assert list(model) == [NAME, "layer.norm.weight"]
+        assert model["layer.norm.weight"].format.name == "f16"
+    assert (w.format.name, w.shape, w.name) == (fmt, want.shape, NAME)
+    got = w.dequantize()
+    assert got.dtype == np.float32
+    assert_array_equal(got, want)
+    if "fp4" not in w.format.name:  # ggml's have one zero, the libraries decode a negative one besides
+        assert got.tobytes() == want.tobytes()
+    x = normal(3, want.shape[1], seed=9)
+    exact = x.astype(np.float64) @ want.T.astype(np.float64)
+    for y in (qgemm.matmul(x, w), x @ w.T, qgemm.matmul_many(x, [w, w])[1]):
+        assert y.dtype == np.float32
+        assert bounds.excess(y, exact, product_bound(x, w)) <= 1
+
+
+def product_bound(x: np.ndarray, w: qgemm.Tensor | qgemm.Reordered | qgemm.Scaled) -> np.ndarray:
+    """Of an a16 product; of a view by what its stored matrix sums, times the factor, which rounds once more."""
+    if isinstance(w, qgemm.Scaled):
+        factor = 1 / abs(w.factor) if w.divides else abs(w.factor)
+        return product_bound(x, w.tensor) * factor + 2**-21 * np.abs(x) @ np.abs(w.dequantize()).T
+    if isinstance(w, qgemm.Reordered):
+        return product_bound(x[:, w.columns], w.tensor)
+    return bounds.a16_bound(x.astype(np.float64), bounds.magnitudes(w.format, w.blocks))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_reader_serves_the_converter(name, tmp_path):
+    """Its values are those of the tensor, in ranges that start and end anywhere it allows."""
+    write, options, _ = CASES[name]
+    want = write(tmp_path / "m", **options).ravel()
+    with open_source(tmp_path / "m") as source:
+        weight = source.weights[NAME]
+        for start in range(0, weight.size, 3 * weight.step):
+            stop = min(start + 3 * weight.step, weight.size)
+            assert_array_equal(weight.values(start, stop), want[start:stop])
+
+
+def test_experts_of_gpt_oss(tmp_path):
+    want = foreign.gpt_oss(tmp_path / "m")
+    with qgemm.load(tmp_path / "m") as model:
+        w = model[MODULE]
+    assert w.shape == want.shape
+    assert_array_equal(w.dequantize(), want)
+    x = normal(2, want.shape[2])
+    bound = bounds.a16_bound(x.astype(np.float64), bounds.magnitudes(w.format, w[1].blocks))
+    assert bounds.excess(qgemm.matmul(x, w[1]), x @ want[1].T.astype(np.float64), bound) <= 1
+
+
+@given(st.integers(1, 8), st.integers(1, 70), st.integers(1, 3), st.integers(0, 9))
+def test_streams_of_codes(bits, count, rows, seed):
+    """Packed as one long integer a row, over words' ends."""
+    from qgemm.converter.checkpoints import bits as packing
+
+    codes = np.random.default_rng(seed).integers(0, 2**bits, (rows, count)).astype(np.uint8)
+    words = foreign.stream(codes, bits).view(np.uint32)
+    assert_array_equal(packing.unpacked(words, bits, count), codes)
+    assert_array_equal(packing.packed(codes, bits), words)
