@@ -14,8 +14,9 @@ copy of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from math import prod
 from threading import Lock
@@ -37,6 +38,8 @@ from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS, format_named
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
+
+POOL_UNIT = 512  # bytes, of which CuPy's pool gives multiples
 
 _lock = Lock()
 
@@ -193,6 +196,22 @@ def to_device(tensor: Tensor, device: Any) -> Any:
     """
     with torch.cuda.device(device):
         return tensor.to_device()
+
+
+def reserve(weights: Iterable[tuple[Any, Format, Shape]]) -> None:
+    """Let CuPy's pool have the memory of the tiles of these weights on their GPUs in one piece, of which they are cut.
+
+    Each would be a piece of its own from the driver, which gives multiples of 2 MiB: up to a tenth more for 9 MiB.
+    """
+    sizes = Counter[Any]()
+    for weight, fmt, shape in {id(weight): (weight, fmt, shape) for weight, fmt, shape in weights}.values():
+        if weight.is_cuda:
+            sizes[weight.device] += -(-max(device_size(fmt, shape), 0) // POOL_UNIT) * POOL_UNIT
+    for device, nbytes in sizes.items():
+        import cupy
+
+        with torch.cuda.device(device), suppress(cupy.cuda.memory.OutOfMemoryError):
+            cupy.cuda.alloc(nbytes)  # which goes back to the pool at once
 
 
 @contextmanager

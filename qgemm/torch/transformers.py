@@ -34,7 +34,7 @@ from .embedding import QEmbedding
 from .linear import QLinear
 from .model_experts import PARTS, planned, replace_experts
 from .patching import Patched, needs
-from .storage import file_bytes
+from .storage import file_bytes, reserve
 
 try:
     from transformers.integrations.gguf.reader import load_gguf_state_dict
@@ -115,9 +115,9 @@ class Quantizer(GgufHfQuantizer):
         for name, layer in self.packed_modules.items():
             if name in self.input_permutations:
                 layer.register_forward_pre_hook(_Permuted(self.input_permutations[name]))
-        tiles = [
-            layer.packed for layer in self.packed_modules.values() if layer.weight.is_cuda
-        ]  # now, not at first use
+        layers = [layer for layer in self.packed_modules.values() if layer.weight.is_cuda]
+        reserve((layer.weight, layer.format, layer._shape) for layer in layers)
+        tiles = [layer.packed for layer in layers]  # now, not at first use
         if tiles:
             prepare(tiles, dtype=str(self.dtype).removeprefix("torch."))
         self.source, self.packed_modules = None, {}  # the model keeps its quantizer
