@@ -26,7 +26,8 @@ from helpers import random_tensor
 from strategies import each
 
 import qgemm
-from qgemm.codec import activations, search
+from qgemm.codec import activations
+from qgemm.codec.search import searched
 from qgemm.cpu.native import calls, compiler, encoders, libraries, library, prebuilt, products, sources
 
 CROSS = compiler.named("aarch64-linux-gnu-gcc")
@@ -143,22 +144,29 @@ def test_activations(replay):
     replay(products.QUANTIZER, Call(NOWHERE, "qgemm_quantize", products.Quantization(), arrays, len(x)))
 
 
-@pytest.mark.parametrize("steps", [search.STEPS, None])
-def test_fits(steps, replay):
+@pytest.mark.parametrize("source", encoders.SOURCES, ids=lambda source: source.name)
+def test_encoders(source, replay, monkeypatch):
+    """Fits of every type that a library serves, with an importance matrix and without."""
+    made, called = [], encoders._called
+
+    def recorded(of, name, struct, given, **facts):
+        done = called(of, name, struct, given, **facts)
+        inputs = {"x", "importance", *encoders.TABLES}
+        arrays = {
+            field: (INPUT if field in inputs else OUTPUT, array) for field, array in given.items() if array is not None
+        }
+        if of == source:
+            made.append(Call(NOWHERE, name, struct(**facts), arrays))
+        return done
+
+    monkeypatch.setattr(encoders, "_called", recorded)
     rng = np.random.default_rng(2)
-    x, weights = rng.standard_normal((2, 32, 50), np.float32)
-    weights = weights**2
-    found = encoders.fit(x, weights, 15, steps)
-    arrays = {
-        "x": (INPUT, x),
-        "weights": (INPUT, weights),
-        "codes": (OUTPUT, found.codes),
-        "scale": (OUTPUT, found.scale),
-    }
-    if steps is not None:
-        arrays["minimum"] = (OUTPUT, found.minimum)
-    tried = steps or search.STEPS
-    argument = encoders.Problem(
-        size=32, n=50, most=15, tries=tried.tries, absolute=tried.absolute, first=tried.first, step=tried.step
-    )
-    replay(encoders.FIT, Call(NOWHERE, "qgemm_fit", argument, arrays))
+    x = rng.standard_normal((20, 256), np.float32)
+    x[3], x[5, :99] = 0, 0.5
+    for fmt in qgemm.FORMATS.values():
+        if searched(fmt):
+            for importance in (None, np.abs(x[0])):
+                if importance is not None or not fmt.needs_importance:
+                    qgemm.quantize(x, fmt, imatrix=importance)
+    assert made
+    replay(source, *made)

@@ -1,4 +1,4 @@
-"""Compiled fits of the encoders: NumPy's, bit for bit."""
+"""Compiled fits of the encoders: the bytes of NumPy's, and so of ggml's."""
 
 from __future__ import annotations
 
@@ -17,58 +17,64 @@ pytestmark = [
     pytest.mark.compiles,
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
 ]
-GOLDEN = np.load(DATA / "ggml_encoders.npz")
-GRIDS = np.load(DATA / "ggml_grids.npz")
-STEPS = (search.STEPS, search.Steps(-0.5, 0.1, 16, absolute=True), None)
+GOLDEN = {**np.load(DATA / "ggml_encoders.npz"), **np.load(DATA / "ggml_grids.npz")}
+X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
+WEIGHTED = [name for name, fmt in qgemm.FORMATS.items() if search.searched(fmt)]
 
 
 @pytest.fixture(autouse=True)
 def compiled_code(monkeypatch):
     monkeypatch.delenv("QGEMM_CPU")
+    encoders.install()
 
 
-@pytest.mark.parametrize("steps", STEPS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("name", WEIGHTED)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @example(data=None)
-def test_fits_are_those_of_numpy(steps, data):
-    """Any number of groups, also of zeros, all alike, tiny, of weights that are zero."""
+def test_bytes_are_those_of_numpy(name, monkeypatch, data):
+    """Any number of blocks, also of zeros, all alike, tiny, of weights that are zero."""
+    fmt = qgemm.FORMATS[name]
     rng = np.random.default_rng(0) if data is None else data.draw(seeds())
-    size, n = (32, 65) if data is None else (data.draw(st.sampled_from([16, 32])), data.draw(st.integers(2, 50)))
-    x = rng.standard_normal((size, n)) * np.exp2(rng.integers(-140, 100, n))
-    x[:, rng.random(n) < 0.2] = rng.choice([0.0, -0.0, 1.5, -2.0])
-    x = np.where(rng.random((size, n)) < 0.1, 0, x).astype(np.float32)
-    weights = np.where(rng.random((size, n)) < 0.1, 0, rng.random((size, n))).astype(np.float32)
-    most = int(rng.choice([3, 15, 31]))
-    found = encoders.fit(x, weights, most, steps)
-    before, search._compiled[:] = list(search._compiled), []
-    try:
-        with np.errstate(all="ignore"):
-            want = search.symmetric(x, weights, most) if steps is None else search.affine(x, weights, most, steps)
-    finally:
-        search._compiled[:] = before
-    assert found is not None
-    np.testing.assert_array_equal(found.codes, want.codes)
-    assert found.scale.tobytes() == want.scale.tobytes()
-    assert (found.minimum is None) == (want.minimum is None)
-    if want.minimum is not None:
-        np.testing.assert_array_equal(found.minimum, want.minimum)
+    n = 17 if data is None else data.draw(st.integers(1, 40))
+    x = rng.standard_normal((n, fmt.weights)) * np.exp2(rng.integers(-30, 10, (n, 1)))
+    x[rng.random(n) < 0.2] = rng.choice([0.0, -0.0, 0.75, -2.0])
+    x = np.where(rng.random(x.shape) < rng.choice([0, 0.1, 0.9]), 0, x).astype(np.float32)
+    of = np.where(rng.random(x.shape) < 0.1, 0, rng.random(x.shape)).astype(np.float32)
+    for importance in (of, None):
+        if importance is None and fmt.needs_importance:
+            continue
+
+        def encoded(importance=importance):
+            if importance is not None:
+                return search.search(fmt, x, importance)
+            return fmt.encode(x)
+
+        made = encoded()
+        monkeypatch.setenv("QGEMM_CPU", "numpy")
+        want = encoded()
+        monkeypatch.delenv("QGEMM_CPU")
+        wrong = made.view(np.uint8).reshape(n, -1) != want.view(np.uint8).reshape(n, -1)
+        assert not wrong.any(), (importance is not None, np.argwhere(wrong))
 
 
-@pytest.mark.parametrize("name", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"])
-def test_bytes_with_it_and_without(name, monkeypatch):
-    encoders.install()
-    made = [qgemm.quantize(GOLDEN["x"], name, imatrix=of) for of in (None, GOLDEN["imatrix"])]
-    for each, kind in zip(made, ("plain", "imatrix"), strict=True):
-        assert each.blocks.tobytes() == GOLDEN[f"{name}.{kind}"].tobytes()
+@pytest.mark.parametrize("case", [case for case in GOLDEN if "." in case])
+def test_bytes_of_ggml(case):
+    """Of every type that is fitted, with an importance matrix and without."""
+    name, _, way = case.partition(".")
+    made = qgemm.quantize(X, name, imatrix=IMATRIX if way == "imatrix" else None)
+    assert made.blocks.tobytes() == GOLDEN[case].tobytes()
+
+
+def test_every_type_that_is_fitted_has_a_golden_case():
+    fitted = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"}
+    assert {case.partition(".")[0] for case in GOLDEN if "." in case} >= fitted
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_numpy_does_without(name, monkeypatch):
+    """No library is asked for where QGEMM_CPU says so."""
     monkeypatch.setenv("QGEMM_CPU", "numpy")
-    assert qgemm.quantize(GOLDEN["x"], name).blocks.tobytes() == made[0].blocks.tobytes()
-
-
-@pytest.mark.parametrize("name", [case for case in GRIDS if "." in case])
-def test_grids_with_it(name):
-    """The bytes of ggml, by compiled code."""
-    encoders.install()
-    kind, _, way = name.partition(".")
-    made = qgemm.quantize(GOLDEN["x"], kind, imatrix=GOLDEN["imatrix"] if way == "imatrix" else None)
-    assert made.blocks.tobytes() == GRIDS[name].tobytes()
+    monkeypatch.setattr(encoders, "library", lambda source: pytest.fail("compiles"))
+    x = np.ones((2, 256), np.float32)
+    assert (qgemm.quantize(x, name, imatrix=x[0]).dequantize() > 0).all()

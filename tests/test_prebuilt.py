@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import qgemm
-from qgemm.cpu.native import calls, compiler, inventory, library, prebuilt
+from qgemm.cpu.native import calls, compiler, encoders, inventory, library, prebuilt
 from qgemm.files.compiled import sealed, unsealed
 
 pytest.importorskip("hatchling", reason="building a wheel needs hatchling (extra test)")
@@ -90,7 +90,7 @@ def test_the_oldest_glibc():
 
 def test_every_target_has_every_library(folder):
     wanted = inventory.sources(FORMATS)
-    assert len(wanted) == 4 + len(FORMATS)
+    assert len(wanted) == 2 + len(encoders.SOURCES) + len(FORMATS)
     for target in TARGETS:
         names = {path.name for path in of_target(folder, target).iterdir()}
         assert names == {prebuilt.entry(target, source) for source in wanted}

@@ -7,7 +7,6 @@ error is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,12 +27,6 @@ CHUNK = 256  # codes whose distances are taken at a time
 
 _grids: Once[Grid] = Once()
 _levels: Once[Levels] = Once()
-_compiled: list[Callable[[Grid, Indices, Floats, Floats, Floats], Indices | None]] = []
-
-
-def use(compiled: Callable[[Grid, Indices, Floats, Floats, Floats], Indices | None]) -> None:
-    """Find points by compiled code from now on, where it does not return None; arguments as of `Grid.closest`."""
-    _compiled[:] = [compiled]
 
 
 class Grid(NamedTuple):
@@ -60,9 +53,6 @@ class Grid(NamedTuple):
 
         x, weights [dims, n]; levels [n, base]: what the codes stand for.
         """
-        by_compiled_code = _compiled[0](self, numbers, x, weights, levels) if _compiled else None
-        if by_compiled_code is not None:
-            return by_compiled_code
         found = self.point_of[numbers]
         off = np.flatnonzero(found < 0)
         if not len(off):

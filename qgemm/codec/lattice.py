@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .compiled import compilable
 from .format import Blocks
 from .grids import Grid, Indices, grid, rounded, sums
 from .packing import Bytes, Floats, Halves, to_float16
@@ -60,6 +61,33 @@ def encode(kind: Lattice, x: Floats, importance: Floats | None, pack: Pack) -> B
 
 
 def _encoded(kind: Lattice, x: Floats, importance: Floats | None) -> tuple[Halves, Bytes, Indices, Bytes]:
+    scales, of_blocks, of_signs, empty = fitted(kind, x, importance)
+    greatest = scales.max(axis=1)
+    d = greatest / np.float32(31)
+    sc = np.clip(nearest_int(np.float32(0.5) * ((np.float32(1) / d)[:, None] * scales - 1)), 0, MOST_SCALE)
+    none = greatest == 0
+    sc[none] = 0
+    if kind.paired:
+        of_blocks[none], of_signs[none] = 0, 0
+    if kind.gapless:
+        order = np.argsort(empty, axis=1, kind="stable")
+        of_blocks = (of_blocks & ~255) | _ordered(of_blocks & 255, order)
+        of_signs = _ordered(of_signs, order)
+    return to_float16(d * np.float32(kind.fudge)), sc.astype(np.uint8), of_blocks, of_signs
+
+
+class Fit(NamedTuple):
+    """Super-blocks as they are fitted: scales [n, groups], points [n, of 256], signs [n, 32], empty [n, groups]."""
+
+    scales: Floats
+    points: Indices
+    signs: Bytes
+    empty: NDArray[np.bool_]
+
+
+@compilable
+def fitted(kind: Lattice, x: Floats, importance: Floats | None) -> Fit:
+    """x, importance [n, 256], n > 1 for NumPy -> Fit; empty: groups of zeros."""
     n, groups = len(x), x.shape[1] // kind.size
     columns = to_columns(x, groups)
     if importance is not None:
@@ -84,20 +112,7 @@ def _encoded(kind: Lattice, x: Floats, importance: Floats | None) -> tuple[Halve
     signs[:, scale < 0] ^= np.uint8(127 if kind.paired else 255)
     scale = np.where(empty, np.float32(0), np.abs(scale))
     found[:, empty], signs[:, empty] = 0, 0
-    scales = scale.reshape(n, groups)
-    greatest = scales.max(axis=1)
-    d = greatest / np.float32(31)
-    sc = np.clip(nearest_int(np.float32(0.5) * ((np.float32(1) / d)[:, None] * scales - 1)), 0, MOST_SCALE)
-    none = greatest == 0
-    sc[none] = 0
-    of_blocks, of_signs = found.T.reshape(n, -1), signs.T.reshape(n, -1)
-    if kind.paired:
-        of_blocks[none], of_signs[none] = 0, 0
-    if kind.gapless:
-        order = np.argsort(empty.reshape(n, groups), axis=1, kind="stable")
-        of_blocks = (of_blocks & ~255) | _ordered(of_blocks & 255, order)
-        of_signs = _ordered(of_signs, order)
-    return to_float16(d * np.float32(kind.fudge)), sc.astype(np.uint8), of_blocks, of_signs
+    return Fit(scale.reshape(n, groups), found.T.reshape(n, -1), signs.T.reshape(n, -1), empty.reshape(n, groups))
 
 
 def _signs(kind: Lattice, x: Floats, weights: Floats) -> tuple[Floats, Bytes]:

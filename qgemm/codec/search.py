@@ -12,7 +12,6 @@ Arrays are [weight of the block, block], so that a sum over a block is one over 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices
 
+from .compiled import compilable
 from .format import CHUNK, Blocks, Format, Levels
 from .packing import Floats
 
@@ -90,15 +90,21 @@ def sum_of_squares(x: Floats, total: np.float32) -> np.float32:
 
 
 def _blocks(fmt: Format, x: Floats, weights: Floats) -> Blocks:
+    assert fmt.pack is not None
+    return fmt.pack(fitted(x, weights, fmt.code_range[1], fmt.has_minimum))
+
+
+@compilable
+def fitted(x: Floats, weights: Floats, most: int, has_minimum: bool) -> Levels:
+    """x, weights [n, weights of a block] -> codes [n, weights] uint8 in 0..most, scale and perhaps minimum [n]."""
     count = len(x)
     if count == 1:  # NumPy would sum a single column in another order
         x, weights = np.repeat(x, 2, axis=0), np.repeat(weights, 2, axis=0)
     columns, of = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
     with np.errstate(all="ignore"):  # candidates of no worth may overflow
-        most = fmt.code_range[1]
-        fit = affine(columns, of, most, STEPS) if fmt.has_minimum else symmetric(columns, of, (most + 1) // 2)
-    assert fmt.pack is not None
-    return fmt.pack(Levels(np.ascontiguousarray(fit.codes.T).astype(np.uint8), fit.scale, fit.minimum))[:count]
+        fit = affine(columns, of, most, STEPS) if has_minimum else symmetric(columns, of, (most + 1) // 2)
+    codes = np.ascontiguousarray(fit.codes.T[:count]).astype(np.uint8)
+    return Levels(codes, fit.scale[:count], None if fit.minimum is None else fit.minimum[:count])
 
 
 class Fit(NamedTuple):
@@ -123,24 +129,9 @@ class Steps(NamedTuple):
 
 STEPS = Steps(-0.9, 0.05, 37)  # of every format with an importance matrix
 
-Compiled = Callable[[Floats, Floats, int, Steps | None], Fit | None]
-_compiled: list[Compiled] = []
-
-
-def use(compiled: Compiled) -> None:
-    """Fit by compiled code from now on, where it does not return None: with the steps of `affine`, else `symmetric`."""
-    _compiled[:] = [compiled]
-
-
-def _by_compiled_code(x: Floats, weights: Floats, most: int, steps: Steps | None) -> Fit | None:
-    return _compiled[0](x, weights, most, steps) if _compiled else None
-
 
 def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:
     """x, weights [weights of a group, n], n > 1: w = scale * (code - zero), of those tried with the least error."""
-    found = _by_compiled_code(x, weights, zero, None)
-    if found is not None:
-        return found
     magnitude = np.abs(x)
     largest = _at(x, magnitude.argmax(axis=0))
     weighted = weights * x
@@ -168,11 +159,11 @@ def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:
 
 def affine(x: Floats, weights: Floats, most: int, steps: Steps) -> Fit:
     """x, weights [weights of a group, n], n > 1: w = scale * code + minimum, which is not positive, likewise."""
-    fitted = _by_compiled_code(x, weights, most, steps)
-    if fitted is not None:
-        return fitted
     least, greatest = _at(x, x.argmin(axis=0)), x.max(axis=0)  # of -0 and +0 the first is the least
     sum_w, sum_x = total(weights), total(weights * x)
+    sum_x = np.where(
+        np.signbit(weights * x).all(axis=0) & (sum_x == 0), np.float32(-0.0), sum_x
+    )  # in C -0 and -0 is -0
     least = np.where(least > 0, np.float32(0), least)
 
     def tried(inverse: Floats, minimum: Floats) -> Codes:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .compiled import compilable
 from .format import Blocks
-from .packing import Bytes, Floats, Halves, to_float16
+from .packing import Bytes, Floats, Halves, pack_sixes, to_float16, unpack_sixes
 from .search import LEAST, STEPS, Fit, Steps, affine, nearest_int, symmetric, total
 
 WEIGHTS = 256
@@ -32,6 +33,8 @@ class Affine(NamedTuple):
 
     steps: that are tried without an importance. rooted: whether errors weigh sqrt(mean square of the group) + |x| then,
     else |x|. means: how many times the mean square of a super-block counts beside x * x where there is an importance.
+    spills: whether an sc or m beyond most_scale, which may be left where nothing weighs, is stored with all its bits,
+    the upper ones in the place of others, rather than as most_scale.
     """
 
     most: int
@@ -40,6 +43,7 @@ class Affine(NamedTuple):
     steps: Steps
     rooted: bool
     means: float
+    spills: bool
 
 
 class Symmetric(NamedTuple):
@@ -59,16 +63,20 @@ class Symmetric(NamedTuple):
     empty: int
 
 
+FitAffine = tuple[Halves, Halves, Bytes, Bytes, Bytes]
+FitSymmetric = tuple[Halves, NDArray[np.int8], Bytes]
 PackAffine = Callable[[Halves, Halves, Bytes, Bytes, Bytes], Blocks]
 PackSymmetric = Callable[[Halves, NDArray[np.int8], Bytes], Blocks]
 
 
 def with_minimums(kind: Affine, x: Floats, importance: Floats | None, pack: PackAffine) -> Blocks:
     """x, importance [n, 256] -> blocks [n]; pack: (d, dmin [n], sc, m [n, groups], codes [n, 256]) -> blocks."""
-    return in_shares(x, importance, lambda values, of: pack(*_with_minimums(kind, values, of)))
+    return in_shares(x, importance, lambda values, of: pack(*fitted_with_minimums(kind, values, of)))
 
 
-def _with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> tuple[Any, ...]:
+@compilable
+def fitted_with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> FitAffine:
+    """x, importance [n, 256] -> d, dmin [n], sc, m [n, groups], codes [n, 256]; n > 1 for NumPy."""
     n, columns = len(x), to_columns(x, kind.groups)
     if importance is None:
         weights = np.abs(columns)
@@ -85,6 +93,7 @@ def _with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> tuple[
     else:
         of = total(weights).reshape(n, -1)
         (d, sc), (dmin, m) = integers(scales, of, kind.most_scale), integers(minimums, of, kind.most_scale)
+        sc, m = _stored(kind, sc, m)
     half, half_min = to_float16(d), to_float16(dmin)
     scale, minimum = (
         (of.astype(np.float32)[:, None] * numbers).reshape(-1) for of, numbers in ((half, sc), (half_min, m))
@@ -95,10 +104,12 @@ def _with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> tuple[
 
 def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None, pack: PackSymmetric) -> Blocks:
     """x, importance [n, 256] -> blocks [n]; pack: (d [n], sc [n, groups], codes [n, 256]) -> blocks."""
-    return in_shares(x, importance, lambda values, of: pack(*_without_minimums(kind, values, of)))
+    return in_shares(x, importance, lambda values, of: pack(*fitted_without_minimums(kind, values, of)))
 
 
-def _without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> tuple[Any, ...]:
+@compilable
+def fitted_without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> FitSymmetric:
+    """x, importance [n, 256] -> d [n], sc [n, groups], codes [n, 256]; n > 1 for NumPy."""
     n, columns = len(x), to_columns(x, kind.groups)
     if importance is None:
         fit = (_moved if kind.moved else symmetric)(columns, columns * columns, kind.zero)
@@ -119,6 +130,17 @@ def _without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> 
     found = _rows(np.where(scale != 0, codes, fit.codes), n)
     found[empty] = 0
     return half, sc, found
+
+
+def _stored(kind: Affine, sc: Bytes, m: Bytes) -> tuple[Bytes, Bytes]:
+    """sc, m [n, groups] of up to eight bits -> as a block gives them back."""
+    if not kind.spills:
+        most = np.uint8(kind.most_scale)
+        return np.minimum(sc, most), np.minimum(m, most)
+    if kind.most_scale == 63:
+        return unpack_sixes(pack_sixes(sc, m))
+    both = sc | m << np.uint8(4)
+    return both & np.uint8(15), both >> np.uint8(4)
 
 
 def in_shares(x: Floats, importance: Floats | None, made: Callable[[Floats, Floats | None], Blocks]) -> Blocks:

@@ -9,15 +9,18 @@ super-blocks].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .compiled import compilable
+from .format import Blocks
 from .grids import Indices, grid
-from .packing import Bytes, Floats
+from .packing import Bytes, Floats, Halves, to_float16
 from .search import nearest_int, total
-from .super_blocks import to_columns
+from .super_blocks import in_shares, spread_of, to_columns
 
 DELTA = np.float32(0.125)
 LEVELS = np.stack([np.arange(-1, 2, dtype=np.float32) + delta for delta in (DELTA, -DELTA)])  # [sign of delta, code]
@@ -27,8 +30,58 @@ MOST_SCALE = 7  # of the sc, three bits each
 Flags = NDArray[np.bool_]
 
 
+class Ternary(NamedTuple):
+    """How ggml fits a type: `groups` of a super-block, `parts` of a group with a delta of their own, 1 or 2.
+
+    least: groups with no larger magnitude are zeros. fudge: d is that much larger. refit: whether d is fitted once more
+    to all points and sc.
+    """
+
+    groups: int
+    parts: int
+    least: float
+    fudge: float
+    refit: bool = False
+
+
 class Fit(NamedTuple):
-    """scale [n], points [size / 8, n], minus [size / 8, n]: whether delta is -1/8; empty [n]: groups of zeros."""
+    """Super-blocks as they are fitted: d [n], sc [n, groups], points and minus [n, 32]: whether delta is -1/8."""
+
+    d: Floats
+    sc: Bytes
+    points: Indices
+    minus: Flags
+
+
+Pack = Callable[[Halves, Bytes, Indices, Flags], Blocks]
+
+
+def encode(kind: Ternary, x: Floats, importance: Floats | None, pack: Pack) -> Blocks:
+    """x, importance [n, 256] -> blocks [n]; pack: (d [n], sc [n, groups], points [n, 32], minus [n, 32]) -> blocks."""
+
+    def encoded(values: Floats, of: Floats | None) -> Blocks:
+        fit = fitted(kind, values, of)
+        return pack(to_float16(fit.d * np.float32(kind.fudge)), fit.sc, fit.points, fit.minus)
+
+    return in_shares(x, importance, encoded)
+
+
+@compilable
+def fitted(kind: Ternary, x: Floats, importance: Floats | None) -> Fit:
+    """x, importance [n, 256] -> Fit; n > 1 for NumPy."""
+    n, columns = len(x), to_columns(x, kind.groups)
+    weights = columns * columns
+    if importance is not None:
+        weights = to_columns(importance, kind.groups) * spread_of(x, columns, kind.groups, 2)
+    fit = _fitted(columns, weights, kind.least, kind.parts)
+    d, sc = _rounded(fit.scale.reshape(n, kind.groups))
+    if kind.refit:
+        d = _refitted(x, weights, fit, d, sc)
+    return Fit(d, sc, fit.points.T.reshape(n, -1), fit.minus.T.reshape(n, -1))
+
+
+class _Groups(NamedTuple):
+    """Groups as columns: scale [n], points and minus [size / 8, n]; empty [n]: groups of zeros."""
 
     scale: Floats
     points: Indices
@@ -36,7 +89,7 @@ class Fit(NamedTuple):
     empty: Flags
 
 
-def fitted(x: Floats, weights: Floats, least: float, parts: int) -> Fit:
+def _fitted(x: Floats, weights: Floats, least: float, parts: int) -> _Groups:
     """x, weights [size, n]; groups with a magnitude below `least` are empty. parts: deltas that a group has, 1 or 2."""
     order = np.argsort(x, axis=0, kind="stable")
     scale, low, high, choice = (_split_once if parts == 1 else _split_halves)(x, weights, order)
@@ -62,10 +115,10 @@ def fitted(x: Floats, weights: Floats, least: float, parts: int) -> Fit:
     again = (of.point_of[numbers] < 0).reshape(minus.shape).any(axis=0) & (products > 0) & (norms > 0)
     scale = np.where(again, products / norms, scale)
     points[:, empty], minus[:, empty] = 0, False
-    return Fit(np.where(empty, np.float32(0), scale), points, minus, empty)
+    return _Groups(np.where(empty, np.float32(0), scale), points, minus, empty)
 
 
-def rounded(scales: Floats) -> tuple[Floats, Bytes]:
+def _rounded(scales: Floats) -> tuple[Floats, Bytes]:
     """Scales [n, groups] -> d [n], sc [n, groups]; of super-blocks of zeros both are 0."""
     greatest = scales.max(axis=1)
     d = greatest / np.float32(15)
@@ -73,7 +126,7 @@ def rounded(scales: Floats) -> tuple[Floats, Bytes]:
     return d, np.where(greatest[:, None] == 0, 0, sc).astype(np.uint8)
 
 
-def refitted(x: Floats, weights: Floats, fit: Fit, d: Floats, sc: Bytes) -> Floats:
+def _refitted(x: Floats, weights: Floats, fit: _Groups, d: Floats, sc: Bytes) -> Floats:
     """The d [n] of super-blocks x [n, 256] of least error, with its points and sc [n, groups]; weights as columns."""
     n, groups = sc.shape
     levels = _levels(fit.points, fit.minus) * (2 * sc.reshape(-1) + 1).astype(np.float32)

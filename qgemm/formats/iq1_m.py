@@ -18,20 +18,19 @@ import numpy as np
 
 from qgemm.codec import grids, ternary_grid
 from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
-from qgemm.codec.packing import Floats, Halves, pack_slots, to_float16, unpack_slots
-from qgemm.codec.super_blocks import in_shares, spread_of, to_columns
+from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
 
 DTYPE = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
 GROUPS = 16
 NIBBLES = np.arange(0, 16, 4, dtype=np.uint16)
-FUDGE = np.float32(1.1125)  # d is that much larger
-LEAST = 1e-7  # groups with no larger magnitude are zeros to ggml
+KIND = ternary_grid.Ternary(GROUPS, parts=2, least=1e-7, fudge=1.1125, refit=True)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
     """Values [n, 256], and what each weighs -> blocks [n] (codec/ternary_grid.py)."""
-    return in_shares(x, importance, _encoded)
+    return ternary_grid.encode(KIND, x, importance, pack)
 
 
 def scale(blocks: Blocks) -> Halves:
@@ -47,19 +46,12 @@ def set_scale(blocks: Blocks, d: Halves) -> None:
     blocks["scales"] = blocks["scales"] & np.uint16(0xFFF) | nibbles
 
 
-def _encoded(x: Floats, importance: Floats | None) -> Blocks:
-    n, columns = len(x), to_columns(x, GROUPS)
-    weights = columns * columns
-    if importance is not None:
-        weights = to_columns(importance, GROUPS) * spread_of(x, columns, GROUPS, 2)
-    fit = ternary_grid.fitted(columns, weights, LEAST, 2)
-    d, sc = ternary_grid.rounded(fit.scale.reshape(n, GROUPS))
-    half = to_float16(ternary_grid.refitted(x, weights, fit, d, sc) * FUDGE).view(np.uint16).astype(np.int64)
-    points, minus = fit.points.T.reshape(n, 32), fit.minus.T.reshape(n, 32)
-    blocks = np.empty(n, DTYPE)
+def pack(d: Halves, sc: Bytes, points: Indices, minus: ternary_grid.Flags) -> Blocks:
+    """d [n], sc [n, 16], points and minus [n, 32] -> blocks [n]."""
+    blocks = np.empty(len(d), DTYPE)
     blocks["qs"], blocks["qh"] = points & 255, pack_slots((points >> 8 | minus << 3).astype(np.uint8), 4)
-    three = (sc.reshape(n, 4, 4).astype(np.int64) << np.arange(0, 12, 3)).sum(axis=2)
-    blocks["scales"] = three | (half[:, None] >> np.arange(0, 16, 4) & 15) << 12
+    blocks["scales"] = (sc.reshape(-1, 4, 4).astype(np.uint16) << np.arange(0, 12, 3, dtype=np.uint16)).sum(axis=2)
+    set_scale(blocks, d)
     return blocks
 
 

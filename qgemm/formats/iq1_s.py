@@ -19,31 +19,26 @@ import numpy as np
 
 from qgemm.codec import grids, ternary_grid
 from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
-from qgemm.codec.packing import Floats, to_float16
-from qgemm.codec.super_blocks import in_shares, spread_of, to_columns
+from qgemm.codec.packing import Bytes, Floats, Halves
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
 GROUPS = 8
-FUDGE = np.float32(1.125)  # d is that much larger
-LEAST = 1e-12  # groups with no larger magnitude are zeros to ggml
+KIND = ternary_grid.Ternary(GROUPS, parts=1, least=1e-12, fudge=1.125)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
     """Values [n, 256], and what each weighs -> blocks [n] (codec/ternary_grid.py)."""
-    return in_shares(x, importance, _encoded)
+    return ternary_grid.encode(KIND, x, importance, pack)
 
 
-def _encoded(x: Floats, importance: Floats | None) -> Blocks:
-    assert importance is not None
-    n, columns = len(x), to_columns(x, GROUPS)
-    fit = ternary_grid.fitted(columns, to_columns(importance, GROUPS) * spread_of(x, columns, GROUPS, 2), LEAST, 1)
-    d, sc = ternary_grid.rounded(fit.scale.reshape(n, GROUPS))
-    points = fit.points.T.reshape(n, GROUPS, 4)
-    blocks = np.empty(n, DTYPE)
-    blocks["d"], blocks["qs"] = to_float16(d * FUDGE), points.reshape(n, -1) & 255
-    blocks["qh"] = (points >> 8 << np.arange(0, 12, 3)).sum(axis=2) | sc.astype(np.int64) << 12
-    blocks["qh"] |= fit.minus[0].reshape(n, GROUPS).astype(np.uint16) << np.uint16(15)
+def pack(d: Halves, sc: Bytes, points: Indices, minus: ternary_grid.Flags) -> Blocks:
+    """d [n], sc [n, 8], points and minus [n, 32], alike in a group -> blocks [n]."""
+    blocks, high = np.empty(len(d), DTYPE), (points >> 8).reshape(-1, GROUPS, 4)
+    blocks["d"], blocks["qs"] = d, points & 255
+    blocks["qh"] = (high << np.arange(0, 12, 3)).sum(axis=2) | sc.astype(np.int64) << 12
+    blocks["qh"] |= minus[:, ::4].astype(np.uint16) << np.uint16(15)
     return blocks
 
 

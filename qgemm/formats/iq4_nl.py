@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from qgemm.codec.compiled import compilable
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import HALVES, Bytes, Floats, LaneWords, pack_nibbles, reciprocal, to_float16, unpack_nibbles
 from qgemm.codec.scales import absmax, signed_absmax
@@ -35,25 +36,31 @@ def encode(x: Floats, importance: Floats | None = None) -> Blocks:
     from least squares. Squares are weighted by x^2, with an importance by importance * sqrt(twice their mean + x^2),
     and summed in the order of the weights, since bytes depend on it.
     """
+    d, codes = fitted(x, importance)
     blocks = np.empty(len(x), DTYPE)
-    with np.errstate(all="ignore"):  # candidates may overflow
-        weights = x * x
-        if importance is not None:
-            means = total(_columns(weights))[: len(x)] * np.float32(2 / 32)
-            weights = importance * np.sqrt(means[:, None] + weights)
-        d = fitted(x, weights)
-        codes = nearest(reciprocal(d)[:, None] * x)
     blocks["d"] = to_float16(d)
     blocks["qs"] = pack_nibbles(codes)
     return blocks
 
 
-def fitted(x: Floats, weights: Floats) -> Floats:
+@compilable
+def fitted(x: Floats, importance: Floats | None) -> tuple[Floats, Bytes]:
+    """Blocks [n, 32], and what each weighs -> d [n], codes [n, 32]."""
+    with np.errstate(all="ignore"):  # candidates may overflow
+        weights = x * x
+        if importance is not None:
+            means = total(_columns(weights))[: len(x)] * np.float32(2 / 32)
+            weights = importance * np.sqrt(means[:, None] + weights)
+        d = scales(x, weights)
+        return d, nearest(reciprocal(d)[:, None] * x)
+
+
+def scales(x: Floats, weights: Floats) -> Floats:
     """Blocks [n, 32], what the square of each error weighs -> their scales [n], 0 for blocks of zeros."""
     zeros, of, squares = absmax(x) < LEAST, _columns(x), _columns(weights)
     largest = np.broadcast_to(signed_absmax(x), of.shape[1:])
     products, norms = _sums(np.float32(1) / (largest / np.float32(127)), of, squares)
-    d = products / norms
+    d = np.where(norms > 0, products / norms, np.float32(0))  # where nothing weighs
     best = d * products
     for step in range(-STEPS, STEPS + 1):
         products, norms = _sums((CODEBOOK[0] + np.float32(step)) / largest, of, squares)

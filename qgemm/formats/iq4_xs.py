@@ -12,9 +12,20 @@ A device tile has the codes as that of iq4_nl.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from qgemm.codec.compiled import compilable
 from qgemm.codec.format import Blocks, Format, Levels
-from qgemm.codec.packing import HALVES, Floats, pack_nibbles, reciprocal, to_float16, unpack_nibbles, unpack_slots
+from qgemm.codec.packing import (
+    HALVES,
+    Bytes,
+    Floats,
+    pack_nibbles,
+    reciprocal,
+    to_float16,
+    unpack_nibbles,
+    unpack_slots,
+)
 from qgemm.codec.search import nearest_int, total
 
 from . import iq4_nl
@@ -38,7 +49,20 @@ def encode(x: Floats, importance: Floats | None = None) -> Blocks:
 
 
 def _encoded(x: Floats, importance: Floats | None) -> Blocks:
-    groups, blocks = x.reshape(-1, 32), np.empty(len(x), DTYPE)
+    d, sc, codes = fitted(x, importance)
+    blocks, biased = np.empty(len(x), DTYPE), (sc + np.int8(ZERO)).astype(np.uint16)
+    low = (biased & 15).astype(np.uint8)
+    blocks["d"] = to_float16(d)
+    blocks["scales_l"] = low[:, ::2] | low[:, 1::2] << np.uint8(4)
+    blocks["scales_h"] = ((biased >> 4) << np.arange(0, 16, 2, dtype=np.uint16)).sum(axis=1, dtype=np.uint16)
+    blocks["qs"] = pack_nibbles(codes.reshape(-1, 32)).reshape(-1, 128)
+    return blocks
+
+
+@compilable
+def fitted(x: Floats, importance: Floats | None) -> tuple[Floats, NDArray[np.int8], Bytes]:
+    """Super-blocks [n, 256], and what each weighs -> d [n], sc [n, 8], codes [n, 256]."""
+    groups = x.reshape(-1, 32)
     with np.errstate(all="ignore"):  # candidates of no worth may overflow
         squares = x * x
         weights = squares.reshape(-1, 32)
@@ -46,19 +70,13 @@ def _encoded(x: Floats, importance: Floats | None) -> Blocks:
             twice = np.repeat(squares, 2, axis=0) if len(x) == 1 else squares  # a single column has another order
             means = (total(np.ascontiguousarray(twice.T)) * np.float32(2 / 256))[: len(x)]
             weights = (importance * np.sqrt(means[:, None] + squares)).reshape(-1, 32)
-        scales = iq4_nl.fitted(groups, weights).reshape(-1, GROUPS)
+        scales = iq4_nl.scales(groups, weights).reshape(-1, GROUPS)
         largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], 1)[:, 0]
         d = -largest / np.float32(ZERO)
         sc = np.clip(nearest_int(reciprocal(d)[:, None] * scales), -ZERO, ZERO - 1)
         inverse = reciprocal((d[:, None] * sc.astype(np.float32)).reshape(-1))
         codes = iq4_nl.nearest(inverse[:, None] * groups)
-    biased = (sc + ZERO).astype(np.uint16)
-    low = (biased & 15).astype(np.uint8)
-    blocks["d"] = to_float16(d)
-    blocks["scales_l"] = low[:, ::2] | low[:, 1::2] << np.uint8(4)
-    blocks["scales_h"] = ((biased >> 4) << np.arange(0, 16, 2, dtype=np.uint16)).sum(axis=1, dtype=np.uint16)
-    blocks["qs"] = pack_nibbles(codes).reshape(-1, 128)
-    return blocks
+    return d, sc.astype(np.int8), codes.reshape(x.shape)
 
 
 def levels(blocks: Blocks) -> Levels:

@@ -49,10 +49,10 @@ def encode(x: Floats) -> Blocks:
 
 
 def scales(values: Floats) -> Bytes:
-    """Scales [n] from 0 on -> their bytes: to nearest, halves up; from 2^8 on 448 where ggml has no other number."""
+    """Scales [n] from 0 on -> their bytes: to nearest, halves up; 448 for what becomes 256 or more, as in ggml."""
     bits = np.minimum(values, np.float32(448)).view(np.int32)
     rounded = (bits >> 19) + 1 >> 1  # exponent and three bits of mantissa; a carry moves into the exponent
-    normal = np.minimum(rounded - (BIAS << 3), MOST)
+    normal = np.where(rounded - (BIAS << 3) >= 15 << 3, MOST, rounded - (BIAS << 3))
     with np.errstate(invalid="ignore"):
         subnormal = np.minimum(
             (np.where(values < 1, values, 0) * np.float32(512) + np.float32(0.5)).astype(np.int32), 7

@@ -18,7 +18,7 @@ from qgemm.codec.super_blocks import Affine, with_minimums
 
 DTYPE = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2"), ("dmin", "<f2")])
 SLOTS = {"qs": tuple(128 * h + 32 * i + j for h in range(2) for j in range(32) for i in range(4))}
-KIND = Affine(3, 16, 15, Steps(-0.5, 0.1, 16, absolute=True), rooted=False, means=1)
+KIND = Affine(3, 16, 15, Steps(-0.5, 0.1, 16, absolute=True), rooted=False, means=1, spills=True)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:

@@ -23,7 +23,7 @@ DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u
 SLOTS = {"qs": tuple(64 * p + 32 * h + j for p in range(4) for j in range(32) for h in range(2))}
 
 
-KIND = Affine(15, 8, 63, Steps(-1.0, 0.1, 21), rooted=True, means=2)
+KIND = Affine(15, 8, 63, Steps(-1.0, 0.1, 21), rooted=True, means=2, spills=True)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:

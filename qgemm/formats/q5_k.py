@@ -25,7 +25,7 @@ DTYPE = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u
 SLOTS = {"qs": q4_k.SLOTS["qs"], "qh": tuple(32 * g + j for j in range(32) for g in range(8))}
 
 
-KIND = Affine(31, 8, 63, Steps(-0.5, 0.1, 16), rooted=True, means=2)
+KIND = Affine(31, 8, 63, Steps(-0.5, 0.1, 16), rooted=True, means=2, spills=False)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:

@@ -1,162 +1,175 @@
-// Scale search: the fits of qgemm/codec/search.py, byte for byte. Groups are columns; LANES of them at a time are fitted
-// in step, so that vectors run over groups and each sum over a group adds its weights in order. Compiled without
-// contraction: NumPy rounds each product.
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+// Fits of blocks, and of the super-blocks of K-quants with the integers of their groups' scales: byte for byte those of
+// qgemm/codec/search.py and super_blocks.py, which also pack what is found here.
+#include "fits.h"
 
-#define LANES 16
-#define MOST_WEIGHTS 32
-#define EACH_LANE for (int l = 0; l < LANES; l++)
-
-typedef float Lane[LANES];
-typedef int32_t Code[LANES];
-
-// x, weights: [size, n]; codes [size, n], scale and minimum [n] are written. most, or zero for symmetric fits.
+// x, importance [n, 256], or weights of errors [n, size] for qgemm_fit; d, dmin [n], sc, m [n, groups], codes as x.
 typedef struct {
     FIT_FIELDS
-} Fit;
+} fit;
 
-static inline int32_t nearest(float value) {
-    float sum = value + 12582912.0f;
-    int32_t bits;
-    memcpy(&bits, &sum, 4);
-    return (bits & 0x007fffff) - 0x00400000;
+typedef struct {
+    floats x[WEIGHTS], w[WEIGHTS], scale[MOST_GROUPS], minimum[MOST_GROUPS], of[MOST_GROUPS];
+    ints codes[WEIGHTS], sc[MOST_GROUPS], m[MOST_GROUPS];
+} tile;
+
+static steps steps_of(const fit* p) { return (steps){p->first, p->step, p->tries, p->absolute}; }
+
+// x, and what errors weigh: importance * sqrt(means * mean square of the super-block + x * x), or what is left to each.
+static void load(tile* t, const fit* p, int64_t at, int64_t count, int with_means) {
+    load_rows(t->x, (const float*)p->x + at * WEIGHTS, WEIGHTS, count);
+    if (!p->importance) return;
+    load_rows(t->w, (const float*)p->importance + at * WEIGHTS, WEIGHTS, count);
+    if (!with_means) return;
+    const floats mean = p->means * sum_of_squares(t->x, WEIGHTS) / (float)WEIGHTS;
+    for (int i = 0; i < WEIGHTS; ++i) t->w[i] *= root(mean + t->x[i] * t->x[i]);
 }
 
-static inline int32_t clipped(int32_t value, int32_t least, int32_t most) {
-    value = value < least ? least : value;
-    return value > most ? most : value;
+// What the errors of each group weigh together.
+static void sum_weights(tile* t, int groups, int size) {
+    for (int g = 0; g < groups; ++g) {
+        t->of[g] = (floats){0};
+        for (int i = 0; i < size; ++i) t->of[g] += t->w[g * size + i];
+    }
 }
 
-// LANES columns from `from` on, the last repeated where there are fewer.
-static void load(Lane* to, const float* values, int64_t size, int64_t n, int64_t from) {
-    int64_t count = n - from < LANES ? n - from : LANES;
-    for (int64_t i = 0; i < size; i++) EACH_LANE to[i][l] = values[i * n + from + (l < count ? l : count - 1)];
+// Scales of groups -> integers nearest to them over the largest / most; what is negative becomes the largest.
+static floats rounded(const floats* values, int groups, int most, ints* found) {
+    floats largest = {0};
+    for (int g = 0; g < groups; ++g) largest = larger(largest, values[g]);
+    const floats inverse = choose(largest > 0, (float)most / largest, same(0));
+    for (int g = 0; g < groups; ++g) found[g] = at_most(nearest(inverse * values[g]) & 255, most);
+    return largest / (float)most;
 }
 
-static void store(const Fit* fit, int64_t from, Code* codes, const float* scale, const float* minimum) {
-    int64_t count = fit->n - from < LANES ? fit->n - from : LANES;
-    for (int64_t i = 0; i < fit->size; i++) memcpy((int32_t*)fit->codes + i * fit->n + from, codes[i], 4 * count);
-    memcpy((float*)fit->scale + from, scale, 4 * count);
-    if (minimum) memcpy((float*)fit->minimum + from, minimum, 4 * count);
+// Codes anew for the scales as they are stored; where a scale is 0 those of the fit stay.
+static void codes_again(tile* t, int g, int size, floats scale, floats minimum, int zero, int most) {
+    for (int i = g * size; i < (g + 1) * size; ++i) {
+        const ints found = clipped(nearest((t->x[i] + minimum) / scale), -zero, most - zero) + zero;
+        t->codes[i] = choose_int(scale != 0, found, t->codes[i]);
+    }
 }
 
-static void affine(const Fit* fit, int64_t from) {
-    Lane x[MOST_WEIGHTS], w[MOST_WEIGHTS];
-    Code codes[MOST_WEIGHTS], tried[MOST_WEIGHTS];
-    Lane least, greatest, minimum, scale, best, inverse, sum_w = {0}, sum_x = {0};
-    int64_t size = fit->size;
-    float most = (float)fit->most;
-    load(x, fit->x, size, fit->n, from);
-    load(w, fit->weights, size, fit->n, from);
-    EACH_LANE least[l] = greatest[l] = x[0][l];
-    for (int64_t i = 0; i < size; i++) EACH_LANE {
-            least[l] = x[i][l] < least[l] ? x[i][l] : least[l];
-            greatest[l] = x[i][l] > greatest[l] ? x[i][l] : greatest[l];
-            sum_w[l] += w[i][l];
-            sum_x[l] += w[i][l] * x[i][l];
+// Integers of groups g and g + 4: the upper two bits of the latter lie above the six of the former.
+static void store_sixes(ints* one, ints* other) {
+    const ints packed = (*one | *other >> 4 << 6) & 255;
+    *one = packed & 63;
+    *other = (*other & 15) | packed >> 6 << 4;
+}
+
+// sc and m as a block gives them back: of those beyond most_scale, which may be left where nothing weighs, the upper bits
+// are stored in the place of others (q2_k, whose groups have nibbles, and q4_k), or they become most_scale (q5_k).
+static void store_integers(tile* t, const fit* p) {
+    const int half = p->groups / 2;
+    for (int g = 0; g < p->groups; ++g)
+        if (!p->spills) {
+            t->sc[g] = at_most(t->sc[g], p->most_scale);
+            t->m[g] = at_most(t->m[g], p->most_scale);
+        } else if (p->most_scale == 15) {
+            const ints both = (t->sc[g] | t->m[g] << 4) & 255;
+            t->sc[g] = both & 15;
+            t->m[g] = both >> 4;
+        } else if (g < half) {
+            store_sixes(t->sc + g, t->sc + g + half);
+            store_sixes(t->m + g, t->m + g + half);
         }
-    EACH_LANE {
-        least[l] = least[l] > 0 ? 0 : least[l];
-        minimum[l] = least[l];
-        inverse[l] = most / (greatest[l] - least[l]);
-        scale[l] = 1.0f / inverse[l];
-        best[l] = 0;
-    }
-    for (int64_t i = 0; i < size; i++) EACH_LANE {
-            codes[i][l] = clipped(nearest(inverse[l] * (x[i][l] - least[l])), 0, fit->most);
-            float difference = scale[l] * (float)codes[i][l] + minimum[l] - x[i][l];
-            best[l] += w[i][l] * (fit->absolute ? fabsf(difference) : difference * difference);
-        }
-    for (int step = 0; step < fit->tries; step++) {
-        float more = fit->first + fit->step * (float)step;
-        Lane sum_l = {0}, sum_l2 = {0}, sum_xl = {0}, new_scale, new_minimum, error = {0};
-        int32_t better[LANES];
-        EACH_LANE inverse[l] = (more + most) / (greatest[l] - minimum[l]);
-        for (int64_t i = 0; i < size; i++) EACH_LANE {
-                tried[i][l] = clipped(nearest(inverse[l] * (x[i][l] - minimum[l])), 0, fit->most);
-                float level = (float)tried[i][l], weighted = w[i][l] * level;
-                sum_l[l] += weighted;
-                sum_l2[l] += weighted * level;
-                sum_xl[l] += weighted * x[i][l];
-            }
-        EACH_LANE {
-            float determinant = sum_w[l] * sum_l2[l] - sum_l[l] * sum_l[l];
-            float one = (sum_w[l] * sum_xl[l] - sum_x[l] * sum_l[l]) / determinant;
-            float other = (sum_l2[l] * sum_x[l] - sum_l[l] * sum_xl[l]) / determinant;
-            new_scale[l] = other > 0 ? sum_xl[l] / sum_l2[l] : one;
-            new_minimum[l] = other > 0 ? 0 : other;
-            better[l] = determinant > 0;
-        }
-        for (int64_t i = 0; i < size; i++) EACH_LANE {
-                float difference = new_scale[l] * (float)tried[i][l] + new_minimum[l] - x[i][l];
-                error[l] += w[i][l] * (fit->absolute ? fabsf(difference) : difference * difference);
-            }
-        EACH_LANE {
-            better[l] = better[l] & (error[l] < best[l]);
-            scale[l] = better[l] ? new_scale[l] : scale[l];
-            minimum[l] = better[l] ? new_minimum[l] : minimum[l];
-            best[l] = better[l] ? error[l] : best[l];
-        }
-        for (int64_t i = 0; i < size; i++) EACH_LANE codes[i][l] = better[l] ? tried[i][l] : codes[i][l];
-    }
-    EACH_LANE if (greatest[l] <= least[l]) {
-        for (int64_t i = 0; i < size; i++) codes[i][l] = 0;
-        scale[l] = 0;
-        minimum[l] = least[l];
-    }
-    store(fit, from, codes, scale, minimum);
 }
 
-static void symmetric(const Fit* fit, int64_t from) {
-    Lane x[MOST_WEIGHTS], w[MOST_WEIGHTS], magnitude, largest, scale, best;
-    Code codes[MOST_WEIGHTS], tried[MOST_WEIGHTS];
-    int64_t size = fit->size;
-    int32_t zero = fit->most;
-    load(x, fit->x, size, fit->n, from);
-    load(w, fit->weights, size, fit->n, from);
-    EACH_LANE {
-        largest[l] = x[0][l];
-        magnitude[l] = fabsf(x[0][l]);
-    }
-    for (int64_t i = 1; i < size; i++) EACH_LANE {
-            int32_t more = fabsf(x[i][l]) > magnitude[l];
-            largest[l] = more ? x[i][l] : largest[l];
-            magnitude[l] = more ? fabsf(x[i][l]) : magnitude[l];
+static void with_minimums(const fit* p, int64_t at, int64_t count) {
+    tile t;
+    const int groups = p->groups, size = WEIGHTS / groups;
+    load(&t, p, at, count, 1);
+    for (int g = 0; g < groups; ++g) {
+        floats *x = t.x + g * size, *w = t.w + g * size;
+        if (!p->importance) {
+            const floats mean = p->rooted ? root(sum_of_squares(x, size) / (float)size) : same(0);
+            for (int i = 0; i < size; ++i) w[i] = mean + magnitude(x[i]);
         }
-    for (int j = 0; j < 19; j++) {
-        int step = j ? (j < 10 ? j - 10 : j - 9) : 0;
-        Lane inverse, products = {0}, norms = {0};
-        int32_t better[LANES];
-        EACH_LANE inverse[l] = -((float)zero + 0.1f * (float)step) / largest[l];
-        for (int64_t i = 0; i < size; i++) EACH_LANE {
-                tried[i][l] = clipped(nearest(inverse[l] * x[i][l]), -zero, zero - 1);
-                float level = (float)tried[i][l];
-                products[l] += w[i][l] * x[i][l] * level;
-                norms[l] += w[i][l] * level * level;
-            }
-        EACH_LANE {
-            better[l] = j == 0 || ((norms[l] > 0) & (products[l] * products[l] > best[l] * norms[l]));
-            float found = norms[l] != 0 ? products[l] / norms[l] : 0;
-            scale[l] = better[l] ? found : scale[l];
-            best[l] = better[l] ? found * products[l] : best[l];
-        }
-        for (int64_t i = 0; i < size; i++) EACH_LANE codes[i][l] = better[l] ? tried[i][l] : codes[i][l];
+        affine(x, w, size, p->most, steps_of(p), t.codes + g * size, t.scale + g, t.minimum + g);
+        t.minimum[g] = -t.minimum[g];
     }
-    EACH_LANE {
-        int32_t empty = magnitude[l] < 1e-15f;
-        for (int64_t i = 0; i < size; i++) codes[i][l] = empty ? 0 : codes[i][l] + zero;
-        scale[l] = empty ? 0 : scale[l];
+    floats d, dmin;
+    if (p->importance) {
+        sum_weights(&t, groups, size);
+        d = integers(t.scale, t.of, groups, p->most_scale, t.sc);
+        dmin = integers(t.minimum, t.of, groups, p->most_scale, t.m);
+        store_integers(&t, p);
+    } else {
+        d = rounded(t.scale, groups, p->most_scale, t.sc);
+        dmin = rounded(t.minimum, groups, p->most_scale, t.m);
     }
-    store(fit, from, codes, scale, 0);
+    const floats half = rounded_to_half(d), half_min = rounded_to_half(dmin);
+    for (int g = 0; g < groups; ++g) {
+        const floats scale = half * to_floats(t.sc[g]), minimum = half_min * to_floats(t.m[g]);
+        codes_again(&t, g, size, scale, minimum, 0, p->most);
+    }
+    store_floats((float*)p->d + at, &d, 1, count);
+    store_floats((float*)p->dmin + at, &dmin, 1, count);
+    store_bytes((uint8_t*)p->sc + at * groups, t.sc, groups, count);
+    store_bytes((uint8_t*)p->m + at * groups, t.m, groups, count);
+    store_bytes((uint8_t*)p->codes + at * WEIGHTS, t.codes, WEIGHTS, count);
 }
 
-void qgemm_fit(const Fit* fit) {
-    for (int64_t from = 0; from < fit->n; from += LANES) {
-        if (fit->minimum)
-            affine(fit, from);
-        else
-            symmetric(fit, from);
-    }
+// Scales of groups -> d, of which the scale of largest magnitude is -most times, and integers nearest over it.
+static floats rounded_signed(tile* t, const fit* p, ints* empty) {
+    floats magnitudes;
+    const int most = p->most_scale;
+    const floats largest = largest_of(t->scale, p->groups, &magnitudes), inverse = (float)-most / largest;
+    *empty = magnitudes < p->least;
+    for (int g = 0; g < p->groups; ++g)
+        t->sc[g] = choose_int(*empty, same_int(p->empty), clipped(nearest(inverse * t->scale[g]), -most, most - 1));
+    return choose(*empty, same(0), 1 / inverse);
 }
+
+static void without_minimums(const fit* p, int64_t at, int64_t count) {
+    tile t;
+    const int groups = p->groups, size = WEIGHTS / groups, zero = p->most;
+    load(&t, p, at, count, p->with_means);
+    for (int g = 0; g < groups; ++g) {
+        floats *x = t.x + g * size, *w = t.w + g * size;
+        if (!p->importance)
+            for (int i = 0; i < size; ++i) w[i] = x[i] * x[i];
+        const int by_moving = p->moved && !p->importance;
+        (by_moving ? moved : symmetric)(x, w, size, zero, t.codes + g * size, t.scale + g);
+    }
+    ints empty = {0};
+    floats d;
+    if (p->importance && p->with_means) {
+        sum_weights(&t, groups, size);
+        symmetric(t.scale, t.of, groups, p->most_scale, t.sc, &d);
+        for (int g = 0; g < groups; ++g) t.sc[g] -= p->most_scale;
+    } else {
+        d = rounded_signed(&t, p, &empty);
+    }
+    const floats half = rounded_to_half(d);
+    for (int g = 0; g < groups; ++g) {
+        codes_again(&t, g, size, half * to_floats(t.sc[g]), same(0), zero, 2 * zero - 1);
+        for (int i = g * size; i < (g + 1) * size; ++i) t.codes[i] &= ~empty;
+    }
+    store_floats((float*)p->d + at, &d, 1, count);
+    store_bytes((uint8_t*)p->sc + at * groups, t.sc, groups, count);
+    store_bytes((uint8_t*)p->codes + at * WEIGHTS, t.codes, WEIGHTS, count);
+}
+
+static void blocks(const fit* p, int64_t at, int64_t count) {
+    floats x[MOST_SIZE], w[MOST_SIZE], scale, minimum;
+    ints codes[MOST_SIZE];
+    const int size = WEIGHTS / p->groups;
+    load_rows(x, (const float*)p->x + at * size, size, count);
+    load_rows(w, (const float*)p->importance + at * size, size, count);
+    if (p->dmin) {
+        affine(x, w, size, p->most, steps_of(p), codes, &scale, &minimum);
+        store_floats((float*)p->dmin + at, &minimum, 1, count);
+    } else {
+        symmetric(x, w, size, p->most, codes, &scale);
+    }
+    store_floats((float*)p->d + at, &scale, 1, count);
+    store_bytes((uint8_t*)p->codes + at * size, codes, size, count);
+}
+
+#define EXPORT(name, function)                                                                               \
+    void name(const fit* p) {                                                                                \
+        for (int64_t at = 0; at < p->n; at += LANES) function(p, at, p->n - at < LANES ? p->n - at : LANES); \
+    }
+EXPORT(qgemm_fit_blocks, blocks)
+EXPORT(qgemm_fit_with_minimums, with_minimums)
+EXPORT(qgemm_fit_without_minimums, without_minimums)

@@ -1,90 +1,222 @@
-"""Fits of the encoders by kernels/cpu/encode/: those of codec/search.py, with the same bytes."""
+"""Fits of the encoders by kernels/cpu/encode/: those of qgemm/codec/ and of iq4_nl and iq4_xs, with the same bytes.
+
+Each takes the place of a function of NumPy (qgemm/codec/compiled.py), and is called by many threads at once, with a
+range of blocks each.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from qgemm.codec import grids, search
-from qgemm.codec.grids import Grid, Indices
-from qgemm.codec.packing import Floats
-from qgemm.codec.search import Fit, Steps
+from qgemm.codec import compiled, grids, lattice, search, super_blocks, ternary_grid
+from qgemm.codec.format import Levels
+from qgemm.codec.packing import Bytes, Floats, to_float16
+from qgemm.codec.super_blocks import WEIGHTS, Affine, FitAffine, FitSymmetric, Symmetric
+from qgemm.formats import iq4_nl, iq4_xs
 
 from .calls import fields
 from .library import library, reason
 from .products import UNFUSED
-from .sources import source_of
+from .sources import Source, source_of
 
-MOST_WEIGHTS = 32  # of a group
-
-
-class Problem(ctypes.Structure):
-    """Columns [size, n] to fit, for kernels/cpu/encode/fit.c, which takes its fields from here."""
-
-    _fields_ = (
-        ("size", ctypes.c_int64), ("n", ctypes.c_int64), ("x", ctypes.c_void_p), ("weights", ctypes.c_void_p),
-        ("codes", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("minimum", ctypes.c_void_p),
-        ("most", ctypes.c_int32), ("tries", ctypes.c_int32), ("absolute", ctypes.c_int32),
-        ("first", ctypes.c_float), ("step", ctypes.c_float),
-    )  # fmt: skip
+LANES = 16  # words behind the end of a table that vectors are read from
+FIELD = 4  # bits of a level in a word of levels
+POINTERS, NUMBERS, REALS = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+TABLES = ("point_of", "starts", "counts", "neighbours", "near", "levels")  # of a grid
+Given = Mapping[str, NDArray[Any] | None]
 
 
-def fit(x: Floats, weights: Floats, most: int, steps: Steps | None) -> Fit | None:
-    """As search.affine with steps, as search.symmetric of zero `most` without; None: NumPy must."""
-    engine = None if reason() or len(x) > MOST_WEIGHTS or not x.size else _engine()
-    if engine is None:
-        return None
-    x, weights = np.ascontiguousarray(x), np.ascontiguousarray(weights)
-    codes, scale = np.empty(x.shape, np.int32), np.empty(x.shape[1], np.float32)
-    minimum = None if steps is None else np.empty_like(scale)
-    tried = steps or search.STEPS
-    problem = Problem(
-        *x.shape, x.ctypes.data, weights.ctypes.data, codes.ctypes.data, scale.ctypes.data,
-        None if minimum is None else minimum.ctypes.data, most, tried.tries, tried.absolute, tried.first, tried.step,
-    )  # fmt: skip
-    engine.qgemm_fit(ctypes.byref(problem))
-    return Fit(codes, scale, minimum)
-
-
-class Search(ctypes.Structure):
-    """Numbers [n] to find points for, for kernels/cpu/encode/closest.c, which takes its fields from here."""
+class Fit(ctypes.Structure):
+    """Blocks or super-blocks to fit, for kernels/cpu/encode/fit.c, which takes its fields from here."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("points", "point_of", "starts", "counts", "neighbours")),
-        *((name, ctypes.c_void_p) for name in ("numbers", "x", "weights", "levels", "found")),
-        ("n", ctypes.c_int64), ("dims", ctypes.c_int64), ("base", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        *((name, POINTERS) for name in ("x", "importance", "d", "dmin", "sc", "m", "codes")),
+        *((name, NUMBERS) for name in ("groups", "most", "most_scale", "tries", "absolute")),
+        *((name, NUMBERS) for name in ("rooted", "spills", "moved", "with_means", "empty")),
+        *((name, REALS) for name in ("first", "step", "means", "least")),
     )  # fmt: skip
 
 
-FIT = source_of("encode/fit", {"FIT_FIELDS": fields(Problem)}, UNFUSED)
-CLOSEST = source_of("encode/closest", {"SEARCH_FIELDS": fields(Search)}, UNFUSED)
+class Grid(ctypes.Structure):
+    """Super-blocks to fit by points of a grid, for kernels/cpu/encode/lattice.c, which takes its fields from here."""
+
+    _fields_ = (
+        ("n", ctypes.c_int64),
+        *((name, POINTERS) for name in (*TABLES, "x", "importance", "scale", "points", "signs", "empty")),
+        *((name, NUMBERS) for name in ("dims", "base", "size", "steps", "paired", "all_again", "first_fit")),
+        *((name, REALS) for name in ("step", "least", "means", "flat")),
+    )  # fmt: skip
 
 
-def closest(of: Grid, numbers: Indices, x: Floats, weights: Floats, levels: Floats) -> Indices | None:
-    """As Grid.closest; None: NumPy must."""
-    engine = None if reason() or not len(numbers) else _finder()
-    if engine is None:
-        return None
-    found = np.empty(len(numbers), np.int64)
-    given = of.points, of.point_of, of.starts, of.counts, of.neighbours, numbers, x, weights, levels, found
-    kept = [np.ascontiguousarray(array) for array in given]
-    engine.qgemm_closest(ctypes.byref(Search(*(array.ctypes.data for array in kept), *x.shape[::-1], of.base)))
-    return found
+class Ternary(ctypes.Structure):
+    """Super-blocks of three levels, for kernels/cpu/encode/ternary_grid.c, which takes its fields from here."""
+
+    _fields_ = (
+        ("n", ctypes.c_int64),
+        *((name, POINTERS) for name in (*TABLES, "x", "importance", "d", "sc", "points", "minus")),
+        *((name, NUMBERS) for name in ("base", "groups", "parts", "refit")),
+        ("least", REALS),
+    )  # fmt: skip
+
+
+class Codebook(ctypes.Structure):
+    """Blocks of iq4_nl or iq4_xs, for kernels/cpu/encode/codebook.c, which takes its fields from here."""
+
+    _fields_ = (
+        ("n", ctypes.c_int64),
+        *((name, POINTERS) for name in ("x", "importance", "d", "sc", "codes")),
+        ("groups", NUMBERS),
+    )  # fmt: skip
+
+
+VALUES = ",".join(f"{value}f" for value in iq4_nl.CODEBOOK)
+FIT = source_of("encode/fit", {"FIT_FIELDS": fields(Fit)}, UNFUSED)
+LATTICE = source_of("encode/lattice", {"LATTICE_FIELDS": fields(Grid)}, UNFUSED)
+TERNARY = source_of("encode/ternary_grid", {"TERNARY_FIELDS": fields(Ternary)}, UNFUSED)
+CODEBOOK = source_of("encode/codebook", {"CODEBOOK_FIELDS": fields(Codebook), "CODEBOOK": f"{{{VALUES}}}"}, UNFUSED)
+SOURCES = (FIT, LATTICE, TERNARY, CODEBOOK)
+
+
+def blocks(x: Floats, weights: Floats, most: int, has_minimum: bool) -> Levels | None:
+    """As search.fitted."""
+    n, size = x.shape
+    d, codes = np.empty(n, np.float32), np.empty(x.shape, np.uint8)
+    minimum = np.empty(n, np.float32) if has_minimum else None
+    given = {"x": x, "importance": weights, "d": d, "dmin": minimum, "codes": codes}
+    facts = {"groups": WEIGHTS // size, "most": most if has_minimum else (most + 1) // 2}
+    done = _called(FIT, "qgemm_fit_blocks", Fit, given, n=n, **facts, **_steps(search.STEPS))
+    return Levels(codes, d, minimum) if done else None
+
+
+def with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> FitAffine | None:
+    """As super_blocks.fitted_with_minimums."""
+    n = len(x)
+    d, dmin = np.empty((2, n), np.float32)
+    sc, m = np.empty((2, n, kind.groups), np.uint8)
+    codes = np.empty(x.shape, np.uint8)
+    given = {"x": x, "importance": importance, "d": d, "dmin": dmin, "sc": sc, "m": m, "codes": codes}
+    facts = {"groups": kind.groups, "most": kind.most, "most_scale": kind.most_scale}
+    facts |= {"rooted": kind.rooted, "spills": kind.spills}
+    steps = _steps(kind.steps if importance is None else search.STEPS)
+    done = _called(FIT, "qgemm_fit_with_minimums", Fit, given, n=n, means=kind.means, **facts, **steps)
+    return (to_float16(d), to_float16(dmin), sc, m, codes) if done else None
+
+
+def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> FitSymmetric | None:
+    """As super_blocks.fitted_without_minimums."""
+    n = len(x)
+    d, codes = np.empty(n, np.float32), np.empty(x.shape, np.uint8)
+    sc = np.empty((n, kind.groups), np.int8)
+    given = {"x": x, "importance": importance, "d": d, "sc": sc, "codes": codes}
+    facts = {"groups": kind.groups, "most": kind.zero, "most_scale": kind.most_scale, "moved": kind.moved}
+    means = {"with_means": kind.means is not None, "means": kind.means or 0}
+    ends = {"least": kind.least, "empty": kind.empty}
+    done = _called(FIT, "qgemm_fit_without_minimums", Fit, given, n=n, **facts, **means, **ends)
+    return (to_float16(d), sc, codes) if done else None
+
+
+def of_lattice(kind: lattice.Lattice, x: Floats, importance: Floats | None) -> lattice.Fit | None:
+    """As lattice.fitted."""
+    n, groups, of = len(x), WEIGHTS // kind.size, _table(kind.grid)
+    found = lattice.Fit(
+        np.empty((n, groups), np.float32),
+        np.empty((n, WEIGHTS // of.dims), np.int64),
+        np.empty((n, WEIGHTS // lattice.MAGNITUDES), np.uint8),
+        np.empty((n, groups), np.bool_),
+    )
+    given: Given = {
+        **of.arrays, "x": x, "importance": importance,
+        "scale": found.scales, "points": found.points, "signs": found.signs, "empty": found.empty,
+    }  # fmt: skip
+    facts = {"dims": of.dims, "base": of.base, "size": kind.size, "steps": kind.steps, "step": kind.step}
+    flags = {"paired": kind.paired, "all_again": kind.all_again, "first_fit": kind.first_fit}
+    reals = {"least": kind.least, "means": kind.means, "flat": kind.flat or 0}
+    done = _called(LATTICE, "qgemm_fit_lattice", Grid, given, n=n, **facts, **flags, **reals)
+    return found if done else None
+
+
+def of_ternary(kind: ternary_grid.Ternary, x: Floats, importance: Floats | None) -> ternary_grid.Fit | None:
+    """As ternary_grid.fitted."""
+    n, of, points = len(x), _table("IQ1_S"), WEIGHTS // ternary_grid.DIMS
+    found = ternary_grid.Fit(
+        np.empty(n, np.float32),
+        np.empty((n, kind.groups), np.uint8),
+        np.empty((n, points), np.int64),
+        np.empty((n, points), np.bool_),
+    )
+    given: Given = {**of.arrays, "x": x, "importance": importance, **found._asdict()}
+    facts = {"base": of.base, "groups": kind.groups, "parts": kind.parts, "least": kind.least, "refit": kind.refit}
+    return found if _called(TERNARY, "qgemm_fit_ternary", Ternary, given, n=n, **facts) else None
+
+
+def of_codebook(x: Floats, importance: Floats | None) -> tuple[Floats, Bytes] | None:
+    """As iq4_nl.fitted."""
+    found = _of_codebook(x, importance, 1)
+    return None if found is None else (found[0], found[2])
+
+
+def of_codebook_groups(x: Floats, importance: Floats | None) -> tuple[Floats, NDArray[np.int8], Bytes] | None:
+    """As iq4_xs.fitted."""
+    return _of_codebook(x, importance, iq4_xs.GROUPS)
 
 
 def install() -> None:
     """Encoders fit by compiled code from now on, where there is some."""
-    search.use(fit)
-    grids.use(closest)
+    compiled.use(search.fitted, blocks)
+    compiled.use(super_blocks.fitted_with_minimums, with_minimums)
+    compiled.use(super_blocks.fitted_without_minimums, without_minimums)
+    compiled.use(lattice.fitted, of_lattice)
+    compiled.use(ternary_grid.fitted, of_ternary)
+    compiled.use(iq4_nl.fitted, of_codebook)
+    compiled.use(iq4_xs.fitted, of_codebook_groups)
+
+
+def _of_codebook(x: Floats, importance: Floats | None, groups: int) -> tuple[Floats, NDArray[np.int8], Bytes] | None:
+    n = len(x)
+    d, sc, codes = np.empty(n, np.float32), np.empty((n, groups), np.int8), np.empty(x.shape, np.uint8)
+    given = {"x": x, "importance": importance, "d": d, "sc": sc if groups > 1 else None, "codes": codes}
+    done = _called(CODEBOOK, "qgemm_fit_codebook", Codebook, given, n=n, groups=groups)
+    return (d, sc, codes) if done else None
+
+
+class _Table(NamedTuple):
+    """A grid for kernels/cpu/encode/points.h: arrays by the names of its fields."""
+
+    arrays: dict[str, NDArray[np.int32]]
+    dims: int
+    base: int
 
 
 @cache
-def _finder() -> ctypes.CDLL | None:
-    return library(CLOSEST)
+def _table(name: str) -> _Table:
+    """Levels of a point are 2 * code + 1, of the ternary grid the code."""
+    of = grids.grid(name)
+    codes = of.points if of is grids.grid("IQ1_S") else 2 * of.points + 1
+    levels = (codes.astype(np.int64) << FIELD * np.arange(codes.shape[1])).sum(axis=1).astype(np.uint32).view(np.int32)
+    given = {
+        "point_of": of.point_of, "starts": of.starts, "counts": of.counts, "neighbours": of.neighbours,
+        "near": np.concatenate([levels[of.neighbours], np.zeros(LANES, np.int32)]), "levels": levels,
+    }  # fmt: skip
+    arrays = {field: np.ascontiguousarray(array, np.int32) for field, array in given.items()}
+    return _Table(arrays, of.points.shape[1], of.base)
 
 
-@cache
-def _engine() -> ctypes.CDLL | None:
-    return library(FIT)
+def _steps(steps: search.Steps) -> dict[str, float]:
+    return {"first": steps.first, "step": steps.step, "tries": steps.tries, "absolute": steps.absolute}
+
+
+def _called(source: Source, name: str, struct: type[ctypes.Structure], given: Given, **facts: float) -> bool:
+    """Call a function of a library with arrays and numbers by the names of its fields; False: NumPy must."""
+    engine = None if reason() else library(source)
+    if engine is None:
+        return False
+    arrays = {field: np.ascontiguousarray(array) for field, array in given.items() if array is not None}
+    engine[name](ctypes.byref(struct(**{field: array.ctypes.data for field, array in arrays.items()}, **facts)))
+    return True

@@ -1,0 +1,49 @@
+"""Encoders where little or nothing weighs, of signed zeros, of scales at an end: ggml's bytes, by NumPy and in C.
+
+ggml_edges.npz: x [24, 512], three importance matrices most of which is zero, whole groups too, and of TYPE.plain and
+TYPE.imatrixI the first 8 bytes of the SHA-256 of each row that ggml 0.25.3's C code made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from helpers import DATA
+
+import qgemm
+from qgemm.codec.search import searched
+from qgemm.cpu.native import library
+
+EDGES = np.load(DATA / "ggml_edges.npz")
+X = EDGES["x"].astype(np.float32)
+CASES = [case for case in EDGES if "." in case]
+compiled = pytest.param(
+    True, marks=[pytest.mark.compiles, pytest.mark.skipif(bool(library.reason()), reason=library.reason())]
+)
+
+
+def digests(blocks: np.ndarray) -> list[int]:
+    return [int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:8], "little") for row in blocks]
+
+
+@pytest.mark.parametrize("by_compiled_code", [False, compiled], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_of_ggml(case, by_compiled_code, monkeypatch):
+    if by_compiled_code:
+        monkeypatch.delenv("QGEMM_CPU")
+    name, _, way = case.partition(".")
+    importance = None if way == "plain" else EDGES["imatrix"][int(way[-1])]
+    made = digests(qgemm.quantize(X, name, imatrix=importance).blocks)
+    assert [row for row, (one, other) in enumerate(zip(made, EDGES[case], strict=True)) if one != other] == []
+
+
+def test_every_type_that_ggml_encodes_is_held_against_it():
+    """But q8_1, which it has for activations alone."""
+    wanted = set()
+    for name, fmt in qgemm.FORMATS.items():
+        if fmt.ggml_type is not None and not fmt.plain and name != "q8_1":
+            wanted |= {f"{name}.plain"} if not fmt.needs_importance else set()
+            wanted |= {f"{name}.imatrix{i}" for i in range(3)} if searched(fmt) else set()
+    assert set(CASES) == wanted
