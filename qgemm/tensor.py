@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from qgemm.codec.format import Blocks, Format
+from qgemm.codec.format import Blocks, Format, float_dtype
 from qgemm.codec.packing import Floats
 
 from .backend import backend, module
@@ -98,7 +98,26 @@ class Tensor(Packed):
         dtype is float16, float32, float64 or "bfloat16" (which needs ml_dtypes). UnsupportedError if this format
         has no decoder.
         """
-        return self.format.dequantize(self.blocks, dtype)
+        made: NDArray[Any] = module("cpu").dequantize(self, dtype)
+        return made
+
+    def rows(self, index: Any, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Rows of a matrix by their index, decoded: a new array [*index.shape, K] of a dtype as of `dequantize`.
+
+        index: integers, an array of NumPy or what becomes one. IndexError for one that is no row; negative ones are
+        none. What an embedding asks for: nothing else of the matrix is read.
+        """
+        if self.ndim != 2:
+            raise UnsupportedError(f"{self!r}: rows by an index are those of a matrix")
+        numbers = np.asarray(index)
+        if numbers.dtype.kind not in "iu":
+            raise TypeError(f"an index of rows is of integers, got {numbers.dtype}")
+        flat = numbers.reshape(-1).astype(np.int64, copy=False)
+        if flat.size and not 0 <= flat.min() <= flat.max() < len(self):
+            raise IndexError(f"indices are {flat.min()} to {flat.max()}, {self!r} has rows 0 to {len(self) - 1}")
+        values = np.empty((flat.size, self.shape[1]), float_dtype(dtype))
+        module("cpu").gather(self, flat, values)
+        return values.reshape(*numbers.shape, self.shape[1])
 
     def to_device(self) -> Any:
         """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times.

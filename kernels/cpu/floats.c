@@ -22,6 +22,8 @@ INLINE void weights_of(f32x16 w[16], const uint8_t* blocks, const levels* table)
 #endif
 }
 
+#include "decode.h"
+
 // Rows first .. last - 1 of x: what a thread does.
 void qgemm_pack(const void* argument, int64_t first, int64_t last) {
     const packing* p = argument;

@@ -155,6 +155,10 @@ INLINE f32x16 together_3(const i32x16 dots[3][ACCS], const int32_t zero[2][16]) 
 #define TOKENS 1
 #include "rows.h"
 
+// ---- weights
+
+#include "decode.h"
+
 // Rows first .. last - 1 of W by all rows of x: what a thread does. Tiles take a multiple of TOKENS_OF_TILE rows of x, up
 // to MOST_TOKENS.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {

@@ -152,7 +152,7 @@ INLINE u8x64 where_set(uint64_t bits, uint8_t value) {
 
 #if PART < 64
 // Sixteen rows of sixteen words, every `step` vectors -> columns.
-static __attribute__((noinline)) void transpose16(u8x64* v, int step) {
+static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {
     float words[16][16];
     for (int row = 0; row < 16; row += 4)
         for (int column = 0; column < 16; column += 4) {
@@ -223,6 +223,20 @@ INLINE f32x16 all_floats(float value) {
     f32x16 found;
     EACH found.part[i] = value - (f32_part){0};  // not 0 + value, which is work: it makes 0 of -0
     return found;
+}
+
+INLINE void store_floats(void* to, f32x16 v) { EACH memcpy((char*)to + PART * i, &v.part[i], sizeof v.part[i]); }
+
+// The number that v is rounded to: no multiplication before it becomes part of an addition behind.
+INLINE f32x16 rounded(f32x16 v) {
+#if PART == 16
+    EACH __asm__("" : "+w"(v.part[i]));
+#elif PART == 32
+    EACH __asm__("" : "+x"(v.part[i]));
+#else
+    EACH __asm__("" : "+v"(v.part[i]));
+#endif
+    return v;
 }
 
 INLINE f32x16 to_float(i32x16 v) {

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from qgemm.arguments import (
+    ACTIVATIONS,
     NO_EPILOGUE,
     Epilogue,
     Gated,
@@ -37,6 +38,8 @@ from qgemm.tensor import Tensor
 
 from . import a8_g128, experts, native
 from . import numpy as kernels
+from .decode import dequantize as dequantize
+from .decode import gather as gather
 from .native import encoders
 from .native.again import again as again
 
@@ -44,11 +47,12 @@ encoders.install()
 
 
 class Product(NamedTuple):
-    """One product of a call: its weights, the memory of its output, and what is added to it."""
+    """One product of a call: its weights, the memory of its output, what is added to it and what it gates."""
 
     w: Tensor
     y: NDArray[Any]
     epilogue: Epilogue
+    gated: Gated | None = None  # its bias an array of the host
 
 
 class CpuBackend:
@@ -97,6 +101,15 @@ class CpuBackend:
         shape = (*values.shape[:-1], gate.shape[0])
         target = None if out is None else _target(out, shape, dtype)
         added = [NO_EPILOGUE if one is None else Epilogue(as_numpy(one, "bias")) for one in (bias, gated.bias)]
+        made = np.float32 if rounds_itself(x, name) else name
+        y = np.empty(shape, output_dtype(made)) if target is None else target
+        p = Product(gate, y, _added(added[0], shape), gated._replace(bias=_added(added[1], shape).bias))
+        for w in (gate, gated.up):
+            _check(values, w, activation)
+        if target is not None and not isinstance(values, Tensor) and np.may_share_memory(values, target):
+            values = values.copy()
+        if activation in ACTIVATIONS and _compiled(_rows(values), [p], activation == "a8"):
+            return like(x, y, rounds_itself(x, name)) if target is None else written(out, y)
         products = self.matmul_many(values, [gate, gated.up], activation, added, [None, None], np.float32)
         return _handed_back(x, gated_by(gated.function, *products), out, target, name)
 
@@ -217,45 +230,100 @@ def _apart(p: Product, outs: Sequence[NDArray[Any]]) -> Product:
 
 def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], activation: str) -> None:
     """y = x @ w.T + epilogue of each; but for "a16" with x as blocks of activations, which values are quantized to."""
-    m = prod(x.shape[:-1])
-    todo: list[tuple[Product, native.Weights]] = []
-    for p in products:
-        n, direct = p.w.shape[0], p.y.flags.c_contiguous and not p.epilogue.given
-        flat = p.y.reshape(m, n) if direct else np.empty((m, n), np.float32 if p.epilogue.given else p.y.dtype)
-        if p.w.shape[1] == 0:
-            flat[...] = 0  # an empty sum
-        todo.append((p, native.Weights(p.w, flat)))
-    some = [weights for _, weights in todo if 0 not in (m, *weights.w.shape)]
-    if some:
-        _multiply_rows(x, m, some, activation)
-    for p, (_, flat) in todo:
-        if p.y.flags.c_contiguous and not p.epilogue.given:
-            continue
-        total = flat.reshape(p.y.shape)
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
-            for added in p.epilogue:
-                if added is not None:
-                    total += added.astype(np.float32, copy=False)
-            p.y[...] = total
-
-
-def _multiply_rows(x: NDArray[Any] | Tensor, m: int, products: Sequence[native.Weights], activation: str) -> None:
-    """y [M, N] of each, by compiled code where it can."""
     if activation == "a8_g128":
         x = x if isinstance(x, Tensor) else a8_g128.quantize(x)
-        for w, y in products:
-            a8_g128.multiply(x.blocks.reshape(m, -1), w, y)
+        m = prod(x.shape[:-1])
+        for p in products:
+            _finish(p, a8_g128.multiply, x.blocks.reshape(m, -1))
         return
-    a8 = activation == "a8"
-    if isinstance(x, Tensor):
-        rows = x.blocks.reshape(m, -1)
-        rows = activations.of_q8_1(rows) if x.format == Q8_1 else rows
-    else:
-        rows = x.reshape(m, x.shape[-1])
-    if native.multiply(rows, products, a8):
+    a8, rows = activation == "a8", _rows(x)
+    if _compiled(rows, products, a8):
         return
-    if a8 and not isinstance(x, Tensor):
+    if a8 and not isinstance(x, Tensor) and len(rows):
         rows = kernels.quantize_activations(rows).blocks
-    for w, y in products:
-        if not native.multiply(rows, [native.Weights(w, y)], a8):
-            (kernels.multiply_a8 if a8 else kernels.multiply_a16)(rows, w, y)
+    for p in products:
+        if len(products) == 1 or not _compiled(rows, [p], a8):
+            _finish(p, kernels.multiply_a8 if a8 else kernels.multiply_a16, rows)
+
+
+def _rows(x: NDArray[Any] | Tensor) -> NDArray[Any]:
+    """x as [M, K], or as blocks of activations [M, K / 32]."""
+    m = prod(x.shape[:-1])
+    if not isinstance(x, Tensor):
+        return _native(x).reshape(m, x.shape[-1])
+    blocks = x.blocks.reshape(m, x.blocks.shape[-1])
+    return activations.of_q8_1(blocks) if x.format == Q8_1 else blocks
+
+
+def _compiled(rows: NDArray[Any], products: Sequence[Product], a8: bool) -> bool:
+    """All of it by compiled code; False where there is none: then nothing is written."""
+    m = len(rows)
+    if not m or any(0 in p.w.shape for p in products):
+        return False
+    todo, late = [], []
+    for p in products:
+        n = p.w.shape[0]
+        direct = p.y.flags.c_contiguous and p.y.dtype.isnative
+        y = p.y.reshape(m, n) if direct else np.empty((m, n), p.y.dtype.newbyteorder("="))
+        if not direct:
+            late.append((p.y, y))
+        residual = p.epilogue.residual
+        todo.append(
+            native.Weights(
+                p.w,
+                y,
+                _bias(p.epilogue.bias, p.y),
+                None if residual is None else _apart_from(residual.reshape(m, n), y),
+                0 if p.gated is None else native.GATES[p.gated.function],
+            )
+        )
+        if p.gated is not None:
+            todo.append(native.Weights(p.gated.up, None, _bias(p.gated.bias, p.y)))
+    if not native.multiply(rows, todo, a8):
+        return False
+    for out, y in late:
+        out[...] = y.reshape(out.shape)
+    return True
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """The array in the byte order of this machine."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _bias(bias: NDArray[Any] | None, y: NDArray[Any]) -> NDArray[np.float32] | None:
+    """A bias as contiguous float32 in memory that y is not written to."""
+    if bias is None:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite
+        plain = np.ascontiguousarray(bias, np.float32)
+    return plain.copy() if np.may_share_memory(plain, y) else plain
+
+
+def _apart_from(residual: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    """A residual [M, N] with contiguous rows, each number of which is read before y is written to its memory."""
+    plain = _native(residual)
+    if plain.strides[-1] != plain.itemsize:
+        plain = np.ascontiguousarray(plain)
+    same = plain.__array_interface__["data"] == y.__array_interface__["data"] and plain.strides == y.strides
+    same = same and plain.dtype == y.dtype
+    return plain if same or not np.may_share_memory(plain, y) else plain.copy()
+
+
+def _finish(p: Product, multiply: Callable[[Any, Tensor, NDArray[Any]], None], rows: NDArray[Any]) -> None:
+    """y of one product by a function of NumPy that writes x @ w.T, and its epilogue."""
+    m, n = len(rows), p.w.shape[0]
+    direct = p.y.flags.c_contiguous and not p.epilogue.given
+    flat = p.y.reshape(m, n) if direct else np.empty((m, n), np.float32 if p.epilogue.given else p.y.dtype)
+    if p.w.shape[1] == 0:
+        flat[...] = 0  # an empty sum
+    elif flat.size:
+        multiply(rows, p.w, flat)
+    if direct:
+        return
+    total = flat.reshape(p.y.shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
+        for added in p.epilogue:
+            if added is not None:
+                total += added.astype(np.float32, copy=False)
+        p.y[...] = total

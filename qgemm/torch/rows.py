@@ -14,6 +14,7 @@ from qgemm.tensor import Tensor
 
 from .storage import torch_memory
 
+HOST = ("float16", "float32", "float64")  # that NumPy has as well
 NUMBERS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}  # of plain formats that are decoded
 
 
@@ -32,14 +33,13 @@ def selected(packed: Any, weight: Any, index: Any, dtype: Any) -> Any:
 
     IndexError for an index that is no row; on a GPU it stops the device, as in torch's own embedding.
     """
-    n, k = packed.shape
     if isinstance(packed, Tensor):
-        flat = index.reshape(-1)
-        if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < n:
-            raise IndexError(f"indices are {int(flat.min())} to {int(flat.max())}, {packed!r} has rows 0 to {n - 1}")
-        return torch.from_numpy(packed[flat.numpy()].dequantize()).to(dtype).reshape(*index.shape, k)
+        name = str(dtype).removeprefix("torch.")
+        rows = packed.rows(index.numpy(), name if name in HOST else "float32")
+        return torch.from_numpy(rows).to(dtype)
     if packed.format.plain:
-        return torch.nn.functional.embedding(index, weight.view(NUMBERS[packed.format.name]).view(n, k)).to(dtype)
+        numbers = weight.view(NUMBERS[packed.format.name]).view(packed.shape)
+        return torch.nn.functional.embedding(index, numbers).to(dtype)
     name = str(dtype).removeprefix("torch.")
     rows = packed.rows(index.detach().long().contiguous(), name if name in C_TYPES else "float32")
     return rows if rows.dtype is dtype else rows.to(dtype)

@@ -124,3 +124,15 @@ INLINE f32x16 upper_halves(const void* from) {
     }
     return found;
 }
+
+INLINE void store_halves(void* to, f32x16 v) {
+    EACH _mm_storeu_si128((__m128i*)to + i, _mm256_cvtps_ph((__m256)v.part[i], _MM_FROUND_TO_NEAREST_INT));
+}
+
+// The lower half of each number.
+INLINE void store_low_halves(void* to, i32x16 v) {
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    const __m256i first = _mm256_and_si256((__m256i)v.part[0], low), second = _mm256_and_si256((__m256i)v.part[1], low);
+    const __m256i packed = _mm256_packus_epi32(first, second);  // by lanes: 0 to 3, 8 to 11, 4 to 7, 12 to 15
+    _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(packed, 0xd8));
+}

@@ -80,7 +80,7 @@ INLINE i32x16 with_next_quads(i32x16 v) {
 }
 
 // Sixteen rows of sixteen words, every `step` vectors -> columns.
-static __attribute__((noinline)) void transpose16(u8x64* v, int step) {
+static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {
     __m512i a[16], b[16];
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
@@ -137,4 +137,13 @@ INLINE f32x16 sixteen_halves(const void* from) {
 INLINE f32x16 upper_halves(const void* from) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
     return (f32x16){{(f32_part)_mm512_slli_epi32(wide, 16)}};
+}
+
+INLINE void store_halves(void* to, f32x16 v) {
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)v.part[0], _MM_FROUND_TO_NEAREST_INT));
+}
+
+// The lower half of each number.
+INLINE void store_low_halves(void* to, i32x16 v) {
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)v.part[0]));
 }

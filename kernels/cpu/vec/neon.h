@@ -186,3 +186,18 @@ INLINE uint64_t ieee_mode(void) {
 INLINE void restore_mode(uint64_t mode) {
     if (mode) __asm__ volatile("msr fpcr, %0" : : "r"(mode));
 }
+
+INLINE void store_halves(void* to, f32x16 v) {
+    EACH {
+        const float16x4_t half = vcvt_f16_f32((float32x4_t)v.part[i]);
+        memcpy((char*)to + 8 * i, &half, sizeof half);
+    }
+}
+
+// The lower half of each number.
+INLINE void store_low_halves(void* to, i32x16 v) {
+    EACH {
+        const uint16x4_t half = vmovn_u32((uint32x4_t)v.part[i]);
+        memcpy((char*)to + 8 * i, &half, sizeof half);
+    }
+}

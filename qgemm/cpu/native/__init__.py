@@ -2,8 +2,9 @@
 reference, and serves where neither can be.
 """
 
+from .calls import GATES
 from .libraries import serves
 from .library import origin, reason
-from .products import Weights, multiply, preparation, quantize
+from .products import Weights, decode, multiply, preparation, quantize
 
-__all__ = ["Weights", "multiply", "origin", "preparation", "quantize", "reason", "serves"]
+__all__ = ["GATES", "Weights", "decode", "multiply", "origin", "preparation", "quantize", "reason", "serves"]

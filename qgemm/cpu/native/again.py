@@ -52,7 +52,7 @@ def again(w: Tensor, x: Any, activation: str | None, out: Any) -> Any:
         target.w, target.w_row = blocks.__array_interface__["data"][0], blocks.strides[0]
     target.y = out.__array_interface__["data"][0]
     ready().qgemm_multiply(
-        ctypes.addressof(target), 1, x.__array_interface__["data"][0], m, scratch(scratch_bytes(target, m))
+        ctypes.addressof(target), 1, x.__array_interface__["data"][0], m, scratch(scratch_bytes(target, m)), None
     )
     return out
 
@@ -77,6 +77,6 @@ def _plan(w: Tensor, activation: str | None) -> Plan | None:
     if a8 and not target.quantize:
         return None
     target.w, target.w_row = blocks.ctypes.data, blocks.strides[0]
-    target.x_row, target.y_row = FLOAT32.itemsize * w.shape[1], w.shape[0]
+    target.x_row, target.y_row = FLOAT32.itemsize * w.shape[1], FLOAT32.itemsize * w.shape[0]
     plan = w.plans[activation] = Plan(w.shape[0], w.shape[1], target, blocks if w.in_memory else None)
     return plan

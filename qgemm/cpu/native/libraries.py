@@ -11,7 +11,7 @@ from qgemm.codec import activations
 from qgemm.codec.format import Format
 from qgemm.formats import FORMATS
 
-from .calls import OF_TILE, TOKENS
+from .calls import OF_TILE, OF_TYPES, TOKENS, Decoding, fields
 from .library import library, reason
 from .sources import Source, folder, source_of
 
@@ -29,6 +29,8 @@ def source(fmt: Format) -> Source | None:
         "BLOCK_WEIGHTS": str(fmt.weights),
         "TOKENS_OF_TILE": str(OF_TILE),
         "MOST_TOKENS": str(TOKENS),
+        "DECODING_FIELDS": fields(Decoding),
+        **OF_TYPES,
     }
     if not fmt.integer:
         return source_of("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)})

@@ -23,7 +23,7 @@ def pool() -> ctypes.CDLL | None:
     if found is None:
         return None
     found.qgemm_multiply.argtypes = [
-        ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
     ]  # fmt: skip
     found.qgemm_multiply.restype = None
     found.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]

@@ -16,7 +16,7 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
-from .calls import A8, A16, FLOATS, LEAST_TILED, ROWS, TABLE, TARGETS, TOKENS, Target, fields
+from .calls import A8, A16, FLOATS, LEAST_TILED, ROWS, TABLE, TARGETS, TOKENS, TYPES, Decoding, Target, fields
 from .libraries import loaded, multiplied_as, serves, source
 from .library import compiles, library, reason
 from .pool import pool, ready, run
@@ -70,14 +70,33 @@ def preparation(formats: Sequence[Format], quantizes: bool) -> list[Callable[[],
 
 
 class Weights(NamedTuple):
-    """One product of a call: weights [N, K] and the memory of y [M, N]."""
+    """One product of a call: weights [N, K], y [M, N] of any float dtype and with contiguous rows, and what follows.
+
+    bias: [N] float32. residual: [M, N] of any float dtype. gate: of GATES; this product then gates the next one of the
+    call, of which y is None.
+    """
 
     w: Tensor
-    y: NDArray[Any]
+    y: NDArray[Any] | None
+    bias: Floats | None = None
+    residual: NDArray[Any] | None = None
+    gate: int = 0
+
+    @property
+    def finishes(self) -> bool:
+        """Whether y is more than the sums in float32."""
+        return self.y is None or bool(self.gate) or self.y.dtype != np.float32 or not self.sums_alone
+
+    @property
+    def sums_alone(self) -> bool:
+        """Whether nothing is added."""
+        return self.bias is None and self.residual is None
 
 
 def multiply(x: NDArray[Any], products: Sequence[Weights], a8: bool) -> bool:
-    """y = x [M, K] @ w.T of each; a8: x as blocks of activations [M, K / 32], or values that are quantized to them.
+    """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype.
+
+    a8: x as blocks of activations [M, K / 32], or values that are quantized to them.
 
     x is packed once for all weights of a format, and the rows of all weights are shared out together. False where NumPy
     must do it: then nothing is written.
@@ -86,21 +105,20 @@ def multiply(x: NDArray[Any], products: Sequence[Weights], a8: bool) -> bool:
     if None in digits:
         return False
     engines = [loaded(multiplied_as(p.w.format)) for p in products]
-    if None in engines or (a8 and _quantizer() is None):
-        return False
-    if not a8 or x.dtype != activations.DTYPE:
-        with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite
-            x = x.astype(np.float32, copy=False)
-    x = np.require(x, requirements=["C", "A"])
     whole = [p for p in products if multiplied_as(p.w.format) == p.w.format]
-    for start in range(0, len(whole), TARGETS):
+    decoded = [p for p in products if multiplied_as(p.w.format) != p.w.format]
+    if None in engines or (a8 and _quantizer() is None) or any(p.finishes for p in decoded):
+        return False
+    x = np.require(x, requirements=["C", "A"])
+    for start in range(0, len(whole), TARGETS):  # what gates comes with what it gates alone
         _multiply(x, whole[start : start + TARGETS], a8)
-    for w, y in (p for p in products if multiplied_as(p.w.format) != p.w.format):
-        height = max(1, PANEL // max(1, w.shape[1]))
-        for start in range(0, len(w.blocks), height):
-            values = w.format.dequantize(w.blocks[start : start + height])
-            part = Tensor(multiplied_as(w.format), values.shape, values)
-            _multiply(x, [Weights(part, y[:, start : start + height])], a8)
+    for p in decoded:
+        height = max(1, PANEL // max(1, p.w.shape[1]))
+        for start in range(0, len(p.w.blocks), height):
+            values = p.w.format.dequantize(p.w.blocks[start : start + height])
+            panel = Tensor(multiplied_as(p.w.format), values.shape, values)
+            assert p.y is not None, "a product of its own"
+            _multiply(x, [Weights(panel, p.y[:, start : start + height])], a8)
     return True
 
 
@@ -113,35 +131,35 @@ def _digits(fmt: Format, a8: bool) -> int | None:
 
 def _multiply(x: NDArray[Any], products: Sequence[Weights], a8: bool) -> None:
     """All products in one call; x contiguous."""
-    made = [_sums(p.y) for p in products]
     targets = (Target * len(products))()
     packers: dict[tuple[Any, ...], int] = {}
     keep, nbytes = [], 0
-    for i, (w, y) in enumerate(zip((p.w for p in products), made, strict=True)):
-        blocks, target = w.blocks, template(loaded(w.format), w.format, w.shape, a8)
-        if blocks.strides[-1] != w.format.block_bytes:
+    for i, p in enumerate(products):
+        blocks, target = p.w.blocks, template(loaded(p.w.format), p.w.format, p.w.shape, a8)
+        if blocks.strides[-1] != p.w.format.block_bytes:
             blocks = np.ascontiguousarray(blocks)
         keep.append(blocks)
         targets[i] = target
-        targets[i].w, targets[i].w_row = blocks.ctypes.data, blocks.strides[0]
-        targets[i].y, targets[i].y_row = y.ctypes.data, y.strides[0] // 4
-        targets[i].x_row = x.strides[0]
+        of = targets[i]
+        of.w, of.w_row, of.x_row = blocks.ctypes.data, blocks.strides[0], x.strides[0]
+        if p.y is not None:
+            of.y, of.y_row, of.y_type = p.y.ctypes.data, p.y.strides[0], TYPES[p.y.dtype.name]
+        if p.bias is not None:
+            of.bias = p.bias.ctypes.data
+        if p.residual is not None:
+            of.residual, of.residual_row = p.residual.ctypes.data, p.residual.strides[0]
+            of.residual_type = TYPES[p.residual.dtype.name]
+        of.gate = p.gate
         if a8 and x.dtype == activations.DTYPE:
-            targets[i].quantize = None
-        targets[i].packed_by = packers.setdefault((target.pack, target.digits), i)
-        if targets[i].packed_by == i:
+            of.quantize = None
+        else:
+            of.x_type = TYPES[x.dtype.name]
+        of.packed_by = packers.setdefault((target.pack, target.digits), i)
+        if of.packed_by == i:
             nbytes += scratch_bytes(target, len(x))
-    ready().qgemm_multiply(targets, len(products), x.ctypes.data, len(x), scratch(nbytes))
-    for p, sums in zip(products, made, strict=True):
-        if sums is not p.y:
-            with np.errstate(over="ignore"):
-                p.y[...] = sums
-
-
-def _sums(y: NDArray[Any]) -> NDArray[Any]:
-    """y, or memory for sums in float32 where it cannot take them."""
-    own = y.dtype == np.float32 and y.strides[-1] == 4 and y.flags.aligned
-    return y if own else np.empty(y.shape, np.float32)
+    converted = 0 if not targets[0].x_type else min(len(x), TOKENS) * x.shape[1] * np.dtype(np.float32).itemsize
+    memory = scratch(nbytes + converted)
+    ready().qgemm_multiply(targets, len(products), x.ctypes.data, len(x), memory, memory + nbytes)
 
 
 def scratch_bytes(target: Target, m: int) -> int:
@@ -177,6 +195,26 @@ def _table(fmt: Format) -> Floats | None:
         return None
     assert fmt.codebook is not None
     return np.pad(fmt.codebook, (0, TABLE - len(fmt.codebook)))
+
+
+def decode(fmt: Format, blocks: Blocks, index: NDArray[np.int64] | None, values: NDArray[Any]) -> bool:
+    """Rows of blocks [N, b] as values [n, K], contiguous, of a float dtype: all rows, or those of an index [n] of rows.
+
+    Bit for bit what `Format.dequantize` gives. False where NumPy must do it: then nothing is written.
+    """
+    engine = loaded(fmt) if serves(fmt) and source(fmt) is not None else None
+    if engine is None:
+        return False
+    if blocks.strides[-1] != fmt.block_bytes:
+        blocks = np.ascontiguousarray(blocks)
+    table = _table(fmt)
+    job = Decoding(
+        w=blocks.ctypes.data, w_row=blocks.strides[0], index=None if index is None else index.ctypes.data,
+        to=values.ctypes.data, to_row=values.strides[0], k=values.shape[1], type=TYPES[values.dtype.name],
+        table=None if table is None else table.ctypes.data,
+    )  # fmt: skip
+    run(engine.qgemm_decode, job, len(values), 1)
+    return True
 
 
 class _Scratch(threading.local):
