@@ -73,7 +73,14 @@ def launched(monkeypatch):
     pointers = (ctypes.c_void_p * 2)()
     first, second = (ctypes.c_void_p.from_buffer(pointers, at) for at in (0, ctypes.sizeof(ctypes.c_void_p)))
     sizes = ctypes.c_int64(5)
-    return launch.Launch(SimpleNamespace(ptr=1), 1, 32, 0, (second, sizes, first), pointers, 2), fake
+    current = []
+    with monkeypatch.context() as while_made:
+        while_made.setattr(launch, "_make_context_current", lambda: current.append(True))
+        made = launch.Launch(SimpleNamespace(ptr=1), 1, 32, 0, (second, sizes, first), pointers, 2)
+    assert current, (
+        "a thread that has launched nothing yet has no context, without which the function has no attributes"
+    )
+    return made, fake
 
 
 def test_a_thread_without_a_context_gets_one(launched, monkeypatch):

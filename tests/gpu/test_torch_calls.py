@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import traceback
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,9 +129,9 @@ def test_threads_with_streams(weights, activation, m):
     xs = [normal(m, K) for _ in range(6)]
     wants = [qgemm.matmul(x, on_device, activation, dtype="float16") for x in xs]
     torch.cuda.synchronize()
-    wrong: list[int] = []
+    wrong: list[Any] = []
 
-    def work(index: int) -> None:
+    def turns(index: int) -> None:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for turn in range(100):
@@ -138,7 +140,13 @@ def test_threads_with_streams(weights, activation, m):
                 y = qgemm.matmul(x, on_device, activation, out=out, dtype=None if turn % 2 else "float16")
                 stream.synchronize()
                 if not torch.equal(y, wants[index]):
-                    wrong.append(index)
+                    wrong.append((index, turn))
+
+    def work(index: int) -> None:
+        try:
+            turns(index)
+        except Exception:
+            wrong.append(traceback.format_exc())
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(xs))]
     for thread in threads:

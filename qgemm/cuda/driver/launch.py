@@ -93,6 +93,7 @@ class Launch:
         9.0), or 0. programmatic: whether the kernel waits for the one before it by itself (griddepcontrol.wait) and so
         may start while that one runs.
         """
+        _make_context_current()  # a thread may need a launch more before it has launched anything
         check(
             driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             f"{shared} bytes of shared memory cannot be had",
