@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .arguments import Gated, PreparedActivations, check_out
+from .arguments import Gated, check_out, prepared_for
 from .arrays import as_cupy, as_numpy, as_target, check_no_grad, like, on_cuda, stream_of, torch_of, written
 from .codec.format import float_dtype, float_name
 from .errors import UnsupportedError
@@ -99,7 +99,7 @@ class Reordered(View):
 
     def gathered(self, x: Any) -> Any:
         """x [..., K] in the order of the packed matrix, a new array of x's library; as it is if it has no K columns."""
-        if isinstance(x, (Tensor, PreparedActivations)):
+        if prepared_for(x) is not None:
             what = "its columns are in another order (act-order) than those of activations that are quantized already"
             raise UnsupportedError(f"{self!r}: {what}; give x as floats")
         if (tuple(getattr(x, "shape", ())) or (None,))[-1] != self.shape[1]:

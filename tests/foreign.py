@@ -153,6 +153,17 @@ def mxfp4(folder: Path, *, n: int = 8, k: int = 64, seed: int = 0, change: dict 
     return E2M1[codes] * np.repeat(np.float32(2) ** (e.astype(np.float32) - 127), 32, axis=1)
 
 
+def fp8(folder: Path, *, n: int = 200, k: int = 320, grid: tuple = (2, 3), block: tuple = (128, 128),
+        kind: Any = E4M3, said: dict | None = None, seed: int = 0) -> np.ndarray:  # fmt: skip
+    """grid: the shape of the scales; block: rows and columns that share one, (n, k) of the tensor, (1, k) of rows."""
+    rng = np.random.default_rng(seed)
+    w, s = rng.normal(size=(n, k)).astype(kind), (rng.random(grid) + 0.5).astype(np.float32)
+    config = {"quant_method": "fp8", "weight_block_size": list(block), **(said or {})}
+    write(folder, {"weight": w, "weight_scale_inv": s}, config if said is None or said else None)
+    of_blocks = s.reshape(-(-n // block[0]), -(-k // block[1]))
+    return w.astype(np.float32) * of_blocks[np.arange(n)[:, None] // block[0], np.arange(k) // block[1]]
+
+
 def gpt_oss(
     folder: Path, *, e: int = 3, n: int = 8, k: int = 64, seed: int = 0, change: dict | None = None
 ) -> np.ndarray:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
 import foreign
 import ml_dtypes
 import numpy as np
 import pytest
+from files import safetensors
 from foreign import MODULE
 from helpers import normal
 from hypothesis import given
@@ -15,6 +18,7 @@ from numpy.testing import assert_array_equal
 import qgemm
 from qgemm.codec import error_bound as bounds
 from qgemm.converter import open_source
+from qgemm.formats.kbit import kbit_float32
 
 NAME = f"{MODULE}.weight"
 CASES = {
@@ -46,6 +50,10 @@ CASES = {
     "modelopt nvfp4":            (foreign.nvfp4, {"modelopt": True}, "nvfp4"),
     "modelopt nvfp4, factor 1":  (foreign.nvfp4, {"modelopt": True, "factor": 1}, "nvfp4"),
     "ct mxfp4":                  (foreign.mxfp4, {}, "mxfp4"),
+    "fp8, 128 x 128":            (foreign.fp8, {}, "f8_e4m3_g64"),
+    "fp8, the tensor":           (foreign.fp8, {"n": 8, "k": 256, "grid": (), "block": (8, 256)}, "f8_e4m3_g256"),
+    "fp8, rows, e5m2":           (foreign.fp8, {"n": 8, "k": 96, "grid": (8, 1), "block": (1, 96),
+                                   "kind": ml_dtypes.float8_e5m2}, "f8_e5m2_g32"),
     "hqq":                       (foreign.hqq, {}, "u4f_g64"),
     "hqq, 8 bits":               (foreign.hqq, {"bits": 8}, "u8f_g64"),
     "hqq, 3 bits":               (foreign.hqq, {"bits": 3, "group": 32}, "u3f_g32"),
@@ -111,6 +119,27 @@ def test_experts_of_gpt_oss(tmp_path):
     x = normal(2, want.shape[2])
     bound = bounds.a16_bound(x.astype(np.float64), bounds.magnitudes(w.format, w[1].blocks))
     assert bounds.excess(qgemm.matmul(x, w[1]), x @ want[1].T.astype(np.float64), bound) <= 1
+
+
+def test_numbers_without_scales(tmp_path):
+    w = normal(3, 4, 64).astype(foreign.E4M3)
+    path = safetensors(tmp_path / "x.safetensors", {"w": w, "v": w[0, :, :48]})
+    with qgemm.load(path) as model:
+        assert_array_equal(model["w"].dequantize(), w.astype(np.float32))
+        with pytest.raises(qgemm.CheckpointError, match="'v': F8_E4M3: scales of 48 weights side by side"):
+            model["v"]
+
+
+def test_names_of_families_are_formats():
+    """So that a tensor of each can be pickled, and its format named."""
+    for name in ("f8_e4m3_g128", "f8_e5m2_g32", "kbit4_f32", "u4z_g128_bf16"):
+        fmt = qgemm.FORMATS[name.upper()]
+        assert (fmt.name, name in qgemm.FORMATS, name in list(qgemm.FORMATS)) == (name, True, False)
+        assert pickle.loads(pickle.dumps(fmt)) is fmt or name == "kbit4_f32"
+    for name in ("f8_e4m3_g48", "f8_e3m4_g32", "kbit6_f32", "f8_e4m3"):
+        assert name not in qgemm.FORMATS
+    book = kbit_float32(4, foreign.FP4)
+    assert pickle.loads(pickle.dumps(book)) == book
 
 
 @given(st.integers(1, 8), st.integers(1, 70), st.integers(1, 3), st.integers(0, 9))

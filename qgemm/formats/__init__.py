@@ -8,7 +8,7 @@ only, the ggml types that neither decodes, so that their tensors can be listed a
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
@@ -20,9 +20,15 @@ from gguf.constants import GGML_QUANT_SIZES
 from qgemm.codec.format import Format
 from qgemm.errors import NameNotFoundError, UnsupportedError
 
-from . import groups, through_gguf
+from . import f8, groups, kbit, through_gguf
 
+FAMILIES: tuple[Callable[[str], Format | None], ...] = (groups.named, f8.named, kbit.named)
 NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  # plain types without a codec
+
+
+def of_family(name: str) -> Format | None:
+    """The format of this name that a function makes, of any family; None if there is none."""
+    return next((found for family in FAMILIES if (found := family(name)) is not None), None)
 
 
 class Formats(Mapping[str, Format]):
@@ -45,7 +51,7 @@ class Formats(Mapping[str, Format]):
         if not isinstance(name, str):
             return None
         found = self._formats.get(name.lower())
-        return groups.named(name) if found is None else found
+        return of_family(name) if found is None else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._formats)
@@ -78,7 +84,7 @@ GGML_TYPES = MappingProxyType({**_known, **_with_codec})
 
 def _known_as(name: str) -> Format | None:
     listed = {fmt.name: fmt for fmt in (*GGML_TYPES.values(), *FORMATS.values())}
-    return listed.get(name) or groups.named(name)
+    return listed.get(name) or of_family(name)
 
 
 def _of_registry(name: str, codebook: bytes | None) -> Format:

@@ -9,6 +9,7 @@ The codebook, float32 [2^bits], belongs to the tensor; the default is normal-flo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -59,6 +60,12 @@ def kbit_float32(bits: int, codebook: ArrayLike) -> Format:
     It has no device tile. CodebookError for a codebook that is not 2^bits finite numbers.
     """
     return _made(bits, "float32", FLOAT32, codebook)
+
+
+def named(name: str) -> Format | None:
+    """The format with a float32 absmax of this name, with the default codebook; None if it is not one of these."""
+    found = re.fullmatch(r"kbit([2-5])_f32", name.lower())
+    return None if found is None else kbit_float32(int(found[1]), normal_float(int(found[1])))
 
 
 def _made(bits: int, own: str, kind: Absmax, codebook: ArrayLike | None) -> Format:

@@ -9,16 +9,21 @@ W = number * scale in float32, whatever the scale is called: "inv" speaks of wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import gcd, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qgemm.codec.format import CHUNK
 from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown, shown_path
+from qgemm.formats import f8
+from qgemm.parallel import for_slices
+from qgemm.tensor import Tensor
 
 from ..arrays import Stored
 from ..weight import Weight, original_shape, stored_shape
@@ -28,21 +33,8 @@ SCALES = ("_scale", "_scale_inv", "_scales", ".scale", ".scale_weight")  # after
 INPUTS = (".input_scale", ".scale_input")  # of the activations that FP8 arithmetic multiplies with
 MARKERS = ("scaled_fp8",)  # tensors without numbers that say that others have scales
 RUN = 4096  # at most so many weights of a row are scaled at a time, so that rows may be of any length
-
-
-def _e4m3() -> Floats:
-    """The numbers of all codes of float8 e4m3fn: 1 sign, 4 exponent, 3 mantissa bits; no infinity, two NaN."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0))
-    size[code & 127 == 127] = np.nan
-    return np.where(code & 128, -size, size).astype(np.float32)
-
-
-NUMBERS: dict[str, Floats] = {
-    "F8_E4M3": _e4m3(),
-    "F8_E5M2": (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32),  # the high byte of a half
-}
+KINDS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
+NUMBERS = {kind: f8.NUMBERS[name] for kind, name in KINDS.items()}
 
 
 def scale_of(name: str, stored: Mapping[str, Stored]) -> str | None:
@@ -76,24 +68,56 @@ def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) ->
             found: Floats = numbers[file.read(entry, start, stop)]
             return found
 
-        plain_weight = Weight(name, stored_shape(shape), entry.type, entry.nbytes, 1, values=plain)
+        native = partial(_native, name, stored[name], shape[-1], lambda start, stop, run: _ones((stop - start) // run))
+        plain_weight = Weight(name, stored_shape(shape), entry.type, entry.nbytes, 1, values=plain, native=native)
         return replace(plain_weight, original=original_shape(shape))
     scale, (rows, columns) = _scale(name, stored[name], stored[scale_name], (method or EightBits()).block)
     *_, n, k = (1, *shape)
     run = gcd(k, columns, RUN)  # weights that are surely in one row, and share a scale
 
-    def values(start: int, stop: int) -> Floats:
+    def scales(start: int, stop: int, run: int) -> Floats:
+        """The scale of each run of weights that share one."""
         first = np.arange(start, stop, run)
         row, column = first // k, first % k
-        shared = scale[row // n % len(scale), row % n // rows, column // columns]
+        found: Floats = scale[row // n % len(scale), row % n // rows, column // columns]
+        return found
+
+    def values(start: int, stop: int) -> Floats:
         found: Floats = numbers[file.read(entry, start, stop)].reshape(-1, run)
         with np.errstate(over="ignore", invalid="ignore"):  # scales may be anything
-            found *= shared[:, None]
+            found *= scales(start, stop, run)[:, None]
         return found.reshape(-1)
 
     nbytes = entry.nbytes + stored[scale_name].entry.nbytes
-    weight = Weight(name, stored_shape(shape), entry.type, nbytes, run, values=values, quantized=True, irregular=True)
-    return replace(weight, original=original_shape(shape))
+    native = partial(_native, name, stored[name], gcd(k, columns), scales)
+    return Weight(
+        name, stored_shape(shape), entry.type, nbytes, run, values=values, quantized=True, irregular=True,
+        original=original_shape(shape), native=native,
+    )  # fmt: skip
+
+
+def _native(name: str, stored: Stored, shared: int, scales: Callable[[int, int, int], Floats]) -> Tensor:
+    """The tensor in blocks of float8; shared: weights of a row that surely share a scale, the greatest such number."""
+    file, entry = stored
+    group = next((group for group in reversed(f8.GROUPS) if shared % group == 0), None)
+    if group is None:
+        rule = f"scales of {shared} weights side by side are held by no blocks, of which the least have {f8.GROUPS[0]}"
+        raise _refusal(name, stored, f"{rule}; `qgemm convert` reads it as floats")
+    fmt, count = f8.f8_format(KINDS[entry.type], group), prod(entry.shape)
+    blocks = np.empty(count // group, fmt.dtype)
+
+    def work(part: slice) -> None:
+        start, stop = part.start * group, min(part.stop, len(blocks)) * group
+        blocks["qs"][part] = file.read(entry, start, stop).reshape(-1, group)
+        blocks["d"][part] = scales(start, stop, group)
+
+    for_slices(len(blocks), max(1, CHUNK // group), work)
+    shape = stored_shape(entry.shape)
+    return Tensor(fmt, shape, blocks.reshape(*shape[:-1], -1), name)
+
+
+def _ones(count: int) -> Floats:
+    return np.ones(count, np.float32)
 
 
 def _scale(name: str, weight: Stored, scale: Stored, block: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:

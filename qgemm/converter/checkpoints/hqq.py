@@ -82,15 +82,16 @@ class _Matrix(GroupedMatrix):
         for part in ("quant_scale", "quant_zero", "view_as_float"):
             if part in self.settings and self._number(part):
                 raise self.refusal(f"{part} is set, which is not read")
-        self.packing, self.bits = self._packing(), self._number("nbits")
+        self.packing, nbits = self._packing(), self._float("nbits")
+        self.bits = self.packing.bits  # of 5 and 6 bits 8 are stored, of 1.58 bits 2
         self.axis, shape = self._number("axis"), self._shape()
-        self.label = f"HQQ{self.bits}"
+        self.label = f"HQQ{nbits:g}"
         self.n, self.k = shape
         size = self._number("group_size") if "group_size" in self.settings else -1
         weights = self.n * self.k
         self.group = size if size > 0 else self.k if self.axis == 1 else self.n
-        if self.axis not in (0, 1) or weights % self.group or self.bits != self.packing.bits:
-            said = f"nbits {self.bits}, axis {self.axis}, group_size {self.group} and shape {list(shape)}"
+        if self.axis not in (0, 1) or weights % self.group or not 0 < nbits <= self.bits:
+            said = f"nbits {nbits:g}, axis {self.axis}, group_size {self.group} and shape {list(shape)}"
             raise self.refusal(f"{said} do not fit each other")
         self.count = weights // self.group
         self._check_shapes()
@@ -120,15 +121,21 @@ class _Matrix(GroupedMatrix):
         return stored.file.read(stored.entry, 0, stored.entry.nbytes).tobytes().decode("latin-1")
 
     def _number(self, part: str) -> int:
+        value = self._float(part)
+        if int(value) != value:
+            raise self.refusal(f"{part} is {value}, not a whole number")
+        return int(value)
+
+    def _float(self, part: str) -> float:
         stored = self.settings.get(part)
         if stored is None:
             raise self.refusal(f"there is no {part}")
         if stored.entry.type not in ("U8", "I32", "I64", "F32", "BOOL") or prod(stored.entry.shape) != 1:
             raise self.refusal(f"{part} is {stored.entry.type} {list(stored.entry.shape)}, not a number")
-        value = stored.file.read(stored.entry, 0, 1)[0]
-        if not np.isfinite(value) or int(value) != value:
-            raise self.refusal(f"{part} is {value}, not a whole number")
-        return int(value)
+        value = float(stored.file.read(stored.entry, 0, 1)[0])
+        if not np.isfinite(value):
+            raise self.refusal(f"{part} is {value}, which is no number")
+        return value
 
     def _shape(self) -> tuple[int, int]:
         stored = self.settings.get("shape")

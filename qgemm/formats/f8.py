@@ -1,0 +1,69 @@
+"""f8_e4m3 and f8_e5m2: numbers of eight bits, of which 32 to 256 of a row share a float32 scale, w = d * number.
+
+    name      f8_e4m3 | f8_e5m2 _ g32 | g64 | g128 | g256
+
+    offset  bytes    field
+         0      4    d   float32 scale
+         4  weights  qs  a number each
+
+    e4m3: 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, 0x7f and 0xff are NaN
+    e5m2: 1 sign, 5 exponent (bias 15), 2 mantissa bits: the high byte of a float16
+
+The matrices of FP8 checkpoints: a scale of the tensor, of a row or of 128 x 128 weights is repeated in each block, for
+1/8 bit a weight at 256. Made when they are asked for: FORMATS finds each by its name, and lists none. They have no
+device tiles: products are on the CPU.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import Floats
+from qgemm.errors import UnsupportedError
+
+GROUPS = (32, 64, 128, 256)
+NAME = re.compile(r"f8_(e4m3|e5m2)_g(32|64|128|256)")
+
+
+def _e4m3() -> Floats:
+    """The numbers of all codes of float8 e4m3fn: 1 sign, 4 exponent, 3 mantissa bits; no infinity, two NaN."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0))
+    size[code & 127 == 127] = np.nan
+    return np.where(code & 128, -size, size).astype(np.float32)
+
+
+NUMBERS: dict[str, Floats] = {
+    "e4m3": _e4m3(),
+    "e5m2": (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32),
+}
+
+
+def f8_format(kind: str, group: int) -> Format:
+    """The format of "e4m3" or "e5m2" with groups of 32, 64, 128 or 256, the same one at each call; UnsupportedError."""
+    if kind not in NUMBERS or group not in GROUPS:
+        raise UnsupportedError(f"a float8 format is of {', '.join(NUMBERS)}, groups of {GROUPS}; got {kind}, {group}")
+    return _made(kind, group)
+
+
+def named(name: str) -> Format | None:
+    """The format of this name, None if it is not one of these."""
+    found = NAME.fullmatch(name.lower())
+    return None if found is None else _made(found[1], int(found[2]))
+
+
+@cache
+def _made(kind: str, group: int) -> Format:
+    numbers = NUMBERS[kind]
+    dtype = np.dtype([("d", "<f4"), ("qs", "u1", group)])
+
+    def levels(blocks: Blocks) -> Levels:
+        """Blocks [n] -> the numbers as codes [n, 1, weights], scale [n, 1]."""
+        return Levels(numbers[blocks["qs"]][:, None], blocks["d"][:, None])
+
+    return Format(f"f8_{kind}_g{group}", group, dtype, None, levels, formula="d * number")

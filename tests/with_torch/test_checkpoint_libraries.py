@@ -1,0 +1,170 @@
+"""`qgemm.load` beside the libraries that write such checkpoints: what they quantize and decode on a CPU, bit for bit.
+
+Each is asked for by its name and passed over where it is not installed: .ci/run brings compressed-tensors, transformers
+brings its own decoder of gpt-oss. `pip install bitsandbytes hqq autoawq gptqmodel` for the others.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from files import safetensors
+from foreign import MODULE, awq, gpt_oss, gptq
+from torch_layers import torch
+
+import qgemm
+
+NAME = f"{MODULE}.weight"
+VIEWED = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+}
+
+
+def of_numpy(tensor) -> np.ndarray:
+    """A tensor of torch as an array, also of the types that NumPy does not have."""
+    kind, dtype = VIEWED.get(tensor.dtype, (None, None))
+    return tensor.contiguous().numpy() if kind is None else tensor.contiguous().view(kind).numpy().view(dtype)
+
+
+def written(folder: Path, tensors: dict, said: dict) -> Path:
+    """A checkpoint of one module."""
+    folder.mkdir()
+    safetensors(folder / "model.safetensors", {name: of_numpy(tensor) for name, tensor in tensors.items()})
+    (folder / "config.json").write_text(json.dumps({"quantization_config": said}))
+    return folder
+
+
+def assert_same(folder: Path, want) -> None:
+    """What is loaded, rounded once to the library's type, is what the library decodes."""
+    with qgemm.load(folder) as model:
+        w = model[NAME]
+    dtype = str(want.dtype).removeprefix("torch.")
+    got, want = w.dequantize(dtype), of_numpy(want)
+    assert got.dtype == want.dtype
+    assert (got == want).all()  # negative zeros of e2m1 are zeros here
+
+
+# ---------------------------------------------------------------- compressed-tensors
+
+FLOAT = {"num_bits": 4, "type": "float"}
+SCHEMES = {
+    "int4, 128": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 128}, torch.bfloat16),
+    "int4, 32, zeros": ("pack-quantized", {"num_bits": 4, "group_size": 32, "symmetric": False}, torch.float16),
+    "int8, rows": ("pack-quantized", {"num_bits": 8, "strategy": "channel"}, torch.bfloat16),
+    "int8, rows, zeros": ("pack-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}, torch.float16),
+    "int3, 64": ("pack-quantized", {"num_bits": 3, "group_size": 64}, torch.float16),
+    "int5, 64, zeros": ("pack-quantized", {"num_bits": 5, "group_size": 64, "symmetric": False}, torch.bfloat16),
+    "int8, not packed": ("int-quantized", {"num_bits": 8, "strategy": "channel"}, torch.bfloat16),
+    "nvfp4": ("nvfp4-pack-quantized", {**FLOAT, "strategy": "tensor_group", "group_size": 16}, torch.bfloat16),
+    "mxfp4": ("mxfp4-pack-quantized", {**FLOAT, "group_size": 32}, torch.bfloat16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_compressed_tensors(name, tmp_path):
+    pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    form, weights, dtype = SCHEMES[name]
+    args = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
+    x = torch.randn(32, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
+    groups = x.unflatten(1, (-1, args.group_size or 256))
+    state = {"weight": x}
+    whole = None
+    if form.startswith("nvfp4"):
+        state["weight_global_scale"] = whole = generate_gparam(x.min().float(), x.max().float()).reshape(1)
+    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), args, global_scale=whole)
+    state["weight_scale"] = scale.to(dtype)
+    if not args.symmetric:
+        state["weight_zero_point"] = zero
+    compressor = BaseCompressor.get_value_from_registry(form)
+    packed = compressor.compress(state, scheme)
+    said = QuantizationConfig(config_groups={"group_0": scheme}, format=form, quantization_status="compressed")
+    config = {**said.model_dump(mode="json"), "quant_method": "compressed-tensors"}
+    folder = written(tmp_path / "m", {f"{MODULE}.{part}": tensor for part, tensor in packed.items()}, config)
+    assert_same(folder, compressor.decompress(packed, scheme)["weight"])
+
+
+# ---------------------------------------------------------------- transformers
+
+
+def test_experts_of_gpt_oss(tmp_path):
+    from safetensors.torch import load_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    gpt_oss(tmp_path / "m")
+    with qgemm.load(tmp_path / "m") as model:
+        got = model[MODULE].dequantize("bfloat16")
+    parts = load_file(tmp_path / "m" / "model.safetensors")
+    want = convert_moe_packed_tensors(parts[f"{MODULE}_blocks"], parts[f"{MODULE}_scales"], dtype=torch.bfloat16)
+    assert (of_numpy(want.transpose(1, 2)) == got).all()
+
+
+# ---------------------------------------------------------------- bitsandbytes
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("kind", "block"), [("nf4", 64), ("nf4", 128), ("fp4", 64)])
+def test_bitsandbytes(kind, block, nested, tmp_path):
+    functional = pytest.importorskip("bitsandbytes.functional", reason="pip install bitsandbytes")
+    x = torch.randn(32, 256, generator=torch.Generator().manual_seed(1))
+    packed, state = functional.quantize_4bit(x, blocksize=block, quant_type=kind, compress_statistics=nested)
+    parts = {NAME: packed} | {f"{NAME}.{part}": tensor for part, tensor in state.as_dict(packed=True).items()}
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    folder = written(tmp_path / "m", parts, config)
+    assert_same(folder, functional.dequantize_4bit(packed, state))
+
+
+# ---------------------------------------------------------------- HQQ
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 64), (6, 64), (5, 128), (4, 64), (3, 64), (2, 32), (1, 32)])
+def test_hqq(bits, group, tmp_path):
+    """In float32: in float16 the library rounds between its two steps."""
+    quantize = pytest.importorskip("hqq.core.quantize", reason="pip install hqq")
+    utils = pytest.importorskip("hqq.core.utils")
+    x = torch.randn(32, 256, generator=torch.Generator().manual_seed(1))
+    packed, meta = quantize.Quantizer.quantize(x, nbits=bits, group_size=group, axis=1, device="cpu", optimize=False)
+    meta |= {"quant_scale": False, "quant_zero": False, "compute_dtype": torch.float32}
+    meta |= {part: meta[part].to(torch.float16) for part in ("scale", "zero")}
+    parts = {f"{MODULE}.{part}": utils.encode_safetensor_type(value) for part, value in {**meta, "W_q": packed}.items()}
+    folder = written(tmp_path / "m", parts, {"quant_method": "hqq", "quant_config": {}})
+    assert_same(folder, quantize.Quantizer.dequantize(packed, meta))
+
+
+# ---------------------------------------------------------------- AWQ, GPTQ
+
+
+def parts_of(folder: Path) -> dict:
+    """The parts of the module, as the reader of safetensors finds them."""
+    loaded = pytest.importorskip("safetensors.torch").load_file(folder / "model.safetensors")
+    return {name.removeprefix(f"{MODULE}."): tensor for name, tensor in loaded.items()}
+
+
+def test_awq(tmp_path):
+    packing = pytest.importorskip("awq.utils.packing_utils", reason="pip install autoawq")
+    awq(tmp_path / "m", group=128, k=256)
+    parts = parts_of(tmp_path / "m")
+    decoded = packing.dequantize_gemm(parts["qweight"], parts["qzeros"], parts["scales"], 4, 128)
+    assert_same(tmp_path / "m", decoded.T)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq(bits, tmp_path):
+    """By the layer of AutoGPTQ's successor, with act-order."""
+    linear = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch", reason="pip install gptqmodel")
+    gptq(tmp_path / "m", bits=bits, order=True, k=128, v2=True)
+    parts = parts_of(tmp_path / "m")
+    layer = linear.TorchLinear(bits=bits, group_size=32, sym=False, desc_act=True, in_features=128, out_features=32)
+    for part in ("qweight", "qzeros", "scales", "g_idx"):
+        getattr(layer, part).data = parts[part]
+    layer.post_init()
+    assert_same(tmp_path / "m", layer.dequantize_weight().T)
