@@ -9,8 +9,9 @@
 //   scale(m16, g, index), minimum(m16, g, index)   of rows g and g + 8 of 16-row group m16; index counts groups of
 //                            GROUP_SIZE weights along the tile
 // w = scale * level + minimum.
-// SCALE_FACTORS: 1 if scales and minimums are halves, half_scale(m16, g, index) and half_minimum; 2 if they are the
-// products of these and integers, sub_scale(m16, g, index, unit) and sub_minimum, given in a unit; 0 otherwise.
+// SCALE_FACTORS: 1 if scales and minimums are halves, half_scale(m16, g, index) and half_minimum, or with GROUP_ZERO
+// -half_scale times half_zero; 2 if they are the products of halves and integers, sub_scale(m16, g, index, unit) and
+// sub_minimum, given in a unit; 3 if scales have no more bits than a half, but another range; 0 otherwise.
 // SUPER_BLOCK with minimums: super_minimum(m16, g) in float, sub_minimums(pairs, m16, g, pair) of two groups as bf16.
 // TABLE_BYTES != 0: levels come from a table in shared memory (codes/codebook.cuh). codes_f16 and fragment are the same
 // then, rounded to what the table holds; levels(codes, step) are floats, exact.
@@ -80,7 +81,8 @@ __device__ inline Fragment bf16_levels(const Codes& codes, int step) {
     if constexpr (Format::TABLE_BYTES != 0) {
         return Format::codes_f16(codes, step);
     } else {
-        constexpr bool SMALL = !Format::CODES_ARE_LEVELS && Format::CODE_BIAS < 128;
+        // Codes below 128: of eight bits bytes() takes more from them than their zero.
+        constexpr bool SMALL = !Format::CODES_ARE_LEVELS && Format::CODE_BIAS < 128 && Format::ZERO >= 0;
         constexpr int BIT = 24 - Format::CODE_EXPONENT;  // from which on codes stand
         Fragment f = SMALL ? Format::codes_f16(codes, step) : Format::fragment(codes, step);
 #pragma unroll

@@ -13,8 +13,8 @@ constexpr bool IS_HALF = false;
 template <>
 constexpr bool IS_HALF<half> = true;
 
-// Whether one multiply-add makes a weight of a code as it is masked out of its word: scales are halves, or products of
-// two, and absorb the power of two that such codes lack; the minimum absorbs the code of level 0.
+// Whether one multiply-add makes a weight of a code as it is masked out of its word: scales are exact as halves, or as
+// products of two, and absorb the power of two that such codes lack; the minimum absorbs the code of level 0.
 template <class Config>
 constexpr bool ONE_FMA = IS_HALF<typename Config::In> && Config::TileFormat::SCALE_FACTORS > 0;
 
@@ -84,7 +84,7 @@ struct Power {
 };
 
 // A tile's fields -> scale and minimum of a group, multiplied by their powers of two: (fields, m16, g, index).
-// FACTORS: in half arithmetic if scales are halves (1) or products of two (2), else in float (0).
+// FACTORS: in half arithmetic if scales are halves (1) or products of two (2), else in float (0, 3).
 template <class Config, int FACTORS = ONE_FMA<Config> ? Config::TileFormat::SCALE_FACTORS : 0>
 struct ScaleLoader;
 
@@ -104,6 +104,11 @@ private:
 };
 
 template <class Config>
+struct ScaleLoader<Config, 3> : ScaleLoader<Config, 0> {
+    using ScaleLoader<Config, 0>::ScaleLoader;
+};
+
+template <class Config>
 struct ScaleLoader<Config, 1> {
     half2 first, rest, minimum;
 
@@ -115,7 +120,10 @@ struct ScaleLoader<Config, 1> {
     __device__ ScaleOf<Config> operator()(const typename Config::TileFormat& fields, int m16, int g, int index) const {
         ScaleOf<Config> found;
         found.scale = __hmul2(__hmul2(fields.half_scale(m16, g, index), first), rest);
-        if constexpr (Config::TileFormat::HAS_MINIMUM)
+        if constexpr (Config::TileFormat::GROUP_ZERO)  // rounded once: the power of two costs no bits
+            found.minimum =
+                __hmul2(__hneg2(__hmul2(fields.half_scale(m16, g, index), minimum)), fields.half_zero(m16, g, index));
+        else if constexpr (Config::TileFormat::HAS_MINIMUM)
             found.minimum = __hmul2(fields.half_minimum(m16, g, index), minimum);
         return found;
     }

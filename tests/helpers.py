@@ -50,7 +50,10 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
     """Random blocks with scales drawn from the ordinary range of trained weights, so that products stay finite."""
     blocks = blocks.copy()
     for name in fmt.dtype.names or ():
-        if fmt.dtype[name].kind == "f":
+        if name == fmt.zero_field:
+            if fmt.dtype[name].kind == "f":
+                blocks[name] = rng.uniform(0, fmt.code_range[1], blocks.shape).astype(np.float16)
+        elif fmt.dtype[name].kind == "f":
             blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
         elif name in fmt.ordinary:
             blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
@@ -118,7 +121,7 @@ def subnormal_loss(w: qgemm.Tensor) -> np.ndarray:
     unit = row_scale.range_of(w.format, "half")
     weights = np.array([unit.weight(bound) for bound in tiles.row_absmax(w.format, w.blocks)])
     loss = 2.0 ** (weights - 25) * (2 + float(tiles.largest_code(w.format)) * 2.0**unit.level)
-    return np.where((weights <= 0) & (tiles.scale_factors(w.format) > 0), 0, loss)
+    return np.where((weights <= 0) & (tiles.scale_factors(w.format) in (1, 2)), 0, loss)
 
 
 def product_bound(x: np.ndarray, w: qgemm.Tensor, dtype: np.dtype) -> np.ndarray:

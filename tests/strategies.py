@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import qgemm
 from qgemm.codec.format import Format
 from qgemm.cuda.kernels import sm90_cost
-from qgemm.formats import through_gguf
+from qgemm.formats import format_of, through_gguf
+from qgemm.formats.groups import REPRESENTATIVES
 
 FORMATS = [fmt for fmt in qgemm.FORMATS.values() if not fmt.decoded_by]
 DECODED_BY_GGUF = [
@@ -40,6 +41,7 @@ EVERY_INTEGER = INTEGER + TEST_FORMATS
 EVERY_ENCODED = ENCODED + TEST_FORMATS
 EVERY_ENCODED_BLOCK = ENCODED_BLOCKS + TEST_FORMATS
 EVERY_TILED = TILED + TEST_FORMATS
+EVERY_GROUP = [format_of(name) for name in REPRESENTATIVES]  # which stand for the family of group formats
 EDGES = sm90_cost.TOKENS
 PRODUCTS = [(fmt, activation) for fmt in TILED for activation in ("a16", "a8") if activation == "a16" or fmt.integer]
 each_product = pytest.mark.parametrize(

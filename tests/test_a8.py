@@ -34,8 +34,9 @@ def formula(x: np.ndarray, w: qgemm.Tensor) -> tuple[np.ndarray, np.ndarray]:
     levels = w.format.decode_levels(w.blocks.reshape(-1))
     n, group = w.shape[0], w.format.group
     width, narrow = min(group, 32), group < 32
-    zeros = np.broadcast_to(levels.zero, levels.scale.shape).astype(np.int64)
-    codes = (levels.codes.astype(np.int64) - narrow * zeros[..., None]).reshape(n, -1, width)
+    zeros = np.broadcast_to(levels.zero, levels.scale.shape)
+    codes = levels.codes.astype(np.int64)
+    codes = (codes - zeros[..., None] if narrow else codes).reshape(n, -1, width)
     q = x["qs"].astype(np.int64).reshape(len(x), -1, width)
     sumi = np.einsum("ngj,mgj->mng", codes, q).astype(np.float64)
     dw, zero, mw = (

@@ -16,6 +16,7 @@ from qgemm.cuda.jit import codegen, nvrtc, sources
 from qgemm.cuda.jit.cache import cached
 from qgemm.cuda.kernels import decode, routes
 from qgemm.cuda.problem import Q8_1, TYPES, Problem
+from qgemm.formats.groups import REPRESENTATIVES
 
 OF_FORMAT = compile_kernels.OF_FORMAT
 OF_TYPE = re.compile("In|Out|ROW_SCALE_.*")  # the types of x and y, and parameters that follow from them
@@ -23,8 +24,8 @@ OF_TYPE = re.compile("In|Out|ROW_SCALE_.*")  # the types of x and y, and paramet
 
 @cache
 def units():
-    """(all units, those that CI compiles); to enumerate them takes seconds."""
-    every = list(compile_kernels.every_unit())
+    """(all units of listed formats, those that CI compiles); to enumerate them takes seconds."""
+    every = list(compile_kernels.every_unit(names=("", *qgemm.FORMATS)))
     return every, list(compile_kernels.chosen(every))
 
 
@@ -143,6 +144,17 @@ def test_units_pass_the_front_end_together(monkeypatch):
     ((failed, log),) = kernel_batches.check([wide, wrong])
     assert failed == wrong
     assert "static assertion failed" in log
+
+
+def test_ci_compiles_some_of_the_family_of_group_formats():
+    """Each that stands for it by every kernel of the tuned architecture, elsewhere by few, all of them somewhere."""
+    every = list(compile_kernels.every_unit(names=REPRESENTATIVES))
+    chosen = list(compile_kernels.chosen(every))
+    tuned = [{(u.kernel, u.format) for u in some if u.arch == compile_kernels.TUNED} for some in (every, chosen)]
+    assert tuned[0] == tuned[1]
+    assert {unit.format for unit in chosen if unit.arch != compile_kernels.TUNED} == set(REPRESENTATIVES)
+    assert {unit.arch for unit in chosen} == set(nvrtc.ARCHS)
+    assert len(chosen) < 400
 
 
 def test_every_product_of_few_tokens_has_its_kernel():

@@ -157,12 +157,14 @@ def test_scales_and_minimums(fmt, m16_tiles):
 
 
 @each_size
-@each([fmt for fmt in EVERY_TILED if tiles.scale_factors(fmt)])
+@each([fmt for fmt in EVERY_TILED if tiles.scale_factors(fmt) in (1, 2)])
 def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
     """One half, or that of a super-block times an integer, which is given in any unit."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
     factors, minimums = (device_array(scale.shape, np.float16) for _ in range(2))
     lanes_of(fmt).call("half_scale", m16_tiles, one_tile(fmt)[1], factors, minimums)
+    if fmt.zero_field:  # minimums are the zeros of groups
+        minimum = in_pairs(one_tile(fmt)[0][fmt.zero_field].astype(np.float32))
     wide = [factors.astype(np.float32), minimums.astype(np.float32)]
     if tiles.scale_factors(fmt) == 2:
         for unit in (1.0, 2.0**-7):
@@ -224,7 +226,7 @@ LIES = (
     ("formats/nvfp4.cuh",          "__float2half2_rn(128)", "__float2half2_rn(64)", "nvfp4", test_scales_and_minimums),
     ("formats/nvfp4.cuh",          "& ~pair &",         "&",                   "nvfp4", test_scales_and_minimums),
     ("formats/q2_k.cuh",           "(index & 1) + 4)",  "(index & 1))",        "q2_k", test_scales_and_minimums),
-    ("formats/q1_0.cuh",           "- 254 *",           "- 253 *",             "q1_0", test_fragments),
+    ("codes/one_bit.cuh",          "- 254 *",           "- 253 *",             "q1_0", test_fragments),
     ("codes/ternary.cuh",          "? 9 : 1",           "? 3 : 1",             "tq1_0", test_levels),
     ("codes/codebook.cuh",         "30, 2 * word",      "30, word",            "kbit3", test_levels),
 )  # fmt: skip

@@ -2,9 +2,10 @@
 
 Every kernel passes NVRTC's front end for every format and architecture: on the tuned architecture in every config (of
 BY_TURNS in some), elsewhere in one config for each class of x (16 bits, float, prepared); configs and the types of one
-class take turns. Of these units some become cubins, also by turns: each config of the tuned architecture for some
-formats, each format in some of its configs, each kernel on each architecture. What was compiled before comes from the
-cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first.
+class take turns. Of the family of group formats some stand for all, in one config everywhere, and few elsewhere. Of
+these units some become cubins, also by turns: each config of the tuned architecture for some formats, each format in
+some of its configs, each kernel on each architecture. What was compiled before comes from the cache
+(qgemm/cuda/jit/cache.py), which is where a GPU looks first.
 
 What is named by --arch, --format or --kernel all becomes cubins: `--arch sm_90a` before a GPU run judges every config.
 
@@ -44,6 +45,7 @@ from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.routes import common_variants, variants
 from qgemm.cuda.problem import TUNED_SMS
 from qgemm.files.compiled import cache_dir
+from qgemm.formats.groups import REPRESENTATIVES
 
 TUNED = "sm_90a"
 TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
@@ -51,6 +53,7 @@ TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x
 # kernel, and x of float32, which is converted and then multiplied as x of 16 bits.
 BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, "float")
 CONFIGS_BY_TURNS = 2
+FAMILY_ELSEWHERE = 4  # one of so many of REPRESENTATIVES is compiled on an architecture that is not the tuned one
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 4, 8  # one unit of so many: where registers are judged, and elsewhere
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture, but for
 SPILLED_BY_GRIDS = 36  # bytes at most, there: points come from global memory, and their addresses take registers
@@ -63,7 +66,9 @@ CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in t
 Template = dict[str, Any]
 
 
-def every_unit(archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("", *FORMATS)) -> Iterator[Unit]:
+def every_unit(
+    archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("", *FORMATS, *REPRESENTATIVES)
+) -> Iterator[Unit]:
     """Everything that a product, a conversion or an upload may need; names: of formats, "" for kernels without one."""
     formats = [FORMATS[name] for name in names if name and FORMATS[name].tiled]
     for arch in archs:
@@ -78,6 +83,13 @@ def by_turns(kernel: str, kind: str) -> bool:
     return kernel in BY_TURNS or kind in BY_TURNS
 
 
+def elsewhere(name: str, arch: str) -> bool:
+    """Whether a format that stands for a family is left to other architectures."""
+    if arch == TUNED or not FORMATS[name].family:
+        return False
+    return (REPRESENTATIVES.index(name) + nvrtc.ARCHS.index(arch)) % FAMILY_ELSEWHERE != 0
+
+
 def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
     """What CI compiles of all units.
 
@@ -87,6 +99,8 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
     """
     groups: dict[tuple[str, ...], dict[Any, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
+        if unit.format and elsewhere(unit.format, unit.arch):
+            continue
         source = dict(unit.template).get("In", "")
         config = tuple(pair for pair in unit.template if not pair[0].startswith(OF_TYPES))
         groups[unit.arch, unit.format, unit.kernel, CLASSES.get(source, source)][config].append(unit)
@@ -97,12 +111,12 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
         turn, count = turns[kernel, kind], len(configs)
         if not name:  # so few that none waits for its turn
             yield from (unit for config in configs for unit in config)
-        elif arch == TUNED and not by_turns(kernel, kind):
+        elif arch == TUNED and not (by_turns(kernel, kind) or FORMATS[name].family):
             yield from (config[(i + turn) % len(config)] for i, config in enumerate(configs))
         else:
             alike = [(kernel, kind, *(pair for pair in each if not OF_FORMAT.fullmatch(pair[0]))) for each in by_config]
             some = sorted(range(count), key=lambda i: compiled[alike[i]])
-            for least in some[: CONFIGS_BY_TURNS if by_turns(kernel, kind) else 1]:
+            for least in some[: CONFIGS_BY_TURNS if by_turns(kernel, kind) and not FORMATS[name].family else 1]:
                 compiled[alike[least]] += 1
                 yield configs[least][(turn + turn // count) % len(configs[least])]
         turns[kernel, kind] += 1
@@ -184,7 +198,7 @@ def summary(found: dict[Unit, Resources]) -> Iterator[str]:
 def options() -> argparse.Namespace:
     """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [fmt.name for fmt in FORMATS.values() if fmt.tiled]
+    names = [*(fmt.name for fmt in FORMATS.values() if fmt.tiled), *REPRESENTATIVES]
     parser.add_argument("--arch", action="append", choices=nvrtc.ARCHS, help="only this architecture (repeatable)")
     parser.add_argument("--format", action="append", choices=names, help="only this format (repeatable)")
     parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
@@ -252,7 +266,7 @@ def main() -> int:
     asked = options()
     if asked.fill_cache:
         return fill(asked)
-    archs, names = asked.arch or nvrtc.ARCHS, asked.format or ("", *FORMATS)
+    archs, names = asked.arch or nvrtc.ARCHS, asked.format or ("", *FORMATS, *REPRESENTATIVES)
     units = every_unit(archs, names) if asked.all else chosen(every_unit())
     units = (unit for unit in units if unit.arch in archs and unit.format in names)
     units = [unit for unit in units if unit.kernel in (asked.kernel or [unit.kernel])]

@@ -15,6 +15,7 @@ __device__ inline float2 multiply_rounded(float2 a, float2 b) { return {__fmul_r
 template <class Fields>
 struct HalfScales : Fields {
     static constexpr bool HAS_MINIMUM = false;
+    static constexpr bool GROUP_ZERO = false;  // the minimum is not -d times a half_zero(m16, g, index) of each group
 
     __device__ half2 half_scale(int m16, int g, int index) const { return half_pair(this->d[m16][g][index]); }
     __device__ half2 half_minimum(int, int, int) const { return {}; }

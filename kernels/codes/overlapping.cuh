@@ -69,24 +69,24 @@ struct Overlapping {
     }
 };
 
-// Five bits in the fields qs and qh.
-template <class Fields, int OF_ZERO>
-struct FiveBits : Fields {
+// So many bits in the fields qs and qh.
+template <class Fields, int BITS, int OF_ZERO>
+struct OverlappingCodes : Fields {
     using Codes = typename Fields::Codes;
     static constexpr int ZERO = OF_ZERO;
-    using Words = Overlapping<5>;
+    using Words = Overlapping<BITS>;
     static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.qs, codes.qh); }
     static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.qs, codes.qh); }
     static __device__ Fragment fragment(const Codes& codes, int step) {
-        return Words::levels(codes.qs[step], codes.qh[0], step, ZERO);
+        return Words::levels(codes.qs[step], codes.qh[step / Words::STEPS], step, ZERO);
     }
     // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
     static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        return Words::codes_f16(codes.qs[step], codes.qh[0], step);
+        return Words::codes_f16(codes.qs[step], codes.qh[step / Words::STEPS], step);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
-        return Words::bytes(codes.qs[step], codes.qh[0], step);
+        return Words::bytes(codes.qs[step], codes.qh[step / Words::STEPS], step);
     }
 };
 

@@ -9,7 +9,7 @@
 namespace qgemm {
 
 template <int M16_TILES>
-struct q5_0 : FiveBits<HalfScales<q5_0_fields<M16_TILES>>, 16> {
+struct q5_0 : OverlappingCodes<HalfScales<q5_0_fields<M16_TILES>>, 5, 16> {
     using Encoder = SymmetricEncoder<q5_0_block, q5_0::ZERO>;
 };
 

@@ -9,7 +9,7 @@
 namespace qgemm {
 
 template <int M16_TILES>
-struct q5_1 : FiveBits<HalfMinimums<q5_1_fields<M16_TILES>>, 0> {
+struct q5_1 : OverlappingCodes<HalfMinimums<q5_1_fields<M16_TILES>>, 5, 0> {
     using Encoder = AffineEncoder<q5_1_block, 31>;
 };
 

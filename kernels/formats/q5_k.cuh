@@ -9,6 +9,6 @@
 namespace qgemm {
 
 template <int M16_TILES>
-struct q5_k : FiveBits<SixBitScales<q5_k_fields<M16_TILES>>, 0> {};
+struct q5_k : OverlappingCodes<SixBitScales<q5_k_fields<M16_TILES>>, 5, 0> {};
 
 }  // namespace qgemm

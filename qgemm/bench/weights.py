@@ -19,7 +19,9 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
         return fmt.quantize(rng.standard_normal((n, k), np.float32) / np.float32(32))
     blocks: Blocks = np.frombuffer(rng.bytes(n * shape[1] * fmt.block_bytes), fmt.dtype).reshape(shape).copy()
     for name in fmt.dtype.names or ():
-        if fmt.dtype[name].base.kind == "f":
+        if name == fmt.zero_field:
+            blocks[name] = rng.integers(*fmt.code_range, blocks.shape, endpoint=True)
+        elif fmt.dtype[name].base.kind == "f":
             blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
         elif name in fmt.ordinary:
             blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)

@@ -47,11 +47,11 @@ class Levels(NamedTuple):
     def values(self) -> Floats:
         """The weights [n, groups * weights of a group], bit for bit as ggml's C reference decodes them."""
         w = self.codes.astype(np.float32, copy=self.scale is not None)
-        if isinstance(self.zero, np.ndarray):
-            w -= self.zero[..., None].astype(np.float32)
-        elif self.zero:
-            w -= np.float32(self.zero)
         with np.errstate(invalid="ignore", over="ignore"):  # a scale may be any bit pattern: inf * 0 is data here
+            if isinstance(self.zero, np.ndarray):
+                w -= self.zero[..., None].astype(np.float32)
+            elif self.zero:
+                w -= np.float32(self.zero)
             if self.scale is not None:
                 w = times(w, self.scale) if flushes() else np.multiply(w, self.scale[..., None], out=w)
             if self.minimum is not None:

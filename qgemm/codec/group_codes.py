@@ -27,6 +27,7 @@ FIELDS = {
     7: {"qs": 4, "qh": 2, "qt": 1},
     8: {"qs": 8},
 }
+LEAST = np.float32(2.0**-125)
 SHARES = 1.0, 0.9, 0.8, 0.7  # of either end of the values' range, which the search tries
 FACTORS = tuple(1 - 0.04 * i for i in range(-2, 11))  # of the scale without a zero, which the search tries
 
@@ -106,10 +107,10 @@ def symmetric(x: Floats, bits: int, rounded: Rounding) -> Fit:
     """
     middle = 1 << bits - 1
     if bits == 8:
-        d = _of_rows(absmax, x, np.max) / np.float32(127)
+        d = _without_tiny(_of_rows(absmax, x, np.max) / np.float32(127))
         codes = to_codes(round_away(x * reciprocal(d)[:, None]), 127, np.int8).view(np.uint8) ^ np.uint8(128)
         return Fit(codes, rounded(d))
-    d = _signed_absmax(x) / np.float32(-middle)
+    d = _without_tiny(_signed_absmax(x) / np.float32(-middle))
     return Fit(to_codes(x * reciprocal(d)[:, None] + np.float32(middle + 0.5), 2 * middle - 1), rounded(d))
 
 
@@ -119,14 +120,19 @@ def with_zero(x: Floats, bits: int, rounded: Rounding, of_zero: Rounding) -> Fit
     least = _of_rows(lambda part: bounds(part)[0], x, np.min)
     greatest = _of_rows(lambda part: bounds(part)[1], x, np.max)
     least, greatest = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
-    d = (greatest - least) / np.float32(most)
+    d = _without_tiny((greatest - least) / np.float32(most))
     inverse = reciprocal(d)
     zero = of_zero(-least * inverse)
     codes = to_codes(np.maximum(x * inverse[:, None] + (zero[:, None] + np.float32(0.5)), np.float32(0)), most)
-    ends = greatest > least  # both are codes, whatever a zero was rounded to: quantizing again finds the same range
+    ends = d > 0  # both are codes, whatever a zero was rounded to: quantizing again finds the same range
     codes[(x == least[:, None]) & ends[:, None]] = 0
     codes[(x == greatest[:, None]) & ends[:, None]] = most
     return Fit(codes, rounded(d), zero)
+
+
+def _without_tiny(d: Floats) -> Floats:
+    """Scales whose reciprocal overflows are 0, as they are in float16 anyway."""
+    return np.where(np.abs(d) < LEAST, np.float32(0), d)
 
 
 def integer_zero(zero: Floats) -> Floats:

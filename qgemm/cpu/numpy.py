@@ -158,9 +158,9 @@ def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = 
         part = blocks[rows]
         levels = w.format.decode_levels(part.reshape(-1))
         codes, scale, minimum, zero = _of_rows(levels, len(part), x.shape[1])
-        if signed and zero is not None:
-            codes -= zero[..., None]
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity in x or w are data
+            if signed and zero is not None:
+                codes -= zero[..., None]
             for start in range(0, y.shape[0], token_step):
                 tokens = slice(start, start + token_step)
                 sums = codes @ x[:, :, tokens]  # [groups, rows, tokens]

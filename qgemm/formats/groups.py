@@ -38,6 +38,12 @@ from .plain import encode_bf16
 BITS, GROUPS = range(1, 9), (32, 64, 128, 256, None)
 ROW = 256  # weights of a block where a whole row shares a scale
 NAME = re.compile(r"u([1-8])([zf]?)_(?:g(32|64|128|256)|row)(_bf16)?")
+# What stands for the family in tests, and in what CI compiles: every number of bits, every group with four bits, every
+# kind of zero and scale.
+REPRESENTATIVES = (
+    "u1_g128", "u2z_g128", "u3_g128", "u4z_g128", "u5_g128_bf16", "u6f_g128", "u7_g128", "u8z_g128",
+    "u4_g32", "u4f_g64", "u4_g256", "u4z_row_bf16",
+)  # fmt: skip
 BF16_LIMIT = 2.0**126  # a range of twice as much is still finite
 
 

@@ -113,8 +113,14 @@ struct Lanes {
     // Factors that are exact as halves, those of a group in this unit.
     static void half_scale(const Tile& tile, half2* out, half2* minimums) {
         for_scales<M>(tile, SCALES, [&](const auto& fields, int m16, int g, int index, int to) {
-            if constexpr (Own::SCALE_FACTORS != 0)
-                out[to] = fields.half_scale(m16, g, index), minimums[to] = fields.half_minimum(m16, g, index);
+            if constexpr (Own::SCALE_FACTORS == 1 || Own::SCALE_FACTORS == 2) out[to] = fields.half_scale(m16, g, index);
+            if constexpr (Own::SCALE_FACTORS == 1) {
+                if constexpr (Own::GROUP_ZERO)
+                    minimums[to] = fields.half_zero(m16, g, index);
+                else
+                    minimums[to] = fields.half_minimum(m16, g, index);
+            }
+            if constexpr (Own::SCALE_FACTORS == 2) minimums[to] = fields.half_minimum(m16, g, index);
         });
     }
     static void sub_scale(const Tile& tile, half2* out, half2* minimums, float unit) {

@@ -38,11 +38,13 @@ Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 def headers(fmt: Format | None = None) -> dict[str, str]:
     """The headers that exist in memory alone, by the name in an #include.
 
-    host.cuh, wgmma_shapes.cuh, and tiles/NAME.cuh of a format.
+    host.cuh, wgmma_shapes.cuh, and of a format tiles/NAME.cuh and, if it is one of a family, formats/NAME.cuh.
     """
     found = {"host.cuh": host_header(), "wgmma_shapes.cuh": wgmma_header()}
     if fmt is not None:
         found[f"tiles/{fmt.name}.cuh"] = tile_header(fmt)
+        if fmt.family:
+            found[f"formats/{fmt.name}.cuh"] = family_header(fmt)
     return found
 
 
@@ -94,6 +96,19 @@ def _codes_header(fmt: Format) -> str:
     if fmt.grid is not None:
         return '#include "codes/grid.cuh"'
     return '#include "codes/ternary.cuh"' if fmt.digits is not None else ""
+
+
+def family_header(fmt: Format) -> str:
+    """formats/NAME.cuh of a format of the family of group formats: its fields, bits, zeros and scales."""
+    own_zero, bf16 = (str(fact).lower() for fact in (bool(fmt.zero_field), fmt.dtype["d"].kind == "u"))
+    return f"""#pragma once
+#include "codes/{fmt.family}.cuh"
+#include "tiles/{fmt.name}.cuh"
+namespace qgemm {{
+template <int M16_TILES>
+struct {fmt.name} : Groups<{fmt.name}_fields<M16_TILES>, {fmt.code_bits}, {own_zero}, {bf16}> {{}};
+}}  // namespace qgemm
+"""
 
 
 def tile_structs(fmt: Format) -> str:
@@ -286,7 +301,7 @@ struct {fmt.name}_block_digits {{
 
 def _block(fmt: Format) -> str:
     """C++ for one block of a format that kernels write whole."""
-    if fmt.encode is None or not fmt.integer or fmt.grid is not None:
+    if fmt.encode is None or not fmt.integer or fmt.grid is not None or fmt.family:
         return ""
     fields = ((name, fmt.dtype[name]) for name in fmt.dtype.names or ())
     members = (f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields)

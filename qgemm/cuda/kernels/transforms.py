@@ -58,7 +58,7 @@ def _tiled(fmt: Format) -> bool:
 
 def encodes(fmt: Format) -> bool:
     """Whether a kernel makes blocks of a format: four lanes have the 32 weights of one, as integers with scales."""
-    return _tiled(fmt) and fmt.integer and fmt.encode is not None and fmt.weights == 32
+    return _tiled(fmt) and fmt.integer and fmt.encode is not None and fmt.weights == 32 and not fmt.family
 
 
 def _panel(fmt: Format) -> Template:

@@ -48,6 +48,7 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
     masked = CODES if fmt.digits is None else DIGITS
     level = -code_exponent if code_exponent is not None else masked if folded else LEVEL
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
-    least = CODES - level if folded else max(EXPONENTS[0], -FLOATS[1] - level)
+    halves = folded and factors != 3
+    least = CODES - level if halves else max(EXPONENTS[0], -FLOATS[1] - level)
     most = min(EXPONENTS[1], -FLOATS[0] - level)
     return RowExponentRange(level, max(HEADROOM, below - level) - MAX_HALF, least, most)

@@ -83,13 +83,13 @@ def scales_once(fmt: Format) -> bool:
 
 
 def scale_factors(fmt: Format) -> int:
-    """In how many factors that are exact as halves a tile has the scales of a format, and minimums.
+    """In how many factors that are exact as halves a tile has the scales of a format, minimums or zeros of groups.
 
-    1: as halves; 2: as the half of a super-block and an integer; 0: as something else.
+    1: as halves; 2: as a super-block's half and an integer; 3: as a bfloat16, a half in its row's range; 0: otherwise.
     """
-    fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in fmt.code_fields]
-    if not fmt.needs_table and all(field == np.float16 for field in fields):
-        return 1
+    fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in (*fmt.code_fields, fmt.zero_field)]
+    if not fmt.needs_table and len(set(fields)) == 1 and fields[0] in (np.float16, np.uint16):
+        return 1 if fields[0] == np.float16 else 3
     return 2 if fmt.weights > fmt.group and np.float16 in fields else 0
 
 

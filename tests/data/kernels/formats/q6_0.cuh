@@ -27,25 +27,8 @@ struct q6_0_encoder : SymmetricEncoder<q6_0_block, 32> {
 };
 
 template <int M16_TILES>
-struct q6_0 : HalfScales<q6_0_fields<M16_TILES>> {
-    using Codes = q6_0_codes;
-    using Words = Overlapping<6>;
+struct q6_0 : OverlappingCodes<HalfScales<q6_0_fields<M16_TILES>>, 6, 32> {
     using Encoder = q6_0_encoder;
-    static constexpr int ZERO = 32;
-
-    static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.qs, codes.qh); }
-    static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.qs, codes.qh); }
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        return Words::levels(codes.qs[step], codes.qh[step / 2], step, ZERO);
-    }
-    // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
-    static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
-    static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        return Words::codes_f16(codes.qs[step], codes.qh[step / 2], step);
-    }
-    static __device__ Bytes bytes(const Codes& codes, int step) {
-        return Words::bytes(codes.qs[step], codes.qh[step / 2], step);
-    }
 };
 
 }  // namespace qgemm
