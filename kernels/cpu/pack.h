@@ -8,19 +8,18 @@
 #define STRUCT(kind, digits) STRUCT_(kind, digits)
 
 typedef struct {
-    float d[16], s[16];
+    float d[SUM_LANES], s[SUM_LANES];
     int8_t q[DIGITS][SUPER];
-    int32_t zero[2][16];
+    int32_t zero[2][SUM_LANES];
 } STRUCT(packed, DIGITS);
 
 static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* from) {
     i32x16 sums[DIGITS][ACCS];
     memset(to, 0, sizeof *to);
-    for (int lane = 0; lane < 16; ++lane)
-        if (GROUPS == 16 || GROUP_OF_LANE[lane] != NONE) {
-            to->d[lane] = from->d[GROUP_OF_LANE[lane] * 8 / GROUPS];
-            if (TAKES_SUM(DIGITS)) to->s[lane] = -(float)ZERO * from->s[GROUP_OF_LANE[lane]];
-        }
+    for (int lane = 0; lane < SUM_LANES; ++lane) {
+        to->d[lane] = from->d[GROUP_OF_LANE[lane] * 8 / GROUPS];
+        if (TAKES_SUM(DIGITS)) to->s[lane] = -(float)ZERO * from->s[GROUP_OF_LANE[lane]];
+    }
     if (MINIMUM) memcpy(to->s, from->s, sizeof from->s);
     for (int digit = 0; digit < DIGITS; ++digit) {
         order_by_slots(to->q[digit], from->q[digit]);
@@ -31,10 +30,10 @@ static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* fro
         }
     }
     if (!INTEGER_ZERO(DIGITS)) return;
-    store_ints(to->zero[0], mul_ints(sums_of_groups(sums[0]), -INTEGER_ZERO(DIGITS)));
+    store_group_ints(to->zero[0], mul_group_ints(sums_of_groups(sums[0]), -INTEGER_ZERO(DIGITS)));
 #if DIGITS == 3
     for (int acc = 0; acc < ACCS; ++acc) sums[1][acc] = add_ints(shift_ints(sums[1][acc], 8), sums[2][acc]);
-    store_ints(to->zero[1], mul_ints(sums_of_groups(sums[1]), -INTEGER_ZERO(DIGITS)));
+    store_group_ints(to->zero[1], mul_group_ints(sums_of_groups(sums[1]), -INTEGER_ZERO(DIGITS)));
 #endif
 }
 

@@ -121,15 +121,18 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
 // ---- products
 
 // The sums of all digits: of the first, which counts 2^16, and of both others, which is in the place of the third.
-INLINE f32x16 together_1(const i32x16 dots[1][ACCS], const int32_t zero[2][16]) {
-    const i32x16 all = sums_of_groups(dots[0]);
-    return to_float(INTEGER_ZERO(1) ? add_ints(all, load_ints(zero[0])) : all);
+INLINE group_floats together_1(const i32x16 dots[1][ACCS], const int32_t zero[2][SUM_LANES]) {
+    const group_ints all = sums_of_groups(dots[0]);
+    return group_floats_of(INTEGER_ZERO(1) ? add_group_ints(all, load_group_ints(zero[0])) : all);
 }
 
-INLINE f32x16 together_3(const i32x16 dots[3][ACCS], const int32_t zero[2][16]) {
-    i32x16 first = sums_of_groups(dots[0]), rest = sums_of_groups(dots[2]);
-    if (INTEGER_ZERO(3)) first = add_ints(first, load_ints(zero[0])), rest = add_ints(rest, load_ints(zero[1]));
-    return mul_add(to_float(rest), to_float(first), all_floats(0x1p16f));
+INLINE group_floats together_3(const i32x16 dots[3][ACCS], const int32_t zero[2][SUM_LANES]) {
+    group_ints first = sums_of_groups(dots[0]), rest = sums_of_groups(dots[2]);
+    if (INTEGER_ZERO(3)) {
+        first = add_group_ints(first, load_group_ints(zero[0]));
+        rest = add_group_ints(rest, load_group_ints(zero[1]));
+    }
+    return mul_add_groups(group_floats_of(rest), group_floats_of(first), all_group_floats(0x1p16f));
 }
 #define TOGETHER(digits) TOGETHER_(digits)
 #define TOGETHER_(digits) together_##digits

@@ -14,15 +14,15 @@ static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t firs
     for (int t = 0; t < TOKENS; ++t) x[t] = (const X*)((const char*)p->packed + (token + t) * p->packed_row);
     for (int64_t row = first; row < last; ++row) {
         uint8_t padded[SUPER_BYTES];
-        f32x16 sums[TOKENS], minimums[TOKENS];
-        for (int t = 0; t < TOKENS; ++t) sums[t] = minimums[t] = (f32x16){{{0}}};
+        group_floats sums[TOKENS], minimums[TOKENS];
+        for (int t = 0; t < TOKENS; ++t) sums[t] = minimums[t] = all_group_floats(0);
         for (int64_t i = 0; i < supers; ++i) {
             const unpacked w = unpack(super_of(p, row, i, padded));
-            const f32x16 scale = spread(w.scale, load_ints(GROUP_OF_LANE));
+            const group_floats scale = spread_groups(w.scale, load_group_ints(GROUP_OF_LANE));
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; ++t) {
                 const X* at = x[t] + i;
-                if (MINIMUM) minimums[t] = mul_add(minimums[t], w.minimum, load_floats(at->s));
+                if (MINIMUM) minimums[t] = mul_add_groups(minimums[t], of_groups(w.minimum), load_group_floats(at->s));
                 i32x16 dots[DIGITS][ACCS];
 #pragma GCC unroll 3
                 for (int digit = 0; digit < DIGITS; ++digit)
@@ -35,14 +35,14 @@ static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t firs
                             if (ACC_OF(v) == acc) sum = dot(sum, w.codes[v], load_codes(at->q[digit] + 64 * v));
                         dots[digit][acc] = sum;
                     }
-                const f32x16 dot_of_group = TOGETHER(DIGITS)(dots, at->zero), d = load_floats(at->d);
-                const f32x16 found =
-                    TAKES_SUM(DIGITS) ? mul_add(load_floats(at->s), dot_of_group, d) : mul(dot_of_group, d);
-                sums[t] = mul_add(sums[t], scale, found);
+                const group_floats of_codes = TOGETHER(DIGITS)(dots, at->zero), d = load_group_floats(at->d);
+                const group_floats found =
+                    TAKES_SUM(DIGITS) ? mul_add_groups(load_group_floats(at->s), of_codes, d) : mul_groups(of_codes, d);
+                sums[t] = mul_add_groups(sums[t], scale, found);
             }
         }
         for (int t = 0; t < TOKENS; ++t)
-            ((float*)p->y)[(token + t) * p->y_row + row] = (sum_of(sums[t]) + sum_of(minimums[t])) * p->unit;
+            ((float*)p->y)[(token + t) * p->y_row + row] = (sum_of_all(sums[t]) + sum_of_all(minimums[t])) * p->unit;
     }
 }
 

@@ -62,17 +62,13 @@ INLINE i32x16 pair_sums(i32x16 a, i32x16 b) {
     return a;
 }
 
-// Each lane's sum with its neighbour's.
-INLINE i32x16 with_neighbours(i32x16 v) {
-    EACH v.part[i] += (i32_part)_mm256_shuffle_epi32((__m256i)v.part[i], 0xb1);
-    return v;
-}
+INLINE f32x8 first_eight(f32x16 v) { return v.part[0]; }
 
-// Each four lanes' sums with the neighbouring four's.
-INLINE i32x16 with_next_quads(i32x16 v) {
-    EACH v.part[i] += (i32_part)_mm256_permute2x128_si256((__m256i)v.part[i], (__m256i)v.part[i], 1);
-    return v;
-}
+// Sums of lanes 2 i and 2 i + 1, in the order of i 0, 1, 4, 5, 2, 3, 6, 7.
+INLINE i32x8 pairs_together(i32x16 v) { return pair_sums_of_eight(v.part[0], v.part[1]); }
+
+// The first four lanes and the next, added; then those of the upper half.
+INLINE i32x8 quads_together(i32x16 v) { return quad_sums_of_eight(v.part[0], v.part[1]); }
 
 INLINE f32x16 join_floats(f32x8 a, f32x8 b) { return (f32x16){{a, b}}; }
 

@@ -66,18 +66,15 @@ INLINE i32x16 pair_sums(i32x16 a, i32x16 b) {
     return (i32x16){{(i32_part)_mm512_shuffle_ps(one, two, 0x88) + (i32_part)_mm512_shuffle_ps(one, two, 0xdd)}};
 }
 
-// Each lane's sum with its neighbour's.
-INLINE i32x16 with_neighbours(i32x16 v) {
-    v.part[0] += (i32_part)_mm512_shuffle_epi32((__m512i)v.part[0], _MM_PERM_CDAB);
-    return v;
-}
+INLINE i32x8 low_ints(i32x16 v) { return (i32x8)_mm512_castsi512_si256((__m512i)v.part[0]); }
+INLINE i32x8 high_ints(i32x16 v) { return (i32x8)_mm512_extracti64x4_epi64((__m512i)v.part[0], 1); }
+INLINE f32x8 first_eight(f32x16 v) { return (f32x8)_mm512_castps512_ps256((__m512)v.part[0]); }
 
-// Each four lanes' sums with the neighbouring four's.
-INLINE i32x16 with_next_quads(i32x16 v) {
-    const __m512i all = (__m512i)v.part[0];
-    v.part[0] += (i32_part)_mm512_shuffle_i32x4(all, all, _MM_PERM_CDAB);
-    return v;
-}
+// Sums of lanes 2 i and 2 i + 1, in the order of i 0, 1, 4, 5, 2, 3, 6, 7.
+INLINE i32x8 pairs_together(i32x16 v) { return pair_sums_of_eight(low_ints(v), high_ints(v)); }
+
+// The first four lanes and the next, added; then those of the upper half.
+INLINE i32x8 quads_together(i32x16 v) { return quad_sums_of_eight(low_ints(v), high_ints(v)); }
 
 // Sixteen rows of sixteen words, every `step` vectors -> columns.
 static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {

@@ -61,17 +61,22 @@ INLINE i32x16 pair_sums(i32x16 a, i32x16 b) {
     return a;
 }
 
-// Each lane's sum with its neighbour's.
-INLINE i32x16 with_neighbours(i32x16 v) {
-    EACH v.part[i] += (i32_part)vrev64q_s32((int32x4_t)v.part[i]);
-    return v;
+INLINE i32x8 join_ints(i32_part low, i32_part high) {
+    i32x8 found;
+    memcpy(&found, &low, sizeof low), memcpy((char*)&found + sizeof low, &high, sizeof high);
+    return found;
 }
 
-// Each four lanes' sums with the neighbouring four's.
-INLINE i32x16 with_next_quads(i32x16 v) {
-    v.part[0] = v.part[1] = v.part[0] + v.part[1], v.part[2] = v.part[3] = v.part[2] + v.part[3];
-    return v;
+INLINE f32x8 first_eight(f32x16 v) { return (f32x8)join_ints((i32_part)v.part[0], (i32_part)v.part[1]); }
+
+// Sums of lanes 2 i and 2 i + 1, in the order of i 0, 1, 4, 5, 2, 3, 6, 7.
+INLINE i32x8 pairs_together(i32x16 v) {
+    const int32x4_t low = vpaddq_s32((int32x4_t)v.part[0], (int32x4_t)v.part[2]);
+    return join_ints((i32_part)low, (i32_part)vpaddq_s32((int32x4_t)v.part[1], (int32x4_t)v.part[3]));
 }
+
+// The first four lanes and the next, added; then those of the upper half.
+INLINE i32x8 quads_together(i32x16 v) { return join_ints(v.part[0] + v.part[1], v.part[2] + v.part[3]); }
 
 INLINE f32x16 join_floats(f32x8 a, f32x8 b) {
     f32x16 found;
@@ -104,11 +109,18 @@ INLINE i32x8 bytes_to_ints(uint64_t bytes) {
     return found;
 }
 
-// The sum of sixteen numbers, halves of them added until one is left.
-INLINE float sum_of(f32x16 v) {
-    const float32x4_t four = (float32x4_t)((v.part[0] + v.part[2]) + (v.part[1] + v.part[3]));
+// The sum of eight numbers, halves of them added until one is left; of sixteen.
+INLINE float sum_of_eight(f32x8 v) {
+    float32x4_t half[2];
+    memcpy(half, &v, sizeof half);
+    const float32x4_t four = vaddq_f32(half[0], half[1]);
     const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+INLINE float sum_of(f32x16 v) {
+    const f32_part low = v.part[0] + v.part[2], high = v.part[1] + v.part[3];
+    return sum_of_eight((f32x8)join_ints((i32_part)low, (i32_part)high));
 }
 
 // Halves as floats, also subnormal ones: one, and eight in two words; a float as a half, to nearest, ties to even.
@@ -133,6 +145,14 @@ INLINE f32x16 spread(f32x16 values, i32x16 number) {
         values.part[i] = (f32_part)vqtbl4q_u8(table, (uint8x16_t)bytes);
     }
     return values;
+}
+
+// values[number[i] % 8] in lane i.
+INLINE f32x8 spread_eight(f32x8 values, i32x8 number) {
+    f32x16 all = {{{0}}};
+    i32x16 numbers = {{{0}}};
+    memcpy(&all.part[0], &values, sizeof values), memcpy(&numbers.part[0], &number, sizeof number);
+    return first_eight(spread(all, numbers));
 }
 
 // Sixteen unsigned bytes as numbers.

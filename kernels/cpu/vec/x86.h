@@ -13,12 +13,31 @@ INLINE f32x8 halves_to_floats(uint64_t low, uint64_t high) {
 // Eight bytes as numbers: the compilers' own conversion takes them apart.
 INLINE i32x8 bytes_to_ints(uint64_t bytes) { return (i32x8)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)bytes)); }
 
-// The sum of sixteen numbers, halves of them added until one is left.
-INLINE float sum_of(f32x16 v) {
-    const __m256 eight = (__m256)sum_of_halves(v);
+// The sum of eight numbers, halves of them added until one is left.
+INLINE float sum_of_eight(f32x8 v) {
+    const __m256 eight = (__m256)v;
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+INLINE float sum_of(f32x16 v) { return sum_of_eight(sum_of_halves(v)); }
+
+// values[number[i] % 8] in lane i.
+INLINE f32x8 spread_eight(f32x8 values, i32x8 number) {
+    return (f32x8)_mm256_permutevar8x32_ps((__m256)values, (__m256i)number);
+}
+
+// Each two lanes' sum, of low: lanes 0 to 3 and of high: 8 to 11 in lanes 0 to 3, of 4 to 7 and 12 to 15 behind.
+INLINE i32x8 pair_sums_of_eight(i32x8 low, i32x8 high) {
+    const __m256 a = (__m256)low, b = (__m256)high;
+    return (i32x8)_mm256_shuffle_ps(a, b, 0x88) + (i32x8)_mm256_shuffle_ps(a, b, 0xdd);
+}
+
+// Each eight lanes' sums of their halves.
+INLINE i32x8 quad_sums_of_eight(i32x8 low, i32x8 high) {
+    const __m256i a = (__m256i)low, b = (__m256i)high;
+    return (i32x8)_mm256_permute2x128_si256(a, b, 0x20) + (i32x8)_mm256_permute2x128_si256(a, b, 0x31);
 }
 
 // Four rows of four numbers -> four columns.
