@@ -7,20 +7,9 @@
 // has room for a whole number of turns.
 // Config: Format, Blocks, Block; In (float, half, bf16), THREADS, BLOCKS_PER_WARP.
 #include "codes/encoder.cuh"
-#include "host.cuh"
+#include "found.cuh"
 
 namespace qgemm {
-
-// The sum of squares; what a float has no room for is summed as doubles.
-__device__ inline double squares(LaneValues values) {
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < LANE_VALUES; ++j) sum += values[j] * values[j];
-    if (1e-20f < sum && !isinf(sum)) return sum;
-    double exact = 0;
-    for (int j = 0; j < LANE_VALUES; ++j) exact += double(values[j]) * values[j];
-    return exact;
-}
 
 // A lane's share of a block of number `index`.
 template <class Encoder, class Block>
@@ -41,12 +30,6 @@ __device__ inline void encode_block(LaneValues x, i64 index, Block& block, Found
     if (isnan(power) || !encoder.holds()) found.refused = min(found.refused, index);
 }
 
-__device__ inline void gather(Found& found, const Found& other) {
-    found.error += other.error;
-    found.power += other.power;
-    found.refused = min(found.refused, other.refused);
-}
-
 template <class Config>
 __device__ __forceinline__ void encode(const typename Config::In* __restrict__ x, uint4* __restrict__ blocks,
                                        Found* __restrict__ found, i64 count) {
@@ -59,7 +42,6 @@ __device__ __forceinline__ void encode(const typename Config::In* __restrict__ x
     static_assert(sizeof(Block) == Blocks::BYTES, "the block differs from its dtype");
     static_assert(BLOCKS_PER_WARP == sizeof(uint4), "a turn is as many chunks as a block has bytes");
     __shared__ uint4 staged[CTA_WARPS][Blocks::BYTES];
-    __shared__ Found of_warps[CTA_WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Block* const turn = reinterpret_cast<Block*>(staged[warp]) + lane / BLOCK_LANES;
     Found mine = {0, 0, count};
@@ -81,14 +63,7 @@ __device__ __forceinline__ void encode(const typename Config::In* __restrict__ x
         __syncwarp();
     }
 
-    for (int lanes = 16; lanes; lanes /= 2)
-        gather(mine, {__shfl_xor_sync(~0u, mine.error, lanes), __shfl_xor_sync(~0u, mine.power, lanes),
-                      __shfl_xor_sync(~0u, mine.refused, lanes)});
-    if (lane == 0) of_warps[warp] = mine;
-    __syncthreads();
-    if (threadIdx.x) return;
-    for (int other = 1; other < CTA_WARPS; ++other) gather(mine, of_warps[other]);
-    found[blockIdx.x] = mine;
+    store_found<CTA_WARPS>(found, mine);
 }
 
 }  // namespace qgemm

@@ -61,8 +61,8 @@ class Backend(Protocol):
     def quantize_activations(self, x: Any, activation: str) -> Any:
         """x [..., K] as blocks of codes, for several products of "a8" or "a8_g128"."""
 
-    def quantize(self, x: Any, fmt: Format) -> Any:
-        """Values [..., K] where they lie -> the blocks of a format there."""
+    def quantize(self, x: Any, fmt: Format, importance: Any = None) -> Any:
+        """Values [..., K] where they lie -> the blocks of a format there; importance: [K] or [..., K]."""
 
     def preparation(
         self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]

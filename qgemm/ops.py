@@ -20,10 +20,9 @@ from .arguments import (
     misplaced,
     unknown_activation,
 )
-from .arrays import as_numpy, on_cuda
+from .arrays import on_cuda
 from .backend import Backend, backend
-from .codec.format import Format, floats
-from .codec.search import quantize as by_importance
+from .codec.format import Format
 from .codec.search import searched
 from .errors import UnsupportedError
 from .formats import FORMATS, format_named, written
@@ -218,7 +217,7 @@ def quantize(
     kind of absmax, "e4m4" or "float16", in place of the one in the format's name.
 
     imatrix: importance of each column, [K] or [..., K], not negative: squared errors weigh by it, byte for byte as
-    ggml's C does with one. For arrays of the host.
+    ggml's C does with one. On a GPU for K-quants, IQ4_NL and IQ4_XS.
 
     An array on a CUDA device (CuPy, torch) is quantized there, a matrix into a DeviceTensor that is ready for products,
     to kbit formats values of any shape into Planes.
@@ -234,21 +233,13 @@ def quantize(
         if fmt.variant is None:
             raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")
         fmt = fmt.variant(codebook, absmax)
-    packed: Tensor | DeviceTensor | Planes
-    if imatrix is None:
-        packed = backend_of(x).quantize(x, fmt)
-        return packed
-    if not searched(fmt):
+    if imatrix is not None and not searched(fmt):
         ways = ", ".join(str(each) for each in FORMATS.values() if searched(each))
         raise UnsupportedError(
             f"{fmt} is encoded alike with an importance matrix and without; those that differ: {ways}"
         )
-    if on_cuda(x):
-        raise UnsupportedError(
-            "an importance matrix is for arrays of the host, x is on a CUDA device; download x first"
-        )
-    values = floats(as_numpy(x, "x"))
-    return Tensor(fmt, values.shape, by_importance(fmt, values, imatrix))
+    packed: Tensor | DeviceTensor | Planes = backend_of(x).quantize(x, fmt, imatrix)
+    return packed
 
 
 def backend_of(x: Any, *weights: Any) -> Backend:

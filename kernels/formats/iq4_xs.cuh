@@ -3,6 +3,7 @@
 #pragma once
 
 #include "codes/half_scales.cuh"
+#include "codes/iq4_encoder.cuh"
 #include "codes/iq4_values.cuh"
 #include "tiles/iq4_xs.cuh"
 
@@ -19,6 +20,9 @@ struct iq4_xs_scales : iq4_xs_fields<M16_TILES> {
 };
 
 template <int M16_TILES>
-struct iq4_xs : Iq4Values<SuperScales<iq4_xs_scales<M16_TILES>>> {};
+struct iq4_xs : Iq4Values<SuperScales<iq4_xs_scales<M16_TILES>>> {
+    template <bool WEIGHTED>
+    using GroupEncoder = Iq4Groups<WEIGHTED>;
+};
 
 }  // namespace qgemm

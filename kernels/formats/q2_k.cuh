@@ -3,6 +3,7 @@
 #pragma once
 
 #include "codes/half_scales.cuh"
+#include "codes/k_quant_encoder.cuh"
 #include "codes/two_bits.cuh"
 #include "tiles/q2_k.cuh"
 
@@ -26,6 +27,9 @@ struct q2_k_scales : q2_k_fields<M16_TILES> {
 };
 
 template <int M16_TILES>
-struct q2_k : TwoBits<SuperMinimums<q2_k_scales<M16_TILES>>, 0> {};
+struct q2_k : TwoBits<SuperMinimums<q2_k_scales<M16_TILES>>, 0> {
+    template <bool WEIGHTED>
+    using GroupEncoder = AffineGroups<Q2KKind, WEIGHTED>;
+};
 
 }  // namespace qgemm

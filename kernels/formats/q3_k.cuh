@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codes/half_scales.cuh"
+#include "codes/k_quant_encoder.cuh"
 #include "codes/two_bits.cuh"
 #include "tiles/q3_k.cuh"
 
@@ -19,6 +20,9 @@ struct q3_k_scales : q3_k_fields<M16_TILES> {
 };
 
 template <int M16_TILES>
-struct q3_k : ThreeBits<SuperScales<q3_k_scales<M16_TILES>>, 4> {};
+struct q3_k : ThreeBits<SuperScales<q3_k_scales<M16_TILES>>, 4> {
+    template <bool WEIGHTED>
+    using GroupEncoder = SymmetricGroups<Q3KKind, WEIGHTED>;
+};
 
 }  // namespace qgemm

@@ -2,6 +2,7 @@
 // Twin of qgemm/formats/q4_k.py.
 #pragma once
 
+#include "codes/k_quant_encoder.cuh"
 #include "codes/nibbles.cuh"
 #include "codes/six_bit_scales.cuh"
 #include "tiles/q4_k.cuh"
@@ -9,6 +10,9 @@
 namespace qgemm {
 
 template <int M16_TILES>
-struct q4_k : Nibbles<SixBitScales<q4_k_fields<M16_TILES>>, 0> {};
+struct q4_k : Nibbles<SixBitScales<q4_k_fields<M16_TILES>>, 0> {
+    template <bool WEIGHTED>
+    using GroupEncoder = AffineGroups<Q4KKind, WEIGHTED>;
+};
 
 }  // namespace qgemm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codes/half_scales.cuh"
+#include "codes/k_quant_encoder.cuh"
 #include "codes/overlapping.cuh"
 #include "codes/signed_bytes.cuh"
 #include "tiles/q6_k.cuh"
@@ -20,6 +21,8 @@ struct q6_k_scales : q6_k_fields<M16_TILES> {
 
 template <int M16_TILES>
 struct q6_k : SuperScales<q6_k_scales<M16_TILES>> {
+    template <bool WEIGHTED>
+    using GroupEncoder = SymmetricGroups<Q6KKind, WEIGHTED>;
     using Codes = q6_k_codes;
     static constexpr int ZERO = 0;  // of bytes(), which are levels: groups of 16 have no sum of their own in q8_1
     using Words = Overlapping<6>;

@@ -354,16 +354,23 @@ class Format:
             why = f"needs {self.beyond} (largest magnitude {np.abs(x[index]).max():g})"
         raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {why}")
 
-    def check_first(self, values: Any, block: int, read: Callable[[Any], NDArray[Any]] = np.asarray) -> None:
+    def check_first(
+        self, values: Any, block: int, read: Callable[[Any], NDArray[Any]] = np.asarray, importance: Any = None
+    ) -> None:
         """QuantizeError for this block of values [..., K], the first that a kernel refused; nothing beyond their end.
 
-        values: of any array library, of which `read` makes a NumPy array.
+        values: of any array library, of which `read` makes a NumPy array. importance: [K] or as values, of theirs.
         """
         blocks = values.reshape(-1, self.weights)
         if block < len(blocks):
             x = read(blocks[block : block + 1])
             with np.errstate(over="ignore", invalid="ignore"):
-                made = self.encode(x.astype(np.float32))  # type: ignore[misc]
+                if importance is None:
+                    made = self.encode(x.astype(np.float32))  # type: ignore[misc]
+                else:
+                    of = importance.reshape(-1, self.weights)
+                    weights = read(of[block % len(of)][None]).astype(np.float32)
+                    made = self.weighted(x.astype(np.float32), weights)  # type: ignore[misc]
                 self.check(x, made, block, self.blocks_in(values.shape[-1]))
 
     @property

@@ -42,11 +42,7 @@ def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
     UnsupportedError for an importance of another shape, negative or not finite; QuantizeError as by Format.quantize.
     """
     given = np.asarray(importance, np.float32)
-    if x.ndim == 0 or given.shape not in (x.shape[-1:], x.shape):
-        fitting = " or ".join({str(x.shape[-1:]): None, str(x.shape): None})
-        raise UnsupportedError(f"imatrix has shape {given.shape}, x of shape {x.shape} needs {fitting}")
-    if not (np.isfinite(given).all() and (given >= 0).all()):
-        raise UnsupportedError("imatrix has values that are negative or not finite")
+    check_importance(x.shape, given.shape, bool((np.isfinite(given) & (given >= 0)).all()))
     k = x.shape[-1]
     count = fmt.blocks_in(k)
     rows, of = x.reshape(-1, k), np.broadcast_to(given, x.shape).reshape(-1, k)
@@ -59,6 +55,18 @@ def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
 
     for_slices(len(rows) if k else 0, max(1, CHUNK // max(1, k)), work)
     return blocks.reshape(*x.shape[:-1], count)
+
+
+def check_importance(shape: tuple[int, ...], given: tuple[int, ...], fine: bool) -> None:
+    """UnsupportedError for an importance of another shape than values [..., K] or [K], or one that is not `fine`.
+
+    fine: whether it is finite and nowhere negative.
+    """
+    if not shape or given not in (shape[-1:], shape):
+        fitting = " or ".join({str(shape[-1:]): None, str(shape): None})
+        raise UnsupportedError(f"imatrix has shape {given}, x of shape {shape} needs {fitting}")
+    if not fine:
+        raise UnsupportedError("imatrix has values that are negative or not finite")
 
 
 def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None = None) -> Blocks:

@@ -43,8 +43,10 @@ class Device:
 
     @staticmethod
     def serves(step: Step, encoder: Encoder) -> bool:
-        """Whether weights are encoded at all, and not by a search, which the CPU does."""
-        return not (step.copied or step.by_codes or step.format.plain or encoder.search)
+        """Whether weights are encoded at all, by a kernel that there is, and not by a search, which the CPU does."""
+        fmt = step.format
+        kernel = fmt.bit_planes or module("cuda").encode.takes(fmt)
+        return kernel and not (step.copied or step.by_codes or fmt.plain or encoder.search)
 
     def piece(self, step: Step, start: int, stop: int) -> Piece:
         """As `encode.piece` does on the CPU: one range; Unfit if it cannot be held."""

@@ -27,7 +27,7 @@ from qgemm.arguments import (
 )
 from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
 from qgemm.backend import Status
-from qgemm.codec import activations, group_activations
+from qgemm.codec import activations, group_activations, search
 from qgemm.codec.format import Format, float_name, floats
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
@@ -146,10 +146,11 @@ class CpuBackend:
         values = check_not_scalar(floats(as_numpy(x, "x")))
         return a8_g128.quantize(values) if activation == "a8_g128" else kernels.quantize_activations(values)
 
-    def quantize(self, x: Any, fmt: Format) -> Tensor:
+    def quantize(self, x: Any, fmt: Format, importance: Any = None) -> Tensor:
         """Values [..., K] -> a Tensor."""
         values = floats(as_numpy(x, "x"))
-        return Tensor(fmt, values.shape, fmt.quantize(values))
+        blocks = fmt.quantize(values) if importance is None else search.quantize(fmt, values, importance)
+        return Tensor(fmt, values.shape, blocks)
 
     def preparation(
         self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]

@@ -6,56 +6,112 @@ from typing import Any
 
 import numpy as np
 
-from qgemm.arrays import as_cupy, stream_of
+from qgemm.arrays import as_cupy, on_cuda, stream_of
 from qgemm.codec.format import Format
+from qgemm.codec.search import check_importance
 from qgemm.errors import UnsupportedError
 
 from . import upload
-from .kernels.transforms import BLOCKS_PER_WARP, ENCODE, ENCODE_THREADS, FOUND, encodes
+from .kernels.transforms import (
+    ENCODE,
+    ENCODE_GROUPS,
+    ENCODE_THREADS,
+    ENCODE_WEIGHTED,
+    FOUND,
+    blocks_per_warp,
+    encodes,
+    encodes_groups,
+    encodes_weighted,
+)
 from .problem import C_TYPES, c_type, gpu
 from .tensor import DeviceTensor
 
 CTAS = 8  # of an SM, which take turns of blocks until none is left
 
 
-def quantize(x: Any, fmt: Format) -> DeviceTensor:
-    """`qgemm.quantize` for x [N, K] on a CUDA device: packed there from the blocks that the CPU makes, and refuses."""
+def quantize(x: Any, fmt: Format, importance: Any = None) -> DeviceTensor:
+    """`qgemm.quantize` for x [N, K] on a CUDA device: packed there from the blocks that the CPU makes, and refuses.
+
+    importance: [K] or [N, K], on the host or on the device.
+    """
     import cupy
 
-    check(fmt)
+    check(fmt, importance is not None)
     with stream_of(x):
         given = as_cupy(x)
         if given.ndim != 2:
             raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got an array of shape {given.shape}")
         values = given if given.dtype.name in C_TYPES else given.astype(np.float32)
         count = fmt.blocks_in(given.shape[1])
-        blocks, found = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt)
+        weights = None if importance is None else _importance(given.shape, importance)
+        blocks, found = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt, weights)
         refused = found.get().view(FOUND)["refused"].min(initial=len(given) * count)
-        fmt.check_first(given, int(refused), cupy.asnumpy)
+        fmt.check_first(given, int(refused), cupy.asnumpy, weights)
         return DeviceTensor(fmt, given.shape, *upload.pack(fmt, blocks, len(given), count))
 
 
-def encode(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
+def _importance(shape: tuple[int, ...], importance: Any) -> Any:
+    """An importance of values of this shape as contiguous float32 on the current device, once it is checked."""
+    import cupy
+
+    given = as_cupy(importance) if on_cuda(importance) else cupy.asarray(np.asarray(importance, np.float32))
+    weights = cupy.ascontiguousarray(given.astype(np.float32, copy=False))
+    check_importance(shape, weights.shape, bool((cupy.isfinite(weights) & (weights >= 0)).all()))
+    return weights
+
+
+def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple[Any, Any]:
     """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream.
 
-    Both results are bytes on the device: the blocks, in whole turns, and a FOUND of each CTA.
+    importance: float32, of all values or of as many as end with a block, after which it begins anew. Both results are
+    bytes on the device: the blocks, in whole turns, and a FOUND of each CTA.
     """
     import cupy
 
+    groups, turn = encodes_groups(fmt), blocks_per_warp(fmt)
+    if groups:  # which takes so many instructions a value that a copy does not count
+        values = _as_float32(values, kind)
     count = values.size // fmt.weights
-    turns, warps = -(-count // BLOCKS_PER_WARP), ENCODE_THREADS // 32
+    turns, warps = -(-count // turn), ENCODE_THREADS // 32
     ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-turns // warps))
-    blocks = cupy.empty(turns * BLOCKS_PER_WARP * fmt.block_bytes, np.uint8)
+    blocks = cupy.empty(turns * turn * fmt.block_bytes, np.uint8)
     found = cupy.empty(ctas * FOUND.itemsize, np.uint8)
-    if count:
-        if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
-            values = values.copy()
+    if not count:
+        return blocks, found
+    values, importance = _aligned(values), None if importance is None else _aligned(importance)
+    if importance is not None:
+        kernel = ENCODE_WEIGHTED.load(fmt, WEIGHTED=1)
+        arguments: tuple[Any, ...] = values, importance, np.int64(importance.size // fmt.weights), blocks, found
+    elif groups:
+        kernel = ENCODE_GROUPS.load(fmt, WEIGHTED=0)
+        arguments = values, np.uint64(0), np.int64(1), blocks, found
+    else:
         kernel = ENCODE.load(fmt, In=kind)
-        kernel((ctas,), (ENCODE_THREADS,), (values, blocks, found, np.int64(count)))
+        arguments = values, blocks, found
+    kernel((ctas,), (ENCODE_THREADS,), (*arguments, np.int64(count)))
     return blocks, found
 
 
-def check(fmt: Format) -> None:
-    """UnsupportedError unless the kernel encodes this format."""
-    if not encodes(fmt):
+def _as_float32(values: Any, kind: str) -> Any:
+    """Values of a type that kernels call `kind`; of bf16 the bits, where CuPy has no such type."""
+    if kind == "bf16" and values.dtype.itemsize == 2 and values.dtype.kind in "uV":
+        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)
+
+
+def _aligned(values: Any) -> Any:
+    """The array, or, of a view into one, a copy from which kernels can read 16 bytes at a time."""
+    return values.copy() if values.data.ptr % 16 else values
+
+
+def takes(fmt: Format) -> bool:
+    """Whether a kernel encodes this format."""
+    return encodes(fmt) or encodes_groups(fmt)
+
+
+def check(fmt: Format, weighted: bool = False) -> None:
+    """UnsupportedError unless a kernel encodes this format, with an importance if `weighted`."""
+    if not takes(fmt):
         raise UnsupportedError(f"{fmt} has no encoder on a GPU; quantize an array of the host")
+    if weighted and not encodes_weighted(fmt):
+        raise UnsupportedError(f"{fmt} has no encoder on a GPU for an importance matrix; quantize an array of the host")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from helpers import converted, cupy, exact, mixed_model, normal
@@ -12,7 +14,10 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda import encode
 from qgemm.cuda.kernels import transforms
 
-ON_GPU = [fmt for fmt in ENCODED_BLOCKS if transforms.encodes(fmt)]
+ON_GPU = [fmt for fmt in ENCODED_BLOCKS if encode.takes(fmt)]
+BY_LANES = [fmt for fmt in ON_GPU if transforms.encodes(fmt)]  # four to a block of 32 weights
+WEIGHTED = [fmt for fmt in ON_GPU if transforms.encodes_weighted(fmt)]
+GOLDEN = np.load(Path(__file__).parents[1] / "data" / "ggml_encoders.npz")
 TYPES = ("float32", "float16", "bfloat16")
 
 
@@ -50,6 +55,7 @@ def test_bytes_of_the_cpu(fmt, dtype):
     """The blocks of all values at once and in ragged counts, with the sums of the squares of error and values."""
     rng = np.random.default_rng(7)
     x = np.concatenate(list(values(rng))).astype(np.float32).astype(float_dtype(dtype))
+    x = rng.permutation(x)[: len(x) // (fmt.weights // 32) * (fmt.weights // 32)].reshape(-1, fmt.weights)
     for rows in (rng.permutation(x), *(x[rng.integers(0, len(x), n)] for n in (1, 7, 8, 15, 16, 17, 129))):
         with np.errstate(over="ignore", invalid="ignore"):  # 1 / d may be infinite
             want = fmt.encode(rows.astype(np.float32))
@@ -62,7 +68,7 @@ def test_bytes_of_the_cpu(fmt, dtype):
         assert found["refused"].min() == len(rows)
 
 
-@each(ON_GPU)
+@each(BY_LANES)
 @pytest.mark.parametrize("scale", [2.0**-149, 2.0**-130, 1e-30, 1.0])
 def test_sums_of_squares_that_float32_has_no_room_for(fmt, scale):
     x = (np.random.default_rng(3).integers(-100, 101, (50, 32)) * scale).astype(np.float32)
@@ -74,28 +80,60 @@ def test_sums_of_squares_that_float32_has_no_room_for(fmt, scale):
 def test_a_matrix_on_the_gpu_becomes_tiles(fmt):
     """Any array of the GPU: ragged, views that are not contiguous or not aligned, float64, torch, nothing."""
     cp = cupy()
-    x = cp.asarray(normal(131, 417))
-    for view in (x[:, :416], x[:, 1:], x[::2, 64:128], x[:, :64].astype(np.float64), x[:0, :32]):
+    k, two = 13 * fmt.weights, 2 * fmt.weights
+    x = cp.asarray(normal(131, k + 1))
+    for view in (x[:, :k], x[:, 1:], x[::2, two : 2 * two], x[:, :two].astype(np.float64), x[:0, :two]):
         want, got = qgemm.quantize(view.get(), fmt), qgemm.quantize(view, fmt)
         assert (got.shape, got.exponent) == (want.shape, want.to_device().exponent)
         assert got.to_host().blocks.tobytes() == want.blocks.tobytes()
-    y = qgemm.matmul(x[:3, :64], qgemm.quantize(x[:, :64], fmt), "a16")
-    want = exact(x[:3, :64].get(), qgemm.quantize(x[:, :64].get(), fmt))
+    y = qgemm.matmul(x[:3, :two], qgemm.quantize(x[:, :two], fmt), "a16")
+    want = exact(x[:3, :two].get(), qgemm.quantize(x[:, :two].get(), fmt))
     np.testing.assert_allclose(y.get(), want, atol=2.0**-9 * np.abs(want).max())
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    t = torch.randn(8, 64, device="cuda").to(torch.bfloat16)
+    t = torch.randn(8, two, device="cuda").to(torch.bfloat16)
     want = qgemm.quantize(t.float().cpu().numpy(), fmt)
     assert qgemm.quantize(t, fmt).to_host().blocks.tobytes() == want.blocks.tobytes()
+
+
+@pytest.mark.parametrize(("name", "kind"), [case.split(".") for case in GOLDEN if "." in case])
+def test_bytes_of_ggml(name, kind):
+    """18 families of weights, with an importance of the columns and without."""
+    if not encode.takes(qgemm.FORMATS[name]):
+        pytest.skip(f"{name} is encoded on the CPU")
+    of = GOLDEN["imatrix"] if kind == "imatrix" else None
+    made = qgemm.quantize(cupy().asarray(GOLDEN["x"]), name, imatrix=of).to_host()
+    assert made.blocks.tobytes() == GOLDEN[f"{name}.{kind}"].tobytes()
+
+
+@each(WEIGHTED)
+def test_an_importance_of_every_value(fmt):
+    """From the host or the device, of an array of any type; what a block cannot hold is refused as on the CPU."""
+    cp = cupy()
+    x = normal(37, 3 * fmt.weights)
+    of = np.random.default_rng(2).uniform(0, 4, x.shape)
+    for kind in ("float32", "float16"):
+        want = qgemm.quantize(x.astype(kind), fmt, imatrix=of).blocks.tobytes()
+        for given in (of, cp.asarray(of)):
+            made = qgemm.quantize(cp.asarray(x.astype(kind)), fmt, imatrix=given)
+            assert made.to_host().blocks.tobytes() == want
+    x[30, 5] = 1e20
+    for array in (x, cp.asarray(x)):
+        with pytest.raises(qgemm.QuantizeError, match="block 0 of row 30 needs a scale beyond float16"):
+            qgemm.quantize(array, fmt, imatrix=of)
 
 
 @each(ON_GPU)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -2e9, 1e300])
 def test_what_a_block_cannot_hold_is_refused_as_on_the_cpu(fmt, value):
-    x = np.random.default_rng(5).standard_normal((70, 96)).astype(np.float64 if value == 1e300 else np.float32)
-    x[51, 33] = x[51, 2] = x[60, 95] = value
+    x = (
+        np.random.default_rng(5)
+        .standard_normal((70, 3 * fmt.weights))
+        .astype(np.float64 if value == 1e300 else np.float32)
+    )
+    x[51, fmt.weights + 1] = x[51, 2] = x[60, -1] = value
     on_cpu, on_gpu = outcome(x, fmt), outcome(cupy().asarray(x), fmt)
     assert on_gpu == on_cpu
-    assert isinstance(on_cpu, bytes) == (fmt.name == "mxfp4" and abs(value) < 1e39)  # an exponent holds it
+    assert isinstance(on_cpu, bytes) == (fmt.name in ("mxfp4", "nvfp4") and abs(value) < 1e39)  # one byte holds it
     assert isinstance(on_cpu, bytes) or "block 0 of row 51" in on_cpu
 
 
@@ -111,10 +149,18 @@ def test_a_long_array_takes_several_turns(monkeypatch):
 
 def test_errors_name_what_came_and_what_fits():
     cp = cupy()
-    for fmt in ("q4_k", "f16"):
+    for fmt in ("tq2_0", "iq3_s", "f16"):
         match = f"{fmt.upper()} has no encoder on a GPU; quantize an array of the host"
         with pytest.raises(qgemm.UnsupportedError, match=match):
             qgemm.quantize(cp.ones((1, 256)), fmt)
+    with pytest.raises(qgemm.UnsupportedError, match="Q4_0 has no encoder on a GPU for an importance matrix"):
+        qgemm.quantize(cp.ones((1, 32)), "q4_0", imatrix=np.ones(32))
+    with pytest.raises(
+        qgemm.UnsupportedError, match=r"imatrix has shape \(32,\), x of shape \(2, 256\) needs \(256,\)"
+    ):
+        qgemm.quantize(cp.ones((2, 256)), "q4_k", imatrix=np.ones(32))
+    with pytest.raises(qgemm.UnsupportedError, match="negative or not finite"):
+        qgemm.quantize(cp.ones((2, 256)), "q4_k", imatrix=cp.full(256, -1.0))
     with pytest.raises(qgemm.UnsupportedError, match="row length 33"):
         qgemm.quantize(cp.ones((1, 33)), "q4_0")
     with pytest.raises(qgemm.UnsupportedError, match=r"only a matrix .* shape \(2, 2, 32\)"):

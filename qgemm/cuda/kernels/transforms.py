@@ -20,7 +20,7 @@ ENCODE_THREADS = 256  # of a CTA that encodes
 GATHER_THREADS = 128  # of a CTA that decodes rows by their index
 SORT_THREADS, SORT_SEGMENT = 1024, 2048  # of a CTA that sorts ids of experts; ids that it has
 MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that copies or adds up rows of experts
-BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time: a chunk of 16 bytes for each byte of a block
+BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
 FOUND = np.dtype(Found)
 
@@ -57,8 +57,23 @@ def _tiled(fmt: Format) -> bool:
 
 
 def encodes(fmt: Format) -> bool:
-    """Whether a kernel makes blocks of a format: four lanes have the 32 weights of one, as integers with scales."""
-    return _tiled(fmt) and fmt.integer and fmt.encode is not None and fmt.weights == 32 and not fmt.family
+    """Whether `encode` makes blocks of a format: four lanes have the 32 weights of one, as integers with scales."""
+    return _coded(fmt) and fmt.weights == 32 and fmt.weighted is None
+
+
+def encodes_groups(fmt: Format) -> bool:
+    """Whether `encode_groups` does: where a block has several groups or an encoder for an importance."""
+    return _coded(fmt) and (fmt.weights > fmt.group or fmt.weighted is not None)
+
+
+def encodes_weighted(fmt: Format) -> bool:
+    """Whether it takes an importance."""
+    return _coded(fmt) and fmt.weighted is not None
+
+
+def _coded(fmt: Format) -> bool:
+    """Whether a format of the registry's own has integer codes in slots, and an encoder."""
+    return bool(fmt.slots) and fmt.integer and fmt.encode is not None and not fmt.family
 
 
 def _panel(fmt: Format) -> Template:
@@ -74,7 +89,12 @@ def _gatherer(fmt: Format) -> Template:
 
 
 def _encoder(fmt: Format) -> Template:
-    return {"THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": BLOCKS_PER_WARP}
+    return {"THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": blocks_per_warp(fmt)}
+
+
+def blocks_per_warp(fmt: Format) -> int:
+    """Blocks that a warp encodes at a time: at least one of each lane."""
+    return max(BLOCKS_PER_WARP, 32 * fmt.group // fmt.weights) if encodes_groups(fmt) else BLOCKS_PER_WARP
 
 
 IN, OUT = (tuple[Template, ...]({side: name} for name in TYPES) for side in ("In", "Out"))
@@ -85,6 +105,8 @@ UNPACK = Transform("unpack", ({},), _tiled, _panel)
 DEQUANTIZE_TILES = Transform("dequantize", OUT, _tiled)
 GATHER_ROWS = Transform("gather_rows", OUT, _tiled, _gatherer)
 ENCODE = Transform("encode", IN, encodes, _encoder)
+ENCODE_GROUPS = Transform("encode_groups", ({"WEIGHTED": 0},), encodes_groups, _encoder)
+ENCODE_WEIGHTED = Transform("encode_groups", ({"WEIGHTED": 1},), encodes_weighted, _encoder)
 QUANTIZE_CODEBOOK = Transform("quantize_codebook", IN, lambda fmt: fmt.bit_planes, _planes)
 DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, lambda fmt: fmt.bit_planes, _planes)
 QUANTIZE_ACTIVATIONS = Transform("quantize_activations", IN)
@@ -95,6 +117,7 @@ MOE_GATHER = Transform("moe_gather", (MOE_THREADS,))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
 
 TRANSFORMS = (
-    PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, QUANTIZE_CODEBOOK, DEQUANTIZE_CODEBOOK,
-    QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, MOE_SORT, MOE_GATHER, MOE_COMBINE,
+    PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED, QUANTIZE_CODEBOOK,
+    DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, MOE_SORT, MOE_GATHER,
+    MOE_COMBINE,
 )  # fmt: skip

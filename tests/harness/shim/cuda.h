@@ -80,10 +80,12 @@ inline int __dp4a(int a, int b, int c) {
 
 // ---------------------------------------------------------------- numbers; -ffp-contract=off keeps each rounding
 
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __frcp_rn(float a) { return 1 / a; }
+inline float nan_of_cuda(float value) { return isnan(value) ? bits_as<float>(0x7fffffff) : value; }
+inline float __fmul_rn(float a, float b) { return nan_of_cuda(a * b); }
+inline float __fadd_rn(float a, float b) { return nan_of_cuda(a + b); }
+inline float __fdiv_rn(float a, float b) { return nan_of_cuda(a / b); }
+inline float __fsqrt_rn(float a) { return nan_of_cuda(sqrtf(a)); }
+inline float __frcp_rn(float a) { return nan_of_cuda(1 / a); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fadd_rz(float a, float b) {
     const int before = fegetround();
