@@ -136,4 +136,4 @@ def test_products_of_ggml(name):
         assert np.abs(product.y() - want).max() <= contest.DISAGREEMENT * np.abs(want).max()
         product.free()
     values = np.random.default_rng(3).standard_normal((8, 512), np.float32)
-    assert library.encoder(fmt, values)().tobytes() == fmt.quantize(values).tobytes()
+    assert library.encoder(fmt, values, None)().tobytes() == fmt.quantize(values).tobytes()

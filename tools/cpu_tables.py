@@ -1,4 +1,4 @@
-"""Tables of tools/results/cpu.json for the documents: products on the CPU beside ggml's and NumPy's."""
+"""Tables of tools/results/cpu.json and encode_cpu.json for the documents: the CPU beside ggml and NumPy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import tables
 
+from qgemm.bench import encoders
 from qgemm.bench.contest import GGML, NUMPY, ROWS, SHAPES, Case, Row, rows_of
 
 CPU = tables.RESULTS.with_name("cpu.json")
+ENCODE = tables.RESULTS.with_name("encode_cpu.json")
 SHORT = ("q4_0", "q4_k")  # formats of README's table
 SHAPE = SHAPES[0]
 
@@ -92,3 +94,28 @@ def long_table(path: Path = CPU) -> str:
 def ratio(row: Row, ours: str, theirs: Iterable[str]) -> float:
     """The least of their times by ours."""
     return min(row.ms[name] for name in theirs if name in row.ms) / row.ms[ours]
+
+
+def encode_table(path: Path = ENCODE) -> str:
+    """The notes' on encoding: millions of weights a second of ours and ggml's, all types."""
+    found = json.loads(path.read_text())
+    rows = {row.case: row for row in encoders.rows_of(found)}
+    lines = [
+        f"{found['cpu']}, {found['threads']} threads, beside ggml_quantize_chunk of ggml {found['ggml']} on one:",
+        "millions of weights a second, ours / ggml's; in parentheses ours over ggml's times the threads.",
+        "",
+        "| format | plain | with an importance matrix |",
+        "|---|--:|--:|",
+    ]
+    for name in dict.fromkeys(case.format for case in rows):
+        cells = (_speeds(rows.get(encoders.Case(name, imatrix)), found["threads"]) for imatrix in (False, True))
+        lines.append(f"| {name.upper()} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _speeds(row: encoders.Row | None, threads: int) -> str:
+    """A cell, empty where there is no such encoder."""
+    if row is None:
+        return ""
+    ours, theirs = (f"{speed:.{0 if speed > 99 else 1}f}" for speed in map(row.speed, (encoders.OURS, encoders.GGML)))
+    return f"{ours} / {theirs} ({row.ratio(threads):.2f})"

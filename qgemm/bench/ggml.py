@@ -85,15 +85,17 @@ class Ggml:
         for context in contexts:
             self.base.ggml_free(context)
 
-    def encoder(self, fmt: Format, x: Floats) -> Callable[[], NDArray[np.uint8]]:
-        """A call of ggml_quantize_chunk, on one thread: rows [N, K] -> their blocks as bytes."""
+    def encoder(self, fmt: Format, x: Floats, importance: Floats | None) -> Callable[[], NDArray[np.uint8]]:
+        """A call of ggml_quantize_chunk, on one thread: rows [N, K], what columns weigh [K] -> blocks as bytes."""
         target = np.empty(x.size // fmt.weights * fmt.block_bytes, np.uint8)
         rows, columns = (ctypes.c_int64(size) for size in x.shape)
         values = np.ascontiguousarray(x)
+        of = None if importance is None else np.ascontiguousarray(importance, np.float32)
 
         def encode() -> NDArray[np.uint8]:
             kind, start = ctypes.c_int(fmt.ggml_type or 0), ctypes.c_int64(0)
-            self.base.ggml_quantize_chunk(kind, _data(values), _data(target), start, rows, columns, None)
+            weights = None if of is None else _data(of)
+            self.base.ggml_quantize_chunk(kind, _data(values), _data(target), start, rows, columns, weights)
             return target
 
         return encode

@@ -13,7 +13,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
-from qgemm.bench import contest, convert, cpu, encode, gpu, model, moe, results, sweep, timing
+from qgemm.bench import contest, convert, cpu, encode, encoders, gpu, model, moe, results, sweep, timing
 from qgemm.bench.results import Results
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--convert", action="store_true", help="`qgemm convert` against a loop of the gguf package, 2 GiB"
     )
-    where.add_argument("--encode", action="store_true", help="host memory into blocks on the GPU and back, no disk")
+    where.add_argument(
+        "--encode",
+        action="store_true",
+        help="host memory into blocks on the GPU and back, no disk; with --ggml on the CPU",
+    )
     where.add_argument("--moe", action="store_true", help="layers of experts of three models, 1 to 4096 tokens")
     where.add_argument("--shard", action="store_true", help="layers cut over the GPUs of one host, under torchrun")
     parser.add_argument(
@@ -65,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step", action="store_true", help="also time all linear layers of a Llama-3-8B for 1 and 8 tokens"
     )
     gpu.add_argument("--merge", action="store_true", help="keep the other rows of PATH if GPU and kernels are the same")
-    beside = parser.add_argument_group("of --cpu")
+    beside = parser.add_argument_group("of --cpu and --encode")
     beside.add_argument(
         "--ggml", metavar="PATH", type=Path, nargs="+", help="beside ggml's CPU library, built below these folders"
     )
@@ -80,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, "--convert", (*OF_BOTH, *OF_GPU, *OF_GGML))
         return on_cpu(args, convert.run(), "whole processes")
     cuda = backends()["cuda"]
+    if args.encode and args.ggml:
+        return encoders_beside_ggml(args)
     for name in ("encode", "moe", "model"):
         if getattr(args, name):
             refuse(args, f"--{name}", (*OF_BOTH, *OF_GPU, *OF_GGML))
@@ -105,6 +111,22 @@ def run(args: argparse.Namespace) -> int:
     options = cpu.Options(**given)
     what = f"{options.shapes[0][0]} x {options.shapes[0][1]}" if len(options.shapes) == 1 else "several shapes"
     return on_cpu(args, cpu.run(options), what)
+
+
+def encoders_beside_ggml(args: argparse.Namespace) -> int:
+    """The rows of qgemm.bench.encoders."""
+    refuse(args, "encoders", ("activations", "m", "shapes", "ggml_avx2", *OF_GPU))
+    names = [fmt.name for fmt in args.formats] if args.formats else encoders.NAMES
+    if unknown := [name for name in names if name not in encoders.NAMES]:
+        raise UsageError(f"ggml encodes {', '.join(encoders.NAMES)}, not {', '.join(unknown)}")
+    found = encoders.run(args.ggml[0], names, args.repeats or encoders.ROUNDS)
+    print(encoders.table(found))
+    if args.out is not None:
+        write_file(file_at(args.out, "encode_cpu"), encoders.document(found).encode())
+    if args.goals and (missed := encoders.missed(found)):
+        print(f"{missed} goals missed", file=sys.stderr)
+        return 1
+    return 0
 
 
 def refuse(args: argparse.Namespace, what: str, names: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from .packing import Floats, LaneWords, flushes, times, to_float64
 
 Blocks = NDArray[Any]
 
+FITTED = 1 << 16  # weights of an encoder that fits, which takes longer
 CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time: shorter slices wait for the interpreter lock
 
 
@@ -288,7 +289,7 @@ class Format:
                 self.check(values[part].reshape(-1, self.weights), made, first, count)
                 blocks[part] = made.reshape(-1, blocks.shape[1])
 
-        for_slices(len(values), max(1, CHUNK // max(1, width)), work)
+        for_slices(len(values), max(1, (CHUNK if self.weighted is None else FITTED) // max(1, width)), work)
         return blocks.reshape(*x.shape[:-1], count)
 
     def dequantize(self, blocks: Blocks, dtype: DTypeLike = np.float32) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices
 
 from .compiled import compilable
-from .format import CHUNK, Blocks, Format, Levels
+from .format import FITTED, Blocks, Format, Levels
 from .packing import Floats
 
 LEAST = np.float32(1e-15)  # blocks with no larger magnitude are zeros to ggml
@@ -53,7 +53,7 @@ def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
             blocks[part] = search(fmt, rows[part].astype(np.float32, copy=False), of[part]).reshape(-1, count)
             fmt.check(rows[part].reshape(-1, fmt.weights), blocks[part].reshape(-1), part.start * count, count)
 
-    for_slices(len(rows) if k else 0, max(1, CHUNK // max(1, k)), work)
+    for_slices(len(rows) if k else 0, max(1, FITTED // max(1, k)), work)
     return blocks.reshape(*x.shape[:-1], count)
 
 
