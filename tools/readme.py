@@ -186,7 +186,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
         "baselines": tables.baselines_table,
     },
     "docs/kernels/cpu.md": {"cpu": cpu_tables.long_table},
-    "docs/kernels/encoding.md": {"encode-cpu": cpu_tables.encode_table},
+    "docs/kernels/encoding.md": {"encoders": cpu_tables.encode_table},
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
     "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
     "docs/choosing-a-config.md": {"routes": routes_table},
