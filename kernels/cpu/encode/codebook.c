@@ -71,11 +71,11 @@ static void blocks(const fit* p, int64_t at, int64_t count) {
             sc[g] = clipped(nearest(reciprocal(d) * scale[g]), -ZERO, ZERO - 1);
             scale[g] = d * to_floats(sc[g]);
         }
-        store_bytes((uint8_t*)p->sc + at * groups, sc, groups, count);
+        store_byte_rows((uint8_t*)p->sc + at * groups, sc, groups, count);
     }
     for (int i = 0; i < size; ++i) codes[i] = code_of(reciprocal(scale[i / GROUP]) * x[i]);
-    store_floats((float*)p->d + at, &d, 1, count);
-    store_bytes((uint8_t*)p->codes + at * size, codes, size, count);
+    store_float_rows((float*)p->d + at, &d, 1, count);
+    store_byte_rows((uint8_t*)p->codes + at * size, codes, size, count);
 }
 
 void qgemm_fit_codebook(const fit* p) {

@@ -33,7 +33,7 @@ static void sum_weights(tile* t, int groups, int size) {
 }
 
 // Scales of groups -> integers nearest to them over the largest / most; what is negative becomes the largest.
-static floats rounded(const floats* values, int groups, int most, ints* found) {
+static floats integers_of(const floats* values, int groups, int most, ints* found) {
     floats largest = {0};
     for (int g = 0; g < groups; ++g) largest = larger(largest, values[g]);
     const floats inverse = choose(largest > 0, (float)most / largest, same(0));
@@ -94,19 +94,19 @@ static void with_minimums(const fit* p, int64_t at, int64_t count) {
         dmin = integers(t.minimum, t.of, groups, p->most_scale, t.m);
         store_integers(&t, p);
     } else {
-        d = rounded(t.scale, groups, p->most_scale, t.sc);
-        dmin = rounded(t.minimum, groups, p->most_scale, t.m);
+        d = integers_of(t.scale, groups, p->most_scale, t.sc);
+        dmin = integers_of(t.minimum, groups, p->most_scale, t.m);
     }
     const floats half = rounded_to_half(d), half_min = rounded_to_half(dmin);
     for (int g = 0; g < groups; ++g) {
         const floats scale = half * to_floats(t.sc[g]), minimum = half_min * to_floats(t.m[g]);
         codes_again(&t, g, size, scale, minimum, 0, p->most);
     }
-    store_floats((float*)p->d + at, &d, 1, count);
-    store_floats((float*)p->dmin + at, &dmin, 1, count);
-    store_bytes((uint8_t*)p->sc + at * groups, t.sc, groups, count);
-    store_bytes((uint8_t*)p->m + at * groups, t.m, groups, count);
-    store_bytes((uint8_t*)p->codes + at * WEIGHTS, t.codes, WEIGHTS, count);
+    store_float_rows((float*)p->d + at, &d, 1, count);
+    store_float_rows((float*)p->dmin + at, &dmin, 1, count);
+    store_byte_rows((uint8_t*)p->sc + at * groups, t.sc, groups, count);
+    store_byte_rows((uint8_t*)p->m + at * groups, t.m, groups, count);
+    store_byte_rows((uint8_t*)p->codes + at * WEIGHTS, t.codes, WEIGHTS, count);
 }
 
 // Scales of groups -> d, of which the scale of largest magnitude is -most times, and integers nearest over it.
@@ -145,9 +145,9 @@ static void without_minimums(const fit* p, int64_t at, int64_t count) {
         codes_again(&t, g, size, half * to_floats(t.sc[g]), same(0), zero, 2 * zero - 1);
         for (int i = g * size; i < (g + 1) * size; ++i) t.codes[i] &= ~empty;
     }
-    store_floats((float*)p->d + at, &d, 1, count);
-    store_bytes((uint8_t*)p->sc + at * groups, t.sc, groups, count);
-    store_bytes((uint8_t*)p->codes + at * WEIGHTS, t.codes, WEIGHTS, count);
+    store_float_rows((float*)p->d + at, &d, 1, count);
+    store_byte_rows((uint8_t*)p->sc + at * groups, t.sc, groups, count);
+    store_byte_rows((uint8_t*)p->codes + at * WEIGHTS, t.codes, WEIGHTS, count);
 }
 
 static void blocks(const fit* p, int64_t at, int64_t count) {
@@ -158,12 +158,12 @@ static void blocks(const fit* p, int64_t at, int64_t count) {
     load_rows(w, (const float*)p->importance + at * size, size, count);
     if (p->dmin) {
         affine(x, w, size, p->most, steps_of(p), codes, &scale, &minimum);
-        store_floats((float*)p->dmin + at, &minimum, 1, count);
+        store_float_rows((float*)p->dmin + at, &minimum, 1, count);
     } else {
         symmetric(x, w, size, p->most, codes, &scale);
     }
-    store_floats((float*)p->d + at, &scale, 1, count);
-    store_bytes((uint8_t*)p->codes + at * size, codes, size, count);
+    store_float_rows((float*)p->d + at, &scale, 1, count);
+    store_byte_rows((uint8_t*)p->codes + at * size, codes, size, count);
 }
 
 #define EXPORT(name, function)                                                                               \

@@ -67,12 +67,12 @@ static void load_rows(floats* to, const float* rows, int64_t size, int64_t count
 }
 
 // The inverse: numbers [size] of the first `count` lanes as rows [count, size] of bytes, or of floats.
-static void store_bytes(uint8_t* rows, const ints* from, int64_t size, int64_t count) {
+static void store_byte_rows(uint8_t* rows, const ints* from, int64_t size, int64_t count) {
     for (int64_t row = 0; row < count; ++row)
         for (int64_t i = 0; i < size; ++i) rows[row * size + i] = (uint8_t)from[i][row];
 }
 
-static void store_floats(float* rows, const floats* from, int64_t size, int64_t count) {
+static void store_float_rows(float* rows, const floats* from, int64_t size, int64_t count) {
     for (int64_t row = 0; row < count; ++row)
         for (int64_t i = 0; i < size; ++i) rows[row * size + i] = from[i][row];
 }

@@ -139,10 +139,10 @@ static void super_blocks(const lattice* p, const grid* g, int64_t at, int64_t co
         scales[number] = choose(empty, same(0), magnitude(t.scale));
         empties[number] = -empty;
     }
-    store_floats((float*)p->scale + at * groups, scales, groups, count);
-    store_bytes((uint8_t*)p->empty + at * groups, empties, groups, count);
+    store_float_rows((float*)p->scale + at * groups, scales, groups, count);
+    store_byte_rows((uint8_t*)p->empty + at * groups, empties, groups, count);
     store_points((int64_t*)p->points + at * groups * parts, points, groups * parts, count);
-    store_bytes((uint8_t*)p->signs + at * WEIGHTS / MAGNITUDES, signs, WEIGHTS / MAGNITUDES, count);
+    store_byte_rows((uint8_t*)p->signs + at * WEIGHTS / MAGNITUDES, signs, WEIGHTS / MAGNITUDES, count);
 }
 
 void qgemm_fit_lattice(const lattice* p) {

@@ -187,10 +187,10 @@ static void super_blocks(const ternary* p, const grid* g, int64_t at, int64_t co
         }
     }
     if (p->refit) d = choose(some | (greatest > 0), choose(norms > 0, products / norms, d), same(0));
-    store_floats((float*)p->d + at, &d, 1, count);
-    store_bytes((uint8_t*)p->sc + at * groups, sc, groups, count);
+    store_float_rows((float*)p->d + at, &d, 1, count);
+    store_byte_rows((uint8_t*)p->sc + at * groups, sc, groups, count);
     store_points((int64_t*)p->points + at * WEIGHTS / MOST_DIMS, points, WEIGHTS / MOST_DIMS, count);
-    store_bytes((uint8_t*)p->minus + at * WEIGHTS / MOST_DIMS, minus, WEIGHTS / MOST_DIMS, count);
+    store_byte_rows((uint8_t*)p->minus + at * WEIGHTS / MOST_DIMS, minus, WEIGHTS / MOST_DIMS, count);
 }
 
 void qgemm_fit_ternary(const ternary* p) {
