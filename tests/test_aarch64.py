@@ -59,9 +59,9 @@ def replay(tmp_path_factory):
     includes = ["-I", str(sources.folder())]
     subprocess.run([*CROSS.command, "-O1", *includes, "-o", str(folder / "replay"), str(SOURCE), "-ldl"], check=True)
 
-    def replay(source, *made, march=TARGET.march):
+    def replay(source, *made, march=TARGET.march, by=CROSS):
         path = folder / "library.so"
-        path.write_bytes(library.built(CROSS, source, march))
+        path.write_bytes(library.built(by, source, march))
         command = [QEMU, "-cpu", "max", "-L", LIBRARIES, str(folder / "replay")]
         said = replayed(command, written(folder / "calls", [call._replace(library=path) for call in made]))
         assert said == f"{len(made)} of {len(made)} calls agree\n"
@@ -110,7 +110,23 @@ def products_of(fmt) -> list[Call]:
     w = random_tensor(fmt, 37, 5 * (67 if fmt.plain else fmt.weights), rng)
     ways = [(calls.FLOATS, 1, 24)]
     ways += [(calls.A8, 0, 7), (calls.A16, 0, 3), (calls.A8, 1, 16)] if fmt.integer else [(0, 0, 7)]
-    return [product(fmt, *way, w, rng) for way in ways]
+    return [*(product(fmt, *way, w, rng) for way in ways), *decodings_of(fmt, w)]
+
+
+def decodings_of(fmt, w) -> list[Call]:
+    """Rows of an index as numbers of each type."""
+    index, table = np.array([36, 0, 5, 36]), products._table(fmt)
+    made = []
+    for name in calls.TYPES:
+        values = w.rows(index, name)
+        argument = calls.Decoding(
+            w_row=w.blocks.strides[0], to_row=values.strides[0], k=w.shape[1], type=calls.TYPES[name]
+        )
+        arrays = {"w": (INPUT, w.blocks), "index": (INPUT, index), "to": (OUTPUT, values)}
+        if table is not None:
+            arrays["table"] = (INPUT, table)
+        made.append(Call(NOWHERE, "qgemm_decode", argument, arrays, len(index)))
+    return made
 
 
 @each(WITH_HEADER)
@@ -124,6 +140,14 @@ def test_other_instructions_of_arm(name, march, replay):
     """What code compiled on such a CPU would use."""
     fmt = qgemm.FORMATS[name]
     replay(libraries.source(fmt), *products_of(fmt), march=OTHERS[march])
+
+
+@pytest.mark.skipif(compiler.zig() is None, reason="needs the ziglang package")
+@pytest.mark.parametrize("name", ["q4_0", "q6_k", "f16"])
+def test_code_of_zig(name, replay):
+    """What a wheel has that Zig compiled for another machine."""
+    fmt = qgemm.FORMATS[name]
+    replay(libraries.source(fmt), *products_of(fmt), march=TARGET.zig, by=compiler.zig())
 
 
 def test_a_difference_is_seen(replay):

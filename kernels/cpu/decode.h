@@ -25,12 +25,12 @@ INLINE void weights_of(f32x16 w[16], const uint8_t* blocks, const levels* table)
     uint8_t codes[SUPER];
     float scale[16], minimum[16];
     order_by_weights(codes, found.codes);
-    store_floats(scale, found.scale);
-    if (MINIMUM) store_floats(minimum, found.minimum);
+    put_floats(scale, found.scale);
+    if (MINIMUM) put_floats(minimum, found.minimum);
     for (int i = 0; i < 16; ++i) {
         const int group = i * GROUPS / 16;
         w[i] = mul_all(level_of(table, sixteen_ints(codes + 16 * i)), scale[group]);
-        if (MINIMUM) w[i] = add_floats(rounded(w[i]), all_floats(minimum[group]));
+        if (MINIMUM) w[i] = add_floats(rounded_first(w[i]), all_floats(minimum[group]));
     }
 }
 #endif

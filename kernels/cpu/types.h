@@ -47,11 +47,11 @@ INLINE void store_sixteen(void* to, f32x16 v, int type) {
     } else if (type == TYPE_FLOAT64) {
         float from[16];
         double numbers[16];
-        store_floats(from, v);
+        put_floats(from, v);
         for (int i = 0; i < 16; ++i) numbers[i] = from[i];
         memcpy(to, numbers, sizeof numbers);
     } else {
-        store_floats(to, v);
+        put_floats(to, v);
     }
 }
 

@@ -225,10 +225,10 @@ INLINE f32x16 all_floats(float value) {
     return found;
 }
 
-INLINE void store_floats(void* to, f32x16 v) { EACH memcpy((char*)to + PART * i, &v.part[i], sizeof v.part[i]); }
+INLINE void put_floats(void* to, f32x16 v) { EACH memcpy((char*)to + PART * i, &v.part[i], sizeof v.part[i]); }
 
 // The number that v is rounded to: no multiplication before it becomes part of an addition behind.
-INLINE f32x16 rounded(f32x16 v) {
+INLINE f32x16 rounded_first(f32x16 v) {
 #if PART == 16
     EACH __asm__("" : "+w"(v.part[i]));
 #elif PART == 32
