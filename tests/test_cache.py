@@ -306,7 +306,7 @@ def test_the_cache_is_filled_with_what_a_gpu_looks_for(tmp_path, monkeypatch, ca
     monkeypatch.setattr("sys.argv", ["", *words])
     assert compile_kernels.main() == 0
     first, kept = capsys.readouterr().out, set((tmp_path / "cache").iterdir())
-    assert f"8 of 8 kernels are good for sm_90a, in {tmp_path / 'cache'}" in first
+    assert f"8 of 8 cubins for sm_90a, 0 failures, in {tmp_path / 'cache'}" in first
     assert len(kept) == 8
     before = {path: path.stat().st_mtime_ns for path in kept}
     for out in TYPES:
