@@ -20,9 +20,9 @@ from gguf.constants import GGML_QUANT_SIZES
 from qgemm.codec.format import Format
 from qgemm.errors import NameNotFoundError, UnsupportedError
 
-from . import f8, groups, kbit, through_gguf
+from . import f8, groups, kbit, s7_1of2, through_gguf
 
-FAMILIES: tuple[Callable[[str], Format | None], ...] = (groups.named, f8.named, kbit.named)
+FAMILIES: tuple[Callable[[str], Format | None], ...] = (groups.named, f8.named, s7_1of2.named, kbit.named)
 NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  # plain types without a codec
 
 

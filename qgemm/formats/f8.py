@@ -22,10 +22,12 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec.format import Blocks, Format, Levels
-from qgemm.codec.packing import Floats
+from qgemm.codec.packing import Floats, reciprocal
+from qgemm.codec.scales import absmax
 from qgemm.errors import UnsupportedError
 
 GROUPS = (32, 64, 128, 256)
+LEAST = np.float32(2.0**-125)  # of a scale: the reciprocal of a smaller one overflows
 NAME = re.compile(r"f8_(e4m3|e5m2)_g(32|64|128|256)")
 
 
@@ -66,4 +68,25 @@ def _made(kind: str, group: int) -> Format:
         """Blocks [n] -> the numbers as codes [n, 1, weights], scale [n, 1]."""
         return Levels(numbers[blocks["qs"]][:, None], blocks["d"][:, None])
 
-    return Format(f"f8_{kind}_g{group}", group, dtype, None, levels, formula="d * number")
+    finite = np.sort(numbers[np.isfinite(numbers) & ~np.signbit(numbers)])
+    most = finite[-1]
+    edges = (finite[:-1] + finite[1:]) / np.float32(2)  # exact; halves go to the even code
+
+    def encode(x: Floats) -> Blocks:
+        """Values [n, weights] -> blocks [n]: d = absmax / the largest number, the number nearest to x / d."""
+        d = absmax(x) / most
+        d = np.where(d < LEAST, np.float32(0), d)
+        size = np.minimum(np.abs(np.nan_to_num(x * reciprocal(d)[:, None])), most)
+        codes = np.searchsorted(edges, size)  # the lower of two that are equally near
+        codes += (size == edges[np.minimum(codes, len(edges) - 1)]) & (codes % 2 == 1)
+        return pack(Levels(codes.astype(np.uint8) | np.signbit(x).astype(np.uint8) << np.uint8(7), d))
+
+    def pack(levels: Levels) -> Blocks:
+        """Bytes [n, weights] or [n, 1, weights] as codes, scale [n] or [n, 1] -> blocks [n]."""
+        assert levels.scale is not None
+        blocks = np.empty(levels.codes.size // group, dtype)
+        blocks["d"] = levels.scale.reshape(-1)
+        blocks["qs"] = levels.codes.reshape(-1, group)
+        return blocks
+
+    return Format(f"f8_{kind}_g{group}", group, dtype, encode, levels, formula="d * number", pack=pack)

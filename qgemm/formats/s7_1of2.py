@@ -1,0 +1,56 @@
+"""s7_1of2: of each two neighbours one is kept, in 7 bits and one for which; 128 weights share one scale.
+
+offset  bytes  field
+     0      2  d   float16 scale
+     2     64  qs  byte j: bits 0 to 6 the code q of weight 2 j or, if bit 7 is set, 2 j + 1; the other one is 0
+
+w = d * (q - 64) with q in 0..127: 4 bits a weight of the dense matrix, 4.125 with its scale. No GGUF file has such
+blocks: FORMATS finds the format by its name, and does not list it. It has no device tile: products are on the CPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.packing import Floats, reciprocal, to_codes, to_float16
+from qgemm.codec.scales import signed_absmax
+
+WEIGHTS = 128
+DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", WEIGHTS // 2)])
+ZERO = 64
+
+
+def encode(x: Floats) -> Blocks:
+    """Values [n, 128] -> blocks [n]: of two neighbours the larger, the first of equals; d = signed absmax / -64, q to
+    nearest."""
+    pairs = x.reshape(len(x), -1, 2)
+    second = np.abs(pairs[..., 1]) > np.abs(pairs[..., 0])
+    kept = np.where(second, pairs[..., 1], pairs[..., 0])
+    d = signed_absmax(x) / np.float32(-ZERO)
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"] = to_float16(d)
+    codes = to_codes(kept * reciprocal(d)[:, None] + np.float32(ZERO + 0.5), 2 * ZERO - 1)
+    blocks["qs"] = codes | second.astype(np.uint8) << np.uint8(7)
+    return blocks
+
+
+def levels(blocks: Blocks) -> Levels:
+    """Blocks [n] -> q - 64 or 0 as codes [n, 1, 128] int8, scale [n, 1]."""
+    kept = (blocks["qs"] & np.uint8(127)).astype(np.int8) - np.int8(ZERO)
+    second = blocks["qs"] >> 7 != 0
+    codes = np.stack([np.where(second, np.int8(0), kept), np.where(second, kept, np.int8(0))], axis=-1)
+    return Levels(codes.reshape(len(blocks), 1, WEIGHTS), blocks["d"].astype(np.float32)[:, None])
+
+
+def named(name: str) -> Format | None:
+    """The format if this is its name, else None."""
+    return s7_1of2() if name.lower() == "s7_1of2" else None
+
+
+@cache
+def s7_1of2() -> Format:
+    """The format."""
+    return Format("s7_1of2", WEIGHTS, DTYPE, encode, levels, formula="d * (q - 64), of one of two")
