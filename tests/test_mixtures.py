@@ -257,6 +257,69 @@ def test_types_of_the_ends(model, tmp_path, run):
     assert run("convert", model, tmp_path / "y.gguf", "q4_k_m", "--output-tensor-type", "q9")[0] == 2
 
 
+def tied(path: Path, **more: tuple[int, ...]) -> Path:
+    """A gemma of two layers, whose token embedding is the output matrix."""
+    shapes = {"token_embd": (8, 256), "per_layer_token_embd": (8, 256), **more}
+    shapes |= {f"blk.{layer}.attn_q": (4, 256) for layer in range(2)} | {"blk.0.ffn_down": (4, 288)}
+    tensors = {f"{name}.weight": qgemm.quantize(np.ones(shape, np.float32), "f16") for name, shape in shapes.items()}
+    qgemm.write(path, tensors, {"general.architecture": "gemma3", "gemma3.block_count": np.uint32(2)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "of_layers"),
+    [
+        ({}, "Q6_K", "Q6_K"),
+        ({"output_tensor_type": "q8_0"}, "Q8_0", "Q8_0"),
+        ({"output_tensor_type": "q8_0", "token_embedding_type": "q4_0"}, "Q4_0", "Q4_0"),
+        ({"output_tensor_type": "q8_0", "tensor_types": {"token_embd": "q5_0"}}, "Q5_0", "Q5_0"),
+        ({"token_embedding_type": "q4_0", "tensor_types": {"per_layer": "q5_0"}}, "Q4_0", "Q5_0"),
+    ],
+)
+def test_types_of_the_end_of_a_tied_model(tmp_path, options, tokens, of_layers):
+    """Both tables are the output matrix to llama-quantize; that of layers yields to a --tensor-type that names it."""
+    done = qgemm.convert(tied(tmp_path / "x.gguf"), tmp_path / "y.gguf", "q4_k_m", dry_run=True, **options)
+    types = {line.name: line.new for line in done.lines}
+    assert (types["token_embd.weight"], types["per_layer_token_embd.weight"]) == (tokens, of_layers)
+    assert types["blk.0.attn_q.weight"] == "Q4_K"
+
+
+def test_ends_that_are_not_there(tmp_path):
+    """Without any, and of one type for all, where the tied embedding is no output matrix."""
+    path = tied(tmp_path / "x.gguf")
+    with pytest.raises(qgemm.QgemmError, match="--output-tensor-type: no tensor's name is one of those"):
+        qgemm.convert(path, tmp_path / "y.gguf", "q4_k_m", pure=True, output_tensor_type="q8_0")
+
+
+def test_rows_that_a_type_does_not_fit(tmp_path):
+    """An override and a pure type fall back as the file type's own do; a tensor that is one row stays."""
+    path = tied(tmp_path / "x.gguf", **{"blk.1.attn_k": (1, 256), "blk.1.ffn_down": (4, 48)})
+    done = qgemm.convert(path, tmp_path / "y.gguf", "q6_k", tensor_types={r"0\.ffn_down": "q4_k"}, dry_run=True)
+    types = {line.name: (line.new, line.rule) for line in done.lines}
+    assert types["blk.0.ffn_down.weight"] == ("Q5_0", "row length not a multiple of 256: Q5_0")
+    assert types["blk.1.attn_k.weight"] == ("F16", "1-D")
+    pure = qgemm.convert(path, tmp_path / "y.gguf", "q4_k_m", pure=True, dry_run=True)
+    types = {line.name: line.new for line in pure.lines}
+    assert (types["blk.0.ffn_down.weight"], types["blk.1.ffn_down.weight"]) == ("Q5_0", "F16")
+    assert types["token_embd.weight"] == "Q4_K"
+
+
+def test_architectures_with_rules_of_their_own():
+    """GLM5's projections of queries get no fewer bits than q8_0; of Bailing's three-dimensional tensors experts alone
+    are MXFP4."""
+    shapes = {"output.weight": (64, 256), "blk.0.attn_q_b.weight": (64, 256), "blk.0.ffn_up_exps.weight": (8, 64, 256)}
+    shapes |= {"blk.0.attn_k_b.weight": (8, 64, 256)}
+
+    def types(architecture: str, name: str) -> dict[str, str]:
+        return chosen(name, Model(architecture, 1, experts=16), shapes, list(shapes), False)
+
+    assert types("glm5-next", "q4_k_m")["blk.0.attn_q_b.weight"] == "q8_0"
+    assert types("deepseek2", "q4_k_m")["blk.0.attn_q_b.weight"] == "q4_k"
+    assert types("bailingmoe3", "mxfp4_moe")["blk.0.attn_k_b.weight"] == "q8_0"
+    assert types("bailingmoe3", "mxfp4_moe")["blk.0.ffn_up_exps.weight"] == "mxfp4"
+    assert types("deepseek2", "mxfp4_moe")["blk.0.attn_k_b.weight"] == "mxfp4"
+
+
 def test_what_has_other_names_is_not_mixed(tmp_path):
     np.savez(tmp_path / "x.npz", w=np.ones((4, 256), np.float32))
     with pytest.raises(qgemm.QgemmError, match="q4_k_m chooses types by the names of tensors"):

@@ -14,7 +14,7 @@ from qgemm.converter.mixture import FILE_TYPES
 from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
-from qgemm.converter.rules import OUTPUT, Options, asked, of_ends, override
+from qgemm.converter.rules import OUTPUT, Ends, Options, asked, override
 from qgemm.converter.targets import makes_model
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
@@ -107,13 +107,14 @@ def run(args: argparse.Namespace) -> int:
         ]
         options = Options(
             default,
-            [*of_ends(*ends), *(override(text) for text in args.tensor_type)],
+            [override(text) for text in args.tensor_type],
             [*args.keep, *[OUTPUT] * args.leave_output_tensor],
             args.pure,
             args.allow_requantize,
             args.search,
             mixture=mixture,
             keep_split=args.keep_split,
+            ends=Ends(*ends),
         )
         renames = [rename(text) for text in args.rename]
     except QgemmError as error:

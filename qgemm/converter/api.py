@@ -17,7 +17,7 @@ from .folder import as_model
 from .like import alike
 from .names import Rename, renamed
 from .report import Line, table, totals
-from .rules import OUTPUT, Options, asked, of_ends
+from .rules import OUTPUT, Ends, Options, asked
 from .sources import open_source
 from .targets import makes_model
 from .weight import Source
@@ -120,12 +120,7 @@ def convert(
     default, mixture = asked(type)
     options = Options(
         default,
-        [
-            *of_ends(
-                *(None if fmt is None else format_named(fmt) for fmt in (token_embedding_type, output_tensor_type))
-            ),
-            *((re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()),
-        ],
+        [(re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()],
         [*(re.compile(pattern) for pattern in keep), *[OUTPUT] * leave_output_tensor],
         pure,
         allow_requantize,
@@ -133,6 +128,7 @@ def convert(
         {} if imatrix is None else read_imatrix(imatrix),
         mixture,
         keep_split,
+        Ends(*(None if fmt is None else format_named(fmt) for fmt in (token_embedding_type, output_tensor_type))),
     )
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
     with opened(src, renames, like, [imatrix], part, makes_model(dst)) as source:

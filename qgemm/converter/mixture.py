@@ -66,6 +66,8 @@ KINDS = (
     ("down", r"ffn_down"),
 )
 LAYER = re.compile(r"blk\.(\d+)\.")
+GLM5, BAILING3 = "glm5-next", "bailingmoe3"  # architectures
+LEAST_OF_GLM5 = re.compile(r"attn_q_[ab]|nextn\.eh_proj")  # tensors that get no fewer bits than q8_0
 
 
 class Model(NamedTuple):
@@ -127,7 +129,7 @@ def chosen(
     found = {}
     for tensor in quantized if as_stored else sorted(quantized, key=_order):
         k = shapes[tensor][-1]
-        found[tensor] = _fitting(rule.type_of(tensor, shapes[tensor]), k)
+        found[tensor] = fitting(rule.type_of(tensor, shapes[tensor]), k)
     return found
 
 
@@ -136,7 +138,8 @@ def _order(tensor: str) -> tuple[int, str]:
     return int(layer[1]) if layer else -1, tensor
 
 
-def _fitting(name: str, k: int) -> str:
+def fitting(name: str, k: int) -> str:
+    """The type, or what stands for it where rows of k weights are no whole blocks."""
     for fmt in (name, FALLBACKS.get(name, name)):
         if k % FORMATS[fmt].weights == 0:
             return fmt
@@ -157,11 +160,14 @@ class _Rule:
 
     def type_of(self, tensor: str, shape: Shape) -> str:
         """The type of a tensor, whatever its rows' length."""
+        if self.model.architecture == GLM5 and LEAST_OF_GLM5.search(tensor):
+            return "q8_0"
         embedding = tensor in ("token_embd.weight", "per_layer_token_embd.weight")
         if tensor == "output.weight" or (embedding and self.tied):
             return self._head(shape[-1])
         if self.name == "mxfp4_moe":
-            return "mxfp4" if len(shape) > 2 and shape[-3] > 1 else "q8_0"
+            experts = self.model.architecture != BAILING3 or _kind(tensor) in ("up", "gate", "down")
+            return "mxfp4" if experts and len(shape) > 2 and shape[-3] > 1 else "q8_0"
         if embedding:
             return self._tokens()
         kind = _kind(tensor)

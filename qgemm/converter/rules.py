@@ -8,7 +8,7 @@ more bits, and a row that no block fits is stored as F16.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from qgemm.files.imatrix import Importances, of_arrays
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, format_named, written
 
-from .mixture import ALIASES, FILE_TYPES, LAYER, Model, chosen, needs_importance
+from .mixture import ALIASES, FILE_TYPES, GLM5, LAYER, Model, chosen, fitting, needs_importance
 from .weight import Source, Weight, takes
 
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
@@ -55,12 +55,21 @@ KEPT_ELSEWHERE = (
     ("router",            r"mlp\.gate\.weight|block_sparse_moe\.gate\.weight|\.router\."),
     ("state space",       r"ssm_a$|ssm_d$|conv1d\.weight"),
 )  # fmt: skip
-GLM5 = re.compile("glm5[-_]?next")
 OUTPUT = re.compile(r"^output\.weight$|(^|\.)lm_head\.weight$")
 TOKENS = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings\.weight$|wte\.weight$")
 
 
+TOKENS_OF_LAYERS = re.compile(r"^per_layer_token_embd\.weight$")
+
 Rules = Sequence[tuple[str, re.Pattern[str]]]
+Override = tuple[re.Pattern[str], Format]
+
+
+class Ends(NamedTuple):
+    """Formats that are said for the token embedding and the output matrix; None where nothing is."""
+
+    tokens: Format | None = None
+    output: Format | None = None
 
 
 class Options(NamedTuple):
@@ -78,6 +87,7 @@ class Options(NamedTuple):
     importance: Mapping[str, Floats] = MappingProxyType({})
     mixture: str = ""  # a file type of llama-quantize (mixture.py), of which `type` is the default
     keep_split: bool = False  # a file for each of the source's shards
+    ends: Ends = Ends()
 
 
 class Step(NamedTuple):
@@ -106,6 +116,7 @@ class Step(NamedTuple):
 def planned(source: Source, options: Options) -> list[Step]:
     """A step for each tensor; QgemmError for what must not or cannot be done."""
     _check_patterns(source, options)
+    options = options._replace(overrides=[*_of_ends(source, options)])
     rules = _rules(source)
     head = _head(source) if not options.pure and not options.type.plain else None
     types = {} if options.pure or not options.mixture else _mixed(source, options, rules)
@@ -118,16 +129,21 @@ def planned(source: Source, options: Options) -> list[Step]:
     return steps
 
 
+def dimensions(shape: Sequence[int]) -> int:
+    """Dimensions as ggml counts them: without leading ones of size 1, rows last; of a row alone one."""
+    return max((len(shape) - axis for axis, size in enumerate(shape) if size != 1), default=1)
+
+
 def keeps(name: str, ndim: int, architecture: str) -> str:
     """The rule by which a tensor of a .gguf file stays as it is, "" if it is quantized."""
-    rows = [*KEPT, *(KEPT_OF_GLM5 if GLM5.fullmatch(architecture) else ()), ("not a weight", r"(?<!weight)$")]
+    rows = [*KEPT, *(KEPT_OF_GLM5 if architecture == GLM5 else ()), ("not a weight", r"(?<!weight)$")]
     return "1-D" if ndim < 2 else next((rule for rule, pattern in rows if re.search(pattern, name)), "")
 
 
 def _rules(source: Source) -> Rules:
     """What keeps a tensor of a source, by the names that its kind of file has."""
     architecture = str(source.metadata.get(Keys.General.ARCHITECTURE, ""))
-    rows = [*KEPT, *(KEPT_OF_GLM5 if GLM5.fullmatch(architecture) else ())]
+    rows = [*KEPT, *(KEPT_OF_GLM5 if architecture == GLM5 else ())]
     if not any(name.startswith("blk.") for name in source.weights):  # as llama.cpp calls the layers of all models
         rows += KEPT_ELSEWHERE
     if any(name.endswith("weight") for name in source.weights):
@@ -144,6 +160,28 @@ def _check_patterns(source: Source, options: Options) -> None:
             raise QgemmError(
                 f"{shown_path(source.path)}: {option} {shown(pattern.pattern + rest)} fits no tensor's name"
             )
+
+
+def _of_ends(source: Source, options: Options) -> Iterator[Override]:
+    """All overrides, with those of options.ends: before the others; after them for the table of tokens of each layer,
+    and for a token embedding that is the output matrix as well. QgemmError if there is no such tensor.
+    """
+    tokens, output = options.ends
+    has_output = any(map(OUTPUT.search, source.weights))
+    tied = not has_output and not options.pure and any(map(TOKENS.search, source.weights))
+    for option, pattern, fmt, there in (
+        ("--token-embedding-type", TOKENS, tokens, any(map(TOKENS.search, source.weights))),
+        ("--output-tensor-type", OUTPUT, output, has_output or tied),
+    ):
+        if fmt is not None and not there:
+            raise QgemmError(f"{shown_path(source.path)}: {option}: no tensor's name is one of those")
+        if fmt is not None:
+            yield pattern, fmt
+    yield from options.overrides
+    if tokens is not None:
+        yield TOKENS_OF_LAYERS, tokens
+    if output is not None and tied:
+        yield from ((pattern, output) for pattern in (TOKENS, TOKENS_OF_LAYERS))
 
 
 def _mixed(source: Source, options: Options, rules: Rules) -> dict[str, str]:
@@ -171,15 +209,23 @@ def _said(weight: Weight, options: Options, rules: Rules) -> Step | None:
             return _kept(weight, "--keep")
     if weight.values is None and not weight.quantized:
         return _kept(weight, "integers")
-    if len(weight.shape) < 2:
+    if len(weight.shape) < 2 or (options.mixture and LAYER.match(weight.name) and dimensions(weight.shape) < 2):
         return _kept(weight, "1-D")
     for rule, kept in rules:
         if kept.search(weight.name):
             return _kept(weight, rule)
     for pattern, fmt in options.overrides:
         if pattern.search(weight.name):
-            return Step(weight, fmt)
+            return _fallback(weight, fmt, options) or Step(weight, fmt)
     return _kept(weight, "no decoder") if weight.values is None else None
+
+
+def _fallback(weight: Weight, fmt: Format, options: Options) -> Step | None:
+    """In a file type, the type of fewer weights a block that llama-quantize takes for rows that fmt does not fit."""
+    found = fitting(fmt.name, weight.shape[-1]) if options.mixture else fmt.name
+    if found in (fmt.name, F16.name):
+        return None
+    return Step(weight, FORMATS[found], f"row length not a multiple of {fmt.weights}: {FORMATS[found]}")
 
 
 def _step(weight: Weight, options: Options, head: str | None, rules: Rules, types: Mapping[str, str]) -> Step:
@@ -197,7 +243,7 @@ def _step(weight: Weight, options: Options, head: str | None, rules: Rules, type
     if weight.name == head and options.type != Q8_0:
         better = Q6_K if Q6_K.encode is not None and weight.shape[-1] % Q6_K.weights == 0 else Q8_0
         return _fitting(weight, better)._replace(rule=f"output matrix: {better}")
-    return _fitting(weight, options.type)
+    return _fallback(weight, options.type, options) or _fitting(weight, options.type)
 
 
 def _kept(weight: Weight, rule: str) -> Step:
@@ -265,15 +311,6 @@ def asked(kind: str | Format) -> tuple[Format, str]:
         if name in FILE_TYPES:
             return FORMATS[FILE_TYPES[name].default], name
     return format_named(kind, to_write=True), ""
-
-
-Override = tuple[re.Pattern[str], Format]
-
-
-def of_ends(tokens: Format | None, output: Format | None) -> list[Override]:
-    """The overrides that give the token embedding and the output matrix a type, where one is said."""
-    said = ((TOKENS, tokens), (OUTPUT, output))
-    return [(pattern, fmt) for pattern, fmt in said if fmt is not None]
 
 
 def override(text: str) -> tuple[re.Pattern[str], Format]:
