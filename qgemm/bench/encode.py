@@ -27,6 +27,7 @@ PAIRS = (  # from, to
     ("f16", "q4_0"), ("f16", "q4_1"), ("f16", "q5_0"), ("f16", "q5_1"), ("f16", "q8_0"), ("f16", "mxfp4"),
     ("f16", "kbit4"), ("bf16", "q4_0"), ("f32", "q4_0"),
     ("f16", "q4_k"), ("f16", "q5_k"), ("f16", "q6_k"), ("f16", "iq4_nl"), ("f16", "iq4_xs"), ("f16", "nvfp4"),
+    ("f16", "q2_k"), ("f16", "q3_k"),
 )  # fmt: skip
 SHAPE = 16384, 8192  # (N, K), of whose blocks no cache holds much
 TENSORS = 8  # of that shape, which are one in memory: in F16 2 GiB
