@@ -5,6 +5,7 @@ tests/strategies.py draws with Hypothesis; here nothing is drawn.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import warnings
@@ -229,3 +230,8 @@ def forked(work: Any) -> int:
         finally:
             os._exit(0)
     return child
+
+
+def digests(rows: np.ndarray) -> list[int]:
+    """The first 8 bytes of the SHA-256 of each row's bytes, as ggml_edges.npz has them."""
+    return [int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:8], "little") for row in rows]

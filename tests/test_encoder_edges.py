@@ -6,11 +6,9 @@ TYPE.imatrixI the first 8 bytes of the SHA-256 of each row that ggml 0.25.3's C 
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pytest
-from helpers import DATA
+from helpers import DATA, digests
 
 import qgemm
 from qgemm.codec.search import searched
@@ -22,10 +20,6 @@ CASES = [case for case in EDGES if "." in case]
 compiled = pytest.param(
     True, marks=[pytest.mark.compiles, pytest.mark.skipif(bool(library.reason()), reason=library.reason())]
 )
-
-
-def digests(blocks: np.ndarray) -> list[int]:
-    return [int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:8], "little") for row in blocks]
 
 
 @pytest.mark.parametrize("by_compiled_code", [False, compiled], ids=["numpy", "compiled"])

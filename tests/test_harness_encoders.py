@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import harness
 import helpers
@@ -16,7 +15,7 @@ from qgemm.codec.format import Format
 from qgemm.cuda.kernels import transforms
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
-GOLDEN = np.load(Path(__file__).parent / "data" / "ggml_encoders.npz")
+GOLDEN, EDGES = (np.load(helpers.DATA / name) for name in ("ggml_encoders.npz", "ggml_edges.npz"))
 GROUPS = [fmt for fmt in BLOCK_FORMATS if transforms.encodes_groups(fmt)]
 CASES = [
     pytest.param(fmt, weighted, id=f"{fmt.name}-{kind}")
@@ -51,6 +50,17 @@ def test_bytes_of_ggml(fmt, weighted):
     assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
     error = np.square(fmt.decode(np.array(blocks)).reshape(x.shape) - wide).sum()
     assert found["error"].sum() == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize(("fmt", "weighted"), CASES)
+def test_bytes_of_ggml_where_nothing_weighs(fmt, weighted):
+    """And of signed zeros, of scales at an end: tests/test_encoder_edges.py."""
+    x = EDGES["x"].astype(np.float32)
+    for way in ("imatrix0", "imatrix1") if weighted else ("plain",):
+        of = EDGES["imatrix"][int(way[-1])] if weighted else None
+        blocks, found = encoded(fmt, x.reshape(-1, fmt.weights), of)
+        assert helpers.digests(blocks.reshape(len(x), -1)) == list(EDGES[f"{fmt.name}.{way}"])
+        assert found["refused"].min() == len(blocks)
 
 
 @pytest.mark.parametrize(("fmt", "weighted"), CASES)

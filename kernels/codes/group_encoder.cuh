@@ -90,7 +90,8 @@ __device__ inline void write_planes(u8 (&field)[COUNT], const u8* codes) {
 
 // Kind: of affine_fit, and GROUPS; MOST_SCALE, the highest sc and m; ROOTED: without an importance errors weigh
 // sqrt(mean square of the group) + |x|, else |x|; MEANS: how often the mean square of a block counts with an importance.
-// write(block, codes, sc, m) writes what is not d and dmin.
+// store(sc, m) makes of integers with an importance what a block gives back; write(block, codes, sc, m) writes what is not d
+// and dmin.
 template <class Kind, bool WEIGHTED>
 struct AffineGroups {
     static constexpr int GROUPS = Kind::GROUPS, SIZE = 256 / GROUPS;
@@ -119,6 +120,7 @@ struct AffineGroups {
         }
         const Rounded sum = total(weights);
         d = as_half(rounded(sc, fit.scale, sum)), dmin = as_half(rounded(m, -fit.minimum, sum));
+        if constexpr (WEIGHTED) Kind::store(sc, m);
         scale = d * float(sc), minimum = dmin * float(m);
         numbers = Lanes::numbers(fit.scale + fit.minimum);
     }

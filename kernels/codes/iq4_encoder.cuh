@@ -35,7 +35,7 @@ __device__ Rounded iq4_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SI
             norms += weighted * value;
         }
         if (first || (norms > 0 && products * products > best * norms)) {
-            d = products / norms;
+            d = norms > 0 ? products / norms : Rounded(0);  // where nothing weighs
             best = d * products;
         }
     }

@@ -16,11 +16,25 @@ __device__ inline void write_sixes(u8 (&scales)[12], int sc, int m) {
     scales[8 + group] = (upper_sc & 15) | (upper_m & 15) << 4;
 }
 
+// An integer of a group as these bytes give it back: bits above six are those of the group four further.
+__device__ inline int stored_six(int own) {
+    using Lanes = GroupLanes<8>;
+    const int group = Lanes::group(), other = Lanes::of(own, group ^ 4);
+    const bool upper = group >= 4;
+    const int packed = ((upper ? other : own) | (upper ? own : other) >> 4 << 6) & 0xff;
+    return upper ? (own & 15) | packed >> 6 << 4 : packed & 63;
+}
+
+// store(sc, m): an sc or m beyond MOST_SCALE, which may be left where nothing weighs, as a block gives it back.
 struct Q2KKind {
     static constexpr int MOST = 3, GROUPS = 16, MOST_SCALE = 15, TRIES = 16, MEANS = 1;
     static constexpr float FIRST = -0.5f, STEP = 0.1f;
     static constexpr bool ABSOLUTE = true, ROOTED = false;
 
+    static __device__ void store(int& sc, int& m) {
+        const int both = (sc | m << 4) & 0xff;
+        sc = both & 15, m = both >> 4;
+    }
     template <class Block>
     static __device__ void write(Block& block, const u8* codes, int sc, int m) {
         write_planes<2, 0, 32, 64, GROUPS>(block.qs, codes);
@@ -33,6 +47,7 @@ struct Q4KKind {
     static constexpr float FIRST = -1, STEP = 0.1f;
     static constexpr bool ABSOLUTE = false, ROOTED = true;
 
+    static __device__ void store(int& sc, int& m) { sc = stored_six(sc), m = stored_six(m); }
     template <class Block>
     static __device__ void write(Block& block, const u8* codes, int sc, int m) {
         write_planes<4, 0, 32, 128, GROUPS>(block.qs, codes);
@@ -45,6 +60,7 @@ struct Q5KKind {
     static constexpr float FIRST = -0.5f, STEP = 0.1f;
     static constexpr bool ABSOLUTE = false, ROOTED = true;
 
+    static __device__ void store(int& sc, int& m) { sc = min(sc, MOST_SCALE), m = min(m, MOST_SCALE); }
     template <class Block>
     static __device__ void write(Block& block, const u8* codes, int sc, int m) {
         write_planes<4, 0, 32, 128, GROUPS>(block.qs, codes);

@@ -16,13 +16,14 @@ __device__ inline half2 half_of_ue4m3(u32 pair) {
     return __hmul2(as_half2((pair & 0x007f007f & ~(nan - (nan >> 7))) << 7), __float2half2_rn(128));
 }
 
-// A scale from 0 on -> its byte: to nearest, halves up; from 2^8 on 448 where ggml has no other number.
+// A scale from 0 on -> its byte: to nearest, halves up; 448 for what becomes 256 or more, as in ggml.
 __device__ inline int ue4m3_of(Rounded scale) {
     constexpr int BIAS = 127 - 7, MOST = 0x7e;
     if (!(scale > 0)) return 0;
     const int bits = min(__float_as_int(scale.value), __float_as_int(448.0f)), exponent = (bits >> 23) - BIAS;
     if (exponent <= 0) return min(__float2int_rz((scale * 512 + 0.5f).value), 7);
-    return exponent >= 15 ? MOST : min(((bits >> 19) + 1 >> 1) - (BIAS << 3), MOST);
+    const int rounded = ((bits >> 19) + 1 >> 1) - (BIAS << 3);
+    return rounded >= 15 << 3 ? MOST : rounded;
 }
 
 struct nvfp4_groups {
