@@ -11,8 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; NumPy reads this when it is imported
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import gpus
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy and CUDA are loaded, which read this
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers share the cores
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus.of_worker(os.environ["PYTEST_XDIST_WORKER"])
 
 import pytest
 from hypothesis import HealthCheck, settings

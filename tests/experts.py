@@ -38,10 +38,11 @@ def product(x, w, bias=None, dtype="float32", rounded="float32"):
 def known_matmul(x, w, ids, bias=None, dtype="float32", rounded="float32"):
     """y [T, top_k, N] of x [T, K] or [T, top_k, K]."""
     made = [np.zeros((*ids.shape, w.shape[1])) for _ in Known._fields]
-    for place in np.ndindex(ids.shape):
-        row = x[place[: x.ndim - 1]][None]
-        found = product(row, w[ids[place]], None if bias is None else bias[ids[place]], dtype, rounded)
-        made[0][place], made[1][place] = found.y[0], found.bound[0]
+    rows = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*ids.shape, x.shape[-1]))
+    for expert in np.unique(ids):
+        places = ids == expert
+        found = product(rows[places], w[expert], None if bias is None else bias[expert], dtype, rounded)
+        made[0][places], made[1][places] = found
     return Known(*made)
 
 
@@ -53,22 +54,21 @@ def known_layer(
     weights multiply where `in_float` is not set."""
     t, top_k = ids.shape
     y, bound = (np.zeros((t, down.shape[1])) for _ in Known._fields)
-    for token, j in np.ndindex(t, top_k):
-        expert, factor = ids[token, j], float(weights[token, j])
+    for expert in np.unique(ids):
+        token, j = np.nonzero(ids == expert)
+        factor = weights[token, j].astype(np.float64)[:, None]
         bias = [None if some is None else some[expert] for some in biases]
-        g, u = (
-            product(x[token][None], w[expert], b, between, rounded) for w, b in zip((gate, up), bias[:2], strict=True)
-        )
+        g, u = (product(x[token], w[expert], b, between, rounded) for w, b in zip((gate, up), bias[:2], strict=True))
         middle = function(name, g.y) * gated_up(name, u.y)
         off = gated_bound(name, g.y, u.y, g.bound, u.bound, between) + ROUNDING[between] * np.abs(middle)
         off += (
-            2.0**-24 / (abs(factor) + 1e-9) * (between == "float16" and not in_float)
+            2.0**-24 / (np.abs(factor) + 1e-9) * (between == "float16" and not in_float)
         )  # it is rounded times the factor
         d = product(middle, down[expert], bias[2], between, rounded)
-        dense = np.abs(down[expert].dequantize(np.float64))
-        y[token] += factor * d.y[0]
-        bound[token] += np.abs(factor) * (1.01 * d.bound[0] + off[0] @ dense.T)
-        bound[token] += (top_k + 2) * FLOAT32 * (np.abs(factor * d.y[0]) + np.abs(factor) * np.abs(middle[0]) @ dense.T)
+        dense = np.abs(down[expert].dequantize(np.float64)).T
+        sums = np.abs(factor * d.y) + np.abs(factor) * (np.abs(middle) @ dense)
+        np.add.at(y, token, factor * d.y)
+        np.add.at(bound, token, np.abs(factor) * (1.01 * d.bound + off @ dense) + (top_k + 2) * FLOAT32 * sums)
     return Known(y, bound)
 
 

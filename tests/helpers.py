@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,14 @@ def guarded(m: int, n: int, dtype: Any = "float32") -> tuple[Any, Any]:
     return rows, rows[1:-1]
 
 
+def assert_same_bits(first: Any, again: Callable[[], Any], times: int = 200) -> None:
+    """again() gives the bits of `first` each time; the GPU is asked once, for all."""
+    wrong = cupy().zeros((), np.int64)
+    for _ in range(times):
+        wrong += cupy().count_nonzero(again() != first)
+    assert int(wrong) == 0
+
+
 # ---------------------------------------------------------------- products and their bounds
 
 
@@ -144,9 +153,13 @@ def level_magnitudes(w: qgemm.Tensor) -> np.ndarray:
 
 def level_loss(x: np.ndarray, w: qgemm.Tensor, dtype: str) -> np.ndarray | float:
     """What rounding a codebook's levels to x's type costs a product."""
-    if not w.format.needs_table or dtype == "float32":
-        return 0.0
-    return {"float16": 2.0**-11, "bfloat16": 2.0**-9}[dtype] * (np.abs(x) @ level_magnitudes(w).T)
+    lost = level_loss_of(w.format, dtype)
+    return lost * (np.abs(x) @ level_magnitudes(w).T) if lost else 0.0
+
+
+def level_loss_of(fmt: Format, dtype: str) -> float:
+    """The same of a level, relative to its magnitude."""
+    return {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-9}[dtype] if fmt.needs_table else 0.0
 
 
 def assert_a8(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:

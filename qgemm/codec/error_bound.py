@@ -6,6 +6,7 @@ Accuracy and Stability of Numerical Algorithms, section 3.1). x is [M, K], w [N,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,10 +57,13 @@ def a16_bound(x: Doubles, w: Doubles) -> Doubles:
     return _bound(x.shape[1] + 4, np.abs(x) @ np.abs(w).T)
 
 
-def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
+def a8_exact(
+    x: Blocks, fmt: Format, w: Blocks, place: Callable[[NDArray[Any]], Any] = np.asarray
+) -> tuple[Doubles, Doubles]:
     """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version.
 
-    x: of qgemm/codec/activations.py, or of q8_1.
+    x: of qgemm/codec/activations.py, or of q8_1. place: cupy.asarray where a GPU multiplies what NumPy decodes, and has
+    both results.
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
     integer dot product sumi. Per group of 16, which has no sum sa of its own, dw * da * sumi + mw * da * sum(q) with
@@ -69,13 +73,13 @@ def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
     width = min(fmt.group, x.dtype["qs"].itemsize)
     levels = fmt.decode_levels(w.reshape(-1))
     assert levels.scale is not None, "a8 needs a scale a block"
-    codes = levels.codes.reshape(n, -1, width).transpose(1, 2, 0).astype(np.float64)  # [groups, width, N]
-    q = x["qs"].reshape(m, -1, width).transpose(1, 0, 2).astype(np.float64)  # [groups, M, width]
-    da, sa = (part.T[:, :, None] for part in scale_and_sum(x))  # [K / 32, M, 1]
+    codes = place(levels.codes.reshape(n, -1, width).transpose(1, 2, 0)).astype(np.float64)  # [groups, width, N]
+    q = place(x["qs"].reshape(m, -1, width).transpose(1, 0, 2)).astype(np.float64)  # [groups, M, width]
+    da, sa = (place(part.T[:, :, None]) for part in scale_and_sum(x))  # [K / 32, M, 1]
     da = da.repeat(len(q) // max(1, sums), axis=0)
     shared = fmt.group // width  # blocks of x within a group
-    dw = _by_group(levels.scale, n, shared)
-    zero = _by_group(np.broadcast_to(levels.zero, levels.scale.shape), n, shared)
+    dw = place(_by_group(levels.scale, n, shared))
+    zero = place(_by_group(np.broadcast_to(levels.zero, levels.scale.shape), n, shared))
     if len(q) != sums:
         codes, zero = codes - zero, np.zeros_like(zero)
         with np.errstate(invalid="ignore"):
@@ -86,7 +90,7 @@ def a8_exact(x: Blocks, fmt: Format, w: Blocks) -> tuple[Doubles, Doubles]:
         y = dw * (scaled - correction)
         size = np.abs(dw) * (np.abs(scaled) + np.abs(correction))
         if levels.minimum is not None:
-            shift = _by_group(levels.minimum, n, shared) * sa
+            shift = place(_by_group(levels.minimum, n, shared)) * sa
             y, size = y + shift, size + np.abs(shift)
         return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0), UNIT)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from functools import cached_property
 
 import numpy as np
 import pytest
 from helpers import cupy, exact, level_loss, poisoned, random_tensor
 from hypothesis import given
 from hypothesis import strategies as st
+from references import EVERY_ROW, Reference
 from strategies import INTEGER, TILED, each, gpu_settings, problems
 
 import qgemm
 from qgemm.codec.activations import scale_and_sum
-from qgemm.codec.error_bound import a8_exact, a16_bound
+from qgemm.codec.error_bound import a16_bound
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.kernels import decode, decode_config, routes
 
@@ -59,30 +61,37 @@ def raw_magnitudes(w: qgemm.Tensor) -> np.ndarray:
     return sizes.reshape(w.shape)
 
 
-def assert_decoded(x: np.ndarray, w: qgemm.Tensor, on_device, rows=slice(None)) -> None:
+class Decoded(Reference):
+    """With what the decode kernel sums for each weight."""
+
+    @cached_property
+    def raw_magnitudes(self):
+        return cupy().asarray(raw_magnitudes(self.w))
+
+
+def assert_decoded(x: np.ndarray, w: Decoded) -> None:
     """Products by the decode kernels: of exact weights and x, and by the formula of the codes if they are integers.
 
-    rows: those of W whose products are computed in float64 as well; of the others y is written and finite.
+    Those of w.rows against float64; of the others y is written and finite.
     """
+    x = cupy().asarray(x)
 
-    def product(activation: str) -> np.ndarray:
-        y = poisoned((len(x), w.shape[0]), np.float32)
-        qgemm.matmul(cupy().asarray(x), on_device, activation, out=y)
-        got = y.get()
-        assert isinstance(rows, slice) or np.isfinite(got).all()
-        return got[:, rows]
+    def product(activation: str):
+        y = poisoned((len(x), len(w.whole)), np.float32)
+        qgemm.matmul(x, w.on_device, activation, out=y)
+        assert isinstance(w.rows, slice) or cupy().isfinite(y).all()
+        return y if isinstance(w.rows, slice) else y[:, cupy().asarray(w.rows)]
 
-    wide, some = x.astype(np.float64), w[rows]
-    bound = 2 * a16_bound(wide, raw_magnitudes(some)) + level_loss(wide, some, x.dtype.name)
-    assert (np.abs(product("a16") - exact(wide, some)) <= bound).all()
-    if w.format.integer:
-        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, some.blocks)
-        assert (np.abs(product("a8") - want) <= 2 * bound).all()
+    bound = 2 * a16_bound(x.astype(np.float64), w.raw_magnitudes) + w.level_loss(x, x.dtype.name)
+    assert (abs(product("a16") - w.exact(x)) <= bound).all()
+    if w.w.format.integer:
+        want, bound = w.a8_exact(x)
+        assert (abs(product("a8") - want) <= 2 * bound).all()
 
 
 def a_row_of_each_m16_tile(n: int, rng: np.random.Generator):
-    """Of large W a random row in each 16 of a fragment: float64 would take most of the time of the tests."""
-    return slice(None) if n < 4096 else np.minimum(np.arange(0, n, 16) + rng.integers(0, 16, -(-n // 16)), n - 1)
+    """Of large W a random row in each 16 of a fragment: to decode all would take most of the time of the tests."""
+    return EVERY_ROW if n < 4096 else np.minimum(np.arange(0, n, 16) + rng.integers(0, 16, -(-n // 16)), n - 1)
 
 
 @pytest.mark.usefixtures("without_prefill")
@@ -109,12 +118,11 @@ def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
     monkeypatch.setattr(decode, "BULK_COPIES", 1000)
     rng = np.random.default_rng(23)
     n, k = 200, 5 * max(64, fmt.weights) + (32 if fmt.weights == 32 else 0)
-    w = random_tensor(fmt, n, k, rng)
+    w = Decoded(random_tensor(fmt, n, k, rng))
     routes.launch.cache_clear()
     try:
-        on_device = w.to_device()
         for m, dtype in itertools.product((1, 8, 9, 16), ("float16", "float32")):
-            assert_decoded(rng.standard_normal((m, k)).astype(dtype), w, on_device)
+            assert_decoded(rng.standard_normal((m, w.w.shape[1])).astype(dtype), w)
     finally:
         routes.launch.cache_clear()
 
@@ -146,10 +154,9 @@ def test_long_rows(fmt):
     """K = 8192: many rounds of every pipeline."""
     rng = np.random.default_rng(24)
     n, k = 72, 8192
-    w = random_tensor(fmt, n, k, rng)
-    on_device = w.to_device()
+    w = Decoded(random_tensor(fmt, n, k, rng))
     for m in (1, 2, 3, 16):
-        assert_decoded(rng.standard_normal((m, k)).astype(np.float16), w, on_device)
+        assert_decoded(rng.standard_normal((m, w.w.shape[1])).astype(np.float16), w)
 
 
 @pytest.mark.usefixtures("without_prefill")
@@ -170,11 +177,9 @@ def test_decode_kernel_in_every_config(fmt, n, long):
     rng = np.random.default_rng(n)
     k = 64 * 9 + 32 if fmt.weights == 32 else 256 * (19 if n < 67 * 64 else 11)  # more than a tile of 256 a warp
     k += 8192 if long else 0
-    w = random_tensor(fmt, n, k, rng)
-    on_device = w.to_device()
+    w = Decoded(random_tensor(fmt, n, k, rng), a_row_of_each_m16_tile(n, rng))
     for m in (1, 7, 8, 9, 16):
-        x, rows = rng.standard_normal((m, k)).astype(np.float16), a_row_of_each_m16_tile(n, rng)
-        assert_decoded(x, w, on_device, rows)
+        assert_decoded(rng.standard_normal((m, w.w.shape[1])).astype(np.float16), w)
 
 
 @pytest.mark.usefixtures("without_prefill")

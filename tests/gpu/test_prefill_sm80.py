@@ -7,12 +7,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from helpers import cupy, exact, poisoned, random_tensor
+from helpers import assert_same_bits, cupy, poisoned, random_tensor
+from references import reference
 from strategies import INTEGER, TILED, each
 
 import qgemm
 from qgemm.arguments import NO_EPILOGUE
-from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
+from qgemm.codec.error_bound import a8_exact, a16_bound, excess
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.kernels import prefill_sm80, routes
@@ -37,16 +38,17 @@ def drawn(fmt, n, blocks, seed):
     return random_tensor(fmt, n, blocks * fmt.weights, np.random.default_rng(seed))
 
 
-def bound(x, w, dtype, exponent):
+def bound(x, w, dtype):
     """Sums in float32, weights off by LOSS, or by what half loses where it is subnormal: its least number is 2^-24.
 
-    Levels of a codebook are rounded to half as well.
+    x of the GPU, w a Reference. Levels of a codebook are rounded to half as well.
     """
-    sizes = magnitudes(w.format, w.blocks)
-    lost = (LOSS[dtype] + w.format.needs_table * 2.0**-11) * (np.abs(x) @ sizes.T)
+    fmt, x = w.w.format, abs(x.astype(np.float64))
+    lost = (LOSS[dtype] + fmt.needs_table * 2.0**-11) * (x @ w.magnitudes.T)
     if dtype == "float16":  # half of the least number: of the scale, times a level, of the minimum, and of the weight
-        lost += 2.0 ** (exponent - 25) * (tiles.largest_code(w.format) + 2) * np.abs(x).sum(axis=1, keepdims=True)
-    return 2 * a16_bound(x, sizes) + lost
+        least = 2.0 ** (w.on_device.exponent - 25) * (float(tiles.largest_code(fmt)) + 2)
+        lost += least * x.sum(axis=1)[:, None]
+    return 2 * a16_bound(x, w.magnitudes) + lost
 
 
 def multiply(x, w, dtype="float32", plan=None):
@@ -74,37 +76,35 @@ def on_gpu(x, dtype):
 
 
 def products(fmt, config):
-    """Weights here and on the GPU, float64 x and a plan: rows of x and W on both sides of a tile's edges, K of fewer
+    """Weights with their reference, float64 x and a plan: rows of x and W on both sides of a tile's edges, K of fewer
     k_blocks than stages, of more, and ragged, whole and in split_k."""
     rows, columns = config.row_blocks * 64, tiles.columns(fmt) // fmt.weights
     shapes = (rows + 24, 1), (rows - 8, 11 * columns - columns // 2)
-    for seed, (n, blocks) in enumerate(shapes):
-        w = drawn(fmt, n, blocks, seed)
-        on_device = w.to_device()
+    for n, blocks in shapes:
+        w = reference(fmt, n, blocks * fmt.weights)
         for m, split_k in itertools.product((1, config.tokens, config.tokens + 1), (1, 3)):
-            x = np.random.default_rng(m).standard_normal((m, w.shape[1]))
-            yield w, on_device, x, prefill_sm80.Plan(config, split_k)
+            x = np.random.default_rng(m).standard_normal((m, w.w.shape[1]))
+            yield w, x, prefill_sm80.Plan(config, split_k)
 
 
 @each(TILED)
 @each_config(A16)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_within_bound(fmt, config, dtype):
-    for w, on_device, x, plan in products(fmt, config):
+    for w, x, plan in products(fmt, config):
         x = on_gpu(x, dtype)
-        wide = x.astype(np.float64).get()
-        y = multiply(x, on_device, plan=plan).get()
-        assert (np.abs(y - exact(wide, w)) <= bound(wide, w, dtype, on_device.exponent)).all()
+        y = multiply(x, w.on_device, plan=plan)
+        assert (abs(y - w.exact(x)) <= bound(x, w, dtype)).all()
 
 
 @each(INTEGER)
 @each_config(A8)
 def test_a8_is_its_formula(fmt, config):
     """The error is no more than that of float32 sums of the formula's terms."""
-    for w, on_device, x, plan in products(fmt, config):
-        x = x.astype(np.float16)
-        y = multiply(on_gpu(x, "a8"), on_device, plan=plan).get()
-        assert excess(y, *a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)) <= 1
+    for w, x, plan in products(fmt, config):
+        x = on_gpu(x, "float16")
+        want, near = w.a8_exact(x)
+        assert (abs(multiply(qgemm.quantize_activations(x), w.on_device, plan=plan) - want) <= near).all()
 
 
 @pytest.fixture
@@ -140,15 +140,14 @@ def test_a8_by_matmul(fmt, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_identity_gives_the_weights(fmt, dtype):
     """Each weight alone: rounded to half or bf16 (twice, with its scale), then to y's type, which may be subnormal."""
-    w = drawn(fmt, 200, 3, 7)
-    on_device = w.to_device()
-    want = w.dequantize(np.float64).T
+    w = reference(fmt, 200, 3 * fmt.weights)
+    want = w.dense.T
     for source in ("float16", "bfloat16"):
-        x = on_gpu(np.eye(w.shape[1]), source)
-        y = multiply(x, on_device, dtype).get().astype(np.float64)
+        x = on_gpu(np.eye(w.w.shape[1]), source)
+        y = multiply(x, w.on_device, dtype).astype(np.float64)
         relative, least = {"float32": (0, 0), "float16": (2**-11, 2**-25), "bfloat16": (2**-8, 0)}[dtype]
-        rounding = np.maximum(relative * np.abs(want), least)
-        assert (np.abs(y - want) <= bound(np.eye(w.shape[1]), w, source, on_device.exponent) * 1.01 + rounding).all()
+        rounding = cupy().maximum(relative * abs(want), least)
+        assert (abs(y - want) <= bound(x, w, source) * 1.01 + rounding).all()
 
 
 @each_config(A16, A8)
@@ -159,8 +158,7 @@ def test_same_bits_again_and_in_a_graph(config, split_k):
     w = drawn(qgemm.FORMATS["q5_1"], 320, 20, 3).to_device()
     x = on_gpu(np.random.default_rng(3).standard_normal((77, 640)), "a8" if config.kernel == A8 else "float16")
     first = multiply(x, w, "float16", plan)
-    for _ in range(200):
-        assert (multiply(x, w, "float16", plan) == first).all()
+    assert_same_bits(first, lambda: multiply(x, w, "float16", plan))
     y = cp.empty_like(first)
     with cp.cuda.Stream(non_blocking=True) as stream:
         run = partial(launch, x, w, y, stream.ptr, plan)
