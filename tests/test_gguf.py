@@ -248,6 +248,30 @@ def test_every_type_opens_and_lists(kind, tmp_path):
                 w.dequantize()
 
 
+@pytest.mark.parametrize("kind", [kind for kind, fmt in sorted(GGML_TYPES.items()) if fmt.weights > 1])
+def test_every_type_refuses_what_its_blocks_do_not_fit(kind, tmp_path):
+    """Rows of a part of a block, a last block cut short, and the sizes of a fork to which the number is another type:
+    what follows lies inside the tensor, or further behind it than an alignment explains.
+    """
+    fmt, blocks = GGML_TYPES[kind], 1024
+
+    def verdict(k: int, start: int, size: int) -> str:
+        """Of w [512, k], and of v at `start` in `size` bytes of data."""
+        tensors = tensor(b"w", (k, blocks // 2), kind), tensor(b"v", (8,), 0, start)
+        return refused(saved(tmp_path / "x.gguf", file_of((), tensors, bytes(size))))
+
+    k, size = 2 * fmt.weights, blocks * fmt.block_bytes
+    assert str(fmt.weights) in verdict(k - fmt.weights // 2, size, size + 32)
+    assert "tensor 'v': the file ends within its data" in verdict(k, size, size + 16)
+    assert f"offset {size - 8 * blocks} lies inside tensor 'w'" in verdict(k, size - 8 * blocks, size + 32)
+    more = size + 4 * blocks
+    assert f"blocks are of another size: {fmt} of another program" in verdict(k, more, more + 32)
+    with open_gguf(saved(tmp_path / "y.gguf", file_of((), [
+        tensor(b"w", (k, blocks // 2), kind), tensor(b"v", (8,), 0, more - 32)
+    ], bytes(more)))) as file:  # fmt: skip
+        assert file["w"].nbytes == size  # padded to a page
+
+
 def test_odd_but_well_formed(tmp_path):
     """Empty values at the very end, odd names, one-byte alignment, merged split, trailing bytes."""
     keys = [

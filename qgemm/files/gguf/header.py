@@ -6,7 +6,7 @@ that a tensor lies inside the file also rules out every size that would wrap in 
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from mmap import mmap
 from typing import NamedTuple
 
@@ -52,6 +52,9 @@ class Place(NamedTuple):
 
     kind: int
     at: int
+
+
+PAGE = 4096  # bytes, to which some programs pad tensors
 
 
 class Entry(NamedTuple):
@@ -245,17 +248,23 @@ class _Walk:
     def placed(self, tensors: dict[str, Entry], alignment: int) -> dict[str, Entry]:
         """The tensors with offsets from the start of the file: aligned, inside it, apart from each other.
 
-        Any order, gaps between tensors, bytes behind the last one or its padding missing do no harm.
+        Any order, gaps between tensors, bytes behind the last one or its padding missing do no harm. A gap of a byte
+        and more for each block before it, beyond what padding to a page explains, is none: the blocks have another
+        size, in a file of a fork of llama.cpp to which the type's number is another type.
         """
         data = -(-self.at // alignment) * alignment
-        before, end = "", 0
+        before, end, another = "", 0, inf  # another: the gap from which on the blocks before are others
         for name, entry in sorted(tensors.items(), key=lambda item: item[1].offset):
             self.place = "tensor", name
             if entry.offset % alignment:
                 raise self.refusal(f"offset {entry.offset} is not a multiple of the alignment {alignment}")
             if entry.offset < end:
                 raise self.refusal(f"offset {entry.offset} lies inside tensor {shown(before)}")
+            if entry.offset - end >= another:
+                why = f"lies {entry.offset - end} bytes behind tensor {shown(before)}, whose blocks are of another size"
+                raise self.refusal(f"offset {entry.offset} {why}: {tensors[before].format} of another program")
             before, end = name, entry.offset + entry.nbytes
+            another = max(PAGE, entry.nbytes // entry.format.block_bytes) if entry.format.weights > 1 else inf
             if data + end > self.size:
                 raise self.refusal(f"the file ends within its data: it has {self.size} of {data + end} bytes")
         return {name: entry._replace(offset=data + entry.offset) for name, entry in tensors.items()}
