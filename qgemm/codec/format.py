@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from qgemm.errors import QuantizeError, UnsupportedError
 from qgemm.parallel import for_slices
 
+from .compiled import compilable
 from .float_types import FLOATS as FLOATS
 from .float_types import float_dtype as float_dtype
 from .float_types import float_name as float_name
@@ -269,8 +270,7 @@ class Format:
         Raises QuantizeError for NaN, infinity, or a scale beyond float16 (E4M4), naming the first such block, and
         UnsupportedError if the format has no encoder or K is not a multiple of the block.
         """
-        encode = self.encode
-        if encode is None:
+        if self.encode is None:
             raise UnsupportedError(f"{self} has no encoder")
         if self.needs_importance:
             raise UnsupportedError(f"{self} is encoded with an importance matrix alone; give imatrix")
@@ -284,13 +284,19 @@ class Format:
 
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
-                made = encode(values[part].astype(np.float32, copy=False))
+                made = self.encoded(values[part].astype(np.float32, copy=False))
                 first = part.start * blocks.shape[1]
                 self.check(values[part].reshape(-1, self.weights), made, first, count)
                 blocks[part] = made.reshape(-1, blocks.shape[1])
 
         for_slices(len(values), max(1, (CHUNK if self.weighted is None else FITTED) // max(1, width)), work)
         return blocks.reshape(*x.shape[:-1], count)
+
+    @compilable
+    def encoded(self, x: Floats) -> Blocks:
+        """Values [n, weights] float32 -> blocks [n], unchecked, on the calling thread; of a format with an encoder."""
+        assert self.encode is not None, f"{self} has no encoder"
+        return self.encode(x)
 
     def dequantize(self, blocks: Blocks, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Blocks [..., b] -> values [..., b * weights]; exact float32, then rounded to `dtype`; all cores."""

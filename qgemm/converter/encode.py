@@ -102,9 +102,7 @@ def encoder(step: Step, options: Options) -> Encoder:
     weight, fmt = step.weight, step.format
     importance = importance_of(weight.name, options)
     if not searched(fmt) or step.copied or step.by_codes or not (options.search or importance is not None):
-        encode = fmt.encode
-        assert encode is not None or step.copied, "the plan refuses formats without an encoder"
-        return Encoder(lambda x, start: encode(x))  # type: ignore[misc]
+        return Encoder(lambda x, start: fmt.encoded(x))
     return Encoder(searcher(weight, fmt, importance), search=True)
 
 
