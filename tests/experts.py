@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from gates import function, gated_bound, gated_up
 from helpers import ROUNDING, exact, level_loss, product_bound, random_tensor
 
@@ -79,3 +80,34 @@ def routed(rng, t, top_k, e, skewed=False):
         ids[:, 0] = 0
     weights = rng.random((t, top_k)).astype(np.float32) + np.float32(0.05)
     return ids.astype(np.int32), weights / weights.sum(1, keepdims=True)
+
+
+def assert_a_graph_follows_ids(t, more=0.0, **of_layer):
+    """A graph of torch with a layer of t tokens multiplies by the experts that ids name when it is replayed.
+
+    more: the error of a gate's exponential, relative to y. of_layer: arguments of known_layer.
+    """
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rng, fmt = np.random.default_rng(2), qgemm.FORMATS["q4_0"]
+    weights = [random_experts(fmt, 8, *shape, rng) for shape in ((256, 128), (256, 128), (128, 256))]
+    gate, up, down = (w.to_device() for w in weights)
+    x = torch.from_numpy((rng.standard_normal((t, 128)) / 64).astype(np.float16)).cuda()
+    ids = torch.zeros((t, 2), dtype=torch.int64, device="cuda")
+    factors = torch.full((t, 2), 0.5, device="cuda")
+    y = torch.empty((t, 128), device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        qgemm.moe(x, (gate, up), down, ids, factors, out=y)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            qgemm.moe(x, (gate, up), down, ids, factors, out=y)
+    for seed in range(4):
+        chosen, new = routed(np.random.default_rng(seed), t, 2, 8, skewed=seed == 3)
+        ids.copy_(torch.from_numpy(chosen))
+        factors.copy_(torch.from_numpy(new))
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        wide = x.cpu().numpy().astype(np.float32)
+        known = known_layer(wide, *weights, chosen, new, "silu", between="float16", **of_layer)
+        assert (np.abs(y.cpu().numpy() - known.y) <= known.bound + more * np.abs(known.y) + 2.0**-24).all()

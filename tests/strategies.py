@@ -16,13 +16,10 @@ from hypothesis import strategies as st
 import qgemm
 from qgemm.codec.format import Format
 from qgemm.cuda.kernels import sm90_cost
-from qgemm.formats import format_of, through_gguf
+from qgemm.formats import format_of
 from qgemm.formats.groups import REPRESENTATIVES
 
-FORMATS = [fmt for fmt in qgemm.FORMATS.values() if not fmt.decoded_by]
-DECODED_BY_GGUF = [
-    through_gguf.formats()[name] for name in ("iq1_s", "iq2_xxs", "iq3_s", "tq1_0")
-]  # as the package has them
+FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
 GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
 CODES = [fmt for fmt in FORMATS if fmt.integer]

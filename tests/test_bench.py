@@ -17,7 +17,6 @@ import qgemm
 from qgemm.bench import cpu, encode, gpu, host, results, sweep, timing
 from qgemm.cli import bench
 from qgemm.cli import main as cli
-from qgemm.formats import through_gguf
 
 # ---------------------------------------------------------------- rows and their file
 
@@ -313,11 +312,6 @@ def test_goals_of_the_cpu(monkeypatch, run):
 )
 def test_options_that_would_be_ignored_are_refused(words, refused):
     assert "says nothing to a benchmark of" in refused("bench", *words.split(), status=2)
-
-
-def test_what_has_no_codec_of_its_own_is_not_compared():
-    with pytest.raises(qgemm.UnsupportedError, match="IQ1_S is decoded by gguf"):
-        next(cpu.jobs(through_gguf.formats()["iq1_s"], (64, 256), cpu.Options()))
 
 
 def test_what_needs_an_importance_is_decoded_and_multiplied():

@@ -31,11 +31,8 @@ def compiled_code(monkeypatch):
 
 
 def test_every_format():
-    """Those that the gguf package decodes have no header: their rows are multiplied as f32."""
     assert all(native.serves(fmt) for fmt in qgemm.FORMATS.values())
-    assert {fmt.name for fmt in SERVED} - {fmt.name for fmt in WITH_HEADER} == {
-        fmt.name for fmt in SERVED if fmt.decoded_by
-    }
+    assert {fmt.name for fmt in SERVED} == {fmt.name for fmt in WITH_HEADER}
 
 
 def columns(fmt: Format, blocks: int) -> int:

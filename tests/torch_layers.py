@@ -44,12 +44,7 @@ def assert_same(got: Any, want: Any) -> None:
 def weights(name: str = "q4_0", n: int = 40, blocks: int = 2, seed: int = 0) -> qgemm.Tensor:
     """A random Tensor [n, blocks of weights, at least 64]."""
     fmt = qgemm.FORMATS[name]
-    w = random_tensor(fmt, n, blocks * max(64, fmt.weights), np.random.default_rng(seed))
-    if fmt.decoded_by:  # such blocks have no fields; those of iq4_xs begin with their scale
-        raw = w.blocks.copy()
-        raw.view(np.uint8).reshape(n, -1, fmt.block_bytes)[..., :2] = np.array([0.03], np.float16).view(np.uint8)
-        w = qgemm.Tensor(fmt, w.shape, raw)
-    return w
+    return random_tensor(fmt, n, blocks * max(64, fmt.weights), np.random.default_rng(seed))
 
 
 def laid_out(x: Any, layout: str) -> Any:

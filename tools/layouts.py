@@ -29,7 +29,7 @@ def table() -> str:
     ]
     for fmt in sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw)):
         formula = fmt.formula or "the number itself"
-        group = "" if fmt.decoded_by or fmt.plain else str(fmt.group)
+        group = "" if fmt.plain else str(fmt.group)
         number = "" if fmt.ggml_type is None else str(fmt.ggml_type)
         rows.append(
             f"| {fmt} | {number} | {fmt.weights} | {group} | {fmt.block_bytes} | {fmt.bpw:g} | {formula} "

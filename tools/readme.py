@@ -35,15 +35,14 @@ ENCODE = tables.RESULTS.with_name("encode.json")
 
 
 def formats_table() -> str:
-    """One row a format of a module here, with its variant of wider scales, and a sentence with those that the gguf
-    package decodes."""
+    """One row a format of a module here, with its variant of wider scales."""
     rows = [
         "| format | weights / block | bytes / block | bits / weight | w = | quantize | A8 | GPU tiles |",
         "|---|--:|--:|--:|---|---|---|---|",
     ]
     by_size = sorted(FORMATS.values(), key=lambda fmt: (fmt.plain, fmt.bpw))
     for fmt in by_size:
-        if fmt.decoded_by or fmt.name.endswith(WIDER):
+        if fmt.name.endswith(WIDER):
             continue
         alike = [fmt, *(other for other in by_size if other.name == fmt.name + WIDER)]
         names, sizes, bits = (", ".join(map(text, alike)) for text in (str, _block_bytes, _bits_per_weight))
@@ -51,14 +50,7 @@ def formats_table() -> str:
             f"| {names} | {fmt.weights} | {sizes} | {bits} | {fmt.formula or 'the number itself'} | "
             f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(fmt.tiled)} |"
         )
-    borrowed = [fmt for fmt in by_size if fmt.decoded_by]
-    if not borrowed:
-        return "\n".join(rows)
-    names = ", ".join(f"{fmt} ({fmt.bpw:g})" for fmt in borrowed)
-    both = ", ".join(str(fmt) for fmt in borrowed if fmt.encode is not None)
-    by = "Decoded by the gguf package, on the CPU alone"
-    does = f"{by}: products with `a16`, `dequantize`, `convert` to other types"
-    return "\n".join([*rows, "", f"{does} (bits / weight): {names}." + f" Of these, written: {both}." * bool(both)])
+    return "\n".join(rows)
 
 
 def _block_bytes(fmt: Format) -> str:

@@ -21,7 +21,6 @@ from tqdm import tqdm
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backend
 from qgemm.codec.format import Format
-from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS
 from qgemm.ops import matmul, quantize
 from qgemm.tensor import Tensor
@@ -107,9 +106,7 @@ def rows(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Row]
 
 
 def jobs(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Job]:
-    """What is compared of one format; UnsupportedError if K does not fit it, or it has no codec of its own."""
-    if fmt.decoded_by:
-        raise UnsupportedError(f"{fmt} is decoded by {fmt.decoded_by}: there is nothing to compare it with")
+    """What is compared of one format; UnsupportedError if K does not fit it."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(shape, dtype=np.float32)
     encodes = fmt.encode is not None and not fmt.needs_importance

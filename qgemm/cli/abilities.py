@@ -53,8 +53,7 @@ def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
         except UnsupportedError:
             continue
         products[activation] = [NUMPY]
-    notes = [f"decoded by {fmt.decoded_by}"] * bool(fmt.decoded_by) + ["of each [i]"] * (ndim > 2)
-    return Ability(True, products, ", ".join(notes))
+    return Ability(True, products, "of each [i]" if ndim > 2 else "")
 
 
 @cache

@@ -188,7 +188,7 @@ def checks_of(tensor: Tensor) -> list[Check | Cell]:
     checks: list[Check | Cell] = [Finite(fmt, shape) if has_numbers(fmt) else Cell(NO_CODEC)]
     if fmt.levels is None:
         return [*checks, *[Cell(NO_CODEC)] * 3]
-    checks.append(Decode(fmt, shape) if has_oracle(fmt) and not fmt.decoded_by else Cell("no oracle"))
+    checks.append(Decode(fmt, shape) if has_oracle(fmt) else Cell("no oracle"))
     if tensor.ndim == 1:
         return [*checks, *[Cell("no matrix")] * 2]
     return [*checks, ProductA16(fmt, k), ProductA8(fmt, k) if fmt.integer else Cell("no codes")]

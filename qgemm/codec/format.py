@@ -110,8 +110,6 @@ class Format:
     family: the header of kernels/codes/ that formats made by one function share; "" for a format with its own.
     zero_field: the field that holds a zero of each group, an integer or a float16; "" where there is none.
     whole_rows: all blocks of a row have the same scale and zero: encode takes whole rows.
-    decoded_by: the package that decodes the blocks, where this library has no kernels: such a format has values, but no
-    codes or device tile. "" for formats that have.
     """
 
     name: str
@@ -142,7 +140,6 @@ class Format:
     family: str = ""
     zero_field: str = ""
     whole_rows: bool = False
-    decoded_by: str = ""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and self._key == other._key

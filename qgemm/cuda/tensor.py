@@ -103,9 +103,6 @@ class DeviceTensor(Packed):
 def check_tiled(tensor: Tensor) -> None:
     """UnsupportedError for a format that no kernel reads."""
     fmt = tensor.format
-    if fmt.decoded_by:
-        why = f"the {fmt.decoded_by} package decodes {fmt}, on the host alone"
-        raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
     if fmt.levels is None and not fmt.plain:
         raise UnsupportedError(f"{tensor!r}: {fmt} has no decoder, so it cannot be multiplied")
     if not fmt.tiled and not fmt.plain:

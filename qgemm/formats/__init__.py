@@ -1,8 +1,8 @@
 """The folder is the registry: every Format that a module here defines is in FORMATS.
 
-FORMATS finds those of the family of group formats (groups.py) by their names as well, but lists none of them. What no
-module defines and the gguf package decodes is in FORMATS as well (through_gguf.py). GGML_TYPES adds, by name and size
-only, the ggml types that neither decodes, so that their tensors can be listed and copied.
+FORMATS finds those of the family of group formats (groups.py) by their names as well, but lists none of them.
+GGML_TYPES adds, by name and size only, the ggml types that no module defines, so that their tensors can be listed and
+copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from qgemm.codec.format import Format
 from qgemm.errors import NameNotFoundError, UnsupportedError
 
-from . import f8, groups, kbit, s7_1of2, through_gguf
+from . import f8, groups, kbit, s7_1of2
 
 FAMILIES: tuple[Callable[[str], Format | None], ...] = (groups.named, f8.named, s7_1of2.named, kbit.named)
 NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  # plain types without a codec
@@ -64,7 +64,7 @@ class Formats(Mapping[str, Format]):
 
 
 def _defined() -> dict[str, Format]:
-    found = through_gguf.formats()
+    found: dict[str, Format] = {}
     for module in iter_modules(__path__):
         values = vars(import_module(f"{__name__}.{module.name}")).values()
         found.update((value.name, value) for value in values if isinstance(value, Format))

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from experts import known_layer, known_matmul, random_experts, routed
+from experts import assert_a_graph_follows_ids, known_layer, known_matmul, random_experts, routed
 from helpers import assert_same_bits, cupy
 from strategies import TILED, each
 
@@ -73,30 +73,7 @@ def test_a_layer(fmt, name, dtype):
 
 
 def test_torch_graphs_and_ids_that_change():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    rng = np.random.default_rng(2)
-    fmt = qgemm.FORMATS["q4_0"]
-    weights = [random_experts(fmt, 8, *shape, rng) for shape in ((256, 128), (256, 128), (128, 256))]
-    gate, up, down = (w.to_device() for w in weights)
-    x = torch.from_numpy((rng.standard_normal((3, 128)) / 64).astype(np.float16)).cuda()
-    ids = torch.zeros((3, 2), dtype=torch.int64, device="cuda")
-    factors = torch.full((3, 2), 0.5, device="cuda")
-    y = torch.empty((3, 128), device="cuda")
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        qgemm.moe(x, (gate, up), down, ids, factors, out=y)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            qgemm.moe(x, (gate, up), down, ids, factors, out=y)
-    for seed in range(3):
-        chosen, new = routed(np.random.default_rng(seed), 3, 2, 8)
-        ids.copy_(torch.from_numpy(chosen))
-        factors.copy_(torch.from_numpy(new))
-        torch.cuda.synchronize()
-        graph.replay()
-        torch.cuda.synchronize()
-        known = known_layer(x.cpu().numpy().astype(np.float32), *weights, chosen, new, "silu", between="float16")
-        assert (np.abs(y.cpu().numpy() - known.y) <= known.bound + 2.0**-24).all()
+    assert_a_graph_follows_ids(3)
 
 
 def test_ids_that_are_no_expert_and_nan_of_others():

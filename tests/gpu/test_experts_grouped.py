@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from experts import known_layer, known_matmul, random_experts, routed
+from experts import assert_a_graph_follows_ids, known_layer, known_matmul, random_experts, routed
 from helpers import assert_same_bits, cupy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,31 +138,5 @@ def test_nan_of_an_expert_reaches_its_tokens_alone(monkeypatch):
 
 
 def test_torch_graphs_and_ids_that_change(monkeypatch):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
     tiled_by(monkeypatch, 16)
-    rng = np.random.default_rng(2)
-    fmt = qgemm.FORMATS["q4_0"]
-    weights = [random_experts(fmt, 8, *shape, rng) for shape in ((256, 128), (256, 128), (128, 256))]
-    gate, up, down = (w.to_device() for w in weights)
-    x = torch.from_numpy((rng.standard_normal((90, 128)) / 64).astype(np.float16)).cuda()
-    ids = torch.zeros((90, 2), dtype=torch.int64, device="cuda")
-    factors = torch.full((90, 2), 0.5, device="cuda")
-    y = torch.empty((90, 128), device="cuda")
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        qgemm.moe(x, (gate, up), down, ids, factors, out=y)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            qgemm.moe(x, (gate, up), down, ids, factors, out=y)
-    for seed in range(4):
-        chosen, new = routed(np.random.default_rng(seed), 90, 2, 8, skewed=seed == 3)
-        ids.copy_(torch.from_numpy(chosen))
-        factors.copy_(torch.from_numpy(new))
-        torch.cuda.synchronize()
-        graph.replay()
-        torch.cuda.synchronize()
-        known = known_layer(
-            x.cpu().numpy().astype(np.float32), *weights, chosen, new, "silu", between="float16", in_float=True,
-            rounded="float16",
-        )  # fmt: skip
-        assert (np.abs(y.cpu().numpy() - known.y) <= known.bound + 2.0**-16 * np.abs(known.y) + 2.0**-24).all()
+    assert_a_graph_follows_ids(90, more=2.0**-16, in_float=True, rounded="float16")
