@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from numpy.typing import DTypeLike
 
 if TYPE_CHECKING:
-    from .arguments import Epilogue, Gated
+    from .arguments import Activation, Epilogue, Gated
     from .codec.format import Format
     from .tensor import Tensor
 
@@ -58,7 +58,7 @@ class Backend(Protocol):
     ) -> Any:  # fmt: skip
         """y [T, K]: what the experts of each token make of it, by the weights of the router."""
 
-    def quantize_activations(self, x: Any, activation: str) -> Any:
+    def quantize_activations(self, x: Any, activation: Activation) -> Any:
         """x [..., K] as blocks of codes, for several products of "a8" or "a8_g128"."""
 
     def quantize(self, x: Any, fmt: Format, importance: Any = None) -> Any:

@@ -80,8 +80,9 @@ def matmul(
     activation: "a16" multiplies x as it is with the exact weights; "a8" quantizes x to Q8_1 and multiplies integer
     codes block by block. Where ggml's float16 scales and sums would leave their normal range, those of x keep as many
     bits beyond it: finite y comes of any finite x; blocks of x below 3.7e-37 count as zero. On the CPU more than 64
-    rows are decoded again and multiplied as floats, which is faster. The default is "a16", for prepared activations
-    "a8".
+    rows are decoded again and multiplied as floats, which is faster. "a8_g128" rounds both factors to eight bits, x in
+    groups of 128 columns and w in 256 of a row, for the int8 tensor cores of sm_90: about 1% off, and so far no faster
+    than "a16" (docs/kernels/eight_bits.md). The default is "a16", for prepared activations theirs.
     bias [N], residual [..., N] of y's shape: added to y, any float dtype, on x's device. The residual may be `out`.
     out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32; NumPy's, torch's
     or a name). It may overlap x and what is added: they are read as they were.

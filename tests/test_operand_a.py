@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from strategies import EVERY_TILED, each, seeds
 
 from qgemm import FORMATS
+from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
 from qgemm.codec.format import Format
 from qgemm.cuda.jit import codegen
-from qgemm.cuda.layout import row_scale
+from qgemm.cuda.layout import group_activations, row_scale
 from qgemm.cuda.layout import tile as tiles
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
@@ -133,3 +134,39 @@ def test_lanes_share_the_scales_that_each_would_load(fmt, stage, few_tokens, rng
         for source in (0, 1):
             differ = quad_scales(fmt)(harness.argument_of(memory), k_blocks, wg_split_k, stage, source, few_tokens)
             assert differ == 0
+
+
+@cache
+def eight_bit_scales(fmt: Format):
+    least, greatest = level_range(fmt)
+    levels = {"LEAST_LEVEL": int(least), "GREATEST_LEVEL": int(greatest)}
+    unit = f'{codegen.config(fmt, **levels)}#include "{harness.FOLDER / "eight_bit_scales.cpp"}"\n'
+    return harness.library(unit, codegen.headers(fmt)).eight_bit_scales
+
+
+EIGHT = ("q4_0", "q5_1", "q8_0", "q2_0", "q4_k", "q6_k", "mxfp4", "iq2_xs")  # a code, scale and minimum of each kind
+
+
+@each([fmt for fmt in EVERY_TILED if fmt.name in EIGHT])
+@settings(max_examples=3)
+@given(seeds(), st.integers(-24, 10))
+def test_weights_become_eight_bits(fmt, rng, exponent):
+    """Of every lane, with the scale of a row and 256 columns; off by half a unit and what 11 bits lose: of the ratio of
+    scales, times codes below 256, of the offset, below 256 units, and of their sum, below 128.
+    """
+    along = tiles.k_blocks(fmt)
+    count = max(8, along)
+    blocks = [spread(fmt, rng, exponent) for _ in range(count // along)]
+    known = count - 3 // along * along  # the last stage is not full
+    memory = to_device(np.concatenate([tiles.pack(fmt, some) for some in blocks]))
+    codes, units = device_array((64, count * 4, 4, 4), np.int8), device_array((count // 4, 64), np.float32)
+    eight_bit_scales(fmt)(*map(harness.argument_of, (memory,)), count, known, *map(harness.argument_of, (codes, units)))
+    found = np.empty((64, count * 4, 16), np.int8)
+    found[..., group_activations.ORDER] = codes.reshape(found.shape)
+    k = 64 * known
+    of_rows = np.concatenate(blocks, axis=1)[:, : k // fmt.weights]
+    want = eight_bits(fmt, of_rows, k)
+    np.testing.assert_allclose(units.T, want.scale, rtol=2.0**-22)
+    scale = want.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
+    off = np.abs(found.reshape(64, -1)[:, :k] * scale - fmt.dequantize(of_rows, np.float64))
+    assert (off <= (0.5 + (256 + 256 + 128) * 2.0**-11) * scale).all()

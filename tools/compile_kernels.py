@@ -42,6 +42,7 @@ from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
+from qgemm.cuda.kernels.prefill_sm90_a8_g128 import PREFILL_SM90_A8_G128
 from qgemm.cuda.kernels.routes import common_variants, variants
 from qgemm.cuda.problem import TUNED_SMS
 from qgemm.files.compiled import cache_dir
@@ -50,8 +51,9 @@ from qgemm.formats.groups import REPRESENTATIVES
 TUNED = "sm_90a"
 TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
 # Also there, but so many configs a format: kernels whose main loop each format compiles in every config for another
-# kernel, and x of float32, which is converted and then multiplied as x of 16 bits.
-BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, "float")
+# kernel, those whose main loop formats differ in little, and x of float32, which is converted and then multiplied as x
+# of 16 bits.
+BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, PREFILL_SM90_A8_G128.name, "float")
 CONFIGS_BY_TURNS = 2
 FAMILY_ELSEWHERE = 4  # one of so many of REPRESENTATIVES is compiled on an architecture that is not the tuned one
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 4, 8  # one unit of so many: where registers are judged, and elsewhere
@@ -59,7 +61,7 @@ NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture
 SPILLED_BY_GRIDS = 36  # bytes at most, there: points come from global memory, and their addresses take registers
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
-OF_FORMAT = re.compile("STAGES|WARP_SPLIT_K|.*_(STAGES|BYTES)")  # parameters that follow from a format's bytes
+OF_FORMAT = re.compile("STAGES|WARP_SPLIT_K|.*_(STAGES|BYTES|LEVEL)")  # parameters that follow from a format
 OF_FORMAT_OR_TYPE = re.compile(f"{OF_FORMAT.pattern}|In|Out|ROW_SCALE_.*")
 CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in their instructions, not in what is done
 

@@ -8,7 +8,7 @@ namespace qgemm {
 
 // acc += a (64 x 16) @ b (16 x N) for T half or bf16. A lane's acc: rows g (acc[4 i], acc[4 i + 1]) and g + 8, columns
 // 8 i + 2 t and 8 i + 2 t + 1 of its warp's 16 rows. Every N is an instruction of its own, with N / 2 registers for
-// acc: qgemm/cuda/jit/codegen.py generates wgmma_shapes.cuh.
+// acc: qgemm/cuda/jit/wgmma_codegen.py generates wgmma_shapes.cuh.
 template <class T, int N>
 __device__ void wgmma(float (&acc)[N / 2], const u32 (&a)[4], unsigned long long b);
 

@@ -43,6 +43,13 @@ struct Sm90 : TileConfig<Base> {
     // before. A stage filled for a different warpgroup along K each time therefore has an mbarrier for each of them.
     static constexpr int BARRIERS_PER_STAGE = WG_SPLIT_K / greatest_common_divisor(STAGES, WG_SPLIT_K);
 
+    // Columns of a box of x, the 128 bytes of a row that a tensor map swizzles, and the k_blocks in them.
+    static constexpr int X_COLUMNS = 128 / sizeof(typename Base::In), X_K_BLOCKS = X_COLUMNS / K_BLOCK;
+    // Whether both factors are multiplied as eight bits, see eight_bits.cuh: then x has rows for all of the last token
+    // tile, and stages hold its scales.
+    static constexpr bool EIGHT_BITS = false;
+    struct XScales {};
+
     // Whether rows of x are sorted by expert, of which each tile of y has one; see grouped.cuh.
     static constexpr bool GROUPED = false;
 

@@ -12,10 +12,26 @@
 
 namespace qgemm {
 
-// A consumer warpgroup: mainloop, reduction and epilogue of one work tile after the other.
+// Reduction and epilogue of a work tile.
 //
-// Store: store(wg, acc, tile, epi_tiles, row_exponent) stores the finished epilogue tiles of a mask.
-template <class Config, class Store>
+// Store: store(wg, acc, tile, epi_tiles, row_factor) stores the finished epilogue tiles of a mask.
+template <class Config, class Store, class RowFactor>
+__device__ __forceinline__ void finish_tile(const Warpgroup<Config>& wg, const Store& store, typename Config::Acc& acc,
+                                            int tile, const TilePeers<Config::EPI_TILES>& peers,
+                                            Workspace<Config::MAX_PARTIALS>* workspace, const RowFactor& row_factor) {
+    const u32 epi_tiles = peers.epi_tiles_of(blockIdx.x);
+    const ClusterReduction<Config> cluster = {wg, epi_tiles};
+    if (peers.clustered) cluster.open_inbox();
+    SplitKReduction<Config>{wg}.reduce(acc);
+    if (peers.clustered) barrier_cluster_wait();
+    if (!Config::SINGLE_TILE && wg.wg_k != 0) return;
+    if (peers.clustered) cluster.reduce(acc);
+    if (peers.count > peers.step()) StreamKFixUp<Config>{wg, workspace}.reduce(acc, peers, epi_tiles);
+    if (peers.is_finalizer(blockIdx.x)) store(wg, acc, tile, epi_tiles, row_factor);
+}
+
+// A consumer warpgroup: mainloop, reduction and epilogue of one work tile after the other. EIGHT_BITS: eight_bits.cuh.
+template <class Config, class Store, bool EIGHT_BITS = Config::EIGHT_BITS>
 struct Consumer {
     using Acc = typename Config::Acc;
     const Warpgroup<Config>& wg;
@@ -44,33 +60,19 @@ struct Consumer {
             mainloop.run(acc, s, before, levels, ScaleLoader<Config>(row_exponent));
             more = !Config::SINGLE_TILE && scheduler.fetch(next);
             if (more) absmax = absmax_of(row_absmax, next.tile);  // loaded while this tile is stored
-            finish(acc, s.tile, first.template peers<Config::EPI_TILES>(s), workspace, row_exponent);
+            finish_tile(wg, store, acc, s.tile, first.template peers<Config::EPI_TILES>(s), workspace, row_exponent);
             // Lanes diverged in there. Without this ptxas takes nothing of the next work tile for uniform, neither
             // addresses nor conditions, and computes them lane by lane, some of them in every stage.
             __syncwarp();
         }
     }
-
-    // Reduction and epilogue.
-    __device__ __forceinline__ void finish(Acc& acc, int tile, const TilePeers<Config::EPI_TILES>& peers,
-                                           Workspace<Config::MAX_PARTIALS>* workspace,
-                                           const RowExponent<Config>& row_exponent) const {
-        const u32 epi_tiles = peers.epi_tiles_of(blockIdx.x);
-        const ClusterReduction<Config> cluster = {wg, epi_tiles};
-        if (peers.clustered) cluster.open_inbox();
-        SplitKReduction<Config>{wg}.reduce(acc);
-        if (peers.clustered) barrier_cluster_wait();
-        if (!Config::SINGLE_TILE && wg.wg_k != 0) return;
-        if (peers.clustered) cluster.reduce(acc);
-        if (peers.count > peers.step()) StreamKFixUp<Config>{wg, workspace}.reduce(acc, peers, epi_tiles);
-        if (peers.is_finalizer(blockIdx.x)) store(wg, acc, tile, epi_tiles, row_exponent);
-    }
 };
 
 // address: of Smem, in shared memory. Not a reference: its alignment, once known, moves address arithmetic behind the
 // waits for stages. tiles, row_absmax: of the first row of W.
-template <class Config, class Store>
-__device__ __forceinline__ void run_prefill(u32 address, const Problem<Config>& problem, const TensorMap* x,
+// x: its tensor map, or what else a producer loads it by.
+template <class Config, class X, class Store>
+__device__ __forceinline__ void run_prefill(u32 address, const Problem<Config>& problem, const X& x,
                                             const typename Config::Tile* tiles, const float* row_absmax,
                                             Workspace<Config::MAX_PARTIALS>* workspace, const Store& store) {
     Smem<Config>& smem = *static_cast<Smem<Config>*>(__cvta_shared_to_generic(address));
@@ -85,7 +87,7 @@ __device__ __forceinline__ void run_prefill(u32 address, const Problem<Config>& 
         setmaxnreg_dec<Config::PRODUCER_REGISTERS>();
         Producer<Config> producer = {smem, problem, TileScheduler(problem.stream_k, work_units)};
         if (warp == Config::WARP_LOAD_W) producer.load_w(tiles);
-        if (warp == Config::WARP_LOAD_X) producer.load_x(x);
+        if (warp == Config::WARP_LOAD_X) load_x(producer, x);
     } else {
         fill_table<typename Config::TileFormat, half, Config::CONSUMER_THREADS>(Config::TileFormat::CODE_EXPONENT);
         setmaxnreg_inc<Config::CONSUMER_REGISTERS>();

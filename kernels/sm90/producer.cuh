@@ -111,4 +111,9 @@ struct Producer {
     }
 };
 
+template <class Config>
+__device__ __forceinline__ void load_x(Producer<Config>& producer, const TensorMap* x) {
+    producer.load_x(x);
+}
+
 }  // namespace qgemm

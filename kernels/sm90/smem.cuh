@@ -79,7 +79,8 @@ template <class Config>
 using PeerInbox = float4[(Config::EPI_TILES + 1) / 2 * Config::EPI_QUADS][WARPGROUP_THREADS];
 
 template <class Config>
-using XStages = typename Config::In[Config::STAGES][Config::K_BLOCKS_PER_STAGE][Config::TOKENS][K_BLOCK];  // swizzled
+using XStages = typename Config::In[Config::STAGES][Config::K_BLOCKS_PER_STAGE / Config::X_K_BLOCKS][Config::TOKENS]
+                                   [Config::X_COLUMNS];  // swizzled
 
 // x in the pipeline, and reduction and epilogue. Several work tiles per CTA: both lie beside the pipeline, and the
 // first warpgroup along K owns all epilogue tiles, one after the other.
@@ -126,7 +127,7 @@ struct XSmem<Config, true> {
 };
 
 template <class Config>
-struct Smem : XSmem<Config> {
+struct Smem : XSmem<Config>, Config::XScales {
     static constexpr int STAGES = Config::STAGES, ROW_BLOCKS = Config::ROW_BLOCKS;
     WeightPipeline<Config> weights[ROW_BLOCKS];
     unsigned long long full[Config::BARRIERS_PER_STAGE][STAGES], empty[STAGES],

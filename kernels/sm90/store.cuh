@@ -26,12 +26,13 @@ struct EpilogueCoord {
           tokens(min(Config::TOKENS, p.end_token(tile) - first_token)) {}
 };
 
-template <class Config>
+// RowFactor: acc(r), the factors of rows g and g + 8.
+template <class Config, class RowFactor = RowExponent<Config>>
 struct EpilogueStore {
     static constexpr int TOKENS = Config::TOKENS, EPI_TILE = Config::EPI_TILE;
     using Acc = typename Config::Acc;
     const Warpgroup<Config>& wg;
-    const RowExponent<Config>& row_exponent;
+    const RowFactor& row_factor;
     u32 epi_tiles;
 
     __device__ __forceinline__ void store(const Acc& acc, int tile, const Epilogue& epilogue) const {
@@ -52,7 +53,7 @@ struct EpilogueStore {
 #pragma unroll
             for (int i = 0; i < EPI_TILE / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
                 epi_smem[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
-                    acc[epi_tile / 2 + i] * row_exponent.acc(i / 2 % 2);
+                    acc[epi_tile / 2 + i] * row_factor.acc(i / 2 % 2);
             wg.warpgroup_barrier();
             store_some(epi_smem, at, epi_tile, epilogue);
         }
@@ -81,7 +82,7 @@ private:
                 T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
-                    made[j] = from_float<T>(acc[(epi_tile / 8 + i) * 4 + j] * row_exponent.acc(j / 2 % 2));
+                    made[j] = from_float<T>(acc[(epi_tile / 8 + i) * 4 + j] * row_factor.acc(j / 2 % 2));
                 if constexpr (sizeof(T) == 2) {
                     u32 pairs[4];
 #pragma unroll

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from qgemm.arguments import (
     ACTIVATIONS,
     NO_EPILOGUE,
+    Activation,
     Epilogue,
     Gated,
     check_apart,
@@ -122,7 +123,7 @@ class CpuBackend:
         name, shape = float_name(np.float32 if dtype is None else dtype), (*places.shape, w.shape[1])
         target = None if out is None else _target(out, shape, dtype)
         (added,) = _of_experts([bias], [w])
-        rows = values if activation == "a16" else self.quantize_activations(values, activation)
+        rows = values if activation == "a16" else self._prepared(values, activation)
         y = experts.multiply(self, rows, w, places, activation, added)
         return _handed_back(x, y, out, target, name)
 
@@ -141,10 +142,13 @@ class CpuBackend:
         y = experts.feed_forward(self, values, layer, places, factors, added)
         return _handed_back(x, y, out, target, name)
 
-    def quantize_activations(self, x: Any, activation: str) -> Tensor:
+    def quantize_activations(self, x: Any, activation: Activation) -> Tensor:
         """x [..., K] -> a Tensor of activations."""
-        values = check_not_scalar(floats(as_numpy(x, "x")))
-        return a8_g128.quantize(values) if activation == "a8_g128" else kernels.quantize_activations(values)
+        return self._prepared(check_not_scalar(floats(as_numpy(x, "x"))), activation)
+
+    @staticmethod
+    def _prepared(x: NDArray[Any], activation: str) -> Tensor:
+        return a8_g128.quantize(x) if activation == "a8_g128" else kernels.quantize_activations(x)
 
     def quantize(self, x: Any, fmt: Format, importance: Any = None) -> Tensor:
         """Values [..., K] -> a Tensor."""

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from qgemm.arguments import (
     NO_EPILOGUE,
+    Activation,
     Epilogue,
     Gated,
     check_apart,
@@ -129,12 +130,10 @@ class CudaBackend:
         """y [T, K], in `out` or as a new array of x's library; a call like an earlier one by its launches."""
         return experts.feed_forward(x, gate_up, down, ids, weights, activation, biases, out, dtype)
 
-    def quantize_activations(self, x: Any, activation: str) -> DeviceActivations:
-        """x [..., K] as Q8_1 blocks on its device."""
-        if activation != "a8":
-            raise UnsupportedError(f"activation {activation!r} is computed on the CPU alone; download x first")
+    def quantize_activations(self, x: Any, activation: Activation) -> DeviceActivations:
+        """x [..., K] as blocks of codes on its device."""
         require("an array on a CUDA device")
-        return quantized(x)
+        return quantized(x, activation)
 
     def quantize(self, x: Any, fmt: Format, importance: Any = None) -> DeviceTensor | planes.Planes:
         """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from qgemm.arguments import PreparedActivations
+from qgemm.arguments import Activation, PreparedActivations
 from qgemm.arrays import as_cupy, current_stream, like, stream_of
 from qgemm.codec.activations import FORMAT
 from qgemm.codec.format import Blocks
+from qgemm.codec.group_activations import FORMAT as GROUPED
 
-from .kernels.activations import quantize_launch
+from .kernels.activations import quantize_g128_launch, quantize_launch
+from .layout import group_activations
 from .layout.activations import BLOCKS, DTYPE, ORDER, nbytes
 from .libraries import Library, cupy_library, library_of
 from .problem import C_TYPES
@@ -21,19 +23,30 @@ from .problem import C_TYPES
 class DeviceActivations(PreparedActivations):
     """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
-    data: bytes [tiles along K, rows, bytes of DTYPE], an array of the library of `like`, the array that was given: y
-    becomes one too. library: how it is read without DLPack, None if it is not.
+    data: bytes, an array of the library of `like`, the array that was given: y becomes one too. Of "a8" they are tiles
+    [tiles along K, rows, bytes of DTYPE], of "a8_g128" those of layout/group_activations.py. library: how it is read
+    without DLPack, None if it is not. activation: that which multiplies them.
     dtype: float16 if that can hold the activations, as it held those they come from; else float32.
     """
 
-    def __init__(self, shape: tuple[int, ...], data: Any, like: Any, dtype: str, library: Library | None) -> None:
-        self.shape, self.data, self.like, self.library = shape, data, like, library
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        data: Any,
+        like: Any,
+        dtype: str,
+        library: Library | None,
+        activation: Activation = "a8",
+    ) -> None:
+        self.shape, self.data, self.like, self.library, self.activation = shape, data, like, library, activation
         self.dtype = np.dtype(np.float16 if dtype == "float16" else np.float32)
         self.pointer: int = (library or cupy_library()).pointer(data)
 
     def blocks(self) -> Blocks:
-        """The blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes: qgemm/codec/activations.py."""
+        """The blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes."""
         rows, data = prod(self.shape[:-1]), (self.library or cupy_library()).host(self.data)
+        if self.activation == "a8_g128":
+            return group_activations.blocks_of(data, rows, self.shape[-1])
         tiles = data.view(DTYPE).reshape(-1, rows).T
         blocks = np.empty((*tiles.shape, BLOCKS), FORMAT.dtype)
         codes = np.empty((*blocks.shape, FORMAT.weights), np.int8)
@@ -56,20 +69,20 @@ def aligned(x: Any) -> Any:
     return x.copy() if x.data.ptr % 16 else x
 
 
-def quantized(x: Any) -> DeviceActivations:
+def quantized(x: Any, activation: Activation = "a8") -> DeviceActivations:
     """An array [..., K] on a CUDA device -> its blocks."""
     library = library_of(x)
     if library is not None and _as_it_is(x, library):
         values = x if library.contiguous(x) and library.pointer(x) % 16 == 0 else library.copy(x)
         kind, device = library.name(x.dtype), library.device(x)
-        data = _blocks(library.pointer(values), kind, x.shape, library, device, library.stream(device))
-        return DeviceActivations(tuple(x.shape), data, x, kind, library)
+        data = _blocks(library.pointer(values), kind, x.shape, library, device, library.stream(device), activation)
+        return DeviceActivations(tuple(x.shape), data, x, kind, library, activation)
     with stream_of(x):
         found = as_cupy(x)
         values, by = rows_of(found, found.shape[-1]), cupy_library()
         kind = values.dtype.name
-        data = _blocks(values.data.ptr, kind, found.shape, by, values.data.device_id, current_stream())
-        return DeviceActivations(found.shape, data if library is None else like(x, data), x, kind, library)
+        data = _blocks(values.data.ptr, kind, found.shape, by, values.data.device_id, current_stream(), activation)
+        return DeviceActivations(found.shape, data if library is None else like(x, data), x, kind, library, activation)
 
 
 def _as_it_is(x: Any, library: Library) -> bool:
@@ -79,11 +92,14 @@ def _as_it_is(x: Any, library: Library) -> bool:
     return here and len(x.shape) > 0 and library.name(x.dtype) in C_TYPES
 
 
-def _blocks(x: int, kind: str, shape: tuple[int, ...], library: Library, device: int, stream: int) -> Any:
+def _blocks(
+    x: int, kind: str, shape: tuple[int, ...], library: Library, device: int, stream: int, activation: Activation
+) -> Any:
     """Contiguous values at an address, as blocks in a new array of bytes."""
-    m, k = prod(shape[:-1]), shape[-1]
-    FORMAT.blocks_in(k, "activations")
-    data = library.scratch(nbytes(m, k), device)()
+    m, k, grouped = prod(shape[:-1]), shape[-1], activation == "a8_g128"
+    (GROUPED if grouped else FORMAT).blocks_in(k, "activations")
+    data = library.scratch((group_activations.nbytes if grouped else nbytes)(m, k), device)()
     if m and k:
-        quantize_launch(device, C_TYPES[kind], k, m)(stream, x, library.pointer(data))
+        made = quantize_g128_launch if grouped else quantize_launch
+        made(device, C_TYPES[kind], k, m)(stream, x, library.pointer(data))
     return data

@@ -14,32 +14,41 @@ from typing import Any, NamedTuple
 
 from qgemm.codec.activations import FORMAT as ACTIVATIONS
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import FORMAT as GROUPED
 
 from .driver.workspace import workspace
-from .kernels.activations import dequantize_launch, quantize_launch, round_launch
+from .kernels.activations import dequantize_launch, quantize_g128_launch, quantize_launch, round_launch
 from .kernels.decode import DECODE_A8, quantizes_inside
 from .kernels.kernel import Kernel, Launchable
 from .kernels.routes import launch, route
-from .layout.activations import nbytes as blocks_nbytes
+from .layout import activations, group_activations
 from .libraries import Library
-from .problem import C_TYPES, ITEMSIZE, Q8_1, Output, Problem, gpu
+from .problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, Output, Problem, gpu
 from .tensor import DeviceTensor
 
 ARRAYS = 4  # pointers of a product: w, y, bias, residual
 
 
 class Source(NamedTuple):
-    """x as a call gives it: M rows of K values of a type that kernels know, by NumPy's name, or their Q8_1 blocks."""
+    """x as a call gives it: M rows of K values of a type that kernels know, by NumPy's name, or their blocks of codes.
+
+    prepared: the activation that the blocks are for, "" of values.
+    """
 
     m: int
     k: int
     dtype: str
-    prepared: bool = False
+    prepared: str = ""
 
     @property
     def nbytes(self) -> int:
         """Bytes of x."""
-        return blocks_nbytes(self.m, self.k) if self.prepared else self.m * self.k * ITEMSIZE[self.dtype]
+        return codes_nbytes(self.prepared, self.m, self.k) if self.prepared else self.m * self.k * ITEMSIZE[self.dtype]
+
+
+def codes_nbytes(activation: str, m: int, k: int) -> int:
+    """Bytes of M rows of K activations as blocks of codes."""
+    return group_activations.nbytes(m, k) if activation == "a8_g128" else activations.nbytes(m, k)
 
 
 class Form(NamedTuple):
@@ -176,13 +185,18 @@ def _jobs(weights: Sequence[DeviceTensor], source: Source, activation: str) -> l
 def _form(kernel: Kernel, source: Source, activation: str, device: int, few: bool, inside: bool) -> Form:
     """x as a kernel reads it: as it is for A16 and where decode_a8 quantizes it itself."""
     m, k, given = source.m, source.k, C_TYPES[source.dtype]
+    if activation == "a8_g128":
+        if source.prepared:
+            return Form(EIGHT_BITS)
+        GROUPED.blocks_in(k, "activations")
+        return Form(EIGHT_BITS, quantize_g128_launch(device, given, k, m), codes_nbytes(activation, m, k))
     if activation == "a16" or (inside and not source.prepared and kernel is DECODE_A8):
         return Form(given)
     if kernel.takes_q8_1:
         if source.prepared:
             return Form(Q8_1)
         ACTIVATIONS.blocks_in(k, "activations")
-        return Form(Q8_1, quantize_launch(device, given, k, m), blocks_nbytes(m, k), few)
+        return Form(Q8_1, quantize_launch(device, given, k, m), codes_nbytes(activation, m, k), few)
     decoded = source.dtype if source.dtype == "float16" else "float32"
     kind, nbytes = C_TYPES[decoded], m * k * ITEMSIZE[decoded]
     if source.prepared:

@@ -145,8 +145,8 @@ def of_many(
 
 
 def _prepared(x: DeviceActivations, activation: Any) -> tuple[Words, Any]:
-    """The words of prepared activations, which "a16" never multiplies, and the array that they are in."""
-    return ("a16" if activation == "a16" else "a8", x.shape, x.dtype), x.data
+    """The words of prepared activations, which no other activation multiplies, and the array that they are in."""
+    return (x.activation if activation in (None, x.activation) else activation, x.shape, x.dtype), x.data
 
 
 def _by_shapes(plans: dict[Any, Planned], words: Words, arrays: Arrays) -> Any:

@@ -47,7 +47,7 @@ def multiply(x: Any, products: Sequence[Product], activation: str, library: Libr
     if not prepared and any(cupy.may_share_memory(x, p.y) for p in products):
         x = x.copy()
     values = x if prepared else rows_of(x, k)
-    source = Source(m, k, values.dtype.name, prepared)
+    source = Source(m, k, values.dtype.name, x.activation if prepared else "")
     direct = [_direct(p, kernel_for(p.w, source, activation).adds) for p in products]
     computed = [
         p if as_it_is else Product(p.w, cupy.empty(p.y.shape, np.float32), NO_EPILOGUE)
@@ -76,7 +76,7 @@ def multiply_gated(x: Any, first: Product, gated: Gated, activation: str, librar
     if not prepared and cupy.may_share_memory(x, y):
         x = x.copy()
     values = x if prepared or not k else rows_of(x, k)
-    source = Source(m, k, values.dtype.name, prepared)
+    source = Source(m, k, values.dtype.name, x.activation if prepared else "")
     weights, biases = (gate, gated.up), (bias, gated.bias)
     if not k or not all(kernel_for(w, source, activation).adds for w in weights):
         made = [cupy.empty(y.shape, np.float32) for _ in weights]

@@ -11,7 +11,7 @@ from strategies import INTEGER, each, gpu_settings, weights
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.layout import activations
+from qgemm.cuda.layout import activations, group_activations
 from qgemm.cuda.layout import tile as tiles
 
 
@@ -35,6 +35,24 @@ def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
     np.testing.assert_array_equal(got["qs"], want["qs"])
     for name in ("d", "s"):
         np.testing.assert_array_equal(got[name], want[name])
+
+
+@pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
+@gpu_settings
+@given(data=st.data())
+def test_activations_of_eight_bits_equal_the_cpu_bit_for_bit(x_dtype, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    shape = (data.draw(st.integers(1, 140)), 32 * data.draw(st.integers(1, 19)))
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-140, 127, (shape[0], 1))
+    if data.draw(st.booleans()):
+        x[rng.random(shape) < 0.01] = rng.choice([np.nan, np.inf, -np.inf])
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32).astype(float_dtype(x_dtype))
+    want = qgemm.quantize_activations(x, "a8_g128").blocks
+    cupy().full(group_activations.nbytes(*shape), 255, np.uint8)  # freed at once: the memory that the codes will get
+    got = qgemm.quantize_activations(cupy().asarray(x), "a8_g128").blocks()
+    np.testing.assert_array_equal(got["qs"], want["qs"])
+    np.testing.assert_array_equal(got["d"], want["d"])
 
 
 @pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])

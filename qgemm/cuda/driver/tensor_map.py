@@ -7,13 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 from qgemm.cuda.jit import twins
+from qgemm.cuda.problem import EIGHT_BITS
 
 from .launch import check, driver
 
-TYPES = {"half": 6, "bf16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+TYPES = {"half": 6, "bf16": 9, EIGHT_BITS: 0}  # CU_TENSOR_MAP_DATA_TYPE_...; of bytes without a sign
 NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS = 0, 3, 3, 0
-ITEMSIZE = 2
-BOX_COLUMNS = 128 // ITEMSIZE  # what the swizzle permutes: 128 bytes
+ITEMSIZE = {"half": 2, "bf16": 2, EIGHT_BITS: 1}
+BOX_BYTES = 128  # of a row: what the swizzle permutes
 
 
 class TensorMap(twins.TensorMap):
@@ -27,8 +28,8 @@ class TensorMap(twins.TensorMap):
         return found
 
     def encode(self, pointer: int, kind: str, rows: int, columns: int, box_rows: int) -> None:
-        """Encode a row-major matrix of 16-bit numbers at a multiple of 16; boxes of 64 columns, swizzled for wgmma."""
-        of_shape = _of_shape(rows, columns, box_rows)
+        """Encode a row-major matrix of numbers at a multiple of 16; boxes of 128 bytes a row, swizzled for wgmma."""
+        of_shape = _of_shape(ITEMSIZE[kind], rows, columns, box_rows)
         status = driver().cuTensorMapEncodeTiled(
             ctypes.byref(self), TYPES[kind], 2, ctypes.c_void_p(pointer), *of_shape
         )
@@ -36,8 +37,8 @@ class TensorMap(twins.TensorMap):
 
 
 @lru_cache
-def _of_shape(rows: int, columns: int, box_rows: int) -> tuple[Any, ...]:
+def _of_shape(itemsize: int, rows: int, columns: int, box_rows: int) -> tuple[Any, ...]:
     """The arguments of the encoder behind the pointer: sizes, strides, box and modes."""
-    sizes, strides = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * ITEMSIZE)
-    box, steps = (ctypes.c_uint32 * 2)(BOX_COLUMNS, box_rows), (ctypes.c_uint32 * 2)(1, 1)
+    sizes, strides = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * itemsize)
+    box, steps = (ctypes.c_uint32 * 2)(BOX_BYTES // itemsize, box_rows), (ctypes.c_uint32 * 2)(1, 1)
     return sizes, strides, box, steps, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from qgemm.codec.codebook import BINS, LEAST, SCALE, below_bins, product_edges, search, short_edges
+from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.format import Format
-from qgemm.cuda.layout import activations, ternary
+from qgemm.codec.group_activations import GROUP
+from qgemm.codec.group_activations import LEAST as LEAST_MAGNITUDE
+from qgemm.cuda.layout import activations, group_activations, ternary
 from qgemm.cuda.layout.tile import (
     K_BLOCK,
     ROWS,
@@ -29,8 +33,7 @@ from qgemm.cuda.layout.tile import (
 
 from . import grid_codegen, twins
 from .cxx import C_TYPES, listed, offset_of, struct_members
-
-WGMMA_N = range(8, 257, 8)  # sizes of the instruction
+from .wgmma_codegen import wgmma_header, wgmma_s8_header
 
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 
@@ -38,9 +41,15 @@ Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 def headers(fmt: Format | None = None) -> dict[str, str]:
     """The headers that exist in memory alone, by the name in an #include.
 
-    host.cuh, wgmma_shapes.cuh, and of a format tiles/NAME.cuh and, if it is one of a family, formats/NAME.cuh.
+    host.cuh, wgmma_shapes.cuh, wgmma_s8_shapes.cuh, eight_bit_layout.cuh, and of a format tiles/NAME.cuh and, if it is
+    one of a family, formats/NAME.cuh.
     """
-    found = {"host.cuh": host_header(), "wgmma_shapes.cuh": wgmma_header()}
+    found = {
+        "host.cuh": host_header(),
+        "wgmma_shapes.cuh": wgmma_header(),
+        "wgmma_s8_shapes.cuh": wgmma_s8_header(),
+        "eight_bit_layout.cuh": eight_bit_header(),
+    }
     if fmt is not None:
         found[f"tiles/{fmt.name}.cuh"] = tile_header(fmt)
         if fmt.family:
@@ -76,6 +85,21 @@ struct alignas(16) Activations {{
 }};
 static_assert(sizeof(Activations) == {dtype.itemsize}, "Activations differs from its dtype");
 {asserts}"""
+
+
+@cache
+def eight_bit_header() -> str:
+    """C++ for the groups of "a8_g128", and for the order of its scales of x."""
+    least = -int(math.log2(LEAST_MAGNITUDE))
+    return f"""#pragma once
+#include "types.cuh"
+namespace qgemm {{
+// Columns that share a scale of W, and of x; 2^-EIGHT_BIT_LEAST is the least magnitude that does not count as zero.
+constexpr int EIGHT_BIT_COLUMNS = {COLUMNS}, EIGHT_BIT_GROUP = {GROUP}, EIGHT_BIT_LEAST = {least};
+// Where the scale of token i of 16 lies among theirs.
+__device__ inline int eight_bit_scale_offset(int i) {{ return {group_activations.SCALE_OFFSET_CPP}; }}
+}}  // namespace qgemm
+"""
 
 
 @cache
@@ -335,26 +359,3 @@ def config(fmt: Format | None = None, **template: str | int) -> str:
         )
     lines = (f'#include "{name}"' for name in includes)
     return "\n".join([*lines, "namespace qgemm {", "struct Config {", *members, "};", "}  // namespace qgemm", ""])
-
-
-@cache
-def wgmma_header() -> str:
-    """C++ for the wgmma of every size: each has its own instruction, with N / 2 registers for the accumulators."""
-    shapes = (_wgmma(c_type, kind, n) for c_type, kind in (("half", "f16"), ("bf16", "bf16")) for n in WGMMA_N)
-    return f"#pragma once\nnamespace qgemm {{\n{''.join(shapes)}}}  // namespace qgemm\n"
-
-
-def _wgmma(c_type: str, kind: str, n: int) -> str:
-    """C++ for m64nNk16 with operand A in registers."""
-    count = n // 2
-    d = ", ".join(f"%{i}" for i in range(count))
-    a = ", ".join(f"%{count + i}" for i in range(4))
-    outputs = ", ".join(f'"+f"(acc[{i}])' for i in range(count))
-    return f"""template <>
-__device__ __forceinline__ void wgmma<{c_type}, {n}>(
-    float (&acc)[{count}], const u32 (&a)[4], unsigned long long b) {{
-    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
-                 "{{{d}}}, {{{a}}}, %{count + 4}, p, 1, 1, 0; }}"
-                 : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}}
-"""

@@ -1,4 +1,4 @@
-"""Launching the kernels between x and its Q8_1 blocks."""
+"""Launching the kernels between x and its blocks of codes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from functools import cache
 from typing import Any
 
 from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.layout import group_activations as grouped
 from qgemm.cuda.layout import tile as tiles
 
-from .transforms import DEQUANTIZE_ACTIVATIONS, QUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS
+from .transforms import (
+    DEQUANTIZE_ACTIVATIONS,
+    G128_TOKENS,
+    QUANTIZE_ACTIVATIONS,
+    QUANTIZE_ACTIVATIONS_G128,
+    ROUND_ACTIVATIONS,
+)
 
 THREADS = 128  # of a CTA
 SHARE = 8  # columns of a thread
@@ -20,6 +27,14 @@ def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
     """The kernel that quantizes M rows of K activations. Its pointers are x, a multiple of 16, and the blocks."""
     shares = -(-k // tiles.K_BLOCK) * (tiles.K_BLOCK // SHARE)
     return _launch(QUANTIZE_ACTIVATIONS.load(In=source), (m, -(-shares // THREADS)), k, m)
+
+
+@cache
+def quantize_g128_launch(device: int, source: str, k: int, m: int) -> Launch:
+    """The kernel that makes codes of eight bits of M rows of K activations. Its pointers are x, of 16, and they."""
+    shares = grouped.columns_of(k) // SHARE
+    grid = grouped.rows_of(m) // G128_TOKENS, -(-shares // THREADS)
+    return _launch(QUANTIZE_ACTIVATIONS_G128.load(In=source, TOKENS=G128_TOKENS), grid, k, m)
 
 
 @cache

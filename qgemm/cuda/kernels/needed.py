@@ -91,7 +91,7 @@ def _forms(
     """
     found: dict[tuple[Kernel, str], tuple[str, set[int]]] = {}
     for activation, x in product(activations, types):
-        if activation == "a8" and not fmt.integer:
+        if activation != "a16" and not fmt.integer:
             continue
         for some in _alike(rows):
             p = Problem(fmt, activation, some[0], 1, 1, sm, x)

@@ -39,6 +39,14 @@ def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
     )
 
 
+def workspace_bytes(grid: Grid, count: int, config: Sm90Config) -> int:
+    """What CTAs that share some of `count` tiles of y need in global memory: flags and partials."""
+    if grid.whole == count or grid.cluster_split_k == PAIR:
+        return 0
+    size = grid.ctas * config.row_blocks * tiles.ROWS * config.tokens * SUM
+    return FLAG * MAX_PARTIALS + (1 << (size - 1).bit_length())  # one of few: workspaces are kept
+
+
 class Pointers(ctypes.Structure):
     """What changes from call to call, besides the tensor map of x: the workspace, w, and the arrays of the epilogue."""
 
@@ -67,10 +75,7 @@ class PrefillLaunch:
             config.threads,
             int(template["SMEM_BYTES"]),
         )
-        workspace_size = 0
-        if grid.whole < of_y and grid.cluster_split_k != PAIR:
-            size = grid.ctas * config.row_blocks * tiles.ROWS * config.tokens * SUM
-            workspace_size = FLAG * MAX_PARTIALS + (1 << (size - 1).bit_length())  # one of few: workspaces are kept
+        workspace_size = workspace_bytes(grid, of_y, config)
         pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
         partials, w = (
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("partials", "w")
@@ -84,7 +89,7 @@ class PrefillLaunch:
             return Launch(function, grid.ctas, block, shared, arguments, pointers, count, cluster).enter
 
         box = p.x, p.m, p.k, min(p.m, config.tokens)
-        self.enter = _entering(of_map, box, p.device, workspace_size)
+        self.enter = entering(of_map, box, p.device, workspace_size)
         self.grid, self.template, self.workspace_size = grid, template, workspace_size
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
@@ -92,10 +97,10 @@ class PrefillLaunch:
         self.enter(stream, x, w, y, bias, residual)
 
 
-def _entering(of_map: Callable[[TensorMap], Launchable], box: Any, device: int, workspace_size: int) -> Launchable:
+def entering(of_map: Callable[[TensorMap], Launchable], box: Any, device: int, workspace_size: int) -> Launchable:
     """What takes a launch whose tensor map is that of x, and puts it back: threads never share one.
 
-    box: of the map, behind the pointer.
+    box: of the map, behind the pointer. What is called has a stream, x, w and the pointers that are filled behind w.
     """
     launches = OrderedDict[int, tuple[TensorMap, Launchable]]()  # by the x that its map was encoded for
     partials_of: dict[int, int] = {}  # by stream
@@ -111,13 +116,13 @@ def _entering(of_map: Callable[[TensorMap], Launchable], box: Any, device: int, 
         tensor_map.encode(x, *box)
         return tensor_map, launch
 
-    def enter(stream: int, x: int, w: int, y: int, bias: int, residual: int) -> None:
+    def enter(stream: int, x: int, w: int, *others: int) -> None:
         partials = partials_of.get(stream)
         if partials is None:
             partials = workspace(device, stream, "sm90 partials", workspace_size).pointer if workspace_size else 0
             partials_of[stream] = partials
         mine = launches.pop(x, None) or encoded(x)
-        mine[1](stream, partials, w, y, bias, residual)
+        mine[1](stream, partials, w, *others)
         launches[x] = mine
 
     return enter

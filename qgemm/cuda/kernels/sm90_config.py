@@ -24,7 +24,8 @@ class Sm90Config(NamedTuple):
 
     wg_split_k: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: of a stage of the pipeline.
     single_tile: at most one work tile per CTA, so reduction and epilogue take the pipeline's shared memory; for no more
-    tiles than SMs. max_stages: stages of the pipeline, if so many fit.
+    tiles than SMs. max_stages: stages of the pipeline, if so many fit. x_scale: columns of x that share a scale, where
+    x comes in eight bits; 0 where it comes in 16.
     """
 
     tokens: int
@@ -33,6 +34,7 @@ class Sm90Config(NamedTuple):
     k_blocks_per_stage: int
     single_tile: bool = False
     max_stages: int = MAX_STAGES
+    x_scale: int = 0
 
     def __str__(self) -> str:
         """E.g. "64x2x1 stage 4 single tile": tokens, row_blocks, wg_split_k, k_blocks per stage."""
@@ -67,8 +69,13 @@ class Sm90Config(NamedTuple):
 
 
 def x_bytes(config: Sm90Config) -> int:
-    """Shared memory of a stage of x, in 16 bits."""
-    return config.k_blocks_per_stage * config.tokens * K_BLOCK * 2
+    """Shared memory of a stage of x."""
+    return config.k_blocks_per_stage * config.tokens * K_BLOCK * (1 if config.x_scale else 2)
+
+
+def x_scales_bytes(config: Sm90Config) -> int:
+    """And of the scales of x in a stage."""
+    return config.k_blocks_per_stage * K_BLOCK // config.x_scale * config.tokens * SUM if config.x_scale else 0
 
 
 def partial_bytes(config: Sm90Config) -> int:
@@ -105,6 +112,7 @@ def smem_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
         x += row_blocks * max(partial_bytes(config), config.epi_tile * EPI_TOKEN)
     full = config.wg_split_k // gcd(stages, config.wg_split_k) * stages
     barriers = full + stages + row_blocks * config.wg_split_k
+    x += stages * x_scales_bytes(config)
     return table_bytes(fmt) + aligned(x + row_blocks * pipeline_bytes(fmt, config, stages) + barriers * BARRIER)
 
 
@@ -139,7 +147,19 @@ def field_stages(fmt: Format, config: Sm90Config, stages: int) -> int:
 
 def prefill_template(fmt: Format, config: Sm90Config, source: str) -> Template:
     """The template of the prefill kernel for x of type `source`: as many stages as fit."""
-    stages, unit = stages_of(fmt, config), range_of(fmt, source)
+    unit = range_of(fmt, source)
+    return {
+        **pipeline_template(fmt, config, source),
+        "ROW_SCALE_LEVEL": unit.level,
+        "ROW_SCALE_HEADROOM": unit.above,
+        "ROW_SCALE_MIN": unit.least,
+        "ROW_SCALE_MAX": unit.most,
+    }
+
+
+def pipeline_template(fmt: Format, config: Sm90Config, source: str) -> Template:
+    """What the kernels that share the pipeline of prefill_sm90 have in common."""
+    stages = stages_of(fmt, config)
     return {
         "In": source,
         "TOKENS": config.tokens,
@@ -152,9 +172,5 @@ def prefill_template(fmt: Format, config: Sm90Config, source: str) -> Template:
         "EPI_TILE": config.epi_tile,
         "SMEM_BYTES": smem_bytes(fmt, config, stages),
         "MAX_PARTIALS": MAX_PARTIALS,
-        "ROW_SCALE_LEVEL": unit.level,
-        "ROW_SCALE_HEADROOM": unit.above,
-        "ROW_SCALE_MIN": unit.least,
-        "ROW_SCALE_MAX": unit.most,
         "ARRIVALS": ARRIVALS,
     }

@@ -18,6 +18,7 @@ from qgemm.cuda.problem import TYPES
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
 ENCODE_THREADS = 256  # of a CTA that encodes
 GATHER_THREADS = 128  # of a CTA that decodes rows by their index
+G128_TOKENS = 4  # that a thread of "quantize_activations_g128" loads at a time: one is half as fast
 SORT_THREADS, SORT_SEGMENT = 1024, 2048  # of a CTA that sorts ids of experts; ids that it has
 MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that copies or adds up rows of experts
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
@@ -112,12 +113,15 @@ DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, lambda fmt: fmt.bit_
 QUANTIZE_ACTIVATIONS = Transform("quantize_activations", IN)
 DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {"Out": "float"}))
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
+QUANTIZE_ACTIVATIONS_G128 = Transform(
+    "quantize_activations_g128", tuple({**each, "TOKENS": G128_TOKENS} for each in IN)
+)
 MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS, "SEGMENT": SORT_SEGMENT},))
 MOE_GATHER = Transform("moe_gather", (MOE_THREADS,))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
 
 TRANSFORMS = (
     PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED, QUANTIZE_CODEBOOK,
-    DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, MOE_SORT, MOE_GATHER,
-    MOE_COMBINE,
+    DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, QUANTIZE_ACTIVATIONS_G128,
+    MOE_SORT, MOE_GATHER, MOE_COMBINE,
 )  # fmt: skip

@@ -1,0 +1,43 @@
+// prefill_sm90_a8_g128: y [m, n] = x [m, k] @ W [n, k].T for many tokens on int8 tensor cores (sm_90a).
+//
+//   y[m, n] = sum over groups g of 128 columns:  s_w[n, g / 2] * s_x[m, g] * sum(q_w * q_x)
+//
+// x comes as signed bytes with a scale a token and group; weights are brought to signed bytes in registers, with a scale
+// a row and 256 columns that follows from the scales of the packed format (sm90/eight_bit_scales.cuh). The roles of the
+// warps, the pipeline, reductions and the epilogue are those of prefill_sm90; sums are integers within a group.
+// Config: see sm90/config.cuh and sm90/eight_bits.cuh.
+#include "sm90/eight_bit_mainloop.cuh"
+
+namespace qgemm {
+
+using Prefill = EightBits<Config>;
+
+struct StoreProduct {
+    const Epilogue& epilogue;
+
+    __device__ __forceinline__ void operator()(const Warpgroup<Prefill>& wg, const Prefill::Acc& acc, int tile,
+                                               u32 epi_tiles, const NoRowFactor& factor) const {
+        EpilogueStore<Prefill, NoRowFactor>{wg, factor, epi_tiles}.store(acc, tile, epilogue);
+    }
+};
+
+}  // namespace qgemm
+
+// x: the map of its bytes; x_scales: [groups along K][x_rows].
+extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
+    prefill_sm90_a8_g128(const __grid_constant__ qgemm::TensorMap x, const qgemm::Prefill::Tile* __restrict__ tiles,
+                         const float* __restrict__ x_scales, const __grid_constant__ qgemm::Epilogue epilogue,
+                         qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, qgemm::i64 n, qgemm::i64 k, int m,
+                         int x_rows, const __grid_constant__ qgemm::StreamK stream_k) {
+    using namespace qgemm;
+    static_assert(Prefill::TileFormat::TABLE_BYTES + sizeof(Smem<Prefill>) == Prefill::SMEM_BYTES,
+                  "shared memory differs from what the host asks for");
+    extern __shared__ __align__(1024) unsigned char bytes[];
+    const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Prefill::TileFormat::TABLE_BYTES;
+    const int row_blocks = int((n + TILE_ROWS - 1) / TILE_ROWS);
+    const int row_tiles = (row_blocks + Prefill::ROW_BLOCKS - 1) / Prefill::ROW_BLOCKS;
+    const int k_blocks = int((k + Prefill::TILE_COLUMNS - 1) / Prefill::TILE_COLUMNS) * Prefill::K_BLOCKS;
+    const Problem<Prefill> problem = {{k_blocks}, n, k, m, row_tiles, stream_k};
+    run_prefill<Prefill>(address, problem, EightBitX{&x, x_scales, x_rows}, tiles, nullptr, workspace,
+                         StoreProduct{epilogue});
+}

@@ -1,0 +1,69 @@
+// quantize_activations_g128: x [m, k] -> signed bytes [rows, columns], whole token tiles and whole stages, and a float
+// scale a group and token [groups][rows] behind them: qgemm/cuda/layout/group_activations.py has the order of both.
+//
+// A thread owns eight columns of TOKENS tokens, 16 neighbours a group: d = absmax / 127, q = x / d rounded half away from zero,
+// as qgemm/codec/group_activations.py computes them, bit for bit. What is beyond m and k is written as zeros.
+// Config: In (float, half, bf16), TOKENS.
+#include "ptx/griddepcontrol.cuh"
+#include "codes/quantize.cuh"
+#include "eight_bit_layout.cuh"
+
+namespace qgemm {
+
+// Over the 16 lanes of a group.
+__device__ inline u32 largest_of_group(const float (&values)[8]) {
+    u32 largest = largest_of_block(values);
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 4));
+    return max(largest, __shfl_xor_sync(~0u, largest, 8));
+}
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(128)
+    quantize_activations_g128(const qgemm::Config::In* __restrict__ x, signed char* __restrict__ codes, qgemm::i64 k,
+                              int m) {
+    using namespace qgemm;
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    constexpr int TOKENS = Config::TOKENS;
+    const i64 rows = i64(gridDim.x) * TOKENS;
+    const i64 columns = (k + EIGHT_BIT_COLUMNS - 1) / EIGHT_BIT_COLUMNS * EIGHT_BIT_COLUMNS;
+    const i64 first_token = i64(blockIdx.x) * TOKENS, first = 8 * (i64(blockIdx.y) * blockDim.x + threadIdx.x);
+    float values[TOKENS][8] = {};
+#pragma unroll
+    for (int i = 0; i < TOKENS; ++i)
+        if (first_token + i < m && first < k) load_eight(values[i], x + (first_token + i) * k + first);
+    float* scales = reinterpret_cast<float*>(codes + rows * columns) + first / EIGHT_BIT_GROUP * rows;
+#pragma unroll
+    for (int i = 0; i < TOKENS; ++i) {
+        const i64 token = first_token + i;
+        const u32 largest = largest_of_group(values[i]);
+        constexpr u32 INFINITE = 0x7f800000, COUNTS = (127 - EIGHT_BIT_LEAST) << 23;
+        const bool known = largest >= COUNTS && largest < INFINITE;
+        const float absmax = __uint_as_float(largest), inverse = known ? __fdiv_rn(127.0f, absmax) : 0.0f;
+        u32 q[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 byte[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float scaled = __fmul_rn(values[i][4 * half + j], inverse);  // NaN is cut to 0
+                byte[j] = __float2int_rz(__fadd_rn(scaled, copysignf(0x1.fffffep-2f, scaled)));
+            }
+            q[half] = __byte_perm(__byte_perm(byte[0], byte[1], 0x40), __byte_perm(byte[2], byte[3], 0x40), 0x5410);
+        }
+        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and 3,
+        // each of columns 2t, 2t + 1, 2t + 8, 2t + 9.
+        const bool odd = threadIdx.x % 2;
+        const u32 other = __shfl_xor_sync(~0u, odd ? q[0] : q[1], 1);
+        if (first >= columns) continue;
+        const u32 near = odd ? other : q[0], far = odd ? q[1] : other;
+        *reinterpret_cast<uint2*>(codes + token * columns + first) = {__byte_perm(near, far, 0x5410),
+                                                                      __byte_perm(near, far, 0x7632)};
+        if (first % EIGHT_BIT_GROUP == 0)
+            scales[token / 16 * 16 + eight_bit_scale_offset(int(token % 16))] = largest >= INFINITE
+                                                                                    ? __uint_as_float(0x7fffffff)
+                                                                                : known ? __fdiv_rn(absmax, 127.0f)
+                                                                                        : 0.0f;
+    }
+}

@@ -1,0 +1,108 @@
+// Weights as signed bytes q = round(w / s): one s for a row and the EIGHT_BIT_COLUMNS of a stage, 127 of which are the
+// largest weight that the scales and minimums there allow. Twin of qgemm/codec/eight_bits.py.
+//
+// A code of W is a half, (level + CODE_BIAS) * 2^-CODE_EXPONENT. One multiply-add makes q * 2^-CODE_UNIT of it; adding
+// 1536 of that unit rounds to a whole number of units, whose two's complement is the low byte then.
+// Config: TileConfig with LEAST_LEVEL, GREATEST_LEVEL (of the format). Pipeline: has fields(stage, k_block, tile), as
+// WeightPipeline of smem.cuh.
+#pragma once
+
+#include "../dequantize.cuh"
+#include "../tile_config.cuh"
+#include "eight_bit_layout.cuh"
+
+namespace qgemm {
+
+// The largest power of two whose product with a number is below half's largest.
+constexpr int room(float number) {
+    int exponent = 0;
+    while (number * (2 << exponent) < 60000.0f) ++exponent;
+    return exponent;
+}
+
+template <class Config>
+struct EightBitScales {
+    using Format = typename Config::TileFormat;
+    static constexpr int GROUP_SIZE = Config::GROUP_SIZE, K_BLOCKS = Config::K_BLOCKS;
+    static constexpr int GROUPS = EIGHT_BIT_COLUMNS / GROUP_SIZE, EACH = (GROUPS + 3) / 4;  // of a stage, of a lane
+    static constexpr bool HAS_MINIMUM = Format::HAS_MINIMUM, HAS_OFFSET = HAS_MINIMUM || Format::CODE_BIAS != 0;
+    static constexpr int LEAST = Config::LEAST_LEVEL, GREATEST = Config::GREATEST_LEVEL;  // levels of the format
+    // The largest scale in units of s.
+    static constexpr float LARGEST_RATIO =
+        HAS_MINIMUM ? 254.0f / (GREATEST - LEAST) : 127.0f / (GREATEST > -LEAST ? GREATEST : -LEAST);
+    // Ratios times 2^EXPONENT are below half's largest; from 2^-14 on what a unit's fractions lose does not count.
+    static constexpr int FEWEST = Format::CODE_EXPONENT - room(LARGEST_RATIO),
+                         MOST = Format::CODE_EXPONENT < 14 ? Format::CODE_EXPONENT : 14;
+    static constexpr int CODE_UNIT = FEWEST > MOST ? FEWEST : MOST;
+    static constexpr int EXPONENT = Format::CODE_EXPONENT - CODE_UNIT;
+
+    float2 unit = {};  // s, of rows g and g + 8
+    half2 ratio[EACH], offset[HAS_MINIMUM ? EACH : 1];
+
+    // Decodes a quarter of the scales of a stage; those of k_blocks from k_blocks on are not there.
+    template <class Pipeline>
+    __device__ __forceinline__ void begin(const Pipeline& pipeline, int stage, u32 tile, int k_blocks, int warp,
+                                          int lane) {
+        float2 d[EACH], m[EACH];
+        u32 largest[2] = {};
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int at = (lane % 4 * EACH + i) % GROUPS, k_block = at * GROUP_SIZE / K_BLOCK;
+            const auto& fields = pipeline.fields(stage, k_block, tile);
+            d[i] = fields.scale(warp, lane / 4, at % Config::TILE_SCALES);
+            m[i] = fields.minimum(warp, lane / 4, at % Config::TILE_SCALES);
+            if (k_block < k_blocks) {
+                largest[0] = max(largest[0], bound(d[i].x, m[i].x));
+                largest[1] = max(largest[1], bound(d[i].y, m[i].y));
+            }
+        }
+        const float inverse[2] = {take(largest[0], unit.x), take(largest[1], unit.y)};
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const float x = d[i].x * inverse[0], y = d[i].y * inverse[1];
+            ratio[i] = __floats2half2_rn(x * two_to(EXPONENT), y * two_to(EXPONENT - Format::HIGH_ROW_SHIFT));
+            if constexpr (HAS_MINIMUM)
+                offset[i] = __floats2half2_rn((m[i].x * inverse[0] - Format::CODE_BIAS * x) * two_to(-CODE_UNIT),
+                                              (m[i].y * inverse[1] - Format::CODE_BIAS * y) * two_to(-CODE_UNIT));
+        }
+    }
+
+    // Signed bytes of a step: of rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9. k_block: of the stage.
+    __device__ __forceinline__ void bytes(u32 (&rows)[2], const Fragment& codes, int k_block, int step) const {
+        const int at = (k_block * K_BLOCK + 16 * step) / GROUP_SIZE;
+        const half2 r = shfl_quad(ratio[at % EACH], at / EACH);
+        half2 o = {};
+        if constexpr (HAS_MINIMUM)
+            o = shfl_quad(offset[at % EACH], at / EACH);
+        else if constexpr (HAS_OFFSET)  // of the rounded ratio, so that level 0 is 0
+            o = __hmul2(r,
+                        __floats2half2_rn(-Format::CODE_BIAS * two_to(-Format::CODE_EXPONENT),
+                                          -Format::CODE_BIAS * two_to(Format::HIGH_ROW_SHIFT - Format::CODE_EXPONENT)));
+        u32 q[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const half2 r2 = i % 2 ? __high2half2(r) : __low2half2(r), o2 = i % 2 ? __high2half2(o) : __low2half2(o);
+            const half2 units = HAS_OFFSET ? __hfma2(codes.a[i], r2, o2) : __hmul2(codes.a[i], r2);
+            const half2 rounded = __hadd2(units, __float2half2_rn(1536 * two_to(-CODE_UNIT)));
+            q[i] = *reinterpret_cast<const u32*>(&rounded);
+        }
+        rows[0] = __byte_perm(q[0], q[2], 0x6420), rows[1] = __byte_perm(q[1], q[3], 0x6420);
+    }
+
+private:
+    // Bits of a magnitude, which compare like integers; NaN is above all numbers.
+    __device__ static u32 magnitude(float value) { return __float_as_uint(value) & 0x7fffffff; }
+    // Of the largest weight that a scale and a minimum allow.
+    __device__ static u32 bound(float d, float m) { return max(magnitude(d * LEAST + m), magnitude(d * GREATEST + m)); }
+    // s of the largest of a quad's bounds, and 1 / s, 0 where there is none. Not finite: s is NaN.
+    __device__ static float take(u32 largest, float& unit) {
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+        constexpr u32 INFINITE = 0x7f800000, COUNTS = (127 - EIGHT_BIT_LEAST) << 23;
+        const float value = __uint_as_float(largest);
+        unit = largest >= INFINITE ? __uint_as_float(0x7fffffff) : largest < COUNTS ? 0.0f : value * (1 / 127.0f);
+        return largest >= INFINITE || largest < COUNTS ? 0.0f : reciprocal(value * (1 / 128.0f)) * (127 / 128.0f);
+    }
+};
+
+}  // namespace qgemm

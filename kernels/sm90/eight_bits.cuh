@@ -1,0 +1,59 @@
+// Prefill on sm_90 by eight bits: what differs from prefill_sm90 in shared memory and in the warp that loads x.
+//
+// x comes as signed bytes [m, k], padded to whole token tiles and whole stages, with scales [boxes along k][m]:
+// qgemm/cuda/layout/group_activations.py has the order of columns and tokens.
+// Config: Sm90 of config.cuh with In signed char, a stage of EIGHT_BIT_COLUMNS, which share a scale of W; LEAST_LEVEL,
+// GREATEST_LEVEL (of the format).
+#pragma once
+
+#include "consumer.cuh"
+#include "eight_bit_layout.cuh"
+
+namespace qgemm {
+
+template <class Base>
+struct EightBits : Sm90<Base> {
+    static constexpr bool EIGHT_BITS = true;
+    static constexpr int BOXES = Base::K_BLOCKS_PER_STAGE * K_BLOCK / Sm90<Base>::X_COLUMNS;  // of x, in a stage
+    static_assert(Base::K_BLOCKS_PER_STAGE * K_BLOCK == EIGHT_BIT_COLUMNS, "a stage has the columns of a scale of W");
+    static_assert(Sm90<Base>::WHOLE_TILES, "a stage holds whole tiles, and so all scales of its columns");
+    static_assert(Sm90<Base>::X_COLUMNS == EIGHT_BIT_GROUP, "a box has the columns of a scale of x");
+
+    struct XScales {
+        float x_scales[Base::STAGES][BOXES][Base::TOKENS];
+    };
+};
+
+// x as it is loaded. map: of its bytes; scales: [boxes along K][rows], rows a multiple of TOKENS.
+struct EightBitX {
+    const TensorMap* map;
+    const float* scales;
+    int rows;
+};
+
+template <class Config>
+__device__ inline void load_x(Producer<Config>& producer, const EightBitX& x) {
+    constexpr int BOXES = Config::BOXES;
+    if (elect_sync()) prefetch_tensormap(x.map);
+    griddepcontrol_launch_dependents();
+    auto& smem = producer.smem;
+    const auto begin = [] {
+        init_wait<Config>();
+        griddepcontrol_wait();
+    };
+    producer.for_stages(
+        nullptr, begin, [&](const Source<Config>& source, int j, const PipelineState<Config>& state, u32) {
+            const u32 full = state.full(smem);
+            mbarrier_arrive_expect_tx(full, sizeof(smem.x[0]) + sizeof(smem.x_scales[0]));
+#pragma unroll
+            for (int box = 0; box < BOXES; ++box) {
+                const int number = j * BOXES + box;  // along K
+                tma_load_2d(shared_address(smem.x[state.stage][box]), x.map, source.token, number * Config::X_COLUMNS,
+                            full);
+                cp_async_bulk(shared_address(smem.x_scales[state.stage][box]),
+                              x.scales + i64(number) * x.rows + source.token, sizeof(smem.x_scales[0][0]), full);
+            }
+        });
+}
+
+}  // namespace qgemm

@@ -1,0 +1,53 @@
+"""C++ for the wgmma of every size: each has its own instruction, with N / 2 registers for the accumulators."""
+
+from __future__ import annotations
+
+from functools import cache
+
+WGMMA_N = range(8, 257, 8)  # sizes of the instruction
+WGMMA_S8_N = (*range(8, 33, 8), *range(48, 257, 16))  # and of that of signed bytes
+
+
+@cache
+def wgmma_header() -> str:
+    """C++ for the wgmma of every size: each has its own instruction, with N / 2 registers for the accumulators."""
+    shapes = (_wgmma(c_type, kind, n) for c_type, kind in (("half", "f16"), ("bf16", "bf16")) for n in WGMMA_N)
+    return f"#pragma once\nnamespace qgemm {{\n{''.join(shapes)}}}  // namespace qgemm\n"
+
+
+@cache
+def wgmma_s8_header() -> str:
+    """C++ for the wgmma of signed bytes of every size that it has."""
+    shapes = (_wgmma_s8(n, add) for n in WGMMA_S8_N for add in (0, 1))
+    return f"#pragma once\nnamespace qgemm {{\n{''.join(shapes)}}}  // namespace qgemm\n"
+
+
+def _wgmma_s8(n: int, add: int) -> str:
+    """C++ for m64nNk32 with operand A in registers."""
+    count = n // 2
+    d = ", ".join(f"%{i}" for i in range(count))
+    a = ", ".join(f"%{count + i}" for i in range(4))
+    outputs = ", ".join(f'"+r"(acc[{i}])' for i in range(count))
+    return f"""template <>
+__device__ __forceinline__ void wgmma_s8<{n}, {add}>(int (&acc)[{count}], const u32 (&a)[4], unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.ne.u32 p, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.s32.s8.s8 "
+                 "{{{d}}}, {{{a}}}, %{count + 4}, p; }}"
+                 : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}}
+"""
+
+
+def _wgmma(c_type: str, kind: str, n: int) -> str:
+    """C++ for m64nNk16 with operand A in registers."""
+    count = n // 2
+    d = ", ".join(f"%{i}" for i in range(count))
+    a = ", ".join(f"%{count + i}" for i in range(4))
+    outputs = ", ".join(f'"+f"(acc[{i}])' for i in range(count))
+    return f"""template <>
+__device__ __forceinline__ void wgmma<{c_type}, {n}>(
+    float (&acc)[{count}], const u32 (&a)[4], unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
+                 "{{{d}}}, {{{a}}}, %{count + 4}, p, 1, 1, 0; }}"
+                 : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}}
+"""

@@ -1,0 +1,143 @@
+"""Prefill on int8 tensor cores on the host: configs and their cost, the template, the launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache, partial
+from math import inf
+
+from qgemm.codec.eight_bits import level_range
+from qgemm.codec.format import Format
+from qgemm.codec.group_activations import GROUP
+from qgemm.cuda.configs import read
+from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.driver.tensor_map import TensorMap
+from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.jit.load import load
+from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
+from qgemm.cuda.layout import group_activations
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import EIGHT_BITS, Problem
+
+from .choices import fastest
+from .kernel import Kernel, Launchable
+from .prefill_sm90 import entering, stream_k_of, workspace_bytes
+from .sm90_config import Sm90Config, pipeline_template
+from .sm90_cost import Measured, model, work_of
+from .sm90_grid import PAIR, grid_of
+
+NAME = "prefill_sm90_a8_g128"
+
+
+class Pointers(ctypes.Structure):
+    """What changes from call to call, besides the tensor map of x."""
+
+    _fields_ = [
+        ("partials", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("x_scales", ctypes.c_void_p),
+        ("epilogue", EpilogueArguments),
+    ]
+
+
+@cache
+def measured() -> tuple[Measured, ...]:
+    """The configs with their time, the same for all formats."""
+    return tuple(
+        Measured(Sm90Config(tokens, row_blocks, wg_split_k, stage, bool(single_tile), x_scale=GROUP), *us)
+        for tokens, row_blocks, wg_split_k, stage, single_tile, *us in read(NAME)["configs"]
+    )
+
+
+TOKENS = tuple(sorted({row.config.tokens for row in measured()}))
+
+
+def template(fmt: Format, config: Sm90Config) -> Template:
+    """What the kernel is compiled with."""
+    least, greatest = level_range(fmt)
+    return {
+        **pipeline_template(fmt, config, EIGHT_BITS),
+        "LEAST_LEVEL": int(least),
+        "GREATEST_LEVEL": int(greatest),
+    }
+
+
+class EightBitLaunch:
+    """The kernel for all matrices of one shape and format, and so many rows of x.
+
+    enter: a call, with a raw stream handle and pointers to the codes of x, w, y, bias and residual (0 for none).
+    """
+
+    def __init__(self, p: Problem, config: Sm90Config) -> None:
+        """Prepare the launch on the current device."""
+        row_blocks, (output,), constants = -(-p.n // tiles.ROWS), p.outputs, template(p.format, config)
+        count, unit = config.tiles(p.m, row_blocks), config.unit(p.format)
+        units = -(-p.k // unit)
+        grid = grid_of(count, units, p.sms, config.single_tile, config.row_blocks * unit // tiles.K_BLOCK)
+        assert not (config.single_tile and count > grid.ctas)
+        function = load(NAME, p.format, **constants)
+        pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
+        partials, w, x_scales = (
+            ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
+            for name in ("partials", "w", "x_scales")
+        )
+        rows = group_activations.rows_of(p.m)
+        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(rows)
+        stream_k = stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks))
+        cluster = PAIR if grid.cluster_split_k else 0
+
+        def of_map(tensor_map: TensorMap) -> Launchable:
+            arguments = (tensor_map, w, x_scales, pointers.epilogue, partials, *sizes, stream_k)
+            shared, filled = int(constants["SMEM_BYTES"]), 3 + len(Outputs._fields_)
+            return Launch(function, grid.ctas, config.threads, shared, arguments, pointers, filled, cluster).enter
+
+        box = EIGHT_BITS, rows, group_activations.columns_of(p.k), config.tokens
+        scales_at = group_activations.scales_at(p.m, p.k)
+        of_x = entering(of_map, box, p.device, workspace_bytes(grid, count, config))
+
+        def enter(stream: int, x: int, w: int, *of_y: int) -> None:
+            of_x(stream, x, w, x + scales_at, *of_y)
+
+        self.enter, self.grid = enter, grid
+
+
+def takes(p: Problem) -> bool:
+    """Any number of rows of x, in eight bits."""
+    return p.format.tiled and p.format.integer and p.x == EIGHT_BITS and 90 <= p.sm < 100
+
+
+def predicted(p: Problem, row: Measured, m: int) -> float:
+    """The us of a config for M rows of x, infinite if it cannot serve them."""
+    config, constants = row.config, model()
+    if config.single_tile and config.tiles(m, -(-p.n // tiles.ROWS)) > p.sms:
+        return inf
+    work = work_of(p.format, config, m, p.n, p.k, p.sms, constants.l2_megabytes)
+    return float(constants.us(row.fixed_us, row.k_block_us, work))
+
+
+def fitting(fmt: Format) -> list[Measured]:
+    """The configs that a format's tiles fit."""
+    return [row for row in measured() if row.config.fits(fmt)]
+
+
+def configs(p: Problem) -> list[Sm90Config]:
+    """Every config for a format."""
+    return [row.config for row in fitting(p.format)]
+
+
+def ranked(p: Problem) -> list[tuple[Sm90Config, float]]:
+    """Every config that can serve a problem and its predicted us, the fastest first."""
+    times = ((row.config, predicted(p, row, p.m)) for row in fitting(p.format))
+    return sorted((pair for pair in times if pair[1] < inf), key=lambda pair: pair[1])
+
+
+def chosen(p: Problem, rows: Sequence[int]) -> list[Sm90Config]:
+    """The configs that are chosen for any of these numbers of rows of x."""
+    return fastest(((row.config, row.config.tokens, partial(predicted, p, row)) for row in fitting(p.format)), rows)
+
+
+PREFILL_SM90_A8_G128 = Kernel(
+    NAME, takes, configs, ranked, chosen, lambda p, config: template(p.format, config),
+    lambda p, config: EightBitLaunch(p, config).enter, reads=lambda p: (EIGHT_BITS,), adds=True,
+)  # fmt: skip

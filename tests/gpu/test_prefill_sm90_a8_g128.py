@@ -1,0 +1,145 @@
+"""Products of eight bits on int8 tensor cores: codes of W, exact integer sums, every config, NaN, epilogues."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import cupy, guarded, normal, random_tensor
+from strategies import INTEGER, each
+
+import qgemm
+from qgemm.codec.eight_bits import COLUMNS, EightBits, eight_bits
+from qgemm.codec.error_bound import a8_g128_exact, excess
+from qgemm.cuda.kernels import prefill_sm90_a8_g128 as prefill
+from qgemm.cuda.kernels import sm90_grid
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
+from qgemm.cuda.problem import gpu as gpu_of
+
+pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_90")
+
+KIND = "a8_g128"
+# A code, scale and minimum of each kind; the host harness has the codes of more (tests/test_operand_a.py).
+FORMATS = [fmt for fmt in INTEGER if fmt.name in ("q4_0", "q5_1", "q8_0", "q2_k", "q4_k", "q6_k", "mxfp4", "iq2_xs")]
+ROUNDINGS = (256 + 256 + 128) * 2.0**-11  # units: what 11 bits lose of ratios times codes, of offsets and of their sums
+
+
+def on_sm_90() -> bool:
+    cuda = qgemm.backends()["cuda"]
+    return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
+
+
+def of_kernel(w, on_device):
+    """The codes that the kernel multiplies, by products with columns of the identity: each is 127 times a code."""
+    k = w.shape[1]
+    found = eight_bits(w.format, w.blocks, k)
+    scale = found.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
+    y = qgemm.matmul(cupy().eye(k, dtype=np.float32), on_device, KIND).get().T.astype(np.float64)
+    codes = np.divide(y, scale, out=np.zeros_like(y), where=scale > 0)
+    np.testing.assert_allclose(codes, np.rint(codes), atol=1e-3)
+    off = np.abs(np.rint(codes) * scale - w.dequantize(np.float64))
+    assert (off <= (0.5 + ROUNDINGS) * scale).all()
+    assert np.abs(np.rint(codes)).max() <= 127
+    return EightBits(np.rint(codes).astype(np.int8), found.scale)
+
+
+@each(FORMATS)
+@pytest.mark.parametrize(("n", "k"), [(200, 32), (330, 1120)])
+def test_products_are_the_formula_in_exact_integers(fmt, n, k):
+    """M on both sides of each token tile; N and K that end inside a tile or a group; nothing beside y is touched."""
+    rng = np.random.default_rng(n + k)
+    w = random_tensor(fmt, n, k, rng)
+    on_device, k = w.to_device(), w.shape[1]
+    weights = of_kernel(w, on_device)
+    for m in (1, 63, 65, 128, 129, 300):
+        x = rng.standard_normal((m, k)).astype(np.float16)
+        rows, y = guarded(m, n)
+        qgemm.matmul(cupy().asarray(x), on_device, KIND, out=y)
+        got = rows.get()
+        assert np.isnan(got[[0, -1]]).all()
+        want, near = a8_g128_exact(qgemm.quantize_activations(x, KIND).blocks, weights)
+        assert excess(got[1:-1].astype(np.float64), want, 2 * near) <= 1
+
+
+@each([fmt for fmt in INTEGER if fmt.name in ("q4_0", "q4_k")])
+@pytest.mark.parametrize("row", prefill.measured(), ids=lambda row: str(row.config).replace(" ", "_"))
+def test_every_config(fmt, row, monkeypatch):
+    """Grids of whole tiles, stream-K, both, any split_k; row_blocks missing; always the same bits."""
+    config = row.config
+    if not config.fits(fmt):
+        pytest.skip("its tiles do not fit")
+    monkeypatch.setattr(sm90_grid, "STREAM_K_UNITS", 2)
+    cp, rng = cupy(), np.random.default_rng(sum(config))
+    on, sums = gpu_of(cp.cuda.Device().id), sm90_grid.SPLIT_K_COST
+    of_halves = 64 * (60 * config.row_blocks - 1) + 24, 1120, config.tokens
+    for n, k, m in ((64 * 3 + 24, 2080, config.tokens - 1), (2500, 800, 333), of_halves):
+        if config.single_tile and config.tiles(m, -(-n // tiles.ROWS)) > on.sms:
+            continue
+        w = random_tensor(fmt, n, k, rng)
+        on_device, k = w.to_device(), w.shape[1]
+        x = rng.standard_normal((m, k)).astype(np.float16)
+        prepared, weights = qgemm.quantize_activations(cp.asarray(x), KIND), of_kernel(w, on_device)
+        want, near = a8_g128_exact(prepared.blocks(), weights)
+        p, grids = Problem(fmt, KIND, m, n, k, on.sm, EIGHT_BITS, (Output(n),), 0, on.device, on.sms), set()
+        for split_k in sums:
+            monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
+            launch = prefill.EightBitLaunch(p, config)
+            if launch.grid in grids:
+                continue
+            grids.add(launch.grid)
+            seen = set()
+            for _ in range(3):
+                rows, y = guarded(m, n)
+                stream = cp.cuda.get_current_stream().ptr
+                launch.enter(stream, prepared.pointer, on_device.pointer, y.data.ptr, 0, 0)
+                seen.add(rows.get().tobytes())
+            assert len(seen) == 1
+            assert excess(y.get().astype(np.float64), want, 2 * near) <= 1
+
+
+def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
+    w = random_tensor(qgemm.FORMATS["q4_0"], 150, 512, np.random.default_rng(1))
+    x = normal(140, 512)
+    want = qgemm.matmul(cupy().asarray(x), w.to_device(), KIND).get()
+    x[1, 7], x[133, 200] = np.nan, -np.inf
+    blocks = w.blocks.copy()
+    blocks["d"][3, 2], blocks["d"][140, 0] = np.nan, np.inf
+    broken = qgemm.Tensor(w.format, w.shape, blocks).to_device()
+    y = qgemm.matmul(cupy().asarray(x), broken, KIND).get()
+    lost = np.zeros(y.shape, bool)
+    lost[[1, 133]] = lost[:, [3, 140]] = True
+    np.testing.assert_array_equal(np.isnan(y), lost)
+    np.testing.assert_array_equal(y[~lost], want[~lost])
+
+
+def test_many_repeats_prepared_and_epilogues_give_the_same_bits():
+    rng = np.random.default_rng(5)
+    w = random_tensor(qgemm.FORMATS["q4_k"], 1000, 2048, rng).to_device()
+    x = cupy().asarray(normal(300, 2048).astype(np.float16))
+    first = qgemm.matmul(x, w, KIND)
+    for _ in range(200):
+        assert bool((qgemm.matmul(x, w, KIND) == first).all())
+    prepared = qgemm.quantize_activations(x, KIND)
+    bias, residual = cupy().asarray(normal(1000)), cupy().asarray(normal(300, 1000, seed=1))
+    for source in (x, prepared, prepared):
+        np.testing.assert_array_equal(qgemm.matmul(source, w, KIND).get(), first.get())
+        added = qgemm.matmul(source, w, KIND, bias=bias, residual=residual)
+        np.testing.assert_array_equal(added.get(), (first + bias + residual).get())
+        half = qgemm.matmul(source, w, KIND, dtype="float16")
+        np.testing.assert_array_equal(half.get(), first.get().astype(np.float16))
+    with pytest.raises(qgemm.UnsupportedError, match="for activation 'a8_g128', got 'a8'"):
+        qgemm.matmul(prepared, w, "a8")
+
+
+@each([fmt for fmt in FORMATS if fmt.name in ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4")])
+def test_relative_error_of_products(fmt):
+    """Against exact weights and activations: 1.5% on normal activations, 3% with outlier channels."""
+    rng = np.random.default_rng(2)
+    w = qgemm.quantize(rng.standard_normal((256, 2048)).astype(np.float32), fmt.name)
+    x = rng.standard_normal((64, 2048)).astype(np.float32)
+    outliers = x.copy()
+    outliers[:, rng.choice(2048, 20, replace=False)] *= 20
+    for values, most in ((x, 0.015), (outliers, 0.03)):
+        want = values.astype(np.float64) @ w.dequantize(np.float64).T
+        y = qgemm.matmul(cupy().asarray(values), w.to_device(), KIND).get()
+        assert np.sqrt(((y - want) ** 2).mean() / (want**2).mean()) < most
