@@ -21,6 +21,19 @@ __device__ inline float load_as(const void* data, int type, i64 i) {
     }
 }
 
+// load_as in two steps, of which only the second waits for the load: the bits of a value; the value.
+__device__ inline u32 load_raw(const void* data, int type, i64 i) {
+    u32 bits = 0;
+    if (type == FLOAT32) bits = static_cast<const u32*>(data)[i];
+    if (type == FLOAT16 || type == BFLOAT16) bits = static_cast<const u16*>(data)[i];
+    return bits;
+}
+__device__ inline float value_of(u32 bits, int type) {
+    if (type == FLOAT32) return __uint_as_float(bits);
+    if (type == BFLOAT16) return __uint_as_float(bits << 16);
+    return type == FLOAT16 ? __half2float(__ushort_as_half(u16(bits))) : 0;
+}
+
 __device__ inline void store_as(void* data, int type, i64 i, float value) {
     switch (type) {
         case FLOAT32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,15 @@ def random_experts(fmt, e, n, k, rng):
     """Random weights [E, N, K'], with scales such that products by them stay in the range of float16."""
     w = random_tensor(fmt, e * n, k, rng)
     return qgemm.Tensor(fmt, (e, n, w.shape[1]), w.blocks.reshape(e, n, -1))
+
+
+def golden_experts(fmt, e, n):
+    """Experts [E, n, 512] of the bytes that ggml's C wrote for a type, and the values that it reads from them."""
+    with np.load(Path(__file__).parent / "data" / "ggml_blocks.npz") as golden:
+        rows, values = golden[f"{fmt.name}/blocks"], golden[f"{fmt.name}/values"]
+    order = np.arange(e * n) * 7 % len(rows)  # experts begin at other rows
+    blocks = np.ascontiguousarray(rows[order]).view(fmt.dtype).reshape(e, n, -1)
+    return qgemm.Tensor(fmt, (e, n, values.shape[1]), blocks), values[order].reshape(e, n, -1).astype(np.float64)
 
 
 def product(x, w, bias=None, dtype="float32", rounded="float32"):

@@ -19,7 +19,8 @@ class Launch:
 
     seen: list[tuple[int, int]] = []  # noqa: RUF012 grids, cleared by each test
 
-    def __init__(self, kernel, grid, block, shared, arguments, pointers, count):
+    def __init__(self, kernel, grid, block, shared, arguments, pointers, count, cluster=0):
+        self.cluster = max(cluster, 1)
         self.kernel, self.grid, self.block, self.count = kernel, grid, block, count
         self.arguments, self.pointers = arguments, pointers
 
@@ -28,7 +29,7 @@ class Launch:
         raw = np.array(pointers, np.uint64).tobytes()
         ctypes.memmove(ctypes.addressof(self.pointers), raw, len(raw))
         Launch.seen.append(self.grid)
-        self.kernel(self.grid, self.block, *self.arguments)
+        self.kernel(self.grid, self.block, *self.arguments, cluster=self.cluster)
 
 
 def on_device(w: qgemm.Tensor) -> DeviceExperts:

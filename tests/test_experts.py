@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from experts import known_layer, known_matmul, random_experts, routed
+from experts import golden_experts, known_layer, known_matmul, random_experts, routed
 from helpers import normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -73,6 +73,19 @@ def test_a_layer(fmt, name, data):
     if (biases[0] is None) == (biases[1] is None):
         of_both = None if biases[0] is None else np.concatenate(biases[:2], axis=1)
         np.testing.assert_array_equal(qgemm.moe(x, merged, down, ids, weights, name, biases=[of_both, biases[2]]), y)
+
+
+@pytest.mark.parametrize("spelled", ["mxfp4", "q4_k"])
+def test_bytes_of_ggml_as_experts(spelled):
+    """Those of a file: the values that ggml's C reads are multiplied."""
+    w, values = golden_experts(qgemm.FORMATS[spelled], 5, 11)
+    rng = np.random.default_rng(5)
+    ids, _ = routed(rng, 7, 3, 5)
+    x = (rng.standard_normal((7, 512)) / 16).astype(np.float32)
+    found, known = qgemm.moe_matmul(x, w, ids), known_matmul(x, w, ids)
+    exact = np.einsum("tk,tjnk->tjn", x.astype(np.float64), values[ids])
+    np.testing.assert_allclose(known.y, exact, rtol=1e-12, atol=1e-12)
+    assert within(found, known)
 
 
 def layer(seed=0, e=5, f=64, k=96):

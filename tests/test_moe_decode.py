@@ -96,6 +96,43 @@ def test_a_layer(fmt, name, data, host):
     Launch.seen.clear()
 
 
+@pytest.mark.parametrize("cluster", [2, 8])
+def test_ctas_of_a_cluster_share_k(cluster, host, monkeypatch):
+    """Of a gate and of the sum over a token's experts, one of which is none; each expert's K is a few tiles long."""
+    chosen = moe_decode.decode_ranked
+    monkeypatch.setattr(
+        moe_decode, "decode_ranked", lambda *p: [row._replace(cluster_split_k=cluster) for row in chosen(*p)]
+    )  # fmt: skip
+    rng = np.random.default_rng(4)
+    gate, up, down = (random_experts(Q4_0, 5, *shape, rng) for shape in ((96, 320), (96, 320), (320, 96)))
+    ids, weights = routed(rng, 3, 3, 5)
+    given_ids, weights[1, 2] = ids.copy(), 0
+    given_ids[1, 2] = -1
+    x = (rng.standard_normal((3, 320)) / 64).astype(np.float16)
+    biases = [(rng.standard_normal((5, n)) / 8).astype(np.float32) for n in (96, 96, 320)]
+    y = qgemm.moe(
+        device(x), [on_device(gate), on_device(up)], on_device(down), device(given_ids), device(weights),
+        biases=[device(bias) for bias in biases],
+    )  # fmt: skip
+    assert within(y, known_layer(x.astype(np.float32), gate, up, down, ids, weights, "silu", biases, "float16"))
+
+
+def test_a_token_without_experts_is_zero_whatever_the_first_expert_holds(host):
+    """W of expert 0 is NaN, and no token of the call is its: one has no expert at all."""
+    rng = np.random.default_rng(5)
+    gate, up, down = (random_experts(Q4_0, 3, *shape, rng) for shape in ((64, 96), (64, 96), (96, 64)))
+    for w in (gate, up, down):
+        w.blocks["d"][0] = np.nan
+    ids = np.array([[-1, 3], [2, -1], [1, 2]])
+    x = (rng.standard_normal((3, 96)) / 64).astype(np.float16)
+    on = [on_device(w) for w in (gate, up, down)]
+    weights = np.full(ids.shape, 0.5, np.float32)
+    y = qgemm.moe(device(x), on[:2], on[2], device(ids), device(weights)).get()
+    assert np.isfinite(y).all()
+    assert not y[0].any()
+    assert y[1:].any(1).all()
+
+
 @few
 @given(data=st.data())
 def test_gate_and_up_of_two_formats(data, host):

@@ -109,16 +109,20 @@ def test_every_matrix_has_a_decode_config(name, kernel, tokens, sm):
 
 
 def test_clusters_share_long_rows_alone():
-    """A CTA of a cluster reads a part of x: of few rows of W with many columns. The kernel of experts has none."""
-    clustered = [row for row in decode_config.DECODE_CONFIGS if row.cluster_split_k > 1]
+    """A CTA of a cluster reads a part of x: of few rows of W with many columns, as the experts of a token have."""
+    clustered = [
+        row for row in decode_config.DECODE_CONFIGS if row.cluster_split_k > 1 and row.kernels[0] != "moe_decode_sum"
+    ]
     assert clustered
     assert all(row.k >= 8192 and row.kernels == ("decode",) for row in clustered)
     for m, k in itertools.product((1, 8), (4096, 14336)):
         problem = Problem(qgemm.FORMATS["q4_0"], "a16", m, 4096, k, 90, outputs=(Output(4096),))
         assert (routes.route(problem).kernel.choose(problem).cluster_split_k > 1) == (m == 8 and k == 14336)
         experts = problem._replace(routed=Routed())
-        assert routes.route(experts).kernel.choose(experts).cluster_split_k == 1
-        assert not routes.route(experts).kernel.choose(experts).prefetch
+        summed = experts._replace(m=1, k=k // 4, routed=Routed(top_k=4, summed=True))
+        assert routes.route(summed).kernel.choose(summed).cluster_split_k > 1
+        for asked in (experts, summed):
+            assert not routes.route(asked).kernel.choose(asked).prefetch
 
 
 @each([fmt for fmt in TILED if fmt.integer])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cpu_tables
+import expert_tables
 import layouts
 import models
 import numpy as np
@@ -179,6 +180,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/kernels/cpu.md": {"cpu": cpu_tables.long_table},
     "docs/kernels/encoding.md": {"encoders": cpu_tables.encode_table},
+    "docs/kernels/experts.md": {"experts": expert_tables.table},
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
     "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
     "docs/choosing-a-config.md": {"routes": routes_table},

@@ -86,7 +86,8 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     }
 }
 
-// All of a CTA, x: its m rows. store: see reduce_and_store.
+// All of a CTA, x: its m rows. store: see reduce_and_store; store.begin() runs while the first weights are on their
+// way.
 template <class Config, class Coord, class Store>
 __device__ __forceinline__ void run_decode(const Coord& coord, const typename Config::In* x, int m,
                                            unsigned char* memory,
@@ -106,7 +107,7 @@ __device__ __forceinline__ void run_decode(const Coord& coord, const typename Co
 
     typename Config::WarpAcc acc = {};
     XSums<Config> x_sums = {};
-    main_loop<Config::STAGES>(
+    main_loop<Config::STAGES, Config::X_FIRST>(
         coord.count, barriers,
         [&](int stage) {
             barriers.first_copy(stage, pipeline.bytes(k_tiles),
@@ -116,6 +117,7 @@ __device__ __forceinline__ void run_decode(const Coord& coord, const typename Co
         [&] {
             share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT);
             prefetch_w<Config>(pipeline, k_tiles);
+            store.begin();
         },
         [] {}, [&](int stage) { x_loader.load(stage); },
         [&](int i, int stage) {

@@ -36,7 +36,8 @@ struct Decode : TileConfig<Base> {
 
     static_assert(ROWS % CLUSTER_SPLIT_K == 0, "each CTA of a cluster stores as many rows");
 
-    static constexpr bool SUMMED = false;  // whether y is the sum over several matrices W, as experts.cuh has it
+    // What experts.cuh has: whether y is the sum over several matrices W; whether x may be read from the start.
+    static constexpr bool SUMMED = false, X_FIRST = false;
 
     // Whether the minimums of a super-block meet the sums of x once a tile.
     static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;

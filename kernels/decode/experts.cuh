@@ -2,9 +2,10 @@
 //
 // A slot is a place in ids [T, top_k]. Not SUMMED: a CTA has some rows of the expert of slot blockIdx.y. SUMMED: it has
 // these rows of all experts of token blockIdx.y, whose K lie end to end, and x has K numbers for each.
-// Config: Decode of config.cuh, TOKENS = 1.
+// Config: Decode of config.cuh, TOKENS = 1, SUMMED.
 #pragma once
 
+#include "../ptx/vote_ballot.cuh"
 #include "coord.cuh"
 
 namespace qgemm {
@@ -12,27 +13,36 @@ namespace qgemm {
 template <class Config>
 struct ExpertCoord : WarpCoord<Config> {
     const ExpertProducts& all;
-    i64 slot;    // of the CTA, or the first of its token
-    int expert;  // of the slot, or of slot + lane; -1: none
+    const int (&shared)[32];  // experts of the slot, or of the token's slots, of all warps
+    i64 slot;                 // of the CTA, or the first of its token
+    int expert;               // of the slot, or of slot + lane; -1: none
+    int stand_in;             // SUMMED: what is read in the place of none, an expert of the token; -1: it has no expert
 
-    // After griddepcontrol.wait: the kernel before this one may write the ids.
-    __device__ ExpertCoord(const ExpertProducts& all)
-        : WarpCoord<Config>(all.products), all(all), slot(Config::SUMMED ? i64(blockIdx.y) * all.top_k : blockIdx.y) {
+    // Once the ids are there. shared: shared memory; one warp loads what all would ask the same bank of the L2 cache for.
+    __device__ ExpertCoord(const ExpertProducts& all, int (&shared)[32])
+        : WarpCoord<Config>(all.products),
+          all(all),
+          shared(shared),
+          slot(Config::SUMMED ? i64(blockIdx.y) * all.top_k : blockIdx.y) {
         static_assert(Config::TOKENS == 1, "tokens of a CTA have different experts");
-        static_assert(Config::CLUSTER_SPLIT_K == 1 && Config::PREFETCH == 0, "W is not known before the ids are there");
+        if (this->warp_k == 0)
+            shared[this->lane] = this->lane < (Config::SUMMED ? all.top_k : 1) ? expert_of(slot + this->lane) : -1;
+        __syncthreads();
         if constexpr (Config::SUMMED) {
-            expert = this->lane < all.top_k ? expert_of(slot + this->lane) : -1;
+            expert = shared[this->lane];
+            const u32 there = vote_ballot(expert >= 0);
+            stand_in = there ? __shfl_sync(~0u, expert, __ffs(there) - 1) : -1;
             const i64 tiles = this->tiles_along * all.top_k;
-            this->count =
-                int(tiles - this->warp_k + Config::WARP_SPLIT_K - 1) / Config::WARP_SPLIT_K * Config::K_BLOCKS;
+            this->count = int(tiles - this->share + Config::SPLIT_K - 1) / Config::SPLIT_K * Config::K_BLOCKS;
         } else {
-            expert = expert_of(slot);
+            expert = shared[0];
             this->tiles = of_expert(this->tiles, expert);
         }
     }
-    // -1 for an id that is no expert.
+    // -1 for an id that is no expert. From the L2 cache: griddepcontrol.wait may be still to come.
     __device__ int expert_of(i64 slot) const {
-        const i64 id = all.wide_ids ? static_cast<const i64*>(all.ids)[slot] : static_cast<const int*>(all.ids)[slot];
+        const i64 id = all.wide_ids ? __ldcg(static_cast<const i64*>(all.ids) + slot)
+                                    : __ldcg(static_cast<const int*>(all.ids) + slot);
         return id >= 0 && id < all.experts ? int(id) : -1;
     }
     // A tile of expert 0 -> the same one of an expert; of none, some that are there.
@@ -48,8 +58,8 @@ template <class Config>
 struct KTileIterator<Config, true> {
     const ExpertCoord<Config>& coord;
     const typename Config::Tile* tile;
-    i64 along = coord.warp_k;  // tiles of the row_block before `tile`
-    int number = 0;            // of the expert among the token's
+    i64 along = coord.share;  // tiles of the row_block before `tile`
+    int number = 0;           // of the expert among the token's
     int k_block = 0, count = 0;
 
     __device__ KTileIterator(const ExpertCoord<Config>& coord) : coord(coord) { enter_expert(); }
@@ -61,13 +71,13 @@ struct KTileIterator<Config, true> {
     // By the whole warp.
     __device__ void advance() {
         if (Config::K_BLOCKS > 1 && ++k_block < Config::K_BLOCKS) return;
-        k_block = 0, ++count, along += Config::WARP_SPLIT_K;
+        k_block = 0, ++count, along += Config::SPLIT_K;
         enter_expert();
     }
     __device__ void enter_expert() {
         while (along >= coord.tiles_along) along -= coord.tiles_along, ++number;
         const int expert = __shfl_sync(~0u, coord.expert, number % 32);  // behind the last: of a tile that is not read
-        tile = coord.of_expert(coord.tiles - coord.warp_k + along, expert);
+        tile = coord.of_expert(coord.tiles - coord.share + along, expert < 0 ? coord.stand_in : expert);
     }
 };
 

@@ -184,17 +184,28 @@ __device__ inline void prefetch_w(Pipeline& pipeline, const KTileIterator<Config
 // Main loop of a warp over `count` k_blocks. load_w(stage), load_x(stage) copy the next k_block into a stage;
 // multiply(i, stage) accumulates k_block number i. prologue() runs while the first weights are on their way,
 // prepare_x() once x may be read: W never changes, x and y may be written by the kernels before this one.
-template <int STAGES, class Barriers, class LoadW, class Prologue, class PrepareX, class LoadX, class Multiply>
+// X_FIRST: x may be read from the start. Then its copies go ahead of those of W, behind which they would take 3 us.
+template <int STAGES, bool X_FIRST = false, class Barriers, class LoadW, class Prologue, class PrepareX, class LoadX,
+          class Multiply>
 __device__ inline void main_loop(int count, const Barriers& barriers, LoadW load_w, Prologue prologue,
                                  PrepareX prepare_x, LoadX load_x, Multiply multiply) {
+    const auto load_all_x = [&] {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            if (stage < count) load_x(stage);
+            barriers.close(stage);
+        }
+    };
+    if constexpr (X_FIRST) {
+        prepare_x();
+        load_all_x();
+    }
     for (int stage = 0; stage < min(STAGES, count); ++stage) load_w(stage);
     prologue();
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    prepare_x();
-    for (int stage = 0; stage < STAGES; ++stage) {
-        if (stage < count) load_x(stage);
-        barriers.close(stage);
+    if constexpr (!X_FIRST) {
+        prepare_x();
+        load_all_x();
     }
     int stage = 0, phase = 0;
     for (int i = 0; i < count; ++i) {

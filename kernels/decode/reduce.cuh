@@ -101,6 +101,7 @@ template <class Config>
 struct StoreProducts {
     const WarpCoord<Config>& coord;
 
+    __device__ void begin() {}
     template <class Sums>
     __device__ void operator()(int token, i64 row, Sums sums) const {
         const Epilogue epilogue = epilogue_of(coord.index);

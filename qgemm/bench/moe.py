@@ -26,10 +26,10 @@ from qgemm.routing import GATE_OF, Function
 from qgemm.tensor import Tensor
 from qgemm.text import columns
 
-from . import baselines
+from . import baselines, moe_host
 from .gpu import facts
 from .results import Results, Row
-from .timing import REPEATS, Call, Loop, capture, compare
+from .timing import REPEATS, Call, Loop, capture, compare, rotation
 from .weights import random_blocks, repeated_rows
 
 DRAWN = 256  # rows of a matrix that are drawn, and repeated
@@ -97,7 +97,7 @@ def run() -> tuple[Results, list[str]]:
 
     stream = cupy.cuda.Stream(non_blocking=True)
     results, failures = facts(stream), list[str]()
-    results["rows"] = []
+    results.update(moe_host.times(), rows=[])
     for found in rows(stream, results["read_gbs"]):
         if isinstance(found, str):
             failures.append(found)
@@ -142,20 +142,21 @@ def _row(
 
     rng = np.random.default_rng(t)
     routings = list(_rotating(model, t, rng, skew))
-    x = cupy.asarray(rng.standard_normal((t, model.k), np.float32).astype(np.float16))
+    x = cupy.asarray((rng.standard_normal((t, model.k), np.float32) / 16).astype(np.float16))
     y = cupy.empty((t, model.k), np.float16)
     cupy.cuda.Device().synchronize()
     who = f"{model.name} {model.format} T={t}{' skewed' if skew else ''}"
     try:
         error = check(stream, model, weights, x, routings[0], y)
-        loops = {"us": capture(stream, [partial(layer, model, weights, x, each, y) for each in routings])}
+        met = float(np.mean([len(np.unique(each.ids)) for each in routings]))
+        loop = rotation(routings, met * model.expert_bytes, model.operations(t))
+        loops = {"us": capture(stream, [partial(layer, model, weights, x, each, y) for each in loop])}
         if beside:
             loops.update(alternatives(stream, model, weights, x, routings))
     except (RuntimeError, ArithmeticError) as problem:
         yield f"{who}: {problem}"
         return
     taken = dict(zip(loops, compare(stream, list(loops.values()), repeats), strict=True))
-    met = float(np.mean([len(np.unique(each.ids)) for each in routings]))
     us = taken.pop("us")
     yield {
         "model": model.name, "types": model.format, "M": t, "skew": int(skew), **us._asdict(), "error": error,

@@ -13,7 +13,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
-from qgemm.bench import contest, convert, cpu, encode, encoders, gpu, model, moe, results, sweep, timing
+from qgemm.bench import contest, convert, cpu, encode, encoders, gpu, model, moe, moe_host, results, sweep, timing
 from qgemm.bench.results import Results
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
@@ -180,6 +180,7 @@ def experts(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.moe; 1 if a layer was wrong."""
     found, failures = moe.run()
     print(moe.table(found["rows"]))
+    print(moe_host.line(found))
     if args.out is not None:
         write_file(file_at(args.out, "moe"), ("\n".join(json_lines(found)) + "\n").encode())
     for failure in failures:

@@ -185,7 +185,7 @@ def _by_slots(call: Call, layer: Layer, x: Given, ids: Given, weights: Given, pa
         gated = up._replace(y=middle, residual=values)
         routed = routed._replace(stride=stride_of(second))
         _launch(call, second, routed, x, ids, weights, f, [gated], layer.gate)
-    summed = routed._replace(x_of_slots=True, summed=True, stride=stride_of(down))
+    summed = routed._replace(x_of_slots=True, summed=True, stride=stride_of(down), ids_are_known=True)
     _launch(call, down, summed, middle, ids, weights, down.shape[1], [last])
 
 

@@ -44,7 +44,8 @@ class Routed(NamedTuple):
     ids, weights: NumPy's names of the types of the ids and of the router's weights, "" for none. x_of_slots: whether x
     is [T, top_k, K]. summed: whether y is the sum over a token's experts. stride: of the tensor's experts, which may
     hold more than the N rows of the problem. tokens: where the rows of x and y lie sorted by expert, so many of an
-    expert make a token tile, and M of the problem counts rows; 0 where they lie as ids do.
+    expert make a token tile, and M of the problem counts rows; 0 where they lie as ids do. ids_are_known: whether the
+    launch before reads the same ids.
     """
 
     experts: int = 1
@@ -55,6 +56,7 @@ class Routed(NamedTuple):
     summed: bool = False
     stride: ExpertStride = ExpertStride(0, 0)
     tokens: int = 0
+    ids_are_known: bool = False
 
 
 class Problem(NamedTuple):

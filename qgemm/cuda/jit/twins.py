@@ -71,7 +71,7 @@ class ExpertProducts(ctypes.Structure):
 
     products: one, or a gate and what it gates; their tiles are those of expert 0. weights: of the router, [T, top_k] of
     a type of TYPE_CODES, or null. expert_bytes, expert_rows: from the tiles and from the biases of an expert to the
-    next one's. x_of_slots: whether x has a row for each expert of a token.
+    next one's. x_of_slots: whether x has a row for each expert of a token. ids_are_known: before griddepcontrol.wait.
     """
 
     _fields_ = [
@@ -79,6 +79,7 @@ class ExpertProducts(ctypes.Structure):
         ("products", Products),
         *((name, ctypes.c_int64) for name in ("expert_bytes", "expert_rows")),
         *((name, ctypes.c_int32) for name in ("experts", "top_k", "wide_ids", "weights_type", "x_of_slots")),
+        ("ids_are_known", ctypes.c_int32),
     ]
 
 

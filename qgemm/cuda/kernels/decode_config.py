@@ -65,8 +65,13 @@ class DecodeConfig(NamedTuple):
         Half of `shared`, and more than what would let an SM hold one more than were meant, however short the pipelines
         of few bits a weight are.
         """
-        meant = (SM_SHARED << 10) // self.shared if self.least >= BULK_COPIES else 0
+        meant = self.ctas
         return max(self.shared // 2, (SM_SHARED << 10) // (meant + 1) if meant else 0) + BARRIERS
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that an SM is meant to hold; 0 where that is left open."""
+        return (SM_SHARED << 10) // self.shared if self.least >= BULK_COPIES else 0
 
     def __str__(self) -> str:
         """E.g. "2 m16_tiles, warp_split_k 16, 213 KiB, at most 4 stages"."""

@@ -139,7 +139,7 @@ inline T __shfl_sync(unsigned, T value, int from, int width = 32) {
 }
 
 // Clusters: CTAs run one after the other, so what one stores in another's shared memory is kept, and is there at the
-// barriers of the next run of the grid (run.h). Address -> value, of each CTA.
+// barriers of the next run of their row of the grid (run.h). Address -> value, of each CTA of a row.
 inline unsigned& cluster_size() {
     static unsigned size = 1;
     return size;

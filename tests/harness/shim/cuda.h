@@ -71,6 +71,7 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return (uint64_t(high) << 32 | low) >> (shift & 31);
 }
 inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
+inline int __ffs(unsigned bits) { return __builtin_ffs(int(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
 inline int __dp4a(int a, int b, int c) {

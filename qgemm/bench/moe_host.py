@@ -1,0 +1,58 @@
+"""What the call of a layer of experts costs the host beside that of one product: at most 2.5 times as much is wanted.
+
+Experts are small, so that the GPU is never in the way. There are as many launches as of large ones: two where each slot
+looks its expert up, four where tokens are sorted.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from qgemm.experts import moe
+from qgemm.ops import matmul, quantize
+from qgemm.tensor import Tensor
+
+from .host import running_on, some_cpus, typical
+from .results import Results
+from .timing import Call
+
+EXPERTS, TOP_K, K, F = 16, 4, 256, 256
+TOKENS = {"layer, 1 token": 1, "layer, 512 tokens": 512}
+CPUS, CALLS, WARM_UP_S = 4, 200, 0.01
+
+
+def times() -> Results:
+    """us of a call on the fastest of some CPUs: one product, and layers."""
+    import cupy
+
+    rng = np.random.default_rng(0)
+
+    def experts(n: int, k: int) -> Tensor:
+        return quantize(rng.standard_normal((EXPERTS, n, k), np.float32), "q4_0")
+
+    gate, up, down = (experts(*shape).to_device() for shape in ((F, K), (F, K), (K, F)))
+    one, x = gate[0], cupy.asarray(rng.standard_normal((1, K)).astype(np.float16))
+    y = cupy.empty((1, F), np.float16)
+    calls: dict[str, Call] = {"product": partial(matmul, x, one, out=y)}
+    for name, t in TOKENS.items():
+        rows = cupy.asarray(rng.standard_normal((t, K)).astype(np.float16))
+        ids = cupy.asarray(np.argsort(rng.random((t, EXPERTS)), axis=1)[:, :TOP_K].astype(np.int32))
+        weights, out = cupy.full((t, TOP_K), np.float32(0.25)), cupy.empty((t, K), np.float16)
+
+        calls[name] = partial(moe, rows, (gate, up), down, ids, weights, out=out)
+    best = dict.fromkeys(calls, np.inf)
+    for cpu in some_cpus()[:CPUS]:
+        with running_on(cpu):
+            for name, call in calls.items():
+                us = typical(call, cupy.cuda.Device().synchronize, CALLS, WARM_UP_S)
+                best[name] = min(best[name], us)
+    return {"host_us": best}
+
+
+def line(found: Results) -> str:
+    """For a terminal."""
+    us = found["host_us"]
+    layers = (f"{name} {us[name]:.1f} ({us[name] / us['product']:.2f})" for name in TOKENS)
+    return f"us of the host for a call, times a product's: product {us['product']:.1f}, {', '.join(layers)}"
