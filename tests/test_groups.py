@@ -7,14 +7,16 @@ import pickle
 
 import numpy as np
 import pytest
-from helpers import normal
+from helpers import exact, normal, random_tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import seeds
 
 import qgemm
+from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import Levels
 from qgemm.codec.search import quantize as by_importance
+from qgemm.cpu import native
 from qgemm.cuda.layout import tile
 from qgemm.formats import format_named, format_of
 from qgemm.formats.groups import BITS, GROUPS, SCALES, ZEROS, group_format, members
@@ -191,3 +193,27 @@ def test_products_are_those_of_the_decoded_weights(rng, m, activation):
         size = np.abs(seen) @ (np.abs(w.dequantize()) + np.abs(fmt.levels(w.blocks.reshape(-1)).scale).max() * 255).T
         got = qgemm.matmul(given, w, activation=activation)
         assert (np.abs(got - want) <= size * (2.0**-15 if activation == "a16" else 2.0**-9)).all()
+
+
+@pytest.mark.compiles
+@pytest.mark.skipif(bool(native.reason()), reason=f"no compiled code: {native.reason()}")
+@pytest.mark.parametrize(
+    "name",
+    ["u1_g32", "u1z_g64", "u2_g32", "u2_g128", "u3_g256", "u4f_g64_bf16", "u5z_g128", "u6_g32", "u7z_g64", "u8_row"],
+)  # fmt: skip
+def test_compiled_products_of_each_layout(name, monkeypatch):
+    """By the header of the family: a16 and a8, few and many rows; K ends inside 256 columns; weights bit for bit."""
+    monkeypatch.delenv("QGEMM_CPU")
+    fmt, rng = format_of(name), np.random.default_rng(5)
+    w = random_tensor(fmt, 35, fmt.weights * 3, rng)
+    for m in (1, 70):
+        x = normal(m, w.shape[1], seed=m)
+        bound = a16_bound(x.astype(np.float64), magnitudes(fmt, w.blocks))
+        assert excess(qgemm.matmul(x, w).astype(np.float64), exact(x, w), 4 * bound) <= 1
+        blocks = qgemm.quantize_activations(x)
+        want, bound = a8_exact(blocks.blocks, fmt, w.blocks)
+        assert excess(qgemm.matmul(blocks, w).astype(np.float64), want, 2 * bound) <= 1
+    values = np.empty(w.shape, np.float32)
+    assert native.decode(fmt, w.blocks, None, values) == (fmt.zero is not None or fmt.dtype["z"].kind == "u")
+    if native.decode(fmt, w.blocks, None, values):
+        np.testing.assert_array_equal(values, fmt.dequantize(w.blocks))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import sanitize
 from strategies import TILED, each
@@ -43,3 +46,27 @@ def test_a_pair_of_ctas_shares_tiles_of_several_row_blocks(fmt, sms, monkeypatch
     config = sanitize.wide_config(fmt)
     assert sanitize.WIDE // tiles.ROWS % config.row_blocks > 0
     assert grid(config, config.tokens - 8, sanitize.WIDE, sms, fmt).cluster_split_k == 2
+
+
+def test_words_are_tools_formats_and_families(monkeypatch, capsys):
+    """Each has a process of its own, by all formats and families where none is named."""
+    commands = []
+    monkeypatch.setattr(
+        sanitize.subprocess, "run", lambda command: commands.append(command) or SimpleNamespace(returncode=0)
+    )
+    for words in (["racecheck", "q4_0", "experts"], ["memcheck", "clusters", "q6_k"], []):
+        monkeypatch.setattr("sys.argv", ["sanitize.py", *words])
+        assert sanitize.main() == 0
+    assert [command[command.index("--work") + 1 :] for command in commands[:2]] == [
+        ["racecheck", "q4_0", "experts"],
+        ["memcheck", "q6_k", "clusters"],
+    ]
+    assert [command[command.index("--tool") + 1] for command in commands[2:]] == list(sanitize.TOOLS)
+    assert commands[-1][-3:] == list(sanitize.FAMILIES)
+    assert capsys.readouterr().out.count("clean") == 6
+
+
+@each(TILED)
+def test_any_bytes_are_blocks(fmt):
+    w = sanitize.random_tensor(fmt, (3, 8, 512), np.random.default_rng(0))
+    assert (w.shape, w.format) == ((3, 8, 512), fmt)

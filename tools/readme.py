@@ -133,10 +133,10 @@ def code_sources() -> dict[str, Codes]:
         codes = of_tensor(Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))).codes
         assert codes is not None
         found[str(fmt)] = codes
-    for bits, methods in ((4, "AWQ, GPTQ"), (8, "GPTQ")):
+    for bits in (2, 3, 4, 8):
         top, middle = 2**bits - 1, 2 ** (bits - 1)
-        found[f"{methods} of {bits} bits, every zero {middle}"] = Codes(0, top, -middle, top - middle, False, never)
-        found[f"{methods} of {bits} bits, any zeros"] = Codes(0, top, -top, top, False, never)
+        found[f"groups of {bits} bits, every zero {middle}"] = Codes(0, top, -middle, top - middle, False, never)
+        found[f"groups of {bits} bits, any zeros"] = Codes(0, top, -top, top, False, never)
     return found
 
 

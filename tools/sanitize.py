@@ -1,7 +1,8 @@
 """Run every kernel family under NVIDIA's compute-sanitizer: memcheck, racecheck, initcheck, synccheck.
 
 CuPy's memory pool is off, so that every array has its own allocation and an access beside it is seen. Needs a GPU and
-the CUDA toolkit's compute-sanitizer; exit 1 if a tool finds anything. Arguments: tools and formats, all by default.
+the CUDA toolkit's compute-sanitizer; exit 1 if a tool finds anything. Arguments: tools, formats and families, all by
+default: products, clusters (of CTAs that share rows of W in decode), experts (routed and sorted).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from itertools import product
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+FAMILIES = ("products", "clusters", "experts")
 SUPER_BLOCK = 256
+TOKENS_OF_EXPERTS = (1, 5, 40)  # the last of them also sorted by expert
 # N -> M: token tiles of every kernel; tiles of two row_blocks, the last without its second one.
 M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
 SPLIT_K = {72: 4, 64 * 99: 2}  # split-K of prefill's tiles: two pairs of CTAs, or one, where the GPU has as many SMs
@@ -20,10 +23,84 @@ WIDE = 64 * 99  # the N at which prefill also gets tiles of two row_blocks, what
 PIPELINES = ((2, 3), (3, 5), (4, 6))  # splits, stages
 
 
-def work(tool: str, formats: list[str]) -> None:
-    """Products that reach every kernel, on ragged shapes: every format, type of x, activation and token tile.
+def work(tool: str, formats: list[str], families: list[str]) -> None:
+    """The kernels of some families for some formats.
 
     Under racecheck every lane of a warp releases a stage of prefill for itself, see kernels/sm90/config.cuh.
+    """
+    import cupy
+    import numpy as np
+
+    import qgemm
+    from qgemm.cuda.kernels import sm90_config
+
+    cupy.cuda.set_allocator(None)
+    sm90_config.ARRIVALS = 32 if tool == "racecheck" else 1
+    rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
+    for fmt in (qgemm.FORMATS[name] for name in formats):
+        if "clusters" in families and sm >= 90:
+            clusters(random_tensor(fmt, (72, 5 * SUPER_BLOCK), rng).to_device(), rng, sm)
+        if "experts" in families:
+            experts(fmt, rng, sm)
+    if "products" in families:
+        products(tool, formats)
+
+
+def random_tensor(fmt: Any, shape: tuple[int, ...], rng: Any) -> Any:
+    """Random bytes as blocks."""
+    import numpy as np
+
+    import qgemm
+
+    blocks = (*shape[:-1], shape[-1] // fmt.weights)
+    raw = np.frombuffer(rng.bytes(int(np.prod(blocks)) * fmt.block_bytes), fmt.dtype).reshape(blocks)
+    return qgemm.Tensor(fmt, shape, raw if fmt.digits is None else fmt.digits.canonical(raw))
+
+
+def clusters(w: Any, rng: Any, sm: int) -> None:
+    """Decode by a config of each token tile whose CTAs share rows of W through each other's shared memory."""
+    import cupy
+    import numpy as np
+
+    from qgemm.cuda.kernels.decode import DECODE, TOKENS
+    from qgemm.cuda.kernels.decode_config import A16, decode_configs_for
+
+    for tokens in TOKENS:
+        found = (row for row in decode_configs_for(w.format, A16, tokens, sm) if row.cluster_split_k > 1)
+        if (config := next(found, None)) is not None:
+            x = cupy.asarray(rng.standard_normal((tokens, w.shape[1])).astype(np.float16))
+            by_config(DECODE, w, x, "half", tokens, config)
+    print(f"{w.format}, clusters: done", flush=True)
+
+
+def experts(fmt: Any, rng: Any, sm: int) -> None:
+    """Layers of experts, with ids of none: each token by its own, and tokens sorted by expert; ragged N and K."""
+    from unittest.mock import patch
+
+    import cupy
+    import numpy as np
+
+    import qgemm
+    from qgemm.cuda import grouped
+    from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS
+
+    n, k = SUPER_BLOCK, 3 * SUPER_BLOCK
+    gate, up = (random_tensor(fmt, (4, n, k), rng).to_device() for _ in range(2))
+    down = random_tensor(fmt, (4, 72, n), rng).to_device()
+    for tokens in TOKENS_OF_EXPERTS:
+        x = cupy.asarray((rng.standard_normal((tokens, k)) / 64).astype(np.float16))
+        ids, weights = cupy.asarray(rng.integers(-1, 5, (tokens, 2))), cupy.full((tokens, 2), 0.5, np.float32)
+        tiles = (0, *GROUPED_TOKENS[:2]) if tokens == max(TOKENS_OF_EXPERTS) and 90 <= sm < 100 else (0,)
+        for tile in tiles:
+            with patch.object(grouped, "token_tile", lambda *sizes, tile=tile: tile):
+                qgemm.moe_matmul(x, gate, ids).get()
+                qgemm.moe(x, (gate, up), down, ids, weights).get()
+    print(f"{fmt}, experts: done", flush=True)
+
+
+def products(tool: str, formats: list[str]) -> None:
+    """Products that reach every kernel, on ragged shapes: every format, type of x, activation and token tile.
+
     Without cuBLAS under initcheck, which does not see the stores of its kernels, and under racecheck, which reports
     hazards inside them (nvjet_sm90, cuBLAS 13.0).
     """
@@ -31,19 +108,16 @@ def work(tool: str, formats: list[str]) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.cuda.kernels import prefill_sm90, sm90_config, sm90_grid
+    from qgemm.cuda.kernels import prefill_sm90, sm90_grid
     from qgemm.cuda.kernels.routes import DEQUANTIZE, route
     from qgemm.cuda.problem import Problem, c_type
 
-    cupy.cuda.set_allocator(None)
-    sm90_config.ARRIVALS = 32 if tool == "racecheck" else 1
     rng, sm = np.random.default_rng(0), int(cupy.cuda.Device().compute_capability)
     for name, (n, counts) in product(formats, M.items()):
         fmt = qgemm.FORMATS[name]
         sm90_grid.SPLIT_K_COST = costs(SPLIT_K[n])
         k = 5 * SUPER_BLOCK
-        raw = np.frombuffer(rng.bytes(n * k // fmt.weights * fmt.block_bytes), fmt.dtype).reshape(n, -1)
-        w = qgemm.Tensor(fmt, (n, k), raw).to_device()
+        w = random_tensor(fmt, (n, k), rng).to_device()
         w.to_host()
         w.dequantize("float16")
         if fmt.encode is not None:
@@ -144,6 +218,7 @@ def main() -> int:
 
     tools = [name for name in sys.argv[1:] if name in TOOLS] or TOOLS
     formats = [name for name in sys.argv[1:] if name in FORMATS] or [f.name for f in FORMATS.values() if f.tiled]
+    families = [name for name in sys.argv[1:] if name in FAMILIES] or FAMILIES
     failed = 0
     for tool in tools:
         command = [
@@ -157,7 +232,7 @@ def main() -> int:
             "--work",
             tool,
         ]
-        status = subprocess.run([*command, *formats]).returncode
+        status = subprocess.run([*command, *formats, *families]).returncode
         print(f"{tool}: {'clean' if status == 0 else f'FAILED ({status})'}", flush=True)
         failed += status != 0
     return 1 if failed else 0
@@ -165,6 +240,10 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], sys.argv[3:])
+        work(
+            sys.argv[2],
+            [name for name in sys.argv[3:] if name not in FAMILIES],
+            [name for name in sys.argv[3:] if name in FAMILIES],
+        )
     else:
         sys.exit(main())

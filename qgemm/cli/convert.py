@@ -9,6 +9,8 @@ from pathlib import Path
 
 from qgemm.codec.search import searched
 from qgemm.converter.api import opened
+from qgemm.converter.checkpoint_target import check_layout
+from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.job import BACKENDS, convert
 from qgemm.converter.mixture import FILE_TYPES
 from qgemm.converter.names import rename
@@ -37,8 +39,9 @@ or not at all; one that belongs to SRC never.
 
   SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
         checkpoints quantized by AWQ, GPTQ or as kbit; a folder of Hugging Face becomes a model that llama.cpp loads
-  DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16
+  DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16; with --layout a folder
   TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)};
+        with --layout group formats: u4z_g128 (4 bits, zeros, groups of 128), u8_row, u3_g64_bf16 ...;
         file types, which mix them as llama-quantize does: {", ".join(MIXTURES)}
 
 Tensors of that type are copied byte for byte. Where a type has all codes of another, codes are copied and at most
@@ -84,6 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--part", action="store_true", help="of a shard that file alone, not all of its model")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
+    parser.add_argument(
+        "--layout", choices=LAYOUTS,
+        help="DST is a folder: a checkpoint of TYPE, a group format such as u4z_g128, that other libraries read",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace DST if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
     parser.add_argument("--threads", metavar="N", type=count, help="default: one for each core; at most 4 with cuda")
@@ -115,14 +122,18 @@ def run(args: argparse.Namespace) -> int:
             mixture=mixture,
             keep_split=args.keep_split,
             ends=Ends(*ends),
+            layout=args.layout or "",
         )
+        check_layout(options)
         renames = [rename(text) for text in args.rename]
     except QgemmError as error:
         raise UsageError(str(error)) from None
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
     with (
-        opened(args.source, renames, args.like, [args.imatrix], args.part, makes_model(args.target)) as source,
+        opened(
+            args.source, renames, args.like, [args.imatrix], args.part, makes_model(args.target) and not args.layout
+        ) as source,
         Progress("convert", source.nbytes) as progress,
     ):
         files = [*source.files, args.target]

@@ -13,6 +13,7 @@ from qgemm.files.paths import PathLike, path_string
 from qgemm.formats import format_named
 
 from . import job
+from .checkpoint_target import check_layout
 from .folder import as_model
 from .like import alike
 from .names import Rename, renamed
@@ -80,6 +81,7 @@ def convert(
     like: PathLike | None = None,
     pure: bool = False,
     keep_split: bool = False,
+    layout: str = "",
     allow_requantize: bool = False,
     search: bool = False,
     imatrix: PathLike | None = None,
@@ -106,6 +108,9 @@ def convert(
     like: a .gguf file of the same model, which gives metadata, names, order and layout, so that a checkpoint of
     Hugging Face becomes a model that runs.
     keep_split: of a split .gguf file as many shards, named after dst; types as llama-quantize chooses them then.
+    layout: "awq", "gptq" or "compressed-tensors": dst is a folder, which becomes a checkpoint of that method in
+    `type`, a group format such as "u4z_g128"; the output matrix and the token embedding stay plain unless `pure` or a
+    type is said.
     pure: all in one format, that of `type` or the default of a file type. allow_requantize: quantize again where codes
     cannot be copied.
     search: look for better scales; imatrix: llama.cpp's importance matrix, search with it for its tensors.
@@ -129,9 +134,11 @@ def convert(
         mixture,
         keep_split,
         Ends(*(None if fmt is None else format_named(fmt) for fmt in (token_embedding_type, output_tensor_type))),
+        layout,
     )
+    check_layout(options)
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
-    with opened(src, renames, like, [imatrix], part, makes_model(dst)) as source:
+    with opened(src, renames, like, [imatrix], part, makes_model(dst) and not layout) as source:
         total, done = source.nbytes, 0
 
         def advance(nbytes: int) -> None:

@@ -51,7 +51,8 @@ def share(threads: int) -> int:
 def ranges(step: Step, weights: int, rows: bool = False) -> list[tuple[int, int]]:
     """The ranges of about so many weights in which a tensor is gone through; rows: whole ones, if so many have one."""
     k = step.weight.shape[-1]
-    least = lcm(step.weight.step, step.format.weights, k if rows and k <= weights else 1)
+    whole = step.format.whole_rows or (rows and k <= weights)
+    least = lcm(step.weight.step, step.format.weights, k if whole else 1)
     size, most = step.weight.size, max(1, weights // least) * least
     return [(start, min(start + most, size)) for start in range(0, size, most)]
 
@@ -87,7 +88,8 @@ def encoded(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, 
         return groups.values(), packed(step.format, groups)
     assert step.weight.values is not None
     x = step.weight.values(start, stop)
-    return x, encode(x.reshape(-1, step.format.weights), start)
+    width = step.weight.shape[-1] if step.format.whole_rows else step.format.weights  # that are encoded together
+    return x, encode(x.reshape(-1, width), start)
 
 
 class Encoder(NamedTuple):

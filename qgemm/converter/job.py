@@ -16,16 +16,17 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.errors import QgemmError, QuantizeError, UnsupportedError
 from qgemm.files.atomic import exists
 from qgemm.files.outputs import check_output
-from qgemm.files.paths import PathLike, path_string, shown, shown_path
+from qgemm.files.paths import PathLike, path_string, shown, shown_path, system_errors
 from qgemm.files.shards import ShardName
 from qgemm.parallel import workers
 
+from .checkpoint_target import FILE, check_steps, layout_named, target_of_layout, write_beside
 from .device import RANGE, STREAMS, Device
 from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .metadata import metadata, shard_keys
 from .report import Line, line, relative
 from .rules import Options, Step, planned
-from .targets import Append, Keys, check_target, checked
+from .targets import Append, Keys, Target, check_target, checked, target_of
 from .weight import Source
 
 BACKENDS = ("cpu", "cuda")
@@ -70,8 +71,17 @@ def convert(
         raise UnsupportedError(f"the largest relative error that is let pass is a number from 0 on, got {max_error}")
     path = path_string(target)
     steps = planned(source, options)
-    check_target(path, steps)
+    layout = layout_named(options.layout) if options.layout else None
+    if layout is None:
+        check_target(path, steps)
+    else:
+        check_steps(path, layout, steps)
     files = _files(path, steps, source, options)
+    if layout is not None and not os.path.isdir(path):
+        if dry_run:
+            return [line(step, None) for step in steps]
+        with system_errors(path, "made"):
+            os.makedirs(path)
     for each in files:
         check_output(each.path, source.files)
         if not (force or dry_run) and os.path.exists(each.path):
@@ -94,6 +104,8 @@ def convert(
             if max_error is not None and not error <= max_error:
                 who = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
                 raise QuantizeError(f"{who}: relative RMS error {error:.3g} in {step.format} is above {max_error}")
+    if layout is not None:
+        write_beside(path, layout, steps, source.path)
     return lines
 
 
@@ -103,13 +115,20 @@ class _File(NamedTuple):
     path: str
     steps: Sequence[Step]
     keys: Keys
+    target: Target
 
 
 def _files(path: str, steps: Sequence[Step], source: Source, options: Options) -> list[_File]:
     """The file at a path, or one for each of the source's shards with the numbers of shards in its name."""
     keys = metadata(source, steps, options)
+    if options.layout:
+        if options.keep_split:
+            raise QgemmError(f"{shown_path(path)}: --keep-split is for .gguf files, not for checkpoints of a --layout")
+        strings = {} if source.is_gguf else source.metadata
+        target = target_of_layout(layout_named(options.layout), steps)
+        return [_File(os.path.join(path, FILE), steps, strings, target)]
     if not options.keep_split:
-        return [_File(path, steps, keys)]
+        return [_File(path, steps, keys, target_of(path))]
     count = 1 + max((step.weight.shard for step in steps), default=0)
     if count == 1 or not path.endswith(GGUF):
         rule = "is no split model" if count == 1 else f"becomes {shown_path(path)}, which is no {GGUF} file"
@@ -121,7 +140,7 @@ def _files(path: str, steps: Sequence[Step], source: Source, options: Options) -
         place = shard_keys(number, count, len(steps))
         name = ShardName(path.removesuffix(GGUF), number + 1, count, GGUF).path(number + 1)
         own = [step for step in steps if step.weight.shard == number]
-        found.append(_File(name, own, place if number else {**keys, **place}))
+        found.append(_File(name, own, place if number else {**keys, **place}, target_of(name)))
     return found
 
 

@@ -23,6 +23,7 @@ from qgemm.files.imatrix import Importances, of_arrays
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, format_named, written
 
+from .checkpoints.write import LAYOUTS, Layout
 from .mixture import ALIASES, FILE_TYPES, GLM5, LAYER, Model, chosen, fitting, needs_importance
 from .weight import Source, Weight, takes
 
@@ -88,6 +89,7 @@ class Options(NamedTuple):
     mixture: str = ""  # a file type of llama-quantize (mixture.py), of which `type` is the default
     keep_split: bool = False  # a file for each of the source's shards
     ends: Ends = Ends()
+    layout: str = ""  # of a checkpoint that is written: awq, gptq, compressed-tensors
 
 
 class Step(NamedTuple):
@@ -118,11 +120,13 @@ def planned(source: Source, options: Options) -> list[Step]:
     _check_patterns(source, options)
     options = options._replace(overrides=[*_of_ends(source, options)])
     rules = _rules(source)
-    head = _head(source) if not options.pure and not options.type.plain else None
+    head = _head(source) if not (options.pure or options.type.plain or options.layout) else None
     types = {} if options.pure or not options.mixture else _mixed(source, options, rules)
     steps = []
     for weight in source.weights.values():
         step = _step(weight, options, head, rules, types)
+        if options.layout:
+            step = _stored_by(LAYOUTS[options.layout], step)
         if reason := _refused(step, options) or _unimportant(step, options):
             raise QgemmError(f"{shown_path(source.path)}: tensor {shown(weight.name)}: {reason}")
         steps.append(step)
@@ -132,6 +136,14 @@ def planned(source: Source, options: Options) -> list[Step]:
 def dimensions(shape: Sequence[int]) -> int:
     """Dimensions as ggml counts them: without leading ones of size 1, rows last; of a row alone one."""
     return max((len(shape) - axis for axis, size in enumerate(shape) if size != 1), default=1)
+
+
+def _stored_by(layout: Layout, step: Step) -> Step:
+    """The step in what a checkpoint holds: F16 for blocks of other formats, and for matrices that fill no words."""
+    if step.format.plain:
+        return step
+    reason = layout.refusal(step.format, step.weight.shape) if layout.holds(step.format) else step.rule
+    return Step(step.weight, F16, f"{reason}: F16") if reason else step
 
 
 def keeps(name: str, ndim: int, architecture: str) -> str:
@@ -217,6 +229,10 @@ def _said(weight: Weight, options: Options, rules: Rules) -> Step | None:
     for pattern, fmt in options.overrides:
         if pattern.search(weight.name):
             return _fallback(weight, fmt, options) or Step(weight, fmt)
+    if options.layout and not options.pure:
+        for pattern, what in ((OUTPUT, "output matrix"), (TOKENS, "token embedding")):
+            if pattern.search(weight.name):
+                return _kept(weight, what)
     return _kept(weight, "no decoder") if weight.values is None else None
 
 

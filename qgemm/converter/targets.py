@@ -86,10 +86,9 @@ def check_target(path: str, steps: Sequence[Step]) -> None:
 
 
 @contextmanager
-def checked(path: str, steps: Sequence[Step], keys: Keys, replace: bool) -> Iterator[Append]:
+def checked(path: str, steps: Sequence[Step], keys: Keys, target: Target, replace: bool) -> Iterator[Append]:
     """A file of any kind, which takes its place if it holds what was appended. replace: whether an old file may go."""
     hashes = {step.weight.name: hashlib.sha256() for step in steps}
-    target = target_of(path)
 
     def check(fd: int) -> None:
         written = {name: value.hexdigest() for name, value in hashes.items()}
@@ -228,8 +227,9 @@ def shape_of(step: Step) -> tuple[int, ...]:
     return step.weight.original or step.weight.shape
 
 
+SAFE_TYPES = sorted(layout.DTYPES)
 TARGETS = {
     ".gguf": Target(write_gguf, read_gguf, None),
-    ".safetensors": Target(write_safetensors, read_safetensors, frozenset(map(str, layout.DTYPES))),
+    ".safetensors": Target(write_safetensors, read_safetensors, frozenset(SAFE_TYPES)),
     ".npz": Target(write_npz, read_npz, frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8"})),  # NumPy's own
 }

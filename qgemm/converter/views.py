@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import lcm, prod
+from math import gcd, lcm, prod
 from typing import Any
 
 import numpy as np
@@ -145,4 +145,6 @@ def _codes(codes: Sequence[Codes], view: View) -> Codes:
         max(each.high for each in codes),
         any_minimum,
         lambda start, stop: Groups(*read(start // GROUP, stop // GROUP)),
+        gcd(*(each.group for each in codes)),
+        all(each.whole_rows for each in codes),
     )

@@ -19,6 +19,8 @@ from qgemm.tensor import Tensor
 
 SAFETENSORS = "safetensors."  # starts the keys of metadata that a safetensors file had
 PLAIN = FORMATS["f32"]
+GROUPS = "groups"  # the family of formats whose groups are blocks (qgemm/formats/groups.py)
+EXACT_HALF = 2048  # up to here every integer is a float16
 GROUP = 32  # weights that share a scale in every format that takes codes as they are
 
 
@@ -47,6 +49,7 @@ class Codes(NamedTuple):
     """A tensor as integers, before any is read: the codes are `least` to `most`, less their zero `low` to `high`.
 
     minimum: whether there is one besides the zero. read: (start, stop) in weights, multiples of 32 -> Groups.
+    group: how many weights side by side share scale and zero. whole_rows: whether all of a row do.
     """
 
     least: int
@@ -55,6 +58,8 @@ class Codes(NamedTuple):
     high: int
     minimum: bool
     read: Callable[[int, int], Groups]
+    group: int = GROUP
+    whole_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,8 @@ def takes_codes(fmt: Format) -> bool:
 
 def takes(fmt: Format, codes: Codes | None) -> bool:
     """Whether a format has all codes that a tensor may have, so that nothing but scales is rounded."""
+    if codes is not None and fmt.family == GROUPS:
+        return _takes_groups(fmt, codes)
     if codes is None or not takes_codes(fmt):
         return False
     lowest, highest = fmt.code_range
@@ -194,8 +201,32 @@ def takes(fmt: Format, codes: Codes | None) -> bool:
     return not codes.minimum and codes.low >= lowest - fmt.zero and codes.high <= highest - fmt.zero
 
 
+def _takes_groups(fmt: Format, codes: Codes) -> bool:
+    """Whether a group format has all codes and zeros of a tensor, and its groups are none of several scales."""
+    if codes.minimum or codes.group % fmt.weights or (fmt.whole_rows and not codes.whole_rows) or fmt.needs_table:
+        return False
+    most = fmt.code_range[1]
+    if not fmt.zero_field:
+        return fmt.zero is not None and codes.low >= -fmt.zero and codes.high <= most - fmt.zero
+    zeros = codes.most - codes.high, codes.least - codes.low  # the least, the greatest
+    largest = np.iinfo(fmt.dtype[fmt.zero_field]).max if fmt.dtype[fmt.zero_field].kind == "u" else EXACT_HALF
+    return codes.least >= 0 and codes.most <= most and min(zeros) >= 0 and max(zeros) <= largest
+
+
+def _packed_groups(fmt: Format, groups: Groups) -> Blocks:
+    """Groups of 32 whose codes a group format takes -> blocks [n], with the scales rounded to their type."""
+    each = fmt.weights // GROUP
+    zero = np.broadcast_to(groups.zero, groups.scale.shape)
+    codes = groups.codes if fmt.zero_field else groups.codes - zero[:, None] + np.int16(fmt.zero or 0)
+    assert fmt.pack is not None
+    unsigned = codes.astype(np.uint8).reshape(-1, 1, fmt.weights)
+    return fmt.pack(Levels(unsigned, groups.scale[::each, None], zero=zero[::each, None]))
+
+
 def packed(fmt: Format, groups: Groups) -> Blocks:
     """Groups whose codes the format takes -> blocks [n], with the scales rounded to float16."""
+    if fmt.family == GROUPS:
+        return _packed_groups(fmt, groups)
     codes, minimum = groups.codes, groups.minimum
     if fmt.has_minimum:
         if minimum is None:
@@ -211,6 +242,8 @@ def packed(fmt: Format, groups: Groups) -> Blocks:
 def _codes(tensor: Tensor) -> Codes | None:
     """The codes of a tensor whose format holds such, whether or not it takes others'."""
     fmt = tensor.format
+    if fmt.family == GROUPS:
+        return _codes_of_groups(tensor)
     if not holds_codes(fmt):
         return None
 
@@ -223,3 +256,22 @@ def _codes(tensor: Tensor) -> Codes | None:
 
     (lowest, highest), zero = fmt.code_range, fmt.zero or 0
     return Codes(lowest, highest, lowest - zero, highest - zero, fmt.has_minimum, read)
+
+
+def _codes_of_groups(tensor: Tensor) -> Codes | None:
+    """The codes of a tensor of a group format, None where zeros are floats or there are two codes for two signs."""
+    fmt = tensor.format
+    if fmt.codebook is not None or (fmt.zero_field and fmt.dtype[fmt.zero_field].kind == "f"):
+        return None
+    each = fmt.weights // GROUP
+
+    def read(start: int, stop: int) -> Groups:
+        levels = fmt.decode_levels(tensor.read(start // fmt.weights, stop // fmt.weights))
+        assert levels.scale is not None
+        zero = np.broadcast_to(np.asarray(levels.zero, np.int16), levels.scale.shape)
+        codes = levels.codes.reshape(-1, GROUP).astype(np.int16)
+        return Groups(codes, zero[:, 0].repeat(each), levels.scale[:, 0].repeat(each))
+
+    most = fmt.code_range[1]
+    low, high = (-255, most) if fmt.zero_field else (-(fmt.zero or 0), most - (fmt.zero or 0))
+    return Codes(0, most, low, high, False, read, fmt.weights, fmt.whole_rows)

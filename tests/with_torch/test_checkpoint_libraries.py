@@ -93,6 +93,24 @@ def test_compressed_tensors(name, tmp_path):
     assert_same(folder, compressor.decompress(packed, scheme)["weight"])
 
 
+@pytest.mark.parametrize("fmt", ["u4_g128_bf16", "u4z_g64", "u8_row", "u3z_g32_bf16"])
+def test_compressed_tensors_reads_what_is_written(fmt, tmp_path):
+    pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from safetensors.torch import load_file
+
+    x = np.random.default_rng(1).standard_normal((40, 256)).astype(np.float32)
+    safetensors(tmp_path / "x.safetensors", {NAME: x})
+    qgemm.convert(tmp_path / "x.safetensors", tmp_path / "m", fmt, layout="compressed-tensors")
+    said = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
+    config = QuantizationConfig.model_validate(said)
+    parts = load_file(tmp_path / "m" / "model.safetensors")
+    parts = {name.removeprefix(f"{MODULE}."): tensor for name, tensor in parts.items()}
+    decompress = BaseCompressor.get_value_from_registry(config.format).decompress
+    assert_same(tmp_path / "m", decompress(parts, config.config_groups["group_0"])["weight"])
+
+
 # ---------------------------------------------------------------- transformers
 
 

@@ -49,12 +49,12 @@ def matrices(path: str, stored: Mapping[str, Stored], method: Method) -> tuple[d
         if own is None:
             rule = "is packed, though the config's dynamic leaves it out"
             raise CheckpointError(f"{shown_path(path)}: {method.name} tensor {shown(prefix)}: {rule}")
-        found[name] = _Matrix(prefix, stored, own).weight()
+        found[name] = AwqGptqMatrix(prefix, stored, own).weight()
         parts |= {f"{prefix}.{part}" for part in PARTS}
     return found, parts
 
 
-class _Matrix(GroupedMatrix):
+class AwqGptqMatrix(GroupedMatrix):
     """One matrix: its parts checked against each other, and readers of its rows."""
 
     def __init__(self, name: str, stored: Mapping[str, Stored], method: Method) -> None:

@@ -61,14 +61,14 @@ def matrices(path: str, stored: Mapping[str, Stored], method: Compressed) -> tup
 def _matrix(module: str, name: str, stored: Mapping[str, Stored], scheme: Scheme) -> tuple[Weight, set[str]]:
     """One matrix by its scheme, and the names of its parts."""
     if scheme.kind == "int":
-        matrix = _Integers(module, stored, scheme)
+        matrix = CompressedMatrix(module, stored, scheme)
         return matrix.weight(), {f"{module}.{part}" for part in (*INTEGERS, "input_scale", "input_zero_point")}
     if scheme.form in fp4.FORMS:
         return fp4.matrix(module, stored, scheme.form), {f"{module}.{part}" for part in fp4.PARTS}
     return fp8.matrix(name, stored, EightBits(scheme.block)), fp8.parts(name, stored)
 
 
-class _Integers(GroupedMatrix):
+class CompressedMatrix(GroupedMatrix):
     """One matrix of integers: its parts checked against each other and against its scheme."""
 
     method = "compressed-tensors"

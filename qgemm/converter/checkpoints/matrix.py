@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import CHUNK, Format, Levels
+from qgemm.codec.format import CHUNK, Blocks, Format, Levels
 from qgemm.codec.packing import Bytes, Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown, shown_path
@@ -129,7 +129,11 @@ class GroupedMatrix(ABC):
         """The matrix as any other."""
         most, zeros = 2**self.bits - 1, self.zeros
         regular = self.in_runs_of_32 and zeros.integer
-        codes = Codes(0, most, -int(zeros.high), most - int(zeros.low), False, self.groups) if regular else None
+        codes = None
+        if regular:
+            shared = self.group if self.order is None else GROUP
+            whole = self.group == self.k
+            codes = Codes(0, most, -int(zeros.high), most - int(zeros.low), False, self.groups, shared, whole)
         return Weight(
             f"{self.name}.weight",
             (self.n, self.k),
@@ -149,21 +153,27 @@ class GroupedMatrix(ABC):
         """The matrix in a group format, exactly; CheckpointError where none holds it."""
         columns = self.columns()
         fmt = self.format()
-        group_of = np.arange(self.k) // self.group if columns is not None else self.group_of
-        group_of_block = group_of[:: fmt.weights]
         blocks = np.empty((self.n, self.k // fmt.weights), fmt.dtype)
-        assert fmt.pack is not None
 
         def work(part: slice) -> None:
-            rows = self.rows(part.start * self.step, min(part.stop * self.step, self.n))
-            codes = rows.codes if columns is None else rows.codes[:, columns]
-            scales, zeros = (each[:, group_of_block].reshape(-1, 1) for each in (rows.scales, rows.zeros))
-            made = fmt.pack(Levels(codes.reshape(-1, 1, fmt.weights), scales, zero=zeros))  # type: ignore[misc]
-            blocks[part.start * self.step : part.stop * self.step] = made.reshape(-1, blocks.shape[1])
+            first, last = part.start * self.step, min(part.stop * self.step, self.n)
+            blocks[first:last] = self.blocks(fmt, first, last, columns)
 
         for_slices(-(-self.n // self.step), max(1, CHUNK // (self.k * self.step)), work)
         tensor = Tensor(fmt, (self.n, self.k), blocks, f"{self.name}.weight")
         return tensor if columns is None else Reordered(tensor, columns)
+
+    def blocks(self, fmt: Format, first: int, last: int, columns: NDArray[np.int32] | None = None) -> Blocks:
+        """Rows first to last, multiples of `step`, in a group format that has all their codes: [rows, K / weights].
+
+        columns: the order in which groups are whole.
+        """
+        rows = self.rows(first, last)
+        group_of = self.group_of if columns is None else np.arange(self.k) // self.group
+        codes = rows.codes if columns is None else rows.codes[:, columns]
+        scales, zeros = (each[:, group_of[:: fmt.weights]].reshape(-1, 1) for each in (rows.scales, rows.zeros))
+        assert fmt.pack is not None
+        return fmt.pack(Levels(codes.reshape(-1, 1, fmt.weights), scales, zero=zeros)).reshape(last - first, -1)
 
     def columns(self) -> NDArray[np.int32] | None:
         """The order of W's columns in which each group is whole, None if it is so as it stands."""

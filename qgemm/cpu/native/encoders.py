@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec import compiled, grids, lattice, search, super_blocks, ternary_grid
-from qgemm.codec.format import Levels
+from qgemm.codec.format import Format, Levels
 from qgemm.codec.packing import Bytes, Floats, to_float16
 from qgemm.codec.super_blocks import WEIGHTS, Affine, FitAffine, FitSymmetric, Symmetric
 from qgemm.formats import iq4_nl, iq4_xs
@@ -76,12 +76,21 @@ class Codebook(ctypes.Structure):
     )  # fmt: skip
 
 
+class Blocks(ctypes.Structure):
+    """Blocks of types without a search, for kernels/cpu/encode/blocks.c, which takes its fields from here."""
+
+    _fields_ = (("n", ctypes.c_int64), ("x", POINTERS), ("blocks", POINTERS))
+
+
+# Types whose encoder is in that file.
+OF_BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_0", "mxfp4", "nvfp4")
 VALUES = ",".join(f"{value}f" for value in iq4_nl.CODEBOOK)
 FIT = source_of("encode/fit", {"FIT_FIELDS": fields(Fit)}, UNFUSED)
 LATTICE = source_of("encode/lattice", {"LATTICE_FIELDS": fields(Grid)}, UNFUSED)
 TERNARY = source_of("encode/ternary_grid", {"TERNARY_FIELDS": fields(Ternary)}, UNFUSED)
 CODEBOOK = source_of("encode/codebook", {"CODEBOOK_FIELDS": fields(Codebook), "CODEBOOK": f"{{{VALUES}}}"}, UNFUSED)
-SOURCES = (FIT, LATTICE, TERNARY, CODEBOOK)
+BLOCKS = source_of("encode/blocks", {"BLOCKS_FIELDS": fields(Blocks)}, UNFUSED)
+SOURCES = (FIT, LATTICE, TERNARY, CODEBOOK, BLOCKS)
 
 
 def blocks(x: Floats, weights: Floats, most: int, has_minimum: bool) -> Levels | None:
@@ -167,8 +176,18 @@ def of_codebook_groups(x: Floats, importance: Floats | None) -> tuple[Floats, ND
     return _of_codebook(x, importance, iq4_xs.GROUPS)
 
 
+def encoded(fmt: Format, x: Floats) -> NDArray[Any] | None:
+    """As Format.encoded."""
+    if fmt.name not in OF_BLOCKS:
+        return None
+    blocks = np.empty(len(x), fmt.dtype)
+    done = _called(BLOCKS, f"qgemm_encode_{fmt.name}", Blocks, {"x": x, "blocks": blocks}, n=len(x))
+    return blocks if done else None
+
+
 def install() -> None:
     """Encoders fit by compiled code from now on, where there is some."""
+    compiled.use(Format.encoded, encoded)
     compiled.use(search.fitted, blocks)
     compiled.use(super_blocks.fitted_with_minimums, with_minimums)
     compiled.use(super_blocks.fitted_without_minimums, without_minimums)

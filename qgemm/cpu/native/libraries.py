@@ -11,7 +11,9 @@ from qgemm.codec import activations
 from qgemm.codec.format import Format
 from qgemm.formats import FORMATS
 
+from . import prebuilt
 from .calls import OF_TILE, OF_TYPES, TOKENS, Decoding, fields
+from .compiler import compiler
 from .library import library, reason
 from .sources import Source, folder, source_of
 
@@ -19,7 +21,7 @@ from .sources import Source, folder, source_of
 @cache
 def source(fmt: Format) -> Source | None:
     """None for a format without a header, whose rows are decoded before they are multiplied as f32."""
-    family = "plain" if fmt.plain else "kbit" if fmt.bit_planes else fmt.name
+    family = fmt.family or ("plain" if fmt.plain else "kbit" if fmt.bit_planes else fmt.name)
     if fmt.levels is None or not (folder() / "formats" / f"{family}.h").is_file():
         return None
     definitions = {
@@ -41,7 +43,21 @@ def source(fmt: Format) -> Source | None:
         points = np.ascontiguousarray(fmt.grid.points()).view(f"<u{fmt.grid.weights}").reshape(-1)
         definitions["GRID_WEIGHTS"] = str(fmt.grid.weights)
         definitions["GRID_POINTS"] = "{" + ",".join(map(hex, points.tolist())) + "}"
-    return source_of("products", definitions)
+    if fmt.family:
+        definitions |= group_definitions(fmt)
+    found = source_of("products", definitions)
+    # A wheel without a compiler brings the listed formats' libraries; one that is asked for in vain would end all.
+    return None if fmt.family and compiler() is None and not prebuilt.has(found) else found
+
+
+def group_definitions(fmt: Format) -> dict[str, str]:
+    """What kernels/cpu/formats/groups.h takes of a group format."""
+    zero = 0 if not fmt.zero_field else fmt.dtype[fmt.zero_field].itemsize
+    return {
+        "GROUP_BITS": str(fmt.code_bits),
+        "GROUP_ZERO": str(zero),
+        "GROUP_BF16": str(int(fmt.dtype["d"].kind == "u")),
+    }
 
 
 def multiplied_as(fmt: Format) -> Format:

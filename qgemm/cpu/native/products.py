@@ -203,7 +203,7 @@ def decode(fmt: Format, blocks: Blocks, index: NDArray[np.int64] | None, values:
     Bit for bit what `Format.dequantize` gives. False where NumPy must do it: then nothing is written.
     """
     engine = loaded(fmt) if serves(fmt) and source(fmt) is not None else None
-    if engine is None:
+    if engine is None or _rounds_otherwise(fmt):
         return False
     if blocks.strides[-1] != fmt.block_bytes:
         blocks = np.ascontiguousarray(blocks)
@@ -215,6 +215,11 @@ def decode(fmt: Format, blocks: Blocks, index: NDArray[np.int64] | None, values:
     )  # fmt: skip
     run(engine.qgemm_decode, job, len(values), 1)
     return True
+
+
+def _rounds_otherwise(fmt: Format) -> bool:
+    """Whether d * q - d * z differs from d * (q - z), the latter rounded twice: not where z is an integer."""
+    return bool(fmt.zero_field) and fmt.dtype[fmt.zero_field].kind == "f"
 
 
 class _Scratch(threading.local):

@@ -1,0 +1,224 @@
+"""A checkpoint as a target: a folder with model.safetensors, in the parts of a layout, and the config that says so.
+
+Blocks of a matrix come in order; rows are gathered until they fill a buffer, then written to their places in each part.
+The config is written last: until then the folder holds packed tensors of which nothing says how to decode them, and
+every reader refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from glob import escape, glob
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.format import Blocks, Format
+from qgemm.errors import QgemmError, QuantizeError
+from qgemm.files import safetensors as files
+from qgemm.files.atomic import allocate, replacing, write_at, write_file
+from qgemm.files.documents import json_object
+from qgemm.files.paths import shown, shown_path, system_errors
+from qgemm.tensor import Tensor
+
+from . import arrays
+from .checkpoints.configs import MODEL, SECTIONS
+from .checkpoints.write import LAYOUTS, WEIGHT, Layout, Part, rows_of, written_by
+from .rules import Options, Step
+from .targets import SAFE_TYPES, Append, Keys, Target, shape_of
+from .weight import GROUPS, SAFETENSORS
+
+FILE = "model.safetensors"
+BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*", "generation_config.json")
+BUFFER = 16 << 20  # bytes of blocks whose rows are written together
+ALIGNED = 32  # rows of which the zeros of any width fill whole words
+
+
+def layout_named(name: str) -> Layout:
+    """The layout of this name; QgemmError names all."""
+    if name not in LAYOUTS:
+        raise QgemmError(f"there is no layout {name!r}, only {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def check_layout(options: Options) -> None:
+    """QgemmError for a layout that there is not, or that does not hold the type."""
+    if options.layout:
+        check_type(layout_named(options.layout), options.type)
+
+
+def check_type(layout: Layout, fmt: Format) -> None:
+    """QgemmError unless the layout has a place for the format's blocks."""
+    if not layout.holds(fmt):
+        raise QgemmError(f"a checkpoint of {layout.name} does not hold {fmt}; it holds {written_by(layout)}")
+
+
+def target_of_layout(layout: Layout, steps: Sequence[Step]) -> Target:
+    """How such a checkpoint's file is written and read back."""
+    return Target(partial(_write, layout), partial(_read, layout, steps), None)
+
+
+def check_steps(path: str, layout: Layout, steps: Sequence[Step]) -> None:
+    """QgemmError for tensors that such a checkpoint cannot hold."""
+    quantized = [step for step in steps if step.format.family == GROUPS]
+    for step in steps:
+        who = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
+        if step.format.family != GROUPS and str(step.format) not in SAFE_TYPES:
+            raise QgemmError(f"{who}: such a file has no type for {step.format}, only for {', '.join(SAFE_TYPES)}")
+        if step in quantized:
+            check_type(layout, step.format)
+            if not step.weight.name.endswith(WEIGHT):
+                raise QgemmError(f"{who}: a matrix of {layout.name} has a name that ends in {WEIGHT}")
+    kinds = {str(step.format) for step in quantized}
+    if not quantized or (layout.one_setting and len(kinds) > 1):
+        found = ", ".join(sorted(kinds)) or "no quantized matrix"
+        raise QgemmError(f"{shown_path(path)}: {layout.name} has matrices of one format, here are {found}")
+
+
+def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str) -> None:
+    """The config, with what the source's says besides, and the tokenizer of a source that is a folder."""
+    there = source if os.path.isdir(source) else os.path.dirname(source)
+    old = os.path.join(there, MODEL)
+    config = json_object(old) if os.path.exists(old) else {}
+    config = {key: value for key, value in config.items() if key not in SECTIONS}
+    modules = {step.weight.name.removesuffix(WEIGHT): step.format for step in steps if step.format.family == GROUPS}
+    plain = [
+        step.weight.name.removesuffix(WEIGHT)
+        for step in steps
+        if step.format.family != GROUPS and len(step.weight.shape) == 2 and step.weight.name.endswith(WEIGHT)
+    ]
+    for pattern in BESIDE:
+        for path in sorted(glob(os.path.join(escape(there), pattern))):
+            with system_errors(path, "read"), open(path, "rb") as file:
+                write_file(os.path.join(folder, os.path.basename(path)), file.read())
+    config["quantization_config"] = layout.config(modules, plain)
+    write_file(os.path.join(folder, MODEL), (json.dumps(config, indent=2) + "\n").encode())
+
+
+def _parts(layout: Layout, steps: Sequence[Step]) -> dict[str, dict[str, Part]]:
+    """Of each tensor by name the tensors of the file, by name."""
+    found: dict[str, dict[str, Part]] = {}
+    for step in steps:
+        name = step.weight.name
+        if step.format.family == GROUPS:
+            parts = layout.parts(step.format, *step.weight.shape)
+            found[name] = {f"{name.removesuffix(WEIGHT)}.{part}": each for part, each in parts.items()}
+        else:
+            found[name] = {name: Part(str(step.format), shape_of(step))}
+    return found
+
+
+@contextmanager
+def _write(
+    layout: Layout, path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
+) -> Iterator[Append]:
+    """The file: plain tensors, and matrices in their parts."""
+    parts = _parts(layout, steps)
+    strings = {key.removeprefix(SAFETENSORS): value for key, value in keys.items() if isinstance(value, str)}
+    named = {name: part for each in parts.values() for name, part in each.items()}
+    described = {name: (part.type, part.shape) for name, part in named.items()}
+    start, places, size = files.laid_out(described, {"format": "pt", **strings})
+    with replacing(path, check, replace) as fd:
+        allocate(fd, size)
+        write_at(fd, 0, memoryview(start))
+        matrices: dict[str, _Matrix] = {}
+        for step in steps:
+            if step.format.family == GROUPS:
+                matrices[step.weight.name] = _Matrix(layout, step, parts[step.weight.name], places, fd)
+
+        def append(name: str, fmt: Format, blocks: Blocks) -> None:
+            if name in matrices:
+                matrices[name].append(blocks)
+            else:
+                places[name] += write_at(fd, places[name], blocks)
+
+        yield append
+
+
+class _Matrix:
+    """A matrix that is being written: blocks that came and are no whole rows yet, and where its parts are."""
+
+    def __init__(
+        self, layout: Layout, step: Step, parts: Mapping[str, Part], places: Mapping[str, int], fd: int
+    ) -> None:
+        self.layout, self.format, self.parts, self.places, self.fd = layout, step.format, parts, places, fd
+        self.name = step.weight.name
+        self.n, self.k = step.weight.shape
+        self.width = self.k // self.format.weights  # blocks of a row
+        self.waiting: list[Blocks] = []
+        self.done = 0  # rows
+        for part, array in layout.constants(self.format, self.n, self.k).items():
+            write_at(fd, places[self._full(part)], array)
+
+    def _full(self, part: str) -> str:
+        return f"{self.name.removesuffix(WEIGHT)}.{part}"
+
+    def append(self, blocks: Blocks) -> None:
+        """Take blocks, and write the rows that are whole once they are many, or all."""
+        self.waiting.append(blocks.reshape(-1))
+        count = sum(map(len, self.waiting))
+        if count * self.format.block_bytes < BUFFER and self.done + count // self.width < self.n:
+            return
+        whole = np.concatenate(self.waiting)
+        rows = count // self.width
+        rows = rows if self.done + rows == self.n else rows // ALIGNED * ALIGNED
+        self.waiting = [whole[rows * self.width :]]
+        if rows:
+            self._rows(whole[: rows * self.width].reshape(rows, self.width))
+
+    def _rows(self, blocks: Blocks) -> None:
+        """Write some rows of W into every part."""
+        rows = rows_of(self.format, blocks, self.k)
+        if rows.zeros.max() >= 2**self.format.code_bits:
+            rule = f"a zero of {rows.zeros.max()} is no code of {self.format.code_bits} bits"
+            raise QuantizeError(f"tensor {shown(self.name)}: {rule}, as the zeros of {self.layout.name} are")
+        for part, array in self.layout.rows(self.format, rows).items():
+            self._put(self.parts[self._full(part)], self.places[self._full(part)], array)
+        self.done += len(blocks)
+
+    def _put(self, part: Part, place: int, array: NDArray[Any]) -> None:
+        """Rows or columns of a part, from the place of the first row of W that is not written yet."""
+        array = np.ascontiguousarray(array)
+        first = self.done * (part.shape[1] if part.across else part.shape[0]) // self.n
+        stride = prod(part.shape[1:]) * array.itemsize
+        if not part.across:
+            write_at(self.fd, place + first * stride, array)
+        elif array.shape[1] == part.shape[1]:
+            write_at(self.fd, place, array)
+        else:
+            for row, values in enumerate(array):
+                write_at(self.fd, place + row * stride + first * array.itemsize, values)
+
+
+def _read(layout: Layout, steps: Sequence[Step], path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor | None]:
+    """The tensors of a file that was written, matrices in the formats of their steps."""
+    file = files.SafetensorsFile(path, fd)
+    closing.callback(file.close)
+    stored = {name: arrays.Stored(file, entry) for name, entry in file.tensors.items()}
+    found: dict[str, Tensor | None] = {}
+    for step in steps:
+        name = step.weight.name
+        if step.format.family == GROUPS:
+            found[name] = _read_back(layout, name, stored, step.format)
+        else:
+            found[name] = arrays.of_stored(name, stored[name]).tensor
+    return found
+
+
+def _read_back(layout: Layout, name: str, stored: Mapping[str, arrays.Stored], fmt: Format) -> Tensor:
+    """A matrix as a tensor of the format that it was written from."""
+    matrix = layout.matrix(name.removesuffix(WEIGHT), stored, fmt)
+    width = matrix.k // fmt.weights
+
+    def read(start: int, stop: int) -> Blocks:
+        run = matrix.step * width  # blocks of the rows that are read at least
+        first, last = start // run * matrix.step, min(-(-stop // run) * matrix.step, matrix.n)
+        return matrix.blocks(fmt, first, last).reshape(-1)[start - first * width :][: stop - start]
+
+    return Tensor(fmt, (matrix.n, matrix.k), lambda: read(0, matrix.n * width).reshape(-1, width), name, read)
