@@ -16,20 +16,20 @@ struct ExpertDecode : Decode<Config> {
     static_assert(Config::PREFETCH == 0, "the pipeline holds what W is known to be of");
 };
 
-// Row `row` of the CTA's slot or token; a thread has one at most.
+// Row `row` of the CTA's slot or token, of which a thread has one but where warps are few.
 //
 // Biases and weights are loaded while W is on its way, as they stand: nothing waits for them before the sums are there.
 // Behind the copies that fill the pipelines of all CTAs a load takes 4 us.
 struct StoreExperts {
     static constexpr int PRODUCTS = Config::GATED ? 2 : 1, STORED = ExpertDecode::ROWS / Config::CLUSTER_SPLIT_K;
     static constexpr int STORING_WARPS = (STORED + 31) / 32;
-    static constexpr int TERMS = Config::SUMMED ? 4 : 1;  // experts of a token whose biases are loaded early
-    static_assert(STORED <= ExpertDecode::THREADS, "a thread has several rows");
+    static constexpr int TERMS = Config::SUMMED ? 4 : 1;            // experts of a token whose biases are loaded early
+    static constexpr bool EARLY = STORED <= ExpertDecode::THREADS;  // else a thread has several rows
     const ExpertCoord<ExpertDecode>& coord;
     u32 biases[TERMS][PRODUCTS] = {}, weights[TERMS] = {};
 
     __device__ void begin() {
-        if (coord.warp_k >= STORING_WARPS) return;
+        if (!EARLY || coord.warp_k >= STORING_WARPS) return;
         if (Config::SUMMED && !epilogue_of(0).types.bias) return;
 #pragma unroll
         for (int i = 0; i < TERMS; ++i) {
@@ -50,9 +50,9 @@ struct StoreExperts {
         if constexpr (Config::SUMMED) {
             if (epilogue.types.bias) made += bias_of_all(row);
         } else {
-            made += bias(0, 0);
+            made += bias(0, 0, row);
             if constexpr (Config::GATED)
-                made = gated(epilogue.types.gate, made, sums(1) + bias(0, 1));
+                made = gated(epilogue.types.gate, made, sums(1) + bias(0, 1, row));
             else if (epilogue.types.gate)
                 made = gated(epilogue.types.gate, load_as(epilogue.arrays.residual, epilogue.types.residual, at), made);
             made *= weight(0);
@@ -68,8 +68,12 @@ private:
         if constexpr (!Config::SUMMED) return coord.expert;
         return i < all().top_k ? coord.shared[i] : -1;
     }
-    __device__ float weight(int i) const { return all().weights ? value_of(weights[i], all().weights_type) : 1; }
-    __device__ float bias(int i, int product) const {
+    __device__ float weight(int i) const {
+        if (!EARLY) return coord.weight(coord.slot + i);
+        return all().weights ? value_of(weights[i], all().weights_type) : 1;
+    }
+    __device__ float bias(int i, int product, i64 row) const {
+        if (!EARLY) return epilogue_of(product).biased(bias_row(max(expert_of(i), 0), row), 0);
         return value_of(biases[i][product], epilogue_of(product).types.bias);
     }
     // Those of all experts of the token, times their weights.
@@ -77,7 +81,7 @@ private:
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < TERMS; ++i)
-            if (expert_of(i) >= 0) sum += weight(i) * bias(i, 0);
+            if (expert_of(i) >= 0) sum += weight(i) * bias(i, 0, row);
         for (int i = TERMS; i < all().top_k; ++i)
             if (expert_of(i) >= 0)
                 sum += coord.weight(coord.slot + i) * epilogue_of(0).biased(bias_row(expert_of(i), row), 0);
