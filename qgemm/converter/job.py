@@ -15,6 +15,7 @@ import numpy as np
 from qgemm.codec.format import Blocks, Format
 from qgemm.errors import QgemmError, QuantizeError, UnsupportedError
 from qgemm.files.atomic import exists
+from qgemm.files.gguf.parts import longest_part
 from qgemm.files.outputs import check_output
 from qgemm.files.paths import PathLike, path_string, shown, shown_path, system_errors
 from qgemm.files.shards import ShardName
@@ -133,8 +134,8 @@ def _files(path: str, steps: Sequence[Step], source: Source, options: Options) -
     if count == 1 or not path.endswith(GGUF):
         rule = "is no split model" if count == 1 else f"becomes {shown_path(path)}, which is no {GGUF} file"
         raise QgemmError(f"{shown_path(source.path)}: {rule}: --keep-split is for a {GGUF} file in shards")
-    if any(step.format.stored_in_parts for step in steps):
-        raise QgemmError(f"{shown_path(path)}: kbit tensors are not written to shards")
+    if any(longest_part(step.format) for step in steps):
+        raise QgemmError(f"{shown_path(path)}: kbit tensors are not written to shards, nor are others in parts")
     found = []
     for number in range(count):
         place = shard_keys(number, count, len(steps))

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from qgemm.errors import GGUFError, QgemmError
 from qgemm.files.gguf.layout import MAX_NAME_BYTES
-from qgemm.files.gguf.parts import SUFFIXES
 from qgemm.files.paths import shown, shown_path
 
 from .weight import Source, Weight
@@ -63,11 +62,11 @@ def _with_shapes(metadata: Mapping[str, Any], names: Mapping[str, str]) -> Mappi
     return {keys.get(key, key): value for key, value in metadata.items()}
 
 
-def check_names(path: str, weights: Iterable[tuple[str, bool]]) -> None:
-    """Refuse names that are too long for a .gguf file at this path; with each, whether it is stored in parts."""
-    for name, in_parts in weights:
+def check_names(path: str, weights: Iterable[tuple[str, int]]) -> None:
+    """Refuse names that are too long for a .gguf file at this path; with each, how much longer its parts' are."""
+    for name, longer in weights:
         size = len(name.encode("utf-8", "surrogateescape"))
-        most = MAX_NAME_BYTES - (max(map(len, SUFFIXES)) if in_parts else 0)
+        most = MAX_NAME_BYTES - longer
         if size > most:
             rule = f"its name has {size} bytes, a .gguf file holds {most}"
             raise QgemmError(f"{shown_path(path)}: tensor {shown(name)}: {rule}: --rename REGEX=NEW gives it another")

@@ -22,7 +22,7 @@ from qgemm.errors import QgemmError
 from qgemm.files import safetensors as layout
 from qgemm.files.atomic import allocate, replacing, write_at
 from qgemm.files.gguf.layout import SPLIT_COUNT
-from qgemm.files.gguf.parts import codebook_of, fields_of
+from qgemm.files.gguf.parts import codebook_of, fields_of, longest_part
 from qgemm.files.gguf.reader import GGUFFile
 from qgemm.files.gguf.shard import Shard
 from qgemm.files.gguf.writer import drafting
@@ -77,7 +77,7 @@ def check_target(path: str, steps: Sequence[Step]) -> None:
     """Refuse tensors that the file at a path cannot hold."""
     types = target_of(path).types
     if types is None:
-        check_names(path, [(step.weight.name, step.format.stored_in_parts) for step in steps])
+        check_names(path, [(step.weight.name, longest_part(step.format)) for step in steps])
         return
     for step in steps:
         if str(step.format) not in types:

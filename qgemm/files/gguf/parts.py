@@ -1,9 +1,17 @@
-"""kbit tensors in a .gguf file: ggml has no type for them, so each is stored as plain tensors, its parts.
+"""Tensors in a .gguf file for which ggml has no type: each is stored as plain tensors, its parts.
+
+Of kbit formats:
 
     tensor              type       shape                   what
     NAME.kbit_absmax    I8 or F16  (..., N, K / 32)        field absmax of each block, E4M4 or float16
     NAME.kbit_planes    I32        (..., N, K / 32 * bits) field planes of each block
     NAME.kbit_codebook  F32        (2^bits)                the level of each code
+
+Of families that a function makes (u4z_g128, f8_e4m3_g128 ...) the blocks as they are:
+
+    NAME.qgemm_FORMAT   I8         (..., N, K / weights of a block * bytes of one)
+
+Metadata of either:
 
     key                         type    value
     general.architecture        STRING  "qgemm": nobody shall take the file for a model that can be run
@@ -16,8 +24,9 @@ at all. `write` and `open` alone see the parts and these keys: tensors and metad
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from math import prod
 from mmap import mmap
 from typing import Any, TypeVar
@@ -30,7 +39,7 @@ from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.errors import CodebookError, GGUFError
 from qgemm.files.paths import shown
-from qgemm.formats import FORMATS, GGML_TYPES
+from qgemm.formats import FORMATS, GGML_TYPES, of_family
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
 
@@ -50,6 +59,8 @@ PLAIN = {  # the dtype of a field: the ggml type of its part
 F32 = GGML_TYPES[GGMLQuantizationType.F32]
 CODEBOOK = ".kbit_codebook"
 SUFFIXES = ".kbit_absmax", ".kbit_planes", CODEBOOK
+I8 = GGML_TYPES[GGMLQuantizationType.I8]
+AS_BLOCKS = re.compile(r"(.+)\.qgemm_(\w+)", re.DOTALL)  # the name of a part that is a tensor's blocks
 KNOWN = [fmt for fmt in FORMATS.values() if fmt.stored_in_parts]
 
 Value = TypeVar("Value")
@@ -61,9 +72,12 @@ Value = TypeVar("Value")
 def parts_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """The plain tensors, by name, as which a tensor is stored: itself, or its parts."""
     fmt, codebook = tensor.format, tensor.codebook
+    blocks = cache(lambda: tensor.blocks)
+    if stored_as_blocks(fmt):
+        shape = *tensor.shape[:-1], fmt.blocks_in(tensor.shape[-1]) * fmt.block_bytes
+        return {first_part(name, fmt): Tensor(I8, shape, lambda: np.ascontiguousarray(blocks()).view(I8.dtype))}
     if codebook is None or not fmt.stored_in_parts:
         return {name: tensor}
-    blocks = cache(lambda: tensor.blocks)
 
     def part(field: str) -> Tensor:
         plain = PLAIN[fmt.dtype[field].base]
@@ -75,9 +89,38 @@ def parts_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 def fields_of(name: str, fmt: Format, blocks: Blocks) -> dict[str, NDArray[Any]]:
     """By name, the data that blocks [n] add to the parts of a tensor, contiguous; those of the codebook are whole."""
+    if stored_as_blocks(fmt):
+        return {first_part(name, fmt): np.ascontiguousarray(blocks)}
     if not fmt.stored_in_parts:
         return {name: np.ascontiguousarray(blocks)}
     return {name + _suffix(field): np.ascontiguousarray(blocks[field]) for field in fmt.dtype.names or ()}
+
+
+def stored_as_blocks(fmt: Format) -> bool:
+    """Whether a tensor of a format is stored as the bytes of its blocks: one of a family, found again by its name."""
+    return fmt.ggml_type is None and not (fmt.stored_in_parts or fmt.plain) and of_family(fmt.name) == fmt
+
+
+def first_part(name: str, fmt: Format) -> str:
+    """The name of the first part, or the only one, of a tensor in parts."""
+    return name + (f".qgemm_{fmt.name}" if stored_as_blocks(fmt) else SUFFIXES[0])
+
+
+def longest_part(fmt: Format) -> int:
+    """How much longer than a tensor's name the longest of its parts' is."""
+    if stored_as_blocks(fmt):
+        return len(first_part("", fmt))
+    return max(map(len, SUFFIXES)) if fmt.stored_in_parts else 0
+
+
+def is_part(name: str) -> bool:
+    """Whether a name is that of a part."""
+    return name.endswith(SUFFIXES) or _format_of_blocks(name) is not None
+
+
+def _format_of_blocks(name: str) -> Format | None:
+    found = AS_BLOCKS.fullmatch(name)
+    return None if found is None else of_family(found[2])
 
 
 def codebook_of(name: str, fmt: Format) -> tuple[str, Floats]:
@@ -143,11 +186,14 @@ class Joiner:
         found: dict[str, Tensor] = {}
         for name, tensor in stored.items():
             suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
-            whole = name if suffix is None else name.removesuffix(suffix)
-            if suffix is None:
+            fmt = _format_of_blocks(name) if suffix is None else None
+            whole = name.removesuffix(f".qgemm_{fmt.name}" if fmt is not None else suffix or "")
+            if whole == name:
                 found[name] = tensor
-            elif whole in stored:
+            elif whole in stored or (fmt is not None and whole in found):
                 raise refusal(name, f"there is a tensor {shown(whole)} as well, of which it cannot be a part")
+            elif fmt is not None:
+                found[whole] = _of_blocks(whole, fmt, tensor, partial(refusal, name))
             elif whole not in found:
                 found[whole] = self._join(whole, stored, refusal)
         return found
@@ -222,6 +268,33 @@ class Joiner:
         blocks.flags.writeable = False
         self._last = name, blocks.reshape(shape)
         return self._last[1]
+
+
+def _of_blocks(name: str, fmt: Format, part: Tensor, refusal: Callable[[str], GGUFError]) -> Tensor:
+    """The tensor whose blocks are the bytes of its part."""
+    if part.format != I8:
+        raise refusal(f"must be I8, is {part.format}")
+    count, rest = divmod(part.shape[-1], fmt.block_bytes)
+    if rest:
+        raise refusal(f"rows of {part.shape[-1]} bytes are no whole blocks of {fmt}, which have {fmt.block_bytes}")
+    blocks = PartAsBlocks(fmt, part)
+    return Tensor(fmt, (*part.shape[:-1], count * fmt.weights), blocks, name, blocks.read)
+
+
+class PartAsBlocks:
+    """The bytes of a tensor's part as its blocks, a view: all of them when it is called, a range by `read`."""
+
+    def __init__(self, fmt: Format, part: Tensor) -> None:
+        self._format, self._part = fmt, part
+
+    def __call__(self) -> Blocks:
+        """All blocks."""
+        return self._part.blocks.view(self._format.dtype)
+
+    def read(self, start: int, stop: int) -> Blocks:
+        """Blocks start to stop, in memory of their own."""
+        size = self._format.block_bytes
+        return self._part.read(start * size, stop * size).view(self._format.dtype)
 
 
 class JoinedBlocks:

@@ -87,7 +87,7 @@ class GGUFFile(Mapping[str, Tensor]):
             raise GGUFError(f"{shown_path(self.path)}: key {shown(key)}: {rule}")
         tensors = self._joiner.joined(stored, lambda name, rule: self._refusal(self._places[name][0], name, rule))
         for name in tensors.keys() - stored.keys():
-            self._places[name] = self._places[name + gguf_parts.SUFFIXES[0]]
+            self._places[name] = self._places[gguf_parts.first_part(name, tensors[name].format)]
         return gguf_parts.model_keys(keys), tensors
 
     @staticmethod
@@ -117,7 +117,7 @@ class GGUFFile(Mapping[str, Tensor]):
     def place(self, name: str) -> tuple[str, int]:
         """The path of the file that holds a tensor, and the byte at which its blocks start there.
 
-        Those of a kbit tensor are in parts: the place is that of the first.
+        Of a tensor in parts the place is that of the first.
         """
         return self._places[name]
 

@@ -42,7 +42,7 @@ from .layout import (
     broken_name_rule,
     broken_shape_rule,
 )
-from .parts import LAYOUT, OURS, RESERVED, SUFFIXES, VERSION, parts_of, stored_keys
+from .parts import LAYOUT, OURS, RESERVED, VERSION, is_part, parts_of, stored_keys
 
 PIECE = 4 << 20  # bytes of a tensor in memory at a time, where they must be copied at all
 MAX_ALIGNMENT = 1 << 20  # GGUFWriter builds its padding as a list of ints
@@ -61,7 +61,7 @@ def write(
 ) -> None:
     """Write tensors [..., N, K] and metadata, in their order, to a .gguf file, which replaces any old one.
 
-    tensors: Tensors of ggml and kbit formats, the latter in parts (gguf_parts.py), arrays of float16, float32,
+    tensors: Tensors of ggml's formats, others in parts (parts.py), arrays of float16, float32,
     float64, bfloat16, int8 to int64. Each is looked up twice, for its format and shape, later for its blocks, and
     let go: a mapping may make them on demand.
     metadata: what `qgemm.open(path).metadata` gives keeps its type. Of Python's own, bool becomes BOOL, int
@@ -244,7 +244,7 @@ def _planned(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, Plan
             plans[name] = {stored: _plan(part) for stored, part in parts.items()}
     whole = [name for name, parts in plans.items() if name in parts]
     for name in whole if len(whole) < len(plans) else []:
-        if name.endswith(SUFFIXES):
+        if is_part(name):
             raise GGUFError(f"{where}: tensor {shown(name)}: beside kbit tensors only their parts have such names")
     return plans
 
