@@ -121,6 +121,16 @@ def test_experts_of_gpt_oss(tmp_path):
     assert bounds.excess(qgemm.matmul(x, w[1]), x @ want[1].T.astype(np.float64), bound) <= 1
 
 
+def test_info_lists_them(tmp_path, run):
+    foreign.gptq(tmp_path / "m")
+    status, out, _ = run("info", tmp_path / "m")
+    assert status == 0
+    assert [line.split()[:4] for line in out.split("\n") if line.startswith("layer.")] == [
+        [NAME, "GPTQ4", "(32,", "64)"],
+        ["layer.norm.weight", "F16", "(8,)", "1"],
+    ]
+
+
 def test_numbers_without_scales(tmp_path):
     w = normal(3, 4, 64).astype(foreign.E4M3)
     path = safetensors(tmp_path / "x.safetensors", {"w": w, "v": w[0, :, :48]})

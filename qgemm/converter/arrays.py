@@ -24,18 +24,35 @@ Read = Callable[[int, int], NDArray[Any]]  # elements start to stop, in C order
 WIDER = {"BOOL": "I8", "U8": "I16", "U16": "I32", "U32": "I64"}  # GGUF has no unsigned types: one that holds them all
 
 
+class Whole(NamedTuple):
+    """A tensor in memory, in place of the file that it was read from."""
+
+    path: str
+    array: NDArray[Any]
+
+    def read(self, entry: Entry, start: int, stop: int) -> NDArray[Any]:
+        """Elements start to stop, as of the file."""
+        return self.array[start:stop]
+
+
 class Stored(NamedTuple):
     """A tensor of a safetensors file: where it is and what it is."""
 
-    file: SafetensorsFile
+    file: SafetensorsFile | Whole
     entry: Entry
 
     def columns(self, start: int, stop: int) -> NDArray[Any]:
         """Columns start to stop of a matrix, [rows, stop - start]."""
         rows, width = self.entry.shape
+        if isinstance(self.file, Whole):
+            return self.file.array.reshape(rows, width)[:, start:stop]
         size = self.entry.dtype.itemsize
         raw = self.file.file.read_rows(self.entry.offset + start * size, width * size, rows, (stop - start) * size)
         return raw.reshape(-1).view(self.entry.dtype).reshape(rows, stop - start)
+
+    def whole(self) -> Stored:
+        """The same, read once: for what reads columns of it many times."""
+        return Stored(Whole(self.file.path, self.file.read(self.entry, 0, prod(self.entry.shape))), self.entry)
 
 
 def of_stored(name: str, stored: Stored) -> Weight:

@@ -13,6 +13,7 @@ from qgemm.errors import UnsupportedError
 from qgemm.files.gguf.reader import GGUFFile, open
 from qgemm.files.paths import PathLike, shown_path
 from qgemm.tensor import Tensor
+from qgemm.views import View
 
 from .embedding import QEmbedding
 from .linear import QLinear
@@ -65,8 +66,9 @@ def replace_linear(
 ) -> Replaced:
     """Replace torch.nn.Linear layers of a model, in place, by QLinear of a file's tensors -> what was replaced.
 
-    file: a .gguf file, by its path or opened, or any mapping of names to Tensors. Weights on the CPU stay in the
-    mapping of the file, which may be closed; those of a model on a GPU are packed there.
+    file: a .gguf file, by its path or opened, or any mapping of names to Tensors, such as `qgemm.load` of a folder of
+    AWQ. Weights on the CPU stay in the mapping of the file, which may be closed; those of a model on a GPU are packed
+    there.
     names: from the name of a layer ("layers.0.q_proj") to that of its tensor, or to a Tensor, for rows that had to be
     put in another order first, or to None, which keeps the layer: a mapping, which keeps the layers that it lacks, or a
     function. By default a layer takes the tensor of its own name with ".weight", and stays if there is none.
@@ -119,8 +121,10 @@ def _plans(model: Any, found: dict[str, Any], file: Mapping[str, Tensor], names:
         if tensor is None:
             tensor = tied.get(id(module.weight))
         if tensor is not None:
-            bias = None if isinstance(tensor, Tensor) or isinstance(module, torch.nn.Embedding) else _bias(tensor, file)
-            plan = Plan(name, module, tensor if isinstance(tensor, Tensor) else file[tensor], bias)
+            bias = None
+            if isinstance(tensor, str) and not isinstance(module, torch.nn.Embedding):
+                bias = _bias(tensor, file)
+            plan = Plan(name, module, file[tensor] if isinstance(tensor, str) else tensor, bias)
             _check(plan)
             yield plan
 
@@ -151,6 +155,8 @@ def _check(plan: Plan) -> None:
     """UnsupportedError unless a tensor can take the place of a layer's weight."""
     name, module, tensor, bias = plan
     who = f"layer {name!r} ({tuple(module.weight.shape)}): {tensor!r}"
+    if isinstance(tensor, View):
+        raise UnsupportedError(f"{who} is a view of packed weights, which qgemm.matmul takes and no layer does")
     if tensor.shape != tuple(module.weight.shape):
         raise UnsupportedError(f"{who} has another shape")
     if tensor.format.levels is None:

@@ -17,6 +17,8 @@ W[n, k] = (q - zero) * scale of the group of k, in float32.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from functools import reduce
 from math import gcd
 
 import numpy as np
@@ -95,6 +97,11 @@ class AwqGptqMatrix(GroupedMatrix):
     def scales(self) -> Stored:
         return self.parts["scales"]
 
+    def in_memory(self) -> GroupedMatrix:
+        made = copy(self)
+        made.parts = {part: stored.whole() for part, stored in self.parts.items()}
+        return made
+
     def zero_range(self) -> Zeros:
         """The least and the largest zero; groups may be as many as weights, so few are unpacked at a time."""
         file, entry = self.parts["qzeros"]
@@ -125,12 +132,11 @@ class AwqGptqMatrix(GroupedMatrix):
 
     def _across(self, words: NDArray[np.int32]) -> Bytes:
         """Words [a, b], packed along the second axis -> codes [a, b * 32 / bits]."""
-        codes = packing.unpacked(words.view(np.uint32), self.bits, words.shape[1] * packing.WORD // self.bits)
-        if not self.awq:
-            return codes
-        ordered = np.empty_like(codes).reshape(len(codes), -1, len(AWQ_COLUMNS))
-        ordered[..., AWQ_COLUMNS] = codes.reshape(ordered.shape)
-        return ordered.reshape(codes.shape)
+        plain = np.ascontiguousarray(words).view(np.uint32)
+        if self.awq:
+            nibbles = ((plain >> np.uint32(4 * i) & np.uint32(15), column) for i, column in enumerate(AWQ_COLUMNS))
+            plain = reduce(np.bitwise_or, (nibble << np.uint32(4 * column) for nibble, column in nibbles))
+        return packing.unpacked(plain, self.bits, words.shape[1] * packing.WORD // self.bits)
 
     def _zero(self, stored: Bytes) -> Bytes:
         """The zeros that stored ones stand for."""

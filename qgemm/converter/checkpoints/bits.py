@@ -10,7 +10,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.packing import Bytes, Words
+from qgemm.codec.packing import Bytes, Words, as_bytes, unpack_slots
 
 WORD = 32
 
@@ -22,6 +22,8 @@ def words_of(count: int, bits: int) -> int:
 
 def unpacked(words: Words, bits: int, count: int) -> Bytes:
     """Words [n, w] -> the first `count` codes of each row, [n, count]."""
+    if 8 % bits == 0:  # no code is cut by the end of a byte: 5x faster
+        return unpack_slots(as_bytes(words), bits)[:, :count]
     period, used = WORD // gcd(WORD, bits), bits // gcd(WORD, bits)  # codes, and the words that they fill
     runs = -(-count // period)
     if runs * used > words.shape[1]:

@@ -152,16 +152,20 @@ class GroupedMatrix(ABC):
     def native(self) -> Packed:
         """The matrix in a group format, exactly; CheckpointError where none holds it."""
         columns = self.columns()
-        fmt = self.format()
+        fmt, read = self.format(), self.in_memory()
         blocks = np.empty((self.n, self.k // fmt.weights), fmt.dtype)
 
         def work(part: slice) -> None:
             first, last = part.start * self.step, min(part.stop * self.step, self.n)
-            blocks[first:last] = self.blocks(fmt, first, last, columns)
+            blocks[first:last] = read.blocks(fmt, first, last, columns)
 
         for_slices(-(-self.n // self.step), max(1, CHUNK // (self.k * self.step)), work)
         tensor = Tensor(fmt, (self.n, self.k), blocks, f"{self.name}.weight")
         return tensor if columns is None else Reordered(tensor, columns)
+
+    def in_memory(self) -> GroupedMatrix:
+        """The same matrix, which need not read the same places of its file again for other rows."""
+        return self
 
     def blocks(self, fmt: Format, first: int, last: int, columns: NDArray[np.int32] | None = None) -> Blocks:
         """Rows first to last, multiples of `step`, in a group format that has all their codes: [rows, K / weights].
