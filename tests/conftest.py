@@ -33,8 +33,13 @@ settings.load_profile("qgemm")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test is marked gpu by its folder: one of tests/gpu/ needs an NVIDIA GPU, any other must run without."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test is marked gpu by its folder: one of tests/gpu/ needs an NVIDIA GPU, any other must run without.
+
+    Those of a whole family of formats run only where the marker is asked for.
+    """
+    if "family" not in (config.option.markexpr or ""):
+        items[:] = [item for item in items if "family" not in item.keywords]
     cuda = qgemm.backends()["cuda"]
     for item in items:
         if GPU_TESTS in item.path.parents:
