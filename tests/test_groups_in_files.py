@@ -11,6 +11,7 @@ from gguf import GGUFReader
 from helpers import converted, normal, random_tensor
 
 import qgemm
+from qgemm.converter import encode
 from qgemm.formats import format_of
 
 NAMES = ("u1_g32", "u4z_g128", "u5f_g64_bf16", "u8_row", "f8_e4m3_g128", "s7_1of2")
@@ -83,10 +84,15 @@ def test_the_converter_writes_them(fmt, search, tmp_path):
             assert ((w.dequantize() - x) ** 2).sum() < ((want.dequantize() - x) ** 2).sum()
 
 
-def test_rows_of_one_scale_are_refused_by_the_converter(tmp_path):
-    qgemm.write(tmp_path / "x.gguf", {"blk.0.attn_q.weight": normal(4, 512)})
-    with pytest.raises(qgemm.QgemmError, match="U4_ROW has one scale a row"):
-        converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "u4_row")
+def test_rows_of_one_scale_are_converted_whole(tmp_path, monkeypatch):
+    """Also where a range of the converter is shorter than a row."""
+    monkeypatch.setattr(encode, "CHUNK", 256)
+    monkeypatch.setattr(encode, "TOGETHER", 256)
+    x = normal(4, 512)
+    qgemm.write(tmp_path / "x.gguf", {"blk.0.attn_q.weight": x})
+    converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "u4_row")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert (file["blk.0.attn_q.weight"].blocks == qgemm.quantize(x, "u4_row").blocks).all()
 
 
 BYTES = np.zeros((2, 2 * 67), np.int8)  # of u4z_g128

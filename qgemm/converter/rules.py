@@ -294,8 +294,6 @@ def _refused(step: Step, options: Options) -> str:
         return f"{weight.type} cannot be converted, it has no decoder" if weight.quantized else "holds integers"
     if weight.tensor is None and step.rule in ("--keep", "no decoder"):
         return f"{weight.type} cannot be kept, GGUF has no such type"
-    if fmt.whole_rows:
-        return f"{fmt} has one scale a row: qgemm.quantize makes it of whole rows, the converter of blocks alone"
     if fmt.encode is None:
         return f"{fmt} has no encoder; types that can be written: {written()}"
     if weight.shape[-1] % fmt.weights:
