@@ -103,9 +103,9 @@ def test_a_lie_is_noticed(file, truth, lie, notices, monkeypatch, tmp_path):
         monkeypatch.setattr(codegen, "host_header", lambda: text.replace(truth, lie))
     else:
         (copy / file).write_text(text.replace(truth, lie))
-    harness.sources_digest.cache_clear()
+    sources._text.cache_clear()
     try:
         with pytest.raises(error, match=message):
             check()
     finally:
-        harness.sources_digest.cache_clear()
+        sources._text.cache_clear()
