@@ -96,12 +96,16 @@ def test_a_layer(fmt, name, data, host):
     Launch.seen.clear()
 
 
-@pytest.mark.parametrize("cluster", [2, 8])
-def test_ctas_of_a_cluster_share_k(cluster, host, monkeypatch):
-    """Of a gate and of the sum over a token's experts, one of which is none; each expert's K is a few tiles long."""
+@pytest.mark.parametrize(
+    "shares", [{"cluster_split_k": 2}, {"cluster_split_k": 8}, {"warp_split_k": 1, "m16_tiles": 8}], ids=str
+)
+def test_shares_of_a_layer(shares, host, monkeypatch):
+    """CTAs of a cluster share K; a thread of a CTA of one warp has several rows. Of a gate, and of a sum over a token's
+    experts, one of which is none; each expert's K is a few tiles long.
+    """
     chosen = moe_decode.decode_ranked
     monkeypatch.setattr(
-        moe_decode, "decode_ranked", lambda *p: [row._replace(cluster_split_k=cluster) for row in chosen(*p)]
+        moe_decode, "decode_ranked", lambda *p: [row._replace(**shares) for row in chosen(*p)]
     )  # fmt: skip
     rng = np.random.default_rng(4)
     gate, up, down = (random_experts(Q4_0, 5, *shape, rng) for shape in ((96, 320), (96, 320), (320, 96)))
