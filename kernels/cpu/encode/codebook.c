@@ -14,10 +14,9 @@ typedef struct {
 } fit;
 
 INLINE floats value_of(ints code) {
-    f32x16 found = load_floats(VALUES);
-    i32x16 number;
-    memcpy(&number, &code, sizeof number);
-    found = spread(found, number);
+    i32x16 number = {0};  // of which the lanes are as many as there are here
+    memcpy(&number, &code, sizeof code);
+    const f32x16 found = spread(load_floats(VALUES), number);
     floats values;
     memcpy(&values, &found, sizeof values);
     return values;

@@ -8,10 +8,10 @@
 
 #include "../vec.h"
 
-#define WEIGHTS 256     // of a super-block
-#define MOST_GROUPS 16  // of a super-block
-#define MOST_SIZE 32    // weights of a group
-#define LANES 16
+#define WEIGHTS 256       // of a super-block
+#define MOST_GROUPS 16    // of a super-block
+#define MOST_SIZE 32      // weights of a group
+#define LANES (PART / 4)  // compilers split longer vectors badly: with sixteen AVX2 takes six times as long
 #define EACH_LANE for (int lane = 0; lane < LANES; ++lane)
 
 VECTOR(float, floats, 4 * LANES);

@@ -21,10 +21,10 @@ INLINE floats level_of(ints word, int i, floats offset) {
 // Of one lane: x, w [dims] are a lane apart; scale and offset are what a level is multiplied by, after this is added.
 INLINE int32_t nearest_neighbour(const grid* g, int32_t number, const float* x, const float* w, float scale,
                                  float offset, const int dims) {
-    static const ints FROM_0 = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int32_t *near = g->near + g->starts[number], count = g->counts[number];
     floats best = same(INFINITY);
-    ints found = {0};
+    ints found = {0}, lane_number;
+    EACH_LANE lane_number[lane] = lane;
     for (int32_t j = 0; j < count; j += LANES) {
         floats error = {0};
         ints word;
@@ -34,7 +34,7 @@ INLINE int32_t nearest_neighbour(const grid* g, int32_t number, const float* x, 
             const floats difference = scale * level_of(word, i, same(offset)) - x[LANES * i];
             error += w[LANES * i] * difference * difference;
         }
-        const ints at = FROM_0 + j, better = (error < best) & (at < same_int(count));
+        const ints at = lane_number + j, better = (error < best) & (at < same_int(count));
         best = choose(better, error, best);
         found = choose_int(better, at, found);
     }
