@@ -10,6 +10,7 @@ from formats_of_tests import TEST_FORMATS
 from strategies import TILED, each
 
 from qgemm.cuda.jit import codegen, nvrtc, sources
+from qgemm.cuda.jit.cache import cached
 from qgemm.cuda.kernels import routes
 
 HEADERS = sorted(path.relative_to(sources.kernels_dir()).as_posix() for path in sources.kernels_dir().rglob("*.cuh"))
@@ -55,12 +56,16 @@ def test_a_kernel_is_the_only_name_at_file_scope(kernel):
 @each(TEST_FORMATS)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 def test_kernels_of_the_formats_of_tests(fmt, arch):
-    """Groups of 128 and 256 weights, a zero of each group: one template of each kernel, which spills nothing."""
+    """Groups of 128 and 256 weights, a zero of each group: one template of each kernel passes the front end, and on
+    sm_90a spills nothing."""
     name = f"formats/{fmt.name}.cuh"
     of_tests = {} if fmt.family else {name: (harness.OF_TESTS / name).read_text()}
     made = {**codegen.headers(fmt), **of_tests}
     kernels = dict(routes.variants(fmt, int(re.sub(r"\D", "", arch))))
     assert len(kernels) > 4
     for kernel, template in kernels.items():
-        report = nvrtc.compile_cubin(codegen.compose(kernel, fmt, **template), arch, made).report
-        assert "0 bytes spill stores" in report, kernel
+        source = codegen.compose(kernel, fmt, **template)
+        if arch == "sm_90a":
+            assert "0 bytes spill stores" in cached(source, arch, made).report, kernel
+        else:
+            nvrtc.check(source, arch, made)

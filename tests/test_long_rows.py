@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import converted, normal
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qgemm
@@ -32,6 +32,7 @@ def weight_of(x: np.ndarray):
 
 
 @pytest.mark.parametrize("fmt", SEARCHED)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_parts_of_rows_give_the_blocks_of_whole_ones(fmt, data):
     """Experts of some rows, cut between any blocks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import cupy_like
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 few = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
 TYPES = ("float16", "bfloat16", "float32")
+OF_LAYERS = [qgemm.FORMATS[name] for name in ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit4")]
 
 
 @pytest.fixture
@@ -67,12 +69,15 @@ def test_each_token_by_its_experts(fmt, data, host):
     assert within(y, known)
 
 
-@each([fmt for fmt in EVERY_TILED if fmt.name in ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit4")])
-@pytest.mark.parametrize("name", GATE_OF)
+@pytest.mark.parametrize(
+    ("fmt", "name"),
+    list(zip(OF_LAYERS, itertools.cycle(GATE_OF), strict=False)),
+    ids=lambda each: getattr(each, "name", each),
+)
 @few
 @given(data=st.data())
 def test_a_layer(fmt, name, data, host):
-    """Two launches; gate and up as two tensors, and as one where F is a multiple of 64."""
+    """Two launches; gate and up as two tensors, and as one where F is a multiple of 64; gates by turns."""
     rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(TYPES if fmt.integer else TYPES[:2]))
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 4), (1, 4)))
     f = data.draw(st.sampled_from([64, 192] if fmt.weights < 100 else [256]))
