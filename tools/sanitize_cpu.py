@@ -19,7 +19,7 @@ WRAPPER = """#!/bin/sh
 unset LD_PRELOAD
 exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 """
-TESTS = ("tests/test_native.py", "tests/test_native_encoders.py")
+TESTS = tuple(f"tests/test_native{part}.py" for part in ("", "_decode", "_encoders", "_finish"))
 SELECTED = "not instructions"  # other machine code of the same sources
 
 

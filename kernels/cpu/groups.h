@@ -41,6 +41,10 @@ static const int32_t GROUP_OF_LANE[8] = {0, 4, 2, 6, 1, 5, 3, 7};
 INLINE group_ints sums_of_groups(const i32x16* acc) {
     return quads_together(pair_sums(half_sums(acc[0], acc[1]), half_sums(acc[2], acc[3])));
 }
+#ifdef SHORT_SUMS
+#define SHORT_DOTS  // of one digit
+INLINE group_ints sums_of_short_dots(const i32x16* acc) { return quads_together(sums_of_shorts(acc)); }
+#endif
 static const int32_t GROUP_OF_LANE[8] = {LOW_GROUP(0),  LOW_GROUP(1),  LOW_GROUP(2),  LOW_GROUP(3),
                                          HIGH_GROUP(0), HIGH_GROUP(1), HIGH_GROUP(2), HIGH_GROUP(3)};
 #endif

@@ -4,7 +4,7 @@
 //
 // Macros: TARGET_FIELDS, of one of the weights (qgemm/cpu/native/calls.py); MOST_TOKENS, rows of x at a time;
 // TOKENS_OF_TILE, whose multiples tiles take; LEAST_TILED, rows of x from which on they are used; LEAST_ROWS, rows of W
-// that a thread takes at least, and CHUNKS, shares of a thread; MOST_TARGETS, weights of a call; EXACT_DIGITS of "a16".
+// that a thread takes at least, and CHUNKS, shares of a thread, CHUNKS_OF_TILES where they are longer; MOST_TARGETS, weights of a call; EXACT_DIGITS of "a16".
 #include <string.h>
 
 typedef struct {
@@ -56,8 +56,8 @@ static void multiply_rows(const void* argument, int64_t first, int64_t last) {
     }
 }
 
-static int64_t chunk_of(int64_t count) {
-    const int64_t shares = CHUNKS * (int64_t)(pool.wanted + 1);
+static int64_t chunk_of(int64_t count, int64_t chunks) {
+    const int64_t shares = chunks * (int64_t)(pool.wanted + 1);
     return (count + shares - 1) / shares;
 }
 
@@ -98,10 +98,10 @@ static void multiply_slice(const target* targets, int64_t count, const char* x, 
                               .k = t->k,
                               .digits = digits,
                               .tiles = tiles};
-        qgemm_run((work_fn)t->pack, &rows, m, m > 1 ? chunk_of(m) : 1);
+        qgemm_run((work_fn)t->pack, &rows, m, m > 1 ? chunk_of(m, CHUNKS) : 1);
         packed += m * p->packed_row;
     }
-    qgemm_run(multiply_rows, &job, job.end[count - 1], chunk_of(job.end[count - 1]));
+    qgemm_run(multiply_rows, &job, job.end[count - 1], chunk_of(job.end[count - 1], tiles ? CHUNKS_OF_TILES : CHUNKS));
 }
 
 // Rows of x of another type than float32.
@@ -135,7 +135,7 @@ void qgemm_multiply(const void* weights, int64_t count, const void* x, int64_t m
         int64_t row = t->x_row;
         if (t->x_type != TYPE_FLOAT32) {
             const conversion all = {.from = rows, .to = converted, .k = t->k, .row = row, .type = t->x_type};
-            qgemm_run(convert_rows, &all, tokens, chunk_of(tokens));
+            qgemm_run(convert_rows, &all, tokens, chunk_of(tokens, CHUNKS));
             rows = converted, row = t->k * (int64_t)sizeof(float);
         }
         if (tiled) multiply_slice(t, count, rows, row, start, tiled, 1, packed);

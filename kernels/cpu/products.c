@@ -121,8 +121,16 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
 // ---- products
 
 // The sums of all digits: of the first, which counts 2^16, and of both others, which is in the place of the third.
+#ifdef SHORT_DOTS
+#define DOT_OF_ONE(sum, codes, q) short_dot(codes, q)
+#define SUMS_OF_ONE sums_of_short_dots
+#else
+#define DOT_OF_ONE dot
+#define SUMS_OF_ONE sums_of_groups
+#endif
+
 INLINE group_floats together_1(const i32x16 dots[1][ACCS], const int32_t zero[2][SUM_LANES]) {
-    const group_ints all = sums_of_groups(dots[0]);
+    const group_ints all = SUMS_OF_ONE(dots[0]);
     return group_floats_of(INTEGER_ZERO(1) ? add_group_ints(all, load_group_ints(zero[0])) : all);
 }
 

@@ -32,7 +32,10 @@ static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t firs
                         if (digit == 2) sum = shift_ints(dots[1][acc], 8);  // 256 times the digit before
 #pragma GCC unroll 4
                         for (int v = 0; v < 4; ++v)
-                            if (ACC_OF(v) == acc) sum = dot(sum, w.codes[v], load_codes(at->q[digit] + 64 * v));
+                            if (ACC_OF(v) == acc) {
+                                const i8x64 q = load_codes(at->q[digit] + 64 * v);
+                                sum = DIGITS == 1 ? DOT_OF_ONE(sum, w.codes[v], q) : dot(sum, w.codes[v], q);
+                            }
                         dots[digit][acc] = sum;
                     }
                 const group_floats of_codes = TOGETHER(DIGITS)(dots, at->zero), d = load_group_floats(at->d);

@@ -1,17 +1,18 @@
 // The scales and minimums of q4_k and q5_k: d and dmin as halves, then 6 bits for each of eight groups, in 12 bytes.
 #pragma once
 
+#define CODE_BITS 5  // at most
 #include "unpacked.h"
 
 // w = d * sc * q - dmin * m, as scale = d * sc and minimum = -(dmin * m).
 INLINE void six_bits_of_block(unpacked* to, const uint8_t* block) {
-    uint16_t halves[2];
-    uint32_t low[2], rest;
-    memcpy(halves, block, sizeof halves);
+    uint32_t halves, low[2], rest;
+    memcpy(&halves, block, sizeof halves);
     memcpy(low, block + 4, sizeof low), memcpy(&rest, block + 12, sizeof rest);
     const uint32_t scales = (rest & 0x0f0f0f0f) | (low[0] >> 2 & 0x30303030);
     const uint32_t minimums = (rest >> 4 & 0x0f0f0f0f) | (low[1] >> 2 & 0x30303030);
-    const float d = half_to_float(halves[0]), dmin = -half_to_float(halves[1]);
+    const f32x4 both = two_halves_to_floats(halves);
+    const float d = both[0], dmin = -both[1];
     to->scale = with_zeros(d * bytes_to_floats((low[0] & 0x3f3f3f3f) | (uint64_t)scales << 32));
     to->minimum = with_zeros(dmin * bytes_to_floats((low[1] & 0x3f3f3f3f) | (uint64_t)minimums << 32));
 }

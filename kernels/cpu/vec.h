@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifndef CODE_BITS  // a format says 8 if it has codes from 128 on
+#ifndef CODE_BITS  // a format says 8 if it has codes from 128 on, and may say how few others need
 #define CODE_BITS 7
 #endif
 

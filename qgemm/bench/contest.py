@@ -27,7 +27,9 @@ from .ggml import LAYOUTS, Ggml
 from .turns import Calls, Worker, burst, least
 from .weights import random_blocks
 
-NAMES = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_k", "q4_1", "q5_0", "q5_1", "mxfp4")
+ASKED = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_k", "q4_1", "q5_0", "q5_1", "mxfp4")
+OTHERS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs")  # of which nothing is asked; of the first shape alone
+NAMES = (*ASKED, *OTHERS)
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))  # (N, K)
 ROWS = ((1, "hot"), (1, "DRAM"), (16, "hot"), (512, "hot"))  # M, where W comes from
 AVX2 = (("q4_0", 1), ("q4_0", 128), ("q4_k", 1), ("q4_k", 128))  # formats and M of products without AVX-512
@@ -46,6 +48,7 @@ GOALS: dict[str, tuple[tuple[float, float], ...]] = {
     "q4_k": ((0.95, 1.1), (0.85, 1.0), (1.05, 1.2), (1.1, 1.3)),
     **dict.fromkeys(("q6_k", "q5_k"), LIKE_Q6_K),
     **dict.fromkeys(("q4_1", "q5_0", "q5_1", "mxfp4"), LIKE_Q4_1),
+    **dict.fromkeys(OTHERS, ((0.0, 0.0),) * len(ROWS)),
 }
 GOALS_A16 = {16: (1.7, 2.4), 512: (1.05, 1.2)}  # times as fast as NumPy
 MOST_A16, GOAL_AVX2 = 1.6, 1.0  # times the "a8" of one row; times as fast as ggml
@@ -165,7 +168,13 @@ def run(options: Options) -> dict[str, Any]:
     counts = {"QGEMM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     taking = {f"ggml {i}": Worker(of_ggml, (path, threads), counts) for i, path in enumerate(options.ggml)}
     taking |= {"qgemm": Worker(ours, (ACTIVATIONS,), counts), NUMPY: Worker(of_numpy, (), counts)}
-    every = [Case(name, *shape, *row) for shape in options.shapes for name in options.names for row in ROWS]
+    every = [
+        Case(name, *shape, *row)
+        for shape in options.shapes
+        for name in options.names
+        if name in ASKED or shape == options.shapes[0]
+        for row in ROWS
+    ]
     found = list(measured(taking, every, options.rounds))
     if options.avx2 is not None:
         narrow = {**counts, "CC": AVX2_COMPILER}

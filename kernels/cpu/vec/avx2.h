@@ -47,6 +47,30 @@ INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
     return acc;
 }
 
+#if CODE_BITS <= 5 && !defined(__AVXVNNI__)  // sums of eight products are below 2^15: half as many additions
+#define SHORT_SUMS
+// Sums of two products each, thirty-two.
+INLINE i32x16 short_dot(u8x64 codes, i8x64 x) {
+    i32x16 found;
+    EACH found.part[i] = (i32_part)_mm256_maddubs_epi16((__m256i)codes.part[i], (__m256i)x.part[i]);
+    return found;
+}
+
+// As pair_sums(half_sums(a, b), half_sums(c, d)) of the numbers that each two of them are the halves of.
+INLINE i32x16 sums_of_shorts(const i32x16 acc[4]) {
+    i32x16 found;
+    EACH {
+        const __m256i a = (__m256i)acc[0].part[i], b = (__m256i)acc[1].part[i];
+        const __m256i c = (__m256i)acc[2].part[i], d = (__m256i)acc[3].part[i];
+        const __m256 ab = (__m256)_mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+        const __m256 cd = (__m256)_mm256_add_epi16(_mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d));
+        const __m256i even = (__m256i)_mm256_shuffle_ps(ab, cd, 0x88), odd = (__m256i)_mm256_shuffle_ps(ab, cd, 0xdd);
+        found.part[i] = (i32_part)_mm256_madd_epi16(_mm256_add_epi16(even, odd), _mm256_set1_epi16(1));
+    }
+    return found;
+}
+#endif
+
 // Of each four lanes of a and b: the sums of a's lanes 0 and 2, 1 and 3, then of b's.
 INLINE i32x16 half_sums(i32x16 a, i32x16 b) {
     EACH {

@@ -128,6 +128,7 @@ INLINE float half_to_float(uint16_t half) { return vgetq_lane_f32(vcvt_f32_f16(v
 INLINE uint16_t float_to_half(float value) {
     return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(value))), 0);
 }
+INLINE f32x4 two_halves_to_floats(uint32_t both) { return (f32x4)vcvt_f32_f16(vcreate_f16(both)); }
 INLINE f32x8 halves_to_floats(uint64_t low, uint64_t high) {
     const float16x8_t all = vcombine_f16(vcreate_f16(low), vcreate_f16(high));
     const float32x4_t parts[2] = {vcvt_f32_f16(vget_low_f16(all)), vcvt_high_f32_f16(all)};

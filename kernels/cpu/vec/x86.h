@@ -6,6 +6,7 @@
 // Halves as floats, also subnormal ones: one, and eight in two words; a float as a half, to nearest, ties to even.
 INLINE float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
 INLINE uint16_t float_to_half(float value) { return (uint16_t)_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+INLINE f32x4 two_halves_to_floats(uint32_t both) { return (f32x4)_mm_cvtph_ps(_mm_cvtsi32_si128((int)both)); }
 INLINE f32x8 halves_to_floats(uint64_t low, uint64_t high) {
     return (f32x8)_mm256_cvtph_ps(_mm_set_epi64x((int64_t)high, (int64_t)low));
 }

@@ -15,6 +15,7 @@ LEAST_TILED = 16  # rows of x: fewer are multiplied one by one
 ROWS = 32  # of W that a thread takes at least: two tiles
 TARGETS = 16  # weights of a call
 CHUNKS = 8  # of a thread: the last ones even out what threads lose to others
+CHUNKS_OF_TILES = 32  # of many rows of x, which take longer
 TABLE = 32  # levels at most, of a codebook of floats
 
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}  # of numbers, by NumPy's names
@@ -73,6 +74,7 @@ POOL = source_of(  # the library without which there is no other
         "LEAST_TILED": str(LEAST_TILED),
         "LEAST_ROWS": str(ROWS),
         "CHUNKS": str(CHUNKS),
+        "CHUNKS_OF_TILES": str(CHUNKS_OF_TILES),
         "EXACT_DIGITS": str(A16),
         "MOST_TARGETS": str(TARGETS),
         **OF_TYPES,
