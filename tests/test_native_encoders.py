@@ -40,6 +40,7 @@ def test_bytes_are_those_of_numpy(name, monkeypatch, data):
     n = 17 if data is None else data.draw(st.integers(1, 40))
     x = rng.standard_normal((n, fmt.weights)) * np.exp2(rng.integers(rng.choice([-30, -140]), 10, (n, 1)))
     x[rng.random(n) < 0.2] = rng.choice([0.0, -0.0, 0.75, -2.0])
+    x[rng.random(n) < 0.2] = rng.choice([0.75, -0.75], fmt.weights)  # magnitudes alike, signs apart
     x = np.where(rng.random(x.shape) < rng.choice([0, 0.1, 0.9]), 0, x).astype(np.float32)
     of = np.where(rng.random(x.shape) < 0.1, 0, rng.random(x.shape)).astype(np.float32)
     for importance in (of, None):
