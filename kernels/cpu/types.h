@@ -32,9 +32,9 @@ INLINE f32x16 load_sixteen(const void* from, int type) {
 INLINE i32x16 rounded_to_upper_halves(f32x16 v) {
     i32x16 found;
     EACH {
-        const i32_part bits = (i32_part)v.part[i], nan = v.part[i] != v.part[i];
+        const i32_part all = (i32_part)v.part[i], nan = v.part[i] != v.part[i], bits = all & ~nan;
         const i32_part rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        found.part[i] = (nan & (bits >> 16 | 0x40)) | (~nan & rounded);
+        found.part[i] = (nan & (all >> 16 | 0x40)) | (~nan & rounded);
     }
     return found;
 }
