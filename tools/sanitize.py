@@ -74,7 +74,7 @@ def clusters(w: Any, rng: Any, sm: int) -> None:
 
 
 def experts(fmt: Any, rng: Any, sm: int) -> None:
-    """Layers of experts, with ids of none: each token by its own, and tokens sorted by expert; ragged N and K."""
+    """Products and layers, with ids of no expert: each token by its own, and tokens sorted by expert; ragged N."""
     from unittest.mock import patch
 
     import cupy
@@ -85,15 +85,16 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS
 
     n, k = SUPER_BLOCK, 3 * SUPER_BLOCK
-    gate, up = (random_tensor(fmt, (4, n, k), rng).to_device() for _ in range(2))
-    down = random_tensor(fmt, (4, 72, n), rng).to_device()
+    gate, up, ragged, down = (
+        random_tensor(fmt, (4, *shape), rng).to_device() for shape in ((n, k), (n, k), (72, k), (k, n))
+    )
     for tokens in TOKENS_OF_EXPERTS:
         x = cupy.asarray((rng.standard_normal((tokens, k)) / 64).astype(np.float16))
         ids, weights = cupy.asarray(rng.integers(-1, 5, (tokens, 2))), cupy.full((tokens, 2), 0.5, np.float32)
         tiles = (0, *GROUPED_TOKENS[:2]) if tokens == max(TOKENS_OF_EXPERTS) and 90 <= sm < 100 else (0,)
         for tile in tiles:
             with patch.object(grouped, "token_tile", lambda *sizes, tile=tile: tile):
-                qgemm.moe_matmul(x, gate, ids).get()
+                qgemm.moe_matmul(x, ragged, ids).get()
                 qgemm.moe(x, (gate, up), down, ids, weights).get()
     print(f"{fmt}, experts: done", flush=True)
 
