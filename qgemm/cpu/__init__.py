@@ -268,7 +268,7 @@ def _compiled(rows: NDArray[Any], products: Sequence[Product], a8: bool) -> bool
     todo, late = [], []
     for p in products:
         n = p.w.shape[0]
-        direct = p.y.flags.c_contiguous and p.y.dtype.isnative
+        direct = p.y.flags.c_contiguous and p.y.flags.aligned and p.y.dtype.isnative
         y = p.y.reshape(m, n) if direct else np.empty((m, n), p.y.dtype.newbyteorder("="))
         if not direct:
             late.append((p.y, y))
