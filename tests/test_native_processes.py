@@ -120,7 +120,7 @@ def test_two_processes_fill_the_cache_at_once(tmp_path):
         for done in pool.starmap(program, [(tmp_path,), (tmp_path,)]):
             assert (done.returncode, done.stderr) == (0, "")
     kept = sorted(path.suffix for path in (tmp_path / "cache").iterdir())
-    assert kept == [".so"] * 3  # the pool, a format, activations
+    assert kept == [".so"] * 4  # the pool, a format, activations, the encoder
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):
