@@ -62,7 +62,9 @@ def test_every_kernel_of_a_model_is_loaded_once(gpu):
     assert {fmt and fmt.name for _, fmt, _ in gpu} == {None, "q4_0", "q6_k"}
     gpu.clear()
     few = qgemm.prepare({"w": tensors[0]}, 1, activation="a16", dtype="float16", progress=False)
-    assert 0 < few.kernels < done.kernels // 4
+    assert few.kernels == len(gpu)
+    assert set(gpu) < needed(tensors[:1], 90, activations=["a16"])
+    assert {fmt and fmt.name for _, fmt, _ in gpu} <= {None, "q4_0"}
     assert "decode" in {kernel for kernel, *_ in gpu}
     assert not {kernel for kernel, *_ in gpu} & {"decode_a8", "prefill_sm90"}
 
