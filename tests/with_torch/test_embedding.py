@@ -27,11 +27,13 @@ def test_rows_are_those_of_a_dense_table(name, dtype):
 
 
 def test_only_rows_that_are_asked_for_are_decoded(monkeypatch):
+    """By Tensor.rows, and nothing by dequantize, which decodes whole matrices."""
     w, seen = weights("q8_0", n=1000), []
-    dequantize = qgemm.Tensor.dequantize
-    monkeypatch.setattr(qgemm.Tensor, "dequantize", lambda self, *given: seen.append(len(self)) or dequantize(self))
-    QEmbedding.from_tensor(w)(torch.tensor([[3, 999], [0, 3]]))
-    assert seen == [4]
+    rows, index = qgemm.Tensor.rows, torch.tensor([[3, 999], [0, 3]])
+    monkeypatch.setattr(qgemm.Tensor, "rows", lambda self, *given: seen.append(given[0].tolist()) or rows(self, *given))
+    monkeypatch.setattr(qgemm.Tensor, "dequantize", lambda self, *given: pytest.fail("a whole matrix is decoded"))
+    QEmbedding.from_tensor(w)(index)
+    assert seen == [index.tolist()]
 
 
 def test_padding_and_types():
