@@ -2,16 +2,9 @@
 #pragma once
 
 #define CODE_BITS 8
-#include "unpacked.h"
+#include "in_order.h"
 
 #define SHIFT 128
-#define ACCS 4
-#define ACC_OF(vector) (vector)
-#define LANES 8
-#define GROUPS 8
-#define LOW_GROUP(acc) (2 * (acc))
-#define HIGH_GROUP(acc) (2 * (acc) + 1)
-#define WEIGHT_OF(v, i) (64 * (v) + (i))
 
 // The bytes at `offset` of each of eight blocks, and the half with which a block begins.
 INLINE unpacked bytes_of_blocks(const uint8_t* blocks, int offset) {

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
@@ -120,13 +121,7 @@ def encoders_beside_ggml(args: argparse.Namespace) -> int:
     if unknown := [name for name in names if name not in encoders.NAMES]:
         raise UsageError(f"ggml encodes {', '.join(encoders.NAMES)}, not {', '.join(unknown)}")
     found = encoders.run(args.ggml[0], names, args.repeats or encoders.ROUNDS)
-    print(encoders.table(found))
-    if args.out is not None:
-        write_file(file_at(args.out, "encode_cpu"), encoders.document(found).encode())
-    if args.goals and (missed := encoders.missed(found)):
-        print(f"{missed} goals missed", file=sys.stderr)
-        return 1
-    return 0
+    return shown(args, encoders, found, "encode_cpu")
 
 
 def refuse(args: argparse.Namespace, what: str, names: Sequence[str]) -> None:
@@ -157,10 +152,15 @@ def beside_ggml(args: argparse.Namespace) -> int:
         raise UsageError(f"--ggml compares {', '.join(contest.NAMES)}, not {', '.join(unknown)}")
     options = contest.Options(args.ggml, args.ggml_avx2, names, args.shapes or contest.SHAPES)
     found = contest.run(options._replace(rounds=args.repeats) if args.repeats else options)
-    print(contest.table(found))
+    return shown(args, contest, found, "cpu")
+
+
+def shown(args: argparse.Namespace, of: ModuleType, found: Any, stem: str) -> int:
+    """Print what a benchmark beside ggml found, write it to STEM.json where --out says so; 1 if goals were missed."""
+    print(of.table(found))
     if args.out is not None:
-        write_file(file_at(args.out, "cpu"), contest.document(found).encode())
-    if args.goals and (missed := contest.missed(found)):
+        write_file(file_at(args.out, stem), of.document(found).encode())
+    if args.goals and (missed := of.missed(found)):
         print(f"{missed} goals missed", file=sys.stderr)
         return 1
     return 0

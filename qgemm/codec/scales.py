@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .format import Blocks, Levels
 from .packing import Floats, at, reciprocal, round_away, to_codes, to_float16
+
+
+class StoredScale(NamedTuple):
+    """How a block stores its scale: the field's dtype, what it adds to a format's name, the codec from and to float32,
+    and the magnitude of a scale from which on it is refused."""
+
+    dtype: str
+    suffix: str
+    encode: Callable[[Floats], NDArray[Any]]
+    decode: Callable[[NDArray[Any]], Floats]
+    limit: float
 
 
 def absmax(x: Floats) -> Floats:

@@ -19,7 +19,6 @@ There are 240 of them, made when they are asked for: FORMATS finds each by its n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.group_codes import FIELDS, Fit, Rounding, integer_zero
 from qgemm.codec.layouts import overlapping, seven_bits
 from qgemm.codec.packing import Floats, to_float16
+from qgemm.codec.scales import StoredScale
 from qgemm.errors import UnsupportedError
 
 from .plain import encode_bf16
@@ -47,16 +47,6 @@ REPRESENTATIVES = (
 BF16_LIMIT = 2.0**126  # a range of twice as much is still finite
 
 
-class Scale(NamedTuple):
-    """A type of scales: its dtype, what it adds to a name, its codec, and the magnitudes of values that it refuses."""
-
-    dtype: str
-    suffix: str
-    encode: Callable[[Floats], NDArray[Any]]
-    decode: Callable[[NDArray[Any]], Floats]
-    limit: float
-
-
 class Zero(NamedTuple):
     """A kind of zeros: what it adds to a name, its dtype and how a number becomes one of it; None: no field."""
 
@@ -70,9 +60,9 @@ def _wide(bits: NDArray[Any]) -> Floats:
 
 
 SCALES = {
-    #              dtype  suffix   encode                           decode                       limit
-    "f16":  Scale("<f2", "",      to_float16,                      lambda d: d.astype("<f4"),   np.inf),
-    "bf16": Scale("<u2", "_bf16", lambda d: encode_bf16(d[:, None]), _wide,                     BF16_LIMIT),
+    #                    dtype  suffix   encode                           decode                       limit
+    "f16":  StoredScale("<f2", "",      to_float16,                      lambda d: d.astype("<f4"),   np.inf),
+    "bf16": StoredScale("<u2", "_bf16", lambda d: encode_bf16(d[:, None]), _wide,                     BF16_LIMIT),
 }  # fmt: skip
 ZEROS = {
     "none":  Zero("",  None,  None),

@@ -10,38 +10,28 @@ The codebook, float32 [2^bits], belongs to the tensor; the default is normal-flo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from qgemm.codec import scales
 from qgemm.codec.codebook import LEAST, checked, nearest, normal_float
 from qgemm.codec.e4m4 import LIMIT, decode_e4m4, nearest_e4m4
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import IN_ORDER, Floats, pack_bit_planes, to_float16, unpack_bit_planes
+from qgemm.codec.scales import StoredScale
 from qgemm.errors import UnsupportedError
 
 WEIGHTS = 32
 
 
-class Absmax(NamedTuple):
-    """A kind of absmax: its dtype, what it adds to a format's name, its codec, and the magnitudes that it refuses."""
-
-    dtype: str
-    suffix: str
-    encode: Callable[[Floats], NDArray[Any]]
-    decode: Callable[[NDArray[Any]], Floats]
-    limit: float
-
-
 ABSMAX = {
-    #                 dtype  suffix  encode        decode                           limit
-    "e4m4":    Absmax("u1",  "",     nearest_e4m4, decode_e4m4,                     LIMIT),
-    "float16": Absmax("<f2", "_f16", to_float16,   lambda half: half.astype("<f4"), np.inf),
+    #                      dtype  suffix  encode        decode                           limit
+    "e4m4":    StoredScale("u1",  "",     nearest_e4m4, decode_e4m4,                     LIMIT),
+    "float16": StoredScale("<f2", "_f16", to_float16,   lambda half: half.astype("<f4"), np.inf),
 }  # fmt: skip
-FLOAT32 = Absmax("<f4", "_f32", lambda absmax: absmax, lambda absmax: absmax, np.inf)  # exact: what others quantized
+# Exact: what other libraries quantized.
+FLOAT32 = StoredScale("<f4", "_f32", lambda absmax: absmax, lambda absmax: absmax, np.inf)
 
 
 def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> Format:
@@ -68,7 +58,7 @@ def named(name: str) -> Format | None:
     return None if found is None else kbit_float32(int(found[1]), normal_float(int(found[1])))
 
 
-def _made(bits: int, own: str, kind: Absmax, codebook: ArrayLike | None) -> Format:
+def _made(bits: int, own: str, kind: StoredScale, codebook: ArrayLike | None) -> Format:
     name = f"kbit{bits}{kind.suffix}"
     book = checked(normal_float(bits) if codebook is None else codebook, bits, name.upper())
     dtype = np.dtype([("absmax", kind.dtype), ("planes", "<u4", bits)])

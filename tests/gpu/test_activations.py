@@ -15,20 +15,26 @@ from qgemm.cuda.layout import activations, group_activations
 from qgemm.cuda.layout import tile as tiles
 
 
+@st.composite
+def activations_of(draw, dtype, most_rows, most_blocks):
+    """x [M, K] whose rows have magnitudes of every size, in some draws with NaN and infinity."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = (draw(st.integers(1, most_rows)), 32 * draw(st.integers(1, most_blocks)))
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-140, 127, (shape[0], 1))
+    if draw(st.booleans()):
+        x[rng.random(shape) < 0.01] = rng.choice([np.nan, np.inf, -np.inf])
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32).astype(float_dtype(dtype))
+
+
 @pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
 @gpu_settings
 @given(data=st.data())
 def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    shape = (data.draw(st.integers(1, 40)), 32 * data.draw(st.integers(1, 9)))
-    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-140, 127, (shape[0], 1))
-    if data.draw(st.booleans()):
-        x[rng.random(shape) < 0.01] = rng.choice([np.nan, np.inf, -np.inf])
-    with np.errstate(over="ignore"):
-        x = x.astype(np.float32).astype(float_dtype(x_dtype))
+    x = data.draw(activations_of(x_dtype, 40, 9))
     want = qgemm.quantize_activations(x).blocks
     on_gpu = cupy().asarray(x)
-    size = -(-shape[1] // tiles.K_BLOCK) * shape[0] * activations.DTYPE.itemsize
+    size = -(-x.shape[1] // tiles.K_BLOCK) * len(x) * activations.DTYPE.itemsize
     cupy().full(size, 255, np.uint8)  # freed at once: the memory that the blocks will get
     made = qgemm.quantize_activations(on_gpu)
     got = made.blocks()
@@ -41,15 +47,9 @@ def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
 @gpu_settings
 @given(data=st.data())
 def test_activations_of_eight_bits_equal_the_cpu_bit_for_bit(x_dtype, data):
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    shape = (data.draw(st.integers(1, 140)), 32 * data.draw(st.integers(1, 19)))
-    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-140, 127, (shape[0], 1))
-    if data.draw(st.booleans()):
-        x[rng.random(shape) < 0.01] = rng.choice([np.nan, np.inf, -np.inf])
-    with np.errstate(over="ignore"):
-        x = x.astype(np.float32).astype(float_dtype(x_dtype))
+    x = data.draw(activations_of(x_dtype, 140, 19))
     want = qgemm.quantize_activations(x, "a8_g128").blocks
-    cupy().full(group_activations.nbytes(*shape), 255, np.uint8)  # freed at once: the memory that the codes will get
+    cupy().full(group_activations.nbytes(*x.shape), 255, np.uint8)  # freed at once: the memory that the codes will get
     got = qgemm.quantize_activations(cupy().asarray(x), "a8_g128").blocks()
     np.testing.assert_array_equal(got["qs"], want["qs"])
     np.testing.assert_array_equal(got["d"], want["d"])

@@ -1,20 +1,12 @@
 // Groups of BLOCK_WEIGHTS weights of GROUP_BITS bits, w = d * (q - z): the family of qgemm/formats/groups.py.
 //
 // GROUP_ZERO: 0 in the middle of the codes (of one bit w = d * (2 q - 1)), 1 a byte of each group, 2 a half of each.
-// GROUP_BF16: d is the upper half of a float, else a half. A zero of a group is a minimum here, -d * z.
+// GROUP_BF16: d is the upper half of a float, else a half. A zero of a group is a minimum here, -d * z. The
+// scale of a group is that of each 32 weights.
 #if GROUP_BITS == 8
 #define CODE_BITS 8
 #endif
-#include "../unpacked.h"
-
-// A vector has 64 weights in order. The scale of a group is that of each 32.
-#define ACCS 4
-#define ACC_OF(vector) (vector)
-#define LANES 8
-#define GROUPS 8
-#define LOW_GROUP(acc) (2 * (acc))
-#define HIGH_GROUP(acc) (2 * (acc) + 1)
-#define WEIGHT_OF(v, i) (64 * (v) + (i))
+#include "../in_order.h"
 
 #if GROUP_ZERO
 #define MINIMUM 1

@@ -1,14 +1,7 @@
 // q1_0: w = d * (2 q - 1), q in 0..1. Twin of qgemm/formats/q1_0.py. The scale of 128 weights is that of each 32.
-#include "../unpacked.h"
+#include "../in_order.h"
 
 #define SHIFT 1
-#define ACCS 4
-#define ACC_OF(vector) (vector)
-#define LANES 8
-#define GROUPS 8
-#define LOW_GROUP(acc) (2 * (acc))
-#define HIGH_GROUP(acc) (2 * (acc) + 1)
-#define WEIGHT_OF(v, i) (64 * (v) + (i))
 
 // 2 q as codes.
 INLINE unpacked unpack(const uint8_t* blocks) {

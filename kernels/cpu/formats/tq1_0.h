@@ -1,15 +1,8 @@
 // tq1_0: w = d * (q - 1), q in 0..2, five in a byte. Twin of qgemm/formats/tq1_0.py. The scale of 256 weights is that of
 // each 32.
-#include "../unpacked.h"
+#include "../in_order.h"
 
 #define ZERO 1
-#define ACCS 4
-#define ACC_OF(vector) (vector)
-#define LANES 8
-#define GROUPS 8
-#define LOW_GROUP(acc) (2 * (acc))
-#define HIGH_GROUP(acc) (2 * (acc) + 1)
-#define WEIGHT_OF(v, i) (64 * (v) + (i))
 
 // The first digit to the base 3 of bytes as fractions: the whole part of three times each.
 INLINE u8x16 first_digits(u8x16 bytes) { return -((u8x16)(bytes > 85) + (u8x16)(bytes > 170)); }
