@@ -169,6 +169,14 @@ def test_activations(replay):
     replay(products.QUANTIZER, Call(NOWHERE, "qgemm_quantize", products.Quantization(), arrays, len(x)))
 
 
+def blocks_of(fmt, x) -> Call:
+    """Blocks of a type without a search."""
+    blocks, refused = fmt.encoded(x), np.zeros(1, np.int32)
+    job, arrays = encoders.blocks_job(fmt, x, blocks, refused)
+    given = {field: (OUTPUT if field == "blocks" else INPUT, array) for field, array in arrays.items()}
+    return Call(NOWHERE, encoders.exported(fmt), job, given, len(x))
+
+
 @pytest.mark.parametrize("source", encoders.SOURCES, ids=lambda source: source.name)
 def test_encoders(source, replay, monkeypatch):
     """Fits of every type that a library serves, with an importance matrix and without."""
@@ -189,9 +197,10 @@ def test_encoders(source, replay, monkeypatch):
     x = rng.standard_normal((20, 256), np.float32)
     x[3], x[5, :99] = 0, 0.5
     for fmt in qgemm.FORMATS.values():
-        if fmt.name in encoders.OF_BLOCKS or searched(fmt):
-            for importance in (None, np.abs(x[0])):
-                if searched(fmt) if importance is not None else not fmt.needs_importance:
-                    qgemm.quantize(x, fmt, imatrix=importance)
+        for importance in (None, np.abs(x[0])) if searched(fmt) else ():
+            if importance is not None or not fmt.needs_importance:
+                qgemm.quantize(x, fmt, imatrix=importance)
+        if source == encoders.BLOCKS and encoders.compiles_blocks(fmt):
+            made.append(blocks_of(fmt, x.reshape(-1, fmt.weights)))
     assert made
     replay(source, *made)

@@ -12,6 +12,8 @@ from strategies import seeds
 import qgemm
 from qgemm.codec import search
 from qgemm.cpu.native import encoders, library
+from qgemm.errors import QuantizeError
+from qgemm.formats.kbit import kbit, kbit_float32
 
 pytestmark = [
     pytest.mark.compiles,
@@ -20,7 +22,15 @@ pytestmark = [
 GOLDEN = {**np.load(DATA / "ggml_encoders.npz"), **np.load(DATA / "ggml_grids.npz")}
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
 WEIGHTED = [name for name, fmt in qgemm.FORMATS.items() if search.searched(fmt)]
-COMPILED = list(dict.fromkeys([*WEIGHTED, *encoders.OF_BLOCKS]))
+KBIT = {
+    **{name: fmt for name, fmt in qgemm.FORMATS.items() if fmt.variant is not None},
+    "kbit3 with levels alike, in no order": kbit(3, codebook=[0.5, -1, 0.25, 0.25, 0, 1, -0.5, -1]),
+    "kbit4_f32": kbit_float32(4, np.arange(16) ** 2),
+}
+COMPILED = {name: qgemm.FORMATS[name] for name in dict.fromkeys([*WEIGHTED, *encoders.OF_BLOCKS])} | KBIT
+
+
+each_compiled = pytest.mark.parametrize(("name", "fmt"), COMPILED.items(), ids=list(COMPILED))
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +39,12 @@ def compiled_code(monkeypatch):
     encoders.install()
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@each_compiled
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @example(data=None)
-def test_bytes_are_those_of_numpy(name, monkeypatch, data):
+def test_bytes_are_those_of_numpy(name, fmt, monkeypatch, data):
     """Any number of blocks, also of zeros, all alike, tiny, of weights that are zero."""
-    fmt = qgemm.FORMATS[name]
     rng = np.random.default_rng(0) if data is None else data.draw(seeds())
     n = 17 if data is None else data.draw(st.integers(1, 40))
     x = rng.standard_normal((n, fmt.weights)) * np.exp2(rng.integers(rng.choice([-30, -140]), 10, (n, 1)))
@@ -72,10 +81,35 @@ def test_every_type_that_is_fitted_has_a_golden_case():
     assert {case.partition(".")[0] for case in GOLDEN if "." in case} >= fitted
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_numpy_does_without(name, monkeypatch):
+@each_compiled
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=seeds(), value=st.sampled_from([np.nan, -np.inf, np.inf, 3e38, 65504.0 * 127, 31.25, 32.0, 1e-41]))
+def test_numpy_refuses_the_same_blocks(name, fmt, monkeypatch, seed, value):
+    """Of values that are not finite, and of scales at the ends of float16 and E4M4; else the bytes are the same."""
+    rng = np.random.default_rng(seed)
+    x = (value * rng.random((3, 2 * fmt.weights))).astype(np.float32)
+    x[rng.random(x.shape) < 0.9] = 1
+    x[rng.integers(3), rng.integers(x.shape[1])] = value
+
+    def made():
+        try:
+            return qgemm.quantize(x, fmt).blocks.tobytes()
+        except QuantizeError as error:
+            return str(error)
+
+    if fmt.needs_importance:
+        return
+    by_c = made()
+    monkeypatch.setenv("QGEMM_CPU", "numpy")
+    assert made() == by_c
+    monkeypatch.delenv("QGEMM_CPU")
+    assert isinstance(by_c, str) or np.isfinite(value)
+
+
+@each_compiled
+def test_numpy_does_without(name, fmt, monkeypatch):
     """No library is asked for where QGEMM_CPU says so."""
     monkeypatch.setenv("QGEMM_CPU", "numpy")
     monkeypatch.setattr(encoders, "library", lambda source: pytest.fail("compiles"))
     x = np.ones((2, 256), np.float32)
-    assert (qgemm.quantize(x, name, imatrix=x[0] if name in WEIGHTED else None).dequantize() > 0).all()
+    assert (qgemm.quantize(x, fmt, imatrix=x[0] if name in WEIGHTED else None).dequantize() > 0).all()

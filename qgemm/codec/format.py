@@ -286,7 +286,8 @@ class Format:
                 self.check(values[part].reshape(-1, self.weights), made, first, count)
                 blocks[part] = made.reshape(-1, blocks.shape[1])
 
-        for_slices(len(values), max(1, (CHUNK if self.weighted is None else FITTED) // max(1, width)), work)
+        if not self.encoded_at_once(values, blocks):
+            for_slices(len(values), max(1, (CHUNK if self.weighted is None else FITTED) // max(1, width)), work)
         return blocks.reshape(*x.shape[:-1], count)
 
     @compilable
@@ -294,6 +295,11 @@ class Format:
         """Values [n, weights] float32 -> blocks [n], unchecked, on the calling thread; of a format with an encoder."""
         assert self.encode is not None, f"{self} has no encoder"
         return self.encode(x)
+
+    @compilable
+    def encoded_at_once(self, x: NDArray[Any], blocks: Blocks) -> bool:
+        """Whether compiled code has encoded values [n, weights], of which nothing is refused, to blocks [n, 1]."""
+        return False
 
     def dequantize(self, blocks: Blocks, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Blocks [..., b] -> values [..., b * weights]; exact float32, then rounded to `dtype`; all cores."""

@@ -1,8 +1,8 @@
 // Blocks of types whose codes follow from the largest magnitude or the range, without a search: byte for byte those of the
 // modules of qgemm/formats/, which have the formulas and layouts on top. A block at a time; loops run over its weights.
-#include <math.h>
-
-#include "../numbers.h"
+//
+// Each encoder returns whether NumPy must look at the block: a scale, or a value, may not be finite or beyond its limit.
+#include "extremes.h"
 
 typedef struct {
     BLOCKS_FIELDS
@@ -38,67 +38,21 @@ typedef struct {
     uint16_t d;
     uint8_t qs[16];
 } q2_0;
+typedef struct {
+    uint8_t qs[48], qh[4];
+    uint16_t d;
+} tq1_0;
+typedef struct {
+    uint8_t qs[64];
+    uint16_t d;
+} tq2_0;
+typedef struct {
+    uint16_t d;
+    uint8_t qs[16];
+} q1_0;
 
-// The bits of a float without its sign: they compare like magnitudes, NaN above all.
-INLINE int32_t float_bits(float value) {
-    int32_t found;
-    memcpy(&found, &value, sizeof found);
-    return found;
-}
-INLINE float bits_float(int32_t bits) {
-    float found;
-    memcpy(&found, &bits, sizeof found);
-    return found;
-}
-
-INLINE float absmax(const float* x, int size) {
-    int32_t most = 0;
-    for (int i = 0; i < size; ++i) {
-        const int32_t magnitude = float_bits(x[i]) & 0x7fffffff;
-        most = magnitude > most ? magnitude : most;
-    }
-    return bits_float(most);
-}
-
-INLINE float reciprocal(float d) { return d == 0 ? 0 : 1 / d; }
-
-// Toward zero, at most `most`; 0 for what is not finite or beyond an integer, as x86 converts and NumPy's codec has it.
-INLINE int32_t code_of(float value, int32_t most) {
-    const int32_t found = fabsf(value) < 2147483648.0f ? (int32_t)value : 0;
-    return found > most ? most : found;
-}
-
-INLINE float first_zero_or(float value, const float* x, int size) {
-    for (int i = 0; value == 0 && i < size; ++i)
-        if (x[i] == 0) return x[i];
-    return value;
-}
-
-// A float's bits as an integer in the order of the floats, and back.
-INLINE int32_t in_order(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
-
-// The least and the greatest value, the first of -0 and +0.
-INLINE void range_of(const float* x, int size, float* least, float* greatest) {
-    int32_t low = INT32_MAX, high = INT32_MIN;
-    for (int i = 0; i < size; ++i) {
-        const int32_t number = in_order(float_bits(x[i]));
-        low = number < low ? number : low;
-        high = number > high ? number : high;
-    }
-    *least = first_zero_or(bits_float(in_order(low)), x, size);
-    *greatest = first_zero_or(bits_float(in_order(high)), x, size);
-}
-
-// The value of largest magnitude, the first of several; +0 if all are zero.
-INLINE float signed_absmax(const float* x, int size) {
-    const int32_t most = float_bits(absmax(x, size));
-    int32_t first = size - 1;
-    for (int i = 0; i < size; ++i) {
-        const int32_t at = (float_bits(x[i]) & 0x7fffffff) == most ? i : size - 1;
-        first = at < first ? at : first;
-    }
-    return most ? x[first] : 0;
-}
+// Whether a half is infinite or NaN.
+INLINE int endless(uint16_t half) { return (half & 0x7c00) == 0x7c00; }
 
 // Codes of 32 weights: their low four bits in qs, the fifth in qh.
 INLINE void pack_low(uint8_t* qs, const int32_t* codes) {
@@ -125,51 +79,108 @@ INLINE uint16_t affine(const float* x, int most, int32_t* codes, uint16_t* m) {
     return float_to_half(d);
 }
 
-static void encode_q4_0(q4_0* to, const float* x) {
+static int encode_q4_0(q4_0* to, const float* x) {
     int32_t codes[32];
     to->d = symmetric(x, 8, codes);
     pack_low(to->qs, codes);
+    return endless(to->d);
 }
 
-static void encode_q5_0(q5_0* to, const float* x) {
+static int encode_q5_0(q5_0* to, const float* x) {
     int32_t codes[32];
     to->d = symmetric(x, 16, codes);
     pack_low(to->qs, codes);
     pack_fifth(to->qh, codes);
+    return endless(to->d);
 }
 
-static void encode_q4_1(q4_1* to, const float* x) {
+static int encode_q4_1(q4_1* to, const float* x) {
     int32_t codes[32];
     to->d = affine(x, 15, codes, &to->m);
     pack_low(to->qs, codes);
+    return endless(to->d) | endless(to->m);
 }
 
-static void encode_q5_1(q5_1* to, const float* x) {
+static int encode_q5_1(q5_1* to, const float* x) {
     int32_t codes[32];
     to->d = affine(x, 31, codes, &to->m);
     pack_low(to->qs, codes);
     pack_fifth(to->qh, codes);
+    return endless(to->d) | endless(to->m);
 }
 
 // To nearest, halves away from 0: the number before 1/2 is added.
 INLINE float away_from_0(float value) { return value + __builtin_copysignf(0x1.fffffep-2f, value); }
 
-static void encode_q8_0(q8_0* to, const float* x) {
+static int encode_q8_0(q8_0* to, const float* x) {
     const float d = absmax(x, 32) / 127, inverse = reciprocal(d);
     to->d = float_to_half(d);
     for (int i = 0; i < 32; ++i) to->qs[i] = (int8_t)code_of(away_from_0(x[i] * inverse), 127);
+    return endless(to->d);
 }
 
-static void encode_q2_0(q2_0* to, const float* x) {
-    const float d = absmax(x, 64), inverse = reciprocal(d);
-    uint8_t codes[64];
-    to->d = float_to_half(d);
-    for (int i = 0; i < 64; ++i) {
+// Codes 0, 1, 2 of -d, 0 and d, the largest magnitude.
+INLINE uint16_t ternary(const float* x, int size, uint8_t* codes) {
+    const float d = absmax(x, size), inverse = reciprocal(d);
+    for (int i = 0; i < size; ++i) {
         const float scaled = x[i] * inverse;
         codes[i] = fabsf(scaled) <= 3.4028234e38f ? (uint8_t)(code_of(away_from_0(scaled), 1) + 1) : 0;
     }
+    return float_to_half(d);
+}
+
+static int encode_q2_0(q2_0* to, const float* x) {
+    uint8_t codes[64];
+    to->d = ternary(x, 64, codes);
     for (int i = 0; i < 16; ++i)
         to->qs[i] = (uint8_t)(codes[4 * i] | codes[4 * i + 1] << 2 | codes[4 * i + 2] << 4 | codes[4 * i + 3] << 6);
+    return endless(to->d);
+}
+
+static int encode_tq2_0(tq2_0* to, const float* x) {
+    uint8_t codes[256];
+    to->d = ternary(x, 256, codes);
+    for (int half = 0; half < 2; ++half)
+        for (int j = 0; j < 32; ++j) {
+            const uint8_t* of = codes + 128 * half + j;
+            to->qs[32 * half + j] = (uint8_t)(of[0] | of[32] << 2 | of[64] << 4 | of[96] << 6);
+        }
+    return endless(to->d);
+}
+
+// Bytes ceil(256 / 243 * number), of numbers whose digits to the base 3 lie `size` codes apart, the highest first.
+INLINE void pack_digits(uint8_t* to, const uint8_t* codes, int size, int digits) {
+    for (int j = 0; j < size; ++j) {
+        uint32_t number = 0;
+        for (int i = 0; i < 5; ++i) number = 3 * number + (i < digits ? codes[size * i + j] : 0);
+        to[j] = (uint8_t)((256 * number + 242) / 243);
+    }
+}
+
+static int encode_tq1_0(tq1_0* to, const float* x) {
+    uint8_t codes[256];
+    to->d = ternary(x, 256, codes);
+    pack_digits(to->qs, codes, 32, 5);
+    pack_digits(to->qs + 32, codes + 160, 16, 5);
+    pack_digits(to->qh, codes + 240, 4, 4);
+    return endless(to->d);
+}
+
+// Bit `plane` of eight bytes, together.
+INLINE uint8_t bits_of_bytes(const uint8_t* from, int plane) {
+    uint64_t eight;
+    memcpy(&eight, from, sizeof eight);
+    return (uint8_t)((eight >> plane & 0x0101010101010101) * 0x0102040810204080 >> 56);
+}
+
+static int encode_q1_0(q1_0* to, const float* x) {
+    uint8_t codes[128];
+    float sum = 0;
+    for (int i = 0; i < 128; ++i) sum += fabsf(x[i]);
+    for (int i = 0; i < 128; ++i) codes[i] = x[i] >= 0;
+    to->d = float_to_half(sum / 128);
+    for (int i = 0; i < 16; ++i) to->qs[i] = bits_of_bytes(codes + 8 * i, 0);
+    return endless(to->d);
 }
 
 static const float MAGNITUDES[8] = {0, 1, 2, 3, 4, 6, 8, 12};  // twice those of e2m1
@@ -195,7 +206,7 @@ static uint8_t exponent_byte(float largest) {
     return (uint8_t)(floored + 127 - 2);
 }
 
-static void encode_mxfp4(mxfp4* to, const float* x) {
+static int encode_mxfp4(mxfp4* to, const float* x) {
     uint8_t codes[32];
     to->e = exponent_byte(absmax(x, 32));
     const float scale = bits_float(to->e < 2 ? 1 << (21 + to->e) : (to->e - 1) << 23);
@@ -208,6 +219,7 @@ static void encode_mxfp4(mxfp4* to, const float* x) {
         codes[i] = (uint8_t)(code + ((x[i] < 0) & (code > 0)) * 8);
     }
     for (int i = 0; i < 16; ++i) to->qs[i] = (uint8_t)(codes[i] | codes[i + 16] << 4);
+    return !is_finite(absmax(x, 32));
 }
 
 // A scale from 0 on: to nearest, halves up; 448 for what becomes 256 or more.
@@ -228,7 +240,8 @@ static float half_of_ue4m3(uint8_t byte) {
     return exponent ? (float)(8 + mantissa) * power_of_two(exponent - 11) : (float)mantissa * 0x1p-10f;
 }
 
-static void encode_nvfp4(nvfp4* to, const float* x) {
+static int encode_nvfp4(nvfp4* to, const float* x) {
+    const int refused = !is_finite(absmax(x, 64));
     for (int g = 0; g < 4; ++g, x += 16) {
         uint8_t codes[16];
         float least[16];
@@ -247,20 +260,75 @@ static void encode_nvfp4(nvfp4* to, const float* x) {
         for (int i = 0; i < 16; ++i) codes[i] = (uint8_t)(found[i] + ((x[i] < 0) & (found[i] > 0)) * 8);
         for (int i = 0; i < 8; ++i) to->qs[8 * g + i] = (uint8_t)(codes[i] | codes[i + 8] << 4);
     }
+    return refused;
 }
 
-// x [n, weights of a block] -> blocks [n].
-#define EXPORT(type, weights)                                                          \
-    void qgemm_encode_##type(const job* p) {                                           \
-        const float* x = p->x;                                                         \
-        type* blocks = p->blocks;                                                      \
-        for (int64_t i = 0; i < p->n; ++i) encode_##type(blocks + i, x + weights * i); \
+// E4M4 of a magnitude: to nearest, ties to even; 31 for what is beyond, and for NaN.
+static uint8_t e4m4_of(float magnitude) {
+    if (!(magnitude < 31)) return 255;
+    if (magnitude < 0x1p-10f) return (uint8_t)__builtin_rintf(magnitude * 0x1p14f);
+    const int32_t bits = float_bits(magnitude), rounded = (bits + 0x3ffff + (bits >> 19 & 1)) >> 19;
+    return (uint8_t)(rounded - (116 << 4));
+}
+
+// absmax and planes of bits of levels' numbers; p: the codebook, and how blocks lie.
+static int encode_kbit(uint8_t* to, const float* x, const job* p) {
+    enum { LEAST_BITS = 0x322bcc77 };  // 1e-8: a block without a larger magnitude is divided by it
+    const float largest = absmax(x, 32), divisor = float_bits(largest) > LEAST_BITS ? largest : bits_float(LEAST_BITS);
+    const f32x16 low = load_floats(p->edges), high = load_floats((const float*)p->edges + 16);
+    uint8_t codes[32];
+    for (int at = 0; at < 32; at += 16) {
+        f32x16 scaled = load_floats(x + at);
+        EACH scaled.part[i] /= all_floats(divisor).part[i];
+        i32x16 below = {{{0}}};  // edges, found by halving
+        for (int half = 1 << (p->planes - 1); half; half >>= 1) {
+            const i32x16 last = add_ints(below, all_ints(half - 1));
+            const f32x16 edge = p->planes > 4 ? spread_of_two(low, high, last) : spread(low, last);
+            EACH below.part[i] += (scaled.part[i] > edge.part[i]) & half;
+        }
+        int32_t numbers[16];
+        store_ints(numbers, below);
+        for (int i = 0; i < 16; ++i) codes[at + i] = (uint8_t)numbers[i];
     }
-EXPORT(q4_0, 32)
-EXPORT(q4_1, 32)
-EXPORT(q5_0, 32)
-EXPORT(q5_1, 32)
-EXPORT(q8_0, 32)
-EXPORT(q2_0, 64)
-EXPORT(mxfp4, 32)
-EXPORT(nvfp4, 64)
+    const uint8_t* order = p->codes;
+    for (int i = 0; order && i < 32; ++i) codes[i] = order[codes[i]];
+    const uint16_t half = float_to_half(largest);
+    const uint8_t e4m4 = e4m4_of(largest);
+    if (p->absmax_bytes == sizeof half)
+        memcpy(to, &half, sizeof half);
+    else if (p->absmax_bytes == sizeof e4m4)
+        *to = e4m4;
+    else
+        memcpy(to, &largest, sizeof largest);
+    to += p->absmax_bytes;
+    for (int plane = 0; plane < p->planes; ++plane)
+        for (int i = 0; i < 4; ++i) *to++ = bits_of_bytes(codes + 8 * i, plane);
+    return !(largest < p->limit) | (p->absmax_bytes == sizeof half && endless(half));
+}
+
+// Blocks first .. last - 1 of x [n, weights of a block]: what a thread does.
+#define EXPORT(name, size, weights, more)                                                                          \
+    void qgemm_encode_##name(const void* argument, int64_t first, int64_t last) {                                  \
+        const job* p = argument;                                                                                   \
+        const uint64_t mode = ieee_mode();                                                                         \
+        int refused = 0;                                                                                           \
+        for (int64_t i = first; i < last; ++i)                                                                     \
+            refused |=                                                                                             \
+                encode_##name((void*)((uint8_t*)p->blocks + i * (size)), (const float*)p->x + (weights) * i more); \
+        restore_mode(mode);                                                                                        \
+        if (refused) *(_Atomic int32_t*)p->refused = 1;                                                            \
+    }
+#define OF_BLOCKS(type, weights) EXPORT(type, (int64_t)sizeof(type), weights, )
+#define AND_JOB , p
+OF_BLOCKS(q4_0, 32)
+OF_BLOCKS(q4_1, 32)
+OF_BLOCKS(q5_0, 32)
+OF_BLOCKS(q5_1, 32)
+OF_BLOCKS(q8_0, 32)
+OF_BLOCKS(q1_0, 128)
+OF_BLOCKS(q2_0, 64)
+OF_BLOCKS(tq1_0, 256)
+OF_BLOCKS(tq2_0, 256)
+OF_BLOCKS(mxfp4, 32)
+OF_BLOCKS(nvfp4, 64)
+EXPORT(kbit, p->absmax_bytes + 4 * p->planes, 32, AND_JOB)

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec import compiled, grids, lattice, search, super_blocks, ternary_grid
+from qgemm.codec import codebook, compiled, grids, lattice, search, super_blocks, ternary_grid
 from qgemm.codec.format import Format, Levels
 from qgemm.codec.packing import Bytes, Floats, to_float16
 from qgemm.codec.super_blocks import WEIGHTS, Affine, FitAffine, FitSymmetric, Symmetric
 from qgemm.formats import iq4_nl, iq4_xs
 
-from .calls import fields
+from .calls import TABLE, fields
 from .library import library, reason
+from .pool import run
 from .products import UNFUSED
 from .sources import Source, source_of
 
+OF_THREAD = 64  # blocks that a thread encodes at a time at least
 LANES = 16  # words behind the end of a table that vectors are read from
 FIELD = 4  # bits of a level in a word of levels
 POINTERS, NUMBERS, REALS = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
@@ -77,13 +79,23 @@ class Codebook(ctypes.Structure):
 
 
 class Blocks(ctypes.Structure):
-    """Blocks of types without a search, for kernels/cpu/encode/blocks.c, which takes its fields from here."""
+    """Blocks of types without a search, for kernels/cpu/encode/blocks.c, which takes its fields from here.
 
-    _fields_ = (("n", ctypes.c_int64), ("x", POINTERS), ("blocks", POINTERS))
+    refused: set to 1 where a block may have to be refused. Of kbit alone: TABLE edges, those between its distinct
+    levels and infinities; the code of each level, none where that is its number; bit planes, bytes of an absmax and
+    where its magnitudes end.
+    """
+
+    _fields_ = (
+        *((name, POINTERS) for name in ("x", "blocks", "refused", "edges", "codes")),
+        *((name, NUMBERS) for name in ("planes", "absmax_bytes")),
+        ("limit", REALS),
+    )  # fmt: skip
 
 
-# Types whose encoder is in that file.
-OF_BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_0", "mxfp4", "nvfp4")
+# Types whose encoder is in that file, besides kbit.
+OF_BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q1_0", "q2_0", "tq1_0", "tq2_0", "mxfp4", "nvfp4")
+KBIT = "kbit"
 VALUES = ",".join(f"{value}f" for value in iq4_nl.CODEBOOK)
 FIT = source_of("encode/fit", {"FIT_FIELDS": fields(Fit)}, UNFUSED)
 LATTICE = source_of("encode/lattice", {"LATTICE_FIELDS": fields(Grid)}, UNFUSED)
@@ -178,16 +190,68 @@ def of_codebook_groups(x: Floats, importance: Floats | None) -> tuple[Floats, ND
 
 def encoded(fmt: Format, x: Floats) -> NDArray[Any] | None:
     """As Format.encoded."""
-    if fmt.name not in OF_BLOCKS:
+    engine = _engine(fmt)
+    if engine is None:
         return None
-    blocks = np.empty(len(x), fmt.dtype)
-    done = _called(BLOCKS, f"qgemm_encode_{fmt.name}", Blocks, {"x": x, "blocks": blocks}, n=len(x))
-    return blocks if done else None
+    x, blocks = np.ascontiguousarray(x), np.empty(len(x), fmt.dtype)
+    job, _kept = blocks_job(fmt, x, blocks, np.zeros(1, np.int32))
+    engine[exported(fmt)](ctypes.byref(job), ctypes.c_int64(0), ctypes.c_int64(len(x)))
+    return blocks
+
+
+def encoded_at_once(fmt: Format, x: NDArray[Any], blocks: NDArray[Any]) -> bool:
+    """As Format.encoded_at_once."""
+    engine = _engine(fmt)
+    if engine is None or x.dtype != np.float32 or not (x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative):
+        return False
+    refused = np.zeros(1, np.int32)
+    job, _kept = blocks_job(fmt, x, blocks, refused)
+    run(engine[exported(fmt)], job, len(x), OF_THREAD)
+    return not refused[0]
+
+
+def compiles_blocks(fmt: Format) -> bool:
+    """Whether blocks.c has an encoder of a format."""
+    return fmt.name in OF_BLOCKS or fmt.variant is not None
+
+
+def exported(fmt: Format) -> str:
+    """The function that encodes a format's blocks."""
+    return f"qgemm_encode_{KBIT if fmt.variant is not None else fmt.name}"
+
+
+def blocks_job(
+    fmt: Format, x: Floats, blocks: NDArray[Any], refused: NDArray[np.int32]
+) -> tuple[Blocks, dict[str, NDArray[Any]]]:
+    """What that function is told of x [n, weights] and blocks [n], and the arrays that it points to."""
+    arrays: dict[str, NDArray[Any]] = {"x": x, "blocks": blocks, "refused": refused}
+    facts: dict[str, float] = {}
+    if fmt.variant is not None:
+        assert fmt.codebook is not None
+        arrays |= _edges(fmt)
+        facts = {"planes": fmt.dtype["planes"].shape[0], "limit": fmt.limit}
+        facts["absmax_bytes"] = fmt.dtype["absmax"].itemsize
+    return Blocks(**{field: array.ctypes.data for field, array in arrays.items()}, **facts), arrays
+
+
+@lru_cache(64)
+def _edges(fmt: Format) -> dict[str, NDArray[Any]]:
+    """Edges between the levels of kbit and the code of each, where that is not its number."""
+    assert fmt.codebook is not None
+    edges, codes = codebook.search(fmt.codebook)
+    padded = np.pad(edges, (0, TABLE - len(edges)), constant_values=np.inf)
+    return {"edges": padded} if np.array_equal(codes, np.arange(len(codes))) else {"edges": padded, "codes": codes}
+
+
+def _engine(fmt: Format) -> ctypes.CDLL | None:
+    """The library that encodes a format's blocks; None: NumPy must."""
+    return library(BLOCKS) if compiles_blocks(fmt) and not reason() else None
 
 
 def install() -> None:
     """Encoders fit by compiled code from now on, where there is some."""
     compiled.use(Format.encoded, encoded)
+    compiled.use(Format.encoded_at_once, encoded_at_once)
     compiled.use(search.fitted, blocks)
     compiled.use(super_blocks.fitted_with_minimums, with_minimums)
     compiled.use(super_blocks.fitted_without_minimums, without_minimums)
