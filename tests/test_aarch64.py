@@ -13,6 +13,7 @@ import pytest
 from harness.replay import (
     INPUT,
     OUTPUT,
+    POISON,
     SOURCE,
     TO_PACK,
     Call,
@@ -27,6 +28,7 @@ from strategies import each
 
 import qgemm
 from qgemm.codec import activations
+from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.search import searched
 from qgemm.cpu.native import calls, compiler, encoders, libraries, library, prebuilt, products, sources
 
@@ -111,7 +113,28 @@ def products_of(fmt) -> list[Call]:
     w = random_tensor(fmt, 37, 5 * (67 if fmt.plain else fmt.weights), rng)
     ways = [(calls.FLOATS, 1, 24)]
     ways += [(calls.A8, 0, 7), (calls.A16, 0, 3), (calls.A8, 1, 16)] if fmt.integer else [(0, 0, 7)]
-    return [*(product(fmt, *way, w, rng) for way in ways), *decodings_of(fmt, w)]
+    eights = [eight_bits_of(fmt, w, i) for i in range(-(-w.shape[1] // COLUMNS) if fmt.integer else 0)]
+    return [*(product(fmt, *way, w, rng) for way in ways), *decodings_of(fmt, w), *eights]
+
+
+class EightBitsStruct(ctypes.Structure):
+    """`eight_bits_job` of kernels/cpu/calls.h."""
+
+    _fields_ = (
+        ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64), ("k", ctypes.c_int64), ("i", ctypes.c_int64),
+        ("to", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+def eight_bits_of(fmt, w, i) -> Call:
+    """COLUMNS columns of all rows as codes of eight bits."""
+    n, k = w.shape
+    made = np.zeros(n, [("q", "u1", COLUMNS), ("scale", "<f4"), ("unused", "u1", 60)])
+    made["unused"] = POISON
+    job = EightBitsStruct(w=w.blocks.ctypes.data, w_row=w.blocks.strides[0], k=k, i=i, to=made.ctypes.data)
+    libraries.loaded(fmt).qgemm_eight_bits(ctypes.byref(job), ctypes.c_int64(0), ctypes.c_int64(n))
+    arrays = {"w": (INPUT, w.blocks), "to": (OUTPUT, made)}
+    return Call(NOWHERE, "qgemm_eight_bits", EightBitsStruct(w_row=w.blocks.strides[0], k=k, i=i), arrays, n)
 
 
 def decodings_of(fmt, w) -> list[Call]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import qgemm
 from qgemm import text
+from qgemm.arguments import KINDS
 from qgemm.cli import groups
 from qgemm.cli.groups import Entry
 from qgemm.cuda.kernels.routes import route
@@ -56,9 +57,9 @@ def test_info(run):
     assert re.search(r"^general.architecture +bert$", out, re.MULTILINE)
     assert "version 3, alignment 32" in out
     types = lines_of(out, "type")
-    assert types["Q4_0"] == ["Q4_0", "2", "135168", "76032", "4.5", "a16, a8, dequantize"]
+    assert types["Q4_0"] == ["Q4_0", "2", "135168", "76032", "4.5", "a16, a8, a8_g128, dequantize"]
     assert types["F32"][5] == "a16, dequantize"
-    assert types["IQ1_S"][5] == "a16, a8, dequantize"
+    assert types["IQ1_S"][5] == "a16, a8, a8_g128, dequantize"
     tensors = lines_of(out + "\n", "tensor")
     with qgemm.open(EXCERPT) as file:
         assert list(tensors) == list(file)
@@ -107,8 +108,8 @@ def test_what_backends_can_do_depends_on_the_axes(run, tmp_path):
     qgemm.write(tmp_path / "x.gguf", {**tensors, "bias": weights((64,), "q5_0")})
     found = lines_of(run("info", tmp_path / "x.gguf")[1], "type")
     assert found["Q4_0"][5] == "dequantize"
-    assert found["Q8_0"][5] == "a16, a8, dequantize (of each [i])"
-    assert found["Q5_0"][5] == "a16, a8, dequantize"
+    assert found["Q8_0"][5] == "a16, a8, a8_g128, dequantize (of each [i])"
+    assert found["Q5_0"][5] == "a16, a8, a8_g128, dequantize"
 
 
 # ---------------------------------------------------------------- as many columns as there are
@@ -274,7 +275,7 @@ def test_as_json(run):
     assert {kind["type"]: kind["bpw"] for kind in found["types"]}["Q4_0"] == 4.5
     tensor = next(tensor for tensor in found["tensors"] if tensor["name"] == WEIGHT)
     assert (tensor["ne"], tensor["shape"], tensor["bytes"]) == ([384, 96], [96, 384], 20736)
-    assert tensor["cpu"] == {"dequantize": True, "products": {"a16": ["numpy"], "a8": ["numpy"]}, "note": ""}
+    assert tensor["cpu"] == {"dequantize": True, "products": {kind: ["numpy"] for kind in KINDS}, "note": ""}
 
 
 def test_json_is_strict(run, tmp_path):

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from helpers import assert_a8_formula, exact, extreme, random_tensor
 from numpy.testing import assert_array_equal
-from strategies import each
+from strategies import EVERY_CODES, each
 
 import qgemm
+from qgemm.arguments import KINDS
 from qgemm.codec.error_bound import a16_bound, excess, magnitudes
 from qgemm.codec.format import Format
 from qgemm.cpu import native
-from qgemm.cpu.native import calls, compiler, libraries, library
+from qgemm.cpu.native import calls, compiler, libraries, library, products
 from qgemm.once import Once
 
 pytestmark = [
@@ -41,7 +42,7 @@ def columns(fmt: Format, blocks: int) -> int:
 
 
 def activations_of(fmt: Format) -> tuple[str, ...]:
-    return ("a16", "a8") if fmt.integer else ("a16",)
+    return KINDS if fmt.integer else ("a16",)
 
 
 @each(SERVED)
@@ -55,6 +56,27 @@ def test_products(fmt, m, blocks):
     if fmt.integer:
         assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w)
     assert excess(qgemm.matmul(x, w), exact(x, w), a16_bound(x, magnitudes(fmt, w.blocks))) <= 1
+
+
+@each([fmt for fmt in EVERY_CODES if fmt.integer and libraries.source(fmt)])
+def test_products_of_eight_bits_are_numpys(fmt, monkeypatch):
+    """ "a8_g128" bit for bit, NaN and infinity among x and scales: rows, tiles, groups and super-blocks cut short."""
+    rng = np.random.default_rng(3)
+    for m, blocks in ((7, 5), (16, 1), (29, 3)):
+        w = random_tensor(fmt, 37, max(32, fmt.weights) * blocks, rng)
+        x = rng.standard_normal((m, w.shape[1]), np.float32) * np.exp2(rng.integers(-60, 60, (m, 1))).astype(np.float32)
+        x[2, 3], x[3, 1], x[4] = np.nan, np.inf, 1e-37
+        x[5, ::2], x[6] = 127.5, 0
+
+        def made(x=x, w=w):
+            return qgemm.quantize_activations(x, "a8_g128").blocks, qgemm.matmul(x, w, "a8_g128")
+
+        blocks_of_x, y = made()
+        with monkeypatch.context() as by_numpy:
+            by_numpy.setenv("QGEMM_CPU", "numpy")
+            assert_array_equal((blocks_of_x, y)[1], (want := made())[1])
+        for field in ("d", "qs"):
+            assert_array_equal(blocks_of_x[field], want[0][field])
 
 
 @each(WITH_HEADER)
@@ -193,10 +215,10 @@ def test_bits_do_not_depend_on_threads(threads, monkeypatch):
     rng = np.random.default_rng(5)
     w, x = random_tensor(qgemm.FORMATS["q4_k"], 515, 1024, rng), rng.standard_normal((21, 1024), np.float32)
     monkeypatch.setenv("QGEMM_THREADS", "1")
-    want = [qgemm.matmul(x, w, activation) for activation in ("a16", "a8")]
+    want = [qgemm.matmul(x, w, activation) for activation in KINDS]
     monkeypatch.setenv("QGEMM_THREADS", str(threads))
     for _ in range(20):
-        for activation, y in zip(("a16", "a8"), want, strict=True):
+        for activation, y in zip(KINDS, want, strict=True):
             assert_array_equal(qgemm.matmul(x, w, activation), y)
 
 
@@ -228,17 +250,20 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
     monkeypatch.setattr(library, "NATIVE", NARROW[narrow])
     monkeypatch.setattr(library, "cpu", lambda: "")  # compiled for no CPU of its own: as tools/build_wheel.py keeps it
     monkeypatch.setattr(library, "_loaded", Once())
-    libraries.loaded.cache_clear()
+    cached = (libraries.loaded, products.of_g128)
+    for each_cache in cached:
+        each_cache.cache_clear()
     try:
         w = qgemm.Tensor(w.format, w.shape, w.blocks)  # without the plans of products before
         for activation, y in zip(activations_of(fmt), want, strict=True):
             assert_array_equal(qgemm.matmul(x, w, activation), y)
         assert libraries.loaded(fmt) is not one
     finally:
-        libraries.loaded.cache_clear()
+        for each_cache in cached:
+            each_cache.cache_clear()
 
 
-@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("activation", KINDS)
 @pytest.mark.parametrize("m", [1, 17, 300])
 def test_weights_of_a_call_share_x(m, activation):
     """More of them than a job has room for, of several formats and heights: the bits of one product each."""

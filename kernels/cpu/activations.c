@@ -1,4 +1,4 @@
-// x -> blocks of activations as NumPy makes them, bit for bit: qgemm/codec/activations.py.
+// x -> blocks of activations as NumPy makes them, bit for bit: qgemm/codec/activations.py, group_activations.py.
 //
 // Products and sums are rounded one by one here: contracted to fma they would give other bits (-ffp-contract=off).
 #include <stdint.h>
@@ -17,28 +17,49 @@ typedef struct {
 
 _Static_assert(sizeof(activations) == ACTIVATION_BYTES, "activations differ from their dtype");
 
+// Of "a8_g128": GROUP_OF_G128 numbers share d, the last of a row perhaps fewer.
+typedef struct {
+    float d;
+    int8_t q[32];
+} g128;
+
+// Rows of x [n, k] and blocks [n, k / 32].
+typedef struct {
+    ROWS_FIELDS
+} rows_of_x;
+
+_Static_assert(sizeof(g128) == G128_BYTES, "activations of groups differ from their dtype");
+
 // Rounded to 11 bits by Veltkamp's splitting; NaN and infinity become NaN.
 static float to_half_precision(float value) {
     const float above = value * 8193;
     return above + (value - above);
 }
 
-static void quantize(activations* to, const float* x) {
-    uint32_t bits[32], most = 0;
-    memcpy(bits, x, sizeof bits);
-    for (int i = 0; i < 32; ++i) {
-        const uint32_t size = bits[i] & 0x7fffffff;  // compares like the number; NaN is above all
-        most = size > most ? size : most;
-    }
+INLINE uint32_t magnitude_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits & 0x7fffffff;  // compares like the number; NaN is above all
+}
+
+INLINE float largest_of(const float* x) {
+    uint32_t most = 0;
+    for (int i = 0; i < 32; ++i) most = magnitude_bits(x[i]) > most ? magnitude_bits(x[i]) : most;
     float largest;
     memcpy(&largest, &most, sizeof largest);
-    const float d = largest / 127, inverse = d == 0 ? 0 : 1 / d;
+    return largest;
+}
+
+INLINE int is_finite(float value) { return magnitude_bits(value) < 0x7f800000; }
+
+// To nearest, halves away from zero: the number before 1/2 is added.
+INLINE int32_t rounded(float value) { return (int32_t)(value + __builtin_copysignf(0x1.fffffep-2f, value)); }
+
+static void quantize(activations* to, const float* x) {
+    const float largest = largest_of(x), d = largest / 127, inverse = d == 0 ? 0 : 1 / d;
     int32_t codes[32] = {0}, sum = 0;
-    if (most < 0x7f800000 && inverse <= 3.4028234e38f)  // else no product with it is finite, which gives 0
-        for (int i = 0; i < 32; ++i) {
-            const float scaled = x[i] * inverse, half = __builtin_copysignf(0x1.fffffep-2f, scaled);
-            codes[i] = (int32_t)(scaled + half);  // half away from zero: the number before 1/2 is added
-        }
+    if (is_finite(largest) && inverse <= 3.4028234e38f)  // else no product with it is finite, which gives 0
+        for (int i = 0; i < 32; ++i) codes[i] = rounded(x[i] * inverse);
     for (int i = 0; i < 32; ++i) sum += codes[i], to->q[i] = (int8_t)codes[i];
     const float in_unit = d * (1 / UNIT);
     to->d = to_half_precision(in_unit);
@@ -48,6 +69,36 @@ static void quantize(activations* to, const float* x) {
 // x [32 count] -> blocks, in the mode of the caller's arithmetic.
 void qgemm_quantize_blocks(void* blocks, const float* x, int64_t count) {
     for (int64_t i = 0; i < count; ++i) quantize((activations*)blocks + i, x + 32 * i);
+}
+
+// Some blocks of a row, of one group.
+static void quantize_group(g128* to, const float* x, int64_t blocks) {
+    float largest = 0;
+    for (int64_t b = 0; b < blocks; ++b) {
+        const float of_block = largest_of(x + 32 * b);
+        largest = magnitude_bits(of_block) > magnitude_bits(largest) ? of_block : largest;
+    }
+    const int some = is_finite(largest) && largest >= LEAST_EIGHT_BITS;
+    const float d = !is_finite(largest) ? __builtin_nanf("")
+                    : some              ? largest / 127
+                                        : 0,
+                inverse = some ? 127 / largest : 0;
+    for (int64_t b = 0; b < blocks; ++b) {
+        to[b].d = d;
+        for (int i = 0; i < 32; ++i) to[b].q[i] = (int8_t)(some ? rounded(x[32 * b + i] * inverse) : 0);
+    }
+}
+
+// Rows first .. last - 1: what a thread does.
+void qgemm_quantize_g128(const void* argument, int64_t first, int64_t last) {
+    const rows_of_x* p = argument;
+    const int64_t blocks = p->k / 32, of_group = GROUP_OF_G128 / 32;
+    const uint64_t mode = ieee_mode();
+    for (int64_t row = first; row < last; ++row)
+        for (int64_t b = 0; b < blocks; b += of_group)
+            quantize_group((g128*)p->blocks + row * blocks + b, (const float*)p->x + row * p->k + 32 * b,
+                           blocks - b < of_group ? blocks - b : of_group);
+    restore_mode(mode);
 }
 
 // Blocks first .. last - 1: what a thread does.

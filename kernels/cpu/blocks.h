@@ -6,7 +6,7 @@
 
 #include FORMAT_HEADER
 
-#include "calls.h"
+#include "panel_rows.h"
 
 #define SUPER_BYTES (SUPER / BLOCK_WEIGHTS * BLOCK_BYTES)
 #ifndef ZERO
@@ -18,8 +18,6 @@
 #ifndef MINIMUM
 #define MINIMUM 0
 #endif
-
-#define ROWS_OF_TILE 16
 
 // 256 weights of a row from column 256 i on: where they lie, or a copy in `padded` with zeros behind the last block.
 INLINE const uint8_t* super_of(const product* p, int64_t row, int64_t i, uint8_t padded[SUPER_BYTES]) {

@@ -21,8 +21,22 @@ typedef struct {
     int32_t digits, tiles;
 } packing;
 
+// 256 columns of a row of W as codes of eight bits, 128 above, and what they count in; the next begin at a vector.
+typedef struct {
+    uint8_t q[256];
+    float scale, unused[15];
+} eight_bits;
+
+// Columns 256 i on of rows of W [n, k] as codes of eight bits: row first + j to to[j]. w_row: bytes from a row to the next.
+typedef struct {
+    const void* w;
+    int64_t w_row, k, i;
+    eight_bits* to;
+} eight_bits_job;
+
 // y [m, n] = x [m, k] @ W [n, k].T. w_row, packed_row: bytes from a row to the next; y_row: numbers. table: levels of a
-// codebook of floats. unit: what all sums are multiplied by.
+// codebook of floats. eight: of the library of W's format, where another multiplies what it makes. unit: what all sums
+// are multiplied by.
 typedef struct {
     const void* w;
     int64_t w_row;
@@ -31,6 +45,7 @@ typedef struct {
     float* y;
     int64_t y_row;
     const void* table;
+    work_fn eight;
     int64_t m, n, k;
     float unit;
     int32_t digits, tiles;

@@ -20,18 +20,22 @@ INLINE void order_by_weights(uint8_t to[SUPER], const u8x64 codes[4]) {
 
 #if defined(GROUPS) && !defined(TABLE)
 // 256 weights of a row, in order.
-INLINE void weights_of(f32x16 w[16], const uint8_t* blocks, const levels* table) {
-    const unpacked found = unpack(blocks);
+INLINE void weights_of_unpacked(f32x16 w[16], const unpacked* found, const levels* table) {
     uint8_t codes[SUPER];
     float scale[16], minimum[16];
-    order_by_weights(codes, found.codes);
-    put_floats(scale, found.scale);
-    if (MINIMUM) put_floats(minimum, found.minimum);
+    order_by_weights(codes, found->codes);
+    put_floats(scale, found->scale);
+    if (MINIMUM) put_floats(minimum, found->minimum);
     for (int i = 0; i < 16; ++i) {
         const int group = i * GROUPS / 16;
         w[i] = mul_all(level_of(table, sixteen_ints(codes + 16 * i)), scale[group]);
         if (MINIMUM) w[i] = add_floats(rounded_first(w[i]), all_floats(minimum[group]));
     }
+}
+
+INLINE void weights_of(f32x16 w[16], const uint8_t* blocks, const levels* table) {
+    const unpacked found = unpack(blocks);
+    weights_of_unpacked(w, &found, table);
 }
 #endif
 

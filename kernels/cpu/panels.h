@@ -6,8 +6,9 @@
 #pragma once
 
 #include "blocks.h"
+#include "panel_rows.h"
 
-enum { DEPTH = 128, PANELS = PARTS == 1 ? 2 : 1, TOKENS_AT_ONCE = PARTS == 1 ? 8 : 4 };
+enum { DEPTH = 128, TOKENS_AT_ONCE = PARTS == 1 ? 8 : 4 };
 _Static_assert(TOKENS_OF_TILE % TOKENS_AT_ONCE == 0 && SUPER % DEPTH == 0, "tiles are whole");
 
 typedef struct {
@@ -106,22 +107,6 @@ INLINE void pack_for_panels(const packing* p, int64_t row, const float* x, const
 }
 
 // ---- products
-
-// Rows of W in panel v, of those that are left.
-INLINE int rows_of_panel(int64_t left, int v) {
-    left -= ROWS_OF_TILE * v;
-    return left < 0 ? 0 : left < ROWS_OF_TILE ? (int)left : ROWS_OF_TILE;
-}
-
-static void store_panels(const product* p, int64_t row, const int rows[PANELS], f32x16 (*sums)[PANELS]) {
-    for (int64_t token = 0; token < p->m; ++token)
-        for (int v = 0; v < PANELS; ++v) {
-            float found[ROWS_OF_TILE];
-            const f32x16 all = mul_all(sums[token][v], p->unit);
-            memcpy(found, &all, sizeof found);
-            memcpy(p->y + token * p->y_row + row + ROWS_OF_TILE * v, found, sizeof(float) * rows[v]);
-        }
-}
 
 static void float_tiles(const product* p, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;

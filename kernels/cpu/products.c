@@ -1,6 +1,7 @@
 // y [m, n] = x [m, k] @ W [n, k].T of one format whose codes are integers, from the blocks of a file.
 //
-// Macros besides those of blocks.h: of a codebook LEVELS_PLUS_SHIFT; ACTIVATION_BYTES, a block's of activations.
+// Macros besides those of blocks.h: of a codebook LEVELS_PLUS_SHIFT; ACTIVATION_BYTES, a block's of activations;
+// LEAST_LEVEL, GREATEST_LEVEL of a code, LEAST_EIGHT_BITS (to_eight_bits.h).
 #include "blocks.h"
 #include "groups.h"
 #include "panels.h"
@@ -169,6 +170,7 @@ INLINE group_floats together_3(const i32x16 dots[3][ACCS], const int32_t zero[2]
 // ---- weights
 
 #include "decode.h"
+#include "to_eight_bits.h"
 
 // Rows first .. last - 1 of W by all rows of x: what a thread does. Tiles take a multiple of TOKENS_OF_TILE rows of x, up
 // to MOST_TOKENS.

@@ -26,12 +26,6 @@ static void tile_numbers(tiled* to, const numbers* from, const word_order* words
     }
 }
 
-enum { TOKENS_OF_SUMS = PARTS == 1 ? 4 : 2 };  // whose sums stay in registers for 256 columns
-
-#define EACH_SUM                                                     \
-    _Pragma("GCC unroll 4") for (int t = 0; t < TOKENS_OF_SUMS; ++t) \
-        _Pragma("GCC unroll 2") for (int v = 0; v < PANELS; ++v)
-
 static void integer_tiles(const product* p, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
     const word_order words = order_of_words();

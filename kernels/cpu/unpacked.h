@@ -14,8 +14,7 @@
 #pragma once
 
 #include "numbers.h"
-
-#define SUPER 256  // weights that are unpacked at a time
+#include "panel_rows.h"
 
 typedef struct {
     u8x64 codes[4];

@@ -245,6 +245,16 @@ INLINE f32x16 to_float(i32x16 v) {
     return found;
 }
 
+// To nearest, halves away from zero: the number before 1/2 is added.
+INLINE i32x16 rounded_away(f32x16 v) {
+    i32x16 found;
+    EACH {
+        const f32_part half = (f32_part)(((i32_part)v.part[i] & INT32_MIN) | 0x3effffff);
+        found.part[i] = __builtin_convertvector(v.part[i] + half, i32_part);
+    }
+    return found;
+}
+
 INLINE f32x16 mul(f32x16 a, f32x16 b) {
     EACH a.part[i] *= b.part[i];
     return a;

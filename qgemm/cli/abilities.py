@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qgemm.arguments import ACTIVATIONS
+from qgemm.arguments import ACTIVATIONS, KINDS
 from qgemm.backend import Status
 from qgemm.codec.format import Format
 from qgemm.cuda.kernels.routes import ANY, ROUTES, route
@@ -31,7 +31,7 @@ class Ability(NamedTuple):
 
     def __str__(self) -> str:
         """E.g. "a16: gemv_simt, dequantize; a8: gemv_dp4a, dequantize"; on the CPU, which has one kernel, "a16, a8,
-        dequantize"."""
+        a8_g128, dequantize"."""
         if [NUMPY] in self.products.values() or not self.products:
             text = ", ".join([*self.products, *["dequantize"] * self.dequantize])
         else:
@@ -47,7 +47,7 @@ def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
     k = _row(fmt)
     w = Tensor(fmt, (1, k), np.zeros((1, k // fmt.weights), fmt.dtype))
     products: dict[str, list[str]] = {}
-    for activation in ACTIVATIONS if ndim > 1 else ():
+    for activation in KINDS if ndim > 1 else ():
         try:
             matmul(np.zeros((1, k), np.float32), w, activation)
         except UnsupportedError:

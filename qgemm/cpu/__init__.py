@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from qgemm.arguments import (
-    ACTIVATIONS,
     NO_EPILOGUE,
     Activation,
     Epilogue,
@@ -109,7 +108,9 @@ class CpuBackend:
             _check(values, w, activation)
         if target is not None and not isinstance(values, Tensor) and np.may_share_memory(values, target):
             values = values.copy()
-        if activation in ACTIVATIONS and _compiled(_rows(values), [p], activation == "a8"):
+        if activation == "a8_g128" and not isinstance(values, Tensor):
+            values = a8_g128.quantize(values)
+        if _compiled(_rows(values), [p], activation):
             return like(x, y, rounds_itself(x, name)) if target is None else written(out, y)
         products = self.matmul_many(values, [gate, gated.up], activation, added, [None, None], np.float32)
         return _handed_back(x, gated_by(gated.function, *products), out, target, name)
@@ -161,7 +162,7 @@ class CpuBackend:
     ) -> list[Callable[[], bool]]:
         """A library for each format, and that which quantizes activations; none where NumPy multiplies."""
         formats = {each.format: None for each in tensors if each.ndim > 1}
-        return native.preparation(list(formats), "a8" in activations)
+        return native.preparation(list(formats), activations)
 
     def upload(self, tensor: Tensor) -> Tensor:
         """The Tensor itself: the host multiplies blocks as they are."""
@@ -235,20 +236,17 @@ def _apart(p: Product, outs: Sequence[NDArray[Any]]) -> Product:
 
 def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], activation: str) -> None:
     """y = x @ w.T + epilogue of each; but for "a16" with x as blocks of activations, which values are quantized to."""
-    if activation == "a8_g128":
-        x = x if isinstance(x, Tensor) else a8_g128.quantize(x)
-        m = prod(x.shape[:-1])
-        for p in products:
-            _finish(p, a8_g128.multiply, x.blocks.reshape(m, -1))
+    if activation == "a8_g128" and not isinstance(x, Tensor):
+        x = a8_g128.quantize(x)
+    rows = _rows(x)
+    if _compiled(rows, products, activation):
         return
-    a8, rows = activation == "a8", _rows(x)
-    if _compiled(rows, products, a8):
-        return
-    if a8 and not isinstance(x, Tensor) and len(rows):
+    if activation == "a8" and not isinstance(x, Tensor) and len(rows):
         rows = kernels.quantize_activations(rows).blocks
+    by_numpy = {"a16": kernels.multiply_a16, "a8": kernels.multiply_a8, "a8_g128": a8_g128.multiply}[activation]
     for p in products:
-        if len(products) == 1 or not _compiled(rows, [p], a8):
-            _finish(p, kernels.multiply_a8 if a8 else kernels.multiply_a16, rows)
+        if len(products) == 1 or not _compiled(rows, [p], activation):
+            _finish(p, by_numpy, rows)
 
 
 def _rows(x: NDArray[Any] | Tensor) -> NDArray[Any]:
@@ -260,7 +258,7 @@ def _rows(x: NDArray[Any] | Tensor) -> NDArray[Any]:
     return activations.of_q8_1(blocks) if x.format == Q8_1 else blocks
 
 
-def _compiled(rows: NDArray[Any], products: Sequence[Product], a8: bool) -> bool:
+def _compiled(rows: NDArray[Any], products: Sequence[Product], activation: str) -> bool:
     """All of it by compiled code; False where there is none: then nothing is written."""
     m = len(rows)
     if not m or any(0 in p.w.shape for p in products):
@@ -284,7 +282,7 @@ def _compiled(rows: NDArray[Any], products: Sequence[Product], a8: bool) -> bool
         )
         if p.gated is not None:
             todo.append(native.Weights(p.gated.up, None, _bias(p.gated.bias, p.y)))
-    if not native.multiply(rows, todo, a8):
+    if not native.multiply(rows, todo, activation):
         return False
     for out, y in late:
         out[...] = y.reshape(out.shape)

@@ -14,6 +14,8 @@ from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
 
+from . import native
+
 PANEL = 1 << 21  # weights that are decoded at a time
 ROWS = 16  # of x that a core quantizes at a time
 
@@ -22,6 +24,10 @@ def quantize(x: NDArray[Any]) -> Tensor:
     """Values [..., K] -> a Tensor [..., K] of activations. NaN and infinity make NaN of their own group."""
     count = FORMAT.blocks_in(x.shape[-1], "activations")
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, x.shape[-1])
+    with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
+        made = native.quantize_g128(rows) if rows.size else None
+    if made is not None:
+        return Tensor(FORMAT, x.shape, made.reshape(*x.shape[:-1], count))
     blocks = np.empty((len(rows), count), FORMAT.dtype)
 
     def work(part: slice) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 INPUT, OUTPUT, TO_PACK = range(3)
+POISON = 0xA5  # that replay.c fills outputs with
 SOURCE = Path(__file__).with_name("replay.c")
 
 
@@ -41,7 +42,7 @@ class ProductStruct(ctypes.Structure):
 
     _fields_ = (
         ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64), ("packed", ctypes.c_void_p), ("packed_row", ctypes.c_int64),
-        ("y", ctypes.c_void_p), ("y_row", ctypes.c_int64), ("table", ctypes.c_void_p),
+        ("y", ctypes.c_void_p), ("y_row", ctypes.c_int64), ("table", ctypes.c_void_p), ("eight", ctypes.c_void_p),
         ("m", ctypes.c_int64), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
         ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("tiles", ctypes.c_int32),
     )  # fmt: skip

@@ -149,6 +149,15 @@ INLINE void store_halves(void* to, f32x16 v) {
     EACH _mm_storeu_si128((__m128i*)to + i, _mm256_cvtps_ph((__m256)v.part[i], _MM_FROUND_TO_NEAREST_INT));
 }
 
+// The lowest byte of each number.
+INLINE void store_low_bytes(void* to, i32x16 v) {
+    const __m256i low = _mm256_set1_epi32(0xff);
+    const __m256i first = _mm256_and_si256((__m256i)v.part[0], low), second = _mm256_and_si256((__m256i)v.part[1], low);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xd8);
+    _mm_storeu_si128((__m128i*)to,
+                     _mm_packus_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1)));
+}
+
 // The lower half of each number.
 INLINE void store_low_halves(void* to, i32x16 v) {
     const __m256i low = _mm256_set1_epi32(0xffff);

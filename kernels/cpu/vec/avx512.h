@@ -140,6 +140,11 @@ INLINE void store_halves(void* to, f32x16 v) {
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)v.part[0], _MM_FROUND_TO_NEAREST_INT));
 }
 
+// The lowest byte of each number.
+INLINE void store_low_bytes(void* to, i32x16 v) {
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)v.part[0]));
+}
+
 // The lower half of each number.
 INLINE void store_low_halves(void* to, i32x16 v) {
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)v.part[0]));

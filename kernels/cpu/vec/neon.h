@@ -215,6 +215,14 @@ INLINE void store_halves(void* to, f32x16 v) {
     }
 }
 
+// The lowest byte of each number.
+INLINE void store_low_bytes(void* to, i32x16 v) {
+    uint16x4_t half[4];
+    EACH half[i] = vmovn_u32((uint32x4_t)v.part[i]);
+    const uint16x8_t low = vcombine_u16(half[0], half[1]), high = vcombine_u16(half[2], half[3]);
+    vst1q_u8(to, vcombine_u8(vmovn_u16(low), vmovn_u16(high)));
+}
+
 // The lower half of each number.
 INLINE void store_low_halves(void* to, i32x16 v) {
     EACH {

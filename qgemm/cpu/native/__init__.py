@@ -5,6 +5,8 @@ reference, and serves where neither can be.
 from .calls import GATES
 from .libraries import serves
 from .library import origin, reason
-from .products import Weights, decode, multiply, preparation, quantize
+from .products import Weights, decode, multiply, preparation, quantize, quantize_g128
 
-__all__ = ["GATES", "Weights", "decode", "multiply", "origin", "preparation", "quantize", "reason", "serves"]
+__all__ = [
+    "GATES", "Weights", "decode", "multiply", "origin", "preparation", "quantize", "quantize_g128", "reason", "serves",
+]  # fmt: skip

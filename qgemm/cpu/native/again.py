@@ -73,7 +73,7 @@ def _plan(w: Tensor, activation: str | None) -> Plan | None:
     blocks = w.blocks
     if engine is None or blocks.strides[-1] != fmt.block_bytes or blocks.strides[0] < 0:
         return None
-    target = Target.from_buffer_copy(template(engine, fmt, w.shape, a8))
+    target = Target.from_buffer_copy(template(engine, fmt, w.shape, activation or "a16"))
     if a8 and not target.quantize:
         return None
     target.w, target.w_row = blocks.ctypes.data, blocks.strides[0]

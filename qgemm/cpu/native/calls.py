@@ -29,17 +29,18 @@ C_TYPES = {
 class Target(ctypes.Structure):
     """Weights W [n, k] and y [m, n] = x @ W.T, for kernels/cpu/multiply.h, which takes its fields from here.
 
-    pack, rows: functions of the format's library. quantize: of x to blocks of activations, or none. x_row, w_row,
-    y_row, residual_row: bytes from a row to the next. row_bytes, tile_bytes: of a packed row of x. packed_by: which of
-    the weights of a call packs x for this one. table: levels of a codebook of floats, TABLE of them. unit: what all
-    sums are multiplied by. x_type, y_type, residual_type: of TYPES, x_type of blocks that of float32. bias: n float32,
-    or none. residual: [m, n] numbers, or none. gate: of GATES, by which sums and bias of these weights gate those of
-    the next ones, which have no y of their own.
+    pack, rows: functions of the library that multiplies, the format's own but for "a8_g128"; eight: that of the
+    format's library which makes codes of eight bits of W for it, or none. quantize: of x to blocks of activations, or
+    none. x_row, w_row, y_row, residual_row: bytes from a row to the next. row_bytes, tile_bytes: of a packed row of x.
+    packed_by: which of the weights of a call packs x for this one. table: levels of a codebook of floats, TABLE of
+    them. unit: what all sums are multiplied by. x_type, y_type, residual_type: of TYPES, x_type of blocks that of
+    float32. bias: n float32, or none. residual: [m, n] numbers, or none. gate: of GATES, by which sums and bias of
+    these weights gate those of the next ones, which have no y of their own.
     """
 
     _fields_ = (
         ("pack", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("quantize", ctypes.c_void_p),
-        ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64), ("table", ctypes.c_void_p),
+        ("eight", ctypes.c_void_p), ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64), ("table", ctypes.c_void_p),
         ("n", ctypes.c_int64), ("k", ctypes.c_int64), ("x_row", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64), ("tile_bytes", ctypes.c_int64),
         ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("packed_by", ctypes.c_int64),

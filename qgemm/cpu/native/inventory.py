@@ -13,7 +13,7 @@ from .sources import Source
 
 
 def sources(formats: Iterable[Format] = FORMATS.values()) -> list[Source]:
-    """The pool, activations, the encoders' fits, and the library of each format that has one; each once."""
+    """Those of no format: the pool, activations, "a8_g128", encoders; and of each format that has one. Each once."""
     of_formats = (libraries.source(fmt) for fmt in formats)
-    each = (POOL, products.QUANTIZER, *encoders.SOURCES, *of_formats)
+    each = (POOL, products.QUANTIZER, products.G128, *encoders.SOURCES, *of_formats)
     return list(dict.fromkeys(source for source in each if source is not None))

@@ -8,7 +8,9 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec import activations
+from qgemm.codec.eight_bits import level_range
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import LEAST
 from qgemm.formats import FORMATS
 
 from . import prebuilt
@@ -37,6 +39,8 @@ def source(fmt: Format) -> Source | None:
     if not fmt.integer:
         return source_of("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)})
     definitions["ACTIVATION_BYTES"] = str(activations.DTYPE.itemsize)
+    least, greatest = level_range(fmt)
+    definitions |= {"LEAST_LEVEL": f"{least}f", "GREATEST_LEVEL": f"{greatest}f", "LEAST_EIGHT_BITS": f"{LEAST}f"}
     if fmt.codebook is not None:
         definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
     if fmt.grid is not None:
@@ -78,8 +82,11 @@ def loaded(fmt: Format) -> ctypes.CDLL | None:
     found_source = source(fmt)
     assert found_source is not None, "asked of multiplied_as"
     found = library(found_source)
-    if found is None:
-        return None
+    return found if found is None else sized(found)
+
+
+def sized(found: ctypes.CDLL) -> ctypes.CDLL:
+    """A library of products, whose function for the size of a packed row is ready to be called."""
     found.qgemm_packed_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64]
     found.qgemm_packed_bytes.restype = ctypes.c_int64
     return found

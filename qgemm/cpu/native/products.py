@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec import activations
+from qgemm.codec import activations, group_activations
 from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
 from .calls import A8, A16, FLOATS, LEAST_TILED, ROWS, TABLE, TARGETS, TOKENS, TYPES, Decoding, Target, fields
-from .libraries import loaded, multiplied_as, serves, source
+from .libraries import loaded, multiplied_as, serves, sized, source
 from .library import compiles, library, reason
 from .pool import pool, ready, run
 from .sources import source_of
@@ -33,13 +33,28 @@ class Quantization(ctypes.Structure):
     _fields_ = (("x", ctypes.c_void_p), ("blocks", ctypes.c_void_p))
 
 
+class RowsOfX(ctypes.Structure):
+    """x [n, k] float32 and its blocks [n, k / 32] of "a8_g128", for kernels/cpu/activations.c."""
+
+    _fields_ = (("x", ctypes.c_void_p), ("blocks", ctypes.c_void_p), ("k", ctypes.c_int64))
+
+
 QUANTIZER = source_of(
     "activations",
     {
         "UNIT": f"{activations.UNIT}f",
         "QUANTIZATION_FIELDS": fields(Quantization),
         "ACTIVATION_BYTES": str(activations.DTYPE.itemsize),
+        "ROWS_FIELDS": fields(RowsOfX),
+        "G128_BYTES": str(group_activations.DTYPE.itemsize),
+        "GROUP_OF_G128": str(group_activations.GROUP),
+        "LEAST_EIGHT_BITS": f"{group_activations.LEAST}f",
     },
+    UNFUSED,
+)
+G128 = source_of(
+    "products_g128",
+    {"ACTIVATION_BYTES": str(group_activations.DTYPE.itemsize), "MOST_TOKENS": str(TOKENS)},
     UNFUSED,
 )
 
@@ -55,17 +70,29 @@ def quantize(x: Floats) -> Blocks | None:
     return blocks
 
 
+def quantize_g128(x: Floats) -> Blocks | None:
+    """Values [n, K] -> blocks [n, K / 32], as `qgemm.codec.group_activations.encode_rows` makes them; None: NumPy."""
+    engine = None if reason() else _quantizer()
+    if engine is None:
+        return None
+    values = np.require(x, np.float32, ["C", "A"])
+    n, k = values.shape
+    blocks = np.empty((n, k // group_activations.FORMAT.weights), group_activations.DTYPE)
+    run(engine.qgemm_quantize_g128, RowsOfX(values.ctypes.data, blocks.ctypes.data, k), n, 1)
+    return blocks
+
+
 @cache
 def _quantizer() -> ctypes.CDLL | None:
     return library(QUANTIZER)
 
 
-def preparation(formats: Sequence[Format], quantizes: bool) -> list[Callable[[], bool]]:
-    """What products by weights of these formats compile at first use, each a call; quantizes: x as well."""
+def preparation(formats: Sequence[Format], kinds: Sequence[str]) -> list[Callable[[], bool]]:
+    """What products by weights of these formats compile at first use, each a call; kinds: of activations."""
     wanted = dict.fromkeys(multiplied_as(fmt) for fmt in formats if serves(fmt))
     loads: list[Callable[[], object]] = [partial(loaded, fmt) for fmt in wanted]
     if loads:
-        loads += [pool, _quantizer] if quantizes else [pool]
+        loads += [pool, *[_quantizer] * (set(kinds) != {"a16"}), *[of_g128] * ("a8_g128" in kinds)]
     return [partial(compiles, each) for each in loads]
 
 
@@ -93,49 +120,60 @@ class Weights(NamedTuple):
         return self.bias is None and self.residual is None
 
 
-def multiply(x: NDArray[Any], products: Sequence[Weights], a8: bool) -> bool:
+def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> bool:
     """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype.
 
-    a8: x as blocks of activations [M, K / 32], or values that are quantized to them.
+    activation: "a16"; "a8" with x as blocks of activations [M, K / 32], or values that are quantized to them; "a8_g128"
+    with x as blocks of its own.
 
     x is packed once for all weights of a format, and the rows of all weights are shared out together. False where NumPy
     must do it: then nothing is written.
     """
-    digits = [_digits(p.w.format, a8) for p in products]
+    digits = [_digits(p.w.format, activation) for p in products]
     if None in digits:
         return False
     engines = [loaded(multiplied_as(p.w.format)) for p in products]
     whole = [p for p in products if multiplied_as(p.w.format) == p.w.format]
     decoded = [p for p in products if multiplied_as(p.w.format) != p.w.format]
-    if None in engines or (a8 and _quantizer() is None) or any(p.finishes for p in decoded):
+    if None in engines or not _ready(activation) or any(p.finishes for p in decoded):
         return False
     x = np.require(x, requirements=["C", "A"])
     for start in range(0, len(whole), TARGETS):  # what gates comes with what it gates alone
-        _multiply(x, whole[start : start + TARGETS], a8)
+        _multiply(x, whole[start : start + TARGETS], activation)
     for p in decoded:
         height = max(1, PANEL // max(1, p.w.shape[1]))
         for start in range(0, len(p.w.blocks), height):
             values = p.w.format.dequantize(p.w.blocks[start : start + height])
             panel = Tensor(multiplied_as(p.w.format), values.shape, values)
             assert p.y is not None, "a product of its own"
-            _multiply(x, [Weights(panel, p.y[:, start : start + height])], a8)
+            _multiply(x, [Weights(panel, p.y[:, start : start + height])], activation)
     return True
 
 
-def _digits(fmt: Format, a8: bool) -> int | None:
-    """Digits of x for a format's library; None where there is none."""
-    if not serves(fmt) or (a8 and (not fmt.integer or source(fmt) is None)):
+def _ready(activation: str) -> bool:
+    """Whether there is the library, of no format, that a kind of activations needs."""
+    if activation == "a8_g128":
+        return of_g128() is not None
+    return activation != "a8" or _quantizer() is not None
+
+
+def _digits(fmt: Format, activation: str) -> int | None:
+    """Digits of x for the library that multiplies; None where there is none."""
+    whole = activation != "a16"
+    if not serves(fmt) or (whole and (not fmt.integer or source(fmt) is None)):
         return None
-    return A8 if a8 else A16 if multiplied_as(fmt).integer else FLOATS
+    if activation == "a8_g128" and _rounds_otherwise(fmt):
+        return None
+    return A8 if whole else A16 if multiplied_as(fmt).integer else FLOATS
 
 
-def _multiply(x: NDArray[Any], products: Sequence[Weights], a8: bool) -> None:
+def _multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> None:
     """All products in one call; x contiguous."""
     targets = (Target * len(products))()
     packers: dict[tuple[Any, ...], int] = {}
     keep, nbytes = [], 0
     for i, p in enumerate(products):
-        blocks, target = p.w.blocks, template(loaded(p.w.format), p.w.format, p.w.shape, a8)
+        blocks, target = p.w.blocks, template(loaded(p.w.format), p.w.format, p.w.shape, activation)
         if blocks.strides[-1] != p.w.format.block_bytes:
             blocks = np.ascontiguousarray(blocks)
         keep.append(blocks)
@@ -150,7 +188,7 @@ def _multiply(x: NDArray[Any], products: Sequence[Weights], a8: bool) -> None:
             of.residual, of.residual_row = p.residual.ctypes.data, p.residual.strides[0]
             of.residual_type = TYPES[p.residual.dtype.name]
         of.gate = p.gate
-        if a8 and x.dtype == activations.DTYPE:
+        if activation != "a16" and x.dtype.names:  # blocks
             of.quantize = None
         else:
             of.x_type = TYPES[x.dtype.name]
@@ -168,20 +206,32 @@ def scratch_bytes(target: Target, m: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def template(engine: ctypes.CDLL | None, fmt: Format, shape: tuple[int, int], a8: bool) -> Target:
+def template(engine: ctypes.CDLL | None, fmt: Format, shape: tuple[int, int], activation: str) -> Target:
     """What is the same of all products by weights of a format, whose library is `engine`, and a shape."""
-    digits = _digits(fmt, a8)
+    digits = _digits(fmt, activation)
     assert engine is not None, "asked before"
     assert digits is not None, "asked before"
-    table, quantizer = _table(fmt), _quantizer() if a8 else None
+    table, quantizer, eight = _table(fmt), _quantizer() if activation == "a8" else None, None
+    if activation == "a8_g128":
+        eight, engine = engine.qgemm_eight_bits, of_g128()
+        assert engine is not None, "asked before"
     of_tiles = FLOATS if digits == A16 else digits
     sizes = (engine.qgemm_packed_bytes(*kind, shape[1]) for kind in ((digits, 0), (of_tiles, 1)))
     return Target(
         pack=_address(engine.qgemm_pack), rows=_address(engine.qgemm_rows),
         quantize=None if quantizer is None else _address(quantizer.qgemm_quantize_blocks),
+        eight=None if eight is None else _address(eight),
         table=None if table is None else table.ctypes.data, n=shape[0], k=shape[1], digits=digits,
-        unit=activations.UNIT if a8 else 1.0, **dict(zip(("row_bytes", "tile_bytes"), sizes, strict=True)),
+        unit=activations.UNIT if activation == "a8" else 1.0,
+        **dict(zip(("row_bytes", "tile_bytes"), sizes, strict=True)),
     )  # fmt: skip
+
+
+@cache
+def of_g128() -> ctypes.CDLL | None:
+    """The library that multiplies codes of eight bits, whatever format they are of."""
+    found = None if _quantizer() is None else library(G128)
+    return found if found is None else sized(found)
 
 
 def _address(function: Any) -> int | None:
