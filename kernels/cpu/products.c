@@ -3,7 +3,23 @@
 // Macros besides those of blocks.h: of a codebook LEVELS_PLUS_SHIFT; ACTIVATION_BYTES, a block's of activations;
 // LEAST_LEVEL, GREATEST_LEVEL of a code, LEAST_EIGHT_BITS (to_eight_bits.h).
 #include "blocks.h"
+// Whether integer sums of lanes become floats before they meet, for one digit of x and for three, or first are those of
+// groups: LOW_GROUP besides SCALES_OF_LANES asks for both, where there is a zero.
+#ifdef SCALES_OF_LANES
+#define PACK_1 "lane_pack.h"
+#define ROWS_1 "lane_rows.h"
+#else
+#define PACK_1 "pack.h"
+#define ROWS_1 "rows.h"
+#endif
+#if defined(SCALES_OF_LANES) && (!defined(LOW_GROUP) || SHIFT + ZERO == 0)
+#define PACK_3 "lane_pack.h"
+#define ROWS_3 "lane_rows.h"
+#else
 #include "groups.h"
+#define PACK_3 "pack.h"
+#define ROWS_3 "rows.h"
+#endif
 #include "panels.h"
 
 // a8 takes the zero from the rounded sum of x, as ggml's formula does; a16 from the digits, which is exact.
@@ -19,10 +35,10 @@ typedef struct {
 } numbers;
 
 #define DIGITS 1
-#include "pack.h"
+#include PACK_1
 #undef DIGITS
 #define DIGITS 3
-#include "pack.h"
+#include PACK_3
 #undef DIGITS
 
 // Blocks of activations (float d, float s, 32 int8).
@@ -121,6 +137,7 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
 
 // ---- products
 
+#ifdef SUM_LANES
 // The sums of all digits: of the first, which counts 2^16, and of both others, which is in the place of the third.
 #ifdef SHORT_DOTS
 #define DOT_OF_ONE(sum, codes, q) short_dot(codes, q)
@@ -145,27 +162,28 @@ INLINE group_floats together_3(const i32x16 dots[3][ACCS], const int32_t zero[2]
 }
 #define TOGETHER(digits) TOGETHER_(digits)
 #define TOGETHER_(digits) together_##digits
+#endif
 
 #define PACKED(digits) PACKED_(digits)
 #define PACKED_(digits) packed_##digits
 
 #define DIGITS 1
 #define TOKENS 4
-#include "rows.h"
+#include ROWS_1
 #undef TOKENS
 #define TOKENS 2
-#include "rows.h"
+#include ROWS_1
 #undef TOKENS
 #define TOKENS 1
-#include "rows.h"
+#include ROWS_1
 #undef TOKENS
 #undef DIGITS
 #define DIGITS 3
 #define TOKENS 2
-#include "rows.h"
+#include ROWS_3
 #undef TOKENS
 #define TOKENS 1
-#include "rows.h"
+#include ROWS_3
 
 // ---- weights
 

@@ -7,6 +7,10 @@
 // scale, minimum: of each of GROUPS (8 of 32 weights, 16 of 16) in order, zero behind them:
 // w = scale * (code - ZERO - SHIFT) + minimum. SHIFT makes codes unsigned and is taken away exactly; ZERO is the format's.
 //
+// SCALES_OF_LANES: a lane has one block in all four vectors, whose scale and minimum are scales_of_lanes(&scale, &minimum,
+// blocks); codes_by_lanes, of CODES_OF_LANES, makes codes of which each counts FACTOR_OF_LANE. Then sums of lanes become
+// floats at once (lane_rows.h), so that neither LANES nor the groups of an accumulator are asked for.
+//
 // A header has unpack(blocks). Or, where each byte of the codes comes of the same byte of RAW vectors, the steps of it:
 // bytes_of(bytes, blocks) loads those vectors, codes_of(codes, bytes) makes the codes, scales_of(&found, blocks) scale
 // and minimum. Then tiles of rows move RAW vectors a row, not four. SCALES_OF_TILE: it has scales_of_tile(scale, minimum,

@@ -131,6 +131,12 @@ INLINE u8x64 shift_left(u8x64 v, int bits) {
 }
 
 #if PART < 64
+// How many of two numbers each byte is above.
+INLINE u8x64 count_above(u8x64 v, uint8_t low, uint8_t high) {
+    EACH v.part[i] = -((u8_part)(v.part[i] > low) + (u8_part)(v.part[i] > high));
+    return v;
+}
+
 INLINE u8x64 high_nibbles(u8x64 v) { return shift_right(v, 4); }
 
 // `value` in each byte that shares a bit with the mask's.
@@ -151,6 +157,9 @@ INLINE u8x64 where_set(uint64_t bits, uint8_t value) {
 #endif
 
 #if PART < 64
+// The same, of a vector that has zeros in those bits.
+INLINE u8x64 or_where_set(u8x64 v, uint64_t bits, uint8_t value) { return or_both(v, where_set(bits, value)); }
+
 // Sixteen rows of sixteen words, every `step` vectors -> columns.
 static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {
     float words[16][16];

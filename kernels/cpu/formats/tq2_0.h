@@ -2,16 +2,13 @@
 #include "../two_bits.h"
 
 #define ZERO 1
-#define LANES 8
 #define GROUPS 8
-#define LOW_GROUP(acc) (acc)
-#define HIGH_GROUP(acc) (4 + (acc))
+#include "../one_scale.h"
 
 #define RAW 1
-INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) { bytes[0] = load64(block); }
+INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) { bytes[0] = join_halves(block, block + 32); }
 INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { two_bits_of(codes, bytes[0]); }
-INLINE void scales_of(unpacked* found, const uint8_t* block) {
-    uint16_t half;
-    memcpy(&half, block + 64, sizeof half);
-    found->scale = with_zeros((f32x8){0} + half_to_float(half));
+INLINE void scales_of(unpacked* found, const uint8_t* block) { found->scale = scale_of_all(block + 64); }
+INLINE void scales_of_lanes(f32x16* scale, f32x16* minimum, const uint8_t* block) {
+    *scale = *minimum = scale_of_all(block + 64);
 }

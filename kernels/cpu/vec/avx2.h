@@ -16,6 +16,17 @@ INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
     return found;
 }
 
+// The last sixteen bytes replaced.
+INLINE u8x64 with_last_sixteen(u8x64 v, u8x16 last) {
+    v.part[1] = (u8_part)_mm256_inserti128_si256((__m256i)v.part[1], (__m128i)last, 1);
+    return v;
+}
+
+INLINE u8x16 sixteen_of(u8x64 v, int quarter) {
+    const __m256i half = (__m256i)v.part[quarter / 2];
+    return (u8x16)(quarter % 2 ? _mm256_extracti128_si256(half, 1) : _mm256_castsi256_si128(half));
+}
+
 // Thirty-two bytes after thirty-two.
 INLINE u8x64 join_halves(const uint8_t* a, const uint8_t* b) {
     u8x64 found;

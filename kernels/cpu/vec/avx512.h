@@ -18,6 +18,33 @@ INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
     return (u8x64){{(u8_part)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)}};
 }
 
+// The last sixteen bytes replaced.
+INLINE u8x64 with_last_sixteen(u8x64 v, u8x16 last) {
+    return (u8x64){{(u8_part)_mm512_inserti32x4((__m512i)v.part[0], (__m128i)last, 3)}};
+}
+
+INLINE u8x16 sixteen_of(u8x64 v, int quarter) {
+    const __m512i all = (__m512i)v.part[0];
+    switch (quarter) {
+        case 0:
+            return (u8x16)_mm512_castsi512_si128(all);
+        case 1:
+            return (u8x16)_mm512_extracti32x4_epi32(all, 1);
+        case 2:
+            return (u8x16)_mm512_extracti32x4_epi32(all, 2);
+        default:
+            return (u8x16)_mm512_extracti32x4_epi32(all, 3);
+    }
+}
+
+// How many of two numbers each byte is above.
+INLINE u8x64 count_above(u8x64 v, uint8_t low, uint8_t high) {
+    const __m512i all = (__m512i)v.part[0], one = _mm512_set1_epi8(1);
+    const __m512i found = _mm512_maskz_mov_epi8(_mm512_cmpgt_epu8_mask(all, _mm512_set1_epi8((char)low)), one);
+    const __mmask64 above = _mm512_cmpgt_epu8_mask(all, _mm512_set1_epi8((char)high));
+    return (u8x64){{(u8_part)_mm512_mask_add_epi8(found, above, found, one)}};
+}
+
 // Thirty-two bytes after thirty-two.
 INLINE u8x64 join_halves(const uint8_t* a, const uint8_t* b) {
     const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a));
@@ -47,6 +74,12 @@ INLINE u8x64 where_bits(u8x64 v, u8x64 mask, uint8_t value) {
 // `value` in each byte whose bit is set, bit i for byte i.
 INLINE u8x64 where_set(uint64_t bits, uint8_t value) {
     return (u8x64){{(u8_part)_mm512_maskz_set1_epi8(bits, (char)value)}};
+}
+
+// The same, of a vector that has zeros in those bits.
+INLINE u8x64 or_where_set(u8x64 v, uint64_t bits, uint8_t value) {
+    const __m512i one = (__m512i)v.part[0];
+    return (u8x64){{(u8_part)_mm512_mask_add_epi8(one, bits, one, _mm512_set1_epi8((char)value))}};
 }
 
 // acc[i] + the dot product of bytes 4i .. 4i + 3 of codes, unsigned, with those of x, signed.

@@ -6,6 +6,14 @@
 // Sixteen bytes after sixteen.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) { return (u8x64){{a, b, c, d}}; }
 
+// The last sixteen bytes replaced.
+INLINE u8x64 with_last_sixteen(u8x64 v, u8x16 last) {
+    v.part[3] = last;
+    return v;
+}
+
+INLINE u8x16 sixteen_of(u8x64 v, int quarter) { return v.part[quarter]; }
+
 // Thirty-two bytes after thirty-two.
 INLINE u8x64 join_halves(const uint8_t* a, const uint8_t* b) {
     return (u8x64){{load16(a), load16(a + 16), load16(b), load16(b + 16)}};
