@@ -1,10 +1,7 @@
 // x -> blocks of activations as NumPy makes them, bit for bit: qgemm/codec/activations.py, group_activations.py.
 //
 // Products and sums are rounded one by one here: contracted to fma they would give other bits (-ffp-contract=off).
-#include <stdint.h>
-#include <string.h>
-
-#include "numbers.h"
+#include "extremes.h"
 
 typedef struct {
     float d, s;  // in UNIT
@@ -36,30 +33,11 @@ static float to_half_precision(float value) {
     return above + (value - above);
 }
 
-INLINE uint32_t magnitude_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits & 0x7fffffff;  // compares like the number; NaN is above all
-}
-
-INLINE float largest_of(const float* x) {
-    uint32_t most = 0;
-    for (int i = 0; i < 32; ++i) most = magnitude_bits(x[i]) > most ? magnitude_bits(x[i]) : most;
-    float largest;
-    memcpy(&largest, &most, sizeof largest);
-    return largest;
-}
-
-INLINE int is_finite(float value) { return magnitude_bits(value) < 0x7f800000; }
-
-// To nearest, halves away from zero: the number before 1/2 is added.
-INLINE int32_t rounded(float value) { return (int32_t)(value + __builtin_copysignf(0x1.fffffep-2f, value)); }
-
 static void quantize(activations* to, const float* x) {
-    const float largest = largest_of(x), d = largest / 127, inverse = d == 0 ? 0 : 1 / d;
+    const float largest = absmax(x, 32), d = largest / 127, inverse = reciprocal(d);
     int32_t codes[32] = {0}, sum = 0;
     if (is_finite(largest) && inverse <= 3.4028234e38f)  // else no product with it is finite, which gives 0
-        for (int i = 0; i < 32; ++i) codes[i] = rounded(x[i] * inverse);
+        for (int i = 0; i < 32; ++i) codes[i] = (int32_t)away_from_0(x[i] * inverse);
     for (int i = 0; i < 32; ++i) sum += codes[i], to->q[i] = (int8_t)codes[i];
     const float in_unit = d * (1 / UNIT);
     to->d = to_half_precision(in_unit);
@@ -73,11 +51,12 @@ void qgemm_quantize_blocks(void* blocks, const float* x, int64_t count) {
 
 // Some blocks of a row, of one group.
 static void quantize_group(g128* to, const float* x, int64_t blocks) {
-    float largest = 0;
+    int32_t most = 0;
     for (int64_t b = 0; b < blocks; ++b) {
-        const float of_block = largest_of(x + 32 * b);
-        largest = magnitude_bits(of_block) > magnitude_bits(largest) ? of_block : largest;
+        const int32_t of_block = float_bits(absmax(x + 32 * b, 32));
+        most = of_block > most ? of_block : most;
     }
+    const float largest = bits_float(most);
     const int some = is_finite(largest) && largest >= LEAST_EIGHT_BITS;
     const float d = !is_finite(largest) ? __builtin_nanf("")
                     : some              ? largest / 127
@@ -85,7 +64,7 @@ static void quantize_group(g128* to, const float* x, int64_t blocks) {
                 inverse = some ? 127 / largest : 0;
     for (int64_t b = 0; b < blocks; ++b) {
         to[b].d = d;
-        for (int i = 0; i < 32; ++i) to[b].q[i] = (int8_t)(some ? rounded(x[32 * b + i] * inverse) : 0);
+        for (int i = 0; i < 32; ++i) to[b].q[i] = (int8_t)(some ? (int32_t)away_from_0(x[32 * b + i] * inverse) : 0);
     }
 }
 

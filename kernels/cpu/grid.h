@@ -74,15 +74,3 @@ INLINE f32x16 sixteen_odd_scales(float unit, uint64_t first, uint64_t second) {
     memcpy(sc, &first, sizeof first), memcpy(sc + 8, &second, sizeof second);
     return mul_all(add_floats(mul_all(to_float(sixteen_ints(sc)), 2), all_floats(1)), unit);
 }
-
-INLINE uint16_t half_at(const uint8_t* from) {
-    uint16_t half;
-    memcpy(&half, from, sizeof half);
-    return half;
-}
-
-INLINE uint32_t word_at(const uint8_t* from) {
-    uint32_t word;
-    memcpy(&word, from, sizeof word);
-    return word;
-}

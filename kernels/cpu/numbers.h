@@ -3,6 +3,18 @@
 
 #include "vec.h"
 
+INLINE uint16_t half_at(const uint8_t* from) {
+    uint16_t half;
+    memcpy(&half, from, sizeof half);
+    return half;
+}
+
+INLINE uint32_t word_at(const uint8_t* from) {
+    uint32_t word;
+    memcpy(&word, from, sizeof word);
+    return word;
+}
+
 // 2^exponent, for exponents from -126 to 127.
 INLINE float power_of_two(int exponent) {
     union {

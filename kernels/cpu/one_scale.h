@@ -3,8 +3,4 @@
 
 #define SCALES_OF_LANES
 
-INLINE f32x16 scale_of_all(const uint8_t* from) {
-    uint16_t half;
-    memcpy(&half, from, sizeof half);
-    return all_floats(half_to_float(half));
-}
+INLINE f32x16 scale_of_all(const uint8_t* from) { return all_floats(half_to_float(half_at(from))); }

@@ -9,20 +9,14 @@
 // The halves at `offset` of all blocks; the upper halves of floats.
 INLINE f32x8 halves_at(const uint8_t* blocks, int offset) {
     uint64_t found[2] = {0};
-    for (int i = 0; i < BLOCKS; ++i) {
-        uint16_t half;
-        memcpy(&half, blocks + offset + i * BLOCK_BYTES, sizeof half);
-        found[i / 4] |= (uint64_t)half << 16 * (i % 4);
-    }
+    for (int i = 0; i < BLOCKS; ++i)
+        found[i / 4] |= (uint64_t)half_at(blocks + offset + i * BLOCK_BYTES) << 16 * (i % 4);
     return halves_to_floats(found[0], found[1]);
 }
 INLINE f32x8 upper_halves_at(const uint8_t* blocks, int offset) {
     uint64_t found[4] = {0};
-    for (int i = 0; i < BLOCKS; ++i) {
-        uint16_t half;
-        memcpy(&half, blocks + offset + i * BLOCK_BYTES, sizeof half);
-        found[i / 2] |= (uint64_t)half << (16 + 32 * (i % 2));
-    }
+    for (int i = 0; i < BLOCKS; ++i)
+        found[i / 2] |= (uint64_t)half_at(blocks + offset + i * BLOCK_BYTES) << (16 + 32 * (i % 2));
     f32x8 floats;
     memcpy(&floats, found, sizeof floats);
     return floats;

@@ -2,7 +2,7 @@
 // modules of qgemm/formats/, which have the formulas and layouts on top. A block at a time; loops run over its weights.
 //
 // Each encoder returns whether NumPy must look at the block: a scale, or a value, may not be finite or beyond its limit.
-#include "extremes.h"
+#include "../extremes.h"
 
 typedef struct {
     BLOCKS_FIELDS
@@ -108,9 +108,6 @@ static int encode_q5_1(q5_1* to, const float* x) {
     pack_fifth(to->qh, codes);
     return endless(to->d) | endless(to->m);
 }
-
-// To nearest, halves away from 0: the number before 1/2 is added.
-INLINE float away_from_0(float value) { return value + __builtin_copysignf(0x1.fffffep-2f, value); }
 
 static int encode_q8_0(q8_0* to, const float* x) {
     const float d = absmax(x, 32) / 127, inverse = reciprocal(d);

@@ -65,7 +65,7 @@ static void blocks(const fit* p, int64_t at, int64_t count) {
     for (int g = 0; g < groups; ++g) scale[g] = scale_of(x + GROUP * g, w + GROUP * g);
     floats d = scale[0];
     if (groups > 1) {
-        d = -largest_of(scale, groups, &most) / (float)ZERO;
+        d = nan_of(scale, groups, -largest_of(scale, groups, &most) / (float)ZERO);
         for (int g = 0; g < groups; ++g) {
             sc[g] = clipped(nearest(reciprocal(d) * scale[g]), -ZERO, ZERO - 1);
             scale[g] = d * to_floats(sc[g]);

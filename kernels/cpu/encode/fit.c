@@ -117,7 +117,7 @@ static floats rounded_signed(tile* t, const fit* p, ints* empty) {
     *empty = magnitudes < p->least;
     for (int g = 0; g < p->groups; ++g)
         t->sc[g] = choose_int(*empty, same_int(p->empty), clipped(nearest(inverse * t->scale[g]), -most, most - 1));
-    return choose(*empty, same(0), 1 / inverse);
+    return nan_of(t->scale, p->groups, choose(*empty, same(0), 1 / inverse));
 }
 
 static void without_minimums(const fit* p, int64_t at, int64_t count) {

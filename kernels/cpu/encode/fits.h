@@ -81,6 +81,12 @@ INLINE floats largest_of(const floats* x, int size, floats* most) {
     return largest;
 }
 
+// d, or NaN where a scale is: of sums beyond float32, which comparisons pass over. Such a block is refused.
+INLINE floats nan_of(const floats* scales, int groups, floats d) {
+    for (int g = 0; g < groups; ++g) d = choose(scales[g] != scales[g], scales[g], d);
+    return d;
+}
+
 // w = scale * (code - zero), code in 0..2 zero - 1.
 static void symmetric(const floats* x, const floats* w, int size, int zero, ints* codes, floats* scale_of) {
     floats most, scale = {0}, best = {0};

@@ -7,10 +7,7 @@
 
 // 32 more than sc: four bits of each group side by side, then two.
 INLINE uint64_t scales_of_block(const uint8_t* block) {
-    uint32_t nibbles;
-    uint16_t pairs;
-    memcpy(&pairs, block + 2, sizeof pairs), memcpy(&nibbles, block + 4, sizeof nibbles);
-    uint64_t low = nibbles, high = pairs;
+    uint64_t low = word_at(block + 4), high = half_at(block + 2);
     low = (low | low << 16) & 0x0000ffff0000ffff, high = (high | high << 24) & 0x000000ff000000ff;
     low = (low | low << 8) & 0x00ff00ff00ff00ff, high = (high | high << 12) & 0x000f000f000f000f;
     low = (low | low << 4) & 0x0f0f0f0f0f0f0f0f, high = (high | high << 6) & 0x0303030303030303;
@@ -23,7 +20,5 @@ INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) {
 }
 INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { levels_of_nibbles(codes, bytes); }
 INLINE void scales_of(unpacked* found, const uint8_t* block) {
-    uint16_t half;
-    memcpy(&half, block, sizeof half);
-    found->scale = with_zeros(half_to_float(half) * (bytes_to_floats(scales_of_block(block)) - 32));
+    found->scale = with_zeros(half_to_float(half_at(block)) * (bytes_to_floats(scales_of_block(block)) - 32));
 }

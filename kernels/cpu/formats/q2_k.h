@@ -15,9 +15,8 @@ INLINE f32x16 sixteen_nibbles(uint64_t first, uint64_t second) {
 INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) { bytes[0] = load64(block + 16); }
 INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { two_bits_of(codes, bytes[0]); }
 INLINE void scales_of(unpacked* found, const uint8_t* block) {
-    uint16_t halves[2];
     uint64_t both[2];
-    memcpy(both, block, sizeof both), memcpy(halves, block + 80, sizeof halves);
-    found->scale = mul_all(sixteen_nibbles(both[0], both[1]), half_to_float(halves[0]));
-    found->minimum = mul_all(sixteen_nibbles(both[0] >> 4, both[1] >> 4), -half_to_float(halves[1]));
+    memcpy(both, block, sizeof both);
+    found->scale = mul_all(sixteen_nibbles(both[0], both[1]), half_to_float(half_at(block + 80)));
+    found->minimum = mul_all(sixteen_nibbles(both[0] >> 4, both[1] >> 4), -half_to_float(half_at(block + 82)));
 }

@@ -19,15 +19,14 @@ INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) {
     codes[3] = or_both(codes[3], and_all(shift_right(bytes[1], 1), 4));
 }
 INLINE void scales_of(unpacked* found, const uint8_t* block) {
-    uint16_t half;
     uint64_t nibbles;
-    uint32_t rest;
-    memcpy(&half, block + 108, sizeof half);
-    memcpy(&nibbles, block + 96, sizeof nibbles), memcpy(&rest, block + 104, sizeof rest);
+    const uint32_t rest = word_at(block + 104);
+    memcpy(&nibbles, block + 96, sizeof nibbles);
     const uint64_t low = 0x0f0f0f0f0f0f0f0f, two = 0x3030303030303030;  // of 32 more than sc
     const uint64_t sc = (nibbles & low) | (((uint64_t)(rest >> 2) << 32 | (rest & 0x03030303)) << 4 & two);
     const uint64_t sc8 = (nibbles >> 4 & low) | (((uint64_t)(rest >> 6) << 32 | (rest >> 4 & 0x03030303)) << 4 & two);
     uint8_t scales[16];
     memcpy(scales, &sc, sizeof sc), memcpy(scales + 8, &sc8, sizeof sc8);
-    found->scale = mul_all(add_floats(to_float(sixteen_ints(scales)), all_floats(-32)), half_to_float(half));
+    found->scale =
+        mul_all(add_floats(to_float(sixteen_ints(scales)), all_floats(-32)), half_to_float(half_at(block + 108)));
 }

@@ -24,7 +24,5 @@ INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) {
     codes[3] = or_both(codes[3], and_all(shift_right(bytes[2], 2), 0x30));
 }
 INLINE void scales_of(unpacked* found, const uint8_t* block) {
-    uint16_t half;
-    memcpy(&half, block + 208, sizeof half);
-    found->scale = mul_all(sixteen_signed(block + 192), half_to_float(half));
+    found->scale = mul_all(sixteen_signed(block + 192), half_to_float(half_at(block + 208)));
 }

@@ -29,8 +29,7 @@ INLINE uint32_t tripled(uint32_t word) {
 }
 
 INLINE void codes_of_block(u8x64 codes[4], const uint8_t* block) {
-    uint32_t rest[4];
-    memcpy(&rest[0], block + 48, sizeof rest[0]);
+    uint32_t rest[4] = {word_at(block + 48)};
     for (int i = 1; i < 4; ++i) rest[i] = tripled(rest[i - 1]);
     const u8x16 last = two_words(rest[0] | (uint64_t)rest[1] << 32, rest[2] | (uint64_t)rest[3] << 32);
     u8x64 rests = join(load16(block), load16(block + 16), load16(block + 32), last);

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "../numbers.h"
+#include "numbers.h"
 
 INLINE int32_t float_bits(float value) {
     int32_t found;
@@ -27,6 +27,9 @@ INLINE float absmax(const float* x, int size) {
     }
     return bits_float(most);
 }
+
+// To nearest, halves away from 0, once it is cut: the number before 1/2 is added.
+INLINE float away_from_0(float value) { return value + __builtin_copysignf(0x1.fffffep-2f, value); }
 
 INLINE float reciprocal(float d) { return d == 0 ? 0 : 1 / d; }
 
