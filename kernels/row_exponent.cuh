@@ -108,23 +108,39 @@ struct ScaleLoader<Config, 3> : ScaleLoader<Config, 0> {
     using ScaleLoader<Config, 0>::ScaleLoader;
 };
 
+// A zero of each group makes a minimum -scale * zero that is rounded once. An integer takes the power of two down to
+// half's least number, 2^-24, the scale what is left: weights are at most twice 2^-e, so that a scale which is a
+// subnormal half then adds less than that number. A half as zero has bits of its own, and their product is made in float.
 template <class Config>
 struct ScaleLoader<Config, 1> {
-    half2 first, rest, minimum;
+    using Format = typename Config::TileFormat;
+    half2 first, rest, minimum, zero;
+    float2 minimum_f32;
 
-    __device__ explicit ScaleLoader(const RowExponent<Config>& row_exponent)
-        : minimum(Power::pair(row_exponent.minimum(0), row_exponent.minimum(1))) {
+    __device__ explicit ScaleLoader(const RowExponent<Config>& row_exponent) {
         const Power scale(row_exponent.scale(0), row_exponent.scale(1));
         first = scale.first, rest = __hmul2(scale.second, scale.last);
+        const int x = row_exponent.minimum(0), y = row_exponent.minimum(1);
+        if constexpr (Format::GROUP_ZERO) {
+            minimum = Power::pair(min(x + 24, 0), min(y + 24, 0)), zero = Power::pair(max(x, -24), max(y, -24));
+            minimum_f32 = {two_to(x), two_to(y)};
+        } else {
+            minimum = Power::pair(x, y);
+        }
     }
-    __device__ ScaleOf<Config> operator()(const typename Config::TileFormat& fields, int m16, int g, int index) const {
+    __device__ ScaleOf<Config> operator()(const Format& fields, int m16, int g, int index) const {
         ScaleOf<Config> found;
-        found.scale = __hmul2(__hmul2(fields.half_scale(m16, g, index), first), rest);
-        if constexpr (Config::TileFormat::GROUP_ZERO)  // rounded once: the power of two costs no bits
-            found.minimum =
-                __hmul2(__hneg2(__hmul2(fields.half_scale(m16, g, index), minimum)), fields.half_zero(m16, g, index));
-        else if constexpr (Config::TileFormat::HAS_MINIMUM)
+        const half2 d = fields.half_scale(m16, g, index);
+        found.scale = __hmul2(__hmul2(d, first), rest);
+        if constexpr (Format::GROUP_ZERO) {
+            const float2 of_group = fields.minimum(m16, g, index);
+            if constexpr (Format::INTEGER_ZERO)
+                found.minimum = __hmul2(__hneg2(__hmul2(d, minimum)), __hmul2(fields.half_zero(m16, g, index), zero));
+            else
+                found.minimum = __floats2half2_rn(of_group.x * minimum_f32.x, of_group.y * minimum_f32.y);
+        } else if constexpr (Format::HAS_MINIMUM) {
             found.minimum = __hmul2(fields.half_minimum(m16, g, index), minimum);
+        }
         return found;
     }
 };

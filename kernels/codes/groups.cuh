@@ -37,6 +37,7 @@ __device__ inline half2 zero_pair(const u8 (&pair)[2]) {  // 0x6400 is 1024 in h
 template <class Scales>
 struct GroupZeros : Scales {
     static constexpr bool HAS_MINIMUM = true, GROUP_ZERO = true;
+    static constexpr bool INTEGER_ZERO = sizeof(Scales::z[0][0][0][0]) == 1;
 
     __device__ half2 half_zero(int m16, int g, int index) const { return zero_pair(this->z[m16][g][index]); }
     __device__ float2 minimum(int m16, int g, int index) const {
