@@ -31,7 +31,7 @@ def _batched(function: Any, dims: tuple[Any, ...], given: tuple[Any, ...]) -> tu
 
 
 class Product(torch.autograd.Function):
-    """`ops.linear` of (x, weight bytes, bias, format, N, K, activation)."""
+    """`ops.linear` of (x, weight bytes, bias, format, N, K, activation, wide)."""
 
     @staticmethod
     def forward(*given: Any) -> Any:
@@ -39,18 +39,19 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.of = inputs[1], *inputs[3:6]
+        ctx.of, ctx.wide, ctx.x_dtype = (inputs[1], *inputs[3:6]), inputs[7], inputs[0].dtype
         ctx.bias_dtype = None if inputs[2] is None else inputs[2].dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-        of_x = Transposed.apply(grad, *ctx.of) if ctx.needs_input_grad[0] else None
+        of_x = Transposed.apply(grad, *ctx.of).to(ctx.x_dtype) if ctx.needs_input_grad[0] else None
         of_bias = ops.bias_gradient(grad, ctx.bias_dtype) if ctx.needs_input_grad[2] else None
-        return of_x, None, of_bias, None, None, None, None
+        return of_x, None, of_bias, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, x: Any, weight: Any, bias: Any, *_: Any) -> Any:
-        return _tangent(x, bias, *ctx.of)
+        fmt, n, k = ctx.of[1:]
+        return _tangent(x, bias, ctx.of[0], fmt, n, k, ctx.wide)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, int]:
@@ -81,7 +82,7 @@ class Transposed(torch.autograd.Function):
         return _batched(Transposed, in_dims, given)
 
 
-def _tangent(x: Any, bias: Any, weight: Any, format: str, n: int, k: int) -> Any:
+def _tangent(x: Any, bias: Any, weight: Any, format: str, n: int, k: int, wide: bool = False) -> Any:
     """The exact product of a tangent of x, and that of the bias."""
-    y = None if x is None else Product.apply(x, weight, None, format, n, k, "a16")
+    y = None if x is None else Product.apply(x, weight, None, format, n, k, "a16", wide)
     return bias if y is None else y if bias is None else y + bias

@@ -13,8 +13,8 @@ from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
 
 from .gradients import Product, differentiated
-from .module import PackedModule
 from .ops import product, traced, traced_linear
+from .views import BUFFERS, ViewedModule
 
 autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; asked at each call
 
@@ -48,7 +48,7 @@ class LoRA(torch.nn.Module):
         return f"rank={self.A.shape[0]}, scale={self.scale}"
 
 
-class QLinear(PackedModule):
+class QLinear(ViewedModule):
     """y [..., N] = x [..., K] @ weight.T + bias, the weight in the packed blocks of a .gguf file, never inflated.
 
     x: float16, bfloat16 or float32, on the layer's device (CPU or CUDA), any leading shape and strides; y has its
@@ -56,7 +56,8 @@ class QLinear(PackedModule):
     panel, and to LoRA; the weight takes none. activation: "a16", or "a8" for activations quantized to Q8_1.
 
     weight: a parameter of bytes, uint8 [N, bytes of a row] as in the file; on a GPU one of its tiles, padded to 64 rows
-    and columns. `.to` moves it, dtypes touch the bias alone.
+    and columns. `.to` moves it, dtypes touch the bias alone. Beside it are `column_order` of one with act-order, and
+    float32 `factor` or `divisor` of one that has such (qgemm/torch/views.py).
     """
 
     rows, columns = "out_features", "in_features"
@@ -91,7 +92,7 @@ class QLinear(PackedModule):
 
     @classmethod
     def from_tensor(cls, tensor: Packed, bias: Any = None, activation: str = "a16") -> QLinear:
-        """A layer over the memory of a qgemm.Tensor [N, K], which may be in a mapped file, or of a DeviceTensor.
+        """A layer over the memory of a qgemm.Tensor [N, K], which may be in a mapped file, of a DeviceTensor or a view.
 
         bias: a tensor [N] of floats on the same device, or a parameter, which is taken as it is.
         """
@@ -140,13 +141,22 @@ class QLinear(PackedModule):
 
     def _linear(self, x: Any) -> Any:
         bias = self._parameters["bias"]
+        if not self._buffers:
+            return self._product(x, bias)
+        if not self.wide:
+            return self._product(self.gathered(x), bias)
+        y = self.scaled(self._product(self.gathered(x), None, True))
+        return (y if bias is None else y + bias).to(x.dtype)
+
+    def _product(self, x: Any, bias: Any, wide: bool = False) -> Any:
         if traced(x):
-            return traced_linear(x, self.weight, bias, self._format, *self._shape, self.activation)
+            return traced_linear(x, self.weight, bias, self._format, *self._shape, self.activation, wide)
         if differentiated(x, bias):
-            return Product.apply(x, self.weight, bias, self._format, *self._shape, self.activation)
-        return product(x, self.packed, bias, self.activation)
+            return Product.apply(x, self.weight, bias, self._format, *self._shape, self.activation, wide)
+        return product(x, self.packed, bias, self.activation, wide)
 
     def extra_repr(self) -> str:
         """For repr."""
         facts = f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
-        return f"{facts}, bias={self.bias is not None}, activation={self.activation}"
+        seen = "".join(f", {name}" for name in BUFFERS if self._buffers.get(name) is not None)
+        return f"{facts}, bias={self.bias is not None}, activation={self.activation}{seen}"

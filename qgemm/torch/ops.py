@@ -1,6 +1,6 @@
 """Products and rows of packed weights: plain Python for eager calls, registered ops for what traces a graph.
 
-    qgemm::linear(x [..., K], weight bytes, bias, format, N, K, activation) -> [..., N] of x's dtype
+    qgemm::linear(x [..., K], weight bytes, bias, format, N, K, activation, wide) -> [..., N] of x's dtype, or float32
     qgemm::linear_backward(grad [..., N], weight bytes, format, N, K)       -> grad @ W, [..., K]
     qgemm::embedding(index, weight bytes, format, N, K, dtype)              -> rows of W, [*index.shape, K]
     qgemm::moe(x [T, K], ids, weights [T, top_k], bytes of gate, up and down, biases, formats, [E, F, K], activation)
@@ -28,7 +28,9 @@ PANEL = 1 << 22  # weights that a backward decodes at a time: 16 MiB of float32
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _library = torch.library.Library("qgemm", "DEF")
-_library.define("linear(Tensor x, Tensor weight, Tensor? bias, str format, int n, int k, str activation) -> Tensor")
+_library.define(
+    "linear(Tensor x, Tensor weight, Tensor? bias, str format, int n, int k, str activation, bool wide) -> Tensor"
+)
 _library.define("linear_backward(Tensor grad, Tensor weight, str format, int n, int k) -> Tensor")
 _library.define("embedding(Tensor index, Tensor weight, str format, int n, int k, ScalarType dtype) -> Tensor")
 _library.define(
@@ -49,9 +51,9 @@ def traced(x: Any) -> bool:
     return type(x) not in PLAIN or x.is_meta or torch.compiler.is_compiling() or tracing()
 
 
-def product(x: Any, packed: Any, bias: Any, activation: Any) -> Any:
-    """y [..., N] = x [..., K] @ W.T + bias in x's dtype, as a new tensor of torch; no gradient."""
-    return matmul(x, packed, activation, bias=bias, dtype=x.dtype)
+def product(x: Any, packed: Any, bias: Any, activation: Any, wide: bool = False) -> Any:
+    """y [..., N] = x [..., K] @ W.T + bias in x's dtype, if wide in float32, as a new tensor of torch; no gradient."""
+    return matmul(x, packed, activation, bias=bias, dtype=torch.float32 if wide else x.dtype)
 
 
 def dense(weight: Any, format: str, shape: tuple[int, int], dtype: Any) -> Any:
@@ -71,9 +73,9 @@ def panels(shape: tuple[int, int]) -> Iterator[slice]:
 # ---------------------------------------------------------------- what the ops do
 
 
-def linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str) -> Any:
+def linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str, wide: bool) -> Any:
     """x @ W.T + bias."""
-    return product(x, packed_of(weight, format, (n, k)), bias, activation)
+    return product(x, packed_of(weight, format, (n, k)), bias, activation, wide)
 
 
 def linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
@@ -112,9 +114,9 @@ def _fake_experts(
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _fake_linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str) -> Any:
+def _fake_linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str, wide: bool) -> Any:
     torch._check(x.dim() > 0 and x.shape[-1] == k, lambda: f"x has shape {tuple(x.shape)}, the weight needs K = {k}")
-    return x.new_empty((*x.shape[:-1], n))
+    return x.new_empty((*x.shape[:-1], n), dtype=torch.float32 if wide else x.dtype)
 
 
 def _fake_linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
@@ -140,7 +142,8 @@ for _name, _function, _fake in (
 
 
 def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, ctx.weight, bias, ctx.format, ctx.n, ctx.k, _ = inputs
+    x, ctx.weight, bias, ctx.format, ctx.n, ctx.k, _, _ = inputs
+    ctx.x_dtype = x.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
 
 
@@ -148,10 +151,10 @@ def _backward_of_linear(ctx: Any, grad: Any) -> tuple[Any, ...]:
     """Of x, and of the bias; activations that are quantized count as exact."""
     of_x = of_bias = None
     if ctx.needs_input_grad[0]:
-        of_x = traced_linear_backward(grad, ctx.weight, ctx.format, ctx.n, ctx.k)
+        of_x = traced_linear_backward(grad, ctx.weight, ctx.format, ctx.n, ctx.k).to(ctx.x_dtype)
     if ctx.needs_input_grad[2]:
         of_bias = bias_gradient(grad, ctx.bias_dtype)
-    return of_x, None, of_bias, None, None, None, None
+    return of_x, None, of_bias, None, None, None, None, None
 
 
 def bias_gradient(grad: Any, dtype: Any) -> Any:
@@ -164,7 +167,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward_of_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-    return traced_linear(grad, ctx.weight, None, ctx.format, ctx.n, ctx.k, "a16"), None, None, None, None
+    return traced_linear(grad, ctx.weight, None, ctx.format, ctx.n, ctx.k, "a16", False), None, None, None, None
 
 
 torch.library.register_autograd("qgemm::linear", _backward_of_linear, setup_context=_setup_linear, lib=_library)

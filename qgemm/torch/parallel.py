@@ -143,11 +143,11 @@ class RowParallelLinear(ParallelLinear):
             raise UnsupportedError(f"x has shape {list(x.shape)}, {self!r}")
         if traced(x):
             x = x[..., self.parts[self.group.rank]] if self.whole else x
-            y = traced_linear(x, self.weight, None, self._format, *self._shape, self.activation)
+            y = traced_linear(x, self.weight, None, self._format, *self._shape, self.activation, False)
             y = self.group.traced_sum(y)
         elif differentiated(x, bias):
             x = Part.apply(x, self.group, widths) if self.whole else x
-            y = Product.apply(x, self.weight, None, self._format, *self._shape, self.activation)
+            y = Product.apply(x, self.weight, None, self._format, *self._shape, self.activation, False)
             y = Summed.apply(y, self.group)
         else:
             x = x[..., self.parts[self.group.rank]] if self.whole else x

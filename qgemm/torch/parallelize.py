@@ -31,6 +31,7 @@ from .parallel import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from .parallel_experts import ParallelExperts
 from .replace import hooks_of
 from .storage import host_tensor
+from .views import check_unviewed
 
 COLUMN, ROW = "colwise", "rowwise"
 ALONE = {  # need no counterpart: whole x gives whole y
@@ -210,6 +211,7 @@ def _layer(old: Any, cut: Cut, group: Group) -> Any:
     who = f"layer {cut.name!r}"
     if isinstance(old, ParallelLinear):
         raise UnsupportedError(f"{who} is cut already")
+    check_unviewed(old, who)
     if "lora" in old._modules:
         raise UnsupportedError(f"{who} has LoRA, which is not cut; add none before")
     if cut.kind is RowParallelLinear and old._forward_pre_hooks:

@@ -155,8 +155,8 @@ def _check(plan: Plan) -> None:
     """UnsupportedError unless a tensor can take the place of a layer's weight."""
     name, module, tensor, bias = plan
     who = f"layer {name!r} ({tuple(module.weight.shape)}): {tensor!r}"
-    if isinstance(tensor, View):
-        raise UnsupportedError(f"{who} is a view of packed weights, which qgemm.matmul takes and no layer does")
+    if isinstance(tensor, View) and isinstance(module, torch.nn.Embedding):
+        raise UnsupportedError(f"{who} is a view of packed weights, of which a table gives no rows")
     if tensor.shape != tuple(module.weight.shape):
         raise UnsupportedError(f"{who} has another shape")
     if tensor.format.levels is None:

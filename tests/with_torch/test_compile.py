@@ -110,8 +110,12 @@ def test_the_ops_are_what_torch_asks_of_ops():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     x = normal(3, 128).requires_grad_()
     for op, given in (
-        (torch.ops.qgemm.linear, (x, layer.weight, layer.bias, "q8_0", 40, 128, "a16")),
-        (torch.ops.qgemm.linear, (x, layer.weight, None, "q8_0", 40, 128, "a8")),
+        (torch.ops.qgemm.linear, (x, layer.weight, layer.bias, "q8_0", 40, 128, "a16", False)),
+        (
+            torch.ops.qgemm.linear,
+            (x.detach().half().requires_grad_(), layer.weight, None, "q8_0", 40, 128, "a16", True),
+        ),
+        (torch.ops.qgemm.linear, (x, layer.weight, None, "q8_0", 40, 128, "a8", False)),
         (torch.ops.qgemm.linear_backward, (normal(3, 40), layer.weight, "q8_0", 40, 128)),
         (torch.ops.qgemm.embedding, (torch.tensor([[1, 2]]), table.weight, "q8_0", 40, 128, torch.float16)),
     ):

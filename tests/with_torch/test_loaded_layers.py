@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import foreign
 import pytest
 from torch_layers import torch
@@ -19,7 +21,14 @@ class Layer(torch.nn.Module):
         self.layer.q_proj = torch.nn.Linear(k, n, bias=False)
 
 
-@pytest.mark.parametrize("write", [foreign.awq, foreign.hqq, foreign.bitsandbytes, foreign.fp8, foreign.mxfp4])
+act_order = partial(foreign.gptq, order=True, k=128)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [foreign.awq, foreign.hqq, foreign.bitsandbytes, foreign.fp8, foreign.mxfp4, act_order, foreign.nvfp4],
+    ids=["awq", "hqq", "bitsandbytes", "fp8", "mxfp4", "act_order", "nvfp4"],
+)
 def test_layers_of_a_checkpoint(write, tmp_path):
     want = torch.from_numpy(write(tmp_path / "m"))
     model = Layer(*want.shape)
@@ -32,7 +41,9 @@ def test_layers_of_a_checkpoint(write, tmp_path):
     other.load_state_dict(model.state_dict())
 
 
-def test_views_are_refused(tmp_path):
+def test_a_table_of_a_view_is_refused(tmp_path):
     want = foreign.gptq(tmp_path / "m", order=True, k=128)
-    with pytest.raises(qgemm.UnsupportedError, match=r"q_proj.*Reordered.* is a view of packed weights"):
-        replace_linear(Layer(*want.shape), qgemm.load(tmp_path / "m"))
+    model = torch.nn.ModuleDict({"table": torch.nn.Embedding(*want.shape)})
+    w = qgemm.load(tmp_path / "m")[foreign.MODULE + ".weight"]
+    with pytest.raises(qgemm.UnsupportedError, match=r"table.*Reordered.* is a view of packed weights"):
+        replace_linear(model, {"table.weight": w}, embeddings=True)
