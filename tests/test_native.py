@@ -23,7 +23,7 @@ pytestmark = [
 SERVED = [fmt for fmt in qgemm.FORMATS.values() if fmt.levels is not None]
 INTEGER = [fmt for fmt in SERVED if fmt.integer]
 WITH_HEADER = [fmt for fmt in SERVED if libraries.source(fmt)]
-M = (1, 2, 3, 4, 5, 8, 16, 17, 100, 300)  # about the sizes of tiles, and more than are packed at a time
+M = (1, 2, 3, 4, 5, 8, 16, 17, 100, 530)  # about the sizes of tiles, and more than are packed at a time
 
 
 @pytest.fixture(autouse=True)

@@ -27,33 +27,55 @@ typedef struct {
 
 _Static_assert(sizeof(g128) == G128_BYTES, "activations of groups differ from their dtype");
 
+enum { EIGHT_BLOCKS = 8 };
+
 // Rounded to 11 bits by Veltkamp's splitting; NaN and infinity become NaN.
 static float to_half_precision(float value) {
     const float above = value * 8193;
     return above + (value - above);
 }
 
-static void quantize(activations* to, const float* x) {
-    const float largest = absmax(x, 32), d = largest / 127, inverse = reciprocal(d);
-    int32_t codes[32] = {0}, sum = 0;
-    if (is_finite(largest) && inverse <= 3.4028234e38f)  // else no product with it is finite, which gives 0
-        for (int i = 0; i < 32; ++i) codes[i] = (int32_t)away_from_0(x[i] * inverse);
-    for (int i = 0; i < 32; ++i) sum += codes[i], to->q[i] = (int8_t)codes[i];
-    const float in_unit = d * (1 / UNIT);
-    to->d = to_half_precision(in_unit);
-    to->s = to_half_precision(in_unit * (float)sum);
+INLINE float largest_magnitude(const float* x) {
+    const i32x16 both = larger_ints(magnitude_bits(load_ints(x)), magnitude_bits(load_ints(x + 16)));
+    return bits_float(largest_of_ints(both));
+}
+
+// x * inverse of 32 numbers, to nearest, halves away from 0: their sum.
+INLINE int32_t store_codes(int8_t* to, const float* x, float inverse) {
+    const i32x16 low = rounded_away(mul_all(load_floats(x), inverse));
+    const i32x16 high = rounded_away(mul_all(load_floats(x + 16), inverse));
+    store_low_bytes(to, low), store_low_bytes(to + 16, high);
+    return sum_of_ints(add_ints(low, high));
+}
+
+// EIGHT_BLOCKS or fewer, step by step: a block alone would wait for two divisions.
+static void quantize(activations* to, const float* x, int64_t count) {
+    float d[EIGHT_BLOCKS] = {0}, inverse[EIGHT_BLOCKS], sums[EIGHT_BLOCKS] = {0};
+    for (int64_t i = 0; i < count; ++i) d[i] = largest_magnitude(x + 32 * i);
+    for (int i = 0; i < EIGHT_BLOCKS; ++i) d[i] = d[i] / 127, inverse[i] = 1 / d[i];
+    for (int64_t i = 0; i < count; ++i)
+        if (is_finite(d[i]) && is_finite(inverse[i]))  // else no product with it is finite, or all are 0: codes are 0
+            sums[i] = (float)store_codes(to[i].q, x + 32 * i, inverse[i]);
+        else
+            memset(to[i].q, 0, sizeof to[i].q);
+    for (int64_t i = 0; i < count; ++i) {
+        const float in_unit = d[i] * (1 / UNIT);
+        to[i].d = to_half_precision(in_unit);
+        to[i].s = to_half_precision(in_unit * sums[i]);
+    }
 }
 
 // x [32 count] -> blocks, in the mode of the caller's arithmetic.
 void qgemm_quantize_blocks(void* blocks, const float* x, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) quantize((activations*)blocks + i, x + 32 * i);
+    for (int64_t i = 0; i < count; i += EIGHT_BLOCKS)
+        quantize((activations*)blocks + i, x + 32 * i, count - i < EIGHT_BLOCKS ? count - i : EIGHT_BLOCKS);
 }
 
 // Some blocks of a row, of one group.
 static void quantize_group(g128* to, const float* x, int64_t blocks) {
     int32_t most = 0;
     for (int64_t b = 0; b < blocks; ++b) {
-        const int32_t of_block = float_bits(absmax(x + 32 * b, 32));
+        const int32_t of_block = float_bits(largest_magnitude(x + 32 * b));
         most = of_block > most ? of_block : most;
     }
     const float largest = bits_float(most);
@@ -64,7 +86,10 @@ static void quantize_group(g128* to, const float* x, int64_t blocks) {
                 inverse = some ? 127 / largest : 0;
     for (int64_t b = 0; b < blocks; ++b) {
         to[b].d = d;
-        for (int i = 0; i < 32; ++i) to[b].q[i] = (int8_t)(some ? (int32_t)away_from_0(x[32 * b + i] * inverse) : 0);
+        if (some)
+            store_codes(to[b].q, x + 32 * b, inverse);
+        else
+            memset(to[b].q, 0, sizeof to[b].q);
     }
 }
 
@@ -84,6 +109,6 @@ void qgemm_quantize_g128(const void* argument, int64_t first, int64_t last) {
 void qgemm_quantize(const void* argument, int64_t first, int64_t last) {
     const quantization* p = argument;
     const uint64_t mode = ieee_mode();
-    for (int64_t i = first; i < last; ++i) quantize((activations*)p->blocks + i, (const float*)p->x + 32 * i);
+    qgemm_quantize_blocks((activations*)p->blocks + first, (const float*)p->x + 32 * first, last - first);
     restore_mode(mode);
 }

@@ -2,9 +2,10 @@
 // weights are one job of the pool. Where something follows the sums (finish.h), a thread does it to LEAST_ROWS rows of W
 // at a time, whose sums are in its cache.
 //
-// Macros: TARGET_FIELDS, of one of the weights (qgemm/cpu/native/calls.py); MOST_TOKENS, rows of x at a time;
-// TOKENS_OF_TILE, whose multiples tiles take; LEAST_TILED, rows of x from which on they are used; LEAST_ROWS, rows of W
-// that a thread takes at least, and CHUNKS, shares of a thread, CHUNKS_OF_TILES where they are longer; MOST_TARGETS, weights of a call; EXACT_DIGITS of "a16".
+// Macros: TARGET_FIELDS, of one of the weights (qgemm/cpu/native/calls.py); MOST_TOKENS, rows of x at a time of ONE_DIGIT,
+// else half as many; TOKENS_OF_TILE, whose multiples tiles take; LEAST_TILED, rows of x from which on they are used;
+// LEAST_ROWS, rows of W that a thread takes at least, and CHUNKS, shares of a thread, CHUNKS_OF_TILES where they are longer;
+// MOST_TARGETS, weights of a call; EXACT_DIGITS of "a16".
 #include <string.h>
 
 typedef struct {
@@ -129,8 +130,9 @@ static void convert_rows(const void* argument, int64_t first, int64_t last) {
 // m, as each packs them; converted: for as many in float32, if x is of another type.
 void qgemm_multiply(const void* weights, int64_t count, const void* x, int64_t m, void* packed, void* converted) {
     const target* t = weights;
-    for (int64_t start = 0; start < m; start += MOST_TOKENS) {
-        const int64_t tokens = m - start < MOST_TOKENS ? m - start : MOST_TOKENS;
+    const int64_t most = t->digits == ONE_DIGIT ? MOST_TOKENS : MOST_TOKENS / 2;
+    for (int64_t start = 0; start < m; start += most) {
+        const int64_t tokens = m - start < most ? m - start : most;
         const int64_t tiled = tokens >= LEAST_TILED ? tokens / TOKENS_OF_TILE * TOKENS_OF_TILE : 0;
         const char* rows = (const char*)x + start * t->x_row;
         int64_t row = t->x_row;

@@ -59,36 +59,35 @@ static void read_blocks(numbers* to, const uint8_t* blocks, int64_t count) {
 // Three digits by group of 32: x = d * (2^16 q0 + 2^8 q1 + q2), d the power of two by which the largest becomes at most
 // 127 * 2^16. Off by 2^-23 of the largest at most; numbers of few bits are exact.
 static void read_floats(numbers* to, const float* x, int64_t count) {
+    int32_t largest[8] = {0};
+    float unit[8], inverse[8];
     for (int b = 0; b < count / 32; ++b) {
-        const float* from = x + 32 * b;
-        uint32_t bits[32], largest = 0;
-        memcpy(bits, from, sizeof bits);
-        for (int j = 0; j < 32; ++j) {  // sizes compare like their bits, NaN above all
-            const uint32_t size = bits[j] & 0x7fffffff;
-            largest = size > largest ? size : largest;
-        }
+        const i32x16 low = magnitude_bits(load_ints(x + 32 * b)), high = magnitude_bits(load_ints(x + 32 * b + 16));
+        largest[b] = largest_of_ints(larger_ints(low, high));
+    }
+    for (int b = 0; b < 8; ++b) {
         float most;
-        memcpy(&most, &largest, sizeof most);
+        memcpy(&most, &largest[b], sizeof most);
         // 2^e with most / 2^e in (127 * 2^15, 127 * 2^16], e from -126 on
-        int exponent = exponent_of(most / 127) - 16;
-        if (exponent < -126 || largest >= 0x7f800000) exponent = -126;
-        const float unit = power_of_two(exponent), inverse = power_of_two(-exponent);
-        int32_t codes[32];
-        for (int j = 0; j < 32; ++j) {
-            const float scaled = from[j] * inverse;
-            codes[j] = scaled > -9e6f && scaled < 9e6f ? (int32_t)__builtin_rintf(scaled) : 0;
+        const int of_most = exponent_of(most / 127) - 16;
+        const int exponent = of_most < -126 || largest[b] >= 0x7f800000 ? -126 : of_most;
+        unit[b] = power_of_two(exponent), inverse[b] = power_of_two(-exponent);
+    }
+    for (int b = 0; b < count / 32; ++b) {
+        f32x16 parts[2];
+        for (int j = 0; j < 2; ++j) {
+            const int at = 32 * b + 16 * j;
+            parts[j] = load_floats(x + at);
+            const i32x16 code = nearest_ints(mul_all(parts[j], inverse[b])), q2 = low_byte(code);
+            const i32x16 rest = shift_ints_right(sub_ints(code, q2), 8), q1 = low_byte(rest);
+            store_low_bytes(to->q[2] + at, q2), store_low_bytes(to->q[1] + at, q1);
+            store_low_bytes(to->q[0] + at, shift_ints_right(sub_ints(rest, q1), 8));
         }
-        for (int j = 0; j < 32; ++j) {
-            const int32_t q2 = (int8_t)codes[j], rest = (codes[j] - q2) >> 8, q1 = (int8_t)rest;
-            to->q[2][32 * b + j] = (int8_t)q2, to->q[1][32 * b + j] = (int8_t)q1;
-            to->q[0][32 * b + j] = (int8_t)((rest - q1) >> 8);
-        }
-        to->d[b] = largest < 0x7f800000 ? unit : most - most;  // NaN
-        const f32x16 low = load_floats(from), high = load_floats(from + 16);
+        to->d[b] = largest[b] < 0x7f800000 ? unit[b] : __builtin_nanf("");
         if (GROUPS == 8)
-            to->s[b] = sum_of(add_floats(low, high));
+            to->s[b] = sum_of(add_floats(parts[0], parts[1]));
         else
-            to->s[2 * b] = sum_of(low), to->s[2 * b + 1] = sum_of(high);
+            to->s[2 * b] = sum_of(parts[0]), to->s[2 * b + 1] = sum_of(parts[1]);
     }
 }
 

@@ -45,13 +45,6 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
         }
 }
 
-INLINE int32_t sum_of_ints(i32x16 v) {
-    int32_t lanes[16], sum = 0;
-    store_ints(lanes, v);
-    for (int i = 0; i < 16; ++i) sum += lanes[i];
-    return sum;
-}
-
 INLINE void eight_bits_of(eight_bits* to, const product* p, int64_t row, int64_t rows, int64_t i) {
     const eight_bits_job job = {.w = p->w, .w_row = p->w_row, .k = p->k, .i = i, .to = to};
     p->eight(&job, row, row + rows);

@@ -212,6 +212,20 @@ INLINE i32x16 mul_ints(i32x16 v, int32_t value) {
     return v;
 }
 
+// Bits of floats without their signs: they compare like magnitudes, NaN above all.
+INLINE i32x16 magnitude_bits(i32x16 v) {
+    EACH v.part[i] &= 0x7fffffff;
+    return v;
+}
+
+INLINE i32x16 larger_ints(i32x16 a, i32x16 b) {
+    EACH {
+        const i32_part more = a.part[i] > b.part[i];
+        a.part[i] = (a.part[i] & more) | (b.part[i] & ~more);
+    }
+    return a;
+}
+
 INLINE void store_ints(int32_t* to, i32x16 v) { EACH memcpy((char*)to + PART * i, &v.part[i], sizeof v.part[i]); }
 
 // Byte j of each word of four.
@@ -225,6 +239,35 @@ INLINE i32x16 shift_ints(i32x16 v, int bits) {
     EACH v.part[i] <<= bits;
     return v;
 }
+
+#if PART < 64
+INLINE int32_t sum_of_ints(i32x16 v) {
+    int32_t lanes[16], sum = 0;
+    store_ints(lanes, v);
+    for (int i = 0; i < 16; ++i) sum += lanes[i];
+    return sum;
+}
+
+INLINE int32_t largest_of_ints(i32x16 v) {
+    int32_t lanes[16], largest = INT32_MIN;
+    store_ints(lanes, v);
+    for (int i = 0; i < 16; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
+    return largest;
+}
+#endif
+
+INLINE i32x16 sub_ints(i32x16 a, i32x16 b) {
+    EACH a.part[i] -= b.part[i];
+    return a;
+}
+
+INLINE i32x16 shift_ints_right(i32x16 v, int bits) {
+    EACH v.part[i] >>= bits;
+    return v;
+}
+
+// The lowest byte of each number, signed.
+INLINE i32x16 low_byte(i32x16 v) { return shift_ints_right(shift_ints(v, 24), 24); }
 
 // ---- floats
 
@@ -251,6 +294,18 @@ INLINE f32x16 rounded_first(f32x16 v) {
 INLINE f32x16 to_float(i32x16 v) {
     f32x16 found;
     EACH found.part[i] = __builtin_convertvector(v.part[i], f32_part);
+    return found;
+}
+
+// To nearest, halves to even, of numbers below 2^23; 0 for others.
+INLINE i32x16 nearest_ints(f32x16 v) {
+    i32x16 found;
+    EACH {
+        const i32_part sign = (i32_part)v.part[i] & INT32_MIN;
+        const f32_part whole = (f32_part)(sign | 0x4b000000), size = (f32_part)((i32_part)v.part[i] & INT32_MAX);
+        const i32_part known = size < 0x1p23f;
+        found.part[i] = __builtin_convertvector((v.part[i] + whole) - whole, i32_part) & known;
+    }
     return found;
 }
 

@@ -135,6 +135,9 @@ static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {
     }
 }
 
+INLINE int32_t sum_of_ints(i32x16 v) { return _mm512_reduce_add_epi32((__m512i)v.part[0]); }
+INLINE int32_t largest_of_ints(i32x16 v) { return _mm512_reduce_max_epi32((__m512i)v.part[0]); }
+
 INLINE f32x16 join_floats(f32x8 a, f32x8 b) {
     const __m512i low = _mm512_castsi256_si512((__m256i)a);
     return (f32x16){{(f32_part)_mm512_inserti64x4(low, (__m256i)b, 1)}};

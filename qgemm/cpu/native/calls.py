@@ -9,7 +9,7 @@ from qgemm import gating
 from .sources import source_of
 
 A8, A16, FLOATS = 1, 3, 0  # digits of x: int8 codes, three of 8 bits; none where x stays as it is
-TOKENS = 256  # rows of x that are packed at a time
+TOKENS = 512  # rows of x that are packed at a time as one digit; half as many in float32, of which caches hold fewer
 OF_TILE = 8  # rows of x that tiles take together
 LEAST_TILED = 16  # rows of x: fewer are multiplied one by one
 ROWS = 32  # of W that a thread takes at least: two tiles
@@ -71,6 +71,7 @@ POOL = source_of(  # the library without which there is no other
     {
         "TARGET_FIELDS": fields(Target),
         "MOST_TOKENS": str(TOKENS),
+        "ONE_DIGIT": str(A8),
         "TOKENS_OF_TILE": str(OF_TILE),
         "LEAST_TILED": str(LEAST_TILED),
         "LEAST_ROWS": str(ROWS),

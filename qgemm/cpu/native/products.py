@@ -195,14 +195,21 @@ def _multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> 
         of.packed_by = packers.setdefault((target.pack, target.digits), i)
         if of.packed_by == i:
             nbytes += scratch_bytes(target, len(x))
-    converted = 0 if not targets[0].x_type else min(len(x), TOKENS) * x.shape[1] * np.dtype(np.float32).itemsize
+    converted = (
+        0 if not targets[0].x_type else min(len(x), tokens(targets[0])) * x.shape[1] * np.dtype(np.float32).itemsize
+    )
     memory = scratch(nbytes + converted)
     ready().qgemm_multiply(targets, len(products), x.ctypes.data, len(x), memory, memory + nbytes)
 
 
+def tokens(target: Target) -> int:
+    """Rows of x that are packed at a time."""
+    return TOKENS if target.digits == A8 else TOKENS // 2
+
+
 def scratch_bytes(target: Target, m: int) -> int:
     """Memory for m rows of x as a format's products take them."""
-    return int(min(m, TOKENS) * max(target.row_bytes, target.tile_bytes if m >= LEAST_TILED else 0))
+    return int(min(m, tokens(target)) * max(target.row_bytes, target.tile_bytes if m >= LEAST_TILED else 0))
 
 
 @lru_cache(maxsize=1024)
