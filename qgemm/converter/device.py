@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 
 from qgemm.backend import backends, module
 from qgemm.codec.format import Format
+from qgemm.codec.packing import Floats
 from qgemm.errors import UnsupportedError
+from qgemm.files.imatrix import Importance
 
 from .encode import Encoder, Piece, Unfit
 from .rules import Step
+from .searching import range_of
 
 STREAMS = 4  # ranges on their way at a time, each with a thread: 16 threads hinder each other (11 for 17 GB/s)
 RANGE = 1 << 22  # weights of one, half as many: 17 for 28 GB/s; with all copies of them 180 MiB for float32
@@ -43,22 +46,28 @@ class Device:
 
     @staticmethod
     def serves(step: Step, encoder: Encoder) -> bool:
-        """Whether weights are encoded at all, by a kernel that there is, and not by a search, which the CPU does."""
-        fmt = step.format
-        kernel = fmt.bit_planes or module("cuda").encode.takes(fmt)
-        return kernel and not (step.copied or step.by_codes or fmt.plain or encoder.search)
+        """Whether weights are encoded at all, by a kernel that there is, and not by a search, which the CPU does.
 
-    def piece(self, step: Step, start: int, stop: int) -> Piece:
-        """As `encode.piece` does on the CPU: one range; Unfit if it cannot be held."""
+        What ggml encodes by an importance matrix in another way than by that search has kernels too.
+        """
+        fmt, kernels = step.format, module("cuda").encode
+        if encoder.search:
+            return encoder.importance is not None and kernels.takes_weighted(fmt)
+        kernel = fmt.bit_planes or kernels.takes(fmt)
+        return kernel and not (step.copied or step.by_codes or fmt.plain)
+
+    def piece(self, step: Step, start: int, stop: int, importance: Importance | None = None) -> Piece:
+        """As `encode.piece` does on the CPU: one range; Unfit if it cannot be held. importance: the encoder's."""
         stream = self._streams.get()
         try:
             with self._device, stream:
-                return _piece(step, start, stop, stream)
+                of = None if importance is None else range_of(step.weight, importance, start, stop)
+                return _piece(step, start, stop, stream, of)
         finally:
             self._streams.put(stream)
 
 
-def _piece(step: Step, start: int, stop: int, stream: Any) -> Piece:
+def _piece(step: Step, start: int, stop: int, stream: Any, importance: Floats | None) -> Piece:
     import cupy
 
     encode, fmt, (numbers, kind) = module("cuda").encode, step.format, _numbers(step, start, stop)
@@ -67,7 +76,8 @@ def _piece(step: Step, start: int, stop: int, stream: Any) -> Piece:
     up[:] = numbers.view(np.uint8)
     values = cupy.empty(numbers.shape, numbers.dtype)
     values.data.copy_from_host_async(up.ctypes.data, up.nbytes, stream)
-    blocks, found = _to_codebook(values, kind, fmt) if fmt.bit_planes else encode.encode(values, kind, fmt)
+    of = None if importance is None else cupy.asarray(importance)
+    blocks, found = _to_codebook(values, kind, fmt) if fmt.bit_planes else encode.encode(values, kind, fmt, of)
     made, sums = _pinned(blocks.nbytes), _pinned(found.nbytes)
     blocks.get(out=made, blocking=False)
     found.get(out=sums, blocking=False)

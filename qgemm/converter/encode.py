@@ -93,10 +93,11 @@ def encoded(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, 
 
 
 class Encoder(NamedTuple):
-    """How weights become blocks; search: by looking for better scales."""
+    """How weights become blocks; search: by looking for better scales; importance: by which it weighs their errors."""
 
     encode: Encode
     search: bool = False
+    importance: Importance | None = None
 
 
 def encoder(step: Step, options: Options) -> Encoder:
@@ -105,7 +106,7 @@ def encoder(step: Step, options: Options) -> Encoder:
     importance = importance_of(weight.name, options)
     if not searched(fmt) or step.copied or step.by_codes or not (options.search or importance is not None):
         return Encoder(lambda x, start: fmt.encoded(x))
-    return Encoder(searcher(weight, fmt, importance), search=True)
+    return Encoder(searcher(weight, fmt, importance), True, importance)
 
 
 def importance_of(name: str, options: Options) -> Importance | None:

@@ -156,9 +156,10 @@ def _converted(
 ) -> Iterator[tuple[Step, float]]:
     """Each step when its blocks are written, with its relative RMS error."""
     encoders = [encoder(step, options) for step in steps]
-    if device is not None and not any(each.search for each in encoders):
+    pairs = list(zip(steps, encoders, strict=True))
+    if device is not None and not any(each.search and not device.serves(step, each) for step, each in pairs):
         threads = min(max(threads, 2), STREAMS)  # while one waits for its range another reads
-    makers = [_maker(step, each, threads, device) for step, each in zip(steps, encoders, strict=True)]
+    makers = [_maker(step, each, threads, device) for step, each in pairs]
     jobs = ((make, step, start, stop) for step, (make, each) in zip(steps, makers, strict=True) for start, stop in each)
     error = power = 0.0
     try:
@@ -176,7 +177,7 @@ def _converted(
 def _maker(step: Step, each: Encoder, threads: int, device: Device | None) -> tuple[Make, list[tuple[int, int]]]:
     """What converts the ranges of a step, and those ranges."""
     if device is not None and device.serves(step, each):
-        return device.piece, ranges(step, RANGE)
+        return partial(device.piece, importance=each.importance), ranges(step, RANGE, each.search)
     return partial(piece, encode=each.encode), ranges(step, share(threads), each.search)
 
 

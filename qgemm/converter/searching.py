@@ -24,15 +24,10 @@ ALIKE = np.ones(1, np.float32)  # the importance of every column where none is k
 def searcher(weight: Weight, fmt: Format, importance: Importance | None) -> Callable[[Floats, int], Blocks]:
     """(weights of a range, the number of its first) -> blocks; importance: of the weight's columns, as planned."""
     *_, n, k = (1, *weight.shape)
-    matrices = weight.size // (n * k)
     means = _MeanSquares(weight, k)
 
     def of_columns(row: int, start: int, stop: int) -> Floats:
-        """The importance of some columns of a row."""
-        if importance is None:
-            return ALIKE
-        expert = row // n if matrices > 1 else 0
-        return importance.read(expert * k + start, expert * k + stop)
+        return ALIKE if importance is None else columns_of(weight, importance, row, start, stop)
 
     def of_rows(first: int, rows: int) -> Floats:
         """The importance of whole rows, of one matrix or several."""
@@ -58,6 +53,23 @@ def searcher(weight: Weight, fmt: Format, importance: Importance | None) -> Call
         return made[0] if len(made) == 1 else np.concatenate(made)
 
     return found
+
+
+def columns_of(weight: Weight, importance: Importance, row: int, start: int, stop: int) -> Floats:
+    """The importance of some columns of a row: of several matrices each has its own."""
+    *_, n, k = (1, *weight.shape)
+    first = row // n * k if weight.size > n * k else 0
+    return importance.read(first + start, first + stop)
+
+
+def range_of(weight: Weight, importance: Importance, start: int, stop: int) -> Floats:
+    """The importance of the weights of a range, or, if it is whole rows of one matrix, of a row."""
+    *_, n, k = (1, *weight.shape)
+    first, last = start // k, -(-stop // k)
+    if start % k == stop % k == 0 and first // n == (last - 1) // n:
+        return columns_of(weight, importance, first, 0, k)
+    ends = ((row, max(start - row * k, 0), min(stop - row * k, k)) for row in range(first, last))
+    return np.concatenate([columns_of(weight, importance, *end) for end in ends])
 
 
 class _MeanSquares:

@@ -109,9 +109,14 @@ def takes(fmt: Format) -> bool:
     return encodes(fmt) or encodes_groups(fmt)
 
 
+def takes_weighted(fmt: Format) -> bool:
+    """Whether a kernel encodes this format with an importance."""
+    return encodes_weighted(fmt)
+
+
 def check(fmt: Format, weighted: bool = False) -> None:
     """UnsupportedError unless a kernel encodes this format, with an importance if `weighted`."""
     if not takes(fmt):
         raise UnsupportedError(f"{fmt} has no encoder on a GPU; quantize an array of the host")
-    if weighted and not encodes_weighted(fmt):
+    if weighted and not takes_weighted(fmt):
         raise UnsupportedError(f"{fmt} has no encoder on a GPU for an importance matrix; quantize an array of the host")

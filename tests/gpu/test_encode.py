@@ -182,6 +182,22 @@ def test_converted_files_are_the_same(fmt, tmp_path):
         assert ours._replace(error=None) == theirs._replace(error=None)
 
 
+@each(WEIGHTED)
+def test_files_converted_by_an_importance_matrix_are_the_same(fmt, tmp_path, monkeypatch):
+    """Of a matrix, of experts that ranges cross, and of rows longer than a range."""
+    rng, k = np.random.default_rng(5), 2 * fmt.weights
+    shapes = {"a.weight": (70, k), "blk.0.ffn_up_exps.weight": (3, 35, k), "long.weight": (3, 40 * k)}
+    tensors = {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
+    importance = {name: rng.uniform(0, 4, (*shape[:-2], shape[-1])) for name, shape in shapes.items()}
+    importance = {name: of.astype(np.float32) for name, of in importance.items()}
+    qgemm.write(tmp_path / "x.gguf", tensors)
+    monkeypatch.setattr("qgemm.converter.job.RANGE", 21 * k)
+    for name in ("cpu", "cuda"):
+        made = tmp_path / f"{name}.gguf"
+        converted(tmp_path / "x.gguf", made, fmt.name, backend=name, importance=importance)
+    assert (tmp_path / "cuda.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("value", [np.nan, 1e9])
 @pytest.mark.parametrize("fmt", ["q4_0", "mxfp4", "kbit3"])
 def test_bad_weights_are_refused_in_the_same_words(fmt, value, tmp_path):
