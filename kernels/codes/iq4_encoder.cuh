@@ -7,7 +7,7 @@
 
 namespace qgemm {
 
-__device__ inline Rounded iq4_value(u32 code) { return float(int(iq4_nl_values(code) & 0xff) - 128); }
+__device__ inline Rounded iq4_value(u32 code) { return float(int(iq4_nl_values(code).row[0] & 0xff) - 128); }
 
 // The code of the nearest value, the upper of two.
 __device__ inline u32 nearest_iq4(Rounded x) {

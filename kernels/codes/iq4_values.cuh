@@ -4,18 +4,25 @@
 
 #include "fragment.cuh"
 #include "codes/signed_bytes.cuh"
+#include "ptx/prmt.cuh"
 
 namespace qgemm {
 
 // The value of q, plus 128, is byte q of these: codes 0 to 7, then 8 to 15.
 constexpr u32 IQ4_NL_LOW[] = {0x3f2d1801, 0x766a5d4f}, IQ4_NL_HIGH[] = {0xa6998d81, 0xf1d9c5b5};
 
-// Four codes in the lower half of a word -> their values plus 128, as bytes. Three bits of a code are a selector of
-// prmt; the fourth says which of the two tables it is for.
-__device__ inline u32 iq4_nl_values(u32 codes) {
-    const u32 low = __byte_perm(IQ4_NL_LOW[0], IQ4_NL_LOW[1], codes & 0x7777);
-    const u32 high = __byte_perm(IQ4_NL_HIGH[0], IQ4_NL_HIGH[1], codes & 0x7777);
-    return __byte_perm(low, high, 0x3210 | (codes & 0x8888) >> 1);
+// Eight codes, of row g in the lower half of a word and of row g + 8 in the upper -> their values plus 128, as bytes. Three
+// bits of a code are a selector of prmt; the fourth says which of the two tables it is for.
+__device__ inline Bytes iq4_nl_values(u32 codes) {
+    const u32 within = codes & 0x77777777, table = (codes >> 1 & 0x44444444) | 0x32103210;
+    Bytes values;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        const u32 low = prmt(IQ4_NL_LOW[0], IQ4_NL_LOW[1], within >> 16 * row);
+        const u32 high = prmt(IQ4_NL_HIGH[0], IQ4_NL_HIGH[1], within >> 16 * row);
+        values.row[row] = prmt(low, high, table >> 16 * row);
+    }
+    return values;
 }
 
 // Codes in the field qs.
@@ -54,12 +61,14 @@ struct Iq4Values : Fields {
     // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
     static constexpr int CODE_BIAS = 128, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 0;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        const u32 row = iq4_nl_values(codes.qs[step]), row8 = iq4_nl_values(codes.qs[step] >> 16);
+        const Bytes values = iq4_nl_values(codes.qs[step]);
+        const u32 row = values.row[0], row8 = values.row[1];
         return as_fragment(__byte_perm(row, 0, 0x4240), __byte_perm(row8, 0, 0x4240), __byte_perm(row, 0, 0x4341),
                            __byte_perm(row8, 0, 0x4341));
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
-        return {signed_bytes(iq4_nl_values(codes.qs[step])), signed_bytes(iq4_nl_values(codes.qs[step] >> 16))};
+        const Bytes values = iq4_nl_values(codes.qs[step]);
+        return {signed_bytes(values.row[0]), signed_bytes(values.row[1])};
     }
 };
 
