@@ -79,7 +79,7 @@ __device__ inline FloatFragment float_levels(const typename Format::Codes& codes
 template <class Format, class Codes>
 __device__ inline Fragment bf16_levels(const Codes& codes, int step) {
     if constexpr (Format::TABLE_BYTES != 0) {
-        return Format::codes_f16(codes, step);
+        return Format::levels_bf16(codes, step);
     } else {
         // Codes below 128: of eight bits bytes() takes more from them than their zero.
         constexpr bool SMALL = !Format::CODES_ARE_LEVELS && Format::CODE_BIAS < 128 && Format::ZERO >= 0;

@@ -126,8 +126,8 @@ def test_fragments(fmt, m16_tiles):
 @each_size
 @each(GRIDS)
 def test_levels_of_owned_columns(fmt, m16_tiles):
-    """What decode's lanes find of the columns that they own."""
-    expected = in_owners(levels_of(fmt)[0])
+    """What decode's lanes find of the columns that they own, times a power of two."""
+    expected = np.ldexp(in_owners(levels_of(fmt)[0]), -lanes_of(fmt).facts["CODE_EXPONENT"])
     lanes_of(fmt).library.fill_half(0)
     assert_array_equal(made(fmt, "owned_f16", m16_tiles, expected, "float16"), expected)
 

@@ -37,6 +37,7 @@ struct Codebook : Fields {
         return f;
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return codes_f16(codes, step); }
+    static __device__ Fragment levels_bf16(const Codes& codes, int step) { return codes_f16(codes, step); }
     // As floats, from global memory.
     static __device__ FloatFragment levels(const Codes& codes, int step) {
         FloatFragment found;

@@ -1,15 +1,17 @@
 // Weights that are points of a grid: an index for four or eight weights of a row, and their signs.
 //
-// A lane finds its levels of a step two (GridCodes, in the order of every format) or four (OwnedGridCodes) at a time in a
-// table of all points as halves, in shared memory, and sets their signs. Which bits of a tile are which is told in
-// qgemm/codec/layouts/grid.py: points of a quad's owner count n = 2 step + row.
+// A lane finds four levels of a step by one word of a table of all points, in shared memory: a byte each, of columns 0, 2, 1
+// and 3 of four. It is a magnitude, which is a subnormal half as its bits stand, with the sign in its top bit where signs
+// are not stored beside (LEVEL_EXPONENT 24), or the upper byte of a half whose lower byte is 0 (LEVEL_EXPONENT 0). Which bits
+// of a tile are which is told in qgemm/codec/layouts/grid.py: points of a quad's owner count n = 2 step + row.
 // Grid, generated: WEIGHTS of a point, POINTS, HIGH bits of an index above the eighth, SIGNS of eight weights that are
-// stored, COPIES of each point in the table, levels(i): four levels as bytes.
+// stored, COPIES of each point in the table, levels(i): four levels as signed bytes.
 #pragma once
 
 #include "fragment.cuh"
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/laneid.cuh"
+#include "ptx/prmt.cuh"
 
 namespace qgemm {
 
@@ -20,11 +22,11 @@ struct BitRun {
 
 // A lane's share of a k_block where it has columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step: of its two points in a row.
 struct GridCodes {
-    u32 low[2][2], high[2], signs[2];  // signs: of column e bit 16 e + n
+    u32 low[2][2], high[2][2], signs[2];  // signs: of column e bit 16 e + n
 };
 // And where it has columns 4t to 4t + 3, all of them of one point.
 struct OwnedGridCodes {
-    u32 low[2], high, signs;  // signs: of column 2 q + e bit 16 e + 8 q + n
+    u32 low[2], high[2], signs;  // signs: of column 2 q + e bit 16 e + 8 q + n
 };
 
 // The numbers of an owner in a quad of lanes, for 16 rows of a k_block.
@@ -37,14 +39,28 @@ struct GridOwners {
     __device__ void low(u32 (&to)[2], int owner) const {
         load_words<2>(to, reinterpret_cast<const u32*>(&k_block.qs[m16][OWNERS * g + owner]));
     }
-    __device__ u32 high(int owner) const {
-        if constexpr (Grid::HIGH == 0)
-            return 0;
-        else if constexpr (Grid::HIGH == 3)
-            return k_block.qh[m16][OWNERS * g + owner] | u32(k_block.qt[m16][OWNERS * g + owner]) << 16;
-        else
-            return k_block.qh[m16][OWNERS * g + owner];
+    // The bits above of each point, in a byte: of point n byte n % 4 of to[n / 4]; of four bits byte n / 2 of to[n % 2].
+    __device__ void high(u32 (&to)[2], int owner) const {
+        constexpr u32 SPREAD = 0x00204081;  // bits 0 to 3 times it are bits 0, 8, 16, 24, beside others
+        if constexpr (Grid::HIGH == 0) {
+            to[0] = to[1] = 0;
+        } else if constexpr (Grid::HIGH == 1) {
+            const u32 bits = k_block.qh[m16][OWNERS * g + owner];
+            to[0] = (bits & 15) * SPREAD & 0x01010101, to[1] = (bits >> 4) * SPREAD & 0x01010101;
+        } else if constexpr (Grid::HIGH == 4) {
+            const u32 bits = k_block.qh[m16][OWNERS * g + owner];
+            to[0] = bits & 0x0f0f0f0f, to[1] = bits >> 4 & 0x0f0f0f0f;
+        } else {
+            const u32 bits = k_block.qh[m16][OWNERS * g + owner];
+            to[0] = two_bits(bits & 0xff), to[1] = two_bits(bits >> 8);
+            if constexpr (Grid::HIGH == 3) {
+                const u32 third = k_block.qt[m16][OWNERS * g + owner];
+                to[0] |= (third & 15) * (SPREAD << 2) & 0x04040404, to[1] |= (third >> 4) * (SPREAD << 2) & 0x04040404;
+            }
+        }
     }
+    // Four pairs of bits, a byte each.
+    static __device__ u32 two_bits(u32 pairs) { return (pairs * 0x1001 & 0x000f000f) * 0x41 & 0x03030303; }
     // Of a quarter of a step. The eighth of seven stored signs is their parity: n by n, the parity of bytes.
     __device__ u32 signs(int quarter) const {
         if constexpr (Grid::SIGNS == 0)
@@ -71,7 +87,7 @@ __device__ inline GridCodes grid_codes(const KBlock& k_block, int m16, int lane)
     for (int h = 0; h < 2; ++h) {
         const int quarter = 2 * h + t / 2, owner = Grid::WEIGHTS == 8 ? h : quarter;
         owners.low(codes.low[h], owner);
-        codes.high[h] = owners.high(owner);
+        owners.high(codes.high[h], owner);
         codes.signs[h] = owners.signs(quarter) >> 8 * (t % 2);
     }
     return codes;
@@ -83,63 +99,74 @@ __device__ inline OwnedGridCodes owned_grid_codes(const KBlock& k_block, int m16
     const int t = lane % 4, owner = Grid::WEIGHTS == 8 ? t / 2 : t;
     OwnedGridCodes codes;
     owners.low(codes.low, owner);
-    codes.high = owners.high(owner);
+    owners.high(codes.high, owner);
     codes.signs = owners.signs(t);
     return codes;
 }
 
-// COUNT bits of a word, moved from one place to another.
-template <int COUNT>
-__device__ inline u32 moved_bits(u32 word, int from, int to) {
-    return (from > to ? word >> (from - to) : word << (to - from)) & (((1u << COUNT) - 1) << to);
-}
-
-// The index of point n times 2^SHIFT.
-template <class Grid, int SHIFT>
-__device__ inline u32 grid_index(const u32 (&low)[2], u32 high, int n) {
-    u32 index = moved_bits<8>(low[n / 4], n % 4 * 8, SHIFT);
-    if constexpr (Grid::HIGH == 3)
-        index |= moved_bits<2>(high, 2 * n, 8 + SHIFT) | moved_bits<1>(high, 16 + n, 10 + SHIFT);
-    else if constexpr (Grid::HIGH != 0)
-        index |= moved_bits<Grid::HIGH>(high, Grid::HIGH * n, 8 + SHIFT);
-    return index;
+// The index of point n.
+template <class Grid>
+__device__ inline u32 grid_index(const u32 (&low)[2], const u32 (&high)[2], int n) {
+    if constexpr (Grid::HIGH == 0) return low[n / 4] >> n % 4 * 8 & 0xff;
+    const int word = Grid::HIGH == 4 ? n % 2 : n / 4, byte = 4 + (Grid::HIGH == 4 ? n / 2 : n % 4);
+    return prmt(low[n / 4], high[word], n % 4 | byte << 4 | 0x88 << 8 | byte << 8 | byte << 12);
 }
 
 template <class Fields, class Grid>
 struct GridLevels : Fields {
     static constexpr int ZERO = 0;  // of bytes(), which are levels
-    static constexpr int CODE_BIAS = 0, CODE_EXPONENT = 0, HIGH_ROW_SHIFT = 0;
+    static constexpr int CODE_BIAS = 0, CODE_EXPONENT = Fields::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
+    static_assert(CODE_EXPONENT == 0 || CODE_EXPONENT == 24, "a byte of the table is the upper or the lower of a half");
 
+    // Of the lane's two columns of four, which are those of both its points of a row.
     static __device__ Fragment codes_f16(const GridCodes& codes, int step) {
-        const u32 lane = laneid();
-        const u32 copy = lane / PAIRS % Grid::COPIES * ENTRY + lane % PAIRS * 4;
+        const u32 lane = laneid(), pair = lane % PAIRS;
+        const u32 copy = lane / PAIRS % Grid::COPIES * ENTRY + pair / 2 * 4;
+        const u32 selector = UPPER ? (pair % 2 ? 0x3414 : 0x2404) : (pair % 2 ? SIGNED ? 0x7351 : 0x6341 : 0x6240);
         Fragment f;
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int n = 2 * step + r;
-                u32 levels;
-                load_words<1>(&levels, at(grid_index<Grid, SHIFT>(codes.low[h], codes.high[h], n) | copy));
-                f.a[2 * h + r] = signed_pair(levels, codes.signs[h], n);
+                const Four four(*at(grid_index<Grid>(codes.low[h], codes.high[h], n) * ROW + copy), codes.signs[h], n);
+                f.a[2 * h + r] = as_half2(prmt(four.bytes, four.signs, selector));
             }
         return f;
     }
     static __device__ Fragment codes_f16(const OwnedGridCodes& codes, int step) {
         const u32 lane = laneid();
-        const u32 copy = lane / QUADS % Grid::COPIES * ENTRY + lane % QUADS * 8;
+        const u32 copy = lane / QUADS % Grid::COPIES * ENTRY + lane % QUADS * 4;
         Fragment f;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int n = 2 * step + r;
-            u32 levels[2];
-            load_words<2>(levels, at(grid_index<Grid, SHIFT>(codes.low, codes.high, n) | copy));
-#pragma unroll
-            for (int q = 0; q < 2; ++q) f.a[2 * q + r] = signed_pair(levels[q], codes.signs, 8 * q + n);
+            const Four four(*at(grid_index<Grid>(codes.low, codes.high, n) * ROW + copy), codes.signs, n);
+            f.a[r] = as_half2(prmt(four.bytes, four.signs, UPPER ? 0x2404 : 0x6240));
+            f.a[2 + r] = as_half2(prmt(four.bytes, four.signs, UPPER ? 0x3414 : 0x7351));
         }
         return f;
     }
-    static __device__ Fragment fragment(const GridCodes& codes, int step) { return codes_f16(codes, step); }
+    static __device__ Fragment fragment(const GridCodes& codes, int step) {
+        Fragment f = codes_f16(codes, step);
+        const half2 root = __float2half2_rn(two_to(CODE_EXPONENT / 2));  // exact; 2^24 is no half
+        if constexpr (!UPPER)
+#pragma unroll
+            for (half2& pair : f.a) pair = __hmul2(__hmul2(pair, root), root);
+        return f;
+    }
+    // The upper byte of a half of the table is that of its bf16; of magnitudes the table has the same for both.
+    template <class Codes>
+    static __device__ Fragment levels_bf16(const Codes& codes, int step) {
+        Fragment f = codes_f16(codes, step);
+        if constexpr (!UPPER)
+#pragma unroll
+            for (half2& pair : f.a) {
+                const u32 bits = *reinterpret_cast<const u32*>(&pair);
+                pair = as_half2(bf16_numbers(bits & 0x007f007f, 0) | (bits & 0x80008000));
+            }
+        return f;
+    }
     // From global memory, as are the levels in floats.
     static __device__ Bytes bytes(const GridCodes& codes, int step) {
         const int t = laneid() % 4;
@@ -150,8 +177,8 @@ struct GridLevels : Fields {
             u32 four[2];
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                four[h] = Grid::levels(grid_index<Grid, 0>(codes.low[h], codes.high[h], n) * QUADS +
-                                       (QUADS == 2 ? t / 2 : 0));
+                four[h] =
+                    Grid::levels(grid_index<Grid>(codes.low[h], codes.high[h], n) * QUADS + (QUADS == 2 ? t / 2 : 0));
             const u32 bytes = __byte_perm(four[0], four[1], t % 2 ? 0x7362 : 0x5140);
             const u32 minus = (codes.signs[0] >> n & 0x00010001) | (codes.signs[1] >> n & 0x00010001) << 8;
             // No magnitude is 0 where there are signs: no byte carries into the next.
@@ -168,41 +195,51 @@ struct GridLevels : Fields {
         return f;
     }
 
-    // The table, by the first threads of a CTA. Copies begin with another for every point, against bank conflicts.
+    // The table, by the first threads of a CTA, 16 bytes at a time. Copies begin with another for every point, against bank
+    // conflicts.
     template <class T, int THREADS>
     static __device__ void fill_table(int) {
 #pragma unroll
         for (int turn = 0; turn < (Grid::POINTS + THREADS - 1) / THREADS; ++turn) {
             const int point = turn * THREADS + threadIdx.x;
             if (Grid::POINTS % THREADS != 0 && point >= Grid::POINTS) break;
-            alignas(16) u32 entry[2 * QUADS];
+            alignas(16) u32 words[4];
 #pragma unroll
-            for (int i = 0; i < QUADS; ++i) {
-                const u32 four = Grid::levels(point * QUADS + i);
-                entry[2 * i] = pair<T>(four), entry[2 * i + 1] = pair<T>(four >> 16);
-            }
+            for (int i = 0; i < 4; ++i)
+                words[i] = i < QUADS ? entry<T>(Grid::levels(point * QUADS + i)) : words[i % QUADS];
 #pragma unroll
-            for (int copy = 0; copy < Grid::COPIES; ++copy)
-                load_words<2 * QUADS>(at(point * ROW + (copy + point) % Grid::COPIES * ENTRY), entry);
+            for (int i = 0; i < ROW / 16; ++i) load_words<4>(at(point * ROW + (i + point) % (ROW / 16) * 16), words);
         }
     }
 
 private:
     static constexpr int PAIRS = Grid::WEIGHTS / 2, QUADS = Grid::WEIGHTS / 4;  // of weights of a point
-    static constexpr int ENTRY = 2 * Grid::WEIGHTS, ROW = ENTRY * Grid::COPIES;
-    static constexpr int SHIFT = ROW == 128 ? 7 : ROW == 64 ? 6 : ROW == 32 ? 5 : 4;
-    static_assert(1 << SHIFT == ROW, "copies of a point are a power of two");
-    static_assert(ROW * Grid::POINTS == Fields::TABLE_BYTES, "the table differs from the host's");
+    static constexpr bool UPPER = CODE_EXPONENT == 0, SIGNED = Grid::SIGNS == 0;
+    static constexpr int ENTRY = Grid::WEIGHTS, ROW = ENTRY * Grid::COPIES;
+    static_assert(ROW % 16 == 0 && ROW * Grid::POINTS == Fields::TABLE_BYTES, "the table differs from the host's");
 
+    // Four bytes of the table, and in the top bits of four the signs of point n: what prmt makes halves of.
+    struct Four {
+        u32 bytes, signs;
+        __device__ Four(u32 word, u32 beside, int n) : bytes(word), signs(0) {
+            if constexpr (!UPPER) signs = (SIGNED ? word : beside << (7 - n)) & 0x80808080;
+            if constexpr (!UPPER && SIGNED) bytes ^= signs;
+        }
+    };
     static __device__ u32* at(u32 offset) { return reinterpret_cast<u32*>(dynamic_smem() + offset); }
-    static __device__ half2 signed_pair(u32 levels, u32 signs, int n) {
-        return as_half2(Grid::SIGNS ? levels ^ (signs << (15 - n) & 0x80008000) : levels);
-    }
     static __device__ float level(u32 byte) { return float(static_cast<signed char>(byte & 0xff)); }
+    // Four levels as the table has them; T: half or bf16.
     template <class T>
-    static __device__ u32 pair(u32 bytes) {
-        alignas(4) const T both[2] = {from_float<T>(level(bytes)), from_float<T>(level(bytes >> 8))};
-        return *reinterpret_cast<const u32*>(both);
+    static __device__ u32 entry(u32 levels) {
+        u32 word = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float of = level(levels >> 8 * i);
+            alignas(4) const T both[2] = {from_float<T>(0), from_float<T>(of)};
+            const u32 upper = *reinterpret_cast<const u32*>(both) >> 24, lower = u32(of < 0 ? -of : of) | (of < 0) << 7;
+            word |= (UPPER ? upper : lower) << 8 * i;
+        }
+        return prmt(word, 0, 0x3120);
     }
 };
 

@@ -83,6 +83,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq1_m", 256, DTYPE, encode, levels, ggml_type=29, formula="d * (2 * sc + 1) * (grid[q] + delta)",
-    weighted=encode, grid=GRID, code_exponent=0,
+    weighted=encode, grid=GRID, code_exponent=24,
     scattered_scale=scale, scatter_scale=set_scale,
 )  # fmt: skip

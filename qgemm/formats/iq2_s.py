@@ -56,5 +56,5 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq2_s", 256, DTYPE, encode, levels, ggml_type=22, formula="d * (sc + 1/2) / 4 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=0,
+    weighted=encode, grid=GRID, code_exponent=24,
 )  # fmt: skip

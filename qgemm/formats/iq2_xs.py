@@ -53,5 +53,5 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq2_xs", 256, DTYPE, encode, levels, ggml_type=17, formula="d * (sc + 1/2) / 4 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=0, needs_importance=True,
+    weighted=encode, grid=GRID, code_exponent=24, needs_importance=True,
 )  # fmt: skip

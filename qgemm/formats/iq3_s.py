@@ -58,5 +58,5 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq3_s", 256, DTYPE, encode, levels, ggml_type=21, formula="d * (2 * sc + 1) * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=0,
+    weighted=encode, grid=GRID, code_exponent=24,
 )  # fmt: skip

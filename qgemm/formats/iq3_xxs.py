@@ -57,5 +57,5 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq3_xxs", 256, DTYPE, encode, levels, ggml_type=18, formula="d * (sc + 1/2) / 2 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=0,
+    weighted=encode, grid=GRID, code_exponent=24,
 )  # fmt: skip

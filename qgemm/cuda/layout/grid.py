@@ -16,13 +16,12 @@ from qgemm.codec.layouts.grid import K_BLOCKS, Grid
 WARPS, G = 4, 8  # warps of 16 rows, quads of lanes
 TABLE = 64 << 10  # bytes of a table of points, at most, in shared memory
 BANKS = 128  # bytes of shared memory, one from every bank
-LEVEL = 2  # bytes of a level in it
 
 Bits = NDArray[np.intp]
 
 
 class Table(NamedTuple):
-    """The levels of all points in shared memory, as halves: `copies` of each point side by side.
+    """The levels of all points in shared memory, a byte each: `copies` of each point side by side.
 
     So many that lanes read from different banks: of a load all lanes that share a point share its copy.
     """
@@ -39,7 +38,7 @@ class Table(NamedTuple):
 
 def table(grid: Grid) -> Table:
     """The table of a grid."""
-    points, entry = len(grid.points()), LEVEL * grid.weights
+    points, entry = grid.points().shape
     return Table(points, entry, min(BANKS // entry, TABLE // (points * entry)))
 
 
