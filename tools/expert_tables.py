@@ -9,6 +9,8 @@ from typing import Any
 
 import tables
 
+from qgemm.bench.results import EXPERTS_HOST
+
 RESULTS = tables.RESULTS, tables.RESULTS.with_name("h100.json")  # of which those with rows are shown
 SPEEDS = {"NVIDIA H200": (4.39, 4.8), "NVIDIA H100 80GB HBM3": (3.05, 3.35)}  # TB/s: of a large read; nominal
 PEAK = 788  # TFLOP/s of cuBLAS with float16 on an H200
@@ -21,6 +23,7 @@ WANTED = {
 }
 # us of Marlin MoE on an H20 of nominally 4.0 TB/s: https://github.com/FlagOpen/FlagGems/issues/4350
 MARLIN, H20 = {("mixtral-8x7b", 1): 134, ("mixtral-8x7b", 8): 392, ("mixtral-8x7b", 64): 1190}, 4.0
+MOST_HOST = 2.5  # calls of a product that a layer's may take the host
 BESIDE = {"one_by_one_us": "one by one", "cublas_us": "decoded, cuBLAS", "grouped_mm_us": "grouped_mm bf16"}
 
 
@@ -36,6 +39,18 @@ def lines(results: dict[str, Any]) -> Iterator[str]:
     yield f"{results['device']}, which reads {results['read_gbs'] / 1e3:.2f} TB/s; us:"
     yield ""
     yield tables.markdown(head, [cells(row, results["device"]) for row in results["experts"]])
+    if host := results.get(EXPERTS_HOST):
+        yield ""
+        yield f"The host, us of a call that is like an earlier one, wanted at most {MOST_HOST} times a product's:"
+        yield ""
+        yield tables.markdown(["call", "us", "product", "times"], list(map(host_cells, host)))
+
+
+def host_cells(row: dict[str, Any]) -> list[str]:
+    """What a call costs the host."""
+    times = row["us"] / row["product_us"]
+    ratio = f"{times:.2f}" if times <= MOST_HOST else f"**{times:.2f}**"
+    return [row["call"], number(row["us"]), number(row["product_us"]), ratio]
 
 
 def cells(row: dict[str, Any], device: str) -> list[str]:

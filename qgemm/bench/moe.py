@@ -22,13 +22,14 @@ from qgemm.cuda.upload import tiles_nbytes
 from qgemm.experts import moe
 from qgemm.formats import FORMATS
 from qgemm.ops import gated, matmul
+from qgemm.preparation import prepare
 from qgemm.routing import GATE_OF, Function
 from qgemm.tensor import Tensor
 from qgemm.text import columns
 
 from . import baselines, moe_host
 from .gpu import facts
-from .results import Results, Row
+from .results import EXPERTS, EXPERTS_HOST, Results, Row
 from .timing import REPEATS, Call, Loop, capture, compare, rotation
 from .weights import random_blocks, repeated_rows
 
@@ -91,18 +92,22 @@ class Routing(NamedTuple):
     weights: Any
 
 
-def run() -> tuple[Results, list[str]]:
-    """Measure everything -> the machine and its rows, and a line for each layer that was wrong or unsupported."""
+def run(save: Callable[[Results], None]) -> tuple[Results, list[str]]:
+    """Measure everything -> the machine and its rows, and a line for each layer that was wrong or unsupported.
+
+    `save` gets the results so far after each row.
+    """
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
     results, failures = facts(stream), list[str]()
-    results.update(moe_host.times(), rows=[])
+    results.update({EXPERTS_HOST: moe_host.rows(), EXPERTS: []})
     for found in rows(stream, results["read_gbs"]):
         if isinstance(found, str):
             failures.append(found)
         else:
-            results["rows"].append(found)
+            results[EXPERTS].append(found)
+            save(results)
     return results, failures
 
 
@@ -128,6 +133,7 @@ def rows(
 
     for model in models:
         weights = packed(model)
+        prepare(weights[:3], dtype="float16", progress=False)
         for t in tokens:
             for skew in (False, True)[: 1 + (t in SKEWED)]:
                 yield from _row(stream, read_gbs, model, weights, t, skew, repeats, beside and not skew)

@@ -6,6 +6,7 @@ looks its expert up, four where tokens are sorted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from qgemm.ops import matmul, quantize
 from qgemm.tensor import Tensor
 
 from .host import running_on, some_cpus, typical
-from .results import Results
+from .results import Row
 from .timing import Call
 
 EXPERTS, TOP_K, K, F = 16, 4, 256, 256
@@ -23,8 +24,8 @@ TOKENS = {"layer, 1 token": 1, "layer, 512 tokens": 512}
 CPUS, CALLS, WARM_UP_S = 4, 200, 0.01
 
 
-def times() -> Results:
-    """us of a call on the fastest of some CPUs: one product, and layers."""
+def rows() -> list[Row]:
+    """us of a layer's call, and of a product's, on the fastest of some CPUs: a row for each number of tokens."""
     import cupy
 
     rng = np.random.default_rng(0)
@@ -48,11 +49,11 @@ def times() -> Results:
             for name, call in calls.items():
                 us = typical(call, cupy.cuda.Device().synchronize, CALLS, WARM_UP_S)
                 best[name] = min(best[name], us)
-    return {"host_us": best}
+    product = best.pop("product")
+    return [{"call": name, "us": us, "product_us": product} for name, us in best.items()]
 
 
-def line(found: Results) -> str:
+def line(found: Sequence[Row]) -> str:
     """For a terminal."""
-    us = found["host_us"]
-    layers = (f"{name} {us[name]:.1f} ({us[name] / us['product']:.2f})" for name in TOKENS)
-    return f"us of the host for a call, times a product's: product {us['product']:.1f}, {', '.join(layers)}"
+    layers = (f"{row['call']} {row['us']:.1f} ({row['us'] / row['product_us']:.2f})" for row in found)
+    return f"us of the host for a call (times a product's): {', '.join(layers)}"

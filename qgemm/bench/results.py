@@ -26,12 +26,16 @@ MMA = "mma"  # what they take by the kernels of GPUs without wgmma
 LISTS = {SUSTAINED: "without a rest, at the power limit", MMA: "by the kernels of sm_80 to sm_89"}  # beside the rows
 CALLS = "calls"  # what they cost the host
 STEPS = "steps"  # all linear layers of a model, for the tokens of one step
+EXPERTS = "experts"  # layers of experts
+EXPERTS_HOST = "experts_host"  # what the calls of such layers cost the host
 KEYS = {  # of lists in a file
     "rows": KEY,
     **dict.fromkeys(LISTS, KEY),
     "planes": ("format", "kernel", "dtype"),
     CALLS: ("library", "call"),
     STEPS: ("model", "types", "M"),
+    EXPERTS: ("model", "types", "M", "skew"),
+    EXPERTS_HOST: ("call",),
 }
 OF_SOURCES = ("kernels_sha256", "date")  # of a whole file, and of a row that was measured with other sources
 HOST = ("cuda/**/*", "tensor.py", "ops.py")  # in qgemm/: what builds and launches the kernels
@@ -95,6 +99,23 @@ def merge(old: Results, new: Results) -> Results:
     return {**new, **both}
 
 
+def merge_lists(old: Results, new: Results, names: Sequence[str]) -> Results:
+    """The old results with rows of some lists replaced by the new ones of the same device.
+
+    All else stays as it is; rows that were measured with other sources than the file's newest say so, OF_SOURCES.
+    """
+    if old.get("device") != new["device"]:
+        return new
+    same = old.get("kernels_sha256") == new["kernels_sha256"]
+    stamp = {} if same else {name: new[name] for name in OF_SOURCES}
+    merged = dict(old)
+    for name in names:
+        found = [*old.get(name, []), *({**row, **stamp} for row in new[name])]
+        rows = {tuple(row[field] for field in KEYS[name]): row for row in found}
+        merged[name] = [rows[k] for k in sorted(rows)]
+    return merged
+
+
 def earlier(row: Row) -> bool:
     """Whether a row was measured with other sources than its file's newest."""
     return "kernels_sha256" in row
@@ -109,7 +130,7 @@ def load(path: Path) -> Results:
     """The results in a file; QgemmError if it holds something else."""
     try:
         found = json.loads(path.read_text())
-        if set(KEY) <= set.intersection(*(set(row) for row in found["rows"]), set(KEY)):
+        if "device" in found and all(set(KEY) <= set(row) for row in found.get("rows", [])):
             return dict(found)
     except (ValueError, KeyError, TypeError):
         pass

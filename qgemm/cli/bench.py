@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     both.add_argument("--shapes", metavar="NxK,...", type=shapes, help="default: five from 4096x4096 to 28672x8192")
     both.add_argument("--m", metavar="M,...", type=counts, help="rows of x; default 1,2,4,8,... to 4096")
     both.add_argument("--repeats", metavar="R", type=count, help=f"runs that count (default {timing.REPEATS})")
-    gpu = parser.add_argument_group("of --gpu")
+    gpu = parser.add_argument_group("of --gpu; --merge also of --moe")
     gpu.add_argument("--dequantize", action="store_true", help="also time dequantize + cuBLAS for M of 1, 16 and 64")
     gpu.add_argument("--sweep", action="store_true", help="also time every eighth M from 16 to 512, and tile edges")
     gpu.add_argument("--sustained", action="store_true", help="also time each row without a rest, at the power limit")
@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         return encoders_beside_ggml(args)
     for name in ("encode", "moe", "model"):
         if getattr(args, name):
-            refuse(args, f"--{name}", (*OF_BOTH, *OF_GPU, *OF_GGML))
+            of_gpu = (option for option in OF_GPU if (name, option) != ("moe", "merge"))
+            refuse(args, f"--{name}", (*OF_BOTH, *of_gpu, *OF_GGML))
     if args.shard:
         refuse(args, "--shard", ("activations", "shapes", *OF_GPU, *OF_GGML))
     if (args.gpu or args.encode or args.moe or args.shard or args.model) and not cuda.available:
@@ -178,14 +179,22 @@ def encoding(args: argparse.Namespace) -> int:
 
 def experts(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.moe; 1 if a layer was wrong."""
-    found, failures = moe.run()
-    print(moe.table(found["rows"]))
-    print(moe_host.line(found))
-    if args.out is not None:
-        write_file(file_at(args.out, "moe"), ("\n".join(json_lines(found)) + "\n").encode())
+    found, failures = moe.run(partial(keep_experts, args.out, args.merge))
+    print(moe.table(found[results.EXPERTS]))
+    print(moe_host.line(found[results.EXPERTS_HOST]))
     for failure in failures:
         print(f"qgemm: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def keep_experts(out: Path | None, merging: bool, found: Results) -> None:
+    """Write the layers so far; with `merging` beside all that the file of this GPU holds."""
+    if out is None:
+        return
+    path = file_at(out, results.file_stem(found["device"]) if merging else "moe")
+    if merging and path.exists():
+        found = results.merge_lists(results.load(path), found, (results.EXPERTS, results.EXPERTS_HOST))
+    results.write(path, found)
 
 
 def of_models(args: argparse.Namespace) -> int:
