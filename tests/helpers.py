@@ -61,7 +61,7 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
             blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
     if fmt.scatter_scale is not None:
         fmt.scatter_scale(blocks, rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16))
-    if fmt.name.startswith("f8"):  # codes of NaN and infinity
+    if fmt.family == "f8":  # codes of NaN and infinity
         blocks["qs"][~np.isfinite(fmt.levels(blocks.reshape(-1)).codes).reshape(blocks["qs"].shape)] = 0
     if fmt.plain:
         blocks[...] = fmt.encode(rng.standard_normal((blocks.size, 1)).astype(np.float32)).reshape(blocks.shape)

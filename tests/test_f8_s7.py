@@ -1,18 +1,25 @@
-"""f8_e4m3, f8_e5m2 and s7_1of2: codecs and products."""
+"""f8_e4m3, f8_e5m2 and s7_1of2: codecs, tiles, and their headers and products by kernels run on the host."""
 
 from __future__ import annotations
 
 from functools import cache
 
+import harness
 import ml_dtypes
 import numpy as np
-from harness import Lanes
-from helpers import normal, random_tensor
+import pytest
+from harness import Kernel, Lanes, device_array, to_device
+from harness.products import problem, run_decode, run_prefill
+from helpers import assert_a8, normal, random_tensor
 from hypothesis import given
+from q8_1_blocks import in_k_blocks
 from strategies import each, seeds
 
 import qgemm
 from qgemm.codec.format import Levels
+from qgemm.cuda.kernels import prefill_sm80, transforms
+from qgemm.cuda.layout import tile
+from qgemm.cuda.problem import Q8_1
 from qgemm.formats import format_of
 
 S7 = format_of("s7_1of2")
@@ -68,8 +75,71 @@ def test_the_larger_of_two_neighbours_is_kept(rng):
     assert S7.bpw == 4.125
 
 
+@each([S7, *F8])
+@given(rng=seeds())
+def test_tiles_hold_blocks_bit_for_bit(fmt, rng):
+    blocks = np.frombuffer(rng.bytes(65 * 2 * fmt.block_bytes), fmt.dtype).reshape(65, 2)
+    assert tile.unpack(fmt, tile.pack(fmt, blocks), 65, 2 * fmt.weights).tobytes() == blocks.tobytes()
+
+
 @each([S7, F8[0]])
 def test_products_on_the_host(fmt):
     w, x = random_tensor(fmt, 40, 512, np.random.default_rng(1)), normal(7, 512)
     want = x.astype(np.float64) @ w.dequantize(np.float64).T
     np.testing.assert_allclose(qgemm.matmul(x, w), want, rtol=0, atol=np.abs(want).max() * 2.0**-18)
+
+
+# ---------------------------------------------------------------- headers and kernels, on the host
+
+
+@pytest.mark.compiles
+@harness.needs_compiler
+@each([S7, *F8])
+def test_levels_of_lanes(fmt):
+    """Each weight in the lane and register that owns it: as halves times a power of two, as floats and as bytes."""
+    w = random_tensor(fmt, 64, tile.columns(fmt), np.random.default_rng(2))
+    levels = fmt.levels(w.blocks.reshape(-1)).codes.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # m16 r g k_block step far t e
+    expected = levels.transpose(3, 0, 2, 6, 4, 5, 1, 7).reshape(-1, 4, 32, 4, 4, 2).astype(np.float32)
+    tiles, exponent = to_device(tile.pack(fmt, w.blocks)), fmt.code_exponent
+    for name, dtype, factor in (("levels", "f4", 1), ("fragment", "f2", 1), ("codes_f16", "f2", 2.0**-exponent)):
+        found = device_array(expected.shape, dtype)
+        lanes(fmt).call(name, 4, tiles, found)
+        np.testing.assert_array_equal(found.astype(np.float32), expected * np.float32(factor))
+    if fmt.integer:
+        bytes_of = levels.transpose(3, 0, 2, 6, 4, 1, 7, 5).reshape(-1, 4, 32, 4, 2, 4)
+        found = device_array(bytes_of.shape, "i1")
+        lanes(fmt).call("bytes", 4, tiles, found)
+        np.testing.assert_array_equal(found, bytes_of)
+
+
+@pytest.mark.compiles
+@harness.needs_compiler
+@each([S7, F8[0]])
+def test_kernels_that_pack(fmt):
+    """Byte for byte, with the bounds of rows."""
+    w = random_tensor(fmt, 100, 512, np.random.default_rng(3))
+    rows, count = w.blocks.shape
+    along = count * fmt.weights // tile.columns(fmt)
+    expected = tile.pack(fmt, w.blocks)
+    packed, bounds = device_array(expected.nbytes), device_array(128, np.float32)
+    panels = 2 * -(-along // tile.panel_tiles(fmt))
+    source = to_device(w.blocks, -(-w.blocks.nbytes // 16) * 16)
+    template = transforms.PACK.template(fmt)
+    Kernel("pack", fmt, **template)(panels, tile.PACK_THREADS, source, packed, bounds, rows, count, along)
+    assert packed.tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(bounds[:rows], tile.row_absmax(fmt, w.blocks))
+
+
+@pytest.mark.compiles
+@harness.needs_compiler
+@each([S7, F8[0]])
+def test_products_by_kernels(fmt):
+    """decode and prefill_sm80 of x in half; of integers also by codes of x."""
+    w, x, expected, bound = problem(fmt, 5)
+    x16 = x.astype(np.float16)
+    assert (np.abs(run_decode(fmt, "decode", "half", x16, w, 5) - expected) <= bound).all()
+    assert (np.abs(run_prefill(fmt, prefill_sm80.A16, "half", x16, w, 5, 2) - expected) <= bound).all()
+    if fmt.integer:
+        blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
+        assert_a8(run_decode(fmt, "decode_a8", Q8_1, blocks, w, 5), x, w)
+        assert_a8(run_prefill(fmt, prefill_sm80.A8, Q8_1, blocks, w, 5, 2), x, w)

@@ -110,6 +110,7 @@ class Format:
     family: the header of kernels/codes/ that formats made by one function share; "" for a format with its own.
     zero_field: the field that holds a zero of each group, an integer or a float16; "" where there is none.
     whole_rows: all blocks of a row have the same scale and zero: encode takes whole rows.
+    largest: the largest magnitude of a level, of codes that do not tell it; else 0.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Format:
     family: str = ""
     zero_field: str = ""
     whole_rows: bool = False
+    largest: float = 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and self._key == other._key
@@ -243,8 +245,8 @@ class Format:
 
         A zero that each group has of its own does not count.
         """
-        if self.grid is not None:
-            return float(self.grid.largest)
+        if self.grid is not None or self.largest:
+            return float(self.grid.largest if self.grid is not None else self.largest)
         if self.codebook is not None:
             return float(np.abs(self.codebook).max())
         return float(max(abs(code - (self.zero or 0)) for code in self.code_range))

@@ -10,8 +10,8 @@
     e5m2: 1 sign, 5 exponent (bias 15), 2 mantissa bits: the high byte of a float16
 
 The matrices of FP8 checkpoints: a scale of the tensor, of a row or of 128 x 128 weights is repeated in each block, for
-1/8 bit a weight at 256. Made when they are asked for: FORMATS finds each by its name, and lists none. They have no
-device tiles: products are on the CPU.
+1/8 bit a weight at 256. Made when they are asked for: FORMATS finds each by its name, and lists none. Kernels take
+e4m3's codes of NaN, which no encoder makes, for 480 and -480.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from qgemm.codec.scales import absmax
 from qgemm.errors import UnsupportedError
 
 GROUPS = (32, 64, 128, 256)
+CODE_EXPONENT = {"e4m3": 8, "e5m2": 0}  # a code's bits as those of a half, of e4m3 shifted, times 2^this are the number
+LARGEST = {"e4m3": 480.0, "e5m2": 57344.0}  # of a finite number in kernels
 LEAST = np.float32(2.0**-125)  # of a scale: the reciprocal of a smaller one overflows
 NAME = re.compile(r"f8_(e4m3|e5m2)_g(32|64|128|256)")
 
@@ -89,4 +91,7 @@ def _made(kind: str, group: int) -> Format:
         blocks["qs"] = levels.codes.reshape(-1, group)
         return blocks
 
-    return Format(f"f8_{kind}_g{group}", group, dtype, encode, levels, formula="d * number", pack=pack)
+    return Format(
+        f"f8_{kind}_g{group}", group, dtype, encode, levels, formula="d * number", pack=pack, family="f8",
+        slots={"qs": tuple(range(group))}, code_exponent=CODE_EXPONENT[kind], largest=LARGEST[kind],
+    )  # fmt: skip

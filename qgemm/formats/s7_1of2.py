@@ -5,7 +5,7 @@ offset  bytes  field
      2     64  qs  byte j: bits 0 to 6 the code q of weight 2 j or, if bit 7 is set, 2 j + 1; the other one is 0
 
 w = d * (q - 64) with q in 0..127: 4 bits a weight of the dense matrix, 4.125 with its scale. No GGUF file has such
-blocks: FORMATS finds the format by its name, and does not list it. It has no device tile: products are on the CPU.
+blocks: FORMATS finds the format by its name, and does not list it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec.format import Blocks, Format, Levels
-from qgemm.codec.packing import Floats, reciprocal, to_codes, to_float16
+from qgemm.codec.packing import Floats, LaneWords, Words, reciprocal, to_codes, to_float16
 from qgemm.codec.scales import signed_absmax
 
 WEIGHTS = 128
@@ -45,6 +45,34 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(codes.reshape(len(blocks), 1, WEIGHTS), blocks["d"].astype(np.float32)[:, None])
 
 
+# Side by side (qgemm/cuda/layout/tile.py) a lane's word of a step has the nibbles of columns 2t, 2t + 8, 2t + 1 and
+# 2t + 9 in a byte each, row g's low, row g + 8's high. In a tile it has bytes as in a block: of columns 2t and 2t + 1,
+# then 2t + 8 and 2t + 9, of row g, and the same of row g + 8.
+
+
+def to_tile(words: LaneWords) -> LaneWords:
+    """Words of nibbles -> of whole codes."""
+    ((name, word),) = words.items()
+    return {name: np.bitwise_or(_joined(word), _joined(np.right_shift(word, 4)) << 16)}
+
+
+def from_tile(words: LaneWords) -> LaneWords:
+    """The inverse of `to_tile`."""
+    ((name, word),) = words.items()
+    return {name: np.bitwise_or(_apart(word), _apart(np.right_shift(word, 16)) << 4)}
+
+
+def _joined(word: Words) -> Words:
+    low: Words = np.bitwise_and(word, np.uint32(0x0F0F0F0F))
+    found: Words = np.bitwise_and(low | low >> 12, np.uint32(0xFFFF))
+    return found
+
+
+def _apart(word: Words) -> Words:
+    found: Words = np.bitwise_and(word, np.uint32(0x0F0F)) | np.bitwise_and(word, np.uint32(0xF0F0)) << 12
+    return found
+
+
 def named(name: str) -> Format | None:
     """The format if this is its name, else None."""
     return s7_1of2() if name.lower() == "s7_1of2" else None
@@ -53,4 +81,8 @@ def named(name: str) -> Format | None:
 @cache
 def s7_1of2() -> Format:
     """The format."""
-    return Format("s7_1of2", WEIGHTS, DTYPE, encode, levels, formula="d * (q - 64), of one of two")
+    return Format(
+        "s7_1of2", WEIGHTS, DTYPE, encode, levels, formula="d * (q - 64), of one of two",
+        slots={"qs": tuple(range(WEIGHTS))}, to_tile=to_tile, from_tile=from_tile, code_exponent=0,
+        family="one_of_two",
+    )  # fmt: skip

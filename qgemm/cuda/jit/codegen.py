@@ -123,14 +123,20 @@ def _codes_header(fmt: Format) -> str:
 
 
 def family_header(fmt: Format) -> str:
-    """formats/NAME.cuh of a format of the family of group formats: its fields, bits, zeros and scales."""
+    """formats/NAME.cuh of a format of a family: the template of kernels/codes/ over its fields and facts."""
     own_zero, bf16 = (str(fact).lower() for fact in (bool(fmt.zero_field), fmt.dtype["d"].kind == "u"))
+    name, *facts = {
+        "groups": ("Groups", fmt.code_bits, own_zero, bf16),
+        "f8": ("Floats8",),
+        "one_of_two": ("OneOfTwo",),
+    }[fmt.family]
+    arguments = ", ".join(map(str, (f"{fmt.name}_fields<M16_TILES>", *facts)))
     return f"""#pragma once
 #include "codes/{fmt.family}.cuh"
 #include "tiles/{fmt.name}.cuh"
 namespace qgemm {{
 template <int M16_TILES>
-struct {fmt.name} : Groups<{fmt.name}_fields<M16_TILES>, {fmt.code_bits}, {own_zero}, {bf16}> {{}};
+struct {fmt.name} : {name}<{arguments}> {{}};
 }}  // namespace qgemm
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-C_TYPES = {"<u8": "u64", "<u4": "u32", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
+C_TYPES = {"<u8": "u64", "<u4": "u32", "<f4": "float", "<f2": "half", "<u2": "u16", "|u1": "u8", "|i1": "signed char"}
 
 
 def offset_of(dtype: Any, name: str) -> int:

@@ -47,6 +47,7 @@ class Formats(NamedTuple):
 
 TILED = Formats("tiled", lambda fmt: fmt.tiled)
 INTEGER = Formats("integer", lambda fmt: fmt.tiled and fmt.integer)
+NUMBERS = Formats("no codebook", lambda fmt: fmt.tiled and not fmt.needs_table)
 CODEBOOK = Formats("codebook", lambda fmt: fmt.tiled and fmt.needs_table)
 SIXTEENS = Formats("integer, groups of 16", lambda fmt: INTEGER.holds(fmt) and fmt.group == 16)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
@@ -97,9 +98,9 @@ class Route(NamedTuple):
 
 ROUTES = (
     #     kernel           act       x       m <= sm>= <    formats   tokens       what it does
-    Route(DECODE,          ("a16",), TYPES,  8,   80,  ANY, INTEGER,  (1, 8),      "at the speed of memory"),
-    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, INTEGER,  TOKENS,      "wgmma, from packed weights"),
-    Route(DECODE,          ("a16",), TYPES,  16,  80,  ANY, INTEGER,  (16,),       "at the speed of memory"),
+    Route(DECODE,          ("a16",), TYPES,  8,   80,  ANY, NUMBERS,  (1, 8),      "at the speed of memory"),
+    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, NUMBERS,  TOKENS,      "wgmma, from packed weights"),
+    Route(DECODE,          ("a16",), TYPES,  16,  80,  ANY, NUMBERS,  (16,),       "at the speed of memory"),
     Route(DECODE_A8,       ("a8",),  TYPES,  8,   80,  ANY, INTEGER,  (1, 8),      "the same by integer dots"),
     Route(PREFILL_SM90,    ("a8",),  HALF,   16,  90,  100, SIXTEENS, TOKENS,      "on decoded activations"),
     Route(DECODE_A8,       ("a8",),  TYPES,  16,  80,  ANY, INTEGER,  (16,),       "the same by integer dots"),
@@ -120,7 +121,7 @@ ROUTES = (
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
-    Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, INTEGER,  (1,),        "experts, each looked up"),
+    Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, NUMBERS,  (1,),        "experts, each looked up"),
     Route(MOE_DECODE,      ("a16",), HALVES, ANY, 80,  ANY, CODEBOOK, (1,),        "experts, levels rounded to x"),
     Route(MOE_PREFILL_SM90, ("a16",), HALVES, ANY, 90, 100, TILED,    GROUPED_TOKENS, "experts, tokens sorted by them"),
 )  # fmt: skip

@@ -1,0 +1,59 @@
+// One of each two neighbours kept, in seven bits and one that tells which. Twin of qgemm/formats/s7_1of2.py.
+#pragma once
+
+#include "codes/half_scales.cuh"
+#include "codes/signed_bytes.cuh"
+#include "fragment.cuh"
+
+namespace qgemm {
+
+// A word of a step in a tile: bytes of columns 2t and 2t + 1, then 2t + 8 and 2t + 9, of row g, the same of row g + 8.
+template <class Fields>
+struct OneOfTwo : HalfScales<Fields> {
+    using Codes = typename Fields::Codes;
+    static constexpr int ZERO = 0, CODE_BIAS = 0, CODE_EXPONENT = 0, HIGH_ROW_SHIFT = 0;  // codes_f16 are levels
+
+    static __device__ void to_tile(Codes& codes) {
+#pragma unroll
+        for (u32& word : codes.qs) word = joined(word) | joined(word >> 4) << 16;
+    }
+    static __device__ void from_tile(Codes& codes) {
+#pragma unroll
+        for (u32& word : codes.qs) word = apart(word) | apart(word >> 16) << 4;
+    }
+    static __device__ Fragment codes_f16(const Codes& codes, int step) { return fragment(codes, step); }
+    // Levels of rows g and g + 8, each moved to the half that the code's bit 7 tells, beside 0.
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        const u32 word = codes.qs[step];
+        u32 found[4];
+#pragma unroll
+        for (int far = 0; far < 2; ++far) {
+            const half2 both = levels_from<0>(word >> 8 * far & 0x007f007f, 64);
+            const u32 levels = *reinterpret_cast<const u32*>(&both), second = word >> (7 + 8 * far);
+            found[2 * far] = __byte_perm(levels, 0, second & 1 ? 0x1044 : 0x4410);
+            found[2 * far + 1] = __byte_perm(levels, 0, second >> 16 & 1 ? 0x3244 : 0x4432);
+        }
+        return as_fragment(found[0], found[1], found[2], found[3]);
+    }
+    // Columns 2t, 2t + 8, 2t + 1, 2t + 9 of each row: a code is of one of the first two, or two bytes further on.
+    static __device__ Bytes bytes(const Codes& codes, int step) {
+        const u32 word = codes.qs[step], levels = centred<64>(word & 0x7f7f7f7f);
+        Bytes found;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const u32 near = levels >> 16 * r & 0xff, far = levels >> (16 * r + 8) & 0xff;
+            found.row[r] = near << (word >> (16 * r + 7) & 1 ? 16 : 0) | far << (word >> (16 * r + 15) & 1 ? 24 : 8);
+        }
+        return found;
+    }
+
+private:
+    // Nibbles of bytes 0 and 2, 1 and 3 -> bytes 0 and 1, and back.
+    static __device__ u32 joined(u32 word) {
+        const u32 low = word & 0x0f0f0f0f;
+        return (low | low >> 12) & 0xffff;
+    }
+    static __device__ u32 apart(u32 word) { return (word & 0x0f0f) | (word & 0xf0f0) << 12; }
+};
+
+}  // namespace qgemm
