@@ -25,7 +25,7 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
             blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
         elif name in fmt.ordinary:
             blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
-    if fmt.family == "f8":  # codes of NaN and infinity, of which no product can be checked
+    if fmt.family == "f8" and fmt.levels is not None:  # no product of codes of NaN and infinity can be checked
         finite = np.isfinite(fmt.levels(blocks.reshape(-1)).codes).reshape(blocks["qs"].shape)
         blocks["qs"] *= finite.astype(np.uint8)
     if fmt.scatter_scale is not None:
