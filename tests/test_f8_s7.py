@@ -1,9 +1,10 @@
-"""f8_e4m3, f8_e5m2 and s7_1of2: codecs, tiles, and their headers and products by kernels run on the host."""
+"""f8_e4m3, f8_e5m2, s7_1of2 and kbit4_f32: codecs, tiles, and their headers and products by kernels run on the host."""
 
 from __future__ import annotations
 
 from functools import cache
 
+import foreign
 import harness
 import ml_dtypes
 import numpy as np
@@ -21,8 +22,10 @@ from qgemm.cuda.kernels import prefill_sm80, transforms
 from qgemm.cuda.layout import tile
 from qgemm.cuda.problem import Q8_1
 from qgemm.formats import format_of
+from qgemm.formats.kbit import kbit_float32
 
 S7 = format_of("s7_1of2")
+FP4 = kbit_float32(4, foreign.FP4)  # bitsandbytes' fp4, whose codebook has a level twice
 F8 = [format_of(name) for name in ("f8_e4m3_g128", "f8_e5m2_g32", "f8_e4m3_g256")]
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 lanes = cache(Lanes)
@@ -75,7 +78,7 @@ def test_the_larger_of_two_neighbours_is_kept(rng):
     assert S7.bpw == 4.125
 
 
-@each([S7, *F8])
+@each([S7, *F8, FP4])
 @given(rng=seeds())
 def test_tiles_hold_blocks_bit_for_bit(fmt, rng):
     blocks = np.frombuffer(rng.bytes(65 * 2 * fmt.block_bytes), fmt.dtype).reshape(65, 2)
@@ -114,7 +117,7 @@ def test_levels_of_lanes(fmt):
 
 @pytest.mark.compiles
 @harness.needs_compiler
-@each([S7, F8[0]])
+@each([S7, F8[0], FP4])
 def test_kernels_that_pack(fmt):
     """Byte for byte, with the bounds of rows."""
     w = random_tensor(fmt, 100, 512, np.random.default_rng(3))
@@ -132,7 +135,7 @@ def test_kernels_that_pack(fmt):
 
 @pytest.mark.compiles
 @harness.needs_compiler
-@each([S7, F8[0]])
+@each([S7, F8[0], FP4])
 def test_products_by_kernels(fmt):
     """decode and prefill_sm80 of x in half; of integers also by codes of x."""
     w, x, expected, bound = problem(fmt, 5)

@@ -55,7 +55,7 @@ TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x
 # of 16 bits.
 BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, PREFILL_SM90_A8_G128.name, "float")
 CONFIGS_BY_TURNS = 2
-REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2")  # of families, which FORMATS does not list
+REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of families, which FORMATS does not list
 FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 4, 8  # one unit of so many: where registers are judged, and elsewhere
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture, but for

@@ -20,6 +20,10 @@ __device__ inline float2 absmax_pair(const u8 (&blocks)[2][2], int block) {
     return __half22float2(__hmul2(as_half2(halves), __float2half2_rn(16.0f)));
 }
 
+__device__ inline float2 absmax_pair(const float (&blocks)[2][2], int block) {
+    return *reinterpret_cast<const float2*>(blocks[block]);
+}
+
 template <class Fields, class Book>
 struct Codebook : Fields {
     using Codes = typename Fields::Codes;

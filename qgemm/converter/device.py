@@ -53,7 +53,7 @@ class Device:
         fmt, kernels = step.format, module("cuda").encode
         if encoder.search:
             return encoder.importance is not None and kernels.takes_weighted(fmt)
-        kernel = fmt.bit_planes or kernels.takes(fmt)
+        kernel = (fmt.bit_planes and fmt.stored_in_parts) or kernels.takes(fmt)
         return kernel and not (step.copied or step.by_codes or fmt.plain)
 
     def piece(self, step: Step, start: int, stop: int, importance: Importance | None = None) -> Piece:

@@ -14,7 +14,7 @@ from qgemm.formats.kbit import WEIGHTS
 from qgemm.tensor import Tensor
 
 from . import upload
-from .kernels.transforms import DEQUANTIZE_CODEBOOK, PLANES_THREADS, QUANTIZE_CODEBOOK
+from .kernels.transforms import DEQUANTIZE_CODEBOOK, PLANES_THREADS, QUANTIZE_CODEBOOK, encodes_planes
 from .problem import C_TYPES, c_type
 from .tensor import DeviceTensor
 
@@ -125,7 +125,7 @@ def launch_dequantize(fmt: Format, values: Any, absmax: Any, planes: Any) -> Non
 
 def check(fmt: Format) -> None:
     """UnsupportedError unless this is a kbit format."""
-    if not fmt.bit_planes:
+    if not encodes_planes(fmt):
         raise UnsupportedError(f"{fmt} has no encoder on a GPU, the kbit formats have one; quantize on the host")
 
 

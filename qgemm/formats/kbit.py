@@ -47,7 +47,8 @@ def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> 
 def kbit_float32(bits: int, codebook: ArrayLike) -> Format:
     """The format of so many bits with this codebook and a float32 absmax, kbit4_f32 of bitsandbytes' tensors.
 
-    It has no device tile. CodebookError for a codebook that is not 2^bits finite numbers.
+    FORMATS does not list it, and a GPU does not quantize to it. CodebookError for a codebook that is not 2^bits finite
+    numbers.
     """
     return _made(bits, "float32", FLOAT32, codebook)
 
@@ -92,9 +93,10 @@ def _made(bits: int, own: str, kind: StoredScale, codebook: ArrayLike | None) ->
     small, exact = kind.dtype == "u1", kind is FLOAT32
     return Format(
         name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]",
-        slots={} if exact else {"planes": IN_ORDER}, bit_planes=not exact, limit=kind.limit, codebook=book,
+        slots={"planes": IN_ORDER}, bit_planes=True, limit=kind.limit, codebook=book,
         variant=variant, stored_in_parts=not exact, pack=pack if exact else None,
         ordinary={"absmax": (0x20, 0x40)} if small else {}, number_bytes=("absmax",) if small else (),
+        family="codebook" if exact else "",
     )  # fmt: skip
 
 

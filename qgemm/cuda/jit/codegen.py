@@ -124,11 +124,12 @@ def _codes_header(fmt: Format) -> str:
 
 def family_header(fmt: Format) -> str:
     """formats/NAME.cuh of a format of a family: the template of kernels/codes/ over its fields and facts."""
-    own_zero, bf16 = (str(fact).lower() for fact in (bool(fmt.zero_field), fmt.dtype["d"].kind == "u"))
+    own_zero, bf16 = (str(fact).lower() for fact in (bool(fmt.zero_field), fmt.name.endswith("_bf16")))
     name, *facts = {
         "groups": ("Groups", fmt.code_bits, own_zero, bf16),
         "f8": ("Floats8",),
         "one_of_two": ("OneOfTwo",),
+        "codebook": ("Codebook", f"{fmt.name}_codebook"),
     }[fmt.family]
     arguments = ", ".join(map(str, (f"{fmt.name}_fields<M16_TILES>", *facts)))
     return f"""#pragma once

@@ -62,6 +62,11 @@ def encodes(fmt: Format) -> bool:
     return _coded(fmt) and fmt.weights == 32 and fmt.weighted is None
 
 
+def encodes_planes(fmt: Format) -> bool:
+    """Whether `quantize_codebook` makes blocks of a format, and `dequantize_codebook` values of its parts."""
+    return fmt.bit_planes and fmt.stored_in_parts
+
+
 def encodes_groups(fmt: Format) -> bool:
     """Whether `encode_groups` does: where a block has several groups or an encoder for an importance."""
     return _coded(fmt) and (fmt.weights > fmt.group or fmt.weighted is not None)
@@ -108,8 +113,8 @@ GATHER_ROWS = Transform("gather_rows", OUT, _tiled, _gatherer)
 ENCODE = Transform("encode", IN, encodes, _encoder)
 ENCODE_GROUPS = Transform("encode_groups", ({"WEIGHTED": 0},), encodes_groups, _encoder)
 ENCODE_WEIGHTED = Transform("encode_groups", ({"WEIGHTED": 1},), encodes_weighted, _encoder)
-QUANTIZE_CODEBOOK = Transform("quantize_codebook", IN, lambda fmt: fmt.bit_planes, _planes)
-DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, lambda fmt: fmt.bit_planes, _planes)
+QUANTIZE_CODEBOOK = Transform("quantize_codebook", IN, encodes_planes, _planes)
+DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, encodes_planes, _planes)
 QUANTIZE_ACTIVATIONS = Transform("quantize_activations", IN)
 DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {"Out": "float"}))
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
