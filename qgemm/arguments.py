@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .codec.format import FLOATS, float_dtype, float_name
-from .codec.group_activations import FORMAT as GROUPED
+from .codec.group_activations import GROUPS, activation_of
 from .errors import UnsupportedError
 from .packed import Packed, Transposed
 from .tensor import Tensor
 
-Activation = Literal["a16", "a8", "a8_g128"]
+Activation = Literal["a16", "a8", "a8_g128", "a8_g256"]
 MAX_WORK = 10_000  # candidates that are tried to tell whether two arrays share memory
 ACTIVATIONS: tuple[Activation, ...] = ("a16", "a8")  # exact, and ggml's integer formulas: every table has both
-KINDS: tuple[Activation, ...] = (*ACTIVATIONS, "a8_g128")
+KINDS: tuple[Activation, ...] = (*ACTIVATIONS, "a8_g128", "a8_g256")
 
 
 class PreparedActivations:
     """Base of activations that a device holds in quantized form; on the host they are a Tensor.
 
-    activation: that which multiplies them, "a8" or "a8_g128".
+    activation: that which multiplies them: "a8", "a8_g128" or "a8_g256".
     """
 
     activation: Activation = "a8"
@@ -82,7 +82,7 @@ def prepared_for(x: Any) -> Activation | None:
     if isinstance(x, PreparedActivations):
         return x.activation
     if isinstance(x, Tensor):
-        return "a8_g128" if x.format == GROUPED else "a8"
+        return cast("Activation", activation_of(x.format) or "a8")
     return None
 
 
@@ -90,7 +90,7 @@ def check_prepared(x: Any, activation: str) -> None:
     """UnsupportedError unless prepared x was prepared for this activation."""
     known = prepared_for(x)
     if known not in (None, activation):
-        kind = "Q8_1" if known == "a8" else "codes of eight bits a group of 128"
+        kind = f"codes of eight bits a group of {GROUPS[known]}" if known in GROUPS else "Q8_1"
         raise UnsupportedError(f"prepared activations are {kind} for activation {known!r}, got {activation!r}")
 
 

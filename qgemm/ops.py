@@ -78,11 +78,12 @@ def matmul(
     array that speaks DLPack (a torch tensor, detached if it requires grad); or what `quantize_activations` prepared.
     w: a Tensor (x on the CPU) or a DeviceTensor (x on its GPU).
     activation: "a16" multiplies x as it is with the exact weights; "a8" quantizes x to Q8_1 and multiplies integer
-    codes block by block. Where ggml's float16 scales and sums would leave their normal range, those of x keep as many
-    bits beyond it: finite y comes of any finite x; blocks of x below 3.7e-37 count as zero. On the CPU more than 64
-    rows are decoded again and multiplied as floats, which is faster. "a8_g128" rounds both factors to eight bits, x in
-    groups of 128 columns and w in 256 of a row, for the int8 tensor cores of sm_90: about 1% off, and so far no faster
-    than "a16" (docs/kernels/eight_bits.md). The default is "a16", for prepared activations theirs.
+    codes block by block. Where ggml's float16 scales and sums would leave their normal range, those of x keep as
+    many bits beyond it: finite y comes of any finite x; blocks of x below 3.7e-37 count as zero. On the CPU more
+    than 64 rows are decoded again and multiplied as floats, which is faster. "a8_g128" and "a8_g256" round both
+    factors to eight bits, x in groups of 128 or 256 columns and w in 256 of a row, for the int8 tensor cores of
+    sm_90: about 1% off, and so far no faster than "a16" (docs/kernels/eight_bits.md). The default is "a16", for
+    prepared activations theirs.
     bias [N], residual [..., N] of y's shape: added to y, any float dtype, on x's device. The residual may be `out`.
     out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32; NumPy's, torch's
     or a name). It may overlap x and what is added: they are read as they were.
@@ -181,10 +182,10 @@ def _one_by_one(
 def quantize_activations(x: Any, activation: Activation = "a8") -> Any:
     """Prepare x [..., K] for several products of an activation; K must be a multiple of 32.
 
-    activation: "a8", Q8_1 blocks along K, or "a8_g128", codes of eight bits with a scale a group of 128 columns. NaN
-    and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor, with scales and sums in
-    float32 (qgemm/codec/activations.py, group_activations.py); blocks for a file are those of `quantize(x, "q8_1")`,
-    which multiply too.
+    activation: "a8", Q8_1 blocks along K, or "a8_g128" or "a8_g256", codes of eight bits with a scale a group of 128 or
+    256 columns. NaN and infinity become NaN in the outputs of their own row. On the CPU the result is a Tensor,
+    with scales and sums in float32 (qgemm/codec/activations.py, group_activations.py); blocks for a file are those
+    of `quantize(x, "q8_1")`, which multiply too.
     """
     if activation not in KINDS[1:]:
         raise unknown_activation(activation, KINDS[1:])

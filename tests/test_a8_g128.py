@@ -1,4 +1,4 @@
-"""Products of eight bits on either side, "a8_g128": the formula in exact integers, its codes, and its error."""
+"""Products of eight bits on either side, "a8_g128" and "a8_g256": the formula in exact integers, codes, error."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from strategies import EVERY_CODES, each, problems
 import qgemm
 from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
 from qgemm.codec.error_bound import a8_g128_exact, excess
-from qgemm.codec.group_activations import FORMAT, GROUP
+from qgemm.codec.group_activations import FORMAT, GROUPS
 
 KIND = "a8_g128"
+LIMITS = {"a8_g128": 0.03, "a8_g256": 0.035}  # of the error with outlier channels: docs/kernels/eight_bits.md
+every_kind = pytest.mark.parametrize("kind", GROUPS)
 
 
 def weights_of(w: qgemm.Tensor):
@@ -61,17 +63,20 @@ def test_identity_gives_back_the_codes():
     np.testing.assert_allclose(y.T, found.codes * found.scale.repeat(COLUMNS, axis=1), rtol=1e-6)
 
 
+@every_kind
 @pytest.mark.parametrize("k", [32, 96, 128, 160, 256, 288, 640])
-def test_last_groups_may_be_short(k):
+def test_last_groups_may_be_short(k, kind):
     x, w = normal(3, k), random_tensor(qgemm.FORMATS["q5_1"], 70, k, np.random.default_rng(k))
-    prepared = qgemm.quantize_activations(x, KIND)
+    prepared, group = qgemm.quantize_activations(x, kind), GROUPS[kind]
     assert prepared.blocks.shape == (3, k // 32)
-    for first in range(0, k, GROUP):
-        d = prepared.blocks["d"][:, first // 32 : (first + GROUP) // 32]
-        unit = np.abs(x[:, first : first + GROUP]).max(axis=1, keepdims=True) / np.float32(127)
+    for first in range(0, k, group):
+        d = prepared.blocks["d"][:, first // 32 : (first + group) // 32]
+        unit = np.abs(x[:, first : first + group]).max(axis=1, keepdims=True) / np.float32(127)
         np.testing.assert_array_equal(d, unit.repeat(d.shape[1], axis=1))
     np.testing.assert_allclose(prepared.dequantize(), x, atol=0.5001 * prepared.blocks["d"].max())
-    assert excess(qgemm.matmul(x, w, KIND), *a8_g128_exact(prepared.blocks, weights_of(w))) <= 1
+    y = qgemm.matmul(x, w, kind)
+    np.testing.assert_array_equal(qgemm.matmul(prepared, w), y)
+    assert excess(y, *a8_g128_exact(prepared.blocks, weights_of(w))) <= 1
 
 
 def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
@@ -102,17 +107,18 @@ def test_any_magnitude_of_x(size):
     assert np.abs(prepared.blocks["qs"]).max() == (0 if size == 1e-38 else 127)
 
 
+@every_kind
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "q2_k", "tq2_0"])
-def test_relative_error_of_products(name):
-    """Against exact weights and activations: 1.5% on normal activations, 3% with outlier channels."""
+def test_relative_error_of_products(name, kind):
+    """Against exact weights and activations: 1.5% on normal activations, LIMITS with outlier channels."""
     rng = np.random.default_rng(2)
     w = qgemm.quantize(rng.standard_normal((64, 2048)).astype(np.float32), name)
     x = rng.standard_normal((16, 2048)).astype(np.float32)
     outliers = x.copy()
     outliers[:, rng.choice(2048, 20, replace=False)] *= 20
-    for values, most in ((x, 0.015), (outliers, 0.03)):
+    for values, most in ((x, 0.015), (outliers, LIMITS[kind])):
         want = exact(values, w)
-        assert np.sqrt(((qgemm.matmul(values, w, KIND) - want) ** 2).mean() / (want**2).mean()) < most
+        assert np.sqrt(((qgemm.matmul(values, w, kind) - want) ** 2).mean() / (want**2).mean()) < most
 
 
 def test_gated_many_and_experts_take_it():
@@ -133,10 +139,14 @@ def test_errors_say_what_fits():
     x, w = normal(2, 64), qgemm.quantize(normal(3, 64), "q4_0")
     for call, message in (
         (lambda: qgemm.matmul(qgemm.quantize_activations(x, KIND), w, "a8"), "for activation 'a8_g128', got 'a8'"),
+        (lambda: qgemm.matmul(qgemm.quantize_activations(x, "a8_g256"), w, KIND), "a group of 256 for activation"),
         (lambda: qgemm.matmul(qgemm.quantize_activations(x), w, KIND), "are Q8_1 for activation 'a8', got 'a8_g128'"),
-        (lambda: qgemm.quantize_activations(x, "a16"), "activation is 'a8' or 'a8_g128', got 'a16'"),
-        (lambda: qgemm.matmul(x, w, "a4"), "activation is 'a16', 'a8' or 'a8_g128', got 'a4'"),
-        (lambda: qgemm.matmul(x, qgemm.quantize(x, "kbit4"), KIND), "no integer codes for activation 'a8_g128'"),
+        (lambda: qgemm.quantize_activations(x, "a16"), "activation is 'a8', 'a8_g128' or 'a8_g256', got 'a16'"),
+        (lambda: qgemm.matmul(x, w, "a4"), "activation is 'a16', 'a8', 'a8_g128' or 'a8_g256', got 'a4'"),
+        (
+            lambda: qgemm.matmul(x, qgemm.quantize(x, "kbit4"), KIND),
+            "no integer codes for activations of eight bits a group",
+        ),
         (lambda: qgemm.quantize_activations(normal(2, 100), KIND), "100 is not a multiple of 32"),
     ):
         with pytest.raises(qgemm.UnsupportedError, match=message):

@@ -23,9 +23,10 @@ import qgemm
 from qgemm.codec import activations as blocks_of_activations
 from qgemm.codec.error_bound import magnitudes
 from qgemm.codec.format import float_dtype
+from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.kernels import transforms
-from qgemm.cuda.kernels.transforms import G128_TOKENS
+from qgemm.cuda.kernels.transforms import GROUPS_TOKENS
 from qgemm.cuda.layout import activations, group_activations
 from qgemm.cuda.layout import tile as tiles
 
@@ -261,24 +262,25 @@ def some_activations(kind):
 
 
 @both_ways
+@pytest.mark.parametrize("activation", GROUPS)
 @pytest.mark.parametrize("kind", X_DTYPES)
-def test_activations_become_eight_bits(kind, backwards):
-    """quantize_activations_g128: the codes and scales of NumPy, zeros beyond m and k."""
+def test_activations_become_eight_bits(kind, activation, backwards):
+    """quantize_activations_groups: the codes and scales of NumPy, zeros beyond m and k."""
     x = some_activations(kind)
-    (m, k), want = x.shape, qgemm.quantize_activations(x, "a8_g128").blocks
-    found = device_array((group_activations.nbytes(m, k),), np.uint8)
+    (m, k), group, want = x.shape, GROUPS[activation], qgemm.quantize_activations(x, activation).blocks
+    found = device_array((group_activations.nbytes(m, k, group),), np.uint8)
     found[...] = 255
-    quantize = kernel("quantize_activations_g128", In=kind, TOKENS=G128_TOKENS)
-    grid = group_activations.rows_of(m) // G128_TOKENS, 1
+    quantize = kernel("quantize_activations_groups", In=kind, TOKENS=GROUPS_TOKENS, GROUP=group)
+    grid = group_activations.rows_of(m) // GROUPS_TOKENS, 1
     quantize(grid, 128, to_device(x), found, k, m, backwards=backwards)
-    got = group_activations.blocks_of(found, m, k)
+    got = group_activations.blocks_of(found, m, k, group)
     for name in ("qs", "d"):
         assert_array_equal(got[name], want[name])
-    padded = group_activations.blocks_of(found, group_activations.rows_of(m), group_activations.columns_of(k))
+    padded = group_activations.blocks_of(found, group_activations.rows_of(m), group_activations.columns_of(k), group)
     assert not padded["qs"][m:].any()
     assert not padded["qs"][:, k // 32 :].any()
     assert not padded["d"][m:].any()
-    assert not padded["d"][:, -1].any()
+    assert not padded["d"][:, -(-k // group) * group // 32 :].any()
 
 
 @both_ways

@@ -42,7 +42,7 @@ from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
-from qgemm.cuda.kernels.prefill_sm90_a8_g128 import PREFILL_SM90_A8_G128
+from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
 from qgemm.cuda.kernels.routes import common_variants, variants
 from qgemm.cuda.problem import TUNED_SMS
 from qgemm.files.compiled import cache_dir
@@ -53,7 +53,7 @@ TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x
 # Also there, but so many configs a format: kernels whose main loop each format compiles in every config for another
 # kernel, those whose main loop formats differ in little, and x of float32, which is converted and then multiplied as x
 # of 16 bits.
-BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, PREFILL_SM90_A8_G128.name, "float")
+BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, PREFILL_SM90_EIGHT_BITS.name, "float")
 CONFIGS_BY_TURNS = 2
 REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of families, which FORMATS does not list
 FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one

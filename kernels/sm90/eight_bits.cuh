@@ -2,8 +2,8 @@
 //
 // x comes as signed bytes [m, k], padded to whole token tiles and whole stages, with scales [boxes along k][m]:
 // qgemm/cuda/layout/group_activations.py has the order of columns and tokens.
-// Config: Sm90 of config.cuh with In signed char, a stage of EIGHT_BIT_COLUMNS, which share a scale of W; LEAST_LEVEL,
-// GREATEST_LEVEL (of the format).
+// Config: Sm90 of config.cuh with In signed char, a stage of EIGHT_BIT_COLUMNS, which share a scale of W; X_GROUP
+// (columns of x that share a scale), LEAST_LEVEL, GREATEST_LEVEL (of the format).
 #pragma once
 
 #include "consumer.cuh"
@@ -17,14 +17,15 @@ struct EightBits : Sm90<Base> {
     static constexpr int BOXES = Base::K_BLOCKS_PER_STAGE * K_BLOCK / Sm90<Base>::X_COLUMNS;  // of x, in a stage
     static_assert(Base::K_BLOCKS_PER_STAGE * K_BLOCK == EIGHT_BIT_COLUMNS, "a stage has the columns of a scale of W");
     static_assert(Sm90<Base>::WHOLE_TILES, "a stage holds whole tiles, and so all scales of its columns");
-    static_assert(Sm90<Base>::X_COLUMNS == EIGHT_BIT_GROUP, "a box has the columns of a scale of x");
+    static constexpr int GROUPS = EIGHT_BIT_COLUMNS / Base::X_GROUP;  // of x, in a stage
+    static_assert(BOXES == 2 && BOXES % GROUPS == 0, "a box of x lies in one group");
 
     struct XScales {
-        float x_scales[Base::STAGES][BOXES][Base::TOKENS];
+        float x_scales[Base::STAGES][GROUPS][Base::TOKENS];
     };
 };
 
-// x as it is loaded. map: of its bytes; scales: [boxes along K][rows], rows a multiple of TOKENS.
+// x as it is loaded. map: of its bytes; scales: [groups along K][rows].
 struct EightBitX {
     const TensorMap* map;
     const float* scales;
@@ -33,7 +34,7 @@ struct EightBitX {
 
 template <class Config>
 __device__ inline void load_x(Producer<Config>& producer, const EightBitX& x) {
-    constexpr int BOXES = Config::BOXES;
+    constexpr int BOXES = Config::BOXES, GROUPS = Config::GROUPS;
     if (elect_sync()) prefetch_tensormap(x.map);
     griddepcontrol_launch_dependents();
     auto& smem = producer.smem;
@@ -41,19 +42,20 @@ __device__ inline void load_x(Producer<Config>& producer, const EightBitX& x) {
         init_wait<Config>();
         griddepcontrol_wait();
     };
-    producer.for_stages(
-        nullptr, begin, [&](const Source<Config>& source, int j, const PipelineState<Config>& state, u32) {
-            const u32 full = state.full(smem);
-            mbarrier_arrive_expect_tx(full, sizeof(smem.x[0]) + sizeof(smem.x_scales[0]));
+    producer.for_stages(nullptr, begin,
+                        [&](const Source<Config>& source, int j, const PipelineState<Config>& state, u32) {
+                            const u32 full = state.full(smem);
+                            mbarrier_arrive_expect_tx(full, sizeof(smem.x[0]) + sizeof(smem.x_scales[0]));
 #pragma unroll
-            for (int box = 0; box < BOXES; ++box) {
-                const int number = j * BOXES + box;  // along K
-                tma_load_2d(shared_address(smem.x[state.stage][box]), x.map, source.token, number * Config::X_COLUMNS,
-                            full);
-                cp_async_bulk(shared_address(smem.x_scales[state.stage][box]),
-                              x.scales + i64(number) * x.rows + source.token, sizeof(smem.x_scales[0][0]), full);
-            }
-        });
+                            for (int box = 0; box < BOXES; ++box)
+                                tma_load_2d(shared_address(smem.x[state.stage][box]), x.map, source.token,
+                                            (j * BOXES + box) * Config::X_COLUMNS, full);
+#pragma unroll
+                            for (int group = 0; group < GROUPS; ++group)
+                                cp_async_bulk(shared_address(smem.x_scales[state.stage][group]),
+                                              x.scales + i64(j * GROUPS + group) * x.rows + source.token,
+                                              sizeof(smem.x_scales[0][0]), full);
+                        });
 }
 
 }  // namespace qgemm

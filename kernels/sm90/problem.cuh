@@ -30,9 +30,10 @@ struct Problem : KStages<Config> {
 
     __device__ int first_token(int tile) const { return divide(tile, stream_k.row_tiles) * Config::TOKENS; }
     // First token of the box that is loaded. The last box is moved back to end with the matrix, because TMA is slow on
-    // boxes that reach beyond it; the tokens in front are stored by the tile before.
+    // boxes that reach beyond it; the tokens in front are stored by the tile before. Codes of eight bits come in sixteens.
     __device__ int first_loaded(int tile) const {
-        return Config::EIGHT_BITS ? first_token(tile) : min(first_token(tile), max(m - Config::TOKENS, 0));
+        const int rows = Config::EIGHT_BITS ? (m + 15) / 16 * 16 : m;
+        return min(first_token(tile), max(rows - Config::TOKENS, 0));
     }
     __device__ int first_row_block(int tile) const {
         return (tile - divide(tile, stream_k.row_tiles) * row_tiles) * Config::ROW_BLOCKS;

@@ -74,7 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="of the random activations (default 0)")
     parser.add_argument("--out", metavar="Y.npy", help="write y [..., N] as float32; needs --x or a single M")
     parser.add_argument(
-        "--activation", choices=KINDS, default="a16", help="a16: x as it is; a8: as Q8_1; a8_g128: both in 8 bits"
+        "--activation",
+        choices=KINDS,
+        default="a16",
+        help="a16: x as it is; a8: as Q8_1; a8_g128, a8_g256: both in 8 bits",
     )
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="cpu", help="default cpu")
     add_json(parser, "the table")

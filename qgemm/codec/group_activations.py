@@ -1,7 +1,7 @@
-"""Activations of "a8_g128" products: codes of eight bits with a scale for each token and group of 128 columns.
+"""Activations of "a8_g128" and "a8_g256" products: codes of eight bits, a scale for each token and group of columns.
 
     offset  bytes  field
-         0      4  d   float32 scale, of all four blocks of a group
+         0      4  d   float32 scale, of all blocks of a group: four of 128 columns, eight of 256
          4     32  qs  byte j: value j, signed, -127 to 127
 
 d = absmax / 127 of the group, q = x / d rounded to the nearest, halves away from zero. The last group of a row may be
@@ -17,21 +17,23 @@ from .format import Blocks, Format, Levels
 from .packing import Floats
 from .scales import absmax
 
-GROUP = 128  # columns that share a scale
+GROUPS = {"a8_g128": 128, "a8_g256": 256}  # columns that share a scale, by activation
+GROUP = min(GROUPS.values())  # in which every one has the same scale
 LEAST = 2.0**-119  # of a largest magnitude whose 127 / magnitude is finite in float32, with room to spare
 DTYPE = np.dtype([("d", "<f4"), ("qs", "i1", 32)])
-BLOCKS = GROUP // DTYPE["qs"].shape[0]  # of a group
+BLOCKS = GROUP // DTYPE["qs"].shape[0]  # of such a group
 
 
-def encode_rows(x: NDArray[np.float32]) -> Blocks:
-    """Values [M, K], K a multiple of 32 -> blocks [M, K / 32]."""
+def encode_rows(x: NDArray[np.float32], group: int = GROUP) -> Blocks:
+    """Values [M, K], K a multiple of 32 -> blocks [M, K / 32], a scale for so many columns."""
     m, count = len(x), x.shape[1] // FORMAT.weights
-    padded = np.zeros((m, -(-count // BLOCKS), GROUP), np.float32)
+    in_group = group // FORMAT.weights
+    padded = np.zeros((m, -(-count // in_group), group), np.float32)
     padded.reshape(m, -1)[:, : x.shape[1]] = x
-    largest = absmax(padded.reshape(-1, GROUP)).reshape(m, -1)
+    largest = absmax(padded.reshape(-1, group)).reshape(m, -1)
     q = codes(padded, largest).reshape(m, -1, FORMAT.weights)
     blocks = np.empty((m, count), DTYPE)
-    blocks["d"] = unit(largest).repeat(BLOCKS, axis=1)[:, :count]
+    blocks["d"] = unit(largest).repeat(in_group, axis=1)[:, :count]
     blocks["qs"] = q[:, :count]
     return blocks
 
@@ -58,4 +60,13 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(blocks["qs"][:, None], blocks["d"][:, None])
 
 
-FORMAT = Format("i8_g128", DTYPE["qs"].shape[0], DTYPE, None, levels, formula="d * q")
+FORMATS = {
+    kind: Format(f"i8_g{group}", DTYPE["qs"].shape[0], DTYPE, None, levels, formula="d * q")
+    for kind, group in GROUPS.items()
+}
+FORMAT = FORMATS["a8_g128"]
+
+
+def activation_of(fmt: Format) -> str | None:
+    """The activation that such blocks are prepared for, if any."""
+    return next((kind for kind, each in FORMATS.items() if each == fmt), None)

@@ -29,6 +29,7 @@ from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, wri
 from qgemm.backend import Status
 from qgemm.codec import activations, group_activations, search
 from qgemm.codec.format import Format, float_name, floats
+from qgemm.codec.group_activations import GROUPS
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.gating import gated_by
@@ -108,8 +109,8 @@ class CpuBackend:
             _check(values, w, activation)
         if target is not None and not isinstance(values, Tensor) and np.may_share_memory(values, target):
             values = values.copy()
-        if activation == "a8_g128" and not isinstance(values, Tensor):
-            values = a8_g128.quantize(values)
+        if activation in GROUPS and not isinstance(values, Tensor):
+            values = a8_g128.quantize(values, activation)
         if _compiled(_rows(values), [p], activation):
             return like(x, y, rounds_itself(x, name)) if target is None else written(out, y)
         products = self.matmul_many(values, [gate, gated.up], activation, added, [None, None], np.float32)
@@ -149,7 +150,7 @@ class CpuBackend:
 
     @staticmethod
     def _prepared(x: NDArray[Any], activation: str) -> Tensor:
-        return a8_g128.quantize(x) if activation == "a8_g128" else kernels.quantize_activations(x)
+        return a8_g128.quantize(x, activation) if activation in GROUPS else kernels.quantize_activations(x)
 
     def quantize(self, x: Any, fmt: Format, importance: Any = None) -> Tensor:
         """Values [..., K] -> a Tensor."""
@@ -182,7 +183,7 @@ BACKEND = CpuBackend()
 def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
     check_weights(w)
     check_prepared(x, activation)
-    if isinstance(x, Tensor) and x.format not in (activations.FORMAT, Q8_1, group_activations.FORMAT):
+    if isinstance(x, Tensor) and x.format not in (activations.FORMAT, Q8_1, *group_activations.FORMATS.values()):
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
     check_shapes(x.shape, w)
 
@@ -236,14 +237,14 @@ def _apart(p: Product, outs: Sequence[NDArray[Any]]) -> Product:
 
 def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], activation: str) -> None:
     """y = x @ w.T + epilogue of each; but for "a16" with x as blocks of activations, which values are quantized to."""
-    if activation == "a8_g128" and not isinstance(x, Tensor):
-        x = a8_g128.quantize(x)
+    if activation in GROUPS and not isinstance(x, Tensor):
+        x = a8_g128.quantize(x, activation)
     rows = _rows(x)
     if _compiled(rows, products, activation):
         return
     if activation == "a8" and not isinstance(x, Tensor) and len(rows):
         rows = kernels.quantize_activations(rows).blocks
-    by_numpy = {"a16": kernels.multiply_a16, "a8": kernels.multiply_a8, "a8_g128": a8_g128.multiply}[activation]
+    by_numpy = {"a16": kernels.multiply_a16, "a8": kernels.multiply_a8}.get(activation, a8_g128.multiply)
     for p in products:
         if len(products) == 1 or not _compiled(rows, [p], activation):
             _finish(p, by_numpy, rows)

@@ -1,4 +1,7 @@
-"""Products of "a8_g128" by NumPy: eight bits of both factors, exact integer sums of 128 columns, scaled in float32."""
+"""Products of "a8_g128" by NumPy: eight bits of both factors, exact integer sums of 128 columns, scaled in float32.
+
+Those of "a8_g256" are the same: blocks hold the scale of a group, however wide, for each 32 columns.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.eight_bits import COLUMNS, eight_bits
 from qgemm.codec.format import Blocks
-from qgemm.codec.group_activations import BLOCKS, FORMAT, GROUP, encode_rows
+from qgemm.codec.group_activations import BLOCKS, FORMATS, GROUP, GROUPS, encode_rows
 from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
@@ -20,22 +23,26 @@ PANEL = 1 << 21  # weights that are decoded at a time
 ROWS = 16  # of x that a core quantizes at a time
 
 
-def quantize(x: NDArray[Any]) -> Tensor:
-    """Values [..., K] -> a Tensor [..., K] of activations. NaN and infinity make NaN of their own group."""
-    count = FORMAT.blocks_in(x.shape[-1], "activations")
+def quantize(x: NDArray[Any], activation: str) -> Tensor:
+    """Values [..., K] -> a Tensor [..., K] of activations "a8_g128" or "a8_g256".
+
+    NaN and infinity make NaN of their own group.
+    """
+    fmt, group = FORMATS[activation], GROUPS[activation]
+    count = fmt.blocks_in(x.shape[-1], "activations")
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, x.shape[-1])
     with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
-        made = native.quantize_g128(rows) if rows.size else None
+        made = native.quantize_g128(rows) if rows.size and group == GROUP else None
     if made is not None:
-        return Tensor(FORMAT, x.shape, made.reshape(*x.shape[:-1], count))
-    blocks = np.empty((len(rows), count), FORMAT.dtype)
+        return Tensor(fmt, x.shape, made.reshape(*x.shape[:-1], count))
+    blocks = np.empty((len(rows), count), fmt.dtype)
 
     def work(part: slice) -> None:
         with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
-            blocks[part] = encode_rows(rows[part].astype(np.float32))
+            blocks[part] = encode_rows(rows[part].astype(np.float32), group)
 
     for_slices(len(rows), ROWS, work)
-    return Tensor(FORMAT, x.shape, blocks.reshape(*x.shape[:-1], count))
+    return Tensor(fmt, x.shape, blocks.reshape(*x.shape[:-1], count))
 
 
 def multiply(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
@@ -44,7 +51,9 @@ def multiply(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     Integer sums of a group are below 127 * 127 * 128 < 2^24, so that BLAS computes them exactly in float32.
     """
     if not w.format.integer:
-        raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8_g128'; use 'a16'")
+        raise UnsupportedError(
+            f"{w!r}: {w.format} has no integer codes for activations of eight bits a group; use 'a16'"
+        )
     (n, k), m = w.shape, len(x)
     qx = x["qs"].reshape(m, k).astype(np.float32)
     dx = np.ascontiguousarray(x["d"][:, ::BLOCKS].T)  # [groups, M]

@@ -12,8 +12,9 @@ from qgemm.arrays import as_cupy, current_stream, like, stream_of
 from qgemm.codec.activations import FORMAT
 from qgemm.codec.format import Blocks
 from qgemm.codec.group_activations import FORMAT as GROUPED
+from qgemm.codec.group_activations import GROUPS
 
-from .kernels.activations import quantize_g128_launch, quantize_launch
+from .kernels.activations import quantize_groups_launch, quantize_launch
 from .layout import group_activations
 from .layout.activations import BLOCKS, DTYPE, ORDER, nbytes
 from .libraries import Library, cupy_library, library_of
@@ -24,7 +25,7 @@ class DeviceActivations(PreparedActivations):
     """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
     data: bytes, an array of the library of `like`, the array that was given: y becomes one too. Of "a8" they are tiles
-    [tiles along K, rows, bytes of DTYPE], of "a8_g128" those of layout/group_activations.py. library: how it is read
+    [tiles along K, rows, bytes of DTYPE], of groups those of layout/group_activations.py. library: how it is read
     without DLPack, None if it is not. activation: that which multiplies them.
     dtype: float16 if that can hold the activations, as it held those they come from; else float32.
     """
@@ -45,8 +46,8 @@ class DeviceActivations(PreparedActivations):
     def blocks(self) -> Blocks:
         """The blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes."""
         rows, data = prod(self.shape[:-1]), (self.library or cupy_library()).host(self.data)
-        if self.activation == "a8_g128":
-            return group_activations.blocks_of(data, rows, self.shape[-1])
+        if self.activation in GROUPS:
+            return group_activations.blocks_of(data, rows, self.shape[-1], GROUPS[self.activation])
         tiles = data.view(DTYPE).reshape(-1, rows).T
         blocks = np.empty((*tiles.shape, BLOCKS), FORMAT.dtype)
         codes = np.empty((*blocks.shape, FORMAT.weights), np.int8)
@@ -96,10 +97,11 @@ def _blocks(
     x: int, kind: str, shape: tuple[int, ...], library: Library, device: int, stream: int, activation: Activation
 ) -> Any:
     """Contiguous values at an address, as blocks in a new array of bytes."""
-    m, k, grouped = prod(shape[:-1]), shape[-1], activation == "a8_g128"
-    (GROUPED if grouped else FORMAT).blocks_in(k, "activations")
-    data = library.scratch((group_activations.nbytes if grouped else nbytes)(m, k), device)()
+    m, k, group = prod(shape[:-1]), shape[-1], GROUPS.get(activation, 0)
+    (GROUPED if group else FORMAT).blocks_in(k, "activations")
+    data = library.scratch(group_activations.nbytes(m, k, group) if group else nbytes(m, k), device)()
     if m and k:
-        made = quantize_g128_launch if grouped else quantize_launch
-        made(device, C_TYPES[kind], k, m)(stream, x, library.pointer(data))
+        kernel = C_TYPES[kind]
+        made = quantize_groups_launch(device, kernel, k, m, group) if group else quantize_launch(device, kernel, k, m)
+        made(stream, x, library.pointer(data))
     return data

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from qgemm.codec.activations import FORMAT as ACTIVATIONS
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import FORMAT as GROUPED
+from qgemm.codec.group_activations import GROUPS
 
 from .driver.workspace import workspace
-from .kernels.activations import dequantize_launch, quantize_g128_launch, quantize_launch, round_launch
+from .kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
 from .kernels.decode import DECODE_A8, quantizes_inside
 from .kernels.kernel import Kernel, Launchable
 from .kernels.routes import launch, route
@@ -48,7 +49,8 @@ class Source(NamedTuple):
 
 def codes_nbytes(activation: str, m: int, k: int) -> int:
     """Bytes of M rows of K activations as blocks of codes."""
-    return group_activations.nbytes(m, k) if activation == "a8_g128" else activations.nbytes(m, k)
+    group = GROUPS.get(activation)
+    return group_activations.nbytes(m, k, group) if group else activations.nbytes(m, k)
 
 
 class Form(NamedTuple):
@@ -185,11 +187,11 @@ def _jobs(weights: Sequence[DeviceTensor], source: Source, activation: str) -> l
 def _form(kernel: Kernel, source: Source, activation: str, device: int, few: bool, inside: bool) -> Form:
     """x as a kernel reads it: as it is for A16 and where decode_a8 quantizes it itself."""
     m, k, given = source.m, source.k, C_TYPES[source.dtype]
-    if activation == "a8_g128":
+    if group := GROUPS.get(activation):
         if source.prepared:
             return Form(EIGHT_BITS)
         GROUPED.blocks_in(k, "activations")
-        return Form(EIGHT_BITS, quantize_g128_launch(device, given, k, m), codes_nbytes(activation, m, k))
+        return Form(EIGHT_BITS, quantize_groups_launch(device, given, k, m, group), codes_nbytes(activation, m, k))
     if activation == "a16" or (inside and not source.prepared and kernel is DECODE_A8):
         return Form(given)
     if kernel.takes_q8_1:

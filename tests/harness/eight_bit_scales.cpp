@@ -1,4 +1,4 @@
-// Weights as signed bytes on the host: as the lanes of a warpgroup of prefill_sm90_a8_g128 make them, stage by stage.
+// Weights as signed bytes on the host: as the lanes of a warpgroup of prefill_sm90_eight_bits make them, stage by stage.
 #include "cta.h"
 #include "sm90/eight_bit_scales.cuh"
 

@@ -92,7 +92,11 @@ def preparation(formats: Sequence[Format], kinds: Sequence[str]) -> list[Callabl
     wanted = dict.fromkeys(multiplied_as(fmt) for fmt in formats if serves(fmt))
     loads: list[Callable[[], object]] = [partial(loaded, fmt) for fmt in wanted]
     if loads:
-        loads += [pool, *[_quantizer] * (set(kinds) != {"a16"}), *[of_g128] * ("a8_g128" in kinds)]
+        loads += [
+            pool,
+            *[_quantizer] * (set(kinds) != {"a16"}),
+            *[of_g128] * (not group_activations.GROUPS.keys().isdisjoint(kinds)),
+        ]
     return [partial(compiles, each) for each in loads]
 
 
@@ -124,11 +128,12 @@ def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> b
     """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype.
 
     activation: "a16"; "a8" with x as blocks of activations [M, K / 32], or values that are quantized to them; "a8_g128"
-    with x as blocks of its own.
+    and "a8_g256" with x as blocks of theirs.
 
     x is packed once for all weights of a format, and the rows of all weights are shared out together. False where NumPy
     must do it: then nothing is written.
     """
+    activation = "a8_g128" if activation in group_activations.GROUPS else activation
     digits = [_digits(p.w.format, activation) for p in products]
     if None in digits:
         return False

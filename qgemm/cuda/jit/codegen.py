@@ -11,7 +11,6 @@ import numpy as np
 from qgemm.codec.codebook import BINS, LEAST, SCALE, below_bins, product_edges, search, short_edges
 from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUP
 from qgemm.codec.group_activations import LEAST as LEAST_MAGNITUDE
 from qgemm.cuda.layout import activations, group_activations, ternary
 from qgemm.cuda.layout.tile import (
@@ -89,13 +88,13 @@ static_assert(sizeof(Activations) == {dtype.itemsize}, "Activations differs from
 
 @cache
 def eight_bit_header() -> str:
-    """C++ for the groups of "a8_g128", and for the order of its scales of x."""
+    """C++ for the groups of products of eight bits, and for the order of its scales of x."""
     least = -int(math.log2(LEAST_MAGNITUDE))
     return f"""#pragma once
 #include "types.cuh"
 namespace qgemm {{
-// Columns that share a scale of W, and of x; 2^-EIGHT_BIT_LEAST is the least magnitude that does not count as zero.
-constexpr int EIGHT_BIT_COLUMNS = {COLUMNS}, EIGHT_BIT_GROUP = {GROUP}, EIGHT_BIT_LEAST = {least};
+// Columns that share a scale of W; 2^-EIGHT_BIT_LEAST is the least magnitude that does not count as zero.
+constexpr int EIGHT_BIT_COLUMNS = {COLUMNS}, EIGHT_BIT_LEAST = {least};
 // Where the scale of token i of 16 lies among theirs.
 __device__ inline int eight_bit_scale_offset(int i) {{ return {group_activations.SCALE_OFFSET_CPP}; }}
 }}  // namespace qgemm

@@ -12,9 +12,9 @@ from qgemm.cuda.layout import tile as tiles
 
 from .transforms import (
     DEQUANTIZE_ACTIVATIONS,
-    G128_TOKENS,
+    GROUPS_TOKENS,
     QUANTIZE_ACTIVATIONS,
-    QUANTIZE_ACTIVATIONS_G128,
+    QUANTIZE_ACTIVATIONS_GROUPS,
     ROUND_ACTIVATIONS,
 )
 
@@ -30,11 +30,13 @@ def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
 
 
 @cache
-def quantize_g128_launch(device: int, source: str, k: int, m: int) -> Launch:
-    """The kernel that makes codes of eight bits of M rows of K activations. Its pointers are x, of 16, and they."""
+def quantize_groups_launch(device: int, source: str, k: int, m: int, group: int) -> Launch:
+    """The kernel that makes codes of eight bits of M rows of K activations, a scale a group. Its pointers are x, of 16,
+    and they.
+    """
     shares = grouped.columns_of(k) // SHARE
-    grid = grouped.rows_of(m) // G128_TOKENS, -(-shares // THREADS)
-    return _launch(QUANTIZE_ACTIVATIONS_G128.load(In=source, TOKENS=G128_TOKENS), grid, k, m)
+    grid = grouped.rows_of(m) // GROUPS_TOKENS, -(-shares // THREADS)
+    return _launch(QUANTIZE_ACTIVATIONS_GROUPS.load(In=source, TOKENS=GROUPS_TOKENS, GROUP=group), grid, k, m)
 
 
 @cache

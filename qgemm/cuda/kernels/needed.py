@@ -10,6 +10,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
@@ -50,7 +51,7 @@ def needed(
     found = {_key(name, None, template) for name, template in common_variants()}
     for fmt, matrices in shapes.items():
         found |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
-        for (kernel, x), (activation, some) in _forms(fmt, sm, sorted(set(rows)), activations, types).items():
+        for (kernel, x, _), (activation, some) in _forms(fmt, sm, sorted(set(rows)), activations, types).items():
             if kernel is DEQUANTIZE:
                 found |= {_key(DEQUANTIZE_TILES.name, fmt, each) for each in DEQUANTIZE_TILES.variants(fmt)}
                 continue
@@ -84,12 +85,13 @@ def _grouped(p: Problem, rows: int) -> Iterator[Key]:
 
 def _forms(
     fmt: Format, sm: int, rows: Sequence[int], activations: Sequence[str], types: Sequence[str]
-) -> dict[tuple[Kernel, str], tuple[str, list[int]]]:
-    """The kernels that multiply by weights of a format, with the type in which they read x: activation, rows of x.
+) -> dict[tuple[Kernel, str, str], tuple[str, list[int]]]:
+    """The kernels that multiply by weights of a format, with the type in which they read x, and the activation where x
+    has groups: activation, rows of x.
 
-    Where both activations bring x into one form they ask for the same.
+    Where other activations bring x into one form they ask for the same.
     """
-    found: dict[tuple[Kernel, str], tuple[str, set[int]]] = {}
+    found: dict[tuple[Kernel, str, str], tuple[str, set[int]]] = {}
     for activation, x in product(activations, types):
         if activation != "a16" and not fmt.integer:
             continue
@@ -97,7 +99,9 @@ def _forms(
             p = Problem(fmt, activation, some[0], 1, 1, sm, x)
             kernel = route(p).kernel
             for source in kernel.reads(p):
-                found.setdefault((kernel, source), (activation, set()))[1].update(some)
+                found.setdefault((kernel, source, activation if activation in GROUPS else ""), (activation, set()))[
+                    1
+                ].update(some)
     return {form: (activation, sorted(some)) for form, (activation, some) in found.items()}
 
 

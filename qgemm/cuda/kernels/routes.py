@@ -21,8 +21,7 @@ from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
 from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from .prefill_sm90 import PREFILL_SM90
-from .prefill_sm90_a8_g128 import PREFILL_SM90_A8_G128
-from .prefill_sm90_a8_g128 import TOKENS as G128_TOKENS
+from .prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS, tokens_of
 from .sm90_cost import TOKENS
 from .transforms import TRANSFORMS
 
@@ -117,7 +116,8 @@ ROUTES = (
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 86,  90,  INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 120, ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
-    Route(PREFILL_SM90_A8_G128, ("a8_g128",), TYPES, ANY, 90, 100, INTEGER, G128_TOKENS, "wgmma of eight bits"),
+    Route(PREFILL_SM90_EIGHT_BITS, ("a8_g128",), TYPES, ANY, 90, 100, INTEGER, tokens_of("a8_g128"), "wgmma of bytes"),
+    Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 90, 100, INTEGER, tokens_of("a8_g256"), "half the scales"),
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.jit.twins import Found
@@ -18,7 +19,7 @@ from qgemm.cuda.problem import TYPES
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
 ENCODE_THREADS = 256  # of a CTA that encodes
 GATHER_THREADS = 128  # of a CTA that decodes rows by their index
-G128_TOKENS = 4  # that a thread of "quantize_activations_g128" loads at a time: one is half as fast
+GROUPS_TOKENS = 4  # that a thread of "quantize_activations_groups" loads at a time: one is half as fast
 SORT_THREADS, SORT_SEGMENT = 1024, 2048  # of a CTA that sorts ids of experts; ids that it has
 MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that copies or adds up rows of experts
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
@@ -118,8 +119,9 @@ DEQUANTIZE_CODEBOOK = Transform("dequantize_codebook", OUT, encodes_planes, _pla
 QUANTIZE_ACTIVATIONS = Transform("quantize_activations", IN)
 DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {"Out": "float"}))
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
-QUANTIZE_ACTIVATIONS_G128 = Transform(
-    "quantize_activations_g128", tuple({**each, "TOKENS": G128_TOKENS} for each in IN)
+QUANTIZE_ACTIVATIONS_GROUPS = Transform(
+    "quantize_activations_groups",
+    tuple({**each, "TOKENS": GROUPS_TOKENS, "GROUP": group} for each in IN for group in GROUPS.values()),
 )
 MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS, "SEGMENT": SORT_SEGMENT},))
 MOE_GATHER = Transform("moe_gather", (MOE_THREADS,))
@@ -127,6 +129,6 @@ MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i i
 
 TRANSFORMS = (
     PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED, QUANTIZE_CODEBOOK,
-    DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, QUANTIZE_ACTIVATIONS_G128,
+    DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, QUANTIZE_ACTIVATIONS_GROUPS,
     MOE_SORT, MOE_GATHER, MOE_COMBINE,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-// prefill_sm90_a8_g128: y [m, n] = x [m, k] @ W [n, k].T for many tokens on int8 tensor cores (sm_90a).
+// prefill_sm90_eight_bits: y [m, n] = x [m, k] @ W [n, k].T for many tokens on int8 tensor cores (sm_90a).
 //
 //   y[m, n] = sum over groups g of 128 columns:  s_w[n, g / 2] * s_x[m, g] * sum(q_w * q_x)
 //
@@ -25,10 +25,10 @@ struct StoreProduct {
 
 // x: the map of its bytes; x_scales: [groups along K][x_rows].
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
-    prefill_sm90_a8_g128(const __grid_constant__ qgemm::TensorMap x, const qgemm::Prefill::Tile* __restrict__ tiles,
-                         const float* __restrict__ x_scales, const __grid_constant__ qgemm::Epilogue epilogue,
-                         qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, qgemm::i64 n, qgemm::i64 k, int m,
-                         int x_rows, const __grid_constant__ qgemm::StreamK stream_k) {
+    prefill_sm90_eight_bits(const __grid_constant__ qgemm::TensorMap x, const qgemm::Prefill::Tile* __restrict__ tiles,
+                            const float* __restrict__ x_scales, const __grid_constant__ qgemm::Epilogue epilogue,
+                            qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, qgemm::i64 n, qgemm::i64 k,
+                            int m, int x_rows, const __grid_constant__ qgemm::StreamK stream_k) {
     using namespace qgemm;
     static_assert(Prefill::TileFormat::TABLE_BYTES + sizeof(Smem<Prefill>) == Prefill::SMEM_BYTES,
                   "shared memory differs from what the host asks for");

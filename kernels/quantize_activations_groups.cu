@@ -1,27 +1,29 @@
-// quantize_activations_g128: x [m, k] -> signed bytes [rows, columns], whole token tiles and whole stages, and a float
+// quantize_activations_groups: x [m, k] -> signed bytes [rows, columns], whole token tiles and whole stages, and a float
 // scale a group and token [groups][rows] behind them: qgemm/cuda/layout/group_activations.py has the order of both.
 //
-// A thread owns eight columns of TOKENS tokens, 16 neighbours a group: d = absmax / 127, q = x / d rounded half away from zero,
+// A thread owns eight columns of TOKENS tokens, GROUP / 8 neighbours a group: d = absmax / 127, q = x / d rounded half away from zero,
 // as qgemm/codec/group_activations.py computes them, bit for bit. What is beyond m and k is written as zeros.
-// Config: In (float, half, bf16), TOKENS.
+// Config: In (float, half, bf16), TOKENS, GROUP (columns that share a scale: 128 or 256).
 #include "ptx/griddepcontrol.cuh"
 #include "codes/quantize.cuh"
 #include "eight_bit_layout.cuh"
 
 namespace qgemm {
 
-// Over the 16 lanes of a group.
+// Over the lanes of a group.
 __device__ inline u32 largest_of_group(const float (&values)[8]) {
     u32 largest = largest_of_block(values);
-    largest = max(largest, __shfl_xor_sync(~0u, largest, 4));
-    return max(largest, __shfl_xor_sync(~0u, largest, 8));
+#pragma unroll
+    for (int lanes = 4; lanes < Config::GROUP / 8; lanes *= 2)
+        largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
+    return largest;
 }
 
 }  // namespace qgemm
 
 extern "C" __global__ void __launch_bounds__(128)
-    quantize_activations_g128(const qgemm::Config::In* __restrict__ x, signed char* __restrict__ codes, qgemm::i64 k,
-                              int m) {
+    quantize_activations_groups(const qgemm::Config::In* __restrict__ x, signed char* __restrict__ codes, qgemm::i64 k,
+                                int m) {
     using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
@@ -33,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int i = 0; i < TOKENS; ++i)
         if (first_token + i < m && first < k) load_eight(values[i], x + (first_token + i) * k + first);
-    float* scales = reinterpret_cast<float*>(codes + rows * columns) + first / EIGHT_BIT_GROUP * rows;
+    float* scales = reinterpret_cast<float*>(codes + rows * columns) + first / Config::GROUP * rows;
 #pragma unroll
     for (int i = 0; i < TOKENS; ++i) {
         const i64 token = first_token + i;
@@ -60,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(128)
         const u32 near = odd ? other : q[0], far = odd ? q[1] : other;
         *reinterpret_cast<uint2*>(codes + token * columns + first) = {__byte_perm(near, far, 0x5410),
                                                                       __byte_perm(near, far, 0x7632)};
-        if (first % EIGHT_BIT_GROUP == 0)
+        if (first % Config::GROUP == 0)
             scales[token / 16 * 16 + eight_bit_scale_offset(int(token % 16))] = largest >= INFINITE
                                                                                     ? __uint_as_float(0x7fffffff)
                                                                                 : known ? __fdiv_rn(absmax, 127.0f)
