@@ -82,8 +82,8 @@ def matmul(
     many bits beyond it: finite y comes of any finite x; blocks of x below 3.7e-37 count as zero. On the CPU more
     than 64 rows are decoded again and multiplied as floats, which is faster. "a8_g128" and "a8_g256" round both
     factors to eight bits, x in groups of 128 or 256 columns and w in 256 of a row, for the int8 tensor cores of
-    sm_90: about 1% off, and so far no faster than "a16" (docs/kernels/eight_bits.md). The default is "a16", for
-    prepared activations theirs.
+    sm_90: about 1% off, and faster than "a16" in few cases alone, which docs/kernels/eight_bits.md names. The
+    default is "a16", for prepared activations theirs.
     bias [N], residual [..., N] of y's shape: added to y, any float dtype, on x's device. The residual may be `out`.
     out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32; NumPy's, torch's
     or a name). It may overlap x and what is added: they are read as they were.
