@@ -70,7 +70,7 @@ struct RowExponent {
     __device__ float acc(int r) const { return two_to(weight[r]); }
 };
 
-// 2^x and 2^y, for rows g and g + 8, as products of three halves, none of which overflows or is rounded: of 2^24 at
+// 2^x and 2^y, for rows g and g + 8, as products of three halves, none of which overflows or is rounded: of 2^30 at
 // most the first is 2^15 and the second the rest, of less than 1 the last is 2^-14 at least and the first the rest.
 struct Power {
     half2 first, second, last;

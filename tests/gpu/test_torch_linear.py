@@ -244,6 +244,3 @@ def test_what_lies_elsewhere_is_named():
         layer(normal(1, 512))
     with pytest.raises(qgemm.UnsupportedError, match="w is on a CUDA device"):
         layer.cuda()(normal(1, 512).cpu())
-    without_tiles = qgemm.FORMATS["f8_e4m3_g128"]
-    with pytest.raises(qgemm.UnsupportedError, match=str(without_tiles)):
-        QLinear.from_tensor(random_tensor(without_tiles, 8, 256, np.random.default_rng(0))).cuda()

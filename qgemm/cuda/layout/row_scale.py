@@ -16,6 +16,7 @@ FLOATS = -126, 127  # least and most of a power of two in float32
 CODES = -24  # 2^CODES is half's smallest number, that of codes as they are masked out of words from bit 0 on
 DIGITS = CODES + 8  # 2^DIGITS is that of digits to the base 3, which stand eight bits higher
 HEADROOM = 3  # between the largest weight in these units and 2^15, at least
+GRID_FRACTION = 3  # bits below half's smallest number, of weights of grids: their scales are eighths of halves
 MAX_HALF = 15  # 2^MAX_HALF is the largest half that is a power of two
 
 
@@ -41,7 +42,8 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
 
     No scale or weight overflows half: the largest code times its scale is below 2^15 as well. Where one multiply-add
     makes weights of codes that are subnormal halves, scales take the power of two that codes lack (`folded`). Weights
-    made of halves are multiples of 2^-24: scales times at most 2^24 lose nothing of those that are subnormal halves.
+    made of halves are multiples of 2^-24, those of grids of 2^-27: scales times at most as much lose nothing of those
+    that are subnormal halves.
     """
     code_exponent, factors = tiles.code_exponent(fmt), tiles.scale_factors(fmt)
     folded = factors > 0 and source == "half"
@@ -49,6 +51,7 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
     level = -code_exponent if code_exponent is not None else masked if folded else LEVEL
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
     halves = folded and factors != 3
-    least = CODES - level if halves else max(EXPONENTS[0], -FLOATS[1] - level)
+    smallest = CODES - (GRID_FRACTION if fmt.grid is not None else 0)
+    least = smallest - level if halves else max(EXPONENTS[0], -FLOATS[1] - level)
     most = min(EXPONENTS[1], -FLOATS[0] - level)
     return RowExponentRange(level, max(HEADROOM, below - level) - MAX_HALF, least, most)
