@@ -23,7 +23,8 @@ class OnCpu(Device):
     def __init__(self) -> None:
         self.given.clear()
 
-    def piece(self, step, start, stop):
+    def piece(self, step, start, stop, importance=None):
+        assert importance is None
         self.given.append(step.weight.name)
         return piece(step, start, stop, encoder(step, Options(step.format)).encode)
 
