@@ -19,6 +19,14 @@ INLINE int rows_of_panel(int64_t left, int v) {
     return left < 0 ? 0 : left < ROWS_OF_TILE ? (int)left : ROWS_OF_TILE;
 }
 
+// How many rows each of PANELS panels at w, of `size` bytes each, has of the `left` ones; those of none become zeros.
+INLINE void rows_of_panels(int rows[PANELS], void* w, size_t size, int64_t left) {
+    for (int v = 0; v < PANELS; ++v) {
+        rows[v] = rows_of_panel(left, v);
+        if (!rows[v]) memset((char*)w + size * v, 0, size);
+    }
+}
+
 static void store_panels(const product* p, int64_t row, const int rows[PANELS], f32x16 (*sums)[PANELS]) {
     for (int64_t token = 0; token < p->m; ++token)
         for (int v = 0; v < PANELS; ++v) {

@@ -104,10 +104,7 @@ static void tiles_of_w(const product* p, int64_t first, int64_t last) {
     f32x16 sums[MOST_TOKENS][PANELS];
     for (int64_t row = first; row < last; row += ROWS_OF_TILE * PANELS) {
         int rows[PANELS];  // of each tile
-        for (int v = 0; v < PANELS; ++v) {
-            rows[v] = rows_of_panel(last - row, v);
-            if (!rows[v]) memset(&w[v], 0, sizeof w[v]);
-        }
+        rows_of_panels(rows, w, sizeof w[0], last - row);
         memset(sums, 0, sizeof sums[0] * p->m);
         for (int64_t i = 0; i < supers; ++i) {
             for (int v = 0; v < PANELS; ++v)
