@@ -68,6 +68,17 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
     return blocks
 
 
+def set_scales(fmt: Format, blocks: np.ndarray, scale: float) -> None:
+    """Scales and minimums of floats of blocks [n, ...] become `scale`, of every second row minus that; others stay."""
+    signed = np.full(blocks.shape, scale, np.float16)
+    signed[1::2] *= -1
+    for name in fmt.dtype.names or ():
+        if fmt.dtype[name].kind == "f" and name != fmt.zero_field:
+            blocks[name] = signed
+    if fmt.scatter_scale is not None:
+        fmt.scatter_scale(blocks, signed)
+
+
 def bytes_as_blocks(fmt: Format, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Blocks of random bytes; of digits to the base 3 the ones that encoders write, which tiles give back."""
     raw = np.frombuffer(rng.bytes(int(np.prod(shape)) * fmt.block_bytes), fmt.dtype).reshape(shape)

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from helpers import DATA, EXCERPT
+from helpers import DATA, EXCERPT, set_scales
 from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import (
@@ -87,12 +87,11 @@ def test_encode_agrees_with_gguf(fmt, data):
 
 
 @each(RIGHT_IN_GGUF)
-def test_an_infinite_scale_decodes_as_in_gguf(fmt):
-    """Raw blocks whose half scales are infinite: infinity, of either sign, or NaN, weight by weight."""
+@pytest.mark.parametrize("scale", [0.0, np.inf])
+def test_scales_of_zero_and_infinity_decode_as_in_gguf(fmt, scale):
+    """Raw blocks whose half scales are these, of either sign: zeros, infinity or NaN, weight by weight."""
     raw = np.frombuffer(np.random.default_rng(5).bytes(40 * fmt.block_bytes), fmt.dtype).copy()
-    for name in ("d", "dmin", "m"):
-        if name in (fmt.dtype.names or ()) and fmt.dtype[name].kind == "f":
-            raw[name][::2], raw[name][1::4] = np.inf, -np.inf
+    set_scales(fmt, raw, scale)
     with np.errstate(all="ignore"):
         want = gguf.dequantize(raw.view(np.uint8).reshape(len(raw), -1), ggml_type(fmt))
     assert_same_bits(fmt.decode(raw), want)

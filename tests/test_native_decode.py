@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import float_dtype, random_tensor
+from helpers import float_dtype, random_tensor, set_scales
 from numpy.testing import assert_array_equal
 from strategies import each
 
@@ -35,10 +35,12 @@ def assert_same_bits(found, want):
 
 @each(WITH_HEADER)
 def test_weights_are_numpys(fmt, monkeypatch):
-    """Of any bytes, scales that are NaN, infinite or subnormal among them; rows that end within 256 weights."""
+    """Of any bytes, scales that are zero, infinite, NaN or subnormal among them; rows that end within 256 weights."""
     rng = np.random.default_rng(1)
     k = 275 if fmt.plain else -(-544 // fmt.weights) * fmt.weights
     blocks = rng.integers(0, 256, (40, fmt.blocks_in(k) * fmt.block_bytes), np.uint8).view(fmt.dtype)
+    set_scales(fmt, blocks[:4], np.inf)
+    set_scales(fmt, blocks[4:8], 0.0)
     w = qgemm.Tensor(fmt, (40, k), blocks)
     index = rng.integers(0, 40, (2, 3))
     monkeypatch.setattr(decode, "LEAST", 1)

@@ -7,7 +7,7 @@ offset  bytes  field
                    bit 15 whether delta is -1/8
 
 w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. Codes are 8 * level, their scale is an
-eighth, and the minimum that or minus that.
+eighth, and the minimum that or minus that; where d is zero or infinite codes are 8 * (level + delta), the minimum -0.
 A device tile has their bits as qgemm/codec/layouts/grid.py tells.
 """
 
@@ -55,9 +55,11 @@ def levels(blocks: Blocks) -> Levels:
     sc = (blocks["qh"] >> np.uint16(12) & np.uint16(7)).astype(np.uint8)
     scale = grids.odd_scales(blocks["d"], sc, 1 / 8)
     codes, sign = points()[index].reshape(-1, 8, 32), np.where(blocks["qh"] >> np.uint16(15), np.int8(-1), np.int8(1))
-    infinite = np.isinf(scale)  # times a level of 0 that would be no number, so that the sign goes into the codes
-    codes = codes + (sign * infinite)[:, :, None] if infinite.any() else codes
-    return Levels(codes, scale, np.where(infinite, np.float32(0), sign * np.where(infinite, np.float32(0), scale)))
+    # Times a level of 0 an infinite scale is no number, and plus the minimum a zero loses its sign: these have the sign
+    # in their codes.
+    alone = np.isinf(scale) | (scale == 0)
+    codes = codes + (sign * alone)[:, :, None] if alone.any() else codes
+    return Levels(codes, scale, np.where(alone, np.float32(-0.0), sign * scale))
 
 
 GRID = grid.Grid(

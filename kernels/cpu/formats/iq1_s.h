@@ -4,6 +4,14 @@
 #define MINIMUM 1
 #include "../grid.h"
 
+// Signs of the groups' minimums into their codes.
+INLINE void add_signs(u8x64 codes[4], const float signs[8]) {
+    uint8_t bytes[SUPER];
+    memcpy(bytes, codes, sizeof bytes);
+    for (int i = 0; i < SUPER; ++i) bytes[i] += (int8_t)signs[i / 32];
+    memcpy(codes, bytes, sizeof bytes);
+}
+
 INLINE unpacked unpack(const uint8_t* block) {
     unpacked found;
     grid_points points;
@@ -21,5 +29,10 @@ INLINE unpacked unpack(const uint8_t* block) {
     const f32x8 scale = odd_scales(half_to_float(half_at(block)) * 0.125f, sc);
     found.scale = with_zeros(scale);
     found.minimum = with_zeros(scale * signs);
+    const int magnitude = half_at(block) & 0x7fff;
+    if (magnitude == 0 || magnitude == 0x7c00) {  // zero, infinite: scale * code + minimum would lose a sign, be NaN
+        add_signs(found.codes, delta);
+        found.minimum = with_zeros(-(f32x8){0});
+    }
     return found;
 }
