@@ -2,10 +2,14 @@
 //
 // d: the scale of each lane's numbers, accumulator by accumulator, times what a code of the lane counts. s: what a lane's
 // sum begins with, of a8 what takes ZERO and SHIFT away; with a minimum the sums of x instead. Each group's is in one lane of
-// its block. zero: what takes them from the integer sums of the first digit, and of the two others together.
+// its block. zero: what takes them from the integer sums of the first digit, and of the two others together, where a lane has
+// one accumulator; of several that would be more than a first-level cache holds beside x, and s has them.
 
 #ifndef FACTOR_OF_LANE
 #define FACTOR_OF_LANE(lane) 1
+#endif
+#ifndef ZERO_OF_SUMS
+#define ZERO_OF_SUMS (ACCS == 1 ? INTEGER_ZERO(3) : 0)  // of three digits
 #endif
 #define STRUCT_(kind, digits) kind##_##digits
 #define STRUCT(kind, digits) STRUCT_(kind, digits)
@@ -14,7 +18,7 @@ typedef struct {
     float d[ACCS][16], s[16];
     int8_t q[DIGITS][SUPER];
 #if DIGITS == 3
-    int32_t zero[2][ACCS][16];
+    int32_t zero[2][16];
 #endif
 } STRUCT(packed, DIGITS);
 
@@ -49,7 +53,11 @@ static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* fro
         store_ints(first, sums[0]), store_ints(rest, add_ints(shift_ints(sums[1], 8), sums[2]));
         for (int lane = 0; lane < 16; ++lane) {
             const int32_t zero = (int32_t)(INTEGER_ZERO(DIGITS) / FACTOR_OF_LANE(lane));
-            to->zero[0][ACC_OF(v)][lane] -= zero * first[lane], to->zero[1][ACC_OF(v)][lane] -= zero * rest[lane];
+            if (ZERO_OF_SUMS)
+                to->zero[0][lane] -= zero * first[lane], to->zero[1][lane] -= zero * rest[lane];
+            else if (INTEGER_ZERO(DIGITS))
+                to->s[lane] -=
+                    (float)zero * to->d[ACC_OF(v)][lane] * (0x1p16f * (float)first[lane] + (float)rest[lane]);
         }
     }
 #endif

@@ -38,10 +38,10 @@ static void NAME__(DIGITS, TOKENS)(const product* p, int64_t token, int64_t firs
                     for (int digit = 0; digit < DIGITS; ++digit) {
                         dots[digit] = all_ints(0);
 #if DIGITS == 3
-                        if (INTEGER_ZERO(3) && digit == 0) dots[0] = load_ints(at->zero[0][acc]);
+                        if (ZERO_OF_SUMS && digit == 0) dots[0] = load_ints(at->zero[0]);
                         if (digit == 2) {  // 256 times the digit before
                             dots[2] = shift_ints(dots[1], 8);
-                            if (INTEGER_ZERO(3)) dots[2] = add_ints(dots[2], load_ints(at->zero[1][acc]));
+                            if (ZERO_OF_SUMS) dots[2] = add_ints(dots[2], load_ints(at->zero[1]));
                         }
 #endif
 #pragma GCC unroll 4
