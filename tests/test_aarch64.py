@@ -46,7 +46,9 @@ pytestmark = [
 ]
 (TARGET,) = (target for target in prebuilt.TARGETS if target.machine == "aarch64")
 WITH_HEADER = [fmt for fmt in qgemm.FORMATS.values() if libraries.source(fmt)]
-GROUPS = [qgemm.FORMATS[name] for name in ("u4z_g128", "u3_g64_bf16", "u7z_g32")]  # of a header for many
+FAMILIES = [
+    qgemm.FORMATS[name] for name in ("u4z_g128", "u3_g64_bf16", "u7z_g32", "s7_1of2", "f8_e5m2_g64", "kbit4_f32")
+]
 OTHERS = {"without dotprod": ("-march=armv8-a",), "i8mm": ("-march=armv8.2-a+dotprod+i8mm",)}
 
 
@@ -153,7 +155,7 @@ def decodings_of(fmt, w) -> list[Call]:
     return made
 
 
-@each(WITH_HEADER + GROUPS)
+@each(WITH_HEADER + FAMILIES)
 def test_products(fmt, replay):
     replay(libraries.source(fmt), *products_of(fmt))
 

@@ -14,6 +14,7 @@ from qgemm.codec.error_bound import a16_bound, excess, magnitudes
 from qgemm.codec.format import Format
 from qgemm.cpu import native
 from qgemm.cpu.native import calls, compiler, libraries, library, products
+from qgemm.formats import format_of
 from qgemm.once import Once
 
 pytestmark = [
@@ -21,8 +22,9 @@ pytestmark = [
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
 ]
 SERVED = [fmt for fmt in qgemm.FORMATS.values() if fmt.levels is not None]
+UNLISTED = [format_of(name) for name in ("s7_1of2", "f8_e4m3_g128", "f8_e5m2_g32", "kbit4_f32")]
 INTEGER = [fmt for fmt in SERVED if fmt.integer]
-WITH_HEADER = [fmt for fmt in SERVED if libraries.source(fmt)]
+WITH_HEADER = [fmt for fmt in SERVED + UNLISTED if libraries.source(fmt)]
 M = (1, 2, 3, 4, 5, 8, 16, 17, 100, 530)  # about the sizes of tiles, and more than are packed at a time
 
 
@@ -33,7 +35,7 @@ def compiled_code(monkeypatch):
 
 def test_every_format():
     assert all(native.serves(fmt) for fmt in qgemm.FORMATS.values())
-    assert {fmt.name for fmt in SERVED} == {fmt.name for fmt in WITH_HEADER}
+    assert {fmt.name for fmt in SERVED + UNLISTED} == {fmt.name for fmt in WITH_HEADER}
 
 
 def columns(fmt: Format, blocks: int) -> int:
@@ -45,7 +47,7 @@ def activations_of(fmt: Format) -> tuple[str, ...]:
     return KINDS if fmt.integer else ("a16",)
 
 
-@each(SERVED)
+@each(SERVED + UNLISTED)
 @pytest.mark.parametrize("m", M)
 @pytest.mark.parametrize("blocks", [1, 3, 11])
 def test_products(fmt, m, blocks):
@@ -58,7 +60,7 @@ def test_products(fmt, m, blocks):
     assert excess(qgemm.matmul(x, w), exact(x, w), a16_bound(x, magnitudes(fmt, w.blocks))) <= 1
 
 
-@each([fmt for fmt in EVERY_CODES if fmt.integer and libraries.source(fmt)])
+@each([fmt for fmt in EVERY_CODES + UNLISTED if fmt.integer and libraries.source(fmt)])
 def test_products_of_eight_bits_are_numpys(fmt, monkeypatch):
     """ "a8_g128" bit for bit, NaN and infinity among x and scales: rows, tiles, groups and super-blocks cut short."""
     rng = np.random.default_rng(3)

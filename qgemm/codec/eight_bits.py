@@ -36,6 +36,8 @@ def level_range(fmt: Format) -> tuple[float, float]:
     """
     if fmt.codebook is not None and fmt.grid is None:
         return float(fmt.codebook.min()), float(fmt.codebook.max())
+    if fmt.largest:
+        return -fmt.largest, fmt.largest
     lowest, highest = fmt.code_range
     return float(lowest - (fmt.zero or 0)), float(highest - (fmt.zero or 0))
 

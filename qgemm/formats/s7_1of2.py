@@ -84,5 +84,5 @@ def s7_1of2() -> Format:
     return Format(
         "s7_1of2", WEIGHTS, DTYPE, encode, levels, formula="d * (q - 64), of one of two",
         slots={"qs": tuple(range(WEIGHTS))}, to_tile=to_tile, from_tile=from_tile, code_exponent=0,
-        family="one_of_two",
+        family="one_of_two", largest=float(ZERO),
     )  # fmt: skip

@@ -1,13 +1,18 @@
-// kbit2 to kbit5: w = absmax * table[q]. Twin of qgemm/formats/kbit.py. CODE_PLANES: bits of q, a word each.
+// kbit2 to kbit5 and kbit4_f32: w = absmax * table[q]. Twin of qgemm/formats/kbit.py. CODE_PLANES: bits of q, a word each.
 #include "../unpacked.h"
 
 #define TABLE
-#define ABSMAX_BYTES (BLOCK_BYTES - 4 * CODE_PLANES)  // 1: E4M4, 2: a half
+#define ABSMAX_BYTES (BLOCK_BYTES - 4 * CODE_PLANES)  // 1: E4M4, 2: a half, 4: a float
 #define GROUPS 8
 #define WEIGHT_OF(v, i) (64 * (v) + (i))  // a vector has the codes of two blocks
 
 INLINE f32x16 absmax_of_blocks(const uint8_t* blocks) {
     if (ABSMAX_BYTES == 2) return with_zeros(halves_of_blocks(blocks, BLOCK_BYTES));
+#if ABSMAX_BYTES == 4
+    f32x8 floats;
+    for (int i = 0; i < 8; ++i) memcpy((float*)&floats + i, blocks + i * BLOCK_BYTES, sizeof(float));
+    return with_zeros(floats);
+#endif
     uint64_t bytes = 0;
     for (int i = 0; i < 8; ++i) bytes |= (uint64_t)blocks[i * BLOCK_BYTES] << 8 * i;
     const i32x8 e4m4 = bytes_to_ints(bytes), small = e4m4 < 16;

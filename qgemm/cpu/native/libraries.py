@@ -23,7 +23,7 @@ from .sources import Source, folder, source_of
 @cache
 def source(fmt: Format) -> Source | None:
     """None for a format without a header, whose rows are decoded before they are multiplied as f32."""
-    family = fmt.family or ("plain" if fmt.plain else "kbit" if fmt.bit_planes else fmt.name)
+    family = "kbit" if fmt.bit_planes else fmt.family or ("plain" if fmt.plain else fmt.name)
     if fmt.levels is None or not (folder() / "formats" / f"{family}.h").is_file():
         return None
     definitions = {
@@ -37,7 +37,9 @@ def source(fmt: Format) -> Source | None:
         **OF_TYPES,
     }
     if not fmt.integer:
-        return source_of("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)})
+        if fmt.family == "f8":
+            definitions["MANTISSA_BITS"] = "3" if "e4m3" in fmt.name else "2"
+        return compilable(fmt, source_of("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)}))
     definitions["ACTIVATION_BYTES"] = str(activations.DTYPE.itemsize)
     least, greatest = level_range(fmt)
     definitions |= {"LEAST_LEVEL": f"{least}f", "GREATEST_LEVEL": f"{greatest}f", "LEAST_EIGHT_BITS": f"{LEAST}f"}
@@ -47,10 +49,16 @@ def source(fmt: Format) -> Source | None:
         points = np.ascontiguousarray(fmt.grid.points()).view(f"<u{fmt.grid.weights}").reshape(-1)
         definitions["GRID_WEIGHTS"] = str(fmt.grid.weights)
         definitions["GRID_POINTS"] = "{" + ",".join(map(hex, points.tolist())) + "}"
-    if fmt.family:
+    if fmt.family == "groups":
         definitions |= group_definitions(fmt)
-    found = source_of("products", definitions)
-    # A wheel without a compiler brings the listed formats' libraries; one that is asked for in vain would end all.
+    return compilable(fmt, source_of("products", definitions))
+
+
+def compilable(fmt: Format, found: Source) -> Source | None:
+    """The source; None for one of a family in a wheel without a compiler, which brings the listed formats' libraries.
+
+    One that is asked for in vain would end all.
+    """
     return None if fmt.family and compiler() is None and not prebuilt.has(found) else found
 
 
@@ -77,7 +85,7 @@ def serves(fmt: Format) -> bool:
 @cache
 def loaded(fmt: Format) -> ctypes.CDLL | None:
     """The library of a format, None where it cannot be compiled; codebooks of floats share one."""
-    if fmt.needs_table and fmt.name in FORMATS and fmt is not FORMATS[fmt.name]:
+    if fmt.needs_table and not fmt.family and fmt.name in FORMATS and fmt is not FORMATS[fmt.name]:
         return loaded(FORMATS[fmt.name])
     found_source = source(fmt)
     assert found_source is not None, "asked of multiplied_as"
