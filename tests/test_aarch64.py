@@ -221,8 +221,8 @@ def test_encoders(source, replay, monkeypatch):
     rng = np.random.default_rng(2)
     x = rng.standard_normal((20, 256), np.float32)
     x[3], x[5, :99] = 0, 0.5
-    for fmt in qgemm.FORMATS.values():
-        for importance in (None, np.abs(x[0])) if searched(fmt) else ():
+    for fmt in (*qgemm.FORMATS.values(), *FAMILIES):
+        for importance in (None, np.abs(x[0])) if searched(fmt) and not fmt.family else ():
             if importance is not None or not fmt.needs_importance:
                 qgemm.quantize(x, fmt, imatrix=importance)
         if source == encoders.BLOCKS and encoders.compiles_blocks(fmt):

@@ -27,7 +27,8 @@ KBIT = {
     "kbit3 with levels alike, in no order": kbit(3, codebook=[0.5, -1, 0.25, 0.25, 0, 1, -0.5, -1]),
     "kbit4_f32": kbit_float32(4, np.arange(16) ** 2),
 }
-COMPILED = {name: qgemm.FORMATS[name] for name in dict.fromkeys([*WEIGHTED, *encoders.OF_BLOCKS])} | KBIT
+GROUPS = ("u2z_g64", "u3_g32", "u4z_g128", "u5_g256_bf16", "u6z_g32_bf16", "u7_g128", "u8_g64", "u8z_g256")
+COMPILED = {name: qgemm.FORMATS[name] for name in dict.fromkeys([*WEIGHTED, *encoders.OF_BLOCKS, *GROUPS])} | KBIT
 
 
 each_compiled = pytest.mark.parametrize(("name", "fmt"), COMPILED.items(), ids=list(COMPILED))

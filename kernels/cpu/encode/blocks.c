@@ -303,6 +303,8 @@ static int encode_kbit(uint8_t* to, const float* x, const job* p) {
     return !(largest < p->limit) | (p->absmax_bytes == sizeof half && endless(half));
 }
 
+#include "group_blocks.h"
+
 // Blocks first .. last - 1 of x [n, weights of a block]: what a thread does.
 #define EXPORT(name, size, weights, more)                                                                          \
     void qgemm_encode_##name(const void* argument, int64_t first, int64_t last) {                                  \
@@ -329,3 +331,4 @@ OF_BLOCKS(tq2_0, 256)
 OF_BLOCKS(mxfp4, 32)
 OF_BLOCKS(nvfp4, 64)
 EXPORT(kbit, p->absmax_bytes + 4 * p->planes, 32, AND_JOB)
+EXPORT(groups, p->block_bytes, p->group_weights, AND_JOB)

@@ -83,12 +83,14 @@ class Blocks(ctypes.Structure):
 
     refused: set to 1 where a block may have to be refused. Of kbit alone: TABLE edges, those between its distinct
     levels and infinities; the code of each level, none where that is its number; bit planes, bytes of an absmax and
-    where its magnitudes end.
+    where its magnitudes end. Of groups alone: bits and weights, whether each has a zero, whether scales are bfloat16,
+    bytes of a block, and the same limit.
     """
 
     _fields_ = (
         *((name, POINTERS) for name in ("x", "blocks", "refused", "edges", "codes")),
         *((name, NUMBERS) for name in ("planes", "absmax_bytes")),
+        *((name, NUMBERS) for name in ("group_bits", "group_weights", "group_zero", "group_bf16", "block_bytes")),
         ("limit", REALS),
     )  # fmt: skip
 
@@ -212,12 +214,18 @@ def encoded_at_once(fmt: Format, x: NDArray[Any], blocks: NDArray[Any]) -> bool:
 
 def compiles_blocks(fmt: Format) -> bool:
     """Whether blocks.c has an encoder of a format."""
-    return fmt.name in OF_BLOCKS or fmt.variant is not None
+    return fmt.name in OF_BLOCKS or fmt.variant is not None or of_groups(fmt)
+
+
+def of_groups(fmt: Format) -> bool:
+    """Whether it encodes groups of a format: of 32 to 256 weights and two bits and more, without zeros of floats."""
+    floats = fmt.zero_field and fmt.dtype[fmt.zero_field].kind == "f"
+    return fmt.family == "groups" and fmt.code_bits > 1 and not fmt.whole_rows and not floats
 
 
 def exported(fmt: Format) -> str:
     """The function that encodes a format's blocks."""
-    return f"qgemm_encode_{KBIT if fmt.variant is not None else fmt.name}"
+    return f"qgemm_encode_{KBIT if fmt.variant is not None else fmt.family or fmt.name}"
 
 
 def blocks_job(
@@ -231,6 +239,9 @@ def blocks_job(
         arrays |= _edges(fmt)
         facts = {"planes": fmt.dtype["planes"].shape[0], "limit": fmt.limit}
         facts["absmax_bytes"] = fmt.dtype["absmax"].itemsize
+    if of_groups(fmt):
+        facts = {"group_bits": fmt.code_bits, "group_weights": fmt.weights, "group_zero": bool(fmt.zero_field)}
+        facts |= {"group_bf16": fmt.dtype["d"].kind == "u", "block_bytes": fmt.block_bytes, "limit": fmt.limit}
     return Blocks(**{field: array.ctypes.data for field, array in arrays.items()}, **facts), arrays
 
 
