@@ -3,24 +3,25 @@
 
 #define PLAIN
 
-// The largest codes of a float are NaN, of five bits of exponent the first of them infinity.
-enum { NOT_FINITE = MANTISSA_BITS == 3 ? 127 : 124, NOT_FINITE_BITS = MANTISSA_BITS == 3 ? 0x7fc00000 : 0x7f800000 };
+VECTOR(uint16_t, u16x16, 32);
 
-// Exponent and mantissa as those of a float, also a subnormal one, whose bias is larger.
-INLINE f32x16 numbers_of(i32x16 code) {
-    const f32_part unit = (f32_part){0} + (MANTISSA_BITS == 3 ? 0x1p120f : 0x1p112f);
-    f32x16 found;
-    EACH {
-        const i32_part placed = code.part[i] << 24 >> (MANTISSA_BITS + 1);  // the sign in all bits above
-        const i32_part above = ((code.part[i] & 127) >= NOT_FINITE) & NOT_FINITE_BITS;
-        found.part[i] = (f32_part)((placed & (int32_t)(0x80000000 | 127 << (23 - MANTISSA_BITS))) | above) * unit;
-    }
-    return found;
+// e5m2 is the upper byte of a half. Of e4m3 exponent and mantissa, moved one bit below the sign, are those of a half that is
+// 2^-8 of the number, but for the two codes of NaN.
+INLINE f32x16 numbers_of(u8x16 codes) {
+    const u16x16 wide = __builtin_convertvector(codes, u16x16) << 8;
+#if MANTISSA_BITS == 2
+    return sixteen_halves(&wide);
+#else
+    VECTOR(int16_t, i16x16, 32);
+    const u16x16 placed = (u16x16)((i16x16)wide >> 1) & 0xbf80, nan = (u16x16)((placed & 0x3f80) == 0x3f80) & 0x7e00;
+    const u16x16 halves = placed | nan;
+    return mul_all(sixteen_halves(&halves), 256);
+#endif
 }
 
 INLINE f32x16 sixteen(const uint8_t* blocks, int i) {
     const uint8_t* block = blocks + 16 * i / BLOCK_WEIGHTS * BLOCK_BYTES;
     float d;
     memcpy(&d, block, sizeof d);
-    return mul_all(numbers_of(sixteen_ints(block + sizeof d + 16 * i % BLOCK_WEIGHTS)), d);
+    return mul_all(numbers_of(load16(block + sizeof d + 16 * i % BLOCK_WEIGHTS)), d);
 }
