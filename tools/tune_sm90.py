@@ -142,7 +142,7 @@ def main() -> int:
     units = list(dict.fromkeys((fmt.name, options.x, config) for fmt, m in wanted for config in candidates(fmt, m)))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         errors = list(filter(None, tqdm(pool.map(compiled, units, chunksize=4), total=len(units), disable=None)))
-    print(*errors, f"{len(units) - len(errors)} of {len(units)} kernels are in {cache.cache_dir()}", sep="\n")
+    print(*errors, f"{len(units) - len(errors)} of {len(units)} kernels are compiled", sep="\n")
     if options.compile or errors:
         return 1 if errors else 0
     path = RESULTS / f"tune_sm90_{file_stem(cuda.facts['device'])}.json.gz"
