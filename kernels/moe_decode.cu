@@ -12,7 +12,8 @@
 namespace qgemm {
 
 struct ExpertDecode : Decode<Config> {
-    static constexpr bool SUMMED = Config::SUMMED, X_FIRST = !SUMMED;
+    // Groups of cp.async are waited for in order: without bulk copies x would be a group ahead of its W.
+    static constexpr bool SUMMED = Config::SUMMED, X_FIRST = !SUMMED && Config::BULK;
     static_assert(Config::PREFETCH == 0, "the pipeline holds what W is known to be of");
 };
 

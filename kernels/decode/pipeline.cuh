@@ -184,7 +184,8 @@ __device__ inline void prefetch_w(Pipeline& pipeline, const KTileIterator<Config
 // Main loop of a warp over `count` k_blocks. load_w(stage), load_x(stage) copy the next k_block into a stage;
 // multiply(i, stage) accumulates k_block number i. prologue() runs while the first weights are on their way,
 // prepare_x() once x may be read: W never changes, x and y may be written by the kernels before this one.
-// X_FIRST: x may be read from the start. Then its copies go ahead of those of W, behind which they would take 3 us.
+// X_FIRST: x may be read from the start. Then its copies go ahead of those of W, behind which they would take 3 us; W
+// comes by bulk copies, since a stage is closed before they are started.
 template <int STAGES, bool X_FIRST = false, class Barriers, class LoadW, class Prologue, class PrepareX, class LoadX,
           class Multiply>
 __device__ inline void main_loop(int count, const Barriers& barriers, LoadW load_w, Prologue prologue,

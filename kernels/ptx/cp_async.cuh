@@ -10,7 +10,7 @@ __device__ inline void cp_async_16(u32 to, const void* from, bool inside) {
 #ifdef __CUDA_ARCH__
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 #else
-    inside ? memcpy(host_shared(to), from, 16) : memset(host_shared(to), 0, 16);
+    host_cp_async_16(to, from, inside);
 #endif
 }
 
@@ -23,6 +23,8 @@ __device__ inline void cp_async_mbarrier_arrive(u32 barrier) {
 __device__ inline void cp_async_commit() {
 #ifdef __CUDA_ARCH__
     asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    host_cp_async_commit();
 #endif
 }
 
@@ -31,6 +33,8 @@ template <int N>
 __device__ inline void cp_async_wait() {
 #ifdef __CUDA_ARCH__
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#else
+    host_cp_async_wait(N);
 #endif
 }
 

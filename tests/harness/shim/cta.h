@@ -5,6 +5,7 @@
 #include <ucontext.h>
 
 #include <map>
+#include <vector>
 
 #include "small_float.h"
 
@@ -16,6 +17,7 @@ public:
     Cta(dim3 grid, dim3 block, int threads, bool backwards, const Kernel& kernel)
         : kernel(&kernel), call([](const void* kernel) { (*static_cast<const Kernel*>(kernel))(); }), threads(threads) {
         gridDim = grid, blockIdx = block, blockDim = {unsigned(threads), 1, 1};
+        memset(host_dynamic_smem, 0xff, sizeof(host_dynamic_smem));  // NaN, whatever a CTA before left there
         running() = this;
         fibers = new Fiber[threads];
         for (int i = 0; i < threads; ++i) {
@@ -57,6 +59,22 @@ public:
         wait_for_warp();
     }
 
+    // cp.async, as late as it may be: the 16 bytes, or zeros, are there once the thread has waited for their group.
+    void copy_later(unsigned to, const void* from, bool inside) {
+        Fiber& fiber = fibers[threadIdx.x];
+        fiber.copies.push_back({to, inside ? from : nullptr, fiber.groups});
+    }
+    void commit_copies() { ++fibers[threadIdx.x].groups; }
+    void wait_for_copies(int under_way) {
+        Fiber& fiber = fibers[threadIdx.x];
+        size_t done = 0;
+        for (; done < fiber.copies.size() && fiber.copies[done].group < fiber.groups - under_way; ++done) {
+            const Copy& copy = fiber.copies[done];
+            copy.from ? memcpy(host_shared(copy.to), copy.from, 16) : memset(host_shared(copy.to), 0, 16);
+        }
+        fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + done);
+    }
+
     static Cta*& running() {
         static Cta* cta = nullptr;
         return cta;
@@ -65,11 +83,18 @@ public:
 private:
     enum State { READY, WARP, WHOLE_CTA, DONE };
     static constexpr size_t STACK = 64 << 10;
+    struct Copy {
+        unsigned to;
+        const void* from;
+        int group;
+    };
     struct Fiber {
         ucontext_t context;
         alignas(16) char stack[STACK];
         State state = READY;
-        uint64_t shown = 0;  // to the lanes that shuffle
+        uint64_t shown = 0;        // to the lanes that shuffle
+        std::vector<Copy> copies;  // that are under way
+        int groups = 0;            // of copies that are committed
     };
     const void* kernel;
     void (*call)(const void*);
@@ -127,6 +152,11 @@ inline std::map<std::pair<unsigned, unsigned>, float>& cluster_stores() {
     return stores;
 }
 
+inline void host_cp_async_16(unsigned to, const void* from, bool inside) {
+    Cta::running()->copy_later(to, from, inside);
+}
+inline void host_cp_async_commit() { Cta::running()->commit_copies(); }
+inline void host_cp_async_wait(int under_way) { Cta::running()->wait_for_copies(under_way); }
 inline void __syncthreads() { Cta::running()->wait_for_cta(); }
 inline void __syncwarp(unsigned = ~0u) { Cta::running()->wait_for_warp(); }
 template <class T>
