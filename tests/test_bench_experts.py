@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from measured import made_up, row
 
-from qgemm.bench import results
+from qgemm.bench import moe, results
 from qgemm.cli import bench
 
 
@@ -31,3 +31,16 @@ def test_layers_of_experts_are_kept_beside_the_products_of_a_gpu(tmp_path):
     both = results.load(tmp_path / "h200.json")
     assert ([found["M"] for found in both["rows"]], both["experts"]) == ([1], [layer])
     assert results.load(tmp_path / "moe.json") == found
+
+
+def test_no_row_is_begun_once_the_time_is_over():
+    progress = moe.Progress(limit=1)
+    assert not progress.late
+    progress.start -= 2
+    left_out = list(moe.rows(None, 4000.0, progress=progress))
+    assert left_out == [f"{model.name} {model.format}: left out, 1 s are over" for model in moe.MODELS]
+
+
+def test_a_row_in_a_line():
+    layer = {"model": "mixtral-8x7b", "types": "q4_0", "M": 512, "skew": 1, "us": 54.04, "cublas_us": 99.0}
+    assert moe.summary(layer) == "mixtral-8x7b q4_0 T=512 skewed: 54.0 us, cublas 99.0"

@@ -163,6 +163,7 @@ def test_routes(run):
         "dequantize",
         "moe_decode",
         "moe_prefill_sm90",
+        "moe_prefill_sm80",
     ]
     assert formats["F32"][3:] == ["cublas", "-"]
 

@@ -69,7 +69,7 @@ def assert_a8():
 SWAPPED = ("int cluster_split_k; u32 units_per_cta;", "u32 units_per_cta; int cluster_split_k;")  # of StreamK
 LIES = (
     # file                truth                      lie                         what notices it
-    ("prefill_sm80.cu",   "In[K_BLOCK + 8]",         "In[K_BLOCK + 16]",         "prefill_sm80"),
+    ("sm80/a16.cuh",      "In[K_BLOCK + 8]",         "In[K_BLOCK + 16]",         "prefill_sm80"),
     ("sm80/reduce.cuh",   "[Config::EPI_TILE][",     "[2 * Config::EPI_TILE][",  "prefill_sm80"),
     ("host.cuh",          *SWAPPED,                                              "prefill_sm90"),
     ("host.cuh",          "int y; int bias;",        "int bias; int y;",         "decode"),

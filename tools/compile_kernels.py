@@ -38,6 +38,7 @@ from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.decode import DECODE, DECODE_A8
 from qgemm.cuda.kernels.moe_decode import MOE_DECODE
+from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
 from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
@@ -53,7 +54,9 @@ TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x
 # Also there, but so many configs a format: kernels whose main loop each format compiles in every config for another
 # kernel, those whose main loop formats differ in little, and x of float32, which is converted and then multiplied as x
 # of 16 bits.
-BY_TURNS = (MOE_PREFILL_SM90.name, MOE_DECODE.name, PREFILL_SM90_EIGHT_BITS.name, "float")
+BY_TURNS = (
+    MOE_PREFILL_SM90.name, MOE_PREFILL_SM80.name, MOE_DECODE.name, PREFILL_SM90_EIGHT_BITS.name, "float"
+)  # fmt: skip
 CONFIGS_BY_TURNS = 2
 REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of families, which FORMATS does not list
 FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one

@@ -74,15 +74,21 @@ def clusters(w: Any, rng: Any, sm: int) -> None:
 
 
 def experts(fmt: Any, rng: Any, sm: int) -> None:
-    """Products and layers, with ids of no expert: each token by its own, and tokens sorted by expert; ragged N."""
+    """Products and layers, with ids of no expert: each token by its own, and tokens sorted by expert; ragged N.
+
+    Tokens are sorted for wgmma, where the GPU has it, and for mma.sync; few are also multiplied as before sm_90.
+    """
     from unittest.mock import patch
 
     import cupy
     import numpy as np
 
     import qgemm
+    from qgemm.cuda import experts as of_experts
     from qgemm.cuda import grouped
+    from qgemm.cuda.kernels import moe_prefill_sm80
     from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS
+    from qgemm.cuda.problem import gpu
 
     n, k = SUPER_BLOCK, 3 * SUPER_BLOCK
     gate, up, ragged, down = (
@@ -91,9 +97,20 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     for tokens in TOKENS_OF_EXPERTS:
         x = cupy.asarray((rng.standard_normal((tokens, k)) / 64).astype(np.float16))
         ids, weights = cupy.asarray(rng.integers(-1, 5, (tokens, 2))), cupy.full((tokens, 2), 0.5, np.float32)
-        tiles = (0, *GROUPED_TOKENS[:2]) if tokens == max(TOKENS_OF_EXPERTS) and 90 <= sm < 100 else (0,)
-        for tile in tiles:
-            with patch.object(grouped, "token_tile", lambda *sizes, tile=tile: tile):
+        roads = [(sm, 0), (moe_prefill_sm80.LEAST, 0)]
+        if tokens == max(TOKENS_OF_EXPERTS):
+            roads += [(sm, tile) for tile in GROUPED_TOKENS[:2] if 90 <= sm < 100]
+            roads += [(moe_prefill_sm80.LEAST, tile) for tile in moe_prefill_sm80.TOKENS[:2]]
+        for arch, tile in roads:
+            kind = gpu(cupy.cuda.Device().id)._replace(sm=arch)
+            with (
+                patch.object(of_experts, "gpu", lambda device, kind=kind: kind),
+                patch.object(grouped, "gpu", lambda device, kind=kind: kind),
+                patch.object(grouped, "token_tile", lambda *sizes, tile=tile: tile),
+                patch.object(moe_prefill_sm80, "token_tile", lambda *sizes, tile=tile: tile),
+            ):
+                for w in (gate, up, ragged, down):
+                    w.plans.clear()
                 qgemm.moe_matmul(x, ragged, ids).get()
                 qgemm.moe(x, (gate, up), down, ids, weights).get()
     print(f"{fmt}, experts: done", flush=True)

@@ -40,6 +40,15 @@ struct CtaTile {
         const i64 k_iters = (k_blocks + Config::WARP_SPLIT_K - 1) / Config::WARP_SPLIT_K;
         first = int(k_iters * cta_k / split_k), end = int(k_iters * (cta_k + 1) / split_k);
     }
+    // Rows from `first_row` on, tokens from `first_token` to m, all of K.
+    __device__ CtaTile(i64 n, i64 k, i64 first_row, int first_token, int m) : CtaTile(n, k, m, 1) {
+        this->first_row = first_row, this->first_token = first_token;
+    }
+    // The first tile of a row_block of the CTA, null beyond the matrix.
+    __device__ const typename Config::Tile* row_block(const typename Config::Tile* tiles, int number) const {
+        const i64 row = first_row + number * TILE_ROWS;
+        return row < n ? tiles + row / TILE_ROWS * (k_blocks / Config::K_BLOCKS) : nullptr;
+    }
 };
 
 // A warp's place: its k_block of a k_iter, the first of its groups of 16 rows among those of the CTA.

@@ -42,12 +42,14 @@ struct WeightLoader {
     int k_block, k_blocks, chunk;  // next k_block, end of the slice, this thread's first chunk
     u32 to;                        // in the first stage
 
+    // p: a CtaTile, or what has its members and says where row_blocks are.
+    template <class CtaTile>
     __device__ WeightLoader(StageWeights<Config> (&stage)[WARP_SPLIT_K][ROW_BLOCKS], const Tile* tiles,
-                            const CtaTile<Config>& p) {
+                            const CtaTile& p) {
         const int unit = threadIdx.x / UNIT_THREADS, warp_k = unit / ROW_BLOCKS;
-        const i64 first_row = p.first_row + unit % ROW_BLOCKS * TILE_ROWS;
-        row_block = tiles + (first_row < p.n ? first_row / TILE_ROWS * (p.k_blocks / K_BLOCKS) : 0);
-        k_blocks = first_row < p.n ? min(p.k_blocks, p.end * WARP_SPLIT_K) : 0;
+        const Tile* own = p.row_block(tiles, unit % ROW_BLOCKS);
+        row_block = own ? own : tiles;
+        k_blocks = own ? min(p.k_blocks, p.end * WARP_SPLIT_K) : 0;
         k_block = p.first * WARP_SPLIT_K + warp_k;
         chunk = threadIdx.x % UNIT_THREADS;
         to = shared_address(&stage[warp_k][unit % ROW_BLOCKS]) + 16 * chunk;

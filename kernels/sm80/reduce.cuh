@@ -72,16 +72,15 @@ using ReduceSmem = float[Config::WARP_SPLIT_K][Config::EPI_TILE][Config::ROWS + 
 // Dynamic shared memory of a CTA: the reduction aliases the pipeline.
 constexpr int smem_bytes(int pipeline, int reduce) { return pipeline > reduce ? pipeline : reduce; }
 
-// y = unit * (sum over the warps along K), EPI_TILE tokens at a time.
-template <class Config>
-__device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, ReduceSmem<Config>& smem,
-                                        typename Config::Out* y, const CtaTile<Config>& p,
-                                        const WarpCoord<Config>& coord, float unit) {
-    constexpr int ROWS = Config::ROWS, THREADS = Config::THREADS, EPI_TILE = Config::EPI_TILE;
-    static_assert(THREADS % ROWS == 0, "a thread stores one row of W");
+// Sums over the warps along K, EPI_TILE tokens at a time. store(token, row, total) gets a token of the CTA, a row of y of
+// which the CTA has ROWS, and total(i), the sum of row i of W of the CTA.
+template <int ROWS, class Config, class Store>
+__device__ inline void reduce(const typename Config::WarpAcc& acc, ReduceSmem<Config>& smem, const CtaTile<Config>& p,
+                              const WarpCoord<Config>& coord, Store store) {
+    constexpr int THREADS = Config::THREADS, EPI_TILE = Config::EPI_TILE;
+    static_assert(THREADS % ROWS == 0, "a thread stores one row of y");
     static_assert(sizeof(smem) == Config::REDUCE_BYTES, "shared memory of the reduction differs from the host's");
     const int g = coord.lane / 4, t = coord.lane % 4, row = threadIdx.x % ROWS;
-    y += p.first_token * p.n + p.first_row + row;
 #pragma unroll
     for (int first = 0; first < Config::TOKENS; first += EPI_TILE) {
         __syncthreads();
@@ -96,13 +95,25 @@ __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, Red
         __syncthreads();
         const int end = min(EPI_TILE, p.m - p.first_token - first);
         if (p.first_row + row < p.n)
-            for (int token = threadIdx.x / ROWS; token < end; token += THREADS / ROWS) {
-                float sum = 0;
+            for (int token = threadIdx.x / ROWS; token < end; token += THREADS / ROWS)
+                store(first + token, row, [&](int of_row) {
+                    float sum = 0;
 #pragma unroll
-                for (int s = 0; s < Config::WARP_SPLIT_K; ++s) sum += smem[s][token][row];
-                y[(first + token) * p.n] = from_float<typename Config::Out>(unit * sum);
-            }
+                    for (int s = 0; s < Config::WARP_SPLIT_K; ++s) sum += smem[s][token][of_row];
+                    return sum;
+                });
     }
+}
+
+// y = unit * (sum over the warps along K).
+template <class Config>
+__device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, ReduceSmem<Config>& smem,
+                                        typename Config::Out* y, const CtaTile<Config>& p,
+                                        const WarpCoord<Config>& coord, float unit) {
+    y += p.first_token * p.n + p.first_row;
+    reduce<Config::ROWS>(acc, smem, p, coord, [&](int token, int row, auto total) {
+        y[token * p.n + row] = from_float<typename Config::Out>(unit * total(row));
+    });
 }
 
 }  // namespace qgemm

@@ -8,107 +8,75 @@ the experts that the tokens meet, at the speed of one large read.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from time import perf_counter
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qgemm.codec.format import Format
-from qgemm.cuda.experts import DeviceExperts
-from qgemm.cuda.upload import tiles_nbytes
-from qgemm.experts import moe
-from qgemm.formats import FORMATS
-from qgemm.ops import gated, matmul
 from qgemm.preparation import prepare
-from qgemm.routing import GATE_OF, Function
-from qgemm.tensor import Tensor
 from qgemm.text import columns
 
-from . import baselines, moe_host
+from . import moe_host
 from .gpu import facts
+from .moe_baselines import alternatives
+from .moe_layers import MODELS, Model, Routing, Weights, layer, packed, rotating
 from .results import EXPERTS, EXPERTS_HOST, Results, Row
-from .timing import REPEATS, Call, Loop, capture, compare, rotation
-from .weights import random_blocks, repeated_rows
+from .timing import REPEATS, capture, compare, rotation
 
-DRAWN = 256  # rows of a matrix that are drawn, and repeated
 TOKENS = 1, 8, 64, 512, 4096
-ROTATE = 300_000_000  # bytes of experts that the calls of a loop meet at least
-MAX_CALLS = 24  # of a loop
 SKEWED = 512, 4096  # tokens of which half take one expert
 BESIDE = "one_by_one_us", "cublas_us", "grouped_mm_us"  # what a user could do instead
 TOLERANCE = 4e-3  # relative RMS error: weights, what is between the products and y rounded to float16
-GROUPED_CALLS = 4  # of grouped_mm in a loop: its weights are larger than any cache
-ALONE = 512  # tokens up to which experts are multiplied one by one, and decoded one by one
 
 
-class Model(NamedTuple):
-    """The layer of a model: E experts, top_k of a token, K values of a token, F between the products."""
+class Progress:
+    """What is done, with the seconds so far, on stderr; `late` once `limit` seconds are over (0: never)."""
 
-    name: str
-    format: str
-    experts: int
-    top_k: int
-    k: int
-    f: int
-    activation: Function = "swiglu"
-    biases: bool = False
+    def __init__(self, limit: int = 0) -> None:
+        self.start, self.limit = perf_counter(), limit
 
     @property
-    def expert_bytes(self) -> int:
-        """Packed, of the three matrices of an expert."""
-        fmt = FORMATS[self.format]
-        return 3 * self.k * self.f // fmt.weights * fmt.block_bytes
+    def late(self) -> bool:
+        """Whether nothing is to be begun."""
+        return 0 < self.limit < perf_counter() - self.start
 
-    def operations(self, tokens: int) -> int:
-        """Multiplications and additions of so many tokens."""
-        return 6 * tokens * self.top_k * self.k * self.f
-
-
-MODELS = (
-    Model("gpt-oss-120b", "mxfp4", 128, 4, 2880, 2880, "swiglu_oai", True),
-    Model("qwen3-30b-a3b", "q4_0", 128, 8, 2048, 768),
-    Model("qwen3-30b-a3b", "q4_k", 128, 8, 2048, 768),
-    Model("mixtral-8x7b", "q4_0", 8, 2, 4096, 14336),
-)
+    def say(self, what: str) -> None:
+        """A line."""
+        print(f"{perf_counter() - self.start:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
-class Weights(NamedTuple):
-    """Experts on the GPU, and biases or None."""
-
-    gate: DeviceExperts
-    up: DeviceExperts
-    down: DeviceExperts
-    biases: tuple[Any, ...] | None
-
-
-class Routing(NamedTuple):
-    """The experts of the tokens of a call, on the host and on the GPU, and the router's weights."""
-
-    ids: NDArray[np.int32]
-    on_gpu: Any
-    weights: Any
-
-
-def run(save: Callable[[Results], None]) -> tuple[Results, list[str]]:
+def run(save: Callable[[Results], None], limit: int = 0) -> tuple[Results, list[str]]:
     """Measure everything -> the machine and its rows, and a line for each layer that was wrong or unsupported.
 
-    `save` gets the results so far after each row.
+    `save` gets the results so far after each row. limit: seconds after which no row is begun; 0: all are measured.
     """
     import cupy
 
-    stream = cupy.cuda.Stream(non_blocking=True)
+    progress, stream = Progress(limit), cupy.cuda.Stream(non_blocking=True)
     results, failures = facts(stream), list[str]()
+    progress.say(f"{results['device']}, reads {results['read_gbs']} GB/s")
     results.update({EXPERTS_HOST: moe_host.rows(), EXPERTS: []})
-    for found in rows(stream, results["read_gbs"]):
+    progress.say(moe_host.line(results[EXPERTS_HOST]))
+    save(results)
+    for found in rows(stream, results["read_gbs"], progress=progress):
         if isinstance(found, str):
             failures.append(found)
+            progress.say(found)
         else:
             results[EXPERTS].append(found)
             save(results)
+            progress.say(summary(found))
     return results, failures
+
+
+def summary(row: Row) -> str:
+    """A row in a line."""
+    beside = (f", {name.removesuffix('_us')} {row[name]:.1f}" for name in BESIDE if name in row)
+    skewed = " skewed" * row["skew"]
+    return f"{row['model']} {row['types']} T={row['M']}{skewed}: {row['us']:.1f} us{''.join(beside)}"
 
 
 def table(found: Sequence[Row]) -> str:
@@ -126,16 +94,24 @@ def table(found: Sequence[Row]) -> str:
 
 def rows(
     stream: Any, read_gbs: float, models: Sequence[Model] = MODELS, tokens: Sequence[int] = TOKENS,
-    repeats: int = REPEATS, beside: bool = True,
+    repeats: int = REPEATS, beside: bool = True, progress: Progress | None = None,
 ) -> Iterator[Row | str]:  # fmt: skip
     """A row for each model, number of tokens and routing, or what was wrong. read_gbs: of a large read."""
-    import cupy
-
+    progress = progress or Progress()
     for model in models:
+        if progress.late:
+            yield f"{model.name} {model.format}: left out, {progress.limit} s are over"
+            continue
+        import cupy
+
         weights = packed(model)
-        prepare(weights[:3], dtype="float16", progress=False)
+        prepared = prepare(weights[:3], tokens, dtype="float16", progress=False)
+        progress.say(f"{model.name} {model.format}: {prepared}")
         for t in tokens:
             for skew in (False, True)[: 1 + (t in SKEWED)]:
+                if progress.late:
+                    yield f"{model.name} {model.format} T={t}: left out, {progress.limit} s are over"
+                    continue
                 yield from _row(stream, read_gbs, model, weights, t, skew, repeats, beside and not skew)
         del weights
         cupy.get_default_memory_pool().free_all_blocks()
@@ -147,7 +123,7 @@ def _row(
     import cupy
 
     rng = np.random.default_rng(t)
-    routings = list(_rotating(model, t, rng, skew))
+    routings = list(rotating(model, t, rng, skew))
     x = cupy.asarray((rng.standard_normal((t, model.k), np.float32) / 16).astype(np.float16))
     y = cupy.empty((t, model.k), np.float16)
     cupy.cuda.Device().synchronize()
@@ -169,63 +145,6 @@ def _row(
         "experts_met": round(met, 1), "read_us": round(met * model.expert_bytes / read_gbs / 1e3, 2),
         "tflops": round(model.operations(t) / us.us / 1e6, 1), **{name: each.us for name, each in taken.items()},
     }  # fmt: skip
-
-
-def layer(model: Model, w: Weights, x: Any, routing: Routing, y: Any) -> Any:
-    """The public function."""
-    return moe(
-        x, (w.gate, w.up), w.down, routing.on_gpu, routing.weights, model.activation, biases=w.biases, out=y
-    )  # fmt: skip
-
-
-# ---------------------------------------------------------------- data
-
-
-def packed(model: Model) -> Weights:
-    """Random experts, the rows of each in another order."""
-    import cupy
-
-    fmt, rng = FORMATS[model.format], np.random.default_rng(0)
-    gate, up, down = (
-        _experts(fmt, model.experts, n, k, shift, rng)
-        for shift, (n, k) in enumerate(((model.f, model.k), (model.f, model.k), (model.k, model.f)))
-    )
-    biases: tuple[Any, ...] | None = None
-    if model.biases:
-        made = [rng.standard_normal((model.experts, n), np.float32) / 8 for n in (model.f, model.f, model.k)]
-        biases = tuple(cupy.asarray(bias.astype(np.float32)) for bias in made)
-    cupy.cuda.Device().synchronize()
-    return Weights(gate, up, down, biases)
-
-
-def _experts(fmt: Format, e: int, n: int, k: int, shift: int, rng: np.random.Generator) -> DeviceExperts:
-    import cupy
-
-    base = Tensor(fmt, (DRAWN, k), random_blocks(fmt, DRAWN, k, rng)).to_device()
-    data = cupy.empty((e, tiles_nbytes(fmt, n, k)), np.uint8)
-    for expert in range(e):
-        one = repeated_rows(base, (n, k), shift + expert)
-        flat = one.data.reshape(-1).view(np.uint8)
-        data[expert, : flat.size] = flat
-        data[expert, flat.size :] = one.row_absmax.view(np.uint8)
-    return DeviceExperts(fmt, (e, n, k), data)
-
-
-def _rotating(model: Model, t: int, rng: np.random.Generator, skew: bool) -> Iterator[Routing]:
-    """Routings whose experts together are more than the L2 cache holds."""
-    import cupy
-
-    met = 0
-    for _ in range(MAX_CALLS):
-        ids = np.argsort(rng.random((t, model.experts)), axis=1)[:, : model.top_k].astype(np.int32)
-        if skew:
-            ids[: t // 2][~(ids[: t // 2] == 0).any(axis=1), 0] = 0
-        weights = rng.random((t, model.top_k), np.float32) + np.float32(0.1)
-        weights /= weights.sum(axis=1, keepdims=True)
-        yield Routing(ids, cupy.asarray(ids), cupy.asarray(weights))
-        met += len(np.unique(ids))
-        if met * model.expert_bytes > ROTATE:
-            return
 
 
 def check(stream: Any, model: Model, w: Weights, x: Any, routing: Routing, y: Any) -> float:
@@ -267,92 +186,3 @@ def _of_expert(model: Model, w: Weights, x: Any, expert: int) -> Any:
         middle = g / (1 + cupy.exp(-g)) * u
     made = w.down[expert].dequantize(np.float32).astype(np.float64) @ middle
     return made if w.biases is None else made + w.biases[2][expert]
-
-
-# ---------------------------------------------------------------- what a user could do instead
-
-
-def alternatives(stream: Any, model: Model, w: Weights, x: Any, routings: Sequence[Routing]) -> dict[str, Loop]:
-    """Loops of the same layer: experts one by one, decoded one by one, torch's grouped product of dense weights."""
-    found: dict[str, Loop] = {}
-    few = routings[:4]
-    if len(x) <= ALONE:
-        found["one_by_one_us"] = capture(stream, [_one_by_one(model, w, x, each) for each in few])
-        cublas = baselines.Cublas(stream)
-        found["cublas_us"] = capture(stream, [_decoded(model, w, x, few[0], cublas)])
-    if find_spec("torch"):
-        made = _grouped_mm(stream, model, x, routings[0])
-        if made is not None:
-            found["grouped_mm_us"] = made
-    return found
-
-
-def _taking(model: Model, x: Any, routing: Routing) -> list[tuple[int, Any, Any, Any]]:
-    """Each expert that is met, the rows of x that take it, and arrays for what is between and for its products."""
-    import cupy
-
-    found = []
-    for expert in np.unique(routing.ids).tolist():
-        rows = x[cupy.asarray((routing.ids == expert).any(axis=1).nonzero()[0])]
-        found.append((expert, rows, cupy.empty((len(rows), model.f), np.float16), cupy.empty_like(rows)))
-    cupy.cuda.Device().synchronize()
-    return found
-
-
-def _one_by_one(model: Model, w: Weights, x: Any, routing: Routing) -> Call:
-    taking = _taking(model, x, routing)
-
-    def call() -> None:
-        for expert, rows, between, y in taking:
-            gated(rows, w.gate[expert], w.up[expert], GATE_OF[model.activation], out=between)  # type: ignore[arg-type]
-            matmul(between, w.down[expert], out=y)
-
-    return call
-
-
-def _decoded(model: Model, w: Weights, x: Any, routing: Routing, cublas: baselines.Cublas) -> Call:
-    taking = _taking(model, x, routing)
-
-    def call() -> None:
-        for expert, rows, between, y in taking:
-            for each in (w.gate, w.up):
-                cublas(rows, each[expert].dequantize(np.float16), between)
-            cublas(between, w.down[expert].dequantize(np.float16), y)
-
-    return call
-
-
-def _grouped_mm(stream: Any, model: Model, x: Any, routing: Routing) -> Loop | None:
-    """Both products by torch's grouped_mm of bfloat16, of rows that are sorted already; None where there is none."""
-    import torch
-
-    grouped: Callable[..., Any] | None = getattr(
-        torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None)
-    )  # fmt: skip
-    if grouped is None:
-        return None
-    theirs = torch.cuda.ExternalStream(stream.ptr)
-    e, slots = model.experts, routing.ids.size
-    with torch.cuda.stream(theirs):
-        made = partial(torch.randn, dtype=torch.bfloat16, device="cuda")
-        try:
-            weights = made(e, model.k, 2 * model.f), made(e, model.f, model.k)
-            counts = torch.from_numpy(np.bincount(routing.ids.reshape(-1), minlength=e)).cumsum(0)
-            ends = counts.to(torch.int32).cuda()
-            rows, between = made(slots, model.k), made(slots, model.f)
-            grouped(rows, weights[0], offs=ends)
-            grouped(between, weights[1], offs=ends)
-            theirs.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=theirs):
-                for _ in range(GROUPED_CALLS):
-                    grouped(rows, weights[0], offs=ends)
-                    grouped(between, weights[1], offs=ends)
-        except RuntimeError:  # no kernel for this GPU, or no memory
-            return None
-
-    def replay() -> None:
-        with torch.cuda.stream(theirs):
-            graph.replay()
-
-    return Loop(GROUPED_CALLS, replay, (weights, rows, between, ends))

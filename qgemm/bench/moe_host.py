@@ -13,6 +13,7 @@ import numpy as np
 
 from qgemm.experts import moe
 from qgemm.ops import matmul, quantize
+from qgemm.preparation import prepare
 from qgemm.tensor import Tensor
 
 from .host import running_on, some_cpus, typical
@@ -36,6 +37,7 @@ def rows() -> list[Row]:
     gate, up, down = (experts(*shape).to_device() for shape in ((F, K), (F, K), (K, F)))
     one, x = gate[0], cupy.asarray(rng.standard_normal((1, K)).astype(np.float16))
     y = cupy.empty((1, F), np.float16)
+    prepare((gate, up, down), (1, *TOKENS.values()), dtype="float16", progress=False)
     calls: dict[str, Call] = {"product": partial(matmul, x, one, out=y)}
     for name, t in TOKENS.items():
         rows = cupy.asarray(rng.standard_normal((t, K)).astype(np.float16))

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"tokens a second of whole models with random weights, by transformers: {', '.join(model.MODELS)}",
     )  # fmt: skip
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json, cpu.json ...")
+    parser.add_argument("--limit", metavar="SECONDS", type=count, help="of --moe: begin no row after so many")
     parser.add_argument("--goals", action="store_true", help="beside the project's own goals; exit 1 if one is missed")
     both = parser.add_argument_group("of --gpu and --cpu")
     both.add_argument("--formats", metavar="F,...", type=formats, help="default: every block format that has a kernel")
@@ -91,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name):
             of_gpu = (option for option in OF_GPU if (name, option) != ("moe", "merge"))
             refuse(args, f"--{name}", (*OF_BOTH, *of_gpu, *OF_GGML))
+    if args.limit and not args.moe:
+        raise UsageError("--limit says something to --moe alone")
     if args.shard:
         refuse(args, "--shard", ("activations", "shapes", *OF_GPU, *OF_GGML))
     if (args.gpu or args.encode or args.moe or args.shard or args.model) and not cuda.available:
@@ -179,7 +182,7 @@ def encoding(args: argparse.Namespace) -> int:
 
 def experts(args: argparse.Namespace) -> int:
     """The rows of qgemm.bench.moe; 1 if a layer was wrong."""
-    found, failures = moe.run(partial(keep_experts, args.out, args.merge))
+    found, failures = moe.run(partial(keep_experts, args.out, args.merge), args.limit or 0)
     print(moe.table(found[results.EXPERTS]))
     print(moe_host.line(found[results.EXPERTS_HOST]))
     for failure in failures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -23,7 +24,7 @@ from .kernels.moe_prefill_sm90 import Size
 from .kernels.routes import launch, route
 from .layout import tile as tiles
 from .problem import C_TYPES, ExpertStride, Output, Problem, Routed, gpu
-from .tensor import SERIALS, DeviceTensor, check_tiled
+from .tensor import SERIALS, DeviceTensor, check_tiled, half_exponent
 
 
 class DeviceExperts(Packed):
@@ -42,6 +43,12 @@ class DeviceExperts(Packed):
         self.serial = next(SERIALS)
         self.plans: dict[Any, Any] = {}  # see expert_plans.py
 
+    @cached_property
+    def exponent(self) -> int:
+        """Of a power of two that brings all weights into the range of float16; waits for the device at first."""
+        bounds = self.data[:, self.tiles_nbytes :].copy().view(np.float32)
+        return half_exponent(float(bounds.max()) if bounds.size else 0.0)
+
     @classmethod
     def pack(cls, tensor: Tensor) -> DeviceExperts:
         """Upload a Tensor's blocks to the current device, one expert after the other."""
@@ -55,12 +62,19 @@ class DeviceExperts(Packed):
         data = cupy.empty((e, upload.tiles_nbytes(fmt, n, k)), np.uint8)
         for expert in range(e if data.size else 0):
             upload.upload(fmt, tensor[expert].blocks, data[expert])
-        return cls(fmt, (e, n, k), data, tensor.name)
+        made = cls(fmt, (e, n, k), data, tensor.name)
+        _ = made.exponent  # now: a CUDA graph that is being captured could not wait
+        return made
 
     @property
     def row_absmax(self) -> int:
         """Address of the rows' largest magnitudes of expert 0, behind its tiles."""
-        return self.pointer + prod(tiles.tiles_shape(self.format, *self.shape[1:]))
+        return self.pointer + self.tiles_nbytes
+
+    @property
+    def tiles_nbytes(self) -> int:
+        """Bytes of the tiles of an expert."""
+        return prod(tiles.tiles_shape(self.format, *self.shape[1:]))
 
     @property
     def nbytes(self) -> int:

@@ -1,14 +1,15 @@
 """Products by experts of many tokens: their rows are sorted by expert, multiplied together, and added up by token.
 
-    ids --moe_sort--> token tiles --moe_gather--> sorted x --moe_prefill_sm90--> sorted products --moe_combine--> y
+    ids --moe_sort--> token tiles --moe_gather--> sorted x --moe_prefill--> sorted products --moe_combine--> y
 
+moe_prefill is that of sm_90 by wgmma, on other GPUs that of sm_80 by mma.sync.
 All sizes follow from those of ids: what ids hold is read by kernels alone.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from qgemm.routing import Layer
 
 from .expert_arrays import NOTHING, SIZES, Call, Given, Part
 from .jit.twins import TokenTile, TokenTiles
+from .kernels import moe_prefill_sm80
 from .kernels.moe_prefill_sm90 import Size, max_token_tiles, rows_of_x, token_tile
 from .kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, gather_launch, sort_launch
 from .kernels.routes import launch, route
@@ -23,16 +25,19 @@ from .problem import C_TYPES, ITEMSIZE, ExpertStride, Output, Problem, Routed, g
 
 ROOM_ALIGNMENT = 256
 INDEX = 4  # bytes of a slot or row
-LEAST, BELOW = 90, 100  # compute capabilities with wgmma
+WGMMA = range(90, 100)  # compute capabilities that have it
 
 
 def token_tile_of(call: Call, x: Given, ids: Given, experts: int, *sizes: Size) -> int:
-    """Rows of a token tile where sorting pays, else 0: few slots, or x and a GPU that wgmma does not take."""
+    """Rows of a token tile where sorting pays, else 0: few slots, or x that tensor cores do not take."""
     on, slots = gpu(call.device), ids.array.shape[0] * ids.array.shape[1]
-    fitting = LEAST <= on.sm < BELOW and x.name in ("float16", "bfloat16") and experts <= MAX_EXPERTS
+    fitting = on.sm >= moe_prefill_sm80.LEAST and x.name in ("float16", "bfloat16") and experts <= MAX_EXPERTS
     if not fitting or slots == 0 or any(size.n * size.k == 0 for size in sizes):
         return 0
-    return token_tile(sizes, min(slots, MAX_SLOTS), experts, on.sms)
+    slots = min(slots, MAX_SLOTS)
+    if on.sm in WGMMA:
+        return token_tile(sizes, slots, experts, on.sms)
+    return moe_prefill_sm80.token_tile(sizes, slots, experts, on.sms, on.sm)
 
 
 class Chunk(NamedTuple):
@@ -98,13 +103,17 @@ class Sorted:
         to = y.pointer + chunk.first * (tokens // chunk.tokens) * n * SIZES[y.name]
         self.call.launch(one, products, self.row_of_slots, *at, bias.pointer, to)
 
-    def problem(self, w: Any, x: Given, n: int, stride: ExpertStride, outputs: tuple[Output, ...]) -> Problem:
-        """The product of sorted rows by experts like w, of n rows."""
+    def problem(
+        self, weights: Sequence[Any], x: Given, n: int, stride: ExpertStride, outputs: tuple[Output, ...]
+    ) -> Problem:
+        """The product of sorted rows by experts, of n rows: those of one tensor, or of a gate and what it gates."""
+        w = weights[0]
         on = gpu(self.call.device)
         routed = Routed(experts=self.experts, stride=stride, tokens=self.tile)
         k, x_type, gated = w.shape[2], C_TYPES[x.name], len(outputs) == 2
+        exponent = 0 if on.sm in WGMMA else max(w.exponent for w in weights)  # wgmma's kernel scales row by row
         return Problem(
-            w.format, "a16", self.chunk.slots, n, k, on.sm, x_type, outputs, 0, on.device, on.sms, gated, routed
+            w.format, "a16", self.chunk.slots, n, k, on.sm, x_type, outputs, exponent, on.device, on.sms, gated, routed
         )  # fmt: skip
 
 
@@ -118,7 +127,7 @@ def matmul(call: Call, w: Any, x: Given, ids: Given, part: Part, stride: ExpertS
         made.sort(ids)
         made.gather(x, rows, top_k if x.array.ndim == 2 else 1)
         made.multiply(
-            made.problem(w, x, n, stride, (Output(n, source),)), rows, [part._replace(bias=NOTHING)], products
+            made.problem([w], x, n, stride, (Output(n, source),)), rows, [part._replace(bias=NOTHING)], products
         )
         made.combine(products, source, ids, NOTHING, part.bias, part.y, n, False)
 
@@ -138,9 +147,9 @@ def feed_forward(
         rows, between, products = made.rows
         made.sort(ids)
         made.gather(x, rows, ids.array.shape[1])
-        made.multiply(made.problem(first, x, f, strides[0], outputs), rows, [gate, up], between)
+        made.multiply(made.problem(layer.gate_up, x, f, strides[0], outputs), rows, [gate, up], between)
         alone = [down._replace(bias=NOTHING)]
-        made.multiply(made.problem(last, x, n, strides[-1], (Output(n, source),)), between, alone, products)
+        made.multiply(made.problem([last], x, n, strides[-1], (Output(n, source),)), between, alone, products)
         made.combine(products, source, ids, weights, down.bias, down.y, n, True)
 
 

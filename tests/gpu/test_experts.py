@@ -12,6 +12,8 @@ from strategies import TILED, each
 
 import qgemm
 from qgemm.codec.format import float_dtype
+from qgemm.cuda import experts, grouped
+from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
 
 TYPES = ("float16", "bfloat16", "float32")
@@ -72,10 +74,27 @@ def test_a_layer(fmt, name, dtype):
         assert_same_bits(y, again, 200 if name == "swiglu" else 5)
 
 
+@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q8_0", "mxfp4", "iq2_xs", "kbit4")])
+def test_a_layer_without_bulk_copies(fmt, monkeypatch):
+    """Stages filled by cp.async, as on GPUs before sm_90, whose configs an H100 also runs."""
+    for module in (experts, grouped):
+        monkeypatch.setattr(module, "gpu", lambda device: gpu(device)._replace(sm=80))
+    rng = np.random.default_rng(7)
+    gate, up, down = (random_experts(fmt, 9, *shape, rng) for shape in ((512, 2048), (512, 2048), (2048, 512)))
+    ids, weights = routed(rng, 2, 4, 9)
+    x = (rng.standard_normal((2, 2048)) / 64).astype(np.float16)
+    known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, "silu", between="float16")
+    packed = [w.to_device() for w in (gate, up, down)]
+    given = on_gpu(x, ids, weights)
+    y = qgemm.moe(given[0], packed[:2], packed[2], *given[1:])
+    assert_within(y, known)
+    assert_same_bits(y, lambda: qgemm.moe(given[0], packed[:2], packed[2], *given[1:]), 20)
+
+
 @pytest.mark.parametrize("spelled", ["mxfp4", "q4_k"])
 @pytest.mark.parametrize("t", [1, 90])
 def test_bytes_of_ggml_as_experts(spelled, t):
-    """The values that C reads of a file are multiplied: few slots, and many, which sm_90 sorts by expert."""
+    """The values that C reads of a file are multiplied: few slots, and many, which are sorted by expert."""
     rng, fmt = np.random.default_rng(5), qgemm.FORMATS[spelled]
     w, values = golden_experts(fmt, 5, 90)
     ids, _ = routed(rng, t, 3, 5)

@@ -12,24 +12,38 @@ from strategies import TILED, each, gpu_settings, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import grouped
+from qgemm.cuda import experts, grouped
+from qgemm.cuda.kernels import moe_prefill_sm80
 from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, config_of
+from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
 
 TYPES = ("float16", "bfloat16")
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 GUARD = 64  # values on each side of y
+MMA_SYNC = 80  # the compute capability whose kernel an H100 also runs
 
 
 @pytest.fixture(autouse=True)
-def needs_wgmma():
-    if not 90 <= int(cupy().cuda.Device().compute_capability) < 100:
-        pytest.skip("tokens are sorted by expert on sm_90 alone")
+def needs_a_gpu():
+    cupy()
 
 
-def tiled_by(monkeypatch, tokens):
+def by_wgmma(monkeypatch, tokens):
     """Every call is sorted, with token tiles of so many rows."""
+    if int(cupy().cuda.Device().compute_capability) not in grouped.WGMMA:
+        pytest.skip("wgmma is of sm_90 alone")
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
+
+
+def by_mma_sync(monkeypatch, tokens):
+    """The same by the kernel of GPUs without wgmma."""
+    for module in (experts, grouped):
+        monkeypatch.setattr(module, "gpu", lambda device: gpu(device)._replace(sm=MMA_SYNC))
+    monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: tokens)
+
+
+ROADS = {"wgmma": (by_wgmma, GROUPED_TOKENS), "mma.sync": (by_mma_sync, moe_prefill_sm80.TOKENS)}
 
 
 def on_gpu(*arrays):
@@ -42,13 +56,14 @@ def assert_within(y, known, dtype="float32", more=0.0):
 
 
 @each(TILED)
-def test_each_token_by_its_experts(fmt, monkeypatch):
+@pytest.mark.parametrize("road", ROADS)
+def test_each_token_by_its_experts(fmt, road, monkeypatch):
     """Token tiles and types of x by turns; ragged N and K, an expert with half of the tokens, ids of none."""
-    rng, number = np.random.default_rng(0), TILED.index(fmt)
+    rng, number, (sort_by, of_road) = np.random.default_rng(0), TILED.index(fmt), ROADS[road]
     w = random_experts(fmt, 6, 200, 544, rng)
-    packed, dtype, tokens = w.to_device(), TYPES[number % 2], GROUPED_TOKENS[number % len(GROUPED_TOKENS)]
-    assert config_of(fmt, tokens) is not None
-    tiled_by(monkeypatch, tokens)
+    packed, dtype, tokens = w.to_device(), TYPES[number % 2], of_road[number % len(of_road)]
+    assert sort_by is by_mma_sync or config_of(fmt, tokens) is not None
+    sort_by(monkeypatch, tokens)
     for t, top_k, of_slots in ((1, 1, False), (90, 3, True), (400, 2, False)):
         ids, _ = routed(rng, t, top_k, 6, skewed=t == 400)
         given_ids, nobody = ids.copy(), rng.random(ids.shape) < 0.05
@@ -63,16 +78,19 @@ def test_each_token_by_its_experts(fmt, monkeypatch):
 
 
 LAYERS = (
-    ("q4_0", "swiglu", "float16", 16), ("q4_0", "swiglu", "bfloat16", 128), ("q4_k", "swiglu", "float16", 48),
-    ("mxfp4", "swiglu_oai", "bfloat16", 32), ("q6_k", "geglu_tanh", "float16", 64), ("kbit4", "geglu", "float16", 160),
+    ("wgmma", "q4_0", "swiglu", "float16", 16), ("wgmma", "q4_0", "swiglu", "bfloat16", 128),
+    ("wgmma", "q4_k", "swiglu", "float16", 48), ("wgmma", "mxfp4", "swiglu_oai", "bfloat16", 32),
+    ("wgmma", "q6_k", "geglu_tanh", "float16", 64), ("wgmma", "kbit4", "geglu", "float16", 160),
+    ("wgmma", "q4_0", "swiglu", "float16", 256), ("mma.sync", "q4_0", "swiglu", "float16", 16),
+    ("mma.sync", "mxfp4", "swiglu_oai", "bfloat16", 64), ("mma.sync", "q4_k", "geglu", "float16", 128),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("spelled", "name", "dtype", "tokens"), LAYERS)
-def test_a_layer(spelled, name, dtype, tokens, monkeypatch):
+@pytest.mark.parametrize(("road", "spelled", "name", "dtype", "tokens"), LAYERS)
+def test_a_layer(road, spelled, name, dtype, tokens, monkeypatch):
     """Gate and up as two tensors and as one, down of another format; the same bits 200 times."""
     rng, fmt = np.random.default_rng(1), qgemm.FORMATS[spelled]
-    tiled_by(monkeypatch, tokens)
+    ROADS[road][0](monkeypatch, tokens)
     gate, up = (random_experts(fmt, 9, 192, 512, rng) for _ in range(2))
     down = random_experts(qgemm.FORMATS["q8_0"], 9, 512, 192, rng)
     both = qgemm.Tensor(fmt, (9, 384, 512), np.concatenate([gate.blocks, up.blocks], axis=1)).to_device()
@@ -97,10 +115,10 @@ def test_a_layer(spelled, name, dtype, tokens, monkeypatch):
 @gpu_settings
 @given(
     rng=seeds(), t=st.integers(1, 300), top_k=st.integers(1, 6), e=st.sampled_from([1, 2, 5, 40]),
-    tokens=st.sampled_from(GROUPED_TOKENS[:3]), n=st.sampled_from([64, 100, 320]),
-    out=st.sampled_from(["float32", "float16"]),
+    road=st.sampled_from(list(ROADS)), n=st.sampled_from([64, 100, 320]), out=st.sampled_from(["float32", "float16"]),
+    data=st.data(),
 )  # fmt: skip
-def test_sizes_and_guards(rng, t, top_k, e, tokens, n, out):
+def test_sizes_and_guards(rng, t, top_k, e, road, n, out, data):
     """ids with repeats; nothing is written beside y, and all of y is written."""
     fmt = qgemm.FORMATS["q4_0"]
     w = random_experts(fmt, e, n, 128, rng)
@@ -108,17 +126,19 @@ def test_sizes_and_guards(rng, t, top_k, e, tokens, n, out):
     x = (rng.standard_normal((t, 128)) / 64).astype(np.float16)
     room = cupy().full(t * top_k * n + 2 * GUARD, np.nan, float_dtype(out))
     y = room[GUARD:-GUARD].reshape(t, top_k, n)
+    sort_by, of_road = ROADS[road]
     with pytest.MonkeyPatch.context() as patch:
-        tiled_by(patch, tokens)
+        sort_by(patch, data.draw(st.sampled_from(of_road[:3])))
         qgemm.moe_matmul(*on_gpu(x), w.to_device(), *on_gpu(ids), out=y)
     assert_within(y, known_matmul(x.astype(np.float32), w, ids, None, "float16", rounded="float16"), out)
     assert cupy().isnan(room[:GUARD]).all()
     assert cupy().isnan(room[-GUARD:]).all()
 
 
-def test_nan_of_an_expert_reaches_its_tokens_alone(monkeypatch):
+@pytest.mark.parametrize(("road", "tokens"), [("wgmma", 32), ("mma.sync", 64)])
+def test_nan_of_an_expert_reaches_its_tokens_alone(road, tokens, monkeypatch):
     rng = np.random.default_rng(3)
-    tiled_by(monkeypatch, 32)
+    ROADS[road][0](monkeypatch, tokens)
     fmt = qgemm.FORMATS["q4_0"]
     w = random_experts(fmt, 4, 64, 128, rng)
     blocks = w.blocks.copy()
@@ -137,6 +157,7 @@ def test_nan_of_an_expert_reaches_its_tokens_alone(monkeypatch):
     assert (y == wanted.any(1)[:, None]).all()
 
 
-def test_torch_graphs_and_ids_that_change(monkeypatch):
-    tiled_by(monkeypatch, 16)
+@pytest.mark.parametrize("road", ROADS)
+def test_torch_graphs_and_ids_that_change(road, monkeypatch):
+    ROADS[road][0](monkeypatch, 16)
     assert_a_graph_follows_ids(90, more=2.0**-16, in_float=True, rounded="float16")

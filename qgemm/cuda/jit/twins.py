@@ -141,17 +141,19 @@ class GroupedProducts(ctypes.Structure):
     tiles, row_absmax: of expert 0, of both products. biases: of both, of bias_types, where one gates the other.
     partials: the workspace of stream-K. expert_bytes, expert_rows: from the tiles and from the biases of an expert to
     the next one's. n, k: of a product. rows_of_x: of the buffer of sorted rows. stream_k: its divisors; the
-    rest follows from the number of token tiles.
+    rest follows from the number of token tiles. x, factor, unit: of mma.sync, the sorted rows, and what brings weights
+    into the range of half and undoes it.
     """
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("counts", "token_tiles", "partials")),
+        *((name, ctypes.c_void_p) for name in ("counts", "token_tiles", "partials", "x")),
         *((name, ctypes.c_void_p * 2) for name in ("tiles", "row_absmax", "biases")),
         ("epilogue", EpilogueArguments),
         *((name, ctypes.c_int64) for name in ("expert_bytes", "expert_rows", "n", "k")),
         ("rows_of_x", ctypes.c_int32),
         ("bias_types", ctypes.c_int32 * 2),
         ("stream_k", StreamK),
+        *((name, ctypes.c_float) for name in ("factor", "unit")),
     ]
 
 
@@ -191,6 +193,7 @@ SCALARS = {
     ctypes.c_uint32: "u32",
     ctypes.c_int64: "i64",
     ctypes.c_uint64: "unsigned long long",
+    ctypes.c_float: "float",
     ctypes.c_double: "double",
 }
 

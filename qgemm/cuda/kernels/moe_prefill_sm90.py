@@ -29,6 +29,7 @@ from .prefill_sm90 import FLAG
 from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template
 
 NAME = "moe_prefill_sm90"
+POINTERS = 11  # of GroupedProducts, that a call writes
 GATE_ROW_BLOCKS = 2  # of a tile: one of the gate, one of what it gates
 GATES = ("silu", "swiglu_oai")  # of models that are prepared; others compile at first use
 
@@ -81,6 +82,11 @@ def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int = TUN
     """Rows of a token tile for products of so many slots by these experts; 0 where moe_decode takes less time."""
     fitting = [tokens for tokens in GROUPED_TOKENS if all(config_of(size.format, tokens) for size in sizes)]
     times = {tokens: sum(grouped_us(size, tokens, slots, experts, sms) for size in sizes) for tokens in fitting}
+    return best_tile(times, sizes, slots)
+
+
+def best_tile(times: dict[int, float], sizes: tuple[Size, ...], slots: int) -> int:
+    """The token tile that takes least time; 0 where moe_decode takes less."""
     if not times:
         return 0
     best = min(times, key=times.__getitem__)
@@ -94,7 +100,12 @@ def grouped_us(size: Size, tokens: int, slots: int, experts: int, sms: int = TUN
     row_tiles = -(-size.n // (tiles.ROWS * GATE_ROW_BLOCKS))
     k_blocks = -(-size.k // tiles.K_BLOCK)
     of_tile = k_blocks * max(LEAST_K_BLOCK, K_BLOCK[0] + K_BLOCK[1] * tokens) + TILE[0] + TILE[1] * tokens
-    return hypot(max(1.0, count * row_tiles / sms) * of_tile, MEGABYTE * met * size.megabytes)
+    return hypot(max(1.0, count * row_tiles / sms) * of_tile, read_us(size, met))
+
+
+def read_us(size: Size, met: float) -> float:
+    """Reading so many experts from memory."""
+    return MEGABYTE * met * size.megabytes
 
 
 @lru_cache(maxsize=4096)
@@ -152,8 +163,6 @@ class GroupedLaunch:
     products, row_absmax of both, biases of both (0 for none), and y; x has `rows_of_x` rows and is a multiple of 16.
     """
 
-    POINTERS = 10  # of GroupedProducts, that a call writes
-
     def __init__(self, p: Problem, config: Sm90Config) -> None:
         """Prepare the launch on the current device."""
         assert p.routed is not None
@@ -175,7 +184,7 @@ class GroupedLaunch:
         )  # fmt: skip
         function, shared = load(NAME, p.format, **constants), int(constants["SMEM_BYTES"])
         self._launch = Launch(
-            function, p.sms, config.threads, shared, (self._map, found), found, self.POINTERS
+            function, p.sms, config.threads, shared, (self._map, found), found, POINTERS
         )  # fmt: skip
 
     def __call__(self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int) -> None:
@@ -184,7 +193,7 @@ class GroupedLaunch:
             if x != self._x:
                 self._map.encode(x, *self._box)
                 self._x = x
-            self._launch(stream, counts, token_tiles, partials, *pointers)
+            self._launch(stream, counts, token_tiles, partials, x, *pointers)
 
 
 def rows_of_x(rows: int, tokens: int) -> int:

@@ -16,7 +16,6 @@ from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
 from .kernel import Kernel
 from .moe_decode import MOE_DECODE
-from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
 from .panels import DEQUANTIZE
 from .routes import ROUTES, TYPE_NAMES, common_variants, route
 from .transforms import DEQUANTIZE_TILES, PACK
@@ -75,12 +74,14 @@ def _grouped(p: Problem, rows: int) -> Iterator[Key]:
     """What tokens sorted by expert ask for, with token tiles for the load of an expert at most."""
     assert p.routed is not None
     load = rows * MAX_TOP_K / p.routed.experts
-    for tokens in (tokens for tokens in GROUPED_TOKENS if tokens <= max(GROUPED_TOKENS[0], 2 * load)):
-        of_tile = p._replace(routed=p.routed._replace(tokens=tokens))
-        if any(row.fits(of_tile) for row in ROUTES):
-            for form in MOE_PREFILL_SM90.forms(of_tile):
-                for config in MOE_PREFILL_SM90.configs(form):
-                    yield _key(MOE_PREFILL_SM90.name, p.format, MOE_PREFILL_SM90.template(form, config))
+    for row in ROUTES:
+        of_tiles = p._replace(routed=p.routed._replace(tokens=1))
+        if not row.fits(of_tiles):
+            continue
+        for tokens in (tokens for tokens in row.tokens if tokens <= max(row.tokens[0], 2 * load)):
+            for form in row.kernel.forms(p._replace(routed=p.routed._replace(tokens=tokens))):
+                for config in row.kernel.configs(form):
+                    yield _key(row.kernel.name, p.format, row.kernel.template(form, config))
 
 
 def _forms(

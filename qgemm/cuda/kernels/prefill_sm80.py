@@ -154,18 +154,15 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
     """The launch for every matrix of this shape, format and exponent and M rows of x."""
     (config, split_k), out = plan, p.out
     constants, count = template(p.format, config, p.x, out, p.sm), tiles_of(config, p.n, p.m)
-    exponent = max(-MAX_EXPONENT, min(p.exponent, MAX_EXPONENT)) if p.x == "half" else 0
     pointers = (ctypes.c_void_p * 5)()  # w, x, y, partials, counters
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
     sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(split_k)
-    level = tiles.level_exponent(p.format)
-    factors = ctypes.c_float(2.0 ** (level - exponent)), ctypes.c_float(2.0**exponent)
     made = Launch(
         load(kernel, p.format, **constants),
         count * split_k,
         config.threads,
         shared_bytes(p.format, config, int(constants["STAGES"])),
-        (*arrays, *sizes, *(factors if kernel == A16 else ())),
+        (*arrays, *sizes, *(map(ctypes.c_float, weight_factors(p)) if kernel == A16 else ())),
         pointers,
         len(pointers),
     )
@@ -188,6 +185,12 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
 
 
 MAX_EXPONENT = 126  # beyond it the factor is no float32
+
+
+def weight_factors(p: Problem) -> tuple[float, float]:
+    """What brings weights into the range of half, and what undoes it at the end."""
+    exponent = max(-MAX_EXPONENT, min(p.exponent, MAX_EXPONENT)) if p.x == "half" else 0
+    return 2.0 ** (tiles.level_exponent(p.format) - exponent), 2.0**exponent
 
 
 def takes(activation: str, p: Problem) -> bool:

@@ -17,6 +17,8 @@ from .decode import DECODE, DECODE_A8
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .kernel import Kernel, Launchable
 from .moe_decode import MOE_DECODE
+from .moe_prefill_sm80 import MOE_PREFILL_SM80
+from .moe_prefill_sm80 import TOKENS as EXPERT_TOKENS
 from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
 from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
@@ -124,6 +126,8 @@ ROUTES = (
     Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, NUMBERS,  (1,),        "experts, each looked up"),
     Route(MOE_DECODE,      ("a16",), HALVES, ANY, 80,  ANY, CODEBOOK, (1,),        "experts, levels rounded to x"),
     Route(MOE_PREFILL_SM90, ("a16",), HALVES, ANY, 90, 100, TILED,    GROUPED_TOKENS, "experts, tokens sorted by them"),
+    Route(MOE_PREFILL_SM80, ("a16",), HALVES, ANY, 80, 90, TILED,     EXPERT_TOKENS, "the same by mma.sync"),
+    Route(MOE_PREFILL_SM80, ("a16",), HALVES, ANY, 100, ANY, TILED,   EXPERT_TOKENS, "the same by mma.sync"),
 )  # fmt: skip
 
 

@@ -1,0 +1,94 @@
+"""Experts of many tokens by mma.sync without a GPU: sort, gather, products and sums run on the host."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import cupy_like
+import harness
+import numpy as np
+import pytest
+from experts import known_layer, known_matmul, random_experts, routed
+from moe_on_host import Launch, device, on_device, within
+
+import qgemm
+from qgemm import cuda, ops
+from qgemm.codec.format import float_dtype
+from qgemm.cuda import expert_plans, experts, grouped, libraries
+from qgemm.cuda.kernels import moe_prefill_sm80, moe_sort, transforms
+from qgemm.cuda.problem import Gpu
+
+pytestmark = [pytest.mark.compiles, harness.needs_compiler]
+SORT = {"THREADS": 128, "SEGMENT": 256}
+LAYERS = ("q4_0", "swiglu", "float16"), ("q4_k", "swiglu_oai", "bfloat16")
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """CuPy over NumPy, kernels on the host, of a GPU with mma.sync alone on which every call is sorted."""
+    cupy_like.install(monkeypatch)
+    kernel = cache(harness.Kernel)
+    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
+    monkeypatch.setattr(expert_plans, "LIBRARIES", known)
+    for module in (transforms, moe_prefill_sm80):
+        monkeypatch.setattr(module, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
+    for module in (moe_sort, moe_prefill_sm80):
+        monkeypatch.setattr(module, "Launch", Launch)
+    monkeypatch.setattr(moe_sort, "SORT_THREADS", SORT["THREADS"])
+    monkeypatch.setattr(moe_sort, "SORT_SEGMENT", SORT["SEGMENT"])
+    monkeypatch.setattr(moe_sort, "MOE_SORT", transforms.Transform("moe_sort", (SORT,)))
+    monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
+    for module in (experts, grouped):
+        monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 108))
+    monkeypatch.setattr(grouped, "launch", grouped.launch.__wrapped__)
+    monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: 16)
+    made = moe_sort.sort_launch, moe_sort.gather_launch, moe_sort.combine_launch
+    for function in made:
+        function.cache_clear()
+    yield
+    for function in made:
+        function.cache_clear()
+
+
+@pytest.mark.parametrize(("spelled", "name", "dtype"), LAYERS)
+def test_a_layer(spelled, name, dtype, host):
+    """Ragged rows of a tile, an expert with most tokens, one with none, ids of none, biases, weights of any range."""
+    rng, fmt = np.random.default_rng(1), qgemm.FORMATS[spelled]
+    k, f = (96, 192) if fmt.weights < 100 else (256, 256)
+    gate, up, down = (random_experts(fmt, 4, *shape, rng) for shape in ((f, k), (f, k), (k, f)))
+    t, top_k = 23, 2
+    ids, weights = routed(rng, t, top_k, 3, skewed=True)
+    x = (rng.standard_normal((t, k)) / 64).astype(float_dtype(dtype))
+    biases = [(rng.standard_normal((4, n)) / 8).astype(np.float32) for n in (f, f, k)]
+    packed = [on_device(w) for w in (gate, up, down)]
+    for w in packed:
+        w.exponent = 0  # of bounds that tests do not upload
+    given_ids, nobody = ids.copy(), rng.random(ids.shape) < 0.1
+    given_ids[nobody], weights[nobody] = -1, 0
+    passed = [device(bias) for bias in biases]
+    y = qgemm.moe(device(x), packed[:2], packed[2], device(given_ids), device(weights), name, biases=passed)
+    gating = {"swiglu": "silu"}.get(name, name)
+    known = known_layer(
+        x.astype(np.float32), gate, up, down, ids, weights, gating, biases, dtype, in_float=True, rounded=dtype
+    )  # fmt: skip
+    off = np.abs(y.get() - known.y)
+    assert (off <= known.bound + 2.0**-16 * np.abs(known.y) + 2.0**-24).all()
+
+
+def test_a_product_of_rows_of_each_slot(host):
+    rng = np.random.default_rng(2)
+    w = random_experts(qgemm.FORMATS["q4_0"], 5, 300, 160, rng)
+    packed = on_device(w)
+    packed.exponent = 3  # weights are multiplied as eighths
+    ids, _ = routed(rng, 19, 3, 5)
+    x = (rng.standard_normal((19, 3, 160)) / 64).astype(np.float16)
+    y = qgemm.moe_matmul(device(x), packed, device(ids))
+    assert within(y, known_matmul(x.astype(np.float32), w, ids, None, "float16", rounded="float16"))
+
+
+def test_token_tiles_grow_with_the_load():
+    q4_0 = qgemm.FORMATS["q4_0"]
+    sizes = moe_prefill_sm80.Size(q4_0, 1536, 2048, True), moe_prefill_sm80.Size(q4_0, 2048, 768)
+    found = [moe_prefill_sm80.token_tile(sizes, 8 * t, 128, 108, 80) for t in (1, 64, 512, 4096)]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (0, 128)
