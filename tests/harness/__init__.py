@@ -34,7 +34,11 @@ FOLDER = Path(__file__).parent
 SHIM = FOLDER / "shim"
 OF_TESTS = FOLDER.parent / "data" / "kernels"  # headers of tests/formats_of_tests.py
 # -ffp-contract=off: a product and a sum stay two roundings, as the intrinsics that ask for them promise.
-OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+# -U_FORTIFY_SOURCE: which some systems define; longjmp from one stack to another would end the process.
+OPTIONS = (
+    "-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas",
+    "-U_FORTIFY_SOURCE",
+)  # fmt: skip
 # A declaration that is none in C++: shared memory is static, and nothing is both extern and static.
 DYNAMIC_SMEM = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];")
 GUARD = 64  # bytes on each side of an array that a kernel must leave alone

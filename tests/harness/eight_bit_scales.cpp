@@ -41,5 +41,6 @@ extern "C" void eight_bit_scales(const void* tiles, int k_blocks, int known, sig
             }
         }
     };
-    Cta({1, 1, 1}, {0, 0, 0}, 128, false, warpgroup);
+    Fibers fibers;
+    Cta(fibers, {1, 1, 1}, {0, 0, 0}, 128, false, warpgroup);
 }

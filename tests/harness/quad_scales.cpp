@@ -54,7 +54,8 @@ int differences(const void* tiles, int k_blocks, int wg_split_k) {
                 }
         }
     };
-    Cta({1, 1, 1}, {0, 0, 0}, 128, false, warpgroup);
+    Fibers fibers;
+    Cta(fibers, {1, 1, 1}, {0, 0, 0}, 128, false, warpgroup);
     return found;
 }
 

@@ -2,48 +2,74 @@
 // barrier that some threads do not reach the process ends with a message.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "small_float.h"
 
+// A copy of 16 bytes to shared memory, zeros from nowhere, that a thread waits for as one of a group.
+struct Copy {
+    unsigned to;
+    const void* from;
+    int group;
+};
+
+// The stack of a CUDA thread, and where it waits. A thread of one CTA is a thread of the next one on the same stack.
+//
+// A fiber is begun by its context, then left and entered by jumps: to swap contexts takes a system call each time.
+struct Fiber {
+    enum State { READY, WARP, WHOLE_CTA, DONE };
+    ucontext_t context;
+    jmp_buf place;
+    State state = DONE;
+    uint64_t shown = 0;        // to the lanes that shuffle
+    std::vector<Copy> copies;  // that are under way
+    int groups = 0;            // of copies that are committed
+    alignas(16) char stack[64 << 10];
+};
+using Fibers = std::vector<std::unique_ptr<Fiber>>;
+
 class Cta {
 public:
     // Runs kernel() for each of `threads` threads of CTA `block` of `grid`. backwards: the last thread first, so that
-    // what depends on the order of threads, for lack of a barrier, comes out differently.
+    // what depends on the order of threads, for lack of a barrier, comes out differently. fibers: of the grid's CTAs.
     template <class Kernel>
-    Cta(dim3 grid, dim3 block, int threads, bool backwards, const Kernel& kernel)
-        : kernel(&kernel), call([](const void* kernel) { (*static_cast<const Kernel*>(kernel))(); }), threads(threads) {
+    Cta(Fibers& fibers, dim3 grid, dim3 block, int threads, bool backwards, const Kernel& kernel)
+        : fibers(fibers),
+          kernel(&kernel),
+          call([](const void* kernel) { (*static_cast<const Kernel*>(kernel))(); }),
+          threads(threads) {
         gridDim = grid, blockIdx = block, blockDim = {unsigned(threads), 1, 1};
         memset(host_dynamic_smem, 0xff, sizeof(host_dynamic_smem));  // NaN, whatever a CTA before left there
         running() = this;
-        fibers = new Fiber[threads];
-        for (int i = 0; i < threads; ++i) {
-            Fiber& fiber = fibers[i];
-            getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = fiber.stack;
-            fiber.context.uc_stack.ss_size = sizeof(fiber.stack);
-            fiber.context.uc_link = &scheduler;
-            makecontext(&fiber.context, begin, 0);
+        for (current = 0; current < threads; ++current) {
+            if (current == int(fibers.size())) {
+                fibers.emplace_back(new Fiber);
+                begin(*fibers.back());
+            }
+            fibers[current]->state = Fiber::READY;
+            fibers[current]->copies.clear();
+            fibers[current]->groups = 0;
         }
         while (turn(backwards)) release();
-        delete[] fibers;
     }
 
-    void wait_for_warp() { wait(WARP); }
-    void wait_for_cta() { wait(WHOLE_CTA); }
+    void wait_for_warp() { wait(Fiber::WARP); }
+    void wait_for_cta() { wait(Fiber::WHOLE_CTA); }
 
     // The value of lane `from` of the same warp.
     template <class T>
     T shuffle(T value, int from) {
         static_assert(sizeof(T) <= sizeof(Fiber::shown), "a value of 8 bytes at most");
         const unsigned thread = threadIdx.x;
-        memcpy(&fibers[thread].shown, &value, sizeof(T));
+        memcpy(&fibers[thread]->shown, &value, sizeof(T));
         wait_for_warp();
         T found;
-        memcpy(&found, &fibers[thread / 32 * 32 + from].shown, sizeof(T));
+        memcpy(&found, &fibers[thread / 32 * 32 + from]->shown, sizeof(T));
         wait_for_warp();
         return found;
     }
@@ -52,21 +78,21 @@ public:
     template <class T>
     void gather(const T& own, T (&all)[32]) {
         const unsigned thread = threadIdx.x;
-        fibers[thread].shown = reinterpret_cast<uint64_t>(&own);
+        fibers[thread]->shown = reinterpret_cast<uint64_t>(&own);
         wait_for_warp();
         for (int lane = 0; lane < 32; ++lane)
-            all[lane] = *reinterpret_cast<const T*>(fibers[thread / 32 * 32 + lane].shown);
+            all[lane] = *reinterpret_cast<const T*>(fibers[thread / 32 * 32 + lane]->shown);
         wait_for_warp();
     }
 
     // cp.async, as late as it may be: the 16 bytes, or zeros, are there once the thread has waited for their group.
     void copy_later(unsigned to, const void* from, bool inside) {
-        Fiber& fiber = fibers[threadIdx.x];
+        Fiber& fiber = *fibers[threadIdx.x];
         fiber.copies.push_back({to, inside ? from : nullptr, fiber.groups});
     }
-    void commit_copies() { ++fibers[threadIdx.x].groups; }
+    void commit_copies() { ++fibers[threadIdx.x]->groups; }
     void wait_for_copies(int under_way) {
-        Fiber& fiber = fibers[threadIdx.x];
+        Fiber& fiber = *fibers[threadIdx.x];
         size_t done = 0;
         for (; done < fiber.copies.size() && fiber.copies[done].group < fiber.groups - under_way; ++done) {
             const Copy& copy = fiber.copies[done];
@@ -81,68 +107,68 @@ public:
     }
 
 private:
-    enum State { READY, WARP, WHOLE_CTA, DONE };
-    static constexpr size_t STACK = 64 << 10;
-    struct Copy {
-        unsigned to;
-        const void* from;
-        int group;
-    };
-    struct Fiber {
-        ucontext_t context;
-        alignas(16) char stack[STACK];
-        State state = READY;
-        uint64_t shown = 0;        // to the lanes that shuffle
-        std::vector<Copy> copies;  // that are under way
-        int groups = 0;            // of copies that are committed
-    };
+    Fibers& fibers;
     const void* kernel;
     void (*call)(const void*);
     int threads, current = 0;
-    Fiber* fibers;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
 
-    static void begin() {
-        Cta& cta = *running();
-        cta.call(cta.kernel);
-        cta.fibers[cta.current].state = DONE;
+    // As far as it waits for the thread that it is to be.
+    void begin(Fiber& fiber) {
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack;
+        fiber.context.uc_stack.ss_size = sizeof(fiber.stack);
+        makecontext(&fiber.context, live, 0);
+        if (!_setjmp(scheduler)) setcontext(&fiber.context);
     }
-    void wait(State state) {
-        fibers[current].state = state;
-        swapcontext(&fibers[current].context, &scheduler);
+    // A thread of one CTA after the other.
+    [[noreturn]] static void live() {
+        for (;;) {
+            running()->wait(Fiber::DONE);
+            running()->call(running()->kernel);
+        }
+    }
+    // To the scheduler, until it enters the fiber again.
+    void wait(Fiber::State state) {
+        fibers[current]->state = state;
+        if (!_setjmp(fibers[current]->place)) _longjmp(scheduler, 1);
+    }
+    void enter() {
+        if (!_setjmp(scheduler)) _longjmp(fibers[current]->place, 1);
     }
     // All threads that need not wait, each until it has to; false if none is left.
     bool turn(bool backwards) {
         bool any = false;
         for (int i = 0; i < threads; ++i) {
             current = backwards ? threads - 1 - i : i;
-            if (fibers[current].state == DONE) continue;
+            if (fibers[current]->state == Fiber::DONE) continue;
             any = true;
-            if (fibers[current].state != READY) continue;
+            if (fibers[current]->state != Fiber::READY) continue;
             threadIdx = {unsigned(current), 0, 0};
-            swapcontext(&scheduler, &fibers[current].context);
+            enter();
         }
         return any;
     }
     void release() {
-        bool moved = release(0, threads, WHOLE_CTA);
-        for (int first = 0; first < threads; first += 32) moved |= release(first, min(threads, first + 32), WARP);
+        bool moved = release(0, threads, Fiber::WHOLE_CTA);
+        for (int first = 0; first < threads; first += 32)
+            moved |= release(first, min(threads, first + 32), Fiber::WARP);
         for (int i = 0; i < threads; ++i)
-            if (!moved && fibers[i].state != DONE) {
+            if (!moved && fibers[i]->state != Fiber::DONE) {
                 fprintf(stderr, "a barrier that only some threads of CTA %u reach\n", blockIdx.x);
                 abort();
             }
     }
     // Makes these threads ready if all of them wait for this; those that have ended wait no more.
-    bool release(int first, int end, State state) {
+    bool release(int first, int end, Fiber::State state) {
         bool found = false;
         for (int i = first; i < end; ++i) {
-            if (fibers[i].state != state && fibers[i].state != DONE) return false;
-            found |= fibers[i].state == state;
+            if (fibers[i]->state != state && fibers[i]->state != Fiber::DONE) return false;
+            found |= fibers[i]->state == state;
         }
         if (!found) return false;
         for (int i = first; i < end; ++i)
-            if (fibers[i].state == state) fibers[i].state = READY;
+            if (fibers[i]->state == state) fibers[i]->state = Fiber::READY;
         return true;
     }
 };
@@ -179,8 +205,10 @@ inline void host_st_shared_cluster(unsigned address, int rank, float value) {
 }
 inline void host_barrier_cluster_wait() {
     __syncthreads();
-    for (const auto& [where, value] : cluster_stores())
-        if (where.first == blockIdx.x && threadIdx.x == 0) memcpy(host_shared(where.second), &value, sizeof(value));
+    if (threadIdx.x == 0)
+        for (auto at = cluster_stores().lower_bound({blockIdx.x, 0});
+             at != cluster_stores().end() && at->first.first == blockIdx.x; ++at)
+            memcpy(host_shared(at->first.second), &at->second, sizeof(at->second));
     __syncthreads();
 }
 

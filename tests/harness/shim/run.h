@@ -10,11 +10,12 @@ struct Run<KERNEL> {
     // cluster: CTAs of a cluster along x. The first of two runs of a row finds out what they store in each other's memory.
     static void grid(unsigned x, unsigned y, int threads, bool backwards, unsigned cluster, Arguments... arguments) {
         cluster_size() = cluster;
+        Fibers fibers;
         for (unsigned row = 0; row < y; ++row) {
             cluster_stores().clear();
             for (int run = 0; run < (cluster > 1 ? 2 : 1); ++run)
                 for (unsigned column = 0; column < x; ++column)
-                    Cta({x, y, 1}, {column, row, 0}, threads, backwards, [&] { KERNEL(arguments...); });
+                    Cta(fibers, {x, y, 1}, {column, row, 0}, threads, backwards, [&] { KERNEL(arguments...); });
         }
     }
 };
