@@ -116,14 +116,30 @@ def test_ci_reaches_every_config():
 def test_cubins_are_made_by_turns():
     """Of each kernel on each architecture; of each format, and each config of what may not spill registers."""
     _, chosen = units()
-    some = list(compile_kernels.assembled(chosen))
+    some = compile_kernels.assembled(chosen)
     assert set(some) < set(chosen)
-    assert len(set(some)) == len(some) < len(chosen) / 4
+    assert len(set(some)) == len(some) < len(chosen) / 6
     assert {unit[::3] for unit in some} == {unit[::3] for unit in chosen}  # (kernel, arch)
     tuned = [[unit for unit in units if compile_kernels.judged(unit)] for units in (some, chosen)]
     assert {unit[:2] for unit in tuned[0]} == {unit[:2] for unit in tuned[1]}  # (kernel, format)
     configs = [{(unit.arch, *config(unit, OF_FORMAT)) for unit in units} for units in tuned]
     assert configs[0] == configs[1]
+
+
+def test_every_unit_has_its_turn():
+    """Those that are judged in half as many turns; and each turn reaches each kernel on each architecture, and where it
+    is judged of each format.
+    """
+    _, chosen = units()
+    judged = {unit for unit in chosen if compile_kernels.judged(unit)}
+    left = set(chosen)
+    for turn in range(compile_kernels.CUBINS_OF_OTHERS):
+        some = set(compile_kernels.assembled(chosen, turn))
+        assert {unit[:2] for unit in some & judged} == {unit[:2] for unit in judged}  # (kernel, format)
+        assert {unit[::3] for unit in some} == {unit[::3] for unit in chosen}  # (kernel, arch)
+        left -= some
+        assert turn < compile_kernels.CUBINS_OF_TUNED - 1 or not left & judged
+    assert not left
 
 
 @pytest.mark.compiles

@@ -4,8 +4,8 @@ Every kernel passes NVRTC's front end for every format and architecture: on the 
 BY_TURNS in some), elsewhere in one config for each class of x (16 bits, float, prepared); configs and the types of one
 class take turns. Of the family of group formats some stand for all, in one config everywhere, and few elsewhere. Of
 these units some become cubins, also by turns: each config of the tuned architecture for some formats, each format in
-some of its configs, each kernel on each architecture. What was compiled before comes from the cache
-(qgemm/cuda/jit/cache.py), which is where a GPU looks first.
+some of its configs, each kernel on each architecture; --turn N makes cubins of others. What was compiled before comes
+from the cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first.
 
 What is named by --arch, --format or --kernel all becomes cubins: `--arch sm_90a` before a GPU run judges every config.
 
@@ -60,7 +60,7 @@ BY_TURNS = (
 CONFIGS_BY_TURNS = 2
 REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of families, which FORMATS does not list
 FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one
-CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 4, 8  # one unit of so many: where registers are judged, and elsewhere
+CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 8, 16  # one unit of so many: where registers are judged, and elsewhere
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture, but for
 SPILLED_BY_GRIDS = 52  # bytes at most, there: points come from global memory, and their addresses take registers
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
@@ -134,27 +134,42 @@ def judged(unit: Unit) -> bool:
     return tuned or unit.kernel in NEVER_SPILLING
 
 
-def assembled(units: Iterable[Unit]) -> Iterator[Unit]:
+def assembled(units: Iterable[Unit], turn: int = 0) -> list[Unit]:
     """Of the chosen units those of which CI makes cubins.
 
     Of the configs of a format, and of the formats of a kernel, one in CUBINS_OF_TUNED or CUBINS_OF_OTHERS: the next
-    format takes the next ones, the next architecture other formats. And the first unit with a config, of each kernel
-    and architecture that is judged.
+    format takes the next ones, the next architecture other formats, the next turn those that follow, until all had
+    theirs. And one of each kind that would have none.
     """
     archs: dict[str, dict[str, int]] = defaultdict(dict)  # of a kernel: their numbers
     formats: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)  # of a kernel on an architecture: theirs
     configs: Counter[tuple[str, str, str]] = Counter()
-    seen: set[tuple[Any, ...]] = set()
+    alike: dict[tuple[Any, ...], list[Unit]] = defaultdict(list)  # of a kind
+    found: dict[Unit, None] = {}
     for unit in units:
         of_kernel, of_both = archs[unit.kernel], formats[unit.arch, unit.kernel]
-        turn = of_kernel.setdefault(unit.arch, len(of_kernel)) + of_both.setdefault(unit.format, len(of_both))
-        turn += configs[unit.arch, unit.kernel, unit.format]
+        number = of_kernel.setdefault(unit.arch, len(of_kernel)) + of_both.setdefault(unit.format, len(of_both))
+        number += configs[unit.arch, unit.kernel, unit.format] + turn
         configs[unit.arch, unit.kernel, unit.format] += 1
-        config = unit.arch, unit.kernel, *(each for each in unit.template if not OF_FORMAT_OR_TYPE.fullmatch(each[0]))
-        due = turn % (CUBINS_OF_TUNED if judged(unit) else CUBINS_OF_OTHERS) == 0
-        if due or not unit.format or (judged(unit) and config not in seen):
-            yield unit
-            seen.add(config)
+        for kind in kinds(unit):
+            alike[kind].append(unit)
+        if not unit.format or number % (CUBINS_OF_TUNED if judged(unit) else CUBINS_OF_OTHERS) == 0:
+            found[unit] = None
+    for some in alike.values():
+        if not any(unit in found for unit in some):
+            found[some[turn % len(some)]] = None
+    return list(found)
+
+
+def kinds(unit: Unit) -> Iterator[tuple[Any, ...]]:
+    """Of what a unit is one that becomes a cubin: a kernel on an architecture, and where it is judged for a format, and
+    in a config there.
+    """
+    yield "arch", unit.kernel, unit.arch
+    if judged(unit):
+        yield "format", unit.kernel, unit.format
+        config = (each for each in unit.template if not OF_FORMAT_OR_TYPE.fullmatch(each[0]))
+        yield "config", unit.arch, unit.kernel, *config
 
 
 def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
@@ -209,6 +224,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--format", action="append", choices=names, help="only this format (repeatable)")
     parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
     parser.add_argument("--all", action="store_true", help="every config and type everywhere, not what CI compiles")
+    parser.add_argument(
+        "--turn", metavar="N", type=int, default=0, help=f"which become cubins: after {CUBINS_OF_OTHERS} turns all did"
+    )
     parser.add_argument("--report", metavar="PATH", type=Path, help="write registers and spilled bytes of every unit")
     filling = parser.add_argument_group("filling the cache")
     filling.add_argument("--fill-cache", action="store_true", help="compile what a GPU may ask for, judge nothing")
@@ -277,7 +295,7 @@ def main() -> int:
     units = (unit for unit in units if unit.arch in archs and unit.format in names)
     units = [unit for unit in units if unit.kernel in (asked.kernel or [unit.kernel])]
     whole = asked.all or asked.arch or asked.format or asked.kernel
-    todo, programs = (units, []) if whole else (list(assembled(units)), list(batches(units)))
+    todo, programs = (units, []) if whole else (assembled(units, asked.turn), list(batches(units)))
     found: dict[Unit, Resources] = {}
     failed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
