@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 from helpers import DATA
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import seeds
 
@@ -52,6 +52,7 @@ def test_an_importance_matrix_is_asked_for_where_ggml_has_no_encoder_without(nam
 
 
 @each_type
+@settings(max_examples=15)  # of each type
 @given(data=st.data())
 def test_a_super_block_does_not_depend_on_its_neighbours(name, data):
     """One alone, the last of many: sums of NumPy run in another order over a single column."""

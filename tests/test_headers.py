@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import compile_kernels
 import harness
 import pytest
 from formats_of_tests import TEST_FORMATS
@@ -57,7 +58,8 @@ def test_a_kernel_is_the_only_name_at_file_scope(kernel):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 def test_kernels_of_the_formats_of_tests(fmt, arch):
     """Groups of 128 and 256 weights, a zero of each group: one template of each kernel passes the front end, and on
-    sm_90a spills nothing."""
+    sm_90a spills nothing, but for kernels whose main loop is another one's (BY_TURNS of tools/compile_kernels.py).
+    """
     name = f"formats/{fmt.name}.cuh"
     of_tests = {} if fmt.family else {name: (harness.OF_TESTS / name).read_text()}
     made = {**codegen.headers(fmt), **of_tests}
@@ -65,7 +67,7 @@ def test_kernels_of_the_formats_of_tests(fmt, arch):
     assert len(kernels) > 4
     for kernel, template in kernels.items():
         source = codegen.compose(kernel, fmt, **template)
-        if arch == "sm_90a":
+        if arch == "sm_90a" and kernel not in compile_kernels.BY_TURNS:
             assert "0 bytes spill stores" in cached(source, arch, made).report, kernel
         else:
             nvrtc.check(source, arch, made)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import seeds
 
@@ -32,6 +32,7 @@ def test_bytes_of_ggml(name, kind):
 
 
 @each_k_quant
+@settings(max_examples=15)  # of each type
 @given(data=st.data())
 def test_a_super_block_does_not_depend_on_its_neighbours(name, data):
     """One alone, the last of many, amid some: sums of NumPy run in another order over a single column."""
