@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from qgemm import FORMATS
 from qgemm.codec.format import Format
 from qgemm.cuda import configs
+from qgemm.cuda.kernels import sm90_cost
 from qgemm.cuda.kernels.sm90_config import Sm90Config
 from qgemm.cuda.kernels.sm90_cost import DATA, Model, Work, tile_facts, work_of
 from qgemm.cuda.layout.tile import ROWS
@@ -267,11 +268,14 @@ def rows_of(table: Table, fitted: Fitted) -> Iterator[list[Any]]:
         yield [table.x, *map(int, table.configs[i][:5]), *numbers]
 
 
-def fit(measured: dict[str, Any], results: set[tuple[Any, ...]]) -> dict[str, Any]:
-    """The document of configs/prefill_sm90.json. results: (format, N, K, M) of the rows that may lose least."""
-    tables = list(tables_of(measured, results))
-    model = constants([table for table in tables if table.x == "half"])
-    formats: dict[str, list[Any]] = {}
+def fit(measured: dict[str, Any], results: set[tuple[Any, ...]], only: Sequence[str] = ()) -> dict[str, Any]:
+    """The document of configs/prefill_sm90.json. results: (format, N, K, M) of the rows that may lose least.
+
+    only: formats to fit by the constants that stand; the rest of the document stays.
+    """
+    tables = [table for table in tables_of(measured, results) if not only or table.format.name in only]
+    model = sm90_cost.model() if only else constants([table for table in tables if table.x == "half"])
+    formats: dict[str, list[Any]] = dict(configs.read(DATA)["formats"]) if only else {}
     for name in dict.fromkeys(table.format.name for table in tables):
         half, bf16 = (next(t for t in tables if (t.format.name, t.x) == (name, x)) for x in ("half", "bf16"))
         of_half, of_bf16 = select(half, model, OF_HALF), select(bf16, model, [VARIANTS - count for count in OF_HALF])

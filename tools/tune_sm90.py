@@ -27,9 +27,11 @@ from qgemm.bench.results import file_stem
 from qgemm.cli.bench import formats, shapes
 from qgemm.cli.common import count, counts
 from qgemm.codec.format import Format
+from qgemm.cuda.configs import read
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90, PrefillLaunch
 from qgemm.cuda.kernels.sm90_config import MAX_PARTIALS, Sm90Config, prefill_template
+from qgemm.cuda.kernels.sm90_cost import DATA
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.cuda.problem import Output, Problem
 
@@ -41,15 +43,20 @@ TYPES = ("half", "bf16")
 NAMES = (PREFILL_SM90.name, "prefill")  # of the kernel in results; the second until 2026-11-23
 
 
-def candidates(fmt: Format, m: int) -> Iterator[Sm90Config]:
-    """Configs that fit a format, of tokens for M rows of x in as few work tiles as possible, or up to twice as many."""
+def candidates(fmt: Format, m: int, kept: bool = False) -> Iterator[Sm90Config]:
+    """Configs that fit a format, of tokens for M rows of x in as few work tiles as possible, or up to twice as many.
+
+    kept: of them only those that a tuned format keeps, for either type of x.
+    """
+    known = {tuple(row[1:6]) for rows in read(DATA)["formats"].values() for row in rows}
     fewest = -(-m // TOKENS[-1])
     sizes = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
     ways = product(sorted(sizes), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
     for config in (Sm90Config(*way) for way in ways):
         groups = config.row_blocks * config.wg_split_k
         partials = config.tokens // config.epi_tile * config.row_blocks * MAX_SMS
-        if groups in GROUPS and groups * config.tokens <= MAX_ACC and partials <= MAX_PARTIALS and config.fits(fmt):
+        few = groups in GROUPS and groups * config.tokens <= MAX_ACC and partials <= MAX_PARTIALS
+        if few and config.fits(fmt) and (not kept or config[:5] in known):
             yield config
 
 
@@ -65,17 +72,20 @@ def compiled(unit: tuple[str, str, Sm90Config]) -> str:
     return ""
 
 
-def measure(fmt: Format, shape: tuple[int, int], m: int, x: str, configs: Sequence[Sm90Config], repeats: int) -> Any:
-    """A row of the file of times: the choice before, and us of every config that can serve."""
+def measure(
+    stream: Any, w: Any, fmt: Format, shape: tuple[int, int], m: int, x: str, configs: Sequence[Sm90Config],
+    repeats: int,
+) -> Any:  # fmt: skip
+    """A row of the file of times: the choice before, and us of every config that can serve. w: `qgemm.bench.gpu.Matrix`
+    of this format and shape."""
     import cupy
 
     from qgemm.bench import gpu, timing
     from qgemm.cuda.problem import gpu as gpu_of
 
     (n, k), rng, on = shape, np.random.default_rng(0), gpu_of(cupy.cuda.Device().id)
-    stream, p = cupy.cuda.Stream(non_blocking=True), Problem(fmt, "a16", m, n, k, on.sm, x)
+    p = Problem(fmt, "a16", m, n, k, on.sm, x)
     p = p._replace(outputs=(Output(n, "float16"),), device=on.device, sms=on.sms)
-    w = gpu.matrix(stream, fmt, shape, rng, gpu.ROTATE)
     values, source = tokens_of(cupy.asarray(rng.standard_normal((m, k), np.float32)), x)
     y, chosen = cupy.empty((m, n), np.float16), PREFILL_SM90.choose(p)
     cupy.cuda.Device().synchronize()
@@ -107,53 +117,75 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """The rows of both; of a problem that is in both the new one's."""
     rows = {tuple(row[name] for name in ("format", "x", "n", "k", "m")): row for row in old.get("rows", [])}
     rows |= {tuple(row[name] for name in ("format", "x", "n", "k", "m")): row for row in new["rows"]}
-    return {**new, "rows": list(rows.values())}
+    return {**old, **new, "rows": list(rows.values())}
 
 
-def fit(path: Path, results: Path) -> None:
-    """Fit a file of times and write the data file; rows of the results may lose least."""
+def fit(path: Path, results: Path, only: Sequence[str]) -> None:
+    """Fit a file of times and write the data file; rows of the results may lose least. only: see `fit_sm90.fit`."""
     rows = json.loads(results.read_text())["rows"] if results.exists() else []
     mine = (row for row in rows if row["route"] in NAMES and row["activation"] == "a16")
     routed = {(row["format"], row["N"], row["K"], row["M"]) for row in mine}
-    fit_sm90.write(fit_sm90.fit(fit_sm90.load(path), routed))
+    fit_sm90.write(fit_sm90.fit(fit_sm90.load(path), routed, only))
 
 
 def main() -> int:
     """Compile the candidates on all cores and time them, or fit what was timed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fit", metavar="GPU", help="only fit the times of this GPU, e.g. h200")
-    parser.add_argument("--formats", type=formats, default="q4_0", help="e.g. q4_0,q5_k (default q4_0)")
+    parser.add_argument("--fit", metavar="GPU", help="only fit the times of this GPU, e.g. h200, of --formats or all")
+    parser.add_argument("--formats", type=formats, help="e.g. q4_0,q5_k (default q4_0)")
     parser.add_argument("--shapes", type=shapes, default="4096x4096,8192x8192", help="N x K, N a multiple of 512")
     parser.add_argument("--m", type=counts, default="16,64,256", help="rows of x (default 16,64,256)")
     parser.add_argument("--x", choices=TYPES, default="half", help="type of x (default half)")
     parser.add_argument("--repeats", type=count, default=5, help="replays that count (default 5)")
+    parser.add_argument("--kept", action="store_true", help="only configs that a tuned format keeps")
     parser.add_argument("--compile", action="store_true", help="only compile")
     options = parser.parse_args()
     if options.fit:
-        fit(RESULTS / f"tune_sm90_{options.fit}.json.gz", RESULTS / f"{options.fit}.json")
+        only = [fmt.name for fmt in options.formats or ()]
+        fit(RESULTS / f"tune_sm90_{options.fit}.json.gz", RESULTS / f"{options.fit}.json", only)
         return 0
+    options.formats = options.formats or [FORMATS["q4_0"]]
     if untiled := [str(fmt) for fmt in options.formats if not fmt.tiled]:
         parser.error(f"no kernel multiplies by {', '.join(untiled)} from tiles")
     cuda = backends()["cuda"]
     if not (options.compile or cuda.available):
         print(cuda.detail, file=sys.stderr)
         return 1
-    wanted = product(options.formats, options.m)
-    units = list(dict.fromkeys((fmt.name, options.x, config) for fmt, m in wanted for config in candidates(fmt, m)))
+    units = list(
+        dict.fromkeys(
+            (fmt.name, options.x, config)
+            for fmt, m in product(options.formats, options.m)
+            for config in candidates(fmt, m, options.kept)
+        )
+    )
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         errors = list(filter(None, tqdm(pool.map(compiled, units, chunksize=4), total=len(units), disable=None)))
     print(*errors, f"{len(units) - len(errors)} of {len(units)} kernels are compiled", sep="\n")
     if options.compile or errors:
         return 1 if errors else 0
     path = RESULTS / f"tune_sm90_{file_stem(cuda.facts['device'])}.json.gz"
-    for shape, fmt, m in product(options.shapes, options.formats, options.m):
-        row = measure(fmt, shape, m, options.x, list(candidates(fmt, m)), options.repeats)
+    for row in measured(options):
         old = fit_sm90.load(path) if path.exists() else {}
         facts = {"gpu": cuda.facts["device"], "sms": cuda_sms(), "rows": [row]}
         path.write_bytes(gzip.compress(json.dumps(merged(old, facts), separators=(",", ":")).encode(), mtime=0))
         for what, name in (("chosen", row["before"]), ("fastest", min(row["us"], key=row["us"].__getitem__))):
-            print(f"{fmt.name} {shape[0]}x{shape[1]} M={m} {what}: {row['us'][name]:.2f} us, {fit_sm90.parse(name)}")
+            at = f"{row['format']} {row['n']}x{row['k']} M={row['m']}"
+            print(f"{at} {what}: {row['us'][name]:.2f} us, {fit_sm90.parse(name)}", flush=True)
     return 0
+
+
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each problem, the weights of a format and shape packed once for all M."""
+    import cupy
+
+    from qgemm.bench import gpu
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for shape, fmt in product(options.shapes, options.formats):
+        w = gpu.matrix(stream, fmt, shape, np.random.default_rng(0), gpu.ROTATE)
+        for m in options.m:
+            configs = list(candidates(fmt, m, options.kept))
+            yield measure(stream, w, fmt, shape, m, options.x, configs, options.repeats)
 
 
 def cuda_sms() -> int:
