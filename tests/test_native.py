@@ -62,16 +62,16 @@ def test_products(fmt, m, blocks):
 
 @each([fmt for fmt in EVERY_CODES + UNLISTED if fmt.integer and libraries.source(fmt)])
 def test_products_of_eight_bits_are_numpys(fmt, monkeypatch):
-    """ "a8_g128" bit for bit, NaN and infinity among x and scales: rows, tiles, groups and super-blocks cut short."""
+    """Bit for bit, NaN and infinity among x and scales: rows, tiles, groups and super-blocks cut short."""
     rng = np.random.default_rng(3)
-    for m, blocks in ((7, 5), (16, 1), (29, 3)):
+    for m, blocks, kind in ((7, 5, "a8_g128"), (16, 1, "a8_g256"), (29, 11, "a8_g256"), (29, 3, "a8_g128")):
         w = random_tensor(fmt, 37, max(32, fmt.weights) * blocks, rng)
         x = rng.standard_normal((m, w.shape[1]), np.float32) * np.exp2(rng.integers(-60, 60, (m, 1))).astype(np.float32)
         x[2, 3], x[3, 1], x[4] = np.nan, np.inf, 1e-37
         x[5, ::2], x[6] = 127.5, 0
 
-        def made(x=x, w=w):
-            return qgemm.quantize_activations(x, "a8_g128").blocks, qgemm.matmul(x, w, "a8_g128")
+        def made(x=x, w=w, kind=kind):
+            return qgemm.quantize_activations(x, kind).blocks, qgemm.matmul(x, w, kind)
 
         blocks_of_x, y = made()
         with monkeypatch.context() as by_numpy:

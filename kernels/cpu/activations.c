@@ -14,18 +14,18 @@ typedef struct {
 
 _Static_assert(sizeof(activations) == ACTIVATION_BYTES, "activations differ from their dtype");
 
-// Of "a8_g128": GROUP_OF_G128 numbers share d, the last of a row perhaps fewer.
+// Of "a8_g128" and "a8_g256": the numbers of a group share d, the last of a row perhaps fewer.
 typedef struct {
     float d;
     int8_t q[32];
-} g128;
+} grouped;
 
 // Rows of x [n, k] and blocks [n, k / 32].
 typedef struct {
     ROWS_FIELDS
 } rows_of_x;
 
-_Static_assert(sizeof(g128) == G128_BYTES, "activations of groups differ from their dtype");
+_Static_assert(sizeof(grouped) == GROUPED_BYTES, "activations of groups differ from their dtype");
 
 enum { EIGHT_BLOCKS = 8 };
 
@@ -72,7 +72,7 @@ void qgemm_quantize_blocks(void* blocks, const float* x, int64_t count) {
 }
 
 // Some blocks of a row, of one group.
-static void quantize_group(g128* to, const float* x, int64_t blocks) {
+static void quantize_group(grouped* to, const float* x, int64_t blocks) {
     int32_t most = 0;
     for (int64_t b = 0; b < blocks; ++b) {
         const int32_t of_block = float_bits(largest_magnitude(x + 32 * b));
@@ -94,13 +94,13 @@ static void quantize_group(g128* to, const float* x, int64_t blocks) {
 }
 
 // Rows first .. last - 1: what a thread does.
-void qgemm_quantize_g128(const void* argument, int64_t first, int64_t last) {
+void qgemm_quantize_groups(const void* argument, int64_t first, int64_t last) {
     const rows_of_x* p = argument;
-    const int64_t blocks = p->k / 32, of_group = GROUP_OF_G128 / 32;
+    const int64_t blocks = p->k / 32, of_group = p->group / 32;
     const uint64_t mode = ieee_mode();
     for (int64_t row = first; row < last; ++row)
         for (int64_t b = 0; b < blocks; b += of_group)
-            quantize_group((g128*)p->blocks + row * blocks + b, (const float*)p->x + row * p->k + 32 * b,
+            quantize_group((grouped*)p->blocks + row * blocks + b, (const float*)p->x + row * p->k + 32 * b,
                            blocks - b < of_group ? blocks - b : of_group);
     restore_mode(mode);
 }

@@ -32,7 +32,7 @@ def quantize(x: NDArray[Any], activation: str) -> Tensor:
     count = fmt.blocks_in(x.shape[-1], "activations")
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, x.shape[-1])
     with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
-        made = native.quantize_g128(rows) if rows.size and group == GROUP else None
+        made = native.quantize_groups(rows, group) if rows.size else None
     if made is not None:
         return Tensor(fmt, x.shape, made.reshape(*x.shape[:-1], count))
     blocks = np.empty((len(rows), count), fmt.dtype)

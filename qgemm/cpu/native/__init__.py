@@ -5,8 +5,9 @@ reference, and serves where neither can be.
 from .calls import GATES
 from .libraries import serves
 from .library import origin, reason
-from .products import Weights, decode, multiply, preparation, quantize, quantize_g128
+from .products import Weights, decode, multiply, preparation, quantize, quantize_groups
 
 __all__ = [
-    "GATES", "Weights", "decode", "multiply", "origin", "preparation", "quantize", "quantize_g128", "reason", "serves",
+    "GATES", "Weights", "decode", "multiply", "origin", "preparation", "quantize", "quantize_groups", "reason",
+    "serves",
 ]  # fmt: skip

@@ -34,9 +34,9 @@ class Quantization(ctypes.Structure):
 
 
 class RowsOfX(ctypes.Structure):
-    """x [n, k] float32 and its blocks [n, k / 32] of "a8_g128", for kernels/cpu/activations.c."""
+    """x [n, k] float32 and its blocks [n, k / 32], a scale for `group` columns, for kernels/cpu/activations.c."""
 
-    _fields_ = (("x", ctypes.c_void_p), ("blocks", ctypes.c_void_p), ("k", ctypes.c_int64))
+    _fields_ = (("x", ctypes.c_void_p), ("blocks", ctypes.c_void_p), ("k", ctypes.c_int64), ("group", ctypes.c_int64))
 
 
 QUANTIZER = source_of(
@@ -46,8 +46,7 @@ QUANTIZER = source_of(
         "QUANTIZATION_FIELDS": fields(Quantization),
         "ACTIVATION_BYTES": str(activations.DTYPE.itemsize),
         "ROWS_FIELDS": fields(RowsOfX),
-        "G128_BYTES": str(group_activations.DTYPE.itemsize),
-        "GROUP_OF_G128": str(group_activations.GROUP),
+        "GROUPED_BYTES": str(group_activations.DTYPE.itemsize),
         "LEAST_EIGHT_BITS": f"{group_activations.LEAST}f",
     },
     UNFUSED,
@@ -70,7 +69,7 @@ def quantize(x: Floats) -> Blocks | None:
     return blocks
 
 
-def quantize_g128(x: Floats) -> Blocks | None:
+def quantize_groups(x: Floats, group: int) -> Blocks | None:
     """Values [n, K] -> blocks [n, K / 32], as `qgemm.codec.group_activations.encode_rows` makes them; None: NumPy."""
     engine = None if reason() else _quantizer()
     if engine is None:
@@ -78,7 +77,7 @@ def quantize_g128(x: Floats) -> Blocks | None:
     values = np.require(x, np.float32, ["C", "A"])
     n, k = values.shape
     blocks = np.empty((n, k // group_activations.FORMAT.weights), group_activations.DTYPE)
-    run(engine.qgemm_quantize_g128, RowsOfX(values.ctypes.data, blocks.ctypes.data, k), n, 1)
+    run(engine.qgemm_quantize_groups, RowsOfX(values.ctypes.data, blocks.ctypes.data, k, group), n, 1)
     return blocks
 
 
