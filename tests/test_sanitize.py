@@ -62,7 +62,7 @@ def test_words_are_tools_formats_and_families(monkeypatch, capsys):
         ["memcheck", "q6_k", "clusters"],
     ]
     assert [command[command.index("--tool") + 1] for command in commands[2:]] == list(sanitize.TOOLS)
-    assert commands[-1][-3:] == list(sanitize.FAMILIES)
+    assert commands[-1][-len(sanitize.FAMILIES) :] == list(sanitize.FAMILIES)
     assert capsys.readouterr().out.count("clean") == 6
 
 

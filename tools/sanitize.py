@@ -2,7 +2,7 @@
 
 CuPy's memory pool is off, so that every array has its own allocation and an access beside it is seen. Needs a GPU and
 the CUDA toolkit's compute-sanitizer; exit 1 if a tool finds anything. Arguments: tools, formats and families, all by
-default: products, clusters (of CTAs that share rows of W in decode), experts (routed and sorted).
+default: products, clusters (of CTAs that share rows of W in decode), experts (routed and sorted), eight_bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-FAMILIES = ("products", "clusters", "experts")
+FAMILIES = ("products", "clusters", "experts", "eight_bits")
 SUPER_BLOCK = 256
 TOKENS_OF_EXPERTS = (1, 5, 40)  # the last of them also sorted by expert
 # N -> M: token tiles of every kernel; tiles of two row_blocks, the last without its second one.
@@ -42,6 +42,8 @@ def work(tool: str, formats: list[str], families: list[str]) -> None:
             clusters(random_tensor(fmt, (72, 5 * SUPER_BLOCK), rng).to_device(), rng, sm)
         if "experts" in families:
             experts(fmt, rng, sm)
+        if "eight_bits" in families and fmt.integer and 90 <= sm < 100:
+            eight_bits(random_tensor(fmt, (72 + 64, 5 * SUPER_BLOCK), rng).to_device(), rng, sm)
     if "products" in families:
         products(tool, formats)
 
@@ -71,6 +73,30 @@ def clusters(w: Any, rng: Any, sm: int) -> None:
             x = cupy.asarray(rng.standard_normal((tokens, w.shape[1])).astype(np.float16))
             by_config(DECODE, w, x, "half", tokens, config)
     print(f"{w.format}, clusters: done", flush=True)
+
+
+def eight_bits(w: Any, rng: Any, sm: int) -> None:
+    """Products of eight bits of both factors, groups of both sizes, by every config that can serve them."""
+    import cupy
+    import numpy as np
+
+    import qgemm
+    from qgemm.codec.group_activations import GROUPS
+    from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
+    from qgemm.cuda.problem import EIGHT_BITS, Output, Problem, gpu
+
+    on, (n, k), m = gpu(cupy.cuda.Device().id), w.shape, 70
+    x = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16))
+    bias, y = cupy.ones(n, np.float32), cupy.zeros((m, n), np.float32)
+    stream = cupy.cuda.get_current_stream().ptr
+    for kind in GROUPS:
+        prepared = qgemm.quantize_activations(x, kind)
+        p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
+        for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p):
+            launch = PREFILL_SM90_EIGHT_BITS.launch(p, config)
+            launch(stream, prepared.pointer, w.pointer, y.data.ptr, bias.data.ptr, 0)
+        y.get()
+    print(f"{w.format}, eight bits: done", flush=True)
 
 
 def experts(fmt: Any, rng: Any, sm: int) -> None:
