@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import Format
+from qgemm.codec.format import Blocks, Format
 from qgemm.cuda.experts import DeviceExperts
 from qgemm.cuda.upload import tiles_nbytes
 from qgemm.experts import moe
@@ -21,6 +21,7 @@ from .weights import random_blocks, repeated_rows
 DRAWN = 256  # rows of a matrix that are drawn, and repeated
 ROTATE = 300_000_000  # bytes of experts that the calls of a loop meet at least
 MAX_CALLS = 24  # of a loop
+MODERATE = 0.1  # standard deviation of weights, about, at most
 
 
 class Model(NamedTuple):
@@ -98,7 +99,7 @@ def packed(model: Model) -> Weights:
 def _experts(fmt: Format, e: int, n: int, k: int, shift: int, rng: np.random.Generator) -> DeviceExperts:
     import cupy
 
-    base = Tensor(fmt, (DRAWN, k), random_blocks(fmt, DRAWN, k, rng)).to_device()
+    base = Tensor(fmt, (DRAWN, k), moderate(fmt, random_blocks(fmt, DRAWN, k, rng))).to_device()
     data = cupy.empty((e, tiles_nbytes(fmt, n, k)), np.uint8)
     for expert in range(e):
         one = repeated_rows(base, (n, k), shift + expert)
@@ -106,6 +107,17 @@ def _experts(fmt: Format, e: int, n: int, k: int, shift: int, rng: np.random.Gen
         data[expert, : flat.size] = flat
         data[expert, flat.size :] = one.row_absmax.view(np.uint8)
     return DeviceExperts(fmt, (e, n, k), data)
+
+
+def moderate(fmt: Format, blocks: Blocks) -> Blocks:
+    """Blocks whose float scales are divided by a power of two where weights are larger than those of a layer.
+
+    Random factors of super-blocks make weights of some units, and two products one behind the other leave float16.
+    """
+    factor = 2.0 ** min(0, round(np.log2(MODERATE / fmt.dequantize(blocks).std())))
+    for name in fmt.scale_fields:
+        blocks[name] = (blocks[name].astype(np.float32) * factor).astype(blocks[name].dtype)
+    return blocks
 
 
 def rotating(model: Model, t: int, rng: np.random.Generator, skew: bool) -> Iterator[Routing]:
