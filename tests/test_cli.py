@@ -162,6 +162,7 @@ def test_routes(run):
         "prefill_sm80",
         "dequantize",
         "moe_decode",
+        "moe_decode_tiles",
         "moe_prefill_sm90",
         "moe_prefill_sm80",
     ]

@@ -24,7 +24,8 @@ from qgemm.cuda import expert_plans, experts, grouped, libraries
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
 from qgemm.cuda.kernels import moe_prefill_sm90, moe_sort, transforms
-from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, Size, expected_tiles, max_token_tiles, token_tile
+from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size, expected_tiles, max_token_tiles
+from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, token_tile
 from qgemm.cuda.problem import C_TYPES, Gpu
 from qgemm.routing import GATE_OF
 
@@ -33,6 +34,7 @@ few = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scope
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
 THREADS, SEGMENT = 128, 256  # of the sort: fewer than on a GPU, where 32 warps are slow to emulate
 TOKEN_TILE = np.dtype(TokenTile)
+TILES = (DECODE_TILE, *GROUPED_TOKENS)
 kernel = cache(harness.Kernel)
 
 
@@ -68,7 +70,7 @@ def sorted_on_host(ids, experts, tokens, backwards=False):
 @settings(max_examples=30, deadline=None)
 @given(
     rng=seeds(), slots=st.integers(1, 700), experts=st.sampled_from([1, 2, 7, 128, 300]),
-    tokens=st.sampled_from(GROUPED_TOKENS), wide=st.booleans(), backwards=st.booleans(),
+    tokens=st.sampled_from(TILES), wide=st.booleans(), backwards=st.booleans(),
     kind=st.sampled_from(["random", "skewed", "one", "some are none"]),
 )  # fmt: skip
 @example(np.random.default_rng(0), 129, 1, 16, False, True, "one")
@@ -376,7 +378,7 @@ def recorded(stream, *pointers):
 # ---------------------------------------------------------------- the choice
 
 
-@given(slots=st.integers(1, 3000), experts=st.sampled_from([1, 2, 8, 128]), tokens=st.sampled_from(GROUPED_TOKENS))
+@given(slots=st.integers(1, 3000), experts=st.sampled_from([1, 2, 8, 128]), tokens=st.sampled_from(TILES))
 def test_token_tiles_that_are_expected(slots, experts, tokens):
     """As many as random ids give on average, never more than there can be."""
     met, count = expected_tiles(slots, experts, tokens)

@@ -1,4 +1,4 @@
-"""Experts of many tokens by mma.sync without a GPU: sort, gather, products and sums run on the host."""
+"""Sorted tokens of experts by mma.sync without a GPU: sort, gather, products of both kernels and sums on the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import expert_plans, experts, grouped, libraries
-from qgemm.cuda.kernels import moe_prefill_sm80, moe_sort, transforms
+from qgemm.cuda.kernels import moe_decode_tiles, moe_prefill_sm80, moe_sort, transforms
+from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size
 from qgemm.cuda.problem import Gpu
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
@@ -23,16 +24,18 @@ SORT = {"THREADS": 128, "SEGMENT": 256}
 LAYERS = ("q4_0", "swiglu", "float16"), ("q4_k", "swiglu_oai", "bfloat16")
 
 
-@pytest.fixture
-def host(monkeypatch):
-    """CuPy over NumPy, kernels on the host, of a GPU with mma.sync alone on which every call is sorted."""
+@pytest.fixture(params=[DECODE_TILE, 16])
+def host(request, monkeypatch):
+    """CuPy over NumPy, kernels on the host, of a GPU with mma.sync alone on which every call is sorted: token tiles of
+    moe_decode_tiles and of moe_prefill_sm80.
+    """
     cupy_like.install(monkeypatch)
     kernel = cache(harness.Kernel)
     monkeypatch.setattr(libraries, "LIBRARIES", known := {})
     monkeypatch.setattr(expert_plans, "LIBRARIES", known)
-    for module in (transforms, moe_prefill_sm80):
+    for module in (transforms, moe_prefill_sm80, moe_decode_tiles):
         monkeypatch.setattr(module, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
-    for module in (moe_sort, moe_prefill_sm80):
+    for module in (moe_sort, moe_prefill_sm80, moe_decode_tiles):
         monkeypatch.setattr(module, "Launch", Launch)
     monkeypatch.setattr(moe_sort, "SORT_THREADS", SORT["THREADS"])
     monkeypatch.setattr(moe_sort, "SORT_SEGMENT", SORT["SEGMENT"])
@@ -41,7 +44,7 @@ def host(monkeypatch):
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 108))
     monkeypatch.setattr(grouped, "launch", grouped.launch.__wrapped__)
-    monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: 16)
+    monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: request.param)
     made = moe_sort.sort_launch, moe_sort.gather_launch, moe_sort.combine_launch
     for function in made:
         function.cache_clear()
@@ -88,7 +91,7 @@ def test_a_product_of_rows_of_each_slot(host):
 
 def test_token_tiles_grow_with_the_load():
     q4_0 = qgemm.FORMATS["q4_0"]
-    sizes = moe_prefill_sm80.Size(q4_0, 1536, 2048, True), moe_prefill_sm80.Size(q4_0, 2048, 768)
+    sizes = Size(q4_0, 1536, 2048, True), Size(q4_0, 2048, 768)
     found = [moe_prefill_sm80.token_tile(sizes, 8 * t, 128, 108, 80) for t in (1, 64, 512, 4096)]
     assert found == sorted(found)
     assert (found[0], found[-1]) == (0, 128)

@@ -38,6 +38,7 @@ from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.decode import DECODE, DECODE_A8
 from qgemm.cuda.kernels.moe_decode import MOE_DECODE
+from qgemm.cuda.kernels.moe_decode_tiles import MOE_DECODE_TILES
 from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
 from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.needed import needed
@@ -55,9 +56,11 @@ TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x
 # kernel, those whose main loop formats differ in little, and x of float32, which is converted and then multiplied as x
 # of 16 bits.
 BY_TURNS = (
-    MOE_PREFILL_SM90.name, MOE_PREFILL_SM80.name, MOE_DECODE.name, PREFILL_SM90_EIGHT_BITS.name, "float"
+    MOE_PREFILL_SM90.name, MOE_PREFILL_SM80.name, MOE_DECODE.name, MOE_DECODE_TILES.name, PREFILL_SM90_EIGHT_BITS.name,
+    "float",
 )  # fmt: skip
 CONFIGS_BY_TURNS = 2
+OF_EXPERTS = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name)
 REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of families, which FORMATS does not list
 FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 8, 16  # one unit of so many: where registers are judged, and elsewhere
@@ -89,6 +92,11 @@ def by_turns(kernel: str, kind: str) -> bool:
     return kernel in BY_TURNS or kind in BY_TURNS
 
 
+def shares_a_main_loop(unit: Unit) -> bool:
+    """Whether a kernel of experts of a family's format is not compiled beside those whose main loop it has."""
+    return unit.arch != TUNED and FORMATS[unit.format].family and unit.kernel in OF_EXPERTS
+
+
 def elsewhere(name: str, arch: str) -> bool:
     """Whether a format that stands for a family is left to other architectures."""
     if arch == TUNED or not FORMATS[name].family:
@@ -105,7 +113,7 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
     """
     groups: dict[tuple[str, ...], dict[Any, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
-        if unit.format and elsewhere(unit.format, unit.arch):
+        if unit.format and (elsewhere(unit.format, unit.arch) or shares_a_main_loop(unit)):
             continue
         source = dict(unit.template).get("In", "")
         config = tuple(pair for pair in unit.template if not pair[0].startswith(OF_TYPES))

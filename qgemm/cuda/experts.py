@@ -19,8 +19,8 @@ from qgemm.tensor import Tensor
 from . import expert_plans, grouped, upload
 from .driver.device import require
 from .expert_arrays import NOTHING, SIZES, Call, Given, Part
+from .kernels.expert_tiles import Size
 from .kernels.moe_decode import MAX_SLOTS, MAX_TOP_K
-from .kernels.moe_prefill_sm90 import Size
 from .kernels.routes import launch, route
 from .layout import tile as tiles
 from .problem import C_TYPES, ExpertStride, Output, Problem, Routed, gpu

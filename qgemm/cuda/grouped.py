@@ -2,7 +2,8 @@
 
     ids --moe_sort--> token tiles --moe_gather--> sorted x --moe_prefill--> sorted products --moe_combine--> y
 
-moe_prefill is that of sm_90 by wgmma, on other GPUs that of sm_80 by mma.sync.
+moe_prefill is that of sm_90 by wgmma, on other GPUs that of sm_80 by mma.sync; where experts have few tokens each it
+is moe_decode_tiles.
 All sizes follow from those of ids: what ids hold is read by kernels alone.
 """
 
@@ -18,7 +19,8 @@ from qgemm.routing import Layer
 from .expert_arrays import NOTHING, SIZES, Call, Given, Part
 from .jit.twins import TokenTile, TokenTiles
 from .kernels import moe_prefill_sm80
-from .kernels.moe_prefill_sm90 import Size, max_token_tiles, rows_of_x, token_tile
+from .kernels.expert_tiles import Size, max_token_tiles
+from .kernels.moe_prefill_sm90 import rows_of_x, token_tile
 from .kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, gather_launch, sort_launch
 from .kernels.routes import launch, route
 from .problem import C_TYPES, ITEMSIZE, ExpertStride, Output, Problem, Routed, gpu
@@ -104,12 +106,16 @@ class Sorted:
         self.call.launch(one, products, self.row_of_slots, *at, bias.pointer, to)
 
     def problem(
-        self, weights: Sequence[Any], x: Given, n: int, stride: ExpertStride, outputs: tuple[Output, ...]
-    ) -> Problem:
-        """The product of sorted rows by experts, of n rows: those of one tensor, or of a gate and what it gates."""
+        self, weights: Sequence[Any], x: Given, n: int, stride: ExpertStride, outputs: tuple[Output, ...],
+        second: bool = False,
+    ) -> Problem:  # fmt: skip
+        """The product of sorted rows by experts, of n rows: those of one tensor, or of a gate and what it gates.
+
+        second: whether the launch before has waited for the sort.
+        """
         w = weights[0]
         on = gpu(self.call.device)
-        routed = Routed(experts=self.experts, stride=stride, tokens=self.tile)
+        routed = Routed(experts=self.experts, stride=stride, tokens=self.tile, ids_are_known=second)
         k, x_type, gated = w.shape[2], C_TYPES[x.name], len(outputs) == 2
         exponent = 0 if on.sm in WGMMA else max(w.exponent for w in weights)  # wgmma's kernel scales row by row
         return Problem(
@@ -149,7 +155,7 @@ def feed_forward(
         made.gather(x, rows, ids.array.shape[1])
         made.multiply(made.problem(layer.gate_up, x, f, strides[0], outputs), rows, [gate, up], between)
         alone = [down._replace(bias=NOTHING)]
-        made.multiply(made.problem([last], x, n, strides[-1], (Output(n, source),)), between, alone, products)
+        made.multiply(made.problem([last], x, n, strides[-1], (Output(n, source),), True), between, alone, products)
         made.combine(products, source, ids, weights, down.bias, down.y, n, True)
 
 

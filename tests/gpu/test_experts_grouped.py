@@ -14,6 +14,7 @@ import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import experts, grouped
 from qgemm.cuda.kernels import moe_prefill_sm80
+from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
 from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, config_of
 from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
@@ -36,6 +37,12 @@ def by_wgmma(monkeypatch, tokens):
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 
 
+def by_decode(monkeypatch, tokens):
+    """The same by the kernel for experts of few tokens, by bulk copies where the GPU has them."""
+    for module in (grouped, moe_prefill_sm80):
+        monkeypatch.setattr(module, "token_tile", lambda *sizes: tokens)
+
+
 def by_mma_sync(monkeypatch, tokens):
     """The same by the kernel of GPUs without wgmma."""
     for module in (experts, grouped):
@@ -43,7 +50,8 @@ def by_mma_sync(monkeypatch, tokens):
     monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: tokens)
 
 
-ROADS = {"wgmma": (by_wgmma, GROUPED_TOKENS), "mma.sync": (by_mma_sync, moe_prefill_sm80.TOKENS)}
+ROADS = {"wgmma": (by_wgmma, GROUPED_TOKENS), "mma.sync": (by_mma_sync, moe_prefill_sm80.TOKENS),
+         "decode": (by_decode, (DECODE_TILE,))}  # fmt: skip
 
 
 def on_gpu(*arrays):
@@ -62,7 +70,7 @@ def test_each_token_by_its_experts(fmt, road, monkeypatch):
     rng, number, (sort_by, of_road) = np.random.default_rng(0), TILED.index(fmt), ROADS[road]
     w = random_experts(fmt, 6, 200, 544, rng)
     packed, dtype, tokens = w.to_device(), TYPES[number % 2], of_road[number % len(of_road)]
-    assert sort_by is by_mma_sync or config_of(fmt, tokens) is not None
+    assert sort_by is not by_wgmma or config_of(fmt, tokens) is not None
     sort_by(monkeypatch, tokens)
     for t, top_k, of_slots in ((1, 1, False), (90, 3, True), (400, 2, False)):
         ids, _ = routed(rng, t, top_k, 6, skewed=t == 400)
@@ -82,6 +90,7 @@ LAYERS = (
     ("wgmma", "q4_k", "swiglu", "float16", 48), ("wgmma", "mxfp4", "swiglu_oai", "bfloat16", 32),
     ("wgmma", "q6_k", "geglu_tanh", "float16", 64), ("wgmma", "kbit4", "geglu", "float16", 160),
     ("wgmma", "q4_0", "swiglu", "float16", 256), ("mma.sync", "q4_0", "swiglu", "float16", 16),
+    ("decode", "q4_0", "swiglu", "float16", DECODE_TILE), ("decode", "q6_k", "geglu", "bfloat16", DECODE_TILE),
     ("mma.sync", "mxfp4", "swiglu_oai", "bfloat16", 64), ("mma.sync", "q4_k", "geglu", "float16", 128),
 )  # fmt: skip
 
@@ -135,7 +144,7 @@ def test_sizes_and_guards(rng, t, top_k, e, road, n, out, data):
     assert cupy().isnan(room[-GUARD:]).all()
 
 
-@pytest.mark.parametrize(("road", "tokens"), [("wgmma", 32), ("mma.sync", 64)])
+@pytest.mark.parametrize(("road", "tokens"), [("wgmma", 32), ("mma.sync", 64), ("decode", DECODE_TILE)])
 def test_nan_of_an_expert_reaches_its_tokens_alone(road, tokens, monkeypatch):
     rng = np.random.default_rng(3)
     ROADS[road][0](monkeypatch, tokens)
@@ -159,5 +168,5 @@ def test_nan_of_an_expert_reaches_its_tokens_alone(road, tokens, monkeypatch):
 
 @pytest.mark.parametrize("road", ROADS)
 def test_torch_graphs_and_ids_that_change(road, monkeypatch):
-    ROADS[road][0](monkeypatch, 16)
+    ROADS[road][0](monkeypatch, ROADS[road][1][0])
     assert_a_graph_follows_ids(90, more=2.0**-16, in_float=True, rounded="float16")

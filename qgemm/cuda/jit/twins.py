@@ -83,6 +83,22 @@ class ExpertProducts(ctypes.Structure):
     ]
 
 
+class ExpertTileProducts(ctypes.Structure):
+    """Products of sorted rows by the experts of their token tiles: one, or a gate and what it gates.
+
+    Pointers come first. counts: a TokenTiles. token_tiles: a TokenTile each. products: see ExpertProducts; x has the
+    sorted rows. expert_bytes, expert_rows: from the tiles and from the biases of an expert to the next one's.
+    tiles_are_known: before griddepcontrol.wait.
+    """
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("counts", "token_tiles")),
+        ("products", Products),
+        *((name, ctypes.c_int64) for name in ("expert_bytes", "expert_rows")),
+        ("tiles_are_known", ctypes.c_int32),
+    ]
+
+
 class Divisor(ctypes.Structure):
     """Division of 0 .. 2^31 - 1 by a number that the host knows: factor is 2^(31 + shift) / number, rounded up."""
 
@@ -184,8 +200,8 @@ class Found(ctypes.Structure):
 
 
 STRUCTS = (
-    Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, ExpertProducts, Divisor, StreamK, TokenTile,
-    TokenTiles, ExpertSort, GroupedProducts, ExpertSums, TensorMap, Found,
+    Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, ExpertProducts, ExpertTileProducts, Divisor,
+    StreamK, TokenTile, TokenTiles, ExpertSort, GroupedProducts, ExpertSums, TensorMap, Found,
 )  # fmt: skip
 SCALARS = {
     ctypes.c_void_p: "void*",

@@ -17,8 +17,9 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem
 
 from .decode_config import shared_limit
+from .expert_tiles import Size, best_tile, expected_tiles, max_token_tiles, read_us
 from .kernel import Kernel
-from .moe_prefill_sm90 import GATES, POINTERS, Size, best_tile, expected_tiles, max_token_tiles, read_us
+from .moe_prefill_sm90 import GATES, POINTERS
 from .prefill_sm80 import A16, MIN_STAGES, Sm80Config, shared_bytes, weight_factors
 from .prefill_sm80 import template as template_sm80
 
@@ -44,7 +45,7 @@ def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int, sm: 
     """Rows of a token tile for products of so many slots by these experts; 0 where moe_decode takes less time."""
     fitting = [tokens for tokens in TOKENS if all(config_of(size.format, tokens, sm) for size in sizes)]
     times = {tokens: sum(grouped_us(size, tokens, slots, experts, sms, sm) for size in sizes) for tokens in fitting}
-    return best_tile(times, sizes, slots)
+    return best_tile(times, sizes, slots, experts)
 
 
 def grouped_us(size: Size, tokens: int, slots: int, experts: int, sms: int, sm: int) -> float:

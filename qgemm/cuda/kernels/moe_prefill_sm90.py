@@ -10,9 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import hypot
-from typing import NamedTuple
-
-import numpy as np
 
 from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
@@ -24,6 +21,7 @@ from qgemm.cuda.jit.twins import GATE_CODES, TYPE_CODES, Divisor, GroupedProduct
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import TUNED_SMS, Output, Problem
 
+from .expert_tiles import Size, best_tile, expected_tiles, read_us
 from .kernel import Kernel
 from .prefill_sm90 import FLAG
 from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template
@@ -47,29 +45,10 @@ CONFIGS = (
 GROUPED_TOKENS = tuple(dict.fromkeys(config.tokens for config in CONFIGS))
 
 # The cost model, in us on 132 multiprocessors. K_BLOCK: of a k_block of a tile, and for each of its tokens. TILE: of
-# its epilogue, and for each of its tokens. MEGABYTE: of W, read from memory. DECODE_MEGABYTE: of W by moe_decode, which
-# reads the experts of each slot anew. LAUNCHES: of sorting, gathering and adding up.
+# its epilogue, and for each of its tokens.
 K_BLOCK = 0.055, 0.0024
 LEAST_K_BLOCK = 0.112
 TILE = 0.7, 0.0067
-MEGABYTE = 0.154
-DECODE_MEGABYTE = 0.26
-LAUNCHES = 8.0
-
-
-class Size(NamedTuple):
-    """A product of a layer: format, N and K of an expert; gated: N of both matrices together."""
-
-    format: Format
-    n: int
-    k: int
-    gated: bool = False
-
-    @property
-    def megabytes(self) -> float:
-        """Of the tiles of an expert."""
-        row_blocks, along = -(-self.n // tiles.ROWS), -(-self.k // tiles.columns(self.format))
-        return row_blocks * along * tiles.tile_dtype(self.format).itemsize / 1e6
 
 
 def config_of(fmt: Format, tokens: int) -> Sm90Config | None:
@@ -82,16 +61,7 @@ def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int = TUN
     """Rows of a token tile for products of so many slots by these experts; 0 where moe_decode takes less time."""
     fitting = [tokens for tokens in GROUPED_TOKENS if all(config_of(size.format, tokens) for size in sizes)]
     times = {tokens: sum(grouped_us(size, tokens, slots, experts, sms) for size in sizes) for tokens in fitting}
-    return best_tile(times, sizes, slots)
-
-
-def best_tile(times: dict[int, float], sizes: tuple[Size, ...], slots: int) -> int:
-    """The token tile that takes least time; 0 where moe_decode takes less."""
-    if not times:
-        return 0
-    best = min(times, key=times.__getitem__)
-    decode = DECODE_MEGABYTE * slots * sum(size.megabytes for size in sizes)
-    return best if times[best] + LAUNCHES < decode else 0
+    return best_tile(times, sizes, slots, experts)
 
 
 def grouped_us(size: Size, tokens: int, slots: int, experts: int, sms: int = TUNED_SMS) -> float:
@@ -101,23 +71,6 @@ def grouped_us(size: Size, tokens: int, slots: int, experts: int, sms: int = TUN
     k_blocks = -(-size.k // tiles.K_BLOCK)
     of_tile = k_blocks * max(LEAST_K_BLOCK, K_BLOCK[0] + K_BLOCK[1] * tokens) + TILE[0] + TILE[1] * tokens
     return hypot(max(1.0, count * row_tiles / sms) * of_tile, read_us(size, met))
-
-
-def read_us(size: Size, met: float) -> float:
-    """Reading so many experts from memory."""
-    return MEGABYTE * met * size.megabytes
-
-
-@lru_cache(maxsize=4096)
-def expected_tiles(slots: int, experts: int, tokens: int) -> tuple[float, float]:
-    """Experts that have a token, and their token tiles, where each slot chooses at random."""
-    if experts == 1:
-        return 1.0, float(-(-slots // tokens))
-    counts = np.arange(slots + 1)
-    steps = np.log(np.arange(slots, 0, -1) / np.arange(1, slots + 1)) - np.log(experts - 1)
-    logs = slots * np.log1p(-1 / experts) + np.concatenate([[0.0], np.cumsum(steps)])
-    chances = np.exp(logs)  # of an expert to have so many
-    return experts * float(1 - chances[0]), experts * float(chances @ -(-counts // tokens))
 
 
 def takes(p: Problem) -> bool:
@@ -199,11 +152,6 @@ class GroupedLaunch:
 def rows_of_x(rows: int, tokens: int) -> int:
     """Rows of a buffer of sorted x: a box of the tensor map may begin at the last one."""
     return rows + tokens
-
-
-def max_token_tiles(slots: int, experts: int, tokens: int) -> int:
-    """Token tiles at most, whatever the ids."""
-    return slots // tokens + min(slots, experts)
 
 
 MOE_PREFILL_SM90 = Kernel(

@@ -75,13 +75,12 @@ def _grouped(p: Problem, rows: int) -> Iterator[Key]:
     assert p.routed is not None
     load = rows * MAX_TOP_K / p.routed.experts
     for row in ROUTES:
-        of_tiles = p._replace(routed=p.routed._replace(tokens=1))
-        if not row.fits(of_tiles):
-            continue
         for tokens in (tokens for tokens in row.tokens if tokens <= max(row.tokens[0], 2 * load)):
-            for form in row.kernel.forms(p._replace(routed=p.routed._replace(tokens=tokens))):
-                for config in row.kernel.configs(form):
-                    yield _key(row.kernel.name, p.format, row.kernel.template(form, config))
+            of_tiles = p._replace(routed=p.routed._replace(tokens=tokens))
+            if row.fits(of_tiles):
+                for form in row.kernel.forms(of_tiles):
+                    for config in row.kernel.configs(form):
+                        yield _key(row.kernel.name, p.format, row.kernel.template(form, config))
 
 
 def _forms(

@@ -14,9 +14,11 @@ from qgemm.errors import UnsupportedError
 
 from . import gemv, prefill_sm80
 from .decode import DECODE, DECODE_A8
+from .expert_tiles import DECODE_TILE
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .kernel import Kernel, Launchable
 from .moe_decode import MOE_DECODE
+from .moe_decode_tiles import MOE_DECODE_TILES
 from .moe_prefill_sm80 import MOE_PREFILL_SM80
 from .moe_prefill_sm80 import TOKENS as EXPERT_TOKENS
 from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
@@ -58,7 +60,7 @@ class Route(NamedTuple):
     """One row: `kernel` serves these formats, activations and types of x, up to `most` rows of x.
 
     least, below: the compute capabilities from one on, and before the other. tokens: the sizes of its token tile, of
-    which the smallest that holds M is taken; () if it has none.
+    which the smallest that holds M is taken, or of sorted rows that of the problem; () if it has none.
     """
 
     kernel: Kernel
@@ -76,6 +78,7 @@ class Route(NamedTuple):
         return (
             (p.routed is not None) == self.kernel.routed
             and (p.routed is not None and p.routed.tokens > 0) == self.kernel.grouped
+            and (p.routed is None or not self.kernel.grouped or p.routed.tokens in self.tokens)
             and p.activation in self.activations
             and p.x in self.types
             and p.m <= self.most
@@ -125,9 +128,10 @@ ROUTES = (
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
     Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, NUMBERS,  (1,),        "experts, each looked up"),
     Route(MOE_DECODE,      ("a16",), HALVES, ANY, 80,  ANY, CODEBOOK, (1,),        "experts, levels rounded to x"),
-    Route(MOE_PREFILL_SM90, ("a16",), HALVES, ANY, 90, 100, TILED,    GROUPED_TOKENS, "experts, tokens sorted by them"),
-    Route(MOE_PREFILL_SM80, ("a16",), HALVES, ANY, 80, 90, TILED,     EXPERT_TOKENS, "the same by mma.sync"),
-    Route(MOE_PREFILL_SM80, ("a16",), HALVES, ANY, 100, ANY, TILED,   EXPERT_TOKENS, "the same by mma.sync"),
+    Route(MOE_DECODE_TILES, ("a16",), HALVES, ANY, 80, ANY, TILED,    (DECODE_TILE,), "experts, tokens sorted by them"),
+    Route(MOE_PREFILL_SM90, ("a16",), HALVES, ANY, 90, 100, TILED,    GROUPED_TOKENS, "many of them, by wgmma"),
+    Route(MOE_PREFILL_SM80, ("a16",), HALVES, ANY, 80, 90, TILED,     EXPERT_TOKENS, "many of them, by mma.sync"),
+    Route(MOE_PREFILL_SM80, ("a16",), HALVES, ANY, 100, ANY, TILED,   EXPERT_TOKENS, "many of them, by mma.sync"),
 )  # fmt: skip
 
 
