@@ -2,7 +2,8 @@
 // largest weight that the scales and minimums there allow. Twin of qgemm/codec/eight_bits.py.
 //
 // A code of W is a half, (level + CODE_BIAS) * 2^-CODE_EXPONENT. One multiply-add makes q * 2^-CODE_UNIT of it; adding
-// 1536 of that unit rounds to a whole number of units, whose two's complement is the low byte then.
+// 1536 of that unit, in the same step where the zero is a whole number of units, rounds to whole units, whose two's
+// complement is the low byte then.
 // Config: TileConfig with LEAST_LEVEL, GREATEST_LEVEL (of the format). Pipeline: has fields(stage, k_block, tile), as
 // WeightPipeline of smem.cuh.
 #pragma once
@@ -36,6 +37,12 @@ struct EightBitScales {
     static constexpr int CODE_UNIT = FEWEST > MOST ? FEWEST : MOST;
     static constexpr int EXPONENT = Format::CODE_EXPONENT - CODE_UNIT;
 
+    // Whether ratios are multiples of 1 / zero: the zero is a whole number of units then, so that one multiply-add makes
+    // a rounded byte of a code. Half of 1 / zero times a level that is at most the zero is half a unit.
+    static constexpr bool WHOLE_ZERO = !HAS_MINIMUM && Format::CODE_BIAS >= GREATEST && Format::CODE_BIAS >= -LEAST;
+    // One multiply-add also does without a zero or a minimum.
+    static constexpr bool ONE_STEP = WHOLE_ZERO || !HAS_OFFSET;
+
     float2 unit = {};  // s, of rows g and g + 8
     half2 ratio[EACH], offset[HAS_MINIMUM ? EACH : 1];
 
@@ -51,15 +58,14 @@ struct EightBitScales {
             const auto& fields = pipeline.fields(stage, k_block, tile);
             d[i] = fields.scale(warp, lane / 4, at % Config::TILE_SCALES);
             m[i] = fields.minimum(warp, lane / 4, at % Config::TILE_SCALES);
-            if (k_block < k_blocks) {
-                largest[0] = max(largest[0], bound(d[i].x, m[i].x));
-                largest[1] = max(largest[1], bound(d[i].y, m[i].y));
-            }
+            const u32 there = k_block < k_blocks ? ~0u : 0;
+            largest[0] = max(largest[0], bound(d[i].x, m[i].x) & there);
+            largest[1] = max(largest[1], bound(d[i].y, m[i].y) & there);
         }
         const float inverse[2] = {take(largest[0], unit.x), take(largest[1], unit.y)};
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const float x = d[i].x * inverse[0], y = d[i].y * inverse[1];
+            const float x = rounded_ratio(d[i].x * inverse[0]), y = rounded_ratio(d[i].y * inverse[1]);
             ratio[i] = __floats2half2_rn(x * two_to(EXPONENT), y * two_to(EXPONENT - Format::HIGH_ROW_SHIFT));
             if constexpr (HAS_MINIMUM)
                 offset[i] = __floats2half2_rn((m[i].x * inverse[0] - Format::CODE_BIAS * x) * two_to(-CODE_UNIT),
@@ -71,29 +77,39 @@ struct EightBitScales {
     __device__ __forceinline__ void bytes(u32 (&rows)[2], const Fragment& codes, int k_block, int step) const {
         const int at = (k_block * K_BLOCK + 16 * step) / GROUP_SIZE;
         const half2 r = shfl_quad(ratio[at % EACH], at / EACH);
-        half2 o = {};
+        const half2 magic = __float2half2_rn(1536 * two_to(-CODE_UNIT));
+        half2 o = ONE_STEP ? magic : half2{};
         if constexpr (HAS_MINIMUM)
             o = shfl_quad(offset[at % EACH], at / EACH);
         else if constexpr (HAS_OFFSET)  // of the rounded ratio, so that level 0 is 0
-            o = __hmul2(r,
+            o = __hfma2(r,
                         __floats2half2_rn(-Format::CODE_BIAS * two_to(-Format::CODE_EXPONENT),
-                                          -Format::CODE_BIAS * two_to(Format::HIGH_ROW_SHIFT - Format::CODE_EXPONENT)));
+                                          -Format::CODE_BIAS * two_to(Format::HIGH_ROW_SHIFT - Format::CODE_EXPONENT)),
+                        o);
         u32 q[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const half2 r2 = i % 2 ? __high2half2(r) : __low2half2(r), o2 = i % 2 ? __high2half2(o) : __low2half2(o);
-            const half2 units = HAS_OFFSET ? __hfma2(codes.a[i], r2, o2) : __hmul2(codes.a[i], r2);
-            const half2 rounded = __hadd2(units, __float2half2_rn(1536 * two_to(-CODE_UNIT)));
+            half2 rounded = __hfma2(codes.a[i], r2, o2);
+            if constexpr (!ONE_STEP) rounded = __hadd2(rounded, magic);
             q[i] = *reinterpret_cast<const u32*>(&rounded);
         }
         rows[0] = __byte_perm(q[0], q[2], 0x6420), rows[1] = __byte_perm(q[1], q[3], 0x6420);
     }
 
 private:
+    __device__ static float rounded_ratio(float ratio) {
+        if constexpr (!WHOLE_ZERO) return ratio;
+        constexpr float ZERO = WHOLE_ZERO ? Format::CODE_BIAS : 1;
+        return rintf(ratio * ZERO) * (1 / ZERO);
+    }
     // Bits of a magnitude, which compare like integers; NaN is above all numbers.
     __device__ static u32 magnitude(float value) { return __float_as_uint(value) & 0x7fffffff; }
     // Of the largest weight that a scale and a minimum allow.
-    __device__ static u32 bound(float d, float m) { return max(magnitude(d * LEAST + m), magnitude(d * GREATEST + m)); }
+    __device__ static u32 bound(float d, float m) {
+        if constexpr (!HAS_MINIMUM) return magnitude(d * (GREATEST > -LEAST ? GREATEST : -LEAST));
+        return max(magnitude(d * LEAST + m), magnitude(d * GREATEST + m));
+    }
     // s of the largest of a quad's bounds, and 1 / s, 0 where there is none. Not finite: s is NaN.
     __device__ static float take(u32 largest, float& unit) {
         largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
