@@ -41,6 +41,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     using Dots = FewDots<Format>;
     constexpr int COLUMN_TILES = Config::COLUMN_TILES, TOKEN_STRIDE = Config::TOKEN_STRIDE;
     constexpr bool SHARED_MINIMUM = Config::SHARED_MINIMUM;
+    static_assert(Config::STAGE_K_BLOCKS == 1, "x is taken by k_blocks");
     const int g = lane / 4, t = lane % 4, k_block = i % Config::K_BLOCKS;
     typename Dots::X b[BLOCKS][COLUMN_TILES];
     float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
@@ -66,13 +67,31 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
             x_sums.of[tokens][0] = {ds[0].y, ds[BLOCKS - 1].y};
         }
     }
+    float x_sum[COLUMN_TILES][2] = {};  // sa of all blocks
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block)
+#pragma unroll
+        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) x_sum[tokens][j] += sa[block][tokens][j];
 #pragma unroll
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
         const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
         const Format& fields = smem.pipeline.fields(i, stage, row_block);
         const auto codes = decode_codes<Format>(smem.pipeline.codes(stage, row_block), of_row_block, lane);
-        alignas(16) KBlockScales<Config> scales;
+        alignas(16) StageScales<Config> scales;
         smem.load(scales, fields, row_block, of_row_block, g, k_block);
+        if constexpr (WIDE_GROUPS<Format> && !SHARED_MINIMUM) {
+            typename Dots::Step steps[2 * BLOCKS];
+#pragma unroll
+            for (int step = 0; step < 2 * BLOCKS; ++step) steps[step] = Dots::step(codes, step);
+            const float2 mw = fields.minimum(of_row_block, g, Config::scale_index(k_block, 0));
+#pragma unroll
+            for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+                add_blocks<Dots, Format::HAS_MINIMUM>(acc[row_block][of_row_block][tokens], steps, scales[0], mw, b, da,
+                                                      x_sum[tokens], tokens);
+            continue;
+        }
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const auto first = Dots::step(codes, 2 * block), second = Dots::step(codes, 2 * block + 1);

@@ -123,6 +123,35 @@ __device__ inline void add_block(Acc& acc, const typename Dots::Step& first, con
     }
 }
 
+// Whether all weights of a row in a k_block share a scale.
+template <class Format>
+constexpr bool WIDE_GROUPS = Format::GROUP_SIZE >= K_BLOCK;
+
+// acc += the products of all blocks of a k_block that share a scale and a minimum, of which there are half as many then.
+// steps: weights; x, da: of the blocks; sums: of sa over them.
+template <class Dots, bool MINIMUM, int COLUMN_TILES>
+__device__ inline void add_blocks(Acc& acc, const typename Dots::Step (&steps)[2 * BLOCKS], float2 dw, float2 mw,
+                                  const typename Dots::X (&x)[BLOCKS][COLUMN_TILES],
+                                  const float (&da)[BLOCKS][COLUMN_TILES][2], const float (&sums)[2], int tokens) {
+    using Format = typename Dots::Format;
+    static_assert(WIDE_GROUPS<Format>, "blocks of one scale");
+    typename Dots::Dot dots[BLOCKS][4];
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) dots[block][j] = Dots::START;
+        Dots::add(dots[block], steps[2 * block], steps[2 * block + 1], x[block][tokens]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float dot = Format::ZERO ? -Format::ZERO * sums[j % 2] : 0.0f;
+#pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) dot += Dots::scaled(da[block][tokens][j % 2], dots[block][j]);
+        acc.sum[j] += (j < 2 ? dw.x : dw.y) * dot;
+        if constexpr (MINIMUM) acc.sum[j] += (j < 2 ? mw.x : mw.y) * sums[j % 2];
+    }
+}
+
 // The fastest dot products for few tokens, as measured.
 template <class F, bool CODES_ARE_LEVELS = F::CODES_ARE_LEVELS, bool SUPER_BLOCK = F::SUPER_BLOCK>
 struct FewDots : Converted<F> {};

@@ -101,3 +101,14 @@ def test_decode_by_clusters(fmt, cluster):
         some = {"m16_tiles": 4, "warp_split_k": 3, "cluster_split_k": cluster}
         y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, **some)
         assert (np.abs(y - expected) <= bound).all()
+
+
+@each([qgemm.FORMATS[name] for name in ("q1_0", "u2_g128", "u4z_g128", "s7_1of2")])
+@pytest.mark.parametrize(
+    ("m", "source", "dtype"), [(1, "half", np.float16), (13, "half", np.float16), (5, "float", "f4")]
+)
+def test_decode_by_whole_tiles(fmt, m, source, dtype):
+    """A stage has a tile of two k_blocks, a group; K ends inside a round of the warps, N inside a row_block."""
+    w, x, expected, bound = problem(fmt, m)
+    y = run_decode(fmt, "decode", source, x.astype(dtype), w, m, whole_tiles=1)
+    assert (np.abs(y - expected) <= bound).all()

@@ -68,7 +68,9 @@ NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture
 SPILLED_BY_GRIDS = 52  # bytes at most, there: points come from global memory, and their addresses take registers
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
-OF_FORMAT = re.compile("STAGES|WARP_SPLIT_K|.*_(STAGES|BYTES|LEVEL)")  # parameters that follow from a format
+OF_FORMAT = re.compile(
+    "STAGES|STAGE_K_BLOCKS|WARP_SPLIT_K|.*_(STAGES|BYTES|LEVEL)"
+)  # parameters that follow from a format
 OF_FORMAT_OR_TYPE = re.compile(f"{OF_FORMAT.pattern}|In|Out|ROW_SCALE_.*")
 CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in their instructions, not in what is done
 

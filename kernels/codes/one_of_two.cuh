@@ -4,6 +4,7 @@
 #include "codes/half_scales.cuh"
 #include "codes/signed_bytes.cuh"
 #include "fragment.cuh"
+#include "ptx/prmt.cuh"
 
 namespace qgemm {
 
@@ -28,10 +29,13 @@ struct OneOfTwo : HalfScales<Fields> {
         u32 found[4];
 #pragma unroll
         for (int far = 0; far < 2; ++far) {
-            const half2 both = levels_from<0>(word >> 8 * far & 0x007f007f, 64);
-            const u32 levels = *reinterpret_cast<const u32*>(&both), second = word >> (7 + 8 * far);
-            found[2 * far] = __byte_perm(levels, 0, second & 1 ? 0x1044 : 0x4410);
-            found[2 * far + 1] = __byte_perm(levels, 0, second >> 16 & 1 ? 0x3244 : 0x4432);
+            const half2 both = as_half2((word >> 8 * far & 0x007f007f) | 0x64006400);  // 1024 + q of each row
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const half2 twice = __hsub2(r ? __high2half2(both) : __low2half2(both), __float2half2_rn(1024 + 64));
+                const u32 second = prmt(word, 0, 0x8888 + 0x1111 * (2 * r + far));  // bit 7 of the code in all bits
+                found[2 * far + r] = *reinterpret_cast<const u32*>(&twice) & (second ^ 0x0000ffff);
+            }
         }
         return as_fragment(found[0], found[1], found[2], found[3]);
     }

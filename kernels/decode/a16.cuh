@@ -11,41 +11,55 @@
 
 namespace qgemm {
 
-// acc += W @ x of k_block number i of this warp, without the minimums of super-blocks.
+// acc += W @ x of stage number i of this warp, without the minimums of super-blocks.
 template <class Config>
 __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums,
                                 const WarpSmem<Config, XRows<Config>>& smem, int i, int stage, int lane) {
     using Format = typename Config::Fields;
     using In = typename Config::In;
     using B = Operand<Format, In>;
-    constexpr int COLUMN_TILES = Config::COLUMN_TILES, K_BLOCK_STEPS = Config::K_BLOCK_STEPS;
-    constexpr int K_BLOCK_SCALES = Config::K_BLOCK_SCALES, SCALE_STEPS = K_BLOCK_STEPS / K_BLOCK_SCALES;
+    constexpr int COLUMN_TILES = Config::COLUMN_TILES, STEPS = Config::STAGE_STEPS,
+                  K_BLOCK_STEPS = Config::K_BLOCK_STEPS;
+    constexpr int SCALES = Config::STAGE_SCALES, SCALE_STEPS = STEPS / SCALES;
     constexpr bool ZEROED = B::ZERO != 0, SHARED_MINIMUM = Config::SHARED_MINIMUM;
     static_assert(!(Format::HAS_MINIMUM && Format::CODE_BIAS), "a format has a zero or a minimum");
 
-    const int g = lane / 4, k_block = i % Config::K_BLOCKS;
+    const int g = lane / 4, k_block = Config::WHOLE_TILES ? 0 : i % Config::K_BLOCKS;  // the first of the stage
     const XRows<Config>& x = smem.pipeline.stages[stage].x;
-    XStep<B::TERMS> b[COLUMN_TILES][K_BLOCK_STEPS / 2][2];
+    XStep<B::TERMS> b[COLUMN_TILES][STEPS / 2][2];
 #pragma unroll
     for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
 #pragma unroll
-        for (int pair = 0; pair < K_BLOCK_STEPS / 2; ++pair)
+        for (int pair = 0; pair < STEPS / 2; ++pair)
             load_x_steps<Format::OWNS_COLUMNS>(b[tokens][pair], &x[8 * tokens][32 * pair],
-                                               Config::TOKEN_STRIDE * (K_BLOCK + 8), lane);
+                                               Config::TOKEN_STRIDE * (Config::STAGE_COLUMNS + 8), lane);
     const auto multiply_step = [&](Acc& sum, const Fragment& a, int tokens, int step) {
 #pragma unroll
         for (int term = 0; term < B::TERMS; ++term)
             mma_m16n8k16<typename B::Type>(sum, a, b[tokens][step / 2][step % 2][term]);
     };
     // By scale, in units of the codes: -zero * sum(x), where a dot product starts, or sum(x) for the minimum.
-    Acc starts[K_BLOCK_SCALES][COLUMN_TILES] = {};
+    Acc starts[SCALES][COLUMN_TILES] = {};
     if constexpr (Format::HAS_MINIMUM || ZEROED) {
+        // Two chains where one of all steps would keep the dot products waiting.
+        constexpr int CHAIN = SCALE_STEPS > K_BLOCK_STEPS ? SCALE_STEPS / 2 : SCALE_STEPS;
         const Fragment constant = B::constant(Format::HAS_MINIMUM ? 1 : -B::ZERO);
+        Acc chains[STEPS / CHAIN][COLUMN_TILES] = {};
 #pragma unroll
-        for (int step = 0; step < K_BLOCK_STEPS; ++step)
+        for (int step = 0; step < STEPS; ++step)
 #pragma unroll
             for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                multiply_step(starts[step / SCALE_STEPS][tokens], constant, tokens, step);
+                multiply_step(chains[step / CHAIN][tokens], constant, tokens, step);
+#pragma unroll
+        for (int chain = 0; chain < STEPS / CHAIN; ++chain)
+#pragma unroll
+            for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    float& start = starts[chain * CHAIN / SCALE_STEPS][tokens].sum[j];
+                    start = chain * CHAIN % SCALE_STEPS ? start + chains[chain][tokens].sum[j]
+                                                        : chains[chain][tokens].sum[j];
+                }
     }
     if constexpr (SHARED_MINIMUM)
         x_sums.take(k_block, lane, [&](int tokens, int scale) -> float2 {
@@ -55,18 +69,22 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
         const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
         const Format& fields = smem.pipeline.fields(i, stage, row_block);
-        const auto codes = decode_codes<Format>(smem.pipeline.codes(stage, row_block), of_row_block, lane);
-        alignas(16) KBlockScales<Config> scales;
+        decltype(decode_codes<Format>(smem.pipeline.codes(stage, row_block), of_row_block,
+                                      lane)) codes[STEPS / K_BLOCK_STEPS];
+#pragma unroll
+        for (int j = 0; j < Config::STAGE_K_BLOCKS; ++j)
+            codes[j] = decode_codes<Format>(smem.pipeline.codes(stage, row_block, j), of_row_block, lane);
+        alignas(16) StageScales<Config> scales;
         smem.load(scales, fields, row_block, of_row_block, g, k_block);
 #pragma unroll
-        for (int scale = 0; scale < K_BLOCK_SCALES; ++scale) {
+        for (int scale = 0; scale < SCALES; ++scale) {
             Acc dots[COLUMN_TILES] = {};
             if constexpr (ZEROED)
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) dots[tokens] = starts[scale][tokens];
 #pragma unroll
             for (int step = scale * SCALE_STEPS; step < (scale + 1) * SCALE_STEPS; ++step) {
-                const Fragment a = B::weights(codes, step);
+                const Fragment a = B::weights(codes[step / K_BLOCK_STEPS], step % K_BLOCK_STEPS);
 #pragma unroll
                 for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
             }
@@ -121,12 +139,12 @@ __device__ __forceinline__ void run_decode(const Coord& coord, const typename Co
         },
         [] {}, [&](int stage) { x_loader.load(stage); },
         [&](int i, int stage) {
-            if (i % Config::K_BLOCKS == 0)
+            if (i % Config::STAGES_OF_TILE == 0)
                 for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
                     smem->decode(pipeline.fields(i, stage, row_block), row_block, coord.lane);
             multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane);
             if constexpr (Config::SHARED_MINIMUM)
-                if (i % Config::K_BLOCKS == Config::K_BLOCKS - 1)
+                if (i % Config::STAGES_OF_TILE == Config::STAGES_OF_TILE - 1)
                     for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
                         add_minimums<Config, 3>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block),
                                                 1 << B::SHIFT, coord.lane);

@@ -5,6 +5,7 @@
 // WARP_SPLIT_K warps take the tiles along K round-robin.
 // Config: Format, KBlock, K_BLOCKS; In (Activations, float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4),
 // ROW_BLOCKS, GATED, WARP_SPLIT_K, CLUSTER_SPLIT_K (CTAs of a cluster, which share K as well; 1: no cluster), STAGES,
+// STAGE_K_BLOCKS (k_blocks of a stage: one, or all of a tile),
 // PREFETCH (k_blocks of W behind the pipeline that go to the L2 cache at first), BULK (whether stages fill by
 // cp.async.bulk, sm_90), WARP_BYTES, INBOX_BYTES and REDUCE_BYTES (shared memory of a warp's pipeline, of the sums that
 // CTAs of a cluster send each other, and of the reduction).
@@ -17,6 +18,7 @@ namespace qgemm {
 
 template <class Base>
 struct Decode : TileConfig<Base> {
+    using Base::K_BLOCKS, Base::STAGE_K_BLOCKS;
     using Base::TOKENS, Base::M16_TILES, Base::ROW_BLOCKS, Base::GATED, Base::WARP_SPLIT_K, Base::CLUSTER_SPLIT_K;
     static_assert(GATED ? ROW_BLOCKS == 2 : ROW_BLOCKS == 1 || M16_TILES == WARPS, "several row_blocks are whole");
 
@@ -34,6 +36,13 @@ struct Decode : TileConfig<Base> {
     using RowBlockAcc = Acc[M16_TILES][COLUMN_TILES];
     using WarpAcc = RowBlockAcc[ROW_BLOCKS];
 
+    static constexpr bool WHOLE_TILES = STAGE_K_BLOCKS == K_BLOCKS;  // a stage holds a tile
+    static_assert(WHOLE_TILES || STAGE_K_BLOCKS == 1, "a stage holds a k_block or a tile");
+    static constexpr int STAGES_OF_TILE = K_BLOCKS / STAGE_K_BLOCKS, STAGE_COLUMNS = STAGE_K_BLOCKS * K_BLOCK;
+    static constexpr int STAGE_STEPS = STAGE_COLUMNS / 16;
+    static constexpr int STAGE_SCALES =
+        TileConfig<Base>::GROUP_SIZE < STAGE_COLUMNS ? STAGE_COLUMNS / TileConfig<Base>::GROUP_SIZE : 1;
+
     static_assert(ROWS % CLUSTER_SPLIT_K == 0, "each CTA of a cluster stores as many rows");
 
     // What experts.cuh has: whether y is the sum over several matrices W; whether x may be read from the start.
@@ -42,7 +51,8 @@ struct Decode : TileConfig<Base> {
     // Whether the minimums of a super-block meet the sums of x once a tile.
     static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;
     static constexpr int MINIMUM_PAIRS = SHARED_MINIMUM ? TileConfig<Base>::K_BLOCK_SCALES / 2 : 1;  // of a k_block's
-    static_assert(!SHARED_MINIMUM || (Base::K_BLOCKS == 4 && (MINIMUM_PAIRS == 1 || MINIMUM_PAIRS == 2)),
+    static_assert(!SHARED_MINIMUM ||
+                      (K_BLOCKS == 4 && STAGE_K_BLOCKS == 1 && (MINIMUM_PAIRS == 1 || MINIMUM_PAIRS == 2)),
                   "a lane of a quad has a k_block's sums");
 };
 

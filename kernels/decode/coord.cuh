@@ -21,7 +21,7 @@ struct WarpCoord {
     int row_blocks;      // that exist, of the CTA's
     const Tile* tiles;   // the first of this warp
     i64 tiles_along;     // of a row_block
-    int count;           // k_blocks of this warp
+    int count;           // stages of this warp
     i64 next_row_block;  // bytes from a tile to that of the next row_block
 
     __device__ WarpCoord(const Products& products) : products(products), index(0) {
@@ -41,16 +41,16 @@ struct WarpCoord {
         if (Config::GATED)
             next_row_block =
                 static_cast<const char*>(products.arrays[1].tiles) - static_cast<const char*>(products.arrays[0].tiles);
-        count = int(tiles_along - share + SPLIT_K - 1) / SPLIT_K * Config::K_BLOCKS;
+        count = int(tiles_along - share + SPLIT_K - 1) / SPLIT_K * Config::STAGES_OF_TILE;
     }
 };
 
-// The k_blocks of a warp in their order. SUMMED: through several matrices (experts.cuh).
+// The k_blocks of a warp in their order, as many at once as a stage has. SUMMED: through several matrices (experts.cuh).
 template <class Config, bool SUMMED = Config::SUMMED>
 struct KTileIterator {
     const WarpCoord<Config>& coord;
     const typename Config::Tile* tile = coord.tiles;  // of the first row_block
-    int k_block = 0;                                  // of the tile
+    int k_block = 0;                                  // of the tile, the first of the stage
     int count = 0;                                    // tiles before this one
 
     __device__ const typename Config::Tile& of(int row_block) const {
@@ -58,7 +58,7 @@ struct KTileIterator {
         return *reinterpret_cast<const typename Config::Tile*>(first + row_block * coord.next_row_block);
     }
     __device__ void advance() {
-        if (Config::K_BLOCKS == 1 || ++k_block == Config::K_BLOCKS) tile += Config::SPLIT_K, ++count, k_block = 0;
+        if (Config::WHOLE_TILES || ++k_block == Config::K_BLOCKS) tile += Config::SPLIT_K, ++count, k_block = 0;
     }
 };
 

@@ -33,7 +33,7 @@ struct ExpertCoord : WarpCoord<Config> {
             const u32 there = vote_ballot(expert >= 0);
             stand_in = there ? __shfl_sync(~0u, expert, __ffs(there) - 1) : -1;
             const i64 tiles = this->tiles_along * all.top_k;
-            this->count = int(tiles - this->share + Config::SPLIT_K - 1) / Config::SPLIT_K * Config::K_BLOCKS;
+            this->count = int(tiles - this->share + Config::SPLIT_K - 1) / Config::SPLIT_K * Config::STAGES_OF_TILE;
         } else {
             expert = shared[0];
             this->tiles = of_expert(this->tiles, expert);
@@ -70,7 +70,7 @@ struct KTileIterator<Config, true> {
     }
     // By the whole warp.
     __device__ void advance() {
-        if (Config::K_BLOCKS > 1 && ++k_block < Config::K_BLOCKS) return;
+        if (!Config::WHOLE_TILES && ++k_block < Config::K_BLOCKS) return;
         k_block = 0, ++count, along += Config::SPLIT_K;
         enter_expert();
     }

@@ -1,6 +1,6 @@
 // Pipeline of a warp of the decode kernels: the warp fills and reads its own stages, no other warp waits for it.
 //
-// A stage holds a k_block of W for the CTA's rows and, unless X is void, an X of activations.
+// A stage holds a k_block or a tile of W for the CTA's rows and, unless X is void, an X of activations.
 // Config: Decode of config.cuh.
 #pragma once
 
@@ -23,8 +23,8 @@ struct PipelineStage : Weights {
 template <class Weights>
 struct PipelineStage<Weights, void> : Weights {};
 
-// Tiles of several k_blocks: the fields of a tile arrive with its first k_block and stay until its last.
-template <class Config, class X, bool WHOLE_TILES = Config::K_BLOCKS == 1>
+// A k_block of a tile of several a stage: the fields of a tile arrive with its first k_block and stay until its last.
+template <class Config, class X, bool WHOLE_TILES = Config::WHOLE_TILES>
 struct SmemPipeline {
     using Codes = typename Config::Codes;
     using Fields = typename Config::Fields;
@@ -38,8 +38,8 @@ struct SmemPipeline {
     Stage stages[STAGES];
     Fields tile_fields[TILES][ROW_BLOCKS];
 
-    // i: number of the warp's k_block in this stage.
-    __device__ const Codes& codes(int stage, int row_block) const { return stages[stage].codes_of[row_block]; }
+    // i: number of the warp's stage; k_block: of the stage.
+    __device__ const Codes& codes(int stage, int row_block, int = 0) const { return stages[stage].codes_of[row_block]; }
     __device__ const Fields& fields(int i, int, int row_block) const {
         return tile_fields[i / K_BLOCKS % TILES][row_block];
     }
@@ -59,15 +59,15 @@ struct SmemPipeline {
     }
 };
 
-// Tiles of one k_block: codes and fields lie together, a single copy if the CTA takes all rows.
+// A tile a stage: codes and fields lie together, a single copy if the CTA takes all rows.
 template <class Config, class X>
 struct SmemPipeline<Config, X, true> {
     using Codes = typename Config::Codes;
     using Fields = typename Config::Fields;
     using Tile = typename Config::Tile;
-    static constexpr int STAGES = Config::STAGES, ROW_BLOCKS = Config::ROW_BLOCKS;
+    static constexpr int STAGES = Config::STAGES, ROW_BLOCKS = Config::ROW_BLOCKS, K_BLOCKS = Config::K_BLOCKS;
     struct RowBlock {
-        Codes codes;
+        Codes codes[K_BLOCKS];
         Fields fields;
     };
     struct Weights {
@@ -76,7 +76,9 @@ struct SmemPipeline<Config, X, true> {
     using Stage = PipelineStage<Weights, X>;
     Stage stages[STAGES];
 
-    __device__ const Codes& codes(int stage, int row_block) const { return stages[stage].row_blocks[row_block].codes; }
+    __device__ const Codes& codes(int stage, int row_block, int k_block = 0) const {
+        return stages[stage].row_blocks[row_block].codes[k_block];
+    }
     __device__ const Fields& fields(int, int stage, int row_block) const {
         return stages[stage].row_blocks[row_block].fields;
     }
@@ -93,7 +95,9 @@ struct SmemPipeline<Config, X, true> {
             if constexpr (Config::M16_TILES == WARPS) {
                 copy(&to, &tile, sizeof(Tile));
             } else {
-                to.codes.copy_from(tile.k_blocks[0], k_tiles.coord.first_m16, copy);
+#pragma unroll
+                for (int k_block = 0; k_block < K_BLOCKS; ++k_block)
+                    to.codes[k_block].copy_from(tile.k_blocks[k_block], k_tiles.coord.first_m16, copy);
                 to.fields.copy_from(tile.fields, k_tiles.coord.first_m16, copy);
             }
         }
@@ -165,7 +169,7 @@ struct StageBarriers<STAGES, LANE_COPIES, false> {
     }
 };
 
-// PREFETCH k_blocks behind those of the pipeline -> L2 cache, while the warp waits for x.
+// PREFETCH stages behind those of the pipeline -> L2 cache, while the warp waits for x.
 template <class Config, class Pipeline>
 __device__ inline void prefetch_w(Pipeline& pipeline, const KTileIterator<Config>& k_tiles) {
     if constexpr (Config::PREFETCH > 0 && Config::BULK) {
@@ -181,8 +185,8 @@ __device__ inline void prefetch_w(Pipeline& pipeline, const KTileIterator<Config
 
 // ---------------------------------------------------------------- main loop
 
-// Main loop of a warp over `count` k_blocks. load_w(stage), load_x(stage) copy the next k_block into a stage;
-// multiply(i, stage) accumulates k_block number i. prologue() runs while the first weights are on their way,
+// Main loop of a warp over `count` stages. load_w(stage), load_x(stage) copy the next k_blocks into a stage;
+// multiply(i, stage) accumulates those of number i. prologue() runs while the first weights are on their way,
 // prepare_x() once x may be read: W never changes, x and y may be written by the kernels before this one.
 // X_FIRST: x may be read from the start. Then its copies go ahead of those of W, behind which they would take 3 us; W
 // comes by bulk copies, since a stage is closed before they are started.

@@ -9,14 +9,14 @@
 
 namespace qgemm {
 
-// The scales of a k_block, of rows g and g + 8 each.
+// The scales of a stage, of rows g and g + 8 each.
 template <class Config>
-using KBlockScales = float2[Config::K_BLOCK_SCALES];
+using StageScales = float2[Config::STAGE_SCALES];
 
 // The decoded scales of a warp's current tile in shared memory, rows g and g + 8 of each 16-row group.
 template <class Config, bool ONCE>
 struct SmemScales {
-    static constexpr int M16_TILES = Config::M16_TILES, ROWS = 8 * M16_TILES, SCALES = Config::K_BLOCK_SCALES;
+    static constexpr int M16_TILES = Config::M16_TILES, ROWS = 8 * M16_TILES, SCALES = Config::STAGE_SCALES;
     static constexpr int TOGETHER = SCALES % 2 ? 1 : 2;  // read as 16 bytes
     struct alignas(8 * TOGETHER) Together {
         float2 of[TOGETHER];
@@ -41,7 +41,7 @@ struct SmemScales {
         }
         __syncwarp();
     }
-    __device__ void load(KBlockScales<Config>& to, const typename Config::Fields&, int row_block, int m16, int g,
+    __device__ void load(StageScales<Config>& to, const typename Config::Fields&, int row_block, int m16, int g,
                          int k_block) const {
         const int first = Config::scale_index(k_block, 0) / TOGETHER;
 #pragma unroll
@@ -52,12 +52,12 @@ struct SmemScales {
 template <class Config>
 struct SmemScales<Config, false> {
     __device__ void decode(const typename Config::Fields&, int, int) {}
-    __device__ void load(KBlockScales<Config>& to, const typename Config::Fields& fields, int, int m16, int g,
+    __device__ void load(StageScales<Config>& to, const typename Config::Fields& fields, int, int m16, int g,
                          int k_block) const {
 #pragma unroll
-        for (int i = 0; i < Config::K_BLOCK_SCALES; ++i)
-            to[i] = fields.scale(m16, g,
-                                 Config::scale_index(k_block, i * (Config::K_BLOCK_STEPS / Config::K_BLOCK_SCALES)));
+        for (int i = 0; i < Config::STAGE_SCALES; ++i)
+            to[i] =
+                fields.scale(m16, g, Config::scale_index(k_block, i * (Config::STAGE_STEPS / Config::STAGE_SCALES)));
     }
 };
 

@@ -1,4 +1,4 @@
-// Copies of x [m, k] into the stages of a warp of decode: a lane copies 16 bytes of some tokens a k_block by cp.async.
+// Copies of x [m, k] into the stages of a warp of decode: a lane copies 16 bytes of some tokens at a time by cp.async.
 //
 // Config: Decode of config.cuh.
 #pragma once
@@ -10,7 +10,7 @@ namespace qgemm {
 // A single token is all columns of its fragments; rows of several are padded, so that the lanes of a fragment read from
 // different banks.
 template <class Config>
-using XRow = typename Config::In[Config::TOKENS == 1 ? K_BLOCK : K_BLOCK + 8];
+using XRow = typename Config::In[Config::TOKENS == 1 ? Config::STAGE_COLUMNS : Config::STAGE_COLUMNS + 8];
 template <class Config>
 using XRows = XRow<Config>[Config::TOKENS == 1 ? 1 : 8 * Config::COLUMN_TILES];
 
@@ -18,10 +18,11 @@ template <class Config, class Stage>
 struct XLoader {
     using In = typename Config::In;
     static constexpr int TOKENS = Config::TOKENS, TILE_COLUMNS = Config::TILE_COLUMNS;
-    static constexpr int CHUNKS = K_BLOCK * sizeof(In) / 16;  // of a token and k_block
-    static constexpr int TOKENS_AT_ONCE = 32 / CHUNKS;        // of a warp
+    static constexpr int CHUNKS = Config::STAGE_COLUMNS * sizeof(In) / 16;  // of a token and stage
+    static constexpr int TOKENS_AT_ONCE = 32 / CHUNKS;                      // of a warp
+    static_assert(TOKENS_AT_ONCE > 0, "a lane copies at most one chunk of a token");
 
-    const In* x;       // this lane's chunk of its first token and the next k_block
+    const In* x;       // this lane's chunk of its first token and the next stage
     i64 token_stride;  // to its next token
     int column, k;     // column: of the chunk
     int padded;        // k, up to the end of a tile
@@ -46,7 +47,7 @@ struct XLoader {
         if constexpr (Config::SUMMED)
             while (column >= padded) column -= padded, x -= padded - k;
     }
-    // The next k_block -> stage; zeros beyond k, where a ragged row ends within its last tile.
+    // The next k_blocks -> stage; zeros beyond k, where a ragged row ends within its last tile.
     __device__ void load(int stage) {
         const bool inside = column < k;
         const u32 into = to + stage * sizeof(Stage);
@@ -54,8 +55,9 @@ struct XLoader {
         for (int j = 0; j < (TOKENS + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE; ++j)
             if (token + j * TOKENS_AT_ONCE < m)
                 cp_async_16(into + j * TOKENS_AT_ONCE * sizeof(XRow<Config>), x + j * token_stride, inside);
-        int ahead = K_BLOCK;
-        if (++k_block == Config::K_BLOCKS) k_block = 0, ahead += (Config::SPLIT_K - 1) * TILE_COLUMNS;
+        int ahead = Config::STAGE_COLUMNS;
+        if (Config::WHOLE_TILES || ++k_block == Config::K_BLOCKS)
+            k_block = 0, ahead += (Config::SPLIT_K - 1) * TILE_COLUMNS;
         x += ahead, column += ahead;
         enter_matrix();
     }

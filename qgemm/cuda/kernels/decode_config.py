@@ -29,6 +29,7 @@ SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a
 BARRIERS = 1 << 10  # bytes of them that are kept beside the pipelines
 SM_SHARED = 228  # KB of an SM that has bulk copies
 FEW_BITS = 3  # of a code, at most: a k_block has so few bytes that other configs are best
+WIDEST_STAGE = 2  # k_blocks of one, at most
 BULK_COPIES = 90  # the first compute capability that has them
 
 
@@ -41,7 +42,8 @@ class DecodeConfig(NamedTuple):
     row_blocks, k, m: the least number of row_blocks of 64 rows, of columns of W, and of rows of x.
     cluster_split_k: CTAs of a cluster, which share K as well. shared: bytes of shared memory that a CTA may take, and
     half of which it always takes, which decides how many CTAs an SM holds; max_stages: the most k_blocks in a pipeline.
-    prefetch: k_blocks behind those that a warp fetches into the L2 cache while it waits for x.
+    prefetch: stages behind those that a warp fetches into the L2 cache while it waits for x.
+    whole_tiles: whether a stage is a tile rather than a k_block; for those alone that are a group of several k_blocks.
     """
 
     kernels: tuple[str, ...]
@@ -57,6 +59,7 @@ class DecodeConfig(NamedTuple):
     shared: int
     max_stages: int
     prefetch: int
+    whole_tiles: int = 0
 
     @property
     def reserved(self) -> int:
@@ -106,7 +109,7 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
     table = CODEBOOK_DECODE_CONFIGS if fmt.needs_table else GRID_DECODE_CONFIGS if fmt.grid else DECODE_CONFIGS
     kind = tile_kind(fmt)
     rows = [row for row in table if kernel in row.kernels and kind in row.tiles and tokens in row.tokens]
-    rows = [row for row in rows if row.least <= sm]
+    rows = [row for row in rows if row.least <= sm and (not row.whole_tiles or stage_k_blocks(fmt, row) > 1)]
     rows = [row for row in rows if row.least == max(row.least for row in rows)]
     rows = [row for row in rows if one_warp_bytes(fmt, row, kernel, tokens) <= shared_limit(sm)]
 
@@ -142,23 +145,33 @@ def gated_config(config: DecodeConfig) -> DecodeConfig:
     return config._replace(m16_tiles=max(config.m16_tiles, 2))
 
 
-def pipeline_bytes(fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel: str, source: str) -> int:
+def stage_k_blocks(fmt: Format, config: DecodeConfig) -> int:
+    """k_blocks of a stage: one, or all of a tile of one group that is not too wide."""
+    wide = config.whole_tiles and fmt.weights == fmt.group and k_blocks(fmt) <= WIDEST_STAGE
+    return k_blocks(fmt) if wide else 1
+
+
+def pipeline_bytes(
+    fmt: Format, m16_tiles: int, tokens: int, stages: int, kernel: str, source: str, of_stage: int = 1
+) -> int:
     """Shared memory of a warp of a decode kernel, as `SmemPipeline` and `Smem` in kernels/ lay it out.
 
-    `stages` stages, each the codes of some row groups of a k_block and its share of x, which comes as `source`; the
-    fields per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from the pipelines
-    where it quantizes it.
+    `stages` stages, each the codes of some row groups of `of_stage` k_blocks and their share of x, which comes as
+    `source`; the fields per block of the tiles that they span; the decoded scales of a tile. decode_a8 has x apart from
+    the pipelines where it quantizes it.
     """
     dtype = tile_dtype(fmt)
     k_block = dtype["k_blocks"].base.itemsize
     fields = (dtype.itemsize - k_blocks(fmt) * k_block) * m16_tiles // WARPS
-    x = max(tokens, COLUMN_TILE) * TOKEN_BYTES[source]
+    number = TOKEN_BYTES[source] // (K_BLOCK + PADDING)
+    x = max(tokens, COLUMN_TILE) * (TOKEN_BYTES[source] + (of_stage - 1) * K_BLOCK * number)
     if kernel == A8 and source != Q8_1:
         x = 0
     elif kernel != A8 and tokens == 1:
-        x = TOKEN_BYTES[source] * K_BLOCK // (K_BLOCK + PADDING)
+        x = K_BLOCK * of_stage * number
     decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * m16_tiles if scales_once(fmt) else 0
-    return stages * (k_block * m16_tiles // WARPS + x) + in_flight(fmt, stages) * fields + decoded
+    spanned = stages if of_stage == k_blocks(fmt) else in_flight(fmt, stages)
+    return stages * (of_stage * k_block * m16_tiles // WARPS + x) + spanned * fields + decoded
 
 
 def one_warp_bytes(fmt: Format, config: DecodeConfig, kernel: str, tokens: int) -> int:
@@ -196,10 +209,13 @@ def decode_template(
     they must."""
     limit, warp_split_k, stages = shared_limit(sm), config.warp_split_k, 2
     inbox = 4 * tokens * 16 * config.m16_tiles if config.cluster_split_k > 1 else 0
+    of_stage = stage_k_blocks(fmt, config) if kernel == A16 else 1
+
+    def of_warp(stages: int) -> int:
+        return pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source, of_stage)
 
     def size(stages: int) -> int:
-        pipelines = inbox + warp_split_k * pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source)
-        return table_bytes(fmt) + pipelines + quantized_bytes(kernel, source, tokens)
+        return table_bytes(fmt) + inbox + warp_split_k * of_warp(stages) + quantized_bytes(kernel, source, tokens)
 
     while size(stages) > limit:
         warp_split_k -= 1
@@ -214,9 +230,10 @@ def decode_template(
         "WARP_SPLIT_K": warp_split_k,
         "CLUSTER_SPLIT_K": config.cluster_split_k,
         "STAGES": stages,
+        "STAGE_K_BLOCKS": of_stage,
         "PREFETCH": config.prefetch,
         "BULK": int(sm >= BULK_COPIES),
-        "WARP_BYTES": pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source),
+        "WARP_BYTES": of_warp(stages),
         "INBOX_BYTES": inbox,
         "REDUCE_BYTES": 4 * warp_split_k * tokens * (16 * config.m16_tiles + REDUCE_PADDING),
     }
