@@ -113,6 +113,7 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     from qgemm.cuda import experts as of_experts
     from qgemm.cuda import grouped
     from qgemm.cuda.kernels import moe_prefill_sm80
+    from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
     from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS
     from qgemm.cuda.problem import gpu
 
@@ -125,8 +126,8 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
         ids, weights = cupy.asarray(rng.integers(-1, 5, (tokens, 2))), cupy.full((tokens, 2), 0.5, np.float32)
         roads = [(sm, 0), (moe_prefill_sm80.LEAST, 0)]
         if tokens == max(TOKENS_OF_EXPERTS):
-            roads += [(sm, tile) for tile in GROUPED_TOKENS[:2] if 90 <= sm < 100]
-            roads += [(moe_prefill_sm80.LEAST, tile) for tile in moe_prefill_sm80.TOKENS[:2]]
+            roads += [(sm, tile) for tile in (DECODE_TILE, *GROUPED_TOKENS[:2]) if 90 <= sm < 100]
+            roads += [(moe_prefill_sm80.LEAST, tile) for tile in (DECODE_TILE, *moe_prefill_sm80.TOKENS[:2])]
         for arch, tile in roads:
             kind = gpu(cupy.cuda.Device().id)._replace(sm=arch)
             with (
