@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.cuda.configs import read
-from qgemm.cuda.layout.tile import K_BLOCK, ROWS, columns, k_blocks, tile_dtype
+from qgemm.cuda.layout.tile import K_BLOCK, ROWS, columns, k_blocks, table_bytes, tile_dtype
 from qgemm.cuda.problem import Problem
 
 from .choices import fastest
@@ -127,15 +127,19 @@ def measured(fmt: Format, x: str) -> tuple[Measured, ...]:
 
 
 def nearest(fmt: Format) -> str:
-    """The tuned format whose tiles are most like this one's: of as many k_blocks, with or without a table, in size."""
+    """The tuned format whose tiles are most like this one's: in how levels are found, in k_blocks, in size."""
     facts: dict[str, tuple[int, bool, int]] = read(DATA)["tiles"]
     own = tile_facts(fmt)
     return min(facts, key=lambda name: [abs(a - b) for a, b in zip(facts[name], own, strict=True)])
 
 
 def tile_facts(fmt: Format) -> tuple[int, int, int]:
-    """k_blocks of a tile, whether codes are looked up in a table, and bytes of a k_block."""
-    return k_blocks(fmt), int(fmt.needs_table), tile_dtype(fmt).itemsize // k_blocks(fmt)
+    """How levels are found, k_blocks of a tile, and bytes of a k_block.
+
+    Levels: 0 computed, 1 looked up in a table of pairs, 2 points of a grid, which take most instructions.
+    """
+    levels = 2 if fmt.grid is not None else int(table_bytes(fmt) > 0)
+    return levels, k_blocks(fmt), tile_dtype(fmt).itemsize // k_blocks(fmt)
 
 
 def ranked(p: Problem) -> list[tuple[Sm90Config, float]]:
