@@ -96,8 +96,10 @@ class Format:
     stored_in_parts: a .gguf file holds each field, and the codebook, as a tensor of its own (files/gguf/parts.py).
     to_tile, from_tile: the words of codes of each field, uint32 [..., of a lane], side by side -> as they lie in a
     device tile, and back; None if they stay as they are. Their twins for kernels are in the format's header.
-    code_exponent: of codes that lie in a device tile as halves: these times 2^code_exponent are the levels. None where
-    kernels find integers, or indices of a codebook.
+    code_exponent: of codes that lie in a device tile as halves, or are looked up as such: these times 2^code_exponent
+    are the levels. None where kernels find integers, or indices of a tensor's own codebook.
+    pair_lookup: of four-bit codes of a fixed codebook, whether kernels look up two levels at a time, in a table in
+    shared memory; the codes of adjacent columns are a byte of a device tile.
     variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
     pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
     weighted: values [n, weights], their importance [n, weights] -> blocks [n], ggml's encoder for an importance matrix,
@@ -130,6 +132,7 @@ class Format:
     to_tile: Callable[[LaneWords], LaneWords] | None = None
     from_tile: Callable[[LaneWords], LaneWords] | None = None
     code_exponent: int | None = None
+    pair_lookup: bool = False
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
     weighted: Callable[[Floats, Floats], Blocks] | None = None

@@ -27,6 +27,7 @@ CODEBOOK = VALUES.astype(np.float32)
 CODEBOOK.flags.writeable = False
 LEAST = np.float32(1e-15)  # blocks with no larger magnitude are zeros to ggml
 STEPS = 7  # on either side
+PAIRED = (0, 2, 1, 3)  # of a lane's columns 2t, 2t + 8, 2t + 1, 2t + 9 of a row the nibble in a tile
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
@@ -97,11 +98,11 @@ def levels(blocks: Blocks) -> Levels:
 
 
 def to_tile(nibbles: LaneWords) -> LaneWords:
-    """Words of eight codes, two rows' in a byte -> a row's in each half."""
+    """Words of eight codes, two rows' in a byte -> a row's in each half, those of adjacent columns in a byte."""
     words = nibbles["qs"]
     tiled = np.zeros_like(words)
-    for j in range(4):
-        tiled |= (words >> 8 * j & 15) << 4 * j | (words >> 8 * j + 4 & 15) << 16 + 4 * j
+    for j, to in enumerate(PAIRED):
+        tiled |= (words >> 8 * j & 15) << 4 * to | (words >> 8 * j + 4 & 15) << 16 + 4 * to
     return {"qs": tiled}
 
 
@@ -109,12 +110,12 @@ def from_tile(words: LaneWords) -> LaneWords:
     """The inverse of `to_tile`."""
     tiled = words["qs"]
     nibbles = np.zeros_like(tiled)
-    for j in range(4):
-        nibbles |= (tiled >> 4 * j & 15) << 8 * j | (tiled >> 16 + 4 * j & 15) << 8 * j + 4
+    for j, at in enumerate(PAIRED):
+        nibbles |= (tiled >> 4 * at & 15) << 8 * j | (tiled >> 16 + 4 * at & 15) << 8 * j + 4
     return {"qs": nibbles}
 
 
 FORMAT = Format(
     "iq4_nl", 32, DTYPE, encode, levels, ggml_type=20, formula="d * codebook[q]", slots={"qs": HALVES},
-    codebook=CODEBOOK, weighted=encode, to_tile=to_tile, from_tile=from_tile,
+    codebook=CODEBOOK, weighted=encode, to_tile=to_tile, from_tile=from_tile, code_exponent=0, pair_lookup=True,
 )  # fmt: skip

@@ -92,4 +92,5 @@ def levels(blocks: Blocks) -> Levels:
 FORMAT = Format(
     "iq4_xs", 256, DTYPE, encode, levels, ggml_type=23, formula="d * sc * codebook[q]", slots=SLOTS,
     codebook=iq4_nl.CODEBOOK, weighted=encode, to_tile=iq4_nl.to_tile, from_tile=iq4_nl.from_tile,
+    code_exponent=0, pair_lookup=True,
 )  # fmt: skip

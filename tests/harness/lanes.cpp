@@ -92,7 +92,7 @@ struct Lanes {
                 [](const auto& k_block, int m16, int lane) { return k_block.owned(m16, lane); });
     }
     static void bytes(const Tile& tile, u8* out) {
-        if constexpr (Own::TABLE_BYTES == 0 || Own::OWNS_COLUMNS)
+        if constexpr (Own::CODES_ARE_LEVELS || Own::TABLE_BYTES == 0 || Own::OWNS_COLUMNS)
             for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int m16, int lane) {
                 for (int step = 0; step < K_BLOCK_STEPS; ++step) {
                     const Bytes found = Own::bytes(codes, step);

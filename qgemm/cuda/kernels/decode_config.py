@@ -106,10 +106,11 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
     With a table of levels, of them those that have the memory for it and two k_blocks a warp; the last serves all of
     which the GPU's shared memory holds one warp.
     """
-    table = CODEBOOK_DECODE_CONFIGS if fmt.needs_table else GRID_DECODE_CONFIGS if fmt.grid else DECODE_CONFIGS
     kind = tile_kind(fmt)
-    rows = [row for row in table if kernel in row.kernels and kind in row.tiles and tokens in row.tokens]
-    rows = [row for row in rows if row.least <= sm and (not row.whole_tiles or stage_k_blocks(fmt, row) > 1)]
+    table = {"codebook": CODEBOOK_DECODE_CONFIGS, "pairs": CODEBOOK_DECODE_CONFIGS, "grid": GRID_DECODE_CONFIGS}
+    rows = [row for row in table.get(kind, DECODE_CONFIGS) if kernel in row.kernels and kind in row.tiles]
+    rows = [row for row in rows if tokens in row.tokens and row.least <= sm]
+    rows = [row for row in rows if not row.whole_tiles or stage_k_blocks(fmt, row) > 1]
     rows = [row for row in rows if row.least == max(row.least for row in rows)]
     rows = [row for row in rows if one_warp_bytes(fmt, row, kernel, tokens) <= shared_limit(sm)]
 
@@ -123,10 +124,10 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
 
 
 def tile_kind(fmt: Format) -> str:
-    """What a choice of configs knows of a format: "codebook", "grid", "few_bits" (codes of up to 3), "super_blocks",
-    "bytes" (codes of 8 bits) or "blocks"."""
+    """What a choice of configs knows of a format: "codebook", "pairs" (`Format.pair_lookup`), "grid", "few_bits" (codes
+    of up to 3), "super_blocks", "bytes" (codes of 8 bits) or "blocks"."""
     if table_bytes(fmt):
-        return "codebook" if fmt.needs_table else "grid"
+        return "codebook" if fmt.needs_table else "pairs" if fmt.pair_lookup else "grid"
     if fmt.code_bits <= FEW_BITS:
         return "few_bits"
     return "super_blocks" if k_blocks(fmt) > 1 else "bytes" if fmt.code_bits == 8 else "blocks"

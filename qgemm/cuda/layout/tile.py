@@ -13,14 +13,13 @@ place everything:
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
   four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. A
   format may have its words changed once more (`Format.to_tile`): mxfp4, whose codes are floats, those whose codes are
-  signed bytes, those whose nibbles have one or two bits above them in another field, and iq4_nl.
+  signed bytes, those whose nibbles have one or two bits above them in another field, and iq4_nl (iq4_values.cuh).
 - Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
   g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
   an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
   K = 3 and 5 there is one more than fits: bits 30 and 31 of word b are its bits 2b and 2b + 1.
 - A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
   scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
-
 - Weights that are points of a grid have no such words (layout/grid.py), nor have digits to the base 3 (ternary.py).
 
 Behind the tiles of a matrix lie bounds of the magnitude of the weights of each row, by which the prefill kernel brings
@@ -267,7 +266,8 @@ def table(fmt: Format) -> Table | None:
 
 def table_bytes(fmt: Format) -> int:
     """Shared memory that a kernel keeps for the table of a format's levels."""
-    found = table(fmt) if fmt.grid is None else grid.table(fmt.grid)
+    pairs = Table(8, 4, BANKS // 4) if fmt.pair_lookup else table(fmt)
+    found = pairs if fmt.grid is None else grid.table(fmt.grid)
     return 0 if found is None else found.nbytes
 
 
