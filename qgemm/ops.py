@@ -81,8 +81,8 @@ def matmul(
     codes block by block. Where ggml's float16 scales and sums would leave their normal range, those of x keep as
     many bits beyond it: finite y comes of any finite x; blocks of x below 3.7e-37 count as zero. On the CPU more
     than 64 rows are decoded again and multiplied as floats, which is faster. "a8_g128" and "a8_g256" round both
-    factors to eight bits, x in groups of 128 or 256 columns and w in 256 of a row, for the int8 tensor cores of
-    sm_90: about 1% off, and faster than "a16" in few cases alone, which docs/kernels/eight_bits.md names. The
+    factors to eight bits, x in groups of 128 or 256 columns and w in 256 of a row, for int8 tensor cores (sm_80 and
+    later): about 1% off, and faster than "a16" in few cases alone, which docs/kernels/eight_bits.md names. The
     default is "a16", for prepared activations theirs.
     bias [N], residual [..., N] of y's shape: added to y, any float dtype, on x's device. The residual may be `out`.
     out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32; NumPy's, torch's

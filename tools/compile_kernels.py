@@ -43,6 +43,7 @@ from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
 from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
+from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
 from qgemm.cuda.kernels.routes import common_variants, variants
@@ -60,11 +61,11 @@ BY_TURNS = (
     "float",
 )  # fmt: skip
 CONFIGS_BY_TURNS = 2
-OF_EXPERTS = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name)
+ALIKE = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, PREFILL_SM80_EIGHT_BITS.name)
 REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of families, which FORMATS does not list
 FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 8, 16  # one unit of so many: where registers are judged, and elsewhere
-NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name)  # on no architecture, but for
+NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name, PREFILL_SM80_EIGHT_BITS.name)  # on no architecture, but for
 SPILLED_BY_GRIDS = 52  # bytes at most, there: points come from global memory, and their addresses take registers
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
@@ -95,8 +96,8 @@ def by_turns(kernel: str, kind: str) -> bool:
 
 
 def shares_a_main_loop(unit: Unit) -> bool:
-    """Whether a kernel of experts of a family's format is not compiled beside those whose main loop it has."""
-    return unit.arch != TUNED and FORMATS[unit.format].family and unit.kernel in OF_EXPERTS
+    """Whether a kernel of a family's format is not compiled beside those that ask the same of the format."""
+    return unit.arch != TUNED and FORMATS[unit.format].family and unit.kernel in ALIKE
 
 
 def elsewhere(name: str, arch: str) -> bool:

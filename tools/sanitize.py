@@ -42,7 +42,7 @@ def work(tool: str, formats: list[str], families: list[str]) -> None:
             clusters(random_tensor(fmt, (72, 5 * SUPER_BLOCK), rng).to_device(), rng, sm)
         if "experts" in families:
             experts(fmt, rng, sm)
-        if "eight_bits" in families and fmt.integer and 90 <= sm < 100:
+        if "eight_bits" in families and fmt.integer:
             eight_bits(random_tensor(fmt, (72 + 64, 5 * SUPER_BLOCK), rng).to_device(), rng, sm)
     if "products" in families:
         products(tool, formats)
@@ -76,12 +76,14 @@ def clusters(w: Any, rng: Any, sm: int) -> None:
 
 
 def eight_bits(w: Any, rng: Any, sm: int) -> None:
-    """Products of eight bits of both factors, groups of both sizes, by every config that can serve them."""
+    """Products of eight bits of both factors, groups of both sizes, by every config of each kernel of this GPU."""
     import cupy
     import numpy as np
 
     import qgemm
     from qgemm.codec.group_activations import GROUPS
+    from qgemm.cuda.kernels.prefill_sm80 import Plan
+    from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
     from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
     from qgemm.cuda.problem import EIGHT_BITS, Output, Problem, gpu
 
@@ -92,9 +94,12 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     for kind in GROUPS:
         prepared = qgemm.quantize_activations(x, kind)
         p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
-        for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p):
-            launch = PREFILL_SM90_EIGHT_BITS.launch(p, config)
-            launch(stream, prepared.pointer, w.pointer, y.data.ptr, bias.data.ptr, 0)
+        by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
+        runs = [(PREFILL_SM80_EIGHT_BITS, plan) for plan in by_mma]
+        if PREFILL_SM90_EIGHT_BITS.takes(p):
+            runs += [(PREFILL_SM90_EIGHT_BITS, config) for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p)]
+        for kernel, plan in runs:
+            kernel.launch(p, plan)(stream, prepared.pointer, w.pointer, y.data.ptr, bias.data.ptr, 0)
         y.get()
     print(f"{w.format}, eight bits: done", flush=True)
 

@@ -2,8 +2,8 @@
 // templates over it.
 //
 // A CTA owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of split_k slices of K. A k_iter is
-// WARP_SPLIT_K k_blocks; a warp owns M16_TILES groups of 16 rows and one k_block of every k_iter.
-// Config: Format, KBlock, K_BLOCKS; In, Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (2, 4), WARP_SPLIT_K,
+// K_ITER k_blocks, one for each warp along K; a warp owns M16_TILES groups of 16 rows and one k_block of every k_iter.
+// Config: Format, KBlock, K_BLOCKS; In, Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (1, 2, 4), WARP_SPLIT_K,
 // STAGES (at least 3), MAX_SPLIT_K, EPI_TILE (tokens reduced and stored at a time); of shared memory: TOKEN_BYTES (a
 // token's share of a k_block of x), REDUCE_BYTES, SMEM_BYTES (all of it).
 #pragma once
@@ -17,7 +17,7 @@ template <class Base>
 struct Sm80 : TileConfig<Base> {
     using Base::TOKENS, Base::ROW_BLOCKS, Base::M16_TILES, Base::WARP_SPLIT_K;
 
-    static constexpr int ROWS = ROW_BLOCKS * TILE_ROWS;
+    static constexpr int ROWS = ROW_BLOCKS * TILE_ROWS, K_ITER = WARP_SPLIT_K;
     static constexpr int ROW_WARPS = ROW_BLOCKS * WARPS / M16_TILES;  // warps that share a k_block
     static constexpr int THREADS = 32 * ROW_WARPS * WARP_SPLIT_K;
     static constexpr int COLUMN_TILES = TOKENS / 8;
@@ -37,7 +37,7 @@ struct CtaTile {
         const int token_tiles = (m + Config::TOKENS - 1) / Config::TOKENS;
         first_row = i64(tile / token_tiles) * Config::ROWS, first_token = tile % token_tiles * Config::TOKENS;
         k_blocks = int((k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS) * Config::K_BLOCKS;
-        const i64 k_iters = (k_blocks + Config::WARP_SPLIT_K - 1) / Config::WARP_SPLIT_K;
+        const i64 k_iters = (k_blocks + Config::K_ITER - 1) / Config::K_ITER;
         first = int(k_iters * cta_k / split_k), end = int(k_iters * (cta_k + 1) / split_k);
     }
     // Rows from `first_row` on, tokens from `first_token` to m, all of K.

@@ -70,10 +70,9 @@ struct WeightLoader {
 
 // Starts to fill all stages but one. Weights never change: the first are under way before the kernels that write x are
 // done. prepare() runs meanwhile.
-template <class Config, class XLoader, class Prepare>
-__device__ inline void fill_stages(WeightLoader<Config>& w_loader, XLoader& x_loader, u32 stage_bytes,
-                                   Prepare prepare) {
-    constexpr int EARLY = 2;
+template <template <class> class WLoader, class Config, class XLoader, class Prepare>
+__device__ inline void fill_stages(WLoader<Config>& w_loader, XLoader& x_loader, u32 stage_bytes, Prepare prepare) {
+    constexpr int EARLY = Config::STAGES > 2 ? 2 : 1;
     for (int i = 0; i < EARLY; ++i) w_loader.load(i * stage_bytes);
     prepare();
     griddepcontrol_launch_dependents();

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "../ptx/wgmma_s8.cuh"
-#include "eight_bit_scales.cuh"
+#include "../eight_bit_scales.cuh"
 #include "eight_bits.cuh"
 
 namespace qgemm {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from eight_bit_codes import codes_of, of_units
 from helpers import cupy, guarded, normal, random_tensor
 from strategies import INTEGER, each
 
 import qgemm
-from qgemm.codec.eight_bits import COLUMNS, EightBits, eight_bits
 from qgemm.codec.error_bound import a8_g128_exact, excess
 from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.kernels import prefill_sm90_eight_bits as prefill
@@ -24,9 +24,6 @@ KIND_OF = {group: kind for kind, group in GROUPS.items()}  # by columns that sha
 every_kind = pytest.mark.parametrize("kind", GROUPS)
 # A code, scale and minimum of each kind; the host harness has the codes of more (tests/test_operand_a.py).
 FORMATS = [fmt for fmt in INTEGER if fmt.name in ("q4_0", "q5_1", "q8_0", "q2_k", "q4_k", "q6_k", "mxfp4", "iq2_xs")]
-# Units that a code is off beside half a unit: with minimums what 11 bits lose of ratios times codes, of offsets and of
-# their sums; without, of the ratio, a multiple of 1 / zero, half of one times a level that is at most the zero.
-ROUNDINGS = {True: (256 + 256 + 128) * 2.0**-11, False: 0.5 + 2.0**-10}
 
 
 def on_sm_90() -> bool:
@@ -35,18 +32,8 @@ def on_sm_90() -> bool:
 
 
 def of_kernel(w, on_device):
-    """The codes that the kernel multiplies, by products with columns of the identity: each is 127 times a code."""
-    k = w.shape[1]
-    found = eight_bits(w.format, w.blocks, k)
-    scale = found.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
-    y = qgemm.matmul(cupy().eye(k, dtype=np.float32), on_device, KIND).get().T.astype(np.float64)
-    codes = np.divide(y, scale, out=np.zeros_like(y), where=scale > 0)
-    np.testing.assert_allclose(codes, np.rint(codes), atol=1e-3)
-    off = np.abs(np.rint(codes) * scale - w.dequantize(np.float64))
-    minimum = w.format.decode_levels(w.blocks.reshape(-1)).zeros_as_minimums().minimum
-    assert (off <= (0.5 + ROUNDINGS[minimum is not None]) * scale).all()
-    assert np.abs(np.rint(codes)).max() <= 127
-    return EightBits(np.rint(codes).astype(np.int8), found.scale)
+    """The codes that the kernel multiplies."""
+    return codes_of(w, qgemm.matmul(cupy().eye(w.shape[1], dtype=np.float32), on_device, KIND).get())
 
 
 @every_kind
@@ -107,19 +94,29 @@ def test_every_config(fmt, row, monkeypatch):
             assert excess(y.get().astype(np.float64), want, 2 * near) <= 1
 
 
-def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
+@every_kind
+def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity(kind):
     w = random_tensor(qgemm.FORMATS["q4_0"], 150, 512, np.random.default_rng(1))
     x = normal(140, 512)
-    want = qgemm.matmul(cupy().asarray(x), w.to_device(), KIND).get()
+    want = qgemm.matmul(cupy().asarray(x), w.to_device(), kind).get()
     x[1, 7], x[133, 200] = np.nan, -np.inf
     blocks = w.blocks.copy()
     blocks["d"][3, 2], blocks["d"][140, 0] = np.nan, np.inf
     broken = qgemm.Tensor(w.format, w.shape, blocks).to_device()
-    y = qgemm.matmul(cupy().asarray(x), broken, KIND).get()
+    y = qgemm.matmul(cupy().asarray(x), broken, kind).get()
     lost = np.zeros(y.shape, bool)
     lost[[1, 133]] = lost[:, [3, 140]] = True
     np.testing.assert_array_equal(np.isnan(y), lost)
     np.testing.assert_array_equal(y[~lost], want[~lost])
+
+
+@every_kind
+def test_integers_are_exact_to_the_ends_of_int8(kind):
+    """Where scales are 1: bit for bit the product on the CPU."""
+    x, w = of_units(300, 330, 1120, np.random.default_rng(5))
+    want = qgemm.matmul(x, w, kind)
+    assert want[0, 0] == -want[1, 0] == -1120 * 127**2
+    np.testing.assert_array_equal(qgemm.matmul(cupy().asarray(x), w.to_device(), kind).get(), want)
 
 
 @every_kind

@@ -7,9 +7,11 @@ from functools import cache
 import helpers
 import numpy as np
 
-from qgemm.cuda.jit.twins import Products, Types
-from qgemm.cuda.kernels import decode, prefill_sm80
+from qgemm.codec.group_activations import GROUPS
+from qgemm.cuda.jit.twins import EpilogueArguments, Products, Types
+from qgemm.cuda.kernels import decode, prefill_sm80, prefill_sm80_eight_bits
 from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template, gated_config
+from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
 
 from . import Kernel, check_guards, device_array, to_device
@@ -44,6 +46,43 @@ def run_prefill(fmt, name, source, x, w, m, split_k):
     packed = to_device(tiles.pack(fmt, w.blocks))
     made(count * split_k, config.threads, packed, to_device(x), y, partials, counters, n, k, m, split_k, *factors)
     assert not counters.any()
+    return y
+
+
+def in_groups(blocks, group):
+    """Blocks [M, K / 32] of codec/group_activations.py as the bytes of layout/group_activations.py."""
+    (m, count), weights = blocks.shape, blocks["qs"].shape[2]
+    rows, columns = group_activations.rows_of(m), group_activations.columns_of(count * weights)
+    codes, scales = np.zeros((rows, columns), np.int8), np.zeros((columns // group, rows), np.float32)
+    codes[:m, : count * weights] = blocks["qs"].reshape(m, -1)
+    of_group = blocks["d"][:, :: group // weights].T
+    scales[: len(of_group), :m] = of_group
+    parts = (part.reshape(-1, 16)[:, group_activations.ORDER] for part in (codes, scales))
+    return np.concatenate([part.view(np.uint8).reshape(-1) for part in map(np.ascontiguousarray, parts)])
+
+
+def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=None, residual=None, backwards=False):
+    """y [m, n] by a config of prefill_sm80_eight_bits, of prepared blocks [m, K / 32]; what is beside y stays."""
+    fmt, (n, k), m, group = w.format, w.shape, len(blocks), GROUPS[kind]
+    some = prefill_sm80_eight_bits.measured()[config]
+    template = prefill_sm80_eight_bits.template(fmt, some, group, SM)
+    count = prefill_sm80.tiles_of(some, n, m)
+    y, counters = device_array((m, n), helpers.float_dtype(out)), device_array(count, np.uint32)
+    y.view(np.uint8)[...] = 0xFF  # NaN
+    partials = device_array(count * split_k * some.row_blocks * tiles.ROWS * some.tokens, np.float32)
+    added = [None if array is None else to_device(array) for array in (bias, residual)]
+    names = ("" if array is None else array.dtype.name for array in (bias, residual))
+    epilogue = EpilogueArguments(types=Types.of(out, *names))
+    epilogue.arrays.y = y.ctypes.data
+    for name, array in zip(("bias", "residual"), added, strict=True):
+        if array is not None:
+            setattr(epilogue.arrays, name, array.ctypes.data)
+    packed, given = to_device(tiles.pack(fmt, w.blocks)), to_device(in_groups(blocks, group))
+    sizes = n, k, m, group_activations.rows_of(m), split_k
+    made = kernel(prefill_sm80_eight_bits.NAME, fmt, **template)
+    made(count * split_k, some.threads, packed, given, epilogue, partials, counters, *sizes, backwards=backwards)
+    assert not counters.any()
+    check_guards(y)
     return y
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from math import inf
 from typing import NamedTuple
@@ -79,18 +79,28 @@ def sm80_configs_for(kernel: str, fmt: Format, sm: int) -> tuple[Sm80Config, ...
 
 def ranked(kernel: str, p: Problem) -> list[tuple[Plan, float]]:
     """Every plan and its predicted us, the fastest first."""
-    times = ((plan, predicted(p, plan, p.m)) for plan in plans(kernel, p))
-    return sorted((pair for pair in times if pair[1] < inf), key=lambda pair: pair[1])
+    return ranked_plans(p, sm80_configs_for(kernel, p.format, p.sm))
 
 
 def chosen(kernel: str, p: Problem, rows: Sequence[int]) -> list[Plan]:
     """The plans that are chosen for any of these numbers of rows of x."""
-    return fastest(((plan, plan.config.tokens, partial(predicted, p, plan)) for plan in plans(kernel, p)), rows)
+    return chosen_plans(p, sm80_configs_for(kernel, p.format, p.sm), rows)
 
 
-def plans(kernel: str, p: Problem) -> Iterator[Plan]:
-    """Every config of a problem's format and GPU, with every number of CTAs along K."""
-    for config in sm80_configs_for(kernel, p.format, p.sm):
+def ranked_plans(p: Problem, configs: Iterable[Sm80Config]) -> list[tuple[Plan, float]]:
+    """The same of some configs."""
+    times = ((plan, predicted(p, plan, p.m)) for plan in plans(configs))
+    return sorted((pair for pair in times if pair[1] < inf), key=lambda pair: pair[1])
+
+
+def chosen_plans(p: Problem, configs: Iterable[Sm80Config], rows: Sequence[int]) -> list[Plan]:
+    """The same of some configs."""
+    return fastest(((plan, plan.config.tokens, partial(predicted, p, plan)) for plan in plans(configs)), rows)
+
+
+def plans(configs: Iterable[Sm80Config]) -> Iterator[Plan]:
+    """Configs with every number of CTAs along K."""
+    for config in configs:
         yield from (Plan(config, split_k) for split_k in range(1, MAX_SPLIT_K + 1))
 
 
@@ -166,22 +176,34 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
         pointers,
         len(pointers),
     )
-    partials_of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
     if split_k == 1:
 
         def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
             made(stream, w, x, y, 0, 0)
 
         return run
-    # Partials in float32, and a counter of arrivals for each tile. Powers of two: few sizes, since each stays.
-    partials, counters = (4 << size.bit_length() for size in (count * split_k * partials_of_tile, count))
+    memory = reduction_memory(p.device, plan, count)
 
     def run_split(stream: int, x: int, w: int, y: int, *_: int) -> None:
-        shared = workspace(p.device, stream, "sm80 partials", partials).pointer
-        arrived = workspace(p.device, stream, "sm80 counters", counters).pointer
-        made(stream, w, x, y, shared, arrived)
+        made(stream, w, x, y, *memory(stream))
 
     return run_split
+
+
+def reduction_memory(device: int, plan: Plan, count: int) -> Callable[[int], tuple[int, int]]:
+    """What gives, for a stream, the partials in float32 of a plan's split tiles and a counter of arrivals of each."""
+    (config, split_k), none = plan, (0, 0)
+    if split_k == 1:
+        return lambda stream: none
+    of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
+    # Powers of two: few sizes, since each stays.
+    partials, counters = (4 << size.bit_length() for size in (count * split_k * of_tile, count))
+
+    def memory(stream: int) -> tuple[int, int]:
+        shared = workspace(device, stream, "sm80 partials", partials).pointer
+        return shared, workspace(device, stream, "sm80 counters", counters).pointer
+
+    return memory
 
 
 MAX_EXPONENT = 126  # beyond it the factor is no float32

@@ -24,6 +24,8 @@ from .moe_prefill_sm80 import TOKENS as EXPERT_TOKENS
 from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
 from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
+from .prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
+from .prefill_sm80_eight_bits import measured as sm80_eight_bit_configs
 from .prefill_sm90 import PREFILL_SM90
 from .prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS, tokens_of
 from .sm90_cost import TOKENS
@@ -36,6 +38,7 @@ MMA_TOKENS, A8_TOKENS = (
     tuple(sorted({sm80.tokens for sm80 in prefill_sm80.SM80_CONFIGS if sm80.kernel == kernel.name}))
     for kernel in (PREFILL_SM80, PREFILL_SM80_A8)
 )
+EIGHT_BIT_TOKENS = tuple(sorted({config.tokens for config in sm80_eight_bit_configs()}))
 MAX_LAUNCHES = 1024  # kept
 LARGE = 4096  # rows of x that no kernel for few takes
 TYPE_NAMES = tuple(C_TYPES)
@@ -123,6 +126,10 @@ ROUTES = (
     Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM90_EIGHT_BITS, ("a8_g128",), TYPES, ANY, 90, 100, INTEGER, tokens_of("a8_g128"), "wgmma of bytes"),
     Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 90, 100, INTEGER, tokens_of("a8_g256"), "half the scales"),
+    Route(PREFILL_SM80_EIGHT_BITS, ("a8_g128",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
+    Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "half the scales"),
+    Route(PREFILL_SM80_EIGHT_BITS, ("a8_g128",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
+    Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "half the scales"),
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),

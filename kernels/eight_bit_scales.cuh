@@ -8,8 +8,8 @@
 // WeightPipeline of smem.cuh.
 #pragma once
 
-#include "../dequantize.cuh"
-#include "../tile_config.cuh"
+#include "dequantize.cuh"
+#include "tile_config.cuh"
 #include "eight_bit_layout.cuh"
 
 namespace qgemm {

@@ -1,0 +1,144 @@
+"""prefill_sm80_eight_bits: products of eight bits on int8 tensor cores by mma.sync (sm_80 and later)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+from qgemm.codec.eight_bits import COLUMNS, level_range
+from qgemm.codec.format import Format
+from qgemm.codec.group_activations import GROUPS
+from qgemm.cuda.configs import read
+from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.jit.load import load
+from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
+from qgemm.cuda.layout import group_activations
+from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import EIGHT_BITS, Problem
+
+from .decode_config import shared_limit
+from .kernel import Kernel, Launchable
+from .prefill_sm80 import (
+    EPI_TILE,
+    MAX_SPLIT_K,
+    Plan,
+    Sm80Config,
+    chosen_plans,
+    ranked_plans,
+    reduce_bytes,
+    reduction_memory,
+    tiles_of,
+)
+
+NAME = "prefill_sm80_eight_bits"
+MIN_STAGES, MAX_STAGES = 2, 4  # of COLUMNS, at least and at most
+X_ROW_BYTES = COLUMNS + 16  # of a token in a stage; padded, see EightBitStage in kernels/sm80/eight_bits.cuh
+
+
+class Pointers(ctypes.Structure):
+    """What changes from call to call."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("w", "x", "partials", "counters")),
+        ("epilogue", EpilogueArguments),
+    ]
+
+
+@cache
+def measured() -> tuple[Sm80Config, ...]:
+    """The configs, of a warp along K, the same for all formats and both groups."""
+    return tuple(
+        Sm80Config(NAME, tokens, row_blocks, m16_tiles, 1, us)
+        for tokens, row_blocks, m16_tiles, us in read(NAME)["configs"]
+    )
+
+
+def shared_bytes(fmt: Format, config: Sm80Config, group: int, stages: int) -> int:
+    """Shared memory of a CTA: EightBitStage of kernels/sm80/eight_bits.cuh; the reduction aliases it at the end."""
+    weights = config.row_blocks * COLUMNS // tiles.columns(fmt) * tiles.tile_dtype(fmt).itemsize
+    x = config.tokens * (X_ROW_BYTES + COLUMNS // group * group_activations.SCALE)
+    return max(stages * (weights + x), reduce_bytes(config))
+
+
+def template(fmt: Format, config: Sm80Config, group: int, sm: int) -> Template:
+    """What the kernel is compiled with: as many stages as fit."""
+    stages = max(
+        n for n in range(MIN_STAGES, MAX_STAGES + 1) if shared_bytes(fmt, config, group, n) <= shared_limit(sm)
+    )
+    least, greatest = level_range(fmt)
+    return {
+        "TOKENS": config.tokens,
+        "ROW_BLOCKS": config.row_blocks,
+        "M16_TILES": config.m16_tiles,
+        "WARP_SPLIT_K": config.warp_split_k,
+        "STAGES": stages,
+        "EPI_TILE": min(config.tokens, EPI_TILE),
+        "REDUCE_BYTES": reduce_bytes(config),
+        "SMEM_BYTES": shared_bytes(fmt, config, group, stages),
+        "MAX_SPLIT_K": MAX_SPLIT_K,
+        "X_ROW_BYTES": X_ROW_BYTES,
+        "X_GROUP": group,
+        "LEAST_LEVEL": int(least),
+        "GREATEST_LEVEL": int(greatest),
+    }
+
+
+def fitting(p: Problem) -> list[Sm80Config]:
+    """The configs of which MIN_STAGES fit into the shared memory of the problem's GPU."""
+    limit, group = shared_limit(p.sm), GROUPS[p.activation]
+    return [config for config in measured() if shared_bytes(p.format, config, group, MIN_STAGES) <= limit]
+
+
+def launch(p: Problem, plan: Plan) -> Launchable:
+    """The launch for every matrix of this shape and format and M rows of x."""
+    config, split_k = plan
+    constants, count, (output,) = _template(p, plan), tiles_of(config, p.n, p.m), p.outputs
+    pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
+    w, x, partials, counters = (
+        ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
+        for name in ("w", "x", "partials", "counters")
+    )
+    rows = ctypes.c_int(group_activations.rows_of(p.m))
+    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), rows, ctypes.c_int(split_k)
+    made = Launch(
+        load(NAME, p.format, **constants),
+        count * split_k,
+        config.threads,
+        int(constants["SMEM_BYTES"]),
+        (w, x, pointers.epilogue, partials, counters, *sizes),
+        pointers,
+        4 + len(Outputs._fields_),
+    ).enter
+    memory = reduction_memory(p.device, plan, count)
+
+    def enter(stream: int, x: int, w: int, *of_y: int) -> None:
+        made(stream, w, x, *memory(stream), *of_y)
+
+    return enter
+
+
+def takes(p: Problem) -> bool:
+    """Any number of rows of x, in eight bits."""
+    return p.format.tiled and p.format.integer and p.x == EIGHT_BITS and p.sm >= 80
+
+
+def ranked(p: Problem) -> list[tuple[Plan, float]]:
+    """Every plan and its predicted us, the fastest first."""
+    return ranked_plans(p, fitting(p))
+
+
+def chosen(p: Problem, rows: Sequence[int]) -> list[Plan]:
+    """The plans that are chosen for any of these numbers of rows of x."""
+    return chosen_plans(p, fitting(p), rows)
+
+
+def _template(p: Problem, plan: Plan) -> Template:
+    return template(p.format, plan.config, GROUPS[p.activation], p.sm)
+
+
+PREFILL_SM80_EIGHT_BITS = Kernel(
+    NAME, takes, lambda p: [Plan(config) for config in fitting(p)], ranked, chosen, _template, launch,
+    reads=lambda p: (EIGHT_BITS,), adds=True,
+)  # fmt: skip

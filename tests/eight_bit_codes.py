@@ -1,0 +1,40 @@
+"""For tests of eight-bit kernels: the codes that one makes of W, and operands whose products are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import qgemm
+from qgemm.codec.eight_bits import COLUMNS, EightBits, eight_bits
+
+# Units that a code is off beside half a unit: with minimums what 11 bits lose of ratios times codes, of offsets and of
+# their sums; without, of the ratio, a multiple of 1 / zero, half of one times a level that is at most the zero.
+ROUNDINGS = {True: (256 + 256 + 128) * 2.0**-11, False: 0.5 + 2.0**-10}
+
+
+def codes_of(w: qgemm.Tensor, y: np.ndarray) -> EightBits:
+    """y [K, N]: the kernel's product of the identity [K, K], whose columns are 127 times a code each, and W.
+
+    AssertionError unless codes are whole, at most 127, and within half a unit and ROUNDINGS of the weights.
+    """
+    k = w.shape[1]
+    known = eight_bits(w.format, w.blocks, k)
+    scale = known.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
+    found = np.divide(y.T.astype(np.float64), scale, out=np.zeros(w.shape), where=scale > 0)
+    codes = np.rint(found)
+    np.testing.assert_allclose(found, codes, atol=1e-3)
+    minimum = w.format.decode_levels(w.blocks.reshape(-1)).zeros_as_minimums().minimum
+    assert (np.abs(codes * scale - w.dequantize(np.float64)) <= (0.5 + ROUNDINGS[minimum is not None]) * scale).all()
+    assert np.abs(codes).max() <= 127
+    return EightBits(codes.astype(np.int8), known.scale)
+
+
+def of_units(m: int, n: int, k: int, rng: np.random.Generator) -> tuple[np.ndarray, qgemm.Tensor]:
+    """x [m, k] and W [n, k] in q4_0 whose scales are 1: codes and sums are integers, the ends of int8 among them."""
+    blocks = qgemm.quantize(np.ones((n, k), np.float32), "q4_0").blocks.copy()
+    blocks["d"], blocks["qs"] = 127 / 8, rng.integers(0, 256, blocks["qs"].shape)
+    blocks["qs"][:, ::4, 0] &= 0xF0  # a code 0, the weight -127, in each 128 columns
+    blocks["qs"][0] = 0
+    x = rng.integers(-127, 128, (m, k)).astype(np.float32)
+    x[:, ::64], x[0], x[1] = 127, 127, -127
+    return x, qgemm.Tensor("q4_0", (n, k), blocks)
