@@ -109,16 +109,18 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
                             qgemm::i64 n, qgemm::i64 k, int m, int x_rows, int split_k) {
     using namespace qgemm;
     constexpr int STAGES = Prefill::STAGES;
+    using Format = Prefill::TileFormat;
     using Stages = EightBitStage<Prefill>[STAGES];
-    static_assert(smem_bytes(sizeof(Stages), sizeof(ReduceSmem<Prefill>)) == Prefill::SMEM_BYTES,
+    static_assert(smem_bytes(Format::TABLE_BYTES + sizeof(Stages), sizeof(ReduceSmem<Prefill>)) == Prefill::SMEM_BYTES,
                   "shared memory differs from what the host asks for");
     extern __shared__ __align__(128) unsigned char memory[];
-    auto& stages = *reinterpret_cast<Stages*>(memory);
+    auto& stages = *reinterpret_cast<Stages*>(memory + Format::TABLE_BYTES);
     const WarpCoord<Prefill> coord;
     const CtaTile<Prefill> p(n, k, m, split_k);
     TileLoader<Prefill> w_loader(stages[0], tiles, p);
     EightBitXLoader<Prefill> x_loader(stages[0], x, x_rows, p);
-    fill_stages(w_loader, x_loader, sizeof(stages[0]), [] {});
+    fill_stages(w_loader, x_loader, sizeof(stages[0]),
+                [] { share_table<Format, half, Prefill::THREADS>(Format::CODE_EXPONENT); });
 
     Prefill::WarpAcc acc = {};
     int stage = 0, free = STAGES - 1;

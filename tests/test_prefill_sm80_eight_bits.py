@@ -10,7 +10,7 @@ import pytest
 from eight_bit_codes import codes_of, of_units
 from harness.products import run_eight_bits
 from helpers import normal, random_tensor
-from strategies import EVERY_INTEGER, INTEGER, each
+from strategies import CODES, each
 
 import qgemm
 from qgemm.codec.error_bound import a8_g128_exact, excess
@@ -21,9 +21,11 @@ from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.decode_config import shared_limit
 from qgemm.cuda.kernels.prefill_sm80 import WAVES, tiles_of
 from qgemm.cuda.problem import EIGHT_BITS, TYPES, Problem
+from qgemm.formats import format_of
 
-# A code, scale and minimum of each kind; the harness has the codes of all formats (tests/test_operand_a.py).
-SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq2_xs", "u8_g256")
+# A code, scale and minimum of each kind, and both kinds of tables; the harness has the codes of all formats
+# (tests/test_operand_a.py).
+SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq4_nl", "iq2_xs", "u8_g256")
 every_kind = pytest.mark.parametrize("kind", GROUPS)
 
 
@@ -34,7 +36,7 @@ def prepared(x, kind):
 
 @pytest.mark.compiles
 @harness.needs_compiler
-@each([fmt for fmt in EVERY_INTEGER if fmt.name in SOME])
+@each([format_of(name) for name in SOME])
 def test_products_are_the_formula_in_exact_integers(fmt):
     """N, K and M that end inside a tile, a stage and a token tile; integers are of the kernel's codes of W."""
     kind = list(GROUPS)[SOME.index(fmt.name) % 2]
@@ -94,7 +96,7 @@ def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity(kind):
 
 
 @every_kind
-@each(INTEGER)
+@each(CODES)
 @pytest.mark.parametrize("sm", [80, 86, 89, 100, 120])
 def test_a_plan_for_every_product(fmt, sm, kind):
     """It fits the GPU's shared memory, and does not keep more sums of split_k than it may."""

@@ -235,7 +235,9 @@ def test_configs_are_timed(x, monkeypatch):
     monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
     tried = [config for config in tune_sm90.candidates(fmt, 20) if config.wg_split_k == 1]
-    row = tune_sm90.measure(fmt, (512, 512), 20, x, tried, 1)
+    stream = cupy().cuda.Stream(non_blocking=True)
+    w = gpu_bench.matrix(stream, fmt, (512, 512), np.random.default_rng(0), gpu_bench.ROTATE)
+    row = tune_sm90.measure(stream, w, fmt, (512, 512), 20, x, tried, 1)
     assert row["before"] in row["us"]
     assert {fit_sm90.key(config) for config in tried} <= set(row["us"])
     assert min(row["us"].values()) > 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
 from helpers import cupy, guarded, normal, random_tensor
-from strategies import INTEGER, each
+from strategies import each
 
 import qgemm
 from qgemm.codec.error_bound import a8_g128_exact, excess
@@ -22,8 +22,10 @@ pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_9
 KIND = "a8_g128"
 KIND_OF = {group: kind for kind, group in GROUPS.items()}  # by columns that share a scale of x
 every_kind = pytest.mark.parametrize("kind", GROUPS)
-# A code, scale and minimum of each kind; the host harness has the codes of more (tests/test_operand_a.py).
-FORMATS = [fmt for fmt in INTEGER if fmt.name in ("q4_0", "q5_1", "q8_0", "q2_k", "q4_k", "q6_k", "mxfp4", "iq2_xs")]
+# A code, scale and minimum of each kind, and both kinds of tables; the host harness has the codes of more
+# (tests/test_operand_a.py).
+SOME = ("q4_0", "q5_1", "q8_0", "q2_k", "q4_k", "q6_k", "mxfp4", "iq4_xs", "iq2_xs")
+FORMATS = [qgemm.FORMATS[name] for name in SOME]
 
 
 def on_sm_90() -> bool:
@@ -55,7 +57,7 @@ def test_products_are_the_formula_in_exact_integers(fmt, n, k, kind):
         assert excess(got[1:-1].astype(np.float64), want, 2 * near) <= 1
 
 
-@each([fmt for fmt in INTEGER if fmt.name in ("q4_0", "q4_k")])
+@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
 @pytest.mark.parametrize(
     "row", prefill.measured(), ids=lambda row: f"{row.config}_{row.config.x_scale}".replace(" ", "_")
 )

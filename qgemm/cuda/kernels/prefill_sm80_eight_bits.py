@@ -56,10 +56,13 @@ def measured() -> tuple[Sm80Config, ...]:
 
 
 def shared_bytes(fmt: Format, config: Sm80Config, group: int, stages: int) -> int:
-    """Shared memory of a CTA: EightBitStage of kernels/sm80/eight_bits.cuh; the reduction aliases it at the end."""
+    """Shared memory of a CTA: the table of levels, and EightBitStage of kernels/sm80/eight_bits.cuh for each stage.
+
+    The reduction takes their place at the end.
+    """
     weights = config.row_blocks * COLUMNS // tiles.columns(fmt) * tiles.tile_dtype(fmt).itemsize
     x = config.tokens * (X_ROW_BYTES + COLUMNS // group * group_activations.SCALE)
-    return max(stages * (weights + x), reduce_bytes(config))
+    return max(tiles.table_bytes(fmt) + stages * (weights + x), reduce_bytes(config))
 
 
 def template(fmt: Format, config: Sm80Config, group: int, sm: int) -> Template:
