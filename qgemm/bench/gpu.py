@@ -21,6 +21,7 @@ from tqdm import tqdm
 from qgemm.arguments import Activation
 from qgemm.backend import backends
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.problem import Problem
 from qgemm.cuda.tensor import DeviceTensor
@@ -39,7 +40,8 @@ DEQUANTIZE_M = (1, 16, 64)
 ROTATE = 300_000_000  # bytes of weights that a loop reads at least: several L2 caches
 BASE_ROWS = 512  # rows drawn and packed on the host; a large matrix repeats them
 SAMPLE = 256  # outputs of each row of y that are compared with float64
-TOLERANCE = {"a16": 2e-3, "a8": 2e-2}  # relative RMS error: rounding W and y to float16; x to 8 bits
+# Relative RMS error: rounding W and y to float16; x to 8 bits; both to 8 bits.
+TOLERANCE = {"a16": 2e-3, "a8": 2e-2, **dict.fromkeys(GROUPS, 2e-2)}
 LARGE_READ, NOISE = 4 << 30, 1 << 20  # bytes, and how many of them are drawn
 LOAD_REPLAYS = 400  # of the large read: 0.7 s on an H200, longer than nvidia-smi takes
 
@@ -124,6 +126,7 @@ def rows(stream: Any, cublas: baselines.Cublas, shape: tuple[int, int], options:
         y = cupy.empty((m, n), np.float16)
         cupy.cuda.Device().synchronize()
         via, baseline = baselines.dense(stream, cublas, x, dense, y)
+        eight_bits = baselines.fp8(stream, x, dense) if set(options.activations) & set(GROUPS) else None
         for fmt, w in matrices.items():
             for activation in of_format(fmt, options.activations):
                 row: Row = {"format": fmt.name, "activation": activation, "M": m, "N": n, "K": k}
@@ -133,6 +136,8 @@ def rows(stream: Any, cublas: baselines.Cublas, shape: tuple[int, int], options:
                     row["error"] = check(stream, ours, x, w, y, TOLERANCE[activation])
                     loop = capture(stream, products(ours, x, w, y))
                     beside = {"cublas_fp16_us": baseline, "stream_us": w.read}
+                    if eight_bits and activation in GROUPS:
+                        beside["fp8_us"] = eight_bits
                     if options.dequantize and m in DEQUANTIZE_M:
                         beside["dequantize_us"] = capture(stream, products(dequantized(cublas), x, w, y))
                     if options.mma and m >= mma.LEAST:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from qgemm.arguments import ACTIVATIONS
+from qgemm.arguments import ACTIVATIONS, KINDS
 from qgemm.backend import backends
 from qgemm.bench import contest, convert, cpu, encode, encoders, gpu, model, moe, moe_host, results, sweep, timing
 from qgemm.bench.results import Results
@@ -309,10 +309,10 @@ def models(text: str) -> list[str]:
 
 
 def activations(text: str) -> list[str]:
-    """An argument of some of ACTIVATIONS with commas between."""
+    """An argument of some of KINDS with commas between."""
     words = text.split(",")
-    if not set(words) <= set(ACTIVATIONS):
-        raise argparse.ArgumentTypeError(f"{text!r}: activations are {', '.join(ACTIVATIONS)}")
+    if not set(words) <= set(KINDS):
+        raise argparse.ArgumentTypeError(f"{text!r}: activations are {', '.join(KINDS)}")
     return words
 
 
