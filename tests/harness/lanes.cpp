@@ -5,6 +5,7 @@
 //     per group       [group of 16 rows][g][index along the row][row g, row g + 8]
 // M is the number of row groups that a warp's copy of the tile has: 4 is the tile itself.
 #include <type_traits>
+#include <utility>
 
 #include "fragment.cuh"
 #include "tile_config.cuh"
@@ -24,6 +25,12 @@ template <class To>
 To* at(To* out, int k_block, int m16, int lane, int step) {
     return out + ((((k_block * WARPS + m16) * LANES + lane) * K_BLOCK_STEPS + step) * 8);
 }
+
+// Whether a format makes bytes of codes: those that look up a tensor's own codebook do not.
+template <class Own, class = void>
+constexpr bool HAS_BYTES = false;
+template <class Own>
+constexpr bool HAS_BYTES<Own, std::void_t<decltype(Own::bytes(std::declval<const Format::Codes&>(), 0))>> = true;
 
 constexpr auto codes_of = [](const auto& k_block, int m16, int lane) { return k_block.codes(m16, lane); };
 
@@ -92,7 +99,7 @@ struct Lanes {
                 [](const auto& k_block, int m16, int lane) { return k_block.owned(m16, lane); });
     }
     static void bytes(const Tile& tile, u8* out) {
-        if constexpr (Own::CODES_ARE_LEVELS || Own::TABLE_BYTES == 0 || Own::OWNS_COLUMNS)
+        if constexpr (HAS_BYTES<Own>)
             for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int m16, int lane) {
                 for (int step = 0; step < K_BLOCK_STEPS; ++step) {
                     const Bytes found = Own::bytes(codes, step);
