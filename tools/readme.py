@@ -180,7 +180,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
         "baselines": tables.baselines_table,
     },
     "docs/kernels/cpu.md": {"cpu": cpu_tables.long_table},
-    "docs/kernels/eight_bits.md": {"eight bits": eight_bit_tables.table},
+    "docs/kernels/eight_bits.md": {"products": eight_bit_tables.table},
     "docs/kernels/encoding.md": {"encoders": cpu_tables.encode_table},
     "docs/kernels/experts.md": {"experts": expert_tables.table},
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
