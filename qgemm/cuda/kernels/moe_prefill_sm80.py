@@ -19,7 +19,7 @@ from qgemm.cuda.problem import Output, Problem
 from .decode_config import shared_limit
 from .expert_tiles import Size, best_tile, expected_tiles, max_token_tiles, read_us
 from .kernel import Kernel
-from .moe_prefill_sm90 import GATES, POINTERS
+from .moe_prefill_sm90 import POINTERS, forms, takes
 from .prefill_sm80 import A16, MIN_STAGES, Sm80Config, shared_bytes, weight_factors
 from .prefill_sm80 import template as template_sm80
 
@@ -57,11 +57,6 @@ def grouped_us(size: Size, tokens: int, slots: int, experts: int, sms: int, sm: 
     return max(max(1.0, ctas / sms) * -(-size.k // tiles.K_BLOCK) * config.us, read_us(size, met))
 
 
-def takes(p: Problem) -> bool:
-    """Rows sorted by expert, of 16 bits."""
-    return p.routed is not None and p.routed.tokens > 0 and p.format.tiled and p.x in ("half", "bf16")
-
-
 def configs(p: Problem) -> Iterator[Sm80Config]:
     """That of the problem's token tile."""
     assert p.routed is not None
@@ -78,13 +73,6 @@ def ranked(p: Problem) -> list[tuple[Sm80Config, None]]:
 def chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm80Config]:
     """The same: the token tile is chosen before."""
     return configs(p)
-
-
-def forms(p: Problem) -> Iterator[Problem]:
-    """A product, and a gate with what it gates."""
-    yield p
-    for gate in GATES:
-        yield p._replace(gated=True, outputs=(Output(p.n, "float32", gate=gate), Output(p.n)))
 
 
 def template(p: Problem, config: Sm80Config) -> Template:

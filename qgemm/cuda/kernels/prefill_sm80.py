@@ -141,18 +141,25 @@ def reduce_bytes(config: Sm80Config) -> int:
     return 4 * config.warp_split_k * min(config.tokens, EPI_TILE) * (config.row_blocks * tiles.ROWS + 4)
 
 
-def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) -> Template:
-    """The template of the config's kernel: as many stages as fit."""
-    stages = next(
-        count for count in range(MAX_STAGES, MIN_STAGES - 1, -1) if shared_bytes(fmt, config, count) <= shared_limit(sm)
-    )
-    sizes = {
+def tile_sizes(config: Sm80Config, stages: int) -> Template:
+    """The constants of Sm80 in kernels/sm80/config.cuh that follow from a config."""
+    return {
         "TOKENS": config.tokens,
         "ROW_BLOCKS": config.row_blocks,
         "M16_TILES": config.m16_tiles,
         "WARP_SPLIT_K": config.warp_split_k,
         "STAGES": stages,
         "EPI_TILE": min(config.tokens, EPI_TILE),
+    }
+
+
+def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) -> Template:
+    """The template of the config's kernel: as many stages as fit."""
+    stages = next(
+        count for count in range(MAX_STAGES, MIN_STAGES - 1, -1) if shared_bytes(fmt, config, count) <= shared_limit(sm)
+    )
+    sizes = {
+        **tile_sizes(config, stages),
         "TOKEN_BYTES": TOKEN[config.kernel],
         "REDUCE_BYTES": reduce_bytes(config),
         "SMEM_BYTES": shared_bytes(fmt, config, stages),

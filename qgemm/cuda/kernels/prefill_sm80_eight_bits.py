@@ -21,7 +21,6 @@ from qgemm.cuda.problem import EIGHT_BITS, Problem
 from .decode_config import shared_limit
 from .kernel import Kernel, Launchable
 from .prefill_sm80 import (
-    EPI_TILE,
     MAX_SPLIT_K,
     Plan,
     Sm80Config,
@@ -29,6 +28,7 @@ from .prefill_sm80 import (
     ranked_plans,
     reduce_bytes,
     reduction_memory,
+    tile_sizes,
     tiles_of,
 )
 
@@ -72,12 +72,7 @@ def template(fmt: Format, config: Sm80Config, group: int, sm: int) -> Template:
     )
     least, greatest = level_range(fmt)
     return {
-        "TOKENS": config.tokens,
-        "ROW_BLOCKS": config.row_blocks,
-        "M16_TILES": config.m16_tiles,
-        "WARP_SPLIT_K": config.warp_split_k,
-        "STAGES": stages,
-        "EPI_TILE": min(config.tokens, EPI_TILE),
+        **tile_sizes(config, stages),
         "REDUCE_BYTES": reduce_bytes(config),
         "SMEM_BYTES": shared_bytes(fmt, config, group, stages),
         "MAX_SPLIT_K": MAX_SPLIT_K,
