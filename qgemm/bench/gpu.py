@@ -140,7 +140,7 @@ def rows(stream: Any, cublas: baselines.Cublas, shape: tuple[int, int], options:
                         beside["fp8_us"] = eight_bits
                     if options.dequantize and m in DEQUANTIZE_M:
                         beside["dequantize_us"] = capture(stream, products(dequantized(cublas), x, w, y))
-                    if options.mma and m >= mma.LEAST:
+                    if options.mma and m >= mma.LEAST and activation in mma.KERNELS:
                         check(stream, by_mma(activation), x, w, y, TOLERANCE[activation])
                         beside[MMA] = capture(stream, products(by_mma(activation), x, w, y))
                 except (UnsupportedError, RuntimeError, ArithmeticError) as error:

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--goals", action="store_true", help="beside the project's own goals; exit 1 if one is missed")
     both = parser.add_argument_group("of --gpu and --cpu")
     both.add_argument("--formats", metavar="F,...", type=formats, help="default: every block format that has a kernel")
-    both.add_argument("--activations", metavar="A,...", type=activations, help="default a16,a8")
+    both.add_argument("--activations", metavar="A,...", type=activations, help=f"of {', '.join(KINDS)}; default a16,a8")
     both.add_argument("--shapes", metavar="NxK,...", type=shapes, help="default: five from 4096x4096 to 28672x8192")
     both.add_argument("--m", metavar="M,...", type=counts, help="rows of x; default 1,2,4,8,... to 4096")
     both.add_argument("--repeats", metavar="R", type=count, help=f"runs that count (default {timing.REPEATS})")
