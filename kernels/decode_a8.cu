@@ -160,15 +160,9 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
         k_tiles.advance();
     };
     const auto multiply_by = [&](const Activations* quantized, int i, int stage) {
-        if (i % K_BLOCKS == 0)
-            for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
-                smem.decode(pipeline.fields(i, stage, row_block), row_block, coord.lane);
-        multiply<Config>(acc, x_sums, smem, quantized, i, stage, coord.lane);
-        if constexpr (Config::SHARED_MINIMUM)
-            if (i % K_BLOCKS == K_BLOCKS - 1)
-                for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
-                    add_minimums<Config, SUM_TERMS>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block), 1,
-                                                    coord.lane);
+        multiply_stage<Config, SUM_TERMS>(acc, x_sums, smem, i, stage, 1, coord.lane, [&] {
+            multiply<Config>(acc, x_sums, smem, quantized, i, stage, coord.lane);
+        });
     };
     const auto share = [] { share_table<Format, half, Config::THREADS>(Format::CODE_EXPONENT); };
     if constexpr (PREPARED<In>) {

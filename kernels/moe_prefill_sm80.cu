@@ -43,11 +43,9 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     moe_prefill_sm80(const __grid_constant__ qgemm::GroupedProducts all) {
     using namespace qgemm;
     using Format = Prefill::TileFormat;
-    using Stages = Stage<Prefill, XLoader<Prefill>::Row>[Prefill::STAGES];
-    static_assert(smem_bytes(Format::TABLE_BYTES + sizeof(Stages), sizeof(ReduceSmem<Prefill>)) == Prefill::SMEM_BYTES,
-                  "shared memory differs from what the host asks for");
     extern __shared__ __align__(128) unsigned char memory[];
-    auto& stages = *reinterpret_cast<Stages*>(memory + Format::TABLE_BYTES);
+    const Smem<Prefill, Stage<Prefill, XLoader<Prefill>::Row>> smem{memory};
+    auto& stages = smem.stages();
     griddepcontrol_wait();  // the sort may have been the kernel before
     const int token_tiles = static_cast<const TokenTiles*>(all.counts)->count;
     const int row_tiles = int((all.n + ROWS - 1) / ROWS);
@@ -64,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     Prefill::WarpAcc acc = {};
     mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord, all.factor);
     const EpilogueArguments& to = all.epilogue;
-    reduce<ROWS>(acc, *reinterpret_cast<ReduceSmem<Prefill>*>(memory), p, coord, [&](int token, int row, auto total) {
+    reduce<ROWS>(acc, smem.reduce(), p, coord, [&](int token, int row, auto total) {
         float made = all.unit * total(row);
         if constexpr (Config::GATED)
             made = gated<logistic_16>(Config::GATE, made + p.bias(0, p.first_row + row),

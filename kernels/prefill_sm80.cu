@@ -18,11 +18,9 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
                  qgemm::i64 k, int m, int split_k, float factor, float unit) {
     using namespace qgemm;
     using Format = Prefill::TileFormat;
-    using Stages = Stage<Prefill, XLoader<Prefill>::Row>[Prefill::STAGES];
-    static_assert(smem_bytes(Format::TABLE_BYTES + sizeof(Stages), sizeof(ReduceSmem<Prefill>)) == Prefill::SMEM_BYTES,
-                  "shared memory differs from what the host asks for");
     extern __shared__ __align__(128) unsigned char memory[];
-    auto& stages = *reinterpret_cast<Stages*>(memory + Format::TABLE_BYTES);
+    const Smem<Prefill, Stage<Prefill, XLoader<Prefill>::Row>> smem{memory};
+    auto& stages = smem.stages();
     const WarpCoord<Prefill> coord;
     const CtaTile<Prefill> p(n, k, m, split_k);
     WeightLoader<Prefill> w_loader(stages[0].weights, tiles, p);
@@ -33,5 +31,5 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     Prefill::WarpAcc acc = {};
     mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord, factor);
     if (split_k > 1 && !SplitKReduction<Prefill>{partials, counters, split_k}.reduce(acc, p)) return;
-    reduce_and_store(acc, *reinterpret_cast<ReduceSmem<Prefill>*>(memory), y, p, coord, unit);
+    reduce_and_store(acc, smem.reduce(), y, p, coord, unit);
 }

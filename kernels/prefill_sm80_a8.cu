@@ -94,20 +94,10 @@ template <class Config>
 __device__ __forceinline__ void mainloop(typename Config::WarpAcc& acc, const Stage<Config, Activations>* stages,
                                          WeightLoader<Config>& w_loader, XLoader<Config>& x_loader,
                                          const CtaTile<Config>& p, const WarpCoord<Config>& coord) {
-    constexpr int STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
-    int stage = 0, free = STAGES - 1;
-    for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
-        cp_async_wait<STAGES - 2>();
-        __syncthreads();  // the stage is full, and every warp has read the one before
-        w_loader.load(free * sizeof(stages[0]));
-        x_loader.load(free * sizeof(stages[0]));
-        cp_async_commit();
-        multiply(acc, stages[stage].weights_of(coord), stages[stage].x[coord.warp_k],
-                 k_iter * WARP_SPLIT_K + coord.warp_k, coord);
-        free = stage;
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-    }
-    cp_async_wait<0>();  // the reduction aliases the stages
+    for_stages(stages, w_loader, x_loader, p, [&](const Stage<Config, Activations>& stage, int k_iter) {
+        multiply(acc, stage.weights_of(coord), stage.x[coord.warp_k], k_iter * Config::WARP_SPLIT_K + coord.warp_k,
+                 coord);
+    });
 }
 
 using Prefill = Sm80<Config>;
@@ -119,11 +109,9 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
                     qgemm::Prefill::Out* __restrict__ y, float4* partials, qgemm::u32* counters, qgemm::i64 n,
                     qgemm::i64 k, int m, int split_k) {
     using namespace qgemm;
-    using Stages = Stage<Prefill, Activations>[Prefill::STAGES];
-    static_assert(smem_bytes(sizeof(Stages), sizeof(ReduceSmem<Prefill>)) == Prefill::SMEM_BYTES,
-                  "shared memory differs from what the host asks for");
     extern __shared__ __align__(128) unsigned char memory[];
-    auto& stages = *reinterpret_cast<Stages*>(memory);
+    const Smem<Prefill, Stage<Prefill, Activations>, 0> smem{memory};  // codes become bytes without a table
+    auto& stages = smem.stages();
     const WarpCoord<Prefill> coord;
     const CtaTile<Prefill> p(n, k, m, split_k);
     WeightLoader<Prefill> w_loader(stages[0].weights, tiles, p);
@@ -133,5 +121,5 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     Prefill::WarpAcc acc = {};
     mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord);
     if (split_k > 1 && !SplitKReduction<Prefill>{partials, counters, split_k}.reduce(acc, p)) return;
-    reduce_and_store(acc, *reinterpret_cast<ReduceSmem<Prefill>*>(memory), y, p, coord, ACTIVATION_UNIT);
+    reduce_and_store(acc, smem.reduce(), y, p, coord, ACTIVATION_UNIT);
 }

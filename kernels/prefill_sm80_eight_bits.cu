@@ -108,13 +108,10 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
                             const __grid_constant__ qgemm::Epilogue epilogue, float4* partials, qgemm::u32* counters,
                             qgemm::i64 n, qgemm::i64 k, int m, int x_rows, int split_k) {
     using namespace qgemm;
-    constexpr int STAGES = Prefill::STAGES;
     using Format = Prefill::TileFormat;
-    using Stages = EightBitStage<Prefill>[STAGES];
-    static_assert(smem_bytes(Format::TABLE_BYTES + sizeof(Stages), sizeof(ReduceSmem<Prefill>)) == Prefill::SMEM_BYTES,
-                  "shared memory differs from what the host asks for");
     extern __shared__ __align__(128) unsigned char memory[];
-    auto& stages = *reinterpret_cast<Stages*>(memory + Format::TABLE_BYTES);
+    const Smem<Prefill, EightBitStage<Prefill>> smem{memory};
+    auto& stages = smem.stages();
     const WarpCoord<Prefill> coord;
     const CtaTile<Prefill> p(n, k, m, split_k);
     TileLoader<Prefill> w_loader(stages[0], tiles, p);
@@ -123,22 +120,12 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
                 [] { share_table<Format, half, Prefill::THREADS>(Format::CODE_EXPONENT); });
 
     Prefill::WarpAcc acc = {};
-    int stage = 0, free = STAGES - 1;
-    for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
-        cp_async_wait<STAGES - 2>();
-        __syncthreads();  // the stage is full, and every warp has read the one before
-        w_loader.load(free * sizeof(stages[0]));
-        x_loader.load(free * sizeof(stages[0]));
-        cp_async_commit();
+    for_stages(stages, w_loader, x_loader, p, [&](const EightBitStage<Prefill>& stage, int k_iter) {
         const int k_blocks = min(p.k_blocks - k_iter * Prefill::K_ITER, Prefill::K_ITER);
-        EightBitWarp<Prefill>(stages[stage], k_blocks, coord).multiply(acc);
-        free = stage;
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-    }
-    cp_async_wait<0>();  // the reduction aliases the stages
+        EightBitWarp<Prefill>(stage, k_blocks, coord).multiply(acc);
+    });
     if (split_k > 1 && !SplitKReduction<Prefill>{partials, counters, split_k}.reduce(acc, p)) return;
-    reduce<Prefill::ROWS>(acc, *reinterpret_cast<ReduceSmem<Prefill>*>(memory), p, coord,
-                          [&](int token, int row, auto total) {
-                              epilogue.store((p.first_token + token) * p.n, p.first_row + row, total(row));
-                          });
+    reduce<Prefill::ROWS>(acc, smem.reduce(), p, coord, [&](int token, int row, auto total) {
+        epilogue.store((p.first_token + token) * p.n, p.first_row + row, total(row));
+    });
 }

@@ -30,16 +30,12 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
                  qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, qgemm::i64 n, qgemm::i64 k, int m,
                  const __grid_constant__ qgemm::StreamK stream_k) {
     using namespace qgemm;
-    static_assert(Prefill::TileFormat::TABLE_BYTES + sizeof(Smem<Prefill>) == Prefill::SMEM_BYTES,
-                  "shared memory differs from what the host asks for");
     extern __shared__ __align__(1024) unsigned char bytes[];
-    // The shuffle keeps ptxas from computing the address anew for every use.
-    const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Prefill::TileFormat::TABLE_BYTES;
-    const int row_blocks = int((n + TILE_ROWS - 1) / TILE_ROWS);
-    const int row_tiles = (row_blocks + Prefill::ROW_BLOCKS - 1) / Prefill::ROW_BLOCKS;
-    const int k_blocks = int((k + Prefill::TILE_COLUMNS - 1) / Prefill::TILE_COLUMNS) * Prefill::K_BLOCKS;
-    const Problem<Prefill> problem = {{k_blocks}, n, k, m, row_tiles, stream_k};
+    const u32 address = smem_address<Prefill>(bytes);
+    const Extent<Prefill> extent(n, k);
+    const Problem<Prefill> problem = {{extent.k_blocks}, n, k, m, extent.row_tiles, stream_k};
     // The rows' absmax follow all tiles.
-    const auto* row_absmax = reinterpret_cast<const float*>(tiles + i64(row_blocks) * (k_blocks / Prefill::K_BLOCKS));
+    const i64 all_tiles = i64(extent.row_blocks) * (extent.k_blocks / Prefill::K_BLOCKS);
+    const auto* row_absmax = reinterpret_cast<const float*>(tiles + all_tiles);
     run_prefill<Prefill>(address, problem, &x, tiles, row_absmax, workspace, StoreProduct{epilogue});
 }

@@ -30,14 +30,9 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
                             qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, qgemm::i64 n, qgemm::i64 k,
                             int m, int x_rows, const __grid_constant__ qgemm::StreamK stream_k) {
     using namespace qgemm;
-    static_assert(Prefill::TileFormat::TABLE_BYTES + sizeof(Smem<Prefill>) == Prefill::SMEM_BYTES,
-                  "shared memory differs from what the host asks for");
     extern __shared__ __align__(1024) unsigned char bytes[];
-    const u32 address = __shfl_sync(~0u, shared_address(bytes), 0) + Prefill::TileFormat::TABLE_BYTES;
-    const int row_blocks = int((n + TILE_ROWS - 1) / TILE_ROWS);
-    const int row_tiles = (row_blocks + Prefill::ROW_BLOCKS - 1) / Prefill::ROW_BLOCKS;
-    const int k_blocks = int((k + Prefill::TILE_COLUMNS - 1) / Prefill::TILE_COLUMNS) * Prefill::K_BLOCKS;
-    const Problem<Prefill> problem = {{k_blocks}, n, k, m, row_tiles, stream_k};
-    run_prefill<Prefill>(address, problem, EightBitX{&x, x_scales, x_rows}, tiles, nullptr, workspace,
-                         StoreProduct{epilogue});
+    const Extent<Prefill> extent(n, k);
+    const Problem<Prefill> problem = {{extent.k_blocks}, n, k, m, extent.row_tiles, stream_k};
+    run_prefill<Prefill>(smem_address<Prefill>(bytes), problem, EightBitX{&x, x_scales, x_rows}, tiles, nullptr,
+                         workspace, StoreProduct{epilogue});
 }

@@ -139,15 +139,8 @@ __device__ __forceinline__ void run_decode(const Coord& coord, const typename Co
         },
         [] {}, [&](int stage) { x_loader.load(stage); },
         [&](int i, int stage) {
-            if (i % Config::STAGES_OF_TILE == 0)
-                for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
-                    smem->decode(pipeline.fields(i, stage, row_block), row_block, coord.lane);
-            multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane);
-            if constexpr (Config::SHARED_MINIMUM)
-                if (i % Config::STAGES_OF_TILE == Config::STAGES_OF_TILE - 1)
-                    for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
-                        add_minimums<Config, 3>(acc[row_block], x_sums, pipeline.fields(i, stage, row_block),
-                                                1 << B::SHIFT, coord.lane);
+            multiply_stage<Config, 3>(acc, x_sums, *smem, i, stage, 1 << B::SHIFT, coord.lane,
+                                      [&] { multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane); });
         });
     __syncthreads();                         // every warp has read its stages: the reduction aliases them
     const float unit = two_to(B::EXPONENT);  // of the codes

@@ -139,4 +139,20 @@ __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSu
     }
 }
 
+// Stage number i of this warp: multiply(), after the scales of a tile are decoded and before its minimums are added.
+// SUM_TERMS, high_row_factor: of add_minimums.
+template <class Config, int SUM_TERMS, class Smem, class Multiply>
+__device__ __forceinline__ void multiply_stage(typename Config::WarpAcc& acc, const XSums<Config>& x_sums, Smem& smem,
+                                               int i, int stage, int high_row_factor, int lane, Multiply multiply) {
+    constexpr int ROW_BLOCKS = Config::ROW_BLOCKS, STAGES_OF_TILE = Config::STAGES_OF_TILE;
+    const auto fields = [&](int row_block) -> const auto& { return smem.pipeline.fields(i, stage, row_block); };
+    if (i % STAGES_OF_TILE == 0)
+        for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block) smem.decode(fields(row_block), row_block, lane);
+    multiply();
+    if constexpr (Config::SHARED_MINIMUM)
+        if (i % STAGES_OF_TILE == STAGES_OF_TILE - 1)
+            for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
+                add_minimums<Config, SUM_TERMS>(acc[row_block], x_sums, fields(row_block), high_row_factor, lane);
+}
+
 }  // namespace qgemm

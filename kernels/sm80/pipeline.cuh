@@ -84,4 +84,23 @@ __device__ inline void fill_stages(WLoader<Config>& w_loader, XLoader& x_loader,
     }
 }
 
+// multiply(stage, k_iter) for each k_iter of the slice, while later ones are copied.
+template <class Config, class Stage, template <class> class WLoader, class XLoader, class Multiply>
+__device__ __forceinline__ void for_stages(const Stage* stages, WLoader<Config>& w_loader, XLoader& x_loader,
+                                           const CtaTile<Config>& p, Multiply multiply) {
+    constexpr int STAGES = Config::STAGES;
+    int stage = 0, free = STAGES - 1;
+    for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();  // the stage is full, and every warp has read the one before
+        w_loader.load(free * sizeof(Stage));
+        x_loader.load(free * sizeof(Stage));
+        cp_async_commit();
+        multiply(stages[stage], k_iter);
+        free = stage;
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+    }
+    cp_async_wait<0>();  // the reduction aliases the stages
+}
+
 }  // namespace qgemm

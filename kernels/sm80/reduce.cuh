@@ -69,8 +69,19 @@ private:
 template <class Config>
 using ReduceSmem = float[Config::WARP_SPLIT_K][Config::EPI_TILE][Config::ROWS + 4];
 
-// Dynamic shared memory of a CTA: the reduction aliases the pipeline.
-constexpr int smem_bytes(int pipeline, int reduce) { return pipeline > reduce ? pipeline : reduce; }
+// Dynamic shared memory of a CTA: the table of the format, if the kernel reads one, and the stages behind it; the
+// reduction aliases both.
+template <class Config, class Stage, int TABLE_BYTES = Config::TileFormat::TABLE_BYTES>
+struct Smem {
+    using Stages = Stage[Config::STAGES];
+    static constexpr int PIPELINE_BYTES = TABLE_BYTES + sizeof(Stages), REDUCE_BYTES = sizeof(ReduceSmem<Config>);
+    static_assert((PIPELINE_BYTES > REDUCE_BYTES ? PIPELINE_BYTES : REDUCE_BYTES) == Config::SMEM_BYTES,
+                  "shared memory differs from what the host asks for");
+    unsigned char* memory;
+
+    __device__ Stages& stages() const { return *reinterpret_cast<Stages*>(memory + TABLE_BYTES); }
+    __device__ ReduceSmem<Config>& reduce() const { return *reinterpret_cast<ReduceSmem<Config>*>(memory); }
+};
 
 // Sums over the warps along K, EPI_TILE tokens at a time. store(token, row, total) gets a token of the CTA, a row of y of
 // which the CTA has ROWS, and total(i), the sum of row i of W of the CTA.

@@ -52,6 +52,7 @@ struct Sm90 : TileConfig<Base> {
 
     // Whether rows of x are sorted by expert, of which each tile of y has one; see grouped.cuh.
     static constexpr bool GROUPED = false;
+    static constexpr int Y_ROW_BLOCKS = ROW_BLOCKS;  // row_blocks of y in a tile
 
     static constexpr int EPI_TILES = TOKENS / Base::EPI_TILE;
     static constexpr int EPI_QUADS = Base::EPI_TILE / 8;  // float4 of accumulators per thread and epilogue tile

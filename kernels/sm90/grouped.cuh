@@ -13,6 +13,7 @@ namespace qgemm {
 template <class Base>
 struct Grouped : Sm90<Base> {
     static constexpr bool GROUPED = true;
+    static constexpr int Y_ROW_BLOCKS = Base::GATED ? 1 : Base::ROW_BLOCKS;
     static_assert(!Base::GATED || Base::ROW_BLOCKS == 2, "a row_block of the gate and one of what it gates");
     static_assert(!Base::SINGLE_TILE, "the number of tiles is known on the device alone");
 };
@@ -33,7 +34,7 @@ struct Problem<Config, true> : KStages<Config> {
         const TokenTile* tokens = at(tile).tokens;
         return tokens->row + tokens->rows;
     }
-    __device__ int first_row_block(int tile) const { return at(tile).row_tile * (GATED ? 1 : Config::ROW_BLOCKS); }
+    __device__ int first_row_block(int tile) const { return at(tile).row_tile * Config::Y_ROW_BLOCKS; }
     __device__ i64 row_block(int tile, int number) const { return first_row_block(tile) + (GATED ? 0 : number); }
     __device__ const float* row_absmax(const float*, int tile, int number) const {
         const void* first = all.row_absmax[GATED ? number : 0];
@@ -55,7 +56,7 @@ struct Source<Config, true> {
     __device__ Source(const Problem<Config>& p, const Tile*, const WorkTile& s)
         : tiles_along_k(p.k_blocks / Config::K_BLOCKS) {
         const auto at = p.at(s.tile);
-        const int first = at.row_tile * (Config::GATED ? 1 : Config::ROW_BLOCKS);
+        const int first = at.row_tile * Config::Y_ROW_BLOCKS;
         row_blocks = Config::GATED ? 2 : min(Config::ROW_BLOCKS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - first);
         token = at.tokens->row;
         to_gated = static_cast<const char*>(p.all.tiles[1]) - static_cast<const char*>(p.all.tiles[0]);

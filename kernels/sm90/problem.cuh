@@ -22,6 +22,17 @@ struct KStages {
     }
 };
 
+// k_blocks along K, row_blocks along N, and tiles of y along N.
+template <class Config>
+struct Extent {
+    int k_blocks, row_blocks, row_tiles;
+
+    __device__ Extent(i64 n, i64 k)
+        : k_blocks(int((k + Config::TILE_COLUMNS - 1) / Config::TILE_COLUMNS) * Config::K_BLOCKS),
+          row_blocks(int((n + TILE_ROWS - 1) / TILE_ROWS)),
+          row_tiles((row_blocks + Config::Y_ROW_BLOCKS - 1) / Config::Y_ROW_BLOCKS) {}
+};
+
 template <class Config, bool GROUPED = Config::GROUPED>
 struct Problem : KStages<Config> {
     i64 n, k;

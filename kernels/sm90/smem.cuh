@@ -149,6 +149,16 @@ struct Smem : XSmem<Config>, Config::XScales {
     }
 };
 
+// The address of Smem in a CTA's dynamic shared memory, which begins with the table of the format.
+template <class Config>
+__device__ __forceinline__ u32 smem_address(const unsigned char* memory) {
+    constexpr int TABLE_BYTES = Config::TileFormat::TABLE_BYTES;
+    static_assert(TABLE_BYTES + sizeof(Smem<Config>) == Config::SMEM_BYTES,
+                  "shared memory differs from what the host asks for");
+    // The shuffle keeps ptxas from computing the address anew for every use.
+    return __shfl_sync(~0u, shared_address(memory), 0) + TABLE_BYTES;
+}
+
 // Stage index and phase: how often the stage has been filled before.
 template <class Config>
 struct PipelineState {
