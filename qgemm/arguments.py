@@ -63,10 +63,10 @@ def epilogues(weights: int, biases: Any, residuals: Any, outs: Any) -> list[Epil
     return [NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual) for bias, residual in pairs]
 
 
-def check_activation(activation: str | None, x: Any = None) -> str:
-    """The kind of activations: as given, else that of prepared ones and "a16" for others."""
+def check_activation(activation: str | None, prepared: str | None = None) -> str:
+    """The kind of activations: as given, else that which they are prepared for, "a16" where they are not."""
     if activation is None:
-        return prepared_for(x) or "a16"
+        return prepared or "a16"
     if activation not in KINDS:
         raise unknown_activation(activation)
     return activation
@@ -86,12 +86,11 @@ def prepared_for(x: Any) -> Activation | None:
     return None
 
 
-def check_prepared(x: Any, activation: str) -> None:
-    """UnsupportedError unless prepared x was prepared for this activation."""
-    known = prepared_for(x)
-    if known not in (None, activation):
-        kind = f"codes of eight bits a group of {GROUPS[known]}" if known in GROUPS else "Q8_1"
-        raise UnsupportedError(f"prepared activations are {kind} for activation {known!r}, got {activation!r}")
+def check_prepared(prepared: str | None, activation: str) -> None:
+    """UnsupportedError unless this activation multiplies what was prepared for another, or for none."""
+    if prepared not in (None, activation):
+        kind = f"codes of eight bits a group of {GROUPS[prepared]}" if prepared in GROUPS else "Q8_1"
+        raise UnsupportedError(f"prepared activations are {kind} for activation {prepared!r}, got {activation!r}")
 
 
 def misplaced(x: Any, w: Any) -> Exception:

@@ -6,8 +6,8 @@ Nothing is copied between libraries: a CUDA array becomes a CuPy array over the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -111,10 +111,15 @@ def as_cupy(x: Any, who: str = "x") -> Any:
         raise UnsupportedError(f"{who} is on the host, the product is on a CUDA device; got {type(x).__name__}")
     if not isinstance(x, cupy.ndarray):
         x = cupy.from_dlpack(x.detach() if hasattr(x, "detach") else x)
-    if x.ndim == 0 or (x.dtype.kind != "f" and x.dtype.name != "bfloat16"):
-        floats = "[..., K] of float16, float32, float64 or bfloat16"
-        raise TypeError(f"{who}: expected {floats}, got {x.dtype} of shape {x.shape}")
+    check_floats(x.dtype, x.shape, who)
     return x
+
+
+def check_floats(dtype: Any, shape: tuple[int, ...], who: str = "x") -> None:
+    """TypeError unless an array of NumPy or CuPy of this type and shape is [..., K] of floats."""
+    if not shape or (dtype.kind != "f" and dtype.name != "bfloat16"):
+        floats = "[..., K] of float16, float32, float64 or bfloat16"
+        raise TypeError(f"{who}: expected {floats}, got {dtype} of shape {shape}")
 
 
 def like(x: Any, y: Any, bfloat16: bool = False) -> Any:
@@ -145,26 +150,27 @@ def current_stream() -> int:
     return handle
 
 
-@contextmanager
-def stream_of(x: Any, devices: Sequence[Any] = ()) -> Iterator[None]:
+def stream_of(x: Any) -> AbstractContextManager[None]:
     """Make x's device and the stream of its library current: torch's own stream, else CuPy's.
 
-    Other libraries order their stream with ours themselves, when DLPack hands the array over. UnsupportedError unless
-    all of `devices` (cupy.cuda.Device) are x's device.
+    Other libraries order their stream with ours themselves, when DLPack hands the array over.
     """
+    torch = torch_of(x)
+    stream = None if torch is None else lambda device: int(torch.cuda.current_stream(device).cuda_stream)
+    return on_device(int(x.__dlpack_device__()[1]), stream)
+
+
+@contextmanager
+def on_device(device: int, stream: Callable[[int], int] | None = None) -> Iterator[None]:
+    """Make a device current, and a stream of it, by its raw handle: `stream` of the device; CuPy's own without."""
     import cupy
 
-    at = cupy.cuda.Device(int(x.__dlpack_device__()[1]))
-    for device in devices:
-        if at != device:
-            raise UnsupportedError(f"x is on cuda:{at.id}, w on cuda:{device.id}; they must share a device")
-    torch = sys.modules.get("torch")
-    with at:
-        if torch is not None and isinstance(x, torch.Tensor):
-            with on_stream(torch.cuda.current_stream(x.device).cuda_stream):
-                yield
-        else:
+    with cupy.cuda.Device(device):
+        if stream is None:
             yield
+        else:
+            with on_stream(stream(device)):
+                yield
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from numpy.typing import DTypeLike
 
 if TYPE_CHECKING:
-    from .arguments import Activation, Epilogue, Gated
-    from .codec.format import Format
+    from .arguments import Activation
+    from .codec.format import Blocks, Format
     from .tensor import Tensor
 
 MODULES = {"cpu": "qgemm.cpu", "cuda": "qgemm.cuda"}  # each has a BACKEND
@@ -26,26 +26,10 @@ class Status(NamedTuple):
 
 
 class Backend(Protocol):
-    """Products on one kind of device, behind the public functions of qgemm/ops.py, which documents the arguments."""
+    """What one kind of device does, behind the public functions of qgemm/ops.py and experts.py, which document it.
 
-    def matmul(self, x: Any, w: Any, activation: str, epilogue: Epilogue, out: Any, dtype: DTypeLike | None) -> Any:
-        """y [..., N] = x [..., K] @ w [N, K].T + epilogue, in `out` or as a new array of x's library."""
-
-    def matmul_many(
-        self,
-        x: Any,
-        weights: Sequence[Any],
-        activation: str,
-        epilogues: Sequence[Epilogue],
-        outs: Sequence[Any],
-        dtype: DTypeLike | None,
-    ) -> list[Any]:
-        """`matmul` of x by each of the weights, in their order."""
-
-    def gated(
-        self, x: Any, gate: Any, gated: Gated, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
-    ) -> Any:
-        """y [..., N] = function(x @ gate.T + bias) * (x @ up.T + its bias)."""
+    Products by a matrix are called by its class: `product` and `products` of Packed.
+    """
 
     def moe_matmul(
         self, x: Any, w: Any, ids: Any, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
@@ -74,8 +58,11 @@ class Backend(Protocol):
         rows: of x, None for as many as a model asks for. dtypes: of x, by NumPy's names.
         """
 
-    def upload(self, tensor: Tensor) -> Any:
-        """A host Tensor as this backend multiplies it."""
+    def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
+        """UnsupportedError, which names `who`, unless this backend multiplies by weights of a format and shape."""
+
+    def upload(self, tensor: Tensor, blocks: Blocks) -> Any:
+        """A host Tensor, whose blocks these are, as this backend multiplies it."""
 
     def status(self) -> Status:
         """What is there; looks for a device when called."""

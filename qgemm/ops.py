@@ -1,4 +1,4 @@
-"""The public products and encoders: they check the choice of a backend and ask it; each backend does the rest."""
+"""The public products and encoders: each hands its arguments to the weights or the backend of x, which do the rest."""
 
 from __future__ import annotations
 
@@ -90,14 +90,9 @@ def matmul(
 
     Raises UnsupportedError (a ValueError) or TypeError that names what came and what fits.
     """
-    again = getattr(w, "again", None)
-    if again is not None:
-        y = again(x, activation, bias, residual, out, dtype)
-        if y is not None:
-            return y
-    kind = check_activation(activation, x)
-    added = NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual)
-    return backend_of(x, w).matmul(x, w, kind, added, out, dtype)
+    if not isinstance(w, Packed):
+        raise misplaced(x, w)
+    return w.product(x, activation, bias, residual, out, dtype)
 
 
 def matmul_many(
@@ -117,17 +112,16 @@ def matmul_many(
     share elements.
     """
     given = None if biases is None and residuals is None else epilogues(len(weights), biases, residuals, outs)
-    again = getattr(weights[0], "again_many", None) if weights else None
-    if again is not None:
-        ys: list[Any] | None = again(x, weights, activation, given, outs, dtype)
+    products = getattr(weights[0], "products", None) if weights else None
+    if products is not None:
+        ys: list[Any] | None = products(x, weights, activation, given, outs, dtype)
         if ys is not None:
             return ys
     if any(isinstance(w, View) for w in weights):
         return _one_by_one(x, weights, activation, given or epilogues(len(weights), None, None, outs), outs, dtype)
-    kind = check_activation(activation, x)
-    added = given or epilogues(len(weights), biases, residuals, outs)
-    targets = [None] * len(weights) if outs is None else outs
-    return backend_of(x, *weights).matmul_many(x, weights, kind, added, targets, dtype)
+    check_activation(activation)
+    backend_of(x, *weights)  # says which of the weights lies elsewhere, or is none
+    return []
 
 
 def gated(
@@ -151,18 +145,14 @@ def gated(
     On a GPU weights of one format share a launch where x has few rows, and nothing but y is written; of more rows the
     product by `gate` takes 4 bytes a value of scratch memory.
     """
-    kind = check_activation(activation, x)
     given = epilogues(2, biases, None, None) if biases is not None else [NO_EPILOGUE, NO_EPILOGUE]
     (bias, _), (up_bias, _) = given
     what = Gated(check_gate(function), up, up_bias)
-    again = getattr(gate, "again", None)
-    if again is not None:
-        y = again(x, activation, bias, None, out, dtype, what)
-        if y is not None:
-            return y
-    if isinstance(up, View):
+    if not isinstance(gate, Packed):
+        raise misplaced(x, gate)
+    if type(up) is not type(gate) and isinstance(up, View):
         return gated_apart(x, gate, what, activation, bias, out, dtype)
-    return backend_of(x, gate, up).gated(x, gate, what, kind, bias, out, dtype)
+    return gate.product(x, activation, bias, None, out, dtype, what)
 
 
 def _one_by_one(

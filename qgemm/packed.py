@@ -18,9 +18,10 @@ class Packed:
     """Weights [..., N, K] packed along K in the blocks of a format: base of Tensor and DeviceTensor."""
 
     __array_priority__ = PRIORITY
-    # The short ways of `qgemm.matmul` and `matmul_many`, where a backend has them: y, or None for the long way.
-    again: ClassVar[Callable[..., Any] | None] = None
-    again_many: ClassVar[Callable[..., list[Any] | None] | None] = None
+    # What `qgemm.matmul`, `gated` and `matmul_many` hand their arguments to: of the class of the weights, which is that
+    # of a backend. y; of several weights the list of them, None where they are not all of the class.
+    product: ClassVar[Callable[..., Any]]
+    products: ClassVar[Callable[..., list[Any] | None] | None] = None
     format: Format
     shape: tuple[int, ...]
     name: str

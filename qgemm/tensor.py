@@ -65,14 +65,22 @@ class Tensor(Packed):
         """Whether `blocks` is the same array at each access."""
         return not callable(self._blocks)
 
-    def again(
+    def product(
         self, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
         gated: Any = None,
     ) -> Any:  # fmt: skip
-        """y of a product that needs no checks but of its arrays; None where `qgemm.matmul` must go the long way."""
-        if bias is not None or residual is not None or dtype is not None or gated is not None:
-            return None
-        return module("cpu").again(self, x, activation, out)
+        """y of `qgemm.matmul`, or of `gated`, on the host; one that needs no checks but of its arrays the short way."""
+        cpu = module("cpu")
+        if bias is None and residual is None and dtype is None and gated is None:
+            y = cpu.again(self, x, activation, out)
+            if y is not None:
+                return y
+        return cpu.product(self, x, activation, bias, residual, out, dtype, gated)
+
+    @staticmethod
+    def products(x: Any, weights: Any, activation: str | None, epilogues: Any, outs: Any, dtype: Any) -> Any:
+        """The list of `qgemm.matmul_many` on the host; None if some weights are no Tensors."""
+        return module("cpu").products(x, weights, activation, epilogues, outs, dtype)
 
     def read(self, start: int, stop: int) -> Blocks:
         """Blocks start to stop of all, counted in C order, [stop - start].
@@ -125,7 +133,9 @@ class Tensor(Packed):
         A matrix gives a DeviceTensor, experts [E, N, K] give DeviceExperts. UnsupportedError where CuPy or a GPU is
         missing, for a format without tiles, and for other shapes.
         """
-        return backend("cuda").upload(self)
+        cuda = backend("cuda")
+        cuda.check_upload(self.format, self.shape, repr(self))  # before blocks are read, or put together of parts
+        return cuda.upload(self, self.blocks)
 
     def shares(self, world: int, axis: int, multiple: int | None = None) -> list[slice]:
         """The parts of an axis of [..., N, K], in weights, that the ranks of a group of `world` hold.

@@ -46,17 +46,17 @@ class View(Packed, ABC):
         return self.format.codebook
 
     @abstractmethod
-    def product(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    def multiplied(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
         """y of `qgemm.matmul` for these arguments."""
 
-    def again(
+    def product(
         self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
         gated: Gated | None = None,
     ) -> Any:  # fmt: skip
-        """y of a product, of any arguments: no call goes to a backend with a view."""
+        """y of `qgemm.matmul`, or of `gated`, by products of the packed matrix."""
         if gated is not None:
             return gated_apart(x, self, gated, activation, bias, out, dtype)
-        return self.product(x, activation, bias, residual, out, dtype)
+        return self.multiplied(x, activation, bias, residual, out, dtype)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -114,7 +114,7 @@ class Reordered(View):
         moved: NDArray[Any] = np.take(as_numpy(x, "x"), self.columns, axis=-1)
         return like(x, moved)
 
-    def product(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    def multiplied(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
         """y, by the product of x's columns in the other order."""
         moved = self.gathered(x)
         return self.matmul(moved, self.tensor, activation, bias=bias, residual=residual, out=out, dtype=dtype)
@@ -162,7 +162,7 @@ class Scaled(View):
 
         return Scaled(packed, cupy.asarray(np.asarray(self.factor, np.float32)), self.divides)
 
-    def product(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    def multiplied(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
         """y, of a float32 product that is taken times the factor."""
         y = self.matmul(x, self.tensor, activation)
         torch = torch_of(y)

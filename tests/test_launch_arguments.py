@@ -14,7 +14,7 @@ import pytest
 
 import qgemm
 from qgemm.cuda.driver import launch
-from qgemm.cuda.driver.tensor_map import TensorMap
+from qgemm.cuda.driver.launch import TensorMap
 from qgemm.cuda.jit import sources, twins
 from qgemm.cuda.kernels import gemv, prefill_sm80, prefill_sm90
 from qgemm.cuda.problem import Q8_1, Output, Problem
@@ -164,9 +164,9 @@ def test_arguments_of_prefill_sm90(monkeypatch):
             struct.pack_into(f"{self.count}P", self.pointers, 0, *pointers)
 
     monkeypatch.setattr(prefill_sm90, "load", lambda *_, **__: None)
-    monkeypatch.setattr(prefill_sm90, "Launch", lambda *args: launches.append(Filled(*args[:7])) or launches[0])
+    monkeypatch.setattr(launch, "Launch", lambda *args: launches.append(Filled(*args[:7])) or launches[0])
     monkeypatch.setattr(TensorMap, "encode", lambda self, *box: encoded.append(box))
-    monkeypatch.setattr(prefill_sm90, "workspace", lambda *_: SimpleNamespace(pointer=400))
+    monkeypatch.setattr(prefill_sm90, "address", lambda *_: 400)
     output = Output(4160, "bfloat16", "float16", "float32")
     for m in range(100, 5000, 100):  # until CTAs share a tile through a workspace
         p = Problem(qgemm.FORMATS["q4_0"], "a16", m, 4160, 8256, 90, "half", (output,))

@@ -10,7 +10,8 @@ import pytest
 from strategies import TILED, each
 
 import qgemm
-from qgemm.cuda.kernels import prefill_sm90, routes, sm90_grid
+from qgemm.cuda.driver.launch import TensorMap
+from qgemm.cuda.kernels import routes, sm90_grid
 from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
@@ -121,4 +122,4 @@ def test_levels_of_any_size_come_into_the_range_of_half(largest):
 
 
 def test_a_tensor_map_is_aligned():
-    assert all(ctypes.addressof(prefill_sm90.TensorMap.aligned()) % 64 == 0 for _ in range(50))
+    assert all(ctypes.addressof(TensorMap.aligned()) % 64 == 0 for _ in range(50))

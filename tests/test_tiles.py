@@ -33,10 +33,10 @@ def test_tensors_of_what_has_tiles_are_taken(fmt):
     """A format whose fields tiles can hold goes to a GPU; any other is refused there, by its name."""
     tensor = qgemm.Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))
     if fmt in EVERY_TILED:
-        check_tiled(tensor)
+        check_tiled(tensor.format, repr(tensor))
     else:
         with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no device tile"):
-            check_tiled(tensor)
+            check_tiled(tensor.format, repr(tensor))
 
 
 @each(EVERY_TILED)

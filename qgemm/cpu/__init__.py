@@ -14,6 +14,8 @@ from qgemm.arguments import (
     Activation,
     Epilogue,
     Gated,
+    PreparedActivations,
+    check_activation,
     check_apart,
     check_elements,
     check_epilogue,
@@ -23,12 +25,15 @@ from qgemm.arguments import (
     check_prepared,
     check_shapes,
     check_weights,
+    misplaced,
     output_dtype,
+    prepared_for,
 )
-from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
+from qgemm.arguments import epilogues as epilogues_of
+from qgemm.arrays import as_numpy, as_target, like, on_cuda, rounds_itself, torch_of, written
 from qgemm.backend import Status
 from qgemm.codec import activations, group_activations, search
-from qgemm.codec.format import Format, float_name, floats
+from qgemm.codec.format import Blocks, Format, float_name, floats
 from qgemm.codec.group_activations import GROUPS
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
@@ -165,7 +170,10 @@ class CpuBackend:
         formats = {each.format: None for each in tensors if each.ndim > 1}
         return native.preparation(list(formats), activations)
 
-    def upload(self, tensor: Tensor) -> Tensor:
+    def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
+        """Nothing: the host holds any."""
+
+    def upload(self, tensor: Tensor, blocks: Blocks) -> Tensor:
         """The Tensor itself: the host multiplies blocks as they are."""
         return tensor
 
@@ -180,9 +188,47 @@ class CpuBackend:
 BACKEND = CpuBackend()
 
 
+def product(
+    w: Tensor, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
+    gated: Gated | None = None,
+) -> Any:  # fmt: skip
+    """y of `qgemm.matmul`, or of `gated`, where all arguments are checked."""
+    kind = check_activation(activation, prepared_for(x))
+    _check_here(x, [w] if gated is None else [w, gated.up])
+    if gated is not None:
+        return BACKEND.gated(x, w, gated, kind, bias, out, dtype)
+    added = NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual)
+    return BACKEND.matmul(x, w, kind, added, out, dtype)
+
+
+def products(
+    x: Any,
+    weights: Sequence[Any],
+    activation: str | None,
+    epilogues: Sequence[Epilogue] | None,
+    outs: Sequence[Any] | None,
+    dtype: DTypeLike | None,
+) -> list[Any] | None:
+    """The list of `qgemm.matmul_many`; None if some weights are no Tensors."""
+    if not all(isinstance(w, Tensor) for w in weights):
+        return None
+    kind = check_activation(activation, prepared_for(x))
+    _check_here(x, weights)
+    added = epilogues or epilogues_of(len(weights), None, None, outs)
+    return BACKEND.matmul_many(x, weights, kind, added, [None] * len(weights) if outs is None else outs, dtype)
+
+
+def _check_here(x: Any, weights: Sequence[Any]) -> None:
+    """The error about x or weights that are not on the host."""
+    elsewhere = isinstance(x, PreparedActivations) or on_cuda(x)
+    for w in weights:
+        if elsewhere or not isinstance(w, Tensor):
+            raise misplaced(x, w)
+
+
 def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
     check_weights(w)
-    check_prepared(x, activation)
+    check_prepared(prepared_for(x), activation)
     if isinstance(x, Tensor) and x.format not in (activations.FORMAT, Q8_1, *group_activations.FORMATS.values()):
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
     check_shapes(x.shape, w)

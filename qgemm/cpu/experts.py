@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.arguments import NO_EPILOGUE, Epilogue, Gated
-from qgemm.backend import Backend
 from qgemm.routing import Layer
 from qgemm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from . import CpuBackend
 
 
 def by_expert(ids: NDArray[Any], experts: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
@@ -28,7 +30,7 @@ def by_expert(ids: NDArray[Any], experts: int) -> Iterator[tuple[int, NDArray[np
 
 
 def multiply(
-    backend: Backend, x: NDArray[Any] | Tensor, w: Tensor, ids: NDArray[Any], activation: str, bias: Any
+    backend: CpuBackend, x: NDArray[Any] | Tensor, w: Tensor, ids: NDArray[Any], activation: str, bias: Any
 ) -> NDArray[np.float32]:
     """y [T, top_k, N] of x [T, K] or [T, top_k, K], values or their Q8_1 blocks."""
     y = np.empty((ids.size, w.shape[1]), np.float32)
@@ -40,7 +42,7 @@ def multiply(
 
 
 def feed_forward(
-    backend: Backend,
+    backend: CpuBackend,
     x: NDArray[Any],
     layer: Layer,
     ids: NDArray[Any],
@@ -63,7 +65,7 @@ def feed_forward(
     return y
 
 
-def _product(backend: Backend, rows: Any, w: Tensor, activation: str, bias: Any, expert: int) -> Any:
+def _product(backend: CpuBackend, rows: Any, w: Tensor, activation: str, bias: Any, expert: int) -> Any:
     added = NO_EPILOGUE if bias is None else Epilogue(bias[expert])
     return backend.matmul(rows, w, activation, added, None, np.float32)
 

@@ -1,4 +1,4 @@
-"""Activations on a device: x as contiguous rows that kernels read, and as blocks of codes for "a8" products."""
+"""Activations on a device as blocks of codes, for several products of "a8", "a8_g128" or "a8_g256"."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from .layout import group_activations
 from .layout.activations import BLOCKS, DTYPE, ORDER, nbytes
 from .libraries import Library, cupy_library, library_of
 from .problem import C_TYPES
+
+ALIGNMENT = 16  # bytes of x that kernels read at a time
 
 
 class DeviceActivations(PreparedActivations):
@@ -56,34 +58,24 @@ class DeviceActivations(PreparedActivations):
         return blocks.reshape(rows, -1)[:, : FORMAT.blocks_in(self.shape[-1])]
 
 
-def rows_of(x: Any, k: int) -> Any:
-    """x [..., K] as contiguous rows [M, K] of a type that the kernels read; float64 becomes float32."""
-    import cupy
-
-    if x.dtype.name not in C_TYPES:
-        x = x.astype(np.float32)
-    return aligned(cupy.ascontiguousarray(x)).reshape(x.size // k if k else 0, k)
-
-
-def aligned(x: Any) -> Any:
-    """x, copied if it is a view into an array that starts where kernels cannot read 16 bytes at a time."""
-    return x.copy() if x.data.ptr % 16 else x
-
-
 def quantized(x: Any, activation: Activation = "a8") -> DeviceActivations:
     """An array [..., K] on a CUDA device -> its blocks."""
     library = library_of(x)
     if library is not None and _as_it_is(x, library):
-        values = x if library.contiguous(x) and library.pointer(x) % 16 == 0 else library.copy(x)
-        kind, device = library.name(x.dtype), library.device(x)
+        values, kind, device = _readable(x, library), library.name(x.dtype), library.device(x)
         data = _blocks(library.pointer(values), kind, x.shape, library, device, library.stream(device), activation)
         return DeviceActivations(tuple(x.shape), data, x, kind, library, activation)
     with stream_of(x):
-        found = as_cupy(x)
-        values, by = rows_of(found, found.shape[-1]), cupy_library()
-        kind = values.dtype.name
+        found, by = as_cupy(x), cupy_library()
+        kind = found.dtype.name if found.dtype.name in C_TYPES else "float32"
+        values = _readable(found if found.dtype.name == kind else by.cast(found, kind), by)
         data = _blocks(values.data.ptr, kind, found.shape, by, values.data.device_id, current_stream(), activation)
         return DeviceActivations(found.shape, data if library is None else like(x, data), x, kind, library, activation)
+
+
+def _readable(x: Any, library: Library) -> Any:
+    """x, copied where kernels cannot read it: 16 bytes at a time, in C order."""
+    return x if library.contiguous(x) and library.pointer(x) % ALIGNMENT == 0 else library.copy(x)
 
 
 def _as_it_is(x: Any, library: Library) -> bool:

@@ -10,21 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from qgemm.codec.format import Format
+from qgemm.codec.format import Blocks, Format
 from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
 from qgemm.routing import Layer, check_of_experts, check_routing, check_weights_of, layer_of
 from qgemm.tensor import Tensor
 
 from . import expert_plans, grouped, upload
-from .driver.device import require
 from .expert_arrays import NOTHING, SIZES, Call, Given, Part
 from .kernels.expert_tiles import Size
 from .kernels.moe_decode import MAX_SLOTS, MAX_TOP_K
 from .kernels.routes import launch, route
 from .layout import tile as tiles
 from .problem import C_TYPES, ExpertStride, Output, Problem, Routed, gpu
-from .tensor import SERIALS, DeviceTensor, check_tiled, half_exponent
+from .tensor import SERIALS, DeviceTensor, half_exponent
 
 
 class DeviceExperts(Packed):
@@ -50,18 +49,14 @@ class DeviceExperts(Packed):
         return half_exponent(float(bounds.max()) if bounds.size else 0.0)
 
     @classmethod
-    def pack(cls, tensor: Tensor) -> DeviceExperts:
-        """Upload a Tensor's blocks to the current device, one expert after the other."""
-        check_tiled(tensor)
-        fmt, (e, n, k) = tensor.format, tensor.shape
-        if fmt.plain:
-            raise UnsupportedError(f"{tensor!r}: no GPU kernel multiplies by experts of plain numbers; quantize them")
-        require("to_device()")
+    def pack(cls, tensor: Tensor, blocks: Blocks) -> DeviceExperts:
+        """Upload the blocks of a Tensor [E, N, K] to the current device, one expert after the other."""
         import cupy
 
+        fmt, (e, n, k) = tensor.format, tensor.shape
         data = cupy.empty((e, upload.tiles_nbytes(fmt, n, k)), np.uint8)
         for expert in range(e if data.size else 0):
-            upload.upload(fmt, tensor[expert].blocks, data[expert])
+            upload.upload(fmt, blocks[expert], data[expert])
         made = cls(fmt, (e, n, k), data, tensor.name)
         _ = made.exponent  # now: a CUDA graph that is being captured could not wait
         return made

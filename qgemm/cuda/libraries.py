@@ -25,7 +25,8 @@ Array = Any
 class Library:
     """How one library's CUDA arrays are read and made.
 
-    pointer, device, contiguous: of an array: its address, the number of its device, whether it is in C order.
+    pointer, device, contiguous: of an array: its address, the number of its device (negative for the host), whether
+    it is in C order.
     grad: whether an array may require a gradient, so that no kernel may write into it.
     current_device: the number of the calling thread's device; None where there is one alone.
     stream: device -> the raw handle of its current stream.
@@ -61,7 +62,11 @@ LIBRARIES: dict[type, Library] = {}  # the class of an array -> its library, onc
 
 def library_of(x: Any) -> Library | None:
     """The library of a CUDA array; None of one that only DLPack reads."""
-    kind = type(x)
+    return library_for(type(x))
+
+
+def library_for(kind: type) -> Library | None:
+    """The library of CUDA arrays of a class."""
     if kind not in LIBRARIES:
         cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
         if cupy is not None and kind is cupy.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -54,13 +55,14 @@ def codes_nbytes(activation: str, m: int, k: int) -> int:
 
 
 class Form(NamedTuple):
-    """x as kernels read it, of the type that they call `kind`; transform: what makes it of the call's x, if anything.
+    """x as kernels read it, of the type that they call `kind`.
 
-    nbytes: of the form. kept: whether it lies in a workspace of the stream, else in memory of its own.
+    transform: prepares the launch that makes it of the call's x; None where that is read as it is. nbytes: of the form.
+    kept: whether it lies in a workspace of the stream, else in memory of its own.
     """
 
     kind: str
-    transform: Launchable | None = None
+    transform: Callable[[], Launchable] | None = None
     nbytes: int = 0
     kept: bool = False
 
@@ -77,18 +79,27 @@ class Step(NamedTuple):
 class Plan:
     """enter: launches everything on a raw stream handle, a pointer to x and ARRAYS pointers of each product.
 
-    x_nbytes, y_nbytes: bytes of x and of each y. new: a call for each product that makes its y.
+    x_nbytes, y_nbytes: bytes of x and of each y.
     """
 
     enter: Launchable
     x_nbytes: int
     y_nbytes: tuple[int, ...]
-    new: tuple[Callable[[], Any], ...] = ()
 
 
-def with_outputs(plan: Plan, library: Library, device: int, shapes: Sequence[tuple[int, ...]], dtype: str) -> Plan:
-    """The plan with what makes each y, of a library and of a dtype by NumPy's name."""
-    return replace(plan, new=tuple(library.new(shape, library.dtype(dtype), device) for shape in shapes))
+class Call(NamedTuple):
+    """What a plan is entered with: a raw stream handle, the address of x, and ARRAYS pointers of each product."""
+
+    stream: int
+    x: int
+    pointers: Sequence[int]
+
+
+def launched(call: Call, plan: Callable[..., Plan], *of: Any) -> Plan:
+    """The plan of a call that is the first of its kind, made by plan_of or gated_plan_of, and entered."""
+    made = plan(*of)
+    made.enter(call.stream, call.x, *call.pointers)
+    return made
 
 
 def kernel_for(w: DeviceTensor, source: Source, activation: str) -> Kernel:
@@ -191,20 +202,22 @@ def _form(kernel: Kernel, source: Source, activation: str, device: int, few: boo
         if source.prepared:
             return Form(EIGHT_BITS)
         GROUPED.blocks_in(k, "activations")
-        return Form(EIGHT_BITS, quantize_groups_launch(device, given, k, m, group), codes_nbytes(activation, m, k))
+        return Form(
+            EIGHT_BITS, partial(quantize_groups_launch, device, given, k, m, group), codes_nbytes(activation, m, k)
+        )
     if activation == "a16" or (inside and not source.prepared and kernel is DECODE_A8):
         return Form(given)
     if kernel.takes_q8_1:
         if source.prepared:
             return Form(Q8_1)
         ACTIVATIONS.blocks_in(k, "activations")
-        return Form(Q8_1, quantize_launch(device, given, k, m), codes_nbytes(activation, m, k), few)
+        return Form(Q8_1, partial(quantize_launch, device, given, k, m), codes_nbytes(activation, m, k), few)
     decoded = source.dtype if source.dtype == "float16" else "float32"
     kind, nbytes = C_TYPES[decoded], m * k * ITEMSIZE[decoded]
     if source.prepared:
-        return Form(kind, dequantize_launch(device, kind, k, m), nbytes)
+        return Form(kind, partial(dequantize_launch, device, kind, k, m), nbytes)
     ACTIVATIONS.blocks_in(k, "activations")
-    return Form(kind, round_launch(device, given, kind, k, m), nbytes)
+    return Form(kind, partial(round_launch, device, given, kind, k, m), nbytes)
 
 
 def _picking(indices: tuple[int, ...], count: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
@@ -244,7 +257,7 @@ def _of_form(form: Form, steps: Sequence[Step], device: int, library: Library) -
 
     if transform is None:
         return as_given
-    make, scratch, pointer = transform, library.scratch(form.nbytes, device), library.pointer
+    make, scratch, pointer = transform(), library.scratch(form.nbytes, device), library.pointer
 
     def kept(stream: int, x: int, pointers: tuple[int, ...]) -> None:
         room = workspace(device, stream, "activations", form.nbytes)

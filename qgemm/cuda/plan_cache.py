@@ -1,9 +1,10 @@
-"""The short way of a call: the plan of an earlier one of the same weights, shapes and types, on other pointers.
+"""Products by DeviceTensors: the short way of a call, by the plan of an earlier one of the same weights, shapes and
+types, on other pointers; else the long way (products.py), whose plan is kept for the next.
 
 A DeviceTensor remembers planned calls (`plans`), each twice. By its words alone (activation, dtype, which arrays are
 given, which weights), the last one of such a call: where arrays are like those that it had, which one call of their
 library says, nothing is left but addresses. By the shapes and types of all arrays as well: they are looked at one by
-one, and copied where a kernel could not read them. What fits neither returns None: the long way says why.
+one, and copied where a kernel could not read them. What fits neither goes the long way.
 
 All arrays of a call are one tuple here: x, the outputs that are given, then what is added, in the order of products.
 """
@@ -16,15 +17,16 @@ from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 from qgemm.arguments import NO_EPILOGUE, Epilogue, Gated
+from qgemm.arguments import epilogues as epilogues_of
 
-from .activations import DeviceActivations
+from .activations import ALIGNMENT, DeviceActivations
 from .libraries import LIBRARIES, Library
 from .plan import Plan
 from .problem import C_TYPES
+from .products import Made, multiply, multiply_gated
 from .tensor import DeviceTensor
 
 MAX_PLANS = 256  # entries that a tensor remembers
-ALIGNMENT = 16  # bytes that kernels read of x at a time
 
 _serial = attrgetter("serial")
 
@@ -45,7 +47,7 @@ class Planned:
         self.like: Callable[..., bool] = lambda *arrays: False
 
 
-def again(
+def product(
     w: DeviceTensor,
     x: Any,
     activation: str | None,
@@ -55,7 +57,7 @@ def again(
     dtype: Any,
     gated: Gated | None = None,
 ) -> Any:
-    """y of `qgemm.matmul`, computed as before; None if there is no plan for these arguments.
+    """y of `qgemm.matmul`, computed as before; by the long way if there is no plan for these arguments.
 
     gated: what the product by w gates, for y of `qgemm.gated`.
     """
@@ -75,10 +77,19 @@ def again(
         y = planned.run(*arrays)
         if y is not None:
             return y
-    return _by_shapes(plans, words, arrays)
+    y = _by_shapes(plans, words, arrays)
+    if y is not None:
+        return y
+    added = NO_EPILOGUE if bias is None and residual is None else Epilogue(bias, residual)
+    if gated is None:
+        made = multiply(x, [w], activation, [added], [out], dtype)
+    else:
+        made = multiply_gated(x, w, gated, activation, bias, out, dtype)
+    _remember(made, x, [w], [added], [out], dtype, gated)
+    return made.ys[0]
 
 
-def again_many(
+def products(
     x: Any,
     weights: Sequence[Any],
     activation: str | None,
@@ -86,9 +97,9 @@ def again_many(
     outs: Sequence[Any] | None,
     dtype: Any,
 ) -> list[Any] | None:
-    """The list of `qgemm.matmul_many`, computed as before; None if there is no plan for these arguments.
+    """The list of `qgemm.matmul_many`, computed as before; by the long way if there is no plan for these arguments.
 
-    epilogues: None if nothing is added to any product.
+    epilogues: None if nothing is added to any product. None if not all weights are DeviceTensors.
     """
     try:
         plans = weights[0].plans
@@ -105,7 +116,13 @@ def again_many(
         if ys is not None:
             return ys
     ys = _by_shapes(plans, words, arrays)
-    return ys
+    if ys is not None:
+        return ys
+    added = epilogues_of(len(weights), None, None, outs) if epilogues is None else epilogues
+    targets = [None] * len(weights) if outs is None else outs
+    made = multiply(x, weights, activation, added, targets, dtype)
+    _remember(made, x, weights, added, targets, dtype)
+    return made.ys
 
 
 def of_one(
@@ -194,18 +211,19 @@ class Slots(NamedTuple):
     residual: int
 
 
-def remember(
-    plan: Plan,
+def _remember(
+    made: Made,
     x: Any,
     weights: Sequence[DeviceTensor],
-    activation: str | None,
     epilogues: Sequence[Epilogue],
     outs: Sequence[Any],
     dtype: Any,
-    library: Library,
     gated: Gated | None = None,
 ) -> None:
     """Keep the plan of a call with its first weights, unless kernels got a bias or residual in another type."""
+    plan, library, activation = made.plan, made.library, made.activation
+    if plan is None or library is None or len(made.ys) != len(plan.y_nbytes):
+        return
     given = None if all(one is NO_EPILOGUE for one in epilogues) else epilogues
     targets = None if all(out is None for out in outs) else outs
     if len(weights) == 1:
@@ -222,12 +240,14 @@ def remember(
     plans = weights[0].plans
     if len(plans) >= MAX_PLANS:
         plans.clear()
-    run = _running(plan, arrays, written, weights, epilogues, gated is not None, len(outs) == 1, library)
+    new = [library.new(y.shape, library.dtype(made.dtype), weights[0].device) for y in made.ys]
+    run = _running(plan, new, arrays, written, weights, epilogues, gated is not None, len(outs) == 1, library)
     plans[key] = Planned(run, written, weights[0].device)
 
 
 def _running(
     plan: Plan,
+    new: Sequence[Callable[[], Any]],
     arrays: Arrays,
     written: int,
     weights: Sequence[DeviceTensor],
@@ -236,11 +256,11 @@ def _running(
     one: bool,
     library: Library,
 ) -> Callable[..., Any]:
-    """Planned.run of a call that had these arrays. one: whether it gives one y, not a list."""
+    """Planned.run of a call that had these arrays. new: what makes each y. one: whether it gives one y, not a list."""
     device, pointer, stream, here = weights[0].device, library.pointer, library.stream, library.current_device
-    enter, new = plan.enter, plan.new
+    enter = plan.enter
     if one and len(arrays) == 1 + written and not gated:
-        return _one(plan, weights[0].pointer, bool(written), device, library)
+        return _one(plan, new[0], weights[0].pointer, bool(written), device, library)
     slots = _slots(epilogues, written, len(arrays), gated)
     constants = 0, *(w.pointer for w in weights)
     first = len(constants)
@@ -278,10 +298,12 @@ def _are_apart(at: Sequence[int], apart: Sequence[tuple[int, int, int, int, bool
     return True
 
 
-def _one(plan: Plan, w: int, written: bool, device: int, library: Library) -> Callable[..., Any]:
+def _one(
+    plan: Plan, new: Callable[[], Any], w: int, written: bool, device: int, library: Library
+) -> Callable[..., Any]:
     """Planned.run of one product to which nothing is added: the same, without loops."""
     enter, pointer, stream, here = plan.enter, library.pointer, library.stream, library.current_device
-    x_nbytes, (y_nbytes,), (new,) = plan.x_nbytes, plan.y_nbytes, plan.new
+    x_nbytes, (y_nbytes,) = plan.x_nbytes, plan.y_nbytes
 
     def into(x: Any, y: Any) -> Any:
         if here is not None and here() != device:

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from qgemm.codec.format import Format, float_dtype
+from qgemm.codec.format import Blocks, Format, float_dtype
 from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
 from . import upload
-from .driver.device import require
 from .kernels.panels import dense, plain_dtype
 from .problem import C_TYPES
 from .rows import gathered
@@ -44,16 +43,9 @@ class DeviceTensor(Packed):
         self.plans: dict[Any, Any] = {}  # see qgemm/cuda/plan_cache.py
 
     @classmethod
-    def pack(cls, tensor: Tensor) -> DeviceTensor:
-        """Upload a Tensor's blocks to the current device and reorder them into tiles there."""
-        fmt = tensor.format
-        check_tiled(tensor)
-        if tensor.ndim != 2:
-            raise UnsupportedError(
-                f"only a matrix (N, K), or experts (E, N, K), goes to a device, got {tensor!r}; index its leading axes"
-            )
-        require("to_device()")
-        (n, k), blocks = tensor.shape, tensor.blocks
+    def pack(cls, tensor: Tensor, blocks: Blocks) -> DeviceTensor:
+        """Upload the blocks of a Tensor [N, K] to the current device and reorder them into tiles there."""
+        fmt, (n, k) = tensor.format, tensor.shape
         if fmt.plain:
             import cupy
 
@@ -100,14 +92,13 @@ class DeviceTensor(Packed):
         return f"<DeviceTensor{name} {self.format} {' x '.join(map(str, self.shape))} on cuda:{self.data.device.id}>"
 
 
-def check_tiled(tensor: Tensor) -> None:
-    """UnsupportedError for a format that no kernel reads."""
-    fmt = tensor.format
+def check_tiled(fmt: Format, who: str) -> None:
+    """UnsupportedError, which names `who`, for a format that no kernel reads."""
     if fmt.levels is None and not fmt.plain:
-        raise UnsupportedError(f"{tensor!r}: {fmt} has no decoder, so it cannot be multiplied")
+        raise UnsupportedError(f"{who}: {fmt} has no decoder, so it cannot be multiplied")
     if not fmt.tiled and not fmt.plain:
         why = f"{fmt} has no device tile"
-        raise UnsupportedError(f"{tensor!r}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
+        raise UnsupportedError(f"{who}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
 
 
 def as_numbers(fmt: Format, blocks: Any) -> Any:

@@ -1,22 +1,34 @@
-"""Launching kernels through the driver's cuLaunchKernelEx, for what CuPy's launch lacks.
+"""Launching kernels through the driver's cuLaunchKernelEx, for what CuPy's launch lacks, and tensor maps of x.
 
 That is clusters, and programmatic dependent launch: a kernel launched so may start while the one before it in the
 stream still runs; it prefetches what never changes and waits (griddepcontrol.wait) before it touches what the other
 writes. Works inside stream capture.
+
+A tensor map says how the tensor memory accelerator of sm_90 finds a box of x; the driver encodes it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from typing import Any
+
+from qgemm.cuda.jit import twins
+from qgemm.cuda.problem import EIGHT_BITS
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: of a thread in which nothing has called CUDA's runtime yet
 PROGRAMMATIC = 90  # the first compute capability that launches so
+MAP_TYPES = {"half": 6, "bf16": 9, EIGHT_BITS: 0}  # CU_TENSOR_MAP_DATA_TYPE_...; of bytes without a sign
+NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS = 0, 3, 3, 0
+MAP_ITEMSIZE = {"half": 2, "bf16": 2, EIGHT_BITS: 1}
+BOX_BYTES = 128  # of a row: what the swizzle permutes
+MAX_MAPS = 16  # tensor maps of a launch: x mostly lies where it lay before
 
 
 class _Attribute(ctypes.Structure):
@@ -143,5 +155,69 @@ def _entering(room: Callable[[], Any], fill: Callable[..., None], attributes: in
                 status = launch(*arguments)
             check(status, "the launch failed")
         put(mine)
+
+    return enter
+
+
+class TensorMap(twins.TensorMap):
+    """A CUtensorMap that the driver encodes."""
+
+    @classmethod
+    def aligned(cls) -> TensorMap:
+        """A new one at an aligned address."""
+        room = ctypes.create_string_buffer(ctypes.sizeof(cls) + cls.ALIGNMENT)
+        found = cls.from_buffer(room, -ctypes.addressof(room) % cls.ALIGNMENT)
+        return found
+
+    def encode(self, pointer: int, kind: str, rows: int, columns: int, box_rows: int) -> None:
+        """Encode a row-major matrix of numbers at a multiple of 16; boxes of 128 bytes a row, swizzled for wgmma."""
+        of_shape = _of_shape(MAP_ITEMSIZE[kind], rows, columns, box_rows)
+        status = driver().cuTensorMapEncodeTiled(
+            ctypes.byref(self), MAP_TYPES[kind], 2, ctypes.c_void_p(pointer), *of_shape
+        )
+        check(status, f"no tensor map for x [{rows}, {columns}] of {kind} at {pointer:#x}")
+
+
+@lru_cache
+def _of_shape(itemsize: int, rows: int, columns: int, box_rows: int) -> tuple[Any, ...]:
+    """The arguments of the encoder behind the pointer: sizes, strides, box and modes."""
+    sizes, strides = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * itemsize)
+    box, steps = (ctypes.c_uint32 * 2)(BOX_BYTES // itemsize, box_rows), (ctypes.c_uint32 * 2)(1, 1)
+    return sizes, strides, box, steps, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS
+
+
+def by_tensor_map(
+    box: Any, partials: Callable[[int], int], function: Any, arguments: Sequence[Any], *of_launch: Any
+) -> Callable[..., None]:
+    """A call of a kernel whose first argument is the tensor map of x, with a raw stream handle, x, w and more pointers.
+
+    box: of the map, behind the pointer. partials: stream -> the address of its workspace. function, arguments (behind
+    the map), of_launch (grid, block, shared, pointers, count, cluster): of Launch, whose pointers are the workspace, w
+    and those behind w.
+
+    A launch is taken by the x that its map was encoded for, and put back: threads never share one.
+    """
+    grid, block, shared, *filled = of_launch
+    launches = OrderedDict[int, tuple[TensorMap, Callable[..., None]]]()  # by x
+    partials_of: dict[int, int] = {}  # by stream
+
+    def encoded(x: int) -> tuple[TensorMap, Callable[..., None]]:
+        tensor_map = None
+        if len(launches) >= MAX_MAPS:
+            with suppress(KeyError):  # other threads have taken all
+                _, (tensor_map, launch) = launches.popitem(last=False)
+        if tensor_map is None:
+            tensor_map = TensorMap.aligned()
+            launch = Launch(function, grid, block, shared, (tensor_map, *arguments), *filled).enter
+        tensor_map.encode(x, *box)
+        return tensor_map, launch
+
+    def enter(stream: int, x: int, w: int, *others: int) -> None:
+        room = partials_of.get(stream)
+        if room is None:
+            room = partials_of[stream] = partials(stream)
+        mine = launches.pop(x, None) or encoded(x)
+        mine[1](stream, room, w, *others)
+        launches[x] = mine
 
     return enter

@@ -42,6 +42,11 @@ def workspace(device: int, stream: int, use: str, nbytes: int) -> Workspace:
     return found
 
 
+def address(device: int, use: str, nbytes: int, stream: int) -> int:
+    """Where the workspace of a stream lies; 0 of no bytes."""
+    return workspace(device, stream, use, nbytes).pointer if nbytes else 0
+
+
 def _new(nbytes: int) -> Workspace:
     """Zero before any kernel starts, whatever the caller's stream does, being captured included."""
     import cupy

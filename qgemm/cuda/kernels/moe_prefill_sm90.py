@@ -12,8 +12,7 @@ from functools import lru_cache
 from math import hypot
 
 from qgemm.codec.format import Format
-from qgemm.cuda.driver.launch import Launch
-from qgemm.cuda.driver.tensor_map import TensorMap
+from qgemm.cuda.driver.launch import Launch, TensorMap
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load

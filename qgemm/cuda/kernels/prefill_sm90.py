@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from functools import partial
 
-from qgemm.cuda.driver.launch import Launch
-from qgemm.cuda.driver.tensor_map import TensorMap
-from qgemm.cuda.driver.workspace import workspace
+from qgemm.cuda.driver.launch import by_tensor_map
+from qgemm.cuda.driver.workspace import address
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.jit.twins import Divisor, EpilogueArguments, Outputs, StreamK, Types
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
 
 from . import sm90_cost
-from .kernel import Kernel, Launchable
+from .kernel import Kernel
 from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template
 from .sm90_grid import PAIR, Grid, grid_of
 
+PARTIALS = "sm90 partials"  # what the workspace is for
 FLAG = 4  # bytes of what says that a part is complete
-MAX_MAPS = 16  # tensor maps of a launch: x mostly lies where it lay before
 
 
 def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
@@ -84,48 +80,14 @@ class PrefillLaunch:
         stream_k = stream_k_of(grid, of_y, units, -(-row_blocks // config.row_blocks))
         count, cluster = 2 + len(Outputs._fields_), PAIR if grid.cluster_split_k else 0
 
-        def of_map(tensor_map: TensorMap) -> Launchable:
-            arguments = (tensor_map, w, pointers.epilogue, partials, *sizes, stream_k)
-            return Launch(function, grid.ctas, block, shared, arguments, pointers, count, cluster).enter
-
-        box = p.x, p.m, p.k, min(p.m, config.tokens)
-        self.enter = entering(of_map, box, p.device, workspace_size)
+        arguments = (w, pointers.epilogue, partials, *sizes, stream_k)
+        box, room = (p.x, p.m, p.k, min(p.m, config.tokens)), partial(address, p.device, PARTIALS, workspace_size)
+        self.enter = by_tensor_map(box, room, function, arguments, grid.ctas, block, shared, pointers, count, cluster)
         self.grid, self.template, self.workspace_size = grid, template, workspace_size
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
         """See `enter`."""
         self.enter(stream, x, w, y, bias, residual)
-
-
-def entering(of_map: Callable[[TensorMap], Launchable], box: Any, device: int, workspace_size: int) -> Launchable:
-    """What takes a launch whose tensor map is that of x, and puts it back: threads never share one.
-
-    box: of the map, behind the pointer. What is called has a stream, x, w and the pointers that are filled behind w.
-    """
-    launches = OrderedDict[int, tuple[TensorMap, Launchable]]()  # by the x that its map was encoded for
-    partials_of: dict[int, int] = {}  # by stream
-
-    def encoded(x: int) -> tuple[TensorMap, Launchable]:
-        tensor_map = None
-        if len(launches) >= MAX_MAPS:
-            with suppress(KeyError):  # other threads have taken all
-                _, (tensor_map, launch) = launches.popitem(last=False)
-        if tensor_map is None:
-            tensor_map = TensorMap.aligned()
-            launch = of_map(tensor_map)
-        tensor_map.encode(x, *box)
-        return tensor_map, launch
-
-    def enter(stream: int, x: int, w: int, *others: int) -> None:
-        partials = partials_of.get(stream)
-        if partials is None:
-            partials = workspace(device, stream, "sm90 partials", workspace_size).pointer if workspace_size else 0
-            partials_of[stream] = partials
-        mine = launches.pop(x, None) or encoded(x)
-        mine[1](stream, partials, w, *others)
-        launches[x] = mine
-
-    return enter
 
 
 def takes(p: Problem) -> bool:

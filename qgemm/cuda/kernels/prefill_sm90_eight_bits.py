@@ -11,8 +11,8 @@ from qgemm.codec.eight_bits import level_range
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.configs import read
-from qgemm.cuda.driver.launch import Launch
-from qgemm.cuda.driver.tensor_map import TensorMap
+from qgemm.cuda.driver.launch import by_tensor_map
+from qgemm.cuda.driver.workspace import address
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
@@ -21,8 +21,8 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, Problem
 
 from .choices import fastest
-from .kernel import Kernel, Launchable
-from .prefill_sm90 import entering, stream_k_of, workspace_bytes
+from .kernel import Kernel
+from .prefill_sm90 import PARTIALS, stream_k_of, workspace_bytes
 from .sm90_config import Sm90Config, pipeline_template, stages_of
 from .sm90_cost import Measured, model, work_of
 from .sm90_grid import PAIR, grid_of
@@ -92,14 +92,13 @@ class EightBitLaunch:
         stream_k = stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks))
         cluster = PAIR if grid.cluster_split_k else 0
 
-        def of_map(tensor_map: TensorMap) -> Launchable:
-            arguments = (tensor_map, w, x_scales, pointers.epilogue, partials, *sizes, stream_k)
-            shared, filled = int(constants["SMEM_BYTES"]), 3 + len(Outputs._fields_)
-            return Launch(function, grid.ctas, config.threads, shared, arguments, pointers, filled, cluster).enter
-
+        arguments = (w, x_scales, pointers.epilogue, partials, *sizes, stream_k)
+        shared, count_of_pointers = int(constants["SMEM_BYTES"]), 3 + len(Outputs._fields_)
         box = EIGHT_BITS, rows, group_activations.columns_of(p.k), config.tokens
         scales_at = group_activations.scales_at(p.m, p.k)
-        of_x = entering(of_map, box, p.device, workspace_bytes(grid, count, config))
+        room = partial(address, p.device, PARTIALS, workspace_bytes(grid, count, config))
+        of_launch = grid.ctas, config.threads, shared, pointers, count_of_pointers, cluster
+        of_x = by_tensor_map(box, room, function, arguments, *of_launch)
 
         def enter(stream: int, x: int, w: int, *of_y: int) -> None:
             of_x(stream, x, w, x + scales_at, *of_y)

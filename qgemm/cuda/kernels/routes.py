@@ -154,8 +154,9 @@ def route(p: Problem) -> Route:
 
 @lru_cache(maxsize=MAX_LAUNCHES)
 def launch(kernel: Kernel, p: Problem) -> Launchable:
-    """The launch of a kernel for a problem, by the config that the kernel chooses; kept."""
-    return kernel.launch(p, kernel.choose(p))
+    """The launch of a kernel for a problem, by the config that the kernel ranks first; kept."""
+    config, _ = kernel.ranked(p)[0]
+    return kernel.launch(p, config)
 
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:

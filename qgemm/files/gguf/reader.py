@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 
 from qgemm.errors import GGUFError, NameNotFoundError
-from qgemm.files.paths import PathLike, path_string, shown, shown_path
+from qgemm.files.paths import PathLike, shown, shown_path
 from qgemm.files.shards import ShardName, shard_name
 from qgemm.tensor import Tensor
 
 from . import parts as gguf_parts
 from .header import Place
 from .layout import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, Value, read_value
-from .shard import Shard, StoredBlocks
+from .shard import Shard
 
 
 class Metadata(Mapping[str, Value]):
@@ -59,12 +59,11 @@ class GGUFFile(Mapping[str, Tensor]):
         self._places: dict[str, tuple[str, int]] = {}
         stored: dict[str, Tensor] = {}
         for shard in shards:
-            for name, entry in shard.header.tensors.items():
+            for name, tensor in shard.tensors():
                 if name in stored:
                     raise self._refusal(shard.path, name, f"is also in {shown_path(self._places[name][0])}")
-                blocks = StoredBlocks(shard, entry)
-                stored[name] = Tensor(entry.format, entry.shape, blocks, name, blocks.read)
-                self._places[name] = shard.path, entry.offset
+                stored[name] = tensor
+                self._places[name] = shard.path, shard.header.tensors[name].offset
         for shard in shards:
             total = shard.header.split.tensors
             if total not in (None, len(stored)) and not part:
@@ -165,7 +164,7 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
     its subclass GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
     """
     with ExitStack() as undo:
-        first = undo.enter_context(closing(Shard(path_string(path), copy=copy)))
+        first = undo.enter_context(closing(Shard(path, copy=copy)))
         shards = [first]
         for sibling in () if part else _siblings(first):
             shard = undo.enter_context(closing(Shard(sibling, copy=copy)))

@@ -8,6 +8,7 @@ any mapping does; `read`, and blocks that are copied, come through the descripto
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from mmap import ACCESS_READ, mmap
 from threading import Lock
@@ -18,7 +19,8 @@ import numpy as np
 
 from qgemm.codec.format import Blocks
 from qgemm.errors import GGUFError
-from qgemm.files.paths import Opened, shown_path, system_errors
+from qgemm.files.paths import Opened, PathLike, path_string, shown_path, system_errors
+from qgemm.tensor import Tensor
 
 from .header import Entry, read_header
 
@@ -34,9 +36,9 @@ class Link(NamedTuple):
 class Shard:
     """One open file: its header, its mapping, and the guard between its bytes and their readers."""
 
-    def __init__(self, path: str, fd: int | None = None, copy: bool = False) -> None:
+    def __init__(self, path: PathLike, fd: int | None = None, copy: bool = False) -> None:
         """fd: of the file, if it is open already. copy: blocks are read into memory when they are first used."""
-        self.path = path
+        self.path = path = path_string(path)
         self._absolute = os.path.abspath(path)
         self._file = Opened(path, fd=fd)
         with ExitStack() as undo, system_errors(path, "read"):
@@ -57,6 +59,12 @@ class Shard:
         self._file.check()  # reading behind a new end would be a SIGBUS
         assert self._mapped is not None, "there is none only once the file is closed"
         return self._mapped
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor by its name, in the file's order; its blocks stay in the file until they are asked for."""
+        for name, entry in self.header.tensors.items():
+            blocks = StoredBlocks(self, entry)
+            yield name, Tensor(entry.format, entry.shape, blocks, name, blocks.read)
 
     def blocks(self, entry: Entry) -> Blocks:
         """The blocks [..., N, K / weights per block] of a tensor, read-only: a view of the mapping, or a copy."""

@@ -1,0 +1,165 @@
+"""The walks of docs/architecture.md: at most eight files from matmul to the launch, and from a file to tiles.
+
+They are traced in first calls over the stand-in of tests/cupy_like.py: all but NVRTC and the driver runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from mmap import mmap
+from pathlib import Path
+from types import SimpleNamespace
+
+import cupy_like
+import numpy as np
+import pytest
+from walks import ABOUT, ITSELF, MOST, Hand, climbs, files, traced
+
+import qgemm
+from qgemm import cuda
+from qgemm.cuda import libraries, plan, plan_cache, products
+from qgemm.cuda.driver import launch, workspace
+from qgemm.cuda.jit import load
+from qgemm.cuda.kernels import activations, routes
+from qgemm.cuda.plan import Plan, Source
+from qgemm.cuda.problem import Gpu, Problem
+from qgemm.cuda.tensor import DeviceTensor
+from qgemm.files.gguf.header import Entry
+from qgemm.files.gguf.shard import Shard, StoredBlocks
+
+N, K = 4160, 512
+KEPT = (  # launches, which would be those of the stand-in
+    routes.launch, activations.quantize_launch, activations.round_launch, activations.quantize_groups_launch,
+)  # fmt: skip
+OF_X = Source, Problem, Plan, launch.Launch, launch.TensorMap
+OF_W = qgemm.GGUFFile, Shard, mmap, Entry, StoredBlocks
+READING_ORDER = (Path(__file__).parents[1] / "docs" / "reading-order.md").read_text()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device of the stand-in, whose driver takes every call -> the names of those calls."""
+    called = []
+    cupy = cupy_like.install(monkeypatch)
+    names = "cuThreadExchangeStreamCaptureMode", "cuFuncSetAttribute", "cuLaunchKernelEx", "cuTensorMapEncodeTiled"
+    driver = SimpleNamespace(**{name: lambda *_, name=name: called.append(name) or 0 for name in names})
+    for module in (launch, workspace):
+        monkeypatch.setattr(module, "driver", lambda: driver)
+    monkeypatch.setattr(launch, "_make_context_current", lambda: None)
+    monkeypatch.setattr(workspace, "_made", {})
+    monkeypatch.setattr(load, "_function", lambda *_: (Function(called), False))
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    monkeypatch.setattr(plan, "gpu", lambda number: Gpu(number, 90, 132))
+    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
+    monkeypatch.setattr(plan_cache, "LIBRARIES", known)
+    for kept in KEPT:
+        kept.cache_clear()
+    cupy.cuda.Event = lambda **_: SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
+    cupy.cuda.alloc_pinned_memory = bytearray
+    cupy.cuda.get_current_stream().synchronize = lambda: None
+    copy = lambda memory, host, size, stream: ctypes.memmove(memory.ptr, host, size)  # noqa: E731
+    monkeypatch.setattr(cupy_like.Memory, "copy_from_host_async", copy, raising=False)
+    yield called
+    for kept in KEPT:
+        kept.cache_clear()
+
+
+class Function:
+    """Stands for a kernel as CuPy has it."""
+
+    ptr = 1
+
+    def __init__(self, called: list[str]) -> None:
+        self.called = called
+
+    def __call__(self, *_: object) -> None:
+        self.called.append("a kernel by CuPy")
+
+
+def walk_of_x(m: int, activation: str, fmt: str) -> list[Hand]:
+    """What the first product of x [m, K], float16, hands from file to file."""
+    x, w = cupy_like.zeros((m, K), np.float16), DeviceTensor(qgemm.FORMATS[fmt], (N, K), cupy_like.zeros(16, np.uint8))
+    address = x.data.ptr
+
+    def kind(value):
+        if isinstance(value, np.ndarray):
+            return ITSELF if np.may_share_memory(value, x) else None
+        return ITSELF if type(value) is int and value == address else ABOUT if isinstance(value, OF_X) else None
+
+    return traced(lambda: qgemm.matmul(x, w, activation), kind)
+
+
+WALKS = {
+    "decode": (1, "a16", "q4_0"),
+    "decode of 16": (16, "a16", "iq4_nl"),
+    "decode_a8": (1, "a8", "q4_0"),
+    "decode_a8, x in blocks": (8, "a8", "q4_k"),
+    "prefill_sm90": (70, "a16", "q4_0"),
+    "prefill_sm90, rounded x": (70, "a8", "q4_0"),
+    "prefill_sm90_eight_bits": (300, "a8_g256", "q4_0"),
+}
+
+
+@pytest.mark.parametrize("call", WALKS.values(), ids=WALKS)
+def test_x_from_matmul_to_the_launch(device, call):
+    """In at most eight files, x itself from each to the next alone."""
+    hands = walk_of_x(*call)
+    assert "cuLaunchKernelEx" in device
+    assert (files(hands)[0], files(hands)[-1]) == ("ops.py", "cuda/driver/launch.py")
+    assert climbs(hands) == []
+    assert len(files(hands)) <= MOST, files(hands)
+
+
+def test_w_from_the_file_to_tiles(device, tmp_path):
+    """What opens the file and what packs the tensor: two calls, and at most eight files in both."""
+    path = str(tmp_path / "model.gguf")
+    values = np.random.default_rng(0).standard_normal((256, K)).astype(np.float32)
+    qgemm.write(path, {"w": qgemm.quantize(values, "q4_0")}, {})
+
+    def kind(value):
+        if isinstance(value, qgemm.Tensor) or (isinstance(value, np.ndarray) and value.nbytes > K):
+            return ITSELF
+        return ABOUT if isinstance(value, OF_W) or (isinstance(value, str) and value == path) else None
+
+    opened, made = [], []
+    opening = traced(lambda: opened.append(qgemm.open(path)["w"]), kind)
+    packing = traced(lambda: made.append(opened[0].to_device()), kind)
+    assert device == ["a kernel by CuPy"]
+    assert made[0].shape == (256, K)
+    assert climbs(opening) == climbs(packing) == []
+    assert (files(opening)[0], files(packing)[0], files(packing)[-1]) == (
+        "files/gguf/reader.py", "tensor.py", "cuda/upload.py",
+    )  # fmt: skip
+    assert len(files(opening + packing)) <= MOST, files(opening + packing)
+    assert named("Weights on a GPU") == files(opening + packing)
+
+
+def test_reading_order_is_that_of_the_walks(device):
+    """docs/reading-order.md names the files of a first product at M = 1 as they are opened, and no others."""
+    assert named("A product on a GPU") == files(walk_of_x(1, "a16", "q4_0"))
+
+
+def named(title: str) -> list[str]:
+    """The files that open an item of a walk of docs/reading-order.md."""
+    (walk,) = re.findall(rf"\*\*{title}.*?\*\*\n(.*?)\n\*\*", READING_ORDER, re.DOTALL)
+    return re.findall(r"^\d\. `qgemm/([\w/]+\.py)`", walk, re.MULTILINE)
+
+
+def test_climbs_are_seen():
+    """A call upwards, a file that hands x on to a second one, a second way of x to a file."""
+    down = [Hand("", "a", ITSELF), Hand("a", "b", ITSELF), Hand("b", "q", ABOUT), Hand("b", "c", ITSELF)]
+    assert climbs(down) == []
+    assert climbs([*down, Hand("c", "b", ABOUT)]) == ["c -> b goes up"]
+    assert climbs([*down, Hand("b", "d", ITSELF)]) == ["b -> d does not follow on c"]
+    assert climbs([*down, Hand("a", "c", ITSELF)]) == ["a -> c does not follow on c"]
+    assert files(down) == ["a", "b", "q", "c"]
+
+
+def test_a_detour_is_seen(device, monkeypatch):
+    """Of the code itself: a function of another file that products.py would ask about x."""
+    plain = products._rows
+    monkeypatch.setattr(products, "_rows", lambda x, k: qgemm.arrays.on_cuda(x) and plain(x, k))
+    hands = walk_of_x(1, "a16", "q4_0")
+    assert climbs(hands)
+    assert "arrays.py" in files(hands)
