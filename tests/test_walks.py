@@ -10,6 +10,7 @@ import re
 from mmap import mmap
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cupy_like
 import numpy as np
@@ -77,7 +78,21 @@ class Function:
         self.called.append("a kernel by CuPy")
 
 
-def walk_of_x(m: int, activation: str, fmt: str) -> list[Hand]:
+def matmul(x: Any, w: Any, activation: str) -> Any:
+    """With all that a product may add, of other types than y."""
+    bias, residual = cupy_like.zeros(N, np.float32), cupy_like.zeros((len(x), N), np.float16)
+    return qgemm.matmul(x, w, activation, bias=bias, residual=residual, out=cupy_like.zeros((len(x), N), np.float32))
+
+
+PRODUCTS = {
+    "matmul": qgemm.matmul,
+    "bias, residual, out": matmul,
+    "matmul_many": lambda x, w, activation: qgemm.matmul_many(x, [w, w], activation),
+    "gated": lambda x, w, activation: qgemm.gated(x, w, w, activation=activation),
+}
+
+
+def walk_of_x(m: int, activation: str, fmt: str, product: str = "matmul") -> list[Hand]:
     """What the first product of x [m, K], float16, hands from file to file."""
     x, w = cupy_like.zeros((m, K), np.float16), DeviceTensor(qgemm.FORMATS[fmt], (N, K), cupy_like.zeros(16, np.uint8))
     address = x.data.ptr
@@ -87,7 +102,7 @@ def walk_of_x(m: int, activation: str, fmt: str) -> list[Hand]:
             return ITSELF if np.may_share_memory(value, x) else None
         return ITSELF if type(value) is int and value == address else ABOUT if isinstance(value, OF_X) else None
 
-    return traced(lambda: qgemm.matmul(x, w, activation), kind)
+    return traced(lambda: PRODUCTS[product](x, w, activation), kind)
 
 
 WALKS = {
@@ -101,10 +116,11 @@ WALKS = {
 }
 
 
+@pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("call", WALKS.values(), ids=WALKS)
-def test_x_from_matmul_to_the_launch(device, call):
+def test_x_from_matmul_to_the_launch(device, call, product):
     """In at most eight files, x itself from each to the next alone."""
-    hands = walk_of_x(*call)
+    hands = walk_of_x(*call, product)
     assert "cuLaunchKernelEx" in device
     assert (files(hands)[0], files(hands)[-1]) == ("ops.py", "cuda/driver/launch.py")
     assert climbs(hands) == []
