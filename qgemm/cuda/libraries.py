@@ -25,8 +25,7 @@ Array = Any
 class Library:
     """How one library's CUDA arrays are read and made.
 
-    pointer, device, contiguous: of an array: its address, the number of its device (negative for the host), whether
-    it is in C order.
+    pointer, device, contiguous: of an array: its address, the number of its device, whether it is in C order.
     grad: whether an array may require a gradient, so that no kernel may write into it.
     current_device: the number of the calling thread's device; None where there is one alone.
     stream: device -> the raw handle of its current stream.

@@ -228,7 +228,7 @@ def _picking(indices: tuple[int, ...], count: int) -> Callable[[tuple[int, ...]]
 
 
 def _entering(steps: Sequence[Step], device: int, library: Library) -> Launchable:
-    """All steps as one call. A lone launch of x as it is needs nothing around it."""
+    """All steps as one call. A single launch of x as it is needs nothing around it."""
     if len(steps) == 1 and steps[0].form.transform is None:
         return steps[0].launch
     groups = [_of_form(form, some, device, library) for form, some in _by_form(steps)]

@@ -240,7 +240,7 @@ def _remember(
     plans = weights[0].plans
     if len(plans) >= MAX_PLANS:
         plans.clear()
-    new = [library.new(y.shape, library.dtype(made.dtype), weights[0].device) for y in made.ys]
+    new = [library.new(tuple(y.shape), library.dtype(made.dtype), weights[0].device) for y in made.ys]
     run = _running(plan, new, arrays, written, weights, epilogues, gated is not None, len(outs) == 1, library)
     plans[key] = Planned(run, written, weights[0].device)
 

@@ -121,7 +121,7 @@ def _taken(x: Any, weights: Sequence[Any], activation: str | None) -> Iterator[t
     kind = check_activation(activation, prepared)
     source = x.like if prepared else x
     library = library_for(type(source))
-    there = on_cuda(source) if library is None else library.device(source) >= 0
+    there = on_cuda(source) if library is None else not library.grad or source.is_cuda  # torch has tensors elsewhere
     for w in weights:
         if not there or isinstance(w, Tensor) or not isinstance(w, Packed):
             raise misplaced(x, w)

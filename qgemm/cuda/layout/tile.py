@@ -68,7 +68,7 @@ def tiles_shape(fmt: Format, n: int, k: int) -> tuple[int, int, int]:
 
 
 def k_blocks(fmt: Format) -> int:
-    """Spans of 64 columns in a tile of a format."""
+    """The k_blocks, of 64 columns each, of a tile of a format."""
     return columns(fmt) // K_BLOCK
 
 
