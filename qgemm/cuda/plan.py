@@ -109,6 +109,7 @@ def kernel_for(w: DeviceTensor, source: Source, activation: str) -> Kernel:
 
 def plan_of(
     weights: Sequence[DeviceTensor],
+    kernels: Sequence[Kernel],
     outputs: Sequence[Output],
     source: Source,
     activation: str,
@@ -117,9 +118,10 @@ def plan_of(
 ) -> Plan:
     """The launches of products by weights that share a device and K; scratch memory is the library's.
 
-    gated: the first of two products, which share a launch, is the gate of the second.
+    kernels: that serves each product, as kernel_for has it. gated: the first of two products, which share a launch, is
+    the gate of the second.
     """
-    device, jobs = weights[0].device, _jobs(weights, source, activation)
+    device, jobs = weights[0].device, _jobs(weights, kernels)
     few = all(kernel.products > 1 for kernel, _ in jobs)
     total = sum(prod(w.shape) for w in weights)
     inside = len(jobs) == 1 and few and quantizes_inside(source.m, source.k, total, gpu(device).sm)
@@ -137,6 +139,7 @@ def plan_of(
 
 def gated_plan_of(
     weights: Sequence[DeviceTensor],
+    kernels: Sequence[Kernel],
     y: str,
     biases: Sequence[str],
     function: str,
@@ -151,11 +154,11 @@ def gated_plan_of(
     """
     n, device, (first, second) = weights[0].shape[0], weights[0].device, biases
     sizes = (source.m * n * ITEMSIZE[y],)
-    if len(_jobs(weights, source, activation)) == 1:
+    if len(_jobs(weights, kernels)) == 1:
         outputs = Output(n, y, first, "", function), Output(n, "", second)
-        return replace(plan_of(weights, outputs, source, activation, library, gated=True), y_nbytes=sizes)
+        return replace(plan_of(weights, kernels, outputs, source, activation, library, gated=True), y_nbytes=sizes)
     outputs = Output(n, "float32", first), Output(n, y, second, "float32", function)
-    both = plan_of(weights, outputs, source, activation, library)
+    both = plan_of(weights, kernels, outputs, source, activation, library)
     scratch, pointer = library.scratch(source.m * n * ITEMSIZE["float32"], device), library.pointer
 
     def enter(stream: int, x: int, *pointers: int) -> None:
@@ -183,11 +186,11 @@ def problem(
     )
 
 
-def _jobs(weights: Sequence[DeviceTensor], source: Source, activation: str) -> list[tuple[Kernel, tuple[int, ...]]]:
+def _jobs(weights: Sequence[DeviceTensor], kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:
     """The indices of the products by kernel and format: as many in a job as a launch of it takes."""
     groups: dict[tuple[Kernel, Format], list[int]] = {}
-    for index, w in enumerate(weights):
-        groups.setdefault((kernel_for(w, source, activation), w.format), []).append(index)
+    for index, (w, kernel) in enumerate(zip(weights, kernels, strict=True)):
+        groups.setdefault((kernel, w.format), []).append(index)
     return [
         (kernel, tuple(some[start : start + kernel.products]))
         for (kernel, _), some in groups.items()

@@ -175,14 +175,15 @@ def _into(x: Any, products: Sequence[Product], activation: str, library: Library
         x = x.copy()
     values = x if prepared else _rows(x, k)
     source = Source(m, k, values.dtype.name, x.activation if prepared else "")
-    direct = [_direct(p, kernel_for(p.w, source, activation).adds) for p in products]
+    weights = [p.w for p in products]
+    kernels = [kernel_for(w, source, activation) for w in weights]
+    direct = [_direct(p, kernel.adds) for p, kernel in zip(products, kernels, strict=True)]
     computed = [
         p if as_it_is else Product(p.w, cupy.empty(p.y.shape, np.float32), NO_EPILOGUE)
         for p, as_it_is in zip(products, direct, strict=True)
     ]
     call = Call(current_stream(), values.pointer if prepared else values.data.ptr, pointers_of(computed))
-    weights = [p.w for p in products]
-    plan = launched(call, plan_of, weights, outputs_of(computed), source, activation, library)
+    plan = launched(call, plan_of, weights, kernels, outputs_of(computed), source, activation, library)
     for p, made in zip(products, computed, strict=True):
         if made is not p:
             _add(p, made.y)
@@ -206,7 +207,8 @@ def _gated_into(x: Any, first: Product, gated: Gated, activation: str, library: 
     values = x if prepared or not k else _rows(x, k)
     source = Source(m, k, values.dtype.name, x.activation if prepared else "")
     weights, biases = (gate, gated.up), (bias, gated.bias)
-    if not k or not all(kernel_for(w, source, activation).adds for w in weights):
+    kernels = [kernel_for(w, source, activation) for w in weights] if k else []
+    if not k or not all(kernel.adds for kernel in kernels):
         made = [cupy.empty(y.shape, np.float32) for _ in weights]
         added = [Product(*p) for p in zip(weights, made, map(Epilogue, biases), strict=True)]
         _into(x, added, activation, library)
@@ -217,7 +219,7 @@ def _gated_into(x: Any, first: Product, gated: Gated, activation: str, library: 
     names = ["" if added is None else added.dtype.name for added in biases]
     pointers = pointers_of([Product(w, target, Epilogue(added)) for w, added in zip(weights, biases, strict=True)])
     call = Call(current_stream(), values.pointer if prepared else values.data.ptr, pointers)
-    what = weights, target.dtype.name, names, gated.function, source, activation, library
+    what = weights, kernels, target.dtype.name, names, gated.function, source, activation, library
     plan = launched(call, gated_plan_of, *what)
     if not direct:
         y[...] = target
