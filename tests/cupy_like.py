@@ -116,7 +116,7 @@ def install(monkeypatch: Any) -> ModuleType:
     )
     vars(cupy).update(
         ndarray=ndarray, empty=ndarray, zeros=zeros, asarray=asarray, ascontiguousarray=ascontiguousarray,
-        may_share_memory=np.may_share_memory, cuda=cuda,
+        may_share_memory=np.may_share_memory, exp=np.exp, cuda=cuda,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return cupy

@@ -5,9 +5,7 @@ Launches are computed on the host, of the addresses that they get: what a plan p
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from itertools import count
 from types import SimpleNamespace
 
 import cupy_like
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from launches_like import Gpus
 
 import qgemm
 from qgemm import cuda
@@ -22,92 +21,10 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda import activations, libraries, plan, plan_cache, products
 from qgemm.cuda.driver import workspace as workspaces
 from qgemm.cuda.kernels import panels
-from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1, Gpu
-from qgemm.cuda.tensor import DeviceTensor
+from qgemm.cuda.problem import Q8_1, Gpu
 from qgemm.gating import gated_by
 
-NUMPY = {c: name for name, c in C_TYPES.items()}
 K = 64
-
-
-def array_at(pointer: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """The memory of an array, by its address."""
-    size = int(np.prod(shape)) * float_dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(pointer), float_dtype(dtype)).reshape(shape)
-
-
-class Gpus:
-    """Stands for the kernels: weights by address, activations that were quantized by address, and what was launched."""
-
-    def __init__(self) -> None:
-        self.weights: dict[int, np.ndarray] = {}
-        self.quantized: dict[int, np.ndarray] = {}
-        self.launched: list[str] = []
-        self.long_ways = 0
-        self.between = lambda: None  # called by what makes a form of x
-
-    def tensor(self, w: np.ndarray, fmt: str = "q4_0", device: int = 0) -> DeviceTensor:
-        made = object.__new__(DeviceTensor)
-        made.format, made.shape, made.name, made.exponent = qgemm.FORMATS[fmt], w.shape, "", 0
-        made.data = cupy_like.zeros(16, np.uint8)
-        made.data.at = made.device = device
-        made.pointer, made.serial, made.plans = made.data.data.ptr, next(SERIALS), {}
-        self.weights[made.pointer] = w.astype(np.float64)
-        return made
-
-    def launch(self, kernel, p):
-        def run(stream: int, x: int, *pointers: int) -> None:
-            assert stream == 7
-            assert x % 16 == 0
-            self.launched.append(kernel.name)
-            rows = self.quantized[x] if p.x == Q8_1 else array_at(x, (p.m, p.k), NUMPY[p.x]).astype(np.float64)
-            assert len(pointers) == plan.ARRAYS * len(p.outputs)
-            if p.gated:
-                self.gate(rows, p.outputs, pointers)
-                return
-            for index, output in enumerate(p.outputs):
-                w, y, bias, residual = pointers[plan.ARRAYS * index :][: plan.ARRAYS]
-                total = rows @ self.weights[w].T
-                y_end = y + total.size * ITEMSIZE[output.y]
-                assert p.x == Q8_1 or y_end <= x or x + rows.size * ITEMSIZE[NUMPY[p.x]] <= y  # x is read meanwhile
-                assert (bool(bias), bool(residual)) == (bool(output.bias), bool(output.residual))
-                total = total + (array_at(bias, (output.n,), output.bias) if bias else 0)
-                if residual:
-                    added = array_at(residual, total.shape, output.residual).astype(np.float64)
-                    total = gated_by(output.gate, added, total) if output.gate else total + added
-                array_at(y, total.shape, output.y)[...] = total
-
-        return run
-
-    def gate(self, rows: np.ndarray, outputs, pointers) -> None:
-        made = []
-        for output, at in zip(outputs, (0, plan.ARRAYS), strict=True):
-            w, _, bias, residual = pointers[at : at + plan.ARRAYS]
-            assert (bool(bias), residual) == (bool(output.bias), 0)
-            made.append(rows @ self.weights[w].T + (array_at(bias, (output.n,), output.bias) if bias else 0))
-        array_at(pointers[1], made[0].shape, outputs[0].y)[...] = gated_by(outputs[0].gate, *made)
-
-    def transform(self, target: str):
-        """Stands for what launches a transform of x: `target`, the type that it makes, or Q8_1."""
-
-        def made(device: int, *types_and_sizes):
-            *types, k, m = types_and_sizes
-
-            def run(stream: int, x: int, to: int) -> None:
-                self.launched.append(target)
-                rows = self.quantized[x] if target == "decoded" else array_at(x, (m, k), NUMPY[types[0]]).copy()
-                self.between()
-                if target == Q8_1:
-                    self.quantized[to] = rows.astype(np.float64)
-                else:
-                    array_at(to, (m, k), NUMPY[types[-1]])[...] = rows
-
-            return run
-
-        return made
-
-
-SERIALS = count(1000)
 
 
 @pytest.fixture
@@ -394,3 +311,15 @@ def test_threads_that_share_a_stream_do_not_mix_their_activations(gpus):
         thread.join()
     assert not mixed
     assert all((found[index] == index + 1).all() for index in range(2))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_empty_sums(gpus, dtype):
+    """K = 0: what is added alone; M = 0: nothing."""
+    w, x = gpus.tensor(np.ones((8, 0))), cupy_like.zeros((2, 0), dtype)
+    bias = cupy_like.asarray(np.arange(8, dtype=np.float32))
+    for _ in range(2):
+        near(qgemm.matmul(x, w, bias=bias), np.tile(np.arange(8.0), (2, 1)), "float32")
+        assert not qgemm.gated(x, w, w).get().any()
+        assert qgemm.matmul(cupy_like.zeros((0, K), dtype), gpus.tensor(np.ones((8, K)))).shape == (0, 8)
+    assert gpus.launched == []
