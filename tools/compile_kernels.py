@@ -87,7 +87,7 @@ def every_unit(
         for fmt in formats:
             yield from (Unit(kernel, fmt.name, tuple(t.items()), arch) for kernel, t in variants(fmt, sm_of(arch)))
         if "" in names:
-            yield from (Unit(kernel, "", tuple(t.items()), arch) for kernel, t in common_variants())
+            yield from (Unit(kernel, "", tuple(t.items()), arch) for kernel, t in common_variants(sm_of(arch)))
 
 
 def by_turns(kernel: str, kind: str) -> bool:

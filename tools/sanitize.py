@@ -82,12 +82,13 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
 
     import qgemm
     from qgemm.codec.group_activations import GROUPS
+    from qgemm.cuda.kernels.gemm_sm90_s8 import GEMM_SM90_S8
     from qgemm.cuda.kernels.prefill_sm80 import Plan
     from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
     from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
     from qgemm.cuda.problem import EIGHT_BITS, Output, Problem, gpu
 
-    on, (n, k), m = gpu(cupy.cuda.Device().id), w.shape, 70
+    on, (n, k), m = gpu(cupy.cuda.Device().id), w.shape, 270
     x = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16))
     bias, y = cupy.ones(n, np.float32), cupy.zeros((m, n), np.float32)
     stream = cupy.cuda.get_current_stream().ptr
@@ -96,6 +97,8 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
         p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
         by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
         runs = [(PREFILL_SM80_EIGHT_BITS, plan) for plan in by_mma]
+        if GEMM_SM90_S8.takes(p):
+            runs.append((GEMM_SM90_S8, GEMM_SM90_S8.choose(p)))
         if PREFILL_SM90_EIGHT_BITS.takes(p):
             runs += [(PREFILL_SM90_EIGHT_BITS, config) for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p)]
         for kernel, plan in runs:

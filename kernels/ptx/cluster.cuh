@@ -65,4 +65,10 @@ __device__ inline void st_async_peer(u32 address, const float4& value, u32 barri
         : "memory");
 }
 
+// mbarrier.arrive: one arrival at the peer's mbarrier of this address. It says that this thread has read what the peer
+// may now replace: a release to the cluster would wait until its stores are visible to the whole GPU, some 1000 clocks.
+__device__ inline void mbarrier_arrive_peer(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa_peer(barrier)) : "memory");
+}
+
 }  // namespace qgemm

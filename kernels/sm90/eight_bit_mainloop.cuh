@@ -161,11 +161,6 @@ private:
     }
 };
 
-// Accumulators are products already.
-struct NoRowFactor {
-    __device__ static constexpr float acc(int) { return 1; }
-};
-
 // The same of a product by eight bits. Store: as there, with a NoRowFactor.
 template <class Config, class Store>
 struct Consumer<Config, Store, true> {

@@ -26,6 +26,11 @@ struct EpilogueCoord {
           tokens(min(Config::TOKENS, p.end_token(tile) - first_token)) {}
 };
 
+// Of accumulators that are products already.
+struct NoRowFactor {
+    __device__ static constexpr float acc(int) { return 1; }
+};
+
 // RowFactor: acc(r), the factors of rows g and g + 8.
 template <class Config, class RowFactor = RowExponent<Config>>
 struct EpilogueStore {

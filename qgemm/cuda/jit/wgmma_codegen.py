@@ -18,7 +18,7 @@ def wgmma_header() -> str:
 @cache
 def wgmma_s8_header() -> str:
     """C++ for the wgmma of signed bytes of every size that it has."""
-    shapes = (_wgmma_s8(n, add) for n in WGMMA_S8_N for add in (0, 1))
+    shapes = (made(n, add) for made in (_wgmma_s8, _wgmma_s8_shared) for n in WGMMA_S8_N for add in (0, 1))
     return f"#pragma once\nnamespace qgemm {{\n{''.join(shapes)}}}  // namespace qgemm\n"
 
 
@@ -33,6 +33,21 @@ __device__ __forceinline__ void wgmma_s8<{n}, {add}>(int (&acc)[{count}], const 
     asm volatile("{{ .reg .pred p; setp.ne.u32 p, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.s32.s8.s8 "
                  "{{{d}}}, {{{a}}}, %{count + 4}, p; }}"
                  : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}}
+"""
+
+
+def _wgmma_s8_shared(n: int, add: int) -> str:
+    """C++ for m64nNk32 with both operands in shared memory."""
+    count = n // 2
+    d = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+r"(acc[{i}])' for i in range(count))
+    return f"""template <>
+__device__ __forceinline__ void wgmma_s8_shared<{n}, {add}>(
+    int (&acc)[{count}], unsigned long long a, unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.ne.u32 p, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.s32.s8.s8 "
+                 "{{{d}}}, %{count}, %{count + 1}, p; }}"
+                 : {outputs} : "l"(a), "l"(b));
 }}
 """
 

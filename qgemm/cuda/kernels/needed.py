@@ -14,6 +14,7 @@ from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
+from . import gemm_sm90_s8
 from .kernel import Kernel
 from .moe_decode import MOE_DECODE
 from .panels import DEQUANTIZE
@@ -47,7 +48,7 @@ def needed(
             shapes[each.format].add(tuple(each.shape[-2:]))
         if each.ndim == 3 and each.format.tiled and "a16" in activations:
             experts[each.format].add(tuple(each.shape))
-    found = {_key(name, None, template) for name, template in common_variants()}
+    found = {_key(name, None, template) for name, template in common_variants(sm)}
     for fmt, matrices in shapes.items():
         found |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
         for (kernel, x, _), (activation, some) in _forms(fmt, sm, sorted(set(rows)), activations, types).items():
@@ -57,6 +58,8 @@ def needed(
             for n, k in matrices:
                 p = Problem(fmt, activation, some[0], n, k, sm, x, sms=sms)
                 found |= {_key(kernel.name, fmt, template) for template in _templates(kernel, p, some)}
+        if not GROUPS.keys().isdisjoint(activations):
+            found |= {_key(name, fmt, template) for name, template in gemm_sm90_s8.variants(fmt, sm)}
     for fmt, matrices in experts.items():
         for x, (e, n, k) in product(types, matrices):
             p = Problem(fmt, "a16", 1, n, k, sm, x, (Output(n),), sms=sms, routed=Routed(experts=e))

@@ -12,9 +12,10 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem, Routed
 from qgemm.errors import UnsupportedError
 
-from . import gemv, prefill_sm80
+from . import gemm_sm90_s8, gemv, prefill_sm80
 from .decode import DECODE, DECODE_A8
 from .expert_tiles import DECODE_TILE
+from .gemm_sm90_s8 import GEMM_SM90_S8
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .kernel import Kernel, Launchable
 from .moe_decode import MOE_DECODE
@@ -39,6 +40,7 @@ MMA_TOKENS, A8_TOKENS = (
     for kernel in (PREFILL_SM80, PREFILL_SM80_A8)
 )
 EIGHT_BIT_TOKENS = tuple(sorted({config.tokens for config in sm80_eight_bit_configs()}))
+GEMM_TOKENS, GEMM_PAYS = (gemm_sm90_s8.TOKENS,), gemm_sm90_s8.pays
 MAX_LAUNCHES = 1024  # kept
 LARGE = 4096  # rows of x that no kernel for few takes
 TYPE_NAMES = tuple(C_TYPES)
@@ -63,7 +65,8 @@ class Route(NamedTuple):
     """One row: `kernel` serves these formats, activations and types of x, up to `most` rows of x.
 
     least, below: the compute capabilities from one on, and before the other. tokens: the sizes of its token tile, of
-    which the smallest that holds M is taken, or of sorted rows that of the problem; () if it has none.
+    which the smallest that holds M is taken, or of sorted rows that of the problem; () if it has none. pays: whether a
+    problem that it could serve is worth it, where the rows below serve it as well.
     """
 
     kernel: Kernel
@@ -75,6 +78,7 @@ class Route(NamedTuple):
     formats: Formats
     tokens: tuple[int, ...]
     what: str
+    pays: Callable[[Problem], bool] = lambda problem: True
 
     def fits(self, p: Problem) -> bool:
         """Whether this row serves the problem."""
@@ -87,6 +91,7 @@ class Route(NamedTuple):
             and p.m <= self.most
             and self.runs_on(p.sm)
             and self.formats.holds(p.format)
+            and self.pays(p)
         )
 
     def tile(self, m: int) -> int:
@@ -124,6 +129,8 @@ ROUTES = (
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 86,  90,  INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 120, ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
+    Route(GEMM_SM90_S8,    ("a8_g128",), TYPES, ANY, 90, 100, INTEGER, GEMM_TOKENS, "W as bytes, wgmma", GEMM_PAYS),
+    Route(GEMM_SM90_S8,    ("a8_g256",), TYPES, ANY, 90, 100, INTEGER, GEMM_TOKENS, "half the scales", GEMM_PAYS),
     Route(PREFILL_SM90_EIGHT_BITS, ("a8_g128",), TYPES, ANY, 90, 100, INTEGER, tokens_of("a8_g128"), "wgmma of bytes"),
     Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 90, 100, INTEGER, tokens_of("a8_g256"), "half the scales"),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g128",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
@@ -164,6 +171,7 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     for transform in TRANSFORMS:
         if transform.takes is not None and transform.takes(fmt):
             yield from ((transform.name, template) for template in transform.variants(fmt))
+    yield from gemm_sm90_s8.variants(fmt, sm)
     found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
     for row in ROUTES:
         if row.formats.holds(fmt) and row.runs_on(sm):
@@ -186,8 +194,9 @@ def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
                 yield from (kernel.template(asked, config) for config in kernel.configs(asked))
 
 
-def common_variants() -> Iterator[tuple[str, Template]]:
-    """Every (kernel, template) that knows no format."""
+def common_variants(sm: int) -> Iterator[tuple[str, Template]]:
+    """Every (kernel, template) that knows no format, on this GPU."""
+    yield from gemm_sm90_s8.common_variants(sm)
     for transform in TRANSFORMS:
         if transform.takes is None:
             yield from ((transform.name, template) for template in transform.variants())

@@ -1,0 +1,142 @@
+// gemm_sm90_s8: y [m, n] = x [m, k] @ W [n, k].T of signed bytes with scales on int8 tensor cores (sm_90a).
+//
+//   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
+//
+// The product of prefill_sm90_eight_bits, of weights that requantize has brought to bytes before: what is left is wgmma and
+// the scaling of its sums. A consumer warpgroup has 64 rows of W and all tokens of a tile, and the integer sums of HALF of
+// them at a time, which are scaled and added to the accumulators while the other warpgroup has the tensor cores.
+// Config: see sm90/s8_gemm.cuh.
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/wgmma_s8.cuh"
+#include "sm90/s8_gemm.cuh"
+
+namespace qgemm {
+
+using Gemm = S8Gemm<Config>;
+
+template <class Config>
+struct S8Consumer {
+    using Acc = typename Config::Acc;
+    using Sums = int[Config::HALF / 2];
+    Smem<Config>& smem;
+    int row_block, warp, lane;
+
+    // acc += W @ x of a tile.
+    __device__ __forceinline__ void run(Acc& acc, int stages, Ring<Config::W_STAGES>& w_ring,
+                                        Ring<Config::X_STAGES>& x_ring) const {
+        for (int j = 0; j < stages; ++j, w_ring.advance()) {
+            mbarrier_wait_parity(shared_address(&smem.w_full[w_ring.stage]), w_ring.phase);
+            const float* scales = &smem.w_scales[w_ring.stage][row_block][16 * warp + lane / 4];
+            const float2 w_scale = {scales[0], scales[8]};
+            const u32 w = wgmma_descriptor_low(shared_address(smem.w[w_ring.stage][row_block]));
+#pragma unroll
+            for (int half = 0; half < Config::HALVES; ++half, x_ring.advance()) {
+                mbarrier_wait_parity(shared_address(&smem.x_full[x_ring.stage]), x_ring.phase);
+                const u32 x = wgmma_descriptor_low(shared_address(smem.x[x_ring.stage]));
+#pragma unroll
+                for (int group = 0; group < Config::GROUPS; ++group) {
+                    Sums sums;
+                    multiply(sums, w + group * Config::GROUP_BOXES * W_BOX, x + group * Config::GROUP_BOXES * X_BOX);
+                    add(acc, sums, half, smem.x_scales[x_ring.stage][group], w_scale);
+                }
+                release(smem.x_empty[x_ring.stage], true);
+            }
+            release(smem.w_empty[w_ring.stage], false);
+        }
+    }
+
+private:
+    // Strides of boxes in descriptors.
+    static constexpr u32 W_BOX = TILE_ROWS * Config::BOX / 16, X_BOX = Config::HALF * Config::BOX / 16;
+
+    // sums = W @ x of a group of columns.
+    __device__ __forceinline__ static void multiply(Sums& sums, u32 w, u32 x) {
+        constexpr int STEPS = Config::BOX / 32;
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < Config::GROUP_BOXES * STEPS; ++i) {
+            const unsigned long long a = wgmma_descriptor(w + i / STEPS * W_BOX + i % STEPS * 2),
+                                     b = wgmma_descriptor(x + i / STEPS * X_BOX + i % STEPS * 2);
+            if (i == 0)
+                wgmma_s8_shared<Config::HALF, 0>(sums, a, b);
+            else
+                wgmma_s8_shared<Config::HALF, 1>(sums, a, b);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+    }
+    // Of tokens 8 i + 2t and 8 i + 2t + 1, of rows g and g + 8. The scales of four tokens of a lane lie together.
+    __device__ __forceinline__ void add(Acc& acc, const Sums& sums, int half, const float* x_scales, float2 w) const {
+        const float4* by = reinterpret_cast<const float4*>(x_scales) + lane % 4;
+#pragma unroll
+        for (int i = 0; i < Config::HALF / 16; ++i) {
+            const float4 four = by[4 * i];
+            const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                float& to = acc[half * (Config::HALF / 2) + 8 * i + j];
+                to = __fmaf_rn(float(sums[8 * i + j]), x[j / 4 * 2 + j % 2] * (j / 2 % 2 ? w.y : w.x), to);
+            }
+        }
+    }
+    // This warp has read a stage, which both CTAs of a cluster load or this one.
+    __device__ __forceinline__ void release(unsigned long long& empty, bool of_cluster) const {
+        __syncwarp();
+        if (lane >= Config::ARRIVALS) return;
+        mbarrier_arrive(shared_address(&empty));
+        if (of_cluster) mbarrier_arrive_peer(shared_address(&empty));
+    }
+};
+
+}  // namespace qgemm
+
+// w: codes as requantize writes them, scales behind them. x, x_scales: see S8Operands. stages: along K. first_row_block: of the
+// rows that are in the workspace, among those of W. row_tiles: of clusters along N.
+extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
+    gemm_sm90_s8(const __grid_constant__ qgemm::TensorMap x, const signed char* __restrict__ w,
+                 const float* __restrict__ x_scales, const __grid_constant__ qgemm::Epilogue epilogue, qgemm::i64 n,
+                 int stages, int m, int x_rows, int first_row_block, int row_tiles, int token_tiles) {
+    using namespace qgemm;
+    static_assert(sizeof(Smem<Gemm>) == Gemm::SMEM_BYTES, "shared memory differs from what the host asks for");
+    extern __shared__ __align__(1024) unsigned char bytes[];
+    auto& smem = *reinterpret_cast<Smem<Gemm>*>(bytes);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) smem.init();
+    __syncthreads();
+    barrier_cluster_arrive_release();
+    barrier_cluster_wait();
+    const S8Tiles tiles = {row_tiles, token_tiles};
+    const int first = blockIdx.x / Gemm::CLUSTER, step = gridDim.x / Gemm::CLUSTER;
+    if (warp >= Gemm::WARP_LOAD_W) {
+        setmaxnreg_dec<Gemm::PRODUCER_REGISTERS>();
+        const float* w_scales = reinterpret_cast<const float*>(w + i64(row_tiles) * Gemm::CLUSTER * Gemm::ROWS *
+                                                                       stages * EIGHT_BIT_COLUMNS);
+        const S8Operands operands = {w, w_scales, &x, x_scales, x_rows, stages};
+        const S8Producer<Gemm> producer = {smem, operands};
+        if (warp <= Gemm::WARP_LOAD_X) griddepcontrol_wait();
+        Ring<Gemm::W_STAGES> w_ring;
+        Ring<Gemm::X_STAGES> x_ring;
+        for (int tile = first; tile < tiles.count(); tile += step) {
+            const Problem<Gemm> at(n, m, x_rows, first_row_block, tiles, tile);
+            if (warp == Gemm::WARP_LOAD_W) producer.load_w(at, w_ring);
+            if (warp == Gemm::WARP_LOAD_X) producer.load_x(at, x_ring);
+        }
+    } else {
+        setmaxnreg_inc<Gemm::CONSUMER_REGISTERS>();
+        const int row_block = warp / 4, lane = threadIdx.x % 32;
+        const S8Consumer<Gemm> consumer = {smem, row_block, warp % 4, lane};
+        Ring<Gemm::W_STAGES> w_ring;
+        Ring<Gemm::X_STAGES> x_ring;
+        for (int tile = first; tile < tiles.count(); tile += step) {
+            Gemm::Acc acc = {};
+            consumer.run(acc, stages, w_ring, x_ring);
+            const Problem<Gemm> at(n, m, x_rows, first_row_block, tiles, tile);
+            const Warpgroup<Gemm> wg = {smem, at, 0, row_block, int(threadIdx.x % WARPGROUP_THREADS), warp % 4, lane};
+            EpilogueStore<Gemm, NoRowFactor>{wg, NoRowFactor(), ~0u}.store(acc, tile, epilogue);
+            __syncwarp();
+        }
+        griddepcontrol_launch_dependents();  // not before W is read: the next requantize does not wait
+    }
+    barrier_cluster_arrive();
+    barrier_cluster_wait();  // the peer sends nothing more
+}

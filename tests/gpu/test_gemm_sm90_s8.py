@@ -1,0 +1,122 @@
+"""gemm_sm90_s8 on sm_90: exact integers, slices of W, tiles that end inside a matrix, NaN, epilogues, repeats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from eight_bit_codes import codes_of, of_units
+from helpers import cupy, guarded, normal, random_tensor
+from strategies import each
+
+import qgemm
+from qgemm.codec.error_bound import a8_g128_exact, excess
+from qgemm.codec.group_activations import GROUPS
+from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
+from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
+from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
+from qgemm.cuda.problem import gpu as gpu_of
+
+pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_90")
+
+every_kind = pytest.mark.parametrize("kind", GROUPS)
+SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq4_xs", "iq2_xs")
+FORMATS = [qgemm.FORMATS[name] for name in SOME]
+
+
+def on_sm_90() -> bool:
+    cuda = qgemm.backends()["cuda"]
+    return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
+
+
+def problem(w, m, kind, **of_y):
+    on, (n, k) = gpu_of(cupy().cuda.Device().id), w.shape
+    return Problem(w.format, kind, m, n, k, on.sm, EIGHT_BITS, (Output(n, **of_y),), 0, on.device, on.sms)
+
+
+def product(w, prepared, kind, kernel=gemm.GEMM_SM90_S8):
+    """y [m, n] of prepared activations by a kernel; rows beside y stay NaN."""
+    m, n = prepared.shape[0], w.shape[0]
+    rows, y = guarded(m, n)
+    p = problem(w, m, kind)
+    kernel.launch(p, kernel.choose(p))(
+        cupy().cuda.get_current_stream().ptr, prepared.pointer, w.pointer, y.data.ptr, 0, 0
+    )
+    got = rows.get()
+    assert np.isnan(got[[0, -1]]).all()
+    return got[1:-1]
+
+
+@every_kind
+@each(FORMATS)
+def test_products_are_the_formula_in_exact_integers(fmt, kind, monkeypatch):
+    """M, N and K that end inside a tile; W whole and in slices of a cluster's rows, with the same bits."""
+    rng, cp = np.random.default_rng(3), cupy()
+    w = random_tensor(fmt, 600, 800, rng)
+    on_device, k = w.to_device(), w.shape[1]
+    weights = codes_of(w, qgemm.matmul(cp.eye(k, dtype=np.float32), on_device, kind).get())
+    for m in (241, 256, 257, 300, 777):
+        prepared = qgemm.quantize_activations(cp.asarray(rng.standard_normal((m, k)).astype(np.float16)), kind)
+        want, near = a8_g128_exact(prepared.blocks(), weights)
+        y = product(on_device, prepared, kind)
+        assert excess(y.astype(np.float64), want, 2 * near) <= 1
+        monkeypatch.setattr(gemm, "WORKSPACE", 1)
+        assert len(gemm.slices(*w.shape)) == 3
+        np.testing.assert_array_equal(product(on_device, prepared, kind), y)
+        monkeypatch.undo()
+
+
+@every_kind
+def test_several_tiles_of_y_for_each_cluster(kind):
+    """More tiles than the GPU has clusters, bit for bit what the other kernel makes of whole tiles."""
+    rng, cp = np.random.default_rng(4), cupy()
+    w = random_tensor(qgemm.FORMATS["q4_k"], 9000, 512, rng).to_device()
+    prepared = qgemm.quantize_activations(cp.asarray(normal(2100, 512).astype(np.float16)), kind)
+    y = product(w, prepared, kind)
+    other = product(w, prepared, kind, PREFILL_SM90_EIGHT_BITS)
+    np.testing.assert_allclose(y, other, rtol=0, atol=2e-6 * np.abs(other).max())
+
+
+@every_kind
+def test_integers_are_exact_to_the_ends_of_int8(kind):
+    """Where scales are 1: bit for bit the product on the CPU."""
+    x, w = of_units(300, 330, 1120, np.random.default_rng(5))
+    want = qgemm.matmul(x, w, kind)
+    assert want[0, 0] == -want[1, 0] == -1120 * 127**2
+    got = product(w.to_device(), qgemm.quantize_activations(cupy().asarray(x), kind), kind)
+    np.testing.assert_array_equal(got, want)
+
+
+@every_kind
+def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity(kind):
+    cp, w = cupy(), random_tensor(qgemm.FORMATS["q4_0"], 150, 512, np.random.default_rng(1))
+    x = normal(280, 512)
+    want = product(w.to_device(), qgemm.quantize_activations(cp.asarray(x), kind), kind)
+    x[1, 7], x[277, 200] = np.nan, -np.inf
+    blocks = w.blocks.copy()
+    blocks["d"][3, 2], blocks["d"][140, 0] = np.nan, np.inf
+    broken = qgemm.Tensor(w.format, w.shape, blocks).to_device()
+    y = product(broken, qgemm.quantize_activations(cp.asarray(x), kind), kind)
+    lost = np.zeros(y.shape, bool)
+    lost[[1, 277]] = lost[:, [3, 140]] = True
+    np.testing.assert_array_equal(np.isnan(y), lost)
+    np.testing.assert_array_equal(y[~lost], want[~lost])
+
+
+@every_kind
+def test_many_repeats_prepared_and_epilogues_give_the_same_bits(kind):
+    """By `matmul`, which takes this kernel; other weights in between, whose bytes take the same workspace."""
+    rng, cp = np.random.default_rng(5), cupy()
+    w, other = (random_tensor(qgemm.FORMATS["q4_k"], 4000, 1024, rng).to_device() for _ in range(2))
+    x = cp.asarray(normal(2048, 1024).astype(np.float16))
+    assert gemm.pays(problem(w, 2048, kind)._replace(x="half"))
+    first = qgemm.matmul(x, w, kind)
+    between = qgemm.matmul(x, other, kind)
+    prepared = qgemm.quantize_activations(x, kind)
+    for repeat in range(200):
+        assert bool((qgemm.matmul(x if repeat % 2 else prepared, w, kind) == first).all())
+        assert bool((qgemm.matmul(prepared, other, kind) == between).all())
+    bias, residual = cp.asarray(normal(4000)), cp.asarray(normal(2048, 4000, seed=1))
+    added = qgemm.matmul(prepared, w, kind, bias=bias, residual=residual)
+    np.testing.assert_array_equal(added.get(), (first + bias + residual).get())
+    half = qgemm.matmul(x, w, kind, dtype="float16")
+    np.testing.assert_array_equal(half.get(), first.get().astype(np.float16))
