@@ -1,6 +1,7 @@
 """Layers of experts in models of transformers: QExperts over the tensors of a .gguf file take their place.
 
-The layers are told by their class: those of Qwen2-MoE, Qwen3-MoE and Mixtral (SwiGLU), and of gpt-oss.
+The layers are told by their class: those of Qwen2-MoE, Qwen3-MoE and Mixtral (SwiGLU), and of gpt-oss. `mul_mat_id` is
+for layers that hold ggml's blocks themselves, as GgufExperts of transformers does.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from qgemm.cuda.upload import tiles_nbytes
 from qgemm.errors import UnsupportedError
+from qgemm.experts import moe_matmul
 from qgemm.files.gguf.reader import open
+from qgemm.formats import GGML_TYPES
 from qgemm.gating import LIMIT, SLOPE
 from qgemm.tensor import Tensor
 
 from .experts import QExperts
+from .storage import packed_of, spelled
 
 PARTS = ("gate", "up", "down")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -37,6 +42,23 @@ class ExpertTensors(NamedTuple):
         e, f, k = gate.shape
         formats = [tensor.format for tensor in self.weights]
         return QExperts(e, k, f, formats, self.activation, self.biases[0] is not None, "meta", dtype)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def mul_mat_id(blocks: Any, x: Any, ids: Any, ggml_type: int, out_features: int) -> Any:
+    """y [T, top_k, N], y[t, j] = x[t] @ w[ids[t, j]].T in x's dtype, by experts w [E, N, K] in the blocks of a file.
+
+    blocks: uint8 [E, N, bytes of a row of K], of ggml's type of this number; on the CPU read where they are, on a GPU
+    brought into tiles at the first product, in the same tensor. x [T, K]; ids [T, top_k], int32 or int64; out_features:
+    N. The arguments are those of the function of this name in transformers.integrations.gguf. UnsupportedError for what
+    does not fit.
+    """
+    if ggml_type not in GGML_TYPES:
+        raise UnsupportedError(f"no format is ggml's type {ggml_type}")
+    fmt, k = GGML_TYPES[ggml_type], x.shape[-1]
+    experts = blocks.shape[0] if blocks.dim() > 1 else blocks.numel() // tiles_nbytes(fmt, out_features, k)
+    w = packed_of(blocks, spelled(fmt), (experts, out_features, k))
+    return moe_matmul(x.detach(), w, ids, dtype=x.dtype)
 
 
 def replace_experts(model: Any, path: str | os.PathLike[str]) -> list[str]:

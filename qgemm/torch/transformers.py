@@ -9,7 +9,8 @@ transformers has two loaders of GGUF. One decodes every tensor of a file (llama,
 blocks, for kernels that it finds for few devices (qwen35, lfm2). Both are steps of the quantizer that is registered as
 "gguf"; `patch` registers one that puts QLinear, QEmbedding and QExperts in the place of Linear, Embedding and the
 experts of Qwen-MoE and gpt-oss, before the weights are loaded. `replace_experts` does so to the experts of a model from
-elsewhere, of Mixtral as well.
+elsewhere, of Mixtral as well. Layers that hold ggml's blocks of experts themselves (GgufExperts) are multiplied by
+`mul_mat_id` instead of by the kernel that transformers looks for.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from qgemm.tensor import Tensor
 
 from .embedding import QEmbedding
 from .linear import QLinear
-from .model_experts import PARTS, planned, replace_experts
+from .model_experts import PARTS, mul_mat_id, planned, replace_experts
 from .patching import Patched, needs
 from .storage import file_bytes, reserve
 
 try:
+    from transformers.integrations.gguf import utils as gguf_utils
     from transformers.integrations.gguf.reader import load_gguf_state_dict
     from transformers.integrations.gguf.utils import get_gguf_conversion_mapping, get_gguf_plan
     from transformers.modeling_gguf_pytorch_utils import (
@@ -50,7 +52,7 @@ try:
 except ImportError as error:
     raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
 
-__all__ = ["Quantizer", "patch", "replace_experts"]
+__all__ = ["Quantizer", "mul_mat_id", "patch", "replace_experts"]
 
 
 def patch() -> Patched:
@@ -66,6 +68,8 @@ def patch() -> Patched:
 
     patched = Patched()
     patched.replace(AUTO_QUANTIZER_MAPPING, "gguf", quantizer)
+    if hasattr(gguf_utils, "mul_mat_id"):
+        patched.replace(gguf_utils, "mul_mat_id", mul_mat_id)
     return patched
 
 

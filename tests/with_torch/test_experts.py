@@ -215,3 +215,31 @@ def test_a_model_that_transformers_loads_keeps_packed_experts(saved):
     assert not any("gate_up_proj" in name for name in names)
     distance = (logits(theirs) - logits(exact)).abs().max()
     assert (logits(ours) - logits(exact)).abs().max() <= 4 * distance
+
+
+@pytest.mark.parametrize(("gate_up", "down"), [("q4_0", "q8_0"), ("q4_k", "q6_k")])
+def test_blocks_of_transformers_are_multiplied_where_they_are(gate_up, down):
+    """GgufExperts, the layer of transformers that holds blocks, on a CPU, where it has no kernel of its own."""
+    transformers = pytest.importorskip("qgemm.torch.transformers")
+    utils, silu = transformers.gguf_utils, torch.nn.functional.silu
+    k, f = 256, 256
+    made = utils.GgufExperts(E, k, f, qgemm.FORMATS[gate_up].ggml_type, qgemm.FORMATS[down].ggml_type, silu)
+    weights = [stack(gate_up, 2 * f, k, 0), stack(down, k, f, 1)]
+    for parameter, w in zip((made.gate_up_proj, made.down_proj), weights, strict=True):
+        parameter.data = torch.from_numpy(w.blocks.view(np.uint8).reshape(parameter.shape))
+    places = [parameter.data_ptr() for parameter in made.parameters()]
+    torch.manual_seed(1)
+    ids, factors = torch.stack([torch.randperm(E)[:3] for _ in range(7)]), torch.rand(7, 3)
+    x = torch.randn(7, k)
+    with transformers.patch():
+        y = made(x, ids, factors)
+    gate, up = (
+        qgemm.Tensor(weights[0].format, (E, f, k), weights[0].blocks[:, at]) for at in (slice(f), slice(f, None))
+    )
+    known = known_layer(
+        x.numpy(), gate, up, weights[1], ids.numpy(), factors.numpy(), "silu", [None] * 3, in_float=True
+    )
+    assert (np.abs(y.double().numpy() - known.y) <= known.bound + 2.0**-23 * np.abs(known.y) + 2.0**-24).all()
+    assert places == [parameter.data_ptr() for parameter in made.parameters()]
+    with pytest.raises(qgemm.UnsupportedError, match="no format is ggml's type 9999"):
+        transformers.mul_mat_id(made.down_proj, x, ids, 9999, k)
