@@ -13,14 +13,16 @@ using MoePrefill = Grouped<Config>;
 
 }  // namespace qgemm
 
-extern "C" __global__ void __launch_bounds__(qgemm::MoePrefill::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(qgemm::MoePrefill::THREADS, qgemm::MoePrefill::CTAS)
     moe_prefill_sm90(const __grid_constant__ qgemm::TensorMap x, const __grid_constant__ qgemm::GroupedProducts all) {
     using namespace qgemm;
     extern __shared__ __align__(1024) unsigned char bytes[];
     __shared__ GroupedSchedule schedule;
     const u32 address = smem_address<MoePrefill>(bytes);
     const Extent<MoePrefill> extent(all.n, all.k);
-    griddepcontrol_wait();  // the sort may have been the kernel before
+    // The kernel before the first product of a layer is the sort; that before the second has waited for it. Then W is
+    // loaded while it runs; nothing is stored, partials included, before x is there.
+    if (!all.tiles_are_known) griddepcontrol_wait();
     const int token_tiles = static_cast<const TokenTiles*>(all.counts)->count;
     if (token_tiles == 0) return;
     if (threadIdx.x == 0)

@@ -1,9 +1,10 @@
-// moe_sort: ids [T, top_k] of experts -> their places sorted by expert, and the token tiles of every expert.
+// moe_sort: ids [T, top_k] of experts -> their places sorted by expert, the token tiles of every expert, and the rows of
+// x [T, k] or [T, top_k, k] in this order.
 //
 // A stable counting sort. Each CTA counts the experts of all ids, those before its own segment apart, which gives the
-// first row of every expert in its segment; its warps count the ids of a part of the segment each and write their rows in
-// order. So the result depends on the ids alone. An id that is no expert has no row.
-// Config: THREADS, SEGMENT (ids of a CTA).
+// first row of every expert in its segment; one warp hands out the rows of the segment in order, 32 slots at a time, and
+// all warps copy what x has there. So the result depends on the ids alone. An id that is no expert has no row.
+// Config: THREADS.
 #include "host.cuh"
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -15,43 +16,42 @@ constexpr int SORT_WARPS = Config::THREADS / 32;
 
 struct Sorter {
     const ExpertSort& all;
-    int* counts;  // [SORT_WARPS][experts]: of a warp's part of the segment, then the next row of a warp and expert
-    int* before;  // [experts]: ids before the segment
+    int* before;  // [experts]: ids before the segment, then the next row of an expert
     int* behind;  // [experts]: the others
-    int first = blockIdx.x * Config::SEGMENT, end = min(all.slots, first + Config::SEGMENT);  // of the segment
+    int first = blockIdx.x * all.segment, end = min(all.slots, first + all.segment);  // of the segment
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    // -1 for an id that is no expert, and behind `end`.
+    // -1 for an id that is no expert, and behind `end`. Nothing branches, so that several loads are on their way at once.
+    template <class Id>
     __device__ int expert_of(int slot, int end) const {
-        if (slot >= end) return -1;
-        const i64 id = all.wide_ids ? static_cast<const i64*>(all.ids)[slot] : static_cast<const int*>(all.ids)[slot];
-        return id >= 0 && id < all.experts ? int(id) : -1;
+        const i64 id = static_cast<const Id*>(all.ids)[min(slot, all.slots - 1)];
+        return slot < end && id >= 0 && id < all.experts ? int(id) : -1;
     }
     // Order does not matter where ids are counted: any thread takes any.
+    template <class Id>
     __device__ void count_all() const {
         constexpr int AT_ONCE = 8;
         for (int slot = threadIdx.x; slot < all.slots; slot += AT_ONCE * Config::THREADS) {
             int experts[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) experts[i] = expert_of(slot + i * Config::THREADS, all.slots);
+            for (int i = 0; i < AT_ONCE; ++i) experts[i] = expert_of<Id>(slot + i * Config::THREADS, all.slots);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
                 if (experts[i] >= 0) atomicAdd(&(slot + i * Config::THREADS < first ? before : behind)[experts[i]], 1);
         }
     }
-    // visit(slot, expert, lanes of the warp with the same one) for this warp's part of the segment, 32 slots at a time.
-    template <class Visit>
-    __device__ void for_segment(Visit visit) const {
-        constexpr int STEPS = Config::SEGMENT / Config::THREADS;
-        static_assert(Config::SEGMENT % Config::THREADS == 0, "warps have as many whole steps each");
-        int experts[STEPS];
-        const int from = first + warp * STEPS * 32 + lane, bits = 32 - __clz(all.experts);
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) experts[step] = expert_of(from + step * 32, end);
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-            visit(from + step * 32, experts[step], alike(experts[step], bits));
-            __syncwarp();  // counts are written
+    // By one warp.
+    template <class Id>
+    __device__ void hand_out_rows() const {
+        const int bits = 32 - __clz(all.experts);
+        for (int slot = first + lane; slot - lane < end; slot += 32) {
+            const int expert = expert_of<Id>(slot, end);
+            const u32 same = alike(expert, bits), earlier = same & (1u << lane) - 1;
+            const int row = expert < 0 ? -1 : before[expert] + __popc(earlier);
+            __syncwarp();  // the next rows are read
+            if (expert >= 0 && earlier == 0) before[expert] += __popc(same);
+            __syncwarp();
+            if (slot < end) static_cast<int*>(all.rows)[slot] = row;
         }
     }
     // The lanes of the warp that have the same number of so many bits. A ballot for each bit is faster than match.any,
@@ -65,7 +65,38 @@ struct Sorter {
         }
         return same;
     }
-    __device__ int& count(int of_warp, int expert) const { return counts[of_warp * all.experts + expert]; }
+    // A thread copies 16 bytes at a time, of AT_ONCE places.
+    __device__ void copy_rows() const {
+        constexpr int AT_ONCE = 8;
+        const auto* x = static_cast<const uint4*>(all.x);
+        auto* sorted = static_cast<uint4*>(all.sorted);
+        const int count = (end - first) * all.chunks;
+        for (int from = threadIdx.x; from < count; from += AT_ONCE * Config::THREADS) {
+            uint4 found[AT_ONCE];
+            i64 to[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int at = min(from + i * Config::THREADS, count - 1), number = at / all.chunks;
+                const int chunk = at - number * all.chunks, row = static_cast<const int*>(all.rows)[first + number];
+                to[i] = row < 0 ? -1 : i64(row) * all.chunks + chunk;
+                found[i] = x[i64((first + number) / all.slots_of_x) * all.chunks + chunk];
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (to[i] >= 0 && from + i * Config::THREADS < count) sorted[to[i]] = found[i];
+        }
+    }
+    // All but the zeros in front. scan: what counts make of `before`, the first row of every expert in the segment.
+    template <class Id, class Scan>
+    __device__ void run(Scan scan) const {
+        count_all<Id>();
+        __syncthreads();
+        scan();
+        __syncthreads();
+        if (warp == 0) hand_out_rows<Id>();
+        __syncthreads();
+        copy_rows();
+    }
 };
 
 // Of all threads before this one, and of all of them. sums: shared memory, one for each warp.
@@ -85,6 +116,7 @@ struct Scan {
         if (lane == 31) sums[warp] = sum;
         __syncthreads();
         before = {sum.count - own.count, sum.rows - own.rows};
+#pragma unroll
         for (int other = 0; other < SORT_WARPS; ++other) {
             const TokenTiles found = sums[other];
             if (other < warp) before.count += found.count, before.rows += found.rows;
@@ -95,53 +127,37 @@ struct Scan {
 
 }  // namespace qgemm
 
-extern "C" __global__ void __launch_bounds__(qgemm::Config::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(qgemm::Config::THREADS, 2)
     moe_sort(const __grid_constant__ qgemm::ExpertSort all) {
     using namespace qgemm;
     const int tokens = all.tokens;
     __shared__ TokenTiles sums[SORT_WARPS];
     int* memory = reinterpret_cast<int*>(dynamic_smem());
-    const Sorter sorter = {all, memory, memory + SORT_WARPS * all.experts, memory + (SORT_WARPS + 1) * all.experts};
-    for (int i = threadIdx.x; i < (SORT_WARPS + 2) * all.experts; i += Config::THREADS) memory[i] = 0;
+    const Sorter sorter = {all, memory, memory + all.experts};
+    for (int i = threadIdx.x; i < 2 * all.experts; i += Config::THREADS) memory[i] = 0;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     __syncthreads();
-    sorter.count_all();
-    sorter.for_segment([&](int, int expert, u32 same) {
-        if (expert >= 0 && (same & (1u << sorter.lane) - 1) == 0) sorter.count(sorter.warp, expert) += __popc(same);
-    });
-    __syncthreads();
-    // counts -> first rows; a thread an expert, THREADS of them at a time.
-    TokenTiles done = {0, 0};  // of the experts before
-    for (int first = 0; first < all.experts; first += Config::THREADS) {
-        const int expert = first + threadIdx.x;
-        const bool there = expert < all.experts;
-        const int rows = there ? sorter.before[expert] + sorter.behind[expert] : 0;
-        const int tiles = (rows + tokens - 1) / tokens;
-        const Scan scan({tiles, rows}, sums);
-        int row = done.rows + scan.before.rows;
-        const int first_tile = done.count + scan.before.count;
-        for (int i = blockIdx.x; i < tiles; i += gridDim.x)
-            static_cast<TokenTile*>(all.token_tiles)[first_tile + i] = {
-                expert, row + i * tokens, min(tokens, rows - i * tokens), first_tile, tiles};
-        if (there) row += sorter.before[expert];
-        for (int warp = 0; there && warp < SORT_WARPS; ++warp) {
-            int& count = sorter.count(warp, expert);
-            const int of_warp = count;
-            count = row, row += of_warp;
+    // Counts -> first rows; a thread an expert, THREADS of them at a time.
+    const auto scan = [&] {
+        TokenTiles done = {0, 0};  // of the experts before
+        for (int first = 0; first < all.experts; first += Config::THREADS) {
+            const int expert = first + threadIdx.x;
+            const bool there = expert < all.experts;
+            const int rows = there ? sorter.before[expert] + sorter.behind[expert] : 0;
+            const int tiles = (rows + tokens - 1) / tokens;
+            const Scan found({tiles, rows}, sums);
+            const int row = done.rows + found.before.rows, first_tile = done.count + found.before.count;
+            for (int i = blockIdx.x; i < tiles; i += gridDim.x)
+                static_cast<TokenTile*>(all.token_tiles)[first_tile + i] = {
+                    expert, row + i * tokens, min(tokens, rows - i * tokens), first_tile, tiles};
+            if (there) sorter.before[expert] += row;
+            done.count += found.total.count, done.rows += found.total.rows;
         }
-        done.count += scan.total.count, done.rows += scan.total.rows;
-    }
-    __syncthreads();
-    sorter.for_segment([&](int slot, int expert, u32 same) {
-        const u32 before = same & (1u << sorter.lane) - 1;
-        int row = -1;
-        if (expert >= 0) row = sorter.count(sorter.warp, expert) + __popc(before);
-        __syncwarp();
-        if (expert >= 0 && before == 0) sorter.count(sorter.warp, expert) += __popc(same);
-        if (slot >= sorter.end) return;
-        static_cast<int*>(all.rows)[slot] = row;
-        if (row >= 0) static_cast<int*>(all.slots_of_rows)[row] = slot;
-    });
-    if (blockIdx.x == 0 && threadIdx.x == 0) *static_cast<TokenTiles*>(all.counts) = done;
+        if (blockIdx.x == 0 && threadIdx.x == 0) *static_cast<TokenTiles*>(all.counts) = done;
+    };
+    if (all.wide_ids)
+        sorter.run<i64>(scan);
+    else
+        sorter.run<int>(scan);
 }

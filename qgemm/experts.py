@@ -33,6 +33,11 @@ def moe_matmul(
     IndexError for an id that is no expert; on a GPU, where nothing waits for the ids, y is zero there, unless check_ids
     asks to wait and look. This is ggml's mul_mat_id.
     """
+    again = getattr(w, "again_experts", None)
+    if again is not None and activation in (None, "a16") and not check_ids:
+        y = again(x, ids, bias, out, dtype)
+        if y is not None:
+            return y
     kind = check_activation(activation)
     check_experts(w)
     if check_ids:
@@ -69,6 +74,11 @@ def moe(
 
     On a GPU what is between the products is rounded to x's type, on the CPU to float32.
     """
+    again = getattr(down, "again_layer", None)
+    if again is not None and not check_ids:
+        y = again(down, x, gate_up, ids, weights, activation, biases, out, dtype)
+        if y is not None:
+            return y
     packed = (gate_up,) if isinstance(gate_up, Packed) else tuple(gate_up)
     if not all(isinstance(w, Packed) for w in (*packed, down)):
         layer_of(gate_up, down, biases, activation)  # says what is no weight

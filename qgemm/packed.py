@@ -22,6 +22,9 @@ class Packed:
     # of a backend. y; of several weights the list of them, None where they are not all of the class.
     product: ClassVar[Callable[..., Any]]
     products: ClassVar[Callable[..., list[Any] | None] | None] = None
+    # The short ways of `qgemm.moe_matmul` and `moe`, where a backend has them: y, or None for the long way.
+    again_experts: ClassVar[Callable[..., Any] | None] = None
+    again_layer: ClassVar[Callable[..., Any] | None] = None
     format: Format
     shape: tuple[int, ...]
     name: str

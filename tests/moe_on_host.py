@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import cupy_like
 import numpy as np
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import upload
+from qgemm.cuda import expert_plans, libraries, upload
+from qgemm.cuda.driver import workspace as workspaces
 from qgemm.cuda.experts import DeviceExperts
 from qgemm.cuda.layout import tile as tiles
 
@@ -30,6 +32,15 @@ class Launch:
         ctypes.memmove(ctypes.addressof(self.pointers), raw, len(raw))
         Launch.seen.append(self.grid)
         self.kernel(self.grid, self.block, *self.arguments, cluster=self.cluster)
+
+
+def install(monkeypatch):
+    """CuPy over NumPy, whose arrays no earlier test has seen, and workspaces in its memory."""
+    cupy_like.install(monkeypatch)
+    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
+    monkeypatch.setattr(expert_plans, "LIBRARIES", known)
+    monkeypatch.setattr(workspaces, "_made", {})
+    monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
 
 
 def on_device(w: qgemm.Tensor) -> DeviceExperts:

@@ -101,6 +101,15 @@ def test_a_thread_without_a_context_gets_one(launched, monkeypatch):
         made(7, 100, 200)
 
 
+def test_a_bound_launch_has_its_pointers_whatever_is_launched_after_it(launched):
+    (made, fake), found = launched, []
+    fake.enter = lambda *args: found.append(entered_with(*args)[::3]) or 0
+    bound = made.bound(7, 100, 200)
+    made(8, 300, 400)
+    assert [bound(), bound()] == [0, 0]
+    assert found[1] == found[2] == (7, [200, 5, 100])
+
+
 def test_threads_launch_with_arguments_of_their_own(launched):
     """A launch that begins while another thread is in the driver does not touch the arguments of that one."""
     (made, fake), found = launched, []

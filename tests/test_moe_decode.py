@@ -12,13 +12,13 @@ import pytest
 from experts import known_layer, known_matmul, random_experts, routed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from moe_on_host import Launch, device, on_device, within
+from moe_on_host import Launch, device, install, on_device, within
 from strategies import EVERY_TILED, each, seeds
 
 import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import expert_plans, experts, grouped, libraries
+from qgemm.cuda import experts, grouped
 from qgemm.cuda.kernels import moe_decode
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
@@ -33,10 +33,8 @@ OF_LAYERS = [qgemm.FORMATS[name] for name in ("q4_0", "q5_1", "q4_k", "q6_k", "m
 @pytest.fixture
 def host(monkeypatch):
     """CuPy over NumPy, and kernels on the host, of a GPU without cp.async.bulk."""
-    cupy_like.install(monkeypatch)
+    install(monkeypatch)
     kernel = cache(harness.Kernel)
-    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(expert_plans, "LIBRARIES", known)
     monkeypatch.setattr(moe_decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
     monkeypatch.setattr(moe_decode, "Launch", Launch)
     monkeypatch.setattr(experts, "launch", experts.launch.__wrapped__)
@@ -192,7 +190,7 @@ def test_no_tokens_and_as_many_as_several_grids(host, monkeypatch):
     assert qgemm.moe_matmul(device(x[:0]), gate, none).shape == (0, 2, 64)
     want = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
     monkeypatch.setattr(experts, "MAX_SLOTS", 2)
-    gate.plans.clear()  # or the launches of that call would be entered again
+    down.plans.clear()  # or the launches of that call would be entered again
     Launch.seen.clear()
     y = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
     assert [rows for _, rows in Launch.seen] == [2, 2, 2, 2, 1]

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from functools import cache
 
-import cupy_like
 import harness
 import numpy as np
 import pytest
 from experts import known_layer, known_matmul, random_experts, routed
-from moe_on_host import Launch, device, on_device, within
+from moe_on_host import Launch, device, install, on_device, within
 
 import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import expert_plans, experts, grouped, libraries
+from qgemm.cuda import experts, grouped
 from qgemm.cuda.kernels import moe_decode_tiles, moe_prefill_sm80, moe_sort, transforms
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size
 from qgemm.cuda.problem import Gpu
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
-SORT = {"THREADS": 128, "SEGMENT": 256}
+SORT = {"THREADS": 128}  # fewer than on a GPU, where 16 warps are slow to emulate
 LAYERS = ("q4_0", "swiglu", "float16"), ("q4_k", "swiglu_oai", "bfloat16")
 
 
@@ -29,23 +28,20 @@ def host(request, monkeypatch):
     """CuPy over NumPy, kernels on the host, of a GPU with mma.sync alone on which every call is sorted: token tiles of
     moe_decode_tiles and of moe_prefill_sm80.
     """
-    cupy_like.install(monkeypatch)
+    install(monkeypatch)
     kernel = cache(harness.Kernel)
-    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(expert_plans, "LIBRARIES", known)
     for module in (transforms, moe_prefill_sm80, moe_decode_tiles):
         monkeypatch.setattr(module, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
     for module in (moe_sort, moe_prefill_sm80, moe_decode_tiles):
         monkeypatch.setattr(module, "Launch", Launch)
     monkeypatch.setattr(moe_sort, "SORT_THREADS", SORT["THREADS"])
-    monkeypatch.setattr(moe_sort, "SORT_SEGMENT", SORT["SEGMENT"])
     monkeypatch.setattr(moe_sort, "MOE_SORT", transforms.Transform("moe_sort", (SORT,)))
     monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 108))
     monkeypatch.setattr(grouped, "launch", grouped.launch.__wrapped__)
     monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: request.param)
-    made = moe_sort.sort_launch, moe_sort.gather_launch, moe_sort.combine_launch
+    made = moe_sort.sort_launch, moe_sort.combine_launch
     for function in made:
         function.cache_clear()
     yield

@@ -84,20 +84,24 @@ private:
             wg.warpgroup_barrier();  // the epilogue tile before is read
 #pragma unroll
             for (int i = 0; i < EPI_TILE / 8; i += 2) {
-                T made[8];  // two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens
+                // Two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens, where there are some,
+                // else of the same once more.
+                T made[8];
+                const int next = i + 1 < EPI_TILE / 8;
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
-                    made[j] = from_float<T>(acc[(epi_tile / 8 + i) * 4 + j] * row_factor.acc(j / 2 % 2));
+                    made[j] =
+                        from_float<T>(acc[(epi_tile / 8 + i + j / 4 * next) * 4 + j % 4] * row_factor.acc(j / 2 % 2));
                 if constexpr (sizeof(T) == 2) {
                     u32 pairs[4];
 #pragma unroll
                     for (int j = 0; j < 4; ++j) pairs[j] = *reinterpret_cast<const u32*>(&made[2 * j]);
-                    const int token = 8 * i + lane / 16 * 8 + lane % 8, row = 16 * warp + lane / 8 % 2 * 8;
+                    const int token = 8 * i + lane / 16 * 8 * next + lane % 8, row = 16 * warp + lane / 8 % 2 * 8;
                     stmatrix_x4_trans(shared_address(&epi_smem[token][row]), pairs);
                 } else {
 #pragma unroll
                     for (int j = 0; j < 8; ++j)
-                        epi_smem[8 * (i + j / 4) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
+                        epi_smem[8 * (i + j / 4 * next) + 2 * t + j % 2][16 * warp + g + j / 2 % 2 * 8] = made[j];
                 }
             }
             wg.warpgroup_barrier();

@@ -33,6 +33,7 @@ class DeviceExperts(Packed):
     of the rows. `experts[e]` is the DeviceTensor of one, over the same memory.
     """
 
+    again_experts, again_layer = expert_plans.again, staticmethod(expert_plans.again_layer)
     shape: tuple[int, int, int]
 
     def __init__(self, format: Format, shape: tuple[int, int, int], data: Any, name: str = "") -> None:
@@ -105,10 +106,6 @@ class DeviceExperts(Packed):
 
 def matmul(x: Any, w: DeviceExperts, ids: Any, bias: Any, out: Any, dtype: DTypeLike | None) -> Any:
     """y [T, top_k, N] = x @ w[ids].T + bias[ids]."""
-    arrays = x, ids, bias
-    y = expert_plans.again([w], "", arrays, out, dtype)
-    if y is not None:
-        return y
     call = Call(x, w)
     check_routing(x, w, ids)
     if bias is not None:
@@ -124,7 +121,7 @@ def matmul(x: Any, w: DeviceExperts, ids: Any, bias: Any, out: Any, dtype: DType
         else:
             routed = Routed(len(w), ids.shape[1], chosen.name, "", len(x.shape) == 3, False, stride_of(w))
             _launch(call, w, routed, given, chosen, NOTHING, n, [part])
-        expert_plans.remember(call, [w], "", arrays, y, out, dtype)
+        expert_plans.remember(call, w, *expert_plans.of_product(x, ids, bias, out, dtype), y, out, dtype)
         return call.handed_back(y, out, dtype)
 
 
@@ -133,10 +130,6 @@ def feed_forward(
     out: Any, dtype: DTypeLike | None,
 ) -> Any:  # fmt: skip
     """y [T, K]: both products of gate and up in one launch where they share a format, then the sum over experts."""
-    arrays, packed = (x, ids, weights, *(biases or ())), [*gate_up, down]
-    y = expert_plans.again(packed, activation, arrays, out, dtype)
-    if y is not None:
-        return y
     layer = layer_of(gate_up, down, biases, activation)
     first = layer.gate_up[0]
     call = Call(x, first)
@@ -160,7 +153,8 @@ def feed_forward(
             grouped.feed_forward(call, layer, given, chosen, factors, parts, strides, tile)
         else:
             _by_slots(call, layer, given, chosen, factors, parts)
-        expert_plans.remember(call, packed, activation, arrays, y, out, dtype)
+        words = expert_plans.of_layer(x, gate_up, ids, weights, activation, biases, out, dtype)
+        expert_plans.remember(call, down, *words, y, out, dtype)
         return call.handed_back(y, out, dtype)
 
 

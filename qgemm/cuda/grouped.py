@@ -1,6 +1,6 @@
 """Products by experts of many tokens: their rows are sorted by expert, multiplied together, and added up by token.
 
-    ids --moe_sort--> token tiles --moe_gather--> sorted x --moe_prefill--> sorted products --moe_combine--> y
+    ids, x --moe_sort--> token tiles, sorted x --moe_prefill--> sorted products --moe_combine--> y
 
 moe_prefill is that of sm_90 by wgmma, on other GPUs that of sm_80 by mma.sync; where experts have few tokens each it
 is moe_decode_tiles.
@@ -21,7 +21,7 @@ from .jit.twins import TokenTile, TokenTiles
 from .kernels import moe_prefill_sm80
 from .kernels.expert_tiles import Size, max_token_tiles
 from .kernels.moe_prefill_sm90 import rows_of_x, token_tile
-from .kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, gather_launch, sort_launch
+from .kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, sort_launch
 from .kernels.routes import launch, route
 from .problem import C_TYPES, ITEMSIZE, ExpertStride, Output, Problem, Routed, gpu
 
@@ -58,25 +58,22 @@ class Sorted:
         self.call, self.experts, self.chunk, self.tile = call, experts, chunk, tile
         found = max_token_tiles(chunk.slots, experts, tile)
         many = rows_of_x(chunk.slots, tile)
-        sizes = ctypes.sizeof(TokenTiles), found * ctypes.sizeof(TokenTile), *(2 * [chunk.slots * INDEX])
+        sizes = ctypes.sizeof(TokenTiles), found * ctypes.sizeof(TokenTile), chunk.slots * INDEX
         starts = [0, *accumulate(_aligned(size) for size in (*sizes, *(many * width for width in row_bytes)))]
         base = call.room(starts[-1])
         at = [base + start for start in starts[:-1]]
-        (self.counts, self.token_tiles, self.slots_of_rows, self.row_of_slots), self.rows = at[:4], at[4:]
+        (self.counts, self.token_tiles, self.row_of_slots), self.rows = at[:3], at[3:]
 
-    def sort(self, ids: Given) -> None:
-        """ids of the chunk -> token tiles, and the order of the slots."""
-        one = sort_launch(self.call.device, ids.name, self.chunk.slots, self.experts, self.tile)
-        at = ids.pointer + self.chunk.first * ids.array.shape[1] * SIZES[ids.name]
-        self.call.launch(one, at, self.counts, self.token_tiles, self.slots_of_rows, self.row_of_slots)
-
-    def gather(self, x: Given, to: int, slots_of_x: int) -> None:
-        """Rows of x [T, K], or [T, top_k, K], in the order of the slots."""
-        k, per_token = x.array.shape[-1], self.chunk.slots // self.chunk.tokens // slots_of_x
-        row_bytes = k * SIZES[x.name]
-        one = gather_launch(self.call.device, self.chunk.slots, row_bytes, slots_of_x)
-        at = x.pointer + self.chunk.first * per_token * row_bytes
-        self.call.launch(one, at, self.counts, self.slots_of_rows, to)
+    def sort(self, ids: Given, x: Given, to: int, slots_of_x: int) -> None:
+        """ids of the chunk -> token tiles, the order of the slots, and in it rows of x [T, K] or [T, top_k, K]."""
+        device, chunk, top_k = self.call.device, self.chunk, ids.array.shape[1]
+        row_bytes = x.array.shape[-1] * SIZES[x.name]
+        one = sort_launch(
+            device, gpu(device).sms, ids.name, chunk.slots, self.experts, self.tile, row_bytes, slots_of_x
+        )  # fmt: skip
+        at = ids.pointer + chunk.first * top_k * SIZES[ids.name]
+        x_at = x.pointer + chunk.first * (top_k // slots_of_x) * row_bytes
+        self.call.launch(one, at, self.counts, self.token_tiles, self.row_of_slots, x_at, to)
 
     def multiply(self, p: Problem, x: int, parts: list[Part], y: int) -> None:
         """Sorted rows of x by the experts of a part, or of a gate and what it gates."""
@@ -130,8 +127,7 @@ def matmul(call: Call, w: Any, x: Given, ids: Given, part: Part, stride: ExpertS
     for chunk in chunks(ids):
         made = Sorted(call, len(w), chunk, tile, k * ITEMSIZE[x.name], n * ITEMSIZE[source])
         rows, products = made.rows
-        made.sort(ids)
-        made.gather(x, rows, top_k if x.array.ndim == 2 else 1)
+        made.sort(ids, x, rows, top_k if x.array.ndim == 2 else 1)
         made.multiply(
             made.problem([w], x, n, stride, (Output(n, source),)), rows, [part._replace(bias=NOTHING)], products
         )
@@ -151,8 +147,7 @@ def feed_forward(
     for chunk in chunks(ids):
         made = Sorted(call, len(last), chunk, tile, first.shape[2] * width, f * width, n * ITEMSIZE[source])
         rows, between, products = made.rows
-        made.sort(ids)
-        made.gather(x, rows, ids.array.shape[1])
+        made.sort(ids, x, rows, ids.array.shape[1])
         made.multiply(made.problem(layer.gate_up, x, f, strides[0], outputs), rows, [gate, up], between)
         alone = [down._replace(bias=NOTHING)]
         made.multiply(made.problem([last], x, n, strides[-1], (Output(n, source),), True), between, alone, products)

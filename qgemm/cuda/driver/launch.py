@@ -14,7 +14,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from qgemm.cuda.jit import twins
@@ -127,7 +127,18 @@ class Launch:
             found = [at - first + start if at in inside else at for at in map(ctypes.addressof, arguments)]
             return made, (ctypes.byref(made), handle, ctypes.byref((ctypes.c_void_p * len(found))(*found)), None)
 
+        self._room = room
+        self._fill = struct.Struct(f"PPQ{count}P").pack_into, ctypes.addressof(attributes), len(wanted)
         self.enter = _entering(room, struct.Struct(f"PPQ{count}P").pack_into, ctypes.addressof(attributes), len(wanted))
+
+    def bound(self, stream: int, *pointers: int) -> Callable[[], int]:
+        """A call that launches with this stream and these pointers, without writing them again: the driver's status."""
+        memory, arguments = self._room()
+        fill, attributes, count = self._fill
+        fill(memory, STREAM, stream, attributes, count, *pointers)
+        found = partial(driver().cuLaunchKernelEx, *arguments)
+        vars(found)["launch"] = self  # which keeps the arguments that lie elsewhere
+        return found
 
     def __call__(self, stream: int, *pointers: int) -> None:
         """Launch on a raw stream handle."""

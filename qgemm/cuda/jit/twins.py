@@ -141,13 +141,14 @@ class TokenTiles(ctypes.Structure):
 class ExpertSort(ctypes.Structure):
     """ids [T, top_k], and what moe_sort makes of their `slots` places: sorted rows, `tokens` of a token tile.
 
-    counts: a TokenTiles. token_tiles: a TokenTile each. slots_of_rows: the slot of a sorted row. rows: the sorted row
-    of a slot, -1 where its id is no expert.
+    counts: a TokenTiles. token_tiles: a TokenTile each. rows: the sorted row of a slot, -1 where its id is no expert.
+    x, sorted: rows of `chunks` times 16 bytes, of which `slots_of_x` slots share one of x. segment: slots of a CTA.
     """
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("ids", "counts", "token_tiles", "slots_of_rows", "rows")),
+        *((name, ctypes.c_void_p) for name in ("ids", "counts", "token_tiles", "rows", "x", "sorted")),
         *((name, ctypes.c_int32) for name in ("slots", "experts", "wide_ids", "tokens")),
+        *((name, ctypes.c_int32) for name in ("segment", "chunks", "slots_of_x")),
     ]
 
 
@@ -156,9 +157,9 @@ class GroupedProducts(ctypes.Structure):
 
     tiles, row_absmax: of expert 0, of both products. biases: of both, of bias_types, where one gates the other.
     partials: the workspace of stream-K. expert_bytes, expert_rows: from the tiles and from the biases of an expert to
-    the next one's. n, k: of a product. rows_of_x: of the buffer of sorted rows. stream_k: its divisors; the
-    rest follows from the number of token tiles. x, factor, unit: of mma.sync, the sorted rows, and what brings weights
-    into the range of half and undoes it.
+    the next one's. n, k: of a product. rows_of_x: of the buffer of sorted rows. tiles_are_known: whether the kernel
+    before has waited for the sort. stream_k: its divisors; the rest follows from the number of token tiles. x, factor,
+    unit: of mma.sync, the sorted rows, and what brings weights into the range of half and undoes it.
     """
 
     _fields_ = [
@@ -166,7 +167,7 @@ class GroupedProducts(ctypes.Structure):
         *((name, ctypes.c_void_p * 2) for name in ("tiles", "row_absmax", "biases")),
         ("epilogue", EpilogueArguments),
         *((name, ctypes.c_int64) for name in ("expert_bytes", "expert_rows", "n", "k")),
-        ("rows_of_x", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("rows_of_x", "tiles_are_known")),
         ("bias_types", ctypes.c_int32 * 2),
         ("stream_k", StreamK),
         *((name, ctypes.c_float) for name in ("factor", "unit")),

@@ -1,41 +1,39 @@
-"""Around the grouped product of experts: ids sorted by expert, rows of x gathered, products added up token by token."""
+"""Around the grouped product of experts: ids and rows of x sorted by expert, products added up token by token."""
 
 from __future__ import annotations
 
-import ctypes
 from functools import lru_cache
 
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.twins import TYPE_CODES, ExpertSort, ExpertSums
 from qgemm.cuda.problem import C_TYPES, ITEMSIZE
 
-from .transforms import MOE_COMBINE, MOE_GATHER, MOE_SORT, MOE_THREADS, SORT_SEGMENT, SORT_THREADS
+from .transforms import MOE_COMBINE, MOE_SORT, MOE_THREADS, SORT_THREADS
 
-MAX_EXPERTS = 1024  # of which each warp of the sort has a counter in shared memory
+MAX_EXPERTS = 1024  # of which a CTA of the sort has two counters each in shared memory
 MAX_SLOTS = 1 << 17  # of a launch: a workspace of some hundred megabytes
+SORT_CTAS = 1  # of an SM; each counts all ids
+SORT_SHARED = 2 * MAX_EXPERTS * 4  # bytes of the most counters: what a function may have is set for all its launches
 CHUNK = 16  # bytes that a lane copies at a time
-WARP = 32
 THREADS = int(MOE_THREADS["THREADS"])
 LAUNCHES = 1024  # kept: a program may have as many numbers of tokens
 
 
 @lru_cache(maxsize=LAUNCHES)
-def sort_launch(device: int, ids: str, slots: int, experts: int, tokens: int) -> Launch:
-    """The kernel that sorts ids of a type. Its pointers are ids, counts, token tiles, slots of rows, rows of slots."""
-    found = ExpertSort(slots=slots, experts=experts, wide_ids=ids == "int64", tokens=tokens)
-    shared = (SORT_THREADS // WARP + 2) * experts * ctypes.sizeof(ctypes.c_int32)
+def sort_launch(
+    device: int, sms: int, ids: str, slots: int, experts: int, tokens: int, row_bytes: int, slots_of_x: int
+) -> Launch:
+    """The kernel that sorts ids of a type and rows of x, of which so many slots share one.
+
+    Its pointers are ids, counts, token tiles, rows of slots, x, and the sorted rows.
+    """
+    segment = -(-slots // (sms * SORT_CTAS))
+    found = ExpertSort(
+        slots=slots, experts=experts, wide_ids=ids == "int64", tokens=tokens, segment=segment,
+        chunks=row_bytes // CHUNK, slots_of_x=slots_of_x,
+    )  # fmt: skip
     function = MOE_SORT.load(None, **MOE_SORT.types[0])
-    return Launch(function, -(-slots // SORT_SEGMENT), SORT_THREADS, shared, (found,), found, 5)
-
-
-@lru_cache(maxsize=LAUNCHES)
-def gather_launch(device: int, rows: int, row_bytes: int, slots_of_x: int) -> Launch:
-    """The kernel that copies rows of x. Its pointers are x, counts, slots of rows, and the sorted rows."""
-    pointers = (ctypes.c_void_p * 4)()
-    arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(4))
-    arguments = (*arrays, ctypes.c_int(row_bytes // CHUNK), ctypes.c_int(slots_of_x))
-    function = MOE_GATHER.load(None, **MOE_GATHER.types[0])
-    return Launch(function, -(-rows // (THREADS // WARP)), THREADS, 0, arguments, pointers, 4)
+    return Launch(function, -(-slots // segment), SORT_THREADS, SORT_SHARED, (found,), found, 6)
 
 
 @lru_cache(maxsize=LAUNCHES)

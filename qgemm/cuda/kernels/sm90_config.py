@@ -11,6 +11,7 @@ from qgemm.cuda.layout.row_scale import range_of
 from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dtype
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
+SM_SHARED, SYSTEM = 228 << 10, 1 << 10  # of an SM; of it for each CTA, by the system
 SUM = 4  # bytes of an accumulator
 EPI_TOKEN = SUM * (ROWS + 4)  # bytes of a token of a row_block before it is stored
 BARRIER = 8  # bytes of an mbarrier
@@ -25,7 +26,8 @@ class Sm90Config(NamedTuple):
     wg_split_k: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: of a stage of the pipeline.
     single_tile: at most one work tile per CTA, so reduction and epilogue take the pipeline's shared memory; for no more
     tiles than SMs. max_stages: stages of the pipeline, if so many fit. x_scale: columns of x that share a scale, where
-    x comes in eight bits; 0 where it comes in 16.
+    x comes in eight bits; 0 where it comes in 16. ctas: CTAs that an SM holds, and that share its
+    shared memory. static: bytes of that which a CTA has beside `smem_bytes`, with what aligns these.
     """
 
     tokens: int
@@ -35,11 +37,14 @@ class Sm90Config(NamedTuple):
     single_tile: bool = False
     max_stages: int = MAX_STAGES
     x_scale: int = 0
+    ctas: int = 1
+    static: int = 0
 
     def __str__(self) -> str:
         """E.g. "64x2x1 stage 4 single tile": tokens, row_blocks, wg_split_k, k_blocks per stage."""
         tile = f"{self.tokens}x{self.row_blocks}x{self.wg_split_k} stage {self.k_blocks_per_stage}"
-        return tile + " single tile" * self.single_tile
+        several = f", {self.ctas} CTAs an SM" if self.ctas > 1 else ""
+        return tile + " single tile" * self.single_tile + several
 
     def tiles(self, m: int, row_blocks: int) -> int:
         """Work tiles of y [M, row_blocks * 64]."""
@@ -53,6 +58,8 @@ class Sm90Config(NamedTuple):
     @property
     def epi_tile(self) -> int:
         """Tokens that are added up and stored at a time; small ones where warpgroups share them."""
+        if self.tokens % 16:
+            return self.tokens  # of one epilogue tile
         return 16 if self.single_tile or self.tokens % 32 else 32
 
     def unit(self, fmt: Format) -> int:
@@ -66,6 +73,11 @@ class Sm90Config(NamedTuple):
         along, stages = k_blocks(fmt), stages_of(fmt, self)
         whole = self.k_blocks_per_stage % along == 0 or along % self.k_blocks_per_stage == 0
         return whole and stages > self.wg_split_k and single_tile_bytes(self) <= stages * x_bytes(self)
+
+
+def shared_of(config: Sm90Config) -> int:
+    """Shared memory that a CTA may have."""
+    return min(SHARED, SM_SHARED // config.ctas - SYSTEM) - config.static
 
 
 def x_bytes(config: Sm90Config) -> int:
@@ -99,7 +111,7 @@ def single_tile_bytes(config: Sm90Config) -> int:
 
 def stages_of(fmt: Format, config: Sm90Config) -> int:
     """Stages of the pipeline: as many as fit, at most `max_stages`."""
-    return next((n for n in range(config.max_stages, 0, -1) if smem_bytes(fmt, config, n) <= SHARED), 0)
+    return next((n for n in range(config.max_stages, 0, -1) if smem_bytes(fmt, config, n) <= shared_of(config)), 0)
 
 
 def smem_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
@@ -168,6 +180,7 @@ def pipeline_template(fmt: Format, config: Sm90Config, source: str) -> Template:
         "K_BLOCKS_PER_STAGE": config.k_blocks_per_stage,
         "STAGES": stages,
         "FIELD_STAGES": field_stages(fmt, config, stages),
+        "CTAS": config.ctas,
         "SINGLE_TILE": int(config.single_tile),
         "EPI_TILE": config.epi_tile,
         "SMEM_BYTES": smem_bytes(fmt, config, stages),

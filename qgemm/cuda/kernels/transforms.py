@@ -20,8 +20,8 @@ PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes t
 ENCODE_THREADS = 256  # of a CTA that encodes
 GATHER_THREADS = 128  # of a CTA that decodes rows by their index
 GROUPS_TOKENS = 4  # that a thread of "quantize_activations_groups" loads at a time: one is half as fast
-SORT_THREADS, SORT_SEGMENT = 1024, 2048  # of a CTA that sorts ids of experts; ids that it has
-MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that copies or adds up rows of experts
+SORT_THREADS = 512  # of a CTA that sorts ids of experts and rows of x
+MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that adds up rows of experts
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
 FOUND = np.dtype(Found)
@@ -123,12 +123,11 @@ QUANTIZE_ACTIVATIONS_GROUPS = Transform(
     "quantize_activations_groups",
     tuple({**each, "TOKENS": GROUPS_TOKENS, "GROUP": group} for each in IN for group in GROUPS.values()),
 )
-MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS, "SEGMENT": SORT_SEGMENT},))
-MOE_GATHER = Transform("moe_gather", (MOE_THREADS,))
+MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
 
 TRANSFORMS = (
     PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED, QUANTIZE_CODEBOOK,
     DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, QUANTIZE_ACTIVATIONS_GROUPS,
-    MOE_SORT, MOE_GATHER, MOE_COMBINE,
+    MOE_SORT, MOE_COMBINE,
 )  # fmt: skip
