@@ -72,17 +72,21 @@ def check(units: list[Unit]) -> list[tuple[Unit, str]]:
 
     Where a program fails its units are checked one by one, which tells whose fault it is.
     """
-    source, headers = compose(units)
-    arch = units[0].arch
-
-    def passed() -> bytes:
-        nvrtc.check(source, arch, headers)
-        return b"passed"
-
     try:
-        kept(f"{cache.key(source, arch, headers)}.checked", passed)
+        source, headers = compose(units)
+        passes_front_end(source, units[0].arch, headers)
         return []
     except nvrtc.CompileError as error:
         if len(units) == 1:
             return [(units[0], str(error))]
     return [found for unit in units for found in check([unit])]
+
+
+def passes_front_end(source: str, arch: str, headers: Mapping[str, str]) -> None:
+    """nvrtc.check of a program, whose CompileError has the log; a pass is cached."""
+
+    def passed() -> bytes:
+        nvrtc.check(source, arch, headers)
+        return b"passed"
+
+    kept(f"{cache.key(source, arch, headers)}.checked", passed)
