@@ -1,7 +1,7 @@
 """Many units of one kernel as one program, of which NVRTC's front end is asked: what CI checks of every unit.
 
 Most of a unit's time is NVRTC's optimizer and ptxas; of the rest, the front end, most is spent on headers, which the
-units of a program share. So a unit takes 0.02 core-seconds for 0.3, and what has passed it then are templates, types
+units of a program share. So a unit takes 0.015 core-seconds for 0.3, and what has passed it then are templates, types
 and static_asserts: shared memory, tiles, stages, twins of the host.
 """
 
