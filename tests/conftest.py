@@ -65,6 +65,7 @@ def no_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(cache, "compile_cubin", refuse)
         monkeypatch.setattr(nvrtc, "compile_cubin", refuse)
+        monkeypatch.setattr(nvrtc, "check", refuse)
 
 
 @pytest.fixture
