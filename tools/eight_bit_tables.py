@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tables
 
-from qgemm.bench.results import Row, load, speedup
+from qgemm.bench.results import Row, earlier, load, speedup
 
 RESULTS = tables.RESULTS.with_name("h200_eight_bits.json")
 FORMATS = ("q4_0", "q4_k", "mxfp4")  # of all shapes; others follow below
@@ -21,7 +21,7 @@ WANTED[28672] = WANTED[8192]
 
 
 def table(path: Path = RESULTS) -> str:
-    """All shapes in a few formats, then all others. What is wanted and missed is bold."""
+    """All shapes in a few formats, then all others. What is wanted and missed is bold; a star: of an earlier run."""
     results = load(path)
     rows = tables.Rows(results)
     main = [
@@ -30,7 +30,7 @@ def table(path: Path = RESULTS) -> str:
     head = ["W", "M", "cuBLAS fp16, us", "cuBLAS FP8", "wanted", *FORMATS]
     others = [other for other in rows.formats if other not in FORMATS]
     rest = [
-        f"{fmt} {ratios(rows, fmt, m, shape)}"
+        f"{fmt}{'*' * earlier(measured(rows, fmt, KIND, m, shape))} {ratios(rows, fmt, m, shape)}"
         for fmt in others for shape in rows.shapes(fmt) for m in rows.m if rows(fmt, KIND, m, shape)
     ]  # fmt: skip
     return f"{tables.markdown(head, main)}\n\nOthers, 8192x8192, M = 1024: {', '.join(rest)}."
@@ -42,7 +42,7 @@ def cells(rows: tables.Rows, shape: tuple[int, int], m: int) -> list[str]:
     found = measured(rows, FORMATS[0], KIND, m, shape)
     missed = any(speedup(measured(rows, fmt, KIND, m, shape)) < wanted for fmt in FORMATS)
     return [
-        f"{shape[0]}x{shape[1]}", str(m), f"{found['cublas_fp16_us']:.1f}",
+        f"{shape[0]}x{shape[1]}{'*' * earlier(found)}", str(m), f"{found['cublas_fp16_us']:.1f}",
         f"{found['cublas_fp16_us'] / found['fp8_us']:.2f}", f"**{wanted}**" if missed else str(wanted),
         *(ratios(rows, fmt, m, shape) for fmt in FORMATS),
     ]  # fmt: skip

@@ -29,7 +29,7 @@ from .kernel import Kernel, Launchable
 from .sm90_config import BARRIER, EPI_TOKEN, SUM
 
 NAME, REQUANTIZE = "gemm_sm90_s8", "requantize"
-WORKSPACE = 256 << 20  # bytes of a slice of W at most
+WORKSPACE = 256 << 20  # bytes of a slice of W at most, a power of two
 CLUSTER, ROW_BLOCKS = 2, 2  # CTAs that share tokens, and the row_blocks of each: kernels/sm90/s8_gemm.cuh
 CLUSTER_BLOCKS = CLUSTER * ROW_BLOCKS
 THREADS = 128 * (ROW_BLOCKS + 1)
@@ -114,10 +114,15 @@ def slices(n: int, k: int) -> list[Slice]:
     return [Slice(first, min(step, row_blocks - first)) for first in range(0, row_blocks, step)]
 
 
+def workspace_bytes(parts: Sequence[Slice], k: int) -> int:
+    """Of the workspace for any of these slices: one of few sizes, because workspaces are kept."""
+    return 1 << (parts[0].nbytes(k) - 1).bit_length()
+
+
 def launch(p: Problem, config: S8Config) -> Launchable:
     """Two launches for every slice of W: its bytes, and the product by them."""
     parts = slices(p.n, p.k)
-    nbytes, device = parts[0].nbytes(p.k), p.device
+    nbytes, device = workspace_bytes(parts, p.k), p.device
     steps = [(_requantizing(p, part), _multiplying(p, config, part, nbytes)) for part in parts]
     scales_at = group_activations.scales_at(p.m, p.k)
 
