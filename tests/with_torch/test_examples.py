@@ -17,8 +17,10 @@ from qgemm.torch.transformers import patch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
 def test_tiny_llama(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("QGEMM_CPU")  # by compiled code, as it runs elsewhere: NumPy takes ten times as long
     monkeypatch.setattr(sys, "argv", ["tiny_llama.py", "--steps", "30", "--folder", str(tmp_path)])
     with patch():  # the example's own is undone with it
         example = runpy.run_path(str(EXAMPLES / "tiny_llama.py"), run_name="__main__")
