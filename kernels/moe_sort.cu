@@ -9,6 +9,7 @@
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/vote_ballot.cuh"
+#include "schedule.cuh"
 
 namespace qgemm {
 
@@ -65,38 +66,56 @@ struct Sorter {
         }
         return same;
     }
-    // A thread copies 16 bytes at a time, of AT_ONCE places.
-    __device__ void copy_rows() const {
-        constexpr int AT_ONCE = 8;
-        const auto* x = static_cast<const uint4*>(all.x);
-        auto* sorted = static_cast<uint4*>(all.sorted);
-        const int count = (end - first) * all.chunks;
-        for (int from = threadIdx.x; from < count; from += AT_ONCE * Config::THREADS) {
-            uint4 found[AT_ONCE];
-            i64 to[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const int at = min(from + i * Config::THREADS, count - 1), number = at / all.chunks;
-                const int chunk = at - number * all.chunks, row = static_cast<const int*>(all.rows)[first + number];
-                to[i] = row < 0 ? -1 : i64(row) * all.chunks + chunk;
-                found[i] = x[i64((first + number) / all.slots_of_x) * all.chunks + chunk];
-            }
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (to[i] >= 0 && from + i * Config::THREADS < count) sorted[to[i]] = found[i];
-        }
-    }
     // All but the zeros in front. scan: what counts make of `before`, the first row of every expert in the segment.
+    //
+    // The first of x are loaded before their rows are known.
     template <class Id, class Scan>
     __device__ void run(Scan scan) const {
+        const int count = (end - first) * all.chunks;
+        Copies copies(*this, threadIdx.x, count);
         count_all<Id>();
         __syncthreads();
         scan();
         __syncthreads();
         if (warp == 0) hand_out_rows<Id>();
         __syncthreads();
-        copy_rows();
+        copies.store(*this);
+        for (int from = threadIdx.x + Copies::AT_ONCE * Config::THREADS; from < count;
+             from += Copies::AT_ONCE * Config::THREADS)
+            Copies(*this, from, count).store(*this);
     }
+
+private:
+    // 16 bytes of x at each of AT_ONCE places, on their way to the sorted rows.
+    struct Copies {
+        static constexpr int AT_ONCE = 8;
+        uint4 found[AT_ONCE];
+        int from, count;
+
+        __device__ Copies(const Sorter& sorter, int from, int count) : from(from), count(count) {
+            const ExpertSort& all = sorter.all;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int at = place(i), number = divide(at, all.chunks_of_row);
+                const i64 row_of_x = divide(sorter.first + number, all.slots_of_row);
+                found[i] = static_cast<const uint4*>(all.x)[row_of_x * all.chunks + at - number * all.chunks];
+            }
+        }
+        __device__ int place(int i) const { return min(from + i * Config::THREADS, count - 1); }
+        __device__ void store(const Sorter& sorter) const {
+            const ExpertSort& all = sorter.all;
+            int rows[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                rows[i] = static_cast<const int*>(all.rows)[sorter.first + divide(place(i), all.chunks_of_row)];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int chunk = place(i) - divide(place(i), all.chunks_of_row) * all.chunks;
+                if (rows[i] >= 0 && from + i * Config::THREADS < count)
+                    static_cast<uint4*>(all.sorted)[i64(rows[i]) * all.chunks + chunk] = found[i];
+            }
+        }
+    };
 };
 
 // Of all threads before this one, and of all of them. sums: shared memory, one for each warp.
@@ -127,7 +146,7 @@ struct Scan {
 
 }  // namespace qgemm
 
-extern "C" __global__ void __launch_bounds__(qgemm::Config::THREADS, 2)
+extern "C" __global__ void __launch_bounds__(qgemm::Config::THREADS, 1)
     moe_sort(const __grid_constant__ qgemm::ExpertSort all) {
     using namespace qgemm;
     const int tokens = all.tokens;

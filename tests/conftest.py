@@ -14,7 +14,8 @@ from pathlib import Path
 import gpus
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy and CUDA are loaded, which read this
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers share the cores
+    for library in ("OPENBLAS", "OMP", "MKL"):  # the last two are PyTorch's
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")  # workers share the cores
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.of_worker(os.environ["PYTEST_XDIST_WORKER"])
 
 import pytest
@@ -64,6 +65,7 @@ def no_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(cache, "compile_cubin", refuse)
         monkeypatch.setattr(nvrtc, "compile_cubin", refuse)
+        monkeypatch.setattr(nvrtc, "check", refuse)
 
 
 @pytest.fixture

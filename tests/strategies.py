@@ -6,6 +6,9 @@ Values are drawn from three sources, since each finds what the others miss: the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import numpy as np
 import pytest
 from formats_of_tests import TEST_FORMATS
@@ -19,6 +22,7 @@ from qgemm.cuda.kernels import sm90_cost
 from qgemm.formats import format_of
 from qgemm.formats.groups import REPRESENTATIVES
 
+T = TypeVar("T")
 FORMATS = list(qgemm.FORMATS.values())
 BLOCK_FORMATS = [fmt for fmt in FORMATS if not fmt.plain]
 GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
@@ -52,6 +56,11 @@ gpu_settings = settings(max_examples=15, deadline=None, suppress_health_check=li
 def each(formats: list[Format]):
     """Parametrise a test over formats, by name."""
     return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
+
+
+def by_turns(choices: Sequence[T], fmt: Format, formats: list[Format]) -> T:
+    """One of the choices: the next format has the next one. For what a kernel is compiled for."""
+    return choices[formats.index(fmt) % len(choices)]
 
 
 def every_config(formats=TILED):

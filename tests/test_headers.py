@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import cache
 
 import compile_kernels
 import harness
 import pytest
 from formats_of_tests import TEST_FORMATS
+from kernel_batches import passes_front_end
 from strategies import TILED, each
 
-from qgemm.cuda.jit import codegen, nvrtc, sources
+from qgemm.cuda.jit import codegen, sources
 from qgemm.cuda.jit.cache import cached
 from qgemm.cuda.kernels import routes
 
 HEADERS = sorted(path.relative_to(sources.kernels_dir()).as_posix() for path in sources.kernels_dir().rglob("*.cuh"))
+
+
+@cache
+def headers_of_formats() -> Mapping[str, str]:
+    """All that are made in memory."""
+    return {name: text for fmt in TILED for name, text in codegen.headers(fmt).items()}
 
 
 @pytest.mark.compiles
@@ -22,8 +31,7 @@ HEADERS = sorted(path.relative_to(sources.kernels_dir()).as_posix() for path in 
 @pytest.mark.parametrize("header", HEADERS)
 def test_headers_compile_alone(header, arch):
     """Whatever a header needs it includes, and no constant has to stand above it."""
-    made = {name: text for fmt in TILED for name, text in codegen.headers(fmt).items()}
-    nvrtc.compile_cubin(f'#include "{header}"\n', arch, made)
+    passes_front_end(f'#include "{header}"\n', arch, headers_of_formats())
 
 
 def test_instructions_are_in_ptx():
@@ -70,4 +78,4 @@ def test_kernels_of_the_formats_of_tests(fmt, arch):
         if arch == "sm_90a" and kernel not in compile_kernels.BY_TURNS:
             assert "0 bytes spill stores" in cached(source, arch, made).report, kernel
         else:
-            nvrtc.check(source, arch, made)
+            passes_front_end(source, arch, made)

@@ -13,7 +13,7 @@ from experts import known_layer, known_matmul, random_experts, routed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moe_on_host import Launch, device, install, on_device, within
-from strategies import EVERY_TILED, each, seeds
+from strategies import EVERY_TILED, by_turns, each, seeds
 
 import qgemm
 from qgemm import cuda, ops
@@ -49,7 +49,7 @@ def host(monkeypatch):
 @given(data=st.data())
 def test_each_token_by_its_experts(fmt, data, host):
     """x of one row a token, or one for each of its experts; ids of both types, some of which are no expert."""
-    rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(TYPES if fmt.integer else TYPES[:2]))
+    rng, dtype = data.draw(seeds()), by_turns(TYPES if fmt.integer else TYPES[:2], fmt, EVERY_TILED)
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 3), (1, 4)))
     w = random_experts(fmt, e, data.draw(st.sampled_from([7, 64, 90])), data.draw(st.sampled_from([64, 320])), rng)
     ids, _ = routed(rng, t, top_k, e)
@@ -75,8 +75,8 @@ def test_each_token_by_its_experts(fmt, data, host):
 @few
 @given(data=st.data())
 def test_a_layer(fmt, name, data, host):
-    """Two launches; gate and up as two tensors, and as one where F is a multiple of 64; gates by turns."""
-    rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(TYPES if fmt.integer else TYPES[:2]))
+    """Two launches; gate and up as two tensors, and as one where F is a multiple of 64; gates and types by turns."""
+    rng, dtype = data.draw(seeds()), by_turns(TYPES if fmt.integer else TYPES[:2], fmt, OF_LAYERS)
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 4), (1, 4)))
     f = data.draw(st.sampled_from([64, 192] if fmt.weights < 100 else [256]))
     gate, up = (random_experts(fmt, e, f, 96, rng) for _ in range(2))

@@ -60,7 +60,8 @@ def sorted_on_host(ids, experts, tokens, backwards=False):
         tokens=tokens,
         segment=SEGMENT,
         chunks=chunks,
-        slots_of_x=slots_of_x,
+        chunks_of_row=Divisor.of(chunks),
+        slots_of_row=Divisor.of(slots_of_x),
     )
     for name, array in {
         "ids": given_ids, "counts": counts, "token_tiles": token_tiles, "rows": rows, "x": x, "sorted": found,

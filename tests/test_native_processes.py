@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import compiles_once
 from helpers import forked, random_tensor
 from numpy.testing import assert_array_equal
 
@@ -103,7 +104,12 @@ print(qgemm.backends()["cpu"].detail)
 
 def program(folder, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, with a cache of its own."""
-    env = {**os.environ, "QGEMM_CACHE_DIR": str(folder / "cache"), **environment}
+    env = {
+        **os.environ,
+        "CC": compiles_once(compiler.compiler().command),
+        "QGEMM_CACHE_DIR": str(folder / "cache"),
+        **environment,
+    }
     return subprocess.run([sys.executable, "-c", PROGRAM, *words], env=env, capture_output=True, text=True, timeout=120)
 
 

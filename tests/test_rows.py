@@ -12,7 +12,7 @@ import pytest
 from harness import argument_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import TILED, each, seeds
+from strategies import TILED, by_turns, each, seeds
 
 import qgemm
 from qgemm.cuda import libraries, rows
@@ -58,7 +58,7 @@ def on_device(w: qgemm.Tensor) -> DeviceTensor:
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_of_an_index(fmt, data, host):
     """Of any shape, in any order: the rows as NumPy decodes them, rounded once."""
-    rng, dtype = np.random.default_rng(data.draw(seeds())), data.draw(st.sampled_from(list(DTYPES)))
+    rng, dtype = data.draw(seeds()), by_turns(list(DTYPES), fmt, TILED)
     k = fmt.weights * data.draw(st.integers(1, 12 if fmt.weights > 100 else 90))
     w = helpers.random_tensor(fmt, data.draw(st.sampled_from([1, 63, 64, 65, 200])), k, rng)
     shape = data.draw(st.sampled_from([(), (1,), (7,), (3, 2), (0,), (2, 0)]))

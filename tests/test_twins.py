@@ -28,7 +28,7 @@ def compile_kernel(kernel):
     sm = 90 if kernel == "prefill_sm90" else 80
     template = next(template for name, template in routes.variants(FORMAT, sm) if name == kernel)
     arch = {80: "sm_80", 90: "sm_90a"}[sm]
-    nvrtc.compile_cubin(codegen.compose(kernel, FORMAT, **template), arch, codegen.headers(FORMAT))
+    nvrtc.check(codegen.compose(kernel, FORMAT, **template), arch, codegen.headers(FORMAT))
 
 
 def assert_epilogue():

@@ -64,7 +64,7 @@ CONFIGS_BY_TURNS = 2
 ALIKE = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, PREFILL_SM80_EIGHT_BITS.name)
 REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of families, which FORMATS does not list
 FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one
-CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 8, 16  # one unit of so many: where registers are judged, and elsewhere
+CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 12, 24  # one unit of so many: where registers are judged, and elsewhere
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name, PREFILL_SM80_EIGHT_BITS.name)  # on no architecture, but for
 SPILLED_BY_GRIDS = 52  # bytes at most, there: points come from global memory, and their addresses take registers
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
@@ -164,7 +164,8 @@ def assembled(units: Iterable[Unit], turn: int = 0) -> list[Unit]:
         configs[unit.arch, unit.kernel, unit.format] += 1
         for kind in kinds(unit):
             alike[kind].append(unit)
-        if not unit.format or number % (CUBINS_OF_TUNED if judged(unit) else CUBINS_OF_OTHERS) == 0:
+        always = not unit.format and unit.arch == TUNED
+        if always or number % (CUBINS_OF_TUNED if judged(unit) else CUBINS_OF_OTHERS) == 0:
             found[unit] = None
     for some in alike.values():
         if not any(unit in found for unit in some):

@@ -24,7 +24,7 @@ OPTIONS = (
     "--device-as-default-execution-space",  # lambdas inside a kernel, for NVRTC 13.0 and before
     "--ptxas-options=-v",  # the report
 )
-FRONT_END = ("-dlto",)  # what a linker would optimize and assemble
+FRONT_END = ("--fdevice-syntax-only",)  # makes no code
 
 
 class CompileError(RuntimeError):
@@ -45,16 +45,16 @@ def options_for(arch: str) -> tuple[str, ...]:
 
 def compile_cubin(source: str, arch: str, headers: Mapping[str, str] | None = None) -> Compiled:
     """Compile a unit; headers are those made in memory, by the name in an #include. CompileError holds the log."""
-    return Compiled(*_compiled("CUBIN", source, arch, headers or {}, ()))
+    return Compiled(*_compiled(source, arch, headers or {}, ()))
 
 
 def check(source: str, arch: str, headers: Mapping[str, str] | None = None) -> None:
     """The front end alone, without optimizer and ptxas: templates, static_asserts, types, operands of inline PTX."""
-    _compiled("LTOIR", source, arch, headers or {}, FRONT_END)
+    _compiled(source, arch, headers or {}, FRONT_END)
 
 
-def _compiled(kind: str, source: str, arch: str, headers: Mapping[str, str], more: Iterable[str]) -> tuple[bytes, str]:
-    """What nvrtcGet<kind> gives, and the log."""
+def _compiled(source: str, arch: str, headers: Mapping[str, str], more: Iterable[str]) -> tuple[bytes, str]:
+    """The cubin, and the log."""
     nvrtc, include = _nvrtc()
     includes = [f"--include-path={path}" for path in (kernels_dir(), include)]
     encoded = [option.encode() for option in (*options_for(arch), *more, *includes)]
@@ -68,11 +68,11 @@ def _compiled(kind: str, source: str, arch: str, headers: Mapping[str, str], mor
         nvrtc.nvrtcGetProgramLog(program, log)
         report = log.rstrip(b"\0").decode(errors="replace")
         _check(nvrtc, status, f"compiling for {arch} failed:\n{report}")
-        status, size = getattr(nvrtc, f"nvrtcGet{kind}Size")(program)
-        _check(nvrtc, status, f"no {kind} for {arch}")
-        made = bytearray(size)
-        getattr(nvrtc, f"nvrtcGet{kind}")(program, made)
-        return bytes(made), report
+        status, size = nvrtc.nvrtcGetCUBINSize(program)
+        _check(nvrtc, status, f"no cubin for {arch}")
+        cubin = bytearray(size)
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+        return bytes(cubin), report
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -142,13 +142,15 @@ class ExpertSort(ctypes.Structure):
     """ids [T, top_k], and what moe_sort makes of their `slots` places: sorted rows, `tokens` of a token tile.
 
     counts: a TokenTiles. token_tiles: a TokenTile each. rows: the sorted row of a slot, -1 where its id is no expert.
-    x, sorted: rows of `chunks` times 16 bytes, of which `slots_of_x` slots share one of x. segment: slots of a CTA.
+    x, sorted: rows of `chunks` times 16 bytes, also as chunks_of_row; slots_of_row: that share a row of x. segment:
+    slots of a CTA.
     """
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("ids", "counts", "token_tiles", "rows", "x", "sorted")),
         *((name, ctypes.c_int32) for name in ("slots", "experts", "wide_ids", "tokens")),
-        *((name, ctypes.c_int32) for name in ("segment", "chunks", "slots_of_x")),
+        *((name, ctypes.c_int32) for name in ("segment", "chunks")),
+        *((name, Divisor) for name in ("chunks_of_row", "slots_of_row")),
     ]
 
 
