@@ -8,6 +8,11 @@
 //   bytes(codes, step)       level + ZERO as bytes, columns 2t, 2t + 8, 2t + 1, 2t + 9 of row g, then of row g + 8
 //   scale(m16, g, index), minimum(m16, g, index)   of rows g and g + 8 of 16-row group m16; index counts groups of
 //                            GROUP_SIZE weights along the tile
+//   place_bytes(first, second, codes, pair)   (level + CODE_BIAS) * 2^slice_shift(step) of two steps as bytes in the order of
+//                            bytes(), in row g + 8 times 2^HIGH_ROW_SHIFT: a mask each, where codes have few bits
+//   placed_codes(k_block, m16, lane)          the codes for it
+//   sub_scale_bytes(m16, g, k_block, odd)     the integers by which a super-block's scale is multiplied, times 2^SUB_SHIFT,
+//                            as signed bytes: of row g for an even (odd) step of each pair, then of row g + 8
 // w = scale * level + minimum.
 // SCALE_FACTORS: 1 if scales and minimums are halves, half_scale(m16, g, index) and half_minimum, or with GROUP_ZERO
 // -half_scale times half_zero; 2 if they are the products of halves and integers, sub_scale(m16, g, index, unit) and

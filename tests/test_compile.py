@@ -177,7 +177,7 @@ def test_ci_compiles_some_of_the_family_of_group_formats():
 
 def test_every_product_of_few_tokens_has_its_kernel():
     """What a format, activation, M and type of x is routed to on the tuned architecture can be compiled."""
-    decodes = ("decode", "decode_a8")
+    decodes = ("decode", "decode_a8", "decode_slices")
     tuned = [unit for unit in units()[0] if unit.arch == compile_kernels.TUNED and unit.kernel in decodes]
     compiled = {(u.kernel, u.format, dict(u.template)["In"], dict(u.template)["TOKENS"]) for u in tuned}
     wanted = set()
@@ -185,7 +185,7 @@ def test_every_product_of_few_tokens_has_its_kernel():
         if activation == "a16" or fmt.integer:
             row = routes.route(Problem(fmt, activation, m, 4096, 4096, 90, source))
             inside = row.kernel.name == "decode_a8" and decode.quantizes_inside(m, 4096, 4096, 90)
-            if row.kernel.name == "decode" or inside:
+            if row.kernel.name in ("decode", "decode_slices") or inside:
                 wanted.add((row.kernel.name, fmt.name, source, row.tile(m)))
             if row.kernel.name == "decode_a8":  # quantized before, by the user or by a kernel
                 wanted.add((row.kernel.name, fmt.name, Q8_1, row.tile(m)))

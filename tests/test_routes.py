@@ -66,11 +66,13 @@ def test_a_row_serves_what_it_says(fmt):
 def test_decode_fits_its_shared_memory(fmt, sm):
     """Whatever the matrix and the type of x, the pipelines and barriers of a CTA stay within what the GPU has."""
     for kernel, template in routes.variants(fmt, sm):
-        if kernel not in ("decode", "decode_a8"):
+        if kernel not in ("decode", "decode_a8", "decode_slices"):
             continue
         assert template["STAGES"] >= 2
         of_warp = template["WARP_BYTES"] + 8 * template["STAGES"]
-        of_cta = tiles.table_bytes(fmt) + decode_config.quantized_bytes(kernel, template["In"], template["TOKENS"])
+        of_cta = decode_config.kernel_table_bytes(fmt, kernel)
+        of_cta += decode_config.quantized_bytes(kernel, template["In"], template["TOKENS"])
+        of_cta += template.get("SLICES_BYTES", 0)
         assert of_cta + template["WARP_SPLIT_K"] * of_warp <= decode_config.SHARED[90 if sm == 100 else sm] << 10
 
 

@@ -36,7 +36,7 @@ from kernel_batches import Unit, batches, check
 import qgemm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
-from qgemm.cuda.kernels.decode import DECODE, DECODE_A8
+from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES
 from qgemm.cuda.kernels.moe_decode import MOE_DECODE
 from qgemm.cuda.kernels.moe_decode_tiles import MOE_DECODE_TILES
 from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
@@ -52,7 +52,7 @@ from qgemm.files.compiled import cache_dir
 from qgemm.formats.groups import REPRESENTATIVES as GROUPS
 
 TUNED = "sm_90a"
-TUNED_KERNELS = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
+TUNED_KERNELS = (DECODE.name, DECODE_A8.name, DECODE_SLICES.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
 # Also there, but so many configs a format: kernels whose main loop each format compiles in every config for another
 # kernel, those whose main loop formats differ in little, and x of float32, which is converted and then multiplied as x
 # of 16 bits.

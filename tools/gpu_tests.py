@@ -29,7 +29,7 @@ from qgemm import FORMATS
 from qgemm.arguments import ACTIVATIONS
 from qgemm.cuda.jit import nvrtc
 from qgemm.cuda.kernels import decode, decode_config, prefill_sm80, routes
-from qgemm.cuda.kernels.decode import DECODE, DECODE_A8
+from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES
 from qgemm.cuda.kernels.gemv import GEMV_DP4A, GEMV_SIMT
 from qgemm.cuda.kernels.kernel import Kernel
 from qgemm.cuda.kernels.moe_decode import MOE_DECODE
@@ -44,7 +44,7 @@ from qgemm.files.compiled import cache_dir
 
 ROOT = Path(__file__).parents[1]
 # Which tests go through in every config, of x of float16 or prepared; of other types of x as SHAPES ask for them.
-EVERY_CONFIG = (DECODE.name, DECODE_A8.name, PREFILL_SM90.name)
+EVERY_CONFIG = (DECODE.name, DECODE_A8.name, DECODE_SLICES.name, PREFILL_SM90.name)
 MOE = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, MOE_PREFILL_SM90.name)
 FEW = (GEMV_SIMT.name, GEMV_DP4A.name)  # of sm_75, for few tokens
 OTHER_TYPES = ("float", "bf16")

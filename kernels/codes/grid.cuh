@@ -104,6 +104,33 @@ __device__ inline OwnedGridCodes owned_grid_codes(const KBlock& k_block, int m16
     return codes;
 }
 
+// And of whole points, two of each pair of steps in a row, of its half t / 2 of the steps t % 2.
+struct PointCodes {
+    u32 low[2], high, third,
+        signs[2];  // signs: of pair p, column e of {0, 4, 2, 6, 1, 5, 3, 7} and row r bit 4 e + r + 1
+};
+
+template <class Grid, class KBlock>
+__device__ inline PointCodes point_codes(const KBlock& k_block, int m16, int lane) {
+    const GridOwners<Grid, KBlock> owners = {k_block, m16, lane / 4};
+    const int half = lane % 4 / 2, odd = lane % 2, at = 2 * owners.g + half;
+    PointCodes codes = {};
+    owners.low(codes.low, half);
+    if constexpr (Grid::HIGH != 0) codes.high = k_block.qh[m16][at] >> 2 * odd * (Grid::HIGH == 3 ? 2 : Grid::HIGH);
+    if constexpr (Grid::HIGH == 3) codes.third = k_block.qt[m16][at] >> 2 * odd;
+    if constexpr (Grid::SIGNS != 0) {
+        const u32 first = owners.signs(2 * half), second = owners.signs(2 * half + 1);
+        constexpr u32 LOW = 0x0f0f0f0f;
+        const u32 pairs[2] = {(first & LOW) | (second << 4 & ~LOW), (first >> 4 & LOW) | (second & ~LOW)};
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair)
+            codes.signs[pair] = __funnelshift_r(pairs[pair], pairs[pair], odd ? 1 : 31);
+    }
+    return codes;
+}
+
+__device__ inline u32 shifted_left(u32 bits, int by) { return by < 0 ? bits >> -by : bits << by; }
+
 // The index of point n.
 template <class Grid>
 __device__ inline u32 grid_index(const u32 (&low)[2], const u32 (&high)[2], int n) {
@@ -195,6 +222,49 @@ struct GridLevels : Fields {
         return f;
     }
 
+    // Bytes of the table for whole points: two CTAs of an SM have one each.
+    static constexpr int POINTS_BYTES = Fields::TABLE_BYTES < 32 << 10 ? Fields::TABLE_BYTES : 32 << 10;
+
+    // Of whole points, by a table of four bits a weight: with the sign above it selects one of up to eight levels.
+    template <class KBlock>
+    static __device__ PointCodes placed_codes(const KBlock& k_block, int m16, int lane) {
+        return point_codes<Grid>(k_block, m16, lane);
+    }
+    static __device__ constexpr int slice_shift(int) { return 0; }
+    static __device__ void place_bytes(Bytes& first, Bytes& second, const PointCodes& codes, int pair) {
+        constexpr int BITS = Grid::HIGH == 3 ? 2 : Grid::HIGH;  // in codes.high
+        constexpr int TOP = log2_of(256 * POINT_ROW);           // where the bits above the eighth belong
+        const u32 lane = laneid(), copy = lane % POINT_COPIES * 4;
+        // Of its two words prmt takes one as a constant; of the other the compiler shall not know that it is one.
+        const u32 levels = Grid::LEVELS[0] + lane / 32;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int n = 4 * pair + r;  // beside t % 2
+            u32 offset = copy;
+            if constexpr (BITS != 0) offset |= shifted_left(codes.high, TOP - BITS * n) & ((1 << BITS) - 1) << TOP;
+            if constexpr (Grid::HIGH == 3) offset |= shifted_left(codes.third, TOP + 2 - n) & 4 << TOP;
+            const u32 low = prmt(codes.low[pair], 0, (lane % 2 * 2 + r) | 0x4440);
+            u32 selector = *at(low * POINT_ROW + offset);
+            if constexpr (Grid::SIGNS != 0) selector |= codes.signs[pair] << (1 - r) & 0x44444444;
+            first.row[r] = prmt(levels, Grid::LEVELS[1], selector);
+            second.row[r] = prmt(levels, Grid::LEVELS[1], selector >> 16);
+        }
+    }
+    // The table of four bits a weight, as fill_table's.
+    template <int THREADS>
+    static __device__ void fill_points() {
+#pragma unroll
+        for (int turn = 0; turn < (Grid::POINTS + THREADS - 1) / THREADS; ++turn) {
+            const int point = turn * THREADS + threadIdx.x;
+            if (Grid::POINTS % THREADS != 0 && point >= Grid::POINTS) break;
+            const u32 word = Grid::selectors(point), words[4] = {word, word, word, word};
+            constexpr int WORDS = POINT_COPIES < 4 ? POINT_COPIES : 4, PARTS = POINT_COPIES / WORDS;
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i)
+                load_words<WORDS>(at(point * POINT_ROW + (i + point) % PARTS * (4 * WORDS)), words);
+        }
+    }
+
     // The table, by the first threads of a CTA, 16 bytes at a time. Copies begin with another for every point, against bank
     // conflicts.
     template <class T, int THREADS>
@@ -215,6 +285,8 @@ struct GridLevels : Fields {
 private:
     static constexpr int PAIRS = Grid::WEIGHTS / 2, QUADS = Grid::WEIGHTS / 4;  // of weights of a point
     static constexpr bool UPPER = CODE_EXPONENT == 0, SIGNED = Grid::SIGNS == 0;
+    static constexpr int POINT_COPIES = POINTS_BYTES / Grid::POINTS / 4, POINT_ROW = 4 * POINT_COPIES;
+    static __device__ constexpr int log2_of(int number) { return number > 1 ? 1 + log2_of(number / 2) : 0; }
     static constexpr int ENTRY = Grid::WEIGHTS, ROW = ENTRY * Grid::COPIES;
     static_assert(ROW % 16 == 0 && ROW * Grid::POINTS == Fields::TABLE_BYTES, "the table differs from the host's");
 

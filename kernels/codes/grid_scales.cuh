@@ -2,8 +2,17 @@
 #pragma once
 
 #include "codes/half_scales.cuh"
+#include "host.cuh"
 
 namespace qgemm {
+
+// Of the nibbles of a k_block's groups, from bit 0 and from bit 16 on, the bits `mask` of two of them as bytes: of groups of
+// 16 those of the even or the odd steps.
+template <class Fields>
+__device__ inline u32 nibble_bytes(u32 nibbles, int odd, u32 mask) {
+    if constexpr (Fields::GROUP_SIZE == 16) return nibbles >> 4 * odd & (mask | mask << 8);
+    return (nibbles & mask) | (nibbles & mask << 4) << 4;
+}
 
 // sc of four bits, groups 4 i to 4 i + 3 in word i.
 template <class Fields, int EXPONENT>
@@ -11,6 +20,11 @@ struct NibbleScales : Fields {
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
         const u32 sc = nibbles(m16, g, index) & 0x000f000f;
         return numbers_from(sc << 1 | 0x00010001, 0, __hmul2(unit, __float2half2_rn(two_to(EXPONENT))));
+    }
+    static constexpr int SUB_SHIFT = -EXPONENT;
+    __device__ u32 sub_scale_bytes(int m16, int g, int k_block, int odd) const {
+        return 2 * nibble_bytes<Fields>(nibbles(m16, g, k_block * (K_BLOCK / Fields::GROUP_SIZE)), odd, 0x000f000f) +
+               0x01010101;
     }
     // From bit 0 on of row g, from bit 16 on of row g + 8.
     __device__ u32 nibbles(int m16, int g, int index) const {
@@ -28,6 +42,17 @@ struct PlaneScales : Fields {
         for (int i = 0; i < 3; ++i) number |= (planes[i] >> index & 0x00010001) << (i + 1);
         return numbers_from(number, 0, __hmul2(unit, __float2half2_rn(two_to(EXPONENT))));
     }
+    static constexpr int SUB_SHIFT = -EXPONENT;
+    __device__ u32 sub_scale_bytes(int m16, int g, int k_block, int odd) const {
+        const u32* planes = reinterpret_cast<const u32*>(this->sc[m16][g][0]);
+        u32 bytes = 0x01010101;
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {  // groups 0 and 2 of four, or 1 and 3
+            const u32 two = planes[i] >> (4 * k_block + odd) & 0x00050005;
+            bytes += (two * 0x41 & 0x01010101) << (i + 1);
+        }
+        return bytes;
+    }
 };
 
 // Three bits, the fourth saying that the minimum is minus the scale, else plus.
@@ -39,6 +64,10 @@ struct DeltaScales : SuperScales<NibbleScales<Fields, EXPONENT>> {
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
         const u32 sc = this->nibbles(m16, g, index) & 0x00070007;
         return numbers_from(sc << 1 | 0x00010001, 0, __hmul2(unit, __float2half2_rn(two_to(EXPONENT))));
+    }
+    __device__ u32 sub_scale_bytes(int m16, int g, int k_block, int odd) const {
+        const u32 nibbles = this->nibbles(m16, g, k_block * (K_BLOCK / Fields::GROUP_SIZE));
+        return 2 * nibble_bytes<Fields>(nibbles, odd, 0x00070007) + 0x01010101;
     }
     __device__ half2 sub_minimum(int m16, int g, int index, half2 unit) const {
         half2 scale = sub_scale(m16, g, index, unit);

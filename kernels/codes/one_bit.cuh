@@ -6,6 +6,11 @@
 
 namespace qgemm {
 
+// Of rows g and g + 8, as they stand.
+__device__ inline Bytes placed_bits(u32 word, int step) {
+    return {word & 0x01010101 << step, word & 0x10101010 << step};
+}
+
 // Levels 2 q - 1.
 template <class Fields>
 struct PlusMinusOne : Fields {
@@ -31,6 +36,15 @@ struct PlusMinusOne : Fields {
         const u32 row = codes.qs[0] >> step, row8 = codes.qs[0] >> (step + 4);
         return {~0u - 254 * (row & 0x01010101), ~0u - 254 * (row8 & 0x01010101)};
     }
+    // The level + 1 is twice its bit.
+    template <class KBlock>
+    static __device__ Codes placed_codes(const KBlock& k_block, int m16, int lane) {
+        return k_block.codes(m16, lane);
+    }
+    static __device__ constexpr int slice_shift(int step) { return step - 1; }
+    static __device__ void place_bytes(Bytes& first, Bytes& second, const Codes& codes, int pair) {
+        first = placed_bits(codes.qs[0], 2 * pair), second = placed_bits(codes.qs[0], 2 * pair + 1);
+    }
 };
 
 // Levels q.
@@ -50,6 +64,14 @@ struct OneBit : Fields {
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
         return {codes.qs[0] >> step & 0x01010101, codes.qs[0] >> (step + 4) & 0x01010101};
+    }
+    template <class KBlock>
+    static __device__ Codes placed_codes(const KBlock& k_block, int m16, int lane) {
+        return k_block.codes(m16, lane);
+    }
+    static __device__ constexpr int slice_shift(int step) { return step; }
+    static __device__ void place_bytes(Bytes& first, Bytes& second, const Codes& codes, int pair) {
+        first = placed_bits(codes.qs[0], 2 * pair), second = placed_bits(codes.qs[0], 2 * pair + 1);
     }
 };
 

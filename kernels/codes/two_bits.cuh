@@ -30,6 +30,15 @@ struct TwoBits : Fields {
         const u32 both = word(codes, step);
         return {both & 0x03030303, both >> 4 & 0x03030303};
     }
+    template <class KBlock>
+    static __device__ Codes placed_codes(const KBlock& k_block, int m16, int lane) {
+        return k_block.codes(m16, lane);
+    }
+    static __device__ constexpr int slice_shift(int step) { return 2 * (step % 2); }
+    static __device__ void place_bytes(Bytes& first, Bytes& second, const Codes& codes, int pair) {
+        const u32 both = codes.qs[pair];
+        first = {both & 0x03030303, both & 0x30303030}, second = {both & 0x0c0c0c0c, both & 0xc0c0c0c0};
+    }
 };
 
 // Two bits in the field qs, the third in the field hmask. The zero is taken from bytes(), for groups of 16.
@@ -56,6 +65,15 @@ struct ThreeBits : Fields {
     static __device__ Bytes bytes(const Codes& codes, int step) {
         const u32 both = word(codes, step);
         return {centred<OF_ZERO>(both & 0x07070707), centred<OF_ZERO>(both >> 4 & 0x07070707)};
+    }
+    template <class KBlock>
+    static __device__ Codes placed_codes(const KBlock& k_block, int m16, int lane) {
+        return k_block.codes(m16, lane);
+    }
+    static __device__ constexpr int slice_shift(int) { return 0; }
+    static __device__ void place_bytes(Bytes& first, Bytes& second, const Codes& codes, int pair) {
+        const u32 even = word(codes, 2 * pair), odd = word(codes, 2 * pair + 1);
+        first = {even & 0x07070707, even & 0x70707070}, second = {odd & 0x07070707, odd & 0x70707070};
     }
 };
 

@@ -8,7 +8,8 @@
 // STAGE_K_BLOCKS (k_blocks of a stage: one, or all of a tile),
 // PREFETCH (k_blocks of W behind the pipeline that go to the L2 cache at first), BULK (whether stages fill by
 // cp.async.bulk, sm_90), WARP_BYTES, INBOX_BYTES and REDUCE_BYTES (shared memory of a warp's pipeline, of the sums that
-// CTAs of a cluster send each other, and of the reduction).
+// CTAs of a cluster send each other, and of the reduction). decode_slices: SLICED, SLICES_BYTES, POINTS_BYTES
+// (columns of x that a CTA has at once, their bytes, and those of a table of points).
 #pragma once
 
 #include "../ptx/mma.cuh"
@@ -51,8 +52,7 @@ struct Decode : TileConfig<Base> {
     // Whether the minimums of a super-block meet the sums of x once a tile.
     static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;
     static constexpr int MINIMUM_PAIRS = SHARED_MINIMUM ? TileConfig<Base>::K_BLOCK_SCALES / 2 : 1;  // of a k_block's
-    static_assert(!SHARED_MINIMUM ||
-                      (K_BLOCKS == 4 && STAGE_K_BLOCKS == 1 && (MINIMUM_PAIRS == 1 || MINIMUM_PAIRS == 2)),
+    static_assert(!SHARED_MINIMUM || (K_BLOCKS == 4 && (MINIMUM_PAIRS == 1 || MINIMUM_PAIRS == 2)),
                   "a lane of a quad has a k_block's sums");
 };
 

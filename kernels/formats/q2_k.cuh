@@ -5,6 +5,7 @@
 #include "codes/half_scales.cuh"
 #include "codes/k_quant_encoder.cuh"
 #include "codes/two_bits.cuh"
+#include "ptx/prmt.cuh"
 #include "tiles/q2_k.cuh"
 
 namespace qgemm {
@@ -20,6 +21,11 @@ struct q2_k_scales : q2_k_fields<M16_TILES> {
     }
     __device__ half2 sub_minimum(int m16, int g, int index, half2 unit) const {
         return numbers_from(pair_of_groups(m16, g, index >> 1) >> (8 * (index & 1) + 4) & 0x000f000f, 0, unit);
+    }
+    static constexpr int SUB_SHIFT = 0;
+    __device__ u32 sub_scale_bytes(int m16, int g, int k_block, int odd) const {
+        const u32 first = pair_of_groups(m16, g, 2 * k_block), second = pair_of_groups(m16, g, 2 * k_block + 1);
+        return prmt(first, second, odd ? 0x7351 : 0x6240) & 0x0f0f0f0f;
     }
     __device__ void sub_minimums(u32 (&pairs)[2], int m16, int g, int pair) const {
         minimum_pairs(pairs, pair_of_groups(m16, g, pair) >> 4 & 0x0f0f0f0f);

@@ -4,6 +4,7 @@
 #include "codes/half_scales.cuh"
 #include "codes/k_quant_encoder.cuh"
 #include "codes/two_bits.cuh"
+#include "ptx/prmt.cuh"
 #include "tiles/q3_k.cuh"
 
 namespace qgemm {
@@ -16,6 +17,15 @@ struct q3_k_scales : q3_k_fields<M16_TILES> {
         const u32 low = words[(index & 7) >> 1] >> (8 * (index & 1) + 4 * (index >> 3));
         const u32 high = words[4 + ((index & 3) >> 1)] >> (8 * (index & 1) + 2 * (index >> 2));
         return numbers_from((low & 0x000f000f) | (high & 0x00030003) << 4, 32, unit);
+    }
+    static constexpr int SUB_SHIFT = 2;  // six bits with a sign at the top of a byte
+    __device__ u32 sub_scale_bytes(int m16, int g, int k_block, int odd) const {
+        const u32* words = reinterpret_cast<const u32*>(this->scales[m16][g][0]);
+        const u32* pairs = words + 2 * (k_block & 1);
+        const u32 of_step = odd ? 0x7351 : 0x6240;
+        const u32 low = prmt(pairs[0], pairs[1], of_step) >> 4 * (k_block >> 1);
+        const u32 high = prmt(words[4], words[5], of_step) >> 2 * k_block;
+        return ((low & 0x0f0f0f0f) << 2 | (high & 0x03030303) << 6) ^ 0x80808080;
     }
 };
 

@@ -62,6 +62,18 @@ __device__ inline void mma_m16n8k32(int (&c)[4], const Bytes& first, const Bytes
 #endif
 }
 
+// The same with bytes of a that have no sign.
+__device__ inline void mma_m16n8k32_u8(int (&c)[4], const Bytes& first, const Bytes& second, const uint2& b) {
+#ifdef __CUDA_ARCH__
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(first.row[0]), "r"(first.row[1]), "r"(second.row[0]), "r"(second.row[1]), "r"(b.x), "r"(b.y));
+#else
+    host_mma<32, 4>(c, Words<4>{first.row[0], first.row[1], second.row[0], second.row[1]}, Words<2>{b.x, b.y}, host_u8,
+                    host_s8);
+#endif
+}
+
 // c += a (16 x 16) @ b (16 x 8) in integers; a: rows g and g + 8 of one step.
 __device__ inline void mma_m16n8k16(int (&c)[4], const Bytes& a, u32 b) {
 #ifdef __CUDA_ARCH__

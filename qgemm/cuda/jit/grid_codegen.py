@@ -15,6 +15,7 @@ from qgemm.cuda.layout.tile import tile_dtype
 from .cxx import C_TYPES, listed, offset_of, struct_members
 
 MOST = 8  # bits of a run
+COLUMNS = (0, 4, 2, 6, 1, 5, 3, 7)  # of a point, where decode_slices has them
 
 
 class Run(NamedTuple):
@@ -50,7 +51,32 @@ struct {fmt.name}_grid {{
     static constexpr int WEIGHTS = {grid.weights}, POINTS = {found.points}, HIGH = {grid.high}, SIGNS = {grid.signs};
     static constexpr int COPIES = {found.copies};
     static __device__ u32 levels(u32 i) {{ return __ldg({fmt.name}_points + i); }}
-}};
+{_selectors(fmt)}}};
+"""
+
+
+def _selectors(fmt: Format) -> str:
+    """What decode_slices has of points of eight weights: up to eight levels, four bytes in each of two words.
+
+    Where signs lie beside points negative levels are in the second. Of a point the numbers of its weights' levels, four
+    bits each, in the order COLUMNS.
+    """
+    grid = _grid(fmt)
+    if grid.weights != len(COLUMNS):
+        return ""
+    points = grid.points()
+    levels = np.unique(points)
+    words = ((np.searchsorted(levels, points[:, COLUMNS]) << np.arange(0, 32, 4)).sum(axis=1)).astype(np.uint32)
+    both = np.zeros(8, np.int8)
+    both[: len(levels)] = levels
+    if grid.signs:
+        both[4:] = -both[:4]
+    low, high = both.view("<u4").tolist()
+    return f"""    static constexpr u32 LEVELS[] = {{{low}u, {high}u}};
+    static __device__ u32 selectors(u32 i) {{
+        static __device__ const u32 of[] = {listed(words.tolist())};
+        return __ldg(of + i);
+    }}
 """
 
 

@@ -1,6 +1,7 @@
 """The decode kernels: one or several products with few rows of x at the speed of memory (sm_80 and later).
 
-A16 multiplies x by exact levels, A8 dots of integer codes; nothing but pointers changes from call to call.
+A16 multiplies x by exact levels, A8 dots of integer codes; one token meets codes of few bits in slices of eight bits,
+by integer products. Nothing but pointers changes from call to call.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from .decode_config import (
     BULK_COPIES,
     COLUMN_TILE,
     INSIDE,
+    SLICES,
     DecodeConfig,
     decode_configs_for,
     decode_ranked,
     decode_template,
     gated_config,
+    kernel_table_bytes,
     quantized_bytes,
+    sliced_bytes,
+    tile_kind,
 )
 from .kernel import Kernel, Launchable
 
 TOKENS = (1, 8, 16)  # token tiles
+POINT = 8  # weights of a point of a grid
 LEAST = 80  # compute capability
 # decode_a8 quantizes up to so many rows of x itself, in each of its CTAs, for up to so many weights: a kernel for it
 # costs the GPU 1.5 us and the host 3.
@@ -46,6 +52,19 @@ def token_tile(m: int) -> int:
 def takes(activation: str, p: Problem) -> bool:
     """Up to 16 rows of x; codes of a codebook by A16 alone."""
     return p.format.tiled and p.m <= TOKENS[-1] and p.sm >= LEAST and (activation == "a16" or p.format.integer)
+
+
+def sliced(fmt: Format) -> bool:
+    """Whether one token is multiplied in slices: codes of few bits, which one mask makes bytes of, and points of eight
+    weights, which a byte permutation finds among eight levels."""
+    if not fmt.tiled or not fmt.integer or fmt.digits is not None:
+        return False
+    return tile_kind(fmt) == "few_bits" if fmt.grid is None else fmt.grid.weights == POINT
+
+
+def takes_slices(p: Problem) -> bool:
+    """One row of x."""
+    return sliced(p.format) and p.m == 1 and p.activation == "a16" and p.sm >= LEAST
 
 
 def configs(name: str, p: Problem) -> Iterator[DecodeConfig]:
@@ -99,8 +118,8 @@ def launch(name: str, p: Problem, config: DecodeConfig) -> Launchable:
 
 def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Template) -> int:
     """Shared memory of a CTA: the inbox, pipelines or, in their place at the end, sums; at least what is reserved."""
-    pipelines = tiles.table_bytes(fmt) + int(constants["WARP_SPLIT_K"]) * int(constants["WARP_BYTES"])
-    pipelines += quantized_bytes(name, str(constants["In"]), int(constants["TOKENS"]))
+    pipelines = kernel_table_bytes(fmt, name) + int(constants["WARP_SPLIT_K"]) * int(constants["WARP_BYTES"])
+    pipelines += quantized_bytes(name, str(constants["In"]), int(constants["TOKENS"])) + sliced_bytes(config.columns)
     return max(int(constants["INBOX_BYTES"]) + max(pipelines, int(constants["REDUCE_BYTES"])), config.reserved)
 
 
@@ -128,4 +147,8 @@ DECODE_A8 = Kernel(
     A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8), partial(chosen, A8),
     partial(template, A8), partial(launch, A8), reads=_reads_a8, products=MAX_PRODUCTS, adds=True,
     takes_q8_1=True, forms=forms,
+)  # fmt: skip
+DECODE_SLICES = Kernel(
+    SLICES, takes_slices, partial(configs, SLICES), partial(ranked, SLICES), partial(chosen, SLICES),
+    partial(template, SLICES), partial(launch, SLICES), products=MAX_PRODUCTS, adds=True, forms=forms,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from qgemm.cuda.layout import activations
 from qgemm.cuda.layout.tile import K_BLOCK, WARPS, columns, k_blocks, scales_once, table_bytes, tile_dtype
 from qgemm.cuda.problem import Q8_1
 
-A16, A8 = "decode", "decode_a8"
+A16, A8, SLICES = "decode", "decode_a8", "decode_slices"
 
 COLUMN_TILE = 8  # tokens of an operand of the tensor cores: so many have their place, be there fewer
 PADDING = 8  # numbers after a token's share of a k_block, against bank conflicts
@@ -24,6 +24,8 @@ TOKEN_BYTES = {  # of a token's share of a k_block in a pipeline, by the type of
     Q8_1: activations.DTYPE.itemsize,
 }
 INSIDE = 16384  # numbers of x, all tokens', that a CTA of decode_a8 quantizes for itself at most
+SLICE_BLOCK = 256  # columns of x in slices that share a unit
+POINTS_BYTES = 32 << 10  # of a table of points in decode_slices, at most
 SCALE_BYTES = 4  # of a decoded scale, float32
 SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}  # KB of a CTA, from a compute capability on
 BARRIERS = 1 << 10  # bytes of them that are kept beside the pipelines
@@ -44,6 +46,7 @@ class DecodeConfig(NamedTuple):
     half of which it always takes, which decides how many CTAs an SM holds; max_stages: the most k_blocks in a pipeline.
     prefetch: stages behind those that a warp fetches into the L2 cache while it waits for x.
     whole_tiles: whether a stage is a tile rather than a k_block; for those alone that are a group of several k_blocks.
+    columns: of x that a CTA of decode_slices has in slices at once.
     """
 
     kernels: tuple[str, ...]
@@ -60,6 +63,7 @@ class DecodeConfig(NamedTuple):
     max_stages: int
     prefetch: int
     whole_tiles: int = 0
+    columns: int = 0
 
     @property
     def reserved(self) -> int:
@@ -116,7 +120,9 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
 
     def fits(row: DecodeConfig) -> bool:
         return (
-            table_bytes(fmt) + row.warp_split_k * pipeline_bytes(fmt, row.m16_tiles, tokens, 2, kernel, "half")
+            kernel_table_bytes(fmt, kernel)
+            + row.warp_split_k * pipeline_bytes(fmt, row.m16_tiles, tokens, 2, kernel, "half")
+            + sliced_bytes(row.columns)
             <= row.shared
         )
 
@@ -166,21 +172,33 @@ def pipeline_bytes(
     fields = (dtype.itemsize - k_blocks(fmt) * k_block) * m16_tiles // WARPS
     number = TOKEN_BYTES[source] // (K_BLOCK + PADDING)
     x = max(tokens, COLUMN_TILE) * (TOKEN_BYTES[source] + (of_stage - 1) * K_BLOCK * number)
-    if kernel == A8 and source != Q8_1:
+    if kernel == SLICES or (kernel == A8 and source != Q8_1):
         x = 0
     elif kernel != A8 and tokens == 1:
         x = K_BLOCK * of_stage * number
-    decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * m16_tiles if scales_once(fmt) else 0
+    decoded = SCALE_BYTES * columns(fmt) // fmt.group * 16 * m16_tiles if scales_once(fmt) and kernel != SLICES else 0
     spanned = stages if of_stage == k_blocks(fmt) else in_flight(fmt, stages)
     return stages * (of_stage * k_block * m16_tiles // WARPS + x) + spanned * fields + decoded
 
 
 def one_warp_bytes(fmt: Format, config: DecodeConfig, kernel: str, tokens: int) -> int:
     """Shared memory of a CTA of one warp with the shortest pipeline, for the widest x."""
-    return table_bytes(fmt) + max(
-        pipeline_bytes(fmt, config.m16_tiles, tokens, 2, kernel, source) + quantized_bytes(kernel, source, tokens)
+    return kernel_table_bytes(fmt, kernel) + max(
+        pipeline_bytes(fmt, config.m16_tiles, tokens, 2, kernel, source)
+        + quantized_bytes(kernel, source, tokens)
+        + sliced_bytes(config.columns)
         for source in TOKEN_BYTES
     )
+
+
+def kernel_table_bytes(fmt: Format, kernel: str) -> int:
+    """Shared memory that a decode kernel keeps for a format's table; twin of POINTS_BYTES in kernels/codes/grid.cuh."""
+    return min(table_bytes(fmt), POINTS_BYTES) if kernel == SLICES else table_bytes(fmt)
+
+
+def sliced_bytes(columns: int) -> int:
+    """Shared memory of a CTA for so many columns of x: four slices, sums by steps of 16 columns, and units."""
+    return columns * 4 + columns // 16 * 4 + columns // SLICE_BLOCK * 4
 
 
 def quantized_bytes(kernel: str, source: str, tokens: int) -> int:
@@ -211,18 +229,26 @@ def decode_template(
     limit, warp_split_k, stages = shared_limit(sm), config.warp_split_k, 2
     inbox = 4 * tokens * 16 * config.m16_tiles if config.cluster_split_k > 1 else 0
     of_stage = stage_k_blocks(fmt, config) if kernel == A16 else 1
+    if kernel == SLICES and fmt.code_bits == 1:  # of so few bytes that waiting for them would cost more
+        of_stage = k_blocks(fmt)
 
     def of_warp(stages: int) -> int:
         return pipeline_bytes(fmt, config.m16_tiles, tokens, stages, kernel, source, of_stage)
 
     def size(stages: int) -> int:
-        return table_bytes(fmt) + inbox + warp_split_k * of_warp(stages) + quantized_bytes(kernel, source, tokens)
+        return (
+            kernel_table_bytes(fmt, kernel)
+            + inbox
+            + warp_split_k * of_warp(stages)
+            + quantized_bytes(kernel, source, tokens)
+            + sliced_bytes(config.columns)
+        )
 
     while size(stages) > limit:
         warp_split_k -= 1
     while stages < config.max_stages and size(stages + 1) <= min(config.shared, limit):
         stages += 1
-    return {
+    constants: Template = {
         "In": source,
         "TOKENS": tokens,
         "M16_TILES": config.m16_tiles // 2 if gated else min(config.m16_tiles, WARPS),
@@ -238,3 +264,7 @@ def decode_template(
         "INBOX_BYTES": inbox,
         "REDUCE_BYTES": 4 * warp_split_k * tokens * (16 * config.m16_tiles + REDUCE_PADDING),
     }
+    if kernel == SLICES:
+        constants |= {"SLICED": config.columns, "SLICES_BYTES": sliced_bytes(config.columns)}
+        constants["POINTS_BYTES"] = kernel_table_bytes(fmt, kernel)
+    return constants

@@ -13,7 +13,7 @@ from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem, Routed
 from qgemm.errors import UnsupportedError
 
 from . import gemm_sm90_s8, gemv, prefill_sm80
-from .decode import DECODE, DECODE_A8
+from .decode import DECODE, DECODE_A8, DECODE_SLICES, sliced
 from .expert_tiles import DECODE_TILE
 from .gemm_sm90_s8 import GEMM_SM90_S8
 from .gemv import GEMV_DP4A, GEMV_SIMT
@@ -57,6 +57,7 @@ TILED = Formats("tiled", lambda fmt: fmt.tiled)
 INTEGER = Formats("integer", lambda fmt: fmt.tiled and fmt.integer)
 NUMBERS = Formats("no codebook", lambda fmt: fmt.tiled and not fmt.needs_table)
 CODEBOOK = Formats("codebook", lambda fmt: fmt.tiled and fmt.needs_table)
+FEW_BITS = Formats("few bits, points of 8", sliced)
 SIXTEENS = Formats("integer, groups of 16", lambda fmt: INTEGER.holds(fmt) and fmt.group == 16)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
@@ -110,6 +111,7 @@ class Route(NamedTuple):
 
 ROUTES = (
     #     kernel           act       x       m <= sm>= <    formats   tokens       what it does
+    Route(DECODE_SLICES,   ("a16",), TYPES,  1,   80,  ANY, FEW_BITS, (1,),        "x in slices of eight bits"),
     Route(DECODE,          ("a16",), TYPES,  8,   80,  ANY, NUMBERS,  (1, 8),      "at the speed of memory"),
     Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, NUMBERS,  TOKENS,      "wgmma, from packed weights"),
     Route(DECODE,          ("a16",), TYPES,  16,  80,  ANY, NUMBERS,  (16,),       "at the speed of memory"),
@@ -187,7 +189,10 @@ def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
     for tokens, x in product(row.tokens, row.types):
         routed = Routed(tokens=tokens if kernel.grouped else 0) if kernel.routed else None
         p = Problem(fmt, activation, tokens, 1, 1, sm, x, routed=routed)
-        if not any(route(p._replace(m=m)) is row for m in (tokens, min(row.most, LARGE))):
+        # The tile's own number of rows, and the most of the route, where that is the tile for it.
+        most = min(row.most, LARGE)
+        sizes = (tokens, most) if most > row.tokens[-1] or row.tile(most) == tokens else (tokens,)
+        if not any(route(p._replace(m=m)) is row for m in sizes):
             continue
         for source, out in product(kernel.reads(p), outs):
             for asked in kernel.forms(p._replace(x=source, outputs=(Output(1, out),))):

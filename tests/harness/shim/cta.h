@@ -213,9 +213,9 @@ inline void host_barrier_cluster_wait() {
 }
 
 // mma.sync, m16n8kK: c += a @ b. Register i of operand A has rows g (even i) and g + 8, of B column g; each word has PER
-// values of consecutive k, which value(word, number) gives.
-template <int K, int PER, class Sum, class A, class B, class Value>
-void host_mma(Sum (&c)[4], const A& a, const B& b, Value value) {
+// values of consecutive k, which of_a(word, number) and of_b give.
+template <int K, int PER, class Sum, class A, class B, class OfA, class OfB>
+void host_mma(Sum (&c)[4], const A& a, const B& b, OfA of_a, OfB of_b) {
     struct Operands {
         A a;
         B b;
@@ -223,19 +223,24 @@ void host_mma(Sum (&c)[4], const A& a, const B& b, Value value) {
     Cta::running()->gather({a, b}, all);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; ++i) {
-        decltype(value(0u, 0)) sum = c[i];
+        decltype(of_a(0u, 0)) sum = c[i];
         const int row = g + i / 2 * 8, column = 2 * t + i % 2;
         for (int k = 0; k < K; ++k) {
             const int quad = k / PER % 4, part = k / PER / 4;
-            sum += value(all[row % 8 * 4 + quad].a.word[2 * part + row / 8], k % PER) *
-                   value(all[column * 4 + quad].b.word[part], k % PER);
+            sum += of_a(all[row % 8 * 4 + quad].a.word[2 * part + row / 8], k % PER) *
+                   of_b(all[column * 4 + quad].b.word[part], k % PER);
         }
         c[i] = Sum(sum);
     }
 }
+template <int K, int PER, class Sum, class A, class B, class Value>
+void host_mma(Sum (&c)[4], const A& a, const B& b, Value value) {
+    host_mma<K, PER>(c, a, b, value, value);
+}
 inline double host_half(unsigned word, int i) { return small_float<5>::value_of(word >> 16 * i); }
 inline double host_bf16(unsigned word, int i) { return small_float<8>::value_of(word >> 16 * i); }
 inline int host_s8(unsigned word, int i) { return int8_t(word >> 8 * i); }
+inline int host_u8(unsigned word, int i) { return uint8_t(word >> 8 * i); }
 template <int N>
 struct Words {
     unsigned word[N];

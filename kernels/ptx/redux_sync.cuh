@@ -1,0 +1,19 @@
+// redux.sync (sm_80 and later): the largest of a number of each lane of the warp.
+#pragma once
+
+#include "../types.cuh"
+
+namespace qgemm {
+
+__device__ inline u32 redux_sync_max(u32 value) {
+#ifdef __CUDA_ARCH__
+    u32 largest;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(value));
+    return largest;
+#else
+    for (int apart = 16; apart; apart /= 2) value = max(value, __shfl_xor_sync(~0u, value, apart));
+    return value;
+#endif
+}
+
+}  // namespace qgemm

@@ -1,0 +1,84 @@
+"""decode_slices on the host: one token as slices of eight bits, by integer products."""
+
+from __future__ import annotations
+
+import helpers
+import numpy as np
+import pytest
+from harness import products
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import each
+
+import qgemm
+from qgemm.cuda.jit.grid_codegen import COLUMNS
+from qgemm.cuda.kernels.decode import sliced
+
+SLICED = [fmt for fmt in qgemm.FORMATS.values() if sliced(fmt)]
+FAMILIES = [qgemm.FORMATS[name] for name in ("u1_g128", "u1z_g32", "u2z_g128", "u2f_g64_bf16", "u3_g128", "u3z_g256")]
+SLICE_BLOCK = 256
+LOST = 2.0**-29  # of the largest magnitude of a block, of each x at most
+
+
+def bound_of(x, w):
+    """Of float32 sums of exact products, and of what slices lose of x. raw: with the zero that is taken apart."""
+    raw = helpers.magnitudes(w.format, w.blocks) + np.abs(w.dequantize(np.float64))
+    n, k = raw.shape
+    padded = -(-k // SLICE_BLOCK) * SLICE_BLOCK
+    of_blocks = np.zeros((n, padded))
+    of_blocks[:, :k] = 4 * raw
+    largest = np.zeros(padded)
+    largest[:k] = np.abs(x[0])
+    lost = of_blocks.reshape(n, -1, SLICE_BLOCK).sum(axis=2) @ largest.reshape(-1, SLICE_BLOCK).max(axis=1)
+    return 4 * products.helpers.a16_bound(x, raw) + LOST * lost
+
+
+def multiplied(fmt, source, x, w, **config):
+    """y [N] by the kernel."""
+    given_x = x.astype(np.float16) if source == "half" else x
+    return products.run_decode(fmt, "decode_slices", source, given_x, w, 1, **config)
+
+
+@each([*SLICED, *FAMILIES])
+def test_one_token(fmt):
+    """Every format: float32 sums of exact products, of two chunks of x where it has more than a CTA holds."""
+    for k in (320, 4500):
+        w, x, expected, _ = products.problem(fmt, 1, k=k)
+        assert (np.abs(multiplied(fmt, "half", x, w) - expected) <= bound_of(x, w)).all()
+
+
+@each([qgemm.FORMATS[name] for name in ("q2_k", "q1_0", "iq2_xs")])
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**31), spread=st.sampled_from([0, 3, 40]), zeros=st.booleans())
+def test_x_of_any_range(fmt, seed, spread, zeros):
+    """Magnitudes that differ by up to 2^80, denormals among them: what is lost is relative to a block's largest."""
+    rng = np.random.default_rng(seed)
+    w = products.problem(fmt, 1, k=768)[0]
+    x = (rng.standard_normal((1, w.shape[1])) * 2.0 ** rng.uniform(-spread, spread, (1, w.shape[1]))).astype(np.float32)
+    x[:, : 256 if zeros else 0] = 0
+    x[:, 256:260] *= np.float32(1e-38)
+    expected = helpers.exact(x, w)
+    assert (np.abs(multiplied(fmt, "float", x, w) - expected) <= bound_of(x, w)).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_x_that_is_not_finite(value):
+    """Infinity has no slices: all that it meets is NaN."""
+    fmt = qgemm.FORMATS["q2_k"]
+    w, x, _, _ = products.problem(fmt, 1)
+    x = x.copy()
+    x[0, 77] = value
+    assert np.isnan(multiplied(fmt, "float", x, w)).all()
+
+
+@each([qgemm.FORMATS[name] for name in ("q3_k", "iq1_s")])
+@pytest.mark.parametrize("m16_tiles", [1, 8])
+def test_shares_of_rows(fmt, m16_tiles):
+    """A part of a row_block, and two of them."""
+    w, x, expected, _ = products.problem(fmt, 1, k=1024, n=250)
+    y = multiplied(fmt, "half", x, w, m16_tiles=m16_tiles, warp_split_k=3)
+    assert (np.abs(y - expected) <= bound_of(x, w)).all()
+
+
+def test_columns_of_a_point_are_all_of_them():
+    assert sorted(COLUMNS) == list(range(8))
