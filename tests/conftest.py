@@ -29,7 +29,7 @@ from qgemm.cuda.jit import cache, nvrtc
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
-settings.register_profile("qgemm", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("qgemm", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("qgemm")
 
 
