@@ -166,6 +166,12 @@ INLINE group_floats together_3(const i32x16 dots[3][ACCS], const int32_t zero[2]
 #define PACKED(digits) PACKED_(digits)
 #define PACKED_(digits) packed_##digits
 
+// x of the DIGITS, and names of the functions for so many TOKENS and DIGITS.
+#define X PACKED(DIGITS)
+#define ROWS_NAME(name) ROWS_NAME_(name, DIGITS, TOKENS)
+#define ROWS_NAME_(name, digits, tokens) ROWS_NAME__(name, digits, tokens)
+#define ROWS_NAME__(name, digits, tokens) name##_##digits##_##tokens
+
 #define DIGITS 1
 #define TOKENS 4
 #include ROWS_1
