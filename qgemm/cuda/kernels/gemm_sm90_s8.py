@@ -39,10 +39,11 @@ STAGES_OF_TABLE = 8  # that a CTA of requantize goes through where it fills a ta
 
 
 class S8Config(NamedTuple):
-    """The only one for an activation: columns of x that share a scale, what a launch and what a stage of it take."""
+    """The only one for an activation: columns of x that share a scale, what a launch, a tile of y and a stage take."""
 
     x_scale: int
     fixed_us: float
+    tile_us: float
     stage_us: float
 
     def __str__(self) -> str:
@@ -191,7 +192,7 @@ def predicted(p: Problem) -> float:
         packed = part.row_blocks * -(-p.k // tiles.columns(p.format)) * tiles.tile_dtype(p.format).itemsize
         us += requantize["fixed_us"] + requantize["megabyte_us"] * (packed + part.nbytes(p.k)) / 1e6
         waves = -(-part.clusters * -(-p.m // TOKENS) // (p.sms // CLUSTER))
-        us += config.fixed_us + config.stage_us * stages * waves
+        us += config.fixed_us + (config.tile_us + config.stage_us * stages) * waves
     return us
 
 
