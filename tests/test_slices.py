@@ -5,6 +5,7 @@ from __future__ import annotations
 import helpers
 import numpy as np
 import pytest
+from gates import function, gated_bound
 from harness import products
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,6 +79,19 @@ def test_shares_of_rows(fmt, m16_tiles):
     w, x, expected, _ = products.problem(fmt, 1, k=1024, n=250)
     y = multiplied(fmt, "half", x, w, m16_tiles=m16_tiles, warp_split_k=3)
     assert (np.abs(y - expected) <= bound_of(x, w)).all()
+
+
+@each([qgemm.FORMATS[name] for name in ("q2_k", "iq2_xs")])
+def test_one_launch_of_gate_and_up(fmt):
+    """The products are those of the kernel alone, in the same order: y is what the gate makes of them."""
+    rng = np.random.default_rng(9)
+    weights = tuple(helpers.random_tensor(fmt, 90, 512, rng) for _ in range(2))
+    x = helpers.normal(1, weights[0].shape[1], seed=4).astype(np.float16)
+    gate, up = (multiplied(fmt, "half", x, w) for w in weights)
+    y = products.run_gated(fmt, "decode_slices", "half", x, weights, 1, "silu")
+    want = function("silu", gate) * up
+    zero = np.zeros_like(gate)
+    assert (np.abs(y - want) <= gated_bound("silu", gate, up, zero, zero)).all()
 
 
 def test_columns_of_a_point_are_all_of_them():
