@@ -18,6 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy and CUDA are loaded, whi
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")  # workers share the cores
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.of_worker(os.environ["PYTEST_XDIST_WORKER"])
 
+import harness
 import pytest
 from hypothesis import HealthCheck, settings
 from ledger import LEDGER
@@ -60,12 +61,13 @@ def no_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Keeps the quick tier quick: a test that compiles kernels is marked so."""
     if not {"compiles", "gpu"} & set(request.keywords):
 
-        def refuse(source: str, arch: str, headers: object = None) -> None:
+        def refuse(*unit: object) -> None:
             pytest.fail("a test that compiles a kernel is marked with pytest.mark.compiles")
 
         monkeypatch.setattr(cache, "compile_cubin", refuse)
         monkeypatch.setattr(nvrtc, "compile_cubin", refuse)
         monkeypatch.setattr(nvrtc, "check", refuse)
+        monkeypatch.setattr(harness, "library", refuse)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ EXCERPT = str(helpers.EXCERPT)
 
 HOSTILE = "\x1b[2Jgone\n\u202e"
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "QGEMM_CPU": "numpy"}
 
 
 def weights(shape, fmt="q4_0", seed=0):

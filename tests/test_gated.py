@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import harness
 import helpers
 import numpy as np
 import pytest
@@ -99,9 +100,16 @@ def test_errors_name_what_came_and_what_fits():
 
 # ---------------------------------------------------------------- kernels on the host
 
+
+def on_host(test):
+    """A test that compiles kernels for the host."""
+    return pytest.mark.compiles(harness.needs_compiler(test))
+
+
 KINDS = [fmt for fmt in EVERY_INTEGER if fmt.name in ("q4_0", "q5_1", "q4_k", "q6_k", "q8_0")]
 
 
+@on_host
 @each(KINDS)
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize(("m", "out"), [(1, "float32"), (3, "float16"), (16, "bfloat16")])
@@ -125,6 +133,7 @@ def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
     assert (np.abs(y.astype(np.float64) - want) <= gated_bound(name, *products, *bounds, out)).all()
 
 
+@on_host
 @each(KINDS)
 def test_one_launch_by_clusters(fmt):
     """The same sums in another order: those of a warp, of a CTA, of a cluster."""
@@ -139,6 +148,7 @@ def test_one_launch_by_clusters(fmt):
     assert (np.abs(y.astype(np.float64) - want) <= gated_bound("silu", *products, *bounds)).all()
 
 
+@on_host
 @each(KINDS)
 def test_one_launch_by_the_decode_kernel_of_integers(fmt):
     """The products are those of the kernel alone: y is what the gate makes of them."""
@@ -153,6 +163,7 @@ def test_one_launch_by_the_decode_kernel_of_integers(fmt):
     np.testing.assert_array_equal(run_gated(fmt, "decode_a8", "float", x[:2], (gate, up), 2, "silu"), y[:2])
 
 
+@on_host
 @given(name=st.sampled_from(list(GATES)), seed=st.integers(0, 99))
 def test_an_epilogue_gates_by_its_residual(name, seed):
     """What the second of two launches does."""

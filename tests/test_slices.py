@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import harness
 import helpers
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import qgemm
 from qgemm.cuda.jit.grid_codegen import COLUMNS
 from qgemm.cuda.kernels.decode import sliced
 
+pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 SLICED = [fmt for fmt in qgemm.FORMATS.values() if sliced(fmt)]
 FAMILIES = [qgemm.FORMATS[name] for name in ("u1_g128", "u1z_g32", "u2z_g128", "u2f_g64_bf16", "u3_g128", "u3z_g256")]
 SLICE_BLOCK = 256
