@@ -3,6 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 BOOTSTRAP = $(PYTHON) tools/bootstrap.py
 BIN = .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # or each process of a test compiles all Python that it imports
 
 .PHONY: help demo check test mutants lint format bench fuzz clean
 
@@ -21,9 +22,10 @@ demo:
 	$(BOOTSTRAP) demo
 	$(BIN)/python tools/demo.py $(ARGS)
 
-check:  # what a test needs a compiler for is in a marker, see pyproject.toml
+check:  # what it leaves out has a marker, see pyproject.toml; few examples of each property
 	$(BOOTSTRAP) test
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 -m "not gpu and not compiles" $(ARGS)
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --ignore=tests/gpu --hypothesis-profile quick \
+		-m "not (compiles or slow)" $(ARGS)
 
 test:  # more workers than 8 gain little, and on a GPU machine all of them share one device
 	$(BOOTSTRAP) test

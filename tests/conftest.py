@@ -31,6 +31,7 @@ from qgemm.cuda.jit import cache, nvrtc
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 settings.register_profile("qgemm", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("qgemm"), max_examples=5)  # of `make check`
 settings.load_profile("qgemm")
 
 

@@ -145,6 +145,7 @@ def test_headers_in_memory_come_first_and_reach_the_compiler():
         cache.cached(unit, "sm_80", {**made, "b.cuh": ""})
 
 
+@pytest.mark.slow
 @each(TILED)
 def test_every_include_is_found(fmt):
     """One that closure() did not follow would serve a stale kernel. What a kernel includes no template changes."""

@@ -115,6 +115,7 @@ def test_what_backends_can_do_depends_on_the_axes(run, tmp_path):
 # ---------------------------------------------------------------- as many columns as there are
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [72, 80, 132])
 def test_lines_fit(run, gpu, monkeypatch, tmp_path, columns):
     """Long keys, values, arrays, names up to a line's length; the path alone is printed as it was given."""

@@ -216,6 +216,7 @@ def test_against_tensors_without_a_codec(run, tmp_path):
     assert cells == ["identical", "no codec", "no codec"]
 
 
+@pytest.mark.slow
 def test_verify_in_bounded_memory(run, tmp_path):
     """64 MiB of weights in float32 alone would be 256 MiB."""
     blocks = np.zeros((8192, 256), qgemm.FORMATS["q4_0"].dtype)
@@ -231,6 +232,7 @@ def test_verify_in_bounded_memory(run, tmp_path):
     assert peak < 64 << 20
 
 
+@pytest.mark.slow
 def test_verify_long_rows_in_bounded_memory(run, tmp_path):
     """x of a row of 2^23 weights would be 128 MiB, the row in float64 64 MiB; the third row ends in a NaN."""
     blocks = np.zeros((3, 1 << 18), qgemm.FORMATS["q4_0"].dtype)

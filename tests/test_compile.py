@@ -77,6 +77,7 @@ def config(unit, *dropped):
     return unit.kernel, *kept
 
 
+@pytest.mark.slow
 def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
     every, chosen = units()
     reached = [{(unit.arch, unit.kernel, unit.format, kind_of(unit)) for unit in some} for some in (every, chosen)]
@@ -91,6 +92,7 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
     assert {unit.kernel for unit in chosen} == {path.stem for path in sources.kernels_dir().glob("*.cu")}
 
 
+@pytest.mark.slow
 def test_ci_reaches_every_config():
     """On the tuned architecture by each format, and each parameter with every type of x; elsewhere by one format."""
 
@@ -115,6 +117,7 @@ def test_ci_reaches_every_config():
         assert chosen == every
 
 
+@pytest.mark.slow
 def test_cubins_are_made_by_turns():
     """Of each kernel on each architecture; of each format, and each config of what may not spill registers."""
     _, chosen = units()
@@ -128,6 +131,7 @@ def test_cubins_are_made_by_turns():
     assert configs[0] == configs[1]
 
 
+@pytest.mark.slow
 def test_every_unit_has_its_turn():
     """Those that are judged in half as many turns; and each turn reaches each kernel on each architecture, and where it
     is judged of each format.
@@ -164,6 +168,7 @@ def test_units_pass_the_front_end_together(monkeypatch):
     assert "static assertion failed" in log
 
 
+@pytest.mark.slow
 def test_ci_compiles_some_of_the_family_of_group_formats():
     """Each that stands for it by every kernel of the tuned architecture, elsewhere by few, all of them somewhere."""
     every = list(compile_kernels.every_unit(names=REPRESENTATIVES))
@@ -175,6 +180,7 @@ def test_ci_compiles_some_of_the_family_of_group_formats():
     assert len(chosen) < 400
 
 
+@pytest.mark.slow
 def test_every_product_of_few_tokens_has_its_kernel():
     """What a format, activation, M and type of x is routed to on the tuned architecture can be compiled."""
     decodes = ("decode", "decode_a8", "decode_slices")

@@ -38,6 +38,7 @@ def real_error(made: np.ndarray, x: np.ndarray) -> float:
 # ---------------------------------------------------------------- what is written
 
 
+@pytest.mark.slow
 @each([fmt for fmt in ENCODED if fmt.name not in NEED_IMPORTANCE])
 def test_to_every_format(fmt, tmp_path):
     """The bytes are the encoder's, the reported errors are the real ones."""

@@ -97,6 +97,7 @@ def outcomes(source, path) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path):
     """The old file or the new one, and what killed converters leave is gone after the next."""
     source, path = model(tmp_path / "x.gguf", {"x.weight": normal(64, 2048)}), tmp_path / "y.gguf"
@@ -117,6 +118,7 @@ def test_killed_at_any_moment(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["x.gguf", "y.gguf"]
 
 
+@pytest.mark.slow
 def test_two_converters_on_one_output(tmp_path):
     source, path = model(tmp_path / "x.gguf", {"x.weight": normal(64, 2048)}), tmp_path / "y.gguf"
     whole = outcomes(source, path)
@@ -139,6 +141,7 @@ def test_temporary_files_of_the_living_stay(source, tmp_path):
     assert (tmp_path / ".qgemm-notes.tmp").exists()
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
     """One tensor of 768 MiB: what the process takes besides is far less."""
     path = tmp_path / "x.gguf"

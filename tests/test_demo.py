@@ -166,6 +166,7 @@ def test_model_road(weights, tokens, tmp_path, monkeypatch, capsys):
     assert "FAILED: below 0.99999" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_excerpt_road(capsys, monkeypatch):
     assert demo.main(["--excerpt"]) == 0
     out = capsys.readouterr().out
@@ -181,6 +182,7 @@ def test_excerpt_road(capsys, monkeypatch):
     assert "FAILED" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_the_model_it_says_so_and_runs_on_the_excerpt(capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert demo.main([]) == 0

@@ -51,6 +51,7 @@ def test_an_importance_matrix_is_asked_for_where_ggml_has_no_encoder_without(nam
     assert needs_importance("output.weight", name, name)
 
 
+@pytest.mark.slow
 @each_type
 @settings(max_examples=15)  # of each type
 @given(data=st.data())

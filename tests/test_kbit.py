@@ -133,6 +133,7 @@ def test_default_codebooks_are_looked_up_by_one_comparison():
         assert short_edges(between) is not None
 
 
+@pytest.mark.slow
 @each(CODEBOOKS[::2])
 @settings(max_examples=100)
 @given(data=st.data())

@@ -31,6 +31,7 @@ def weight_of(x: np.ndarray):
     return of_tensor(qgemm.Tensor("f32", x.shape, x, "w"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", SEARCHED)
 @settings(max_examples=12)
 @given(data=st.data())

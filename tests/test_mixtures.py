@@ -75,6 +75,7 @@ def model(tmp_path):
     return tmp_path / "model.gguf"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "number"), [("q4_k_m", 15), ("Q4_K", 15), ("q4_k_s", 14), ("q5_k_m", 17)])
 def test_a_mixture_is_written(model, tmp_path, asked, number):
     """Types by the rule, bytes by each type's encoder, the fallback for what does not fit, the file type's number."""

@@ -73,6 +73,7 @@ def test_there_are_kernels():
     assert KERNELS, "kernels/ is empty: the tests below would check nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel_travels(kernel, unpacked, sdist):
     assert (unpacked / "qgemm" / kernel).read_bytes() == (ROOT / kernel).read_bytes()

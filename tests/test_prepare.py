@@ -96,6 +96,7 @@ def test_what_is_prepared_is_what_products_ask_for(name, n, k, rows, activation,
         assert "dequantize" in {kernel for kernel, *_ in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["q4_0", "q6_k", "kbit4"])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (13376, 4608), (1, 256), (128256, 4096)])
 def test_any_number_of_rows_is_prepared(name, n, k):

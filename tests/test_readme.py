@@ -84,7 +84,10 @@ def sources() -> str:
     return "\n".join(path.read_text() for path in files if path.suffix in (".py", ".cu", ".cuh", ".c", ".h"))
 
 
-@pytest.mark.parametrize("document", readme.DOCUMENTS)
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(path, marks=[pytest.mark.slow] if path == "docs/kbit.md" else []) for path in readme.DOCUMENTS],
+)
 def test_generated_sections_are_current(document):
     text = text_of(document)
     assert readme.generated(document, text) == text, "run tools/readme.py"

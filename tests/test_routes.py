@@ -61,6 +61,7 @@ def test_a_row_serves_what_it_says(fmt):
             assert m <= row.most
 
 
+@pytest.mark.slow
 @each(TILED)
 @pytest.mark.parametrize("sm", [80, 86, 90, 100, 120])
 def test_decode_fits_its_shared_memory(fmt, sm):
@@ -97,6 +98,7 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
     assert {len(sizes) for sizes in asked.values()} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 89, 90, 120])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 @pytest.mark.parametrize(("name", "kernel"), [("q4_0", "decode"), ("q4_0", "decode_a8"), ("kbit5", "decode")])
@@ -156,6 +158,7 @@ def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
         assert (2 * taken <= 228 << 10) == (config.shared < 113 << 10)
 
 
+@pytest.mark.slow
 @each(MULTIPLIED)
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_every_kernel_has_a_warp(fmt, sm):

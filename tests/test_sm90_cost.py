@@ -44,6 +44,7 @@ def measured():
         yield row, row["us"].get(fit_sm90.key(config), us) / row["us"][row["before"]] - 1
 
 
+@pytest.mark.slow
 @each(EVERY_TILED)
 def test_every_problem_has_a_config(fmt):
     """Each GPU and matrix has both types of x, in turn for one m and the next."""
@@ -98,6 +99,7 @@ def test_a_config_whose_stages_leave_no_room_for_its_reduction_does_not_fit():
     assert fitting["kbit5"] == (False, False)
 
 
+@pytest.mark.slow
 @each(TILED)
 def test_at_most_so_many_variants_are_compiled(fmt):
     found = Counter(kernel for kernel, _ in routes.variants(fmt, 90))

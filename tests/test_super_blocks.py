@@ -31,6 +31,7 @@ def test_bytes_of_ggml(name, kind):
     assert not wrong.any(), np.flatnonzero(wrong)
 
 
+@pytest.mark.slow
 @each_k_quant
 @settings(max_examples=15)  # of each type
 @given(data=st.data())
