@@ -20,7 +20,7 @@ from qgemm.cuda.layout import tile as tiles
 def test_tile_struct_has_the_size_of_its_dtype(fmt):
     """The generated static_assert is what holds the two together: a wrong size does not compile."""
     source, headers = codegen.compose("dequantize", fmt, Out="half"), codegen.headers(fmt)
-    name, size = f"tiles/{fmt.name}.cuh", f"{tiles.tile_dtype(fmt).itemsize}, "
+    name, size = f"tiles/{fmt.name}.cuh", f' {tiles.tile_dtype(fmt).itemsize}, "the tile'
     assert headers[name].count(size) == 1
     headers[name] = headers[name].replace(size, f"16 + {size}")
     with pytest.raises(nvrtc.CompileError, match="differs from its dtype"):
