@@ -127,6 +127,15 @@ def test_x_from_matmul_to_the_launch(device, call, product):
     assert len(files(hands)) <= MOST, files(hands)
 
 
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_problem_is_built_once(device, product, monkeypatch):
+    """Of each product of a first call: the route and the launch get the same one, with what is known by then."""
+    built = []
+    monkeypatch.setattr(plan, "Problem", lambda *fields: built.append(fields) or Problem(*fields))
+    walk_of_x(1, "a16", "q4_0", product)
+    assert len(built) == (2 if product in ("matmul_many", "gated") else 1)
+
+
 def test_w_from_the_file_to_tiles(device, tmp_path):
     """What opens the file and what packs the tensor: two calls, and at most eight files in both."""
     path = str(tmp_path / "model.gguf")

@@ -251,7 +251,7 @@ def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> 
     import cupy
 
     from qgemm.arguments import NO_EPILOGUE
-    from qgemm.cuda.plan import Source, problem
+    from qgemm.cuda.plan import Source, problem, problem_of_launch
     from qgemm.cuda.problem import Q8_1
     from qgemm.cuda.products import Product, outputs_of, pointers_of
 
@@ -259,7 +259,8 @@ def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> 
     made = [Product(w, y, NO_EPILOGUE)]
     prepared = source == Q8_1
     given = Source(m, k, "float32" if prepared else x.dtype.name, prepared)
-    asked = problem(kernel, [w], outputs_of(made), source, given, "a8" if prepared else "a16")
+    asked = problem(w, given, "a8" if prepared else "a16")
+    asked = problem_of_launch(kernel, [asked], outputs_of(made), source)
     launch = kernel.launch(asked, config)
     launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, *pointers_of(made))
     y.get()

@@ -11,7 +11,7 @@ from qgemm.cuda.kernels.activations import quantize_launch
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.routes import launch
 from qgemm.cuda.layout.activations import nbytes
-from qgemm.cuda.plan import Source, problem
+from qgemm.cuda.plan import Source, problem, problem_of_launch
 from qgemm.cuda.problem import C_TYPES, Q8_1
 from qgemm.cuda.products import Product, outputs_of, pointers_of
 from qgemm.cuda.tensor import DeviceTensor
@@ -31,7 +31,7 @@ def product(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
         kind, at = Q8_1, workspace(w.device, stream, "activations", nbytes(m, k)).pointer
         quantize_launch(w.device, C_TYPES[source.dtype], k, m)(stream, x.data.ptr, at)
     products = [Product(w, y, NO_EPILOGUE)]
-    asked = problem(kernel, [w], outputs_of(products), kind, source, activation)
+    asked = problem_of_launch(kernel, [problem(w, source, activation)], outputs_of(products), kind)
     launch(kernel, asked)(stream, at, *pointers_of(products))
 
 

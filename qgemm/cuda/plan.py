@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -52,6 +51,13 @@ def codes_nbytes(activation: str, m: int, k: int) -> int:
     """Bytes of M rows of K activations as blocks of codes."""
     group = GROUPS.get(activation)
     return group_activations.nbytes(m, k, group) if group else activations.nbytes(m, k)
+
+
+class Served(NamedTuple):
+    """A product, and the kernel that computes it."""
+
+    problem: Problem
+    kernel: Kernel
 
 
 class Form(NamedTuple):
@@ -102,49 +108,47 @@ def launched(call: Call, plan: Callable[..., Plan], *of: Any) -> Plan:
     return made
 
 
-def kernel_for(w: DeviceTensor, source: Source, activation: str) -> Kernel:
-    """The kernel of the first route that serves a product by w."""
-    return route(Problem(w.format, activation, source.m, *w.shape, gpu(w.device).sm, C_TYPES[source.dtype])).kernel
+def problem(w: DeviceTensor, source: Source, activation: str) -> Problem:
+    """A product x @ w.T of x as it is given, whose outputs are not known yet."""
+    on, x = gpu(w.device), C_TYPES[source.dtype]
+    return Problem(w.format, activation, source.m, *w.shape, on.sm, x, (), w.exponent, on.device, on.sms)
+
+
+def served(w: DeviceTensor, source: Source, activation: str) -> Served:
+    """A product by w with the kernel of the first route that serves it."""
+    asked = problem(w, source, activation)
+    return Served(asked, route(asked).kernel)
 
 
 def plan_of(
-    weights: Sequence[DeviceTensor],
-    kernels: Sequence[Kernel],
-    outputs: Sequence[Output],
-    source: Source,
-    activation: str,
-    library: Library,
-    gated: bool = False,
+    products: Sequence[Served], outputs: Sequence[Output], source: Source, library: Library, gated: bool = False
 ) -> Plan:
     """The launches of products by weights that share a device and K; scratch memory is the library's.
 
-    kernels: that serves each product, as kernel_for has it. gated: the first of two products, which share a launch, is
-    the gate of the second.
+    gated: the first of two products, which share a launch, is the gate of the second.
     """
-    device, jobs = weights[0].device, _jobs(weights, kernels)
+    first, jobs = products[0].problem, _jobs(products)
     few = all(kernel.products > 1 for kernel, _ in jobs)
-    total = sum(prod(w.shape) for w in weights)
-    inside = len(jobs) == 1 and few and quantizes_inside(source.m, source.k, total, gpu(device).sm)
+    total = sum(p.n * p.k for p, _ in products)
+    inside = len(jobs) == 1 and few and quantizes_inside(source.m, source.k, total, first.sm)
     forms: dict[str, Form] = {}
     steps = []
     for kernel, indices in jobs:
-        form = _form(kernel, source, activation, device, few, inside)
+        form = _form(kernel, source, first.activation, first.device, few, inside)
         form = forms.setdefault(form.kind if form.transform else "", form)
-        p = problem(kernel, [weights[i] for i in indices], [outputs[i] for i in indices], form.kind, source, activation)
-        p = p._replace(gated=gated)
-        steps.append(Step(form, launch(kernel, p), _picking(indices, len(weights))))
+        asked = [products[i].problem for i in indices]
+        p = problem_of_launch(kernel, asked, [outputs[i] for i in indices], form.kind, gated)
+        steps.append(Step(form, launch(kernel, p), _picking(indices, len(products))))
     sizes = tuple(source.m * output.n * ITEMSIZE[output.y] for output in outputs if output.y)
-    return Plan(_entering(steps, device, library), source.nbytes, sizes)
+    return Plan(_entering(steps, first.device, library), source.nbytes, sizes)
 
 
 def gated_plan_of(
-    weights: Sequence[DeviceTensor],
-    kernels: Sequence[Kernel],
+    products: Sequence[Served],
     y: str,
     biases: Sequence[str],
     function: str,
     source: Source,
-    activation: str,
     library: Library,
 ) -> Plan:
     """The launches of function(x @ gate.T + bias) * (x @ up.T + bias) by kernels that add.
@@ -152,13 +156,13 @@ def gated_plan_of(
     Its pointers are those of both products, with one y; y, biases: NumPy's names of types, "" for no bias. One launch
     computes both where it can. Otherwise the first goes to scratch memory, float32, from where the second is gated.
     """
-    n, device, (first, second) = weights[0].shape[0], weights[0].device, biases
+    (n, device), (first, second) = (products[0].problem.n, products[0].problem.device), biases
     sizes = (source.m * n * ITEMSIZE[y],)
-    if len(_jobs(weights, kernels)) == 1:
+    if len(_jobs(products)) == 1:
         outputs = Output(n, y, first, "", function), Output(n, "", second)
-        return replace(plan_of(weights, kernels, outputs, source, activation, library, gated=True), y_nbytes=sizes)
+        return replace(plan_of(products, outputs, source, library, gated=True), y_nbytes=sizes)
     outputs = Output(n, "float32", first), Output(n, y, second, "float32", function)
-    both = plan_of(weights, kernels, outputs, source, activation, library)
+    both = plan_of(products, outputs, source, library)
     scratch, pointer = library.scratch(source.m * n * ITEMSIZE["float32"], device), library.pointer
 
     def enter(stream: int, x: int, *pointers: int) -> None:
@@ -169,28 +173,20 @@ def gated_plan_of(
     return Plan(enter, source.nbytes, sizes)
 
 
-def problem(
-    kernel: Kernel,
-    weights: Sequence[DeviceTensor],
-    outputs: Sequence[Output],
-    kind: str,
-    source: Source,
-    activation: str,
+def problem_of_launch(
+    kernel: Kernel, asked: Sequence[Problem], outputs: Sequence[Output], kind: str, gated: bool = False
 ) -> Problem:
     """What a kernel is launched for: products of weights of one format by x, whose type it calls `kind`."""
-    w, n = weights[0], sum(output.n for output in outputs)
-    exponent = 0 if kernel.adds else w.exponent  # the others bring a whole matrix into the range of float16
-    on = gpu(w.device)
-    return Problem(
-        w.format, activation, source.m, n, source.k, on.sm, kind, tuple(outputs), exponent, on.device, on.sms
-    )
+    n, first = sum(output.n for output in outputs), asked[0]
+    exponent = 0 if kernel.adds else first.exponent  # the others bring a whole matrix into the range of float16
+    return first._replace(n=n, x=kind, outputs=tuple(outputs), exponent=exponent, gated=gated)
 
 
-def _jobs(weights: Sequence[DeviceTensor], kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:
+def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
     """The indices of the products by kernel and format: as many in a job as a launch of it takes."""
     groups: dict[tuple[Kernel, Format], list[int]] = {}
-    for index, (w, kernel) in enumerate(zip(weights, kernels, strict=True)):
-        groups.setdefault((kernel, w.format), []).append(index)
+    for index, (asked, kernel) in enumerate(products):
+        groups.setdefault((kernel, asked.format), []).append(index)
     return [
         (kernel, tuple(some[start : start + kernel.products]))
         for (kernel, _), some in groups.items()

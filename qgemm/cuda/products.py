@@ -39,7 +39,7 @@ from qgemm.tensor import Tensor
 from .activations import ALIGNMENT, DeviceActivations
 from .driver.workspace import relaxed_capture
 from .libraries import Library, cupy_library, library_for
-from .plan import Call, Plan, Source, gated_plan_of, kernel_for, launched, plan_of
+from .plan import Call, Plan, Source, gated_plan_of, launched, plan_of, served
 from .problem import C_TYPES, Output
 from .tensor import DeviceTensor
 
@@ -175,15 +175,14 @@ def _into(x: Any, products: Sequence[Product], activation: str, library: Library
         x = x.copy()
     values = x if prepared else _rows(x, k)
     source = Source(m, k, values.dtype.name, x.activation if prepared else "")
-    weights = [p.w for p in products]
-    kernels = [kernel_for(w, source, activation) for w in weights]
-    direct = [_direct(p, kernel.adds) for p, kernel in zip(products, kernels, strict=True)]
+    asked = [served(p.w, source, activation) for p in products]
+    direct = [_direct(p, one.kernel.adds) for p, one in zip(products, asked, strict=True)]
     computed = [
         p if as_it_is else Product(p.w, cupy.empty(p.y.shape, np.float32), NO_EPILOGUE)
         for p, as_it_is in zip(products, direct, strict=True)
     ]
     call = Call(current_stream(), values.pointer if prepared else values.data.ptr, pointers_of(computed))
-    plan = launched(call, plan_of, weights, kernels, outputs_of(computed), source, activation, library)
+    plan = launched(call, plan_of, asked, outputs_of(computed), source, library)
     for p, made in zip(products, computed, strict=True):
         if made is not p:
             _add(p, made.y)
@@ -207,8 +206,8 @@ def _gated_into(x: Any, first: Product, gated: Gated, activation: str, library: 
     values = x if prepared or not k else _rows(x, k)
     source = Source(m, k, values.dtype.name, x.activation if prepared else "")
     weights, biases = (gate, gated.up), (bias, gated.bias)
-    kernels = [kernel_for(w, source, activation) for w in weights] if k else []
-    if not k or not all(kernel.adds for kernel in kernels):
+    asked = [served(w, source, activation) for w in weights] if k else []
+    if not k or not all(one.kernel.adds for one in asked):
         made = [cupy.empty(y.shape, np.float32) for _ in weights]
         added = [Product(*p) for p in zip(weights, made, map(Epilogue, biases), strict=True)]
         _into(x, added, activation, library)
@@ -219,8 +218,7 @@ def _gated_into(x: Any, first: Product, gated: Gated, activation: str, library: 
     names = ["" if added is None else added.dtype.name for added in biases]
     pointers = pointers_of([Product(w, target, Epilogue(added)) for w, added in zip(weights, biases, strict=True)])
     call = Call(current_stream(), values.pointer if prepared else values.data.ptr, pointers)
-    what = weights, kernels, target.dtype.name, names, gated.function, source, activation, library
-    plan = launched(call, gated_plan_of, *what)
+    plan = launched(call, gated_plan_of, asked, target.dtype.name, names, gated.function, source, library)
     if not direct:
         y[...] = target
     return plan if direct and x.dtype.name in C_TYPES else None

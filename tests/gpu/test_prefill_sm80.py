@@ -19,7 +19,7 @@ from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.kernels import prefill_sm80, routes
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16, PREFILL_SM80, PREFILL_SM80_A8, SM80_CONFIGS
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.plan import Source, problem
+from qgemm.cuda.plan import Source, problem, problem_of_launch
 from qgemm.cuda.problem import Q8_1, c_type
 from qgemm.cuda.products import Product, outputs_of, pointers_of
 
@@ -64,7 +64,8 @@ def launch(x, w, y, stream, plan=None):
     data, source, kernel = (x.data, Q8_1, PREFILL_SM80_A8) if prepared else (x, c_type(x.dtype), PREFILL_SM80)
     made = [Product(w, y, NO_EPILOGUE)]
     given = Source(len(y), x.shape[-1], x.dtype.name, prepared)
-    asked = problem(kernel, [w], outputs_of(made), source, given, "a8" if prepared else "a16")
+    asked = problem(w, given, "a8" if prepared else "a16")
+    asked = problem_of_launch(kernel, [asked], outputs_of(made), source)
     kernel.launch(asked, plan or kernel.choose(asked))(stream, data.data.ptr, *pointers_of(made))
 
 
