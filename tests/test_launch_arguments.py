@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 import struct
 import sys
@@ -16,8 +17,10 @@ import qgemm
 from qgemm.cuda.driver import launch
 from qgemm.cuda.driver.launch import TensorMap
 from qgemm.cuda.jit import sources, twins
-from qgemm.cuda.kernels import gemv, prefill_sm80, prefill_sm90
-from qgemm.cuda.problem import Q8_1, Output, Problem
+from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
+from qgemm.cuda.kernels import gemv, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90
+from qgemm.cuda.layout import group_activations
+from qgemm.cuda.problem import EIGHT_BITS, Q8_1, Output, Problem
 
 SCALARS = {"qgemm::i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
 STRUCTS = {
@@ -25,11 +28,13 @@ STRUCTS = {
     "qgemm::Epilogue": twins.EpilogueArguments,
     "qgemm::StreamK": twins.StreamK,
 }
+MODULES = gemv, prefill_sm80, prefill_sm80_eight_bits
 PRODUCTS = [
-    (gemv, gemv.GEMV_SIMT, "float", 75),
-    (gemv, gemv.GEMV_DP4A, Q8_1, 75),
-    (prefill_sm80, prefill_sm80.PREFILL_SM80, "half", 80),
-    (prefill_sm80, prefill_sm80.PREFILL_SM80_A8, Q8_1, 80),
+    (gemv.GEMV_SIMT, "a16", "float", 75),
+    (gemv.GEMV_DP4A, "a8", Q8_1, 75),
+    (prefill_sm80.PREFILL_SM80, "a16", "half", 80),
+    (prefill_sm80.PREFILL_SM80_A8, "a8", Q8_1, 80),
+    (prefill_sm80_eight_bits.PREFILL_SM80_EIGHT_BITS, "a8_g128", EIGHT_BITS, 80),
 ]
 
 
@@ -48,8 +53,7 @@ class Recorded:
         self.arguments, self.pointers, self.count = arguments, pointers, count
 
     def __call__(self, stream, *pointers):
-        assert len(pointers) == self.count
-        self.pointers[:] = pointers
+        struct.pack_into(f"{self.count}P", self.pointers, 0, *pointers)
 
     @property
     def enter(self):
@@ -128,22 +132,25 @@ def test_threads_launch_with_arguments_of_their_own(launched):
     assert found[1:] == [(8, [400, 5, 300]), (7, [200, 5, 100])]
 
 
-@pytest.mark.parametrize(("module", "kernel", "x", "sm"), PRODUCTS, ids=[kernel.name for _, kernel, *_ in PRODUCTS])
-def test_arguments_are_those_of_the_signature(module, kernel, x, sm, monkeypatch):
+@pytest.mark.parametrize(("kernel", "activation", "x", "sm"), PRODUCTS, ids=[kernel.name for kernel, *_ in PRODUCTS])
+def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeypatch):
     """Sizes and addresses are all different, so that no two can be exchanged."""
     launches = []
-    monkeypatch.setattr(module, "load", lambda *_, **__: None)
-    monkeypatch.setattr(
-        module, "Launch", lambda *args, **named: launches.append(Recorded(*args, **named)) or launches[0]
-    )
     rooms = {"sm80 partials": SimpleNamespace(pointer=400), "sm80 counters": SimpleNamespace(pointer=500)}
-    monkeypatch.setattr(module, "workspace", lambda device, stream, use, nbytes: rooms[use], raising=False)
-    activation = "a8" if x == Q8_1 else "a16"
-    p = Problem(qgemm.FORMATS["q4_0"], activation, 5, 70, 320, sm, x, exponent=3)
+    stands_in = {
+        "load": lambda *_, **__: None,
+        "Launch": lambda *args, **named: launches.append(Recorded(*args, **named)) or launches[0],
+        "workspace": lambda device, stream, use, nbytes: rooms[use],
+    }
+    for module, (name, stand_in) in itertools.product(MODULES, stands_in.items()):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, stand_in)
+    output = Output(70, "bfloat16", "float16", "float32", "gelu")
+    p = Problem(qgemm.FORMATS["q4_0"], activation, 5, 70, 320, sm, x, (output,), exponent=3)
     config = kernel.ranked(p)[0][0]
-    if module is prefill_sm80:
+    if isinstance(config, prefill_sm80.Plan):
         config = config._replace(split_k=2)
-    kernel.launch(p, config)(0, 100, 200, 300, 0, 0)
+    kernel.launch(p, config)(0, 100, 200, 300, 310, 320)
     level = qgemm.cuda.layout.tile.level_exponent(p.format)
     known = {
         "x": 100,
@@ -154,11 +161,16 @@ def test_arguments_are_those_of_the_signature(module, kernel, x, sm, monkeypatch
         "n": 70,
         "k": 320,
         "m": 5,
+        "x_rows": group_activations.rows_of(5),
         "split_k": 2,
+        "epilogue": bytes(EpilogueArguments(Outputs(300, 310, 320), Types.of(*output[1:]))),
     }
     known |= {"factor": 2.0 ** (level - p.exponent), "unit": 2.0**p.exponent}
     expected = [(name, kind, known[name]) for name, kind in parameters(kernel.name)]
-    found = [(type(argument), argument.value) for argument in launches[0].arguments]
+    found = [
+        (type(some), bytes(some) if isinstance(some, ctypes.Structure) else some.value)
+        for some in launches[0].arguments
+    ]
     assert found == [(kind, value) for _, kind, value in expected]
 
 
@@ -166,14 +178,8 @@ def test_arguments_of_prefill_sm90(monkeypatch):
     """The tensor map of x, the epilogue's arrays and types, the schedule: each where the kernel takes it."""
     launches, encoded = [], []
 
-    class Filled(Recorded):
-        """Pointers go where Launch packs them."""
-
-        def __call__(self, stream, *pointers):
-            struct.pack_into(f"{self.count}P", self.pointers, 0, *pointers)
-
     monkeypatch.setattr(prefill_sm90, "load", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "Launch", lambda *args: launches.append(Filled(*args[:7])) or launches[0])
+    monkeypatch.setattr(launch, "Launch", lambda *args: launches.append(Recorded(*args[:7])) or launches[0])
     monkeypatch.setattr(TensorMap, "encode", lambda self, *box: encoded.append(box))
     monkeypatch.setattr(prefill_sm90, "address", lambda *_: 400)
     output = Output(4160, "bfloat16", "float16", "float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem, Routed
 
 MULTIPLIED = [fmt for fmt in FORMATS if fmt.tiled or (fmt.plain and fmt.levels is not None)]  # by a GPU
+
+MAX_VARIANTS = 40  # that are compiled of a prefill kernel for a format on a GPU
 
 
 def test_architectures():
@@ -75,6 +78,15 @@ def test_decode_fits_its_shared_memory(fmt, sm):
         of_cta += decode_config.quantized_bytes(kernel, template["In"], template["TOKENS"])
         of_cta += template.get("SLICES_BYTES", 0)
         assert of_cta + template["WARP_SPLIT_K"] * of_warp <= decode_config.SHARED[90 if sm == 100 else sm] << 10
+
+
+@pytest.mark.slow
+@each(TILED)
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
+def test_at_most_so_many_variants_of_a_prefill_kernel_are_compiled(fmt, sm):
+    found = Counter(kernel for kernel, _ in routes.variants(fmt, sm) if kernel.startswith("prefill"))
+    assert ("prefill_sm90" if sm == 90 else "prefill_sm80") in found
+    assert max(found.values()) <= MAX_VARIANTS
 
 
 def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):

@@ -4,6 +4,7 @@
 // Config: Sm80 of config.cuh.
 #pragma once
 
+#include "../epilogue.cuh"
 #include "config.cuh"
 
 namespace qgemm {
@@ -116,14 +117,13 @@ __device__ inline void reduce(const typename Config::WarpAcc& acc, ReduceSmem<Co
     }
 }
 
-// y = unit * (sum over the warps along K).
+// y = epilogue(unit * (sum over the warps along K)).
 template <class Config>
 __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, ReduceSmem<Config>& smem,
-                                        typename Config::Out* y, const CtaTile<Config>& p,
+                                        const Epilogue& epilogue, const CtaTile<Config>& p,
                                         const WarpCoord<Config>& coord, float unit) {
-    y += p.first_token * p.n + p.first_row;
     reduce<Config::ROWS>(acc, smem, p, coord, [&](int token, int row, auto total) {
-        y[token * p.n + row] = from_float<typename Config::Out>(unit * total(row));
+        epilogue.store((p.first_token + token) * p.n, p.first_row + row, unit * total(row));
     });
 }
 

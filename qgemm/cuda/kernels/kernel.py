@@ -33,6 +33,7 @@ class Kernel:
     reads: the kernels' names of the types in which it may get x, where that is not the problem's.
     products: how many of a problem's format it computes in one launch.
     adds: whether it adds bias and residual itself.
+    by_exponent: whether one power of two, of the problem's exponent, brings a whole matrix into the range of float16.
     takes_q8_1: whether "a8" gives it Q8_1 blocks; otherwise the values that they decode to.
     out_in_template: whether the type of y is a constant of its source.
     forms: problem -> those that it computes by other sources: the problem alone, or with what its source depends on
@@ -49,6 +50,7 @@ class Kernel:
     reads: Callable[[Problem], tuple[str, ...]] = lambda problem: (problem.x,)
     products: int = 1
     adds: bool = False
+    by_exponent: bool = False
     takes_q8_1: bool = False
     out_in_template: bool = False
     forms: Callable[[Problem], Iterable[Problem]] = lambda problem: (problem,)

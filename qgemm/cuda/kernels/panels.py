@@ -131,7 +131,9 @@ def _no_template(p: Problem, config: None) -> Template:
     return {}
 
 
-DEQUANTIZE = Kernel(DEQUANTIZE_TILES.name, lambda p: p.format.tiled, _nothing, _ranked, _chosen, _no_template, launch)
+DEQUANTIZE = Kernel(
+    DEQUANTIZE_TILES.name, lambda p: p.format.tiled, _nothing, _ranked, _chosen, _no_template, launch, by_exponent=True
+)
 CUBLAS = Kernel(
     "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, _ranked, _chosen, _no_template, launch
 )
