@@ -13,7 +13,7 @@ __device__ inline int code_offset(int column) {
     return 8 * t + 4 * step + half_step + 2 * odd;
 }
 
-// Whether x comes as such.
+// Whether x comes as quantized activations.
 template <class In>
 constexpr bool PREPARED = false;
 template <>

@@ -14,7 +14,7 @@ namespace qgemm {
 template <class Config>
 using XBlocks = Activations[8 * Config::COLUMN_TILES];
 
-// What a stage holds of x: all of a k_block, if x comes as Activations.
+// x in a stage: all tokens of a k_block if x comes as Activations, else nothing.
 template <class Config, class In>
 struct StageX {
     using Type = void;
@@ -24,7 +24,7 @@ struct StageX<Config, Activations> {
     using Type = XBlocks<Config>;
 };
 
-// A lane's share of a block of x, of the columns that decode_codes has.
+// A lane's share of a block of x: the columns that decode_codes has of W.
 template <class Dots>
 __device__ inline typename Dots::X load_x(const signed char* q, int t) {
     if constexpr (Dots::Format::OWNS_COLUMNS)
@@ -140,7 +140,7 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
     using In = typename Config::In;
     using Smem = WarpSmem<Config, typename StageX<Config, In>::Type>;
     constexpr int K_BLOCKS = Config::K_BLOCKS, STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
-    // bf16 of 8 bits in a sum of x: those of blocks have 11 bits, those of half a block are products of two such numbers.
+    // Terms of bf16, 8 bits each, of a sum of x: sums of blocks have 11 bits, those of half blocks are products of two such.
     constexpr int SUM_TERMS = BLOCK_SCALES<typename Config::Fields> > 1 ? 3 : 2;
     static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
     const WarpCoord<Config> coord(products);

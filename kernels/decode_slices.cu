@@ -1,8 +1,8 @@
-// decode_slices: y [1, n] = x [1, k] @ W [n, k].T of codes of few bits, W4A16 and the like: integer products on tensor cores
-// for half the instructions of `decode`, which multiplies codes as halves.
+// decode_slices: y [1, n] = x [1, k] @ W [n, k].T of codes of few bits, W4A16 and the like: integer products on tensor
+// cores for half the instructions of `decode`, which multiplies codes as halves.
 //
-// One token would fill one column of eight: here they hold x in slices of eight bits, SLICED columns of x at a time, which
-// all threads of the CTA make. Intra-CTA split-K: each warp streams its tiles through a pipeline of its own.
+// One token would fill one of the eight columns of an mma: here all of them hold x in slices of eight bits, which the
+// threads of the CTA make of SLICED columns of x at a time. Intra-CTA split-K: each warp streams its tiles through a pipeline of its own.
 // Config: see decode/config.cuh.
 #include "decode/reduce.cuh"
 #include "decode/sliced.cuh"
@@ -47,8 +47,8 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const SlicedProducts<Config, Config::SLICED> sliced(acc, pipeline, slices, coord.lane);
-    int stage = 0, phase = 0, ahead = STAGES,
-        count = 0;  // ahead: stages that are asked for; count: of the warp's tiles
+    // ahead: stages whose copies have begun; count: tiles that the warp has multiplied.
+    int stage = 0, phase = 0, ahead = STAGES, count = 0;
     const auto wait = [&] {
         barriers.wait(stage, phase);
         const int full = stage;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
         for (int tile = coord.warp_k; tile * Config::TILE_COLUMNS < columns; tile += SPLIT_K)
             sliced.add(count++, tile, wait, release);
     }
-    // A row's sums of slices and of even and odd steps.
+    // Adds a row's sums over slices and over even and odd steps.
 #pragma unroll
     for (auto& of_row_block : acc)
 #pragma unroll

@@ -9,7 +9,7 @@
 namespace qgemm {
 
 __device__ inline float decode(half code) { return __half2float(code); }
-// Exponent and mantissa stand in a float as in the byte, but for the bias; that is exact, as are subnormal ones.
+// Exponent and mantissa stand in a float as in the byte, with another bias: exact, subnormal numbers too.
 __device__ inline float decode(u8 code) { return __uint_as_float(u32(code) << 19) * 0x1p116f; }
 
 template <class Config>

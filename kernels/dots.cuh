@@ -18,7 +18,7 @@ constexpr int BLOCKS = K_BLOCK / 32;  // of x in a k_block
 template <class Format>
 constexpr int BLOCK_SCALES = Format::GROUP_SIZE < 32 ? 32 / Format::GROUP_SIZE : 1;
 
-// Dot products as integers.
+// Dot products of a block of x as integers.
 template <class F>
 struct Integers {
     using Format = F;
@@ -35,15 +35,15 @@ struct Integers {
     }
 };
 
-// Conversion to float takes an instruction of half the usual rate.
+// Integer accumulators from 0: converting them to float takes an instruction of half the usual rate.
 template <class F>
 struct Converted : Integers<F> {
     static constexpr int START = 0;
     __device__ static float scaled(float da, int dot) { return da * float(dot); }
 };
 
-// Accumulators start at the bits of 1.5 * 2^23, whose last place is 1: as they stand they are floats, that much too
-// large. da times that is exact, da having 11 bits, so that the result is rounded once, as above.
+// Integer accumulators that start at the bits of the float 1.5 * 2^23, whose last place is 1: as they stand they are floats,
+// too large by that number. da times it is exact, since da has 11 bits, so that the result is rounded once.
 template <class F>
 struct Biased : Integers<F> {
     static constexpr int START = 0x4b400000;
@@ -52,7 +52,7 @@ struct Biased : Integers<F> {
     }
 };
 
-// Dot products as halves: integers are exact in them, and their sums in float.
+// Dot products as halves: codes are integers, exact in half, and so are their sums in float.
 template <class F>
 struct Halves {
     using Format = F;
@@ -72,7 +72,8 @@ struct Halves {
         signed_byte_levels(q.y, x.of[1][0], x.of[1][1]);
         return x;
     }
-    // Of the columns 4t to 4t + 3 of each step that a lane owns. q: of the block; activations.cuh has its order.
+    // x of the columns 4t to 4t + 3 of each step, where a lane owns these. q: codes of the block in the order of
+    // activations.cuh.
     __device__ static X owned_x(const signed char* q, int t) {
         X x;
         const u32 selector = t / 2 ? 0x4341 : 0x4240;

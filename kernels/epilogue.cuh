@@ -21,7 +21,7 @@ __device__ inline float load_as(const void* data, int type, i64 i) {
     }
 }
 
-// load_as in two steps, of which only the second waits for the load: the bits of a value; the value.
+// load_as in two steps, of which only the second waits for the load: load_raw gives bits, value_of their value.
 __device__ inline u32 load_raw(const void* data, int type, i64 i) {
     u32 bits = 0;
     if (type == FLOAT32) bits = static_cast<const u32*>(data)[i];

@@ -5,7 +5,7 @@
 
 namespace qgemm {
 
-// The sum of squares; what a float has no room for is summed as doubles.
+// The sum of squares, in float; in double where float overflows.
 template <int SIZE>
 __device__ inline double squares(const float (&values)[SIZE]) {
     float sum = 0;
@@ -23,7 +23,7 @@ __device__ inline void gather(Found& found, const Found& other) {
     found.refused = min(found.refused, other.refused);
 }
 
-// Of all threads of a CTA, added in order.
+// Adds what all threads of a CTA found, in order.
 template <int WARPS_OF_CTA>
 __device__ inline void store_found(Found* __restrict__ found, Found mine) {
     __shared__ Found of_warps[WARPS_OF_CTA];

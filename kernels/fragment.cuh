@@ -8,11 +8,11 @@
 //   bytes(codes, step)       level + ZERO as bytes, columns 2t, 2t + 8, 2t + 1, 2t + 9 of row g, then of row g + 8
 //   scale(m16, g, index), minimum(m16, g, index)   of rows g and g + 8 of 16-row group m16; index counts groups of
 //                            GROUP_SIZE weights along the tile
-//   place_bytes(first, second, codes, pair)   (level + CODE_BIAS) * 2^slice_shift(step) of two steps as bytes in the order of
-//                            bytes(), in row g + 8 times 2^HIGH_ROW_SHIFT: a mask each, where codes have few bits
+//   place_bytes(first, second, codes, pair)   (level + CODE_BIAS) * 2^slice_shift(step) of two steps as bytes in the
+//                            order of bytes(), in row g + 8 times 2^HIGH_ROW_SHIFT: a mask each, where codes have few bits
 //   placed_codes(k_block, m16, lane)          the codes for it
-//   sub_scale_bytes(m16, g, k_block, odd)     the integers by which a super-block's scale is multiplied, times 2^SUB_SHIFT,
-//                            as signed bytes: of row g for an even (odd) step of each pair, then of row g + 8
+//   sub_scale_bytes(m16, g, k_block, odd)     the integers by which a super-block's scale is multiplied, times
+//                            2^SUB_SHIFT, as signed bytes: of row g for an even (odd) step of each pair, then of row g + 8
 // w = scale * level + minimum.
 // SCALE_FACTORS: 1 if scales and minimums are halves, half_scale(m16, g, index) and half_minimum, or with GROUP_ZERO
 // -half_scale times half_zero; 2 if they are the products of halves and integers, sub_scale(m16, g, index, unit) and
@@ -80,15 +80,15 @@ __device__ inline FloatFragment float_levels(const typename Format::Codes& codes
     }
 }
 
-// Levels as bf16: exact, but for those of a table, which holds them rounded.
+// Levels as bf16: exact, unless they come from a table, which holds them rounded.
 template <class Format, class Codes>
 __device__ inline Fragment bf16_levels(const Codes& codes, int step) {
     if constexpr (Format::TABLE_BYTES != 0) {
         return Format::levels_bf16(codes, step);
     } else {
-        // Codes below 128: of eight bits bytes() takes more from them than their zero.
+        // Codes below 128: of eight bits bytes() subtracts 128 beside the zero, to have a sign.
         constexpr bool SMALL = !Format::CODES_ARE_LEVELS && Format::CODE_BIAS < 128 && Format::ZERO >= 0;
-        constexpr int BIT = 24 - Format::CODE_EXPONENT;  // from which on codes stand
+        constexpr int BIT = 24 - Format::CODE_EXPONENT;  // the lowest bit of a code
         Fragment f = SMALL ? Format::codes_f16(codes, step) : Format::fragment(codes, step);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -104,7 +104,7 @@ __device__ inline Fragment bf16_levels(const Codes& codes, int step) {
     }
 }
 
-// An operand A of one code, as codes_f16 has codes: with it the zero is subtracted in the accumulator.
+// An operand A all of whose codes are `code`, in the form of codes_f16: its product with x subtracts the zero.
 __device__ inline Fragment constant_f16(int code, int shift) {
     const u32 sign = code < 0 ? 0x80008000 : 0, bits = 0x00010001 * (code < 0 ? -code : code);
     const half2 low = as_half2(sign | bits), high = as_half2(sign | bits << shift);
@@ -124,7 +124,7 @@ __device__ inline void share_table(int exponent) {
     if (Format::TABLE_BYTES != 0) __syncthreads();
 }
 
-// Whether a format's minimum is its scale or minus its scale, as it says.
+// Whether a format's minimum is its scale or minus its scale: it says so by MINIMUM_IS_SCALE.
 template <class Format, class = void>
 constexpr bool MINIMUM_IS_SCALE = false;
 template <class Format>

@@ -6,12 +6,12 @@
 
 namespace qgemm {
 
-// Within the limit of gpt-oss; NaN stays.
+// min(x, 7), the limit of gpt-oss's gate; NaN stays.
 __device__ inline float at_most_7(float x) { return x > 7 ? 7 : x; }
 
 // x / (1 + exp(-z)).
 __device__ inline float logistic(float x, float z) { return x / (1 + expf(-z)); }
-// The same to a relative error of 2^-16, a few instructions: less than half of a last place of 16 bits.
+// logistic with a relative error of 2^-16, in a few instructions: less than half of a last place of 16 bits.
 __device__ inline float logistic_16(float x, float z) { return x * reciprocal(1 + ex2_approx_ftz(-1.44269504f * z)); }
 
 // function: a GateCode. LOGISTIC: logistic, or logistic_16 where the result is rounded to 16 bits.

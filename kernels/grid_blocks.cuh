@@ -54,7 +54,7 @@ __device__ inline void gather_numbers(const Panel& panel, int tile, int k_block,
     reinterpret_cast<Type*>(to + Field::TO)[own.COUNT * m16 + own.number] = bits;
 }
 
-// And back.
+// The inverse: memory -> the numbers of 16 rows of a k_block.
 template <class Field, class Panel>
 __device__ inline void scatter_numbers(const Panel& panel, int tile, int k_block, int m16, int lane, const u8* from) {
     using Type = typename Field::Type;

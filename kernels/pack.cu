@@ -21,7 +21,7 @@ __device__ void gather_codes(const u8* const (&rows)[2], int k_block, int lane, 
     });
 }
 
-// Those words -> a k_block in memory.
+// A lane's words -> a k_block in memory.
 template <class Codes>
 __device__ void put_codes(const u32 (&words)[Codes::BITS], int m16, int lane, void* to) {
 #pragma unroll
@@ -104,7 +104,8 @@ __device__ __forceinline__ void pack(const uint4* blocks, typename Config::Tile*
     static_assert(THREADS % 32 == 0, "a thread sees the same rows of every tile");
     const int m16 = lane / 8, row = lane % 8;
     RowAbsmax seen;
-    const int groups = panel.bytes / Blocks::BYTES * (Blocks::WEIGHTS / Format::GROUP_SIZE);  // that share a scale
+    const int groups =
+        panel.bytes / Blocks::BYTES * (Blocks::WEIGHTS / Format::GROUP_SIZE);  // groups of weights that share a scale
     for (int i = threadIdx.x / 32; i < groups; i += THREADS / 32) {
         const Format& of = fields[i / Config::TILE_SCALES];
         const int index = i % Config::TILE_SCALES;

@@ -13,9 +13,10 @@ namespace qgemm {
 template <class Base>
 struct PanelConfig : TileConfig<Base> {
     using Blocks = typename Base::Blocks;
-    static constexpr int TILE_BLOCKS = TileConfig<Base>::TILE_COLUMNS / Blocks::WEIGHTS;  // of a row
-    static constexpr int TILE_BYTES = TILE_BLOCKS * Blocks::BYTES;                        // of a row
-    static constexpr int PANEL_BYTES = Base::TILES * TILE_BYTES;                          // of a row
+    // Blocks and bytes of a row of a tile, bytes of a row of a panel.
+    static constexpr int TILE_BLOCKS = TileConfig<Base>::TILE_COLUMNS / Blocks::WEIGHTS;
+    static constexpr int TILE_BYTES = TILE_BLOCKS * Blocks::BYTES;
+    static constexpr int PANEL_BYTES = Base::TILES * TILE_BYTES;
     // Chunks of 16 bytes, the first and the last in part; odd against bank conflicts between eight rows.
     static constexpr int ROW_CHUNKS = (PANEL_BYTES + 15 + 15) / 16 | 1;
 };

@@ -20,9 +20,9 @@ struct XLoader {
     static constexpr int TOKEN_CHUNKS = sizeof(Activations) / 16, CHUNKS = TOKENS * TOKEN_CHUNKS;
 
     const uint4* x;
-    i64 stride;                            // to the next k_iter
+    i64 stride;                            // chunks to the next k_iter
     int k_block, k_blocks, chunk, chunks;  // chunks: of tokens inside x; products of others are not stored
-    u32 to;                                // in the first stage
+    u32 to;                                // place of this chunk in the first stage
 
     __device__ XLoader(Activations (&stage)[WARP_SPLIT_K][TOKENS], const Activations* all_x, const CtaTile<Config>& p)
         : stride(i64(WARP_SPLIT_K) * p.m * TOKEN_CHUNKS), k_blocks(min(p.k_blocks, p.end * WARP_SPLIT_K)) {

@@ -10,7 +10,7 @@
 
 namespace qgemm {
 
-// What a format's absmax becomes, and from where on it has no code.
+// The type of a format's absmax, by its argument: from limit_of on it has no code; encode rounds it.
 __device__ inline float limit_of(u8) { return 31.5f; }
 __device__ inline float limit_of(half) { return 65520.0f; }
 __device__ inline void encode(float absmax, half& code) { code = __float2half_rn(absmax); }
@@ -64,7 +64,7 @@ __device__ inline u32 bin_of(float value, float per_bin) {
     return __float_as_uint(__fmaf_rn(value, per_bin, 0x1.8p23f + Book::BINS / 4)) & (Book::BINS - 1);
 }
 
-// A byte of each of four words.
+// One byte of each of four words, the one that the selector says.
 __device__ inline u32 gather(const u32 (&words)[4], u32 selector) {
     return __byte_perm(__byte_perm(words[0], words[1], selector), __byte_perm(words[2], words[3], selector), 0x5410);
 }

@@ -40,7 +40,7 @@ struct Levels {
     }
 };
 
-// ONE_FMA without a minimum of the format's: the minimum becomes the level of code 0, -CODE_BIAS times the scale.
+// The minimum of ONE_FMA where the format has none: the level of code 0, -CODE_BIAS, times the scale.
 template <class Config>
 __device__ inline void fold_zero(ScaleOf<Config>& group) {
     using Format = typename Config::TileFormat;

@@ -31,8 +31,8 @@ struct TilePeers {
 // comes first; the rest of a tile that the CTA before has started comes last, when that has long stored its partials.
 struct TileScheduler {
     const StreamK& stream_k;
-    int work_units;  // along K, of a tile
-    int next;        // whole tile
+    int work_units;  // of a tile, along K
+    int next;        // number of the next whole tile
     int begin, end;  // what is left of the segment, in work units from the start of tile `whole_tiles`
 
     __device__ TileScheduler(const StreamK& stream_k, int work_units)
@@ -42,12 +42,12 @@ struct TileScheduler {
           begin(begin_of(blockIdx.x)),
           end(begin_of(blockIdx.x + 1)) {}
 
-    // Split work units * cta / CTAs.
+    // The first of the split work units of a CTA: all of them * cta / CTAs.
     __device__ int begin_of(u32 cta) const {
         return stream_k.units_per_cta * cta + divide(stream_k.remainder * cta, stream_k.ctas);
     }
 
-    // Of a tile of which this CTA has a part.
+    // The CTAs that share a tile of which this CTA has a part.
     template <int EPI_TILES>
     __device__ TilePeers<EPI_TILES> peers(const WorkTile& s) const {
         const int me = blockIdx.x, start = (s.tile - stream_k.whole_tiles) * work_units;

@@ -1,4 +1,4 @@
-// Blocks whose codes are digits to the base 3 in shared memory <-> tiles: what pack and unpack have of their own for them.
+// Blocks whose codes are digits to the base 3, in shared memory <-> tiles: the part of pack and unpack that they alone need.
 // Blocks, generated from qgemm/codec/layouts/ternary.py: DIGIT_BYTES of a block, place(weight), its byte and digit.
 #pragma once
 
@@ -44,7 +44,7 @@ __device__ inline void gather_digits(const u8* const (&rows)[2], int k_block, in
     if (lane % 4 == 0) to.qh[m16][lane / 4] = byte_of_digits(of_quad & 0xffff) | byte_of_digits(of_quad >> 16) << 8;
 }
 
-// And back: into each byte of a block the number of its digits.
+// The inverse: puts into each byte of a block the number that its digits make.
 template <class Blocks, class KBlock>
 __device__ inline void scatter_digits(const KBlock& from, int k_block, int m16, int lane, u8* const (&rows)[2]) {
     const TernaryCodes codes = from.codes(m16, lane);
@@ -56,7 +56,7 @@ __device__ inline void scatter_digits(const KBlock& from, int k_block, int m16, 
     });
 }
 
-// Numbers -> bytes, when all digits are there.
+// The numbers in a panel -> the bytes that stand for them, when all digits are there.
 template <class Blocks, class Panel>
 __device__ inline void digits_to_bytes(const Panel& panel) {
     const int count = TILE_ROWS * panel.tiles * Blocks::DIGIT_BYTES;

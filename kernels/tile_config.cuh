@@ -18,9 +18,9 @@ struct TileConfig : Base {
     static constexpr int TILE_COLUMNS = Base::K_BLOCKS * K_BLOCK, K_BLOCK_STEPS = K_BLOCK / 16;
     static constexpr int GROUP_SIZE = TileFormat::GROUP_SIZE;      // weights that share a scale
     static constexpr int SCALE_STEPS = GROUP_SIZE / 16;            // steps that share one
-    static constexpr int TILE_SCALES = TILE_COLUMNS / GROUP_SIZE;  // of a row
+    static constexpr int TILE_SCALES = TILE_COLUMNS / GROUP_SIZE;  // scales of a row in a tile
     static constexpr int K_BLOCKS_PER_SCALE = GROUP_SIZE > K_BLOCK ? GROUP_SIZE / K_BLOCK : 1;
-    static constexpr int K_BLOCK_SCALES = GROUP_SIZE < K_BLOCK ? K_BLOCK / GROUP_SIZE : 1;  // a long group's counts
+    static constexpr int K_BLOCK_SCALES = GROUP_SIZE < K_BLOCK ? K_BLOCK / GROUP_SIZE : 1;  // 1 where a group is longer
     static_assert(GROUP_SIZE % 16 == 0 && TILE_COLUMNS % GROUP_SIZE == 0, "a tile holds whole groups of whole steps");
 
     // k_block: of the tile.

@@ -9,7 +9,7 @@
 
 namespace qgemm {
 
-// A lane's words of a k_block -> rows g and g + 8 of the k_block's tile.
+// A lane's words of a k_block -> rows g and g + 8 of its blocks.
 template <class Codes>
 __device__ void scatter_codes(const u32 (&words)[Codes::BITS], int k_block, int lane, u8* const (&rows)[2]) {
     const int base = Codes::base(k_block, lane % 4), first = base / 8, shift = base % 8;

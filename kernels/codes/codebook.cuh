@@ -42,7 +42,7 @@ struct Codebook : Fields {
     }
     static __device__ Fragment fragment(const Codes& codes, int step) { return codes_f16(codes, step); }
     static __device__ Fragment levels_bf16(const Codes& codes, int step) { return codes_f16(codes, step); }
-    // As floats, from global memory.
+    // Exact levels as floats, from global memory.
     static __device__ FloatFragment levels(const Codes& codes, int step) {
         FloatFragment found;
 #pragma unroll
@@ -93,7 +93,7 @@ private:
         for (int word = 0; word < BITS; ++word) found |= moved<2>(codes.planes[word], 30, 2 * word);
         return found;
     }
-    // COUNT bits of a word, moved to where an offset has the index.
+    // COUNT bits of a word, moved to the place that an index has in an offset.
     template <int COUNT>
     static __device__ u32 moved(u32 word, int from, int to) {
         to += ROW_BITS;

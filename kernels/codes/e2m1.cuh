@@ -13,7 +13,7 @@ __device__ inline Fragment e2m1_f16(u32 word) {
     return as_fragment(word << 9 & MASK, word << 6 & MASK, (word << 2 ^ shared) & MASK, (word ^ shared) & MASK);
 }
 
-// Those words from nibbles, and back.
+// Words of a block, in nibbles <-> words of a tile.
 __device__ inline u32 e2m1_to_tile(u32 nibbles) {
     u32 w = (nibbles & 0x90079007) | (nibbles >> 1 & 0x01b801b8) | (nibbles << 2 & 0x22002200) |
             (nibbles << 3 & 0x00400040) | (nibbles >> 3 & 0x0c000c00) | (nibbles << 4 & 0x40004000);
@@ -36,14 +36,14 @@ __device__ inline half2 e2m1_level(half2 code, float bias) {
     return __hfma2(code, __float2half2_rn(32768.0f), __float2half2_rn(bias));
 }
 
-// v itself. Adding 0 makes the -0 of code 8 a 0, as it is in the table.
+// The levels v as halves. Adding 0 makes the -0 of code 8 a 0, as it is in the format's table.
 __device__ inline Fragment e2m1_fragment(u32 word) {
     Fragment levels = e2m1_f16(word);
     for (half2& pair : levels.a) pair = e2m1_level(pair, 0);
     return levels;
 }
 
-// The same as bytes, the lower ones of 1536 + v: of the half 1536, 0x6600, the last place is 1.
+// The levels v as bytes, the lower bytes of the halves 1536 + v: the last place of 1536, 0x6600, is 1.
 __device__ inline Bytes e2m1_bytes(u32 word) {
     Fragment levels = e2m1_f16(word);
     for (half2& pair : levels.a) pair = e2m1_level(pair, 1536);
@@ -51,7 +51,7 @@ __device__ inline Bytes e2m1_bytes(u32 word) {
     return {__byte_perm(a[0], a[2], 0x6240), __byte_perm(a[1], a[3], 0x6240)};
 }
 
-// In the field qs.
+// A format whose codes are in the field qs.
 template <class Fields>
 struct E2m1 : Fields {
     using Codes = typename Fields::Codes;

@@ -21,7 +21,7 @@ __device__ inline bool is_finite(half value) { return (__half_as_ushort(value) &
 
 // ---------------------------------------------------------------- extremes of a block
 
-// The first value that none of them beats.
+// The first of a block's values that no other beats.
 template <class Beats>
 __device__ float first_of(LaneValues x, Beats beats) {
     float best = x[0];
@@ -36,7 +36,7 @@ __device__ float first_of(LaneValues x, Beats beats) {
     return best;
 }
 
-// The one of largest magnitude with its sign, the first of several; +0 if all are zero.
+// The value of largest magnitude with its sign, the first of several; +0 if all are zero.
 __device__ inline float signed_absmax(LaneValues x) {
     const float largest = first_of(x, [](float a, float b) { return fabsf(a) > fabsf(b); });
     return largest == 0 ? 0.0f : largest;

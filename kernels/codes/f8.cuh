@@ -1,5 +1,5 @@
 // Codes that are floats of eight bits, e4m3 or e5m2, with a float32 scale: a family of formats, whose own headers are
-// made in memory. Twin of qgemm/formats/f8.py, but that e4m3's codes of NaN are 480 and -480 here.
+// made in memory. Twin of qgemm/formats/f8.py, except that e4m3's codes of NaN are 480 and -480 here.
 #pragma once
 
 #include "fragment.cuh"
@@ -15,7 +15,8 @@ struct Floats8 : Fields {
     static constexpr int ZERO = 0, CODE_BIAS = 0, CODE_EXPONENT = Fields::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
     static constexpr bool E4M3 = CODE_EXPONENT == 8;
 
-    // Bytes 1 and 3, columns 2t + 8 and 2t + 9; with a shift bytes 0 and 2, columns 2t and 2t + 1.
+    // Halves of bytes 1 and 3 of a word, columns 2t + 8 and 2t + 9; of bytes 0 and 2, columns 2t and 2t + 1, with the word
+    // shifted.
     static __device__ u32 halves(u32 word) {
         if constexpr (E4M3) return (word >> 1 & 0x3f803f80) | (word & 0x80008000);
         return word & 0xff00ff00;

@@ -79,7 +79,7 @@ struct SymmetricFit {
     Rounded scale, inverse;
     bool empty;
 
-    // From -ZERO on.
+    // The level of a value, -ZERO to ZERO - 1.
     __device__ int level(Rounded x) const { return clipped(nearest_int(inverse * x), -ZERO, ZERO - 1); }
     __device__ int code(Rounded x) const { return empty ? 0 : level(x) + ZERO; }
 };

@@ -24,7 +24,7 @@ struct BitRun {
 struct GridCodes {
     u32 low[2][2], high[2][2], signs[2];  // signs: of column e bit 16 e + n
 };
-// And where it has columns 4t to 4t + 3, all of them of one point.
+// A lane's share of a k_block where it has columns 4t to 4t + 3 of each step, all of them of one point.
 struct OwnedGridCodes {
     u32 low[2], high[2], signs;  // signs: of column 2 q + e bit 16 e + 8 q + n
 };
@@ -104,7 +104,7 @@ __device__ inline OwnedGridCodes owned_grid_codes(const KBlock& k_block, int m16
     return codes;
 }
 
-// And of whole points, two of each pair of steps in a row, of its half t / 2 of the steps t % 2.
+// A lane's share of a k_block in whole points of eight: of each pair of steps it has the half t / 2 of step t % 2.
 struct PointCodes {
     u32 low[2], high, third,
         signs[2];  // signs: of pair p, column e of {0, 4, 2, 6, 1, 5, 3, 7} and row r bit 4 e + r + 1
@@ -145,7 +145,7 @@ struct GridLevels : Fields {
     static constexpr int CODE_BIAS = 0, CODE_EXPONENT = Fields::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
     static_assert(CODE_EXPONENT == 0 || CODE_EXPONENT == 24, "a byte of the table is the upper or the lower of a half");
 
-    // Of the lane's two columns of four, which are those of both its points of a row.
+    // Halves of the lane's two columns of four, the same columns of both points of a row.
     static __device__ Fragment codes_f16(const GridCodes& codes, int step) {
         const u32 lane = laneid(), pair = lane % PAIRS;
         const u32 copy = lane / PAIRS % Grid::COPIES * ENTRY + pair / 2 * 4;
@@ -194,7 +194,7 @@ struct GridLevels : Fields {
             }
         return f;
     }
-    // From global memory, as are the levels in floats.
+    // Bytes by the grid in global memory, as are the levels in floats.
     static __device__ Bytes bytes(const GridCodes& codes, int step) {
         const int t = laneid() % 4;
         Bytes found;
@@ -225,7 +225,8 @@ struct GridLevels : Fields {
     // Bytes of the table for whole points: two CTAs of an SM have one each.
     static constexpr int POINTS_BYTES = Fields::TABLE_BYTES < 32 << 10 ? Fields::TABLE_BYTES : 32 << 10;
 
-    // Of whole points, by a table of four bits a weight: with the sign above it selects one of up to eight levels.
+    // Codes of whole points. A table has a selector of prmt for each weight, which with the sign as its top bit picks one
+    // of up to eight levels.
     template <class KBlock>
     static __device__ PointCodes placed_codes(const KBlock& k_block, int m16, int lane) {
         return point_codes<Grid>(k_block, m16, lane);
@@ -235,7 +236,7 @@ struct GridLevels : Fields {
         constexpr int BITS = Grid::HIGH == 3 ? 2 : Grid::HIGH;  // in codes.high
         constexpr int TOP = log2_of(256 * POINT_ROW);           // where the bits above the eighth belong
         const u32 lane = laneid(), copy = lane % POINT_COPIES * 4;
-        // Of its two words prmt takes one as a constant; of the other the compiler shall not know that it is one.
+        // prmt takes one constant of its two words: + lane / 32, which is 0, hides that the other word is one as well.
         const u32 levels = Grid::LEVELS[0] + lane / 32;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -250,7 +251,7 @@ struct GridLevels : Fields {
             second.row[r] = prmt(levels, Grid::LEVELS[1], selector >> 16);
         }
     }
-    // The table of four bits a weight, as fill_table's.
+    // Fills the table of four bits a weight, as fill_table does its own.
     template <int THREADS>
     static __device__ void fill_points() {
 #pragma unroll

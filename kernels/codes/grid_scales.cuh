@@ -6,15 +6,15 @@
 
 namespace qgemm {
 
-// Of the nibbles of a k_block's groups, from bit 0 and from bit 16 on, the bits `mask` of two of them as bytes: of groups of
-// 16 those of the even or the odd steps.
+// The bits `mask` of two of a k_block's nibbles as bytes, of those from bit 0 on and of those from bit 16 on: in groups
+// of 16 the nibbles of the even or of the odd steps.
 template <class Fields>
 __device__ inline u32 nibble_bytes(u32 nibbles, int odd, u32 mask) {
     if constexpr (Fields::GROUP_SIZE == 16) return nibbles >> 4 * odd & (mask | mask << 8);
     return (nibbles & mask) | (nibbles & mask << 4) << 4;
 }
 
-// sc of four bits, groups 4 i to 4 i + 3 in word i.
+// Scales of four bits: word i has sc of groups 4 i to 4 i + 3.
 template <class Fields, int EXPONENT>
 struct NibbleScales : Fields {
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
@@ -26,13 +26,13 @@ struct NibbleScales : Fields {
         return 2 * nibble_bytes<Fields>(nibbles(m16, g, k_block * (K_BLOCK / Fields::GROUP_SIZE)), odd, 0x000f000f) +
                0x01010101;
     }
-    // From bit 0 on of row g, from bit 16 on of row g + 8.
+    // The word's nibbles from that of a group on: of row g from bit 0, of row g + 8 from bit 16.
     __device__ u32 nibbles(int m16, int g, int index) const {
         return reinterpret_cast<const u32*>(this->sc[m16][g][0])[index >> 2] >> 4 * (index & 3);
     }
 };
 
-// Three bits, a plane of all 16 groups each.
+// Scales of three bits: a plane of all 16 groups for each bit.
 template <class Fields, int EXPONENT>
 struct PlaneScales : Fields {
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
@@ -55,7 +55,7 @@ struct PlaneScales : Fields {
     }
 };
 
-// Three bits, the fourth saying that the minimum is minus the scale, else plus.
+// Scales of three bits; a fourth says whether the minimum is the scale or minus the scale.
 template <class Fields, int EXPONENT>
 struct DeltaScales : SuperScales<NibbleScales<Fields, EXPONENT>> {
     static constexpr bool HAS_MINIMUM = true;
@@ -81,7 +81,7 @@ struct DeltaScales : SuperScales<NibbleScales<Fields, EXPONENT>> {
         return multiply_rounded(super_minimum(m16, g), __half22float2(sub_minimum(m16, g, index, __float2half2_rn(1))));
     }
     __device__ float2 super_minimum(int m16, int g) const { return __half22float2(this->half_scale(m16, g, 0)); }
-    // Of groups 2 p and 2 p + 1 as bf16 pairs, of row g and of row g + 8.
+    // The minimums of groups 2 p and 2 p + 1 as pairs of bf16, of row g and of row g + 8.
     __device__ void sub_minimums(u32 (&pairs)[2], int m16, int g, int p) const {
         const u32 both = this->nibbles(m16, g, 2 * p);
 #pragma unroll

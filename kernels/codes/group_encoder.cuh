@@ -1,8 +1,8 @@
 // Encoders of blocks of several groups: a lane owns a group, GROUPS neighbouring lanes a block. Byte for byte those of
 // qgemm/codec/super_blocks.py and of the formats.
 //
-// A GroupEncoder<WEIGHTED> has GROUPS, SIZE (weights of a group), and is constructed from the lane's values and, if WEIGHTED,
-// from their importance; all lanes of a warp take part. It has
+// A GroupEncoder<WEIGHTED> has GROUPS, SIZE (weights of a group), and is constructed from the lane's values and, if
+// WEIGHTED, from their importance; all lanes of a warp take part. It has
 //     code(i, x)           the code of value i, which is x, below 256
 //     decode(code)         the weight that it stands for, for the error
 //     holds()              whether the scales fit the block: they are finite
@@ -13,7 +13,7 @@
 
 namespace qgemm {
 
-// The lanes of a block.
+// What the lanes of a block find together.
 template <int GROUPS>
 struct GroupLanes {
     static __device__ int group() { return threadIdx.x % GROUPS; }
@@ -63,7 +63,7 @@ __device__ inline Rounded total(const Rounded (&values)[SIZE]) {
     return sum;
 }
 
-// values[index], of registers.
+// values[index], where values are in registers.
 template <int SIZE>
 __device__ inline int chosen(const int (&values)[SIZE], int index) {
     int found = values[0];
@@ -166,8 +166,8 @@ private:
 
 // ---------------------------------------------------------------- w = d * sc * (q - ZERO)
 
-// Kind: GROUPS, ZERO; MOST_SCALE: sc is in -MOST_SCALE .. MOST_SCALE - 1; MOVED: without an importance codes are moved one by
-// one, scales not tried; MEANS: as of AffineGroups, or -1: the importance alone weighs, and sc are rounded as without one;
+// Kind: GROUPS, ZERO; MOST_SCALE: sc is in -MOST_SCALE .. MOST_SCALE - 1; MOVED: without an importance codes are moved one
+// by one, scales not tried; MEANS: as of AffineGroups, or -1: the importance alone weighs, and sc are rounded as without one;
 // LEAST, EMPTY: a block whose groups all have smaller scales has these sc, and d and q are 0. write(block, codes, sc) writes
 // what is not d.
 template <class Kind, bool WEIGHTED>

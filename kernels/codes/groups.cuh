@@ -1,7 +1,7 @@
 // Groups of codes of one to eight bits that share a scale, w = d * (q - z): the formats of a family, whose own headers
 // are made in memory (qgemm/cuda/jit/codegen.py). Twin of qgemm/formats/groups.py.
 //
-// Of each group's own zero kernels make a minimum, -d * z.
+// Where a group has its own zero, kernels make a minimum of it: -d * z.
 #pragma once
 
 #include "codes/half_scales.cuh"
@@ -33,7 +33,7 @@ __device__ inline half2 zero_pair(const u8 (&pair)[2]) {  // 0x6400 is 1024 in h
     return __hsub2(as_half2(__byte_perm(both, 0x64646464, 0x4140)), __float2half2_rn(1024));
 }
 
-// A zero of each group, in a field z.
+// Scales with a zero for each group, in a field z.
 template <class Scales>
 struct GroupZeros : Scales {
     static constexpr bool HAS_MINIMUM = true, GROUP_ZERO = true;
@@ -53,7 +53,7 @@ struct CentredBytes : SignedBytes<Fields> {
     static __device__ void from_tile(typename Fields::Codes&) {}
 };
 
-// The same with levels q, of which bytes() takes 128 to have a sign.
+// Codes of eight bits without a sign, levels q; bytes() are q - 128, which fits a signed byte.
 template <class Fields>
 struct UnsignedBytes : CentredBytes<Fields> {
     static constexpr int ZERO = -128, CODE_BIAS = 0;

@@ -5,11 +5,11 @@
 
 namespace qgemm {
 
-// A half of rows g and g + 8.
+// The halves of rows g and g + 8.
 __device__ inline half2 half_pair(const half (&pair)[2]) { return *reinterpret_cast<const half2*>(pair); }
 __device__ inline float2 row_pair(const half (&pair)[2]) { return __half22float2(half_pair(pair)); }
 
-// Rounded once, as NumPy rounds a product of float32.
+// a * b, each product rounded once, as NumPy rounds one of float32.
 __device__ inline float2 multiply_rounded(float2 a, float2 b) { return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y)}; }
 
 template <class Fields>

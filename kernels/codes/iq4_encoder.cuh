@@ -17,7 +17,7 @@ __device__ inline u32 nearest_iq4(Rounded x) {
     return below + !(x - iq4_value(below) < iq4_value(below + 1) - x);
 }
 
-// Of 16 tries the d of least error: each takes the value of largest magnitude for 127, or for one of -134 to -120.
+// The d of least error among 16: one takes the value of largest magnitude for 127, 15 take it for -134 to -120.
 template <int SIZE>
 __device__ Rounded iq4_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE]) {
     constexpr int STEPS = 7;  // on either side
@@ -42,7 +42,7 @@ __device__ Rounded iq4_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SI
     return magnitude(largest) < LEAST_MAGNITUDE ? Rounded(0) : d;
 }
 
-// What the square of each error weighs: x * x, or importance * sqrt(MEANS * mean square of the block + x * x).
+// The weight of each squared error: x * x, or importance * sqrt(MEANS * mean square of the block + x * x).
 template <bool WEIGHTED, int GROUPS, int SIZE>
 __device__ inline void iq4_weights(Rounded (&weights)[SIZE], const Rounded (&x)[SIZE],
                                    const float (&importance)[SIZE]) {

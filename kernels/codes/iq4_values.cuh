@@ -59,7 +59,7 @@ struct Iq4Values : Fields {
             word = nibbles;
         }
     }
-    // From the table: of either type that has them, values are exact in both.
+    // Values from the table, halves or bf16: both hold them exactly.
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         const u32 word = codes.qs[step], copy = 4 * laneid();
         Fragment f;
@@ -79,7 +79,7 @@ struct Iq4Values : Fields {
         const Bytes values = iq4_nl_values(codes.qs[step]);
         return {signed_bytes(values.row[0]), signed_bytes(values.row[1])};
     }
-    // As floats, without the table.
+    // Values as floats, without the table.
     static __device__ FloatFragment levels(const Codes& codes, int step) {
         const Bytes values = iq4_nl_values(codes.qs[step]);
         FloatFragment f;
@@ -107,7 +107,7 @@ private:
     static constexpr int ROW_BITS = 7;              // a row of the table is one entry for each lane
     static constexpr u32 ROWS = 0xffu << ROW_BITS;  // of offsets into the table
     static_assert(Fields::TABLE_BYTES == 256 << ROW_BITS, "the table differs from the host's");
-    // Of byte i.
+    // The entry of byte i.
     template <class T>
     static __device__ T value(u32 bytes, int i) {
         return from_float<T>(float(int(bytes >> 8 * i & 0xff) - 128));

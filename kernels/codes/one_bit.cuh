@@ -6,12 +6,12 @@
 
 namespace qgemm {
 
-// Of rows g and g + 8, as they stand.
+// The bits of a step, of rows g and g + 8, as they stand in a word.
 __device__ inline Bytes placed_bits(u32 word, int step) {
     return {word & 0x01010101 << step, word & 0x10101010 << step};
 }
 
-// Levels 2 q - 1.
+// A format of levels 2 q - 1.
 template <class Fields>
 struct PlusMinusOne : Fields {
     using Codes = typename Fields::Codes;
@@ -36,7 +36,7 @@ struct PlusMinusOne : Fields {
         const u32 row = codes.qs[0] >> step, row8 = codes.qs[0] >> (step + 4);
         return {~0u - 254 * (row & 0x01010101), ~0u - 254 * (row8 & 0x01010101)};
     }
-    // The level + 1 is twice its bit.
+    // level + 1 is 2 q.
     template <class KBlock>
     static __device__ Codes placed_codes(const KBlock& k_block, int m16, int lane) {
         return k_block.codes(m16, lane);
@@ -47,7 +47,7 @@ struct PlusMinusOne : Fields {
     }
 };
 
-// Levels q.
+// A format of levels q.
 template <class Fields>
 struct OneBit : Fields {
     using Codes = typename Fields::Codes;

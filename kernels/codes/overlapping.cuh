@@ -69,7 +69,7 @@ struct Overlapping {
     }
 };
 
-// So many bits in the fields qs and qh.
+// A format whose codes of BITS bits are in the fields qs and qh.
 template <class Fields, int BITS, int OF_ZERO>
 struct OverlappingCodes : Fields {
     using Codes = typename Fields::Codes;

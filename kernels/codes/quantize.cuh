@@ -33,9 +33,9 @@ struct Quantizer {
         const float scaled = __fmul_rn(value, inverse);
         return __float2int_rz(__fadd_rn(scaled, copysignf(0x1.fffffep-2f, scaled)));
     }
-    // Of a block of weights.
+    // s of a block of weights.
     __device__ half half_sum(int sum) const { return __float2half_rn(__fmul_rn(d, float(sum))); }
-    // Of a block of activations, in ACTIVATION_UNIT.
+    // d of a block of activations, in ACTIVATION_UNIT.
     __device__ float scale() const { return to_half_precision(unrounded()); }
     __device__ float sum(int sum) const { return to_half_precision(__fmul_rn(unrounded(), float(sum))); }
 
@@ -43,7 +43,7 @@ private:
     __device__ float unrounded() const { return __fmul_rn(d, 1 / ACTIVATION_UNIT); }
 };
 
-// Over the four lanes of a block, which are neighbours.
+// The largest magnitude_bits of a block, whose four lanes are neighbours.
 __device__ inline u32 largest_of_block(const float (&values)[8]) {
     u32 largest = 0;
     for (float value : values) largest = max(largest, magnitude_bits(value));
@@ -65,7 +65,7 @@ struct QuantizedShare {
             q[i] = __byte_perm(__byte_perm(codes[0], codes[1], 0x40), __byte_perm(codes[2], codes[3], 0x40), 0x5410);
         }
     }
-    // Number `lane` of those of a k_block that one token has; where `inside` is false it stores nothing.
+    // Stores this share, number `lane` of a token's in a k_block; nothing where `inside` is false.
     __device__ void store(Activations& to, int lane, bool inside = true) const {
         int sum = __dp4a(int(q[1]), 0x01010101, __dp4a(int(q[0]), 0x01010101, 0));
         sum += __shfl_xor_sync(~0u, sum, 1);
@@ -81,7 +81,7 @@ struct QuantizedShare {
         words[2] = __byte_perm(near, far, 0x7362);
         if (lane % 4 == 0) to.ds[block] = {quantizer.scale(), quantizer.sum(sum)};
     }
-    // What the code of number i stands for.
+    // The value that code i stands for.
     __device__ float value(int i) const {
         return ACTIVATION_UNIT * quantizer.scale() * float(int(q[i / 4] << 8 * (3 - i % 4)) >> 24);
     }

@@ -77,7 +77,7 @@ struct SevenBits : Fields {
     }
 
 private:
-    // Codes of row g (at 0) or g + 8 (at 4), one in each byte.
+    // Codes of row g (at = 0) or g + 8 (at = 4), one in each byte.
     static __device__ u32 side_by_side(const Codes& codes, int step, int at) {
         return (codes.qs[step] >> at & 15 * EVERY) | (codes.qh[step / 2] >> (2 * (step % 2) + at) & 3 * EVERY) << 4 |
                (codes.qt[0] >> (step + at) & EVERY) << 6;

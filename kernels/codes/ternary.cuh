@@ -13,7 +13,7 @@ struct TernaryCodes {
     u32 pairs[OWN_PAIRS + 1];
 };
 
-// Where a code stands in its block.
+// The place of a code in its block.
 struct DigitPlace {
     int byte, digit;
 };

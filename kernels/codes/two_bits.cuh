@@ -8,7 +8,7 @@
 
 namespace qgemm {
 
-// In the field qs.
+// A format whose codes are in the field qs.
 template <class Fields, int OF_ZERO>
 struct TwoBits : Fields {
     using Codes = typename Fields::Codes;
@@ -41,7 +41,8 @@ struct TwoBits : Fields {
     }
 };
 
-// Two bits in the field qs, the third in the field hmask. The zero is taken from bytes(), for groups of 16.
+// A format with two bits of a code in the field qs, the third in hmask. bytes() have the zero subtracted, since groups of 16
+// have no sum of x of their own.
 template <class Fields, int OF_ZERO>
 struct ThreeBits : Fields {
     using Codes = typename Fields::Codes;

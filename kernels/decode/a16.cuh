@@ -38,10 +38,10 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
         for (int term = 0; term < B::TERMS; ++term)
             mma_m16n8k16<typename B::Type>(sum, a, b[tokens][step / 2][step % 2][term]);
     };
-    // By scale, in units of the codes: -zero * sum(x), where a dot product starts, or sum(x) for the minimum.
+    // For each scale, in units of the codes: -zero * sum(x), with which a dot product starts, or sum(x) for the minimum.
     Acc starts[SCALES][COLUMN_TILES] = {};
     if constexpr (Format::HAS_MINIMUM || ZEROED) {
-        // Two chains where one of all steps would keep the dot products waiting.
+        // Two chains of mma: in one of all steps each would wait for the one before.
         constexpr int CHAIN = SCALE_STEPS > K_BLOCK_STEPS ? SCALE_STEPS / 2 : SCALE_STEPS;
         const Fragment constant = B::constant(Format::HAS_MINIMUM ? 1 : -B::ZERO);
         Acc chains[STEPS / CHAIN][COLUMN_TILES] = {};
@@ -104,8 +104,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     }
 }
 
-// All of a CTA, x: its m rows. store: see reduce_and_store; store.begin() runs while the first weights are on their
-// way.
+// What a CTA does. x: m rows. store: see reduce_and_store; store.begin() runs while the first weights are on their way.
 template <class Config, class Coord, class Store>
 __device__ __forceinline__ void run_decode(const Coord& coord, const typename Config::In* x, int m,
                                            unsigned char* memory,

@@ -25,11 +25,11 @@ struct Decode : TileConfig<Base> {
 
     static constexpr int THREADS = WARP_SPLIT_K * 32;
     static constexpr int SPLIT_K = WARP_SPLIT_K * CLUSTER_SPLIT_K;  // warps that share K
-    static constexpr int ROW_BLOCK_ROWS = 16 * M16_TILES;           // of the CTA in a row_block
+    static constexpr int ROW_BLOCK_ROWS = 16 * M16_TILES;           // rows of a row_block that the CTA owns
     static constexpr int ACC_ROWS = ROW_BLOCK_ROWS * ROW_BLOCKS,
                          ROWS = GATED ? ROW_BLOCK_ROWS : ACC_ROWS;  // ROWS: of y
     static constexpr int COLUMN_TILES = (TOKENS + 7) / 8;           // of eight tokens: the columns of an mma
-    // From a token of x to the next: a single one is all eight columns of its tile.
+    // Rows of x from a token to the next: a single token is read as all eight columns of its tile.
     static constexpr int TOKEN_STRIDE = TOKENS > 1;
 
     using Codes = typename Base::template KBlock<M16_TILES>;   // of a k_block, for the CTA's rows of a row_block
@@ -46,12 +46,13 @@ struct Decode : TileConfig<Base> {
 
     static_assert(ROWS % CLUSTER_SPLIT_K == 0, "each CTA of a cluster stores as many rows");
 
-    // What experts.cuh has: whether y is the sum over several matrices W; whether x may be read from the start.
+    // moe_decode sets them: whether y is the sum over several matrices W; whether x may be read from the start.
     static constexpr bool SUMMED = false, X_FIRST = false;
 
-    // Whether the minimums of a super-block meet the sums of x once a tile.
+    // Whether minimums are multiplied by sums of x once a tile, those of all groups of a super-block together.
     static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;
-    static constexpr int MINIMUM_PAIRS = SHARED_MINIMUM ? TileConfig<Base>::K_BLOCK_SCALES / 2 : 1;  // of a k_block's
+    static constexpr int MINIMUM_PAIRS =
+        SHARED_MINIMUM ? TileConfig<Base>::K_BLOCK_SCALES / 2 : 1;  // pairs of groups in a k_block
     static_assert(!SHARED_MINIMUM || (K_BLOCKS == 4 && (MINIMUM_PAIRS == 1 || MINIMUM_PAIRS == 2)),
                   "a lane of a quad has a k_block's sums");
 };

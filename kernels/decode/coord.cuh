@@ -13,14 +13,14 @@ struct WarpCoord {
     static constexpr int SPLIT_K = Config::SPLIT_K, CLUSTER_SPLIT_K = Config::CLUSTER_SPLIT_K;
 
     const Products& products;
-    int index;           // of the product
+    int index;           // number of the product
     int warp_k, lane;    // warp of the CTA, lane of the warp
-    int share;           // of K, which SPLIT_K warps share
-    i64 first_row;       // of the CTA
-    int first_m16;       // 16-row group of the row_block
-    int row_blocks;      // that exist, of the CTA's
-    const Tile* tiles;   // the first of this warp
-    i64 tiles_along;     // of a row_block
+    int share;           // number of this warp among the SPLIT_K that share K
+    i64 first_row;       // first row of the CTA
+    int first_m16;       // its group of 16 rows in the row_block
+    int row_blocks;      // row_blocks of the CTA inside the matrix
+    const Tile* tiles;   // first tile of this warp
+    i64 tiles_along;     // tiles of a row_block along K
     int count;           // stages of this warp
     i64 next_row_block;  // bytes from a tile to that of the next row_block
 
@@ -49,8 +49,8 @@ struct WarpCoord {
 template <class Config, bool SUMMED = Config::SUMMED>
 struct KTileIterator {
     const WarpCoord<Config>& coord;
-    const typename Config::Tile* tile = coord.tiles;  // of the first row_block
-    int k_block = 0;                                  // of the tile, the first of the stage
+    const typename Config::Tile* tile = coord.tiles;  // current tile of the first row_block
+    int k_block = 0;                                  // first k_block of the stage, in the tile
     int count = 0;                                    // tiles before this one
 
     __device__ const typename Config::Tile& of(int row_block) const {

@@ -13,12 +13,12 @@ namespace qgemm {
 template <class Config>
 struct ExpertCoord : WarpCoord<Config> {
     const ExpertProducts& all;
-    const int (&shared)[32];  // experts of the slot, or of the token's slots, of all warps
-    i64 slot;                 // of the CTA, or the first of its token
-    int expert;               // of the slot, or of slot + lane; -1: none
-    int stand_in;             // SUMMED: what is read in the place of none, an expert of the token; -1: it has no expert
+    const int (&shared)[32];  // expert of the slot, or of each of the token's slots, for all warps
+    i64 slot;                 // slot of the CTA, or the first of its token
+    int expert;               // expert of the slot, or of slot + lane; -1: none
+    int stand_in;  // SUMMED: the expert of the token that is read where a slot has none; -1: the token has none
 
-    // Once the ids are there. shared: shared memory; one warp loads what all would ask the same bank of the L2 cache for.
+    // Call it once the ids are there. One warp loads them to shared memory: all warps would ask one bank of the L2 cache.
     __device__ ExpertCoord(const ExpertProducts& all, int (&shared)[32])
         : WarpCoord<Config>(all.products),
           all(all),
@@ -39,13 +39,13 @@ struct ExpertCoord : WarpCoord<Config> {
             this->tiles = of_expert(this->tiles, expert);
         }
     }
-    // -1 for an id that is no expert. From the L2 cache: griddepcontrol.wait may be still to come.
+    // -1 for an id that is no expert. Loads from the L2 cache, since griddepcontrol.wait may be still to come.
     __device__ int expert_of(i64 slot) const {
         const i64 id = all.wide_ids ? __ldcg(static_cast<const i64*>(all.ids) + slot)
                                     : __ldcg(static_cast<const int*>(all.ids) + slot);
         return id >= 0 && id < all.experts ? int(id) : -1;
     }
-    // A tile of expert 0 -> the same one of an expert; of none, some that are there.
+    // A tile of expert 0 -> that of an expert; without one, some tile that is there.
     __device__ const typename Config::Tile* of_expert(const typename Config::Tile* tile, int expert) const {
         const char* first = reinterpret_cast<const char*>(tile);
         return reinterpret_cast<const typename Config::Tile*>(first + max(expert, 0) * all.expert_bytes);
@@ -59,7 +59,7 @@ struct KTileIterator<Config, true> {
     const ExpertCoord<Config>& coord;
     const typename Config::Tile* tile;
     i64 along = coord.share;  // tiles of the row_block before `tile`
-    int number = 0;           // of the expert among the token's
+    int number = 0;           // number of the expert among the token's
     int k_block = 0, count = 0;
 
     __device__ KTileIterator(const ExpertCoord<Config>& coord) : coord(coord) { enter_expert(); }

@@ -56,14 +56,14 @@ struct Operand<Format, float> : Bf16Operand<Format> {
 template <int TERMS>
 using XStep = u32[TERMS][2];
 
-// The upper halves of two floats as bf16, 8 bits each; they and the remainders in v are exact.
+// Takes the upper halves of two floats as bf16 of 8 bits and leaves the remainders in v: both are exact.
 __device__ inline u32 take_bf16(float2& v) {
     const u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
     v.x -= __uint_as_float(x & 0xffff0000), v.y -= __uint_as_float(y & 0xffff0000);
     return __byte_perm(x, y, 0x7632);
 }
 
-// A lane's codes of a k_block, of the columns that it owns where a format has such.
+// A lane's codes of a k_block: `owned` where the format has columns of a lane's own (OWNS_COLUMNS), else `codes`.
 template <class Format, class KBlock>
 __device__ inline auto decode_codes(const KBlock& k_block, int m16, int lane) {
     if constexpr (Format::OWNS_COLUMNS)

@@ -23,14 +23,15 @@ struct PipelineStage : Weights {
 template <class Weights>
 struct PipelineStage<Weights, void> : Weights {};
 
-// A k_block of a tile of several a stage: the fields of a tile arrive with its first k_block and stay until its last.
+// A stage holds one k_block of several in a tile: the tile's fields arrive with its first k_block and stay until its last.
 template <class Config, class X, bool WHOLE_TILES = Config::WHOLE_TILES>
 struct SmemPipeline {
     using Codes = typename Config::Codes;
     using Fields = typename Config::Fields;
     using Tile = typename Config::Tile;
     static constexpr int STAGES = Config::STAGES, ROW_BLOCKS = Config::ROW_BLOCKS, K_BLOCKS = Config::K_BLOCKS;
-    static constexpr int TILES = 1 + (STAGES - 1 + K_BLOCKS - 1) / K_BLOCKS;  // that STAGES k_blocks may belong to
+    static constexpr int TILES =
+        1 + (STAGES - 1 + K_BLOCKS - 1) / K_BLOCKS;  // tiles that STAGES k_blocks may belong to
     struct Weights {
         Codes codes_of[ROW_BLOCKS];
     };
@@ -59,7 +60,7 @@ struct SmemPipeline {
     }
 };
 
-// A tile a stage: codes and fields lie together, a single copy if the CTA takes all rows.
+// A stage holds a whole tile: codes and fields lie together, a single copy if the CTA takes all rows.
 template <class Config, class X>
 struct SmemPipeline<Config, X, true> {
     using Codes = typename Config::Codes;
@@ -169,7 +170,7 @@ struct StageBarriers<STAGES, LANE_COPIES, false> {
     }
 };
 
-// PREFETCH stages behind those of the pipeline -> L2 cache, while the warp waits for x.
+// Prefetches PREFETCH stages behind those of the pipeline into the L2 cache, while the warp waits for x.
 template <class Config, class Pipeline>
 __device__ inline void prefetch_w(Pipeline& pipeline, const KTileIterator<Config>& k_tiles) {
     if constexpr (Config::PREFETCH > 0 && Config::BULK) {

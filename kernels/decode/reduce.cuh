@@ -11,7 +11,7 @@
 
 namespace qgemm {
 
-// Sums of each warp in shared memory. Rows are padded: rows of g and columns of t would share banks.
+// Sums of each warp in shared memory. Rows are padded, or lanes of different g and t would meet in the same banks.
 template <class Config>
 struct WarpSums {
     float of[Config::WARP_SPLIT_K][Config::TOKENS][Config::ACC_ROWS + 4];
@@ -40,14 +40,14 @@ struct WarpSums {
     }
 };
 
-// Sums of the CTAs of a cluster: each CTA owns as many rows of every product, and the others send it theirs.
+// Sums of the CTAs of a cluster: each CTA owns ROWS rows of every product, of which the others send it their sums.
 template <class Config>
 struct ClusterSums {
-    static constexpr int CTAS = Config::CLUSTER_SPLIT_K, ROWS = Config::ROWS / CTAS;  // ROWS: that a CTA owns
+    static constexpr int CTAS = Config::CLUSTER_SPLIT_K, ROWS = Config::ROWS / CTAS;
     static constexpr int PRODUCTS = Config::ACC_ROWS / Config::ROWS;
     float of[CTAS][Config::TOKENS][PRODUCTS][ROWS];
 
-    // By all threads of all CTAs, which have arrived at the barrier of the cluster when they started.
+    // All threads of all CTAs call it, having arrived at the barrier of the cluster when they started.
     __device__ void exchange(const WarpSums<Config>& sums, int rank, int m) {
         barrier_cluster_wait();
         for (int i = threadIdx.x; i < m * Config::ACC_ROWS; i += Config::THREADS) {
@@ -66,7 +66,7 @@ struct ClusterSums {
     }
 };
 
-// memory: that of the CTA. factor: see WarpSums. store(token, row, sums) gets a row of W and its sum, sums(0); GATED: the
+// memory: shared, of the CTA. factor: see WarpSums. store(token, row, sums) gets a row of W and its sum, sums(0); GATED: the
 // sum of the other product is sums(1).
 template <class Config, class Store>
 __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, float2 factor, unsigned char* memory,

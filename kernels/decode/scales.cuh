@@ -1,5 +1,5 @@
-// Scales of the decode kernels: decoded once a tile for the whole warp, and the minimums of super-blocks, which meet the
-// sums of x over its groups once a tile.
+// Scales of the decode kernels, decoded once a tile for the whole warp; and the minimums of super-blocks, which are
+// multiplied once a tile by the sums of x over the groups.
 //
 // Config: Decode of config.cuh.
 #pragma once
@@ -67,14 +67,14 @@ struct WarpSmem : SmemScales<Config, Config::Fields::SCALES_ONCE> {
     SmemPipeline<Config, X> pipeline;
 };
 
-// Sums of x over the groups of a super-block: of token g and the groups of k_block t of its tile, two by two.
+// A lane's sums of x over groups of a super-block: of token g, and the groups of k_block t of the tile in pairs.
 template <class Config>
 struct XSums {
     static constexpr int PAIRS = Config::MINIMUM_PAIRS;
     float2 of[Config::COLUMN_TILES][PAIRS];
 
-    // Keeps those of a k_block: sums(tokens, group) are the sums of tokens 2t and 2t + 1 over a group of the k_block, as
-    // accumulators of an mma have them.
+    // Takes the sums of a k_block to the lanes t = k_block. sums(tokens, group): the calling lane's sums of tokens 2t and
+    // 2t + 1 over a group of the k_block, as accumulators of an mma have them.
     template <class Sums>
     __device__ void take(int k_block, int lane, Sums sums) {
         const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
@@ -87,7 +87,7 @@ struct XSums {
                     if (t == k_block) of[tokens][pair] = {first.x, second.x};
                     continue;
                 }
-                // An odd row offers the odd one of its two tokens.
+                // Lanes of odd g offer the odd one of their two tokens.
                 const float2 got = {__shfl_sync(~0u, g % 2 ? first.y : first.x, from),
                                     __shfl_sync(~0u, g % 2 ? second.y : second.x, from)};
                 if (t == k_block) of[tokens][pair] = got;
@@ -124,7 +124,7 @@ __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSu
             for (int i = 0; i < TERMS; ++i) {
                 if constexpr (PAIRS == 1) {
                     mma_m16n8k8(dots, minimums[0], terms[tokens][0][i]);
-                } else {  // groups of 16: their order along the K of an mma is any
+                } else {  // groups of 16: an mma sums them in any order
                     const u32 sums[2] = {terms[tokens][0][i], terms[tokens][PAIRS - 1][i]};
                     mma_m16n8k16<bf16>(
                         dots,
@@ -139,7 +139,8 @@ __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSu
     }
 }
 
-// Stage number i of this warp: multiply(), after the scales of a tile are decoded and before its minimums are added.
+// Stage number i of this warp. Scales are decoded before multiply() in the first stage of a tile, minimums added after it
+// in the last.
 // SUM_TERMS, high_row_factor: of add_minimums.
 template <class Config, int SUM_TERMS, class Smem, class Multiply>
 __device__ __forceinline__ void multiply_stage(typename Config::WarpAcc& acc, const XSums<Config>& x_sums, Smem& smem,

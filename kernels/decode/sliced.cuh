@@ -1,8 +1,9 @@
-// Products of codes by one token in slices (x_slices.cuh): integers on tensor cores, exact, and floats once for each scale
-// or, of a super-block, once a tile.
+// Products of codes of W and one token of x in slices of eight bits (x_slices.cuh). Tensor cores multiply integers and
+// sum them exactly; sums are scaled in float once for each scale or, in a super-block, once a tile.
 //
-// A lane's accumulators are of rows g and g + 8 and slices 2 (t % 2) and the next; of the even steps where t < 2, else of
-// the odd ones. So groups of 16, too, have an mma for two of them.
+// Columns 0 to 3 of an accumulator are the slices of x for the even step of a pair, columns 4 to 7 those for the odd
+// step. A lane has rows g and g + 8 and slices 2 (t % 2) and 2 (t % 2) + 1, of the even steps where t < 2, else of the
+// odd ones. So one mma serves two steps even where each has a scale of its own, as in groups of 16.
 // Config: Decode of config.cuh.
 #pragma once
 
@@ -13,7 +14,7 @@
 
 namespace qgemm {
 
-// Of the integers of a super-block's scales, which others have not.
+// SUB_SHIFT of a super-block: its integer scales come times 2^SUB_SHIFT (fragment.cuh). Other formats have none.
 template <class Format>
 __device__ constexpr int sub_shift() {
     if constexpr (Format::SUPER_BLOCK)
@@ -26,7 +27,7 @@ template <class Config, int COLUMNS>
 struct SlicedProducts {
     using Format = typename Config::Fields;
     using Pipeline = SmemPipeline<Config, void>;
-    static constexpr int PAIRS = 2 * Config::K_BLOCKS;  // of steps, of a tile
+    static constexpr int PAIRS = 2 * Config::K_BLOCKS;  // pairs of steps in a tile
     static constexpr bool SUPER = Format::SUPER_BLOCK;
     static constexpr int SPAN = SUPER ? PAIRS : Config::GROUP_SIZE / 32;  // pairs of steps that share a sum
     static constexpr int HIGH_ROW = 1 << Format::HIGH_ROW_SHIFT;
@@ -41,8 +42,8 @@ struct SlicedProducts {
                               int lane)
         : acc(acc), pipeline(pipeline), x(x), lane(lane), g(lane / 4), t(lane % 4) {}
 
-    // acc += W @ x of the warp's tile number i. tile: where its columns are in x. wait(): the next stage, once it is full;
-    // release(stage): it has been read.
+    // acc += W @ x of the warp's tile number i. tile: number of the tile among those whose columns of x are in slices.
+    // wait() waits for the next stage and returns it; release(stage) says that the warp has read it.
     template <class Wait, class Release>
     __device__ void add(int i, int tile, Wait wait, Release release) const {
         const float unit = x.units[tile * Config::TILE_COLUMNS / SLICE_BLOCK] * (t % 2 ? 0x1p16f : 1.0f);
@@ -68,7 +69,7 @@ struct SlicedProducts {
                 const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
                 const Format& fields = pipeline.fields(i * Config::STAGES_OF_TILE, stage, row_block);
                 const auto codes = Format::placed_codes(pipeline.codes(stage, row_block, of_stage), of_row_block, lane);
-                u32 scales = 0;  // of both pairs of steps
+                u32 scales = 0;  // bytes, of both pairs of steps
                 if constexpr (SUPER) scales = fields.sub_scale_bytes(of_row_block, g, k_block, t / 2);
 #pragma unroll
                 for (int pair = 0; pair < 2; ++pair) {
@@ -104,20 +105,23 @@ private:
         else
             mma_m16n8k32_u8(dots, first, second, b);
     }
+    // Byte number `byte` of a word, with its sign.
     static __device__ int signed_byte(u32 word, u32 byte) { return int(prmt(word, 0, byte | 0x1110 * (byte | 8))); }
-    // As an integer where it is one of 32 bits: 16 columns of a lane a pair, bytes below 256 times slices of up to 128.
+    // low + 256 * high; in integers where 32 bits hold it: a sum has 16 columns of each pair of steps, in which bytes of W
+    // below 256 meet slices of up to 128.
     static __device__ float both_slices(int low, int high) {
         if constexpr (SUPER) return float(low) + 256.0f * float(high);
         static_assert(SUPER || i64(SPAN) * 16 * 255 * 128 * (256 + 1) < i64(1) << 31, "sums of 32 bits");
         return float(low + 256 * high);
     }
-    // The sums of x over some steps, for the one lane of a row that adds them.
+    // The sum of x over SPAN pairs of steps in the lane t = 0 of a row, which alone adds it; 0 in the others.
     __device__ float x_sum(int tile, int first_pair) const {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 2 * SPAN; ++i) sum += x.sums[2 * (tile * PAIRS + first_pair) + i];
         return t == 0 ? sum : 0.0f;
     }
+    // Adds the scaled sums of SPAN pairs of steps from `first_pair` on to the accumulators, and clears them.
     __device__ void flush(Acc& to, int (&sums)[4], const Format& fields, int m16, int tile, int first_pair,
                           float unit) const {
         const int index = Config::scale_index(first_pair / 2, first_pair % 2 * 2);
@@ -139,9 +143,10 @@ private:
             sums[2 * row] = sums[2 * row + 1] = 0;
         }
     }
-    // Column 0 alone has sums of x, so that one lane of a row gets them.
+    // Adds minimum * sum of x for the groups of a tile. Sums of x stand in column 0 alone, so that one lane of a row adds
+    // the products.
     __device__ void add_shared_minimums(int i, int tile, int stage) const {
-        constexpr int EACH = Config::GROUP_SIZE / 16;  // sums of steps, of a group
+        constexpr int EACH = Config::GROUP_SIZE / 16;  // steps of a group
         XSums<Config> x_sums = {};
 #pragma unroll
         for (int pair = 0; pair < Config::MINIMUM_PAIRS; ++pair) {

@@ -7,8 +7,8 @@
 
 namespace qgemm {
 
-// A single token is all columns of its fragments; rows of several are padded, so that the lanes of a fragment read from
-// different banks.
+// A stage's rows of x. A single token is read as all columns of a fragment; several are padded, so that the lanes of a
+// fragment read from different banks.
 template <class Config>
 using XRow = typename Config::In[Config::TOKENS == 1 ? Config::STAGE_COLUMNS : Config::STAGE_COLUMNS + 8];
 template <class Config>
@@ -18,8 +18,8 @@ template <class Config, class Stage>
 struct XLoader {
     using In = typename Config::In;
     static constexpr int TOKENS = Config::TOKENS, TILE_COLUMNS = Config::TILE_COLUMNS;
-    static constexpr int CHUNKS = Config::STAGE_COLUMNS * sizeof(In) / 16;  // of a token and stage
-    static constexpr int TOKENS_AT_ONCE = 32 / CHUNKS;                      // of a warp
+    static constexpr int CHUNKS = Config::STAGE_COLUMNS * sizeof(In) / 16;  // of a token in a stage
+    static constexpr int TOKENS_AT_ONCE = 32 / CHUNKS;                      // that a warp copies
     static_assert(TOKENS_AT_ONCE > 0, "a lane copies at most one chunk of a token");
 
     const In* x;       // this lane's chunk of its first token and the next stage
@@ -42,7 +42,7 @@ struct XLoader {
         to = shared_address(&stages->x[token][chunk]);
         enter_matrix();
     }
-    // SUMMED: x has K numbers for each of several matrices, end to end; beyond one's tiles begins the next.
+    // SUMMED: x has K numbers for each of several matrices, end to end; enters the next one behind the tiles of the last.
     __device__ void enter_matrix() {
         if constexpr (Config::SUMMED)
             while (column >= padded) column -= padded, x -= padded - k;

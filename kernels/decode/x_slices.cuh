@@ -1,7 +1,7 @@
-// One token of x as slices of eight bits (Ozaki's scheme): x = unit * (s0 + 2^8 s1 + 2^16 s2 + 2^24 s3), which the eight
-// columns of an integer operand B hold at once, four for each of two steps.
+// One token of x as slices of eight bits (Ozaki's scheme): x = unit * (s0 + 2^8 s1 + 2^16 s2 + 2^24 s3), each slice a
+// signed byte. The eight columns of an integer operand B hold the four slices for each of two steps.
 //
-// unit: of SLICE_BLOCK columns, by the largest magnitude among them, of which 2^-30 is lost at most.
+// SLICE_BLOCK columns share a unit, which follows from the largest magnitude among them: 2^-30 of that is lost at most.
 #pragma once
 
 #include "../codes/quantize.cuh"
@@ -13,39 +13,41 @@ namespace qgemm {
 constexpr int SLICE_BLOCK = 256, SLICES = 4;
 constexpr int FIXED_BITS = 29;  // of a magnitude in units; a shift of a step may add one
 
-// Whether a lane has whole points of a grid, t of the step t % 2 and its columns 8 (t / 2) on, in the order of codes/grid.cuh.
+// Whether a lane has whole points of a grid: lane t has columns 8 (t / 2) to 8 (t / 2) + 7 of step t % 2 of a pair, in the
+// order of codes/grid.cuh.
 template <class Format>
 constexpr bool POINTS = Format::OWNS_COLUMNS;
 
 template <int COLUMNS>
 struct XSlices {
     static_assert(COLUMNS % SLICE_BLOCK == 0, "x is sliced by blocks");
-    u32 words[COLUMNS / 32]
-             [32];             // of two steps: operand B of the first, [slice][t], or of points [slice][t / 2][2]; of
-                               // the second
-    float sums[COLUMNS / 16];  // of x, by steps
+    // Operand B of each pair of steps: 16 words of the first step, [slice][t] or for points [slice][t / 2][2], then as many
+    // of the second.
+    u32 words[COLUMNS / 32][32];
+    float sums[COLUMNS / 16];  // of x over each step
     float units[COLUMNS / SLICE_BLOCK];
 
-    // Eight columns of a lane -> words. Order: see fragment.cuh; Format::slice_shift is what x is divided by.
+    // Eight columns of x, one lane's -> words. x of a step is divided by 2^slice_shift(step), by which the format's bytes of
+    // that step are too large (place_bytes in fragment.cuh).
     template <class Format>
     __device__ void store(const float (&values)[8], int block, int lane) {
         u32 largest = 0;
 #pragma unroll
         for (float value : values) largest = max(largest, magnitude_bits(value));
         largest = redux_sync_max(largest);
-        // Every magnitude is below 2^e. A unit is a normal number.
+        // Every magnitude is below 2^e; for e from -96 on the unit is a normal number.
         const int e = max(int(largest >> 23) - 126, -96), step = lane / 2, upper = lane % 2;
         const float factor = two_to(FIXED_BITS - e - Format::slice_shift(step % 4));
         u32 slices[8];
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            // Bytes of a two's complement, each with a sign of its own.
+            // The same number in digits of -128 to 127: the carry of + 128 goes into the byte above, ^ 128 takes it away.
             slices[i] = (u32(__float2int_rn(values[i] * factor)) + 0x00808080) ^ 0x00808080;
             sum += values[i];
         }
         sum += __shfl_xor_sync(~0u, sum, 1);
-        u32 four[2][4];  // of two words in the order of bytes: those of t = 2 upper and the next, or of a point
+        u32 four[2][4];  // values of two words, by byte: of t = 2 upper and 2 upper + 1, or of a point
         if constexpr (POINTS<Format>) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) four[i % 2][i / 4 + i / 2 % 2 * 2] = slices[i];
@@ -73,8 +75,8 @@ struct XSlices {
         if (lane == 0) units[block] = largest < 0x7f800000 ? two_to(e - FIXED_BITS) : __int_as_float(0x7fffffff);
     }
 
-    // `columns` of x [k] from `first` on, zeros beyond its end, by all warps of the CTA: a warp asks for all of its blocks,
-    // or for four, before it waits for one.
+    // Slices `columns` of x [k] from `first` on, zeros beyond its end, by all warps of the CTA. A warp loads all of its
+    // blocks, or four, before it uses one.
     template <class Format, int WARP_COUNT, class In>
     __device__ void take(const In* x, i64 first, i64 k, int columns, int lane) {
         constexpr int COUNT = COLUMNS / SLICE_BLOCK, EACH = (COUNT + WARP_COUNT - 1) / WARP_COUNT;
@@ -94,7 +96,8 @@ struct XSlices {
             }
         }
     }
-    // Operand B of two steps: each has its slices in half of the columns, and zeros in the others.
+    // Operand B of a pair of steps: columns 0 to 3 have the slices of the first step and zeros for the second, columns 4
+    // to 7 the slices of the second and zeros for the first.
     template <class Format>
     __device__ uint2 operand(int pair, int lane) const {
         if constexpr (POINTS<Format>) {

@@ -21,7 +21,7 @@ struct XLoader {
 
     const In* x;
     int k, columns, tokens;  // columns, tokens: left from this thread's first chunk on
-    u32 to;                  // in the first stage
+    u32 to;                  // place of this chunk in the first stage
 
     __device__ XLoader(Row (&stage)[WARP_SPLIT_K][TOKENS], const In* all_x, const CtaTile<Config>& p) : k(p.k) {
         const int row = threadIdx.x / ROW_CHUNKS, in_row = threadIdx.x % ROW_CHUNKS * (16 / int(sizeof(In)));

@@ -40,7 +40,7 @@ struct TileLoader {
 
     const uint4* from;  // this thread's first chunk
     int left;           // chunks from there to the end of the slice; of a row_block beyond n none
-    u32 to;             // in the first stage
+    u32 to;             // place of this chunk in the first stage
 
     __device__ TileLoader(EightBitStage<Config>& stage, const Tile* tiles, const CtaTile<Config>& p) {
         const int unit = threadIdx.x / UNIT_THREADS, chunk = threadIdx.x % UNIT_THREADS;

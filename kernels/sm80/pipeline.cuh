@@ -40,9 +40,9 @@ struct WeightLoader {
 
     const Tile* row_block;
     int k_block, k_blocks, chunk;  // next k_block, end of the slice, this thread's first chunk
-    u32 to;                        // in the first stage
+    u32 to;                        // place of this chunk in the first stage
 
-    // p: a CtaTile, or what has its members and says where row_blocks are.
+    // p: a CtaTile, or a type with its members and another row_block().
     template <class CtaTile>
     __device__ WeightLoader(StageWeights<Config> (&stage)[WARP_SPLIT_K][ROW_BLOCKS], const Tile* tiles,
                             const CtaTile& p) {

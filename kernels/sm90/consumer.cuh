@@ -1,4 +1,4 @@
-// All of a CTA of prefill_sm90 and its like: the roles of its warps, and what a consumer warpgroup does.
+// What a CTA of prefill_sm90 and of the kernels like it does: the roles of its warps, and a consumer warpgroup.
 //
 // Config: Sm90 of config.cuh.
 #pragma once
@@ -61,7 +61,7 @@ struct Consumer {
             more = !Config::SINGLE_TILE && scheduler.fetch(next);
             if (more) absmax = absmax_of(row_absmax, next.tile);  // loaded while this tile is stored
             finish_tile(wg, store, acc, s.tile, first.template peers<Config::EPI_TILES>(s), workspace, row_exponent);
-            // Lanes diverged in there. Without this ptxas takes nothing of the next work tile for uniform, neither
+            // Lanes diverged in the store. Without this ptxas takes nothing of the next work tile for uniform, neither
             // addresses nor conditions, and computes them lane by lane, some of them in every stage.
             __syncwarp();
         }

@@ -161,7 +161,7 @@ private:
     }
 };
 
-// The same of a product by eight bits. Store: as there, with a NoRowFactor.
+// Consumer of consumer.cuh for products of eight bits. Store: as there, with a NoRowFactor.
 template <class Config, class Store>
 struct Consumer<Config, Store, true> {
     const Warpgroup<Config>& wg;
@@ -178,7 +178,7 @@ struct Consumer<Config, Store, true> {
             mainloop.run(acc, s, before);
             finish_tile(wg, store, acc, s.tile, first.template peers<Config::EPI_TILES>(s), workspace, NoRowFactor());
             if (Config::SINGLE_TILE) break;
-            __syncwarp();  // lanes diverged, see the other
+            __syncwarp();  // lanes diverged: see Consumer in consumer.cuh
         }
     }
 };

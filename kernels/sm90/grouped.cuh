@@ -78,7 +78,7 @@ struct GatedStore {
     using Acc = typename Config::Acc;
     const Warpgroup<Config>& wg;
 
-    // Values -> in the epilogue tiles of a mask, which is returned, what the gate makes of them.
+    // Replaces values by what the gate makes of them, in the epilogue tiles of the mask that it returns.
     __device__ __forceinline__ u32 exchange(Acc& acc) const {
 #pragma unroll
         for (int pair = 0; pair < EPI_TILES; pair += 2) {
@@ -95,7 +95,7 @@ struct GatedStore {
     }
 
 private:
-    // Of the first warpgroups along K of both row_blocks.
+    // Waits for the first warpgroup along K of each of the two row_blocks.
     __device__ void barrier() const {
         bar_sync(FIRST_ROW_BLOCK_BARRIER + Config::ROW_BLOCKS + Config::CONSUMERS, 2 * WARPGROUP_THREADS);
     }

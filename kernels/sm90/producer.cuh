@@ -36,7 +36,7 @@ struct Source {
           token(p.first_loaded(s.tile)) {
         tiles = all + i64(p.first_row_block(s.tile)) * tiles_along_k;
     }
-    // The tile of a row_block beside one of the first row_block; beyond the matrix that of the last.
+    // A tile of the first row_block -> the one beside it in another, or in the last one where that is beyond the matrix.
     __device__ const Tile* beside(const Tile* first, int row_block) const {
         return first + min(row_block, row_blocks - 1) * tiles_along_k;
     }
@@ -51,8 +51,8 @@ struct Producer {
     const Problem<Config>& p;
     TileScheduler scheduler;
 
-    // step(source, j, state, tile) for every stage of this CTA, once it is empty: stage j of the tile of y, tile:
-    // number of the tile of W. begin() once before, as soon as the first work tile is known.
+    // Calls step(source, j, state, tile) for every stage of this CTA, once it is empty: stage j of the tile of y, tile:
+    // number of the tile of W. Calls begin() before, as soon as the first work tile is known.
     template <class Begin, class Step>
     __device__ void for_stages(const Tile* tiles, Begin begin, Step step) {
         State state;
@@ -72,7 +72,7 @@ struct Producer {
         if (state.phase + state.stage == 0) begin();  // this CTA has no work tile
     }
 
-    // Does not wait for the kernels before, which may write x: weights never change.
+    // Loads W. It does not wait for the kernels before, which may write x: weights never change.
     __device__ void load_w(const Tile* tiles) {
         for_stages(tiles, init_wait<Config>, [&](const Source<Config>& source, int j, const State& state, u32 number) {
             const int k_blocks = p.k_blocks_in(j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;

@@ -26,7 +26,7 @@ struct EpilogueCoord {
           tokens(min(Config::TOKENS, p.end_token(tile) - first_token)) {}
 };
 
-// Of accumulators that are products already.
+// The factor of accumulators that need none.
 struct NoRowFactor {
     __device__ static constexpr float acc(int) { return 1; }
 };
@@ -56,7 +56,8 @@ struct EpilogueStore {
             if (!wg.owns(epi_tile / EPI_TILE, epi_tiles)) continue;
             wg.warpgroup_barrier();  // the epilogue tile before is read
 #pragma unroll
-            for (int i = 0; i < EPI_TILE / 2; ++i)  // of tokens 2t, 2t + 1 of row g, of row g + 8, of the next 8 tokens
+            for (int i = 0; i < EPI_TILE / 2;
+                 ++i)  // tokens 2t, 2t + 1 of row g, then of row g + 8, then the next 8 tokens
                 epi_smem[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
                     acc[epi_tile / 2 + i] * row_factor.acc(i / 2 % 2);
             wg.warpgroup_barrier();
@@ -70,7 +71,7 @@ private:
     __device__ bool aligned(const void* y) const {
         return (reinterpret_cast<i64>(y) | wg.p.n * i64(sizeof(T))) % 16 == 0;
     }
-    // The usual case: all rows there are, neither bias nor residual.
+    // The usual case: all 64 rows are inside the matrix, and there is neither bias nor residual.
     template <class T>
     __device__ __forceinline__ void store_whole(const Acc& acc, const EpilogueCoord& at, T* y) const {
         constexpr int PER_STORE = 16 / sizeof(T), STORES = TILE_ROWS / PER_STORE;
@@ -84,8 +85,8 @@ private:
             wg.warpgroup_barrier();  // the epilogue tile before is read
 #pragma unroll
             for (int i = 0; i < EPI_TILE / 8; i += 2) {
-                // Two by two of tokens 2t and 2t + 1: of rows g and g + 8, then of the next 8 tokens, where there are some,
-                // else of the same once more.
+                // Pairs of tokens 2t and 2t + 1: of rows g and g + 8, then of these rows and the next 8 tokens; without
+                // such, of the same tokens once more.
                 T made[8];
                 const int next = i + 1 < EPI_TILE / 8;
 #pragma unroll
