@@ -33,6 +33,19 @@ def test_bytes_of_ggml(case, by_compiled_code, monkeypatch):
     assert [row for row, (one, other) in enumerate(zip(made, EDGES[case], strict=True)) if one != other] == []
 
 
+@pytest.mark.parametrize("by_compiled_code", [False, compiled], ids=["numpy", "compiled"])
+@pytest.mark.parametrize(("name", "byte"), [("tq1_0", 128), ("tq2_0", 0b01010101), ("q2_0", 0)])
+def test_quotients_that_are_not_finite(name, byte, by_compiled_code, monkeypatch):
+    """1 / d is infinite: TQ's lroundf makes code 1 of that, Q2_0's roundf and clamping code 0 (ggml 0.25.3, x86-64)."""
+    if by_compiled_code:
+        monkeypatch.delenv("QGEMM_CPU")
+    x = np.full((1, 256), -1e-40, np.float32)
+    x[0, ::3] = 0
+    blocks = qgemm.quantize(x, name).blocks
+    assert set(blocks["qs"].ravel()) == {byte}
+    assert not blocks["d"].any()
+
+
 def test_every_type_that_ggml_encodes_is_held_against_it():
     """But q8_1, which it has for activations alone."""
     wanted = set()

@@ -103,9 +103,12 @@ def blocks_of(levels: Levels, dtype: np.dtype[Any]) -> Blocks:
     return blocks
 
 
-def ternary(x: Floats) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-    """Values [n, w] -> codes 0, 1, 2 for -d, 0, d [n, w], and d [n], the largest magnitude of each row."""
+def ternary(x: Floats, lost: int) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    """Values [n, w] -> codes 0, 1, 2 for -d, 0, d [n, w], and d [n], the largest magnitude of each row.
+
+    lost: the code of a weight whose quotient by d is not finite, d being subnormal: what C's conversion makes of it.
+    """
     largest = absmax(x)
     with np.errstate(all="ignore"):  # what is not finite is refused elsewhere
-        codes = (round_away(x * reciprocal(largest)[:, None]) + np.float32(1)).astype(np.uint8)
-    return codes, to_float16(largest)
+        signs = round_away(x * reciprocal(largest)[:, None])
+    return to_codes(signs + np.float32(1 - lost), 2 - lost) + np.uint8(lost), to_float16(largest)

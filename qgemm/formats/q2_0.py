@@ -19,7 +19,7 @@ DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 def encode(x: Floats) -> Blocks:
     """Values [n, 64] -> blocks [n]: d the largest magnitude, q - 1 = x / d, halves away from 0; never 3."""
     blocks = np.empty(len(x), DTYPE)
-    codes, blocks["d"] = ternary(x)
+    codes, blocks["d"] = ternary(x, lost=0)
     blocks["qs"] = pack_slots(codes, 2)
     return blocks
 

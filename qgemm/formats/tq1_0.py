@@ -25,7 +25,7 @@ DIGITS = Ternary((Part("qs", 0, 32, 5, 0), Part("qs", 32, 16, 5, 160), Part("qh"
 def encode(x: Floats) -> Blocks:
     """Values [n, 256] -> blocks [n]: d the largest magnitude, q - 1 = x / d, halves away from 0."""
     blocks = np.empty(len(x), DTYPE)
-    codes, blocks["d"] = ternary(x)
+    codes, blocks["d"] = ternary(x, lost=1)
     DIGITS.pack(codes, blocks)
     return blocks
 

@@ -20,7 +20,7 @@ SLOTS = {"qs": tuple(128 * h + 32 * i + j for h in range(2) for j in range(32) f
 def encode(x: Floats) -> Blocks:
     """Values [n, 256] -> blocks [n]: d the largest magnitude, q - 1 = x / d, halves away from 0."""
     blocks = np.empty(len(x), DTYPE)
-    codes, blocks["d"] = ternary(x)
+    codes, blocks["d"] = ternary(x, lost=1)
     blocks["qs"] = pack_planes(codes.reshape(-1, 128), 2).reshape(-1, 64)
     return blocks
 

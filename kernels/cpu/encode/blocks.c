@@ -116,19 +116,19 @@ static int encode_q8_0(q8_0* to, const float* x) {
     return endless(to->d);
 }
 
-// Codes 0, 1, 2 of -d, 0 and d, the largest magnitude.
-INLINE uint16_t ternary(const float* x, int size, uint8_t* codes) {
+// Codes 0, 1, 2 of -d, 0 and d, the largest magnitude; `lost` of a weight whose quotient by a subnormal d is not finite.
+INLINE uint16_t ternary(const float* x, int size, uint8_t* codes, uint8_t lost) {
     const float d = absmax(x, size), inverse = reciprocal(d);
     for (int i = 0; i < size; ++i) {
         const float scaled = x[i] * inverse;
-        codes[i] = fabsf(scaled) <= 3.4028234e38f ? (uint8_t)(code_of(away_from_0(scaled), 1) + 1) : 0;
+        codes[i] = fabsf(scaled) <= 3.4028234e38f ? (uint8_t)(code_of(away_from_0(scaled), 1) + 1) : lost;
     }
     return float_to_half(d);
 }
 
 static int encode_q2_0(q2_0* to, const float* x) {
     uint8_t codes[64];
-    to->d = ternary(x, 64, codes);
+    to->d = ternary(x, 64, codes, 0);
     for (int i = 0; i < 16; ++i)
         to->qs[i] = (uint8_t)(codes[4 * i] | codes[4 * i + 1] << 2 | codes[4 * i + 2] << 4 | codes[4 * i + 3] << 6);
     return endless(to->d);
@@ -136,7 +136,7 @@ static int encode_q2_0(q2_0* to, const float* x) {
 
 static int encode_tq2_0(tq2_0* to, const float* x) {
     uint8_t codes[256];
-    to->d = ternary(x, 256, codes);
+    to->d = ternary(x, 256, codes, 1);
     for (int half = 0; half < 2; ++half)
         for (int j = 0; j < 32; ++j) {
             const uint8_t* of = codes + 128 * half + j;
@@ -156,7 +156,7 @@ INLINE void pack_digits(uint8_t* to, const uint8_t* codes, int size, int digits)
 
 static int encode_tq1_0(tq1_0* to, const float* x) {
     uint8_t codes[256];
-    to->d = ternary(x, 256, codes);
+    to->d = ternary(x, 256, codes, 1);
     pack_digits(to->qs, codes, 32, 5);
     pack_digits(to->qs + 32, codes + 160, 16, 5);
     pack_digits(to->qh, codes + 240, 4, 4);
