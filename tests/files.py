@@ -92,3 +92,13 @@ def pack_down(codes: np.ndarray, bits: int) -> np.ndarray:
         for column in range(codes.shape[1]):
             words[row // each, column] |= np.uint32(int(codes[row, column]) << bits * (row % each))
     return words.view(np.int32)
+
+
+def imatrix(path: Path, names: list[str], k: int = 256, origin: bytes = b"") -> Path:
+    """An importance matrix of the older kind; origin: what newer files have behind it."""
+    entries = b""
+    for seed, name in enumerate(names):
+        sums = np.random.default_rng(seed).uniform(1, 4, k).astype(np.float32)
+        entries += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 1, k) + sums.tobytes()
+    path.write_bytes(struct.pack("<i", len(names)) + entries + origin)
+    return path

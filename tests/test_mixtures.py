@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from files import imatrix
 from gguf import GGUFReader
 
 import qgemm
@@ -43,8 +44,11 @@ def test_every_file_type_is_held_against_llama_quantize():
 
 def test_the_newest_file_types(model, tmp_path):
     """Q1_0 and Q2_0 keep their type but for the output, and for the tokens of Q2_0; their blocks fit shorter rows."""
+    fits = {"ffn_down": "q4_0"}  # rows of 288, for which llama-quantize has nothing to fall back to from Q1_0
+    with pytest.raises(qgemm.QgemmError, match=r"ffn_down\.weight': rows of 288 weights are no whole blocks of Q1_0"):
+        qgemm.convert(model, tmp_path / "y.gguf", "q1_0")
     for kind, number, tokens in (("q1_0", 40, "Q1_0"), ("q2_0", 41, "Q4_K")):
-        done = qgemm.convert(model, tmp_path / f"{kind}.gguf", kind)
+        done = qgemm.convert(model, tmp_path / f"{kind}.gguf", kind, tensor_types=fits)
         to = {line.name: line.new for line in done.lines if line.new not in ("F32", "F16")}
         assert (to.pop("output.weight"), to.pop("token_embd.weight")) == ("Q6_K", tokens)
         assert set(to.values()) <= {kind.upper(), "Q4_0"}
@@ -113,16 +117,6 @@ def test_an_importance_matrix_reaches_the_k_quants(model, tmp_path):
         assert want.blocks.tobytes() != qgemm.quantize(x, "q4_k").blocks.tobytes()
 
 
-def imatrix(path: Path, names: list[str], k: int = 256, origin: bytes = b"") -> Path:
-    """An importance matrix of the older kind; origin: what newer files have behind it."""
-    entries = b""
-    for seed, name in enumerate(names):
-        sums = np.random.default_rng(seed).uniform(1, 4, k).astype(np.float32)
-        entries += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 1, k) + sums.tobytes()
-    path.write_bytes(struct.pack("<i", len(names)) + entries + origin)
-    return path
-
-
 def test_keys_of_the_importance_matrix(model, tmp_path):
     """As llama-quantize writes them: of a file of either kind, as far as it speaks of itself."""
     names = [f"blk.{i}.attn_q.weight" for i in range(3)]
@@ -145,6 +139,30 @@ def test_keys_of_the_importance_matrix(model, tmp_path):
     qgemm.write(long, {**sums, **counts}, {"general.type": "imatrix", **said})
     want = {"file": str(long)[:127], "dataset": "a.txt", "entries_count": 3, "chunks_count": 5}
     assert keys(long) == want
+
+
+def test_keys_are_in_the_order_of_llama_quantize(model, tmp_path):
+    """The source's, but for those that change, then these, each in its order."""
+    path = imatrix(tmp_path / "x.dat", ["blk.0.attn_q.weight"], origin=struct.pack("<ii", 8, 4) + b"data")
+    qgemm.convert(model, tmp_path / "q8_0.gguf", "q8_0")
+    qgemm.convert(tmp_path / "q8_0.gguf", tmp_path / "y.gguf", "q4_0", imatrix=path, allow_requantize=True)
+    with qgemm.open(model) as source, qgemm.open(tmp_path / "y.gguf") as file:
+        imatrix_keys = [f"quantize.imatrix.{key}" for key in ("file", "dataset", "entries_count", "chunks_count")]
+        last = ["general.quantization_version", "general.file_type", *imatrix_keys]
+        assert list(file.metadata) == [*(key for key in source.metadata if key not in last), *last]
+
+
+def test_importances_of_another_size(model, tmp_path):
+    """Of a token embedding they are passed over, of any other tensor refused, whatever its type makes of them."""
+    path = imatrix(tmp_path / "x.dat", ["token_embd.weight"], k=64)
+    qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", imatrix=path)
+    qgemm.convert(model, tmp_path / "z.gguf", "q4_k_m")
+    with qgemm.open(tmp_path / "y.gguf") as one, qgemm.open(tmp_path / "z.gguf") as other:
+        name = "token_embd.weight"
+        assert one[name].blocks.tobytes() == other[name].blocks.tobytes()
+    path = imatrix(tmp_path / "x.dat", ["blk.0.attn_q.weight"], k=64)
+    with pytest.raises(qgemm.QgemmError, match=r"attn_q\.weight': its importance has 64 values, not those of 1 x 256"):
+        qgemm.convert(model, tmp_path / "y.gguf", "q8_0", imatrix=path, dry_run=True)
 
 
 def test_types_that_need_an_importance_matrix(model, tmp_path):
@@ -256,77 +274,6 @@ def test_types_of_the_ends(model, tmp_path, run):
         "output.weight"
     ] == "F16"
     assert run("convert", model, tmp_path / "y.gguf", "q4_k_m", "--output-tensor-type", "q9")[0] == 2
-
-
-def tied(path: Path, **more: tuple[int, ...]) -> Path:
-    """A gemma of two layers, whose token embedding is the output matrix."""
-    shapes = {"token_embd": (8, 256), "per_layer_token_embd": (8, 256), **more}
-    shapes |= {f"blk.{layer}.attn_q": (4, 256) for layer in range(2)} | {"blk.0.ffn_down": (4, 288)}
-    tensors = {f"{name}.weight": qgemm.quantize(np.ones(shape, np.float32), "f16") for name, shape in shapes.items()}
-    qgemm.write(path, tensors, {"general.architecture": "gemma3", "gemma3.block_count": np.uint32(2)})
-    return path
-
-
-@pytest.mark.parametrize(
-    ("options", "tokens", "of_layers"),
-    [
-        ({}, "Q6_K", "Q6_K"),
-        ({"output_tensor_type": "q8_0"}, "Q8_0", "Q8_0"),
-        ({"output_tensor_type": "q8_0", "token_embedding_type": "q4_0"}, "Q4_0", "Q4_0"),
-        ({"output_tensor_type": "q8_0", "tensor_types": {"token_embd": "q5_0"}}, "Q5_0", "Q5_0"),
-        ({"token_embedding_type": "q4_0", "tensor_types": {"per_layer": "q5_0"}}, "Q4_0", "Q5_0"),
-    ],
-)
-def test_types_of_the_end_of_a_tied_model(tmp_path, options, tokens, of_layers):
-    """Both tables are the output matrix to llama-quantize; that of layers yields to a --tensor-type that names it."""
-    done = qgemm.convert(tied(tmp_path / "x.gguf"), tmp_path / "y.gguf", "q4_k_m", dry_run=True, **options)
-    types = {line.name: line.new for line in done.lines}
-    assert (types["token_embd.weight"], types["per_layer_token_embd.weight"]) == (tokens, of_layers)
-    assert types["blk.0.attn_q.weight"] == "Q4_K"
-
-
-def test_ends_that_are_not_there(tmp_path):
-    """Without any, and of one type for all, where the tied embedding is no output matrix."""
-    path = tied(tmp_path / "x.gguf")
-    with pytest.raises(qgemm.QgemmError, match="--output-tensor-type: no tensor's name is one of those"):
-        qgemm.convert(path, tmp_path / "y.gguf", "q4_k_m", pure=True, output_tensor_type="q8_0")
-
-
-def test_rows_that_a_type_does_not_fit(tmp_path):
-    """An override and a pure type fall back as the file type's own do; a tensor that is one row stays."""
-    path = tied(tmp_path / "x.gguf", **{"blk.1.attn_k": (1, 256), "blk.1.ffn_down": (4, 48)})
-    done = qgemm.convert(path, tmp_path / "y.gguf", "q6_k", tensor_types={r"0\.ffn_down": "q4_k"}, dry_run=True)
-    types = {line.name: (line.new, line.rule) for line in done.lines}
-    assert types["blk.0.ffn_down.weight"] == ("Q5_0", "row length not a multiple of 256: Q5_0")
-    assert types["blk.1.attn_k.weight"] == ("F16", "1-D")
-    pure = qgemm.convert(path, tmp_path / "y.gguf", "q4_k_m", pure=True, dry_run=True)
-    types = {line.name: line.new for line in pure.lines}
-    assert (types["blk.0.ffn_down.weight"], types["blk.1.ffn_down.weight"]) == ("Q5_0", "F16")
-    assert types["token_embd.weight"] == "Q4_K"
-
-
-def test_architectures_with_rules_of_their_own():
-    """GLM5's projections of queries get no fewer bits than q8_0; of Bailing's three-dimensional tensors experts alone
-    are MXFP4."""
-    shapes = {"output.weight": (64, 256), "blk.0.attn_q_b.weight": (64, 256), "blk.0.ffn_up_exps.weight": (8, 64, 256)}
-    shapes |= {"blk.0.attn_k_b.weight": (8, 64, 256)}
-
-    def types(architecture: str, name: str) -> dict[str, str]:
-        return chosen(name, Model(architecture, 1, experts=16), shapes, list(shapes), False)
-
-    assert types("glm5-next", "q4_k_m")["blk.0.attn_q_b.weight"] == "q8_0"
-    assert types("deepseek2", "q4_k_m")["blk.0.attn_q_b.weight"] == "q4_k"
-    assert types("bailingmoe3", "mxfp4_moe")["blk.0.attn_k_b.weight"] == "q8_0"
-    assert types("bailingmoe3", "mxfp4_moe")["blk.0.ffn_up_exps.weight"] == "mxfp4"
-    assert types("deepseek2", "mxfp4_moe")["blk.0.attn_k_b.weight"] == "mxfp4"
-
-
-def test_what_has_other_names_is_not_mixed(tmp_path):
-    np.savez(tmp_path / "x.npz", w=np.ones((4, 256), np.float32))
-    with pytest.raises(qgemm.QgemmError, match="q4_k_m chooses types by the names of tensors"):
-        qgemm.convert(tmp_path / "x.npz", tmp_path / "y.gguf", "q4_k_m")
-    done = qgemm.convert(tmp_path / "x.npz", tmp_path / "y.gguf", "q6_k")
-    assert [line.new for line in done.lines] == ["Q6_K"]
 
 
 def test_types_without_an_encoder_are_refused_before_any_work(model, tmp_path):

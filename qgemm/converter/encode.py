@@ -13,9 +13,9 @@ from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import searched
 from qgemm.cpu.native import encoders
-from qgemm.files.imatrix import Importance, Importances, of_arrays
+from qgemm.files.imatrix import Importance
 
-from .rules import Options, Step
+from .rules import Options, Step, importance_of
 from .searching import searcher
 from .weight import packed
 
@@ -103,16 +103,10 @@ class Encoder(NamedTuple):
 def encoder(step: Step, options: Options) -> Encoder:
     """The format's own, or the search for better scales where that is wanted and there is one."""
     weight, fmt = step.weight, step.format
-    importance = importance_of(weight.name, options)
+    importance = importance_of(weight, options)
     if not searched(fmt) or step.copied or step.by_codes or not (options.search or importance is not None):
         return Encoder(lambda x, start: fmt.encoded(x))
     return Encoder(searcher(weight, fmt, importance), True, importance)
-
-
-def importance_of(name: str, options: Options) -> Importance | None:
-    """The importance of a tensor's columns, None if there is none."""
-    known = options.importance
-    return (known if isinstance(known, Importances) else of_arrays(known)).importance(name)
 
 
 def faults(step: Step, start: int, stop: int, encode: Encode) -> Faults | None:

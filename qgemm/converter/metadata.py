@@ -27,13 +27,13 @@ def metadata(source: Source, steps: Sequence[Step], options: Options) -> Mapping
     if source.is_gguf and all(step.copied for step in steps):
         return source.metadata
     model = {} if source.is_gguf else {ARCHITECTURE: OURS}  # nobody shall take it for a model that can be run
-    changed: dict[str, Any] = {
-        Keys.General.FILE_TYPE: np.uint32(file_type(options.type, options.mixture)),
+    changed: dict[str, Any] = {  # behind all others, in llama-quantize's order
         Keys.General.QUANTIZATION_VERSION: np.uint32(GGML_QUANT_VERSION),
+        Keys.General.FILE_TYPE: np.uint32(file_type(options.type, options.mixture)),
+        **importance_keys(options),
     }
-    return {
-        **model, **source.metadata, **changed, **importance_keys(options), **shape_keys(step.weight for step in steps)
-    }  # fmt: skip
+    others = {key: value for key, value in source.metadata.items() if key not in changed}
+    return {**model, **others, **changed, **shape_keys(step.weight for step in steps)}
 
 
 def file_type(fmt: Format, mixture: str) -> int:

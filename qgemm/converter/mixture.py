@@ -11,6 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from qgemm.errors import QgemmError
+from qgemm.files.paths import shown
 from qgemm.formats import FORMATS
 
 Shape = tuple[int, ...]
@@ -50,10 +54,12 @@ FALLBACKS = {
     **dict.fromkeys(("q2_0", "q2_k", "q3_k", "tq1_0", "tq2_0"), "q4_0"),
     "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
 }  # fmt: skip
+SHORT = 32  # weights of a block for whose type no other stands: what it does not fit is F16
 
 # Types that are of no use without an importance matrix, but for the ends of a model; q2_k in the smallest file alone.
 NEED_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
-ENDS = ("token_embd.weight", "output.weight")
+EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+ENDS = (*EMBEDDINGS, "output.weight")
 
 # The first part that a tensor's name has decides of which kind it is.
 KINDS = (
@@ -86,11 +92,15 @@ class Model(NamedTuple):
 
         def number(key: str, missing: int = 0) -> int:
             found = metadata.get(f"{name}.{key}", missing)
-            return int(found if not hasattr(found, "__len__") else found[0])  # of each layer: the first's
+            first = found[0] if isinstance(found, np.ndarray) and found.size else found  # of each layer: the first's
+            if isinstance(first, bool) or not isinstance(first, (int, np.integer)):
+                raise QgemmError(f"{name}.{key}: {shown(str(found))} is no count")
+            return int(first)
 
+        layers = number("block_count") * number("num_loops", 1) + (name == "graniteswitch")
         heads = number("attention.head_count")
         kv_heads = number("attention.head_count_kv", heads)
-        return cls(name, number("block_count"), heads, kv_heads, number("expert_count"))
+        return cls(name, layers, heads, kv_heads, number("expert_count"))
 
     @property
     def heads_of_one(self) -> int:
@@ -100,8 +110,8 @@ class Model(NamedTuple):
     @property
     def is_70b(self) -> bool:
         """Whether llama.cpp calls it so."""
-        grouped = self.architecture != "llama" or self.heads != self.kv_heads
-        of_80 = self.layers == 80 and self.architecture in ("llama", "qwen2", "deci", "olmo") and grouped
+        llama = self.architecture in ("llama", "llama-embed") and self.heads != self.kv_heads
+        of_80 = self.layers == 80 and (llama or self.architecture in ("qwen2", "deci", "olmo"))
         return of_80 or (self.layers == 68 and self.architecture == "jais2")
 
 
@@ -139,7 +149,12 @@ def _order(tensor: str) -> tuple[int, str]:
 
 
 def fitting(name: str, k: int) -> str:
-    """The type, or what stands for it where rows of k weights are no whole blocks."""
+    """The type, or what stands for it where rows of k weights are no whole blocks.
+
+    Of a type with long blocks for which nothing stands, the type itself: llama-quantize refuses such rows.
+    """
+    if FORMATS[name].weights > SHORT and name not in FALLBACKS:
+        return name
     for fmt in (name, FALLBACKS.get(name, name)):
         if k % FORMATS[fmt].weights == 0:
             return fmt
@@ -162,7 +177,7 @@ class _Rule:
         """The type of a tensor, whatever its rows' length."""
         if self.model.architecture == GLM5 and LEAST_OF_GLM5.search(tensor):
             return "q8_0"
-        embedding = tensor in ("token_embd.weight", "per_layer_token_embd.weight")
+        embedding = tensor in EMBEDDINGS
         if tensor == "output.weight" or (embedding and self.tied):
             return self._head(shape[-1])
         if self.name == "mxfp4_moe":
@@ -177,6 +192,8 @@ class _Rule:
             return self._least(kind, index)
         if kind in ("down", "up", "gate") and self.model.experts > 1:
             index = _order(tensor)[0]
+            if not 0 <= index < self.model.layers:
+                raise QgemmError(f"tensor {shown(tensor)}: is in none of the model's {self.model.layers} layers")
         choose: Callable[[int], str] | None = {
             "v": self._v, "k": self._k, "q": self._q, "attention output": self._output, "down": self._down,
             "up": self._up_or_gate, "gate": self._up_or_gate,

@@ -13,18 +13,17 @@ from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gguf.constants import Keys
+from gguf.constants import MODEL_ARCH_NAMES, Keys
 
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
-from qgemm.codec.search import searched
 from qgemm.errors import QgemmError
-from qgemm.files.imatrix import Importances, of_arrays
+from qgemm.files.imatrix import Importance, Importances, of_arrays
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, format_named, written
 
 from .checkpoints.write import LAYOUTS, Layout
-from .mixture import ALIASES, FILE_TYPES, GLM5, LAYER, Model, chosen, fitting, needs_importance
+from .mixture import ALIASES, EMBEDDINGS, FILE_TYPES, GLM5, LAYER, Model, chosen, fitting, needs_importance
 from .weight import Source, Weight, takes
 
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
@@ -62,8 +61,19 @@ TOKENS = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings
 
 TOKENS_OF_LAYERS = re.compile(r"^per_layer_token_embd\.weight$")
 
-Rules = Sequence[tuple[str, re.Pattern[str]]]
+ARCHITECTURES = frozenset(MODEL_ARCH_NAMES.values())  # whose tensors have llama.cpp's names
+
 Override = tuple[re.Pattern[str], Format]
+
+
+class Rules(NamedTuple):
+    """What keeps a tensor of a source, by the names that its kind of file has.
+
+    model: whether those are llama.cpp's. There dimensions are counted as ggml counts them.
+    """
+
+    model: bool
+    kept: Sequence[tuple[str, re.Pattern[str]]]
 
 
 class Ends(NamedTuple):
@@ -153,19 +163,18 @@ def keeps(name: str, ndim: int, architecture: str) -> str:
 
 
 def _rules(source: Source) -> Rules:
-    """What keeps a tensor of a source, by the names that its kind of file has."""
+    """The rules for the names of a source."""
     architecture = str(source.metadata.get(Keys.General.ARCHITECTURE, ""))
-    rows = [*KEPT, *(KEPT_OF_GLM5 if architecture == GLM5 else ())]
-    if not any(name.startswith("blk.") for name in source.weights):  # as llama.cpp calls the layers of all models
-        rows += KEPT_ELSEWHERE
+    model = architecture in ARCHITECTURES or any(map(LAYER.match, source.weights))
+    rows = [*KEPT, *(KEPT_OF_GLM5 if architecture == GLM5 else ()), *(() if model else KEPT_ELSEWHERE)]
     if any(name.endswith("weight") for name in source.weights):
         rows.append(("not a weight", r"(?<!weight)$"))
-    return [(rule, re.compile(pattern)) for rule, pattern in rows]
+    return Rules(model, [(rule, re.compile(pattern)) for rule, pattern in rows])
 
 
 def _check_patterns(source: Source, options: Options) -> None:
     """Refuse an option for tensors of which there are none: its name is misspelt, or the file another one."""
-    said = [("--keep", pattern, "") for pattern in options.keep]
+    said = [("--keep", pattern, "") for pattern in options.keep if pattern is not OUTPUT]  # tied, it is no tensor
     said += [("--tensor-type", pattern, f"={fmt}") for pattern, fmt in options.overrides]
     for option, pattern, rest in said:
         if not any(map(pattern.search, source.weights)):
@@ -201,7 +210,7 @@ def _mixed(source: Source, options: Options, rules: Rules) -> dict[str, str]:
 
     Without such names, where no rule of a mixture speaks of a tensor, {} for a file type that is called after a type.
     """
-    if not any(LAYER.match(name) for name in source.weights):
+    if not rules.model:
         if options.mixture in FORMATS:
             return {}
         raise QgemmError(
@@ -221,14 +230,15 @@ def _said(weight: Weight, options: Options, rules: Rules) -> Step | None:
             return _kept(weight, "--keep")
     if weight.values is None and not weight.quantized:
         return _kept(weight, "integers")
-    if len(weight.shape) < 2 or (options.mixture and LAYER.match(weight.name) and dimensions(weight.shape) < 2):
+    if (dimensions(weight.shape) if rules.model else len(weight.shape)) < 2:
         return _kept(weight, "1-D")
-    for rule, kept in rules:
+    for rule, kept in rules.kept:
         if kept.search(weight.name):
             return _kept(weight, rule)
     for pattern, fmt in options.overrides:
         if pattern.search(weight.name):
-            return _fallback(weight, fmt, options) or Step(weight, fmt)
+            shorter = _fallback(weight, fmt) if options.mixture else Step(weight, fmt)
+            return Step(weight, fmt) if shorter.format == F16 else shorter  # what was asked for is no F16 unnoticed
     if options.layout and not options.pure:
         for pattern, what in ((OUTPUT, "output matrix"), (TOKENS, "token embedding")):
             if pattern.search(weight.name):
@@ -236,12 +246,10 @@ def _said(weight: Weight, options: Options, rules: Rules) -> Step | None:
     return _kept(weight, "no decoder") if weight.values is None else None
 
 
-def _fallback(weight: Weight, fmt: Format, options: Options) -> Step | None:
-    """In a file type, the type of fewer weights a block that llama-quantize takes for rows that fmt does not fit."""
-    found = fitting(fmt.name, weight.shape[-1]) if options.mixture else fmt.name
-    if found in (fmt.name, F16.name):
-        return None
-    return Step(weight, FORMATS[found], f"row length not a multiple of {fmt.weights}: {FORMATS[found]}")
+def _fallback(weight: Weight, fmt: Format) -> Step:
+    """In a file type: the type, or what llama-quantize takes for rows that it does not fit."""
+    found = FORMATS[fitting(fmt.name, weight.shape[-1])]
+    return Step(weight, found, "" if found == fmt else f"row length not a multiple of {fmt.weights}: {found}")
 
 
 def _step(weight: Weight, options: Options, head: str | None, rules: Rules, types: Mapping[str, str]) -> Step:
@@ -259,7 +267,7 @@ def _step(weight: Weight, options: Options, head: str | None, rules: Rules, type
     if weight.name == head and options.type != Q8_0:
         better = Q6_K if Q6_K.encode is not None and weight.shape[-1] % Q6_K.weights == 0 else Q8_0
         return _fitting(weight, better)._replace(rule=f"output matrix: {better}")
-    return _fallback(weight, options.type, options) or _fitting(weight, options.type)
+    return (_fallback if options.mixture else _fitting)(weight, options.type)
 
 
 def _kept(weight: Weight, rule: str) -> Step:
@@ -309,15 +317,31 @@ def _unimportant(step: Step, options: Options) -> str:
     weight, fmt = step.weight, step.format
     if step.copied or step.by_codes or fmt.plain:
         return ""
-    known = options.importance
-    found = (known if isinstance(known, Importances) else of_arrays(known)).importance(weight.name)
+    found = importance_of(weight, options)
     if found is None:
         needed = needs_importance(weight.name, fmt.name, options.mixture)
         return f"{fmt} needs an importance matrix (--imatrix) that has this tensor" if needed else ""
-    matrices = prod(weight.shape[:-2])
-    if searched(fmt) and found.size != matrices * weight.shape[-1]:
+    if found.size != columns(weight):
+        matrices = prod(weight.shape[:-2])
         return f"its importance has {found.size} values, not those of {matrices} x {weight.shape[-1]} columns"
     return ""
+
+
+def importance_of(weight: Weight, options: Options) -> Importance | None:
+    """The importance of a tensor's columns, None if there is none.
+
+    That of a token embedding may be of another size, since it is no mean over activations: then it is passed over.
+    """
+    known = options.importance
+    found = (known if isinstance(known, Importances) else of_arrays(known)).importance(weight.name)
+    if found is not None and weight.name in EMBEDDINGS and found.size != columns(weight):
+        return None
+    return found
+
+
+def columns(weight: Weight) -> int:
+    """The columns of all matrices of a tensor."""
+    return prod(weight.shape[:-2]) * weight.shape[-1]
 
 
 def asked(kind: str | Format) -> tuple[Format, str]:
