@@ -125,11 +125,26 @@ def test_sentencepiece(architecture, tmp_path):
                                "bos_token": "<s>", "add_prefix_space": False},
     )  # fmt: skip
     assert found["tokenizer.ggml.tokens"][:8] == ["<unk>", "<s>", "<0x00>", "\u2581a", "b", " x", "<|im|>", "[PAD7]"]
-    assert found["tokenizer.ggml.token_type"].tolist()[:8] == [2, 3, 6, 1, 1, 4, 3, 5]
-    assert found["tokenizer.ggml.scores"].tolist()[:8] == [0, 0, 0, -1.5, -2.5, -1000, -1000, -10000]
+    assert found["tokenizer.ggml.token_type"].tolist()[:8] == [3, 3, 6, 1, 1, 4, 3, 5]
+    assert found["tokenizer.ggml.scores"].tolist()[:8] == [-1000, 0, 0, -1.5, -2.5, -1000, -1000, -10000]
     assert len(found["tokenizer.ggml.tokens"]) == V
     assert (found["tokenizer.ggml.model"], found["tokenizer.ggml.pre"]) == ("llama", "default")
     assert not found["tokenizer.ggml.add_space_prefix"]
+
+
+@pytest.mark.parametrize(("architecture", "space"), [("LlamaForCausalLM", None), ("Gemma3ForCausalLM", False)])
+def test_gemma_puts_no_space_in_front(architecture, space, tmp_path):
+    """llama.cpp does unless it is told; what the folder says goes before the architecture's word."""
+    key = "tokenizer.ggml.add_space_prefix"
+    assert keys(tmp_path, architecture, tokenizer_model=MODEL).get(key) == space
+    said = {"add_prefix_space": True}
+    assert keys(tmp_path, architecture, tokenizer_model=MODEL, tokenizer_config_json=said)[key]
+
+
+def test_without_a_tokenizer_the_size_is_said_once(tmp_path, caplog):
+    assert keys(tmp_path, "LlamaForCausalLM")["llama.vocab_size"] == V
+    assert keys(tmp_path, "Qwen2ForCausalLM")["qwen2.vocab_size"] == V
+    assert not caplog.records  # gguf warns of a key that is written again
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class Architecture(NamedTuple):
     rotary_pairs: whether rows of queries and keys go into llama.cpp's rotary order.
     norms_plus_one: whether norms are stored as one less. defaults: what configs leave out.
     factors: by the kind of rotary scaling, the tensors that it needs.
+    space: whether text gets a space in front before it is cut into pieces, None where the tokenizer says so.
     split: makes the tensors as llama.cpp has them of those that a checkpoint joins, by Hugging Face's names.
     """
 
@@ -66,6 +67,7 @@ class Architecture(NamedTuple):
     defaults: Mapping[str, Any] = {}
     factors: Mapping[str, Callable[[Config], dict[str, Floats]]] = {}
     split: Callable[[Weight], list[Weight]] = lambda weight: [weight]
+    space: bool | None = None
 
     def shapes(self, experts: bool) -> Shapes:
         """The tensors of a layer, of one with experts or without."""
@@ -136,7 +138,9 @@ GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "tie_word_embeddings": True,
 }  # fmt: skip
-GEMMA3 = Architecture(MODEL_ARCH.GEMMA3, gemma3_keys, GEMMA3_LAYER, norms_plus_one=True, defaults=GEMMA3_DEFAULTS)
+GEMMA3 = Architecture(
+    MODEL_ARCH.GEMMA3, gemma3_keys, GEMMA3_LAYER, norms_plus_one=True, defaults=GEMMA3_DEFAULTS, space=False
+)
 PHI3_LAYER: Shapes = {
     "attn_norm.weight": "E", "attn_qkv.weight": "QKV E", "attn_output.weight": "E HD", "ffn_norm.weight": "E",
     "ffn_up.weight": "2F E", "ffn_down.weight": "E F",

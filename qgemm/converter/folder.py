@@ -61,7 +61,7 @@ def as_model(source: Source, path: PathLike) -> Source:
     writer.add_type(GGUFType.MODEL)
     writer.add_name(os.path.basename(os.path.abspath(folder)))
     architecture.keys(config, writer)
-    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer)
+    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space)
     return replace(source, weights=weights, metadata=values_of(writer))
 
 

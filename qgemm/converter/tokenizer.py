@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gguf import GGUFWriter, SpecialVocab, TokenType
+from gguf import GGUFWriter, Keys, SpecialVocab, TokenType
 
 from qgemm.errors import CheckpointError
 from qgemm.files.documents import json_object
@@ -30,7 +30,6 @@ SENTENCEPIECE, TOKENIZER, CONFIG, ADDED = (
 )
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
 SPACE = "\u2581"  # how SentencePiece writes a space
-SPECIAL = TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTROL = re.compile(r"<\|.*\|>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
@@ -62,8 +61,10 @@ class Token(NamedTuple):
     type: TokenType
 
 
-def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter) -> None:
+def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | None = None) -> None:
     """Write the keys of the tokenizer in a folder; rows: of the embedding, as many tokens as the file then has.
+
+    space: whether text gets a space in front where pieces are merged by scores, if the folder does not say.
 
     CheckpointError for a tokenizer of another kind, or one with more tokens.
     """
@@ -83,11 +84,10 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter) -> None:
         )
     else:
         writer.add_tokenizer_model("none")
-        writer.add_vocab_size(rows)
+        if Keys.LLM.VOCAB_SIZE.format(arch=writer.arch) not in writer.kv_data[0]:
+            writer.add_vocab_size(rows)
         return
-    for number, token in _added(folder, where, document):
-        if number not in found or found[number].text != token.text or found[number].type not in SPECIAL:
-            found[number] = token
+    found.update(_added(folder, where, document))
     if found and max(found) >= rows:
         raise CheckpointError(f"{where}: token {max(found)} is beyond the {rows} rows of the embedding")
     tokens = [found.get(i) or Token(f"[PAD{i}]", PADDING_SCORE, TokenType.UNUSED) for i in range(rows)]
@@ -98,14 +98,18 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter) -> None:
         writer.add_token_scores([token.score for token in tokens])
     writer.add_token_types([token.type for token in tokens])
     _special(folder, where, kind == "gpt2", rows, writer)
+    config = os.path.join(folder, CONFIG)
+    said = json_object(config).get("add_prefix_space") if os.path.exists(config) else None
+    if isinstance(said, bool):
+        space = said
+    elif kind != "llama":
+        space = None
+    if space is not None:
+        writer.add_add_space_prefix(space)
 
 
 def _special(folder: str, where: str, merges: bool, rows: int, writer: GGUFWriter) -> None:
     """Merges, the numbers of special tokens, the chat template."""
-    config = os.path.join(folder, CONFIG)
-    space = json_object(config).get("add_prefix_space") if os.path.exists(config) else None
-    if isinstance(space, bool):
-        writer.add_add_space_prefix(space)
     try:
         SpecialVocab(Path(folder), load_merges=merges, n_vocab=rows).add_to_gguf(writer, quiet=True)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
