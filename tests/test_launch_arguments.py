@@ -9,12 +9,13 @@ import struct
 import sys
 import threading
 import time
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import qgemm
-from qgemm.cuda.driver import launch
+from qgemm.cuda.driver import graph, launch
 from qgemm.cuda.driver.launch import TensorMap
 from qgemm.cuda.jit import sources, twins
 from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
@@ -112,6 +113,37 @@ def test_a_bound_launch_has_its_pointers_whatever_is_launched_after_it(launched)
     made(8, 300, 400)
     assert [bound(), bound()] == [0, 0]
     assert found[1] == found[2] == (7, [200, 5, 100])
+
+
+def test_launches_are_captured_into_a_graph_and_entered_at_once(launched, monkeypatch):
+    """On the stream of the capture; a call enters the graph alone, and nothing where its stream is being captured."""
+    (made, fake), found, status = launched, [], [0]
+    fake.enter = lambda *args: found.append(entered_with(*args)[::3]) or 0
+
+    def is_capturing(stream, captured):
+        captured._obj.value = status[0]
+        return 0
+
+    fake.cuStreamIsCapturing = is_capturing
+    fake.cuGraphLaunch = lambda *handles: found.append([*map(repr, handles)]) or 0
+    begun, ended = [], SimpleNamespace(graphExec=55)
+
+    @contextmanager
+    def stream(non_blocking):
+        yield SimpleNamespace(ptr=9, begin_capture=lambda: begun.append(non_blocking), end_capture=lambda: ended)
+
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Stream=stream)))
+    monkeypatch.setattr(graph, "driver", lambda: fake)
+    monkeypatch.setattr(graph, "relaxed_capture", nullcontext)
+    enter = graph.graph_of([(made, (7, 100, 200)), (made, (7, 300, 400))])
+    assert begun == [True]
+    assert found == [(9, [200, 5, 100]), (9, [400, 5, 300])]
+    found.clear()
+    assert enter() == 0
+    assert found == [["<cparam 'P' (0x37)>", "<cparam 'P' (0x7)>"]]
+    status[0] = 1
+    assert enter() != 0
+    assert len(found) == 1
 
 
 def test_threads_launch_with_arguments_of_their_own(launched):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 
 import harness
 import numpy as np
@@ -19,7 +19,7 @@ from strategies import each, seeds
 import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped
+from qgemm.cuda import expert_plans, experts, grouped
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
 from qgemm.cuda.kernels import moe_prefill_sm90, moe_sort, transforms
@@ -319,7 +319,9 @@ def rounded_of(gate, up, down, x, ids, weights, name, biases):
 @few
 @given(data=st.data())
 def test_a_later_call_on_other_arrays_goes_the_short_way(sorted_by_expert, data, host):
-    """The same launches on other pointers, y new or given; what is not alike in every respect goes the long way."""
+    """The same launches on other pointers, y new or given, as a graph where they are several; what is not alike in every
+    respect goes the long way.
+    """
     rng = data.draw(seeds())
     gate, up, down = (random_experts(Q4_0, 4, n, k, rng) for n, k in ((128, 96), (128, 96), (96, 128)))
     packed = [on_device(w) for w in (gate, up, down)]
@@ -338,13 +340,15 @@ def test_a_later_call_on_other_arrays_goes_the_short_way(sorted_by_expert, data,
     with pytest.MonkeyPatch.context() as patch:
         if not sorted_by_expert:
             patch.setattr(grouped, "token_tile", lambda *sizes: 0)
-            patch.setattr(experts, "launch", lambda kernel, p: recorded)
+            patch.setattr(experts, "launch", lambda kernel, p: Recorded())
         first, second = arrays(), arrays()
         call(*first)
         seen.clear()
         long_way = call(*second, dtype=None if out is not None else "float32").copy().get()
         pointers = list(seen)
         patch.setattr(experts, "Call", refuse)
+        patch.setattr(expert_plans, "graph_of", graph_of)
+        graphs.clear()
         seen.clear()
         short_way = call(*second)
         for _ in range(3 if out is not None else 0):  # the second call there binds launches to the pointers
@@ -352,6 +356,7 @@ def test_a_later_call_on_other_arrays_goes_the_short_way(sorted_by_expert, data,
             noted, seen[:] = list(seen), []
             np.testing.assert_array_equal(call(*second).get(), short_way.get())
             assert seen == noted
+            assert graphs == ([4] if sorted_by_expert else [])
         if sorted_by_expert:
             np.testing.assert_array_equal(short_way.get(), long_way)
         else:
@@ -379,8 +384,26 @@ def refuse(*_):
 
 
 seen: list[tuple[int, ...]] = []
+graphs: list[int] = []
 
 
-def recorded(stream, *pointers):
+def graph_of(launches):
+    """Stands for driver/graph.py: notes how many launches there are, and makes them one by one."""
+    graphs.append(len(launches))
+
+    def enter():
+        for launch, args in launches:
+            launch(*args)
+        return 0
+
+    return enter
+
+
+class Recorded:
     """Stands for a launch: notes its pointers."""
-    seen.append(pointers)
+
+    def __call__(self, stream, *pointers):
+        seen.append(pointers)
+
+    def bound(self, *args):
+        return partial(self, *args)

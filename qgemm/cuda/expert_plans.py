@@ -6,18 +6,19 @@ lie. What is not the same in every respect goes the long way, which says why or 
 
 The last weights of a call, those of `down`, remember it twice, as in plan_cache.py: by its words alone (function,
 dtype, which arrays are given, the other weights), and by the shapes and types of all arrays as well. Where arrays lie
-where those of an earlier call lay, its launches are bound to their pointers, and nothing is written.
+where those of an earlier call lay, its launches are bound to their pointers, and nothing is written: two are entered
+one by one, more as a graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from qgemm.arguments import output_dtype
 
+from .driver.graph import graph_of
 from .driver.workspace import workspace
 from .expert_arrays import ALIGNMENT, Call, Given
 from .libraries import LIBRARIES, Library
@@ -27,11 +28,14 @@ MAX_ROOMS = 2  # of a call that is remembered; more hold memory that the long wa
 KEPT_BYTES = 1 << 20  # of rooms that lie in a workspace of the stream; larger ones are made for each call
 ROOM_ALIGNMENT = 256
 MAX_BOUND = 16  # calls whose launches are bound to their addresses, of each plan
+GRAPHED = 3  # launches of a call that cost the host more than a graph of them
 FIXED = 0  # number of what a pointer of weights is relative to; behind it the arrays of a call, y, and its rooms
 
 Words = tuple[Any, ...]
 Arrays = tuple[Any, ...]
-Bound = list[tuple[Callable[[], int], Callable[..., None], tuple[int, ...]]]
+At = tuple[int, ...]  # stream, and addresses behind it
+Arguments = list[tuple[Any, At]]  # launches, each with its stream and pointers
+Bound = list[tuple[Callable[[], int], Arguments]]  # what enters some launches at once: the driver's status; these
 
 
 class Launched(NamedTuple):
@@ -158,7 +162,7 @@ def _running(call: Call, launches: Sequence[Launched], new: Any, nbytes: Sequenc
     library, device = call.library, call.device
     pointer, stream, here = library.pointer, library.stream, library.current_device
     rooms = Rooms([room.nbytes for room in call.rooms], [room.make for room in call.rooms])
-    seen: dict[tuple[int, ...], Bound | None] = {}  # by stream and addresses: mostly those of the calls before
+    seen: dict[At, Bound | None] = {}  # by stream and addresses: mostly those of the calls before
 
     def run(*arrays: Any) -> Any:
         if here is not None and here() != device:
@@ -201,7 +205,7 @@ class Rooms:
 
 
 def _launched(
-    at: tuple[int, ...], seen: dict[tuple[int, ...], Bound | None], launches: Sequence[Launched],
+    at: At, seen: dict[At, Bound | None], launches: Sequence[Launched],
     nbytes: Sequence[int], written: bool,
 ) -> bool:  # fmt: skip
     """Launch all; False if arrays lie where kernels cannot take them. at: stream, and addresses behind it."""
@@ -217,17 +221,22 @@ def _launched(
             launch(*args)
         return True
     if bound is None:
-        bound = seen[at] = [
-            (getattr(launch, "bound", partial(partial, launch))(*args), launch, args)
-            for launch, args in _arguments(at, launches)
-        ]
-    for enter, launch, args in bound:
+        bound = seen[at] = _bound(_arguments(at, launches))
+    for enter, launched in bound:
         if enter():
-            launch(*args)  # once more, by what knows the driver's errors
+            for launch, args in launched:
+                launch(*args)  # by what knows the driver's errors, or for a stream that is being captured
     return True
 
 
-def _arguments(at: tuple[int, ...], launches: Sequence[Launched]) -> list[tuple[Any, tuple[int, ...]]]:
+def _bound(launches: Arguments) -> Bound:
+    """What enters launches that are bound to their arguments."""
+    if len(launches) >= GRAPHED:
+        return [(graph_of(launches), launches)]
+    return [(launch.bound(*args), [(launch, args)]) for launch, args in launches]
+
+
+def _arguments(at: At, launches: Sequence[Launched]) -> Arguments:
     """Launches with their stream and pointers."""
     values = (0, *at[1:])
     return [(one, (at[0], *[values[base] + offset for base, offset in pointers])) for one, pointers in launches]

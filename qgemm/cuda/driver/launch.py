@@ -131,11 +131,14 @@ class Launch:
         self._fill = struct.Struct(f"PPQ{count}P").pack_into, ctypes.addressof(attributes), len(wanted)
         self.enter = _entering(room, struct.Struct(f"PPQ{count}P").pack_into, ctypes.addressof(attributes), len(wanted))
 
-    def bound(self, stream: int, *pointers: int) -> Callable[[], int]:
-        """A call that launches with this stream and these pointers, without writing them again: the driver's status."""
+    def bound(self, stream: int, *pointers: int, into: int | None = None) -> Callable[[], int]:
+        """A call that launches with this stream and these pointers, without writing them again: the driver's status.
+
+        into: the stream that is launched on, where it is another one: that of a capture (graph.py).
+        """
         memory, arguments = self._room()
         fill, attributes, count = self._fill
-        fill(memory, STREAM, stream, attributes, count, *pointers)
+        fill(memory, STREAM, stream if into is None else into, attributes, count, *pointers)
         found = partial(driver().cuLaunchKernelEx, *arguments)
         vars(found)["launch"] = self  # which keeps the arguments that lie elsewhere
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
@@ -81,12 +81,20 @@ class TilesLaunch:
             cluster if cluster > 1 else 0,
         )  # fmt: skip
 
-    def __call__(
-        self, stream: int, x: int, counts: int, token_tiles: int, gate: int, up: int, _gate_absmax: int,
-        _up_absmax: int, gate_bias: int, up_bias: int, y: int,
-    ) -> None:  # fmt: skip
+    def __call__(self, stream: int, *pointers: int) -> None:
+        self._launch(stream, *self._in_order(*pointers))
+
+    def bound(self, stream: int, *pointers: int, into: int | None = None) -> Callable[[], int]:
+        """See Launch."""
+        return self._launch.bound(stream, *self._in_order(*pointers), into=into)
+
+    def _in_order(
+        self, x: int, counts: int, token_tiles: int, gate: int, up: int, _gate_absmax: int, _up_absmax: int,
+        gate_bias: int, up_bias: int, y: int,
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Pointers in the order of the kernel's."""
         second = (up, 0, up_bias, 0) if self._gated else ()
-        self._launch(stream, counts, token_tiles, x, gate, y, gate_bias, 0, *second)
+        return counts, token_tiles, x, gate, y, gate_bias, 0, *second
 
 
 MOE_DECODE_TILES = Kernel(

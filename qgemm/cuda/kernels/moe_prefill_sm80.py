@@ -6,7 +6,7 @@ weights of its expert. Its grid has a CTA for each tile that there can be; those
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from qgemm.codec.format import Format
 from qgemm.cuda.driver.launch import Launch
@@ -107,6 +107,12 @@ class GroupedLaunch:
 
     def __call__(self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int) -> None:
         self._launch(stream, counts, token_tiles, 0, x, *pointers)
+
+    def bound(
+        self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int, into: int | None = None
+    ) -> Callable[[], int]:
+        """See Launch."""
+        return self._launch.bound(stream, counts, token_tiles, 0, x, *pointers, into=into)
 
 
 MOE_PREFILL_SM80 = Kernel(

@@ -162,12 +162,14 @@ class GroupedLaunch:
 
         self._of_map, self._launch = of_map, of_map(self._map)
 
-    def bound(self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int) -> Callable[[], int]:
-        """See Launch: with a tensor map of its own."""
+    def bound(
+        self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int, into: int | None = None
+    ) -> Callable[[], int]:
+        """See Launch: with a tensor map of its own, and partials in the workspace of `stream`."""
         tensor_map = TensorMap.aligned()
         tensor_map.encode(x, *self._box)
         partials = workspace(self._device, stream, "sm90 partials", self._size).pointer
-        return self._of_map(tensor_map).bound(stream, counts, token_tiles, partials, x, *pointers)
+        return self._of_map(tensor_map).bound(stream, counts, token_tiles, partials, x, *pointers, into=into)
 
     def __call__(self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int) -> None:
         partials = workspace(self._device, stream, "sm90 partials", self._size).pointer
