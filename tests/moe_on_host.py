@@ -34,6 +34,21 @@ class Launch:
         self.kernel(self.grid, self.block, *self.arguments, cluster=self.cluster)
 
 
+graphs: list[int] = []
+
+
+def graph_of(launches):
+    """Stands for driver/graph.py: notes how many launches there are, and makes them one by one."""
+    graphs.append(len(launches))
+
+    def enter():
+        for launch, args in launches:
+            launch(*args)
+        return 0
+
+    return enter
+
+
 def install(monkeypatch):
     """CuPy over NumPy, whose arrays no earlier test has seen, and workspaces in its memory."""
     cupy_like.install(monkeypatch)

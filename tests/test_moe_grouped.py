@@ -13,7 +13,7 @@ from gates import function, gated_up
 from harness import check_guards, device_array
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from moe_on_host import Launch, device, install, on_device, within
+from moe_on_host import Launch, device, graph_of, graphs, install, on_device, within
 from strategies import each, seeds
 
 import qgemm
@@ -319,9 +319,7 @@ def rounded_of(gate, up, down, x, ids, weights, name, biases):
 @few
 @given(data=st.data())
 def test_a_later_call_on_other_arrays_goes_the_short_way(sorted_by_expert, data, host):
-    """The same launches on other pointers, y new or given, as a graph where they are several; what is not alike in every
-    respect goes the long way.
-    """
+    """The same launches on other pointers, y new or given, four as a graph; else, in any respect, the long way."""
     rng = data.draw(seeds())
     gate, up, down = (random_experts(Q4_0, 4, n, k, rng) for n, k in ((128, 96), (128, 96), (96, 128)))
     packed = [on_device(w) for w in (gate, up, down)]
@@ -384,19 +382,6 @@ def refuse(*_):
 
 
 seen: list[tuple[int, ...]] = []
-graphs: list[int] = []
-
-
-def graph_of(launches):
-    """Stands for driver/graph.py: notes how many launches there are, and makes them one by one."""
-    graphs.append(len(launches))
-
-    def enter():
-        for launch, args in launches:
-            launch(*args)
-        return 0
-
-    return enter
 
 
 class Recorded:

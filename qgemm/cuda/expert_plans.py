@@ -27,8 +27,8 @@ MAX_PLANS = 256  # entries that weights remember
 MAX_ROOMS = 2  # of a call that is remembered; more hold memory that the long way would have freed
 KEPT_BYTES = 1 << 20  # of rooms that lie in a workspace of the stream; larger ones are made for each call
 ROOM_ALIGNMENT = 256
-MAX_BOUND = 16  # calls whose launches are bound to their addresses, of each plan
-GRAPHED = 3  # launches of a call that cost the host more than a graph of them
+MAX_BOUND = 16  # calls whose launches are bound to their addresses, of each plan; a graph takes 0.1 MB of the GPU
+GRAPHED = 3  # launches of a call that are a graph; of two it would cost the GPU 2.6 us, and spare the host 4
 FIXED = 0  # number of what a pointer of weights is relative to; behind it the arrays of a call, y, and its rooms
 
 Words = tuple[Any, ...]
