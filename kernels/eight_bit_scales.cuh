@@ -21,7 +21,8 @@ constexpr int room(float number) {
     return exponent;
 }
 
-template <class Config>
+// E4M3: whether bytes are e4m3 floats instead, see e4m3_scales.cuh.
+template <class Config, bool E4M3 = false>
 struct EightBitScales {
     using Format = typename Config::TileFormat;
     static constexpr int GROUP_SIZE = Config::GROUP_SIZE, K_BLOCKS = Config::K_BLOCKS;

@@ -1,14 +1,16 @@
-// gemm_sm90_s8: y [m, n] = x [m, k] @ W [n, k].T of signed bytes with scales on int8 tensor cores (sm_90a).
+// gemm_sm90_s8: y [m, n] = x [m, k] @ W [n, k].T of bytes with scales on tensor cores (sm_90a): int8, or e4m3 floats.
 //
 //   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
 // The product of prefill_sm90_eight_bits, of weights that requantize has brought to bytes before: what is left is wgmma and
-// the scaling of its sums. A consumer warpgroup has 64 rows of W and all tokens of a tile, and the integer sums of HALF of
+// the scaling of its sums. A consumer warpgroup has 64 rows of W and all tokens of a tile, and the sums of a group of HALF of
 // them at a time, which are scaled and added to the accumulators while the other warpgroup has the tensor cores.
 // Config: see sm90/s8_gemm.cuh.
 #include "ptx/setmaxnreg.cuh"
+#include "ptx/wgmma_e4m3.cuh"
 #include "ptx/wgmma_s8.cuh"
 #include "sm90/s8_gemm.cuh"
+#include "sum_of.cuh"
 
 namespace qgemm {
 
@@ -17,7 +19,7 @@ using Gemm = S8Gemm<Config>;
 template <class Config>
 struct S8Consumer {
     using Acc = typename Config::Acc;
-    using Sums = int[Config::HALF / 2];
+    using Sums = typename SumOf<Config::E4M3>::Type[Config::HALF / 2];
     Smem<Config>& smem;
     int row_block, warp, lane;
 
@@ -58,9 +60,9 @@ private:
             const unsigned long long a = wgmma_descriptor(w + i / STEPS * W_BOX + i % STEPS * 2),
                                      b = wgmma_descriptor(x + i / STEPS * X_BOX + i % STEPS * 2);
             if (i == 0)
-                wgmma_s8_shared<Config::HALF, 0>(sums, a, b);
+                wgmma_shared<Config::HALF, 0>(sums, a, b);
             else
-                wgmma_s8_shared<Config::HALF, 1>(sums, a, b);
+                wgmma_shared<Config::HALF, 1>(sums, a, b);
         }
         wgmma_commit();
         wgmma_wait<0>();

@@ -1,16 +1,18 @@
-// prefill_sm80_eight_bits: y [m, n] = x [m, k] @ W [n, k].T on int8 tensor cores by mma.sync (sm_80 and later).
+// prefill_sm80_eight_bits: y [m, n] = x [m, k] @ W [n, k].T by mma.sync, int8 (sm_80 and later) or e4m3 (sm_89 and later).
 //
 //   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
-// x comes as signed bytes with a scale a token and group; weights are brought to signed bytes in registers, with a scale
-// a row and 256 columns that follows from the scales of the packed format (eight_bit_scales.cuh). A warp owns M16_TILES
+// x comes as bytes with a scale a token and group; weights are brought to bytes in registers, with a scale a row and 256
+// columns that follows from the scales of the packed format (eight_bit_scales.cuh, e4m3_scales.cuh). A warp owns M16_TILES
 // groups of 16 rows, all tokens of the CTA and all columns of a k_iter.
 // Tiles and pipeline: sm80/config.cuh, sm80/eight_bits.cuh.
-#include "eight_bit_scales.cuh"
+#include "e4m3_scales.cuh"
 #include "epilogue.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/mma_e4m3.cuh"
 #include "sm80/eight_bits.cuh"
 #include "sm80/reduce.cuh"
+#include "sum_of.cuh"
 
 namespace qgemm {
 
@@ -29,13 +31,15 @@ template <class Config>
 struct EightBitWarp {
     static constexpr int M16_TILES = Config::M16_TILES, COLUMN_TILES = Config::COLUMN_TILES;
     static constexpr int STEPS = Config::K_BLOCK_STEPS;
+    // sm_90 and sm_100 make products of e4m3 of halves, which would take all registers.
+    static constexpr int UNROLLED = Config::E4M3 ? 1 : Config::GROUP_K_BLOCKS;
     using Format = typename Config::TileFormat;
-    using Sums = int[M16_TILES][COLUMN_TILES][4];
+    using Sums = typename SumOf<Config::E4M3>::Type[M16_TILES][COLUMN_TILES][4];
 
     const EightBitStage<Config>& stage;
     const StageTiles<Config> tiles;
     const int first_m16, lane;
-    EightBitScales<Config> scales[M16_TILES];
+    EightBitScales<Config, Config::E4M3> scales[M16_TILES];
 
     // k_blocks: of the stage, that lie inside of K.
     __device__ EightBitWarp(const EightBitStage<Config>& stage, int k_blocks, const WarpCoord<Config>& coord)
@@ -51,7 +55,7 @@ struct EightBitWarp {
 #pragma unroll
         for (int group = 0; group < Config::GROUPS; ++group) {
             Sums sums = {};
-#pragma unroll
+#pragma unroll UNROLLED
             for (int i = 0; i < Config::GROUP_K_BLOCKS; ++i) add_k_block(sums, group * Config::GROUP_K_BLOCKS + i);
             add_group(acc, sums, group);
         }

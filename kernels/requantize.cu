@@ -1,4 +1,4 @@
-// requantize: tiles -> W as signed bytes, with a scale for each row and EIGHT_BIT_COLUMNS, for gemm_sm90_s8.
+// requantize: tiles -> W as signed bytes or e4m3 floats, a scale for each row and EIGHT_BIT_COLUMNS, for gemm_sm90_s8.
 //
 //   codes   of each pair of row_blocks and EIGHT_BIT_COLUMNS: [row_block][box of 128 columns][64 rows][128 bytes], in which
 //           chunk c of 16 bytes of row r lies at c ^ (r % 8), the 128-byte swizzle; of 16 columns those of lane t,
@@ -8,8 +8,8 @@
 // The bytes are those that prefill_sm90_eight_bits makes in registers. A CTA owns a row_block, a warp 16 of its
 // rows, which are staged in shared memory so that global stores are 16 bytes wide. It does not wait for the kernels
 // before it: W never changes, and gemm_sm90_s8 lets no kernel start before it has read the bytes that were here.
-// Config: TileConfig with LEAST_LEVEL, GREATEST_LEVEL (of the format).
-#include "eight_bit_scales.cuh"
+// Config: TileConfig with E4M3 (0, 1), LEAST_LEVEL, GREATEST_LEVEL (of the format).
+#include "e4m3_scales.cuh"
 #include "ptx/griddepcontrol.cuh"
 
 namespace qgemm {
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(qgemm::WARPS * 32)
 #pragma unroll
         for (int k_block = 0; k_block < STAGE_K_BLOCKS; ++k_block)
             words[k_block] = from.codes(min(k_block, k_blocks - 1)).codes(warp, lane);
-        EightBitScales<TileOf> scales;
+        EightBitScales<TileOf, Config::E4M3> scales;
         scales.begin(from, 0, 0, k_blocks, warp, lane);
         __syncwarp();  // the stage before is read
 #pragma unroll

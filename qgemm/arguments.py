@@ -10,21 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codec.format import FLOATS, float_dtype, float_name
-from .codec.group_activations import GROUPS, activation_of
+from .codec.group_activations import E4M3, GROUPS, activation_of, multiplies
 from .errors import UnsupportedError
 from .packed import Packed, Transposed
 from .tensor import Tensor
 
-Activation = Literal["a16", "a8", "a8_g128", "a8_g256"]
+Activation = Literal["a16", "a8", "a8_g128", "a8_g256", "e4m3_g256"]
 MAX_WORK = 10_000  # candidates that are tried to tell whether two arrays share memory
 ACTIVATIONS: tuple[Activation, ...] = ("a16", "a8")  # exact, and ggml's integer formulas: every table has both
-KINDS: tuple[Activation, ...] = (*ACTIVATIONS, "a8_g128", "a8_g256")
+KINDS: tuple[Activation, ...] = (*ACTIVATIONS, "a8_g128", "a8_g256", "e4m3_g256")
 
 
 class PreparedActivations:
     """Base of activations that a device holds in quantized form; on the host they are a Tensor.
 
-    activation: that which multiplies them: "a8", "a8_g128" or "a8_g256".
+    activation: that which multiplies them: "a8", "a8_g128", "a8_g256" or "e4m3_g256".
     """
 
     activation: Activation = "a8"
@@ -89,7 +89,8 @@ def prepared_for(x: Any) -> Activation | None:
 def check_prepared(prepared: str | None, activation: str) -> None:
     """UnsupportedError unless this activation multiplies what was prepared for another, or for none."""
     if prepared not in (None, activation):
-        kind = f"codes of eight bits a group of {GROUPS[prepared]}" if prepared in GROUPS else "Q8_1"
+        bytes_of = "e4m3 numbers" if prepared == E4M3 else "codes of eight bits"
+        kind = f"{bytes_of} a group of {GROUPS[prepared]}" if prepared in GROUPS else "Q8_1"
         raise UnsupportedError(f"prepared activations are {kind} for activation {prepared!r}, got {activation!r}")
 
 
@@ -119,12 +120,17 @@ def described(given: Any) -> str:
     return f"{package}{kind.__name__}{of}"
 
 
-def check_weights(w: Any) -> None:
-    """UnsupportedError unless w is a matrix of a format that can be decoded."""
+def check_weights(w: Any, activation: str = "a16") -> None:
+    """UnsupportedError unless w is a matrix of a format that can be decoded, and multiplied by such activations."""
     if w.ndim != 2:
         raise UnsupportedError(f"w must be a matrix (N, K), got {w!r}; index its leading axes first")
     if w.format.levels is None:
         raise UnsupportedError(f"{w!r}: {w.format} has no decoder, so it cannot be multiplied")
+    if activation == E4M3 and not multiplies(activation, w.format):
+        raise UnsupportedError(
+            f"{w!r}: activation {E4M3!r} is for MXFP4, whose weights are e4m3 numbers times powers of two; those of "
+            f"{w.format} are not: use 'a8_g256' or 'a16'"
+        )
 
 
 def check_shapes(x: tuple[int, ...], w: Any) -> None:

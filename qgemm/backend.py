@@ -43,7 +43,7 @@ class Backend(Protocol):
         """y [T, K]: what the experts of each token make of it, by the weights of the router."""
 
     def quantize_activations(self, x: Any, activation: Activation) -> Any:
-        """x [..., K] as blocks of codes, for several products of "a8", "a8_g128" or "a8_g256"."""
+        """x [..., K] as blocks of codes, for several products of any kind but "a16"."""
 
     def quantize(self, x: Any, fmt: Format, importance: Any = None) -> Any:
         """Values [..., K] where they lie -> the blocks of a format there; importance: [K] or [..., K]."""

@@ -54,7 +54,7 @@ def prepare(
     tensors: of an opened file, or any Tensors and DeviceTensors. Kernels are for the GPU on which a DeviceTensor lies,
     for Tensors the current one if this machine has any, else the CPU.
     m: how many rows x will have, a number or several; without it any from 1 to 4096. activation: "a16", as that of
-    products, "a8", "a8_g128" or "a8_g256". dtype: of x; without it float16, bfloat16 and float32.
+    products, or another of qgemm.matmul. dtype: of x; without it float16, bfloat16 and float32.
     progress: whether a bar is drawn on stderr; without a choice where stderr is a terminal.
 
     The first error of a compiler is raised, and what was not begun is left. Raises TypeError for what is no tensor and

@@ -62,7 +62,7 @@ def fitted(align: str, rows: Iterable[Sequence[str]], width: int) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     gaps = len(GAP) * (len(align) - 1)
     if wraps:
-        widths[-1] = min(widths[-1], width // 2)
+        widths[-1] = min(widths[-1], width * 9 // 20)  # less than first cells may take
     room = width - sum(widths[1:]) - gaps
     widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= room), default=0)
     if wraps:

@@ -12,11 +12,11 @@ from strategies import EVERY_CODES, each, problems
 import qgemm
 from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
 from qgemm.codec.error_bound import a8_g128_exact, excess
-from qgemm.codec.group_activations import FORMAT, GROUPS
+from qgemm.codec.group_activations import FORMAT, INTEGER
 
 KIND = "a8_g128"
 LIMITS = {"a8_g128": 0.03, "a8_g256": 0.035}  # of the error with outlier channels: docs/kernels/eight_bits.md
-every_kind = pytest.mark.parametrize("kind", GROUPS)
+every_kind = pytest.mark.parametrize("kind", INTEGER)
 
 
 def weights_of(w: qgemm.Tensor):
@@ -67,7 +67,7 @@ def test_identity_gives_back_the_codes():
 @pytest.mark.parametrize("k", [32, 96, 128, 160, 256, 288, 640])
 def test_last_groups_may_be_short(k, kind):
     x, w = normal(3, k), random_tensor(qgemm.FORMATS["q5_1"], 70, k, np.random.default_rng(k))
-    prepared, group = qgemm.quantize_activations(x, kind), GROUPS[kind]
+    prepared, group = qgemm.quantize_activations(x, kind), INTEGER[kind]
     assert prepared.blocks.shape == (3, k // 32)
     for first in range(0, k, group):
         d = prepared.blocks["d"][:, first // 32 : (first + group) // 32]
@@ -141,8 +141,11 @@ def test_errors_say_what_fits():
         (lambda: qgemm.matmul(qgemm.quantize_activations(x, KIND), w, "a8"), "for activation 'a8_g128', got 'a8'"),
         (lambda: qgemm.matmul(qgemm.quantize_activations(x, "a8_g256"), w, KIND), "a group of 256 for activation"),
         (lambda: qgemm.matmul(qgemm.quantize_activations(x), w, KIND), "are Q8_1 for activation 'a8', got 'a8_g128'"),
-        (lambda: qgemm.quantize_activations(x, "a16"), "activation is 'a8', 'a8_g128' or 'a8_g256', got 'a16'"),
-        (lambda: qgemm.matmul(x, w, "a4"), "activation is 'a16', 'a8', 'a8_g128' or 'a8_g256', got 'a4'"),
+        (
+            lambda: qgemm.quantize_activations(x, "a16"),
+            "activation is 'a8', 'a8_g128', 'a8_g256' or 'e4m3_g256', got 'a16'",
+        ),
+        (lambda: qgemm.matmul(x, w, "a4"), "activation is 'a16', 'a8', 'a8_g128', 'a8_g256' or 'e4m3_g256', got 'a4'"),
         (
             lambda: qgemm.matmul(x, qgemm.quantize(x, "kbit4"), KIND),
             "no integer codes for activations of eight bits a group",

@@ -14,7 +14,7 @@ from strategies import each
 
 import qgemm
 from qgemm.codec.eight_bits import COLUMNS, EightBits, eight_bits
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels import prefill_sm90_eight_bits, routes
 from qgemm.cuda.kernels.needed import needed
@@ -35,7 +35,7 @@ def prepared(x, kind):
     return qgemm.quantize_activations(x, kind).blocks
 
 
-def requantized(w: qgemm.Tensor, ctas: int) -> EightBits:
+def requantized(w: qgemm.Tensor, ctas: int, kind: str = "a8_g256") -> EightBits:
     """What requantize makes of W on the host, by so many CTAs along K, as codes [N, K] and scales."""
     fmt, (n, k) = w.format, w.shape
     row_blocks, stages, along_k = -(-n // tiles.ROWS), -(-k // COLUMNS), -(-k // tiles.columns(fmt))
@@ -43,7 +43,7 @@ def requantized(w: qgemm.Tensor, ctas: int) -> EightBits:
     out = harness.device_array(gemm.Slice(0, row_blocks).nbytes(k), np.uint8)
     out[...] = 0xAA
     packed = harness.to_device(tiles.pack(fmt, w.blocks))
-    made = kernel(gemm.REQUANTIZE, fmt, **gemm.requantize_template(fmt))
+    made = kernel(gemm.REQUANTIZE, fmt, **gemm.requantize_template(fmt, kind))
     made((ctas, row_blocks), 128, packed, out, along_k, stages, pairs)
     size = pairs * 2 * tiles.ROWS * stages * COLUMNS
     chunks = out[:size].view(np.int8).reshape(pairs, stages, 2, COLUMNS // BOX, tiles.ROWS, BOX // 16, 16)
@@ -99,12 +99,12 @@ def test_slices_are_whole_clusters_of_rows_in_bounded_memory():
     assert len(gemm.slices(28672, 8192)) == 1
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", INTEGER)
 def test_shared_memory_fits(kind):
     assert gemm.template(gemm.config_of(kind))["SMEM_BYTES"] <= SHARED
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", INTEGER)
 def test_it_serves_many_rows_of_x_and_every_other_problem_has_a_kernel(kind):
     """Of fewer than a token tile it has none; where it is chosen it is predicted to take less time than the other."""
     for (n, k), m in itertools.product(

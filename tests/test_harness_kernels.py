@@ -26,7 +26,7 @@ from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.kernels import transforms
-from qgemm.cuda.kernels.transforms import GROUPS_TOKENS
+from qgemm.cuda.kernels.transforms import GROUPS_TOKENS, groups_template
 from qgemm.cuda.layout import activations, group_activations
 from qgemm.cuda.layout import tile as tiles
 
@@ -270,7 +270,7 @@ def test_activations_become_eight_bits(kind, activation, backwards):
     (m, k), group, want = x.shape, GROUPS[activation], qgemm.quantize_activations(x, activation).blocks
     found = device_array((group_activations.nbytes(m, k, group),), np.uint8)
     found[...] = 255
-    quantize = kernel("quantize_activations_groups", In=kind, TOKENS=GROUPS_TOKENS, GROUP=group)
+    quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))
     grid = group_activations.rows_of(m) // GROUPS_TOKENS, 1
     quantize(grid, 128, to_device(x), found, k, m, backwards=backwards)
     got = group_activations.blocks_of(found, m, k, group)

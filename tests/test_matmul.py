@@ -199,7 +199,7 @@ def test_errors_name_what_came_and_what_fits():
     refused = [
         (lambda: qgemm.matmul(x[:, :32], w), "x has rows of 32.*needs K = 64"),
         (lambda: qgemm.matmul(np.float32(1), w), "scalar"),
-        (lambda: qgemm.matmul(x, w, "w4a8"), "'a8_g128' or 'a8_g256', got 'w4a8'"),
+        (lambda: qgemm.matmul(x, w, "w4a8"), "'a8_g256' or 'e4m3_g256', got 'w4a8'"),
         (lambda: qgemm.matmul(x, w, out=np.empty((2, 31), np.float32)), r"out has shape \(2, 31\), y has \(2, 32\)"),
         (lambda: qgemm.matmul(x, w, out=np.empty((2, 32), np.float32), dtype="f2"), "give one of them"),
         (lambda: qgemm.matmul(qgemm.quantize_activations(x), w, "a16"), "for activation 'a8'"),

@@ -15,7 +15,7 @@ from strategies import CODES, each
 import qgemm
 from qgemm.codec.error_bound import a8_g128_exact, excess
 from qgemm.codec.format import float_dtype
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.decode_config import shared_limit
@@ -26,7 +26,7 @@ from qgemm.formats import format_of
 # A code, scale and minimum of each kind, and both kinds of tables; the harness has the codes of all formats
 # (tests/test_operand_a.py).
 SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq4_nl", "iq2_xs", "u8_g256")
-every_kind = pytest.mark.parametrize("kind", GROUPS)
+every_kind = pytest.mark.parametrize("kind", INTEGER)
 
 
 def prepared(x, kind):
@@ -39,7 +39,7 @@ def prepared(x, kind):
 @each([format_of(name) for name in SOME])
 def test_products_are_the_formula_in_exact_integers(fmt):
     """N, K and M that end inside a tile, a stage and a token tile; integers are of the kernel's codes of W."""
-    kind = list(GROUPS)[SOME.index(fmt.name) % 2]
+    kind = list(INTEGER)[SOME.index(fmt.name) % 2]
     w = random_tensor(fmt, 70, 288, np.random.default_rng(3))
     identity, blocks = np.eye(w.shape[1], dtype=np.float32), prepared(normal(5, w.shape[1], seed=4), kind)
     weights = codes_of(w, run_eight_bits(w, prepared(identity, kind), kind, config=2))

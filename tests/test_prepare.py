@@ -349,7 +349,7 @@ def test_without_a_gpu_libraries_of_the_cpu_are_made(monkeypatch):
         (([], ()), {}, (qgemm.UnsupportedError, "from 1 on")),
         (([], "8"), {}, (qgemm.UnsupportedError, "from 1 on, or several, got '8'")),
         (([], 1.5), {}, (qgemm.UnsupportedError, "got 1.5")),
-        (([],), {"activation": "a4"}, (qgemm.UnsupportedError, "'a8_g128' or 'a8_g256'")),
+        (([],), {"activation": "a4"}, (qgemm.UnsupportedError, "'a8_g256' or 'e4m3_g256'")),
         (([],), {"dtype": "int8"}, (TypeError, "got int8")),
     ],
 )

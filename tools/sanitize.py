@@ -81,7 +81,7 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.codec.group_activations import GROUPS
+    from qgemm.codec.group_activations import GROUPS, multiplies
     from qgemm.cuda.kernels.gemm_sm90_s8 import GEMM_SM90_S8
     from qgemm.cuda.kernels.prefill_sm80 import Plan
     from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
@@ -92,7 +92,7 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     x = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16))
     bias, y = cupy.ones(n, np.float32), cupy.zeros((m, n), np.float32)
     stream = cupy.cuda.get_current_stream().ptr
-    for kind in GROUPS:
+    for kind in (each for each in GROUPS if multiplies(each, w.format)):
         prepared = qgemm.quantize_activations(x, kind)
         p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
         by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))

@@ -13,7 +13,7 @@ __device__ void wgmma_s8(int (&acc)[N / 2], const u32 (&a)[4], unsigned long lon
 
 // The same with a in shared memory as well, by a descriptor like that of b.
 template <int N, int ADD>
-__device__ void wgmma_s8_shared(int (&acc)[N / 2], unsigned long long a, unsigned long long b);
+__device__ void wgmma_shared(int (&acc)[N / 2], unsigned long long a, unsigned long long b);
 
 }  // namespace qgemm
 

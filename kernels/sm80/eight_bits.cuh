@@ -1,8 +1,8 @@
 // Sm80EightBits<Config>: constants, stages and loaders of prefill_sm80_eight_bits. A k_iter has the EIGHT_BIT_COLUMNS that
-// share a scale of W, in whole tiles; a warp takes all of it, so that sums of a group are exact integers.
+// share a scale of W, in whole tiles; a warp takes all of it, so that it scales sums of whole groups.
 //
-// Config: Sm80 of config.cuh with WARP_SPLIT_K 1 and STAGES at least 2; X_GROUP (columns of x that share a scale),
-// X_ROW_BYTES (of a token in a stage), LEAST_LEVEL, GREATEST_LEVEL (of the format).
+// Config: Sm80 of config.cuh with WARP_SPLIT_K 1 and STAGES at least 2; E4M3 (whether bytes are e4m3 floats), X_GROUP (columns
+// of x that share a scale), X_ROW_BYTES (of a token in a stage), LEAST_LEVEL, GREATEST_LEVEL (of the format).
 #pragma once
 
 #include "eight_bit_layout.cuh"

@@ -1,10 +1,10 @@
-// gemm_sm90_s8: its tiles of y, shared memory, and the producer warps. Both factors are signed bytes that TMA and bulk copies
+// gemm_sm90_s8: its tiles of y, shared memory, and the producer warps. Both factors are bytes that TMA and bulk copies
 // bring as wgmma reads them, in two pipelines: W with ROW_BLOCKS * 64 rows and x with HALF tokens a stage, each of the
 // EIGHT_BIT_COLUMNS that share a scale of W. The two CTAs of a cluster have different rows of W and the same tokens:
 // each loads half of a stage of x and sends it to both.
 //
-// Config: TOKENS, HALF (tokens of a stage of x, whose integer sums a warpgroup has at a time), X_GROUP (columns of x that
-// share a scale), EPI_TILE, W_STAGES, X_STAGES, SMEM_BYTES, ARRIVALS (as in config.cuh).
+// Config: E4M3 (whether bytes are e4m3 floats), TOKENS, HALF (tokens of a stage of x, whose sums of a group a warpgroup has at a
+// time), X_GROUP (columns of x that share a scale), EPI_TILE, W_STAGES, X_STAGES, SMEM_BYTES, ARRIVALS (as in config.cuh).
 #pragma once
 
 #include "../ptx/cluster.cuh"

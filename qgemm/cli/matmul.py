@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--activation",
         choices=KINDS,
         default="a16",
-        help="a16: x as it is; a8: as Q8_1; a8_g128, a8_g256: both in 8 bits",
+        help="a16: x as it is; a8: as Q8_1; a8_g128, a8_g256: both in 8 bits; e4m3_g256: both in e4m3 (mxfp4)",
     )
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="cpu", help="default cpu")
     add_json(parser, "the table")
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         if args.out is not None:
             check_output(args.out, [*file.paths, *([] if args.x is None else [args.x])])
         w = file[args.tensor]
-        check_weights(w)
+        check_weights(w, args.activation)
         given = None if args.x is None else load(args.x)
         drawn = (random_tokens(m, w.shape[1], args.seed) for m in args.m)
         inputs: Iterator[NDArray[Any]] = drawn if given is None else iter([given])

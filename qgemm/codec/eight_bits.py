@@ -6,6 +6,14 @@
 The bound b follows from scales and minimums alone, so that a kernel knows it before it has looked at a code. ggml's
 encoders use nearly all of the range of codes, which makes it as good as the largest weight itself: q4_0's extreme
 weight has code 0 by definition. docs/kernels/eight_bits.md has the error of each format.
+
+"e4m3_g256" makes e4m3 numbers of formats whose scales are powers of two:
+
+    s = the largest scale of these columns * 2^e, e the least for which no weight is above 448 s
+    q = the number nearest to w / s
+
+q is w / s where w / s is a multiple of 2^-9: of mxfp4 wherever a scale is at least 2^-14 of the largest. Below that a
+weight is off by 2^-15 of the largest scale at most, half of e4m3's least number.
 """
 
 from __future__ import annotations
@@ -15,9 +23,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import e4m3
 from .format import Blocks, Format, Levels
 from .group_activations import codes, unit
-from .packing import Floats
+from .packing import Bytes, Floats
 
 COLUMNS = 256  # that share a scale: a super-block of the K-quants
 
@@ -26,6 +35,13 @@ class EightBits(NamedTuple):
     """Weights [N, K] as codes, int8 [N, K], and their scale, float32 [N, ceil(K / COLUMNS)]."""
 
     codes: NDArray[np.int8]
+    scale: Floats
+
+
+class E4m3Weights(NamedTuple):
+    """Weights [N, K] as codes of e4m3, uint8 [N, K], and their scale, float32 [N, ceil(K / COLUMNS)]."""
+
+    codes: Bytes
     scale: Floats
 
 
@@ -54,6 +70,23 @@ def eight_bits(fmt: Format, blocks: Blocks, k: int) -> EightBits:
     return EightBits(q, unit(largest))
 
 
+def e4m3_exponent(fmt: Format) -> int:
+    """e: the scale of its weights as e4m3 numbers is the largest of theirs times 2^e."""
+    return -int(np.log2(e4m3.LARGEST / max(map(abs, level_range(fmt)))))
+
+
+def e4m3_weights(fmt: Format, blocks: Blocks, k: int) -> E4m3Weights:
+    """Blocks [N, b] of rows of K weights -> codes of e4m3 and their scales."""
+    found = fmt.decode_levels(blocks.reshape(-1))
+    assert found.scale is not None, "a power of two"
+    scales = found.scale.reshape(len(blocks), -1)
+    largest = _largest(fmt, scales, k)
+    ratio = scales / largest.repeat(COLUMNS // fmt.group, axis=1)[:, : scales.shape[1]]
+    shift = np.float32(2.0 ** -e4m3_exponent(fmt))
+    values = found.codes.reshape(*scales.shape, fmt.group).astype(np.float32) * (ratio * shift)[..., None]
+    return E4m3Weights(e4m3.encode(values).reshape(len(blocks), k), largest / shift)
+
+
 def _bounds(fmt: Format, found: Levels, rows: int, k: int) -> Floats:
     """The bound b of each row and COLUMNS columns, [rows, ceil(K / COLUMNS)]; NaN or infinite where a scale is."""
     found = found.zeros_as_minimums()
@@ -61,9 +94,12 @@ def _bounds(fmt: Format, found: Levels, rows: int, k: int) -> Floats:
     with np.errstate(invalid="ignore", over="ignore"):
         minimum = np.float32(0) if found.minimum is None else found.minimum
         ends = (np.abs(found.scale * np.float32(level) + minimum) for level in level_range(fmt))
-        of_group = np.maximum(*ends).reshape(rows, -1)  # NaN wins
-    groups = COLUMNS // fmt.group
-    padded = np.zeros((rows, -(-k // COLUMNS), groups), np.float32)
-    padded.reshape(rows, -1)[:, : of_group.shape[1]] = of_group
+        return _largest(fmt, np.maximum(*ends).reshape(rows, -1), k)  # NaN wins
+
+
+def _largest(fmt: Format, of_groups: Floats, k: int) -> Floats:
+    """Numbers [rows, groups of a row] -> the largest of each row and COLUMNS columns, [rows, ceil(K / COLUMNS)]."""
+    padded = np.zeros((len(of_groups), -(-k // COLUMNS), COLUMNS // fmt.group), np.float32)
+    padded.reshape(len(of_groups), -1)[:, : of_groups.shape[1]] = of_groups
     largest: Floats = padded.max(axis=2)
     return largest

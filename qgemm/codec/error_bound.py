@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .activations import UNIT, scale_and_sum
-from .eight_bits import COLUMNS, EightBits
+from .e4m3 import NUMBERS
+from .eight_bits import COLUMNS, E4m3Weights, EightBits
 from .format import Blocks, Format
 from .group_activations import GROUP
 
@@ -21,6 +22,7 @@ Doubles = NDArray[np.float64]
 
 U = 2.0**-24  # the relative error of one float32 operation
 TINY = 1e-37  # more than K subnormal results can lose, and below what any product of use is made of
+STEP = 32  # products that a tensor core adds at a time, of e4m3
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -109,6 +111,32 @@ def a8_g128_exact(x: Blocks, w: EightBits) -> tuple[Doubles, Doubles]:
             scale = d[:, first // x["qs"].shape[2], None] * w.scale[:, first // COLUMNS].astype(np.float64)
             y, size = y + scale * sums, size + np.abs(scale * sums)
     return y, _bound(-(-k // GROUP) + 3, size)
+
+
+def e4m3_exact(x: Blocks, w: E4m3Weights) -> tuple[Doubles, Doubles]:
+    """The product of blocks x [M, K / 32] of "e4m3_g256" and weights of e4m3 [N, K], and the bound of a tensor core's.
+
+    An instruction adds STEP products to the sum of those before. All are shifted to the exponent of the largest and cut
+    behind 14 bits of it (DeepSeek-V3 technical report, section 3.5.2), the two before the point of a product of two
+    significands included: STEP + 1 terms, and the sum as it is kept, lose 2^-12 of the largest of them each at most.
+    Sums that are multiples of that lose nothing; the order of the STEP products does not matter. Per group two
+    roundings more, then a sum over groups.
+    """
+    m, k = len(x), w.codes.shape[1]
+    q, d = NUMBERS[x["qs"].view(np.uint8)].reshape(m, k).astype(np.float64), x["d"].astype(np.float64)
+    numbers, lost = NUMBERS[w.codes].astype(np.float64), (STEP + 2) * 2.0**-12
+    y, size, cut = np.zeros((3, m, len(numbers)))
+    for first in range(0, k, COLUMNS):
+        acc, off = np.zeros((2, m, len(numbers)))
+        for step in range(first, min(first + COLUMNS, k), STEP):
+            products = q[:, None, step : step + STEP] * numbers[None, :, step : step + STEP]
+            before, acc = np.abs(acc), acc + products.sum(axis=2)
+            largest = np.maximum(np.maximum(before, np.abs(acc)), np.abs(products).max(axis=2))
+            off = (off + lost * (largest + off)) / (1 - lost)
+        with np.errstate(invalid="ignore"):  # scales may be NaN: they are data
+            scale = d[:, first // x["qs"].shape[2], None] * w.scale[:, first // COLUMNS].astype(np.float64)
+            y, size, cut = y + scale * acc, size + np.abs(scale * acc), cut + np.abs(scale) * off
+    return y, _bound(-(-k // COLUMNS) + 3, size + cut) + cut
 
 
 def excess(y: NDArray[Any], exact: Doubles, bound: Doubles) -> float:

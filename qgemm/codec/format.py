@@ -113,6 +113,7 @@ class Format:
     zero_field: the field that holds a zero of each group, an integer or a float16; "" where there is none.
     whole_rows: all blocks of a row have the same scale and zero: encode takes whole rows.
     largest: the largest magnitude of a level, of codes that do not tell it; else 0.
+    e4m3: whether scales are powers of two and levels numbers of codec/e4m3.py, at which a power of two takes nothing.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Format:
     zero_field: str = ""
     whole_rows: bool = False
     largest: float = 0
+    e4m3: bool = False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and self._key == other._key

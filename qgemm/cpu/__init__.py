@@ -42,7 +42,7 @@ from qgemm.parallel import threads
 from qgemm.routing import check_of_experts, check_routing, check_weights_of, layer_of
 from qgemm.tensor import Tensor
 
-from . import a8_g128, experts, native
+from . import a8_g128, e4m3, experts, native
 from . import numpy as kernels
 from .decode import dequantize as dequantize
 from .decode import gather as gather
@@ -99,8 +99,8 @@ class CpuBackend:
         self, x: Any, gate: Tensor, gated: Gated, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
     ) -> Any:
         """function(x @ gate.T + bias) * (x @ up.T + its bias), in `out` or as an array of x's library."""
-        check_weights(gate)
-        check_weights(gated.up)
+        for w in (gate, gated.up):
+            check_weights(w, activation)
         check_gated(gate, gated.up)
         values = x if isinstance(x, Tensor) else check_not_scalar(floats(as_numpy(x, "x")))
         name = float_name(np.float32 if dtype is None else dtype)
@@ -186,6 +186,7 @@ class CpuBackend:
 
 
 BACKEND = CpuBackend()
+BY_NUMPY = {"a16": kernels.multiply_a16, "a8": kernels.multiply_a8, group_activations.E4M3: e4m3.multiply}
 
 
 def product(
@@ -227,7 +228,7 @@ def _check_here(x: Any, weights: Sequence[Any]) -> None:
 
 
 def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
-    check_weights(w)
+    check_weights(w, activation)
     check_prepared(prepared_for(x), activation)
     if isinstance(x, Tensor) and x.format not in (activations.FORMAT, Q8_1, *group_activations.FORMATS.values()):
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
@@ -290,7 +291,7 @@ def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], activation:
         return
     if activation == "a8" and not isinstance(x, Tensor) and len(rows):
         rows = kernels.quantize_activations(rows).blocks
-    by_numpy = {"a16": kernels.multiply_a16, "a8": kernels.multiply_a8}.get(activation, a8_g128.multiply)
+    by_numpy = BY_NUMPY.get(activation, a8_g128.multiply)
     for p in products:
         if len(products) == 1 or not _compiled(rows, [p], activation):
             _finish(p, by_numpy, rows)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.eight_bits import COLUMNS, eight_bits
 from qgemm.codec.format import Blocks
-from qgemm.codec.group_activations import BLOCKS, FORMATS, GROUP, GROUPS, encode_rows
+from qgemm.codec.group_activations import BLOCKS, FORMATS, GROUP, INTEGER, encode_rows
 from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
@@ -24,22 +24,22 @@ ROWS = 16  # of x that a core quantizes at a time
 
 
 def quantize(x: NDArray[Any], activation: str) -> Tensor:
-    """Values [..., K] -> a Tensor [..., K] of activations "a8_g128" or "a8_g256".
+    """Values [..., K] -> a Tensor [..., K] of activations "a8_g128", "a8_g256" or "e4m3_g256".
 
     NaN and infinity make NaN of their own group.
     """
-    fmt, group = FORMATS[activation], GROUPS[activation]
+    fmt, group = FORMATS[activation], INTEGER.get(activation)
     count = fmt.blocks_in(x.shape[-1], "activations")
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, x.shape[-1])
     with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
-        made = native.quantize_groups(rows, group) if rows.size else None
+        made = native.quantize_groups(rows, group) if group and rows.size else None
     if made is not None:
         return Tensor(fmt, x.shape, made.reshape(*x.shape[:-1], count))
     blocks = np.empty((len(rows), count), fmt.dtype)
 
     def work(part: slice) -> None:
         with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
-            blocks[part] = encode_rows(rows[part].astype(np.float32), group)
+            blocks[part] = encode_rows(rows[part].astype(np.float32), activation)
 
     for_slices(len(rows), ROWS, work)
     return Tensor(fmt, x.shape, blocks.reshape(*x.shape[:-1], count))

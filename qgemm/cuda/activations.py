@@ -1,4 +1,4 @@
-"""Activations on a device as blocks of codes, for several products of "a8", "a8_g128" or "a8_g256"."""
+"""Activations on a device as blocks of codes, for several products of any kind but "a16"."""
 
 from __future__ import annotations
 
@@ -94,6 +94,8 @@ def _blocks(
     data = library.scratch(group_activations.nbytes(m, k, group) if group else nbytes(m, k), device)()
     if m and k:
         kernel = C_TYPES[kind]
-        made = quantize_groups_launch(device, kernel, k, m, group) if group else quantize_launch(device, kernel, k, m)
+        made = (
+            quantize_groups_launch(device, kernel, k, m, activation) if group else quantize_launch(device, kernel, k, m)
+        )
         made(stream, x, library.pointer(data))
     return data

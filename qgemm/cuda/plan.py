@@ -197,12 +197,12 @@ def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
 def _form(kernel: Kernel, source: Source, activation: str, device: int, few: bool, inside: bool) -> Form:
     """x as a kernel reads it: as it is for A16 and where decode_a8 quantizes it itself."""
     m, k, given = source.m, source.k, C_TYPES[source.dtype]
-    if group := GROUPS.get(activation):
+    if activation in GROUPS:
         if source.prepared:
             return Form(EIGHT_BITS)
         GROUPED.blocks_in(k, "activations")
         return Form(
-            EIGHT_BITS, partial(quantize_groups_launch, device, given, k, m, group), codes_nbytes(activation, m, k)
+            EIGHT_BITS, partial(quantize_groups_launch, device, given, k, m, activation), codes_nbytes(activation, m, k)
         )
     if activation == "a16" or (inside and not source.prepared and kernel is DECODE_A8):
         return Form(given)

@@ -125,7 +125,7 @@ def _taken(x: Any, weights: Sequence[Any], activation: str | None) -> Iterator[t
     for w in weights:
         if not there or isinstance(w, Tensor) or not isinstance(w, Packed):
             raise misplaced(x, w)
-        check_weights(w)
+        check_weights(w, kind)
     check_prepared(prepared, kind)
     device = int(source.__dlpack_device__()[1]) if library is None else library.device(source)
     for w in weights:

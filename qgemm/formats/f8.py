@@ -21,6 +21,7 @@ from functools import cache
 
 import numpy as np
 
+from qgemm.codec import e4m3
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats, reciprocal
 from qgemm.codec.scales import absmax
@@ -33,17 +34,8 @@ LEAST = np.float32(2.0**-125)  # of a scale: the reciprocal of a smaller one ove
 NAME = re.compile(r"f8_(e4m3|e5m2)_g(32|64|128|256)")
 
 
-def _e4m3() -> Floats:
-    """The numbers of all codes of float8 e4m3fn: 1 sign, 4 exponent, 3 mantissa bits; no infinity, two NaN."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0))
-    size[code & 127 == 127] = np.nan
-    return np.where(code & 128, -size, size).astype(np.float32)
-
-
 NUMBERS: dict[str, Floats] = {
-    "e4m3": _e4m3(),
+    "e4m3": e4m3.NUMBERS,
     "e5m2": (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32),
 }
 

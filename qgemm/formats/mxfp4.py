@@ -93,5 +93,5 @@ def from_tile(words: LaneWords) -> LaneWords:
 FORMAT = Format(
     "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, formula="2^(e - 128) * codebook[q]",
     slots={"qs": HALVES}, codebook=CODEBOOK, ordinary={"e": (118, 123)},
-    to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT,
+    to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT, e4m3=True,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from strategies import each
 
 import qgemm
 from qgemm.codec.error_bound import a8_g128_exact, excess
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
@@ -18,7 +18,7 @@ from qgemm.cuda.problem import gpu as gpu_of
 
 pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_90")
 
-every_kind = pytest.mark.parametrize("kind", GROUPS)
+every_kind = pytest.mark.parametrize("kind", INTEGER)
 SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq4_xs", "iq2_xs")
 FORMATS = [qgemm.FORMATS[name] for name in SOME]
 

@@ -12,14 +12,14 @@ from strategies import CODES, each
 
 import qgemm
 from qgemm.codec.error_bound import a8_g128_exact, excess
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.prefill_sm80 import Plan
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
 
-every_kind = pytest.mark.parametrize("kind", GROUPS)
+every_kind = pytest.mark.parametrize("kind", INTEGER)
 
 
 def multiply(prepared, w, kind, plan=None, y=None, bias=0):
@@ -52,7 +52,7 @@ def test_products_are_the_formula_in_exact_integers(fmt):
     w = random_tensor(fmt, 200, 1120, rng)
     on_device = w.to_device()
     weights = of_kernel(w, on_device)
-    for kind, m in itertools.product(GROUPS, (1, 17, 64, 150)):
+    for kind, m in itertools.product(INTEGER, (1, 17, 64, 150)):
         prepared = on_gpu(rng.standard_normal((m, w.shape[1])).astype(np.float16), kind)
         rows, y = guarded(m, 200)
         multiply(prepared, on_device, kind, y=y)

@@ -10,7 +10,7 @@ from strategies import each
 
 import qgemm
 from qgemm.codec.error_bound import a8_g128_exact, excess
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm90_eight_bits as prefill
 from qgemm.cuda.kernels import sm90_grid
 from qgemm.cuda.layout import tile as tiles
@@ -20,8 +20,8 @@ from qgemm.cuda.problem import gpu as gpu_of
 pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_90")
 
 KIND = "a8_g128"
-KIND_OF = {group: kind for kind, group in GROUPS.items()}  # by columns that share a scale of x
-every_kind = pytest.mark.parametrize("kind", GROUPS)
+KIND_OF = {group: kind for kind, group in INTEGER.items()}  # by columns that share a scale of x
+every_kind = pytest.mark.parametrize("kind", INTEGER)
 # A code, scale and minimum of each kind, and both kinds of tables; the host harness has the codes of more
 # (tests/test_operand_a.py).
 SOME = ("q4_0", "q5_1", "q8_0", "q2_k", "q4_k", "q6_k", "mxfp4", "iq4_xs", "iq2_xs")

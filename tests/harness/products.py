@@ -80,7 +80,7 @@ def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=Non
     """y [m, n] by a config of prefill_sm80_eight_bits, of prepared blocks [m, K / 32]; what is beside y stays."""
     fmt, (n, k), m, group = w.format, w.shape, len(blocks), GROUPS[kind]
     some = prefill_sm80_eight_bits.measured()[config]
-    template = prefill_sm80_eight_bits.template(fmt, some, group, SM)
+    template = prefill_sm80_eight_bits.template(fmt, some, kind, SM)
     count = prefill_sm80.tiles_of(some, n, m)
     y, counters = device_array((m, n), helpers.float_dtype(out)), device_array(count, np.uint32)
     y.view(np.uint8)[...] = 0xFF  # NaN

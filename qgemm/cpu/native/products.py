@@ -94,7 +94,7 @@ def preparation(formats: Sequence[Format], kinds: Sequence[str]) -> list[Callabl
         loads += [
             pool,
             *[_quantizer] * (set(kinds) != {"a16"}),
-            *[of_g128] * (not group_activations.GROUPS.keys().isdisjoint(kinds)),
+            *[of_g128] * (not group_activations.INTEGER.keys().isdisjoint(kinds)),
         ]
     return [partial(compiles, each) for each in loads]
 
@@ -127,12 +127,12 @@ def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> b
     """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype.
 
     activation: "a16"; "a8" with x as blocks of activations [M, K / 32], or values that are quantized to them; "a8_g128"
-    and "a8_g256" with x as blocks of theirs.
+    and "a8_g256" with x as blocks of theirs; "e4m3_g256" is NumPy's.
 
     x is packed once for all weights of a format, and the rows of all weights are shared out together. False where NumPy
     must do it: then nothing is written.
     """
-    activation = "a8_g128" if activation in group_activations.GROUPS else activation
+    activation = "a8_g128" if activation in group_activations.INTEGER else activation
     digits = [_digits(p.w.format, activation) for p in products]
     if None in digits:
         return False
@@ -163,6 +163,8 @@ def _ready(activation: str) -> bool:
 
 def _digits(fmt: Format, activation: str) -> int | None:
     """Digits of x for the library that multiplies; None where there is none."""
+    if activation == group_activations.E4M3:
+        return None
     whole = activation != "a16"
     if not serves(fmt) or (whole and (not fmt.integer or source(fmt) is None)):
         return None

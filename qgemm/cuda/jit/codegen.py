@@ -32,7 +32,7 @@ from qgemm.cuda.layout.tile import (
 
 from . import grid_codegen, twins
 from .cxx import C_TYPES, listed, offset_of, struct_members
-from .wgmma_codegen import wgmma_header, wgmma_s8_header
+from .wgmma_codegen import wgmma_e4m3_header, wgmma_header, wgmma_s8_header
 
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 
@@ -40,13 +40,14 @@ Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 def headers(fmt: Format | None = None) -> dict[str, str]:
     """The headers that exist in memory alone, by the name in an #include.
 
-    host.cuh, wgmma_shapes.cuh, wgmma_s8_shapes.cuh, eight_bit_layout.cuh, and of a format tiles/NAME.cuh and, if it is
-    one of a family, formats/NAME.cuh.
+    host.cuh, eight_bit_layout.cuh, those of wgmma, and of a format tiles/NAME.cuh and, if it is one of a family,
+    formats/NAME.cuh.
     """
     found = {
         "host.cuh": host_header(),
         "wgmma_shapes.cuh": wgmma_header(),
         "wgmma_s8_shapes.cuh": wgmma_s8_header(),
+        "wgmma_e4m3_shapes.cuh": wgmma_e4m3_header(),
         "eight_bit_layout.cuh": eight_bit_header(),
     }
     if fmt is not None:

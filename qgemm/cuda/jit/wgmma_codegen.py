@@ -18,7 +18,16 @@ def wgmma_header() -> str:
 @cache
 def wgmma_s8_header() -> str:
     """C++ for the wgmma of signed bytes of every size that it has."""
-    shapes = (made(n, add) for made in (_wgmma_s8, _wgmma_s8_shared) for n in WGMMA_S8_N for add in (0, 1))
+    adds = (0, 1)
+    shapes = [_wgmma_s8(n, add) for n in WGMMA_S8_N for add in adds]
+    shapes += [_wgmma_shared("int", "r", "s32.s8.s8", "p", n, add) for n in WGMMA_S8_N for add in adds]
+    return f"#pragma once\nnamespace qgemm {{\n{''.join(shapes)}}}  // namespace qgemm\n"
+
+
+@cache
+def wgmma_e4m3_header() -> str:
+    """C++ for the wgmma of e4m3 of every size, with both operands in shared memory."""
+    shapes = (_wgmma_shared("float", "f", "f32.e4m3.e4m3", "p, 1, 1", n, add) for n in WGMMA_N for add in (0, 1))
     return f"#pragma once\nnamespace qgemm {{\n{''.join(shapes)}}}  // namespace qgemm\n"
 
 
@@ -37,16 +46,16 @@ __device__ __forceinline__ void wgmma_s8<{n}, {add}>(int (&acc)[{count}], const 
 """
 
 
-def _wgmma_s8_shared(n: int, add: int) -> str:
-    """C++ for m64nNk32 with both operands in shared memory."""
+def _wgmma_shared(c_type: str, register: str, kind: str, modifiers: str, n: int, add: int) -> str:
+    """C++ for m64nNk32 of bytes with both operands in shared memory; modifiers: the predicate, and signs of floats."""
     count = n // 2
     d = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+r"(acc[{i}])' for i in range(count))
+    outputs = ", ".join(f'"+{register}"(acc[{i}])' for i in range(count))
     return f"""template <>
-__device__ __forceinline__ void wgmma_s8_shared<{n}, {add}>(
-    int (&acc)[{count}], unsigned long long a, unsigned long long b) {{
-    asm volatile("{{ .reg .pred p; setp.ne.u32 p, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.s32.s8.s8 "
-                 "{{{d}}}, %{count}, %{count + 1}, p; }}"
+__device__ __forceinline__ void wgmma_shared<{n}, {add}>(
+    {c_type} (&acc)[{count}], unsigned long long a, unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.ne.u32 p, {add}, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.{kind} "
+                 "{{{d}}}, %{count}, %{count + 1}, {modifiers}; }}"
                  : {outputs} : "l"(a), "l"(b));
 }}
 """

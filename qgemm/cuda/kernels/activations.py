@@ -16,6 +16,7 @@ from .transforms import (
     QUANTIZE_ACTIVATIONS,
     QUANTIZE_ACTIVATIONS_GROUPS,
     ROUND_ACTIVATIONS,
+    groups_template,
 )
 
 THREADS = 128  # of a CTA
@@ -30,13 +31,11 @@ def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
 
 
 @cache
-def quantize_groups_launch(device: int, source: str, k: int, m: int, group: int) -> Launch:
-    """The kernel that makes codes of eight bits of M rows of K activations, a scale a group. Its pointers are x, of 16,
-    and they.
-    """
+def quantize_groups_launch(device: int, source: str, k: int, m: int, activation: str) -> Launch:
+    """The kernel that makes bytes of M rows of K activations, a scale a group. Its pointers are x, of 16, and they."""
     shares = grouped.columns_of(k) // SHARE
     grid = grouped.rows_of(m) // GROUPS_TOKENS, -(-shares // THREADS)
-    return _launch(QUANTIZE_ACTIVATIONS_GROUPS.load(In=source, TOKENS=GROUPS_TOKENS, GROUP=group), grid, k, m)
+    return _launch(QUANTIZE_ACTIVATIONS_GROUPS.load(None, In=source, **groups_template(activation)), grid, k, m)
 
 
 @cache

@@ -6,14 +6,14 @@ W is packed as ever; its bytes are in a workspace for the time of a call, slice 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
 from math import inf
 from typing import NamedTuple
 
 from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import E4M3, GROUPS, INTEGER, multiplies
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import Launch, by_tensor_map
 from qgemm.cuda.driver.workspace import address, workspace
@@ -24,7 +24,7 @@ from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, Problem
 
-from . import prefill_sm90_eight_bits, sm90_config
+from . import prefill_sm80_eight_bits, prefill_sm90_eight_bits, sm90_config
 from .kernel import Kernel, Launchable
 from .sm90_config import BARRIER, EPI_TOKEN, SUM
 
@@ -35,13 +35,14 @@ CLUSTER_BLOCKS = CLUSTER * ROW_BLOCKS
 THREADS = 128 * (ROW_BLOCKS + 1)
 TOKENS, HALF, EPI_TILE = 256, 128, 32  # of a tile of y; that have their sums, and that are stored, at a time
 W_STAGES, X_STAGES = 2, 4  # of COLUMNS: of all rows of a CTA, of HALF tokens
+E4M3_BY_HALVES = 1.9  # mma.sync of e4m3 by that of int8: 180.5 us for 97.3, 44.1 for 22.2 (8192x8192, 256 and 16 rows)
 STAGES_OF_TABLE = 8  # that a CTA of requantize goes through where it fills a table of levels first
 
 
 class S8Config(NamedTuple):
-    """The only one for an activation: columns of x that share a scale, what a launch, a tile of y and a stage take."""
+    """The only one for an activation, and what a launch, a tile of y and a stage take."""
 
-    x_scale: int
+    activation: str
     fixed_us: float
     tile_us: float
     stage_us: float
@@ -49,6 +50,11 @@ class S8Config(NamedTuple):
     def __str__(self) -> str:
         """E.g. "256x2"."""
         return f"{TOKENS}x{ROW_BLOCKS}"
+
+    @property
+    def x_scale(self) -> int:
+        """Columns of x that share a scale."""
+        return GROUPS[self.activation]
 
 
 class Pointers(ctypes.Structure):
@@ -77,7 +83,7 @@ class Slice(NamedTuple):
 @cache
 def config_of(activation: str) -> S8Config:
     """The config for an activation of GROUPS."""
-    return next(S8Config(*row) for row in read(NAME)["configs"] if row[0] == GROUPS[activation])
+    return next(S8Config(*row) for row in read(NAME)["configs"] if row[0] == activation)
 
 
 def smem_bytes(config: S8Config) -> int:
@@ -93,6 +99,7 @@ def template(config: S8Config) -> Template:
     return {
         "TOKENS": TOKENS,
         "HALF": HALF,
+        **group_activations.byte_template(config.activation),
         "X_GROUP": config.x_scale,
         "EPI_TILE": EPI_TILE,
         "W_STAGES": W_STAGES,
@@ -102,10 +109,10 @@ def template(config: S8Config) -> Template:
     }
 
 
-def requantize_template(fmt: Format) -> Template:
+def requantize_template(fmt: Format, activation: str) -> Template:
     """What requantize is compiled with."""
     least, greatest = level_range(fmt)
-    return {"LEAST_LEVEL": int(least), "GREATEST_LEVEL": int(greatest)}
+    return {**group_activations.byte_template(activation), "LEAST_LEVEL": int(least), "GREATEST_LEVEL": int(greatest)}
 
 
 def slices(n: int, k: int) -> list[Slice]:
@@ -143,7 +150,7 @@ def _requantizing(p: Problem, part: Slice) -> Launchable:
     pointers = (ctypes.c_void_p * 2)()
     arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
     sizes = along_k, stages, part.clusters * CLUSTER
-    function = load(REQUANTIZE, p.format, **requantize_template(p.format))
+    function = load(REQUANTIZE, p.format, **requantize_template(p.format, p.activation))
     grid = -(-stages // (STAGES_OF_TABLE if table else 1)), part.row_blocks
     arguments = *arrays, *map(ctypes.c_int, sizes)
     made = Launch(function, grid, tiles.WARPS * tiles.LANES, table, arguments, pointers, len(pointers)).enter
@@ -175,7 +182,7 @@ def takes(p: Problem) -> bool:
     """A token tile at least, in eight bits."""
     return (
         p.format.tiled
-        and p.format.integer
+        and multiplies(p.activation, p.format)
         and p.x == EIGHT_BITS
         and 90 <= p.sm < 100
         and group_activations.rows_of(p.m) >= TOKENS
@@ -198,13 +205,17 @@ def predicted(p: Problem) -> float:
 
 def pays(p: Problem) -> bool:
     """Whether it takes less time than the kernel that makes bytes of W in its main loop."""
+    if p.activation == E4M3:
+        return predicted(p) < E4M3_BY_HALVES * prefill_sm80_eight_bits.ranked(p)[0][1]
     return predicted(p) < prefill_sm90_eight_bits.ranked(p)[0][1]
 
 
-def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
-    """The (kernel, template) of a format on a GPU."""
-    if 90 <= sm < 100 and fmt.tiled and fmt.integer:
-        yield REQUANTIZE, requantize_template(fmt)
+def variants(fmt: Format, sm: int, activations: Collection[str] = tuple(GROUPS)) -> Iterator[tuple[str, Template]]:
+    """The (kernel, template) of a format on a GPU for activations; those of integers do not depend on their groups."""
+    if 90 <= sm < 100 and fmt.tiled:
+        integers = [kind for kind in INTEGER if kind in activations and fmt.integer][:1]
+        e4m3 = [kind for kind in (E4M3,) if kind in activations and fmt.e4m3]
+        yield from ((REQUANTIZE, requantize_template(fmt, kind)) for kind in (*integers, *e4m3))
 
 
 def common_variants(sm: int) -> Iterator[tuple[str, Template]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUPS, multiplies
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
@@ -58,8 +58,7 @@ def needed(
             for n, k in matrices:
                 p = Problem(fmt, activation, some[0], n, k, sm, x, sms=sms)
                 found |= {_key(kernel.name, fmt, template) for template in _templates(kernel, p, some)}
-        if not GROUPS.keys().isdisjoint(activations):
-            found |= {_key(name, fmt, template) for name, template in gemm_sm90_s8.variants(fmt, sm)}
+        found |= {_key(name, fmt, template) for name, template in gemm_sm90_s8.variants(fmt, sm, activations)}
     for fmt, matrices in experts.items():
         for x, (e, n, k) in product(types, matrices):
             p = Problem(fmt, "a16", 1, n, k, sm, x, (Output(n),), sms=sms, routed=Routed(experts=e))
@@ -96,7 +95,7 @@ def _forms(
     """
     found: dict[tuple[Kernel, str, str], tuple[str, set[int]]] = {}
     for activation, x in product(activations, types):
-        if activation != "a16" and not fmt.integer:
+        if not multiplies(activation, fmt):
             continue
         for some in _alike(rows):
             p = Problem(fmt, activation, some[0], 1, 1, sm, x)

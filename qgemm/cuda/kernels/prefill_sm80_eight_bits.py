@@ -1,4 +1,4 @@
-"""prefill_sm80_eight_bits: products of eight bits on int8 tensor cores by mma.sync (sm_80 and later)."""
+"""prefill_sm80_eight_bits: products of eight bits by mma.sync: int8 (sm_80 and later), e4m3 (sm_89 and later)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 
 from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import E4M3, GROUPS, multiplies
 from qgemm.cuda.configs import read
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
@@ -53,8 +53,9 @@ def shared_bytes(fmt: Format, config: Sm80Config, group: int, stages: int) -> in
     return max(tiles.table_bytes(fmt) + stages * (weights + x), reduce_bytes(config))
 
 
-def template(fmt: Format, config: Sm80Config, group: int, sm: int) -> Template:
+def template(fmt: Format, config: Sm80Config, activation: str, sm: int) -> Template:
     """What the kernel is compiled with: as many stages as fit."""
+    group = GROUPS[activation]
     stages = max(
         n for n in range(MIN_STAGES, MAX_STAGES + 1) if shared_bytes(fmt, config, group, n) <= shared_limit(sm)
     )
@@ -65,6 +66,7 @@ def template(fmt: Format, config: Sm80Config, group: int, sm: int) -> Template:
         "SMEM_BYTES": shared_bytes(fmt, config, group, stages),
         "MAX_SPLIT_K": MAX_SPLIT_K,
         "X_ROW_BYTES": X_ROW_BYTES,
+        **group_activations.byte_template(activation),
         "X_GROUP": group,
         "LEAST_LEVEL": int(least),
         "GREATEST_LEVEL": int(greatest),
@@ -86,7 +88,8 @@ def launch(p: Problem, plan: Plan) -> Launchable:
 
 def takes(p: Problem) -> bool:
     """Any number of rows of x, in eight bits."""
-    return p.format.tiled and p.format.integer and p.x == EIGHT_BITS and p.sm >= 80
+    least = 89 if p.activation == E4M3 else 80
+    return p.format.tiled and multiplies(p.activation, p.format) and p.x == EIGHT_BITS and p.sm >= least
 
 
 def ranked(p: Problem) -> list[tuple[Plan, float]]:
@@ -100,7 +103,7 @@ def chosen(p: Problem, rows: Sequence[int]) -> list[Plan]:
 
 
 def _template(p: Problem, plan: Plan) -> Template:
-    return template(p.format, plan.config, GROUPS[p.activation], p.sm)
+    return template(p.format, plan.config, p.activation, p.sm)
 
 
 PREFILL_SM80_EIGHT_BITS = Kernel(

@@ -9,7 +9,7 @@ from math import inf
 
 from qgemm.codec.eight_bits import level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import E4M3, GROUPS
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import by_tensor_map
 from qgemm.cuda.driver.workspace import address
@@ -110,8 +110,9 @@ class EightBitLaunch:
 
 
 def takes(p: Problem) -> bool:
-    """Any number of rows of x, in eight bits."""
-    return p.format.tiled and p.format.integer and p.x == EIGHT_BITS and 90 <= p.sm < 100
+    """Any number of rows of x, in integers of eight bits."""
+    eight_bits = p.x == EIGHT_BITS and p.activation != E4M3
+    return p.format.tiled and p.format.integer and eight_bits and 90 <= p.sm < 100
 
 
 def predicted(p: Problem, row: Measured, m: int) -> float:

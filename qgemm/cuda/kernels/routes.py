@@ -59,6 +59,7 @@ NUMBERS = Formats("no codebook", lambda fmt: fmt.tiled and not fmt.needs_table)
 CODEBOOK = Formats("codebook", lambda fmt: fmt.tiled and fmt.needs_table)
 FEW_BITS = Formats("few bits, points of 8", sliced)
 SIXTEENS = Formats("integer, groups of 16", lambda fmt: INTEGER.holds(fmt) and fmt.group == 16)
+E4M3 = Formats("mxfp4", lambda fmt: fmt.tiled and fmt.e4m3)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
@@ -139,6 +140,8 @@ ROUTES = (
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "half the scales"),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g128",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "half the scales"),
+    Route(GEMM_SM90_S8,    ("e4m3_g256",), TYPES, ANY, 90, 100, E4M3, GEMM_TOKENS, "of e4m3", GEMM_PAYS),
+    Route(PREFILL_SM80_EIGHT_BITS, ("e4m3_g256",), TYPES, ANY, 89, ANY, E4M3, EIGHT_BIT_TOKENS, "mma.sync of e4m3"),
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
@@ -156,8 +159,10 @@ def route(p: Problem) -> Route:
     for row in ROUTES:
         if row.fits(p):
             return row
+    served = [row.least for row in ROUTES if p.activation in row.activations and row.formats.holds(p.format)]
+    since = f" (sm_{min(served)} is the least that has one)" if served and p.sm < min(served) else ""
     raise UnsupportedError(
-        f"no kernel for {p}; the table is ROUTES in qgemm/cuda/kernels/routes.py (`qgemm routes` prints it)"
+        f"no kernel for {p}{since}; the table is ROUTES in qgemm/cuda/kernels/routes.py (`qgemm routes` prints it)"
     )
 
 

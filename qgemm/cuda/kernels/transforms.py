@@ -14,6 +14,7 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.jit.twins import Found
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.layout.group_activations import byte_template
 from qgemm.cuda.problem import TYPES
 
 PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
@@ -99,6 +100,11 @@ def _encoder(fmt: Format) -> Template:
     return {"THREADS": ENCODE_THREADS, "BLOCKS_PER_WARP": blocks_per_warp(fmt)}
 
 
+def groups_template(activation: str) -> Template:
+    """What quantize_activations_groups is compiled with for an activation of GROUPS, besides the type of x."""
+    return {**byte_template(activation), "TOKENS": GROUPS_TOKENS, "GROUP": GROUPS[activation]}
+
+
 def blocks_per_warp(fmt: Format) -> int:
     """Blocks that a warp encodes at a time: at least one of each lane."""
     return max(BLOCKS_PER_WARP, 32 * fmt.group // fmt.weights) if encodes_groups(fmt) else BLOCKS_PER_WARP
@@ -121,7 +127,7 @@ DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
 QUANTIZE_ACTIVATIONS_GROUPS = Transform(
     "quantize_activations_groups",
-    tuple({**each, "TOKENS": GROUPS_TOKENS, "GROUP": group} for each in IN for group in GROUPS.values()),
+    tuple({**each, **groups_template(activation)} for each in IN for activation in GROUPS),
 )
 MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))

@@ -1,6 +1,6 @@
-"""Activations of "a8_g128" and "a8_g256" on a device: codes as TMA and wgmma read them, scales behind them.
+"""Activations of GROUPS on a device: bytes as TMA and wgmma read them, scales behind them.
 
-codes   int8 [rows, columns]   whole token tiles and groups of 256 columns, zeros beyond M and K; of each 16 columns
+codes   bytes [rows, columns]  whole token tiles and groups of 256 columns, zeros beyond M and K; of each 16 columns
                                2t, 2t + 1, 2t + 8, 2t + 9 lie together, as lane t has those of W
 scales  float32 [groups, rows] of each 16 tokens 2t, 2t + 1, 2t + 8, 2t + 9 lie together, as lane t has their sums
 """
@@ -14,12 +14,17 @@ from numpy.typing import NDArray
 
 from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.format import Blocks
-from qgemm.codec.group_activations import FORMAT
+from qgemm.codec.group_activations import E4M3, FORMAT
 
 ROWS = 16, 128  # whole sixteens, whose scales lie together; a token tile at least
 ORDER = [2 * t + (0, 1, 8, 9)[j] for t in range(4) for j in range(4)]  # of columns, and of scales
 SCALE_OFFSET_CPP = "i % 8 / 2 * 4 + i / 8 * 2 + i % 2"  # where number i of 16 lies in that order
 SCALE = 4  # bytes
+
+
+def byte_template(activation: str) -> dict[str, str | int]:
+    """The constant that tells kernels what a byte is."""
+    return {"E4M3": int(activation == E4M3)}
 
 
 def rows_of(m: int) -> int:

@@ -1,0 +1,15 @@
+// The type of sums of products of bytes: exact integers, or of e4m3 floats.
+#pragma once
+
+namespace qgemm {
+
+template <bool E4M3>
+struct SumOf {
+    using Type = int;
+};
+template <>
+struct SumOf<true> {
+    using Type = float;
+};
+
+}  // namespace qgemm
