@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import qgemm
 from qgemm import text
 from qgemm.arguments import KINDS
-from qgemm.codec.group_activations import E4M3
 from qgemm.cli import groups
 from qgemm.cli.groups import Entry
+from qgemm.codec.group_activations import E4M3
 from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.problem import Problem
 

@@ -9,12 +9,11 @@ import harness
 import numpy as np
 import pytest
 from e4m3_operands import exact_in_any_order
-from harness.products import run_eight_bits
+from harness.products import requantized, run_eight_bits
 from helpers import exact, normal, random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import problems
-from test_gemm_sm90_s8 import requantized
 
 import qgemm
 from qgemm.codec import e4m3

@@ -8,18 +8,17 @@ import harness
 import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
-from harness.products import kernel, run_eight_bits
+from harness.products import requantized, run_eight_bits
 from helpers import random_tensor
 from strategies import each
 
 import qgemm
-from qgemm.codec.eight_bits import COLUMNS, EightBits, eight_bits
+from qgemm.codec.eight_bits import eight_bits
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels import prefill_sm90_eight_bits, routes
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.sm90_config import SHARED
-from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, Problem
 from qgemm.formats import format_of
@@ -27,36 +26,11 @@ from qgemm.formats import format_of
 # A zero, a minimum, groups of 16, a codebook and a grid; each by the groups of x for which another test compiles it:
 # tests/test_prefill_sm80_eight_bits.py.
 SOME = {"q4_0": "a8_g128", "q4_k": "a8_g256", "q6_k": "a8_g128", "mxfp4": "a8_g256", "iq2_xs": "a8_g256"}
-BOX = 128
 
 
 def prepared(x, kind):
     """Blocks [M, K / 32] of activations."""
     return qgemm.quantize_activations(x, kind).blocks
-
-
-def requantized(w: qgemm.Tensor, ctas: int, kind: str = "a8_g256") -> EightBits:
-    """What requantize makes of W on the host, by so many CTAs along K, as codes [N, K] and scales."""
-    fmt, (n, k) = w.format, w.shape
-    row_blocks, stages, along_k = -(-n // tiles.ROWS), -(-k // COLUMNS), -(-k // tiles.columns(fmt))
-    pairs = gemm.Slice(0, row_blocks).clusters * gemm.CLUSTER
-    out = harness.device_array(gemm.Slice(0, row_blocks).nbytes(k), np.uint8)
-    out[...] = 0xAA
-    packed = harness.to_device(tiles.pack(fmt, w.blocks))
-    made = kernel(gemm.REQUANTIZE, fmt, **gemm.requantize_template(fmt, kind))
-    made((ctas, row_blocks), 128, packed, out, along_k, stages, pairs)
-    size = pairs * 2 * tiles.ROWS * stages * COLUMNS
-    chunks = out[:size].view(np.int8).reshape(pairs, stages, 2, COLUMNS // BOX, tiles.ROWS, BOX // 16, 16)
-    for row in range(8):  # chunk c of row r lies at c ^ (r % 8)
-        rows = chunks[..., row::8, :, :]
-        rows[...] = rows[..., [c ^ row for c in range(8)], :].copy()
-    codes = np.empty_like(chunks)
-    codes[..., group_activations.ORDER] = chunks
-    codes = codes.transpose(0, 2, 4, 1, 3, 5, 6).reshape(-1, stages * COLUMNS)
-    scale = out[size:].view(np.float32).reshape(pairs, stages, 2, tiles.ROWS).transpose(0, 2, 3, 1)
-    assert not codes[:n, along_k * tiles.columns(fmt) :].any()
-    assert (codes[row_blocks * tiles.ROWS :].view(np.uint8) == 0xAA).all()  # rows that no tile has stay
-    return EightBits(codes[:n, :k], scale.reshape(-1, stages)[:n])
 
 
 @pytest.mark.compiles

@@ -34,7 +34,7 @@ from qgemm.arrays import as_numpy, as_target, like, on_cuda, rounds_itself, torc
 from qgemm.backend import Status
 from qgemm.codec import activations, group_activations, search
 from qgemm.codec.format import Blocks, Format, float_name, floats
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import E4M3, GROUPS
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.gating import gated_by
@@ -186,7 +186,6 @@ class CpuBackend:
 
 
 BACKEND = CpuBackend()
-BY_NUMPY = {"a16": kernels.multiply_a16, "a8": kernels.multiply_a8, group_activations.E4M3: e4m3.multiply}
 
 
 def product(
@@ -291,7 +290,8 @@ def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], activation:
         return
     if activation == "a8" and not isinstance(x, Tensor) and len(rows):
         rows = kernels.quantize_activations(rows).blocks
-    by_numpy = BY_NUMPY.get(activation, a8_g128.multiply)
+    found = {"a16": kernels.multiply_a16, "a8": kernels.multiply_a8, E4M3: e4m3.multiply}
+    by_numpy = found.get(activation, a8_g128.multiply)
     for p in products:
         if len(products) == 1 or not _compiled(rows, [p], activation):
             _finish(p, by_numpy, rows)

@@ -7,9 +7,10 @@ from functools import cache
 import helpers
 import numpy as np
 
+from qgemm.codec.eight_bits import COLUMNS, EightBits
 from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit.twins import EpilogueArguments, Products, Types
-from qgemm.cuda.kernels import decode, prefill_sm80, prefill_sm80_eight_bits
+from qgemm.cuda.kernels import decode, gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits
 from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template, gated_config
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
@@ -18,6 +19,7 @@ from . import Kernel, check_guards, device_array, to_device
 
 kernel = cache(Kernel)
 SM = 80
+BOX = 128  # columns that requantize swizzles together
 
 
 @cache
@@ -94,6 +96,30 @@ def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=Non
     for array in (y, *added.values()):
         check_guards(array)
     return y
+
+
+def requantized(w, ctas, kind="a8_g256"):
+    """What requantize makes of W on the host, by so many CTAs along K, as codes [N, K] and scales."""
+    fmt, (n, k) = w.format, w.shape
+    row_blocks, stages, along_k = -(-n // tiles.ROWS), -(-k // COLUMNS), -(-k // tiles.columns(fmt))
+    pairs = gemm_sm90_s8.Slice(0, row_blocks).clusters * gemm_sm90_s8.CLUSTER
+    out = device_array(gemm_sm90_s8.Slice(0, row_blocks).nbytes(k), np.uint8)
+    out[...] = 0xAA
+    packed = to_device(tiles.pack(fmt, w.blocks))
+    made = kernel(gemm_sm90_s8.REQUANTIZE, fmt, **gemm_sm90_s8.requantize_template(fmt, kind))
+    made((ctas, row_blocks), 128, packed, out, along_k, stages, pairs)
+    size = pairs * 2 * tiles.ROWS * stages * COLUMNS
+    chunks = out[:size].view(np.int8).reshape(pairs, stages, 2, COLUMNS // BOX, tiles.ROWS, BOX // 16, 16)
+    for row in range(8):  # chunk c of row r lies at c ^ (r % 8)
+        rows = chunks[..., row::8, :, :]
+        rows[...] = rows[..., [c ^ row for c in range(8)], :].copy()
+    codes = np.empty_like(chunks)
+    codes[..., group_activations.ORDER] = chunks
+    codes = codes.transpose(0, 2, 4, 1, 3, 5, 6).reshape(-1, stages * COLUMNS)
+    scale = out[size:].view(np.float32).reshape(pairs, stages, 2, tiles.ROWS).transpose(0, 2, 3, 1)
+    assert not codes[:n, along_k * tiles.columns(fmt) :].any()
+    assert (codes[row_blocks * tiles.ROWS :].view(np.uint8) == 0xAA).all()  # rows that no tile has stay
+    return EightBits(codes[:n, :k], scale.reshape(-1, stages)[:n])
 
 
 def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=None, gate="", **of_config):
