@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 import struct
 from pathlib import Path
 
@@ -279,4 +280,16 @@ def test_types_of_the_ends(model, tmp_path, run):
 def test_types_without_an_encoder_are_refused_before_any_work(model, tmp_path):
     with pytest.raises(qgemm.QgemmError, match="Q8_K has no encoder; types that can be written"):
         qgemm.convert(model, tmp_path / "y.gguf", GGML_TYPES[15])
+    with pytest.raises(qgemm.UnsupportedError, match=r"no format 'q4km'; .*file types that mix them: .*Q4_K_M, "):
+        qgemm.convert(model, tmp_path / "y.gguf", "q4km")
     assert not (tmp_path / "y.gguf").exists()
+
+
+def test_a_plan_shows_types_and_sizes(model, tmp_path, run):
+    status, out, err = run("convert", model, tmp_path / "y.gguf", "q4_k_m", "--dry-run")
+    assert (status, err) == (0, "")
+    head, *rows = [re.split(r" {2,}", row) for row in out.splitlines() if len(re.split(r" {2,}", row)) == 8]
+    assert head == ["tensor", "shape", "from", "to", "bpw", "size", "how", "relative RMS"]
+    found = {name: (to, bpw, size) for name, _, _, to, bpw, size, _, _ in rows}
+    assert found["blk.3.attn_q.weight"] == ("Q4_K", "4.5", "36 KiB")
+    assert found["output.weight"] == ("Q6_K", "6.5625", "13.1 KiB")

@@ -12,7 +12,7 @@ from qgemm.converter.api import opened
 from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.job import BACKENDS, convert
-from qgemm.converter.mixture import FILE_TYPES
+from qgemm.converter.mixture import MIXTURES
 from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
@@ -30,9 +30,6 @@ from .common import Command, Progress, UsageError, add_json, count, limit, patte
 
 # Symmetric formats first.
 SEARCHED = ", ".join(fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum))
-MIXTURES = [
-    name for name, kind in FILE_TYPES.items() if name not in FORMATS and FORMATS[kind.default].encode is not None
-]
 DESCRIPTION = f"""\
 Convert the weights of SRC to TYPE and write them to DST. A DST that exists is replaced only with --force, then whole
 or not at all; one that belongs to SRC never.

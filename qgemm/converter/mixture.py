@@ -40,6 +40,7 @@ FILE_TYPES = {
     "tq2_0": FileType(37, "tq2_0"), "mxfp4_moe": FileType(38, "mxfp4"), "q1_0": FileType(40, "q1_0"),
     "q2_0": FileType(41, "q2_0"),
 }  # fmt: skip
+MIXTURES = [name for name in FILE_TYPES if name not in FORMATS]  # those not called after their default
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
 # What the rules call these file types together.

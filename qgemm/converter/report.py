@@ -57,15 +57,15 @@ def relative(error: float, power: float) -> float:
 
 def table(lines: Sequence[Line]) -> str:
     """One row a tensor: what both the converter and `qgemm verify` print."""
-    head = ("tensor", "shape", "from", "to", "bpw", "how", "relative RMS")
+    head = ("tensor", "shape", "from", "to", "bpw", "size", "how", "relative RMS")
     rows = [
         (
-            printable(each.name), "x".join(map(str, each.shape)), each.old, each.new, f"{each.bpw:g}", each.how,
-            "-" if each.error is None else f"{each.error:.3g}",
+            printable(each.name), "x".join(map(str, each.shape)), each.old, each.new, f"{each.bpw:g}",
+            binary_size(each.nbytes), each.how, "-" if each.error is None else f"{each.error:.3g}",
         )
         for each in lines
     ]  # fmt: skip
-    return columns("<<<<><>", [head, *rows])
+    return columns("<<<<>><>", [head, *rows])
 
 
 def totals(lines: Sequence[Line], nbytes: int) -> list[str]:

@@ -17,13 +17,13 @@ from gguf.constants import MODEL_ARCH_NAMES, Keys
 
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
-from qgemm.errors import QgemmError
+from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.files.imatrix import Importance, Importances, of_arrays
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, format_named, written
 
 from .checkpoints.write import LAYOUTS, Layout
-from .mixture import ALIASES, EMBEDDINGS, FILE_TYPES, GLM5, LAYER, Model, chosen, fitting, needs_importance
+from .mixture import ALIASES, EMBEDDINGS, FILE_TYPES, GLM5, LAYER, MIXTURES, Model, chosen, fitting, needs_importance
 from .weight import Source, Weight, takes
 
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
@@ -350,7 +350,10 @@ def asked(kind: str | Format) -> tuple[Format, str]:
         name = ALIASES.get(kind.lower(), kind.lower())
         if name in FILE_TYPES:
             return FORMATS[FILE_TYPES[name].default], name
-    return format_named(kind, to_write=True), ""
+    try:
+        return format_named(kind, to_write=True), ""
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error}; file types that mix them: {', '.join(MIXTURES).upper()}") from None
 
 
 def override(text: str) -> tuple[re.Pattern[str], Format]:
