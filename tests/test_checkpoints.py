@@ -160,6 +160,9 @@ def test_folders_without_one_checkpoint(tmp_path):
         safetensors(tmp_path / f"{name}.safetensors", {"w": normal(2)})
     with pytest.raises(CheckpointError, match="name the one that is meant"):
         open_source(tmp_path)
+    safetensors(tmp_path / "model.safetensors", {"x": normal(2)})  # beside consolidated.safetensors, for example
+    with open_source(tmp_path) as source:
+        assert list(source.weights) == ["x"]
 
 
 # ---------------------------------------------------------------- NumPy's files

@@ -59,6 +59,11 @@ def keys(tmp_path: Path, architecture: str = "Qwen2ForCausalLM", **files: object
         return dict(file.metadata)
 
 
+def digits(*steps: dict) -> dict:
+    """A pre_tokenizer that takes each digit for itself, then other steps."""
+    return {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, *steps]}
+
+
 def test_bpe(tmp_path):
     said = {"eos_token": "<|end|>", "add_bos_token": False, "chat_template": "{{ x }}"}
     found = keys(tmp_path, tokenizer_json=bpe(), tokenizer_config_json=said)
@@ -83,6 +88,7 @@ def test_bpe(tmp_path):
         (split(O200K), False, "gpt-4o"),
         (split(O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")), True, "tekken"),
         ({"type": "ByteLevel", "add_prefix_space": False}, False, "gpt-2"),
+        (digits({"type": "ByteLevel", "use_regex": True}), False, "smollm"),
     ],
 )
 def test_how_text_is_split(pre, ignore, name, tmp_path):
@@ -132,6 +138,23 @@ def test_sentencepiece(architecture, tmp_path):
     assert not found["tokenizer.ggml.add_space_prefix"]
 
 
+def test_added_tokens_without_a_row(tmp_path):
+    """SentencePiece models may add tokens for what they cannot see; llama.cpp's converter passes over them too."""
+    said = {"added_tokens_decoder": {str(V): {"content": "<image>"}, str(V - 1): {"content": "<last>"}}}
+    found = keys(tmp_path, "Gemma3ForCausalLM", tokenizer_model=MODEL, tokenizer_config_json=said)
+    assert len(found["tokenizer.ggml.tokens"]) == V
+    assert found["tokenizer.ggml.tokens"][-1] == "<last>"
+
+
+@pytest.mark.parametrize("name", ["tekken.json", "vocab.json", "spiece.model"])
+def test_other_tokenizers_are_refused(name, tmp_path):
+    (folder(tmp_path / "m", "LlamaForCausalLM") / name).write_text("{}")
+    with pytest.raises(
+        qgemm.CheckpointError, match=rf"{name} is not read, tokenizer\.json or tokenizer\.model is needed"
+    ):
+        qgemm.convert(tmp_path / "m", tmp_path / "y.gguf", "f16")
+
+
 @pytest.mark.parametrize(("architecture", "space"), [("LlamaForCausalLM", None), ("Gemma3ForCausalLM", False)])
 def test_gemma_puts_no_space_in_front(architecture, space, tmp_path):
     """llama.cpp does unless it is told; what the folder says goes before the architecture's word."""
@@ -152,6 +175,8 @@ def test_without_a_tokenizer_the_size_is_said_once(tmp_path, caplog):
     [
         (bpe(split("x")), r"llama\.cpp has no name for a pre_tokenizer that splits by 'x'"),
         (bpe({"type": "Whitespace"}), "pre_tokenizer 'Whitespace' is not known"),
+        (bpe({"type": "Digits"}), "pre_tokenizer 'Digits' is not known"),
+        (bpe(digits({"type": "ByteLevel", "use_regex": False})), "no name for a pre_tokenizer that splits by"),
         (bpe({}), "is not known"),
         ({"model": {"type": "Unigram", "vocab": [["a", 0.0]]}}, "a tokenizer of type 'Unigram' is not read"),
         (bpe(vocab={"a": -1}), "not all numbers of tokens are counts"),

@@ -2,7 +2,7 @@
 
     tokenizer.model  SentencePiece: "llama" with scores and bytes
     tokenizer.json   BPE: with byte_fallback "llama", scores by the order of merges; else "gpt2" with merges
-    neither          "none": a model without a vocabulary
+    neither          "none": a model without a vocabulary, unless there is a file of another tokenizer
 
 What splits text before BPE llama.cpp knows by names, told here by the regular expression that the tokenizer has.
 """
@@ -28,6 +28,9 @@ SENTENCEPIECE, TOKENIZER, CONFIG, ADDED = (
     "tokenizer_config.json",
     "added_tokens.json",
 )
+OTHERS = (  # of tokenizers that are read from these two alone
+    "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model",
+)  # fmt: skip
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
 SPACE = "\u2581"  # how SentencePiece writes a space
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -40,6 +43,7 @@ _CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
     rf"|\p{{N}}%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
 )
+BYTES = "ByteLevel"  # which has an expression of its own
 # The expression that splits text, whether merges are ignored for whole tokens -> llama.cpp's name.
 PRE = {
     (_WORDS % "{1,3}", True): "llama-bpe",
@@ -49,7 +53,8 @@ PRE = {
     (_CASED % (_ENGLISH + "?", _ENGLISH + "?", "{1,3}"), True): "gpt-4o",
     (_CASED % ("", "", ""), False): "tekken",
     (_CASED % ("", "", ""), True): "tekken",
-    ("", False): "gpt-2",  # that of ByteLevel itself
+    (BYTES, False): "gpt-2",
+    (rf"\p{{N}}|{BYTES}", False): "smollm",
 }
 
 
@@ -83,11 +88,16 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
             ("llama", "default", bpe.by_merges()) if bpe.bytes_fall_back else ("gpt2", bpe.pre(), bpe.plain())
         )
     else:
+        for other in OTHERS:
+            if os.path.exists(os.path.join(folder, other)):
+                raise CheckpointError(f"{where}: {other} is not read, {TOKENIZER} or {SENTENCEPIECE} is needed")
         writer.add_tokenizer_model("none")
         if Keys.LLM.VOCAB_SIZE.format(arch=writer.arch) not in writer.kv_data[0]:
             writer.add_vocab_size(rows)
         return
-    found.update(_added(folder, where, document))
+    for number, token in _added(folder, where, document):
+        if number < rows or kind == "gpt2":  # gemma 3 of one billion weights adds one for images, which it cannot see
+            found[number] = token
     if found and max(found) >= rows:
         raise CheckpointError(f"{where}: token {max(found)} is beyond the {rows} rows of the embedding")
     tokens = [found.get(i) or Token(f"[PAD{i}]", PADDING_SCORE, TokenType.UNUSED) for i in range(rows)]
@@ -193,9 +203,13 @@ class _Json:
         for step in steps if isinstance(steps, list) else []:
             each = step if isinstance(step, dict) else {}
             kind, pattern = each.get("type"), each.get("pattern")
+            if kind == BYTES and each.get("use_regex", True):
+                expressions.append(BYTES)
             if kind == "Split" and isinstance(pattern, dict):
                 expressions.append(str(pattern.get("Regex")))
-            elif kind != "ByteLevel" or (each.get("use_regex", True) and expressions):
+            elif kind == "Digits" and each.get("individual_digits"):
+                expressions.append(r"\p{N}")
+            elif kind != BYTES:
                 raise CheckpointError(f"{self.where}: pre_tokenizer {shown(str(kind))} is not known to llama.cpp")
         known = PRE.get(("|".join(expressions), bool(self.model.get("ignore_merges"))))
         if known is None or not steps:

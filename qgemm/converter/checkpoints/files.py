@@ -61,12 +61,15 @@ def index(path: str) -> Source:
 
 
 def inside(folder: str) -> str:
-    """The index, the one file or the first of the shards of safetensors in a folder."""
+    """The index, the one file or the first of the shards of safetensors in a folder; of several what is called model,
+    as transformers does.
+    """
     for pattern in (f"*{INDEX}", f"*{SUFFIX}"):
         found = glob.glob(os.path.join(glob.escape(folder), pattern))
         if len(found) > 1:
             shard_names = {each: shard_name(each, SUFFIX) for each in found}
             found = [each for each, name in shard_names.items() if name is None or name.number == 1] or found
+            found = [each for each in found if os.path.basename(each) == f"model{pattern[1:]}"] or found
         if len(found) == 1:
             return found[0]
         if found:
