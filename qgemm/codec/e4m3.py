@@ -1,7 +1,8 @@
 """e4m3: floats of eight bits, 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, 0x7f and 0xff are NaN.
 
-code & 127 below 8    code * 2^-9
-of the others         (8 + code % 8) * 2^(code / 8 - 10), up to 448
+code & 127     number
+0 to 7         code * 2^-9, multiples of the least one
+8 to 126       (8 + code % 8) * 2^(code / 8 - 10), up to 448
 """
 
 from __future__ import annotations
