@@ -25,6 +25,7 @@ pytestmark = [
 SERVED = [fmt for fmt in qgemm.FORMATS.values() if fmt.levels is not None]
 UNLISTED = [format_of(name) for name in ("s7_1of2", "f8_e4m3_g128", "f8_e5m2_g32", "kbit4_f32")]
 INTEGER = [fmt for fmt in SERVED if fmt.integer]
+OF_INTEGERS = tuple(kind for kind in KINDS if kind != E4M3)  # activations of every integer format
 WITH_HEADER = [fmt for fmt in SERVED + UNLISTED if libraries.source(fmt)]
 M = (1, 2, 3, 4, 5, 8, 16, 17, 100, 530)  # about the sizes of tiles, and more than are packed at a time
 
@@ -32,9 +33,6 @@ M = (1, 2, 3, 4, 5, 8, 16, 17, 100, 530)  # about the sizes of tiles, and more t
 @pytest.fixture(autouse=True)
 def compiled_code(monkeypatch):
     monkeypatch.delenv("QGEMM_CPU")
-
-
-COMPILED = tuple(kind for kind in KINDS if kind != E4M3)  # e4m3 is NumPy's
 
 
 def test_every_format():
@@ -48,7 +46,7 @@ def columns(fmt: Format, blocks: int) -> int:
 
 
 def activations_of(fmt: Format) -> tuple[str, ...]:
-    return COMPILED if fmt.integer else ("a16",)
+    return OF_INTEGERS if fmt.integer else ("a16",)
 
 
 @each(SERVED + UNLISTED)
@@ -216,15 +214,31 @@ def test_activations_are_numpys(count, monkeypatch):
         assert_array_equal(found[name], want[name])
 
 
+@pytest.mark.parametrize("m", [1, 17, 100])
+def test_products_of_e4m3_are_of_what_x_decodes_to(m, monkeypatch):
+    """Bit for bit those of it, which are NumPy's but for rounding: weights of mxfp4 are exact in both."""
+    rng = np.random.default_rng(m)
+    w, x = random_tensor(qgemm.FORMATS["mxfp4"], 37, 800, rng), rng.standard_normal((m, 800), np.float32)
+    x[0, 700] = np.nan
+    prepared = qgemm.quantize_activations(x, E4M3)
+    y, decoded = qgemm.matmul(x, w, E4M3), prepared.dequantize()
+    assert_array_equal(y, qgemm.matmul(decoded, w))
+    assert_array_equal(y, qgemm.matmul(prepared, w))
+    monkeypatch.setenv("QGEMM_CPU", "numpy")
+    near = 2 * a16_bound(decoded[1:].astype(np.float64), magnitudes(w.format, w.blocks))
+    assert excess(y[1:], qgemm.matmul(prepared, w)[1:].astype(np.float64), near) <= 1
+    assert np.isnan(y[0]).all()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
 def test_bits_do_not_depend_on_threads(threads, monkeypatch):
     rng = np.random.default_rng(5)
     w, x = random_tensor(qgemm.FORMATS["q4_k"], 515, 1024, rng), rng.standard_normal((21, 1024), np.float32)
     monkeypatch.setenv("QGEMM_THREADS", "1")
-    want = [qgemm.matmul(x, w, activation) for activation in COMPILED]
+    want = [qgemm.matmul(x, w, activation) for activation in OF_INTEGERS]
     monkeypatch.setenv("QGEMM_THREADS", str(threads))
     for _ in range(20):
-        for activation, y in zip(COMPILED, want, strict=True):
+        for activation, y in zip(OF_INTEGERS, want, strict=True):
             assert_array_equal(qgemm.matmul(x, w, activation), y)
 
 
@@ -269,7 +283,7 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
             each_cache.cache_clear()
 
 
-@pytest.mark.parametrize("activation", COMPILED)
+@pytest.mark.parametrize("activation", OF_INTEGERS)
 @pytest.mark.parametrize("m", [1, 17, 300])
 def test_weights_of_a_call_share_x(m, activation):
     """More of them than a job has room for, of several formats and heights: the bits of one product each."""

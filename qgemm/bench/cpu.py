@@ -21,6 +21,7 @@ from tqdm import tqdm
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backend
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import multiplies
 from qgemm.formats import FORMATS
 from qgemm.ops import matmul, quantize
 from qgemm.tensor import Tensor
@@ -123,7 +124,7 @@ def jobs(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Job]
         dense = None if decode is None else lambda x=x: x @ decode().T
         goal = {1: GOALS.get(fmt.name, 0.0), 512: least if decode else 0.0}.get(m, 0.0)
         for activation in options.activations:
-            if activation == "a16" or fmt.integer:
+            if multiplies(activation, fmt):
                 ours = lambda x=x, activation=activation: matmul(x, w, activation)  # noqa: E731
                 yield Job(f"{activation} M={m}", ours, dense, w.nbytes, goal if activation == "a16" else 0.0)
 

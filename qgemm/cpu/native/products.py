@@ -127,11 +127,13 @@ def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> b
     """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype.
 
     activation: "a16"; "a8" with x as blocks of activations [M, K / 32], or values that are quantized to them; "a8_g128"
-    and "a8_g256" with x as blocks of theirs; "e4m3_g256" is NumPy's.
+    and "a8_g256" with x as blocks of theirs; of "e4m3_g256" what its blocks decode to is multiplied by exact weights.
 
     x is packed once for all weights of a format, and the rows of all weights are shared out together. False where NumPy
     must do it: then nothing is written.
     """
+    if activation == group_activations.E4M3:
+        x, activation = group_activations.FORMATS[activation].dequantize(x), "a16"
     activation = "a8_g128" if activation in group_activations.INTEGER else activation
     digits = [_digits(p.w.format, activation) for p in products]
     if None in digits:
@@ -163,8 +165,6 @@ def _ready(activation: str) -> bool:
 
 def _digits(fmt: Format, activation: str) -> int | None:
     """Digits of x for the library that multiplies; None where there is none."""
-    if activation == group_activations.E4M3:
-        return None
     whole = activation != "a16"
     if not serves(fmt) or (whole and (not fmt.integer or source(fmt) is None)):
         return None
