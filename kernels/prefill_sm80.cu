@@ -1,9 +1,8 @@
 // prefill_sm80: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores by mma.sync (sm_80 and later).
 //
 // Tiles, pipeline and main loop: sm80/config.cuh, sm80/pipeline.cuh, sm80/a16.cuh. `factor` brings weights into the range
-// of half, `unit` undoes it before the epilogue.
+// of half, `unit` undoes it at the end.
 // Config: see sm80/config.cuh; In: half, bf16.
-#include "epilogue.cuh"
 #include "sm80/a16.cuh"
 #include "sm80/reduce.cuh"
 
@@ -15,7 +14,7 @@ using Prefill = Sm80<Config>;
 
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     prefill_sm80(const qgemm::Prefill::Tile* __restrict__ tiles, const qgemm::Prefill::In* __restrict__ x,
-                 const __grid_constant__ qgemm::Epilogue epilogue, float4* partials, qgemm::u32* counters, qgemm::i64 n,
+                 qgemm::Prefill::Out* __restrict__ y, float4* partials, qgemm::u32* counters, qgemm::i64 n,
                  qgemm::i64 k, int m, int split_k, float factor, float unit) {
     using namespace qgemm;
     using Format = Prefill::TileFormat;
@@ -32,5 +31,5 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     Prefill::WarpAcc acc = {};
     mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord, factor);
     if (split_k > 1 && !SplitKReduction<Prefill>{partials, counters, split_k}.reduce(acc, p)) return;
-    reduce_and_store(acc, smem.reduce(), epilogue, p, coord, unit);
+    reduce_and_store(acc, smem.reduce(), y, p, coord, unit);
 }

@@ -5,7 +5,6 @@
 // columns, a block of x, at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
 // Config: see sm80/config.cuh; In: Activations.
 #include "dots.cuh"
-#include "epilogue.cuh"
 #include "sm80/pipeline.cuh"
 #include "sm80/reduce.cuh"
 
@@ -107,8 +106,8 @@ using Prefill = Sm80<Config>;
 
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     prefill_sm80_a8(const qgemm::Prefill::Tile* __restrict__ tiles, const qgemm::Activations* __restrict__ x,
-                    const __grid_constant__ qgemm::Epilogue epilogue, float4* partials, qgemm::u32* counters,
-                    qgemm::i64 n, qgemm::i64 k, int m, int split_k) {
+                    qgemm::Prefill::Out* __restrict__ y, float4* partials, qgemm::u32* counters, qgemm::i64 n,
+                    qgemm::i64 k, int m, int split_k) {
     using namespace qgemm;
     extern __shared__ __align__(128) unsigned char memory[];
     const Smem<Prefill, Stage<Prefill, Activations>, 0> smem{memory};  // codes become bytes without a table
@@ -122,5 +121,5 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     Prefill::WarpAcc acc = {};
     mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord);
     if (split_k > 1 && !SplitKReduction<Prefill>{partials, counters, split_k}.reduce(acc, p)) return;
-    reduce_and_store(acc, smem.reduce(), epilogue, p, coord, ACTIVATION_UNIT);
+    reduce_and_store(acc, smem.reduce(), y, p, coord, ACTIVATION_UNIT);
 }

@@ -5,8 +5,6 @@ Every format that such a kernel takes, those of tests included: groups of 128 an
 
 from __future__ import annotations
 
-from functools import partial
-
 import harness
 import helpers
 import numpy as np
@@ -17,7 +15,7 @@ from strategies import EVERY_INTEGER, EVERY_TILED, each
 
 import qgemm
 from qgemm.cuda.jit.twins import TYPE_CODES
-from qgemm.cuda.kernels.prefill_sm80 import A8, A16
+from qgemm.cuda.kernels import prefill_sm80
 from qgemm.cuda.problem import Q8_1
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
@@ -27,7 +25,7 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 def test_prefill(fmt):
     """W dequantized to half in registers, sums in float32, over CTAs in order."""
     w, x, expected, bound = problem(fmt, 5)
-    y = run_prefill(fmt, A16, "half", x.astype(np.float16), w, len(x), 2)
+    y = run_prefill(fmt, prefill_sm80.A16, "half", x.astype(np.float16), w, len(x), 2)
     assert (np.abs(y - expected) <= bound).all()
 
 
@@ -36,7 +34,7 @@ def test_prefill_of_quantized_activations(fmt):
     """Integer products of codes."""
     w, x, _, _ = problem(fmt, 5)
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
-    y = run_prefill(fmt, A8, Q8_1, blocks, w, len(x), 1)
+    y = run_prefill(fmt, prefill_sm80.A8, Q8_1, blocks, w, len(x), 1)
     helpers.assert_a8(y, x, w)
 
 
@@ -54,7 +52,7 @@ def test_extreme_activations(fmt):
     w, _, _, _ = problem(fmt, 5)
     x = helpers.extreme(w.shape[1])
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
-    helpers.assert_a8_formula(run_prefill(fmt, A8, Q8_1, blocks, w, len(x), 2), x, w)
+    helpers.assert_a8_formula(run_prefill(fmt, prefill_sm80.A8, Q8_1, blocks, w, len(x), 2), x, w)
     y = run_decode(fmt, "decode_a8", Q8_1, blocks, w, len(x))
     helpers.assert_a8_formula(y, x, w)
     np.testing.assert_array_equal(run_decode(fmt, "decode_a8", "float", x, w, len(x)), y)
@@ -63,8 +61,7 @@ def test_extreme_activations(fmt):
 @pytest.mark.parametrize("residual", [None, *TYPE_CODES])
 @pytest.mark.parametrize("bias", [None, *TYPE_CODES])
 @pytest.mark.parametrize("out", list(TYPE_CODES))
-@pytest.mark.parametrize("by", [partial(run_decode, name="decode"), partial(run_prefill, name=A16, split_k=2)])
-def test_epilogue(by, out, bias, residual):
+def test_epilogue(out, bias, residual):
     """y = sum + bias + residual, each of a type of its own: they are large beside the sum, which alone has a bound."""
     fmt = qgemm.FORMATS["q4_0"]
     w, x, expected, bound = problem(fmt, 3)
@@ -74,8 +71,7 @@ def test_epilogue(by, out, bias, residual):
     residual = (
         None if residual is None else (-3 * scale * helpers.normal(m, n, seed=6)).astype(helpers.float_dtype(residual))
     )
-    x16, added = x.astype(np.float16), {"bias": bias, "residual": residual}
-    y = by(fmt=fmt, source="half", x=x16, w=w, m=m, out=out, **added)
+    y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, out, bias, residual)
     expected = sum((some.astype(np.float64) for some in (bias, residual) if some is not None), expected)
     bound = bound + np.abs(expected) * (helpers.ROUNDING[out] + 2.0**-22)
     assert (np.abs(y.astype(np.float64) - expected) <= bound).all()

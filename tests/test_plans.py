@@ -102,6 +102,22 @@ def test_second_calls_take_the_short_way(gpus, data):
         assert (gpus.long_ways > before) == expected_long
 
 
+def test_y_of_a_type_that_a_kernel_does_not_store_is_converted(gpus, monkeypatch):
+    """prefill_sm80 stores float32 and the type of x; such calls alone have a short way."""
+    monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 80, 108))
+    rng = np.random.default_rng(0)
+    w, x = rng.integers(-4, 5, (40, K)), values(rng, (70, K), "float16")
+    on_device = gpus.tensor(w)
+    for kind, long_ways in (("float32", 1), ("float16", 1), ("bfloat16", 2)):
+        before = gpus.long_ways
+        for _ in range(2):
+            y = qgemm.matmul(x, on_device, dtype=kind)
+            assert y.dtype == float_dtype(kind)
+            near(y, x.get().astype(np.float64) @ w.T, kind)
+        assert gpus.long_ways - before == long_ways
+    assert set(gpus.launched) == {"prefill_sm80"}
+
+
 X_LAYOUTS = {
     "contiguous": lambda m, wide: wide.reshape(-1)[: m * K].reshape(m, K),
     "strided": lambda m, wide: wide[:m, ::2],

@@ -20,7 +20,7 @@ def test_a_plan_for_every_product(kernel, fmt, sm):
     for n, m in itertools.product((64, 4096, 28672), (1, 17, 33, 128, 4096)):
         config, split_k = prefill_sm80.ranked(kernel, Problem(fmt, "", m, n, 4096, sm, sms=100))[0][0]
         source = Q8_1 if kernel == A8 else "half"
-        stages = prefill_sm80.template(fmt, config, source, sm)["STAGES"]
+        stages = prefill_sm80.template(fmt, config, source, "half", sm)["STAGES"]
         assert stages >= prefill_sm80.MIN_STAGES
         assert prefill_sm80.shared_bytes(fmt, config, stages) <= prefill_sm80.shared_limit(sm)
         assert split_k == 1 or prefill_sm80.tiles_of(config, n, m) * split_k <= prefill_sm80.WAVES * 100

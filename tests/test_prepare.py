@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from functools import partial
-from itertools import product
 from types import SimpleNamespace
 
 import cupy_like
@@ -115,9 +114,9 @@ def shaped(name, n, k):
 def templates(p):
     """The kernels that products ask for, found by asking for each."""
     kernel = route(p).kernel
-    outs = ("float32", "float16", "bfloat16") if kernel.out_in_template else ("float32",)
     more = range(1, MOST_BLOCKS + 1) if kernel.products > 1 else ()
-    for source, out in product(kernel.reads(p), outs):
+    pairs = ((source, out) for source in kernel.reads(p) for out in kernel.outs(source) or ("float32",))
+    for source, out in pairs:
         for others in [(), *((Output(64 * blocks),) for blocks in more)]:
             asked = p._replace(x=source, outputs=(Output(p.n, out), *others))
             config = kernel.choose(asked)

@@ -72,7 +72,7 @@ def units(arch: str) -> Iterator[Unit]:
     for fmt, config in product(formats, prefill_sm80.SM80_CONFIGS):
         a8 = config.kernel == PREFILL_SM80_A8.name
         for x in () if a8 and not fmt.integer else (Q8_1,) if a8 else ("half", "bf16"):
-            made = prefill_sm80.template(fmt, config, x, sm)
+            made = prefill_sm80.template(fmt, config, x, "float", sm)
             yield Unit(config.kernel, fmt.name, tuple(made.items()), arch)
     for unit in every_unit(["sm_75"]):
         values = dict(unit.template)

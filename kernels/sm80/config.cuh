@@ -3,9 +3,9 @@
 //
 // A CTA owns ROW_BLOCKS row_blocks of 64 rows of W, TOKENS tokens and one of split_k slices of K. A k_iter is
 // K_ITER k_blocks, one for each warp along K; a warp owns M16_TILES groups of 16 rows and one k_block of every k_iter.
-// Config: Format, KBlock, K_BLOCKS; In, TOKENS, ROW_BLOCKS, M16_TILES (1, 2, 4), WARP_SPLIT_K, STAGES (at least 3),
-// MAX_SPLIT_K, EPI_TILE (tokens reduced and stored at a time); of shared memory: TOKEN_BYTES (a token's share of a
-// k_block of x), REDUCE_BYTES, SMEM_BYTES (all of it).
+// Config: Format, KBlock, K_BLOCKS; In, Out (float, half, bf16), TOKENS, ROW_BLOCKS, M16_TILES (1, 2, 4), WARP_SPLIT_K,
+// STAGES (at least 3), MAX_SPLIT_K, EPI_TILE (tokens reduced and stored at a time); of shared memory: TOKEN_BYTES (a
+// token's share of a k_block of x), REDUCE_BYTES, SMEM_BYTES (all of it).
 #pragma once
 
 #include "../ptx/mma.cuh"

@@ -4,7 +4,6 @@
 // Config: Sm80 of config.cuh.
 #pragma once
 
-#include "../epilogue.cuh"
 #include "config.cuh"
 
 namespace qgemm {
@@ -117,13 +116,14 @@ __device__ inline void reduce(const typename Config::WarpAcc& acc, ReduceSmem<Co
     }
 }
 
-// y = epilogue(unit * (sum over the warps along K)).
+// y = unit * (sum over the warps along K).
 template <class Config>
 __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, ReduceSmem<Config>& smem,
-                                        const Epilogue& epilogue, const CtaTile<Config>& p,
+                                        typename Config::Out* y, const CtaTile<Config>& p,
                                         const WarpCoord<Config>& coord, float unit) {
+    y += p.first_token * p.n + p.first_row;
     reduce<Config::ROWS>(acc, smem, p, coord, [&](int token, int row, auto total) {
-        epilogue.store((p.first_token + token) * p.n, p.first_row + row, unit * total(row));
+        y[token * p.n + row] = from_float<typename Config::Out>(unit * total(row));
     });
 }
 

@@ -178,7 +178,7 @@ def problem_of_launch(
 ) -> Problem:
     """What a kernel is launched for: products of weights of one format by x, whose type it calls `kind`."""
     n, first = sum(output.n for output in outputs), asked[0]
-    exponent = first.exponent if kernel.by_exponent else 0  # to other kernels matrices that differ in it are alike
+    exponent = 0 if kernel.adds else first.exponent  # the others bring a whole matrix into the range of float16
     return first._replace(n=n, x=kind, outputs=tuple(outputs), exponent=exponent, gated=gated)
 
 

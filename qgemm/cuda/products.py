@@ -39,7 +39,7 @@ from qgemm.tensor import Tensor
 from .activations import ALIGNMENT, DeviceActivations
 from .driver.workspace import relaxed_capture
 from .libraries import Library, cupy_library, library_for
-from .plan import Call, Plan, Source, gated_plan_of, launched, plan_of, served
+from .plan import Call, Plan, Served, Source, gated_plan_of, launched, plan_of, served
 from .problem import C_TYPES, Output
 from .tensor import DeviceTensor
 
@@ -176,7 +176,7 @@ def _into(x: Any, products: Sequence[Product], activation: str, library: Library
     values = x if prepared else _rows(x, k)
     source = Source(m, k, values.dtype.name, x.activation if prepared else "")
     asked = [served(p.w, source, activation) for p in products]
-    direct = [_direct(p, one.kernel.adds) for p, one in zip(products, asked, strict=True)]
+    direct = [_direct(p, one) for p, one in zip(products, asked, strict=True)]
     computed = [
         p if as_it_is else Product(p.w, cupy.empty(p.y.shape, np.float32), NO_EPILOGUE)
         for p, as_it_is in zip(products, direct, strict=True)
@@ -213,7 +213,7 @@ def _gated_into(x: Any, first: Product, gated: Gated, activation: str, library: 
         _into(x, added, activation, library)
         y[...] = gated_by(gated.function, made[0], made[1], cupy)
         return None
-    direct = _direct(first, adds=True)
+    direct = _direct(first, asked[0])
     target = y if direct else cupy.empty(y.shape, np.float32)
     names = ["" if added is None else added.dtype.name for added in biases]
     pointers = pointers_of([Product(w, target, Epilogue(added)) for w, added in zip(weights, biases, strict=True)])
@@ -239,9 +239,10 @@ def pointers_of(products: Sequence[Product]) -> list[int]:
     return pointers
 
 
-def _direct(p: Product, adds: bool) -> bool:
-    """Whether a kernel, which adds an epilogue or does not, can store into y as it is."""
-    return bool(p.y.flags.c_contiguous) and p.y.dtype.name in C_TYPES and (adds or not p.epilogue.given)
+def _direct(p: Product, by: Served) -> bool:
+    """Whether the kernel that serves a product can store into y as it is, the epilogue added."""
+    stores = by.kernel.stores(by.problem.x, p.y.dtype.name)
+    return bool(p.y.flags.c_contiguous) and stores and (by.kernel.adds or not p.epilogue.given)
 
 
 def _add(p: Product, acc: Any) -> None:

@@ -7,14 +7,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from gates import function as of_gate
-from gates import gated_bound, gated_up
-from helpers import assert_same_bits, cupy, normal, poisoned, random_tensor
+from helpers import assert_same_bits, cupy, poisoned, random_tensor
 from references import reference
 from strategies import INTEGER, TILED, each
 
 import qgemm
-from qgemm.arguments import NO_EPILOGUE, Epilogue
+from qgemm.arguments import NO_EPILOGUE
 from qgemm.codec.error_bound import a8_exact, a16_bound, excess
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.activations import DeviceActivations
@@ -24,7 +22,6 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.plan import Source, problem, problem_of_launch
 from qgemm.cuda.problem import Q8_1, c_type
 from qgemm.cuda.products import Product, outputs_of, pointers_of
-from qgemm.gating import GATES
 
 # What a weight is off by, relative to its magnitude: scale (or minimum) and weight rounded to half; weight to bf16.
 LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}
@@ -54,18 +51,18 @@ def bound(x, w, dtype):
     return 2 * a16_bound(x, w.magnitudes) + lost
 
 
-def multiply(x, w, dtype="float32", plan=None, epilogue=NO_EPILOGUE):
+def multiply(x, w, dtype="float32", plan=None):
     """x, an array or prepared, times w by its kernel, into an output full of NaN."""
     y = poisoned((x.shape[0], w.shape[0]), dtype)
-    launch(x, w, y, cupy().cuda.get_current_stream().ptr, plan, epilogue)
+    launch(x, w, y, cupy().cuda.get_current_stream().ptr, plan)
     return y
 
 
-def launch(x, w, y, stream, plan=None, epilogue=NO_EPILOGUE):
+def launch(x, w, y, stream, plan=None):
     """y of any type has the same sums."""
     prepared = isinstance(x, DeviceActivations)
     data, source, kernel = (x.data, Q8_1, PREFILL_SM80_A8) if prepared else (x, c_type(x.dtype), PREFILL_SM80)
-    made = [Product(w, y, epilogue)]
+    made = [Product(w, y, NO_EPILOGUE)]
     given = Source(len(y), x.shape[-1], x.dtype.name, prepared)
     asked = problem(w, given, "a8" if prepared else "a16")
     asked = problem_of_launch(kernel, [asked], outputs_of(made), source)
@@ -138,35 +135,6 @@ def test_a8_by_matmul(fmt, dtype):
         assert excess(y.astype(np.float64), want, bound) <= 1
         (again,) = qgemm.matmul_many(qgemm.quantize_activations(cupy().asarray(x)), [on_device], dtype=kind)
         assert (again == qgemm.matmul(cupy().asarray(x), on_device, "a8", dtype=kind)).all()
-
-
-@pytest.mark.usefixtures("routed_to_a8")
-@pytest.mark.parametrize("function", GATES)
-def test_a_gated_product_is_two_launches(function):
-    """The second has the first product as its residual, in float32."""
-    gate, up = (drawn(qgemm.FORMATS["q4_k"], 200, 2, seed).to_device() for seed in (1, 2))
-    x, bias = cupy().asarray(normal(70, gate.shape[1], seed=3)), cupy().asarray(normal(200, seed=4))
-    g, u = (qgemm.matmul(x, w, "a8", bias=added).get() for w, added in ((gate, None), (up, bias)))
-    y = qgemm.gated(x, gate, up, function, "a8", biases=(None, bias)).get()
-    none = np.zeros_like(g)
-    assert (abs(y - of_gate(function, g) * gated_up(function, u)) <= gated_bound(function, g, u, none, none)).all()
-
-
-@each_config(A16, A8)
-@pytest.mark.parametrize(
-    ("dtype", "bias", "residual"),
-    [("float32", "float16", None), ("float16", "bfloat16", "float32"), ("bfloat16", None, "float16")],
-)
-@pytest.mark.parametrize("split_k", [1, 3])
-def test_epilogue(config, dtype, bias, residual, split_k):
-    """y = sum + bias + residual in float32, rounded once: the sums are those of a product alone."""
-    w, plan = drawn(qgemm.FORMATS["q4_0"], 200, 9, 1).to_device(), prefill_sm80.Plan(config, split_k)
-    x = on_gpu(normal(70, w.shape[1], seed=2), "a8" if config.kernel == A8 else "float16")
-    y = multiply(x, w, plan=plan)
-    made = Epilogue(bias and on_gpu(normal(200, seed=3), bias), residual and on_gpu(normal(70, 200, seed=4), residual))
-    for added in made:
-        y = y if added is None else y + added.astype(np.float32)
-    assert (multiply(x, w, dtype, plan, made) == y.astype(float_dtype(dtype))).all()
 
 
 @each(TILED)

@@ -35,34 +35,19 @@ def problem(fmt, m, k=320, n=70):
     )
 
 
-def epilogue_of(y, bias, residual, gate=""):
-    """The epilogue that stores y, with what it reads, which the caller keeps."""
-    names = ("" if value is None else value.dtype.name for value in (bias, residual))
-    epilogue = EpilogueArguments(types=Types.of(y.dtype.name, *names, gate))
-    added = {"bias": bias, "residual": residual}
-    added = {key: to_device(value) for key, value in added.items() if value is not None}
-    for key, array in (added | {"y": y}).items():
-        setattr(epilogue.arrays, key, array.ctypes.data)
-    return epilogue, added
-
-
-def run_prefill(fmt, name, source, x, w, m, split_k, out="float32", bias=None, residual=None, gate=""):
-    """y [m, n] by the first config of a kernel of sm_80, + bias [n] + residual [m, n], which a gate makes a factor."""
+def run_prefill(fmt, name, source, x, w, m, split_k):
+    """y [m, n] by the first config of a kernel of sm_80."""
     config = prefill_sm80.sm80_configs_for(name, fmt, SM)[0]
     n, k = w.shape
     count = prefill_sm80.tiles_of(config, n, m)
-    y, counters = device_array((m, n), helpers.float_dtype(out)), device_array(count, np.uint32)
-    epilogue, added = epilogue_of(y, bias, residual, gate)
+    y, counters = device_array((m, n), np.float32), device_array(count, np.uint32)
     of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
     partials = device_array(count * split_k * of_tile, np.float32)
-    made = kernel(name, fmt, **prefill_sm80.template(fmt, config, source, SM))
+    made = kernel(name, fmt, **prefill_sm80.template(fmt, config, source, "float", SM))
     factors = (2.0 ** tiles.level_exponent(fmt), 1.0) if name == prefill_sm80.A16 else ()
     packed = to_device(tiles.pack(fmt, w.blocks))
-    sizes = n, k, m, split_k
-    made(count * split_k, config.threads, packed, to_device(x), epilogue, partials, counters, *sizes, *factors)
+    made(count * split_k, config.threads, packed, to_device(x), y, partials, counters, n, k, m, split_k, *factors)
     assert not counters.any()
-    for array in (y, *added.values()):
-        check_guards(array)
     return y
 
 
@@ -87,14 +72,19 @@ def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=Non
     y, counters = device_array((m, n), helpers.float_dtype(out)), device_array(count, np.uint32)
     y.view(np.uint8)[...] = 0xFF  # NaN
     partials = device_array(count * split_k * some.row_blocks * tiles.ROWS * some.tokens, np.float32)
-    epilogue, added = epilogue_of(y, bias, residual)
+    added = [None if array is None else to_device(array) for array in (bias, residual)]
+    names = ("" if array is None else array.dtype.name for array in (bias, residual))
+    epilogue = EpilogueArguments(types=Types.of(out, *names))
+    epilogue.arrays.y = y.ctypes.data
+    for name, array in zip(("bias", "residual"), added, strict=True):
+        if array is not None:
+            setattr(epilogue.arrays, name, array.ctypes.data)
     packed, given = to_device(tiles.pack(fmt, w.blocks)), to_device(in_groups(blocks, group))
     sizes = n, k, m, group_activations.rows_of(m), split_k
     made = kernel(prefill_sm80_eight_bits.NAME, fmt, **template)
     made(count * split_k, some.threads, packed, given, epilogue, partials, counters, *sizes, backwards=backwards)
     assert not counters.any()
-    for array in (y, *added.values()):
-        check_guards(array)
+    check_guards(y)
     return y
 
 

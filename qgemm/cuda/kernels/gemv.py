@@ -10,7 +10,7 @@ from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import Q8_1, Problem
+from qgemm.cuda.problem import C_TYPES, Q8_1, Problem
 
 from .kernel import Kernel, Launchable, Ranked
 
@@ -68,9 +68,9 @@ GEMV_SIMT = Kernel(
     chosen,
     template,
     partial(launch, A16),
-    out_in_template=True,
+    outs=lambda x: tuple(C_TYPES),
 )
 GEMV_DP4A = Kernel(
     A8, partial(takes, "a8"), lambda p: (token_tile(p),), ranked, chosen, template, partial(launch, A8),
-    reads=lambda p: (Q8_1,), takes_q8_1=True, out_in_template=True,
+    reads=lambda p: (Q8_1,), takes_q8_1=True, outs=lambda x: tuple(C_TYPES),
 )  # fmt: skip

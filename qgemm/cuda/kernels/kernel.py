@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.problem import Problem
+from qgemm.cuda.problem import C_TYPES, Problem
 
 # On a raw stream handle, pointers to x and to w, y, bias and residual of each product (0 for none).
 Launchable = Callable[..., None]
@@ -33,9 +33,9 @@ class Kernel:
     reads: the kernels' names of the types in which it may get x, where that is not the problem's.
     products: how many of a problem's format it computes in one launch.
     adds: whether it adds bias and residual itself.
-    by_exponent: whether one power of two, of the problem's exponent, brings a whole matrix into the range of float16.
     takes_q8_1: whether "a8" gives it Q8_1 blocks; otherwise the values that they decode to.
-    out_in_template: whether the type of y is a constant of its source.
+    outs: type of x as it reads it -> NumPy's names of the types of y that its source is compiled for, each alone; ()
+        where it stores any.
     forms: problem -> those that it computes by other sources: the problem alone, or with what its source depends on
         beside format, types and sizes. routed: whether its problems are those of experts; grouped: of sorted rows.
     """
@@ -50,12 +50,15 @@ class Kernel:
     reads: Callable[[Problem], tuple[str, ...]] = lambda problem: (problem.x,)
     products: int = 1
     adds: bool = False
-    by_exponent: bool = False
     takes_q8_1: bool = False
-    out_in_template: bool = False
+    outs: Callable[[str], tuple[str, ...]] = lambda x: ()
     forms: Callable[[Problem], Iterable[Problem]] = lambda problem: (problem,)
     routed: bool = False
     grouped: bool = False
+
+    def stores(self, x: str, y: str) -> bool:
+        """Whether it stores y of this type, by NumPy's name, for x of this type, by the kernels'."""
+        return y in (self.outs(x) or C_TYPES)
 
     def choose(self, problem: Problem) -> Any:
         """The config for a problem."""

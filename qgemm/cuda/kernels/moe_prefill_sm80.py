@@ -78,7 +78,7 @@ def chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm80Config]:
 def template(p: Problem, config: Sm80Config) -> Template:
     """The constants of a config."""
     gate = GATE_CODES[p.outputs[0].gate] if p.gated else 0
-    constants = template_sm80(p.format, config, p.x, p.sm)
+    constants = template_sm80(p.format, config, p.x, "float", p.sm)
     return {**constants, "GATED": int(p.gated), "GATE": gate}
 
 

@@ -124,7 +124,7 @@ def _templates(kernel: Kernel, p: Problem, rows: Sequence[int]) -> Iterator[Temp
     """
     for tile in _alike(rows) if kernel.products > 1 else (rows,):
         of_tile = p._replace(m=tile[0])
-        for out in TYPE_NAMES if kernel.out_in_template else TYPE_NAMES[:1]:
+        for out in kernel.outs(p.x) or TYPE_NAMES[:1]:
             asked = of_tile._replace(outputs=(Output(p.n, out),))
             yield from (kernel.template(asked, config) for config in kernel.chosen(asked, tile))
 

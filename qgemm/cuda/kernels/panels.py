@@ -131,9 +131,7 @@ def _no_template(p: Problem, config: None) -> Template:
     return {}
 
 
-DEQUANTIZE = Kernel(
-    DEQUANTIZE_TILES.name, lambda p: p.format.tiled, _nothing, _ranked, _chosen, _no_template, launch, by_exponent=True
-)
+DEQUANTIZE = Kernel(DEQUANTIZE_TILES.name, lambda p: p.format.tiled, _nothing, _ranked, _chosen, _no_template, launch)
 CUBLAS = Kernel(
     "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, _ranked, _chosen, _no_template, launch
 )

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.cuda.configs import read
@@ -14,9 +14,8 @@ from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import Q8_1, Problem
+from qgemm.cuda.problem import C_TYPES, Q8_1, Problem
 
 from .choices import fastest
 from .decode_config import TOKEN_BYTES, shared_limit
@@ -154,7 +153,7 @@ def tile_sizes(config: Sm80Config, stages: int) -> Template:
     }
 
 
-def template(fmt: Format, config: Sm80Config, source: str, sm: int) -> Template:
+def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) -> Template:
     """The template of the config's kernel: as many stages as fit."""
     stages = next(
         count for count in range(MAX_STAGES, MIN_STAGES - 1, -1) if shared_bytes(fmt, config, count) <= shared_limit(sm)
@@ -165,43 +164,37 @@ def template(fmt: Format, config: Sm80Config, source: str, sm: int) -> Template:
         "REDUCE_BYTES": reduce_bytes(config),
         "SMEM_BYTES": shared_bytes(fmt, config, stages),
     }
-    return {"In": source, **sizes, "MAX_SPLIT_K": MAX_SPLIT_K}
+    return {"In": source, "Out": out, **sizes, "MAX_SPLIT_K": MAX_SPLIT_K}
 
 
 def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
     """The launch for every matrix of this shape, format and exponent and M rows of x."""
-    constants = _template(p, plan)
-    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(plan.split_k)
-    factors = map(ctypes.c_float, weight_factors(p)) if kernel == A16 else ()
-    return launch_by(load(kernel, p.format, **constants), p, plan, int(constants["SMEM_BYTES"]), (*sizes, *factors))
-
-
-class Pointers(ctypes.Structure):
-    """What changes from call to call."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("w", "x", "partials", "counters")),
-        ("epilogue", EpilogueArguments),
-    ]
-
-
-def launch_by(function: Any, p: Problem, plan: Plan, shared: int, numbers: Sequence[Any]) -> Launchable:
-    """The launch of a function whose parameters are w, x, epilogue, partials and counters, then these numbers."""
-    (config, split_k), count, (output,) = plan, tiles_of(plan.config, p.n, p.m), p.outputs
-    pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
-    w, x, partials, counters = (
-        ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
-        for name in ("w", "x", "partials", "counters")
+    (config, split_k), out = plan, p.out
+    constants, count = template(p.format, config, p.x, out, p.sm), tiles_of(config, p.n, p.m)
+    pointers = (ctypes.c_void_p * 5)()  # w, x, y, partials, counters
+    arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
+    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(split_k)
+    made = Launch(
+        load(kernel, p.format, **constants),
+        count * split_k,
+        config.threads,
+        shared_bytes(p.format, config, int(constants["STAGES"])),
+        (*arrays, *sizes, *(map(ctypes.c_float, weight_factors(p)) if kernel == A16 else ())),
+        pointers,
+        len(pointers),
     )
-    arguments = w, x, pointers.epilogue, partials, counters, *numbers
-    changing = 4 + len(Outputs._fields_)
-    made = Launch(function, count * split_k, config.threads, shared, arguments, pointers, changing).enter
+    if split_k == 1:
+
+        def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
+            made(stream, w, x, y, 0, 0)
+
+        return run
     memory = reduction_memory(p.device, plan, count)
 
-    def enter(stream: int, x: int, w: int, *of_y: int) -> None:
-        made(stream, w, x, *memory(stream), *of_y)
+    def run_split(stream: int, x: int, w: int, y: int, *_: int) -> None:
+        made(stream, w, x, y, *memory(stream))
 
-    return enter
+    return run_split
 
 
 def reduction_memory(device: int, plan: Plan, count: int) -> Callable[[int], tuple[int, int]]:
@@ -240,15 +233,20 @@ def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:
     return tuple(Plan(config) for config in sm80_configs_for(kernel, p.format, p.sm))
 
 
+def outs(x: str) -> tuple[str, ...]:
+    """float32 and the type of x: y of 16 bits of another type is rare, and converted behind the product."""
+    return "float32", *(name for name, kind in C_TYPES.items() if kind == x)
+
+
 def _template(p: Problem, plan: Plan) -> Template:
-    return template(p.format, plan.config, p.x, p.sm)
+    return template(p.format, plan.config, p.x, p.out, p.sm)
 
 
 PREFILL_SM80 = Kernel(
     A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16), partial(chosen, A16), _template,
-    partial(launch, A16), adds=True, by_exponent=True,
+    partial(launch, A16), outs=outs,
 )  # fmt: skip
 PREFILL_SM80_A8 = Kernel(
     A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8), partial(chosen, A8), _template,
-    partial(launch, A8), reads=lambda p: (Q8_1,), adds=True, takes_q8_1=True,
+    partial(launch, A8), reads=lambda p: (Q8_1,), takes_q8_1=True, outs=lambda x: tuple(C_TYPES),
 )  # fmt: skip

@@ -10,8 +10,10 @@ from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import E4M3, GROUPS, multiplies
 from qgemm.cuda.configs import read
+from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
+from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, Problem
@@ -23,15 +25,25 @@ from .prefill_sm80 import (
     Plan,
     Sm80Config,
     chosen_plans,
-    launch_by,
     ranked_plans,
     reduce_bytes,
+    reduction_memory,
     tile_sizes,
+    tiles_of,
 )
 
 NAME = "prefill_sm80_eight_bits"
 MIN_STAGES, MAX_STAGES = 2, 4  # of COLUMNS, at least and at most
 X_ROW_BYTES = COLUMNS + 16  # of a token in a stage; padded, see EightBitStage in kernels/sm80/eight_bits.cuh
+
+
+class Pointers(ctypes.Structure):
+    """What changes from call to call."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("w", "x", "partials", "counters")),
+        ("epilogue", EpilogueArguments),
+    ]
 
 
 @cache
@@ -81,9 +93,30 @@ def fitting(p: Problem) -> list[Sm80Config]:
 
 def launch(p: Problem, plan: Plan) -> Launchable:
     """The launch for every matrix of this shape and format and M rows of x."""
-    constants, rows = _template(p, plan), ctypes.c_int(group_activations.rows_of(p.m))
-    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), rows, ctypes.c_int(plan.split_k)
-    return launch_by(load(NAME, p.format, **constants), p, plan, int(constants["SMEM_BYTES"]), sizes)
+    config, split_k = plan
+    constants, count, (output,) = _template(p, plan), tiles_of(config, p.n, p.m), p.outputs
+    pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
+    w, x, partials, counters = (
+        ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
+        for name in ("w", "x", "partials", "counters")
+    )
+    rows = ctypes.c_int(group_activations.rows_of(p.m))
+    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), rows, ctypes.c_int(split_k)
+    made = Launch(
+        load(NAME, p.format, **constants),
+        count * split_k,
+        config.threads,
+        int(constants["SMEM_BYTES"]),
+        (w, x, pointers.epilogue, partials, counters, *sizes),
+        pointers,
+        4 + len(Outputs._fields_),
+    ).enter
+    memory = reduction_memory(p.device, plan, count)
+
+    def enter(stream: int, x: int, w: int, *of_y: int) -> None:
+        made(stream, w, x, *memory(stream), *of_y)
+
+    return enter
 
 
 def takes(p: Problem) -> bool:

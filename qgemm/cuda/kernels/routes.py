@@ -190,7 +190,6 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
 def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
     """Templates of a route's problems of every size; a type of x only where the route is the first to serve it."""
     kernel, (activation,) = row.kernel, row.activations
-    outs = TYPE_NAMES if kernel.out_in_template else TYPE_NAMES[:1]
     for tokens, x in product(row.tokens, row.types):
         routed = Routed(tokens=tokens if kernel.grouped else 0) if kernel.routed else None
         p = Problem(fmt, activation, tokens, 1, 1, sm, x, routed=routed)
@@ -199,9 +198,10 @@ def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
         sizes = (tokens, most) if most > row.tokens[-1] or row.tile(most) == tokens else (tokens,)
         if not any(route(p._replace(m=m)) is row for m in sizes):
             continue
-        for source, out in product(kernel.reads(p), outs):
-            for asked in kernel.forms(p._replace(x=source, outputs=(Output(1, out),))):
-                yield from (kernel.template(asked, config) for config in kernel.configs(asked))
+        for source in kernel.reads(p):
+            for out in kernel.outs(source) or TYPE_NAMES[:1]:
+                for asked in kernel.forms(p._replace(x=source, outputs=(Output(1, out),))):
+                    yield from (kernel.template(asked, config) for config in kernel.configs(asked))
 
 
 def common_variants(sm: int) -> Iterator[tuple[str, Template]]:
