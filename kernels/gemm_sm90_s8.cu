@@ -2,14 +2,15 @@
 //
 //   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
-// The product of prefill_sm90_eight_bits, of weights that requantize has brought to bytes before: what is left is wgmma and
-// the scaling of its sums. A consumer warpgroup has 64 rows of W and all tokens of a tile, and the sums of a group of HALF of
+// The product of prefill_sm90_eight_bits, of weights as bytes in a workspace: what is left is wgmma and the scaling of its
+// sums. requantize has made the bytes before, or makers make them meanwhile, warps that would be idle. A consumer
+// warpgroup has 64 rows of W and all tokens of a tile, and the sums of a group of HALF of
 // them at a time, which are scaled and added to the accumulators while the other warpgroup has the tensor cores.
 // Config: see sm90/s8_gemm.cuh.
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/wgmma_e4m3.cuh"
 #include "ptx/wgmma_s8.cuh"
-#include "sm90/s8_gemm.cuh"
+#include "sm90/maker.cuh"
 #include "sum_of.cuh"
 
 namespace qgemm {
@@ -23,27 +24,31 @@ struct S8Consumer {
     Smem<Config>& smem;
     int row_block, warp, lane;
 
-    // acc += W @ x of a tile.
-    __device__ __forceinline__ void run(Acc& acc, int stages, Ring<Config::W_STAGES>& w_ring,
-                                        Ring<Config::X_STAGES>& x_ring) const {
+    // acc += W @ x of a tile, or of a half of it. before: stages of W that were used before, for whole tiles. Of rings that are
+    // carried from tile to tile ptxas would not know that they are the same for all threads, and descriptors go through
+    // vector registers: 144 us for 135.
+    template <int HALVES>
+    __device__ __forceinline__ void run(Acc& acc, int stages, u32 before) const {
+        Ring<Config::W_STAGES> w_ring = {before};
+        Ring<Config::X_STAGES> x_ring = {before * Config::HALVES};
         for (int j = 0; j < stages; ++j, w_ring.advance()) {
-            mbarrier_wait_parity(shared_address(&smem.w_full[w_ring.stage]), w_ring.phase);
-            const float* scales = &smem.w_scales[w_ring.stage][row_block][16 * warp + lane / 4];
+            mbarrier_wait_parity(shared_address(&smem.w_full[w_ring.stage()]), w_ring.phase());
+            const float* scales = &smem.w_scales[w_ring.stage()][row_block][16 * warp + lane / 4];
             const float2 w_scale = {scales[0], scales[8]};
-            const u32 w = wgmma_descriptor_low(shared_address(smem.w[w_ring.stage][row_block]));
+            const u32 w = wgmma_descriptor_low(shared_address(smem.w[w_ring.stage()][row_block]));
 #pragma unroll
-            for (int half = 0; half < Config::HALVES; ++half, x_ring.advance()) {
-                mbarrier_wait_parity(shared_address(&smem.x_full[x_ring.stage]), x_ring.phase);
-                const u32 x = wgmma_descriptor_low(shared_address(smem.x[x_ring.stage]));
+            for (int half = 0; half < HALVES; ++half, x_ring.advance()) {
+                mbarrier_wait_parity(shared_address(&smem.x_full[x_ring.stage()]), x_ring.phase());
+                const u32 x = wgmma_descriptor_low(shared_address(smem.x[x_ring.stage()]));
 #pragma unroll
                 for (int group = 0; group < Config::GROUPS; ++group) {
                     Sums sums;
                     multiply(sums, w + group * Config::GROUP_BOXES * W_BOX, x + group * Config::GROUP_BOXES * X_BOX);
-                    add(acc, sums, half, smem.x_scales[x_ring.stage][group], w_scale);
+                    add(acc, sums, half, smem.x_scales[x_ring.stage()][group], w_scale);
                 }
-                release(smem.x_empty[x_ring.stage], true);
+                release(smem.x_empty[x_ring.stage()], true);
             }
-            release(smem.w_empty[w_ring.stage], false);
+            release(smem.w_empty[w_ring.stage()], false);
         }
     }
 
@@ -92,52 +97,59 @@ private:
 
 }  // namespace qgemm
 
-// w: codes as requantize writes them, scales behind them. x, x_scales: see S8Operands. stages: along K. first_row_block: of the
-// rows that are in the workspace, among those of W. row_tiles: of clusters along N.
+// w: codes as requantize writes them, scales behind them, and what makers know of each other at the end. packed: tiles of
+// W, from those rows on, for makers. x, x_scales: see S8Operands.
 extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
-    gemm_sm90_s8(const __grid_constant__ qgemm::TensorMap x, const signed char* __restrict__ w,
-                 const float* __restrict__ x_scales, const __grid_constant__ qgemm::Epilogue epilogue, qgemm::i64 n,
-                 int stages, int m, int x_rows, int first_row_block, int row_tiles, int token_tiles) {
+    gemm_sm90_s8(const __grid_constant__ qgemm::TensorMap x, signed char* w, const void* __restrict__ packed,
+                 const float* __restrict__ x_scales, const __grid_constant__ qgemm::Epilogue epilogue,
+                 const __grid_constant__ qgemm::S8Sizes size) {
     using namespace qgemm;
     static_assert(sizeof(Smem<Gemm>) == Gemm::SMEM_BYTES, "shared memory differs from what the host asks for");
     extern __shared__ __align__(1024) unsigned char bytes[];
     auto& smem = *reinterpret_cast<Smem<Gemm>*>(bytes);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    Made* made = reinterpret_cast<Made*>(w + size.workspace_bytes);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) smem.init();
     __syncthreads();
     barrier_cluster_arrive_release();
     barrier_cluster_wait();
-    const S8Tiles tiles = {row_tiles, token_tiles};
-    const int first = blockIdx.x / Gemm::CLUSTER, step = gridDim.x / Gemm::CLUSTER;
-    if (warp >= Gemm::WARP_LOAD_W) {
+    const int first = blockIdx.x / Gemm::CLUSTER, step = gridDim.x / Gemm::CLUSTER, tiles = S8Tile::count(size);
+    if (warp >= Gemm::WARP_LOAD) {
         setmaxnreg_dec<Gemm::PRODUCER_REGISTERS>();
-        const float* w_scales = reinterpret_cast<const float*>(w + i64(row_tiles) * Gemm::CLUSTER * Gemm::ROWS *
-                                                                       stages * EIGHT_BIT_COLUMNS);
-        const S8Operands operands = {w, w_scales, &x, x_scales, x_rows, stages};
-        const S8Producer<Gemm> producer = {smem, operands};
-        if (warp <= Gemm::WARP_LOAD_X) griddepcontrol_wait();
-        Ring<Gemm::W_STAGES> w_ring;
-        Ring<Gemm::X_STAGES> x_ring;
-        for (int tile = first; tile < tiles.count(); tile += step) {
-            const Problem<Gemm> at(n, m, x_rows, first_row_block, tiles, tile);
-            if (warp == Gemm::WARP_LOAD_W) producer.load_w(at, w_ring);
-            if (warp == Gemm::WARP_LOAD_X) producer.load_x(at, x_ring);
+        const i64 codes = i64(size.row_tiles) * Gemm::CLUSTER * Gemm::ROWS * size.stages * EIGHT_BIT_COLUMNS;
+        float* w_scales = reinterpret_cast<float*>(w + codes);
+        if (warp == Gemm::WARP_LOAD) {
+            const u32 epoch = Gemm::MAKERS ? made->next_epoch() : 0;
+            const S8Operands operands = {w, w_scales, &x, x_scales, made, epoch, size.x_rows, size.stages};
+            const S8Producer<Gemm> producer = {smem, operands};
+            griddepcontrol_wait();
+            Ring<Gemm::W_STAGES> w_ring = {};
+            Ring<Gemm::X_STAGES> x_ring = {};
+            for (int tile = first; tile < tiles; tile += step) producer.load(Problem<Gemm>(size, tile), w_ring, x_ring);
+            if (Gemm::MAKERS && elect_sync()) smem.leave(*made);
+        } else if (warp <= Gemm::WARP_LOAD + Gemm::MAKERS) {
+            make<Gemm>(smem, made, {packed, w, w_scales}, size, warp - Gemm::WARP_LOAD - 1, lane);
         }
     } else {
         setmaxnreg_inc<Gemm::CONSUMER_REGISTERS>();
-        const int row_block = warp / 4, lane = threadIdx.x % 32;
+        const int row_block = warp / 4;
         const S8Consumer<Gemm> consumer = {smem, row_block, warp % 4, lane};
-        Ring<Gemm::W_STAGES> w_ring;
-        Ring<Gemm::X_STAGES> x_ring;
-        for (int tile = first; tile < tiles.count(); tile += step) {
+        u32 before = 0;
+        for (int tile = first; tile < tiles; tile += step, before += size.stages) {
+            const Problem<Gemm> at(size, tile);
             Gemm::Acc acc = {};
-            consumer.run(acc, stages, w_ring, x_ring);
-            const Problem<Gemm> at(n, m, x_rows, first_row_block, tiles, tile);
+            if (at.halves == Gemm::HALVES)
+                consumer.run<Gemm::HALVES>(acc, size.stages, before);
+            else
+                consumer.run<1>(acc, size.stages, before);
             const Warpgroup<Gemm> wg = {smem, at, 0, row_block, int(threadIdx.x % WARPGROUP_THREADS), warp % 4, lane};
-            EpilogueStore<Gemm, NoRowFactor>{wg, NoRowFactor(), ~0u}.store(acc, tile, epilogue);
+            const u32 epi_tiles = (1u << at.halves * Gemm::HALF / Gemm::EPI_TILE) - 1;
+            EpilogueStore<Gemm, NoRowFactor>{wg, NoRowFactor(), epi_tiles}.store(acc, tile, epilogue);
             __syncwarp();
         }
-        griddepcontrol_launch_dependents();  // not before W is read: the next requantize does not wait
+        // Not before W is read and `made` is ready: the makers of the next launch do not wait, nor does requantize.
+        if (Gemm::MAKERS) mbarrier_wait_parity(shared_address(&smem.left), 0);
+        griddepcontrol_launch_dependents();
     }
     barrier_cluster_arrive();
     barrier_cluster_wait();  // the peer sends nothing more

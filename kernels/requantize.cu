@@ -9,29 +9,13 @@
 // rows, which are staged in shared memory so that global stores are 16 bytes wide. It does not wait for the kernels
 // before it: W never changes, and gemm_sm90_s8 lets no kernel start before it has read the bytes that were here.
 // Config: TileConfig with E4M3 (0, 1), LEAST_LEVEL, GREATEST_LEVEL (of the format).
-#include "e4m3_scales.cuh"
 #include "ptx/griddepcontrol.cuh"
+#include "requantize.cuh"
 
 namespace qgemm {
 
 using TileOf = TileConfig<Config>;
-
-// The tiles of a stage in global memory; those from `count` on are not there.
-struct StageTiles {
-    const TileOf::Tile* tiles;
-    int count;
-
-    __device__ const auto& fields(int, int k_block, u32) const {
-        return tiles[min(k_block / TileOf::K_BLOCKS, count - 1)].fields;
-    }
-    __device__ const auto& codes(int k_block) const {
-        return tiles[k_block / TileOf::K_BLOCKS].k_blocks[k_block % TileOf::K_BLOCKS];
-    }
-};
-
-constexpr int STAGE_K_BLOCKS = EIGHT_BIT_COLUMNS / K_BLOCK, BOX_K_BLOCKS = 128 / K_BLOCK;
-constexpr int STAGE_BOXES = STAGE_K_BLOCKS / BOX_K_BLOCKS;
-using Box = u32[TILE_ROWS][128 / 4];
+using Box = signed char[TILE_ROWS][BOX_COLUMNS];
 
 }  // namespace qgemm
 
@@ -42,37 +26,24 @@ extern "C" __global__ void __launch_bounds__(qgemm::WARPS * 32)
                int stages, int pairs) {
     using namespace qgemm;
     using Format = TileOf::TileFormat;
-    constexpr int STEPS = TileOf::K_BLOCK_STEPS, STAGE_TILES = STAGE_K_BLOCKS / TileOf::K_BLOCKS;
-    constexpr int WARP_CHUNKS = 16 * 128 / 16, BOX_CHUNKS = sizeof(Box) / 16;
-    __shared__ __align__(16) Box staged[STAGE_BOXES];
+    constexpr int WARP_CHUNKS = 16 * BOX_COLUMNS / 16, BOX_CHUNKS = sizeof(Box) / 16;
+    __shared__ __align__(128) Box staged[STAGE_BOXES];
     griddepcontrol_launch_dependents();
     share_table<Format, half, WARPS * 32>(Format::CODE_EXPONENT);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const u32 row = swizzled_row(shared_address(staged[0][16 * warp]), lane);
     const i64 row_block = blockIdx.y;
     for (int stage = blockIdx.x; stage < stages; stage += gridDim.x) {
-        const int first = stage * STAGE_TILES, count = min(STAGE_TILES, tiles_along_k - first);
-        const StageTiles from = {tiles + row_block * tiles_along_k + first, count};
-        const int k_blocks = count * TileOf::K_BLOCKS;
-        TileOf::TileFormat::Codes words[STAGE_K_BLOCKS];
+        const StageTiles<TileOf> from(tiles, row_block, stage, tiles_along_k);
+        Format::Codes words[STAGE_K_BLOCKS];
 #pragma unroll
-        for (int k_block = 0; k_block < STAGE_K_BLOCKS; ++k_block)
-            words[k_block] = from.codes(min(k_block, k_blocks - 1)).codes(warp, lane);
+        for (int k_block = 0; k_block < STAGE_K_BLOCKS; ++k_block) words[k_block] = from.codes(k_block, warp, lane);
         EightBitScales<TileOf, Config::E4M3> scales;
-        scales.begin(from, 0, 0, k_blocks, warp, lane);
+        scales.begin(from, 0, 0, from.k_blocks(), warp, lane);
         __syncwarp();  // the stage before is read
 #pragma unroll
-        for (int k_block = 0; k_block < STAGE_K_BLOCKS; ++k_block) {
-            const bool inside = k_block < k_blocks;
-            auto& rows = staged[k_block / BOX_K_BLOCKS];
-#pragma unroll
-            for (int step = 0; step < STEPS; ++step) {
-                u32 bytes[2];
-                scales.bytes(bytes, Format::codes_f16(words[k_block], step), k_block, step);
-                const int at = ((k_block % BOX_K_BLOCKS * STEPS + step) ^ g) * 4 + t;
-                rows[16 * warp + g][at] = inside ? bytes[0] : 0;
-                rows[16 * warp + g + 8][at] = inside ? bytes[1] : 0;
-            }
-        }
+        for (int k_block = 0; k_block < STAGE_K_BLOCKS; ++k_block)
+            stage_bytes<sizeof(Box)>(row, scales, words[k_block], k_block);
         __syncwarp();
         const i64 number = (row_block / 2 * stages + stage) * 2 + row_block % 2;
         uint4* to = reinterpret_cast<uint4*>(codes + number * sizeof(staged)) + warp * WARP_CHUNKS;

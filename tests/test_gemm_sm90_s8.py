@@ -1,8 +1,10 @@
-"""gemm_sm90_s8 without a GPU: the bytes of W that requantize makes, on the host; slices, shared memory, routes."""
+"""gemm_sm90_s8 without a GPU: bytes of W by requantize, the order of tiles and units, on the host; slices, routes."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+from functools import cache
 
 import harness
 import numpy as np
@@ -10,17 +12,20 @@ import pytest
 from eight_bit_codes import codes_of, of_units
 from harness.products import requantized, run_eight_bits
 from helpers import random_tensor
+from hypothesis import example, given
+from hypothesis import strategies as st
 from strategies import each
 
 import qgemm
 from qgemm.codec.eight_bits import eight_bits
 from qgemm.codec.group_activations import INTEGER
+from qgemm.cuda.jit import codegen
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels import prefill_sm90_eight_bits, routes
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.sm90_config import SHARED
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import EIGHT_BITS, Problem
+from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 from qgemm.formats import format_of
 
 # A zero, a minimum, groups of 16, a codebook and a grid; each by the groups of x for which another test compiles it:
@@ -73,9 +78,67 @@ def test_slices_are_whole_clusters_of_rows_in_bounded_memory():
     assert len(gemm.slices(28672, 8192)) == 1
 
 
+@cache
+def order():
+    """The functions of tests/harness/s8_tiles.cpp."""
+    return harness.library(f'#include "{harness.FOLDER / "s8_tiles.cpp"}"', codegen.headers())
+
+
+def found_by(function, size, fields, room, *arguments):
+    """What a function of `order` finds, [n] of int32 fields."""
+    found = np.zeros(room, [(name, "<i4") for name in fields])
+    pointer = found.ctypes.data_as(ctypes.c_void_p)
+    return found, function(ctypes.byref(size), *map(ctypes.c_uint, arguments), pointer)
+
+
+@pytest.mark.compiles
+@harness.needs_compiler
+@given(n=st.integers(1, 40000), k=st.integers(1, 3000), m=st.integers(256, 5000), sms=st.sampled_from((78, 132, 144)))
+@example(n=14336, k=4096, m=1024, sms=132)  # a last wave cut in two
+@example(n=8192, k=8192, m=256, sms=132)  # nothing but halves
+@example(n=8192, k=8192, m=1024, sms=132)  # a last wave that is nearly full
+def test_every_half_of_a_tile_and_every_unit_of_w_comes_once(n, k, m, sms):
+    """A last wave is cut where it is one wave still; units of the first wave's rows come first."""
+    p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, EIGHT_BITS, (Output(n),), sms=sms)
+    (part,) = gemm.slices(n, k)
+    size, ctas = gemm.sizes(p, part, gemm.workspace_bytes([part], k))
+    clusters, halves = ctas // gemm.CLUSTER, 2 * size.row_tiles * size.token_tiles
+    assert clusters == min(sms // gemm.CLUSTER, halves - size.whole)
+    found, count = found_by(order().s8_tiles, size, ("row_tile", "token_tile", "half", "halves"), halves)
+    found = found[:count]
+    assert (found["halves"][: size.whole] == 2).all()
+    assert (found["halves"][size.whole :] == 1).all()
+    assert -(-count // clusters) <= -(-size.row_tiles * size.token_tiles // clusters)  # waves
+    assert not size.whole or size.whole % clusters == 0 or size.whole == count
+    places = (found["row_tile"] * size.token_tiles + found["token_tile"]) * 2 + found["half"]
+    every = np.concatenate([places, (places + 1)[found["halves"] == 2]])
+    np.testing.assert_array_equal(np.sort(every), np.arange(halves))
+    first = set(found["row_tile"][:clusters].tolist())
+    assert first == set(range(size.first_row_tiles))
+    total = size.row_tiles * 16 * size.stages
+    assert gemm.made_bytes(size.workspace_bytes) >= gemm.MADE + total * gemm.UNIT_FLAG
+    seen, fields = [], ("rows", "stage", "place")
+    for start in range(5):
+        units, count = found_by(order().s8_units, size, fields, total + 1, start, 5)
+        assert (units[count]["rows"], units[count]["stage"]) == (2 * size.row_tiles - 1, size.stages - 1)
+        panels = units["rows"][:count] // (2 * size.first_row_tiles)
+        assert (np.diff(panels * size.stages + units["stage"][:count]) >= 0).all()
+        seen.append((units["rows"][:count] * size.stages + units["stage"][:count]) * 8 + units["place"][:count])
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(total))
+
+
 @pytest.mark.parametrize("kind", INTEGER)
-def test_shared_memory_fits(kind):
-    assert gemm.template(gemm.config_of(kind))["SMEM_BYTES"] <= SHARED
+def test_shared_memory_and_registers_fit(kind):
+    """Registers are those of kernels/sm90/s8_gemm.cuh."""
+    for config in gemm.configs_of(kind):
+        assert gemm.smem_bytes(config) <= SHARED
+        assert gemm.threads(config) in (384, 512)
+
+
+@each([format_of(name) for name in ("q4_0", "q4_k", "q6_k", "iq4_nl", "iq2_xs")])
+def test_formats_with_a_table_have_no_makers(fmt):
+    makers = [config.makers > 0 for config in gemm.configs(Problem(fmt, "a8_g256", 1024, 4096, 4096, 90, EIGHT_BITS))]
+    assert makers == ([False] if tiles.table_bytes(fmt) else [False, True])
 
 
 @pytest.mark.parametrize("kind", INTEGER)
@@ -87,7 +150,7 @@ def test_it_serves_many_rows_of_x_and_every_other_problem_has_a_kernel(kind):
         p = Problem(qgemm.FORMATS["q4_k"], kind, m, n, k, 90, "half")
         chosen = routes.route(p).kernel
         assert chosen.takes(p._replace(x=EIGHT_BITS))
-        assert (chosen is gemm.GEMM_SM90_S8) == (gemm.predicted(p) < prefill_sm90_eight_bits.ranked(p)[0][1])
+        assert (chosen is gemm.GEMM_SM90_S8) == (gemm.ranked(p)[0][1] < prefill_sm90_eight_bits.ranked(p)[0][1])
         assert chosen is not gemm.GEMM_SM90_S8 or m >= gemm.TOKENS
     assert chosen is gemm.GEMM_SM90_S8
 

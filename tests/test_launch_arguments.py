@@ -28,6 +28,7 @@ STRUCTS = {
     "qgemm::TensorMap": TensorMap,
     "qgemm::Epilogue": twins.EpilogueArguments,
     "qgemm::StreamK": twins.StreamK,
+    "qgemm::S8Sizes": twins.S8Sizes,
 }
 MODULES = gemv, prefill_sm80, prefill_sm80_eight_bits
 PRODUCTS = [

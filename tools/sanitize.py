@@ -98,7 +98,7 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
         by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
         runs = [(PREFILL_SM80_EIGHT_BITS, plan) for plan in by_mma]
         if GEMM_SM90_S8.takes(p):
-            runs.append((GEMM_SM90_S8, GEMM_SM90_S8.choose(p)))
+            runs += [(GEMM_SM90_S8, config) for config, _ in GEMM_SM90_S8.ranked(p)]
         if PREFILL_SM90_EIGHT_BITS.takes(p):
             runs += [(PREFILL_SM90_EIGHT_BITS, config) for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p)]
         for kernel, plan in runs:

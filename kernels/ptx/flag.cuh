@@ -1,4 +1,5 @@
-// Flags in global memory between CTAs of a grid: fence.acq_rel.gpu, st.relaxed.gpu, ld.acquire.gpu (sm_70 and later).
+// Flags and counters in global memory between CTAs of a grid: fence.acq_rel.gpu, st.relaxed.gpu, ld.acquire.gpu,
+// atom.inc.relaxed.gpu (sm_70 and later).
 #pragma once
 
 #include "../types.cuh"
@@ -15,6 +16,14 @@ __device__ inline u32 ld_acquire_gpu(const u32* from) {
     u32 value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
+}
+
+// atom.inc: counts up, after `last` from 0 again; what there was before. Of an atom.add of one number by some lanes ptxas makes
+// one of all, and a shuffle that waits for it at once; so of an atom.inc without an end.
+__device__ inline u32 atom_inc_relaxed_gpu(u32* to, u32 last) {
+    u32 before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(last) : "memory");
+    return before;
 }
 
 }  // namespace qgemm

@@ -1,4 +1,4 @@
-"""gemm_sm90_s8 on sm_90: exact integers, slices of W, tiles that end inside a matrix, NaN, epilogues, repeats."""
+"""gemm_sm90_s8 on sm_90: exact integers, slices of W, tiles that end inside a matrix, NaN, epilogues, makers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from qgemm.cuda.problem import gpu as gpu_of
 pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_90")
 
 every_kind = pytest.mark.parametrize("kind", INTEGER)
+MADE = "a8_g256"  # whose bytes of W makers may make
 SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq4_xs", "iq2_xs")
 FORMATS = [qgemm.FORMATS[name] for name in SOME]
 
@@ -33,17 +34,28 @@ def problem(w, m, kind, **of_y):
     return Problem(w.format, kind, m, n, k, on.sm, EIGHT_BITS, (Output(n, **of_y),), 0, on.device, on.sms)
 
 
-def product(w, prepared, kind, kernel=gemm.GEMM_SM90_S8):
-    """y [m, n] of prepared activations by a kernel; rows beside y stay NaN."""
+def product(w, prepared, kind, kernel=gemm.GEMM_SM90_S8, makers=None):
+    """y [m, n] of prepared activations by a kernel, its own choice or with makers or without; rows beside stay NaN."""
     m, n = prepared.shape[0], w.shape[0]
     rows, y = guarded(m, n)
-    p = problem(w, m, kind)
-    kernel.launch(p, kernel.choose(p))(
+    launch(w, m, kind, kernel, makers)(
         cupy().cuda.get_current_stream().ptr, prepared.pointer, w.pointer, y.data.ptr, 0, 0
     )
     got = rows.get()
     assert np.isnan(got[[0, -1]]).all()
     return got[1:-1]
+
+
+def launch(w, m, kind, kernel=gemm.GEMM_SM90_S8, makers=None):
+    p = problem(w, m, kind)
+    config = kernel.choose(p) if makers is None else by(p, makers)
+    return kernel.launch(p, config)
+
+
+def by(p, makers):
+    """The config with makers, or without."""
+    (config,) = (config for config in gemm.configs(p) if bool(config.makers) == makers)
+    return config
 
 
 @every_kind
@@ -57,17 +69,21 @@ def test_products_are_the_formula_in_exact_integers(fmt, kind, monkeypatch):
     for m in (241, 256, 257, 300, 777):
         prepared = qgemm.quantize_activations(cp.asarray(rng.standard_normal((m, k)).astype(np.float16)), kind)
         want, near = a8_g128_exact(prepared.blocks(), weights)
-        y = product(on_device, prepared, kind)
+        y = product(on_device, prepared, kind, makers=False)
         assert excess(y.astype(np.float64), want, 2 * near) <= 1
+        made = [config.makers > 0 for config in gemm.configs(problem(on_device, m, kind))]
+        for makers in made:
+            np.testing.assert_array_equal(product(on_device, prepared, kind, makers=makers), y)
         monkeypatch.setattr(gemm, "WORKSPACE", 1)
         assert len(gemm.slices(*w.shape)) == 3
-        np.testing.assert_array_equal(product(on_device, prepared, kind), y)
+        for makers in made:
+            np.testing.assert_array_equal(product(on_device, prepared, kind, makers=makers), y)
         monkeypatch.undo()
 
 
 @every_kind
 def test_several_tiles_of_y_for_each_cluster(kind):
-    """More tiles than the GPU has clusters, bit for bit what the other kernel makes of whole tiles."""
+    """More tiles than the GPU has clusters, some cut in two, bit for bit what the other kernel makes of whole tiles."""
     rng, cp = np.random.default_rng(4), cupy()
     w = random_tensor(qgemm.FORMATS["q4_k"], 9000, 512, rng).to_device()
     prepared = qgemm.quantize_activations(cp.asarray(normal(2100, 512).astype(np.float16)), kind)
@@ -120,3 +136,56 @@ def test_many_repeats_prepared_and_epilogues_give_the_same_bits(kind):
     np.testing.assert_array_equal(added.get(), (first + bias + residual).get())
     half = qgemm.matmul(x, w, kind, dtype="float16")
     np.testing.assert_array_equal(half.get(), first.get().astype(np.float16))
+
+
+@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4")])
+@pytest.mark.parametrize(("n", "k", "m"), [(4000, 1024, 256), (14336, 512, 1024), (9000, 768, 2100), (300, 4096, 512)])
+def test_makers_make_the_bytes_of_requantize(fmt, n, k, m):
+    """Whole tiles, halves and last waves of halves, ragged rows of W and of x: the same bits."""
+    w = random_tensor(fmt, n, k, np.random.default_rng(7)).to_device()
+    prepared = qgemm.quantize_activations(cupy().asarray(normal(m, k).astype(np.float16)), MADE)
+    np.testing.assert_array_equal(product(w, prepared, MADE, makers=True), product(w, prepared, MADE, makers=False))
+
+
+def test_flags_of_makers_serve_every_launch_of_a_workspace():
+    """Shapes and formats that share one take turns, on two streams at once, and in graphs that are replayed."""
+    cp, rng = cupy(), np.random.default_rng(8)
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
+    cases = []
+    for name, n, k, m in (("q4_0", 4096, 2048, 512), ("q4_k", 4000, 2048, 300), ("q8_0", 2048, 4096, 1024)):
+        w = random_tensor(qgemm.FORMATS[name], n, k, rng).to_device()
+        prepared = qgemm.quantize_activations(cp.asarray(normal(m, k).astype(np.float16)), MADE)
+        want = cp.asarray(product(w, prepared, MADE, makers=False))
+        enter = launch(w, m, MADE, makers=True)
+        cases.append((enter, prepared, w, want, [cp.empty((m, n), np.float32) for _ in streams]))
+
+    def run(turn):
+        for number, stream in enumerate(streams):
+            for enter, prepared, w, _, ys in cases[turn:] + cases[:turn]:
+                enter(stream.ptr, prepared.pointer, w.pointer, ys[number].data.ptr, 0, 0)
+
+    def check():
+        for *_, want, ys in cases:
+            assert all(bool((y == want).all()) for y in ys)
+            for y in ys:
+                y.fill(np.nan)
+        cp.cuda.Device().synchronize()
+
+    cp.cuda.Device().synchronize()
+    for turn in range(60):
+        run(turn % 3)
+        cp.cuda.Device().synchronize()
+        check()
+    graphs = []
+    for number, stream in enumerate(streams):
+        with stream:
+            stream.begin_capture()
+            for _ in range(3):
+                for enter, prepared, w, _, ys in cases:
+                    enter(stream.ptr, prepared.pointer, w.pointer, ys[number].data.ptr, 0, 0)
+            graphs.append(stream.end_capture())
+    for _ in range(20):
+        for graph, stream in zip(graphs, streams, strict=True):
+            graph.launch(stream)
+        cp.cuda.Device().synchronize()
+        check()

@@ -89,15 +89,17 @@ static_assert(sizeof(Activations) == {dtype.itemsize}, "Activations differs from
 
 @cache
 def eight_bit_header() -> str:
-    """C++ for the groups of products of eight bits, and for the order of its scales of x."""
+    """C++ for the groups of products of eight bits, for the order of its scales of x, and for gemm_sm90_s8's sizes."""
     least = -int(math.log2(LEAST_MAGNITUDE))
     return f"""#pragma once
-#include "types.cuh"
+#include "host.cuh"
 namespace qgemm {{
 // Columns that share a scale of W; 2^-EIGHT_BIT_LEAST is the least magnitude that does not count as zero.
 constexpr int EIGHT_BIT_COLUMNS = {COLUMNS}, EIGHT_BIT_LEAST = {least};
 // Where the scale of token i of 16 lies among theirs.
 __device__ inline int eight_bit_scale_offset(int i) {{ return {group_activations.SCALE_OFFSET_CPP}; }}
+constexpr int ROW_TILES_TOGETHER = {twins.S8Sizes.ROW_TILES_TOGETHER};
+{twins.declaration(twins.S8Sizes)}
 }}  // namespace qgemm
 """
 

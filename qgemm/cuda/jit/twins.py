@@ -189,6 +189,22 @@ class ExpertSums(ctypes.Structure):
     ]
 
 
+class S8Sizes(ctypes.Structure):
+    """The sizes of a launch of gemm_sm90_s8, y [m, n], by rows of W whose bytes have room in a workspace.
+
+    stages: along K. tiles_along_k: of packed W. x_rows: of x as it lies in memory. first_row_block, row_blocks: of
+    those in the workspace, among those of W. row_tiles, token_tiles: of y, for clusters; those from `whole` on are cut
+    in two along tokens. first_row_tiles: with which all clusters together begin.
+    """
+
+    ROW_TILES_TOGETHER = 8  # whose tokens all come before the next row tiles
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("n", "workspace_bytes")),
+        *((name, ctypes.c_int32) for name in ("m", "stages", "tiles_along_k", "x_rows", "first_row_block")),
+        *((name, ctypes.c_int32) for name in ("row_blocks", "row_tiles", "token_tiles", "whole", "first_row_tiles")),
+    ]
+
+
 class TensorMap(ctypes.Structure):
     """CUtensorMap: opaque, encoded by the driver, which wants it at a multiple of ALIGNMENT."""
 
@@ -226,7 +242,12 @@ def declarations() -> str:
         f"enum GateCode : int {{ NO_GATE = 0, {gates} }};",
         f"constexpr int MAX_PRODUCTS = {MAX_PRODUCTS};",
     ]
-    return "\n".join([*lines, *(line for struct in STRUCTS for line in _declaration(struct))]) + "\n"
+    return "\n".join([*lines, *map(declaration, STRUCTS)]) + "\n"
+
+
+def declaration(struct: type[ctypes.Structure]) -> str:
+    """C++ of one."""
+    return "\n".join(_declaration(struct))
 
 
 def _declaration(struct: type[ctypes.Structure]) -> Iterator[str]:

@@ -1,6 +1,7 @@
-"""Products of eight bits of a matrix that `requantize` brings to bytes first, by gemm_sm90_s8: for many rows of x.
+"""Products of eight bits of a matrix whose bytes lie in a workspace, by gemm_sm90_s8: for many rows of x.
 
-W is packed as ever; its bytes are in a workspace for the time of a call, slice by slice where it is large.
+W is packed as ever; its bytes are in the workspace for the time of a call, slice by slice where it is large. Makers,
+warps of the kernel itself, write them while others multiply; where levels lie in a table `requantize` does it before.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import NamedTuple
 
 from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import E4M3, GROUPS, INTEGER, multiplies
+from qgemm.codec.group_activations import E4M3, GROUPS, multiplies
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import Launch, by_tensor_map
 from qgemm.cuda.driver.workspace import address, workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
+from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, S8Sizes, Types
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, Problem
@@ -32,24 +33,28 @@ NAME, REQUANTIZE = "gemm_sm90_s8", "requantize"
 WORKSPACE = 256 << 20  # bytes of a slice of W at most, a power of two
 CLUSTER, ROW_BLOCKS = 2, 2  # CTAs that share tokens, and the row_blocks of each: kernels/sm90/s8_gemm.cuh
 CLUSTER_BLOCKS = CLUSTER * ROW_BLOCKS
-THREADS = 128 * (ROW_BLOCKS + 1)
 TOKENS, HALF, EPI_TILE = 256, 128, 32  # of a tile of y; that have their sums, and that are stored, at a time
 W_STAGES, X_STAGES = 2, 4  # of COLUMNS: of all rows of a CTA, of HALF tokens
 E4M3_BY_HALVES = 1.9  # mma.sync of e4m3 by that of int8: 180.5 us for 97.3, 44.1 for 22.2 (8192x8192, 256 and 16 rows)
+UNIT_ROWS, BOX = 16, 128  # rows of a stage that a maker makes at a time, columns that it stages
+UNIT_FLAG = 4  # bytes, of those rows
+UNITS = ROW_BLOCKS * tiles.ROWS // UNIT_ROWS  # of a stage of a CTA
+MADE = 128  # bytes of Made of kernels/sm90/s8_gemm.cuh before its flags
 STAGES_OF_TABLE = 8  # that a CTA of requantize goes through where it fills a table of levels first
 
 
 class S8Config(NamedTuple):
-    """The only one for an activation, and what a launch, a tile of y and a stage take."""
+    """An activation, warps that make bytes of W, and what a launch, a tile of y and a stage take."""
 
     activation: str
+    makers: int
     fixed_us: float
     tile_us: float
     stage_us: float
 
     def __str__(self) -> str:
-        """E.g. "256x2"."""
-        return f"{TOKENS}x{ROW_BLOCKS}"
+        """E.g. "256x2, 3 makers"."""
+        return f"{TOKENS}x{ROW_BLOCKS}" + (f", {self.makers} makers" if self.makers else "")
 
     @property
     def x_scale(self) -> int:
@@ -60,7 +65,12 @@ class S8Config(NamedTuple):
 class Pointers(ctypes.Structure):
     """What changes from call to call, besides the tensor map of x."""
 
-    _fields_ = [("w", ctypes.c_void_p), ("x_scales", ctypes.c_void_p), ("epilogue", EpilogueArguments)]
+    _fields_ = [
+        ("codes", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("x_scales", ctypes.c_void_p),
+        ("epilogue", EpilogueArguments),
+    ]
 
 
 class Slice(NamedTuple):
@@ -81,24 +91,38 @@ class Slice(NamedTuple):
 
 
 @cache
-def config_of(activation: str) -> S8Config:
-    """The config for an activation of GROUPS."""
-    return next(S8Config(*row) for row in read(NAME)["configs"] if row[0] == activation)
+@cache
+def configs_of(activation: str) -> tuple[S8Config, ...]:
+    """The configs for an activation of GROUPS."""
+    return tuple(S8Config(*row) for row in read(NAME)["configs"] if row[0] == activation)
+
+
+def configs(p: Problem) -> list[S8Config]:
+    """Those that a format has: makers have no table of levels."""
+    return [config for config in configs_of(p.activation) if not (config.makers and tiles.table_bytes(p.format))]
 
 
 def smem_bytes(config: S8Config) -> int:
     """Shared memory of a CTA: Smem of kernels/sm90/s8_gemm.cuh, to the byte."""
     w = W_STAGES * ROW_BLOCKS * tiles.ROWS * (COLUMNS + SUM)
     x = X_STAGES * HALF * (COLUMNS + COLUMNS // config.x_scale * SUM)
-    barriers = 2 * (W_STAGES + X_STAGES) * BARRIER
-    return sm90_config.aligned(w + x + ROW_BLOCKS * EPI_TILE * EPI_TOKEN + barriers)
+    barriers = (2 * (W_STAGES + X_STAGES) + 1) * BARRIER
+    staged = config.makers * UNIT_ROWS * BOX
+    return sm90_config.aligned(staged + w + x + ROW_BLOCKS * EPI_TILE * EPI_TOKEN + barriers)
 
 
-def template(config: S8Config) -> Template:
-    """What gemm_sm90_s8 is compiled with."""
+def threads(config: S8Config) -> int:
+    """Of a CTA: two warpgroups that multiply, a warp that loads and the makers in whole warpgroups."""
+    return 128 * (ROW_BLOCKS + -(-(1 + config.makers) // 4))
+
+
+def template(config: S8Config, fmt: Format | None = None) -> Template:
+    """What gemm_sm90_s8 is compiled with; fmt: for makers."""
     return {
+        "MAKERS": config.makers,
         "TOKENS": TOKENS,
         "HALF": HALF,
+        **(requantize_template(fmt, config.activation) if fmt and config.makers else {}),
         **group_activations.byte_template(config.activation),
         "X_GROUP": config.x_scale,
         "EPI_TILE": EPI_TILE,
@@ -128,24 +152,34 @@ def workspace_bytes(parts: Sequence[Slice], k: int) -> int:
 
 
 def launch(p: Problem, config: S8Config) -> Launchable:
-    """Two launches for every slice of W: its bytes, and the product by them."""
+    """Of every slice of W its bytes and the product by them: one launch with makers, else two."""
     parts = slices(p.n, p.k)
     nbytes, device = workspace_bytes(parts, p.k), p.device
-    steps = [(_requantizing(p, part), _multiplying(p, config, part, nbytes)) for part in parts]
+    size = nbytes + made_bytes(nbytes)
+    of_row_block = -(-p.k // tiles.columns(p.format)) * tiles.tile_dtype(p.format).itemsize
+    befores = [part.first * of_row_block for part in parts]
+    products = [_multiplying(p, config, part, nbytes, size) for part in parts]
+    firsts = [None if config.makers else _requantizing(p, part) for part in parts]
     scales_at = group_activations.scales_at(p.m, p.k)
 
     def enter(stream: int, x: int, w: int, *of_y: int) -> None:
-        room = workspace(device, stream, REQUANTIZE, nbytes)
+        room = workspace(device, stream, REQUANTIZE, size)
         with room.lock:
-            for requantize, multiply in steps:
-                requantize(stream, w, room.pointer)
-                multiply(stream, x, x + scales_at, *of_y)
+            for before, requantize, multiply in zip(befores, firsts, products, strict=True):
+                if requantize is not None:
+                    requantize(stream, w + before, room.pointer)
+                multiply(stream, x, w + before, x + scales_at, *of_y)
 
     return enter
 
 
+def made_bytes(nbytes: int) -> int:
+    """What makers know of each other, behind a workspace of so many bytes: Made of kernels/sm90/s8_gemm.cuh."""
+    return MADE + nbytes // (UNIT_ROWS * COLUMNS) * UNIT_FLAG
+
+
 def _requantizing(p: Problem, part: Slice) -> Launchable:
-    """What makes the bytes of a slice, of pointers to all of W and to the workspace."""
+    """What makes the bytes of a slice, of pointers to W from the slice on and to the workspace."""
     stages, along_k, table = -(-p.k // COLUMNS), -(-p.k // tiles.columns(p.format)), tiles.table_bytes(p.format)
     pointers = (ctypes.c_void_p * 2)()
     arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
@@ -153,29 +187,42 @@ def _requantizing(p: Problem, part: Slice) -> Launchable:
     function = load(REQUANTIZE, p.format, **requantize_template(p.format, p.activation))
     grid = -(-stages // (STAGES_OF_TABLE if table else 1)), part.row_blocks
     arguments = *arrays, *map(ctypes.c_int, sizes)
-    made = Launch(function, grid, tiles.WARPS * tiles.LANES, table, arguments, pointers, len(pointers)).enter
-    before = part.first * along_k * tiles.tile_dtype(p.format).itemsize
-
-    def enter(stream: int, w: int, codes: int) -> None:
-        made(stream, w + before, codes)
-
-    return enter
+    return Launch(function, grid, tiles.WARPS * tiles.LANES, table, arguments, pointers, len(pointers)).enter
 
 
-def _multiplying(p: Problem, config: S8Config, part: Slice, nbytes: int) -> Launchable:
-    """The product by a slice, of pointers to the codes of x, its scales, y, bias and residual."""
-    (output,), constants = p.outputs, template(config)
+def _multiplying(p: Problem, config: S8Config, part: Slice, nbytes: int, size: int) -> Launchable:
+    """The product by a slice, of pointers to the codes of x, W from the slice on, x's scales, y, bias and residual."""
+    fmt = p.format if config.makers else None
+    (output,), constants = p.outputs, template(config, fmt)
     pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
-    w, x_scales = (ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("w", "x_scales"))
-    x_rows, token_tiles = group_activations.rows_of(p.m), -(-p.m // TOKENS)
-    sizes = -(-p.k // COLUMNS), p.m, x_rows, part.first, part.clusters, token_tiles
-    numbers = ctypes.c_int64(p.n), *map(ctypes.c_int, sizes)
-    ctas, shared = min(part.clusters * token_tiles, p.sms // CLUSTER) * CLUSTER, int(constants["SMEM_BYTES"])
-    arguments = w, x_scales, pointers.epilogue, *numbers
-    box = EIGHT_BITS, x_rows, group_activations.columns_of(p.k), HALF // CLUSTER
-    of_launch = ctas, THREADS, shared, pointers, 2 + len(Outputs._fields_), CLUSTER
-    room, function = partial(address, p.device, REQUANTIZE, nbytes), load(NAME, None, **constants)
+    arrays = (
+        ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("codes", "w", "x_scales")
+    )
+    of_sizes, ctas = sizes(p, part, nbytes)
+    arguments = *arrays, pointers.epilogue, of_sizes
+    box = EIGHT_BITS, of_sizes.x_rows, group_activations.columns_of(p.k), HALF // CLUSTER
+    of_launch = ctas, threads(config), int(constants["SMEM_BYTES"]), pointers, 3 + len(Outputs._fields_), CLUSTER
+    room, function = partial(address, p.device, REQUANTIZE, size), load(NAME, fmt, **constants)
     return by_tensor_map(box, room, function, arguments, *of_launch)
+
+
+def sizes(p: Problem, part: Slice, nbytes: int) -> tuple[S8Sizes, int]:
+    """The sizes of a slice's launch, and its CTAs. nbytes: of the workspace."""
+    token_tiles, most = -(-p.m // TOKENS), p.sms // CLUSTER
+    tiles_of_y = part.clusters * token_tiles
+    whole = whole_tiles(tiles_of_y, most)
+    clusters = min(2 * tiles_of_y - whole, most)
+    groups, rest = divmod(min(clusters, tiles_of_y), S8Sizes.ROW_TILES_TOGETHER * token_tiles)
+    first = min(part.clusters, groups * S8Sizes.ROW_TILES_TOGETHER + min(rest, S8Sizes.ROW_TILES_TOGETHER))
+    of_x = p.m, -(-p.k // COLUMNS), -(-p.k // tiles.columns(p.format)), group_activations.rows_of(p.m)
+    of_w = part.first, part.row_blocks, part.clusters
+    return S8Sizes(p.n, nbytes, *of_x, *of_w, token_tiles, whole, first), clusters * CLUSTER
+
+
+def whole_tiles(count: int, clusters: int) -> int:
+    """How many of the tiles of y are not cut in two: all but the last wave's, if twice as many are one wave as well."""
+    last = count % clusters
+    return count - last if 2 * last <= clusters else count
 
 
 def takes(p: Problem) -> bool:
@@ -189,51 +236,70 @@ def takes(p: Problem) -> bool:
     )
 
 
-def predicted(p: Problem) -> float:
+def predicted(p: Problem, config: S8Config) -> float:
     """The us of a problem, infinite if it has no token tile."""
     if group_activations.rows_of(p.m) < TOKENS:
         return inf
-    config, requantize, stages = config_of(p.activation), read(NAME)["requantize"], -(-p.k // COLUMNS)
-    us = 0.0
-    for part in slices(p.n, p.k):
-        packed = part.row_blocks * -(-p.k // tiles.columns(p.format)) * tiles.tile_dtype(p.format).itemsize
-        us += requantize["fixed_us"] + requantize["megabyte_us"] * (packed + part.nbytes(p.k)) / 1e6
-        waves = -(-part.clusters * -(-p.m // TOKENS) // (p.sms // CLUSTER))
-        us += config.fixed_us + (config.tile_us + config.stage_us * stages) * waves
-    return us
+    return sum(_us(p, config, part) for part in slices(p.n, p.k))
+
+
+def _us(p: Problem, config: S8Config, part: Slice) -> float:
+    """Of a slice: waves of tiles, and W as bytes, by a pass over memory or by makers, which slow the others a bit."""
+    constants, size, ctas = read(NAME), *sizes(p, part, 0)
+    clusters = ctas // CLUSTER
+    halves = 2 * (size.row_tiles * size.token_tiles - size.whole)
+    waves = -(-size.whole // clusters) + constants["half_tile"] * -(-halves // clusters)
+    us = config.fixed_us + (config.tile_us + config.stage_us * size.stages) * waves
+    if config.makers:
+        units, of_unit = size.row_tiles * CLUSTER * UNITS * size.stages, constants["units"]
+        us += of_unit["added_us"] * units / ctas
+        return float(max(us, of_unit["maker_us"] * units / (ctas * config.makers)))
+    packed = part.row_blocks * size.tiles_along_k * tiles.tile_dtype(p.format).itemsize
+    by_memory = constants["requantize"]
+    return float(us + by_memory["fixed_us"] + by_memory["megabyte_us"] * (packed + part.nbytes(p.k)) / 1e6)
+
+
+def ranked(p: Problem) -> list[tuple[S8Config, float]]:
+    """The configs of a format and their predicted us, the fastest first."""
+    return sorted(((config, predicted(p, config)) for config in configs(p)), key=lambda pair: pair[1])
 
 
 def pays(p: Problem) -> bool:
     """Whether it takes less time than the kernel that makes bytes of W in its main loop."""
+    us = ranked(p)[0][1]
     if p.activation == E4M3:
-        return predicted(p) < E4M3_BY_HALVES * prefill_sm80_eight_bits.ranked(p)[0][1]
-    return predicted(p) < prefill_sm90_eight_bits.ranked(p)[0][1]
+        return us < E4M3_BY_HALVES * prefill_sm80_eight_bits.ranked(p)[0][1]
+    return us < prefill_sm90_eight_bits.ranked(p)[0][1]
 
 
 def variants(fmt: Format, sm: int, activations: Collection[str] = tuple(GROUPS)) -> Iterator[tuple[str, Template]]:
-    """The (kernel, template) of a format on a GPU for activations; those of integers do not depend on their groups."""
-    if 90 <= sm < 100 and fmt.tiled:
-        integers = [kind for kind in INTEGER if kind in activations and fmt.integer][:1]
-        e4m3 = [kind for kind in (E4M3,) if kind in activations and fmt.e4m3]
-        yield from ((REQUANTIZE, requantize_template(fmt, kind)) for kind in (*integers, *e4m3))
+    """The (kernel, template) of a format on a GPU for activations."""
+    if not (90 <= sm < 100 and fmt.tiled):
+        return
+    kinds = [kind for kind in GROUPS if kind in activations and multiplies(kind, fmt)]
+    found = {tuple(each.items()): each for each in (requantize_template(fmt, kind) for kind in kinds)}
+    yield from ((REQUANTIZE, each) for each in found.values())  # of integers it does not depend on their groups
+    if not tiles.table_bytes(fmt):
+        yield from ((NAME, template(config, fmt)) for kind in kinds for config in configs_of(kind) if config.makers)
 
 
 def common_variants(sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that knows no format on a GPU."""
     if 90 <= sm < 100:
-        yield from ((NAME, template(config_of(activation))) for activation in GROUPS)
+        yield from ((NAME, template(config)) for config in all_configs() if not config.makers)
 
 
-def _ranked(p: Problem) -> list[tuple[S8Config, float]]:
-    return [(config_of(p.activation), predicted(p))]
+def all_configs() -> list[S8Config]:
+    """For every activation."""
+    return [config for activation in GROUPS for config in configs_of(activation)]
 
 
-def _chosen(p: Problem, rows: Sequence[int]) -> tuple[S8Config]:
-    return (config_of(p.activation),)
+def _chosen(p: Problem, rows: Sequence[int]) -> list[S8Config]:
+    return configs(p)
 
 
 # Its sources are not those of its configs: `variants` and `common_variants` have them.
 GEMM_SM90_S8 = Kernel(
-    NAME, takes, lambda p: (), _ranked, _chosen, lambda p, config: template(config), launch,
+    NAME, takes, lambda p: (), ranked, _chosen, lambda p, config: template(config, p.format), launch,
     reads=lambda p: (EIGHT_BITS,), adds=True,
 )  # fmt: skip

@@ -259,3 +259,12 @@ inline void host_ldmatrix_x4(unsigned (&to)[4], unsigned row) {
     for (int i = 0; i < 4; ++i)
         memcpy(&to[i], static_cast<char*>(host_shared(rows[8 * i + lane / 4])) + 4 * (lane % 4), 4);
 }
+
+// stmatrix.x4: the other way.
+inline void host_stmatrix_x4(unsigned row, const unsigned (&from)[4]) {
+    unsigned rows[32];
+    Cta::running()->gather(row, rows);
+    const int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; ++i)
+        memcpy(static_cast<char*>(host_shared(rows[8 * i + lane / 4])) + 4 * (lane % 4), &from[i], 4);
+}
