@@ -153,6 +153,15 @@ def test_keys_are_in_the_order_of_llama_quantize(model, tmp_path):
         assert list(file.metadata) == [*(key for key in source.metadata if key not in last), *last]
 
 
+def test_a_copy_is_called_after_the_file_type_that_was_asked_for(model, tmp_path):
+    """Of a model without experts MXFP4_MOE is Q8_0 throughout."""
+    for kind, source, number in (("mxfp4_moe", model, 38), ("q8_0", tmp_path / "mxfp4_moe.gguf", 7)):
+        done = qgemm.convert(source, tmp_path / f"{kind}.gguf", kind)
+        with qgemm.open(tmp_path / f"{kind}.gguf") as file:
+            assert file.metadata["general.file_type"] == number
+    assert {line.how for line in done.lines} == {"exact"}
+
+
 def test_importances_of_another_size(model, tmp_path):
     """Of a token embedding they are passed over, of any other tensor refused, whatever its type makes of them."""
     path = imatrix(tmp_path / "x.dat", ["token_embd.weight"], k=64)

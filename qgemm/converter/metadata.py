@@ -24,12 +24,14 @@ LONGEST = 127  # bytes of a string among llama-quantize's keys
 
 def metadata(source: Source, steps: Sequence[Step], options: Options) -> Mapping[str, Any]:
     """The keys of a file, or of the first of several."""
-    if source.is_gguf and all(step.copied for step in steps):
+    number = np.uint32(file_type(options.type, options.mixture))
+    another = options.mixture and source.metadata.get(Keys.General.FILE_TYPE, number) != number
+    if source.is_gguf and all(step.copied for step in steps) and not another:
         return source.metadata
     model = {} if source.is_gguf else {ARCHITECTURE: OURS}  # nobody shall take it for a model that can be run
     changed: dict[str, Any] = {  # behind all others, in llama-quantize's order
         Keys.General.QUANTIZATION_VERSION: np.uint32(GGML_QUANT_VERSION),
-        Keys.General.FILE_TYPE: np.uint32(file_type(options.type, options.mixture)),
+        Keys.General.FILE_TYPE: number,
         **importance_keys(options),
     }
     others = {key: value for key, value in source.metadata.items() if key not in changed}
