@@ -13,7 +13,7 @@ using MoePrefill = Grouped<Config>;
 
 }  // namespace qgemm
 
-extern "C" __global__ void __launch_bounds__(qgemm::MoePrefill::THREADS, qgemm::MoePrefill::CTAS)
+extern "C" __global__ void __launch_bounds__(qgemm::MoePrefill::THREADS, 1)
     moe_prefill_sm90(const __grid_constant__ qgemm::TensorMap x, const __grid_constant__ qgemm::GroupedProducts all) {
     using namespace qgemm;
     extern __shared__ __align__(1024) unsigned char bytes[];

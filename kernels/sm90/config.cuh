@@ -3,7 +3,7 @@
 // Config: Format, KBlock, K_BLOCKS; In (half, bf16), TOKENS, ROW_BLOCKS, WG_SPLIT_K, K_BLOCKS_PER_STAGE, STAGES,
 // FIELD_STAGES (stages of fields, where a stage is less than a tile), SINGLE_TILE (at most one work tile per CTA, so
 // that reduction and epilogue alias the pipeline's smem), EPI_TILE (tokens reduced and stored at a time), SMEM_BYTES
-// (dynamic shared memory), CTAS (that an SM holds), MAX_PARTIALS, ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX
+// (dynamic shared memory), MAX_PARTIALS, ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX
 // (row_exponent.cuh), ARRIVALS (lanes of a warp that arrive to release a stage: 1, or 32 for racecheck, which does not
 // see the order that __syncwarp makes).
 #pragma once
@@ -18,7 +18,6 @@ constexpr int greatest_common_divisor(int a, int b) { return b ? greatest_common
 
 template <class Base>
 struct Sm90 : TileConfig<Base> {
-    using Base::CTAS;
     using Base::TOKENS, Base::ROW_BLOCKS, Base::WG_SPLIT_K, Base::K_BLOCKS, Base::K_BLOCKS_PER_STAGE, Base::STAGES;
 
     static constexpr int CONSUMERS = ROW_BLOCKS * WG_SPLIT_K;  // warpgroups
@@ -26,7 +25,7 @@ struct Sm90 : TileConfig<Base> {
     static constexpr int THREADS = CONSUMER_THREADS + WARPGROUP_THREADS;
 
     // Registers per thread at launch, then of the producer warpgroup and of consumers, who share them.
-    static constexpr int LAUNCH_REGISTERS = 65536 / (THREADS * CTAS) / 8 * 8, PRODUCER_REGISTERS = 32;
+    static constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 32;
     static constexpr int CONSUMER_REGISTERS =
         (LAUNCH_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 

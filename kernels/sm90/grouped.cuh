@@ -1,7 +1,7 @@
 // Grouped product of experts: rows of x are sorted by expert, and each tile of y has those of one expert.
 //
-// moe_sort lists the token tiles, TOKENS sorted rows of an expert at most. GATED: a tile of y has a row_block of the gate
-// and the same one of what it gates.
+// moe_sort lists the token tiles, TOKENS sorted rows of an expert at most. GATED: a tile has row_blocks of the gate, each
+// followed by the same one of what it gates.
 // Config: Sm90 of config.cuh with GROUPED, GATED, GATE (a GateCode).
 #pragma once
 
@@ -13,14 +13,15 @@ namespace qgemm {
 template <class Base>
 struct Grouped : Sm90<Base> {
     static constexpr bool GROUPED = true;
-    static constexpr int Y_ROW_BLOCKS = Base::GATED ? 1 : Base::ROW_BLOCKS;
-    static_assert(!Base::GATED || Base::ROW_BLOCKS == 2, "a row_block of the gate and one of what it gates");
+    static constexpr int SIDES = Base::GATED ? 2 : 1;  // matrices of W: the gate and what it gates
+    static constexpr int Y_ROW_BLOCKS = Base::ROW_BLOCKS / SIDES;
+    static_assert(Base::ROW_BLOCKS % SIDES == 0, "each row_block of the gate has one that it gates");
     static_assert(!Base::SINGLE_TILE, "the number of tiles is known on the device alone");
 };
 
 template <class Config>
 struct Problem<Config, true> : KStages<Config> {
-    static constexpr bool GATED = Config::GATED;
+    static constexpr int SIDES = Config::SIDES;
     const GroupedProducts& all;
     i64 n;  // rows of W
     int m;  // rows of the buffer of x, TOKENS more than there can be of sorted ones
@@ -35,9 +36,9 @@ struct Problem<Config, true> : KStages<Config> {
         return tokens->row + tokens->rows;
     }
     __device__ int first_row_block(int tile) const { return at(tile).row_tile * Config::Y_ROW_BLOCKS; }
-    __device__ i64 row_block(int tile, int number) const { return first_row_block(tile) + (GATED ? 0 : number); }
+    __device__ i64 row_block(int tile, int number) const { return first_row_block(tile) + number / SIDES; }
     __device__ const float* row_absmax(const float*, int tile, int number) const {
-        const void* first = all.row_absmax[GATED ? number : 0];
+        const void* first = all.row_absmax[number % SIDES];
         const i64 row = min(row_block(tile, number), (n - 1) / TILE_ROWS) * TILE_ROWS;
         return reinterpret_cast<const float*>(of_expert(first, at(tile).tokens->expert)) + row;
     }
@@ -56,27 +57,28 @@ struct Source<Config, true> {
     __device__ Source(const Problem<Config>& p, const Tile*, const WorkTile& s)
         : tiles_along_k(p.k_blocks / Config::K_BLOCKS) {
         const auto at = p.at(s.tile);
-        const int first = at.row_tile * Config::Y_ROW_BLOCKS;
-        row_blocks = Config::GATED ? 2 : min(Config::ROW_BLOCKS, int((p.n + TILE_ROWS - 1) / TILE_ROWS) - first);
+        const int first = at.row_tile * Config::Y_ROW_BLOCKS, of_w = int((p.n + TILE_ROWS - 1) / TILE_ROWS);
+        row_blocks = Config::SIDES * min(Config::Y_ROW_BLOCKS, of_w - first);
         token = at.tokens->row;
         to_gated = static_cast<const char*>(p.all.tiles[1]) - static_cast<const char*>(p.all.tiles[0]);
         tiles =
             reinterpret_cast<const Tile*>(p.of_expert(p.all.tiles[0], at.tokens->expert)) + i64(first) * tiles_along_k;
     }
     __device__ const Tile* beside(const Tile* first, int row_block) const {
-        if constexpr (!Config::GATED) return first + min(row_block, row_blocks - 1) * tiles_along_k;
-        const char* at = reinterpret_cast<const char*>(first) + row_block * to_gated;
-        return reinterpret_cast<const Tile*>(at);
+        constexpr int SIDES = Config::SIDES;
+        const Tile* at = first + min(row_block, row_blocks - 1) / SIDES * tiles_along_k;
+        return reinterpret_cast<const Tile*>(reinterpret_cast<const char*>(at) + row_block % SIDES * to_gated);
     }
 };
 
-// The gate of a tile's values: the warpgroups of both row_blocks send each other half of the epilogue tiles, as registers
-// hold them, and each makes and stores the other half.
+// The gate of a tile's values: the warpgroups of a row_block of the gate and of what it gates send each other half of the
+// epilogue tiles, as registers hold them, and each makes and stores the other half.
 template <class Config>
 struct GatedStore {
     static constexpr int EPI_TILES = Config::EPI_TILES, EPI_QUADS = Config::EPI_QUADS;
     using Acc = typename Config::Acc;
     const Warpgroup<Config>& wg;
+    const int side = wg.row_block % Config::SIDES;
 
     // Replaces values by what the gate makes of them, in the epilogue tiles of the mask that it returns.
     __device__ __forceinline__ u32 exchange(Acc& acc) const {
@@ -84,20 +86,22 @@ struct GatedStore {
         for (int pair = 0; pair < EPI_TILES; pair += 2) {
 #pragma unroll
             for (int epi_tile = pair; epi_tile < pair + 2 && epi_tile < EPI_TILES; ++epi_tile)
-                if (epi_tile % 2 != wg.row_block) send(acc, epi_tile);
+                if (epi_tile % 2 != side) send(acc, epi_tile);
             barrier();
 #pragma unroll
             for (int epi_tile = pair; epi_tile < pair + 2 && epi_tile < EPI_TILES; ++epi_tile)
-                if (epi_tile % 2 == wg.row_block) receive(acc, epi_tile);
+                if (epi_tile % 2 == side) receive(acc, epi_tile);
             barrier();  // what was sent is read
         }
-        return wg.row_block ? 0xaaaaaaaa : 0x55555555;
+        return side ? 0xaaaaaaaa : 0x55555555;
     }
 
 private:
     // Waits for the first warpgroup along K of each of the two row_blocks.
     __device__ void barrier() const {
-        bar_sync(FIRST_ROW_BLOCK_BARRIER + Config::ROW_BLOCKS + Config::CONSUMERS, 2 * WARPGROUP_THREADS);
+        constexpr int FIRST = FIRST_ROW_BLOCK_BARRIER + Config::ROW_BLOCKS + Config::CONSUMERS;
+        static_assert(FIRST + Config::Y_ROW_BLOCKS <= INIT_BARRIER, "an SM has 16 barriers");
+        bar_sync(FIRST + wg.row_block / Config::SIDES, Config::SIDES * WARPGROUP_THREADS);
     }
     __device__ __forceinline__ void send(const Acc& acc, int epi_tile) const {
         auto& to = wg.smem.partial(wg.row_block, epi_tile)[0];
@@ -105,7 +109,7 @@ private:
         for (int i = 0; i < EPI_QUADS; ++i) to[i][wg.thread] = quad(acc, epi_tile * EPI_QUADS + i);
     }
     __device__ __forceinline__ void receive(Acc& acc, int epi_tile) const {
-        auto& from = wg.smem.partial(1 - wg.row_block, epi_tile)[0];
+        auto& from = wg.smem.partial(wg.row_block ^ 1, epi_tile)[0];
 #pragma unroll
         for (int i = 0; i < EPI_QUADS; ++i) {
             const float4 quad = from[i][wg.thread];
@@ -113,8 +117,8 @@ private:
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float& own = acc[4 * (epi_tile * EPI_QUADS + i) + j];
-                own = wg.row_block ? gated<logistic_16>(Config::GATE, got[j], own)
-                                   : gated<logistic_16>(Config::GATE, own, got[j]);
+                own = side ? gated<logistic_16>(Config::GATE, got[j], own)
+                           : gated<logistic_16>(Config::GATE, own, got[j]);
             }
         }
     }
@@ -142,15 +146,15 @@ struct StoreGrouped {
 private:
     __device__ __forceinline__ void add_biases(const Warpgroup<Config>& wg, typename Config::Acc& acc, int tile,
                                                const RowExponent<Config>& row_exponent) const {
-        const auto at = wg.p.at(tile);
-        const i64 row = at.row_tile * i64(TILE_ROWS) + 16 * wg.warp + wg.lane / 4;
-        const void* biases = all.biases[wg.row_block];
-        const int type = all.bias_types[wg.row_block];
+        const int side = wg.row_block % Config::SIDES;
+        const i64 row = wg.p.row_block(tile, wg.row_block) * TILE_ROWS + 16 * wg.warp + wg.lane / 4;
+        const void* biases = all.biases[side];
+        const int type = all.bias_types[side];
         float bias[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             bias[r] = type && row + 8 * r < wg.p.n
-                          ? load_as(biases, type, at.tokens->expert * all.expert_rows + row + 8 * r)
+                          ? load_as(biases, type, wg.p.at(tile).tokens->expert * all.expert_rows + row + 8 * r)
                           : 0;
 #pragma unroll
         for (int i = 0; i < Config::ACC_SIZE; ++i) acc[i] = acc[i] * row_exponent.acc(i / 2 % 2) + bias[i / 2 % 2];

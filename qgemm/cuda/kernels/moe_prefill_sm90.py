@@ -24,31 +24,23 @@ from qgemm.cuda.problem import TUNED_SMS, Output, Problem
 from .expert_tiles import Size, best_tile, expected_tiles, read_us
 from .kernel import Kernel
 from .prefill_sm90 import FLAG
-from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template
+from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template, stages_of
 
 NAME = "moe_prefill_sm90"
 POINTERS = 11  # of GroupedProducts, that a call writes
-GATE_ROW_BLOCKS = 2  # of a tile: one of the gate, one of what it gates
 GATES = ("silu", "swiglu_oai")  # of models that are prepared; others compile at first use
 
-# A config for each token tile. The second of a size is for formats whose shared memory or tiles the first does not fit.
-# Small tiles are shorter than their ends are long: of two CTAs one multiplies while the other stores.
+# A config for each token tile. The second of a size is for formats that have fewer than ENOUGH stages by the first.
+# Few tokens leave registers for four row_blocks a CTA, which share rows of x and the ends of a tile.
 STATIC = 1024  # bytes of shared memory of the schedule, aligned as the pipeline is
 CONFIGS = tuple(
-    Sm90Config(tokens, 2, wg_split_k, k_blocks, ctas=ctas, static=STATIC)
-    for tokens, wg_split_k, k_blocks, ctas in (
-        (16, 1, 4, 2), (16, 2, 2, 1),
-        (24, 1, 4, 2), (24, 2, 2, 1),
-        (32, 1, 3, 2), (32, 2, 2, 1),
-        (48, 1, 4, 2), (48, 1, 2, 1),
-        (64, 1, 2, 2), (64, 1, 2, 1),
-        (80, 1, 2, 1), (80, 1, 1, 1),
-        (96, 1, 2, 1), (96, 1, 1, 1),
-        (128, 1, 2, 1), (128, 1, 1, 1),
-        (160, 1, 2, 1), (160, 1, 1, 1),
-        (256, 1, 1, 1),
+    Sm90Config(tokens, row_blocks, 1, k_blocks, static=STATIC)
+    for tokens, row_blocks, k_blocks in (
+        (16, 4, 4), (16, 4, 2), (24, 4, 4), (24, 4, 2), (32, 4, 4), (32, 4, 2), (48, 4, 4), (48, 4, 2), (64, 4, 2),
+        (80, 4, 2), (96, 4, 2), (96, 4, 1), (128, 2, 2), (160, 2, 2), (160, 2, 1), (256, 2, 1),
     )
 )  # fmt: skip
+ENOUGH = 3  # stages: one is multiplied, the one before given back, one loaded
 GROUPED_TOKENS = tuple(dict.fromkeys(config.tokens for config in CONFIGS))
 
 
@@ -59,13 +51,14 @@ class Cost(NamedTuple):
     tile: tuple[float, float]
 
 
-# The cost model, on 132 multiprocessors, by the CTAs of an SM: fitted to 48 layers of an H200, from which it is 4% off.
-COSTS = {1: Cost((0.0674, 0.0022), (1.63, 0.0101)), 2: Cost((0.072, 0.0023), (1.39, 0.0))}
+# The cost model, on 132 multiprocessors, by the row_blocks of a CTA: fitted to products of an H200, 54 of them 5% off.
+COSTS = {2: Cost((0.0674, 0.0022), (1.63, 0.0101)), 4: Cost((0.166, 0.0039), (1.46, 0.0153))}
 
 
 def config_of(fmt: Format, tokens: int) -> Sm90Config | None:
     """The config of a token tile for a format; None if none fits."""
-    return next((config for config in CONFIGS if config.tokens == tokens and config.fits(fmt)), None)
+    found = (config for config in CONFIGS if config.tokens == tokens and config.fits(fmt))
+    return next((config for config in found if stages_of(fmt, config) >= ENOUGH), None)
 
 
 @lru_cache(maxsize=4096)
@@ -79,11 +72,10 @@ def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int = TUN
 def grouped_us(size: Size, tokens: int, slots: int, experts: int, sms: int = TUNED_SMS) -> float:
     """The time of a product of sorted rows, of slots that choose among the experts at random."""
     met, count = expected_tiles(slots, experts, tokens)
-    row_tiles = -(-size.n // (tiles.ROWS * GATE_ROW_BLOCKS))
-    k_blocks = -(-size.k // tiles.K_BLOCK)
     config = config_of(size.format, tokens)
     assert config is not None
-    cost = COSTS[config.ctas]
+    cost, k_blocks = COSTS[config.row_blocks], -(-size.k // tiles.K_BLOCK)
+    row_tiles = -(-size.n // (tiles.ROWS * config.row_blocks))
     of_tile = k_blocks * _linear(cost.k_block, tokens) + _linear(cost.tile, tokens)
     return hypot(max(1.0, count * row_tiles / sms) * of_tile, read_us(size, met))
 
@@ -140,8 +132,7 @@ class GroupedLaunch:
         assert p.routed is not None
         constants, first, *second = template(p, config), *p.outputs
         row_blocks, units = -(-p.n // tiles.ROWS), -(-p.k // config.unit(p.format))
-        ctas = p.sms * config.ctas
-        size = ctas * config.row_blocks * tiles.ROWS * config.tokens * SUM
+        size = p.sms * config.row_blocks * tiles.ROWS * config.tokens * SUM
         self._size = FLAG * MAX_PARTIALS + (1 << (size - 1).bit_length())
         self._map, self._box = TensorMap.aligned(), (p.x, rows_of_x(p.m, config.tokens), p.k, config.tokens)
         self._x, self._device, self._lock = 0, p.device, threading.Lock()
@@ -151,14 +142,14 @@ class GroupedLaunch:
         )  # fmt: skip
         found.epilogue.types = Types.of(first.y, "", "")
         found.bias_types[:] = [TYPE_CODES.get(output.bias, 0) for output in (first, *(second or (Output(p.n),)))]
-        row_tiles = row_blocks if p.gated else -(-row_blocks // config.row_blocks)
+        row_tiles = -(-row_blocks // (config.row_blocks // len(p.outputs)))
         found.stream_k = StreamK(
-            ctas=Divisor.of(ctas), work_units=Divisor.of(units), row_tiles=Divisor.of(row_tiles)
+            ctas=Divisor.of(p.sms), work_units=Divisor.of(units), row_tiles=Divisor.of(row_tiles)
         )  # fmt: skip
         function, shared = load(NAME, p.format, **constants), int(constants["SMEM_BYTES"])
 
         def of_map(tensor_map: TensorMap) -> Launch:
-            return Launch(function, ctas, config.threads, shared, (tensor_map, found), found, POINTERS)
+            return Launch(function, p.sms, config.threads, shared, (tensor_map, found), found, POINTERS)
 
         self._of_map, self._launch = of_map, of_map(self._map)
 
@@ -186,6 +177,6 @@ def rows_of_x(rows: int, tokens: int) -> int:
 
 
 MOE_PREFILL_SM90 = Kernel(
-    NAME, takes, configs, ranked, chosen, template, GroupedLaunch, products=GATE_ROW_BLOCKS, forms=forms,
+    NAME, takes, configs, ranked, chosen, template, GroupedLaunch, products=2, forms=forms,
     routed=True, grouped=True,
 )  # fmt: skip

@@ -11,7 +11,6 @@ from qgemm.cuda.layout.row_scale import range_of
 from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dtype
 
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
-SM_SHARED, SYSTEM = 228 << 10, 1 << 10  # of an SM; of it for each CTA, by the system
 SUM = 4  # bytes of an accumulator
 EPI_TOKEN = SUM * (ROWS + 4)  # bytes of a token of a row_block before it is stored
 BARRIER = 8  # bytes of an mbarrier
@@ -26,8 +25,8 @@ class Sm90Config(NamedTuple):
     wg_split_k: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: of a stage of the pipeline.
     single_tile: at most one work tile per CTA, so reduction and epilogue take the pipeline's shared memory; for no more
     tiles than SMs. max_stages: stages of the pipeline, if so many fit. x_scale: columns of x that share a scale, where
-    x comes in eight bits; 0 where it comes in 16. ctas: CTAs that an SM holds, and that share its
-    shared memory. static: bytes of that which a CTA has beside `smem_bytes`, with what aligns these.
+    x comes in eight bits; 0 where it comes in 16. static: bytes of shared memory that a CTA has beside `smem_bytes`,
+    with what aligns these.
     """
 
     tokens: int
@@ -37,14 +36,12 @@ class Sm90Config(NamedTuple):
     single_tile: bool = False
     max_stages: int = MAX_STAGES
     x_scale: int = 0
-    ctas: int = 1
     static: int = 0
 
     def __str__(self) -> str:
         """E.g. "64x2x1 stage 4 single tile": tokens, row_blocks, wg_split_k, k_blocks per stage."""
         tile = f"{self.tokens}x{self.row_blocks}x{self.wg_split_k} stage {self.k_blocks_per_stage}"
-        several = f", {self.ctas} CTAs an SM" if self.ctas > 1 else ""
-        return tile + " single tile" * self.single_tile + several
+        return tile + " single tile" * self.single_tile
 
     def tiles(self, m: int, row_blocks: int) -> int:
         """Work tiles of y [M, row_blocks * 64]."""
@@ -77,7 +74,7 @@ class Sm90Config(NamedTuple):
 
 def shared_of(config: Sm90Config) -> int:
     """Shared memory that a CTA may have."""
-    return min(SHARED, SM_SHARED // config.ctas - SYSTEM) - config.static
+    return SHARED - config.static
 
 
 def x_bytes(config: Sm90Config) -> int:
@@ -180,7 +177,6 @@ def pipeline_template(fmt: Format, config: Sm90Config, source: str) -> Template:
         "K_BLOCKS_PER_STAGE": config.k_blocks_per_stage,
         "STAGES": stages,
         "FIELD_STAGES": field_stages(fmt, config, stages),
-        "CTAS": config.ctas,
         "SINGLE_TILE": int(config.single_tile),
         "EPI_TILE": config.epi_tile,
         "SMEM_BYTES": smem_bytes(fmt, config, stages),
