@@ -240,6 +240,7 @@ void host_mma(Sum (&c)[4], const A& a, const B& b, Value value) {
 inline double host_half(unsigned word, int i) { return small_float<5>::value_of(word >> 16 * i); }
 inline double host_bf16(unsigned word, int i) { return small_float<8>::value_of(word >> 16 * i); }
 inline int host_s8(unsigned word, int i) { return int8_t(word >> 8 * i); }
+// The number that an e4m3 code stands for, by its definition: kernels have the way back alone.
 inline double host_e4m3(unsigned word, int i) {
     const unsigned code = word >> 8 * i & 255, size = code & 127;
     const double value = size == 127 ? NAN : size < 8 ? ldexp(size, -9) : ldexp(8 + size % 8, int(size / 8) - 10);
