@@ -97,7 +97,8 @@ def test_metadata_of_a_model():
     guessed."""
     keys = {"general.architecture": "llama", "llama.block_count": np.uint32(80), "llama.attention.head_count": 8}
     assert not Model.of(keys).is_70b
-    assert Model.of({**keys, "llama.attention.head_count_kv": np.array([1, 0], np.int32)}).is_70b
+    for of_layers in ([1, 0], np.array([1, 0], np.int32)):
+        assert Model.of({**keys, "llama.attention.head_count_kv": of_layers}).is_70b
     embed = {key.replace("llama", "llama-embed"): value for key, value in keys.items()}
     grouped = {"general.architecture": "llama-embed", "llama-embed.attention.head_count_kv": 1}
     assert Model.of({**embed, **grouped}).is_70b

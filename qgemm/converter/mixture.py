@@ -93,7 +93,7 @@ class Model(NamedTuple):
 
         def number(key: str, missing: int = 0) -> int:
             found = metadata.get(f"{name}.{key}", missing)
-            first = found[0] if isinstance(found, np.ndarray) and found.size else found  # of each layer: the first's
+            first = found[0] if isinstance(found, (list, np.ndarray)) and len(found) else found  # of each layer: 0's
             if isinstance(first, bool) or not isinstance(first, (int, np.integer)):
                 raise QgemmError(f"{name}.{key}: {shown(str(found))} is no count")
             return int(first)
