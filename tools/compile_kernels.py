@@ -66,7 +66,7 @@ REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of famili
 FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 12, 24  # one unit of so many: where registers are judged, and elsewhere
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name, PREFILL_SM80_EIGHT_BITS.name)  # on no architecture, but for
-SPILLED_BY_GRIDS = 52  # bytes at most, there: points come from global memory, and their addresses take registers
+SPILLED_BY_SIXTEENS = 24  # bytes at most, by PREFILL_SM80_A8 on sm_120, of formats with groups of 16 (q2_k)
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
 OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
 OF_FORMAT = re.compile(
@@ -213,8 +213,8 @@ def problem(unit: Unit, report: str, error: str) -> str:
         return f"{unit}: {error}"
     if not judged(unit):
         return ""
-    by_grid = unit.kernel in NEVER_SPILLING and bool(unit.format) and FORMATS[unit.format].grid is not None
-    if (spilled := resources(report).spilled) > (SPILLED_BY_GRIDS if by_grid else 0):
+    sixteens = (unit.kernel, unit.arch) == (PREFILL_SM80_A8.name, "sm_120") and FORMATS[unit.format].group == 16
+    if (spilled := resources(report).spilled) > (SPILLED_BY_SIXTEENS if sixteens else 0):
         return f"{unit}: spills {spilled} bytes of registers"
     return f"{unit}: wgmma wait for each other: {report}" if SERIALIZED in report else ""
 
