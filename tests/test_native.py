@@ -230,14 +230,14 @@ def test_products_of_e4m3_are_of_what_x_decodes_to(m, monkeypatch):
     assert np.isnan(y[0]).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("threads", [2, 3, 4, 7])
 def test_bits_do_not_depend_on_threads(threads, monkeypatch):
     rng = np.random.default_rng(5)
-    w, x = random_tensor(qgemm.FORMATS["q4_k"], 515, 1024, rng), rng.standard_normal((21, 1024), np.float32)
+    w, x = random_tensor(qgemm.FORMATS["q4_k"], 515, 512, rng), rng.standard_normal((21, 512), np.float32)
     monkeypatch.setenv("QGEMM_THREADS", "1")
     want = [qgemm.matmul(x, w, activation) for activation in OF_INTEGERS]
     monkeypatch.setenv("QGEMM_THREADS", str(threads))
-    for _ in range(20):
+    for _ in range(10):
         for activation, y in zip(OF_INTEGERS, want, strict=True):
             assert_array_equal(qgemm.matmul(x, w, activation), y)
 
