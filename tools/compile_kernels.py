@@ -111,8 +111,8 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
     """What CI compiles of all units.
 
     Of each kernel, format and class of x every config on the tuned architecture, elsewhere the one that was compiled
-    least, of BY_TURNS some such. Of which type is a matter of turns, so that over formats and architectures all are
-    compiled.
+    least, of BY_TURNS some such; and a unit of each config for which no format had a turn left. Of which type is a
+    matter of turns, so that over formats and architectures all are compiled.
     """
     groups: dict[tuple[str, ...], dict[Any, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
@@ -123,6 +123,7 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
         groups[unit.arch, unit.format, unit.kernel, CLASSES.get(source, source)][config].append(unit)
     turns: Counter[tuple[str, str]] = Counter()
     compiled: Counter[tuple[Any, ...]] = Counter()  # elsewhere, by what does not follow from a format's bytes
+    first: dict[tuple[Any, ...], Unit] = {}  # of each of those
     for (arch, name, kernel, kind), by_config in groups.items():
         configs = list(by_config.values())  # each by all types that have it
         turn, count = turns[kernel, kind], len(configs)
@@ -132,11 +133,14 @@ def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
             yield from (config[(i + turn) % len(config)] for i, config in enumerate(configs))
         else:
             alike = [(kernel, kind, *(pair for pair in each if not OF_FORMAT.fullmatch(pair[0]))) for each in by_config]
+            if not FORMATS[name].family:
+                first = {of_config: config[0] for of_config, config in zip(alike, configs, strict=True)} | first
             some = sorted(range(count), key=lambda i: compiled[alike[i]])
             for least in some[: CONFIGS_BY_TURNS if by_turns(kernel, kind) and not FORMATS[name].family else 1]:
                 compiled[alike[least]] += 1
                 yield configs[least][(turn + turn // count) % len(configs[least])]
         turns[kernel, kind] += 1
+    yield from (unit for of_config, unit in first.items() if not compiled[of_config])
 
 
 def judged(unit: Unit) -> bool:
