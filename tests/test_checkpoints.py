@@ -217,7 +217,14 @@ def test_npy_cut_short(tmp_path):
 
 
 @pytest.mark.parametrize("importance", ["ones", "cubes", "holes"])
-@pytest.mark.parametrize("fmt", [name for name, fmt in qgemm.FORMATS.items() if searched(fmt) and fmt.weighted is None])
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        name
+        for name, fmt in qgemm.FORMATS.items()
+        if searched(fmt) and fmt.weighted is None and fmt.ggml_type is not None
+    ],
+)
 def test_search_is_ggmls(fmt, importance):
     """Golden blocks from ggml's C with an importance matrix; also block by block, as the sums may not depend on it."""
     x, of = GOLDEN["x"], GOLDEN[f"importance/{importance}"]

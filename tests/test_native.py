@@ -57,7 +57,7 @@ def test_products(fmt, m, blocks):
     rng = np.random.default_rng(m)
     w = random_tensor(fmt, 37, columns(fmt, blocks), rng)
     x = rng.standard_normal((m, w.shape[1]), np.float32)
-    if fmt.integer:
+    if fmt.integer and libraries.source(fmt):  # without a header NumPy computes it, by decoded numbers: test_a8.py
         assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w)
     assert excess(qgemm.matmul(x, w), exact(x, w), a16_bound(x, magnitudes(fmt, w.blocks))) <= 1
 
