@@ -21,7 +21,10 @@ WANTED[28672] = WANTED[8192]
 
 
 def table(path: Path = RESULTS) -> str:
-    """All shapes in a few formats, then all others. What is wanted and missed is bold; a star: of an earlier run."""
+    """All shapes in a few formats, then all others; a dash: not measured. What is wanted and missed is bold.
+
+    A star: of an earlier run. Of other kinds than KIND, which stand beside it, some are, without a star.
+    """
     results = load(path)
     rows = tables.Rows(results)
     main = [
@@ -30,10 +33,10 @@ def table(path: Path = RESULTS) -> str:
     head = ["W", "M", "cuBLAS fp16, us", "cuBLAS FP8", "wanted", *FORMATS]
     others = [other for other in rows.formats if other not in FORMATS]
     rest = [
-        f"{fmt}{'*' * earlier(measured(rows, fmt, KIND, m, shape))} {ratios(rows, fmt, m, shape)}"
-        for fmt in others for shape in rows.shapes(fmt) for m in rows.m if rows(fmt, KIND, m, shape)
+        [f"{fmt}, {n}x{k}{'*' * earlier(measured(rows, fmt, KIND, m, (n, k)))}", str(m), ratios(rows, fmt, m, (n, k))]
+        for fmt in others for n, k in rows.shapes(fmt) for m in rows.m if rows(fmt, KIND, m, (n, k))
     ]  # fmt: skip
-    return f"{tables.markdown(head, main)}\n\nOthers, 8192x8192, M = 1024: {', '.join(rest)}."
+    return f"{tables.markdown(head, main)}\n\n{tables.markdown(['other formats', 'M', 'as above'], rest)}"
 
 
 def cells(rows: tables.Rows, shape: tuple[int, int], m: int) -> list[str]:
@@ -50,8 +53,8 @@ def cells(rows: tables.Rows, shape: tuple[int, int], m: int) -> list[str]:
 
 def ratios(rows: tables.Rows, fmt: str, m: int, shape: tuple[int, int]) -> str:
     """Times as fast as cuBLAS float16: in groups of 256, of 128, by a16."""
-    kinds = (KIND, "a8_g128", "a16")
-    return " / ".join(f"{speedup(measured(rows, fmt, kind, m, shape)):.2f}" for kind in kinds)
+    found = (rows(fmt, kind, m, shape) for kind in (KIND, "a8_g128", "a16"))
+    return " / ".join("-" if row is None else f"{speedup(row):.2f}" for row in found)
 
 
 def measured(rows: tables.Rows, fmt: str, kind: str, m: int, shape: tuple[int, int]) -> Row:

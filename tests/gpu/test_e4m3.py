@@ -39,7 +39,7 @@ def ways(w, m):
     plans = itertools.product(prefill.fitting(p), (1, 3))
     found = [(prefill.PREFILL_SM80_EIGHT_BITS, Plan(config, split_k)) for config, split_k in plans]
     if gemm.takes(p):
-        found.append((gemm.GEMM_SM90_S8, gemm.config_of(E4M3)))
+        found += [(gemm.GEMM_SM90_S8, config) for config in gemm.configs(p)]
     return found
 
 
