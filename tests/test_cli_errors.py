@@ -144,6 +144,7 @@ def test_hostile_names_are_escaped(run, refused, tmp_path):
     assert "gone" in refused("matmul", path, HOSTILE, "--activation", HOSTILE, status=2)
 
 
+@pytest.mark.slow
 def test_paths_that_are_not_utf8(tmp_path):
     path = os.fsencode(tmp_path) + b"/a\xff\x1b.gguf"
     Path(os.fsdecode(path)).write_bytes(Path(EXCERPT).read_bytes())

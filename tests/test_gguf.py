@@ -311,6 +311,7 @@ def test_strings_keep_their_bytes(tmp_path):
 # ---------------------------------------------------------------- large files
 
 
+@pytest.mark.slow
 def test_large_values_are_not_read_on_opening(tmp_path):
     """256k strings, 280k merges, 16 MiB of bytes, an 8 MiB string and trailing bytes cost no objects."""
     tokens = [b"token %d" % i for i in range(256_000)]
@@ -336,6 +337,7 @@ def test_large_values_are_not_read_on_opening(tmp_path):
         assert len(file.metadata["template"]) == 8 << 20
 
 
+@pytest.mark.slow
 def test_many_tensors(tmp_path):
     tensors = [tensor(b"t%d" % i, (32,), 2, 32 * i) for i in range(50_000)]
     with open_gguf(saved(tmp_path / "many.gguf", file_of((), tensors, bytes(32 * 50_000)))) as file:

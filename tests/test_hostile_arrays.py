@@ -107,6 +107,7 @@ def npz(path: Path, save=np.savez_compressed, **arrays: np.ndarray) -> bytearray
     return bytearray(path.read_bytes())
 
 
+@pytest.mark.slow
 def test_a_bomb_is_unpacked_only_to_be_read(run, tmp_path, monkeypatch):
     """256 MiB of zeros in 256 KiB: neither memory nor disk for what is only looked at."""
     path, size = tmp_path / "x.npz", 1 << 28

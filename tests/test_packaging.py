@@ -97,6 +97,7 @@ def test_installed_package_finds_its_kernels(unpacked, tmp_path):
     ], ran
 
 
+@pytest.mark.slow
 def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
     again = hatchling("wheel", sdist, tmp_path)
     assert again.name == wheel.name
