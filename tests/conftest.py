@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,10 @@ from qgemm.cli import main as cli
 from qgemm.cuda.jit import cache, nvrtc
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+
+# Tests send it to what they start, which inherits how it is taken: what a shell runs in its background ignores it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("qgemm", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("qgemm"), max_examples=5)  # of `make check`
