@@ -45,7 +45,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     """A token a byte, spelled as GPT-2 spells bytes: a BPE without merges; and one for the end of a text."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(BPE({symbol: number for number, symbol in enumerate([*symbols, "<|end|>"])}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # GPT-2's words, which llama.cpp knows
     made.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<|end|>", eos_token="<|end|>")
 
