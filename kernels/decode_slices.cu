@@ -2,7 +2,8 @@
 // cores for half the instructions of `decode`, which multiplies codes as halves.
 //
 // One token would fill one of the eight columns of an mma: here all of them hold x in slices of eight bits, which the
-// threads of the CTA make of SLICED columns of x at a time. Intra-CTA split-K: each warp streams its tiles through a pipeline of its own.
+// threads of the CTA make of SLICED columns of x at a time. Intra-CTA split-K: each warp streams its tiles through a
+// pipeline of its own.
 // Config: see decode/config.cuh.
 #include "decode/reduce.cuh"
 #include "decode/sliced.cuh"

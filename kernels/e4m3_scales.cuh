@@ -1,5 +1,5 @@
-// Weights as e4m3 numbers q, the nearest to w / s: one s for a row and the EIGHT_BIT_COLUMNS of a stage, the largest scale
-// there, a power of two, times 2^-TOP. Twin of e4m3_weights in qgemm/codec/eight_bits.py.
+// Weights as e4m3 numbers q, the nearest to w / s: one s for a row and the EIGHT_BIT_COLUMNS of a stage, the largest
+// scale there, a power of two, times 2^-TOP. Twin of e4m3_weights in qgemm/codec/eight_bits.py.
 //
 // Formats whose scales are powers of two and whose codes are halves, level * 2^-CODE_EXPONENT: times the ratio of their
 // scale to the largest they lose no bit that e4m3 has.

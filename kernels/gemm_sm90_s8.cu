@@ -2,10 +2,10 @@
 //
 //   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
-// The product of prefill_sm90_eight_bits, of weights as bytes in a workspace: what is left is wgmma and the scaling of its
-// sums. requantize has made the bytes before, or makers make them meanwhile, warps that would be idle. A consumer
-// warpgroup has 64 rows of W and all tokens of a tile, and the sums of a group of HALF of
-// them at a time, which are scaled and added to the accumulators while the other warpgroup has the tensor cores.
+// The product of prefill_sm90_eight_bits, of weights as bytes in a workspace: what is left is wgmma and the scaling of
+// its sums. requantize has made the bytes before, or makers, warps that would be idle, make them meanwhile. A consumer
+// warpgroup has 64 rows of W and all tokens of a tile. It has the sums of one group and HALF of the tokens at a time,
+// which it scales and adds to the accumulators while the other warpgroup has the tensor cores.
 // Config: see sm90/s8_gemm.cuh.
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/wgmma_e4m3.cuh"
@@ -24,9 +24,9 @@ struct S8Consumer {
     Smem<Config>& smem;
     int row_block, warp, lane;
 
-    // acc += W @ x of a tile, or of a half of it. before: stages of W that were used before, for whole tiles. Of rings that are
-    // carried from tile to tile ptxas would not know that they are the same for all threads, and descriptors go through
-    // vector registers: 144 us for 135.
+    // acc += W @ x of a tile, or of a half of it. before: stages of W that whole tiles have used before. Rings begin anew
+    // with each tile: of rings that are carried from tile to tile ptxas does not know that all threads have the same,
+    // and wgmma's descriptors go through vector registers (144 us for 135).
     template <int HALVES>
     __device__ __forceinline__ void run(Acc& acc, int stages, u32 before) const {
         Ring<Config::W_STAGES> w_ring = {before};
@@ -97,8 +97,8 @@ private:
 
 }  // namespace qgemm
 
-// w: codes as requantize writes them, scales behind them, and what makers know of each other at the end. packed: tiles of
-// W, from those rows on, for makers. x, x_scales: see S8Operands.
+// w: codes as requantize writes them, scales behind them, and what makers know of each other at the end. packed: tiles
+// of W, from those rows on, for makers. x, x_scales: see S8Operands.
 extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
     gemm_sm90_s8(const __grid_constant__ qgemm::TensorMap x, signed char* w, const void* __restrict__ packed,
                  const float* __restrict__ x_scales, const __grid_constant__ qgemm::Epilogue epilogue,

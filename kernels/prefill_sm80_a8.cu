@@ -46,9 +46,9 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeight
                                 const Activations* x, int k_block, const WarpCoord<Config>& coord) {
     using Format = typename Config::TileFormat;
     constexpr int M16_TILES = Config::M16_TILES, SCALES = BLOCK_SCALES<Format>;
-    // No load is moved across __syncwarp. Of grids, whose codes take ten registers for 16 rows, with two scales to a block
-    // ptxas would keep codes for both blocks and x of all tokens, and spill up to 52 bytes on sm_120. q6_k, whose codes take
-    // six, spills none, and takes up to 5% more time by loads in order (H200, M = 128).
+    // No load is moved across __syncwarp. Of grids, whose codes take ten registers for 16 rows, with two scales to a
+    // block ptxas would keep codes for both blocks and x of all tokens, and spill up to 52 bytes on sm_120. q6_k, whose
+    // codes take six, spills none, and takes up to 5% more time by loads in order (H200, M = 128).
     constexpr bool LOADS_IN_ORDER = SCALES > 1 && sizeof(typename Format::Codes) > 6 * sizeof(u32);
     const int g = coord.lane / 4, t = coord.lane % 4, first_m16 = coord.first_m16 % WARPS;
     typename Format::Codes codes[M16_TILES];

@@ -1,10 +1,11 @@
-// prefill_sm80_eight_bits: y [m, n] = x [m, k] @ W [n, k].T by mma.sync, int8 (sm_80 and later) or e4m3 (sm_89 and later).
+// prefill_sm80_eight_bits: y [m, n] = x [m, k] @ W [n, k].T by mma.sync, int8 (sm_80 and later) or e4m3 (sm_89 and
+// later).
 //
 //   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
-// x comes as bytes with a scale a token and group; weights are brought to bytes in registers, with a scale a row and 256
-// columns that follows from the scales of the packed format (eight_bit_scales.cuh, e4m3_scales.cuh). A warp owns M16_TILES
-// groups of 16 rows, all tokens of the CTA and all columns of a k_iter.
+// x comes as bytes with a scale a token and group; weights are brought to bytes in registers, with a scale a row and
+// 256 columns that follows from the scales of the packed format (eight_bit_scales.cuh, e4m3_scales.cuh). A warp owns
+// M16_TILES groups of 16 rows, all tokens of the CTA and all columns of a k_iter.
 // Tiles and pipeline: sm80/config.cuh, sm80/eight_bits.cuh.
 #include "e4m3_scales.cuh"
 #include "epilogue.cuh"

@@ -1,9 +1,9 @@
-// quantize_activations_groups: x [m, k] -> bytes [rows, columns], whole token tiles and whole stages, and a float scale a
-// group and token [groups][rows] behind them: qgemm/cuda/layout/group_activations.py has the order of both.
+// quantize_activations_groups: x [m, k] -> bytes [rows, columns], whole token tiles and whole stages, and a float scale
+// a group and token [groups][rows] behind them: qgemm/cuda/layout/group_activations.py has the order of both.
 //
-// A thread owns eight columns of TOKENS tokens, GROUP / 8 neighbours a group: d = absmax / 127, q = x / d rounded half away
-// from zero, or d = absmax / 448, q the nearest e4m3 number, as qgemm/codec/group_activations.py computes them, bit for
-// bit. What is beyond m and k is written as zeros.
+// A thread owns eight columns of TOKENS tokens, GROUP / 8 neighbours a group: d = absmax / 127, q = x / d rounded half
+// away from zero, or d = absmax / 448, q the nearest e4m3 number, as qgemm/codec/group_activations.py computes them,
+// bit for bit. What is beyond m and k is written as zeros.
 // Config: In (float, half, bf16), E4M3 (0, 1), TOKENS, GROUP (columns that share a scale: 128 or 256).
 #include "ptx/cvt_e4m3.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -67,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(128)
         for (int j = 0; j < 8; ++j) scaled[j] = __fmul_rn(values[i][j], inverse);
         const u32 zeros = known ? ~0u : 0;  // of e4m3 a sign and NaN would stay
         const u32 q[2] = {four_codes<Config::E4M3>(scaled) & zeros, four_codes<Config::E4M3>(scaled + 4) & zeros};
-        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and 3,
-        // each of columns 2t, 2t + 1, 2t + 8, 2t + 9.
+        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and
+        // 3, each of columns 2t, 2t + 1, 2t + 8, 2t + 9.
         const bool odd = threadIdx.x % 2;
         const u32 other = __shfl_xor_sync(~0u, odd ? q[0] : q[1], 1);
         if (first >= columns) continue;

@@ -34,14 +34,14 @@ struct StageTiles {
     }
 };
 
-// Where a lane's stmatrix of steps 0 and 1 go, 16 rows of a box from the address `rows` on: chunk c of 16 bytes of row r
-// lies at c ^ (r % 8), so that other steps are an exclusive or away.
+// Where a lane's stmatrix of steps 0 and 1 go, 16 rows of a box from the address `rows` on: chunk c of 16 bytes of row
+// r lies at c ^ (r % 8), so that other steps are an exclusive or away.
 __device__ inline u32 swizzled_row(u32 rows, int lane) {
     return rows + (lane / 8 % 2 * 8 + lane % 8) * BOX_COLUMNS + (lane / 16 ^ lane % 8) * 16;
 }
 
-// A k_block of a stage, to a lane's swizzled_row. BOX_BYTES: from box to box. x has zeros where a k_block is not inside the
-// matrix.
+// Stores the bytes of a k_block, number k_block of its stage, from a lane's swizzled_row on. BOX_BYTES: from box to box.
+// A k_block outside the matrix may have any bytes: x has zeros there.
 template <int BOX_BYTES, class TileOf, bool E4M3>
 __device__ __forceinline__ void stage_bytes(u32 row, const EightBitScales<TileOf, E4M3>& scales,
                                             const typename TileOf::TileFormat::Codes& codes, int k_block) {

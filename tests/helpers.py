@@ -188,6 +188,16 @@ def assert_a8(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
     assert (np.abs(got.astype(np.float64) - want) <= bound).all()
 
 
+def prepared_product(x: np.ndarray, w: qgemm.Tensor, kind: str) -> tuple[qgemm.Tensor, np.ndarray]:
+    """x [M, K] prepared for an activation, and finite float32 y [M, N], the same from x as from what was prepared."""
+    prepared = qgemm.quantize_activations(x, kind)
+    y = qgemm.matmul(x, w, kind)
+    np.testing.assert_array_equal(qgemm.matmul(prepared, w), y)
+    assert y.dtype == np.float32
+    assert np.isfinite(y).all()
+    return prepared, y
+
+
 def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
     """Integer dots on either side, also where x is extreme: finite, and off by what float32 sums of the terms are.
 

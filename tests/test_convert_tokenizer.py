@@ -174,6 +174,7 @@ def test_without_a_tokenizer_the_size_is_said_once(tmp_path, caplog):
     ("document", "message"),
     [
         (bpe(split("x")), r"llama\.cpp has no name for a pre_tokenizer that splits by 'x'"),
+        (bpe({"type": "ByteLevel", "use_regex": False}), r"no name for a pre_tokenizer that splits nothing"),
         (bpe({"type": "Whitespace"}), "pre_tokenizer 'Whitespace' is not known"),
         (bpe({"type": "Digits"}), "pre_tokenizer 'Digits' is not known"),
         (bpe(digits({"type": "ByteLevel", "use_regex": False})), "no name for a pre_tokenizer that splits by"),

@@ -18,8 +18,8 @@ __device__ inline u32 ld_acquire_gpu(const u32* from) {
     return value;
 }
 
-// atom.inc: counts up, after `last` from 0 again; what there was before. Of an atom.add of one number by some lanes ptxas makes
-// one of all, and a shuffle that waits for it at once; so of an atom.inc without an end.
+// atom.inc: counts up, after `last` from 0 again; what there was before. Of an atom.add of one number by some lanes
+// ptxas makes one of all, and a shuffle that waits for it at once; so of an atom.inc without an end.
 __device__ inline u32 atom_inc_relaxed_gpu(u32* to, u32 last) {
     u32 before;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(last) : "memory");

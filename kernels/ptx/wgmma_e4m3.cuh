@@ -1,5 +1,5 @@
-// wgmma.mma_async of e4m3 (sm_90a): acc = a (64 x 32) @ b (32 x N), added to acc if ADD, in float. Operands lie as those of
-// wgmma_s8.cuh.
+// wgmma.mma_async of e4m3 (sm_90a): acc = a (64 x 32) @ b (32 x N), added to acc if ADD, in float. Operands lie as
+// those of wgmma_s8.cuh.
 #pragma once
 
 #include "wgmma.cuh"

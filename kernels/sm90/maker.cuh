@@ -37,7 +37,8 @@ struct Maker {
     const S8Weights& w;
     const S8Sizes& size;
 
-    // By a warp, number `maker` of its CTA. It knows its next unit while it makes one, and has asked for the one behind.
+    // Run by one warp, number `maker` of its CTA. The warp knows its next unit while it makes one, and has asked for
+    // the ticket of the one behind.
     __device__ __forceinline__ void run(int maker, int lane) const {
         const u32 staged = shared_address(smem.staged[maker]), row = swizzled_row(staged, lane);
         S8UnitCursor<Config::CLUSTER, UNITS> cursor;

@@ -3,9 +3,9 @@
 // EIGHT_BIT_COLUMNS that share a scale of W. The two CTAs of a cluster have different rows of W and the same tokens:
 // each loads half of a stage of x and sends it to both.
 //
-// Config: E4M3 (whether bytes are e4m3 floats), TOKENS, HALF (tokens of a stage of x, whose sums of a group a warpgroup has at a
-// time), X_GROUP (columns of x that share a scale), EPI_TILE, W_STAGES, X_STAGES, SMEM_BYTES, ARRIVALS (as in config.cuh),
-// MAKERS (warps that make the bytes of W meanwhile, see maker.cuh; 0: they are there).
+// Config: E4M3 (whether bytes are e4m3 floats), TOKENS, HALF (tokens of a stage of x, whose sums of a group a warpgroup
+// has at a time), X_GROUP (columns of x that share a scale), EPI_TILE, W_STAGES, X_STAGES, SMEM_BYTES, ARRIVALS (as in
+// config.cuh), MAKERS (warps that make the bytes of W meanwhile, see maker.cuh; 0: they are there).
 #pragma once
 
 #include "../ptx/cluster.cuh"
@@ -38,8 +38,8 @@ struct S8Gemm : Base {
     using Acc = float[ACC_SIZE];
 };
 
-// What makers and loaders of a grid know of each other, behind the bytes of W; zeros at first. The last that leaves makes it ready
-// for the next launch, whose flags have another value: those of this launch stay as they are.
+// What makers and loaders of a grid know of each other, behind the bytes of W; zeros at first. The last that leaves
+// makes it ready for the next launch, whose flags have another value: those of this launch stay as they are.
 struct Made {
     u32 epoch, tickets, left;
     alignas(128) u32 flags[1];  // of units, as they lie in the workspace
@@ -90,8 +90,8 @@ struct alignas(16) Smem<S8Gemm<Base>> : StagedBoxes<Base::MAKERS, 16 * S8Gemm<Ba
     }
 };
 
-// A place in a pipeline, of which a number of stages have been used before: its stage, and the parity of how often that has been
-// filled. A producer waits for the other parity, which an mbarrier has at first.
+// A place in a pipeline, of which a number of stages have been used before: its stage, and the parity of how often that
+// has been filled. A producer waits for the other parity, which an mbarrier has at first.
 template <int STAGES>
 struct Ring {
     u32 used;

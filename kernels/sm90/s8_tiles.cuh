@@ -1,8 +1,8 @@
 // gemm_sm90_s8: in which order clusters go through the tiles of y, and makers through W.
 //
-// A cluster takes the tiles of y by its number, then so many clusters further on, ROW_TILES_TOGETHER row tiles with all their tokens
-// before the next, so that both factors stay in L2. Tiles that would make a last wave of less than half of the clusters
-// are cut in two along tokens: each half takes little more than half of the time.
+// A cluster takes the tiles of y by its number, then so many clusters further on, ROW_TILES_TOGETHER row tiles with all
+// their tokens before the next, so that both factors stay in L2. Tiles that would make a last wave of less than half of
+// the clusters are cut in two along tokens: each half takes little more than half of the time.
 #pragma once
 
 #include "eight_bit_layout.cuh"
@@ -28,7 +28,8 @@ struct S8Unit {
     int rows, stage, place;
 };
 
-// Goes forward through the units, OF_CTA of a stage of each CTA: of the first row tiles stage by stage, then of the next.
+// Goes forward through the units, OF_CTA of a stage of each CTA: of the first row tiles stage by stage, then of the
+// next.
 template <int CLUSTER, int OF_CTA>
 struct S8UnitCursor {
     u32 begin = 0;  // the number of the first unit of a stage of these row tiles

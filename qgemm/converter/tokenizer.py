@@ -213,6 +213,6 @@ class _Json:
                 raise CheckpointError(f"{self.where}: pre_tokenizer {shown(str(kind))} is not known to llama.cpp")
         known = PRE.get(("|".join(expressions), bool(self.model.get("ignore_merges"))))
         if known is None or not steps:
-            said = shown(" ".join(expressions))
-            raise CheckpointError(f"{self.where}: llama.cpp has no name for a pre_tokenizer that splits by {said}")
+            said = f"splits by {shown(' '.join(expressions))}" if expressions else "splits nothing"
+            raise CheckpointError(f"{self.where}: llama.cpp has no name for a pre_tokenizer that {said}")
         return known

@@ -91,7 +91,6 @@ class Slice(NamedTuple):
 
 
 @cache
-@cache
 def configs_of(activation: str) -> tuple[S8Config, ...]:
     """The configs for an activation of GROUPS."""
     return tuple(S8Config(*row) for row in read(NAME)["configs"] if row[0] == activation)
