@@ -5,12 +5,14 @@
 // The product of prefill_sm90_eight_bits, of weights as bytes in a workspace: what is left is wgmma and the scaling of
 // its sums. requantize has made the bytes before, or makers, warps that would be idle, make them meanwhile. A consumer
 // warpgroup has 64 rows of W and all tokens of a tile. It has the sums of one group and HALF of the tokens at a time,
-// which it scales and adds to the accumulators while the other warpgroup has the tensor cores.
+// which it scales and adds to the accumulators while the other warpgroup has the tensor cores. Where makers make W, the
+// consumer warps may quantize x before they multiply (quantize_within.cuh).
 // Config: see sm90/s8_gemm.cuh.
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/wgmma_e4m3.cuh"
 #include "ptx/wgmma_s8.cuh"
 #include "sm90/maker.cuh"
+#include "sm90/quantize_within.cuh"
 #include "sum_of.cuh"
 
 namespace qgemm {
@@ -98,11 +100,12 @@ private:
 }  // namespace qgemm
 
 // w: codes as requantize writes them, scales behind them, and what makers know of each other at the end. packed: tiles
-// of W, from those rows on, for makers. x, x_scales: see S8Operands.
+// of W, from those rows on, for makers. x, x_scales: see S8Operands. given: x that is quantized within, or null; x_units:
+// before its bytes.
 extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
     gemm_sm90_s8(const __grid_constant__ qgemm::TensorMap x, signed char* w, const void* __restrict__ packed,
-                 const float* __restrict__ x_scales, const __grid_constant__ qgemm::Epilogue epilogue,
-                 const __grid_constant__ qgemm::S8Sizes size) {
+                 const float* __restrict__ x_scales, const void* __restrict__ given, qgemm::XUnits* x_units,
+                 const __grid_constant__ qgemm::Epilogue epilogue, const __grid_constant__ qgemm::S8Sizes size) {
     using namespace qgemm;
     static_assert(sizeof(Smem<Gemm>) == Gemm::SMEM_BYTES, "shared memory differs from what the host asks for");
     extern __shared__ __align__(1024) unsigned char bytes[];
@@ -113,6 +116,8 @@ extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
     __syncthreads();
     barrier_cluster_arrive_release();
     barrier_cluster_wait();
+    const QuantizeWithin<Gemm::X_GROUP, Gemm::E4M3> quantize(given, size.x_type, x_units, size.x_rows, size.k, size.m);
+    const bool within = Gemm::MAKERS && given;
     const int first = blockIdx.x / Gemm::CLUSTER, step = gridDim.x / Gemm::CLUSTER, tiles = S8Tile::count(size);
     if (warp >= Gemm::WARP_LOAD) {
         setmaxnreg_dec<Gemm::PRODUCER_REGISTERS>();
@@ -123,10 +128,15 @@ extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
             const S8Operands operands = {w, w_scales, &x, x_scales, made, epoch, size.x_rows, size.stages};
             const S8Producer<Gemm> producer = {smem, operands};
             griddepcontrol_wait();
+            if (within) quantize.await();
             Ring<Gemm::W_STAGES> w_ring = {};
             Ring<Gemm::X_STAGES> x_ring = {};
             for (int tile = first; tile < tiles; tile += step) producer.load(Problem<Gemm>(size, tile), w_ring, x_ring);
             if (Gemm::MAKERS && elect_sync()) smem.leave(*made);
+            if (within) {
+                mbarrier_wait_parity(shared_address(&smem.quantized), 0);
+                if (elect_sync()) quantize.leave(gridDim.x);
+            }
         } else if (warp <= Gemm::WARP_LOAD + Gemm::MAKERS) {
             make<Gemm>(smem, made, {packed, w, w_scales}, size, warp - Gemm::WARP_LOAD - 1, lane);
         }
@@ -134,6 +144,11 @@ extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
         setmaxnreg_inc<Gemm::CONSUMER_REGISTERS>();
         const int row_block = warp / 4;
         const S8Consumer<Gemm> consumer = {smem, row_block, warp % 4, lane};
+        if (within) {
+            griddepcontrol_wait();
+            quantize.run(lane);
+            if (elect_sync()) mbarrier_arrive(shared_address(&smem.quantized));
+        }
         u32 before = 0;
         for (int tile = first; tile < tiles; tile += step, before += size.stages) {
             const Problem<Gemm> at(size, tile);

@@ -98,7 +98,12 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
         by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
         runs = [(PREFILL_SM80_EIGHT_BITS, plan) for plan in by_mma]
         if GEMM_SM90_S8.takes(p):
-            runs += [(GEMM_SM90_S8, config) for config, _ in GEMM_SM90_S8.ranked(p)]
+            ranked = [config for config, _ in GEMM_SM90_S8.ranked(p)]
+            runs += [(GEMM_SM90_S8, config) for config in ranked]
+            within = p._replace(x="half")
+            for config in (config for config in ranked if config.makers):
+                of_x = GEMM_SM90_S8.launch(within, config)
+                of_x(stream, x.data.ptr, w.pointer, y.data.ptr, bias.data.ptr, 0)
         if PREFILL_SM90_EIGHT_BITS.takes(p):
             runs += [(PREFILL_SM90_EIGHT_BITS, config) for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p)]
         for kernel, plan in runs:

@@ -1,5 +1,5 @@
 // Flags and counters in global memory between CTAs of a grid: fence.acq_rel.gpu, st.relaxed.gpu, ld.acquire.gpu,
-// atom.inc.relaxed.gpu (sm_70 and later).
+// atom.inc.relaxed.gpu, red.add.relaxed.gpu (sm_70 and later).
 #pragma once
 
 #include "../types.cuh"
@@ -24,6 +24,11 @@ __device__ inline u32 atom_inc_relaxed_gpu(u32* to, u32 last) {
     u32 before;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(last) : "memory");
     return before;
+}
+
+// red.add: nothing comes back.
+__device__ inline void red_add_relaxed_gpu(u32* to, u32 value) {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 }  // namespace qgemm

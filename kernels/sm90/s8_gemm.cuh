@@ -69,7 +69,7 @@ struct alignas(16) Smem<S8Gemm<Base>> : StagedBoxes<Base::MAKERS, 16 * S8Gemm<Ba
     signed char x[X_STAGES][Config::BOXES][Config::HALF][Config::BOX];
     EpilogueSmem<Config> epilogue[ROW_BLOCKS];
     float w_scales[W_STAGES][ROW_BLOCKS][TILE_ROWS], x_scales[X_STAGES][Config::GROUPS][Config::HALF];
-    unsigned long long w_full[W_STAGES], w_empty[W_STAGES], x_full[X_STAGES], x_empty[X_STAGES], left;
+    unsigned long long w_full[W_STAGES], w_empty[W_STAGES], x_full[X_STAGES], x_empty[X_STAGES], left, quantized;
 
     __device__ auto& epi_smem(int row_block, int) { return epilogue[row_block]; }
     __device__ static int owner(int) { return 0; }
@@ -81,6 +81,7 @@ struct alignas(16) Smem<S8Gemm<Base>> : StagedBoxes<Base::MAKERS, 16 * S8Gemm<Ba
         for (auto& barrier : w_empty) mbarrier_init(shared_address(&barrier), READERS);
         for (auto& barrier : x_empty) mbarrier_init(shared_address(&barrier), READERS * Config::CLUSTER);
         mbarrier_init(shared_address(&left), 1 + Config::MAKERS);
+        mbarrier_init(shared_address(&quantized), 4 * ROW_BLOCKS);
         fence_mbarrier_init();
     }
     // By a thread of the warp that loads and of each maker, once it needs `made` no more.

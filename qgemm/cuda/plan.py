@@ -134,7 +134,8 @@ def plan_of(
     forms: dict[str, Form] = {}
     steps = []
     for kernel, indices in jobs:
-        form = _form(kernel, source, first.activation, first.device, few, inside)
+        alone = len(products) == 1 and kernel.quantizes is not None and kernel.quantizes(first)
+        form = _form(kernel, source, first.activation, first.device, few, inside or alone)
         form = forms.setdefault(form.kind if form.transform else "", form)
         asked = [products[i].problem for i in indices]
         p = problem_of_launch(kernel, asked, [outputs[i] for i in indices], form.kind, gated)
@@ -195,12 +196,14 @@ def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
 
 
 def _form(kernel: Kernel, source: Source, activation: str, device: int, few: bool, inside: bool) -> Form:
-    """x as a kernel reads it: as it is for A16 and where decode_a8 quantizes it itself."""
+    """x as a kernel reads it: as it is for A16 and, `inside`, where the kernel quantizes it itself."""
     m, k, given = source.m, source.k, C_TYPES[source.dtype]
     if activation in GROUPS:
         if source.prepared:
             return Form(EIGHT_BITS)
         GROUPED.blocks_in(k, "activations")
+        if inside:
+            return Form(given)
         return Form(
             EIGHT_BITS, partial(quantize_groups_launch, device, given, k, m, activation), codes_nbytes(activation, m, k)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
-from helpers import cupy, guarded, normal, random_tensor
+from helpers import cupy, float_dtype, guarded, normal, random_tensor
 from strategies import each
 
 import qgemm
@@ -13,7 +13,7 @@ from qgemm.codec.error_bound import a8_g128_exact, excess
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
-from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
+from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
 
 pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_90")
@@ -46,8 +46,8 @@ def product(w, prepared, kind, kernel=gemm.GEMM_SM90_S8, makers=None):
     return got[1:-1]
 
 
-def launch(w, m, kind, kernel=gemm.GEMM_SM90_S8, makers=None):
-    p = problem(w, m, kind)
+def launch(w, m, kind, kernel=gemm.GEMM_SM90_S8, makers=None, x=EIGHT_BITS):
+    p = problem(w, m, kind)._replace(x=x)
     config = kernel.choose(p) if makers is None else by(p, makers)
     return kernel.launch(p, config)
 
@@ -147,6 +147,37 @@ def test_makers_make_the_bytes_of_requantize(fmt, n, k, m):
     np.testing.assert_array_equal(product(w, prepared, MADE, makers=True), product(w, prepared, MADE, makers=False))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("n", "k", "m"), [(4000, 1056, 241), (300, 4096, 777), (9000, 256, 2100)])
+def test_x_quantized_within_is_that_of_the_kernel_before(n, k, m, dtype):
+    """Rows and columns beyond x are zeros, NaN and infinity stay in their row; the workspace is ready for the next."""
+    cp, w = cupy(), random_tensor(qgemm.FORMATS["q4_0"], n, k, np.random.default_rng(9)).to_device()
+    for seed in range(3):
+        x = normal(m, k, seed=seed)
+        x[3, 7], x[m - 1, k - 1] = np.nan, -np.inf
+        given = cp.asarray(x.astype(float_dtype(dtype)))
+        prepared = qgemm.quantize_activations(given, MADE)
+        rows, y = guarded(m, n)
+        enter = launch(w, m, MADE, makers=True, x=C_TYPES[dtype])
+        enter(cp.cuda.get_current_stream().ptr, given.data.ptr, w.pointer, y.data.ptr, 0, 0)
+        got = rows.get()
+        assert np.isnan(got[[0, -1]]).all()
+        np.testing.assert_array_equal(got[1:-1], product(w, prepared, MADE, makers=True))
+
+
+def test_one_product_of_a_call_quantizes_x_within_and_several_share_what_a_launch_before_makes():
+    cp, rng = cupy(), np.random.default_rng(10)
+    w, other = (random_tensor(qgemm.FORMATS["q4_0"], 14336, 4096, rng).to_device() for _ in range(2))
+    x = cp.asarray(normal(1024, 4096).astype(np.float16))
+    assert gemm.quantizes(problem(w, 1024, MADE)._replace(x="half"))
+    alone = qgemm.matmul(x, w, MADE)
+    both = qgemm.matmul_many(x, [w, other], MADE)
+    prepared = qgemm.quantize_activations(x, MADE)
+    for y in (both[0], qgemm.matmul(prepared, w, MADE)):
+        assert bool((y == alone).all())
+    assert bool((both[1] == qgemm.matmul(x, other, MADE)).all())
+
+
 def test_flags_of_makers_serve_every_launch_of_a_workspace():
     """Shapes and formats that share one take turns, on two streams at once, and in graphs that are replayed."""
     cp, rng = cupy(), np.random.default_rng(8)
@@ -154,18 +185,21 @@ def test_flags_of_makers_serve_every_launch_of_a_workspace():
     cases = []
     for name, n, k, m in (("q4_0", 4096, 2048, 512), ("q4_k", 4000, 2048, 300), ("q8_0", 2048, 4096, 1024)):
         w = random_tensor(qgemm.FORMATS[name], n, k, rng).to_device()
-        prepared = qgemm.quantize_activations(cp.asarray(normal(m, k).astype(np.float16)), MADE)
+        x = cp.asarray(normal(m, k).astype(np.float16))
+        prepared = qgemm.quantize_activations(x, MADE)
         want = cp.asarray(product(w, prepared, MADE, makers=False))
-        enter = launch(w, m, MADE, makers=True)
-        cases.append((enter, prepared, w, want, [cp.empty((m, n), np.float32) for _ in streams]))
+        for kind, pointer in ((EIGHT_BITS, prepared.pointer), ("half", x.data.ptr)):
+            enter = launch(w, m, MADE, makers=True, x=kind)
+            ys = [cp.empty((m, n), np.float32) for _ in streams]
+            cases.append((enter, pointer, w, want, ys, (x, prepared)))
 
     def run(turn):
         for number, stream in enumerate(streams):
-            for enter, prepared, w, _, ys in cases[turn:] + cases[:turn]:
-                enter(stream.ptr, prepared.pointer, w.pointer, ys[number].data.ptr, 0, 0)
+            for enter, pointer, w, _, ys, _ in cases[turn:] + cases[:turn]:
+                enter(stream.ptr, pointer, w.pointer, ys[number].data.ptr, 0, 0)
 
     def check():
-        for *_, want, ys in cases:
+        for *_, want, ys, _ in cases:
             assert all(bool((y == want).all()) for y in ys)
             for y in ys:
                 y.fill(np.nan)
@@ -181,8 +215,8 @@ def test_flags_of_makers_serve_every_launch_of_a_workspace():
         with stream:
             stream.begin_capture()
             for _ in range(3):
-                for enter, prepared, w, _, ys in cases:
-                    enter(stream.ptr, prepared.pointer, w.pointer, ys[number].data.ptr, 0, 0)
+                for enter, pointer, w, _, ys, _ in cases:
+                    enter(stream.ptr, pointer, w.pointer, ys[number].data.ptr, 0, 0)
             graphs.append(stream.end_capture())
     for _ in range(20):
         for graph, stream in zip(graphs, streams, strict=True):

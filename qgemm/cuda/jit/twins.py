@@ -192,15 +192,16 @@ class ExpertSums(ctypes.Structure):
 class S8Sizes(ctypes.Structure):
     """The sizes of a launch of gemm_sm90_s8, y [m, n], by rows of W whose bytes have room in a workspace.
 
-    stages: along K. tiles_along_k: of packed W. x_rows: of x as it lies in memory. first_row_block, row_blocks: of
-    those in the workspace, among those of W. row_tiles, token_tiles: of y, for clusters; those from `whole` on are cut
-    in two along tokens. first_row_tiles: with which all clusters together begin.
+    stages: along K. tiles_along_k: of packed W. x_rows: of x's bytes as they lie in memory. x_type: of x that is
+    quantized within, of TYPE_CODES. first_row_block, row_blocks: of those in the workspace, among those of W.
+    row_tiles, token_tiles: of y, for clusters; those from `whole` on are cut in two along tokens. first_row_tiles: with
+    which all clusters together begin.
     """
 
     ROW_TILES_TOGETHER = 8  # whose tokens all come before the next row tiles
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("n", "workspace_bytes")),
-        *((name, ctypes.c_int32) for name in ("m", "stages", "tiles_along_k", "x_rows", "first_row_block")),
+        *((name, ctypes.c_int64) for name in ("n", "workspace_bytes", "k")),
+        *((name, ctypes.c_int32) for name in ("m", "stages", "tiles_along_k", "x_rows", "x_type", "first_row_block")),
         *((name, ctypes.c_int32) for name in ("row_blocks", "row_tiles", "token_tiles", "whole", "first_row_tiles")),
     ]
 

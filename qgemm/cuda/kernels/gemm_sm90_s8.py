@@ -20,16 +20,20 @@ from qgemm.cuda.driver.launch import Launch, by_tensor_map
 from qgemm.cuda.driver.workspace import address, workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, S8Sizes, Types
+from qgemm.cuda.jit.twins import TYPE_CODES, EpilogueArguments, Outputs, S8Sizes, Types
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import EIGHT_BITS, Problem
+from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, TYPES, Problem
 
 from . import prefill_sm80_eight_bits, prefill_sm90_eight_bits, sm90_config
 from .kernel import Kernel, Launchable
 from .sm90_config import BARRIER, EPI_TOKEN, SUM
 
-NAME, REQUANTIZE = "gemm_sm90_s8", "requantize"
+NAME, REQUANTIZE, QUANTIZED = "gemm_sm90_s8", "requantize", "quantized x"
+# Of x, up to which warps quantize it within: 512 rows of 8192 columns take 76.8 us for 78.5 of two launches, of 4096
+# columns 76.2 for 79.1 (8192 and 14336 rows of W), but 1024 rows of 8192 columns 141.1 for 139.8.
+QUANTIZED_NUMBERS = 6 << 20
+X_UNITS = 128  # bytes of XUnits of kernels/sm90/quantize_within.cuh, before the codes of x
 WORKSPACE = 256 << 20  # bytes of a slice of W at most, a power of two
 CLUSTER, ROW_BLOCKS = 2, 2  # CTAs that share tokens, and the row_blocks of each: kernels/sm90/s8_gemm.cuh
 CLUSTER_BLOCKS = CLUSTER * ROW_BLOCKS
@@ -69,6 +73,8 @@ class Pointers(ctypes.Structure):
         ("codes", ctypes.c_void_p),
         ("w", ctypes.c_void_p),
         ("x_scales", ctypes.c_void_p),
+        ("given", ctypes.c_void_p),
+        ("x_units", ctypes.c_void_p),
         ("epilogue", EpilogueArguments),
     ]
 
@@ -105,7 +111,7 @@ def smem_bytes(config: S8Config) -> int:
     """Shared memory of a CTA: Smem of kernels/sm90/s8_gemm.cuh, to the byte."""
     w = W_STAGES * ROW_BLOCKS * tiles.ROWS * (COLUMNS + SUM)
     x = X_STAGES * HALF * (COLUMNS + COLUMNS // config.x_scale * SUM)
-    barriers = (2 * (W_STAGES + X_STAGES) + 1) * BARRIER
+    barriers = (2 * (W_STAGES + X_STAGES) + 2) * BARRIER
     staged = config.makers * UNIT_ROWS * BOX
     return sm90_config.aligned(staged + w + x + ROW_BLOCKS * EPI_TILE * EPI_TOKEN + barriers)
 
@@ -151,7 +157,10 @@ def workspace_bytes(parts: Sequence[Slice], k: int) -> int:
 
 
 def launch(p: Problem, config: S8Config) -> Launchable:
-    """Of every slice of W its bytes and the product by them: one launch with makers, else two."""
+    """Of every slice of W its bytes and the product by them: one launch with makers, else two.
+
+    Where x is not in eight bits, the launch quantizes it first, into a workspace of its own.
+    """
     parts = slices(p.n, p.k)
     nbytes, device = workspace_bytes(parts, p.k), p.device
     size = nbytes + made_bytes(nbytes)
@@ -160,6 +169,18 @@ def launch(p: Problem, config: S8Config) -> Launchable:
     products = [_multiplying(p, config, part, nbytes, size) for part in parts]
     firsts = [None if config.makers else _requantizing(p, part) for part in parts]
     scales_at = group_activations.scales_at(p.m, p.k)
+    if p.x != EIGHT_BITS:
+        (multiply,) = products
+        of_x = X_UNITS + group_activations.nbytes(p.m, p.k, config.x_scale)
+        of_x = 1 << (of_x - 1).bit_length()
+
+        def quantizing(stream: int, x: int, w: int, *of_y: int) -> None:
+            room, units = workspace(device, stream, REQUANTIZE, size), address(device, QUANTIZED, of_x, stream)
+            codes = units + X_UNITS
+            with room.lock:
+                multiply(stream, codes, w, codes + scales_at, x, units, *of_y)
+
+        return quantizing
 
     def enter(stream: int, x: int, w: int, *of_y: int) -> None:
         room = workspace(device, stream, REQUANTIZE, size)
@@ -167,7 +188,7 @@ def launch(p: Problem, config: S8Config) -> Launchable:
             for before, requantize, multiply in zip(befores, firsts, products, strict=True):
                 if requantize is not None:
                     requantize(stream, w + before, room.pointer)
-                multiply(stream, x, w + before, x + scales_at, *of_y)
+                multiply(stream, x, w + before, x + scales_at, 0, 0, *of_y)
 
     return enter
 
@@ -190,17 +211,17 @@ def _requantizing(p: Problem, part: Slice) -> Launchable:
 
 
 def _multiplying(p: Problem, config: S8Config, part: Slice, nbytes: int, size: int) -> Launchable:
-    """The product by a slice, of pointers to the codes of x, W from the slice on, x's scales, y, bias and residual."""
+    """The product by a slice, of pointers to the codes of x, W from the slice on, x's scales, x, units and outputs."""
     fmt = p.format if config.makers else None
     (output,), constants = p.outputs, template(config, fmt)
     pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
     arrays = (
-        ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("codes", "w", "x_scales")
+        ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name, *_ in Pointers._fields_[:-1]
     )
     of_sizes, ctas = sizes(p, part, nbytes)
     arguments = *arrays, pointers.epilogue, of_sizes
     box = EIGHT_BITS, of_sizes.x_rows, group_activations.columns_of(p.k), HALF // CLUSTER
-    of_launch = ctas, threads(config), int(constants["SMEM_BYTES"]), pointers, 3 + len(Outputs._fields_), CLUSTER
+    of_launch = ctas, threads(config), int(constants["SMEM_BYTES"]), pointers, 5 + len(Outputs._fields_), CLUSTER
     room, function = partial(address, p.device, REQUANTIZE, size), load(NAME, fmt, **constants)
     return by_tensor_map(box, room, function, arguments, *of_launch)
 
@@ -213,9 +234,10 @@ def sizes(p: Problem, part: Slice, nbytes: int) -> tuple[S8Sizes, int]:
     clusters = min(2 * tiles_of_y - whole, most)
     groups, rest = divmod(min(clusters, tiles_of_y), S8Sizes.ROW_TILES_TOGETHER * token_tiles)
     first = min(part.clusters, groups * S8Sizes.ROW_TILES_TOGETHER + min(rest, S8Sizes.ROW_TILES_TOGETHER))
-    of_x = p.m, -(-p.k // COLUMNS), -(-p.k // tiles.columns(p.format)), group_activations.rows_of(p.m)
+    x_type = next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == p.x), 0)
+    of_x = p.m, -(-p.k // COLUMNS), -(-p.k // tiles.columns(p.format)), group_activations.rows_of(p.m), x_type
     of_w = part.first, part.row_blocks, part.clusters
-    return S8Sizes(p.n, nbytes, *of_x, *of_w, token_tiles, whole, first), clusters * CLUSTER
+    return S8Sizes(p.n, nbytes, p.k, *of_x, *of_w, token_tiles, whole, first), clusters * CLUSTER
 
 
 def whole_tiles(count: int, clusters: int) -> int:
@@ -229,10 +251,16 @@ def takes(p: Problem) -> bool:
     return (
         p.format.tiled
         and multiplies(p.activation, p.format)
-        and p.x == EIGHT_BITS
+        and (p.x == EIGHT_BITS or quantizes(p))
         and 90 <= p.sm < 100
         and group_activations.rows_of(p.m) >= TOKENS
     )
+
+
+def quantizes(p: Problem) -> bool:
+    """Whether a product takes x as it is: where makers are chosen, W is one slice, and x is small enough."""
+    makers = p.x in TYPES and ranked(p)[0][0].makers > 0
+    return makers and p.m * p.k <= QUANTIZED_NUMBERS and len(slices(p.n, p.k)) == 1
 
 
 def predicted(p: Problem, config: S8Config) -> float:
@@ -300,5 +328,5 @@ def _chosen(p: Problem, rows: Sequence[int]) -> list[S8Config]:
 # Its sources are not those of its configs: `variants` and `common_variants` have them.
 GEMM_SM90_S8 = Kernel(
     NAME, takes, lambda p: (), ranked, _chosen, lambda p, config: template(config, p.format), launch,
-    reads=lambda p: (EIGHT_BITS,), adds=True,
+    reads=lambda p: (EIGHT_BITS,), adds=True, quantizes=quantizes,
 )  # fmt: skip

@@ -38,6 +38,7 @@ class Kernel:
         where it stores any.
     forms: problem -> those that it computes by other sources: the problem alone, or with what its source depends on
         beside format, types and sizes. routed: whether its problems are those of experts; grouped: of sorted rows.
+    quantizes: whether it quantizes x of a problem itself, where no other product of the call reads x; None: never.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Kernel:
     forms: Callable[[Problem], Iterable[Problem]] = lambda problem: (problem,)
     routed: bool = False
     grouped: bool = False
+    quantizes: Callable[[Problem], bool] | None = None
 
     def stores(self, x: str, y: str) -> bool:
         """Whether it stores y of this type, by NumPy's name, for x of this type, by the kernels'."""

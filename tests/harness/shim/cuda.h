@@ -70,6 +70,10 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return (uint64_t(high) << 32 | low) >> (shift & 31);
 }
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+    const unsigned low = (a & 0xffff) < (b & 0xffff) ? b : a, high = a >> 16 < b >> 16 ? b : a;
+    return (high & 0xffff0000u) | (low & 0xffff);
+}
 inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __ffs(unsigned bits) { return __builtin_ffs(int(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
