@@ -25,10 +25,13 @@ from qgemm.codec.error_bound import magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit import codegen
-from qgemm.cuda.kernels import transforms
+from qgemm.cuda.jit.twins import TYPE_CODES
+from qgemm.cuda.kernels import gemm_sm90_s8, transforms
 from qgemm.cuda.kernels.transforms import GROUPS_TOKENS, groups_template
 from qgemm.cuda.layout import activations, group_activations
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.layout.group_activations import byte_template
+from qgemm.cuda.problem import C_TYPES
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 both_ways = pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
@@ -281,6 +284,26 @@ def test_activations_become_eight_bits(kind, activation, backwards):
     assert not padded["qs"][:, k // 32 :].any()
     assert not padded["d"][m:].any()
     assert not padded["d"][:, -(-k // group) * group // 32 :].any()
+
+
+@both_ways
+@pytest.mark.parametrize("activation", GROUPS)
+@pytest.mark.parametrize("kind", X_DTYPES)
+def test_warps_of_a_kernel_make_the_same_eight_bits(kind, activation, backwards):
+    """The bytes of quantize_activations_groups, by units that the first CTA takes; counters are zeros again."""
+    x = some_activations(kind)
+    (m, k), group = x.shape, GROUPS[activation]
+    size, rows = group_activations.nbytes(m, k, group), group_activations.rows_of(m)
+    want, found = device_array((size,), np.uint8), device_array((gemm_sm90_s8.X_UNITS + size,), np.uint8)
+    quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))
+    quantize((rows // GROUPS_TOKENS, 1), 128, to_device(x), want, k, m)
+    within = kernel("quantize_within", **byte_template(activation), GROUP=group)
+    type_code = TYPE_CODES[next(name for name, c_type in C_TYPES.items() if c_type == kind)]
+    for _ in range(2):
+        found[gemm_sm90_s8.X_UNITS :] = 255
+        within(3, 64, to_device(x), found, type_code, k, m, rows, backwards=backwards)
+        assert not found[: gemm_sm90_s8.X_UNITS].any()
+        assert_array_equal(found[gemm_sm90_s8.X_UNITS :], want)
 
 
 @both_ways

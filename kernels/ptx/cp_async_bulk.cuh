@@ -36,7 +36,11 @@ __device__ inline void cp_async_bulk_wait_read() {
 
 // fence.proxy.async: accesses to global memory, or to the CTA's shared memory, are ordered with asynchronous copies. Without
 // the name of a memory it waits until the thread's stores are visible to the GPU.
-__device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+__device__ inline void fence_proxy_async_global() {
+#ifdef __CUDA_ARCH__
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
 __device__ inline void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // cp.async.bulk.prefetch.L2: the same bytes only to the L2 cache; nothing says when they are there.

@@ -6,29 +6,46 @@
 
 namespace qgemm {
 
-__device__ inline void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ inline void fence_acq_rel_gpu() {
+#ifdef __CUDA_ARCH__
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
 
 __device__ inline void st_relaxed_gpu(u32* to, u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 __device__ inline u32 ld_acquire_gpu(const u32* from) {
+#ifdef __CUDA_ARCH__
     u32 value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
+#else
+    return *from;
+#endif
 }
 
 // atom.inc: counts up, after `last` from 0 again; what there was before. Of an atom.add of one number by some lanes
 // ptxas makes one of all, and a shuffle that waits for it at once; so of an atom.inc without an end.
 __device__ inline u32 atom_inc_relaxed_gpu(u32* to, u32 last) {
+#ifdef __CUDA_ARCH__
     u32 before;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(last) : "memory");
+#else
+    const u32 before = *to;
+    *to = before >= last ? 0 : before + 1;
+#endif
     return before;
 }
 
 // red.add: nothing comes back.
 __device__ inline void red_add_relaxed_gpu(u32* to, u32 value) {
+#ifdef __CUDA_ARCH__
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+#else
+    *to += value;
+#endif
 }
 
 }  // namespace qgemm

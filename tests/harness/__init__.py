@@ -33,7 +33,9 @@ from qgemm.cuda.jit import codegen, sources
 
 FOLDER = Path(__file__).parent
 SHIM = FOLDER / "shim"
-OF_TESTS = FOLDER.parent / "data" / "kernels"  # headers of tests/formats_of_tests.py
+OF_TESTS = (
+    FOLDER.parent / "data" / "kernels"
+)  # headers of tests/formats_of_tests.py, and kernels of one part of a kernel
 # -Og compiles faster than -O1 by an eighth, and runs nearly as fast; what -O0 makes takes three times as long.
 # -ffp-contract=off: a product and a sum stay two roundings, as the intrinsics that ask for them promise.
 # -U_FORTIFY_SOURCE: which some systems define; longjmp from one stack to another would end the process.
@@ -182,14 +184,15 @@ def check_guards(array: np.ndarray) -> None:
 
 
 class Kernel:
-    """One kernel for one format and template, on the host: `kernel(grid, threads, *arguments)`.
+    """One kernel of kernels/ or OF_TESTS for one format and template, on the host: `kernel(grid, threads, *arguments)`.
 
     Arguments: device arrays, int, float, ctypes structs. Every call runs the grid; backwards: the last thread of a CTA
     first, which changes the outcome where a barrier lacks. cluster: CTAs of a cluster.
     """
 
     def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
-        text = (sources.kernels_dir() / f"{name}.cu").read_text()
+        own = OF_TESTS / f"{name}.cu"
+        text = (own if own.exists() else sources.kernels_dir() / own.name).read_text()
         file = {f"{name}.cu": DYNAMIC_SMEM.sub(r"auto& \1 = host_dynamic_smem;", text)}
         source = codegen.compose(name, fmt, **template)
         entry = f'#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<::{name}>::grid; }}\n'
