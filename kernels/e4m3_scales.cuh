@@ -34,23 +34,40 @@ struct EightBitScales<Config, true> {
     float2 unit = {};   // s, of rows g and g + 8
     half2 ratio[EACH];  // 2^CODE_EXPONENT at most
 
-    // Decodes a quarter of the scales of a stage; those of k_blocks from k_blocks on are not there.
+    // Scales of the groups of a lane, a quarter of a stage.
+    struct Groups {
+        float2 d[EACH];
+    };
     template <class Pipeline>
-    __device__ __forceinline__ void begin(const Pipeline& pipeline, int stage, u32 tile, int k_blocks, int warp,
-                                          int lane) {
-        float2 d[EACH], largest = {};
+    __device__ __forceinline__ static Groups load(const Pipeline& pipeline, int stage, u32 tile, int warp, int lane) {
+        Groups groups;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const int at = lane % 4 * EACH + i, k_block = at * GROUP_SIZE / K_BLOCK;
-            d[i] = pipeline.fields(stage, k_block, tile).scale(warp, lane / 4, at % Config::TILE_SCALES);
-            if (k_block < k_blocks) largest = {fmaxf(largest.x, d[i].x), fmaxf(largest.y, d[i].y)};
+            const int at = group(lane, i);
+            const auto& fields = pipeline.fields(stage, at * GROUP_SIZE / K_BLOCK, tile);
+            groups.d[i] = fields.scale(warp, lane / 4, at % Config::TILE_SCALES);
         }
+        return groups;
+    }
+    // Groups of k_blocks from k_blocks on are not there.
+    __device__ __forceinline__ void begin(const Groups& groups, int k_blocks, int lane) {
+        const auto& d = groups.d;
+        float2 largest = {};
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (group(lane, i) * GROUP_SIZE / K_BLOCK < k_blocks)
+                largest = {fmaxf(largest.x, d[i].x), fmaxf(largest.y, d[i].y)};
         largest = {largest_of_quad(largest.x), largest_of_quad(largest.y)};
         unit = {largest.x * two_to(-TOP), largest.y * two_to(-TOP)};
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
             ratio[i] = __floats2half2_rn(d[i].x / largest.x * two_to(Format::CODE_EXPONENT),
                                          d[i].y / largest.y * two_to(Format::CODE_EXPONENT));
+    }
+    template <class Pipeline>
+    __device__ __forceinline__ void begin(const Pipeline& pipeline, int stage, u32 tile, int k_blocks, int warp,
+                                          int lane) {
+        begin(load(pipeline, stage, tile, warp, lane), k_blocks, lane);
     }
 
     // Bytes of a step: of rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9. k_block: of the stage.
@@ -65,6 +82,7 @@ struct EightBitScales<Config, true> {
     }
 
 private:
+    __device__ static int group(int lane, int i) { return lane % 4 * EACH + i; }
     __device__ static float largest_of_quad(float value) {
         value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
         return fmaxf(value, __shfl_xor_sync(~0u, value, 2));

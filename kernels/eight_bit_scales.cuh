@@ -47,31 +47,47 @@ struct EightBitScales {
     float2 unit = {};  // s, of rows g and g + 8
     half2 ratio[EACH], offset[HAS_MINIMUM ? EACH : 1];
 
-    // Decodes a quarter of the scales of a stage; those of k_blocks from k_blocks on are not there.
-    template <class Pipeline>
-    __device__ __forceinline__ void begin(const Pipeline& pipeline, int stage, u32 tile, int k_blocks, int warp,
-                                          int lane) {
+    // Scales and minimums of the groups of a lane, a quarter of a stage.
+    struct Groups {
         float2 d[EACH], m[EACH];
+    };
+    template <class Pipeline>
+    __device__ __forceinline__ static Groups load(const Pipeline& pipeline, int stage, u32 tile, int warp, int lane) {
+        Groups groups;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int at = group(lane, i);
+            const auto& fields = pipeline.fields(stage, at * GROUP_SIZE / K_BLOCK, tile);
+            groups.d[i] = fields.scale(warp, lane / 4, at % Config::TILE_SCALES);
+            groups.m[i] = fields.minimum(warp, lane / 4, at % Config::TILE_SCALES);
+        }
+        return groups;
+    }
+    // Groups of k_blocks from k_blocks on are not there.
+    __device__ __forceinline__ void begin(const Groups& groups, int k_blocks, int lane) {
+        const auto& [d, m] = groups;
         u32 largest[2] = {};
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const int at = (lane % 4 * EACH + i) % GROUPS, k_block = at * GROUP_SIZE / K_BLOCK;
-            const auto& fields = pipeline.fields(stage, k_block, tile);
-            d[i] = fields.scale(warp, lane / 4, at % Config::TILE_SCALES);
-            m[i] = fields.minimum(warp, lane / 4, at % Config::TILE_SCALES);
-            const u32 there = k_block < k_blocks ? ~0u : 0;
+            const u32 there = group(lane, i) * GROUP_SIZE / K_BLOCK < k_blocks ? ~0u : 0;
             largest[0] = max(largest[0], bound(d[i].x, m[i].x) & there);
             largest[1] = max(largest[1], bound(d[i].y, m[i].y) & there);
         }
         const float inverse[2] = {take(largest[0], unit.x), take(largest[1], unit.y)};
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const float x = rounded_ratio(d[i].x * inverse[0]), y = rounded_ratio(d[i].y * inverse[1]);
-            ratio[i] = __floats2half2_rn(x * two_to(EXPONENT), y * two_to(EXPONENT - Format::HIGH_ROW_SHIFT));
+            const float x = in_parts(d[i].x * inverse[0]), y = in_parts(d[i].y * inverse[1]);
+            ratio[i] = __floats2half2_rn(x * (PART * two_to(EXPONENT)),
+                                         y * (PART * two_to(EXPONENT - Format::HIGH_ROW_SHIFT)));
             if constexpr (HAS_MINIMUM)
-                offset[i] = __floats2half2_rn((m[i].x * inverse[0] - Format::CODE_BIAS * x) * two_to(-CODE_UNIT),
-                                              (m[i].y * inverse[1] - Format::CODE_BIAS * y) * two_to(-CODE_UNIT));
+                offset[i] = __floats2half2_rn(without_bias(m[i].x * inverse[0], x) * two_to(-CODE_UNIT),
+                                              without_bias(m[i].y * inverse[1], y) * two_to(-CODE_UNIT));
         }
+    }
+    template <class Pipeline>
+    __device__ __forceinline__ void begin(const Pipeline& pipeline, int stage, u32 tile, int k_blocks, int warp,
+                                          int lane) {
+        begin(load(pipeline, stage, tile, warp, lane), k_blocks, lane);
     }
 
     // Signed bytes of a step: of rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9. k_block: of the stage.
@@ -99,22 +115,28 @@ struct EightBitScales {
     }
 
 private:
-    __device__ static float rounded_ratio(float ratio) {
-        if constexpr (!WHOLE_ZERO) return ratio;
-        constexpr float ZERO = WHOLE_ZERO ? Format::CODE_BIAS : 1;
-        return rintf(ratio * ZERO) * (1 / ZERO);
+    static constexpr float ZERO = WHOLE_ZERO ? Format::CODE_BIAS : 1, PART = 1 / ZERO;  // of a ratio, see WHOLE_ZERO
+
+    // Group number i of a lane; where there are fewer than lanes, some have the same.
+    __device__ static int group(int lane, int i) { return (lane % 4 * EACH + i) % GROUPS; }
+    __device__ static float in_parts(float ratio) { return WHOLE_ZERO ? rintf(ratio * ZERO) : ratio; }
+    // The compiler keeps a product with 0, which may be NaN.
+    __device__ static float without_bias(float minimum, float ratio) {
+        return Format::CODE_BIAS == 0 ? minimum : minimum - Format::CODE_BIAS * ratio;
     }
     // Bits of a magnitude, which compare like integers; NaN is above all numbers.
     __device__ static u32 magnitude(float value) { return __float_as_uint(value) & 0x7fffffff; }
-    // Of the largest weight that a scale and a minimum allow.
+    // Of the largest weight that a scale and a minimum allow, in units of FARTHEST.
+    static constexpr float FARTHEST = HAS_MINIMUM ? 1 : GREATEST > -LEAST ? GREATEST : -LEAST;
     __device__ static u32 bound(float d, float m) {
-        if constexpr (!HAS_MINIMUM) return magnitude(d * (GREATEST > -LEAST ? GREATEST : -LEAST));
-        return max(magnitude(d * LEAST + m), magnitude(d * GREATEST + m));
+        if constexpr (!HAS_MINIMUM) return magnitude(d);
+        return max(magnitude(LEAST == 0 ? m : d * LEAST + m), magnitude(d * GREATEST + m));
     }
     // s of the largest of a quad's bounds, and 1 / s, 0 where there is none. Not finite: s is NaN.
     __device__ static float take(u32 largest, float& unit) {
         largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+        largest = __float_as_uint(__uint_as_float(largest) * FARTHEST);
         constexpr u32 INFINITE = 0x7f800000, COUNTS = (127 - EIGHT_BIT_LEAST) << 23;
         const float value = __uint_as_float(largest);
         unit = largest >= INFINITE ? __uint_as_float(0x7fffffff) : largest < COUNTS ? 0.0f : value * (1 / 127.0f);

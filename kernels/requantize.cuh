@@ -23,8 +23,9 @@ struct StageTiles {
     __device__ StageTiles(const Tile* w, u32 row_block, u32 stage, u32 tiles_along_k)
         : tiles(w + (row_block * tiles_along_k + stage * TILES)),
           count(int(min(u32(TILES), tiles_along_k - stage * TILES))) {}
-    __device__ int k_blocks() const { return count * TileOf::K_BLOCKS; }
+    __device__ int k_blocks() const { return TILES == 1 ? STAGE_K_BLOCKS : count * TileOf::K_BLOCKS; }
     __device__ const Tile& tile(u32 k_block) const {
+        if (TILES == 1) return *tiles;
         const u32 bytes = min(k_block / TileOf::K_BLOCKS * u32(sizeof(Tile)), (count - 1) * u32(sizeof(Tile)));
         return *reinterpret_cast<const Tile*>(reinterpret_cast<const char*>(tiles) + bytes);
     }

@@ -97,6 +97,7 @@ def found_by(function, size, fields, room, *arguments):
 @example(n=14336, k=4096, m=1024, sms=132)  # a last wave cut in two
 @example(n=8192, k=8192, m=256, sms=132)  # nothing but halves
 @example(n=8192, k=8192, m=1024, sms=132)  # a last wave that is nearly full
+@example(n=28672, k=8192, m=1024, sms=132)  # nearly as many units as a slice has
 def test_every_half_of_a_tile_and_every_unit_of_w_comes_once(n, k, m, sms):
     """A last wave is cut where it is one wave still; units of the first wave's rows come first."""
     p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, EIGHT_BITS, (Output(n),), sms=sms)

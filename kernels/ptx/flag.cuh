@@ -1,5 +1,5 @@
-// Flags and counters in global memory between CTAs of a grid: fence.acq_rel.gpu, st.relaxed.gpu, ld.acquire.gpu,
-// atom.inc.relaxed.gpu, red.add.relaxed.gpu (sm_70 and later).
+// Flags and counters in global memory between CTAs of a grid: fence.acq_rel.gpu, st.relaxed.gpu, st.release.gpu,
+// ld.acquire.gpu, atom.inc.relaxed.gpu, red.add.relaxed.gpu (sm_70 and later).
 #pragma once
 
 #include "../types.cuh"
@@ -14,6 +14,10 @@ __device__ inline void fence_acq_rel_gpu() {
 
 __device__ inline void st_relaxed_gpu(u32* to, u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ inline void st_release_gpu(u32* to, u32 value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 __device__ inline u32 ld_acquire_gpu(const u32* from) {

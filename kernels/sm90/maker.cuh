@@ -12,6 +12,7 @@
 #include "../ptx/elect_sync.cuh"
 #include "../ptx/flag.cuh"
 #include "../ptx/mbarrier.cuh"
+#include "../ptx/opaque.cuh"
 #include "../requantize.cuh"
 #include "s8_gemm.cuh"
 
@@ -37,65 +38,73 @@ struct Maker {
     const S8Weights& w;
     const S8Sizes& size;
 
-    // Run by one warp, number `maker` of its CTA. The warp knows its next unit while it makes one, and has asked for
-    // the ticket of the one behind.
+    // Run by one warp, number `maker` of its CTA. The warp knows its next unit while it makes one, has asked for
+    // the ticket of the one behind, and loads scales of the next before it waits until this one is stored.
     __device__ __forceinline__ void run(int maker, int lane) const {
         const u32 staged = shared_address(smem.staged[maker]), row = swizzled_row(staged, lane);
-        S8UnitCursor<Config::CLUSTER, UNITS> cursor;
+        S8UnitCursor<Config::CLUSTER, UNITS> cursor(size);
         const u32 epoch = made->next_epoch(), units = cursor.count(size);
         u32 mine = __shfl_sync(~0u, ticket(lane), 0), following = mine < units ? ticket(lane) : 0;
-        S8Unit unit = cursor.advance(mine, size);
-        StageTiles<TileOf> from = source(unit);
+        Unit unit = at(cursor.advance(mine, size));
         Codes codes[AHEAD];
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) codes[i] = from.codes(i, m16(unit), lane);
+        for (int i = 0; i < AHEAD; ++i) codes[i] = unit.from.codes(i, unit.m16(), lane);
+        Groups groups = Scales::load(unit.from, 0, 0, unit.m16(), lane);
         while (mine < units) {
-            EightBitScales<TileOf, Config::E4M3> eight_bits;
-            eight_bits.begin(from, 0, 0, from.k_blocks(), m16(unit), lane);
+            Scales scales;
+            scales.begin(groups, unit.from.k_blocks(), lane);
+            const Unit now = unit;
             mine = __shfl_sync(~0u, following, 0);
             if (mine < units) following = ticket(lane);  // who leaves waits for none
-            const S8Unit next = cursor.advance(mine, size);
-            const StageTiles<TileOf> then = source(next);
-            if (m16(next) == 0 && elect_sync())
-                cp_async_bulk_prefetch(then.tiles, then.count * sizeof(typename TileOf::Tile));
-            store_scales(unit, eight_bits.unit, lane);
+            unit = at(cursor.advance(mine, size));
+            if (unit.m16() == 0 && elect_sync())
+                cp_async_bulk_prefetch(unit.from.tiles, unit.from.count * sizeof(typename TileOf::Tile));
+            store_scales(now, scales.unit, lane);
 #pragma unroll
             for (int k_block = 0; k_block < STAGE_K_BLOCKS; ++k_block) {
-                stage_bytes<0>(row, eight_bits, codes[k_block % AHEAD], k_block);
+                stage_bytes<0>(row, scales, codes[k_block % AHEAD], k_block);
                 const int ahead = k_block + AHEAD;
-                codes[k_block % AHEAD] = ahead < STAGE_K_BLOCKS ? from.codes(ahead, m16(unit), lane)
-                                                                : then.codes(ahead - STAGE_K_BLOCKS, m16(next), lane);
-                if (k_block % BOX_K_BLOCKS == BOX_K_BLOCKS - 1) store_box(unit, k_block / BOX_K_BLOCKS, staged);
+                codes[k_block % AHEAD] = ahead < STAGE_K_BLOCKS
+                                             ? now.from.codes(ahead, now.m16(), lane)
+                                             : unit.from.codes(ahead - STAGE_K_BLOCKS, unit.m16(), lane);
+                if (k_block % BOX_K_BLOCKS == BOX_K_BLOCKS - 1) store_box(now, k_block / BOX_K_BLOCKS, staged);
             }
-            raise(made->flags + number(unit) * UNITS + unit.place, epoch);
-            unit = next, from = then;
+            // Of an opaque lane addresses are computed anew: kept from unit to unit they take registers that are not there.
+            groups = Scales::load(unit.from, 0, 0, unit.m16(), opaque(lane));
+            raise(now, epoch);
         }
         if (elect_sync()) smem.leave(*made);
     }
 
 private:
-    __device__ u32 ticket(int lane) const { return lane == 0 ? atom_inc_relaxed_gpu(&made->tickets, 1u << 31) : 0; }
-    __device__ static u32 m16(const S8Unit& unit) { return unit.place % WARPS; }
-    // Of rows beyond the matrix the last row_block's, which nobody stores.
-    __device__ StageTiles<TileOf> source(const S8Unit& unit) const {
+    using Scales = EightBitScales<TileOf, Config::E4M3>;
+    using Groups = typename Scales::Groups;
+
+    // number: of its bytes, scales and flag, as they lie in the workspace.
+    struct Unit {
+        StageTiles<TileOf> from;
+        u32 number;
+
+        __device__ u32 m16() const { return number % WARPS; }
+    };
+    // Of rows beyond the matrix the tiles are the last row_block's, whose products nobody stores.
+    __device__ Unit at(const S8Unit& unit) const {
         const u32 row_block = min(unit.rows * Config::ROW_BLOCKS + unit.place / WARPS, size.row_blocks - 1);
-        return StageTiles<TileOf>(static_cast<const typename TileOf::Tile*>(w.packed), row_block, unit.stage,
-                                  size.tiles_along_k);
+        return {{static_cast<const typename TileOf::Tile*>(w.packed), row_block, unit.stage, u32(size.tiles_along_k)},
+                (unit.rows * size.stages + unit.stage) * UNITS + unit.place};
     }
-    // Of all stages, as they lie in the workspace.
-    __device__ u32 number(const S8Unit& unit) const { return unit.rows * size.stages + unit.stage; }
-    __device__ __forceinline__ void store_scales(const S8Unit& unit, float2 scale, int lane) const {
-        float* to = w.scales + (number(unit) * UNITS + unit.place) * ROWS + lane / 4;
+    __device__ u32 ticket(int lane) const { return lane == 0 ? atom_inc_relaxed_gpu(&made->tickets, 1u << 31) : 0; }
+    __device__ __forceinline__ void store_scales(const Unit& unit, float2 scale, int lane) const {
+        float* to = w.scales + unit.number * ROWS + lane / 4;
         if (lane % 4 == 0) to[0] = scale.x, to[8] = scale.y;
         fence_proxy_async_global();
     }
     // Starts to store a box of a unit, and waits until the place is free for the next.
-    __device__ __forceinline__ void store_box(const S8Unit& unit, int box, u32 staged) const {
+    __device__ __forceinline__ void store_box(const Unit& unit, int box, u32 staged) const {
         fence_proxy_async_shared();
         __syncwarp();
         if (elect_sync()) {
-            const u32 row_block = number(unit) * Config::ROW_BLOCKS + unit.place / WARPS;
-            signed char* to = w.codes + u64(row_block * STAGE_BOXES + box) * BOX_BYTES + m16(unit) * STAGED;
+            signed char* to = w.codes + u64(unit.number / WARPS * STAGE_BOXES + box) * BOX_BYTES + unit.m16() * STAGED;
             cp_async_bulk_store(to, staged, STAGED);
             cp_async_bulk_commit();
             cp_async_bulk_wait_read<0>();
@@ -103,11 +112,10 @@ private:
         __syncwarp();
     }
     // Waits until a unit is stored.
-    __device__ __forceinline__ void raise(u32* flag, u32 epoch) const {
+    __device__ __forceinline__ void raise(const Unit& unit, u32 epoch) const {
         if (elect_sync()) {
             cp_async_bulk_wait<0>();
-            fence_acq_rel_gpu();
-            st_relaxed_gpu(flag, epoch);
+            st_release_gpu(made->flags + unit.number, epoch);
         }
         __syncwarp();
     }

@@ -25,28 +25,34 @@ struct S8Tile {
 
 // 16 rows of a stage of W: of the rows of a CTA, number `rows` along N, the `place`th 16.
 struct S8Unit {
-    int rows, stage, place;
+    u32 rows, stage, place;
 };
 
 // Goes forward through the units, OF_CTA of a stage of each CTA: of the first row tiles stage by stage, then of the
 // next.
 template <int CLUSTER, int OF_CTA>
 struct S8UnitCursor {
-    u32 begin = 0;  // the number of the first unit of a stage of these row tiles
-    int row_tile = 0, stage = 0;
+    int row_tile = 0;             // the first of these row tiles
+    u32 begin = 0;                // number of their first unit
+    u32 of_stage, over_of_stage;  // units of their stages; 2^32 / of_stage, rounded up
 
+    __device__ explicit S8UnitCursor(const S8Sizes& size) { enter(size); }
     __device__ static u32 count(const S8Sizes& size) { return u32(size.row_tiles) * CLUSTER * OF_CTA * size.stages; }
-    // number: not before those that were asked for before; of numbers that are too large the last.
+    // number: not before those that were asked for before; of numbers that are too large the last. The quotient is right
+    // where number * of_stage < 2^32: a slice of more than one row tile has 2^16 units at most.
     __device__ S8Unit advance(u32 number, const S8Sizes& size) {
         number = min(number, count(size) - 1);
-        for (u32 units; number - begin >= (units = row_tiles(size) * CLUSTER * OF_CTA); begin += units)
-            if (++stage == size.stages) stage = 0, row_tile += size.first_row_tiles;
-        const u32 place = number - begin;
-        return {row_tile * CLUSTER + int(place / OF_CTA), stage, int(place % OF_CTA)};
+        for (u32 units; number - begin >= (units = of_stage * size.stages); enter(size))
+            begin += units, row_tile += size.first_row_tiles;
+        const u32 stage = __umulhi(number - begin, over_of_stage), place = number - begin - stage * of_stage;
+        return {row_tile * CLUSTER + place / OF_CTA, stage, place % OF_CTA};
     }
 
 private:
-    __device__ u32 row_tiles(const S8Sizes& size) const { return min(size.first_row_tiles, size.row_tiles - row_tile); }
+    __device__ void enter(const S8Sizes& size) {
+        of_stage = min(size.first_row_tiles, size.row_tiles - row_tile) * (CLUSTER * OF_CTA);
+        over_of_stage = ~0u / of_stage + 1;
+    }
 };
 
 }  // namespace qgemm

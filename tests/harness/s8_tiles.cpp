@@ -11,7 +11,7 @@ extern "C" int s8_tiles(const S8Sizes& size, S8Tile* found) {
 
 // The units that a warp makes which takes every step-th from `first` on, the last one once more at the end -> their number.
 extern "C" int s8_units(const S8Sizes& size, unsigned first, unsigned step, S8Unit* found) {
-    S8UnitCursor<2, 8> cursor;
+    S8UnitCursor<2, 8> cursor(size);
     int count = 0;
     for (unsigned number = first; number < cursor.count(size); number += step)
         found[count++] = cursor.advance(number, size);
