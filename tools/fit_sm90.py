@@ -26,8 +26,8 @@ from qgemm.cuda.kernels.sm90_cost import DATA, Model, Work, tile_facts, work_of
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.text import json_lines
 
-VARIANTS = 40  # configs of a format, for both types of x
-OF_HALF = range(25, 29)  # of them for half, for which a format gets what serves the worse of both best
+VARIANTS = 46  # configs of a format, for both types of x
+OF_HALF = range(31, 34)  # of them for half, for which a format gets what serves the worse of both best
 START = Model(0.29, 0.15, 26.0, (0.6, 0.5), (0.6, 0.65), (1.7, 0.75), 0.3, (1.8, 1.4))
 L2_MEGABYTES = 2  # its place in a Model: not fitted
 SHAPES = ((4096, 4096), (8192, 8192), (14336, 4096), (4096, 14336), (28672, 8192), (5120, 5120), (11008, 4096),
@@ -37,6 +37,7 @@ NEAR = 0.2  # a config that takes so much more than the fastest has 1/e of its w
 OUTLIER = 0.04  # a residual (of logarithms) from which on weight is lost
 UNMEASURED = 1.03  # what a config is taken to cost where it was only predicted
 ROW, OTHER, PREDICTED = (0.003, 0.002), (0.02, 0.015), (0.04, 0.05)  # regrets that are free, and that cost 1 more
+GAIN = 5  # what a time saved counts, beside those
 
 COLUMNS = {
     "x": "its type", "tokens": "rows of x of a work tile", "row_blocks": "of 64 rows of W, of a work tile",
@@ -85,9 +86,7 @@ class Table:
         extra = [Problem(n, k, m, 0.0, PREDICTED) for (n, k), m in product(SHAPES, M) if (n, k, m) not in known]
         self.problems += extra
         self.us = np.concatenate([self.us, np.full((len(extra), len(keys)), np.nan)])
-        self.possible = np.array(
-            [[not c.single_tile or c.tiles(p.m, -(-p.n // ROWS)) <= sms for c in self.configs] for p in self.problems]
-        )
+        self.possible = np.array([[c.serves(p.m, -(-p.n // ROWS), sms) for c in self.configs] for p in self.problems])
         works = [[work_of(fmt, c, p.m, p.n, p.k, sms, START.l2_megabytes) for c in self.configs] for p in self.problems]
         self.work = Work(*np.moveaxis(np.array(works, float), 2, 0))
         self.seen = ~np.isnan(self.us)
@@ -125,7 +124,7 @@ class Table:
             return np.inf
         regrets = self.regrets(predicted, keep)
         beyond = np.maximum(0, regrets - self.free) / self.scale
-        return float((beyond**2 + 3 * np.clip(regrets, -0.2, 0.5)).sum())
+        return float((beyond**2 + GAIN * np.clip(regrets, -0.2, 0.5)).sum())
 
 
 def parse(name: str) -> Sm90Config:

@@ -30,7 +30,7 @@ from qgemm.codec.format import Format
 from qgemm.cuda.configs import read
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90, PrefillLaunch
-from qgemm.cuda.kernels.sm90_config import MAX_PARTIALS, Sm90Config, prefill_template
+from qgemm.cuda.kernels.sm90_config import MAX_PARTIALS, TALL, Sm90Config, prefill_template
 from qgemm.cuda.kernels.sm90_cost import DATA
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.cuda.problem import Output, Problem
@@ -38,6 +38,7 @@ from qgemm.cuda.problem import Output, Problem
 RESULTS = Path(__file__).parent / "results"
 TOKENS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  # token tiles
 GROUPS, MAX_ACC = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
+TALL_TOKENS = 80  # of a tile by four row_blocks at most: 96 spill, more are slower
 MAX_SMS = 144  # of such a GPU
 TYPES = ("half", "bf16")
 NAMES = (PREFILL_SM90.name, "prefill")  # of the kernel in results; the second until 2026-11-23
@@ -51,11 +52,12 @@ def candidates(fmt: Format, m: int, kept: bool = False) -> Iterator[Sm90Config]:
     known = {tuple(row[1:6]) for rows in read(DATA)["formats"].values() for row in rows}
     fewest = -(-m // TOKENS[-1])
     sizes = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
-    ways = product(sorted(sizes), range(1, 4), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
+    ways = product(sorted(sizes), range(1, TALL + 1), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
     for config in (Sm90Config(*way) for way in ways):
         groups = config.row_blocks * config.wg_split_k
         partials = config.tokens // config.epi_tile * config.row_blocks * MAX_SMS
         few = groups in GROUPS and groups * config.tokens <= MAX_ACC and partials <= MAX_PARTIALS
+        few = few and (config.row_blocks < TALL or config.tokens <= TALL_TOKENS)
         if few and config.fits(fmt) and (not kept or config[:5] in known):
             yield config
 
@@ -91,7 +93,7 @@ def measure(
     cupy.cuda.Device().synchronize()
     loops = {}
     for config in dict.fromkeys((chosen, *configs)):
-        if config.single_tile and config.tiles(m, -(-n // ROWS)) > on.sms:
+        if not config.serves(m, -(-n // ROWS), on.sms):
             continue
         launch = PrefillLaunch(p, config)
 

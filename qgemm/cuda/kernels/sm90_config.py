@@ -16,6 +16,9 @@ EPI_TOKEN = SUM * (ROWS + 4)  # bytes of a token of a row_block before it is sto
 BARRIER = 8  # bytes of an mbarrier
 MAX_STAGES = 12  # stages of a pipeline at most
 MAX_PARTIALS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
+# row_blocks of a CTA from which on it has all rows of x, and the share of the SMs that must have such a tile at least:
+# otherwise fewer row_blocks were faster.
+TALL, TALL_SHARE = 4, 0.8
 ARRIVALS = 1  # of a warp that has read a stage; see the kernel
 
 
@@ -46,6 +49,13 @@ class Sm90Config(NamedTuple):
     def tiles(self, m: int, row_blocks: int) -> int:
         """Work tiles of y [M, row_blocks * 64]."""
         return -(-row_blocks // self.row_blocks) * -(-m // self.tokens)
+
+    def serves(self, m: int, row_blocks: int, sms: int) -> bool:
+        """Whether it is for y [M, row_blocks * 64]: see `single_tile` and TALL."""
+        tiles = self.tiles(m, row_blocks)
+        if self.row_blocks >= TALL and (m > self.tokens or tiles < TALL_SHARE * sms):
+            return False
+        return not self.single_tile or tiles <= sms
 
     @property
     def threads(self) -> int:

@@ -157,7 +157,7 @@ def chosen(p: Problem, rows: Sequence[int]) -> list[Sm90Config]:
 def predicted(p: Problem, row: Measured, m: int) -> float:
     """The us of a config for M rows of x, infinite if it cannot serve them."""
     config, constants = row.config, model()
-    if config.single_tile and config.tiles(m, -(-p.n // ROWS)) > p.sms:
+    if not config.serves(m, -(-p.n // ROWS), p.sms):
         return inf
     work = work_of(p.format, config, m, p.n, p.k, p.sms, constants.l2_megabytes)
     return float(constants.us(row.fixed_us, row.k_block_us, work))
