@@ -49,10 +49,11 @@ struct Eight {
 #pragma unroll
             for (u32 word : bits) found = max(found, word & 0x7fffffff);
             return found;
-        }
+        } else {
 #pragma unroll
-        for (u32 word : bits) found = __vmaxu2(found, word & 0x7fff7fff);
-        return __float_as_uint(of_word(In(), max(found >> 16, found & 0xffff)));
+            for (u32 word : bits) found = __vmaxu2(found, word & 0x7fff7fff);
+            return __float_as_uint(of_word(In(), max(found >> 16, found & 0xffff)));
+        }
     }
 
 private:

@@ -19,7 +19,7 @@ from qgemm.cuda.driver import graph, launch
 from qgemm.cuda.driver.launch import TensorMap
 from qgemm.cuda.jit import sources, twins
 from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
-from qgemm.cuda.kernels import gemv, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90
+from qgemm.cuda.kernels import gemv, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90, prefill_sm90_eight_bits
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.problem import EIGHT_BITS, Q8_1, Output, Problem
 
@@ -235,3 +235,30 @@ def test_arguments_of_prefill_sm90(monkeypatch):
     tiles, units = config.tiles(m, 65), -(-8256 // config.unit(p.format))
     wanted = prefill_sm90.stream_k_of(made.grid, tiles, units, -(-65 // config.row_blocks))
     assert bytes(named["stream_k"]) == bytes(wanted)
+
+
+@pytest.mark.parametrize("x", ["bf16", EIGHT_BITS])
+def test_arguments_of_prefill_sm90_eight_bits(x, monkeypatch):
+    """x prepared, or as it is: then its bytes are in a workspace, behind what CTAs know of each other."""
+    launches, encoded, module = [], [], prefill_sm90_eight_bits
+    rooms = {prefill_sm90.PARTIALS: 400, module.QUANTIZED: 4096}
+    monkeypatch.setattr(module, "load", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "Launch", lambda *args: launches.append(Recorded(*args[:7])) or launches[0])
+    monkeypatch.setattr(TensorMap, "encode", lambda self, *box: encoded.append(box))
+    monkeypatch.setattr(module, "address", lambda device, use, nbytes, stream: rooms[use])
+    m, n, k, output = 300, 4160, 8256, Output(4160, "bfloat16", "float16", "float32")
+    p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, x, (output,))
+    config = module.ranked(p)[0][0]
+    module.EightBitLaunch(p, config).enter(0, 160, 200, 300, 310, 320)
+    codes, given, turns = (160, None, None) if x == EIGHT_BITS else (4096 + module.X_TURNS, 160, 4096)
+    rows, columns = group_activations.rows_of(m), group_activations.columns_of(k)
+    assert encoded == [(codes, EIGHT_BITS, rows, columns, config.tokens)]
+    named = dict(zip((name for name, _ in parameters(module.NAME)), launches[0].arguments, strict=True))
+    assert [type(argument) for argument in named.values()] == [kind for _, kind in parameters(module.NAME)]
+    arrays = named["epilogue"].arrays
+    assert [arrays.y, arrays.bias, arrays.residual] == [300, 310, 320]
+    known = {
+        "tiles": 200, "x_scales": codes + rows * columns, "given": given, "x_turns": turns, "workspace": 400,
+        "n": n, "k": k, "m": m, "x_rows": rows, "x_type": 0 if x == EIGHT_BITS else twins.TYPE_CODES["bfloat16"],
+    }  # fmt: skip
+    assert {name: named[name].value for name in known} == known

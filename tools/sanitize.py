@@ -96,18 +96,19 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
         prepared = qgemm.quantize_activations(x, kind)
         p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
         by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
-        runs = [(PREFILL_SM80_EIGHT_BITS, plan) for plan in by_mma]
+        runs, within = [(PREFILL_SM80_EIGHT_BITS, plan) for plan in by_mma], []
         if GEMM_SM90_S8.takes(p):
             ranked = [config for config, _ in GEMM_SM90_S8.ranked(p)]
             runs += [(GEMM_SM90_S8, config) for config in ranked]
-            within = p._replace(x="half")
-            for config in (config for config in ranked if config.makers):
-                of_x = GEMM_SM90_S8.launch(within, config)
-                of_x(stream, x.data.ptr, w.pointer, y.data.ptr, bias.data.ptr, 0)
+            within += [(GEMM_SM90_S8, config) for config in ranked if config.makers]
         if PREFILL_SM90_EIGHT_BITS.takes(p):
-            runs += [(PREFILL_SM90_EIGHT_BITS, config) for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p)]
+            every = [(PREFILL_SM90_EIGHT_BITS, config) for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p)]
+            runs, within = runs + every, within + every
         for kernel, plan in runs:
             kernel.launch(p, plan)(stream, prepared.pointer, w.pointer, y.data.ptr, bias.data.ptr, 0)
+        for kernel, plan in within:
+            of_x = kernel.launch(p._replace(x="half"), plan)
+            of_x(stream, x.data.ptr, w.pointer, y.data.ptr, bias.data.ptr, 0)
         y.get()
     print(f"{w.format}, eight bits: done", flush=True)
 

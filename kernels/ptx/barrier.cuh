@@ -10,7 +10,11 @@ __device__ inline void bar_sync(int name, int threads) {
 
 // barrier.sync: threads may arrive by different instructions.
 __device__ inline void barrier_sync(int name, int threads) {
+#ifdef __CUDA_ARCH__
     asm volatile("barrier.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+#else
+    __syncthreads();  // of CTAs of just these threads
+#endif
 }
 
 // barrier.arrive: arrives without waiting.

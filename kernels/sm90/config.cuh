@@ -61,6 +61,6 @@ struct Sm90 : TileConfig<Base> {
 };
 
 // Named barriers: 0 is __syncthreads'.
-enum : int { FIRST_ROW_BLOCK_BARRIER = 1, INIT_BARRIER = 15 };
+enum : int { FIRST_ROW_BLOCK_BARRIER = 1, X_TURN_BARRIER = 14, INIT_BARRIER = 15 };
 
 }  // namespace qgemm

@@ -88,10 +88,12 @@ __device__ __forceinline__ void run_prefill(u32 address, const Problem<Config>& 
         Producer<Config> producer = {smem, problem, TileScheduler(problem.stream_k, work_units)};
         if (warp == Config::WARP_LOAD_W) producer.load_w(tiles);
         if (warp == Config::WARP_LOAD_X) load_x(producer, x);
+        if (warp == Config::WARP_INIT) lead_x(x, smem);
     } else {
         fill_table<typename Config::TileFormat, half, Config::CONSUMER_THREADS>(Config::TileFormat::CODE_EXPONENT);
         setmaxnreg_inc<Config::CONSUMER_REGISTERS>();
         init_wait<Config>();
+        prepare_x(x, smem, warp);
         const int wg_k = Config::WG_SPLIT_K > 1 ? warpgroup / Config::ROW_BLOCKS : 0,
                   row_block = Config::ROW_BLOCKS > 1 ? warpgroup % Config::ROW_BLOCKS : 0;
         const int lane = opaque(threadIdx.x % 32);  // the compiler does not compute it anew for every use

@@ -116,4 +116,10 @@ __device__ __forceinline__ void load_x(Producer<Config>& producer, const TensorM
     producer.load_x(x);
 }
 
+// What a spare warp and the consumer warps do before x is loaded: nothing where it lies in memory as it is.
+template <class Config>
+__device__ __forceinline__ void lead_x(const TensorMap*, Smem<Config>&) {}
+template <class Config>
+__device__ __forceinline__ void prepare_x(const TensorMap*, const Smem<Config>&, int) {}
+
 }  // namespace qgemm

@@ -10,11 +10,12 @@ from strategies import each
 
 import qgemm
 from qgemm.codec.error_bound import a8_g128_exact, excess
+from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm90_eight_bits as prefill
 from qgemm.cuda.kernels import sm90_grid
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
+from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
 
 pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_90")
@@ -36,6 +37,13 @@ def on_sm_90() -> bool:
 def of_kernel(w, on_device):
     """The codes that the kernel multiplies."""
     return codes_of(w, qgemm.matmul(cupy().eye(w.shape[1], dtype=np.float32), on_device, KIND).get())
+
+
+def launch_within(w, m, dtype, kind):
+    """The launch that quantizes x of so many rows itself."""
+    on, (n, k) = gpu_of(w.device), w.shape
+    p = Problem(w.format, kind, m, n, k, on.sm, C_TYPES[dtype], (Output(n),), 0, on.device, on.sms)
+    return prefill.EightBitLaunch(p, prefill.ranked(p)[0][0]).enter
 
 
 @every_kind
@@ -154,3 +162,55 @@ def test_relative_error_of_products(fmt, kind):
         want = values.astype(np.float64) @ w.dequantize(np.float64).T
         y = qgemm.matmul(cupy().asarray(values), w.to_device(), kind).get()
         assert np.sqrt(((y - want) ** 2).mean() / (want**2).mean()) < most
+
+
+@every_kind
+@each([fmt for fmt in FORMATS if fmt.name in ("q4_0", "q4_k", "mxfp4", "iq2_xs")])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_x_quantized_within_has_the_bits_of_x_prepared(fmt, dtype, kind):
+    """M around token tiles and sixteens, K that ends inside a group, rows of NaN; again and again."""
+    cp, rng = cupy(), np.random.default_rng(6)
+    w = random_tensor(fmt, 330, 1120, rng).to_device()
+    n, k = w.shape
+    for m in (1, 16, 100, 128, 129, 256, 300):
+        given = rng.standard_normal((m, k)).astype(np.float32)
+        given[m // 2, 7], given[m - 1, k - 1] = np.nan, np.inf
+        x = cp.asarray(given.astype(float_dtype(dtype)))
+        want = qgemm.matmul(qgemm.quantize_activations(x, kind), w, kind, dtype="float32").get()
+        launch = launch_within(w, m, dtype, kind)
+        for _ in range(3):
+            rows, y = guarded(m, n)
+            launch(cp.cuda.get_current_stream().ptr, x.data.ptr, w.pointer, y.data.ptr, 0, 0)
+            np.testing.assert_array_equal(y.get(), want)
+            assert bool(cp.isnan(rows[[0, -1]]).all())
+
+
+def test_x_quantized_within_on_two_streams_and_in_a_graph():
+    """Two streams, neither of which waits for the other; launches in a row, each begins before the last ends."""
+    cp, rng = cupy(), np.random.default_rng(7)
+    w = random_tensor(qgemm.FORMATS["q4_0"], 4096, 2048, rng).to_device()
+    launches, xs, wants, streams, ys = {}, {}, {}, {}, {}
+    for m in (128, 256):
+        xs[m] = cp.asarray(rng.standard_normal((m, 2048)).astype(np.float16))
+        wants[m] = qgemm.matmul(qgemm.quantize_activations(xs[m], "a8_g256"), w, "a8_g256", dtype="float32")
+        launches[m], streams[m] = launch_within(w, m, "float16", "a8_g256"), cp.cuda.Stream(non_blocking=True)
+        ys[m] = [cp.empty((m, 4096), np.float32) for _ in range(100)]
+    cp.cuda.Device().synchronize()
+    for turn in range(100):
+        for m, launch in launches.items():
+            launch(streams[m].ptr, xs[m].data.ptr, w.pointer, ys[m][turn].data.ptr, 0, 0)
+    cp.cuda.Device().synchronize()
+    for m, found in ys.items():
+        assert all(bool((y == wants[m]).all()) for y in found)
+    (m, stream), found = next(iter(streams.items())), ys[128][:3]
+    with stream:
+        stream.begin_capture()
+        for y in found:
+            launches[m](stream.ptr, xs[m].data.ptr, w.pointer, y.data.ptr, 0, 0)
+        graph = stream.end_capture()
+        for y in found:
+            y.fill(np.nan)
+        for _ in range(20):
+            graph.launch(stream)
+    stream.synchronize()
+    assert all(bool((y == wants[m]).all()) for y in found)

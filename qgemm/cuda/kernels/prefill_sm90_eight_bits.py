@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from math import inf
 
-from qgemm.codec.eight_bits import level_range
+from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import E4M3, GROUPS
 from qgemm.cuda.configs import read
@@ -15,19 +15,21 @@ from qgemm.cuda.driver.launch import by_tensor_map
 from qgemm.cuda.driver.workspace import address
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
+from qgemm.cuda.jit.twins import TYPE_CODES, EpilogueArguments, Outputs, Types
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import EIGHT_BITS, Problem
+from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, TYPES, Problem
 
 from .choices import fastest
 from .kernel import Kernel
 from .prefill_sm90 import PARTIALS, stream_k_of, workspace_bytes
 from .sm90_config import Sm90Config, pipeline_template, stages_of
 from .sm90_cost import Measured, model, work_of
-from .sm90_grid import PAIR, grid_of
+from .sm90_grid import PAIR, Grid, grid_of
 
-NAME = "prefill_sm90_eight_bits"
+NAME, QUANTIZED = "prefill_sm90_eight_bits", "x in eight bits"
+TURN = 8 * 8 * COLUMNS  # numbers of x that a CTA quantizes at a time: a warp has 8 tokens
+X_TURNS = 128  # bytes of XTurns of kernels/sm90/quantize_by_turns.cuh, before the codes of x
 MOST_TOKENS = 128  # but for formats whose weights take few registers: with 176 q4_k takes 179 us where 128 take 170
 # k_blocks of formats with a minimum or groups of 16, and of those whose levels lie in a table, by those of the others:
 # with 1024 rows of x q4_k takes 170.0, q6_k 172.5 and iq4_nl 179 us, q4_0 151.0, mxfp4 153.1, q8_0 152.4 (8192x8192).
@@ -42,6 +44,8 @@ class Pointers(ctypes.Structure):
         ("partials", ctypes.c_void_p),
         ("w", ctypes.c_void_p),
         ("x_scales", ctypes.c_void_p),
+        ("given", ctypes.c_void_p),
+        ("x_turns", ctypes.c_void_p),
         ("epilogue", EpilogueArguments),
     ]
 
@@ -74,45 +78,69 @@ def template(fmt: Format, config: Sm90Config) -> Template:
 class EightBitLaunch:
     """The kernel for all matrices of one shape and format, and so many rows of x.
 
-    enter: a call, with a raw stream handle and pointers to the codes of x, w, y, bias and residual (0 for none).
+    enter: a call, with a raw stream handle and pointers to the codes of x, or to x that it quantizes itself, w, y,
+    bias and residual (0 for none).
     """
 
     def __init__(self, p: Problem, config: Sm90Config) -> None:
         """Prepare the launch on the current device."""
         row_blocks, (output,), constants = -(-p.n // tiles.ROWS), p.outputs, template(p.format, config)
-        count, unit = config.tiles(p.m, row_blocks), config.unit(p.format)
-        units = -(-p.k // unit)
-        grid = grid_of(count, units, p.sms, config.single_tile, config.row_blocks * unit // tiles.K_BLOCK)
+        count, units, grid = _grid(p, config)
         assert not (config.single_tile and count > grid.ctas)
         function = load(NAME, p.format, **constants)
         pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
-        partials, w, x_scales = (
+        partials, w, *x = (
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
-            for name in ("partials", "w", "x_scales")
+            for name in ("partials", "w", "x_scales", "given", "x_turns")
         )
         rows = group_activations.rows_of(p.m)
-        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(rows)
+        x_type = next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == p.x), 0)
+        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, rows, x_type))
         stream_k = stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks))
         cluster = PAIR if grid.cluster_split_k else 0
 
-        arguments = (w, x_scales, pointers.epilogue, partials, *sizes, stream_k)
-        shared, count_of_pointers = int(constants["SMEM_BYTES"]), 3 + len(Outputs._fields_)
+        arguments = (w, *x, pointers.epilogue, partials, *sizes, stream_k)
+        shared, count_of_pointers = int(constants["SMEM_BYTES"]), 2 + len(x) + len(Outputs._fields_)
         box = EIGHT_BITS, rows, group_activations.columns_of(p.k), config.tokens
         scales_at = group_activations.scales_at(p.m, p.k)
         room = partial(address, p.device, PARTIALS, workspace_bytes(grid, count, config))
         of_launch = grid.ctas, config.threads, shared, pointers, count_of_pointers, cluster
-        of_x = by_tensor_map(box, room, function, arguments, *of_launch)
+        by_codes, kept = by_tensor_map(box, room, function, arguments, *of_launch), dict[int, int]()
+        of_x = X_TURNS + group_activations.nbytes(p.m, p.k, config.x_scale)
+        of_x = 1 << (of_x - 1).bit_length()  # one of few sizes: workspaces are kept
 
-        def enter(stream: int, x: int, w: int, *of_y: int) -> None:
-            of_x(stream, x, w, x + scales_at, *of_y)
+        def prepared(stream: int, x: int, w: int, *of_y: int) -> None:
+            by_codes(stream, x, w, x + scales_at, 0, 0, *of_y)
 
-        self.enter, self.grid = enter, grid
+        def quantizing(stream: int, x: int, w: int, *of_y: int) -> None:
+            room = kept.get(stream)
+            if room is None:
+                room = kept[stream] = address(p.device, QUANTIZED, of_x, stream)
+            codes = room + X_TURNS
+            by_codes(stream, codes, w, codes + scales_at, x, room, *of_y)
+
+        self.enter, self.grid = prepared if p.x == EIGHT_BITS else quantizing, grid
 
 
 def takes(p: Problem) -> bool:
     """Any number of rows of x, in integers of eight bits."""
-    eight_bits = p.x == EIGHT_BITS and p.activation != E4M3
-    return p.format.tiled and p.format.integer and eight_bits and 90 <= p.sm < 100
+    known = p.activation != E4M3 and (p.x == EIGHT_BITS or quantizes(p))
+    return p.format.tiled and p.format.integer and known and 90 <= p.sm < 100
+
+
+def quantizes(p: Problem) -> bool:
+    """Whether a product takes x as it is: where no CTA has more than one turn of it."""
+    if p.x not in TYPES:
+        return False
+    *_, grid = _grid(p, ranked(p)[0][0])
+    return group_activations.scales_at(p.m, p.k) <= TURN * grid.ctas
+
+
+def _grid(p: Problem, config: Sm90Config) -> tuple[int, int, Grid]:
+    """Tiles of y, work units of each along K, and the grid that has them."""
+    count, unit = config.tiles(p.m, -(-p.n // tiles.ROWS)), config.unit(p.format)
+    units = -(-p.k // unit)
+    return count, units, grid_of(count, units, p.sms, config.single_tile, config.row_blocks * unit // tiles.K_BLOCK)
 
 
 def predicted(p: Problem, row: Measured, m: int) -> float:
@@ -162,5 +190,5 @@ def chosen(p: Problem, rows: Sequence[int]) -> list[Sm90Config]:
 
 PREFILL_SM90_EIGHT_BITS = Kernel(
     NAME, takes, configs, ranked, chosen, lambda p, config: template(p.format, config),
-    lambda p, config: EightBitLaunch(p, config).enter, reads=lambda p: (EIGHT_BITS,), adds=True,
+    lambda p, config: EightBitLaunch(p, config).enter, reads=lambda p: (EIGHT_BITS,), adds=True, quantizes=quantizes,
 )  # fmt: skip

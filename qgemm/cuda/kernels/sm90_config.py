@@ -13,6 +13,7 @@ from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dt
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 SUM = 4  # bytes of an accumulator
 EPI_TOKEN = SUM * (ROWS + 4)  # bytes of a token of a row_block before it is stored
+X_TURN = 16  # bytes of the turn that consumer warps have, of kernels/sm90/eight_bits.cuh
 BARRIER = 8  # bytes of an mbarrier
 MAX_STAGES = 12  # stages of a pipeline at most
 MAX_PARTIALS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
@@ -97,6 +98,11 @@ def x_scales_bytes(config: Sm90Config) -> int:
     return config.k_blocks_per_stage * K_BLOCK // config.x_scale * config.tokens * SUM if config.x_scale else 0
 
 
+def x_turn_bytes(config: Sm90Config) -> int:
+    """And beside the stages, where consumer warps quantize x."""
+    return X_TURN if config.x_scale else 0
+
+
 def partial_bytes(config: Sm90Config) -> int:
     """Partial of kernels/sm90/smem.cuh: sums of an epilogue tile of a row_block, of the other warpgroups along K."""
     return max(config.wg_split_k - 1, 1) * config.epi_tile * ROWS * SUM
@@ -131,7 +137,7 @@ def smem_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
         x += row_blocks * max(partial_bytes(config), config.epi_tile * EPI_TOKEN)
     full = config.wg_split_k // gcd(stages, config.wg_split_k) * stages
     barriers = full + stages + row_blocks * config.wg_split_k
-    x += stages * x_scales_bytes(config)
+    x += stages * x_scales_bytes(config) + x_turn_bytes(config)
     return table_bytes(fmt) + aligned(x + row_blocks * pipeline_bytes(fmt, config, stages) + barriers * BARRIER)
 
 

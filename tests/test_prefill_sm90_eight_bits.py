@@ -1,0 +1,98 @@
+"""prefill_sm90_eight_bits without a GPU: x quantized by its consumer warps on the host, plans, shared memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import harness
+import numpy as np
+import pytest
+from harness import Kernel, device_array, to_device
+from helpers import extreme, normal
+
+import qgemm
+from qgemm.codec.format import float_dtype
+from qgemm.codec.group_activations import GROUPS, INTEGER
+from qgemm.cuda import plan
+from qgemm.cuda.jit.twins import TYPE_CODES
+from qgemm.cuda.kernels import prefill_sm90_eight_bits as prefill
+from qgemm.cuda.layout import group_activations
+from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
+
+PREFILL = prefill.PREFILL_SM90_EIGHT_BITS
+THREADS = 288  # of two consumer warpgroups and the warp that leads them
+kernel = cache(Kernel)
+
+
+def values(m, k, dtype):
+    """Ordinary rows, and in the first ones zeros, scales too small, a NaN, an infinity and the largest."""
+    x = normal(m, k, seed=6)
+    x[0, :300], x[0, 300:] = 0, np.float32(2.0**-20)
+    x[m // 2, 5], x[m - 1, k - 1] = np.nan, np.inf
+    if m > 20:
+        x[:2] = extreme(k)[:2]
+    return np.clip(x, -65504, np.where(x == np.inf, np.inf, 65504)).astype(float_dtype(dtype))
+
+
+@pytest.mark.compiles
+@harness.needs_compiler
+@pytest.mark.parametrize("kind", INTEGER)
+@pytest.mark.parametrize("dtype", TYPE_CODES)
+def test_x_is_quantized_whatever_ctas_run_beside_each_other(kind, dtype):
+    """CTAs one after the other, of which the first makes all: bytes of NumPy; counters end as they began."""
+    for m, k, ctas in ((1, 288, 1), (11, 320, 3), (140, 1120, 2)):
+        x, group = values(m, k, dtype), GROUPS[kind]
+        room = device_array(prefill.X_TURNS + group_activations.nbytes(m, k, group))
+        turns, codes = room[: prefill.X_TURNS], room[prefill.X_TURNS :]
+        quantize = kernel("quantize_by_turns", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
+        arguments = to_device(x), room, TYPE_CODES[dtype], k, m, group_activations.rows_of(m)
+        want = qgemm.quantize_activations(x, kind).blocks
+        for backwards in (False, True):
+            codes[...] = 255
+            quantize(ctas, THREADS, *arguments, backwards=backwards)
+            assert not turns.any()
+            found = group_activations.blocks_of(codes, m, k, group)
+            for name in ("qs", "d"):
+                np.testing.assert_array_equal(found[name], want[name])
+
+
+@pytest.mark.parametrize("kind", INTEGER)
+@pytest.mark.parametrize(("products", "prepared"), [(1, ""), (1, "prepared"), (2, "")])
+def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypatch):
+    """It quantizes x itself; several products share the codes of a launch before them, or those that are given."""
+    entered = []
+
+    def launch(kernel, p):
+        return lambda stream, x, *pointers: entered.append((kernel.name, p.x, x))
+
+    def quantize(device, source, k, m, activation):
+        return lambda stream, x, to: entered.append((source, activation, to))
+
+    monkeypatch.setattr(plan, "launch", launch)
+    monkeypatch.setattr(plan, "quantize_groups_launch", quantize)
+    library = SimpleNamespace(scratch=lambda nbytes, device: lambda: 4096, pointer=lambda room: room)
+    asked = plan.Served(Problem(qgemm.FORMATS["q4_0"], kind, 256, 4096, 4096, 90, "half"), PREFILL)
+    source = plan.Source(256, 4096, "float16", kind if prepared else "")
+    made = plan.plan_of([asked] * products, [Output(4096)] * products, source, library)
+    made.enter(7, 160, *range(plan.ARRAYS * products))
+    if products == 1:
+        assert entered == [(prefill.NAME, EIGHT_BITS if prepared else "half", 160)]
+    else:
+        assert entered == [("half", kind, 4096), *[(prefill.NAME, EIGHT_BITS, 4096)] * products]
+
+
+def test_x_is_quantized_within_where_no_cta_has_more_than_one_turn():
+    """Few CTAs, or many numbers of x, have a launch before theirs; prepared x is not quantized."""
+    for n, k, m, within in (
+        (8192, 8192, 256, True),
+        (4096, 14336, 128, True),
+        (4096, 14336, 256, False),
+        (8192, 8192, 512, False),
+        (128, 8192, 256, False),
+        (4096, 4096, 1, True),
+    ):
+        p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, "half", (Output(n),), sms=132)
+        assert prefill.quantizes(p) == PREFILL.takes(p) == within
+        assert PREFILL.takes(p._replace(x=EIGHT_BITS))
+        assert not prefill.quantizes(p._replace(x=EIGHT_BITS))
