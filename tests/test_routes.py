@@ -18,7 +18,7 @@ from qgemm.cuda.problem import Output, Problem, Routed
 
 MULTIPLIED = [fmt for fmt in FORMATS if fmt.tiled or (fmt.plain and fmt.levels is not None)]  # by a GPU
 
-MAX_VARIANTS = 46  # that are compiled of a prefill kernel for a format on a GPU
+MAX_VARIANTS = 40  # that are compiled of a prefill kernel for a format on a GPU
 
 
 def test_architectures():

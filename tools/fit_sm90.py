@@ -26,8 +26,8 @@ from qgemm.cuda.kernels.sm90_cost import DATA, Model, Work, tile_facts, work_of
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.text import json_lines
 
-VARIANTS = 46  # configs of a format, for both types of x
-OF_HALF = range(31, 34)  # of them for half, for which a format gets what serves the worse of both best
+VARIANTS = 40  # configs of a format, for both types of x
+OF_HALF = range(25, 29)  # of them for half, for which a format gets what serves the worse of both best
 START = Model(0.29, 0.15, 26.0, (0.6, 0.5), (0.6, 0.65), (1.7, 0.75), 0.3, (1.8, 1.4))
 L2_MEGABYTES = 2  # its place in a Model: not fitted
 SHAPES = ((4096, 4096), (8192, 8192), (14336, 4096), (4096, 14336), (28672, 8192), (5120, 5120), (11008, 4096),
@@ -37,7 +37,7 @@ NEAR = 0.2  # a config that takes so much more than the fastest has 1/e of its w
 OUTLIER = 0.04  # a residual (of logarithms) from which on weight is lost
 UNMEASURED = 1.03  # what a config is taken to cost where it was only predicted
 ROW, OTHER, PREDICTED = (0.003, 0.002), (0.02, 0.015), (0.04, 0.05)  # regrets that are free, and that cost 1 more
-GAIN = 5  # what a time saved counts, beside those
+GAIN = 3  # what a time saved counts, beside those
 
 COLUMNS = {
     "x": "its type", "tokens": "rows of x of a work tile", "row_blocks": "of 64 rows of W, of a work tile",
