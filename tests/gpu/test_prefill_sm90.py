@@ -234,7 +234,8 @@ def test_configs_are_timed(x, monkeypatch):
     monkeypatch.setattr(timing, "REST", 0)
     monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
-    tried = [config for config in tune_sm90.candidates(fmt, 20) if config.wg_split_k == 1]
+    sms = gpu_of(cupy().cuda.Device().id).sms
+    tried = [c for c in tune_sm90.candidates(fmt, 20) if c.wg_split_k == 1 and c.serves(20, 8, sms)]
     stream = cupy().cuda.Stream(non_blocking=True)
     w = gpu_bench.matrix(stream, fmt, (512, 512), np.random.default_rng(0), gpu_bench.ROTATE)
     row = tune_sm90.measure(stream, w, fmt, (512, 512), 20, x, tried, 1)
