@@ -155,17 +155,11 @@ def test_routes(run):
     formats = lines_of(out + "\n", "format")
     assert list(formats) == [str(fmt) for fmt in qgemm.FORMATS.values()]
     assert formats["Q4_0"][1] == "4.5"
-    assert formats["Q4_0"][3].split(", ") == [
-        "decode",
-        "prefill_sm90",
-        "gemv_simt",
-        "prefill_sm80",
-        "dequantize",
-        "moe_decode",
-        "moe_decode_tiles",
-        "moe_prefill_sm90",
-        "moe_prefill_sm80",
-    ]
+    serve_q4_0 = [row for row in ROUTES if row.formats.holds(qgemm.FORMATS["q4_0"])]
+    for column, activation in enumerate(("a16", "a8"), 3):
+        kernels = formats["Q4_0"][column].split(", ")
+        assert len(set(kernels)) == len(kernels) > 4
+        assert kernels == list(dict.fromkeys(row.kernel.name for row in serve_q4_0 if activation in row.activations))
     assert formats["F32"][3:] == ["cublas", "-"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from functools import cache
 
 import compile_kernels
@@ -88,7 +89,9 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
         rows = {row.kernel.name for row in routes.ROUTES if row.runs_on(sm) and row.kernel.name != "cublas"}
         transforms = {transform.name for transform in routes.TRANSFORMS}
         other = {REQUANTIZE} if NAME in rows else set()  # the second source of a kernel
-        assert {unit.kernel for unit in chosen if unit.arch == arch} == rows | transforms | other
+        found = {unit.kernel for unit in chosen if unit.arch == arch}
+        assert not rows - found, f"a row names {arch}, where rows above it take all its problems"
+        assert found == rows | transforms | other
     assert {unit.kernel for unit in chosen} == {path.stem for path in sources.kernels_dir().glob("*.cu")}
 
 
@@ -177,7 +180,10 @@ def test_ci_compiles_some_of_the_family_of_group_formats():
     assert tuned[0] == tuned[1]
     assert {unit.format for unit in chosen if unit.arch != compile_kernels.TUNED} == set(REPRESENTATIVES)
     assert {unit.arch for unit in chosen} == set(nvrtc.ARCHS)
-    assert len(chosen) < 400
+    asked = Counter(u.arch == compile_kernels.TUNED for u in {u._replace(template=()) for u in every})
+    found = Counter(u.arch == compile_kernels.TUNED for u in chosen)
+    assert found[True] < 2 * asked[True]  # few kernels by more than one class of x
+    assert found[False] < asked[False] / 4
 
 
 @pytest.mark.slow

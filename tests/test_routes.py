@@ -13,6 +13,7 @@ from strategies import FORMATS, TILED, each
 import qgemm
 from qgemm.cuda.jit import nvrtc, sources
 from qgemm.cuda.kernels import decode, decode_config, routes
+from qgemm.cuda.kernels.moe_decode import MOE_DECODE
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem, Routed
 
@@ -133,12 +134,12 @@ def test_clusters_share_long_rows_alone():
     assert all(row.k >= 8192 and row.kernels == ("decode",) for row in clustered)
     for m, k in itertools.product((1, 8), (4096, 14336)):
         problem = Problem(qgemm.FORMATS["q4_0"], "a16", m, 4096, k, 90, outputs=(Output(4096),))
-        assert (routes.route(problem).kernel.choose(problem).cluster_split_k > 1) == (m == 8 and k == 14336)
+        assert (decode.DECODE.choose(problem).cluster_split_k > 1) == (m == 8 and k == 14336)
         experts = problem._replace(routed=Routed())
         summed = experts._replace(m=1, k=k // 4, routed=Routed(top_k=4, summed=True))
-        assert routes.route(summed).kernel.choose(summed).cluster_split_k > 1
+        assert MOE_DECODE.choose(summed).cluster_split_k > 1
         for asked in (experts, summed):
-            assert not routes.route(asked).kernel.choose(asked).prefetch
+            assert not MOE_DECODE.choose(asked).prefetch
 
 
 @each([fmt for fmt in TILED if fmt.integer])
