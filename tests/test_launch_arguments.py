@@ -48,11 +48,18 @@ def parameters(kernel):
     return [(names[-1], (SCALARS | STRUCTS).get(names[0], ctypes.c_void_p)) for names in declared]
 
 
+def waits(kernel):
+    """Whether kernels/NAME.cu, or what it includes, waits for the kernel before it."""
+    text = (sources.kernels_dir() / f"{kernel}.cu").read_text()
+    return any("griddepcontrol_wait();" in part for part in (text, *sources.closure(text, {}).values()))
+
+
 class Recorded:
     """Stands for Launch: keeps the arguments, and writes a call's pointers into place as Launch does."""
 
-    def __init__(self, function, grid, block, shared, arguments, pointers, count, **_):
+    def __init__(self, function, grid, block, shared, arguments, pointers, count, programmatic=True):
         self.arguments, self.pointers, self.count = arguments, pointers, count
+        self.programmatic = programmatic
 
     def __call__(self, stream, *pointers):
         struct.pack_into(f"{self.count}P", self.pointers, 0, *pointers)
@@ -167,7 +174,7 @@ def test_threads_launch_with_arguments_of_their_own(launched):
 
 @pytest.mark.parametrize(("kernel", "activation", "x", "sm"), PRODUCTS, ids=[kernel.name for kernel, *_ in PRODUCTS])
 def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeypatch):
-    """Sizes and addresses are all different, so that no two can be exchanged."""
+    """Sizes and addresses are all different, so that no two can be exchanged. What may start early waits for itself."""
     launches = []
     rooms = {"sm80 partials": SimpleNamespace(pointer=400), "sm80 counters": SimpleNamespace(pointer=500)}
     stands_in = {
@@ -184,6 +191,7 @@ def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeyp
     if isinstance(config, prefill_sm80.Plan):
         config = config._replace(split_k=2)
     kernel.launch(p, config)(0, 100, 200, 300, 310, 320)
+    assert launches[0].programmatic == waits(kernel.name)
     level = qgemm.cuda.layout.tile.level_exponent(p.format)
     known = {
         "x": 100,
