@@ -135,11 +135,12 @@ def test_stale_names_are_found():
 
 
 def test_kernel_notes_name_kernels():
-    """The second column of the index, and that every page is in it."""
+    """The second column of the index: kernels, and each of the GPU; and every page is in the first."""
     index = text_of("docs/kernels/README.md")
     rows = [line.split("|")[1:3] for line in index.splitlines() if line.startswith("| [")]
     named = {name for _, kernels in rows for name in SPAN.findall(kernels)}
     assert not {name for name in named if not any((ROOT / "kernels").glob(f"{name}.c*"))}
+    assert {path.stem for path in (ROOT / "kernels").glob("*.cu")} <= named
     listed = {target for pages, _ in rows for target in LINK.findall(pages)}
     assert listed == {path.name for path in (ROOT / "docs" / "kernels").glob("*.md")} - {"README.md"}
 
