@@ -24,10 +24,10 @@ struct StoreProduct {
 }  // namespace qgemm
 
 // x: the map of its bytes; x_scales: [groups along K][x_rows]. given: x of x_type that is quantized first, into the
-// bytes behind x_turns; null where those of the map are there.
+// bytes behind x_units; null where those of the map are there.
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     prefill_sm90_eight_bits(const __grid_constant__ qgemm::TensorMap x, const qgemm::Prefill::Tile* __restrict__ tiles,
-                            const float* __restrict__ x_scales, const void* __restrict__ given, qgemm::XTurns* x_turns,
+                            const float* __restrict__ x_scales, const void* __restrict__ given, qgemm::XUnits* x_units,
                             const __grid_constant__ qgemm::Epilogue epilogue,
                             qgemm::Workspace<qgemm::Prefill::MAX_PARTIALS>* workspace, qgemm::i64 n, qgemm::i64 k,
                             int m, int x_rows, int x_type, const __grid_constant__ qgemm::StreamK stream_k) {
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     extern __shared__ __align__(1024) unsigned char bytes[];
     const Extent<Prefill> extent(n, k);
     const Problem<Prefill> problem = {{extent.k_blocks}, n, k, m, extent.row_tiles, stream_k};
-    const QuantizeByTurns<Prefill> from(given, x_type, x_turns, x_rows, k, m);
+    const QuantizeByTurns<Prefill> from(given, x_type, x_units, x_rows, k, m);
     run_prefill<Prefill>(smem_address<Prefill>(bytes), problem, EightBitX<Prefill>{&x, x_scales, x_rows, from}, tiles,
                          nullptr, workspace, StoreProduct{epilogue});
 }

@@ -258,7 +258,7 @@ def test_arguments_of_prefill_sm90_eight_bits(x, monkeypatch):
     p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, x, (output,))
     config = module.ranked(p)[0][0]
     module.EightBitLaunch(p, config).enter(0, 160, 200, 300, 310, 320)
-    codes, given, turns = (160, None, None) if x == EIGHT_BITS else (4096 + module.X_TURNS, 160, 4096)
+    codes, given, units = (160, None, None) if x == EIGHT_BITS else (4096 + group_activations.UNITS, 160, 4096)
     rows, columns = group_activations.rows_of(m), group_activations.columns_of(k)
     assert encoded == [(codes, EIGHT_BITS, rows, columns, config.tokens)]
     named = dict(zip((name for name, _ in parameters(module.NAME)), launches[0].arguments, strict=True))
@@ -266,7 +266,7 @@ def test_arguments_of_prefill_sm90_eight_bits(x, monkeypatch):
     arrays = named["epilogue"].arrays
     assert [arrays.y, arrays.bias, arrays.residual] == [300, 310, 320]
     known = {
-        "tiles": 200, "x_scales": codes + rows * columns, "given": given, "x_turns": turns, "workspace": 400,
+        "tiles": 200, "x_scales": codes + rows * columns, "given": given, "x_units": units, "workspace": 400,
         "n": n, "k": k, "m": m, "x_rows": rows, "x_type": 0 if x == EIGHT_BITS else twins.TYPE_CODES["bfloat16"],
     }  # fmt: skip
     assert {name: named[name].value for name in known} == known

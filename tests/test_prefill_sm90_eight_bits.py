@@ -43,15 +43,15 @@ def test_x_is_quantized_whatever_ctas_run_beside_each_other(kind, dtype):
     """CTAs one after the other, of which the first makes all: bytes of NumPy; counters end as they began."""
     for m, k, ctas in ((1, 288, 1), (11, 320, 3), (140, 1120, 2)):
         x, group = values(m, k, dtype), GROUPS[kind]
-        room = device_array(prefill.X_TURNS + group_activations.nbytes(m, k, group))
-        turns, codes = room[: prefill.X_TURNS], room[prefill.X_TURNS :]
+        room = device_array(group_activations.UNITS + group_activations.nbytes(m, k, group))
+        units, codes = room[: group_activations.UNITS], room[group_activations.UNITS :]
         quantize = kernel("quantize_by_turns", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
         arguments = to_device(x), room, TYPE_CODES[dtype], k, m, group_activations.rows_of(m)
         want = qgemm.quantize_activations(x, kind).blocks
         for backwards in (False, True):
             codes[...] = 255
             quantize(ctas, THREADS, *arguments, backwards=backwards)
-            assert not turns.any()
+            assert not units.any()
             found = group_activations.blocks_of(codes, m, k, group)
             for name in ("qs", "d"):
                 np.testing.assert_array_equal(found[name], want[name])

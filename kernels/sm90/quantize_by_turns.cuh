@@ -1,40 +1,26 @@
-// x quantized in the kernel that multiplies it, by the consumer warps before their mainloop, while W is loaded: bytes and
-// scales as quantize_activations_groups writes them, in a workspace.
+// x quantized inside of prefill_sm90_eight_bits, by the consumer warps before their mainloop, while W is loaded.
 //
-// A turn of a CTA is a unit for each of its consumer warps: UNIT_TOKENS tokens and the EIGHT_BIT_COLUMNS of a stage. A warp
-// leads: it takes turns by tickets, so that no CTA needs others to run beside it, hands them to the consumers and
-// announces those that are made. The warp that loads x waits for those of all CTAs.
+// A turn of a CTA is a unit for each of its consumer warps. A warp leads: it takes turns by tickets, so that no CTA needs
+// others to run beside it, hands them to the consumers and announces those that are made. The warp that loads x waits for
+// those of all CTAs.
 //
 // The first ticket comes before griddepcontrol.wait: the next kernel may start when all CTAs have taken their last, so
 // that no ticket of a later grid comes between them.
 #pragma once
 
 #include "../ptx/barrier.cuh"
-#include "../ptx/cp_async_bulk.cuh"
 #include "../ptx/elect_sync.cuh"
-#include "../ptx/flag.cuh"
 #include "../ptx/griddepcontrol.cuh"
-#include "../quantize_groups.cuh"
 #include "config.cuh"
+#include "given_x.cuh"
 
 namespace qgemm {
 
-// What the CTAs of a grid know of each other, before the bytes of x; zeros at first and when a grid is done.
-struct alignas(128) XTurns {
-    u32 tickets, done, left;
-};
-
-// given: x as the call gives it, of a TypeCode; null where its bytes are there. Config: of eight_bits.cuh.
+// Config: of eight_bits.cuh.
 template <class Config>
-struct QuantizeByTurns {
-    static constexpr u32 WARPS = Config::CONSUMERS * 4, UNIT_TOKENS = 8;
-    const void* given;
-    int type;
-    XTurns* turns;
-    GroupedX to;
-
-    __device__ QuantizeByTurns(const void* x, int x_type, XTurns* room, u32 rows, i64 k, int m)
-        : given(x), type(x_type), turns(room), to(reinterpret_cast<signed char*>(room + 1), rows, k, m) {}
+struct QuantizeByTurns : GivenX {
+    static constexpr u32 WARPS = Config::CONSUMERS * 4;
+    using GivenX::GivenX;
 
     // By the warp that leads. handed: the turn that consumers make next. A ticket is not taken before the last turn is
     // made: others may have none yet.
@@ -49,21 +35,17 @@ struct QuantizeByTurns {
             turn = take();
             if (elect_sync()) {
                 fence_acq_rel_gpu();
-                red_add_relaxed_gpu(&turns->done, 1);
+                red_add_relaxed_gpu(&units->done, 1);
             }
         }
         griddepcontrol_launch_dependents();
     }
     // By the warp that loads x, until all of it is there.
-    __device__ __forceinline__ void await() const {
-        while (ld_acquire_gpu(&turns->done) != count()) {
-        }
-        fence_proxy_async_global();
-    }
+    __device__ __forceinline__ void await() const { GivenX::await(count()); }
     // By that warp, later: it waits for an answer from memory.
     __device__ void leave() const {
         __syncwarp();
-        if (elect_sync() && atom_inc_relaxed_gpu(&turns->left, gridDim.x - 1) == gridDim.x - 1) turns->done = 0;
+        if (elect_sync() && atom_inc_relaxed_gpu(&units->left, gridDim.x - 1) == gridDim.x - 1) units->done = 0;
     }
     // By the consumer warps.
     __device__ __forceinline__ void follow(const u32& handed, int warp) const {
@@ -72,7 +54,7 @@ struct QuantizeByTurns {
             meet();
             const u32 unit = handed * WARPS + warp;
             if (unit >= count() * WARPS) break;
-            if (unit < units()) make(unit);
+            if (unit < count_units()) make(unit);
             fence_proxy_async_global();
             meet();
         }
@@ -80,12 +62,11 @@ struct QuantizeByTurns {
     }
 
 private:
-    __device__ u32 along() const { return to.rows / UNIT_TOKENS; }
-    __device__ u32 units() const { return along() * (to.columns / EIGHT_BIT_COLUMNS); }
-    __device__ u32 count() const { return (units() + WARPS - 1) / WARPS; }
+    // Turns of all CTAs.
+    __device__ u32 count() const { return (count_units() + WARPS - 1) / WARPS; }
     // A ticket, which the first lane gets. The last one of a grid makes the counter 0 again.
     __device__ u32 take() const {
-        return threadIdx.x % 32 ? 0 : atom_inc_relaxed_gpu(&turns->tickets, count() + gridDim.x - 1);
+        return threadIdx.x % 32 ? 0 : atom_inc_relaxed_gpu(&units->tickets, count() + gridDim.x - 1);
     }
     __device__ static void meet() { barrier_sync(X_TURN_BARRIER, Config::CONSUMER_THREADS + 32); }
     __device__ __forceinline__ void make(u32 unit) const {
@@ -100,11 +81,11 @@ private:
     }
     template <class In>
     __device__ __forceinline__ void make(u32 unit) const {
-        const int token = unit % along() * UNIT_TOKENS, lane = threadIdx.x % 32;
-        const u32 column = unit / along() * EIGHT_BIT_COLUMNS;
+        const int first = token(unit), lane = threadIdx.x % 32;
+        const u32 from = column(unit);
         TokenGroups<In, UNIT_TOKENS> values;
-        values.load(static_cast<const In*>(given), to, token, column, lane);
-        values.template store<Config::X_GROUP, false>(to, token, column, lane);
+        values.load(static_cast<const In*>(given), to, first, from, lane);
+        values.template store<Config::X_GROUP, false>(to, first, from, lane);
     }
 };
 

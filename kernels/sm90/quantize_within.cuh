@@ -1,33 +1,16 @@
-// x quantized inside of the kernel that multiplies it, by the warps that multiply afterwards: bytes and scales as
-// quantize_activations_groups writes them, in a workspace.
+// x quantized inside of gemm_sm90_s8, by the warps that multiply afterwards.
 //
-// A unit is UNIT_TOKENS tokens and the EIGHT_BIT_COLUMNS of a stage, a warp's. Warps take units by a ticket, so that no
-// CTA needs others to run beside it, and announce what they made when no unit is left; who loads x waits for all of it.
+// Warps take units by a ticket, so that no CTA needs others to run beside it, and announce what they made when no unit is
+// left; who loads x waits for all of it.
 #pragma once
 
-#include "../ptx/cp_async_bulk.cuh"
-#include "../ptx/flag.cuh"
-#include "../quantize_groups.cuh"
-#include "host.cuh"
+#include "given_x.cuh"
 
 namespace qgemm {
 
-// What the warps of a grid know of each other, before the bytes of x; zeros at first and when a grid is done.
-struct alignas(128) XUnits {
-    u32 tickets, done, left;
-};
-
-// given: x as the call gives it, of a TypeCode; null where its bytes are there.
 template <int GROUP, bool E4M3>
-struct QuantizeWithin {
-    static constexpr int UNIT_TOKENS = 8;
-    const void* given;
-    int type;
-    XUnits* units;
-    GroupedX to;
-
-    __device__ QuantizeWithin(const void* x, int x_type, XUnits* room, u32 rows, i64 k, int m)
-        : given(x), type(x_type), units(room), to(reinterpret_cast<signed char*>(room + 1), rows, k, m) {}
+struct QuantizeWithin : GivenX {
+    using GivenX::GivenX;
 
     // By each of some warps of every CTA, after griddepcontrol.wait.
     __device__ __forceinline__ void run(int lane) const {
@@ -50,21 +33,13 @@ struct QuantizeWithin {
         }
     }
     // By a warp that loads x: all of it is there.
-    __device__ __forceinline__ void await() const {
-        while (ld_acquire_gpu(&units->done) != count()) {
-        }
-        fence_proxy_async_global();
-    }
+    __device__ __forceinline__ void await() const { GivenX::await(count_units()); }
     // By a thread of each of `ctas` CTAs, once its warps take no more units and all are there.
     __device__ void leave(u32 ctas) const {
         if (atom_inc_relaxed_gpu(&units->left, ctas - 1) == ctas - 1) units->tickets = units->done = 0;
     }
 
 private:
-    __device__ u32 along() const { return to.rows / UNIT_TOKENS; }
-    __device__ u32 count() const { return along() * (to.columns / EIGHT_BIT_COLUMNS); }
-    __device__ int token(u32 unit) const { return unit % along() * UNIT_TOKENS; }
-    __device__ u32 column(u32 unit) const { return unit / along() * EIGHT_BIT_COLUMNS; }
     __device__ u32 ticket(int lane) const { return lane == 0 ? atom_inc_relaxed_gpu(&units->tickets, 1u << 31) : 0; }
 
     // Takes units until there are no more, a few tokens at a time; what comes next is loaded meanwhile. How many.
@@ -72,7 +47,7 @@ private:
     __device__ __forceinline__ u32 quantize(int lane) const {
         constexpr int TOKENS = UNIT_TOKENS * 2 / sizeof(In), PARTS = UNIT_TOKENS / TOKENS;
         const In* x = static_cast<const In*>(given);
-        const u32 all = count();
+        const u32 all = count_units();
         u32 made = 0, unit = __shfl_sync(~0u, ticket(lane), 0);
         if (unit >= all) return 0;
         u32 asked = ticket(lane);

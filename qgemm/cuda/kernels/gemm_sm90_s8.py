@@ -20,10 +20,10 @@ from qgemm.cuda.driver.launch import Launch, by_tensor_map
 from qgemm.cuda.driver.workspace import address, workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import TYPE_CODES, EpilogueArguments, Outputs, S8Sizes, Types
+from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, S8Sizes, Types
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, TYPES, Problem
+from qgemm.cuda.problem import EIGHT_BITS, TYPES, Problem
 
 from . import prefill_sm80_eight_bits, prefill_sm90_eight_bits, sm90_config
 from .kernel import Kernel, Launchable
@@ -33,7 +33,6 @@ NAME, REQUANTIZE, QUANTIZED = "gemm_sm90_s8", "requantize", "quantized x"
 # Of x, up to which warps quantize it within: 512 rows of 8192 columns take 76.8 us for 78.5 of two launches, of 4096
 # columns 76.2 for 79.1 (8192 and 14336 rows of W), but 1024 rows of 8192 columns 141.1 for 139.8.
 QUANTIZED_NUMBERS = 6 << 20
-X_UNITS = 128  # bytes of XUnits of kernels/sm90/quantize_within.cuh, before the codes of x
 WORKSPACE = 256 << 20  # bytes of a slice of W at most, a power of two
 CLUSTER, ROW_BLOCKS = 2, 2  # CTAs that share tokens, and the row_blocks of each: kernels/sm90/s8_gemm.cuh
 CLUSTER_BLOCKS = CLUSTER * ROW_BLOCKS
@@ -171,12 +170,11 @@ def launch(p: Problem, config: S8Config) -> Launchable:
     scales_at = group_activations.scales_at(p.m, p.k)
     if p.x != EIGHT_BITS:
         (multiply,) = products
-        of_x = X_UNITS + group_activations.nbytes(p.m, p.k, config.x_scale)
-        of_x = 1 << (of_x - 1).bit_length()
+        of_x = group_activations.room_within(p.m, p.k, config.x_scale)
 
         def quantizing(stream: int, x: int, w: int, *of_y: int) -> None:
             room, units = workspace(device, stream, REQUANTIZE, size), address(device, QUANTIZED, of_x, stream)
-            codes = units + X_UNITS
+            codes = units + group_activations.UNITS
             with room.lock:
                 multiply(stream, codes, w, codes + scales_at, x, units, *of_y)
 
@@ -234,7 +232,7 @@ def sizes(p: Problem, part: Slice, nbytes: int) -> tuple[S8Sizes, int]:
     clusters = min(2 * tiles_of_y - whole, most)
     groups, rest = divmod(min(clusters, tiles_of_y), S8Sizes.ROW_TILES_TOGETHER * token_tiles)
     first = min(part.clusters, groups * S8Sizes.ROW_TILES_TOGETHER + min(rest, S8Sizes.ROW_TILES_TOGETHER))
-    x_type = next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == p.x), 0)
+    x_type = prefill_sm90_eight_bits.x_type(p)
     of_x = p.m, -(-p.k // COLUMNS), -(-p.k // tiles.columns(p.format)), group_activations.rows_of(p.m), x_type
     of_w = part.first, part.row_blocks, part.clusters
     return S8Sizes(p.n, nbytes, p.k, *of_x, *of_w, token_tiles, whole, first), clusters * CLUSTER

@@ -29,7 +29,6 @@ from .sm90_grid import PAIR, Grid, grid_of
 
 NAME, QUANTIZED = "prefill_sm90_eight_bits", "x in eight bits"
 TURN = 8 * 8 * COLUMNS  # numbers of x that a CTA quantizes at a time: a warp has 8 tokens
-X_TURNS = 128  # bytes of XTurns of kernels/sm90/quantize_by_turns.cuh, before the codes of x
 MOST_TOKENS = 128  # but for formats whose weights take few registers: with 176 q4_k takes 179 us where 128 take 170
 # k_blocks of formats with a minimum or groups of 16, and of those whose levels lie in a table, by those of the others:
 # with 1024 rows of x q4_k takes 170.0, q6_k 172.5 and iq4_nl 179 us, q4_0 151.0, mxfp4 153.1, q8_0 152.4 (8192x8192).
@@ -45,7 +44,7 @@ class Pointers(ctypes.Structure):
         ("w", ctypes.c_void_p),
         ("x_scales", ctypes.c_void_p),
         ("given", ctypes.c_void_p),
-        ("x_turns", ctypes.c_void_p),
+        ("x_units", ctypes.c_void_p),
         ("epilogue", EpilogueArguments),
     ]
 
@@ -91,11 +90,10 @@ class EightBitLaunch:
         pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
         partials, w, *x = (
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
-            for name in ("partials", "w", "x_scales", "given", "x_turns")
+            for name in ("partials", "w", "x_scales", "given", "x_units")
         )
         rows = group_activations.rows_of(p.m)
-        x_type = next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == p.x), 0)
-        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, rows, x_type))
+        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, rows, x_type(p)))
         stream_k = stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks))
         cluster = PAIR if grid.cluster_split_k else 0
 
@@ -106,8 +104,7 @@ class EightBitLaunch:
         room = partial(address, p.device, PARTIALS, workspace_bytes(grid, count, config))
         of_launch = grid.ctas, config.threads, shared, pointers, count_of_pointers, cluster
         by_codes, kept = by_tensor_map(box, room, function, arguments, *of_launch), dict[int, int]()
-        of_x = X_TURNS + group_activations.nbytes(p.m, p.k, config.x_scale)
-        of_x = 1 << (of_x - 1).bit_length()  # one of few sizes: workspaces are kept
+        of_x = group_activations.room_within(p.m, p.k, config.x_scale)
 
         def prepared(stream: int, x: int, w: int, *of_y: int) -> None:
             by_codes(stream, x, w, x + scales_at, 0, 0, *of_y)
@@ -116,7 +113,7 @@ class EightBitLaunch:
             room = kept.get(stream)
             if room is None:
                 room = kept[stream] = address(p.device, QUANTIZED, of_x, stream)
-            codes = room + X_TURNS
+            codes = room + group_activations.UNITS
             by_codes(stream, codes, w, codes + scales_at, x, room, *of_y)
 
         self.enter, self.grid = prepared if p.x == EIGHT_BITS else quantizing, grid
@@ -134,6 +131,11 @@ def quantizes(p: Problem) -> bool:
         return False
     *_, grid = _grid(p, ranked(p)[0][0])
     return group_activations.scales_at(p.m, p.k) <= TURN * grid.ctas
+
+
+def x_type(p: Problem) -> int:
+    """The TYPE_CODES of x that a kernel quantizes itself, 0 of x in eight bits."""
+    return next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == p.x), 0)
 
 
 def _grid(p: Problem, config: Sm90Config) -> tuple[int, int, Grid]:
