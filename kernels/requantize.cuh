@@ -8,6 +8,21 @@
 
 namespace qgemm {
 
+// Config with its format without a table of levels, where the format says how by a struct WithoutTable.
+template <class Format, class = void>
+struct Tableless {
+    using Type = Format;
+};
+template <class Format>
+struct Tableless<Format, decltype(void(sizeof(typename Format::WithoutTable)))> {
+    using Type = typename Format::WithoutTable;
+};
+template <class Base>
+struct RequantizeConfig : Base {
+    template <int M16_TILES>
+    using Format = typename Tableless<typename Base::template Format<M16_TILES>>::Type;
+};
+
 constexpr int BOX_COLUMNS = 128, BOX_K_BLOCKS = BOX_COLUMNS / K_BLOCK;
 constexpr int STAGE_K_BLOCKS = EIGHT_BIT_COLUMNS / K_BLOCK, STAGE_BOXES = STAGE_K_BLOCKS / BOX_K_BLOCKS;
 

@@ -15,8 +15,8 @@ from strategies import TILED
 import qgemm
 from qgemm.cuda.jit import codegen, nvrtc, sources
 from qgemm.cuda.jit.cache import cached
-from qgemm.cuda.kernels import decode, routes
-from qgemm.cuda.kernels.gemm_sm90_s8 import NAME, REQUANTIZE
+from qgemm.cuda.kernels import decode, requantize, routes
+from qgemm.cuda.kernels.gemm_sm90_s8 import NAME
 from qgemm.cuda.problem import Q8_1, TYPES, Problem
 from qgemm.formats.groups import REPRESENTATIVES
 
@@ -88,7 +88,7 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
         sm = int("".join(filter(str.isdigit, arch)))
         rows = {row.kernel.name for row in routes.ROUTES if row.runs_on(sm) and row.kernel.name != "cublas"}
         transforms = {transform.name for transform in routes.TRANSFORMS}
-        other = {REQUANTIZE} if NAME in rows else set()  # the second source of a kernel
+        other = {requantize.NAME} if NAME in rows else set()  # the second source of a kernel
         found = {unit.kernel for unit in chosen if unit.arch == arch}
         assert not rows - found, f"a row names {arch}, where rows above it take all its problems"
         assert found == rows | transforms | other

@@ -22,7 +22,7 @@ from qgemm.codec.error_bound import e4m3_exact, excess
 from qgemm.codec.group_activations import E4M3
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
-from qgemm.cuda.kernels import routes
+from qgemm.cuda.kernels import requantize, routes
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.problem import EIGHT_BITS, TYPES, Problem
 
@@ -243,5 +243,5 @@ def test_a_model_is_prepared_for_it():
     """Formats of which it is not are left out."""
     w, other = (qgemm.quantize(normal(128, 256), name) for name in ("mxfp4", "q4_0"))
     keys = needed([w, other], 90, activations=(E4M3,))
-    made = [(fmt, dict(template)["E4M3"]) for name, fmt, template in keys if name in (gemm.REQUANTIZE, prefill.NAME)]
+    made = [(fmt, dict(template)["E4M3"]) for name, fmt, template in keys if name in (requantize.NAME, prefill.NAME)]
     assert set(made) == {(MXFP4, 1)}

@@ -21,16 +21,17 @@ from qgemm.codec.eight_bits import eight_bits
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
-from qgemm.cuda.kernels import prefill_sm90_eight_bits, routes
+from qgemm.cuda.kernels import prefill_sm90_eight_bits, requantize, routes
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.sm90_config import SHARED
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 from qgemm.formats import format_of
 
-# A zero, a minimum, groups of 16, a codebook and a grid; each by the groups of x for which another test compiles it:
-# tests/test_prefill_sm80_eight_bits.py.
-SOME = {"q4_0": "a8_g128", "q4_k": "a8_g256", "q6_k": "a8_g128", "mxfp4": "a8_g256", "iq2_xs": "a8_g256"}
+# A zero, a minimum, groups of 16, a codebook, pairs of values and a grid; each by the groups of x for which another
+# test compiles it: tests/test_prefill_sm80_eight_bits.py.
+G128, G256 = "a8_g128", "a8_g256"
+SOME = {"q4_0": G128, "q4_k": G256, "q6_k": G128, "mxfp4": G256, "iq4_nl": G128, "iq2_xs": G256}
 
 
 def prepared(x, kind):
@@ -42,14 +43,26 @@ def prepared(x, kind):
 @harness.needs_compiler
 @each([format_of(name) for name in SOME])
 def test_bytes_of_w_are_those_of_the_other_kernels(fmt):
-    """Codes and scales bit for bit; N and K that end inside a tile, a pair of row_blocks and a stage."""
-    w = random_tensor(fmt, 150, 288, np.random.default_rng(3))
+    """Codes and scales bit for bit; N and K that end inside a tile, a pair of row_blocks, a CTA's and a stage."""
+    more = (requantize.row_blocks_of(fmt) - 1) * tiles.ROWS
+    w = random_tensor(fmt, 150 + more, 288, np.random.default_rng(3))
     kind = SOME[fmt.name]
     known = codes_of(w, run_eight_bits(w, prepared(np.eye(w.shape[1], dtype=np.float32), kind), kind, config=2))
     for ctas in (2, 1):
         found = requantized(w, ctas)
         np.testing.assert_array_equal(found.codes, known.codes)
         np.testing.assert_allclose(found.scale, known.scale, rtol=2.0**-22)
+
+
+@given(st.sampled_from(["q4_0", "iq2_xs"]), st.integers(1, 5000), st.integers(1, 200), st.integers(1, 200))
+def test_ctas_have_every_row_block_and_stage(name, row_blocks, stages, sms):
+    fmt = format_of(name)
+    along_k, along_n = requantize.grid(fmt, row_blocks, stages, sms)
+    assert 1 <= along_k <= stages
+    assert 0 <= along_n * requantize.row_blocks_of(fmt) - row_blocks < requantize.row_blocks_of(fmt)
+    if requantize.table_bytes(fmt):
+        assert along_k * along_n <= max(sms, along_n), "more than a wave"
+        assert requantize.smem_bytes(fmt) <= SHARED
 
 
 @pytest.mark.compiles
@@ -139,7 +152,7 @@ def test_shared_memory_and_registers_fit(kind):
 @each([format_of(name) for name in ("q4_0", "q4_k", "q6_k", "iq4_nl", "iq2_xs")])
 def test_formats_with_a_table_have_no_makers(fmt):
     makers = [config.makers > 0 for config in gemm.configs(Problem(fmt, "a8_g256", 1024, 4096, 4096, 90, EIGHT_BITS))]
-    assert makers == ([False] if tiles.table_bytes(fmt) else [False, True])
+    assert makers == ([False] if requantize.table_bytes(fmt) else [False, True])
 
 
 @pytest.mark.parametrize("kind", INTEGER)
@@ -161,4 +174,4 @@ def test_a_model_is_prepared_for_it():
     w = qgemm.Tensor("q4_0", (128, 256), np.zeros((128, 8), qgemm.FORMATS["q4_0"].dtype))
     for sm, there in ((80, False), (90, True)):
         kernels = {name for name, *_ in needed([w], sm, activations=("a8_g256",))}
-        assert (gemm.REQUANTIZE in kernels) == (gemm.NAME in kernels) == there
+        assert (requantize.NAME in kernels) == (gemm.NAME in kernels) == there

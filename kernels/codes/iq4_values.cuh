@@ -28,11 +28,30 @@ __device__ inline Bytes iq4_nl_values(u32 codes) {
     return values;
 }
 
+// Values as halves by prmt alone.
+template <class Fields>
+struct Iq4WithoutTable : Fields {
+    static constexpr int TABLE_BYTES = 0, CODE_BIAS = 0, CODE_EXPONENT = 0, HIGH_ROW_SHIFT = 0;
+
+    static __device__ Fragment codes_f16(const typename Fields::Codes& codes, int step) {
+        const Bytes values = iq4_nl_values(codes.qs[step]);
+        return {level(values.row[0], 0x4240), level(values.row[1], 0x4240), level(values.row[0], 0x4341),
+                level(values.row[1], 0x4341)};
+    }
+
+private:
+    // 0x64 as the upper byte makes a half of 1024 and the lower.
+    static __device__ half2 level(u32 values, u32 selector) {
+        return __hsub2(as_half2(prmt(values, 0x64646464, selector)), __float2half2_rn(1024 + 128));
+    }
+};
+
 // Codes in the field qs: of row g in the lower half of a word, of row g + 8 in the upper; in either those of columns 2t,
 // 2t + 1, 2t + 8, 2t + 9.
 template <class Fields>
 struct Iq4Values : Fields {
     using Codes = typename Fields::Codes;
+    using WithoutTable = Iq4WithoutTable<Fields>;
     static constexpr int ZERO = 0;  // of bytes(), which are values
     static constexpr int CODE_BIAS = 0, CODE_EXPONENT = 0, HIGH_ROW_SHIFT = 0;
     static_assert(Fields::LEVEL_EXPONENT == 0, "the table has levels as they are");

@@ -27,7 +27,7 @@ struct S8Weights {
 
 template <class Config>
 struct Maker {
-    using TileOf = TileConfig<typename Config::Given>;
+    using TileOf = TileConfig<RequantizeConfig<typename Config::Given>>;
     using Codes = typename TileOf::TileFormat::Codes;
     static constexpr int ROWS = 16, UNITS = Config::ROWS / ROWS;  // of a unit; of a stage
     static constexpr int AHEAD = BOX_K_BLOCKS;                    // k_blocks whose codes are loaded

@@ -10,7 +10,7 @@ import numpy as np
 from qgemm.codec.eight_bits import COLUMNS, EightBits
 from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit.twins import EpilogueArguments, Products, Types
-from qgemm.cuda.kernels import decode, gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits
+from qgemm.cuda.kernels import decode, gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits, requantize
 from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template, gated_config
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
@@ -96,8 +96,10 @@ def requantized(w, ctas, kind="a8_g256"):
     out = device_array(gemm_sm90_s8.Slice(0, row_blocks).nbytes(k), np.uint8)
     out[...] = 0xAA
     packed = to_device(tiles.pack(fmt, w.blocks))
-    made = kernel(gemm_sm90_s8.REQUANTIZE, fmt, **gemm_sm90_s8.requantize_template(fmt, kind))
-    made((ctas, row_blocks), 128, packed, out, along_k, stages, pairs)
+    made = kernel(requantize.NAME, fmt, **requantize.template(fmt, kind))
+    along_n = requantize.grid(fmt, row_blocks, stages, 1)[1]
+    sizes = along_k, stages, row_blocks, pairs
+    made((ctas, along_n), requantize.threads(fmt), packed, out, *sizes)
     size = pairs * 2 * tiles.ROWS * stages * COLUMNS
     chunks = out[:size].view(np.int8).reshape(pairs, stages, 2, COLUMNS // BOX, tiles.ROWS, BOX // 16, 16)
     for row in range(8):  # chunk c of row r lies at c ^ (r % 8)

@@ -1,7 +1,7 @@
 """Products of eight bits of a matrix whose bytes lie in a workspace, by gemm_sm90_s8: for many rows of x.
 
 W is packed as ever; its bytes are in the workspace for the time of a call, slice by slice where it is large. Makers,
-warps of the kernel itself, write them while others multiply; where levels lie in a table `requantize` does it before.
+warps of the kernel itself, write them while others multiply; where levels lie in a table requantize does it before.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import cache, partial
 from math import inf
 from typing import NamedTuple
 
-from qgemm.codec.eight_bits import COLUMNS, level_range
+from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import E4M3, GROUPS, multiplies
 from qgemm.cuda.configs import read
-from qgemm.cuda.driver.launch import Launch, by_tensor_map
+from qgemm.cuda.driver.launch import by_tensor_map
 from qgemm.cuda.driver.workspace import address, workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
@@ -25,14 +25,15 @@ from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, TYPES, Problem
 
-from . import prefill_sm80_eight_bits, prefill_sm90_eight_bits, sm90_config
+from . import prefill_sm80_eight_bits, prefill_sm90_eight_bits, requantize, sm90_config
 from .kernel import Kernel, Launchable
 from .sm90_config import BARRIER, EPI_TOKEN, SUM
 
-NAME, REQUANTIZE, QUANTIZED = "gemm_sm90_s8", "requantize", "quantized x"
+NAME, QUANTIZED = "gemm_sm90_s8", "quantized x"
 # Of x, up to which warps quantize it within: 512 rows of 8192 columns take 76.8 us for 78.5 of two launches, of 4096
 # columns 76.2 for 79.1 (8192 and 14336 rows of W), but 1024 rows of 8192 columns 141.1 for 139.8.
 QUANTIZED_NUMBERS = 6 << 20
+WITHIN_US = 0.5  # that this takes less at least than a launch of its own
 WORKSPACE = 256 << 20  # bytes of a slice of W at most, a power of two
 CLUSTER, ROW_BLOCKS = 2, 2  # CTAs that share tokens, and the row_blocks of each: kernels/sm90/s8_gemm.cuh
 CLUSTER_BLOCKS = CLUSTER * ROW_BLOCKS
@@ -43,7 +44,6 @@ UNIT_ROWS, BOX = 16, 128  # rows of a stage that a maker makes at a time, column
 UNIT_FLAG = 4  # bytes, of those rows
 UNITS = ROW_BLOCKS * tiles.ROWS // UNIT_ROWS  # of a stage of a CTA
 MADE = 128  # bytes of Made of kernels/sm90/s8_gemm.cuh before its flags
-STAGES_OF_TABLE = 8  # that a CTA of requantize goes through where it fills a table of levels first
 
 
 class S8Config(NamedTuple):
@@ -103,7 +103,7 @@ def configs_of(activation: str) -> tuple[S8Config, ...]:
 
 def configs(p: Problem) -> list[S8Config]:
     """Those that a format has: makers have no table of levels."""
-    return [config for config in configs_of(p.activation) if not (config.makers and tiles.table_bytes(p.format))]
+    return [config for config in configs_of(p.activation) if not (config.makers and requantize.table_bytes(p.format))]
 
 
 def smem_bytes(config: S8Config) -> int:
@@ -126,7 +126,7 @@ def template(config: S8Config, fmt: Format | None = None) -> Template:
         "MAKERS": config.makers,
         "TOKENS": TOKENS,
         "HALF": HALF,
-        **(requantize_template(fmt, config.activation) if fmt and config.makers else {}),
+        **(requantize.weights_template(fmt, config.activation) if fmt and config.makers else {}),
         **group_activations.byte_template(config.activation),
         "X_GROUP": config.x_scale,
         "EPI_TILE": EPI_TILE,
@@ -135,12 +135,6 @@ def template(config: S8Config, fmt: Format | None = None) -> Template:
         "SMEM_BYTES": smem_bytes(config),
         "ARRIVALS": sm90_config.ARRIVALS,
     }
-
-
-def requantize_template(fmt: Format, activation: str) -> Template:
-    """What requantize is compiled with."""
-    least, greatest = level_range(fmt)
-    return {**group_activations.byte_template(activation), "LEAST_LEVEL": int(least), "GREATEST_LEVEL": int(greatest)}
 
 
 def slices(n: int, k: int) -> list[Slice]:
@@ -166,14 +160,16 @@ def launch(p: Problem, config: S8Config) -> Launchable:
     of_row_block = -(-p.k // tiles.columns(p.format)) * tiles.tile_dtype(p.format).itemsize
     befores = [part.first * of_row_block for part in parts]
     products = [_multiplying(p, config, part, nbytes, size) for part in parts]
-    firsts = [None if config.makers else _requantizing(p, part) for part in parts]
+    firsts = [
+        None if config.makers else requantize.launch(p, part.row_blocks, part.clusters * CLUSTER) for part in parts
+    ]
     scales_at = group_activations.scales_at(p.m, p.k)
     if p.x != EIGHT_BITS:
         (multiply,) = products
         of_x = group_activations.room_within(p.m, p.k, config.x_scale)
 
         def quantizing(stream: int, x: int, w: int, *of_y: int) -> None:
-            room, units = workspace(device, stream, REQUANTIZE, size), address(device, QUANTIZED, of_x, stream)
+            room, units = workspace(device, stream, requantize.NAME, size), address(device, QUANTIZED, of_x, stream)
             codes = units + group_activations.UNITS
             with room.lock:
                 multiply(stream, codes, w, codes + scales_at, x, units, *of_y)
@@ -181,11 +177,11 @@ def launch(p: Problem, config: S8Config) -> Launchable:
         return quantizing
 
     def enter(stream: int, x: int, w: int, *of_y: int) -> None:
-        room = workspace(device, stream, REQUANTIZE, size)
+        room = workspace(device, stream, requantize.NAME, size)
         with room.lock:
-            for before, requantize, multiply in zip(befores, firsts, products, strict=True):
-                if requantize is not None:
-                    requantize(stream, w + before, room.pointer)
+            for before, make_bytes, multiply in zip(befores, firsts, products, strict=True):
+                if make_bytes is not None:
+                    make_bytes(stream, w + before, room.pointer)
                 multiply(stream, x, w + before, x + scales_at, 0, 0, *of_y)
 
     return enter
@@ -194,18 +190,6 @@ def launch(p: Problem, config: S8Config) -> Launchable:
 def made_bytes(nbytes: int) -> int:
     """What makers know of each other, behind a workspace of so many bytes: Made of kernels/sm90/s8_gemm.cuh."""
     return MADE + nbytes // (UNIT_ROWS * COLUMNS) * UNIT_FLAG
-
-
-def _requantizing(p: Problem, part: Slice) -> Launchable:
-    """What makes the bytes of a slice, of pointers to W from the slice on and to the workspace."""
-    stages, along_k, table = -(-p.k // COLUMNS), -(-p.k // tiles.columns(p.format)), tiles.table_bytes(p.format)
-    pointers = (ctypes.c_void_p * 2)()
-    arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
-    sizes = along_k, stages, part.clusters * CLUSTER
-    function = load(REQUANTIZE, p.format, **requantize_template(p.format, p.activation))
-    grid = -(-stages // (STAGES_OF_TABLE if table else 1)), part.row_blocks
-    arguments = *arrays, *map(ctypes.c_int, sizes)
-    return Launch(function, grid, tiles.WARPS * tiles.LANES, table, arguments, pointers, len(pointers)).enter
 
 
 def _multiplying(p: Problem, config: S8Config, part: Slice, nbytes: int, size: int) -> Launchable:
@@ -220,7 +204,7 @@ def _multiplying(p: Problem, config: S8Config, part: Slice, nbytes: int, size: i
     arguments = *arrays, pointers.epilogue, of_sizes
     box = EIGHT_BITS, of_sizes.x_rows, group_activations.columns_of(p.k), HALF // CLUSTER
     of_launch = ctas, threads(config), int(constants["SMEM_BYTES"]), pointers, 5 + len(Outputs._fields_), CLUSTER
-    room, function = partial(address, p.device, REQUANTIZE, size), load(NAME, fmt, **constants)
+    room, function = partial(address, p.device, requantize.NAME, size), load(NAME, fmt, **constants)
     return by_tensor_map(box, room, function, arguments, *of_launch)
 
 
@@ -291,7 +275,7 @@ def ranked(p: Problem) -> list[tuple[S8Config, float]]:
 
 def pays(p: Problem) -> bool:
     """Whether it takes less time than the kernel that makes bytes of W in its main loop."""
-    us = ranked(p)[0][1]
+    us = ranked(p)[0][1] - (WITHIN_US if quantizes(p) else 0)
     if p.activation == E4M3:
         return us < E4M3_BY_HALVES * prefill_sm80_eight_bits.ranked(p)[0][1]
     return us < prefill_sm90_eight_bits.ranked(p)[0][1]
@@ -302,9 +286,9 @@ def variants(fmt: Format, sm: int, activations: Collection[str] = tuple(GROUPS))
     if not (90 <= sm < 100 and fmt.tiled):
         return
     kinds = [kind for kind in GROUPS if kind in activations and multiplies(kind, fmt)]
-    found = {tuple(each.items()): each for each in (requantize_template(fmt, kind) for kind in kinds)}
-    yield from ((REQUANTIZE, each) for each in found.values())  # of integers it does not depend on their groups
-    if not tiles.table_bytes(fmt):
+    found = {tuple(each.items()): each for each in (requantize.template(fmt, kind) for kind in kinds)}
+    yield from ((requantize.NAME, each) for each in found.values())  # of integers it does not depend on their groups
+    if not requantize.table_bytes(fmt):
         yield from ((NAME, template(config, fmt)) for kind in kinds for config in configs_of(kind) if config.makers)
 
 
