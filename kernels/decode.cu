@@ -1,7 +1,7 @@
 // decode: y [m, n] = x [m, k] @ W [n, k].T for up to 16 tokens, W4A16, at the speed of memory.
 //
-// Intra-CTA split-K: each warp streams its tiles through a pipeline of its own (decode/pipeline.cuh) and multiplies them
-// by mma.sync, W as operand A, tokens as operand B (decode/a16.cuh).
+// Intra-CTA split-K: each warp streams its tiles through a pipeline of its own (decode/pipeline.cuh) and multiplies
+// them by mma.sync, W as operand A, tokens as operand B (decode/a16.cuh).
 // Config: see decode/config.cuh.
 #include "decode/a16.cuh"
 

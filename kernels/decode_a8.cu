@@ -110,7 +110,8 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     }
 }
 
-// x [m, k] -> Activations [k_blocks][m] by all threads of the CTA: eight columns of a token each, AT_ONCE loads in flight.
+// x [m, k] -> Activations [k_blocks][m] by all threads of the CTA: eight columns of a token each, AT_ONCE loads in
+// flight.
 template <int THREADS, class In>
 __device__ inline void quantize(Activations* to, const In* x, i64 k, int m, int k_blocks) {
     constexpr int SHARES = K_BLOCK / 8, AT_ONCE = 4;
@@ -140,7 +141,8 @@ __device__ __forceinline__ void run_decode(const Products& products, unsigned ch
     using In = typename Config::In;
     using Smem = WarpSmem<Config, typename StageX<Config, In>::Type>;
     constexpr int K_BLOCKS = Config::K_BLOCKS, STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
-    // Terms of bf16, 8 bits each, of a sum of x: sums of blocks have 11 bits, those of half blocks are products of two such.
+    // Terms of bf16, 8 bits each, of a sum of x: sums of blocks have 11 bits, those of half blocks are products of two
+    // such.
     constexpr int SUM_TERMS = BLOCK_SCALES<typename Config::Fields> > 1 ? 3 : 2;
     static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
     const WarpCoord<Config> coord(products);

@@ -1,8 +1,8 @@
-// dequantize_codebook: absmax [blocks], bit planes [blocks, BITS] -> values [blocks * 32], w = absmax * codebook[q] exact in
-// float, rounded once to Out.
+// dequantize_codebook: absmax [blocks], bit planes [blocks, BITS] -> values [blocks * 32], w = absmax * codebook[q]
+// exact in float, rounded once to Out.
 //
-// A lane owns eight values, four lanes a block: they load a plane each and transpose their bytes. Of floats, 32 bytes of
-// a lane, it decodes half of its neighbour's as well, so that the two store whole sectors.
+// A lane owns eight values, four lanes a block: they load a plane each and transpose their bytes. Of floats, 32 bytes
+// of a lane, it decodes half of its neighbour's as well, so that the two store whole sectors.
 // Config: that of planes.cuh, and Out (float, half, bf16).
 #include "planes.cuh"
 

@@ -42,8 +42,8 @@ struct Converted : Integers<F> {
     __device__ static float scaled(float da, int dot) { return da * float(dot); }
 };
 
-// Integer accumulators that start at the bits of the float 1.5 * 2^23, whose last place is 1: as they stand they are floats,
-// too large by that number. da times it is exact, since da has 11 bits, so that the result is rounded once.
+// Integer accumulators that start at the bits of the float 1.5 * 2^23, whose last place is 1: as they stand they are
+// floats, too large by that number. da times it is exact, since da has 11 bits, so that the result is rounded once.
 template <class F>
 struct Biased : Integers<F> {
     static constexpr int START = 0x4b400000;
@@ -128,7 +128,8 @@ __device__ inline void add_block(Acc& acc, const typename Dots::Step& first, con
 template <class Format>
 constexpr bool WIDE_GROUPS = Format::GROUP_SIZE >= K_BLOCK;
 
-// acc += the products of all blocks of a k_block that share a scale and a minimum, of which there are half as many then.
+// acc += the products of all blocks of a k_block that share a scale and a minimum, of which there are half as many
+// then.
 // steps: weights; x, da: of the blocks; sums: of sa over them.
 template <class Dots, bool MINIMUM, int COLUMN_TILES>
 __device__ inline void add_blocks(Acc& acc, const typename Dots::Step (&steps)[2 * BLOCKS], float2 dw, float2 mw,

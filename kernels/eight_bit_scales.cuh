@@ -38,8 +38,8 @@ struct EightBitScales {
     static constexpr int CODE_UNIT = FEWEST > MOST ? FEWEST : MOST;
     static constexpr int EXPONENT = Format::CODE_EXPONENT - CODE_UNIT;
 
-    // Whether ratios are multiples of 1 / zero: the zero is a whole number of units then, so that one multiply-add makes
-    // a rounded byte of a code. Half of 1 / zero times a level that is at most the zero is half a unit.
+    // Whether ratios are multiples of 1 / zero: the zero is a whole number of units then, so that one multiply-add
+    // makes a rounded byte of a code. Half of 1 / zero times a level that is at most the zero is half a unit.
     static constexpr bool WHOLE_ZERO = !HAS_MINIMUM && Format::CODE_BIAS >= GREATEST && Format::CODE_BIAS >= -LEAST;
     // One multiply-add also does without a zero or a minimum.
     static constexpr bool ONE_STEP = WHOLE_ZERO || !HAS_OFFSET;

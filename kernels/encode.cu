@@ -1,6 +1,7 @@
 // encode: values [count * 32] -> blocks [count] as they lie in a file, byte for byte as NumPy encodes them.
 //
-// Each CTA stores what it found: sums of squares of the error and of the values, and the first block that cannot be held.
+// Each CTA stores what it found: sums of squares of the error and of the values, and the first block that cannot be
+// held.
 //
 // A warp takes BLOCKS_PER_WARP blocks at a time, eight at once; a lane owns eight values, four lanes a block
 // (codes/encoder.cuh). Blocks are put together in shared memory and leave as Blocks::BYTES chunks of 16 bytes: `blocks`

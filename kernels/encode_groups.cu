@@ -1,10 +1,10 @@
-// encode_groups: values [count * WEIGHTS] -> blocks [count] as they lie in a file, byte for byte as NumPy encodes them, of
-// formats whose scales are searched or whose blocks have several groups of weights.
+// encode_groups: values [count * WEIGHTS] -> blocks [count] as they lie in a file, byte for byte as NumPy encodes them,
+// of formats whose scales are searched or whose blocks have several groups of weights.
 //
 // importance, if WEIGHTED: of the values of `period` blocks, after which it begins anew; not negative.
-// A lane owns a group of a block (codes/group_encoder.cuh), neighbouring lanes a block; a warp takes BLOCKS_PER_WARP blocks at
-// a time. Codes meet in shared memory, where the lanes of a block put it together; blocks leave as chunks of 16 bytes:
-// `blocks` has room for a whole number of turns. Each CTA stores what it found (found.cuh).
+// A lane owns a group of a block (codes/group_encoder.cuh), neighbouring lanes a block; a warp takes BLOCKS_PER_WARP
+// blocks at a time. Codes meet in shared memory, where the lanes of a block put it together; blocks leave as chunks of
+// 16 bytes: `blocks` has room for a whole number of turns. Each CTA stores what it found (found.cuh).
 // Config: Format, Blocks, Block; WEIGHTED, THREADS, BLOCKS_PER_WARP.
 #include "codes/group_encoder.cuh"
 #include "codes/quantize.cuh"

@@ -9,10 +9,12 @@
 //   scale(m16, g, index), minimum(m16, g, index)   of rows g and g + 8 of 16-row group m16; index counts groups of
 //                            GROUP_SIZE weights along the tile
 //   place_bytes(first, second, codes, pair)   (level + CODE_BIAS) * 2^slice_shift(step) of two steps as bytes in the
-//                            order of bytes(), in row g + 8 times 2^HIGH_ROW_SHIFT: a mask each, where codes have few bits
+//                            order of bytes(), in row g + 8 times 2^HIGH_ROW_SHIFT: a mask each, where codes have few
+//                            bits
 //   placed_codes(k_block, m16, lane)          the codes for it
 //   sub_scale_bytes(m16, g, k_block, odd)     the integers by which a super-block's scale is multiplied, times
-//                            2^SUB_SHIFT, as signed bytes: of row g for an even (odd) step of each pair, then of row g + 8
+//                            2^SUB_SHIFT, as signed bytes: of row g for an even (odd) step of each pair, then of row g
+//                            + 8
 // w = scale * level + minimum.
 // SCALE_FACTORS: 1 if scales and minimums are halves, half_scale(m16, g, index) and half_minimum, or with GROUP_ZERO
 // -half_scale times half_zero; 2 if they are the products of halves and integers, sub_scale(m16, g, index, unit) and
@@ -20,8 +22,8 @@
 // SUPER_BLOCK with minimums: super_minimum(m16, g) in float, sub_minimums(pairs, m16, g, pair) of two groups as bf16.
 // TABLE_BYTES != 0: levels come from a table in shared memory (codes/codebook.cuh). codes_f16 and fragment are the same
 // then, rounded to what the table holds; levels(codes, step) are floats, exact.
-// OWNS_COLUMNS: a k_block also has owned(m16, lane), codes of columns 4t to 4t + 3 of each step instead, which cost less
-// where x need not lie in the order of columns. codes_f16 takes either.
+// OWNS_COLUMNS: a k_block also has owned(m16, lane), codes of columns 4t to 4t + 3 of each step instead, which cost
+// less where x need not lie in the order of columns. codes_f16 takes either.
 // SCALES_ONCE: decoding a scale takes more than a load, so the lanes of a quad decode them for each other.
 #pragma once
 

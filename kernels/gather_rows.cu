@@ -1,8 +1,8 @@
 // gather_rows: rows of W [n, k] by their index -> y [count, k], decoded. w = scale * level + minimum, exact in float32,
 // rounded once to Out.
 //
-// Four lanes decode a k_block of a row, and with it the row 8 below or above, which shares their words. An index that is
-// no row stops the device, as in PyTorch.
+// Four lanes decode a k_block of a row, and with it the row 8 below or above, which shares their words. An index that
+// is no row stops the device, as in PyTorch.
 // Config: Format, KBlock, K_BLOCKS, Out (float, half, bf16), THREADS.
 #include "fragment.cuh"
 #include "ptx/trap.cuh"

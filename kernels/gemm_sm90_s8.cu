@@ -26,9 +26,9 @@ struct S8Consumer {
     Smem<Config>& smem;
     int row_block, warp, lane;
 
-    // acc += W @ x of a tile, or of a half of it. before: stages of W that whole tiles have used before. Rings begin anew
-    // with each tile: of rings that are carried from tile to tile ptxas does not know that all threads have the same,
-    // and wgmma's descriptors go through vector registers (144 us for 135).
+    // acc += W @ x of a tile, or of a half of it. before: stages of W that whole tiles have used before. Rings begin
+    // anew with each tile: of rings that are carried from tile to tile ptxas does not know that all threads have the
+    // same, and wgmma's descriptors go through vector registers (144 us for 135).
     template <int HALVES>
     __device__ __forceinline__ void run(Acc& acc, int stages, u32 before) const {
         Ring<Config::W_STAGES> w_ring = {before};
@@ -100,8 +100,8 @@ private:
 }  // namespace qgemm
 
 // w: codes as requantize writes them, scales behind them, and what makers know of each other at the end. packed: tiles
-// of W, from those rows on, for makers. x, x_scales: see S8Operands. given: x that is quantized within, or null; x_units:
-// before its bytes.
+// of W, from those rows on, for makers. x, x_scales: see S8Operands. given: x that is quantized within, or null;
+// x_units: before its bytes.
 extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
     gemm_sm90_s8(const __grid_constant__ qgemm::TensorMap x, signed char* w, const void* __restrict__ packed,
                  const float* __restrict__ x_scales, const void* __restrict__ given, qgemm::XUnits* x_units,

@@ -1,8 +1,9 @@
-// moe_combine: y [T, n], the sums over a token's experts of weight * (product + bias), in the order of its ids, in float32.
+// moe_combine: y [T, n], the sums over a token's experts of weight * (product + bias), in the order of its ids, in
+// float32.
 //
 // Products lie sorted by expert (moe_sort). With one expert a token and no weights it puts the products of all slots
-// into their places. A thread has 16 bytes of products of a row, and loads those of several experts at a time; an id that
-// is no expert adds nothing.
+// into their places. A thread has 16 bytes of products of a row, and loads those of several experts at a time; an id
+// that is no expert adds nothing.
 // Config: In (of products), Out (of y); THREADS.
 #include "epilogue.cuh"
 #include "ptx/griddepcontrol.cuh"

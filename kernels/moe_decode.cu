@@ -1,6 +1,8 @@
-// moe_decode: products by experts W [E, n, k] of few tokens, each by those of its ids [T, top_k], at the speed of memory.
+// moe_decode: products by experts W [E, n, k] of few tokens, each by those of its ids [T, top_k], at the speed of
+// memory.
 //
-//   y [T, top_k, n] = x @ W[ids].T + bias[ids], x [T, k] or [T, top_k, k]; if the router's weights are given, times these.
+//   y [T, top_k, n] = x @ W[ids].T + bias[ids], x [T, k] or [T, top_k, k]; if the router's weights are given, times
+//   these.
 //   GATED: of two products by the same expert, of which one is the gate of the other.
 //   SUMMED: y [T, n], the sum over a token's experts, x [T, top_k, k]; the weights multiply the biases alone.
 // decode's pipeline with the expert looked up by each CTA (decode/experts.cuh): nothing is sorted. An id that is no

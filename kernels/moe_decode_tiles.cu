@@ -1,10 +1,10 @@
-// moe_decode_tiles: products by experts W [E, n, k] that few tokens each have, of rows that moe_sort has sorted by expert,
-// at the speed of memory.
+// moe_decode_tiles: products by experts W [E, n, k] that few tokens each have, of rows that moe_sort has sorted by
+// expert, at the speed of memory.
 //
 //   y [rows, n] = x @ W[expert of the row].T
 //   GATED: of two products by the same expert, of which one is the gate of the other, biases added to both.
-// decode's pipeline with the expert looked up by each CTA, which has some rows of W and the TOKENS sorted rows of a token
-// tile at most; CTAs behind the last tile, whose number is known on the device alone, have none.
+// decode's pipeline with the expert looked up by each CTA, which has some rows of W and the TOKENS sorted rows of a
+// token tile at most; CTAs behind the last tile, whose number is known on the device alone, have none.
 // Config: that of decode with PREFETCH = 0; CTAS (of an SM, at least).
 #include "decode/a16.cuh"
 

@@ -2,8 +2,8 @@
 //
 //   y [rows, n] = x @ W[expert of the row].T, of rows of x and y that moe_sort has sorted by expert.
 //   GATED: of two products by the same expert, of which one is the gate of the other, biases added to both.
-// Pipeline and main loop are those of prefill_sm80. A CTA has a tile of y, a token tile of one expert by some rows of W;
-// those behind the last, whose number is known on the device alone, have none.
+// Pipeline and main loop are those of prefill_sm80. A CTA has a tile of y, a token tile of one expert by some rows of
+// W; those behind the last, whose number is known on the device alone, have none.
 // Config: see sm80/config.cuh; In: half, bf16; GATED, GATE (a GateCode).
 #include "epilogue.cuh"
 #include "sm80/a16.cuh"

@@ -1,9 +1,9 @@
-// moe_sort: ids [T, top_k] of experts -> their places sorted by expert, the token tiles of every expert, and the rows of
-// x [T, k] or [T, top_k, k] in this order.
+// moe_sort: ids [T, top_k] of experts -> their places sorted by expert, the token tiles of every expert, and the rows
+// of x [T, k] or [T, top_k, k] in this order.
 //
 // A stable counting sort. Each CTA counts the experts of all ids, those before its own segment apart, which gives the
-// first row of every expert in its segment; one warp hands out the rows of the segment in order, 32 slots at a time, and
-// all warps copy what x has there. So the result depends on the ids alone. An id that is no expert has no row.
+// first row of every expert in its segment; one warp hands out the rows of the segment in order, 32 slots at a time,
+// and all warps copy what x has there. So the result depends on the ids alone. An id that is no expert has no row.
 // Config: THREADS.
 #include "host.cuh"
 #include "ptx/dynamic_smem.cuh"
@@ -22,7 +22,8 @@ struct Sorter {
     int first = blockIdx.x * all.segment, end = min(all.slots, first + all.segment);  // of the segment
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    // -1 for an id that is no expert, and behind `end`. Nothing branches, so that several loads are on their way at once.
+    // -1 for an id that is no expert, and behind `end`. Nothing branches, so that several loads are on their way at
+    // once.
     template <class Id>
     __device__ int expert_of(int slot, int end) const {
         const i64 id = static_cast<const Id*>(all.ids)[min(slot, all.slots - 1)];

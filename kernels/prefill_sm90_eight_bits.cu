@@ -2,9 +2,9 @@
 //
 //   y[m, n] = sum over groups g of 128 columns:  s_w[n, g / 2] * s_x[m, g] * sum(q_w * q_x)
 //
-// x comes as signed bytes with a scale a token and group; weights are brought to signed bytes in registers, with a scale
-// a row and 256 columns that follows from the scales of the packed format (eight_bit_scales.cuh). The roles of the
-// warps, the pipeline, reductions and the epilogue are those of prefill_sm90; sums are integers within a group.
+// x comes as signed bytes with a scale a token and group; weights are brought to signed bytes in registers, with a
+// scale a row and 256 columns that follows from the scales of the packed format (eight_bit_scales.cuh). The roles of
+// the warps, the pipeline, reductions and the epilogue are those of prefill_sm90; sums are integers within a group.
 // Config: see sm90/config.cuh and sm90/eight_bits.cuh.
 #include "sm90/eight_bit_mainloop.cuh"
 

@@ -1,4 +1,5 @@
-// quantize_activations: x [m, k] -> blocks of codes, k_block by k_block [along][m], as codes/quantize.cuh computes them.
+// quantize_activations: x [m, k] -> blocks of codes, k_block by k_block [along][m], as codes/quantize.cuh computes
+// them.
 //
 // A thread owns eight columns of a token. A block beyond k, in the last k_block, is zero.
 // Config: In (float, half, bf16).

@@ -1,9 +1,9 @@
 // quantize_codebook: values [blocks * 32] -> absmax [blocks], bit planes [blocks, BITS], bit for bit as NumPy encodes.
 //
-// A lane owns eight values, four lanes a block; a warp takes 32 blocks in four turns. A table tells the edge that a value
-// has to be compared with, or halving finds it where edges lie too close together for that. Nothing is divided: the
-// comparisons are products whose sign is exact (qgemm/codec/codebook.py). Codes become a byte of each plane in a lane,
-// and four lanes transpose their bytes to planes.
+// A lane owns eight values, four lanes a block; a warp takes 32 blocks in four turns. A table tells the edge that a
+// value has to be compared with, or halving finds it where edges lie too close together for that. Nothing is divided:
+// the comparisons are products whose sign is exact (qgemm/codec/codebook.py). Codes become a byte of each plane in a
+// lane, and four lanes transpose their bytes to planes.
 // `refused` gets the least number of a block that holds NaN or infinity or whose absmax has no finite code.
 // Config: that of planes.cuh, and In (float, half, bf16).
 #include "planes.cuh"

@@ -79,8 +79,8 @@ __device__ inline u32 four_codes<true>(float a, float b, float c, float d) {
     return e4m3x2(a, b) | e4m3x2(c, d) << 16;
 }
 
-// 256 columns of TOKENS tokens, from `first` and `first_token` on, a warp's. A lane has eight columns, and finds the scale
-// of one token.
+// 256 columns of TOKENS tokens, from `first` and `first_token` on, a warp's. A lane has eight columns, and finds the
+// scale of one token.
 template <class In, int TOKENS>
 struct TokenGroups {
     static_assert(TOKENS <= 16, "a lane has one token's scale");

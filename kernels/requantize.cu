@@ -1,6 +1,7 @@
 // requantize: tiles -> W as signed bytes or e4m3 floats, a scale for each row and EIGHT_BIT_COLUMNS, for gemm_sm90_s8.
 //
-//   codes   of each pair of row_blocks and EIGHT_BIT_COLUMNS: [row_block][box of 128 columns][64 rows][128 bytes], in which
+//   codes   of each pair of row_blocks and EIGHT_BIT_COLUMNS: [row_block][box of 128 columns][64 rows][128 bytes], in
+//   which
 //           chunk c of 16 bytes of row r lies at c ^ (r % 8), the 128-byte swizzle; of 16 columns those of lane t,
 //           2t, 2t + 1, 2t + 8, 2t + 9, lie together
 //   scales  in the same order, [row_block][64 rows]

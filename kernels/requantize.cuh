@@ -56,8 +56,8 @@ __device__ inline u32 swizzled_row(u32 rows, int lane) {
     return rows + (lane / 8 % 2 * 8 + lane % 8) * BOX_COLUMNS + (lane / 16 ^ lane % 8) * 16;
 }
 
-// Stores the bytes of a k_block, number k_block of its stage, from a lane's swizzled_row on. BOX_BYTES: from box to box.
-// A k_block outside the matrix may have any bytes: x has zeros there.
+// Stores the bytes of a k_block, number k_block of its stage, from a lane's swizzled_row on. BOX_BYTES: from box to
+// box. A k_block outside the matrix may have any bytes: x has zeros there.
 template <int BOX_BYTES, class TileOf, bool E4M3>
 __device__ __forceinline__ void stage_bytes(u32 row, const EightBitScales<TileOf, E4M3>& scales,
                                             const typename TileOf::TileFormat::Codes& codes, int k_block) {

@@ -1,5 +1,5 @@
-// A CTA that owns a row_block of TILE_ROWS rows of W: WARP_SPLIT_K groups of WARPS warps share its tiles along K (split-K
-// within the CTA), each accumulates its own.
+// A CTA that owns a row_block of TILE_ROWS rows of W: WARP_SPLIT_K groups of WARPS warps share its tiles along K
+// (split-K within the CTA), each accumulates its own.
 #pragma once
 
 #include "tile_config.cuh"

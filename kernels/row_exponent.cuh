@@ -110,7 +110,8 @@ struct ScaleLoader<Config, 3> : ScaleLoader<Config, 0> {
 
 // A zero of each group makes a minimum -scale * zero that is rounded once. An integer takes the power of two down to
 // half's least number, 2^-24, the scale what is left: weights are at most twice 2^-e, so that a scale which is a
-// subnormal half then adds less than that number. A half as zero has bits of its own, and their product is made in float.
+// subnormal half then adds less than that number. A half as zero has bits of its own, and their product is made in
+// float.
 template <class Config>
 struct ScaleLoader<Config, 1> {
     using Format = typename Config::TileFormat;

@@ -1,4 +1,5 @@
-// Blocks whose codes are digits to the base 3, in shared memory <-> tiles: the part of pack and unpack that they alone need.
+// Blocks whose codes are digits to the base 3, in shared memory <-> tiles: the part of pack and unpack that they alone
+// need.
 // Blocks, generated from qgemm/codec/layouts/ternary.py: DIGIT_BYTES of a block, place(weight), its byte and digit.
 #pragma once
 

@@ -6,8 +6,8 @@
 
 namespace qgemm {
 
-// e5m2 is the upper byte of a half. Of e4m3 exponent and mantissa, moved one bit below the sign, are those of a half that
-// is 2^-8 of the number, whose exponent has another bias; also where it is subnormal.
+// e5m2 is the upper byte of a half. Of e4m3 exponent and mantissa, moved one bit below the sign, are those of a half
+// that is 2^-8 of the number, whose exponent has another bias; also where it is subnormal.
 template <class Fields>
 struct Floats8 : Fields {
     using Codes = typename Fields::Codes;
@@ -15,8 +15,8 @@ struct Floats8 : Fields {
     static constexpr int ZERO = 0, CODE_BIAS = 0, CODE_EXPONENT = Fields::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
     static constexpr bool E4M3 = CODE_EXPONENT == 8;
 
-    // Halves of bytes 1 and 3 of a word, columns 2t + 8 and 2t + 9; of bytes 0 and 2, columns 2t and 2t + 1, with the word
-    // shifted.
+    // Halves of bytes 1 and 3 of a word, columns 2t + 8 and 2t + 9; of bytes 0 and 2, columns 2t and 2t + 1, with the
+    // word shifted.
     static __device__ u32 halves(u32 word) {
         if constexpr (E4M3) return (word >> 1 & 0x3f803f80) | (word & 0x80008000);
         return word & 0xff00ff00;

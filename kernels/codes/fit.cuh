@@ -1,4 +1,5 @@
-// Scale search of one group by one lane: the fits of qgemm/codec/search.py, byte for byte. Sums run in the order of weights.
+// Scale search of one group by one lane: the fits of qgemm/codec/search.py, byte for byte. Sums run in the order of
+// weights.
 #pragma once
 
 #include "codes/rounded.cuh"
@@ -18,8 +19,8 @@ struct AffineFit {
     __device__ int code(Rounded x) const { return flat ? 0 : clipped(nearest_int(inverse * (x - origin)), 0, most); }
 };
 
-// Kind: MOST, the highest code; FIRST + STEP * i more codes across the range are tried, for i below TRIES; ABSOLUTE: errors
-// count as they are, not squared.
+// Kind: MOST, the highest code; FIRST + STEP * i more codes across the range are tried, for i below TRIES; ABSOLUTE:
+// errors count as they are, not squared.
 template <class Kind, int SIZE>
 __device__ AffineFit affine_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE]) {
     const Rounded most = float(Kind::MOST);
@@ -122,8 +123,8 @@ __device__ SymmetricFit<ZERO> symmetric_fit(const Rounded (&x)[SIZE], const Roun
 
 // ---------------------------------------------------------------- integers moved one by one
 
-// Integers in levels are moved while the error of x - factor * level becomes less -> the factor. least: of the integers;
-// BYTES: they have no least, and are kept as bytes.
+// Integers in levels are moved while the error of x - factor * level becomes less -> the factor. least: of the
+// integers; BYTES: they have no least, and are kept as bytes.
 template <bool BYTES, int SIZE>
 __device__ Rounded polish(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE], int (&levels)[SIZE], int least,
                           int most) {
@@ -160,8 +161,8 @@ __device__ Rounded polish(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZ
     return norms > 0 ? products / norms : Rounded(0);
 }
 
-// The factor and the integers up to `most` of the least weighted error of x - factor * integer, x >= 0 mostly: nine factors
-// around the largest over `most` are tried, then single integers moved.
+// The factor and the integers up to `most` of the least weighted error of x - factor * integer, x >= 0 mostly: nine
+// factors around the largest over `most` are tried, then single integers moved.
 template <int SIZE>
 __device__ Rounded integers_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE], int (&found)[SIZE],
                                 int most) {

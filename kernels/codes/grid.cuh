@@ -1,9 +1,10 @@
 // Weights that are points of a grid: an index for four or eight weights of a row, and their signs.
 //
-// A lane finds four levels of a step by one word of a table of all points, in shared memory: a byte each, of columns 0, 2, 1
-// and 3 of four. It is a magnitude, which is a subnormal half as its bits stand, with the sign in its top bit where signs
-// are not stored beside (LEVEL_EXPONENT 24), or the upper byte of a half whose lower byte is 0 (LEVEL_EXPONENT 0). Which bits
-// of a tile are which is told in qgemm/codec/layouts/grid.py: points of a quad's owner count n = 2 step + row.
+// A lane finds four levels of a step by one word of a table of all points, in shared memory: a byte each, of columns 0,
+// 2, 1 and 3 of four. It is a magnitude, which is a subnormal half as its bits stand, with the sign in its top bit
+// where signs are not stored beside (LEVEL_EXPONENT 24), or the upper byte of a half whose lower byte is 0
+// (LEVEL_EXPONENT 0). Which bits of a tile are which is told in qgemm/codec/layouts/grid.py: points of a quad's owner
+// count n = 2 step + row.
 // Grid, generated: WEIGHTS of a point, POINTS, HIGH bits of an index above the eighth, SIGNS of eight weights that are
 // stored, COPIES of each point in the table, levels(i): four levels as signed bytes.
 #pragma once
@@ -39,7 +40,8 @@ struct GridOwners {
     __device__ void low(u32 (&to)[2], int owner) const {
         load_words<2>(to, reinterpret_cast<const u32*>(&k_block.qs[m16][OWNERS * g + owner]));
     }
-    // The bits above of each point, in a byte: of point n byte n % 4 of to[n / 4]; of four bits byte n / 2 of to[n % 2].
+    // The bits above of each point, in a byte: of point n byte n % 4 of to[n / 4]; of four bits byte n / 2 of
+    // to[n % 2].
     __device__ void high(u32 (&to)[2], int owner) const {
         constexpr u32 SPREAD = 0x00204081;  // bits 0 to 3 times it are bits 0, 8, 16, 24, beside others
         if constexpr (Grid::HIGH == 0) {
@@ -225,8 +227,8 @@ struct GridLevels : Fields {
     // Bytes of the table for whole points: two CTAs of an SM have one each.
     static constexpr int POINTS_BYTES = Fields::TABLE_BYTES < 32 << 10 ? Fields::TABLE_BYTES : 32 << 10;
 
-    // Codes of whole points. A table has a selector of prmt for each weight, which with the sign as its top bit picks one
-    // of up to eight levels.
+    // Codes of whole points. A table has a selector of prmt for each weight, which with the sign as its top bit picks
+    // one of up to eight levels.
     template <class KBlock>
     static __device__ PointCodes placed_codes(const KBlock& k_block, int m16, int lane) {
         return point_codes<Grid>(k_block, m16, lane);
@@ -266,8 +268,8 @@ struct GridLevels : Fields {
         }
     }
 
-    // The table, by the first threads of a CTA, 16 bytes at a time. Copies begin with another for every point, against bank
-    // conflicts.
+    // The table, by the first threads of a CTA, 16 bytes at a time. Copies begin with another for every point, against
+    // bank conflicts.
     template <class T, int THREADS>
     static __device__ void fill_table(int) {
 #pragma unroll

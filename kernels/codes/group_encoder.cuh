@@ -89,9 +89,10 @@ __device__ inline void write_planes(u8 (&field)[COUNT], const u8* codes) {
 // ---------------------------------------------------------------- w = d * sc * q - dmin * m
 
 // Kind: of affine_fit, and GROUPS; MOST_SCALE, the highest sc and m; ROOTED: without an importance errors weigh
-// sqrt(mean square of the group) + |x|, else |x|; MEANS: how often the mean square of a block counts with an importance.
-// store(sc, m) makes of integers with an importance what a block gives back; write(block, codes, sc, m) writes what is not d
-// and dmin.
+// sqrt(mean square of the group) + |x|, else |x|; MEANS: how often the mean square of a block counts with an
+// importance.
+// store(sc, m) makes of integers with an importance what a block gives back; write(block, codes, sc, m) writes what is
+// not d and dmin.
 template <class Kind, bool WEIGHTED>
 struct AffineGroups {
     static constexpr int GROUPS = Kind::GROUPS, SIZE = 256 / GROUPS;
@@ -166,10 +167,10 @@ private:
 
 // ---------------------------------------------------------------- w = d * sc * (q - ZERO)
 
-// Kind: GROUPS, ZERO; MOST_SCALE: sc is in -MOST_SCALE .. MOST_SCALE - 1; MOVED: without an importance codes are moved one
-// by one, scales not tried; MEANS: as of AffineGroups, or -1: the importance alone weighs, and sc are rounded as without one;
-// LEAST, EMPTY: a block whose groups all have smaller scales has these sc, and d and q are 0. write(block, codes, sc) writes
-// what is not d.
+// Kind: GROUPS, ZERO; MOST_SCALE: sc is in -MOST_SCALE .. MOST_SCALE - 1; MOVED: without an importance codes are moved
+// one by one, scales not tried; MEANS: as of AffineGroups, or -1: the importance alone weighs, and sc are rounded as
+// without one; LEAST, EMPTY: a block whose groups all have smaller scales has these sc, and d and q are 0. write(block,
+// codes, sc) writes what is not d.
 template <class Kind, bool WEIGHTED>
 struct SymmetricGroups {
     static constexpr int GROUPS = Kind::GROUPS, SIZE = 256 / GROUPS, ZERO = Kind::ZERO, MOST = Kind::MOST_SCALE;

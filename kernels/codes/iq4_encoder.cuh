@@ -1,4 +1,5 @@
-// Encoders of codes that stand for the values of iq4_nl (codes/group_encoder.cuh): a group is a block, or an eighth of one.
+// Encoders of codes that stand for the values of iq4_nl (codes/group_encoder.cuh): a group is a block, or an eighth of
+// one.
 // Twin of `fitted` and `nearest` in qgemm/formats/iq4_nl.py.
 #pragma once
 

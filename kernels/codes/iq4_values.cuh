@@ -1,5 +1,5 @@
-// Codes of four bits that stand for the values of iq4_nl: for tensor cores looked up in a table in shared memory, which has
-// the halves of two adjacent columns for each byte of a tile, or by prmt, four codes of a row at a time.
+// Codes of four bits that stand for the values of iq4_nl: for tensor cores looked up in a table in shared memory, which
+// has the halves of two adjacent columns for each byte of a tile, or by prmt, four codes of a row at a time.
 // Twin of to_tile and from_tile in qgemm/formats/iq4_nl.py.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace qgemm {
 // The value of q, plus 128, is byte q of these: codes 0 to 7, then 8 to 15.
 constexpr u32 IQ4_NL_LOW[] = {0x3f2d1801, 0x766a5d4f}, IQ4_NL_HIGH[] = {0xa6998d81, 0xf1d9c5b5};
 
-// A word of a tile -> the values of its eight codes plus 128, in the order of Bytes. Three bits of a code are a selector of
-// prmt; the fourth says which of the two tables it is for.
+// A word of a tile -> the values of its eight codes plus 128, in the order of Bytes. Three bits of a code are a
+// selector of prmt; the fourth says which of the two tables it is for.
 __device__ inline Bytes iq4_nl_values(u32 codes) {
     const u32 within = codes & 0x77777777, table = (codes >> 1 & 0x44444444) | 0x32103210;
     Bytes values;
@@ -46,8 +46,8 @@ private:
     }
 };
 
-// Codes in the field qs: of row g in the lower half of a word, of row g + 8 in the upper; in either those of columns 2t,
-// 2t + 1, 2t + 8, 2t + 9.
+// Codes in the field qs: of row g in the lower half of a word, of row g + 8 in the upper; in either those of columns
+// 2t, 2t + 1, 2t + 8, 2t + 9.
 template <class Fields>
 struct Iq4Values : Fields {
     using Codes = typename Fields::Codes;

@@ -1,5 +1,5 @@
-// Kinds of K-quants: what their encoders (group_encoder.cuh) differ in, and the bytes of their blocks. Twins of KIND and `pack`
-// in qgemm/formats/qN_k.py.
+// Kinds of K-quants: what their encoders (group_encoder.cuh) differ in, and the bytes of their blocks. Twins of KIND
+// and `pack` in qgemm/formats/qN_k.py.
 #pragma once
 
 #include "codes/group_encoder.cuh"

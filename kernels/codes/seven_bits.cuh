@@ -7,8 +7,8 @@
 
 namespace qgemm {
 
-// In the fields qs (four words), qh (two) and qt (one), of which the last three are f of steps 0, 1 and 2 in bits 1 to 6
-// of every byte; their bits 0 and 7 are f of step 3.
+// In the fields qs (four words), qh (two) and qt (one), of which the last three are f of steps 0, 1 and 2 in bits 1 to
+// 6 of every byte; their bits 0 and 7 are f of step 3.
 template <class Fields, int OF_ZERO>
 struct SevenBits : Fields {
     using Codes = typename Fields::Codes;

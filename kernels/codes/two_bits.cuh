@@ -41,8 +41,8 @@ struct TwoBits : Fields {
     }
 };
 
-// A format with two bits of a code in the field qs, the third in hmask. bytes() have the zero subtracted, since groups of 16
-// have no sum of x of their own.
+// A format with two bits of a code in the field qs, the third in hmask. bytes() have the zero subtracted, since groups
+// of 16 have no sum of x of their own.
 template <class Fields, int OF_ZERO>
 struct ThreeBits : Fields {
     using Codes = typename Fields::Codes;

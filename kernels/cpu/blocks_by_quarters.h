@@ -1,5 +1,5 @@
-// Blocks of 64 to 256 weights whose codes lie by quarters: those of QUARTER weights side by side, of as many bytes or bits.
-// Vector v has the v-th quarter of each block; a lane has one block in all four.
+// Blocks of 64 to 256 weights whose codes lie by quarters: those of QUARTER weights side by side, of as many bytes or
+// bits. Vector v has the v-th quarter of each block; a lane has one block in all four.
 #pragma once
 
 #include "scales_of_blocks.h"

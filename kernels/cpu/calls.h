@@ -10,7 +10,8 @@ typedef void (*work_fn)(const void* argument, int64_t first, int64_t last);
 typedef void (*quantize_fn)(void* blocks, const float* x, int64_t count);
 
 // Rows of x as the products of a format take them. x: float32, or blocks of activations where digits are 1 and there is
-// no `quantize`. Packed rows are `to_row` bytes apart; for tiles those of 256 columns lie side by side, m rows together.
+// no `quantize`. Packed rows are `to_row` bytes apart; for tiles those of 256 columns lie side by side, m rows
+// together.
 typedef struct {
     char* to;
     int64_t to_row;
@@ -27,7 +28,8 @@ typedef struct {
     float scale, unused[15];
 } eight_bits;
 
-// Columns 256 i on of rows of W [n, k] as codes of eight bits: row first + j to to[j]. w_row: bytes from a row to the next.
+// Columns 256 i on of rows of W [n, k] as codes of eight bits: row first + j to to[j]. w_row: bytes from a row to the
+// next.
 typedef struct {
     const void* w;
     int64_t w_row, k, i;

@@ -1,5 +1,5 @@
-// Rows of W as numbers of a type, each weight rounded as qgemm/codec/format.py rounds it: scale * (code - zero), then the
-// minimum is added, then to the type.
+// Rows of W as numbers of a type, each weight rounded as qgemm/codec/format.py rounds it: scale * (code - zero), then
+// the minimum is added, then to the type.
 #pragma once
 
 #include "types.h"

@@ -45,8 +45,8 @@ int64_t qgemm_packed_bytes(int32_t digits, int32_t tiles, int64_t k) {
 #define TOKENS 1
 #include "float_rows.h"
 
-// Rows first .. last - 1 of W by all rows of x: what a thread does. Tiles take a multiple of TOKENS_OF_TILE rows of x, up
-// to MOST_TOKENS.
+// Rows first .. last - 1 of W by all rows of x: what a thread does. Tiles take a multiple of TOKENS_OF_TILE rows of x,
+// up to MOST_TOKENS.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
     const uint64_t mode = ieee_mode();

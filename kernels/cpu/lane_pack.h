@@ -1,9 +1,10 @@
 // 256 numbers of x for lane_rows.h, in the order of the vectors of codes: included for each DIGITS of x.
 //
-// d: the scale of each lane's numbers, accumulator by accumulator, times what a code of the lane counts. s: what a lane's
-// sum begins with, of a8 what takes ZERO and SHIFT away; with a minimum the sums of x instead. Each group's is in one lane of
-// its block. zero: what takes them from the integer sums of the first digit, and of the two others together, where a lane has
-// one accumulator; of several that would be more than a first-level cache holds beside x, and s has them.
+// d: the scale of each lane's numbers, accumulator by accumulator, times what a code of the lane counts. s: what a
+// lane's sum begins with, of a8 what takes ZERO and SHIFT away; with a minimum the sums of x instead. Each group's is
+// in one lane of its block. zero: what takes them from the integer sums of the first digit, and of the two others
+// together, where a lane has one accumulator; of several that would be more than a first-level cache holds beside x,
+// and s has them.
 
 #ifndef FACTOR_OF_LANE
 #define FACTOR_OF_LANE(lane) 1

@@ -1,8 +1,8 @@
 // TOKENS rows of x by rows of W whose lanes keep their block from vector to vector (SCALES_OF_LANES): included for each
 // number of tokens and DIGITS of x.
 //
-// y = sum over lanes of scale * sum over accumulators of d * dot(codes, q). Integer sums of a lane become floats without
-// meeting those of other lanes, which takes shuffles; lanes meet once a row, in a fixed order.
+// y = sum over lanes of scale * sum over accumulators of d * dot(codes, q). Integer sums of a lane become floats
+// without meeting those of other lanes, which takes shuffles; lanes meet once a row, in a fixed order.
 
 #define SUMS f32x16
 #define NO_SUMS all_floats(0)

@@ -1,11 +1,11 @@
-// Products of one x by several weights: x is packed once for each way in which their formats take it, then the rows of all
-// weights are one job of the pool. Where something follows the sums (finish.h), a thread does it to LEAST_ROWS rows of W
-// at a time, whose sums are in its cache.
+// Products of one x by several weights: x is packed once for each way in which their formats take it, then the rows of
+// all weights are one job of the pool. Where something follows the sums (finish.h), a thread does it to LEAST_ROWS rows
+// of W at a time, whose sums are in its cache.
 //
-// Macros: TARGET_FIELDS, of one of the weights (qgemm/cpu/native/calls.py); MOST_TOKENS, rows of x at a time of ONE_DIGIT,
-// else half as many; TOKENS_OF_TILE, whose multiples tiles take; LEAST_TILED, rows of x from which on they are used;
-// LEAST_ROWS, rows of W that a thread takes at least, and CHUNKS, shares of a thread, CHUNKS_OF_TILES where they are longer;
-// MOST_TARGETS, weights of a call; EXACT_DIGITS of "a16".
+// Macros: TARGET_FIELDS, of one of the weights (qgemm/cpu/native/calls.py); MOST_TOKENS, rows of x at a time of
+// ONE_DIGIT, else half as many; TOKENS_OF_TILE, whose multiples tiles take; LEAST_TILED, rows of x from which on they
+// are used; LEAST_ROWS, rows of W that a thread takes at least, and CHUNKS, shares of a thread, CHUNKS_OF_TILES where
+// they are longer; MOST_TARGETS, weights of a call; EXACT_DIGITS of "a16".
 #include <string.h>
 
 typedef struct {
@@ -126,8 +126,8 @@ static void convert_rows(const void* argument, int64_t first, int64_t last) {
     restore_mode(mode);
 }
 
-// y = x [m, k] @ w.T of each of the weights, x of one type and size for all. packed: memory for MOST_TOKENS rows of x, or
-// m, as each packs them; converted: for as many in float32, if x is of another type.
+// y = x [m, k] @ w.T of each of the weights, x of one type and size for all. packed: memory for MOST_TOKENS rows of x,
+// or m, as each packs them; converted: for as many in float32, if x is of another type.
 void qgemm_multiply(const void* weights, int64_t count, const void* x, int64_t m, void* packed, void* converted) {
     const target* t = weights;
     const int64_t most = t->digits == ONE_DIGIT ? MOST_TOKENS : MOST_TOKENS / 2;

@@ -31,7 +31,8 @@ INLINE int exponent_of(float value) {
     return (int)(bits >> 23) - 126;
 }
 
-// Two bytes at the start of each of four blocks, gathered in integer registers: single lanes would fill the shuffle port.
+// Two bytes at the start of each of four blocks, gathered in integer registers: single lanes would fill the shuffle
+// port.
 INLINE uint64_t pairs_of_blocks(const uint8_t* blocks, int64_t size) {
     uint64_t found = 0;
     for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,5 @@
-// Of numbers of the blocks those of each lane. BLOCK_OF_LANE: the block of a lane, the same in all four vectors of codes.
+// Of numbers of the blocks those of each lane. BLOCK_OF_LANE: the block of a lane, the same in all four vectors of
+// codes.
 #pragma once
 
 #define SCALES_OF_LANES

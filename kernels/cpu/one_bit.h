@@ -1,8 +1,8 @@
-// Codes of a bit each, that of weight i in bit i of a block: 32 bytes of 256 weights, twice side by side. CODE_OF_BIT: 1 or
-// 2, the code of a bit that is set.
+// Codes of a bit each, that of weight i in bit i of a block: 32 bytes of 256 weights, twice side by side. CODE_OF_BIT:
+// 1 or 2, the code of a bit that is set.
 //
-// A lane has four bytes of 32 weights, one group: their bits 2v in the first half of vector v, 2v + 1 in the second. So the
-// four vectors share an accumulator. In lanes of the second half codes count twice, for bits stay one place higher.
+// A lane has four bytes of 32 weights, one group: their bits 2v in the first half of vector v, 2v + 1 in the second. So
+// the four vectors share an accumulator. In lanes of the second half codes count twice, for bits stay one place higher.
 #pragma once
 
 #include "scales_of_blocks.h"

@@ -1,8 +1,8 @@
 // 256 numbers of x in the order in which codes meet them: included for each DIGITS of x.
 //
-// For rows.h, in the order of the vectors of codes. d: the scale of each lane's group; s: its sum, times the zero that it
-// takes away (TAKES_SUM), else the sum of each group; zero: what takes it from the integer sums of the first digit, and
-// of the two others together.
+// For rows.h, in the order of the vectors of codes. d: the scale of each lane's group; s: its sum, times the zero that
+// it takes away (TAKES_SUM), else the sum of each group; zero: what takes it from the integer sums of the first digit,
+// and of the two others together.
 
 #define STRUCT_(kind, digits) kind##_##digits
 #define STRUCT(kind, digits) STRUCT_(kind, digits)

@@ -1,7 +1,8 @@
 // Many rows of x by panels of W decoded to floats: 256 columns of 16 rows each, a row a lane.
 //
-// A panel is decoded once for all rows of x; then TOKENS rows of x by PANELS panels stay in registers for DEPTH columns, a
-// broadcast of x for each. Sums of DEPTH products are added to those before: the order is the same whatever the CPU.
+// A panel is decoded once for all rows of x; then TOKENS rows of x by PANELS panels stay in registers for DEPTH
+// columns, a broadcast of x for each. Sums of DEPTH products are added to those before: the order is the same whatever
+// the CPU.
 
 #pragma once
 
@@ -87,8 +88,8 @@ typedef char word_order;
 INLINE word_order order_of_words(void) { return 0; }
 #endif
 
-// A row of x: for rows of W as it is, for panels by 256 columns of all rows, in the order of the columns of a panel, which
-// is that of words of codes.
+// A row of x: for rows of W as it is, for panels by 256 columns of all rows, in the order of the columns of a panel,
+// which is that of words of codes.
 INLINE void pack_for_panels(const packing* p, int64_t row, const float* x, const word_order* words) {
     (void)words;
     for (int64_t i = 0; i < (p->k + SUPER - 1) / SUPER; ++i) {

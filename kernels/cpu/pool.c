@@ -1,9 +1,9 @@
 // A pool of threads that share the rows of a product: one job at a time, each thread a contiguous run of rows.
 //
 // A run is taken in chunks from an atomic counter; a thread that has done its own takes what is left of the others'. So
-// the same thread reads the same rows of W each time, from memory that its node may have, and none waits for a slow one.
-// Who calls works as well, and never waits for a thread to begin: a thread that comes late finds the job closed. A call
-// that finds the pool busy does its job alone. Threads without work spin for a millisecond, then sleep.
+// the same thread reads the same rows of W each time, from memory that its node may have, and none waits for a slow
+// one. Who calls works as well, and never waits for a thread to begin: a thread that comes late finds the job closed. A
+// call that finds the pool busy does its job alone. Threads without work spin for a millisecond, then sleep.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

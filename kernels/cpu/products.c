@@ -195,8 +195,8 @@ INLINE group_floats together_3(const i32x16 dots[3][ACCS], const int32_t zero[2]
 #include "decode.h"
 #include "to_eight_bits.h"
 
-// Rows first .. last - 1 of W by all rows of x: what a thread does. Tiles take a multiple of TOKENS_OF_TILE rows of x, up
-// to MOST_TOKENS.
+// Rows first .. last - 1 of W by all rows of x: what a thread does. Tiles take a multiple of TOKENS_OF_TILE rows of x,
+// up to MOST_TOKENS.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
     const uint64_t mode = ieee_mode();

@@ -1,8 +1,8 @@
 // "a8_g128": y = sum over groups of 128 columns of (dx * sw) * dot(qx, qw), codes of eight bits on either side.
 //
-// It knows no format: the library of W's format makes its codes (to_eight_bits.h), of 256 columns at a time and once for
-// all rows of x. Sums of a group are exact integers; what follows is rounded as NumPy rounds it (qgemm/cpu/a8_g128.py):
-// compiled with -ffp-contract=off.
+// It knows no format: the library of W's format makes its codes (to_eight_bits.h), of 256 columns at a time and once
+// for all rows of x. Sums of a group are exact integers; what follows is rounded as NumPy rounds it
+// (qgemm/cpu/a8_g128.py): compiled with -ffp-contract=off.
 //
 // Macros: ACTIVATION_BYTES, a block's of activations; MOST_TOKENS, rows of x.
 #define CODE_BITS 8

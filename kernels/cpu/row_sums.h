@@ -1,8 +1,8 @@
 // TOKENS rows of x by rows of W, each super-block of W read once: included by rows.h and lane_rows.h, which add a
 // super-block to the sums of a row, for each number of tokens and DIGITS of x.
 //
-// SUMS: vectors of floats that a row's sums are kept in; NO_SUMS: those of zeros; TOTAL: adds the floats of one, in a fixed
-// order. add_super: adds super-block number i, of all rows x.
+// SUMS: vectors of floats that a row's sums are kept in; NO_SUMS: those of zeros; TOTAL: adds the floats of one, in a
+// fixed order. add_super: adds super-block number i, of all rows x.
 
 static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;

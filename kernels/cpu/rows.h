@@ -1,8 +1,8 @@
 // TOKENS rows of x by rows of W, each row unpacked once: included for each number of tokens and DIGITS of x.
 //
-// y = sum over groups of scale * (d * dot(codes, q) - ZERO * s) + minimum * s, with d and s, scale and sum of the group's
-// x. The dot product of a group is an exact integer; a lane adds those of one group in every 256 weights. scale * d would
-// leave the range of float32 where y does not.
+// y = sum over groups of scale * (d * dot(codes, q) - ZERO * s) + minimum * s, with d and s, scale and sum of the
+// group's x. The dot product of a group is an exact integer; a lane adds those of one group in every 256 weights. scale
+// * d would leave the range of float32 where y does not.
 
 #define SUMS group_floats
 #define NO_SUMS all_group_floats(0)

@@ -1,8 +1,8 @@
 // "a8" of many rows of x by tiles of 16 rows of W, a row a lane.
 //
 // A tile of 256 columns is unpacked once for all rows of x. Its codes lie as words of four, 16 rows side by side, the
-// words of a group one after the other; a word of x meets them by a broadcast, those of PANELS tiles by one. Sums need no
-// shuffle: a lane is a row.
+// words of a group one after the other; a word of x meets them by a broadcast, those of PANELS tiles by one. Sums need
+// no shuffle: a lane is a row.
 
 // 256 numbers of x, group by group. s: the sum of a group, times the zero that it takes away (TAKES_SUM); start: what
 // takes it from the integer sum.

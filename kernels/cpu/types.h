@@ -1,4 +1,5 @@
-// Numbers of a type in memory, at any address, as floats and back, rounded once: half to even, beyond the range infinite.
+// Numbers of a type in memory, at any address, as floats and back, rounded once: half to even, beyond the range
+// infinite.
 //
 // Macros: TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_FLOAT64 (qgemm/cpu/native/calls.py).
 #pragma once

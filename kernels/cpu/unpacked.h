@@ -1,20 +1,21 @@
 // What a format makes of 256 weights of a row.
 //
-// codes: four vectors of 64 unsigned codes in the order of WEIGHT_OF(vector, slot), the number of a slot's weight; every RUN
-// slots (16 unless said) have weights that follow each other, of one group. Vectors
+// codes: four vectors of 64 unsigned codes in the order of WEIGHT_OF(vector, slot), the number of a slot's weight;
+// every RUN slots (16 unless said) have weights that follow each other, of one group. Vectors
 // whose sums may be added share an accumulator, ACC_OF(vector) of ACCS; of its lanes, each the sum of four slots, every
 // LANES (2, 4 or 8) in a row are one group of weights: LOW_GROUP(acc) and HIGH_GROUP, or QUAD_GROUP(acc, quad).
 // scale, minimum: of each of GROUPS (8 of 32 weights, 16 of 16) in order, zero behind them:
-// w = scale * (code - ZERO - SHIFT) + minimum. SHIFT makes codes unsigned and is taken away exactly; ZERO is the format's.
+// w = scale * (code - ZERO - SHIFT) + minimum. SHIFT makes codes unsigned and is taken away exactly; ZERO is the
+// format's.
 //
-// SCALES_OF_LANES: a lane has one block in all four vectors, whose scale and minimum are scales_of_lanes(&scale, &minimum,
-// blocks); codes_by_lanes, of CODES_OF_LANES, makes codes of which each counts FACTOR_OF_LANE. Then sums of lanes become
-// floats at once (lane_rows.h), so that neither LANES nor the groups of an accumulator are asked for.
+// SCALES_OF_LANES: a lane has one block in all four vectors, whose scale and minimum are scales_of_lanes(&scale,
+// &minimum, blocks); codes_by_lanes, of CODES_OF_LANES, makes codes of which each counts FACTOR_OF_LANE. Then sums of
+// lanes become floats at once (lane_rows.h), so that neither LANES nor the groups of an accumulator are asked for.
 //
 // A header has unpack(blocks). Or, where each byte of the codes comes of the same byte of RAW vectors, the steps of it:
 // bytes_of(bytes, blocks) loads those vectors, codes_of(codes, bytes) makes the codes, scales_of(&found, blocks) scale
-// and minimum. Then tiles of rows move RAW vectors a row, not four. SCALES_OF_TILE: it has scales_of_tile(scale, minimum,
-// blocks) as well, scales and minimums of sixteen rows, a row a lane.
+// and minimum. Then tiles of rows move RAW vectors a row, not four. SCALES_OF_TILE: it has scales_of_tile(scale,
+// minimum, blocks) as well, scales and minimums of sixteen rows, a row a lane.
 #pragma once
 
 #include "numbers.h"

@@ -1,5 +1,5 @@
-// W4A16 of a CTA of the decode kernels: codes are not dequantized. Scales multiply the float accumulators of their group,
-// and a product of x with a constant gives sum(x) for the zero or the minimum.
+// W4A16 of a CTA of the decode kernels: codes are not dequantized. Scales multiply the float accumulators of their
+// group, and a product of x with a constant gives sum(x) for the zero or the minimum.
 //
 // Config: Decode of config.cuh.
 #pragma once
@@ -38,7 +38,8 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
         for (int term = 0; term < B::TERMS; ++term)
             mma_m16n8k16<typename B::Type>(sum, a, b[tokens][step / 2][step % 2][term]);
     };
-    // For each scale, in units of the codes: -zero * sum(x), with which a dot product starts, or sum(x) for the minimum.
+    // For each scale, in units of the codes: -zero * sum(x), with which a dot product starts, or sum(x) for the
+    // minimum.
     Acc starts[SCALES][COLUMN_TILES] = {};
     if constexpr (Format::HAS_MINIMUM || ZEROED) {
         // Two chains of mma: in one of all steps each would wait for the one before.

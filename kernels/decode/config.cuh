@@ -1,8 +1,8 @@
 // What follows from a configuration of the decode kernels; the headers of decode/ are templates over Decode<Config>.
 //
-// A CTA owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks, and all tokens. GATED: the first
-// product is the gate of the second, and the CTA owns the same rows of both, each of a row_block. Intra-CTA split-K: its
-// WARP_SPLIT_K warps take the tiles along K round-robin.
+// A CTA owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks, and all tokens. GATED: the
+// first product is the gate of the second, and the CTA owns the same rows of both, each of a row_block. Intra-CTA
+// split-K: its WARP_SPLIT_K warps take the tiles along K round-robin.
 // Config: Format, KBlock, K_BLOCKS; In (Activations, float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4),
 // ROW_BLOCKS, GATED, WARP_SPLIT_K, CLUSTER_SPLIT_K (CTAs of a cluster, which share K as well; 1: no cluster), STAGES,
 // STAGE_K_BLOCKS (k_blocks of a stage: one, or all of a tile),

@@ -45,7 +45,8 @@ struct WarpCoord {
     }
 };
 
-// The k_blocks of a warp in their order, as many at once as a stage has. SUMMED: through several matrices (experts.cuh).
+// The k_blocks of a warp in their order, as many at once as a stage has. SUMMED: through several matrices
+// (experts.cuh).
 template <class Config, bool SUMMED = Config::SUMMED>
 struct KTileIterator {
     const WarpCoord<Config>& coord;

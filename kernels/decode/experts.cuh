@@ -18,7 +18,8 @@ struct ExpertCoord : WarpCoord<Config> {
     int expert;               // expert of the slot, or of slot + lane; -1: none
     int stand_in;  // SUMMED: the expert of the token that is read where a slot has none; -1: the token has none
 
-    // Call it once the ids are there. One warp loads them to shared memory: all warps would ask one bank of the L2 cache.
+    // Call it once the ids are there. One warp loads them to shared memory: all warps would ask one bank of the L2
+    // cache.
     __device__ ExpertCoord(const ExpertProducts& all, int (&shared)[32])
         : WarpCoord<Config>(all.products),
           all(all),

@@ -23,7 +23,8 @@ struct PipelineStage : Weights {
 template <class Weights>
 struct PipelineStage<Weights, void> : Weights {};
 
-// A stage holds one k_block of several in a tile: the tile's fields arrive with its first k_block and stay until its last.
+// A stage holds one k_block of several in a tile: the tile's fields arrive with its first k_block and stay until its
+// last.
 template <class Config, class X, bool WHOLE_TILES = Config::WHOLE_TILES>
 struct SmemPipeline {
     using Codes = typename Config::Codes;

@@ -1,5 +1,5 @@
-// Reduction and epilogue of the decode kernels: split-K over the warps of the CTA and then over the CTAs of a cluster, in
-// their order, then y.
+// Reduction and epilogue of the decode kernels: split-K over the warps of the CTA and then over the CTAs of a cluster,
+// in their order, then y.
 //
 // Config: Decode of config.cuh.
 #pragma once
@@ -66,8 +66,8 @@ struct ClusterSums {
     }
 };
 
-// memory: shared, of the CTA. factor: see WarpSums. store(token, row, sums) gets a row of W and its sum, sums(0); GATED: the
-// sum of the other product is sums(1).
+// memory: shared, of the CTA. factor: see WarpSums. store(token, row, sums) gets a row of W and its sum, sums(0);
+// GATED: the sum of the other product is sums(1).
 template <class Config, class Store>
 __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, float2 factor, unsigned char* memory,
                                         const WarpCoord<Config>& coord, int m, Store store) {

@@ -73,8 +73,8 @@ struct XSums {
     static constexpr int PAIRS = Config::MINIMUM_PAIRS;
     float2 of[Config::COLUMN_TILES][PAIRS];
 
-    // Takes the sums of a k_block to the lanes t = k_block. sums(tokens, group): the calling lane's sums of tokens 2t and
-    // 2t + 1 over a group of the k_block, as accumulators of an mma have them.
+    // Takes the sums of a k_block to the lanes t = k_block. sums(tokens, group): the calling lane's sums of tokens 2t
+    // and 2t + 1 over a group of the k_block, as accumulators of an mma have them.
     template <class Sums>
     __device__ void take(int k_block, int lane, Sums sums) {
         const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
@@ -139,8 +139,8 @@ __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSu
     }
 }
 
-// Stage number i of this warp. Scales are decoded before multiply() in the first stage of a tile, minimums added after it
-// in the last.
+// Stage number i of this warp. Scales are decoded before multiply() in the first stage of a tile, minimums added after
+// it in the last.
 // SUM_TERMS, high_row_factor: of add_minimums.
 template <class Config, int SUM_TERMS, class Smem, class Multiply>
 __device__ __forceinline__ void multiply_stage(typename Config::WarpAcc& acc, const XSums<Config>& x_sums, Smem& smem,

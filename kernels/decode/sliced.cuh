@@ -107,8 +107,8 @@ private:
     }
     // Byte number `byte` of a word, with its sign.
     static __device__ int signed_byte(u32 word, u32 byte) { return int(prmt(word, 0, byte | 0x1110 * (byte | 8))); }
-    // low + 256 * high; in integers where 32 bits hold it: a sum has 16 columns of each pair of steps, in which bytes of W
-    // below 256 meet slices of up to 128.
+    // low + 256 * high; in integers where 32 bits hold it: a sum has 16 columns of each pair of steps, in which bytes
+    // of W below 256 meet slices of up to 128.
     static __device__ float both_slices(int low, int high) {
         if constexpr (SUPER) return float(low) + 256.0f * float(high);
         static_assert(SUPER || i64(SPAN) * 16 * 255 * 128 * (256 + 1) < i64(1) << 31, "sums of 32 bits");
@@ -143,8 +143,8 @@ private:
             sums[2 * row] = sums[2 * row + 1] = 0;
         }
     }
-    // Adds minimum * sum of x for the groups of a tile. Sums of x stand in column 0 alone, so that one lane of a row adds
-    // the products.
+    // Adds minimum * sum of x for the groups of a tile. Sums of x stand in column 0 alone, so that one lane of a row
+    // adds the products.
     __device__ void add_shared_minimums(int i, int tile, int stage) const {
         constexpr int EACH = Config::GROUP_SIZE / 16;  // steps of a group
         XSums<Config> x_sums = {};

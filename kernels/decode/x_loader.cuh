@@ -42,7 +42,8 @@ struct XLoader {
         to = shared_address(&stages->x[token][chunk]);
         enter_matrix();
     }
-    // SUMMED: x has K numbers for each of several matrices, end to end; enters the next one behind the tiles of the last.
+    // SUMMED: x has K numbers for each of several matrices, end to end; enters the next one behind the tiles of the
+    // last.
     __device__ void enter_matrix() {
         if constexpr (Config::SUMMED)
             while (column >= padded) column -= padded, x -= padded - k;

@@ -13,22 +13,22 @@ namespace qgemm {
 constexpr int SLICE_BLOCK = 256, SLICES = 4;
 constexpr int FIXED_BITS = 29;  // of a magnitude in units; a shift of a step may add one
 
-// Whether a lane has whole points of a grid: lane t has columns 8 (t / 2) to 8 (t / 2) + 7 of step t % 2 of a pair, in the
-// order of codes/grid.cuh.
+// Whether a lane has whole points of a grid: lane t has columns 8 (t / 2) to 8 (t / 2) + 7 of step t % 2 of a pair, in
+// the order of codes/grid.cuh.
 template <class Format>
 constexpr bool POINTS = Format::OWNS_COLUMNS;
 
 template <int COLUMNS>
 struct XSlices {
     static_assert(COLUMNS % SLICE_BLOCK == 0, "x is sliced by blocks");
-    // Operand B of each pair of steps: 16 words of the first step, [slice][t] or for points [slice][t / 2][2], then as many
-    // of the second.
+    // Operand B of each pair of steps: 16 words of the first step, [slice][t] or for points [slice][t / 2][2], then as
+    // many of the second.
     u32 words[COLUMNS / 32][32];
     float sums[COLUMNS / 16];  // of x over each step
     float units[COLUMNS / SLICE_BLOCK];
 
-    // Eight columns of x, one lane's -> words. x of a step is divided by 2^slice_shift(step), by which the format's bytes of
-    // that step are too large (place_bytes in fragment.cuh).
+    // Eight columns of x, one lane's -> words. x of a step is divided by 2^slice_shift(step), by which the format's
+    // bytes of that step are too large (place_bytes in fragment.cuh).
     template <class Format>
     __device__ void store(const float (&values)[8], int block, int lane) {
         u32 largest = 0;
@@ -42,7 +42,8 @@ struct XSlices {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            // The same number in digits of -128 to 127: the carry of + 128 goes into the byte above, ^ 128 takes it away.
+            // The same number in digits of -128 to 127: the carry of + 128 goes into the byte above, ^ 128 takes it
+            // away.
             slices[i] = (u32(__float2int_rn(values[i] * factor)) + 0x00808080) ^ 0x00808080;
             sum += values[i];
         }
@@ -96,8 +97,8 @@ struct XSlices {
             }
         }
     }
-    // Operand B of a pair of steps: columns 0 to 3 have the slices of the first step and zeros for the second, columns 4
-    // to 7 the slices of the second and zeros for the first.
+    // Operand B of a pair of steps: columns 0 to 3 have the slices of the first step and zeros for the second, columns
+    // 4 to 7 the slices of the second and zeros for the first.
     template <class Format>
     __device__ uint2 operand(int pair, int lane) const {
         if constexpr (POINTS<Format>) {

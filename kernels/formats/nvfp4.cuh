@@ -8,9 +8,9 @@
 
 namespace qgemm {
 
-// Two floats of four bits of exponent, bias 7, and three of mantissa, one in each half-word, bit 7 being ignored and 0x7f
-// 0 -> half of each. Shifted by 7 bits they are halves with another bias, by which they are 2^7 too small; subnormal
-// ones as well.
+// Two floats of four bits of exponent, bias 7, and three of mantissa, one in each half-word, bit 7 being ignored and
+// 0x7f 0 -> half of each. Shifted by 7 bits they are halves with another bias, by which they are 2^7 too small;
+// subnormal ones as well.
 __device__ inline half2 half_of_ue4m3(u32 pair) {
     const u32 nan = (pair + 0x00010001) & ~pair & 0x00800080;  // 0x7f is 0
     return __hmul2(as_half2((pair & 0x007f007f & ~(nan - (nan >> 7))) << 7), __float2half2_rn(128));

@@ -34,8 +34,8 @@ __device__ inline void cp_async_bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
-// fence.proxy.async: accesses to global memory, or to the CTA's shared memory, are ordered with asynchronous copies. Without
-// the name of a memory it waits until the thread's stores are visible to the GPU.
+// fence.proxy.async: accesses to global memory, or to the CTA's shared memory, are ordered with asynchronous copies.
+// Without the name of a memory it waits until the thread's stores are visible to the GPU.
 __device__ inline void fence_proxy_async_global() {
 #ifdef __CUDA_ARCH__
     asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -19,8 +19,8 @@ __device__ inline void tma_load_2d(u32 to, const TensorMap* map, int row, int co
         : "memory");
 }
 
-// The same into the shared memory of all CTAs of a cluster that `ctas` has a bit of, at the same address of each; the bytes
-// that a CTA gets complete at its own mbarrier.
+// The same into the shared memory of all CTAs of a cluster that `ctas` has a bit of, at the same address of each; the
+// bytes that a CTA gets complete at its own mbarrier.
 __device__ inline void tma_load_2d_multicast(u32 to, const TensorMap* map, int row, int column, u32 barrier, u16 ctas) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "

@@ -1,5 +1,5 @@
-// Main loop of the sm_80 prefill kernels with x of 16 bits: a warp dequantizes W in registers as operand A (dequantize.cuh)
-// and loads x as operand B by ldmatrix, both one step ahead of the tensor cores.
+// Main loop of the sm_80 prefill kernels with x of 16 bits: a warp dequantizes W in registers as operand A
+// (dequantize.cuh) and loads x as operand B by ldmatrix, both one step ahead of the tensor cores.
 //
 // Config: Sm80 of config.cuh; In: half, bf16.
 #pragma once

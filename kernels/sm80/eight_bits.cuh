@@ -1,8 +1,8 @@
-// Sm80EightBits<Config>: constants, stages and loaders of prefill_sm80_eight_bits. A k_iter has the EIGHT_BIT_COLUMNS that
-// share a scale of W, in whole tiles; a warp takes all of it, so that it scales sums of whole groups.
+// Sm80EightBits<Config>: constants, stages and loaders of prefill_sm80_eight_bits. A k_iter has the EIGHT_BIT_COLUMNS
+// that share a scale of W, in whole tiles; a warp takes all of it, so that it scales sums of whole groups.
 //
-// Config: Sm80 of config.cuh with WARP_SPLIT_K 1 and STAGES at least 2; E4M3 (whether bytes are e4m3 floats), X_GROUP (columns
-// of x that share a scale), X_ROW_BYTES (of a token in a stage), LEAST_LEVEL, GREATEST_LEVEL (of the format).
+// Config: Sm80 of config.cuh with WARP_SPLIT_K 1 and STAGES at least 2; E4M3 (whether bytes are e4m3 floats), X_GROUP
+// (columns of x that share a scale), X_ROW_BYTES (of a token in a stage), LEAST_LEVEL, GREATEST_LEVEL (of the format).
 #pragma once
 
 #include "eight_bit_layout.cuh"
@@ -30,8 +30,8 @@ struct EightBitStage {
     float x_scales[Config::GROUPS][Config::TOKENS];
 };
 
-// Copies W, one k_iter after the other. A unit of threads copies a row_block's tiles, which lie one behind the other, in
-// chunks of 16 bytes.
+// Copies W, one k_iter after the other. A unit of threads copies a row_block's tiles, which lie one behind the other,
+// in chunks of 16 bytes.
 template <class Config>
 struct TileLoader {
     using Tile = typename Config::Tile;

@@ -83,8 +83,8 @@ struct Smem {
     __device__ ReduceSmem<Config>& reduce() const { return *reinterpret_cast<ReduceSmem<Config>*>(memory); }
 };
 
-// Sums over the warps along K, EPI_TILE tokens at a time. store(token, row, total) gets a token of the CTA, a row of y of
-// which the CTA has ROWS, and total(i), the sum of row i of W of the CTA.
+// Sums over the warps along K, EPI_TILE tokens at a time. store(token, row, total) gets a token of the CTA, a row of y
+// of which the CTA has ROWS, and total(i), the sum of row i of W of the CTA.
 template <int ROWS, class Config, class Store>
 __device__ inline void reduce(const typename Config::WarpAcc& acc, ReduceSmem<Config>& smem, const CtaTile<Config>& p,
                               const WarpCoord<Config>& coord, Store store) {

@@ -1,11 +1,11 @@
-// Mainloop and consumer of prefill_sm90_eight_bits: a warpgroup owns a row_block and every WG_SPLIT_K-th stage. A stage has
-// the columns of a scale of W, in two boxes of x.
+// Mainloop and consumer of prefill_sm90_eight_bits: a warpgroup owns a row_block and every WG_SPLIT_K-th stage. A stage
+// has the columns of a scale of W, in two boxes of x.
 //
 //   acc += s_w * s_x * (the integer sums of a group of columns of x)
 //
-// While wgmma adds up one group, sums of the one before are scaled and added, and weights are brought into bytes. Where a
-// group is a stage, more than 128 tokens are two halves with sums of their own, so that one is scaled while the other is
-// added up.
+// While wgmma adds up one group, sums of the one before are scaled and added, and weights are brought into bytes. Where
+// a group is a stage, more than 128 tokens are two halves with sums of their own, so that one is scaled while the other
+// is added up.
 // Config: EightBits of eight_bits.cuh.
 #pragma once
 
@@ -143,8 +143,8 @@ private:
         }
     }
 
-    // Adds the sums of tokens FIRST to FIRST + TOKENS - 1: of tokens 8 i + 2t and 8 i + 2t + 1, of rows g and g + 8. The
-    // scales of four tokens of a lane lie together.
+    // Adds the sums of tokens FIRST to FIRST + TOKENS - 1: of tokens 8 i + 2t and 8 i + 2t + 1, of rows g and g + 8.
+    // The scales of four tokens of a lane lie together.
     template <int FIRST, int TOKENS>
     __device__ __forceinline__ void add(Acc& acc, const Sums<TOKENS>& sums, const GroupScales& by) const {
 #pragma unroll

@@ -1,8 +1,8 @@
 // x as a call gives it, which a kernel quantizes itself before it multiplies: bytes and scales as
 // quantize_activations_groups writes them, in a workspace.
 //
-// A unit is UNIT_TOKENS tokens and the EIGHT_BIT_COLUMNS of a stage, a warp's; all tokens of a stage come before the next
-// stage. How units are taken and announced: quantize_within.cuh, quantize_by_turns.cuh.
+// A unit is UNIT_TOKENS tokens and the EIGHT_BIT_COLUMNS of a stage, a warp's; all tokens of a stage come before the
+// next stage. How units are taken and announced: quantize_within.cuh, quantize_by_turns.cuh.
 #pragma once
 
 #include "../ptx/cp_async_bulk.cuh"

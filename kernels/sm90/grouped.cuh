@@ -1,7 +1,7 @@
 // Grouped product of experts: rows of x are sorted by expert, and each tile of y has those of one expert.
 //
-// moe_sort lists the token tiles, TOKENS sorted rows of an expert at most. GATED: a tile has row_blocks of the gate, each
-// followed by the same one of what it gates.
+// moe_sort lists the token tiles, TOKENS sorted rows of an expert at most. GATED: a tile has row_blocks of the gate,
+// each followed by the same one of what it gates.
 // Config: Sm90 of config.cuh with GROUPED, GATED, GATE (a GateCode).
 #pragma once
 
@@ -71,8 +71,8 @@ struct Source<Config, true> {
     }
 };
 
-// The gate of a tile's values: the warpgroups of a row_block of the gate and of what it gates send each other half of the
-// epilogue tiles, as registers hold them, and each makes and stores the other half.
+// The gate of a tile's values: the warpgroups of a row_block of the gate and of what it gates send each other half of
+// the epilogue tiles, as registers hold them, and each makes and stores the other half.
 template <class Config>
 struct GatedStore {
     static constexpr int EPI_TILES = Config::EPI_TILES, EPI_QUADS = Config::EPI_QUADS;

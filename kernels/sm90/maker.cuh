@@ -69,7 +69,8 @@ struct Maker {
                                              : unit.from.codes(ahead - STAGE_K_BLOCKS, unit.m16(), lane);
                 if (k_block % BOX_K_BLOCKS == BOX_K_BLOCKS - 1) store_box(now, k_block / BOX_K_BLOCKS, staged);
             }
-            // Of an opaque lane addresses are computed anew: kept from unit to unit they take registers that are not there.
+            // Of an opaque lane addresses are computed anew: kept from unit to unit they take registers that are not
+            // there.
             groups = Scales::load(unit.from, 0, 0, unit.m16(), opaque(lane));
             raise(now, epoch);
         }

@@ -41,7 +41,8 @@ struct Problem : KStages<Config> {
 
     __device__ int first_token(int tile) const { return divide(tile, stream_k.row_tiles) * Config::TOKENS; }
     // First token of the box that is loaded. The last box is moved back to end with the matrix, because TMA is slow on
-    // boxes that reach beyond it; the tokens in front are stored by the tile before. Codes of eight bits come in sixteens.
+    // boxes that reach beyond it; the tokens in front are stored by the tile before. Codes of eight bits come in
+    // sixteens.
     __device__ int first_loaded(int tile) const {
         const int rows = Config::EIGHT_BITS ? (m + 15) / 16 * 16 : m;
         return min(first_token(tile), max(rows - Config::TOKENS, 0));

@@ -36,7 +36,8 @@ struct Source {
           token(p.first_loaded(s.tile)) {
         tiles = all + i64(p.first_row_block(s.tile)) * tiles_along_k;
     }
-    // A tile of the first row_block -> the one beside it in another, or in the last one where that is beyond the matrix.
+    // A tile of the first row_block -> the one beside it in another, or in the last one where that is beyond the
+    // matrix.
     __device__ const Tile* beside(const Tile* first, int row_block) const {
         return first + min(row_block, row_blocks - 1) * tiles_along_k;
     }

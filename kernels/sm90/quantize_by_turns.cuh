@@ -1,8 +1,8 @@
 // x quantized inside of prefill_sm90_eight_bits, by the consumer warps before their mainloop, while W is loaded.
 //
-// A turn of a CTA is a unit for each of its consumer warps. A warp leads: it takes turns by tickets, so that no CTA needs
-// others to run beside it, hands them to the consumers and announces those that are made. The warp that loads x waits for
-// those of all CTAs.
+// A turn of a CTA is a unit for each of its consumer warps. A warp leads: it takes turns by tickets, so that no CTA
+// needs others to run beside it, hands them to the consumers and announces those that are made. The warp that loads x
+// waits for those of all CTAs.
 //
 // The first ticket comes before griddepcontrol.wait: the next kernel may start when all CTAs have taken their last, so
 // that no ticket of a later grid comes between them.

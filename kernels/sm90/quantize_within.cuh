@@ -1,7 +1,7 @@
 // x quantized inside of gemm_sm90_s8, by the warps that multiply afterwards.
 //
-// Warps take units by a ticket, so that no CTA needs others to run beside it, and announce what they made when no unit is
-// left; who loads x waits for all of it.
+// Warps take units by a ticket, so that no CTA needs others to run beside it, and announce what they made when no unit
+// is left; who loads x waits for all of it.
 #pragma once
 
 #include "given_x.cuh"

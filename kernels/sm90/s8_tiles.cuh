@@ -38,8 +38,8 @@ struct S8UnitCursor {
 
     __device__ explicit S8UnitCursor(const S8Sizes& size) { enter(size); }
     __device__ static u32 count(const S8Sizes& size) { return u32(size.row_tiles) * CLUSTER * OF_CTA * size.stages; }
-    // number: not before those that were asked for before; of numbers that are too large the last. The quotient is right
-    // where number * of_stage < 2^32: a slice of more than one row tile has 2^16 units at most.
+    // number: not before those that were asked for before; of numbers that are too large the last. The quotient is
+    // right where number * of_stage < 2^32: a slice of more than one row tile has 2^16 units at most.
     __device__ S8Unit advance(u32 number, const S8Sizes& size) {
         number = min(number, count(size) - 1);
         for (u32 units; number - begin >= (units = of_stage * size.stages); enter(size))

@@ -1,7 +1,9 @@
-// Blocks of types whose codes follow from the largest magnitude or the range, without a search: byte for byte those of the
-// modules of qgemm/formats/, which have the formulas and layouts on top. A block at a time; loops run over its weights.
+// Blocks of types whose codes follow from the largest magnitude or the range, without a search: byte for byte those of
+// the modules of qgemm/formats/, which have the formulas and layouts on top. A block at a time; loops run over its
+// weights.
 //
-// Each encoder returns whether NumPy must look at the block: a scale, or a value, may not be finite or beyond its limit.
+// Each encoder returns whether NumPy must look at the block: a scale, or a value, may not be finite or beyond its
+// limit.
 #include "../extremes.h"
 
 typedef struct {
@@ -116,7 +118,8 @@ static int encode_q8_0(q8_0* to, const float* x) {
     return endless(to->d);
 }
 
-// Codes 0, 1, 2 of -d, 0 and d, the largest magnitude; `lost` of a weight whose quotient by a subnormal d is not finite.
+// Codes 0, 1, 2 of -d, 0 and d, the largest magnitude; `lost` of a weight whose quotient by a subnormal d is not
+// finite.
 INLINE uint16_t ternary(const float* x, int size, uint8_t* codes, uint8_t lost) {
     const float d = absmax(x, size), inverse = reciprocal(d);
     for (int i = 0; i < size; ++i) {
@@ -182,8 +185,9 @@ static int encode_q1_0(q1_0* to, const float* x) {
 
 static const float MAGNITUDES[8] = {0, 1, 2, 3, 4, 6, 8, 12};  // twice those of e2m1
 
-// floor(log2(largest)) - 2 + 127 in eight bits, 0 for zero and what is not finite. The logarithm is that of C, rounded to
-// float: less than half of a float's spacing h below a whole number n it is n, that is from n - h on, of 2^n from 2^-h on.
+// floor(log2(largest)) - 2 + 127 in eight bits, 0 for zero and what is not finite. The logarithm is that of C, rounded
+// to float: less than half of a float's spacing h below a whole number n it is n, that is from n - h on, of 2^n from
+// 2^-h on.
 static uint8_t exponent_byte(float largest) {
     int32_t bits = float_bits(largest), floored;
     if (bits == 0 || bits >= 0x7f800000) return 0;

@@ -56,8 +56,8 @@ static void store_sixes(ints* one, ints* other) {
     *other = (*other & 15) | packed >> 6 << 4;
 }
 
-// sc and m as a block gives them back: of those beyond most_scale, which may be left where nothing weighs, the upper bits
-// are stored in the place of others (q2_k, whose groups have nibbles, and q4_k), or they become most_scale (q5_k).
+// sc and m as a block gives them back: of those beyond most_scale, which may be left where nothing weighs, the upper
+// bits are stored in the place of others (q2_k, whose groups have nibbles, and q4_k), or they become most_scale (q5_k).
 static void store_integers(tile* t, const fit* p) {
     const int half = p->groups / 2;
     for (int g = 0; g < p->groups; ++g)

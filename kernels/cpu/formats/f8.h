@@ -1,12 +1,13 @@
-// f8_e4m3 and f8_e5m2: w = d * number, d a float of BLOCK_WEIGHTS weights. Twin of qgemm/formats/f8.py. MANTISSA_BITS: 3 or 2.
+// f8_e4m3 and f8_e5m2: w = d * number, d a float of BLOCK_WEIGHTS weights. Twin of qgemm/formats/f8.py.
+// MANTISSA_BITS: 3 or 2.
 #include "../unpacked.h"
 
 #define PLAIN
 
 VECTOR(uint16_t, u16x16, 32);
 
-// e5m2 is the upper byte of a half. Of e4m3 exponent and mantissa, moved one bit below the sign, are those of a half that is
-// 2^-8 of the number, but for the two codes of NaN.
+// e5m2 is the upper byte of a half. Of e4m3 exponent and mantissa, moved one bit below the sign, are those of a half
+// that is 2^-8 of the number, but for the two codes of NaN.
 INLINE f32x16 numbers_of(u8x16 codes) {
     const u16x16 wide = __builtin_convertvector(codes, u16x16) << 8;
 #if MANTISSA_BITS == 2

@@ -1,5 +1,5 @@
-// iq4_xs: w = d * sc * codebook[q], groups of 32. Twin of qgemm/formats/iq4_xs.py. Nibbles lie as in blocks of iq4_nl, of
-// which the levels are looked up as bytes, 128 above what they are.
+// iq4_xs: w = d * sc * codebook[q], groups of 32. Twin of qgemm/formats/iq4_xs.py. Nibbles lie as in blocks of iq4_nl,
+// of which the levels are looked up as bytes, 128 above what they are.
 #define CODE_BITS 8
 #include "../blocks_of_32.h"
 

@@ -1,4 +1,5 @@
-// kbit2 to kbit5 and kbit4_f32: w = absmax * table[q]. Twin of qgemm/formats/kbit.py. CODE_PLANES: bits of q, a word each.
+// kbit2 to kbit5 and kbit4_f32: w = absmax * table[q]. Twin of qgemm/formats/kbit.py.
+// CODE_PLANES: bits of q, a word each.
 #include "../unpacked.h"
 
 #define TABLE

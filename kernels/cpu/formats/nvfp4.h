@@ -1,4 +1,5 @@
-// nvfp4: w = d / 2 * codebook[q], groups of 16. Twin of qgemm/formats/nvfp4.py. Levels are looked up as bytes, 128 above.
+// nvfp4: w = d / 2 * codebook[q], groups of 16. Twin of qgemm/formats/nvfp4.py. Levels are looked up as bytes, 128
+// above.
 #define CODE_BITS 8
 #include "../unpacked.h"
 

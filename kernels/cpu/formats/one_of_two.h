@@ -1,12 +1,12 @@
-// s7_1of2: w = d * (q - 64) of one of each two neighbours, 0 of the other. Twin of qgemm/formats/s7_1of2.py. The scale of
-// 128 weights is that of each 32.
+// s7_1of2: w = d * (q - 64) of one of each two neighbours, 0 of the other. Twin of qgemm/formats/s7_1of2.py. The scale
+// of 128 weights is that of each 32.
 #define CODE_BITS 7
 #include "../scales_of_blocks.h"
 
 #define SHIFT 64
 
-// Byte j of a block is of weights 2 j and 2 j + 1, which are of an even and of an odd vector: bit 7 says whose the code is,
-// and the other one's is 64.
+// Byte j of a block is of weights 2 j and 2 j + 1, which are of an even and of an odd vector: bit 7 says whose the code
+// is, and the other one's is 64.
 #define ACCS 2
 #define ACC_OF(vector) ((vector) / 2)
 #define RUN 1

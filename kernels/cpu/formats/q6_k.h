@@ -1,8 +1,8 @@
 // q6_k: w = d * sc * (q - 32), q in 0..63, groups of 16. Twin of qgemm/formats/q6_k.py.
 #include "../unpacked.h"
 
-// Bytes 64 h + 32 p + j of ql have weights 128 h + 32 p + j low and those 64 above high. Vectors 2 p + high have those of
-// both h, so that the two bits of all their weights are the same of byte 32 h + j of qh.
+// Bytes 64 h + 32 p + j of ql have weights 128 h + 32 p + j low and those 64 above high. Vectors 2 p + high have those
+// of both h, so that the two bits of all their weights are the same of byte 32 h + j of qh.
 #define SHIFT 32
 #define ACCS 4
 #define ACC_OF(vector) (vector)

@@ -1,8 +1,8 @@
-// tq1_0: w = d * (q - 1), q in 0..2, five in a byte. Twin of qgemm/formats/tq1_0.py. The scale of 256 weights is that of
-// each 32.
+// tq1_0: w = d * (q - 1), q in 0..2, five in a byte. Twin of qgemm/formats/tq1_0.py. The scale of 256 weights is that
+// of each 32.
 //
-// Of 32 bytes, then 16, then 4 the digits to the base 3, the highest first. Vector v has digit v of the first 48; behind
-// them the four digits of the last four bytes (v = 0), then digit 4 of the 48.
+// Of 32 bytes, then 16, then 4 the digits to the base 3, the highest first. Vector v has digit v of the first 48;
+// behind them the four digits of the last four bytes (v = 0), then digit 4 of the 48.
 #include "../unpacked.h"
 
 #define ZERO 1
