@@ -180,7 +180,12 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
         "baselines": tables.baselines_table,
     },
     "docs/kernels/cpu.md": {"cpu": cpu_tables.long_table},
-    "docs/kernels/eight_bits.md": {"products": eight_bit_tables.table},
+    "docs/kernels/eight_bits.md": {
+        "e4m3": eight_bit_tables.e4m3_table,
+        "products": eight_bit_tables.products_table,
+        "others": eight_bit_tables.others_table,
+        "missed": eight_bit_tables.missed_table,
+    },
     "docs/kernels/encoding.md": {"encoders": cpu_tables.encode_table},
     "docs/kernels/experts.md": {"experts": expert_tables.table},
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
