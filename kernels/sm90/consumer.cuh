@@ -88,7 +88,10 @@ __device__ __forceinline__ void run_prefill(u32 address, const Problem<Config>& 
         Producer<Config> producer = {smem, problem, TileScheduler(problem.stream_k, work_units)};
         if (warp == Config::WARP_LOAD_W) producer.load_w(tiles);
         if (warp == Config::WARP_LOAD_X) load_x(producer, x);
-        if (warp == Config::WARP_INIT) lead_x(x, smem);
+        if (warp == Config::WARP_INIT) {
+            init_arrived<Config>();
+            lead_x(x, smem);
+        }
     } else {
         fill_table<typename Config::TileFormat, half, Config::CONSUMER_THREADS>(Config::TileFormat::CODE_EXPONENT);
         setmaxnreg_inc<Config::CONSUMER_REGISTERS>();

@@ -17,14 +17,15 @@ template <class Config>
 __device__ inline void init_wait() {
     barrier_sync(INIT_BARRIER, Config::CONSUMER_THREADS + 3 * 32);
 }
-// By the warp that initialised them. It waits as well under racecheck, which loses count of the other barriers of a
-// warp that has arrived at one without waiting (compute-sanitizer 2025.3).
+// By the warp that initialised them. Under racecheck it waits as well, later, where consumers get its registers: that
+// tool loses count of the other barriers of a warp that has arrived at one without waiting (compute-sanitizer 2025.3).
 template <class Config>
 __device__ inline void init_arrive() {
-    if constexpr (Config::ARRIVALS == 1)
-        barrier_arrive(INIT_BARRIER, Config::CONSUMER_THREADS + 3 * 32);
-    else
-        init_wait<Config>();
+    if (Config::ARRIVALS == 1) barrier_arrive(INIT_BARRIER, Config::CONSUMER_THREADS + 3 * 32);
+}
+template <class Config>
+__device__ inline void init_arrived() {
+    if (Config::ARRIVALS > 1) init_wait<Config>();
 }
 
 // Where the stages of a work tile come from.

@@ -33,7 +33,7 @@ MOST_TOKENS = 128  # but for formats whose weights take few registers: with 176 
 # k_blocks of formats with a minimum or groups of 16, of those whose levels lie in a table, and of grids by those of the
 # others: with 1024 rows of x q4_k takes 170.0, q6_k 172.5 and iq4_nl 179 us, q4_0 151.0, mxfp4 153.1, q8_0 152.4; with
 # 256 rows, x quantized within, q4_0 takes 43.7, iq3_s 60.4 and iq2_xs 70.0 us (8192x8192).
-SLOWER, SLOWER_BY_TABLE, SLOWER_BY_GRID, GROUP_OF_MOST = 1.13, 1.18, 1.4, 32
+SLOWER, SLOWER_BY_TABLE, SLOWER_BY_GRID, GROUP_OF_MOST = 1.13, 1.18, 1.35, 32
 LEAST_STAGES = 3  # with two q8_0 takes 124 us where it takes 94 with three and smaller tiles
 
 
