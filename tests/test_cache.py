@@ -128,7 +128,7 @@ def test_what_a_unit_does_not_include_is_not_in_its_key(compiled, edited):
         edited(name, (sources.kernels_dir() / name).read_text() + "// a comment\n")
         return {unit for unit, key in keys().items() if before[unit] != key}
 
-    assert rebuilt("pack.cu") == {("pack", "q4_0"), ("pack", "q5_1")}
+    assert rebuilt("pack/pack.cu") == {("pack", "q4_0"), ("pack", "q5_1")}
     assert rebuilt("formats/q4_0.cuh") == {unit for unit in units if unit[1] == "q4_0"}
     assert rebuilt("formats/kbit4.cuh") == set()
     assert rebuilt("types.cuh") == set(units)
@@ -154,7 +154,7 @@ def test_every_include_is_found(fmt):
         found = sources.closure(unit, codegen.headers(fmt))
         names = [name for text in (unit, *found.values()) for name in sources.INCLUDE.findall(text)]
         assert {name.rpartition("/")[2] for name in names} == {name.rpartition("/")[2] for name in found}
-        assert f"{kernel}.cu" in found
+        assert sources.kernel_path(kernel) in found
     assert f"formats/{fmt.name}.cuh" in found
 
 

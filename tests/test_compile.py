@@ -92,7 +92,7 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
         found = {unit.kernel for unit in chosen if unit.arch == arch}
         assert not rows - found, f"a row names {arch}, where rows above it take all its problems"
         assert found == rows | transforms | other
-    assert {unit.kernel for unit in chosen} == {path.stem for path in sources.kernels_dir().glob("*.cu")}
+    assert {unit.kernel for unit in chosen} == {path.stem for path in sources.kernels_dir().rglob("*.cu")}
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_every_half_of_a_tile_and_every_unit_of_w_comes_once(n, k, m, sms):
 
 @pytest.mark.parametrize("kind", INTEGER)
 def test_shared_memory_and_registers_fit(kind):
-    """Registers are those of kernels/sm90/s8_gemm.cuh."""
+    """Registers are those of kernels/gemm/sm90/s8_gemm.cuh."""
     for config in gemm.configs_of(kind):
         assert gemm.smem_bytes(config) <= SHARED
         assert gemm.threads(config) in (384, 512)

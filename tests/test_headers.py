@@ -50,10 +50,10 @@ def test_a_unit_is_includes_and_config(fmt):
         assert all(line.startswith("#include ") for line in rest.splitlines())
 
 
-@pytest.mark.parametrize("kernel", sorted(path.name for path in sources.kernels_dir().glob("*.cu")))
+@pytest.mark.parametrize("kernel", sorted(path.stem for path in sources.kernels_dir().rglob("*.cu")))
 def test_a_kernel_is_the_only_name_at_file_scope(kernel):
     """Outside of namespace qgemm there are includes and the kernel."""
-    text = (sources.kernels_dir() / kernel).read_text()
+    text = sources.kernel_text(kernel)
     text = re.sub(r"^namespace qgemm \{\n.*?^\}  // namespace qgemm\n", "", text, flags=re.S | re.M)
     before, entry, function = re.sub(r"//.*", "", text).partition('extern "C" __global__ void ')
     assert entry

@@ -49,7 +49,7 @@ def test_shared_memory_is_what_the_host_computes(kernel, constant, sm):
 
 
 def position_of_code(bits, pairs, step, j, r, plane):
-    """(word, bit) by the rules of qgemm/cuda/layout/tile.py, as kernels/panel.cuh has them."""
+    """(word, bit) by the rules of qgemm/cuda/layout/tile.py, as kernels/pack/panel.cuh has them."""
     p = max(1, 4 // bits)
     bit = bits * (2 * p * (step // p) + p * r + step % p)
     return bit // 8, 8 * j + bit % 8
@@ -65,7 +65,7 @@ def position_of_bit(bits, pairs, step, j, r, plane):
 
 @each([fmt for fmt in TILED if fmt.slots])  # of grids: test_harness_kernels.py
 def test_block_structs_lead_from_blocks_to_tiles(fmt):
-    """The generated constants, with the rules of qgemm/cuda/layout/tile.py as kernels/pack.cu reads them: one tile."""
+    """The generated constants, read as kernels/pack/pack.cu reads them, give the tile of qgemm/cuda/layout/tile.py."""
     text = codegen.block_structs(fmt)
     structs = {
         name: {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", line)}

@@ -42,7 +42,7 @@ PRODUCTS = [
 
 def parameters(kernel):
     """(name, ctypes type) of each parameter in the order of kernels/NAME.cu."""
-    text = (sources.kernels_dir() / f"{kernel}.cu").read_text()
+    text = sources.kernel_text(kernel)
     (listed,) = re.findall(rf'extern "C" __global__[^{{]*?\b{kernel}\(([^)]*)\)', text)
     declared = (re.sub(r"\bconst\b|__restrict__|__grid_constant__", "", part).split() for part in listed.split(","))
     return [(names[-1], (SCALARS | STRUCTS).get(names[0], ctypes.c_void_p)) for names in declared]
@@ -50,7 +50,7 @@ def parameters(kernel):
 
 def waits(kernel):
     """Whether kernels/NAME.cu, or what it includes, waits for the kernel before it."""
-    text = (sources.kernels_dir() / f"{kernel}.cu").read_text()
+    text = sources.kernel_text(kernel)
     return any("griddepcontrol_wait();" in part for part in (text, *sources.closure(text, {}).values()))
 
 

@@ -47,7 +47,7 @@ def test_routes(fmt, activation):
         row = routes.route(problem)
         assert row.fits(problem)
         assert row is next(r for r in routes.ROUTES if r.fits(problem))
-        assert row.kernel.name == "cublas" or (sources.kernels_dir() / f"{row.kernel.name}.cu").exists()
+        assert row.kernel.name == "cublas" or (sources.kernels_dir() / sources.kernel_path(row.kernel.name)).exists()
     with pytest.raises(qgemm.UnsupportedError, match="on sm_70"):
         routes.route(Problem(fmt, activation, 1, 64, 96, 70))
 

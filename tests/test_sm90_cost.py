@@ -60,7 +60,7 @@ def test_every_problem_has_a_config(fmt):
 @each(EVERY_TILED)
 @pytest.mark.parametrize("x", ["half", "bf16"])
 def test_configs_fit_every_format(fmt, x):
-    """The conditions of kernels/prefill_sm90.cu, which compiling checks for some."""
+    """The conditions of kernels/gemm/prefill_sm90.cu, which compiling checks for some."""
     for config, fixed_us, k_block_us in sm90_cost.measured(fmt, x):
         template = sm90_config.prefill_template(fmt, config, x)
         assert config.fits(fmt)
@@ -84,7 +84,7 @@ def test_four_row_blocks_are_for_one_token_tile_of_most_of_the_sms():
 @each(TILED)
 def test_shared_memory_is_what_the_kernel_lays_out(fmt):
     """smem_bytes against sizeof(Smem), of every config: one unit asserts them all."""
-    lines = [f'#include "formats/{fmt.name}.cuh"', '#include "sm90/smem.cuh"']
+    lines = [f'#include "formats/{fmt.name}.cuh"', '#include "gemm/sm90/smem.cuh"']
     for config in dict.fromkeys(row.config for x in ("half", "bf16") for row in sm90_cost.measured(fmt, x)):
         template = sm90_config.prefill_template(fmt, config, "half")
         name = f"Config_{len(lines)}"

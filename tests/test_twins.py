@@ -69,18 +69,18 @@ def assert_a8():
 SWAPPED = ("int cluster_split_k; u32 units_per_cta;", "u32 units_per_cta; int cluster_split_k;")  # of StreamK
 LIES = (
     # file                truth                      lie                         what notices it
-    ("sm80/a16.cuh",      "In[K_BLOCK + 8]",         "In[K_BLOCK + 16]",         "prefill_sm80"),
-    ("sm80/reduce.cuh",   "[Config::EPI_TILE][",     "[2 * Config::EPI_TILE][",  "prefill_sm80"),
+    ("gemm/sm80/a16.cuh",      "In[K_BLOCK + 8]",         "In[K_BLOCK + 16]",         "prefill_sm80"),
+    ("gemm/sm80/reduce.cuh",   "[Config::EPI_TILE][",     "[2 * Config::EPI_TILE][",  "prefill_sm80"),
     ("host.cuh",          *SWAPPED,                                              "prefill_sm90"),
     ("host.cuh",          "int y; int bias;",        "int bias; int y;",         "decode"),
     ("host.cuh",          "u32 factor; u32 shift;",  "u32 shift; u32 factor;",   "prefill_sm90"),
     ("host.cuh",          "WARPS = 4",               "WARPS = 2",                "decode"),
     ("host.cuh",          "float2 ds[2];",           "float2 ds[4];",            "decode_a8"),
     ("host.cuh",          "UNIT = 524288",           "UNIT = 1",                 assert_activations),
-    ("decode_a8.cu",      "{ACTIVATION_UNIT, ACTI",  "{1.0f, ACTI",              assert_a8),
-    ("decode/reduce.cuh", "ACC_ROWS + 4]",           "ACC_ROWS]",                "decode"),
-    ("epilogue.cuh",      "case FLOAT16:",           "case BFLOAT16 + 1:",       assert_epilogue),
-    ("schedule.cuh",      "2 * u32(number)",         "u32(number)",              assert_division),
+    ("gemm/decode_a8.cu",      "{ACTIVATION_UNIT, ACTI",  "{1.0f, ACTI",              assert_a8),
+    ("gemm/decode/reduce.cuh", "ACC_ROWS + 4]",           "ACC_ROWS]",                "decode"),
+    ("gemm/epilogue.cuh",      "case FLOAT16:",           "case BFLOAT16 + 1:",       assert_epilogue),
+    ("gemm/schedule.cuh",      "2 * u32(number)",         "u32(number)",              assert_division),
     ("activations.cuh",   "8 * t + 4 * step",        "4 * t + 8 * step",         assert_activations),
     ("codes/quantize.cuh", "0x1p13f",                "0x1p12f",                  assert_activations),
 )  # fmt: skip

@@ -59,11 +59,12 @@ def compose(units: list[Unit]) -> tuple[str, Mapping[str, str]]:
         config = codegen.config(fmt, **dict(unit.template))
         includes |= dict.fromkeys(INCLUDE.findall(config))
         own = INCLUDE.sub("", config).replace("namespace qgemm {\n", "namespace qgemm {\nusing namespace ::qgemm;\n", 1)
+        path = sources.kernel_path(kernel)
         instances.append(
-            f'namespace unit_{number} {{\n{own}#define {kernel} {kernel}_{number}\n#include "{kernel}.cu"\n'
+            f'namespace unit_{number} {{\n{own}#define {kernel} {kernel}_{number}\n#include "{path}"\n'
             f"#undef {kernel}\n}}  // namespace unit_{number}\n"
         )
-    includes |= dict.fromkeys(INCLUDE.findall((sources.kernels_dir() / f"{kernel}.cu").read_text()))
+    includes |= dict.fromkeys(INCLUDE.findall(sources.kernel_text(kernel)))
     return "".join([*includes, *instances]), headers
 
 

@@ -30,9 +30,9 @@ VERB = r"(?:is|are|was|were|has|have|had|it|they|he|a|an|the|no|does|do|makes|ta
 PHRASES = {
     "begins with 'of'": re.compile(r"^(?:of\b)", re.IGNORECASE),
     "'what ...' as a noun": re.compile(rf"\b[Ww]hat {VERB}\b(?![^.;:]*\?)"),
-    "'which it ...' as a noun": re.compile(r"\b(?:of|by|in|from|to|at|for|with|on)?\s?[Ww]hich (?:it|they)\b(?![^.;:]*\?)"),
+    "'which it ...' as a noun": re.compile(r"\b[Ww]hich (?:it|they)\b(?![^.;:]*\?)"),
     "'so many' for a number": re.compile(r"\bso many\b", re.IGNORECASE),
-    "'behind' for after": re.compile(r"\bbehind (?:it|its|them|the|that|those|these|this|each|one|all)\b", re.IGNORECASE),
+    "'behind' for after": re.compile(r"\bbehind (?:its?|them|the|that|those|these|this|each|one|all)\b", re.I),
     "'A for B' for 'A instead of B'": re.compile(r"\d(?: ?(?:us|ms|s|%|x|KB|bytes))? for \d"),
     "'takes' for costs": re.compile(r"\btakes? (?:[\d.]+|as long|as many|longer|less)\b"),
     "sentence without a subject": re.compile(
@@ -75,7 +75,11 @@ def python_prose(source: str) -> Iterator[Line]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 lines = source.splitlines()[first.lineno - 1 : first.end_lineno]
                 for number, text in enumerate(lines, first.lineno):
                     yield Line(number, text.strip().strip('"').strip())

@@ -26,7 +26,7 @@ PIPELINES = ((2, 3), (3, 5), (4, 6))  # splits, stages
 def work(tool: str, formats: list[str], families: list[str]) -> None:
     """The kernels of some families for some formats.
 
-    Under racecheck every lane of a warp releases a stage of prefill for itself, see kernels/sm90/config.cuh.
+    Under racecheck every lane of a warp releases a stage of prefill for itself, see kernels/gemm/sm90/config.cuh.
     """
     import cupy
     import numpy as np

@@ -5,7 +5,7 @@
 // TABLE_BYTES of dynamic shared memory; a kernel fills it first. `levels` are exact.
 #pragma once
 
-#include "codes/half_scales.cuh"
+#include "half_scales.cuh"
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/laneid.cuh"
 

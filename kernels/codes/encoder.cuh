@@ -8,7 +8,7 @@
 // NumPy rounds products and sums separately, so do __fmul_rn and __fadd_rn: they are not contracted.
 #pragma once
 
-#include "codes/quantize.cuh"
+#include "quantize.cuh"
 
 namespace qgemm {
 

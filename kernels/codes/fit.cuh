@@ -2,7 +2,7 @@
 // weights.
 #pragma once
 
-#include "codes/rounded.cuh"
+#include "rounded.cuh"
 
 namespace qgemm {
 

@@ -9,7 +9,7 @@
 //     write(block, codes)  the lane's share of a block, when the codes of all of its weights, in order, are there
 #pragma once
 
-#include "codes/fit.cuh"
+#include "fit.cuh"
 
 namespace qgemm {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "fragment.cuh"
-#include "codes/signed_bytes.cuh"
+#include "signed_bytes.cuh"
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/laneid.cuh"
 #include "ptx/prmt.cuh"

@@ -2,7 +2,7 @@
 // and `pack` in qgemm/formats/qN_k.py.
 #pragma once
 
-#include "codes/group_encoder.cuh"
+#include "group_encoder.cuh"
 
 namespace qgemm {
 

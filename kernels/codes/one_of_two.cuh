@@ -1,8 +1,8 @@
 // One of each two neighbours kept, in seven bits and one that tells which. Twin of qgemm/formats/s7_1of2.py.
 #pragma once
 
-#include "codes/half_scales.cuh"
-#include "codes/signed_bytes.cuh"
+#include "half_scales.cuh"
+#include "signed_bytes.cuh"
 #include "fragment.cuh"
 #include "ptx/prmt.cuh"
 

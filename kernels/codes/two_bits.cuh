@@ -3,7 +3,7 @@
 // for all four steps in bits 0 to 3, of row g + 8 in bits 4 to 7.
 #pragma once
 
-#include "codes/signed_bytes.cuh"
+#include "signed_bytes.cuh"
 #include "fragment.cuh"
 
 namespace qgemm {

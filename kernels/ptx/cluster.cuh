@@ -2,7 +2,7 @@
 // the other CTA of a cluster of two.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

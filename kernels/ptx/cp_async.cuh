@@ -1,7 +1,7 @@
 // cp.async (sm_80 and later): global -> shared memory, 16 bytes by each thread.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

@@ -1,7 +1,7 @@
 // cp.async.bulk (sm_90 and later): global -> shared memory and back, both and the size multiples of 16 bytes.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

@@ -2,7 +2,7 @@
 // before sm_89, as qgemm/codec/e4m3.py has it.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

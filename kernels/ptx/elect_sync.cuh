@@ -2,7 +2,7 @@
 // build a loop around a copy.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

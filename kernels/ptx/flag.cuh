@@ -2,7 +2,7 @@
 // ld.acquire.gpu, atom.inc.relaxed.gpu, red.add.relaxed.gpu (sm_70 and later).
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

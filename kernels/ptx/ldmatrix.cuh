@@ -1,7 +1,7 @@
 // ldmatrix (sm_75 and later): shared memory -> fragments of a warp.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

@@ -1,7 +1,7 @@
 // mbarrier (sm_90 and later): barriers in shared memory that count arrivals and the bytes of copies.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

@@ -1,7 +1,7 @@
 // mma.sync (sm_80 and later): the matrix product of a warp, c += a @ b. a: weights; b: activations; c: accumulators.
 #pragma once
 
-#include "../fragment.cuh"
+#include "fragment.cuh"
 
 namespace qgemm {
 

@@ -1,7 +1,7 @@
 // redux.sync (sm_80 and later): the largest of a number of each lane of the warp.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

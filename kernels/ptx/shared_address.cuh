@@ -1,7 +1,7 @@
 // cvta.to.shared: the 32-bit address of what lies in shared memory, as instructions take it.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

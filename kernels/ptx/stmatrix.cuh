@@ -1,7 +1,7 @@
 // stmatrix (sm_90 and later): fragments of a warp -> shared memory.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

@@ -1,7 +1,7 @@
 // vote.sync.ballot: a bit of every lane of the warp.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

@@ -2,7 +2,7 @@
 // in registers, operand B in shared memory.
 #pragma once
 
-#include "../types.cuh"
+#include "types.cuh"
 
 namespace qgemm {
 

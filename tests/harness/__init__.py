@@ -192,8 +192,8 @@ class Kernel:
 
     def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
         own = OF_TESTS / f"{name}.cu"
-        text = (own if own.exists() else sources.kernels_dir() / own.name).read_text()
-        file = {f"{name}.cu": DYNAMIC_SMEM.sub(r"auto& \1 = host_dynamic_smem;", text)}
+        text = own.read_text() if own.exists() else sources.kernel_text(name)
+        file = {sources.kernel_path(name): DYNAMIC_SMEM.sub(r"auto& \1 = host_dynamic_smem;", text)}
         source = codegen.compose(name, fmt, **template)
         entry = f'#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<::{name}>::grid; }}\n'
         self.library = library(f"{source}\n{entry}", {**codegen.headers(fmt), **file})

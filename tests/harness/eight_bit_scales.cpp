@@ -1,6 +1,6 @@
 // Weights as signed bytes on the host: as the lanes of a warpgroup of prefill_sm90_eight_bits make them, stage by stage.
 #include "cta.h"
-#include "eight_bit_scales.cuh"
+#include "gemm/eight_bit_scales.cuh"
 
 using namespace qgemm;
 using Stages = TileConfig<Config>;

@@ -1,6 +1,6 @@
 // Operand A of prefill_sm90 on the host: the weights of a tile as every lane makes them of codes, scales and minimums,
 // in the type In, each row multiplied by a power of two.
-#include "row_exponent.cuh"
+#include "gemm/row_exponent.cuh"
 #include "tile_config.cuh"
 
 using namespace qgemm;

@@ -1,7 +1,7 @@
 // QuadScales of prefill_sm90 on the host: the scales that a warpgroup's lanes get of each other, stage by stage, against
 // those that each lane loads for itself.
 #include "cta.h"
-#include "sm90/quad_scales.cuh"
+#include "gemm/sm90/quad_scales.cuh"
 
 using namespace qgemm;
 constexpr int K_BLOCKS = Config::K_BLOCKS;

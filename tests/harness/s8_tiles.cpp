@@ -1,5 +1,5 @@
 // The order of gemm_sm90_s8 on the host: tiles of y as clusters take them, units of W as makers do.
-#include "sm90/s8_tiles.cuh"
+#include "gemm/sm90/s8_tiles.cuh"
 
 using namespace qgemm;
 

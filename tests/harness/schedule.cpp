@@ -1,5 +1,5 @@
 // The schedule of a persistent grid on the host: the work of every CTA, and the CTAs with which it shares a tile.
-#include "schedule.cuh"
+#include "gemm/schedule.cuh"
 
 using namespace qgemm;
 

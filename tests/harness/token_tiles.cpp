@@ -1,5 +1,5 @@
 // The schedule of a grouped product on the host: the work of every CTA, as moe_prefill_sm90 goes through it.
-#include "sm90/token_tiles.cuh"
+#include "gemm/sm90/token_tiles.cuh"
 
 using namespace qgemm;
 

@@ -32,6 +32,7 @@ from qgemm.cuda.layout.tile import (
 
 from . import grid_codegen, twins
 from .cxx import C_TYPES, listed, offset_of, struct_members
+from .sources import kernel_path
 from .wgmma_codegen import wgmma_e4m3_header, wgmma_header, wgmma_s8_header
 
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
@@ -315,7 +316,7 @@ def block_structs(fmt: Format) -> str:
 
 
 def _digits(fmt: Format) -> str:
-    """NAME_block_digits: see kernels/ternary_blocks.cuh; the places of all weights, OF_BYTE * byte + digit."""
+    """NAME_block_digits: see kernels/pack/ternary_blocks.cuh; the places of all weights, OF_BYTE * byte + digit."""
     assert fmt.digits is not None
     places = [0] * fmt.weights
     for part in fmt.digits.parts:
@@ -343,7 +344,7 @@ def _block(fmt: Format) -> str:
 
 def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:
     """The translation unit of one kernel: qgemm::Config, then the file that knows no format; see also `headers`."""
-    return f'{config(fmt, **template)}#include "{kernel}.cu"\n'
+    return f'{config(fmt, **template)}#include "{kernel_path(kernel)}"\n'
 
 
 def config(fmt: Format | None = None, **template: str | int) -> str:

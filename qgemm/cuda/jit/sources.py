@@ -19,6 +19,23 @@ def kernels_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "kernels"
 
 
+def kernel_path(kernel: str) -> str:
+    """The path below kernels/ of NAME.cu, which lies in the folder of its subject; NAME.cu itself if there is none."""
+    file = f"{kernel}.cu"
+    return _kernel_paths(kernels_dir()).get(file, file)
+
+
+def kernel_text(kernel: str) -> str:
+    """The source of a kernel, by its name."""
+    return (kernels_dir() / kernel_path(kernel)).read_text()
+
+
+@cache
+def _kernel_paths(folder: Path) -> dict[str, str]:
+    """File name -> path below `folder` of every kernel."""
+    return {path.name: path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.cu"))}
+
+
 def closure(source: str, headers: Mapping[str, str]) -> dict[str, str]:
     """All that a unit includes with quotes, however deeply: path below kernels/, or name in `headers` -> content.
 

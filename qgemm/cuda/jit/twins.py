@@ -112,7 +112,7 @@ class Divisor(ctypes.Structure):
 
 
 class StreamK(ctypes.Structure):
-    """The schedule of a persistent grid: kernels/schedule.cuh says how its CTAs follow it.
+    """The schedule of a persistent grid: kernels/gemm/schedule.cuh says how its CTAs follow it.
 
     Tiles from `whole_tiles` on are laid end to end and split, one segment a CTA. cluster_split_k: CTAs of each such
     tile, an even number of equal shares whose CTAs are pairs (clusters); 0: none. units_per_cta, remainder: work units

@@ -35,7 +35,7 @@ NAME, QUANTIZED = "gemm_sm90_s8", "quantized x"
 QUANTIZED_NUMBERS = 6 << 20
 WITHIN_US = 0.5  # that this takes less at least than a launch of its own
 WORKSPACE = 256 << 20  # bytes of a slice of W at most, a power of two
-CLUSTER, ROW_BLOCKS = 2, 2  # CTAs that share tokens, and the row_blocks of each: kernels/sm90/s8_gemm.cuh
+CLUSTER, ROW_BLOCKS = 2, 2  # CTAs that share tokens, and the row_blocks of each: kernels/gemm/sm90/s8_gemm.cuh
 CLUSTER_BLOCKS = CLUSTER * ROW_BLOCKS
 TOKENS, HALF, EPI_TILE = 256, 128, 32  # of a tile of y; that have their sums, and that are stored, at a time
 W_STAGES, X_STAGES = 2, 4  # of COLUMNS: of all rows of a CTA, of HALF tokens
@@ -43,7 +43,7 @@ E4M3_BY_HALVES = 1.9  # mma.sync of e4m3 by that of int8: 180.5 us for 97.3, 44.
 UNIT_ROWS, BOX = 16, 128  # rows of a stage that a maker makes at a time, columns that it stages
 UNIT_FLAG = 4  # bytes, of those rows
 UNITS = ROW_BLOCKS * tiles.ROWS // UNIT_ROWS  # of a stage of a CTA
-MADE = 128  # bytes of Made of kernels/sm90/s8_gemm.cuh before its flags
+MADE = 128  # bytes of Made of kernels/gemm/sm90/s8_gemm.cuh before its flags
 
 
 class S8Config(NamedTuple):
@@ -107,7 +107,7 @@ def configs(p: Problem) -> list[S8Config]:
 
 
 def smem_bytes(config: S8Config) -> int:
-    """Shared memory of a CTA: Smem of kernels/sm90/s8_gemm.cuh, to the byte."""
+    """Shared memory of a CTA: Smem of kernels/gemm/sm90/s8_gemm.cuh, to the byte."""
     w = W_STAGES * ROW_BLOCKS * tiles.ROWS * (COLUMNS + SUM)
     x = X_STAGES * HALF * (COLUMNS + COLUMNS // config.x_scale * SUM)
     barriers = (2 * (W_STAGES + X_STAGES) + 2) * BARRIER
@@ -188,7 +188,7 @@ def launch(p: Problem, config: S8Config) -> Launchable:
 
 
 def made_bytes(nbytes: int) -> int:
-    """What makers know of each other, behind a workspace of so many bytes: Made of kernels/sm90/s8_gemm.cuh."""
+    """What makers know of each other, behind a workspace of so many bytes: Made of kernels/gemm/sm90/s8_gemm.cuh."""
     return MADE + nbytes // (UNIT_ROWS * COLUMNS) * UNIT_FLAG
 
 

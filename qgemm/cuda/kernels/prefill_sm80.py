@@ -142,7 +142,7 @@ def reduce_bytes(config: Sm80Config) -> int:
 
 
 def tile_sizes(config: Sm80Config, stages: int) -> Template:
-    """The constants of Sm80 in kernels/sm80/config.cuh that follow from a config."""
+    """The constants of Sm80 in kernels/gemm/sm80/config.cuh that follow from a config."""
     return {
         "TOKENS": config.tokens,
         "ROW_BLOCKS": config.row_blocks,

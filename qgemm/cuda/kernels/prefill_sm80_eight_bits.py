@@ -34,7 +34,7 @@ from .prefill_sm80 import (
 
 NAME = "prefill_sm80_eight_bits"
 MIN_STAGES, MAX_STAGES = 2, 4  # of COLUMNS, at least and at most
-X_ROW_BYTES = COLUMNS + 16  # of a token in a stage; padded, see EightBitStage in kernels/sm80/eight_bits.cuh
+X_ROW_BYTES = COLUMNS + 16  # of a token in a stage; padded, see EightBitStage in kernels/gemm/sm80/eight_bits.cuh
 
 
 class Pointers(ctypes.Structure):
@@ -56,7 +56,7 @@ def measured() -> tuple[Sm80Config, ...]:
 
 
 def shared_bytes(fmt: Format, config: Sm80Config, group: int, stages: int) -> int:
-    """Shared memory of a CTA: the table of levels, and EightBitStage of kernels/sm80/eight_bits.cuh for each stage.
+    """Shared memory of a CTA: the table of levels, and an EightBitStage (kernels/gemm/sm80/eight_bits.cuh) per stage.
 
     The reduction takes their place at the end.
     """

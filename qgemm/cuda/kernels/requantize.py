@@ -32,7 +32,7 @@ def weights_template(fmt: Format, activation: str) -> Template:
 
 
 def table_bytes(fmt: Format) -> int:
-    """Shared memory for a table of levels: pairs come without one (RequantizeConfig of kernels/requantize.cuh)."""
+    """Bytes of shared memory for the table of levels, RequantizeConfig's; pair lookup needs no table."""
     return 0 if fmt.pair_lookup else tiles.table_bytes(fmt)
 
 

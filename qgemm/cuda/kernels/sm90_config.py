@@ -13,7 +13,7 @@ from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dt
 SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
 SUM = 4  # bytes of an accumulator
 EPI_TOKEN = SUM * (ROWS + 4)  # bytes of a token of a row_block before it is stored
-X_TURN = 16  # bytes of the turn that consumer warps have, of kernels/sm90/eight_bits.cuh
+X_TURN = 16  # bytes of the turn that consumer warps have, of kernels/gemm/sm90/eight_bits.cuh
 BARRIER = 8  # bytes of an mbarrier
 MAX_STAGES = 12  # stages of a pipeline at most
 MAX_PARTIALS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
@@ -104,7 +104,7 @@ def x_turn_bytes(config: Sm90Config) -> int:
 
 
 def partial_bytes(config: Sm90Config) -> int:
-    """Partial of kernels/sm90/smem.cuh: sums of an epilogue tile of a row_block, of the other warpgroups along K."""
+    """Bytes of Partial (kernels/gemm/sm90/smem.cuh): the other warpgroups' sums of one epilogue tile of a row_block."""
     return max(config.wg_split_k - 1, 1) * config.epi_tile * ROWS * SUM
 
 
@@ -128,7 +128,7 @@ def stages_of(fmt: Format, config: Sm90Config) -> int:
 
 
 def smem_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
-    """Shared memory of a CTA: the table of levels, and Smem of kernels/sm90/smem.cuh, to the byte."""
+    """Shared memory of a CTA: the table of levels, and Smem of kernels/gemm/sm90/smem.cuh, to the byte."""
     x, row_blocks = stages * x_bytes(config), config.row_blocks
     if config.single_tile:
         x = max(x, single_tile_bytes(config))

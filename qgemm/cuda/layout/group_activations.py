@@ -20,7 +20,7 @@ ROWS = 16, 128  # whole sixteens, whose scales lie together; a token tile at lea
 ORDER = [2 * t + (0, 1, 8, 9)[j] for t in range(4) for j in range(4)]  # of columns, and of scales
 SCALE_OFFSET_CPP = "i % 8 / 2 * 4 + i / 8 * 2 + i % 2"  # where number i of 16 lies in that order
 SCALE = 4  # bytes
-UNITS = 128  # bytes of XUnits of kernels/sm90/given_x.cuh, before the codes that a kernel makes for itself
+UNITS = 128  # bytes of XUnits of kernels/gemm/sm90/given_x.cuh, before the codes that a kernel makes for itself
 
 
 def byte_template(activation: str) -> dict[str, str | int]:

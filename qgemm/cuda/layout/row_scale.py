@@ -32,7 +32,7 @@ class RowExponentRange(NamedTuple):
     most: int
 
     def weight(self, bound: float) -> int:
-        """As RowExponent in kernels/row_exponent.cuh finds it."""
+        """As RowExponent in kernels/gemm/row_exponent.cuh finds it."""
         exponent = int(np.float32(bound).view(np.uint32) >> 23) - 126  # bound < 2^exponent; of 0 the least
         return max(self.least, min(exponent + self.above, self.most))
 

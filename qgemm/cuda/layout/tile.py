@@ -25,7 +25,7 @@ place everything:
 Behind the tiles of a matrix lie bounds of the magnitude of the weights of each row, by which the prefill kernel brings
 them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
 of the file back; of digits to the base 3, in their canonical form.
-`pack`, `unpack` and `row_absmax` are the reference of what kernels/pack.cu and kernels/unpack.cu do on the GPU.
+`pack`, `unpack` and `row_absmax` are the reference of kernels/pack/pack.cu and kernels/pack/unpack.cu.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-// The part of a kernel in which its consumer warps quantize x, led by another (kernels/sm90/quantize_by_turns.cuh).
+// The part of a kernel in which its consumer warps quantize x, led by another (kernels/gemm/sm90/quantize_by_turns.cuh).
 // Config: CONSUMERS, CONSUMER_THREADS, X_GROUP.
-#include "sm90/quantize_by_turns.cuh"
+#include "gemm/sm90/quantize_by_turns.cuh"
 
 extern "C" __global__ void quantize_by_turns(const void* given, qgemm::XUnits* units, int type, qgemm::i64 k, int m,
                                              int rows) {

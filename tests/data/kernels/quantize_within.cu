@@ -1,6 +1,6 @@
-// The part of a kernel in which its warps quantize x (kernels/sm90/quantize_within.cuh).
+// The part of a kernel in which its warps quantize x (kernels/gemm/sm90/quantize_within.cuh).
 // Config: E4M3 (0, 1), GROUP.
-#include "sm90/quantize_within.cuh"
+#include "gemm/sm90/quantize_within.cuh"
 
 extern "C" __global__ void quantize_within(const void* given, qgemm::XUnits* units, int type, qgemm::i64 k, int m,
                                            int rows) {

@@ -1,0 +1,122 @@
+// Reduction and epilogue of the decode kernels: split-K over the warps of the CTA and then over the CTAs of a cluster,
+// in their order, then y.
+//
+// Config: Decode of config.cuh.
+#pragma once
+
+#include "gemm/epilogue.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/shared_address.cuh"
+#include "coord.cuh"
+
+namespace qgemm {
+
+// Sums of each warp in shared memory. Rows are padded, or lanes of different g and t would meet in the same banks.
+template <class Config>
+struct WarpSums {
+    float of[Config::WARP_SPLIT_K][Config::TOKENS][Config::ACC_ROWS + 4];
+
+    // factor: of the accumulators of rows g, and of rows g + 8.
+    __device__ void put(const typename Config::WarpAcc& acc, float2 factor, const WarpCoord<Config>& coord, int m) {
+        constexpr int M16_TILES = Config::M16_TILES;
+        const int g = coord.lane / 4, t = coord.lane % 4;
+#pragma unroll
+        for (int m16 = 0; m16 < Config::ROW_BLOCKS * M16_TILES; ++m16)
+#pragma unroll
+            for (int tokens = 0; tokens < Config::COLUMN_TILES; ++tokens)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int row = 16 * m16 + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
+                    const float sum = acc[m16 / M16_TILES][m16 % M16_TILES][tokens].sum[i];
+                    if (i % 2 < Config::TOKENS && token < m)
+                        of[coord.warp_k][token][row] = (i < 2 ? factor.x : factor.y) * sum;
+                }
+    }
+    __device__ float total(int token, int row) const {
+        float sum = 0;
+#pragma unroll
+        for (int warp_k = 0; warp_k < Config::WARP_SPLIT_K; ++warp_k) sum += of[warp_k][token][row];
+        return sum;
+    }
+};
+
+// Sums of the CTAs of a cluster: each CTA owns ROWS rows of every product, of which the others send it their sums.
+template <class Config>
+struct ClusterSums {
+    static constexpr int CTAS = Config::CLUSTER_SPLIT_K, ROWS = Config::ROWS / CTAS;
+    static constexpr int PRODUCTS = Config::ACC_ROWS / Config::ROWS;
+    float of[CTAS][Config::TOKENS][PRODUCTS][ROWS];
+
+    // All threads of all CTAs call it, having arrived at the barrier of the cluster when they started.
+    __device__ void exchange(const WarpSums<Config>& sums, int rank, int m) {
+        barrier_cluster_wait();
+        for (int i = threadIdx.x; i < m * Config::ACC_ROWS; i += Config::THREADS) {
+            const int row = i % Config::ACC_ROWS, token = i / Config::ACC_ROWS, of_product = row % Config::ROWS;
+            const float& there = of[rank][token][row / Config::ROWS][of_product % ROWS];
+            st_shared_cluster(shared_address(&there), of_product / ROWS, sums.total(token, row));
+        }
+        barrier_cluster_arrive_release();
+        barrier_cluster_wait();
+    }
+    __device__ float total(int token, int product, int row) const {
+        float sum = 0;
+#pragma unroll
+        for (int cta = 0; cta < CTAS; ++cta) sum += of[cta][token][product][row];
+        return sum;
+    }
+};
+
+// memory: shared, of the CTA. factor: see WarpSums. store(token, row, sums) gets a row of W and its sum, sums(0);
+// GATED: the sum of the other product is sums(1).
+template <class Config, class Store>
+__device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, float2 factor, unsigned char* memory,
+                                        const WarpCoord<Config>& coord, int m, Store store) {
+    using Sums = WarpSums<Config>;
+    using OfCluster = ClusterSums<Config>;
+    static_assert(sizeof(Sums) == Config::REDUCE_BYTES, "shared memory of the reduction differs from the host's");
+    auto& sums = *reinterpret_cast<Sums*>(memory + Config::INBOX_BYTES);
+    auto& of_cluster = *reinterpret_cast<OfCluster*>(memory);
+    constexpr bool CLUSTER = Config::CLUSTER_SPLIT_K > 1;
+    constexpr int ROWS = OfCluster::ROWS;
+    const int rank = coord.share / Config::WARP_SPLIT_K;
+    sums.put(acc, factor, coord, m);
+    __syncthreads();
+    if constexpr (CLUSTER) {
+        static_assert(sizeof(OfCluster) == Config::INBOX_BYTES, "shared memory of the inbox differs from the host's");
+        of_cluster.exchange(sums, rank, m);
+    }
+    const i64 n = coord.products.of[coord.index].n, first_row = coord.first_row + rank * ROWS;
+    for (int i = threadIdx.x; i < m * ROWS; i += Config::THREADS) {
+        const int row = i % ROWS, token = i / ROWS;
+        if (first_row + row >= n) continue;
+        store(token, first_row + row, [&](int product) {
+            if constexpr (CLUSTER) return of_cluster.total(token, product, row);
+            return sums.total(token, row + product * Config::ROWS);
+        });
+    }
+}
+
+// y [m, n] of the CTA's product, or of both where one is the gate of the other.
+template <class Config>
+struct StoreProducts {
+    const WarpCoord<Config>& coord;
+
+    __device__ void begin() {}
+    template <class Sums>
+    __device__ void operator()(int token, i64 row, Sums sums) const {
+        const Epilogue epilogue = epilogue_of(coord.index);
+        const i64 first = token * coord.products.of[coord.index].n;
+        if constexpr (Config::GATED) {
+            const float up = epilogue_of(1).biased(row, sums(1));
+            const float made = gated(epilogue.types.gate, epilogue.biased(row, sums(0)), up);
+            store_as(epilogue.arrays.y, epilogue.types.y, first + row, made);
+        } else {
+            epilogue.store(first, row, sums(0));
+        }
+    }
+    __device__ Epilogue epilogue_of(int index) const {
+        return {{coord.products.arrays[index].outputs, coord.products.of[index].types}};
+    }
+};
+
+}  // namespace qgemm

@@ -1,0 +1,118 @@
+// moe_decode: products by experts W [E, n, k] of few tokens, each by those of its ids [T, top_k], at the speed of
+// memory.
+//
+//   y [T, top_k, n] = x @ W[ids].T + bias[ids], x [T, k] or [T, top_k, k]; if the router's weights are given, times
+//   these.
+//   GATED: of two products by the same expert, of which one is the gate of the other.
+//   SUMMED: y [T, n], the sum over a token's experts, x [T, top_k, k]; the weights multiply the biases alone.
+// decode's pipeline with the expert looked up by each CTA (decode/experts.cuh): nothing is sorted. An id that is no
+// expert makes zeros.
+// Config: that of decode with TOKENS = 1 and PREFETCH = 0; SUMMED, CTAS (of an SM, at least).
+#include "gemm/decode/a16.cuh"
+#include "gemm/decode/experts.cuh"
+
+namespace qgemm {
+
+struct ExpertDecode : Decode<Config> {
+    // Groups of cp.async are waited for in order: without bulk copies x would be a group ahead of its W.
+    static constexpr bool SUMMED = Config::SUMMED, X_FIRST = !SUMMED && Config::BULK;
+    static_assert(Config::PREFETCH == 0, "the pipeline holds what W is known to be of");
+};
+
+// Row `row` of the CTA's slot or token, of which a thread has one but where warps are few.
+//
+// Biases and weights are loaded while W is on its way, as they stand: nothing waits for them before the sums are there.
+// Behind the copies that fill the pipelines of all CTAs a load takes 4 us.
+struct StoreExperts {
+    static constexpr int PRODUCTS = Config::GATED ? 2 : 1, STORED = ExpertDecode::ROWS / Config::CLUSTER_SPLIT_K;
+    static constexpr int STORING_WARPS = (STORED + 31) / 32;
+    static constexpr int TERMS = Config::SUMMED ? 4 : 1;            // experts of a token whose biases are loaded early
+    static constexpr bool EARLY = STORED <= ExpertDecode::THREADS;  // else a thread has several rows
+    const ExpertCoord<ExpertDecode>& coord;
+    u32 biases[TERMS][PRODUCTS] = {}, weights[TERMS] = {};
+
+    __device__ void begin() {
+        if (!EARLY || coord.warp_k >= STORING_WARPS) return;
+        if (Config::SUMMED && !epilogue_of(0).types.bias) return;
+#pragma unroll
+        for (int i = 0; i < TERMS; ++i) {
+            const int expert = expert_of(i);
+            if (expert < 0) continue;
+            weights[i] = load_raw(all().weights, all().weights_type, coord.slot + i);
+#pragma unroll
+            for (int product = 0; product < PRODUCTS; ++product)
+                biases[i][product] = load_raw(epilogue_of(product).arrays.bias, epilogue_of(product).types.bias,
+                                              bias_row(expert, own_row()));
+        }
+    }
+    template <class Sums>
+    __device__ void operator()(int, i64 row, Sums sums) const {
+        const Epilogue epilogue = epilogue_of(0);
+        const i64 at = blockIdx.y * coord.products.of[0].n + row;
+        float made = sums(0);
+        if constexpr (Config::SUMMED) {
+            if (epilogue.types.bias) made += bias_of_all(row);
+        } else {
+            made += bias(0, 0, row);
+            if constexpr (Config::GATED)
+                made = gated(epilogue.types.gate, made, sums(1) + bias(0, 1, row));
+            else if (epilogue.types.gate)
+                made = gated(epilogue.types.gate, load_as(epilogue.arrays.residual, epilogue.types.residual, at), made);
+            made *= weight(0);
+        }
+        if ((Config::SUMMED ? coord.stand_in : coord.expert) < 0) made = 0;
+        store_as(epilogue.arrays.y, epilogue.types.y, at, made);
+    }
+
+private:
+    __device__ const ExpertProducts& all() const { return coord.all; }
+    // Of slot i of the token, or of the only one. -1: none.
+    __device__ int expert_of(int i) const {
+        if constexpr (!Config::SUMMED) return coord.expert;
+        return i < all().top_k ? coord.shared[i] : -1;
+    }
+    __device__ float weight(int i) const {
+        if (!EARLY) return coord.weight(coord.slot + i);
+        return all().weights ? value_of(weights[i], all().weights_type) : 1;
+    }
+    __device__ float bias(int i, int product, i64 row) const {
+        if (!EARLY) return epilogue_of(product).biased(bias_row(max(expert_of(i), 0), row), 0);
+        return value_of(biases[i][product], epilogue_of(product).types.bias);
+    }
+    // Those of all experts of the token, times their weights.
+    __device__ float bias_of_all(i64 row) const {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < TERMS; ++i)
+            if (expert_of(i) >= 0) sum += weight(i) * bias(i, 0, row);
+        for (int i = TERMS; i < all().top_k; ++i)
+            if (expert_of(i) >= 0)
+                sum += coord.weight(coord.slot + i) * epilogue_of(0).biased(bias_row(expert_of(i), row), 0);
+        return sum;
+    }
+    __device__ i64 own_row() const {
+        const int rank = coord.share / Config::WARP_SPLIT_K;
+        return min(coord.first_row + rank * STORED + threadIdx.x % STORED, coord.products.of[0].n - 1);
+    }
+    __device__ i64 bias_row(int expert, i64 row) const { return expert * all().expert_rows + row; }
+    __device__ Epilogue epilogue_of(int index) const {
+        return {{coord.products.arrays[index].outputs, coord.products.of[index].types}};
+    }
+};
+
+}  // namespace qgemm
+
+extern "C" __global__ void __launch_bounds__(qgemm::ExpertDecode::THREADS, qgemm::Config::CTAS)
+    moe_decode(const __grid_constant__ qgemm::ExpertProducts all) {
+    using namespace qgemm;
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ unsigned long long words[ExpertDecode::WARP_SPLIT_K][ExpertDecode::STAGES];
+    __shared__ int experts[32];
+    // Of the second product of a layer the ids are known: CTAs of the first let it start once they have read theirs.
+    const i64 row_of_x = Config::SUMMED || all.x_of_slots ? i64(blockIdx.y) : blockIdx.y / all.top_k;
+    const auto* x =
+        static_cast<const Config::In*>(all.products.x) + row_of_x * all.products.k * (Config::SUMMED ? all.top_k : 1);
+    if (!all.ids_are_known) griddepcontrol_wait();
+    const ExpertCoord<ExpertDecode> coord(all, experts);
+    run_decode<ExpertDecode>(coord, x, 1, memory, words, StoreExperts{coord});
+}
