@@ -110,7 +110,7 @@ def test_what_backends_can_do_depends_on_the_axes(run, tmp_path):
     qgemm.write(tmp_path / "x.gguf", {**tensors, "bias": weights((64,), "q5_0")})
     found = lines_of(run("info", tmp_path / "x.gguf")[1], "type")
     assert found["Q4_0"][5] == "dequantize"
-    assert found["Q8_0"][5] == "a16, a8, a8_g256, dequantize (of"
+    assert found["Q8_0"][5] == "a16, a8, a8_g256, dequantize (of each [i])"
     assert found["Q5_0"][5] == "a16, a8, a8_g256, dequantize"
 
 

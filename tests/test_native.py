@@ -270,7 +270,7 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
     monkeypatch.setattr(library, "NATIVE", NARROW[narrow])
     monkeypatch.setattr(library, "cpu", lambda: "")  # compiled for no CPU of its own: as tools/build_wheel.py keeps it
     monkeypatch.setattr(library, "_loaded", Once())
-    cached = (libraries.loaded, products.of_g128)
+    cached = (libraries.loaded, products.eight_bit_library)
     for each_cache in cached:
         each_cache.cache_clear()
     try:
