@@ -75,11 +75,7 @@ def python_prose(source: str) -> Iterator[Line]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
                 lines = source.splitlines()[first.lineno - 1 : first.end_lineno]
                 for number, text in enumerate(lines, first.lineno):
                     yield Line(number, text.strip().strip('"').strip())
