@@ -94,7 +94,7 @@ def signal_to_noise(x: NDArray[np.float32], fmt: Format) -> float:
 
 def routes_table() -> str:
     """A row for each route, in order of precedence."""
-    rows = ["| kernel | activations | x | M up to | GPUs | formats | what it does |", "|---|---|---|--:|---|---|---|"]
+    rows = ["| kernel | activations | x | M up to | GPUs | formats | note |", "|---|---|---|--:|---|---|---|"]
     for row in ROUTES:
         limit = "any" if row.most == ANY else row.most
         rows.append(
@@ -108,7 +108,7 @@ def options_table() -> str:
     """One row an option of `qgemm convert`."""
     parser = argparse.ArgumentParser(add_help=False)
     convert.add_arguments(parser)
-    rows = ["| option | what it does |", "|---|---|"]
+    rows = ["| option | effect |", "|---|---|"]
     for action in parser._actions:
         if action.option_strings:
             word = " ".join([*action.option_strings, *[str(action.metavar)] * bool(action.metavar)])
