@@ -11,8 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     "README.md": "index.md",
@@ -49,6 +47,8 @@ def relinked(text: str, document: str) -> str:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the documents of the root and the plots."""
+    from mkdocs.structure.files import File  # here, so that tests import this module without mkdocs
+
     for document, place in PAGES.items():
         files.append(File.generated(config, place, content=relinked((ROOT / document).read_text(), document)))
     for plot in sorted((ROOT / PLOTS).glob("*.svg")):
