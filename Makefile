@@ -49,6 +49,7 @@ lint:
 	find kernels tests/data/kernels -name '*.cu' -o -name '*.cuh' -o -name '*.[ch]' | xargs -r $(BIN)/clang-format --dry-run -Werror
 	! grep -rnE '.{121}' kernels tests/data/kernels  # comments too: clang-format does not break them
 	$(BIN)/mypy
+	$(BIN)/python tools/plain_english.py
 
 format:
 	$(BOOTSTRAP) lint
@@ -58,7 +59,7 @@ format:
 
 docs:  # strict: a broken link or an unknown name is an error
 	$(BOOTSTRAP) docs
-	$(BIN)/python -m mkdocs build --quiet
+	$(BIN)/python -m mkdocs build
 
 ci:
 	.ci/run $(ARGS)
