@@ -95,7 +95,7 @@ def test_kbit_tables(tmp_path):
     assert "| 4096x4096 | – | 8.0 (1.33) |" in text
     assert "| 8192x8192 | 3.00 / – / 3.00 / – | 3.00 / – / 3.00 / – |" in text
     assert "64x64" not in text
-    assert "reaches 65% to 70% of the speed of reading as many bytes, decoding 65% to 65%" in text
+    assert "reaches 65% to 70% of the speed of reading the same bytes, decoding 65% to 65%" in text
 
 
 def test_speed_table(tmp_path):
@@ -142,7 +142,7 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     mma = [row(activation=activation, m=64, us=us) for activation, us in (("a16", 12.0), ("a8", 20.0))]
     results.write(path, made_up(rows=rows, mma=mma, host_slowest_us={"a16": 9.5, "a8": 11.0}))
     text = tables.speed_table(path)
-    assert "then cuBLAS, takes 10 to 11 times as long, at M = 1, 16." in text
+    assert "then multiplying by cuBLAS, costs 10 to 11 times as much time, at M = 1, 16." in text
     assert "| M | 4096x4096 |\n| --- | --: |\n| 64 | 2.00 / 1.20 |" in text
     assert "7.0 us for `a16`, 9.0 us for `a8` on its fastest CPU, 9.5 us for `a16`, 11.0 us for `a8` on its" in text
     results.write(path, made_up())

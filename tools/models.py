@@ -35,13 +35,13 @@ def table(path: Path = RESULTS) -> str:
 
 
 def memory(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Sentences on what each whole model takes."""
+    """A sentence on the memory of each whole model."""
     for row in rows:
         if "load_s" in row and row["road"] == PACKED and row["layers"] > 2:
             more = row["weights_bytes"] / row["file_bytes"] - 1
             yield (
-                f"{row['model']}: a file of {row['file_bytes'] / 1e9:.2f} GB, which takes {more:.1%} more of the GPU, "
-                f"where 16 bits a weight take {2 * row['weights'] / 1e9:.1f} GB."
+                f"{row['model']}: a file of {row['file_bytes'] / 1e9:.2f} GB, {more:.1%} more on the GPU; 16 bits a weight "
+                f"would need {2 * row['weights'] / 1e9:.1f} GB."
             )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plots import plots
-from tables import HEADLINE, KBIT, LARGE, OTHERS_M, RESULTS, Rows, baselines, markdown, name
+from tables import HEADLINE, KBIT, LARGE, OTHERS_M, Rows, baselines, name
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.bench.results import CALLS, STEPS, Results, earlier, load, share, speedup
@@ -166,22 +166,6 @@ def targets_table(results: Results) -> str:
 
 
 COUNTED = {"aim": "reach the aim", "must": "the required value", "MISS": "are missed", "-": "are not measured"}
-
-
-def missed_table(path: Path = RESULTS) -> str:
-    """docs/performance.md's section `targets`: how many are reached, and those that are not."""
-    lines, verdicts = [], []
-    for target in targets(load(path)):
-        found = list(map(target.verdict, target.measured))
-        verdicts += filter(None, found)
-        if "MISS" in found:
-            cells = (
-                f"{value:.2f}" if verdict == "MISS" else ""
-                for value, verdict in zip(target.measured, found, strict=True)
-            )
-            lines.append([target.what, f"{'at most' if target.at_most else 'at least'} {target.must:.2f}", *cells])
-    table = markdown(["target", "wanted", *(f"`{activation}`" for activation in ACTIVATIONS)], lines)
-    return f"{counted(verdicts)}:\n\n{table}"
 
 
 def counted(verdicts: list[str]) -> str:

@@ -12,7 +12,7 @@ PARTS = "pairs", "steps", "loads"
 
 
 def table(path: Path = RESULTS) -> str:
-    """One row a measurement: the time on one GPU, on all, and how many times faster that is."""
+    """A row for each measurement: the time on one GPU, on all of them, and the speed-up."""
     found = json.loads(path.read_text())
     gpus = found["gpus"]
     lines = [

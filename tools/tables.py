@@ -158,8 +158,8 @@ def steps(results: Results) -> Iterator[str]:
             cells = [f"{row['us']:.0f} ({row['us'] / row['read_us']:.2f})" if row else "–" for row in of]
             lines.append([types.upper(), *cells])
         yield (
-            "All linear layers and the head of a Llama-3-8B in one CUDA graph, us for so many tokens, and in "
-            "parentheses over the time of reading as many bytes in one piece:"
+            "All linear layers and the head of a Llama-3-8B in one CUDA graph, us by number of tokens, and in "
+            "parentheses over the time of reading the same bytes in one piece:"
         )
         yield markdown(["types", *map(str, counts)], lines)
 
@@ -175,7 +175,7 @@ def calls(results: Results) -> Iterator[str]:
             (beside,) = {row["beside"] for row in of if row}
             cells = [f"{row['us']:.1f} ({row['us'] / row['beside_us']:.2f})" if row else "–" for row in of]
             lines.append([call, *cells, beside])
-        yield "Time of the host for a call in us, Q4_0 1024x1024, and in parentheses over that of what it is beside:"
+        yield "Time of the host for a call in us, Q4_0 1024x1024, and in parentheses over that of the last column:"
         yield markdown(["call", *libraries, "beside"], lines)
 
 
@@ -196,8 +196,8 @@ def dequantized(rows: Rows) -> Iterator[str]:
         longer = [row["dequantize_us"] / row["us"] for row in found]
         m = sorted({row["M"] for row in found})
         yield (
-            f"Dequantizing W to float16 for each product, then cuBLAS, takes {min(longer):.0f} to "
-            f"{max(longer):.0f} times as long, at M = {', '.join(map(str, m))}."
+            f"Dequantizing W to float16 for each product, then multiplying by cuBLAS, costs {min(longer):.0f} to "
+            f"{max(longer):.0f} times as much time, at M = {', '.join(map(str, m))}."
         )
 
 
@@ -295,7 +295,7 @@ def plane_rates(results: Results) -> Iterator[str]:
               for kernel in PLANE_KERNELS}  # fmt: skip
     if all(shares.values()):
         of = (f"{min(found):.0f}% to {max(found):.0f}%" for found in shares.values())
-        yield f"Quantizing on the GPU reaches {next(of)} of the speed of reading as many bytes, decoding {next(of)}."
+        yield f"Quantizing on the GPU reaches {next(of)} of the speed of reading the same bytes, decoding {next(of)}."
 
 
 def pair(rows: Rows, of, style: str, *what) -> str:
