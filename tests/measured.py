@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
+from benchmarks import command, results
 from qgemm.arguments import ACTIVATIONS
-from qgemm.bench import results
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
+
+
+def run_benchmarks(capsys, *words):
+    """Runs `python -m benchmarks` in this process -> (exit code, stdout, stderr)."""
+    status = command.main([str(word) for word in words])
+    return status, *capsys.readouterr()
+
+
+def refused_benchmarks(capsys, *words, status=2):
+    """Runs a command line that fails -> its single line on stderr."""
+    code, out, err = run_benchmarks(capsys, *words)
+    assert (code, out) == (status, "")
+    assert re.fullmatch(r"qgemm: error: [^\n]+\n", err)
+    return err
 
 
 def row(fmt="q4_0", activation="a16", m=1, shape=(4096, 4096), **values):

@@ -6,14 +6,14 @@ import json
 import os
 from pathlib import Path
 
-import cpu_tables
 import numpy as np
 import pytest
+from measured import refused_benchmarks, run_benchmarks
 
-from qgemm.bench import contest, turns
-from qgemm.bench.contest import Case, Row
-from qgemm.bench.ggml import Ggml
-from qgemm.cli import bench, main
+from benchmarks import command, contest, goals, turns
+from benchmarks.contest import Case, Row
+from benchmarks.ggml import Ggml
+from benchmarks.report import cpu_tables
 from qgemm.errors import QgemmError
 from qgemm.formats import FORMATS
 
@@ -60,7 +60,7 @@ def test_a_burst_calls_in_turn_and_ends_its_priority():
 def test_goals():
     ms = {"a8": 0.2, "a16": 0.35, "ggml file": 0.4, "ggml repack": 0.22}
     (_, ratio, must, aim), (_, exact, least, _) = Row(Case("q4_0", 4096, 4096, 1), ms).goals()
-    assert (ratio, must, aim, least) == (pytest.approx(1.1), 1.2, 1.4, 1 / contest.MOST_A16)
+    assert (ratio, must, aim, least) == (pytest.approx(1.1), 1.2, 1.4, 1 / goals.A16_OVER_A8)
     assert exact == pytest.approx(0.2 / 0.35)
     (elsewhere, *_), *_ = Row(Case("q4_0", 14336, 4096, 1), ms).goals(), ()
     assert elsewhere == ("ggml / a8", pytest.approx(1.1), 0, 0)  # goals are of one shape
@@ -88,14 +88,14 @@ def made_up() -> dict[str, object]:
     return {**facts, "first_s": 1.0, "warm_ms": 31.0, "rows": [Row(case, ms).document() for case in cases]}
 
 
-def test_documents(tmp_path, monkeypatch, run):
+def test_documents(tmp_path, monkeypatch, capsys):
     """What is written is read again; tables show it; missed goals are counted."""
     found = made_up()
     assert json.loads(contest.document(found)) == found
     path = tmp_path / "cpu.json"
     monkeypatch.setattr(contest, "run", lambda options: found)
-    words = ["bench", "--cpu", "--ggml", tmp_path, "--out", tmp_path, "--goals"]
-    status, out, err = run(*words)
+    words = ["--cpu", "--ggml", tmp_path, "--out", tmp_path, "--goals"]
+    status, out, err = run_benchmarks(capsys, *words)
     assert json.loads(path.read_text()) == found
     assert "a CPU, 2 threads, ggml 0.1" in out
     assert "q4_0    4096x4096   16  hot" in out
@@ -111,15 +111,21 @@ def test_documents(tmp_path, monkeypatch, run):
 
 
 @pytest.mark.parametrize("words", ["--ggml x --m 1", "--ggml x --activations a8", "--ggml x --formats f16"])
-def test_what_it_does_not_compare(words, refused):
-    refused("bench", "--cpu", *words.split(), status=2)
-    assert "--ggml-avx2 needs --ggml" in refused("bench", "--cpu", "--ggml-avx2", "x", status=2)
-    assert "holds no libggml-base.so" in refused("bench", "--cpu", "--ggml", "/dev", "--shapes", "64x256")
+def test_what_it_does_not_compare(words, capsys):
+    refused_benchmarks(capsys, "--cpu", *words.split())
+    assert "--ggml-avx2 needs --ggml" in refused_benchmarks(capsys, "--cpu", "--ggml-avx2", "x")
+    assert "holds no libggml-base.so" in refused_benchmarks(
+        capsys, "--cpu", "--ggml", "/dev", "--shapes", "64x256", status=1
+    )
 
 
 def test_folders_are_options():
-    args = main.parser().parse_args(["bench", "--cpu", "--ggml", "a", "b", "--ggml-avx2", "c"])
-    assert (args.ggml, args.ggml_avx2, bench.OF_GGML) == ([Path("a"), Path("b")], Path("c"), ("ggml", "ggml_avx2"))
+    args = command.parser().parse_args(["--cpu", "--ggml", "a", "b", "--ggml-avx2", "c"])
+    assert (args.ggml, args.ggml_avx2, command.GGML_OPTIONS) == (
+        [Path("a"), Path("b")],
+        Path("c"),
+        ("ggml", "ggml_avx2"),
+    )
 
 
 @pytest.mark.skipif(not BUILD, reason="QGEMM_GGML names no build of ggml")

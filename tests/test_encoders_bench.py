@@ -6,12 +6,13 @@ import json
 import os
 from pathlib import Path
 
-import cpu_tables
 import pytest
+from measured import refused_benchmarks, run_benchmarks
 
-from qgemm.bench import encoders
-from qgemm.bench.encoders import Case, Row
-from qgemm.bench.ggml import Ggml
+from benchmarks import encoders, goals
+from benchmarks.encoders import Case, Row
+from benchmarks.ggml import Ggml
+from benchmarks.report import cpu_tables
 from qgemm.formats import FORMATS
 
 BUILD = os.environ.get("QGEMM_GGML")
@@ -23,7 +24,7 @@ def test_every_encoder_of_ggml_is_a_case():
     assert {case.format for case in cases} == set(encoders.NAMES)
     assert (Case("iq2_xs", True) in cases, Case("iq2_xs", False) in cases) == (True, False)
     assert (Case("q8_0", True) in cases, Case("q8_0", False) in cases) == (False, True)
-    assert {case.format for case in cases if case.goal() == encoders.GOAL_OF_GRIDS} == {
+    assert {case.format for case in cases if case.goal() == goals.ENCODE_OVER_GGML_GRIDS} == {
         name for name, fmt in FORMATS.items() if fmt.grid is not None
     }
     for case in cases:
@@ -31,7 +32,7 @@ def test_every_encoder_of_ggml_is_a_case():
         assert (case.importance() is not None) == case.imatrix
 
 
-def test_documents(tmp_path, monkeypatch, run):
+def test_documents(tmp_path, monkeypatch, capsys):
     """What is written is read again; tables show it; missed goals are counted."""
     rows = [Row(case, {"qgemm": 1.0, "ggml": ms}, 10_000) for case, ms in (
         (Case("q4_k", False), 4.0), (Case("q4_k", True), 0.5), (Case("iq1_s", True), 0.5), (Case("q8_0", False), 0.1)
@@ -40,7 +41,7 @@ def test_documents(tmp_path, monkeypatch, run):
     assert json.loads(encoders.document(found)) == found
     assert encoders.rows_of(found) == rows
     monkeypatch.setattr(encoders, "run", lambda *given: found)
-    status, out, err = run("bench", "--encode", "--ggml", tmp_path, "--out", tmp_path, "--goals")
+    status, out, err = run_benchmarks(capsys, "--encode", "--ggml", tmp_path, "--out", tmp_path, "--goals")
     assert (status, err) == (1, "1 goals missed\n")
     assert ["q4_k", "imatrix", "10.0", "20.0", "0.25", "0.5!"] in [line.split() for line in out.splitlines()]
     path = tmp_path / "encode_cpu.json"
@@ -50,8 +51,8 @@ def test_documents(tmp_path, monkeypatch, run):
 
 
 @pytest.mark.parametrize("words", ["--ggml x --m 1", "--ggml x --formats q8_1", "--ggml x --step"])
-def test_what_it_does_not_compare(words, refused):
-    refused("bench", "--encode", *words.split(), status=2)
+def test_what_it_does_not_compare(words, capsys):
+    refused_benchmarks(capsys, "--encode", *words.split())
 
 
 @pytest.mark.skipif(not BUILD, reason="QGEMM_GGML names no build of ggml")

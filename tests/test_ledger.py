@@ -6,7 +6,7 @@ import json
 
 import ledger
 
-from qgemm.bench import results
+from benchmarks import results
 
 
 def test_ledger_notices_a_stale_hash(tmp_path, monkeypatch):

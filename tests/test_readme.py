@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import readme
-import tables
 
 import qgemm
+from benchmarks.report import tables
 
 ROOT = tables.ROOT
 DOCUMENTS = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-import plots
 import pytest
-import report
-import svg
-import tables
 from measured import made_up, row
 
-from qgemm.bench import results
+from benchmarks import results
+from benchmarks.report import plots, svg, tables
+from benchmarks.report import targets as report
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
 

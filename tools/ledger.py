@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from qgemm.bench.results import sources_sha256
+from benchmarks.results import sources_sha256
 
 ROOT = Path(__file__).parents[1]
 LEDGER = ROOT / "tests" / "gpu_ledger.json"

@@ -12,17 +12,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import cpu_tables
-import eight_bit_tables
-import expert_tables
 import layouts
-import models
 import numpy as np
-import report
-import shards
-import tables
 from numpy.typing import NDArray
 
+from benchmarks.report import cpu_tables, eight_bit_tables, expert_tables, models, shards, tables
+from benchmarks.report import targets as report
 from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format

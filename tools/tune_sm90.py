@@ -22,8 +22,8 @@ import fit_sm90
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.results import file_stem
 from qgemm import FORMATS, backends
-from qgemm.bench.results import file_stem
 from qgemm.cli.bench import formats, shapes
 from qgemm.cli.common import count, counts
 from qgemm.codec.format import Format
@@ -78,11 +78,12 @@ def measure(
     stream: Any, w: Any, fmt: Format, shape: tuple[int, int], m: int, x: str, configs: Sequence[Sm90Config],
     repeats: int,
 ) -> Any:  # fmt: skip
-    """A row of the file of times: the choice before, and us of every config that can serve. w: `qgemm.bench.gpu.Matrix`
+    """A row of the file of times: the choice before, and us of every config that can serve. w: `benchmarks.gpu.Matrix`
     of this format and shape."""
     import cupy
 
-    from qgemm.bench import gpu, timing
+    from benchmarks import gpu
+    from qgemm.cli import timing
     from qgemm.cuda.problem import gpu as gpu_of
 
     (n, k), rng, on = shape, np.random.default_rng(0), gpu_of(cupy.cuda.Device().id)
@@ -180,7 +181,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each problem, the weights of a format and shape packed once for all M."""
     import cupy
 
-    from qgemm.bench import gpu
+    from benchmarks import gpu
 
     stream = cupy.cuda.Stream(non_blocking=True)
     for shape, fmt in product(options.shapes, options.formats):

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from qgemm.backend import backends
@@ -37,7 +37,12 @@ EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command of `qgemm`; returns the exit code."""
+    return run(parser, argv)
+
+
+def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None = None) -> int:
+    """Parse a command line (default: that of the process) and call its `run`; errors become a line and an exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         try:
@@ -62,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; a command is a row of COMMANDS."""
-    top = _Parser(
+    top = OneLineParser(
         prog="qgemm",
         description="Matrix products directly on the packed tensors of .gguf files.",
         epilog="`qgemm COMMAND --help` has more, with an example.",
@@ -76,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
             help=command.summary,
             description=command.description,
             epilog=f"example:\n  {command.example}",
-            formatter_class=_Help,
+            formatter_class=Help,
             allow_abbrev=False,
         )
         command.add_arguments(word)
@@ -92,14 +97,14 @@ def _no_command(args: argparse.Namespace) -> NoReturn:
     raise UsageError(f"name a command: {names} (`qgemm --help` has more)")
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
+class Help(argparse.RawDescriptionHelpFormatter):
     """Text in the width of the terminal: sentences filled, a line of a table or of a list continued below its text."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(filled(part, width) for part in text.split("\n\n"))
 
 
-class _Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, like all others."""
 
     def error(self, message: str) -> NoReturn:

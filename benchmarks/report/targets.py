@@ -1,0 +1,198 @@
+"""What a results file says: targets beside measured numbers. Tables are in tables.py, plots in plots.py.
+
+`tools/bench.py --report` prints the targets, draws the plots beside the results file and rewrites the documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.report.plots import plots
+from benchmarks.report.tables import HEADLINE, KBIT, LARGE, OTHERS_M, RESULTS, Rows, baselines, markdown, name
+from benchmarks.results import CALLS, STEPS, Results, earlier, load, share, speedup
+from benchmarks.sweep import steepest
+from qgemm.arguments import ACTIVATIONS
+from qgemm.text import columns
+
+# Speed-up of q4_0 over cuBLAS in float16, (must, aim), by shape (N, K) and M: for both activations, and for a16 alone.
+WIDE = {1: (2.9, 3.3), 4: (2.5, 3.0), 8: (2.2, 2.6), 16: (1.9, 2.3)}
+SPEEDUPS = {
+    (8192, 8192): {1: (3.3, 3.7), 4: (2.9, 3.4), 8: (2.8, 3.1), 16: (2.3, 2.6)},
+    (28672, 8192): {1: (3.6, 3.8), 4: (3.3, 3.7), 8: (3.2, 3.6), 16: (2.6, 3.2)},
+    (14336, 4096): WIDE,
+    (4096, 14336): WIDE,
+    (4096, 4096): {1: (2.3, 3.1), 4: (2.1, 2.8), 8: (2.0, 2.6), 16: (1.7, 2.0)},
+}
+MANY = (32, 64, 128, 256, 512, 1024, 4096)  # rows of x
+WIDE_MANY = ((1.8, 2.2), (1.6, 2.0), (1.15, 1.35), (1.0, 1.1), (1.0, 1.1), (0.98, 1.05), (0.97, 1.02))
+A16_SPEEDUPS = {
+    (8192, 8192): ((2.2, 2.5), (2.0, 2.3), (1.35, 1.5), (1.05, 1.12), (1.0, 1.05), (0.98, 1.02), (0.97, 1.02)),
+    (28672, 8192): ((2.2, 2.8), (1.8, 2.3), (1.25, 1.5), (1.0, 1.1), (1.0, 1.05), (0.98, 1.05), (0.97, 1.02)),
+    (14336, 4096): WIDE_MANY,
+    (4096, 14336): WIDE_MANY,
+    (4096, 4096): ((1.6, 1.9), (1.4, 1.55), (1.25, 1.4), (1.2, 1.3), (1.0, 1.1), (1.0, 1.03), (0.97, 1.0)),
+}
+A8_LEAST = 0.9  # of cuBLAS' speed, from M = 256 on
+# The time of other formats over that of q4_0 from M = 256 on, at most; share of memory speed over its, up to M = 64.
+SLOWER, LESS_SHARE = 1.1, 0.9
+CLIFF = 1.25  # by which time grows from one M to the next, at most
+# Share of the speed of memory at M = 1, for large shapes.
+SHARES = {
+    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "q4_k"), (0.83, 0.92)),
+    **dict.fromkeys(("q5_k", "q6_k"), (0.75, None)),
+}
+FASTER = 1.3  # ours must be as many times as fast as llama.cpp
+# Kbit: the longest time at M = 1 to 8 over that of only reading the packed bytes, by shape; the least speed-up over
+# cuBLAS by M, on one shape; of the speed of reading as many bytes, what the kernels for flat planes reach.
+OVER_READING = {
+    (4096, 4096): dict.fromkeys(KBIT, 1.8),
+    **{shape: {**dict.fromkeys(KBIT, 1.5), "kbit4": 1.3} for shape in LARGE},
+}
+KBIT_SPEEDUPS = {64: 1.8, 1024: 0.85, 4096: 0.85}
+PLANES = {"quantize_codebook": 0.6, "dequantize_codebook": 0.7}
+MAX_HOST_US = 8.0
+STEP_COSTS = {1: (1.25, 1.12), 8: (1.4, 1.25)}  # (must, aim) of a step's time over that of reading its weights, by M
+# Of the host's time for a call over that of torch's dense product, (must, aim); of several weights over one.
+CALL_COSTS = {"M = 1, out": (0.5, 0.35), "M = 1, new y": (0.6, 0.45), "3 weights, M = 1, outs": (1.4, None)}
+
+
+ANY = float("nan")  # in place of a measured value for which there is no target
+
+
+class Target(NamedTuple):
+    """One line of the list: what must be reached, what is aimed at, what was measured for each of ACTIVATIONS."""
+
+    what: str
+    must: float
+    aim: float | None
+    measured: tuple[float | None, ...]
+    at_most: bool = False  # otherwise at least
+
+    def verdict(self, value: float | None) -> str:
+        """How a measured value stands: "aim", "must" (reached, not the aim), "MISS", "-" if it is not there."""
+        if value is None or value is ANY:
+            return "-" if value is None else ""
+        sign = -1 if self.at_most else 1
+        if self.aim is not None and sign * value >= sign * self.aim:
+            return "aim"
+        return "must" if sign * value >= sign * self.must else "MISS"
+
+
+def targets(results: Results) -> Iterator[Target]:
+    """Every target, measured or not."""
+    rows = Rows(results)
+
+    def measured(of, *what) -> tuple[float | None, ...]:
+        found = (rows(what[0], activation, *what[1:]) for activation in ACTIVATIONS)
+        return tuple(None if row is None else of(row) for row in found)
+
+    for shape, by_m in SPEEDUPS.items():
+        for m, (must, aim) in by_m.items():
+            what = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
+            yield Target(what, must, aim, measured(speedup, HEADLINE, m, shape))
+    for shape, goals in A16_SPEEDUPS.items():
+        for m, (must, aim) in zip(MANY, goals, strict=True):
+            what = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
+            a16, a8 = measured(speedup, HEADLINE, m, shape)
+            yield Target(what, must, aim, (a16, ANY))
+            if m >= 256:
+                yield Target(what, A8_LEAST, None, (ANY, a8))
+    for fmt, shape, m in product(rows.formats, SPEEDUPS, OTHERS_M):
+        if fmt in (HEADLINE, *KBIT):
+            continue
+        ours, other = rows(fmt, "a16", m, shape), rows(HEADLINE, "a16", m, shape)
+        pair = None if ours is None or other is None or earlier(ours) else (ours, other)
+        if m >= 256:
+            what, bound = "time", SLOWER
+            ratio = pair and pair[0]["us"] / pair[1]["us"]
+        else:
+            what, bound = "share of memory speed", LESS_SHARE
+            ratio = pair and share(pair[0]) / share(pair[1])
+        about = f"{fmt} {name(shape)} M={m}: {what} over that of {HEADLINE}"
+        yield Target(about, bound, None, (ratio, ANY), at_most=m >= 256)
+    for what, times in results.get("sweep", {}).items():
+        rise, m = steepest(times)
+        yield Target(f"{what} M<={m}: time over that of the M before", CLIFF, None, (rise, ANY), at_most=True)
+    for fmt, (must, aim) in SHARES.items():
+        for shape in LARGE:
+            yield Target(f"{fmt} {name(shape)} M=1: share of memory speed", must, aim, measured(share, fmt, 1, shape))
+    for theirs in baselines()["rows"]:
+        if theirs["library"] == "llama.cpp":
+            fmt, m, shape = theirs["format"], theirs["M"], (theirs["N"], theirs["K"])
+            faster = measured(lambda row, us=theirs["us"]: us / row["us"], fmt, m, shape)
+            yield Target(f"{fmt} {name(shape)} M={m}: speed-up over llama.cpp", FASTER, None, faster)
+    for shape, by_format in OVER_READING.items():
+        for fmt, most in by_format.items():
+            for m in (1, 8):
+                over = measured(lambda row: 1 / share(row), fmt, m, shape)[0]
+                what = f"{fmt} {name(shape)} M={m}: time over reading"
+                yield Target(what, most, None, (over, ANY), at_most=True)
+    for m, least in KBIT_SPEEDUPS.items():
+        for fmt in KBIT:
+            what = f"{fmt} {name(LARGE[0])} M={m}: speed-up over cuBLAS"
+            yield Target(what, least, None, (measured(speedup, fmt, m, LARGE[0])[0], ANY))
+    for row in results.get("planes", []):
+        what = f"{row['format']} {row['kernel']} of {row['dtype']}: share of reading as many bytes"
+        yield Target(what, PLANES[row["kernel"]], None, (row["share"], ANY))
+    for row in results.get(STEPS, []):
+        what = f"{row['model']} {row['types']} M={row['M']}: a step over reading its bytes"
+        yield Target(what, *STEP_COSTS[row["M"]], (row["us"] / row["read_us"], ANY), at_most=True)
+    for row in results.get(CALLS, []):
+        must, aim = CALL_COSTS.get(row["call"], (None, None))
+        if must is not None:
+            what = f"{row['library']} {row['call']}: time of the host over that of {row['beside']}"
+            yield Target(what, must, aim, (row["us"] / row["beside_us"], ANY), at_most=True)
+    host = tuple(results["host_us"].get(activation) for activation in ACTIVATIONS)
+    yield Target("us of the host for a call", MAX_HOST_US, None, host, at_most=True)
+
+
+def targets_table(results: Results) -> str:
+    """All targets, and how many are missed or not measured."""
+    rows, verdicts = [("target", "must", "aim", *(cell for a in ACTIVATIONS for cell in (a, "")))], []
+    for target in targets(results):
+        found = [target.verdict(value) for value in target.measured]
+        cells = (
+            cell
+            for value, verdict in zip(target.measured, found, strict=True)
+            for cell in (f"{value:.2f}" if verdict.isalpha() else "", verdict)
+        )
+        rows.append((target.what, f"{target.must:.2f}", "" if target.aim is None else f"{target.aim:.2f}", *cells))
+        verdicts += filter(None, found)
+    return f"{columns('<>>' + '><' * len(ACTIVATIONS), rows)}\n\n{counted(verdicts)}"
+
+
+COUNTED = {"aim": "reach the aim", "must": "the required value", "MISS": "are missed", "-": "are not measured"}
+
+
+def missed_table(path: Path = RESULTS) -> str:
+    """docs/performance.md's section `targets`: how many are reached, and those that are not."""
+    lines, verdicts = [], []
+    for target in targets(load(path)):
+        found = list(map(target.verdict, target.measured))
+        verdicts += filter(None, found)
+        if "MISS" in found:
+            cells = (
+                f"{value:.2f}" if verdict == "MISS" else ""
+                for value, verdict in zip(target.measured, found, strict=True)
+            )
+            lines.append([target.what, f"{'at most' if target.at_most else 'at least'} {target.must:.2f}", *cells])
+    table = markdown(["target", "wanted", *(f"`{activation}`" for activation in ACTIVATIONS)], lines)
+    return f"{counted(verdicts)}:\n\n{table}"
+
+
+def counted(verdicts: list[str]) -> str:
+    """How many targets stand how."""
+    return ", ".join(f"{verdicts.count(word)} {what}" for word, what in COUNTED.items())
+
+
+def main(path: Path) -> int:
+    """Print the targets and draw the plots; 1 if a target is missed."""
+    results = load(path)
+    for plot, drawing in plots(results).items():
+        (path.parent / f"{path.stem}_{plot}.svg").write_text(drawing)
+    table = targets_table(results)
+    print(table)
+    return 1 if "MISS" in table else 0
