@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the dense product."""
+        """Speed relative to the dense product."""
         return None if self.dense_us is None else self.dense_us / self.us
 
 

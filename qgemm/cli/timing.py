@@ -15,13 +15,13 @@ import numpy as np
 REPEATS = 9  # timed replays; the median of fewer than 7 is not stable
 LOOP_US = 2000  # least duration of a loop on a fast GPU: it spreads the 10 us that a graph needs to start
 MAX_CALLS = 256  # the driver queues about 1000 launches, and a loop without a graph must fit
-BYTES_A_US, OPERATIONS_A_US = 4e6, 8e8  # of a fast GPU
+BYTES_A_US, OPERATIONS_A_US = 4e6, 8e8  # throughput of a fast GPU
 ROTATE = 300_000_000  # least bytes of weights that a loop reads: several L2 caches
 HOLD_NS = 100_000
 WARM_UPS = 2
 REST = 5  # pause after a replay, in replays: a GPU without pauses reaches its power limit, an H200 after about 40 ms
 
-OP_N, OP_T, R_16F, COMPUTE_32F, DEFAULT = 0, 1, 2, 68, -1  # of cublas_api.h and library_types.h
+OP_N, OP_T, R_16F, COMPUTE_32F, DEFAULT = 0, 1, 2, 68, -1  # from cublas_api.h and library_types.h
 WORKSPACE = 32 << 20  # bytes; torch reserves the same for cuBLAS on Hopper
 
 Call = Callable[[], Any]
