@@ -1,4 +1,4 @@
-"""What products are compared with, as loops on the same stream: dense float16 products, and merely reading."""
+"""Baselines of GPU products, as loops on the same stream: dense float16 products, and reading the packed bytes."""
 
 from __future__ import annotations
 
@@ -29,54 +29,54 @@ extern "C" __global__ void stream_read(const uint4* p, long long n, unsigned* si
 }
 """
 THREADS = 256
-CTAS_PER_SM = (2, 4, 8, 16)  # the best of these counts
+CTAS_PER_SM = (2, 4, 8, 16)  # the fastest of these counts is used
 
 
 def dense(stream: Any, cublas: Cublas, x: Any, weights: Sequence[Any], y: Any) -> tuple[str, Loop]:
-    """The fastest dense product that is here, and its name: cuBLAS itself or torch, which may choose better."""
+    """The fastest installed dense product and its name: cuBLAS itself, or torch, which may pick a faster algorithm."""
     turns = rotation(weights, weights[0].nbytes, 2 * y.size * x.shape[1])
     calls: list[Call] = [lambda w=w: cublas(x, w, y) for w in turns]  # type: ignore[misc]
     loops = {"cublasGemmEx": capture(stream, calls)}
     if find_spec("torch"):
         loops["torch"] = _torch(stream, x, turns, y)
-    taken = compare(stream, list(loops.values()))
-    return min(zip(taken, loops.items(), strict=True))[1]
+    medians = compare(stream, list(loops.values()))
+    return min(zip(medians, loops.items(), strict=True))[1]
 
 
 def _torch(stream: Any, x: Any, turns: Sequence[Any], y: Any) -> Loop:
     """torch.mm of the same arrays in turn, captured by torch, replayed on the same stream."""
     torch: Any = import_module("torch")
-    theirs = torch.cuda.ExternalStream(stream.ptr)
+    torch_stream = torch.cuda.ExternalStream(stream.ptr)
     x, y = torch.from_dlpack(x), torch.from_dlpack(y)
     transposed = [torch.from_dlpack(w).T for w in turns]
-    with torch.cuda.stream(theirs):
+    with torch.cuda.stream(torch_stream):
         torch.mm(x, transposed[0], out=y)
-        theirs.synchronize()
+        torch_stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=theirs):
+        with torch.cuda.graph(graph, stream=torch_stream):
             for w in transposed:
                 torch.mm(x, w, out=y)
 
     def replay() -> None:
-        with torch.cuda.stream(theirs):
+        with torch.cuda.stream(torch_stream):
             graph.replay()
 
     return Loop(len(transposed), replay, (x, transposed, y))
 
 
 def fp8(stream: Any, x: Any, weights: Sequence[Any]) -> Loop | None:
-    """torch's product of e4m3 with a scale a row of x and of W, both made before; None where there is none."""
+    """torch's product of e4m3 with a scale for each row of x and W, converted beforehand; None if there is none."""
     if not find_spec("torch"):
         return None
     torch: Any = import_module("torch")
-    theirs = torch.cuda.ExternalStream(stream.ptr)
+    torch_stream = torch.cuda.ExternalStream(stream.ptr)
 
     def scaled(rows: Any) -> tuple[Any, Any]:
         values = torch.from_dlpack(rows)
         scale = values.abs().amax(1, keepdim=True).float() / torch.finfo(torch.float8_e4m3fn).max
         return (values / scale.to(values.dtype)).to(torch.float8_e4m3fn), scale
 
-    with torch.cuda.stream(theirs):
+    with torch.cuda.stream(torch_stream):
         left, pairs = scaled(x), [scaled(w) for w in weights]
         turns = rotation(pairs, weights[0].nbytes / 2, 2 * len(x) * weights[0].size)
 
@@ -87,23 +87,23 @@ def fp8(stream: Any, x: Any, weights: Sequence[Any]) -> Loop | None:
 
         try:
             multiply(*turns[0])
-            theirs.synchronize()
+            torch_stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=theirs):
+            with torch.cuda.graph(graph, stream=torch_stream):
                 for pair in turns:
                     multiply(*pair)
         except RuntimeError:  # no kernel for this GPU
             return None
 
     def replay() -> None:
-        with torch.cuda.stream(theirs):
+        with torch.cuda.stream(torch_stream):
             graph.replay()
 
     return Loop(len(turns), replay, (left, pairs))
 
 
 def read(stream: Any, buffers: Sequence[Any]) -> Loop:
-    """Reading every byte of the buffers in turn, 16 at a time, past the caches; with the best of a few grids."""
+    """Reading all bytes of the buffers in turn, 16 at a time and bypassing the caches, with the best of a few grids."""
     import cupy
 
     kernel = cupy.RawKernel(READ, "stream_read")
@@ -117,6 +117,6 @@ def read(stream: Any, buffers: Sequence[Any]) -> Loop:
         ]
         return capture(stream, calls)
 
-    loops = [loop(sms * each) for each in CTAS_PER_SM]
-    taken = compare(stream, loops, repeats=3)
-    return loops[taken.index(min(taken))]
+    loops = [loop(sms * ctas) for ctas in CTAS_PER_SM]
+    medians = compare(stream, loops, repeats=3)
+    return loops[medians.index(min(medians))]

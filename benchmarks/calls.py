@@ -1,6 +1,6 @@
-"""What a call costs the host beside torch's own dense product of the same shapes, of arrays of CuPy and torch.
+"""Host time of a call beside torch's own dense product of the same shapes, with arrays of CuPy and torch.
 
-All calls take turns on each of some CPUs, several times over; of each call the fastest turn counts.
+All calls alternate on each of several CPUs, for several rounds; the fastest round of each call counts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from qgemm.ops import matmul, matmul_many, quantize, quantize_activations
 from .host import SHAPE, running_on, some_cpus, typical
 from .results import Row
 
-ROUNDS, CALLS, WARM_UP_S = 3, 200, 0.005  # of a call on each CPU
-MANY = 3  # weights of matmul_many
-M = 1, 16, 256  # rows of x: decode, and prefill of both kinds
-WITH_OUT, NEW = "torch.mm(out=)", "torch.matmul"  # what a call is compared with
+ROUNDS, CALLS, WARM_UP_S = 3, 200, 0.005  # for each call and CPU
+MANY = 3  # weights in a matmul_many
+M = 1, 16, 256  # rows of x: decode, and both kinds of prefill
+WITH_OUT, NEW = "torch.mm(out=)", "torch.matmul"  # baselines
 
 
 class Case(NamedTuple):
-    """One call: of which library's arrays, its words, what it is compared with, the call."""
+    """One call: the library of its arrays, its name, the name of its baseline, the call itself."""
 
     library: str
     call: str
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """A row for each call: library, call, us, beside, beside_us; none where torch is not installed."""
+    """A row for each call: library, call, us, beside, beside_us; no rows if torch is not installed."""
     try:
         import torch
     except ImportError:
@@ -40,21 +40,21 @@ def rows() -> list[Row]:
     import cupy
 
     weights = [quantize(normal(*SHAPE), "q4_0").to_device() for _ in range(MANY)]
-    of_torch = list(cases("torch", weights, lambda x: torch.from_numpy(x).cuda()))
-    found = [*baselines(torch), *of_torch, *cases("cupy", weights, cupy.asarray)]
-    best = dict.fromkeys(found, np.inf)
+    torch_cases = list(cases("torch", weights, lambda x: torch.from_numpy(x).cuda()))
+    every_case = [*baselines(torch), *torch_cases, *cases("cupy", weights, cupy.asarray)]
+    best = dict.fromkeys(every_case, np.inf)
     for cpu in some_cpus() * ROUNDS:
         with running_on(cpu):
-            for case in found:
+            for case in every_case:
                 best[case] = min(best[case], typical(case.run, torch.cuda.synchronize, CALLS, WARM_UP_S))
-    beside = {case.call: best[case] for case in found if not case.beside}
-    named = {(case.library, case.call): best[case] for case in found}
+    beside = {case.call: best[case] for case in every_case if not case.beside}
+    named = {(case.library, case.call): best[case] for case in every_case}
     return [
         {
             "library": case.library, "call": case.call, "us": best[case], "beside": case.beside,
             "beside_us": beside.get(case.beside) or named[case.library, case.beside],
         }
-        for case in found if case.beside
+        for case in every_case if case.beside
     ]  # fmt: skip
 
 
@@ -67,14 +67,14 @@ def baselines(torch: Any) -> Iterator[Case]:
 
 
 def cases(library: str, weights: list[Any], array: Callable[[Any], Any]) -> Iterator[Case]:
-    """Calls of arrays of one library, each on prepared arguments."""
+    """Calls with arrays of one library, on prepared arguments."""
     n, k = SHAPE
 
-    def made(*shape: int) -> Any:
+    def normal_array(*shape: int) -> Any:
         return array(normal(*shape).astype(np.float16))
 
-    w, x, y, bias, residual = weights[0], made(1, k), made(1, n), made(n), made(1, n)
-    outs, prepared = [made(1, n) for _ in weights], quantize_activations(x)
+    w, x, y, bias, residual = weights[0], normal_array(1, k), normal_array(1, n), normal_array(n), normal_array(1, n)
+    outs, prepared = [normal_array(1, n) for _ in weights], quantize_activations(x)
     first = "M = 1, out"
     yield Case(library, first, WITH_OUT, lambda: matmul(x, w, out=y))
     yield Case(library, "M = 1, new y", NEW, lambda: matmul(x, w, dtype="float16"))
@@ -85,7 +85,7 @@ def cases(library: str, weights: list[Any], array: Callable[[Any], Any]) -> Iter
     )
     yield Case(library, f"{MANY} weights, M = 1, outs", first, lambda: matmul_many(x, weights, outs=outs))
     for m in M[1:]:
-        yield Case(library, f"M = {m}, out", WITH_OUT, partial(matmul, made(m, k), w, out=made(m, n)))
+        yield Case(library, f"M = {m}, out", WITH_OUT, partial(matmul, normal_array(m, k), w, out=normal_array(m, n)))
 
 
 def normal(*shape: int) -> Any:

@@ -36,7 +36,7 @@ from .report import tables, targets
 from .results import Results
 
 MODES = ("gpu", "cpu", "convert", "encode", "moe", "shard")  # exclusive: benchmarks, and the device of products
-SHARED_OPTIONS = ("formats", "activations", "shapes", "m", "repeats")  # of --gpu and --cpu
+SHARED_OPTIONS = ("formats", "activations", "shapes", "m", "repeats")  # valid with --gpu and --cpu
 GPU_OPTIONS = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
 GGML_OPTIONS = ("ggml", "ggml_avx2")
 

@@ -29,20 +29,20 @@ from .goals import A16_OVER_A8, FIRST_S, HOST_US, OVER_GGML, OVER_GGML_AVX2, OVE
 from .turns import Calls, Worker, burst, least
 
 COMPARED = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_k", "q4_1", "q5_0", "q5_1", "mxfp4")
-OTHERS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs")  # of which nothing is asked; of the first shape alone
+OTHERS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs")  # without goals, measured for the first shape only
 NAMES = (*COMPARED, *OTHERS)
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))  # (N, K)
-ROWS = ((1, "hot"), (1, "DRAM"), (16, "hot"), (512, "hot"))  # M, where W comes from
+ROWS = ((1, "hot"), (1, "DRAM"), (16, "hot"), (512, "hot"))  # M, source of W
 AVX2 = (("q4_0", 1), ("q4_0", 128), ("q4_k", 1), ("q4_k", 128))  # formats and M of products without AVX-512
 AVX2_COMPILER = "cc -mno-avx512f -mno-avxvnni"
-ROTATED = 128 << 20  # bytes of weights that are multiplied in turn where they come from DRAM: more than caches hold
+ROTATED = 128 << 20  # bytes of weights multiplied in turn for "DRAM": more than the caches hold
 ROUNDS = 7
-DISAGREEMENT = 0.03  # of y's largest number, between ours and ggml's: both quantize x, not alike
+DISAGREEMENT = 0.03  # largest difference to ggml, relative to max |y|: both quantize x, in different ways
 NUMPY, GGML = "NumPy", tuple(f"ggml {layout}" for layout in LAYOUTS)
 
 
 class Options(NamedTuple):
-    """What to measure: folders of ggml's builds, one of a build without AVX-512, formats, shapes, rounds of bursts."""
+    """Folders with builds of ggml, one with a build without AVX-512, formats, shapes, rounds of bursts."""
 
     ggml: Sequence[Path]
     avx2: Path | None = None
@@ -52,7 +52,7 @@ class Options(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One product: everything that decides its data."""
+    """One product, by all values that determine its data."""
 
     format: str
     n: int
@@ -70,7 +70,7 @@ class Case(NamedTuple):
         return np.random.default_rng(1).standard_normal((self.m, self.k), np.float32)
 
     def copies(self, nbytes: int) -> int:
-        """How many of W are multiplied in turn."""
+        """The number of copies of W that are multiplied in turn."""
         return 1 if self.where == "hot" else -(-ROTATED // nbytes)
 
 
@@ -81,7 +81,7 @@ class Row(NamedTuple):
     ms: dict[str, float]
 
     def goals(self) -> Iterator[tuple[str, float, float, float]]:
-        """What is asked of it: a name, how many times as fast, the least and the wanted number of times."""
+        """Its comparisons: a name, the measured ratio, the required ratio and the aim."""
         case, ms = self.case, self.ms
         theirs = min((ms[name] for name in GGML if name in ms), default=None)
         ratio = None if theirs is None else theirs / ms["a8"]
@@ -122,14 +122,18 @@ def of_ggml(folder: Path, threads: int) -> Callable[[Case], Calls]:
     def prepare(case: Case) -> Calls:
         blocks, x, fmt = case.blocks(), case.x(), FORMATS[case.format]
         copies = case.copies(blocks.nbytes)
-        made = {name: [library.product(fmt, blocks, x, layout) for _ in range(copies)]
+        variants = {name: [library.product(fmt, blocks, x, layout) for _ in range(copies)]
                 for name, layout in zip(GGML, LAYOUTS, strict=True)}  # fmt: skip
-        calls = {name: [each for each in products if each] for name, products in made.items() if products[0]}
+        calls = {
+            name: [product for product in copies_of_w if product]
+            for name, copies_of_w in variants.items()
+            if copies_of_w[0]
+        }
 
         def close() -> None:
-            for products in calls.values():
-                for each in products:
-                    each.free()
+            for copies_of_w in calls.values():
+                for product in copies_of_w:
+                    product.free()
 
         return Calls(calls, lambda name: calls[name][0].y(), close)
 
@@ -148,51 +152,54 @@ def of_numpy() -> Callable[[Case], Calls]:
 
 
 def run(options: Options) -> dict[str, Any]:
-    """All rows as a document; of several builds of ggml the fastest counts in each row."""
+    """All rows as a document; the fastest of several builds of ggml counts in each row."""
     threads = workers()
     version = Ggml(options.ggml[0], threads).version
     counts = {"QGEMM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
-    taking = {f"ggml {i}": Worker(of_ggml, (path, threads), counts) for i, path in enumerate(options.ggml)}
-    taking |= {"qgemm": Worker(ours, (ACTIVATIONS,), counts), NUMPY: Worker(of_numpy, (), counts)}
-    every = [
+    pool = {f"ggml {i}": Worker(of_ggml, (path, threads), counts) for i, path in enumerate(options.ggml)}
+    pool |= {"qgemm": Worker(ours, (ACTIVATIONS,), counts), NUMPY: Worker(of_numpy, (), counts)}
+    cases = [
         Case(name, *shape, *row)
         for shape in options.shapes
         for name in options.names
         if name in COMPARED or shape == options.shapes[0]
         for row in ROWS
     ]
-    found = list(measured(taking, every, options.rounds))
+    rows_measured = list(measured(pool, cases, options.rounds))
     if options.avx2 is not None:
         narrow = {**counts, "CC": AVX2_COMPILER}
-        taking = {"ggml": Worker(of_ggml, (options.avx2, threads), counts), "qgemm": Worker(ours, (("a8",),), narrow)}
-        every = [Case(name, *SHAPES[0], m, isa="AVX2") for name, m in AVX2 if name in options.names]
-        found += measured(taking, every, options.rounds)
-    rows = [row.document() for row in found]
+        pool = {
+            "ggml": Worker(of_ggml, (options.avx2, threads), counts),
+            "qgemm": Worker(ours, (("a8",),), narrow),
+        }
+        cases = [Case(name, *SHAPES[0], m, isa="AVX2") for name, m in AVX2 if name in options.names]
+        rows_measured += measured(pool, cases, options.rounds)
+    rows = [row.document() for row in rows_measured]
     return {"cpu": cpu_name(), "threads": threads, "ggml": version, **host(), "rows": rows}
 
 
-def measured(taking: Mapping[str, Worker], wanted: Sequence[Case], rounds: int) -> Iterator[Row]:
-    """A row a case, with a bar on stderr, then the workers end; QgemmError if our product is not ggml's."""
-    for case in tqdm(wanted, disable=None, leave=False):
-        able = {name: worker for name, worker in taking.items() if name != NUMPY or case.m in OVER_NUMPY}
+def measured(pool: Mapping[str, Worker], cases: Sequence[Case], rounds: int) -> Iterator[Row]:
+    """A row for each case, with a bar on stderr; then the workers end. QgemmError if a product differs from ggml's."""
+    for case in tqdm(cases, disable=None, leave=False):
+        able = {name: worker for name, worker in pool.items() if name != NUMPY or case.m in OVER_NUMPY}
         ms: dict[str, float] = {}
         for (owner, name), seconds in least(able, case, rounds).items():
             ms[name] = min(1e3 * seconds, ms.get(name, np.inf))
             if name in GGML:
-                check(case, taking["qgemm"].ask("result", "a8"), taking[owner].ask("result", name))
+                check(case, pool["qgemm"].ask("result", "a8"), pool[owner].ask("result", name))
         yield Row(case, ms)
-    for worker in taking.values():
+    for worker in pool.values():
         worker.close()
 
 
 def check(case: Case, y: Any, theirs: Any) -> None:
-    """QgemmError if two products differ by more than their quantizations of x may."""
+    """QgemmError if two products differ by more than DISAGREEMENT."""
     worst = float(np.abs(y - theirs).max() / np.abs(theirs).max())
     if not worst <= DISAGREEMENT:
         raise QgemmError(f"{case}: y differs from ggml's by {worst:.3g} of its largest number")
 
 
-# ---- what a call costs besides
+# ---- host time of a call
 
 
 def host() -> dict[str, float]:
@@ -240,39 +247,39 @@ def cpu_name() -> str:
     return facts.get("model name", "a CPU without a name") + "".join(numbers)
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """The document for a terminal, each row beside what is asked of it."""
-    head = ("format", "N x K", "M", "W", "a8 ms", "a16 ms", *GGML, NUMPY, "times as fast (least, wanted)")
+def table(results: Mapping[str, Any]) -> str:
+    """The document for a terminal, each row with its goals."""
+    head = ("format", "N x K", "M", "W", "a8 ms", "a16 ms", *GGML, NUMPY, "times as fast (required, aim)")
     cells = []
-    for row in rows_of(found):
+    for row in rows_of(results):
         case, ms = row.case, row.ms
         times = (f"{ms[name]:.3f}" if name in ms else "" for name in ("a8", "a16", *GGML, NUMPY))
-        goals = (f"{what} {ratio:.2f}" + (f" ({must:.2f}, {aim:.2f})" + "!" * (ratio < must)) * bool(must)
-                 for what, ratio, must, aim in row.goals())  # fmt: skip
+        goals = (f"{comparison} {ratio:.2f}" + (f" ({must:.2f}, {aim:.2f})" + "!" * (ratio < must)) * bool(must)
+                 for comparison, ratio, must, aim in row.goals())  # fmt: skip
         where = case.where if case.isa == "native" else case.isa
         cells.append((case.format, f"{case.n}x{case.k}", str(case.m), where, *times, "; ".join(goals)))
     facts = (
-        f"{found['cpu']}, {found['threads']} threads, ggml {found['ggml']}",
-        f"us of a call: a8 {found['host_us_a8']}, a16 {found['host_us_a16']} (at most {HOST_US:g}); first product: "
-        f"cache empty {found['first_s']} s ({FIRST_S:g}), filled {found['warm_ms']} ms ({WARM_MS:g})",
+        f"{results['cpu']}, {results['threads']} threads, ggml {results['ggml']}",
+        f"us of a call: a8 {results['host_us_a8']}, a16 {results['host_us_a16']} (at most {HOST_US:g}); first product: "
+        f"cache empty {results['first_s']} s ({FIRST_S:g}), filled {results['warm_ms']} ms ({WARM_MS:g})",
     )
     return "\n".join([*facts, "", columns("<<><>>>>><", [head, *cells])])
 
 
-def rows_of(found: Mapping[str, Any]) -> list[Row]:
-    """The rows of a document."""
-    return [Row(Case(*(each[name] for name in Case._fields)), each["ms"]) for each in found["rows"]]
+def rows_of(results: Mapping[str, Any]) -> list[Row]:
+    """The rows of a results document."""
+    return [Row(Case(*(row[name] for name in Case._fields)), row["ms"]) for row in results["rows"]]
 
 
-def missed(found: Mapping[str, Any]) -> int:
-    """How many goals are missed."""
-    misses = [ratio < must for row in rows_of(found) for _, ratio, must, _ in row.goals()]
-    misses += [found[f"host_us_{activation}"] > HOST_US for activation in ACTIVATIONS]
-    return sum([*misses, found["first_s"] > FIRST_S, found["warm_ms"] > WARM_MS])
+def missed(results: Mapping[str, Any]) -> int:
+    """The number of missed goals."""
+    misses = [ratio < must for row in rows_of(results) for _, ratio, must, _ in row.goals()]
+    misses += [results[f"host_us_{activation}"] > HOST_US for activation in ACTIVATIONS]
+    return sum([*misses, results["first_s"] > FIRST_S, results["warm_ms"] > WARM_MS])
 
 
-def document(found: Mapping[str, Any]) -> str:
-    """JSON, a row a line."""
-    facts = {name: value for name, value in found.items() if name != "rows"}
-    rows = ",\n  ".join(json.dumps(row) for row in found["rows"])
+def document(results: Mapping[str, Any]) -> str:
+    """JSON with a line for each row."""
+    facts = {name: value for name, value in results.items() if name != "rows"}
+    rows = ",\n  ".join(json.dumps(row) for row in results["rows"])
     return f'{json.dumps(facts)[:-1]}, "rows": [\n  {rows}\n]}}\n'

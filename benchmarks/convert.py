@@ -30,7 +30,7 @@ REPEATS = 3
 
 
 def run(folder: Path | None = None, tensors: int = TENSORS) -> list[Row]:
-    """One row: both convert the same file, taking turns, each time in a process of its own."""
+    """One row: both convert the same file, alternately, in a new process each time."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         source = Path(scratch, "source.gguf")
         rng = np.random.default_rng(0)
@@ -46,21 +46,21 @@ def run(folder: Path | None = None, tensors: int = TENSORS) -> list[Row]:
 
 
 def _process(name: str, source: Path, folder: str) -> None:
-    """Run one of the two below as a whole process, and wait for the disk."""
+    """Run `ours` or `theirs` as a whole process."""
     program = f"from benchmarks.convert import {name}; {name}({str(source)!r}, {os.path.join(folder, name)!r})"
     path = os.pathsep.join(filter(None, sys.path))
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 def ours(source: str, target: str) -> None:
-    """As `qgemm convert` does."""
+    """Convert as `qgemm convert` does."""
     with open_source(source) as opened:
         convert(opened, target + ".gguf", Options(format_named(FORMAT)))
     os.replace(target + ".gguf", target)
 
 
 def theirs(source: str, target: str) -> None:
-    """Reader, quantize and writer of the gguf package."""
+    """Convert by reader, quantize and writer of the gguf package."""
     kind, fmt = GGMLQuantizationType[FORMAT.upper()], FORMATS[FORMAT]
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama")

@@ -1,6 +1,6 @@
-"""The CPU benchmark: the NumPy backend beside the gguf package, which knows the same formats.
+"""The CPU benchmark: the CPU backend beside the gguf package, which has the same formats.
 
-Every row alternates the two competitors and reports the median of their times, so that a busy machine slows both.
+Each row alternates between both and reports the medians of their times, so that a busy machine slows both.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SHAPE = (4096, 4096)  # (N, K)
 M = (1, 8, 64, 512)
 REPEATS = 7
 EXPLAINED = """\
-GB/s: packed weights that a product reads, float32 weights that encode reads and decode writes.
-gguf: the gguf package and NumPy do the same, which for a product decodes all weights first."""
+GB/s: the packed weights that a product reads, the float32 weights that encode reads and decode writes.
+gguf: the gguf package with NumPy, which decodes all weights before a product."""
 
 
 class Options(NamedTuple):
@@ -49,7 +49,7 @@ class Options(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One comparison before it is made: theirs is None where the gguf package cannot do it."""
+    """One comparison to run: theirs is None if the gguf package lacks the operation."""
 
     name: str
     ours: Callable[[], Any]
@@ -59,7 +59,7 @@ class Job(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One comparison: milliseconds of qgemm and of the gguf package, what was moved, and the project's own goal."""
+    """One comparison: milliseconds of qgemm and of the gguf package, bytes moved, and the project's own goal."""
 
     job: str
     format: str
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the gguf package."""
+        """Speed relative to the gguf package."""
         return None if self.gguf_ms is None else self.gguf_ms / self.qgemm_ms
 
     @property
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
     @property
     def missed(self) -> bool:
-        """Whether it is slower than the project asks of itself."""
+        """Whether it is slower than its goal."""
         return self.ratio is not None and self.ratio < self.goal
 
     def document(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def rows(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Row]
 
 
 def jobs(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Job]:
-    """What is compared of one format; UnsupportedError if K does not fit it."""
+    """The comparisons for one format; UnsupportedError if K does not fit it."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(shape, dtype=np.float32)
     encodes = fmt.encode is not None and not fmt.needs_importance
@@ -131,7 +131,7 @@ def jobs(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Job]
 def able(
     codec: Callable[[NDArray[Any], GGMLQuantizationType], Any], values: NDArray[Any], fmt: Format
 ) -> Callable[[], Any] | None:
-    """A call of the gguf package's codec on all values, None if it has none for this type: asked with the first row."""
+    """A call of the gguf package's codec on all values; None if it has none, tried on the first row."""
     if fmt.ggml_type is None:
         return None
     kind = GGMLQuantizationType(fmt.ggml_type)
@@ -142,13 +142,13 @@ def able(
     return lambda: codec(values, kind)
 
 
-def table(rows: Sequence[Row], what: str, goals: bool = False) -> str:
-    """The rows for a terminal, under a line that says what was measured and where; goals: beside the project's own."""
+def table(rows: Sequence[Row], size: str, goals: bool = False) -> str:
+    """The rows for a terminal, below a line with the size and the machine; goals: with the project's own goals."""
     head = ("job", "format", "ms", "GB/s", "gguf ms", "times as fast", *["goal"] * goals)
     cells = []
     for row in rows:
         theirs = ("-", "-") if row.gguf_ms is None else (f"{row.gguf_ms:.2f}", f"{row.ratio:.2f}")
         goal = [f"{row.goal:.1f}" if row.goal else ""] * goals
         cells.append((row.job, row.format, f"{row.qgemm_ms:.2f}", f"{row.gbs:.3g}", *theirs, *goal))
-    machine = f"{what}, {platform.machine()}, {backend('cpu').status().detail}"
+    machine = f"{size}, {platform.machine()}, {backend('cpu').status().detail}"
     return f"{machine}\n\n{columns('<<>>>>>', [head, *cells])}"

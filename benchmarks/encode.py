@@ -1,4 +1,4 @@
-"""Encoding on the GPU: as `qgemm convert --backend cuda` does it, but for the disk, and the kernel alone."""
+"""Encoding on the GPU: as `qgemm convert --backend cuda` does but without the disk, and the kernel alone."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ PAIRS = (  # from, to
     ("f16", "q4_k"), ("f16", "q5_k"), ("f16", "q6_k"), ("f16", "iq4_nl"), ("f16", "iq4_xs"), ("f16", "nvfp4"),
     ("f16", "q2_k"), ("f16", "q3_k"),
 )  # fmt: skip
-SHAPE = 16384, 8192  # (N, K), of whose blocks no cache holds much
-TENSORS = 8  # of that shape, which are one in memory: in F16 2 GiB
+SHAPE = 16384, 8192  # (N, K); its blocks exceed every cache
+TENSORS = 8  # jobs of that shape, which share one array: 2 GiB in F16
 REPEATS = 5
 
 
 class Row(NamedTuple):
     """One pair of types: GB/s of weights from host memory, through the GPU, to blocks in host memory.
 
-    kernel_gbs: bytes that the kernel reads and writes, share: of the speed of a device copy; 0 for kbit, whose kernels
-    have a benchmark of their own.
+    kernel_gbs: bytes that the kernel reads and writes. share: its speed relative to a device copy. Both are 0 for kbit,
+    whose kernels have their own benchmark.
     """
 
     source: str
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
     @property
     def missed(self) -> bool:
-        """Whether it is slower than it should be."""
+        """Whether it is slower than its goal."""
         return self.gbs < self.goal
 
 
@@ -74,7 +74,7 @@ def row(stream: Any, source: Format, fmt: Format, tensors: int, shape: tuple[int
 
 
 def host_rate(numbers: Any, source: Format, fmt: Format, tensors: int) -> float:
-    """GB/s of the converter's ranges, which are thrown away when they are encoded."""
+    """GB/s of the converter's ranges; the encoded blocks are discarded."""
     step, device = Step(of_tensor(Tensor(source, numbers.shape, numbers)), fmt), Device()
     jobs = ranges(step, RANGE) * tensors
 
@@ -89,7 +89,7 @@ def host_rate(numbers: Any, source: Format, fmt: Format, tensors: int) -> float:
 
 
 def kernel_rate(stream: Any, numbers: Any, source: Format, fmt: Format) -> tuple[float, float]:
-    """GB/s that the kernel reads and writes, and of a device copy's speed."""
+    """GB/s that the kernel reads and writes, and its share of the speed of a device copy."""
     import cupy
 
     weights = [cupy.asarray(numbers) for _ in range(2)]
@@ -105,7 +105,7 @@ def kernel_rate(stream: Any, numbers: Any, source: Format, fmt: Format) -> tuple
 
 
 def table(rows: list[Row], goals: bool = False) -> str:
-    """The rows for a terminal; goals: beside the project's own."""
+    """The rows for a terminal; goals: with the project's own goals."""
     head = ("from", "to", "GB/s", "kernel GB/s", "share", *["goal"] * goals)
     cells = [
         (

@@ -1,4 +1,4 @@
-"""Encoding on the CPU beside ggml, whose ggml_quantize_chunk encodes rows on one thread."""
+"""Encoding on the CPU beside ggml_quantize_chunk of ggml, which encodes rows on one thread."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ NAMES = tuple(
     if fmt.ggml_type is not None and not fmt.plain and fmt.encode and name not in OF_ACTIVATIONS
 )  # fmt: skip
 K = 4096
-WEIGHTS, SEARCHED, OF_GRIDS = 1 << 22, 1 << 20, 1 << 19  # of a call: more where an encoder is faster
+WEIGHTS, SEARCHED, OF_GRIDS = 1 << 22, 1 << 20, 1 << 19  # in a call: more for faster encoders
 ROUNDS = 5
 OURS, GGML = "qgemm", "ggml"
 
 
 class Case(NamedTuple):
-    """One type, with an importance matrix or without."""
+    """One format, with or without an importance matrix."""
 
     format: str
     imatrix: bool
 
     @property
     def fmt(self) -> Format:
-        """The type."""
+        """The format."""
         return FORMATS[self.format]
 
     def x(self) -> Any:
@@ -51,7 +51,7 @@ class Case(NamedTuple):
         return 0.02 * np.random.default_rng(0).standard_normal((size // K, K), np.float32)
 
     def importance(self) -> Any:
-        """Of each column [K], or None."""
+        """The importance of each column [K], or None."""
         return np.random.default_rng(1).random(K, np.float32) ** 2 if self.imatrix else None
 
     def goal(self) -> float:
@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A case and the least milliseconds of both, for so many weights."""
+    """A case and the least milliseconds of both libraries for `weights` weights."""
 
     case: Case
     ms: dict[str, float]
@@ -78,12 +78,12 @@ class Row(NamedTuple):
         return {**self.case._asdict(), "weights": self.weights, "ms": ms}
 
     def ratio(self, threads: int) -> float:
-        """Our speed over ggml's on one thread times the threads."""
+        """Our speed a thread relative to ggml's on one thread."""
         return self.ms[GGML] / self.ms[OURS] / threads
 
 
 def cases(names: Sequence[str]) -> list[Case]:
-    """What ggml encodes: with an importance matrix where that says something, without where it may."""
+    """The cases: with an importance matrix if the format uses it, without if the format does not require it."""
     every = (Case(name, imatrix) for name in names for imatrix in (False, True))
     return [case for case in every if (searched(case.fmt) if case.imatrix else not case.fmt.needs_importance)]
 
@@ -93,12 +93,12 @@ def ours() -> Callable[[Case], Calls]:
 
     def prepare(case: Case) -> Calls:
         x, importance = case.x(), case.importance()
-        made: list[Any] = [None]
+        result: list[Any] = [None]
 
         def encode() -> None:
-            made[0] = quantize(x, case.fmt, imatrix=importance)
+            result[0] = quantize(x, case.fmt, imatrix=importance)
 
-        return Calls({OURS: [encode]}, lambda name: made[0].blocks.tobytes(), lambda: None)
+        return Calls({OURS: [encode]}, lambda name: result[0].blocks.tobytes(), lambda: None)
 
     return prepare
 
@@ -117,47 +117,49 @@ def of_ggml(folder: Path) -> Callable[[Case], Calls]:
 def run(ggml: Path, names: Sequence[str] = NAMES, rounds: int = ROUNDS) -> dict[str, Any]:
     """All rows as a document; QgemmError for bytes that are not ggml's."""
     threads, version = workers(), Ggml(ggml, 1).version
-    taking = {GGML: Worker(of_ggml, (ggml,)), OURS: Worker(ours, (), {"QGEMM_THREADS": str(threads)})}
-    rows = [row.document() for row in measured(taking, cases(names), rounds)]
+    pool = {GGML: Worker(of_ggml, (ggml,)), OURS: Worker(ours, (), {"QGEMM_THREADS": str(threads)})}
+    rows = [row.document() for row in measured(pool, cases(names), rounds)]
     return {"cpu": cpu_name(), "threads": threads, "ggml": version, "rows": rows}
 
 
-def measured(taking: Mapping[str, Worker], wanted: Sequence[Case], rounds: int) -> Iterator[Row]:
-    """A row a case, with a bar on stderr, then the workers end."""
-    for case in tqdm(wanted, disable=None, leave=False):
-        seconds = {name: found for (_, name), found in least(taking, case, rounds).items()}
-        if taking[OURS].ask("result", OURS) != taking[GGML].ask("result", GGML):
+def measured(pool: Mapping[str, Worker], cases: Sequence[Case], rounds: int) -> Iterator[Row]:
+    """A row for each case, with a bar on stderr; then the workers end."""
+    for case in tqdm(cases, disable=None, leave=False):
+        seconds = {name: shortest for (_, name), shortest in least(pool, case, rounds).items()}
+        if pool[OURS].ask("result", OURS) != pool[GGML].ask("result", GGML):
             raise QgemmError(f"{case}: the bytes are not ggml's")
-        yield Row(case, {name: 1e3 * found for name, found in seconds.items()}, case.x().size)
-    for worker in taking.values():
+        yield Row(case, {name: 1e3 * shortest for name, shortest in seconds.items()}, case.x().size)
+    for worker in pool.values():
         worker.close()
 
 
-def rows_of(found: Mapping[str, Any]) -> list[Row]:
-    """The rows of a document."""
-    return [Row(Case(each["format"], each["imatrix"]), each["ms"], each["weights"]) for each in found["rows"]]
+def rows_of(results: Mapping[str, Any]) -> list[Row]:
+    """The rows of a results document."""
+    return [Row(Case(row["format"], row["imatrix"]), row["ms"], row["weights"]) for row in results["rows"]]
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """The document for a terminal, each row beside what is asked of it."""
+def table(results: Mapping[str, Any]) -> str:
+    """The document for a terminal, each row with its goal."""
     cells = []
-    for row in rows_of(found):
-        ratio, goal = row.ratio(found["threads"]), row.case.goal()
-        asked = (f"{goal:g}" + "!" * (ratio < goal)) if goal else ""
+    for row in rows_of(results):
+        ratio, goal = row.ratio(results["threads"]), row.case.goal()
+        least_ratio = (f"{goal:g}" + "!" * (ratio < goal)) if goal else ""
         kind = "imatrix" if row.case.imatrix else "plain"
-        cells.append((row.case.format, kind, f"{row.speed(OURS):.1f}", f"{row.speed(GGML):.1f}", f"{ratio:.2f}", asked))
-    facts = f"{found['cpu']}: {found['threads']} threads, ggml {found['ggml']} one; millions of weights a second"
+        cells.append(
+            (row.case.format, kind, f"{row.speed(OURS):.1f}", f"{row.speed(GGML):.1f}", f"{ratio:.2f}", least_ratio)
+        )
+    facts = f"{results['cpu']}: {results['threads']} threads, ggml {results['ggml']} one; millions of weights a second"
     head = ("format", "", OURS, GGML, "ratio a thread", "at least")
     return f"{facts}\n\n{columns('<<>>>>', [head, *cells])}"
 
 
-def missed(found: Mapping[str, Any]) -> int:
-    """How many goals are missed."""
-    return sum(row.ratio(found["threads"]) < row.case.goal() for row in rows_of(found))
+def missed(results: Mapping[str, Any]) -> int:
+    """The number of missed goals."""
+    return sum(row.ratio(results["threads"]) < row.case.goal() for row in rows_of(results))
 
 
-def document(found: Mapping[str, Any]) -> str:
-    """JSON, a row a line."""
-    facts = {name: value for name, value in found.items() if name != "rows"}
-    rows = ",\n  ".join(json.dumps(row) for row in found["rows"])
+def document(results: Mapping[str, Any]) -> str:
+    """JSON with a line for each row."""
+    facts = {name: value for name, value in results.items() if name != "rows"}
+    rows = ",\n  ".join(json.dumps(row) for row in results["rows"])
     return f'{json.dumps(facts)[:-1]}, "rows": [\n  {rows}\n]}}\n'

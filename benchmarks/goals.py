@@ -23,7 +23,7 @@ OVER_GGML: dict[str, tuple[tuple[float, float], ...]] = {
 OVER_GGML_AVX2 = 1.0  # without AVX-512
 OVER_NUMPY = {16: (1.7, 2.4), 512: (1.05, 1.2)}  # "a16" over NumPy on dense weights, by M
 A16_OVER_A8 = 1.6  # largest time of "a16" for one row of x, in times of "a8"
-HOST_US = 15.0  # of a call on the CPU, without its kernel
+HOST_US = 15.0  # host time of a call on the CPU, without its kernel
 FIRST_S, WARM_MS = 3.0, 30.0  # first product: with an empty cache of compiled code, with a filled one
 
 # Our speed a thread over that of ggml's encoder, by kind of format.

@@ -1,9 +1,9 @@
 """The GPU benchmark: products on random packed weights that are read from memory, not from the L2 cache.
 
-Every shape has copies of its weights, more than 300 MB of them, which the calls of one CUDA graph use in turn. Ours,
-cuBLAS in float16 and a kernel that only reads the packed bytes take turns at being replayed, and the GPU rests between
-replays, so that none runs at the lower clock of a power limit. x and y are float16; "a8" starts from the same x, so
-quantizing it is in its time. A product is checked before it is timed.
+Each shape has more than 300 MB of copies of its weights, which the calls of one CUDA graph use in turn. Replays of our
+product, of cuBLAS in float16 and of a kernel that only reads the packed bytes alternate, with pauses between them, so
+that the power limit lowers no clock. x and y are float16; the time of "a8" includes the quantization of x. Each product
+is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192
 M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 DEQUANTIZE_M = (1, 16, 64)
 SUSTAINED_S = 0.5
-BASE_ROWS = 512  # rows drawn and packed on the host; a large matrix repeats them
-SAMPLE = 256  # outputs of each row of y that are compared with float64
+BASE_ROWS = 512  # random rows packed on the host; a larger matrix repeats them
+SAMPLE = 256  # columns of y that are compared with float64
 # Relative RMS error: rounding W and y to float16; x to 8 bits; both to 8 bits; x to the 3 bits of e4m3's fraction.
 TOLERANCE = {"a16": 2e-3, "a8": 2e-2, **dict.fromkeys(INTEGER, 2e-2), E4M3: 3e-2}
-LARGE_READ, NOISE = 4 << 30, 1 << 20  # bytes, and how many of them are drawn
-LOAD_REPLAYS = 400  # of the large read: 0.7 s on an H200, longer than nvidia-smi takes
+LARGE_READ, NOISE = 4 << 30, 1 << 20  # bytes, and the random bytes that they repeat
+LOAD_REPLAYS = 400  # large reads: 0.7 s on an H200, longer than nvidia-smi needs
 
 
 Product = Callable[[Any, DeviceTensor, Any], Any]  # x, w, y: y = x @ w.T
@@ -91,7 +91,7 @@ class Matrix(NamedTuple):
 def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, list[str]]:
     """Measure everything -> results, and a line for each product that was wrong or unsupported.
 
-    `save` gets the results so far after each shape.
+    `save` is called with the results so far after each shape.
     """
     import cupy
 
@@ -109,16 +109,16 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
     pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)
     with tqdm(total=len(options.shapes) * len(options.m) * pairs, disable=None) as bar:
         for shape in options.shapes:
-            for found in rows(stream, cublas, shape, options):
+            for row in rows(stream, cublas, shape, options):
                 bar.update()
-                if isinstance(found, str):
-                    failures.append(found)
+                if isinstance(row, str):
+                    failures.append(row)
                     continue
-                about = {name: found[name] for name in KEY}
-                for beside in LISTS:
-                    if beside in found:
-                        results[beside].append({**about, **found.pop(beside)})
-                results["rows"].append(found)
+                key = {name: row[name] for name in KEY}
+                for name in LISTS:
+                    if name in row:
+                        results[name].append({**key, **row.pop(name)})
+                results["rows"].append(row)
             if options.sweep:
                 results["sweep"].update(sweeps(stream, shape, options))
             cupy.get_default_memory_pool().free_all_blocks()
@@ -153,24 +153,24 @@ def rows(stream: Any, cublas: Cublas, shape: tuple[int, int], options: Options) 
                         beside["fp8_us"] = eight_bits
                     if options.dequantize and m in DEQUANTIZE_M:
                         beside["dequantize_us"] = capture(stream, products(dequantized(cublas), x, w, y))
-                    if options.mma and m >= mma.LEAST and activation in mma.KERNELS:
+                    if options.mma and m >= mma.MIN_M and activation in mma.KERNELS:
                         check(stream, by_mma(activation), x, w, y, TOLERANCE[activation])
                         beside[MMA] = capture(stream, products(by_mma(activation), x, w, y))
                 except (UnsupportedError, RuntimeError, ArithmeticError) as error:
                     yield f"{fmt} {activation} M={m} N={n} K={k}: {error}"
                     continue
-                taken, *others = compare(stream, [loop, *beside.values()], options.repeats)
+                times, *others = compare(stream, [loop, *beside.values()], options.repeats)
                 us = {name: other.us for name, other in zip(beside, others, strict=True)}
                 if MMA in us:
                     row[MMA] = mma.row(activation, us.pop(MMA), us["cublas_fp16_us"])
-                row.update({**taken._asdict(), **us})
+                row.update({**times._asdict(), **us})
                 if options.sustained:
                     row[SUSTAINED] = {"us": sustained(stream, loop), "cublas_fp16_us": sustained(stream, baseline)}
                 yield rates({**row, "cublas_via": via, "graph": loop.graph}, w.packed)
 
 
 def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tuple[str, sweep.Sweep]]:
-    """What is swept, e.g. "q4_0 a16 4096x4096", and its times, for every format and activation."""
+    """A name, e.g. "q4_0 a16 4096x4096", and the times of its sweep, for each format and activation."""
     import cupy
 
     (n, k), rng = shape, np.random.default_rng(0)
@@ -188,22 +188,22 @@ def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tu
 
 
 def of_format(fmt: Format, activations: Sequence[Activation]) -> list[Activation]:
-    """The activations that a format can be multiplied with, of those given."""
+    """The subset of activations that products with this format support."""
     return [activation for activation in activations if multiplies(activation, fmt)]
 
 
 def public(activation: Activation) -> Product:
-    """The public function."""
+    """The product by the public function."""
     return lambda x, w, y: matmul(x, w, activation, out=y)
 
 
 def dequantized(cublas: Cublas) -> Product:
-    """By way of a whole matrix in float16."""
+    """The product by decoding the whole matrix to float16, then cuBLAS."""
     return lambda x, w, y: cublas(x, w.dequantize(np.float16), y)
 
 
 def by_mma(activation: Activation) -> Product:
-    """By the kernels for GPUs without wgmma."""
+    """The product by the kernels for GPUs without wgmma."""
     return lambda x, w, y: mma.product(x, w, activation, y)
 
 
@@ -232,7 +232,7 @@ def check(stream: Any, multiply: Product, x: Any, w: Matrix, y: Any, tolerance: 
 
 
 def matrix(stream: Any, fmt: Format, shape: tuple[int, int], rng: np.random.Generator, rotate: int) -> Matrix:
-    """Random packed weights. The copies hold the same rows in another order, so that no two reads are alike."""
+    """Random packed weights. Copies hold the same rows in different orders, so that no two reads are alike."""
     import cupy
 
     n, k = shape
@@ -268,7 +268,7 @@ def sustained(stream: Any, loop: Loop) -> float:
 
 
 def facts(stream: Any) -> Results:
-    """The machine: GPU, driver, clocks under load, how fast it reads a large buffer; and of which sources."""
+    """The machine: GPU, driver, clocks under load, speed of a large read; and the digest of the sources."""
     import cupy
 
     state = backends()["cuda"].facts
@@ -295,17 +295,17 @@ def facts(stream: Any) -> Results:
 
 
 def nvidia_smi(*queries: str) -> list[Any]:
-    """What nvidia-smi says of the current GPU, numbers as int; None for each without it."""
+    """The answers of nvidia-smi for the current GPU, numbers as int; all None without nvidia-smi."""
     import cupy
 
     command = ["nvidia-smi", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits"]
     bus = cupy.cuda.Device().pci_bus_id
     try:
-        said = subprocess.run([*command, f"--id={bus}"], capture_output=True, text=True, check=True).stdout
+        answer = subprocess.run([*command, f"--id={bus}"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"nvidia-smi does not answer: {error}", file=sys.stderr)
         return [None] * len(queries)
-    return [int(word) if word.isdigit() else word for word in said.splitlines()[0].split(", ")]
+    return [int(word) if word.isdigit() else word for word in answer.splitlines()[0].split(", ")]
 
 
 def compute_capability() -> int:

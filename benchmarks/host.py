@@ -1,7 +1,7 @@
-"""What a call costs the host: the time of `qgemm.matmul` on prepared tensors, with the GPU never in the way.
+"""Host time of `qgemm.matmul` on prepared tensors; the calls never wait for the GPU.
 
-One and the same call takes 6.6 us on one CPU of a virtual machine and 10.4 on the next, for as long as one looks,
-perhaps where a neighbour has the other half of the core. So CPUs are timed alone.
+The same call lasts 6.6 us on one CPU of a virtual machine and 10.4 us on another, permanently, perhaps because another
+machine uses the second thread of the core. Therefore each CPU is timed separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qgemm.ops import matmul, quantize
 from .results import Results
 
 SHAPE, CALLS, QUEUE, WARM_UP_S = (1024, 1024), 1000, 50, 0.05
-MAX_CPUS = 16  # to time: each takes a tenth of a second
+MAX_CPUS = 16  # timed CPUs, 0.1 s each
 
 
 def times(activations: Sequence[str]) -> Results:
@@ -36,19 +36,19 @@ def times(activations: Sequence[str]) -> Results:
 
 def on_each_cpu(calls: Mapping[str, Callable[[], object]], wait: Callable[[], object]) -> Results:
     """host_us and host_slowest_us of calls by name; `wait` lets the GPU catch up."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     for cpu in some_cpus():
         with running_on(cpu):
             for name, call in calls.items():
-                found[name].append(typical(call, wait))
+                samples[name].append(typical(call, wait))
     return {
-        "host_us": {name: min(us) for name, us in found.items()},
-        "host_slowest_us": {name: max(us) for name, us in found.items()},
+        "host_us": {name: min(us) for name, us in samples.items()},
+        "host_slowest_us": {name: max(us) for name, us in samples.items()},
     }
 
 
 def some_cpus() -> list[int]:
-    """Up to MAX_CPUS of the CPUs that the process may use, spread over all; -1, any, where a system cannot say."""
+    """Up to MAX_CPUS of the CPUs that the process may use, evenly spread; [-1], any CPU, without affinity."""
     if not hasattr(os, "sched_getaffinity"):
         return [-1]
     cpus = sorted(os.sched_getaffinity(0))
@@ -57,7 +57,7 @@ def some_cpus() -> list[int]:
 
 @contextmanager
 def running_on(cpu: int) -> Iterator[None]:
-    """This thread runs on one CPU, afterwards again where it might before."""
+    """Pin this thread to one CPU, and restore its affinity afterwards."""
     if cpu < 0:
         yield
         return
@@ -72,7 +72,7 @@ def running_on(cpu: int) -> Iterator[None]:
 def typical(
     call: Callable[[], object], wait: Callable[[], object], calls: int = CALLS, warm_up_s: float = WARM_UP_S
 ) -> float:
-    """The median of so many calls in us, each timed alone. After every QUEUE of them `wait` lets the GPU catch up."""
+    """The median us of `calls` calls, timed one by one. `wait` lets the GPU catch up after every QUEUE calls."""
 
     def samples(count: int) -> Iterator[float]:
         for index in range(count):
@@ -82,7 +82,7 @@ def typical(
             call()
             yield 1e6 * (perf_counter() - start)
 
-    end = perf_counter() + warm_up_s  # a CPU that was idle takes its time to raise its clock
+    end = perf_counter() + warm_up_s  # an idle CPU raises its clock slowly
     while perf_counter() < end:
         for _ in samples(QUEUE):
             pass

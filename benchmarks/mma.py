@@ -1,4 +1,4 @@
-"""Products by mma.sync, the kernels of sm_80 to sm_89, on a GPU whose routes have others."""
+"""Products by mma.sync, the kernels of sm_80 to sm_89, on a GPU whose routes choose other kernels."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from qgemm.cuda.tensor import DeviceTensor
 from .results import Row
 
 KERNELS = {"a16": PREFILL_SM80, "a8": PREFILL_SM80_A8}  # by activation
-LEAST = 16  # rows of x: of fewer another kernel makes products
+MIN_M = 16  # rows of x; fewer are served by another kernel
 
 
 def product(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
     """y [M, N] = x [M, K] of half or bf16 times w, on the current stream; "a8" quantizes x first."""
     (m, k), stream = x.shape, current_stream()
     source = Source(m, k, x.dtype.name)
-    kernel, kind, at = KERNELS[activation], C_TYPES[source.dtype], x.data.ptr
+    kernel, kind, pointer = KERNELS[activation], C_TYPES[source.dtype], x.data.ptr
     if activation == "a8":
-        kind, at = Q8_1, workspace(w.device, stream, "activations", nbytes(m, k)).pointer
-        quantize_launch(w.device, C_TYPES[source.dtype], k, m)(stream, x.data.ptr, at)
+        kind, pointer = Q8_1, workspace(w.device, stream, "activations", nbytes(m, k)).pointer
+        quantize_launch(w.device, C_TYPES[source.dtype], k, m)(stream, x.data.ptr, pointer)
     products = [Product(w, y, NO_EPILOGUE)]
-    asked = problem_of_launch(kernel, [problem(w, source, activation)], outputs_of(products), kind)
-    launch(kernel, asked)(stream, at, *pointers_of(products))
+    launch_problem = problem_of_launch(kernel, [problem(w, source, activation)], outputs_of(products), kind)
+    launch(kernel, launch_problem)(stream, pointer, *pointers_of(products))
 
 
 def row(activation: str, us: float, cublas_fp16_us: float) -> Row:
-    """What a row of the list says besides its key."""
+    """The fields of a row of the list besides its key."""
     return {"kernel": KERNELS[activation].name, "us": us, "cublas_fp16_us": cublas_fp16_us}

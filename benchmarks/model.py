@@ -1,7 +1,7 @@
-"""Tokens a second of whole models that transformers runs: by its own dense bfloat16 weights, and by those of a file.
+"""Tokens a second of whole models run by transformers: with dense bfloat16 weights, and with those of a .gguf file.
 
-A model is made of its sizes alone, with random weights, as a dense one and as a .gguf file. Every road reads a prompt,
-then says one token after another: eagerly, and by a CUDA graph of a step over a cache of fixed size.
+Models have random weights in the sizes of real ones, as a dense model and as a .gguf file. Each variant processes a
+prompt, then generates tokens one by one: eagerly, and by a CUDA graph of one step over a cache of fixed size.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from qgemm.text import columns
 from .results import Row
 from .step import HEADS, types_of
 
-DRAWN = 64  # rows of each matrix that are drawn, and repeated
+DRAWN = 64  # random rows of each matrix, which repeats them
 CASES = (1, 512), (1, 4096), (16, 512), (16, 4096)  # batch, tokens of the prompt
 STEPS, GRAPH_STEPS, REPEATS = 16, 48, 3
 DENSE, GGUF, PACKED = "transformers bfloat16", "transformers .gguf", "qgemm"
-ADAPTER = "qgemm.torch.transformers"  # of packages that are not always there
-FEW_LAYERS, FEW_WORDS = 2, 4096  # of the model by which loading is timed where a file is decoded on the host
+ADAPTER = "qgemm.torch.transformers"  # needs packages that may be missing
+FEW_LAYERS, FEW_WORDS = 2, 4096  # size of the model for which the loading times are compared
 
 
 class Sizes(NamedTuple):
-    """A model: architecture as GGUF calls it, and its sizes as transformers calls them."""
+    """A model: its architecture by GGUF's name, its sizes by the names of transformers."""
 
     architecture: str
     hidden_size: int
@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """(N, K) of a layer's matrices, by their names in GGUF."""
+        """(N, K) of the matrices of a layer, by their names in GGUF."""
         heads, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         hidden, inner = self.hidden_size, self.intermediate_size
         return {
@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """Numbers in all matrices, the table of words and the head included."""
+        """Weights in all matrices, including the token embedding and the head."""
         of_layer = sum(n * k for n, k in self.matrices.values())
         return self.num_hidden_layers * of_layer + 2 * self.vocab_size * self.hidden_size
 
@@ -82,7 +82,7 @@ MODELS = {
 
 
 def versions() -> str:
-    """Of what runs the models; UnsupportedError if it is not there."""
+    """Versions of torch and transformers; UnsupportedError if they are not installed."""
     import_module(ADAPTER)
     import torch
     import transformers
@@ -91,10 +91,10 @@ def versions() -> str:
 
 
 def run(names: Sequence[str], mixture: str, keep: Callable[[Row], None], seconds: float = 600) -> None:
-    """Measure these of MODELS with weights of a mixture; what is not begun after so many seconds is left out."""
+    """Measure these of MODELS with weights of a mixture; no measurement starts after `seconds` seconds."""
     import torch
 
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length of the cache, which takes milliseconds
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans again for each cache length, which costs milliseconds
     end = time.perf_counter() + seconds
     for name in names:
         for row in rows(name, MODELS[name], mixture, CASES, "cuda", end):
@@ -104,7 +104,7 @@ def run(names: Sequence[str], mixture: str, keep: Callable[[Row], None], seconds
 def rows(
     name: str, sizes: Sizes, mixture: str, cases: Sequence[tuple[int, int]], device: str, end: float
 ) -> Iterator[Row]:
-    """For each road a row of its loading, then one for each case; no more once `end` on the clock has passed."""
+    """For each variant a row of its loading, then a row for each case; none after the time `end`."""
     with TemporaryDirectory() as folder:
         path, short = Path(folder, "model.gguf"), Path(folder, "short.gguf")
         few = sizes._replace(num_hidden_layers=FEW_LAYERS, vocab_size=FEW_WORDS)
@@ -116,19 +116,19 @@ def rows(
             (GGUF, few, short, lambda: loaded(short, device, packed=False)),
             (PACKED, few, short, lambda: loaded(short, device, packed=True)),
         ]
-        for road, of, file, load in roads:
+        for road, road_sizes, file, load in roads:
             if time.perf_counter() > end:
                 return
-            row: Row = {"model": name, "types": mixture, "road": road, "layers": of.num_hidden_layers}
+            row: Row = {"model": name, "types": mixture, "road": road, "layers": road_sizes.num_hidden_layers}
             before, start = free_memory(device), time.perf_counter()
             model = load().eval()
             wait(device)
             seconds = round(time.perf_counter() - start, 2)
             yield {
                 **row, "batch": 0, "prompt": 0, "load_s": seconds, "file_bytes": file.stat().st_size,
-                "weights_bytes": before - free_memory(device), "weights": of.weights,
+                "weights_bytes": before - free_memory(device), "weights": road_sizes.weights,
             }  # fmt: skip
-            for batch, prompt in cases if of is sizes else ():
+            for batch, prompt in cases if road_sizes is sizes else ():
                 if time.perf_counter() < end:
                     yield {**row, "batch": batch, "prompt": prompt, **case(model, batch, prompt, device)}
             del model
@@ -138,7 +138,7 @@ def rows(
 
 
 def write_file(path: Path, sizes: Sizes, mixture: str) -> int:
-    """A .gguf file with random weights, the same in every layer -> its bytes."""
+    """Write a .gguf file with random weights, the same in every layer -> its size in bytes."""
     rng, arch, drawn = np.random.default_rng(0), sizes.architecture, dict[Any, Tensor]()
 
     def matrix(name: str, n: int, k: int) -> Tensor:
@@ -150,13 +150,13 @@ def write_file(path: Path, sizes: Sizes, mixture: str) -> int:
 
     tensors: dict[str, Any] = {}
     for layer in range(sizes.num_hidden_layers):
-        of = types_of(mixture, layer, sizes.num_hidden_layers)
-        kinds = {"attn_v": of.v, "ffn_down": of.down}
+        types = types_of(mixture, layer, sizes.num_hidden_layers)
+        kinds = {"attn_v": types.v, "ffn_down": types.down}
         for name, (n, k) in sizes.matrices.items():
-            tensors[f"blk.{layer}.{name}.weight"] = matrix(kinds.get(name, of.most), n, k)
+            tensors[f"blk.{layer}.{name}.weight"] = matrix(kinds.get(name, types.base), n, k)
         for name, length in sizes.norms.items():
             tensors[f"blk.{layer}.{name}.weight"] = np.ones(length, np.float32)
-    table = types_of(mixture, 0, sizes.num_hidden_layers).most
+    table = types_of(mixture, 0, sizes.num_hidden_layers).base
     tensors["token_embd.weight"] = matrix(table, sizes.vocab_size, sizes.hidden_size)
     tensors["output_norm.weight"] = np.ones(sizes.hidden_size, np.float32)
     tensors["output.weight"] = matrix(HEADS[mixture], sizes.vocab_size, sizes.hidden_size)
@@ -172,33 +172,33 @@ def write_file(path: Path, sizes: Sizes, mixture: str) -> int:
 
 
 def dense(sizes: Sizes, device: str) -> Any:
-    """The model as transformers makes it of a config: dense weights of bfloat16."""
+    """The model as transformers creates it from a config, with dense bfloat16 weights."""
     import torch
     import transformers
 
     kind = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}[sizes.architecture]
-    known = {field: value for field, value in sizes._asdict().items() if field not in ("architecture", "rope_theta")}
+    options = {field: value for field, value in sizes._asdict().items() if field not in ("architecture", "rope_theta")}
     rope = {"rope_type": "default", "rope_theta": sizes.rope_theta}
-    more = {
+    settings = {
         "rope_parameters": rope,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
         "max_position_embeddings": 8192,
     }
-    config = getattr(transformers, kind)(**known, **more, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config = getattr(transformers, kind)(**options, **settings, bos_token_id=None, eos_token_id=None, pad_token_id=None)
     with torch.device(device):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 def loaded(path: Path, device: str, packed: bool) -> Any:
-    """The model of a file, as transformers loads it, with qgemm's adapter or without."""
+    """The model of a file, loaded by transformers, with qgemm's adapter if `packed`."""
     import torch
     import transformers
 
     patch = import_module(ADAPTER).patch
     options = {"gguf_file": path.name, "dtype": torch.bfloat16, "device_map": device}
     with warnings.catch_warnings(), patch() if packed else nullcontext():
-        warnings.simplefilter("ignore")  # of transformers: it has no tokenizer to read
+        warnings.simplefilter("ignore")  # transformers finds no tokenizer in the file
         return transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
 
 
@@ -206,7 +206,7 @@ def loaded(path: Path, device: str, packed: bool) -> Any:
 
 
 def case(model: Any, batch: int, prompt: int, device: str) -> Row:
-    """Tokens a second, and bytes beside the weights at most while they are computed."""
+    """Tokens a second, and the peak of bytes that are allocated besides the weights."""
     import torch
     from transformers import DynamicCache, StaticCache
 
@@ -223,28 +223,28 @@ def case(model: Any, batch: int, prompt: int, device: str) -> Row:
             token = step(model, ids, cache)
             wait(device)
             samples.append(time.perf_counter() - start)
-        found = {"prompt_tokens_s": round(batch * prompt / median(samples[1:]), 1)}
+        row = {"prompt_tokens_s": round(batch * prompt / median(samples[1:]), 1)}
         token = step(model, token, cache)
         least = min(seconds_of(lambda: step(model, token, cache), STEPS, device) for _ in range(REPEATS))
-        found["tokens_s"] = round(batch / least, 2)  # a host that others use as well is slow at times
+        row["tokens_s"] = round(batch / least, 2)  # a shared host is slow at times
         if device == "cuda":
-            found["work_bytes"] = torch.cuda.max_memory_allocated() - before
+            row["work_bytes"] = torch.cuda.max_memory_allocated() - before
             del cache
             fixed = StaticCache(config=model.config, max_cache_len=prompt + GRAPH_STEPS + 16)
             replay = captured(model, step(model, ids, fixed), fixed)
-            found["graph_tokens_s"] = round(batch / seconds_of(replay, GRAPH_STEPS, device), 2)
-    return found
+            row["graph_tokens_s"] = round(batch / seconds_of(replay, GRAPH_STEPS, device), 2)
+    return row
 
 
 def step(model: Any, ids: Any, cache: Any) -> Any:
-    """The next token of each sequence [batch, 1], behind ids [batch, any]."""
-    named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    logits = model(ids, use_cache=True, logits_to_keep=1, **{named: cache}).logits
+    """The next token [batch, 1] of each sequence, after ids [batch, any]."""
+    cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    logits = model(ids, use_cache=True, logits_to_keep=1, **{cache_name: cache}).logits
     return logits[:, -1].argmax(-1, keepdim=True)
 
 
 def captured(model: Any, token: Any, cache: Any) -> Callable[[], Any]:
-    """A CUDA graph of a step, which takes the token that it made before."""
+    """A CUDA graph of a step, whose input is the token of the step before."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -262,7 +262,7 @@ def captured(model: Any, token: Any, cache: Any) -> Callable[[], Any]:
 
 
 def seconds_of(call: Callable[[], Any], count: int, device: str) -> float:
-    """Of one of so many calls."""
+    """Seconds of a call, averaged over `count` calls."""
     wait(device)
     start = time.perf_counter()
     for _ in range(count):
@@ -272,7 +272,7 @@ def seconds_of(call: Callable[[], Any], count: int, device: str) -> float:
 
 
 def wait(device: str) -> None:
-    """Until the GPU has done what it was asked for."""
+    """Wait for the GPU."""
     import torch
 
     if device == "cuda":
@@ -280,7 +280,7 @@ def wait(device: str) -> None:
 
 
 def free_memory(device: str) -> int:
-    """Bytes of the GPU that nobody holds, once what is not used was given back; 0 without one."""
+    """Free bytes of the GPU after unused memory was released; 0 on a CPU."""
     import torch
 
     gc.collect()
@@ -288,17 +288,17 @@ def free_memory(device: str) -> int:
         return 0
     import cupy
 
-    torch.zeros(1, device=device)  # what CUDA itself holds is not of the first model
+    torch.zeros(1, device=device)  # creates the CUDA context, whose memory does not count
     torch.cuda.empty_cache()
     cupy.get_default_memory_pool().free_all_blocks()
     return int(torch.cuda.mem_get_info()[0])
 
 
-def table(found: Sequence[Row]) -> str:
-    """The rows for a terminal; GB: of weights, and beside them at most while a case runs."""
+def table(rows: Sequence[Row]) -> str:
+    """The rows for a terminal. GB: weights, or the peak of other memory in a case."""
     head = ("model", "types", "road", "layers", "batch", "prompt", "prompt tok/s", "tok/s", "graph tok/s", "load s")
     cells = [(*head, "GB")]
-    for row in found:
+    for row in rows:
         numbers = ("layers", "batch", "prompt", "prompt_tokens_s", "tokens_s", "graph_tokens_s", "load_s")
         memory = row.get("weights_bytes", row.get("work_bytes"))
         cells.append((

@@ -1,4 +1,4 @@
-"""What a user could do instead of a layer of experts: one by one, decoded for cuBLAS, torch's grouped product."""
+"""Alternatives to a layer of experts: experts one by one, decoded for cuBLAS, torch's grouped product."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from qgemm.routing import GATE_OF
 
 from .moe_layers import Model, Routing, Weights
 
-GROUPED_CALLS = 4  # of grouped_mm in a loop: its weights are larger than any cache
-ALONE = 512  # tokens up to which experts are multiplied one by one, and decoded one by one
+GROUPED_CALLS = 4  # calls of grouped_mm in a loop; its weights exceed every cache
+ALONE = 512  # largest number of tokens for which experts one by one are measured
 
 
 def alternatives(stream: Any, model: Model, w: Weights, x: Any, routings: Sequence[Routing]) -> dict[str, Loop]:
     """Loops of the same layer: experts one by one, decoded one by one, torch's grouped product of dense weights."""
-    found: dict[str, Loop] = {}
+    loops: dict[str, Loop] = {}
     few = routings[:4]
     if len(x) <= ALONE:
-        found["one_by_one_us"] = capture(stream, [_one_by_one(model, w, x, each) for each in few])
+        loops["one_by_one_us"] = capture(stream, [_one_by_one(model, w, x, routing) for routing in few])
         cublas = Cublas(stream)
-        found["cublas_us"] = capture(stream, [_decoded(model, w, x, few[0], cublas)])
+        loops["cublas_us"] = capture(stream, [_decoded(model, w, x, few[0], cublas)])
     if find_spec("torch"):
-        made = _grouped_mm(stream, model, x, routings[0])
-        if made is not None:
-            found["grouped_mm_us"] = made
-    return found
+        grouped = _grouped_mm(stream, model, x, routings[0])
+        if grouped is not None:
+            loops["grouped_mm_us"] = grouped
+    return loops
 
 
-class Taken(NamedTuple):
-    """An expert that is met: its matrices, the rows of x that take it, and arrays for what is between and for y."""
+class ExpertRows(NamedTuple):
+    """A selected expert: its matrices, the rows of x routed to it, and arrays for intermediate values and y."""
 
     gate: Any
     up: Any
@@ -45,44 +45,44 @@ class Taken(NamedTuple):
     y: Any
 
 
-def _taking(model: Model, w: Weights, x: Any, routing: Routing) -> list[Taken]:
-    """Each expert that is met; its matrices are looked up here, which a graph that is captured could not wait for."""
+def _selected(model: Model, w: Weights, x: Any, routing: Routing) -> list[ExpertRows]:
+    """The selected experts; their matrices are indexed here, because that synchronizes and cannot be captured."""
     import cupy
 
-    found = []
+    selected = []
     for expert in np.unique(routing.ids).tolist():
         rows = x[cupy.asarray((routing.ids == expert).any(axis=1).nonzero()[0])]
         between, y = cupy.empty((len(rows), model.f), np.float16), cupy.empty_like(rows)
-        found.append(Taken(w.gate[expert], w.up[expert], w.down[expert], rows, between, y))
+        selected.append(ExpertRows(w.gate[expert], w.up[expert], w.down[expert], rows, between, y))
     cupy.cuda.Device().synchronize()
-    return found
+    return selected
 
 
 def _one_by_one(model: Model, w: Weights, x: Any, routing: Routing) -> Call:
-    taking = _taking(model, w, x, routing)
+    selected = _selected(model, w, x, routing)
 
     def call() -> None:
-        for one in taking:
-            gated(one.rows, one.gate, one.up, GATE_OF[model.activation], out=one.between)  # type: ignore[arg-type]
-            matmul(one.between, one.down, out=one.y)
+        for expert in selected:
+            gated(expert.rows, expert.gate, expert.up, GATE_OF[model.activation], out=expert.between)  # type: ignore[arg-type]
+            matmul(expert.between, expert.down, out=expert.y)
 
     return call
 
 
 def _decoded(model: Model, w: Weights, x: Any, routing: Routing, cublas: Cublas) -> Call:
-    taking = _taking(model, w, x, routing)
+    selected = _selected(model, w, x, routing)
 
     def call() -> None:
-        for one in taking:
-            for each in (one.gate, one.up):
-                cublas(one.rows, each.dequantize(np.float16), one.between)
-            cublas(one.between, one.down.dequantize(np.float16), one.y)
+        for expert in selected:
+            for weights in (expert.gate, expert.up):
+                cublas(expert.rows, weights.dequantize(np.float16), expert.between)
+            cublas(expert.between, expert.down.dequantize(np.float16), expert.y)
 
     return call
 
 
 def _grouped_mm(stream: Any, model: Model, x: Any, routing: Routing) -> Loop | None:
-    """Both products by torch's grouped_mm of bfloat16, of rows that are sorted already; None where there is none."""
+    """Both products by torch's grouped_mm in bfloat16, on rows that are sorted already; None if it has no kernel."""
     import torch
 
     grouped: Callable[..., Any] | None = getattr(
@@ -90,20 +90,20 @@ def _grouped_mm(stream: Any, model: Model, x: Any, routing: Routing) -> Loop | N
     )  # fmt: skip
     if grouped is None:
         return None
-    theirs = torch.cuda.ExternalStream(stream.ptr)
+    torch_stream = torch.cuda.ExternalStream(stream.ptr)
     e, slots = model.experts, routing.ids.size
-    with torch.cuda.stream(theirs):
-        made = partial(torch.randn, dtype=torch.bfloat16, device="cuda")
+    with torch.cuda.stream(torch_stream):
+        normal = partial(torch.randn, dtype=torch.bfloat16, device="cuda")
         try:
-            weights = made(e, model.k, 2 * model.f), made(e, model.f, model.k)
+            weights = normal(e, model.k, 2 * model.f), normal(e, model.f, model.k)
             counts = torch.from_numpy(np.bincount(routing.ids.reshape(-1), minlength=e)).cumsum(0)
             ends = counts.to(torch.int32).cuda()
-            rows, between = made(slots, model.k), made(slots, model.f)
+            rows, between = normal(slots, model.k), normal(slots, model.f)
             grouped(rows, weights[0], offs=ends)
             grouped(between, weights[1], offs=ends)
-            theirs.synchronize()
+            torch_stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=theirs):
+            with torch.cuda.graph(graph, stream=torch_stream):
                 for _ in range(GROUPED_CALLS):
                     grouped(rows, weights[0], offs=ends)
                     grouped(between, weights[1], offs=ends)
@@ -111,7 +111,7 @@ def _grouped_mm(stream: Any, model: Model, x: Any, routing: Routing) -> Loop | N
             return None
 
     def replay() -> None:
-        with torch.cuda.stream(theirs):
+        with torch.cuda.stream(torch_stream):
             graph.replay()
 
     return Loop(GROUPED_CALLS, replay, (weights, rows, between, ends))

@@ -1,7 +1,7 @@
-"""What the call of a layer of experts costs the host beside that of one product: at most 2.5 times as much is wanted.
+"""Host time of the call of a layer of experts, beside that of one product.
 
-Experts are small, so that the GPU is never in the way. There are as many launches as of large ones: two where each slot
-looks its expert up, four where tokens are sorted.
+Experts are small, so that calls never wait for the GPU. Their launches are as many as for large experts: two if each
+slot looks up its expert, four if tokens are sorted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CPUS, CALLS, WARM_UP_S = 4, 200, 0.01
 
 
 def rows() -> list[Row]:
-    """us of a layer's call, and of a product's, on the fastest of some CPUs: a row for each number of tokens."""
+    """us of a layer's call and of a product's on the fastest of several CPUs: a row for each number of tokens."""
     import cupy
 
     rng = np.random.default_rng(0)
@@ -35,10 +35,10 @@ def rows() -> list[Row]:
         return quantize(rng.standard_normal((EXPERTS, n, k), np.float32), "q4_0")
 
     gate, up, down = (experts(*shape).to_device() for shape in ((F, K), (F, K), (K, F)))
-    one, x = gate[0], cupy.asarray(rng.standard_normal((1, K)).astype(np.float16))
+    expert, x = gate[0], cupy.asarray(rng.standard_normal((1, K)).astype(np.float16))
     y = cupy.empty((1, F), np.float16)
     prepare((gate, up, down), (1, *TOKENS.values()), dtype="float16", progress=False)
-    calls: dict[str, Call] = {"product": partial(matmul, x, one, out=y)}
+    calls: dict[str, Call] = {"product": partial(matmul, x, expert, out=y)}
     for name, t in TOKENS.items():
         rows = cupy.asarray(rng.standard_normal((t, K)).astype(np.float16))
         ids = cupy.asarray(np.argsort(rng.random((t, EXPERTS)), axis=1)[:, :TOP_K].astype(np.int32))
@@ -55,7 +55,7 @@ def rows() -> list[Row]:
     return [{"call": name, "us": us, "product_us": product} for name, us in best.items()]
 
 
-def line(found: Sequence[Row]) -> str:
-    """For a terminal."""
-    layers = (f"{row['call']} {row['us']:.1f} ({row['us'] / row['product_us']:.2f})" for row in found)
+def line(rows: Sequence[Row]) -> str:
+    """The rows as a line for a terminal."""
+    layers = (f"{row['call']} {row['us']:.1f} ({row['us'] / row['product_us']:.2f})" for row in rows)
     return f"us of the host for a call (times a product's): {', '.join(layers)}"

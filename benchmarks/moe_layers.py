@@ -1,4 +1,4 @@
-"""Layers of experts that are measured: the sizes of models, random weights of them, random routing."""
+"""The layers of experts to measure: sizes of models, random weights, random routing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from qgemm.formats import FORMATS
 from qgemm.routing import Function
 from qgemm.tensor import Tensor
 
-DRAWN = 256  # rows of a matrix that are drawn, and repeated
-ROTATE = 300_000_000  # bytes of experts that the calls of a loop meet at least
-MAX_CALLS = 24  # of a loop
-MODERATE = 0.1  # standard deviation of weights, about, at most
+DRAWN = 256  # random rows of a matrix, which repeats them
+ROTATE = 300_000_000  # least bytes of experts that the calls of a loop select
+MAX_CALLS = 24  # calls of a loop
+MODERATE = 0.1  # approximate upper limit of the standard deviation of weights
 
 
 class Model(NamedTuple):
-    """The layer of a model: E experts, top_k of a token, K values of a token, F between the products."""
+    """The layer of a model: number of experts, experts of a token (top_k), values of a token (k), inner size (f)."""
 
     name: str
     format: str
@@ -37,12 +37,12 @@ class Model(NamedTuple):
 
     @property
     def expert_bytes(self) -> int:
-        """Packed, of the three matrices of an expert."""
+        """Packed bytes of the three matrices of an expert."""
         fmt = FORMATS[self.format]
         return 3 * self.k * self.f // fmt.weights * fmt.block_bytes
 
     def operations(self, tokens: int) -> int:
-        """Multiplications and additions of so many tokens."""
+        """Multiplications and additions for a number of tokens."""
         return 6 * tokens * self.top_k * self.k * self.f
 
 
@@ -64,7 +64,7 @@ class Weights(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """The experts of the tokens of a call, on the host and on the GPU, and the router's weights."""
+    """The expert ids of a call's tokens, on the host and on the GPU, and the router's weights."""
 
     ids: NDArray[np.int32]
     on_gpu: Any
@@ -72,14 +72,14 @@ class Routing(NamedTuple):
 
 
 def layer(model: Model, w: Weights, x: Any, routing: Routing, y: Any) -> Any:
-    """The public function."""
+    """The layer by the public function."""
     return moe(
         x, (w.gate, w.up), w.down, routing.on_gpu, routing.weights, model.activation, biases=w.biases, out=y
     )  # fmt: skip
 
 
 def packed(model: Model) -> Weights:
-    """Random experts, the rows of each in another order."""
+    """Random experts, whose rows are the same in different orders."""
     import cupy
 
     fmt, rng = FORMATS[model.format], np.random.default_rng(0)
@@ -89,8 +89,8 @@ def packed(model: Model) -> Weights:
     )
     biases: tuple[Any, ...] | None = None
     if model.biases:
-        made = [rng.standard_normal((model.experts, n), np.float32) / 8 for n in (model.f, model.f, model.k)]
-        biases = tuple(cupy.asarray(bias.astype(np.float32)) for bias in made)
+        random_biases = [rng.standard_normal((model.experts, n), np.float32) / 8 for n in (model.f, model.f, model.k)]
+        biases = tuple(cupy.asarray(bias.astype(np.float32)) for bias in random_biases)
     cupy.cuda.Device().synchronize()
     return Weights(gate, up, down, biases)
 
@@ -101,17 +101,17 @@ def _experts(fmt: Format, e: int, n: int, k: int, shift: int, rng: np.random.Gen
     base = Tensor(fmt, (DRAWN, k), moderate(fmt, random_blocks(fmt, DRAWN, k, rng))).to_device()
     data = cupy.empty((e, tiles_nbytes(fmt, n, k)), np.uint8)
     for expert in range(e):
-        one = repeated_rows(base, (n, k), shift + expert)
-        flat = one.data.reshape(-1).view(np.uint8)
+        matrix = repeated_rows(base, (n, k), shift + expert)
+        flat = matrix.data.reshape(-1).view(np.uint8)
         data[expert, : flat.size] = flat
-        data[expert, flat.size :] = one.row_absmax.view(np.uint8)
+        data[expert, flat.size :] = matrix.row_absmax.view(np.uint8)
     return DeviceExperts(fmt, (e, n, k), data)
 
 
 def moderate(fmt: Format, blocks: Blocks) -> Blocks:
-    """Blocks whose float scales are divided by a power of two where weights are larger than those of a layer.
+    """Blocks with their float scales divided by a power of two if the weights are larger than those of real layers.
 
-    Random factors of super-blocks make weights of some units, and two products one behind the other leave float16.
+    Random factors of super-blocks give weights of several units, with which two consecutive products overflow float16.
     """
     factor = 2.0 ** min(0, round(np.log2(MODERATE / fmt.dequantize(blocks).std())))
     for name in fmt.scale_fields:
@@ -120,7 +120,7 @@ def moderate(fmt: Format, blocks: Blocks) -> Blocks:
 
 
 def rotating(model: Model, t: int, rng: np.random.Generator, skew: bool) -> Iterator[Routing]:
-    """Routings whose experts together are more than the L2 cache holds."""
+    """Routings whose experts together exceed the L2 cache."""
     import cupy
 
     met = 0

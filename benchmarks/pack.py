@@ -1,4 +1,4 @@
-"""How fast the GPU packs: blocks that are on it already into tiles, beside a copy of the same bytes."""
+"""Speed of packing on the GPU: from blocks in its memory into tiles, beside a copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.upload import launch
 
 SHAPE = 8192, 8192  # (N, K)
-NOISE = 1 << 20  # bytes that are drawn, and repeated
+NOISE = 1 << 20  # random bytes, which are repeated
 
 
 def rates(stream: Any, formats: Sequence[Format], rotate: int) -> dict[str, dict[str, float]]:
-    """For each format `gbs`, bytes read and written a second in 1e9, and `share`, of the speed of a device copy."""
+    """For each format `gbs`, bytes read and written a second in 1e9, and `share`, relative to a device copy."""
     return {fmt.name: rate(stream, fmt, rotate) for fmt in formats if fmt.tiled}
 
 
 def rate(stream: Any, fmt: Format, rotate: int) -> dict[str, float]:
-    """GB/s of packing one format, rotating over as many copies as make up `rotate` bytes."""
+    """GB/s of packing one format, on copies that together exceed `rotate` bytes."""
     import cupy
 
     n, count = SHAPE[0], fmt.blocks_in(SHAPE[1])

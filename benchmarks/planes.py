@@ -1,4 +1,4 @@
-"""How fast the GPU quantizes to kbit planes and decodes them, beside merely reading as many bytes."""
+"""Speed of quantizing to kbit planes and decoding them on the GPU, beside only reading the same number of bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from . import baselines
 from .results import Row
 
 SHAPE = 8192, 8192  # (N, K)
-NOISE = 1 << 20  # values that are drawn, and repeated
+NOISE = 1 << 20  # random values, which are repeated
 
 
 def rows(stream: Any, formats: Sequence[Format], rotate: int) -> Iterator[Row]:
     """For each kbit format, kernel and type of the values: us, gbs, share.
 
-    gbs: bytes read and written a second in 1e9. share: of the speed at which as many bytes are only read.
+    gbs: bytes read and written a second in 1e9. share: speed relative to only reading the same number of bytes.
     """
     import cupy
 
@@ -46,7 +46,7 @@ def rows(stream: Any, formats: Sequence[Format], rotate: int) -> Iterator[Row]:
             }
             loops = [capture(stream, calls) for calls in kernels.values()]
             read = baselines.read(stream, [cupy.zeros(size, np.uint8) for _ in copies])
-            *taken, least = compare(stream, [*loops, read])
-            for kernel, time in zip(kernels, taken, strict=True):
+            *medians, least = compare(stream, [*loops, read])
+            for kernel, time in zip(kernels, medians, strict=True):
                 rate, share = round(size / time.us / 1e3, 1), round(least.us / time.us, 3)
                 yield {"format": fmt.name, "kernel": kernel, "dtype": name, "us": time.us, "gbs": rate, "share": share}

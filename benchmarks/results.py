@@ -1,4 +1,4 @@
-"""Benchmark results: rows, percentiles, and the JSON file in which the rows of several runs meet."""
+"""Benchmark results: rows, and the JSON file that collects the rows of several runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from qgemm.text import columns, json_lines
 Row = dict[str, Any]
 Results = dict[str, Any]
 
-KEY = ("format", "activation", "M", "N", "K")  # what a row is about; a file has one row for each
-PARTS = ("host_us", "host_slowest_us", "pack", "sweep")  # besides the rows, of which each measurement replaces some
-SUSTAINED = "sustained"  # what rows take on a GPU that never rests
-MMA = "mma"  # what they take by the kernels of GPUs without wgmma
-LISTS = {SUSTAINED: "without a rest, at the power limit", MMA: "by the kernels of sm_80 to sm_89"}  # beside the rows
-CALLS = "calls"  # what they cost the host
-STEPS = "steps"  # all linear layers of a model, for the tokens of one step
+KEY = ("format", "activation", "M", "N", "K")  # identifies a row in its file
+PARTS = (
+    "host_us",
+    "host_slowest_us",
+    "pack",
+    "sweep",
+)  # dictionaries, of whose keys a run replaces some
+SUSTAINED = "sustained"  # times of rows on a GPU without pauses
+MMA = "mma"  # times of rows by the kernels of GPUs without wgmma
+LISTS = {SUSTAINED: "without pauses, at the power limit", MMA: "by the kernels of sm_80 to sm_89"}  # beside the rows
+CALLS = "calls"  # host times of calls
+STEPS = "steps"  # all linear layers of a model in a decode step
 EXPERTS = "experts"  # layers of experts
-EXPERTS_HOST = "experts_host"  # what the calls of such layers cost the host
-KEYS = {  # of lists in a file
+EXPERTS_HOST = "experts_host"  # host times of the calls of layers of experts
+KEYS = {  # fields that identify a row, for each list of a file
     "rows": KEY,
     **dict.fromkeys(LISTS, KEY),
     "planes": ("format", "kernel", "dtype"),
@@ -36,18 +41,18 @@ KEYS = {  # of lists in a file
     EXPERTS: ("model", "types", "M", "skew"),
     EXPERTS_HOST: ("call",),
 }
-OF_SOURCES = ("kernels_sha256", "date")  # of a whole file, and of a row that was measured with other sources
-HOST = ("cuda/**/*", "tensor.py", "ops.py")  # in qgemm/: what builds and launches the kernels
+STAMP = ("kernels_sha256", "date")  # every file has it, and rows that were measured with other sources
+HOST = ("cuda/**/*", "tensor.py", "ops.py")  # in qgemm/: modules that build and launch the kernels
 
 
 def rates(row: Row, packed: int) -> Row:
-    """The row with gbs, packed bytes a second in 1e9, and tflops, 2 M N K operations a second in 1e12."""
+    """The row with gbs, packed bytes a second in 1e9, and tflops, 2 * M * N * K operations a second in 1e12."""
     operations = 2 * row["M"] * row["N"] * row["K"]
     return {**row, "gbs": round(packed / row["us"] / 1e3, 1), "tflops": round(operations / row["us"] / 1e6, 2)}
 
 
 def sources_sha256() -> str:
-    """SHA-256 of the kernels and of the host modules that build and launch them: rows of one hash are comparable."""
+    """SHA-256 of the kernels and of the host modules that build and launch them; rows of one digest are comparable."""
     package, kernels = Path(qgemm.__file__).parent, kernels_dir()
     files = {f"kernels/{p.relative_to(kernels).as_posix()}": p for p in kernels.rglob("*.cu*")}
     host = (p for pattern in HOST for p in package.glob(pattern) if p.suffix in (".py", ".json"))
@@ -59,78 +64,78 @@ def sources_sha256() -> str:
 
 
 def key(row: Row) -> tuple[Any, ...]:
-    """What tells a row from the others of its file."""
+    """The values that identify a row in its file."""
     return tuple(row[name] for name in KEY)
 
 
 def merge(old: Results, new: Results) -> Results:
-    """The new results, and of those of the same device what they do not replace.
+    """The new results, together with the old ones of the same device that they do not replace.
 
-    Rows of other sources stay with what tells them apart, OF_SOURCES; the rest of other sources is dropped.
+    Old rows of other sources stay with their STAMP; other old results of other sources are dropped.
     """
     if old.get("device") != new["device"]:
         return new
     same = old.get("kernels_sha256") == new["kernels_sha256"]
-    stamp = {} if same else {name: old[name] for name in OF_SOURCES}
+    stamp = {} if same else {name: old[name] for name in STAMP}
     both: Results = {name: {**(old.get(name, {}) if same else {}), **new.get(name, {})} for name in PARTS}
     for name, fields in KEYS.items():
-        kept = [{**stamp, **row} for row in old.get(name, [])]
-        rows = {tuple(row[field] for field in fields): row for row in [*kept, *new.get(name, [])]}
+        old_rows = [{**stamp, **row} for row in old.get(name, [])]
+        rows = {tuple(row[field] for field in fields): row for row in [*old_rows, *new.get(name, [])]}
         both[name] = [rows[k] for k in sorted(rows)]
     return {**new, **both}
 
 
 def merge_lists(old: Results, new: Results, names: Sequence[str]) -> Results:
-    """The old results with rows of some lists replaced by the new ones of the same device.
+    """The old results, with rows of the named lists replaced by new ones of the same device.
 
-    All else stays as it is; rows that were measured with other sources than the file's newest say so, OF_SOURCES.
+    Everything else stays; rows measured with other sources than those of the file get a STAMP.
     """
     if old.get("device") != new["device"]:
         return new
     same = old.get("kernels_sha256") == new["kernels_sha256"]
-    stamp = {} if same else {name: new[name] for name in OF_SOURCES}
+    stamp = {} if same else {name: new[name] for name in STAMP}
     merged = dict(old)
     for name in names:
-        found = [*old.get(name, []), *({**row, **stamp} for row in new[name])]
-        rows = {tuple(row[field] for field in KEYS[name]): row for row in found}
+        every_row = [*old.get(name, []), *({**row, **stamp} for row in new[name])]
+        rows = {tuple(row[field] for field in KEYS[name]): row for row in every_row}
         merged[name] = [rows[k] for k in sorted(rows)]
     return merged
 
 
 def earlier(row: Row) -> bool:
-    """Whether a row was measured with other sources than its file's newest."""
+    """Whether a row was measured with older sources than its file."""
     return "kernels_sha256" in row
 
 
 def file_stem(device: str) -> str:
-    """'NVIDIA H200' -> 'h200': the results file of a GPU is called after it."""
+    """The name of a GPU's results file without its suffix: 'NVIDIA H200' -> 'h200'."""
     return re.sub(r"[^a-z0-9]+", "_", device.lower().removeprefix("nvidia")).strip("_")
 
 
 def load(path: Path) -> Results:
-    """The results in a file; QgemmError if it holds something else."""
+    """The results in a file; QgemmError if its content is something else."""
     try:
-        found = json.loads(path.read_text())
-        if "device" in found and all(set(KEY) <= set(row) for row in found.get("rows", [])):
-            return dict(found)
+        content = json.loads(path.read_text())
+        if "device" in content and all(set(KEY) <= set(row) for row in content.get("rows", [])):
+            return dict(content)
     except (ValueError, KeyError, TypeError):
         pass
     raise QgemmError(f"{path}: holds no benchmark results")
 
 
 def write(path: Path, results: Results) -> None:
-    """Replace the file: a row a line, so that a diff shows what changed."""
+    """Replace the file, with a line for each row, so that diffs are readable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, ("\n".join(json_lines(results)) + "\n").encode())
 
 
 def speedup(row: Row) -> float:
-    """How many times faster than cuBLAS in float16, in the same run."""
+    """Speed relative to cuBLAS in float16 in the same run."""
     return float(row["cublas_fp16_us"] / row["us"])
 
 
 def share(row: Row) -> float:
-    """The least time of reading the packed bytes over the time taken: 1 is the speed of memory."""
+    """The time to only read the packed bytes over the time of the product: 1 is the speed of memory."""
     return float(row["stream_us"] / row["us"])
 
 
@@ -151,12 +156,12 @@ def table(rows: Sequence[Row]) -> str:
     return columns("<<<>>>>>>>>>><", cells)
 
 
-def short_tables(found: Results) -> Iterator[str]:
-    """What was measured beside the rows, for a terminal: a heading and a table each."""
-    decoded = [{**row, "us": row["dequantize_us"]} for row in found["rows"] if "dequantize_us" in row]
+def short_tables(results: Results) -> Iterator[str]:
+    """The measurements beside the rows for a terminal, each with a heading and a table."""
+    decoded = [{**row, "us": row["dequantize_us"]} for row in results["rows"] if "dequantize_us" in row]
     for heading, rows in {
         "decoding W to float16, then cuBLAS": decoded,
-        **{heading: found.get(name, []) for name, heading in LISTS.items()},
+        **{heading: results.get(name, []) for name, heading in LISTS.items()},
     }.items():
         if rows:
             cells = [("format", "act", "N x K", "M", "us", "cuBLAS us", "ratio")]

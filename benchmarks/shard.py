@@ -1,8 +1,8 @@
-"""Layers cut over the GPUs of one host, beside the same layers on one of them: `qgemm bench --shard` under torchrun.
+"""Layers sharded over the GPUs of one host, beside the same layers on one GPU: `-m benchmarks --shard` under torchrun.
 
 Pairs of a column-parallel and a row-parallel layer; all linear layers of a Llama-70B's decode step with their sums;
-the time to load a file. Loops are CUDA graphs with the collectives in them. Each replay begins on all GPUs together,
-and its time is that of the slowest. Each of them runs the whole layers as well, and the fastest is "one GPU".
+the time to load a file. Loops are CUDA graphs that include the collectives. Each replay starts on all GPUs together,
+and the slowest GPU counts. Each GPU runs the whole layers as well, and the fastest counts as "one GPU".
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .results import Row
 from .shard_load import DRAWN, HIDDEN, INNER, KEYS
 
 FORMATS_OF_PAIRS = ("q4_0", "q8_0")
-VOCABULARY, LAYERS = 128256, 80  # of a Llama-70B
+VOCABULARY, LAYERS = 128256, 80  # Llama-70B
 M = (1, 16, 512, 4096)
 STEP_FORMAT, STEP_M = "q4_0", (1,)
-COLD_BYTES = 300e6  # of weights that a loop goes through, on each GPU
-CLOSE = 2e-3  # relative RMS difference of a sum of rounded parts, in float16
+COLD_BYTES = 300e6  # bytes of weights that a loop reads on each GPU
+CLOSE = 2e-3  # bound on the relative RMS difference of a sum of parts that are rounded to float16
 
 
 class Host:
@@ -56,23 +56,23 @@ class Host:
         self.token = torch.zeros(1, device=self.device)
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Loop:
-        """The calls, once they have run, as a CUDA graph of torch."""
+        """The calls as a CUDA graph of torch, after one call has run."""
         with torch.cuda.stream(self.theirs):
-            kept = [calls[0]()]
+            outputs = [calls[0]()]
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self.theirs, capture_error_mode="thread_local"):
                 for call in calls:
-                    kept = [call()]
+                    outputs = [call()]
 
         def replay() -> None:
             with torch.cuda.stream(self.theirs):
                 graph.replay()
 
-        return Loop(len(calls), replay, (calls, kept, graph))
+        return Loop(len(calls), replay, (calls, outputs, graph))
 
     def compare(self, loops: Sequence[Loop], repeats: int) -> list[tuple[float, float]]:
-        """Of each loop the microseconds a call on the fastest and the slowest GPU."""
+        """Microseconds a call on the fastest and on the slowest GPU, for each loop."""
 
         def together() -> None:
             with torch.cuda.stream(self.theirs):
@@ -93,25 +93,25 @@ class Host:
 
 
 class Drawn:
-    """Matrices of one format of any height, whole and as this rank's shares: rows of one that is drawn, in turn."""
+    """Matrices of one format and any height, whole or as this rank's shares; they repeat a few random rows."""
 
     def __init__(self, name: str, group: Group) -> None:
         self.fmt, self.group = FORMATS[name], group
         self._bases: dict[tuple[int, int | None], Any] = {}
 
     def whole(self, n: int, k: int, shift: int = 0) -> Any:
-        """[n, k]."""
+        """The whole matrix [n, k]."""
         return repeated_rows(self._base(k, None), (n, k), shift)
 
     def of_outputs(self, n: int, k: int, shift: int = 0) -> tuple[Any, list[slice]]:
-        """Rows of `whole` that are this rank's, and those of all ranks."""
+        """This rank's rows of `whole`, and the rows of every rank."""
         parts = shares(n, ROWS, self.group.world)
         part = parts[self.group.rank]
-        made = repeated_rows(self._base(k, None), (part.stop - part.start, k), shift + part.start // ROWS)
-        return made, parts
+        share = repeated_rows(self._base(k, None), (part.stop - part.start, k), shift + part.start // ROWS)
+        return share, parts
 
     def of_inputs(self, n: int, k: int, shift: int = 0) -> tuple[Any, list[slice]]:
-        """Columns of `whole` that are this rank's, and those of all ranks."""
+        """This rank's columns of `whole`, and the columns of every rank."""
         base = self._base(k, self.group.rank)
         parts = shares(k, self.fmt.weights, self.group.world)
         return repeated_rows(base, (n, base.shape[1]), shift), parts
@@ -124,7 +124,7 @@ class Drawn:
 
 
 def prepared(host: Host, tensors: Sequence[Any], m: Sequence[int]) -> None:
-    """Compiled by one rank, read from its cache by the others."""
+    """Compile on one rank; the other ranks read its cache."""
     for first in (True, False):
         if (host.group.rank == 0) is first:
             prepare(tensors, m=m, activation="a16", dtype="float16", progress=False)
@@ -135,20 +135,20 @@ def prepared(host: Host, tensors: Sequence[Any], m: Sequence[int]) -> None:
 
 
 def pairs(host: Host, formats: Sequence[str], m: Sequence[int], repeats: int) -> Iterator[Row]:
-    """For each format and M: us of a pair of layers on one GPU and on all of them."""
+    """us of a pair of layers on one GPU and on all GPUs, for each format and M."""
     for name in formats:
         drawn = Drawn(name, host.group)
         nbytes = 2 * HIDDEN * INNER // drawn.fmt.weights * drawn.fmt.block_bytes
         copies = range(int(COLD_BYTES * host.group.world / nbytes) + 1)
-        one = [
-            [QLinear.from_tensor(drawn.whole(n, k, each)) for n, k in ((INNER, HIDDEN), (HIDDEN, INNER))]
-            for each in copies
+        single_layers = [
+            [QLinear.from_tensor(drawn.whole(n, k, copy)) for n, k in ((INNER, HIDDEN), (HIDDEN, INNER))]
+            for copy in copies
         ]
-        outputs = [drawn.of_outputs(INNER, HIDDEN, each) for each in copies]
-        inputs = [drawn.of_inputs(HIDDEN, INNER, each) for each in copies]
-        prepared(host, [*[layer.packed for layer in one[0]], outputs[0][0], inputs[0][0]], m)
+        outputs = [drawn.of_outputs(INNER, HIDDEN, copy) for copy in copies]
+        inputs = [drawn.of_inputs(HIDDEN, INNER, copy) for copy in copies]
+        prepared(host, [*[layer.packed for layer in single_layers[0]], outputs[0][0], inputs[0][0]], m)
 
-        every = [
+        sharded_layers = [
             [
                 ColumnParallelLinear.of_shard(up, up_parts, None, "a16", host.group),
                 RowParallelLinear.of_shard(down, down_parts, None, "a16", host.group),
@@ -158,15 +158,15 @@ def pairs(host: Host, formats: Sequence[str], m: Sequence[int], repeats: int) ->
         part = inputs[0][1][host.group.rank]
         for rows in m:
             x, inner = host.normal(rows, HIDDEN), host.normal(rows, INNER)
-            mine = inner[:, part].contiguous()
-            error = _difference(every[0][1](mine), one[0][1](inner))
+            inner_share = inner[:, part].contiguous()
+            error = _difference(sharded_layers[0][1](inner_share), single_layers[0][1](inner))
             loops = []
-            for layers, given in ((one, inner), (every, mine)):
+            for layers, inner_input in ((single_layers, inner), (sharded_layers, inner_share)):
                 turns = rotation(layers, nbytes, 4 * rows * HIDDEN * INNER)
-                loops.append(host.capture([partial(_pair, up, down, x, given) for up, down in turns]))
+                loops.append(host.capture([partial(_pair, up, down, x, inner_input) for up, down in turns]))
             (single, _), (_, us) = host.compare(loops, repeats)
-            what = f"{INNER}x{HIDDEN}, then {HIDDEN}x{INNER}"
-            yield {"what": what, "format": name, "M": rows, "one_us": single, "us": us, "difference": error}
+            name = f"{INNER}x{HIDDEN}, then {HIDDEN}x{INNER}"
+            yield {"what": name, "format": name, "M": rows, "one_us": single, "us": us, "difference": error}
 
 
 def _pair(up: Any, down: Any, x: Any, inner: Any) -> Any:
@@ -174,27 +174,27 @@ def _pair(up: Any, down: Any, x: Any, inner: Any) -> Any:
         return up(x), down(inner)
 
 
-def _difference(got: Any, want: Any) -> float:
-    """Relative RMS; UnsupportedError if it is more than rounding makes."""
-    found = float((got.double() - want.double()).norm() / want.double().norm())
-    if not found < CLOSE:
-        raise UnsupportedError(f"a sum over ranks differs from the product on one GPU by {found:.2g}")
-    return float(f"{found:.2g}")
+def _difference(actual: Any, expected: Any) -> float:
+    """The relative RMS difference; UnsupportedError if it is larger than rounding explains."""
+    difference = float((actual.double() - expected.double()).norm() / expected.double().norm())
+    if not difference < CLOSE:
+        raise UnsupportedError(f"a sum over ranks differs from the product on one GPU by {difference:.2g}")
+    return float(f"{difference:.2g}")
 
 
 # ---------------------------------------------------------------- a decode step
 
 
 def steps(host: Host, m: Sequence[int], repeats: int) -> Iterator[Row]:
-    """us of all linear layers of a Llama-70B, and of their sums, in one CUDA graph."""
-    one, every = Step(host, whole=True), Step(host, whole=False)
+    """us of all linear layers of a Llama-70B and of their sums, in one CUDA graph."""
+    whole, sharded = Step(host, whole=True), Step(host, whole=False)
     for rows in m:
-        prepared(host, [*one.tensors, *every.tensors], [rows])
-        loops = [host.capture([partial(step, Arrays.of(host, rows, step))]) for step in (one, every)]
+        prepared(host, [*whole.tensors, *sharded.tensors], [rows])
+        loops = [host.capture([partial(step, Arrays.random(host, rows, step))]) for step in (whole, sharded)]
         (single, _), (_, us) = host.compare(loops, repeats)
         yield {
             "what": f"decode step of a Llama-70B, {LAYERS} layers and head", "format": STEP_FORMAT, "M": rows,
-            "one_us": single, "us": us, "one_bytes": one.nbytes, "bytes": every.nbytes,
+            "one_us": single, "us": us, "one_bytes": whole.nbytes, "bytes": sharded.nbytes,
         }  # fmt: skip
 
 
@@ -208,12 +208,12 @@ class Arrays(NamedTuple):
     gate_up: list[Any]
 
     @classmethod
-    def of(cls, host: Host, m: int, step: Step) -> Arrays:
+    def random(cls, host: Host, m: int, step: Step) -> Arrays:
         """Random inputs of M tokens, of the widths of a step's layers."""
         qkv, output, gate_up, down = step.layers[0]
         outs = [
-            [torch.empty((m, w.shape[0]), dtype=torch.float16, device=host.device) for w in some]
-            for some in (qkv, gate_up)
+            [torch.empty((m, w.shape[0]), dtype=torch.float16, device=host.device) for w in weights]
+            for weights in (qkv, gate_up)
         ]
         return cls(host.normal(m, HIDDEN), host.normal(m, output.in_features), host.normal(m, down.in_features), *outs)
 
@@ -249,13 +249,13 @@ class Step:
 
     @property
     def tensors(self) -> list[Any]:
-        """Of each kind one."""
+        """One tensor of each kind."""
         qkv, output, gate_up, down = self.layers[0]
         return [*qkv, output.packed, *gate_up, down.packed, self.head.packed]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed weights here."""
+        """Bytes of the packed weights on this GPU."""
         *layer, head = (int(w.nbytes) for w in self.tensors)
         return LAYERS * sum(layer) + head
 
@@ -266,29 +266,29 @@ class Step:
                 matmul_many(arrays.hidden, qkv, outs=arrays.qkv)
                 output(arrays.mixed)
                 matmul_many(arrays.hidden, gate_up, outs=arrays.gate_up)
-                made = down(arrays.inner)
-            return made, self.head(arrays.hidden)
+                y = down(arrays.inner)
+            return y, self.head(arrays.hidden)
 
 
-# ---------------------------------------------------------------- all of it
+# ---------------------------------------------------------------- all rows
 
 
 def run(
     formats: Sequence[str] = FORMATS_OF_PAIRS,
     m: Sequence[int] = M,
     repeats: int = REPEATS,
-    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+    save: Callable[[dict[str, Any]], None] = lambda results: None,
 ) -> dict[str, Any]:
-    """All rows, on every rank; `keep` is called with those so far, on rank 0. UnsupportedError outside of torchrun."""
+    """All rows, on every rank; rank 0 calls `save` with the rows so far. UnsupportedError outside of torchrun."""
     if "LOCAL_RANK" not in os.environ or torch.cuda.device_count() < 2:
         raise UnsupportedError(
-            "this benchmark runs on at least two GPUs: torchrun --nproc-per-node 2 -m qgemm bench --shard"
+            "this benchmark runs on at least two GPUs: torchrun --nproc-per-node 2 -m benchmarks --shard"
         )
     import cupy
 
     dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
     host = Host()
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "device": torch.cuda.get_device_name(), "gpus": host.group.world, "torch": torch.__version__,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())), "pairs": [], "steps": [], "loads": [],
     }  # fmt: skip
@@ -299,21 +299,21 @@ def run(
     }
     for name, rows in parts.items():
         for row in rows():
-            found[name].append({**row, "speedup": round(row["one_us"] / row["us"], 3)})
+            results[name].append({**row, "speedup": round(row["one_us"] / row["us"], 3)})
             if host.group.rank == 0:
-                print(name, found[name][-1], flush=True)
-                keep(found)
+                print(name, results[name][-1], flush=True)
+                save(results)
         cupy.get_default_memory_pool().free_all_blocks()
     dist.destroy_process_group()
-    return {**found, "rank": host.group.rank}
+    return {**results, "rank": host.group.rank}
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """The rows for a terminal."""
-    head = ("what", "format", "M", "one GPU us", f"{found['gpus']} GPUs us", "times")
+    head = ("what", "format", "M", "one GPU us", f"{results['gpus']} GPUs us", "times")
     cells = [head]
     for name in ("pairs", "steps", "loads"):
-        for row in found[name]:
+        for row in results[name]:
             numbers = f"{row['one_us']:.1f}", f"{row['us']:.1f}", f"{row['speedup']:.2f}"
             cells.append((row["what"], row["format"], str(row.get("M", "")), *numbers))
     return columns("<<>>>>", cells)

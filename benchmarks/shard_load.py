@@ -1,4 +1,4 @@
-"""Loading a .gguf file onto the GPUs: whole by one rank, and cut over all of them."""
+"""Loading a .gguf file onto the GPUs: whole by one rank, and sharded over all ranks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from qgemm.torch.group import Group
 from .results import Row
 
 FORMAT = "q4_0"
-HIDDEN, KEYS, INNER = 8192, 1024, 28672  # of a Llama-70B
-OUTPUTS, INPUTS = 0, 1  # the axis of [N, K] that is cut
+HIDDEN, KEYS, INNER = 8192, 1024, 28672  # Llama-70B
+OUTPUTS, INPUTS = 0, 1  # the axis of [N, K] that is sharded
 LAYER = (
     (HIDDEN, HIDDEN, OUTPUTS), (KEYS, HIDDEN, OUTPUTS), (KEYS, HIDDEN, OUTPUTS), (HIDDEN, HIDDEN, INPUTS),
     (INNER, HIDDEN, OUTPUTS), (INNER, HIDDEN, OUTPUTS), (HIDDEN, INNER, INPUTS),
 )  # fmt: skip
-DRAWN = 256  # rows of each matrix that are drawn, and repeated
+DRAWN = 256  # random rows of each matrix, which repeats them
 BYTES = 10e9
 REPEATS = 3
-FOLDERS = "/dev/shm", tempfile.gettempdir()  # the first with room
+FOLDERS = "/dev/shm", tempfile.gettempdir()  # the first with enough space
 
 
 def rows(group: Group, nbytes: float = BYTES) -> Iterator[Row]:
-    """us from a path to packed weights on the GPUs: the median of some times, the file in the host's cache."""
+    """us from a path to packed weights on the GPUs: the median of REPEATS, with the file in the host's page cache."""
     name: list[Any] = [None]
     with group.together():
         if group.rank == 0:
@@ -46,14 +46,14 @@ def rows(group: Group, nbytes: float = BYTES) -> Iterator[Row]:
     dist.broadcast_object_list(name, src=0)
     path = Path(name[0])
     try:
-        alone, cut = [], []
+        whole, sharded = [], []
         for _ in range(REPEATS):
-            alone.append(_seconds(group, path, group.rank == 0, 1))
-            cut.append(_seconds(group, path, True, group.world))
-        single, us = (1e6 * sorted(taken)[REPEATS // 2] for taken in (alone, cut))
+            whole.append(_seconds(group, path, group.rank == 0, 1))
+            sharded.append(_seconds(group, path, True, group.world))
+        single, us = (1e6 * sorted(seconds)[REPEATS // 2] for seconds in (whole, sharded))
         size = path.stat().st_size
-        what = f"loading {size / 1e9:.1f} GB, layers of a Llama-70B"
-        yield {"what": what, "format": FORMAT, "one_us": round(single), "us": round(us), "bytes": size}
+        title = f"loading {size / 1e9:.1f} GB, layers of a Llama-70B"
+        yield {"what": title, "format": FORMAT, "one_us": round(single), "us": round(us), "bytes": size}
     finally:
         dist.barrier()
         if group.rank == 0:
@@ -61,10 +61,10 @@ def rows(group: Group, nbytes: float = BYTES) -> Iterator[Row]:
 
 
 def _file(nbytes: float) -> Path:
-    """A file of so many layers of a Llama-70B, whose rows repeat."""
+    """Write a file of about `nbytes` of layers of a Llama-70B, whose rows repeat -> its path."""
     folder = next((f for f in FOLDERS if os.path.isdir(f) and shutil.disk_usage(f).free > 1.2 * nbytes), None)
     if folder is None:
-        raise UnsupportedError(f"there is no room for {nbytes / 1e9:.0f} GB in any of {', '.join(FOLDERS)}")
+        raise UnsupportedError(f"there is no space for {nbytes / 1e9:.0f} GB in any of {', '.join(FOLDERS)}")
     fmt, drawn = FORMATS[FORMAT], dict[tuple[int, int], Blocks]()
     for n, k, _ in LAYER:
         drawn[n, k] = np.resize(random_blocks(fmt, DRAWN, k, np.random.default_rng(k)), (n, fmt.blocks_in(k)))
@@ -80,7 +80,7 @@ def _file(nbytes: float) -> Path:
 
 
 def _seconds(group: Group, path: Path, busy: bool, world: int) -> float:
-    """From the start on all ranks to when the last has its share on its GPU."""
+    """Seconds from the common start until the last rank has its share on its GPU."""
     import cupy
 
     dist.barrier()

@@ -1,7 +1,7 @@
-"""A decode step: all linear layers and the head of a Llama-3-8B in one CUDA graph, beside reading as many bytes.
+"""A decode step: all linear layers and the head of a Llama-3-8B in one CUDA graph, beside reading the same bytes.
 
-Q, K and V are one call of `matmul_many`, gate and up one of `gated`. Inputs of layers are fixed arrays of float16, so
-that the graph holds products alone; they depend on one another only by their order in the stream.
+Q, K and V are one call of `matmul_many`, gate and up one of `gated`. Inputs of layers are fixed float16 arrays, so that
+the graph has only products; their order in the stream is their only dependency.
 """
 
 from __future__ import annotations
@@ -24,46 +24,53 @@ from .results import Row
 MODEL = "llama-3-8b"
 HIDDEN, KEYS, INNER, VOCABULARY, LAYERS = 4096, 1024, 14336, 128256, 32
 M = 1, 8  # tokens
-DRAWN = 256  # rows of each matrix that are drawn, and repeated
+DRAWN = 256  # random rows of each matrix, which repeats them
 
 
 class Types(NamedTuple):
-    """The formats of a layer's matrices: as llama-quantize would choose them for a mixture."""
+    """The formats of a layer's matrices, as llama-quantize chooses them for a mixture. base: all but v and down."""
 
-    most: str
+    base: str
     v: str
     down: str
 
 
 def types_of(mixture: str, layer: int, layers: int = LAYERS) -> Types:
-    """q4_k_m has v and down in q6_k in the first and last eighth of the layers and in each third between."""
+    """q4_k_m has v and down in q6_k in the first and last eighth of the layers, and in every third layer between."""
     if mixture != "q4_k_m":
         return Types(mixture, mixture, mixture)
     eighth = layers // 8
-    more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
-    return Types("q4_k", *(["q6_k" if more else "q4_k"] * 2))
+    six_bits = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+    return Types("q4_k", *(["q6_k" if six_bits else "q4_k"] * 2))
 
 
 HEADS = {"q4_0": "q4_0", "q4_k_m": "q6_k", "q8_0": "q8_0"}  # mixture -> format of the output matrix
 
 
 def rows(stream: Any, repeats: int) -> Iterator[Row]:
-    """For each mixture and number of tokens: us of a step, read_us of reading its packed bytes in one piece."""
+    """For each mixture and number of tokens: us of a step, and read_us of one read of its packed bytes."""
     import cupy
 
     for mixture in HEADS:
         step = Step(mixture)
         buffer = cupy.zeros(step.nbytes // 16 * 16, cupy.uint8)
         for m in M:
-            loop = capture(stream, [partial(step, Arrays.of(m))])
-            taken, least = compare(stream, [loop, baselines.read(stream, [buffer])], repeats)
-            yield {"model": MODEL, "types": mixture, "M": m, "us": taken.us, "read_us": least.us, "bytes": step.nbytes}
+            loop = capture(stream, [partial(step, Arrays.random(m))])
+            times, read = compare(stream, [loop, baselines.read(stream, [buffer])], repeats)
+            yield {
+                "model": MODEL,
+                "types": mixture,
+                "M": m,
+                "us": times.us,
+                "read_us": read.us,
+                "bytes": step.nbytes,
+            }
         del step, buffer, loop
         cupy.get_default_memory_pool().free_all_blocks()
 
 
 class Arrays(NamedTuple):
-    """What the products of a step read and write, of float16 [M, ...]: inputs, and outputs of each size."""
+    """The float16 arrays [M, ...] of a step: inputs, and outputs of each size."""
 
     hidden: Any
     inner: Any
@@ -73,7 +80,7 @@ class Arrays(NamedTuple):
     logits: Any
 
     @classmethod
-    def of(cls, m: int) -> Arrays:
+    def random(cls, m: int) -> Arrays:
         """Random inputs of M tokens."""
         import cupy
 
@@ -96,13 +103,13 @@ class Step:
         self.nbytes = 0
         self.layers = []
         for layer in range(LAYERS):
-            most, v, down = types_of(mixture, layer)
-            made = partial(self._matrix, shift=layer)
+            base, v, down = types_of(mixture, layer)
+            matrix = partial(self._matrix, shift=layer)
             self.layers.append((
-                [made(most, HIDDEN, HIDDEN), made(most, KEYS, HIDDEN), made(v, KEYS, HIDDEN)],
-                made(most, HIDDEN, HIDDEN),
-                [made(most, INNER, HIDDEN), made(most, INNER, HIDDEN)],
-                made(down, HIDDEN, INNER),
+                [matrix(base, HIDDEN, HIDDEN), matrix(base, KEYS, HIDDEN), matrix(v, KEYS, HIDDEN)],
+                matrix(base, HIDDEN, HIDDEN),
+                [matrix(base, INNER, HIDDEN), matrix(base, INNER, HIDDEN)],
+                matrix(down, HIDDEN, INNER),
             ))  # fmt: skip
         self.head = self._matrix(HEADS[mixture], VOCABULARY, HIDDEN, 0)
 

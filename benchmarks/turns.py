@@ -1,7 +1,7 @@
-"""Processes that take turns: what each calls is timed in short bursts, the least time counts.
+"""Processes that alternate: their calls are timed in short bursts, and the least time counts.
 
-The machine may be shared with other work. A burst runs at realtime priority where that is permitted, so that nothing
-else gets the cores in it, and no threads of one process spin while another is timed.
+The machine may be shared with other work. A burst runs at realtime priority if that is permitted, so that nothing else
+uses the cores meanwhile, and threads of one process do not spin while another is timed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 BURST = 0.04  # seconds
-MOST_CALLS = 100  # of a burst
-REST = 0.01  # seconds between bursts: threads without work have gone to sleep
+MAX_CALLS = 100  # calls in a burst
+REST = 0.01  # seconds between bursts, in which idle threads go to sleep
 
 
 class Calls(NamedTuple):
-    """What a competitor has prepared: calls by name, each over several copies of its weights in turn."""
+    """The prepared calls of a library by name, each as a list over several copies of its weights."""
 
     calls: Mapping[str, Sequence[Callable[[], Any]]]
-    result: Callable[[str], Any]  # of the last call by a name
+    result: Callable[[str], Any]  # the result of the last call of a name
     close: Callable[[], None]
 
 
 class Worker:
-    """A process that serves one competitor: `make(*arguments)` gives a function from a case to Calls."""
+    """A process for one library: `make(*arguments)` returns a function from a case to Calls."""
 
     def __init__(self, make: Callable[..., Callable[[Any], Calls]], arguments: tuple[Any, ...], environment: Any = ()):
         self.connection, theirs = multiprocessing.Pipe()
@@ -41,7 +41,7 @@ class Worker:
         theirs.close()
 
     def ask(self, *message: Any) -> Any:
-        """The answer to a message: ("prepare", case), ("burst", name), ("result", name)."""
+        """Send a message, ("prepare", case), ("burst", name) or ("result", name), and return the answer."""
         self.connection.send(message)
         answer = self.connection.recv()
         if isinstance(answer, Exception):
@@ -55,21 +55,21 @@ class Worker:
 
 
 def least(workers: Mapping[str, Worker], case: Any, rounds: int) -> dict[tuple[str, str], float]:
-    """Seconds of each name of each worker for a case: the least of all bursts."""
+    """The least seconds of all bursts of a case, by worker and name."""
     names = {worker: workers[worker].ask("prepare", case) for worker in workers}
-    found: dict[tuple[str, str], float] = {}
+    shortest: dict[tuple[str, str], float] = {}
     for _ in range(rounds):
         for worker, calls in names.items():
             for name in calls:
                 seconds = workers[worker].ask("burst", name)
-                found[worker, name] = min(seconds, found.get((worker, name), seconds))
+                shortest[worker, name] = min(seconds, shortest.get((worker, name), seconds))
                 time.sleep(REST)
-    return found
+    return shortest
 
 
 @contextmanager
 def realtime() -> Iterator[None]:
-    """All threads of this process before all others of the machine; nothing where that is not permitted."""
+    """Run all threads of this process at realtime priority; does nothing if that is not permitted."""
     _schedule(os.SCHED_FIFO, 1)
     try:
         yield
@@ -84,20 +84,20 @@ def _schedule(policy: int, priority: int) -> None:
 
 
 def burst(calls: Sequence[Callable[[], Any]]) -> float:
-    """The least seconds of one of the calls, which take turns."""
-    found: list[float] = []
+    """The least seconds of a call; the calls alternate."""
+    seconds: list[float] = []
     with realtime():
         end = time.perf_counter() + BURST
-        while len(found) < MOST_CALLS and (not found or time.perf_counter() < end):
-            call = calls[len(found) % len(calls)]
+        while len(seconds) < MAX_CALLS and (not seconds or time.perf_counter() < end):
+            call = calls[len(seconds) % len(calls)]
             start = time.perf_counter()
             call()
-            found.append(time.perf_counter() - start)
-    return min(found)
+            seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def _serve(connection: Connection, make: Callable[..., Callable[[Any], Calls]], arguments: tuple[Any, ...]) -> None:
-    """What a worker does until its owner is gone."""
+    """The loop of a worker process, which ends with its owner."""
     gc.disable()
     prepare, current = None, Calls({}, lambda name: None, lambda: None)
     with suppress(EOFError):
@@ -122,7 +122,7 @@ def _serve(connection: Connection, make: Callable[..., Callable[[Any], Calls]], 
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Variables that processes which are started in the meantime find."""
+    """Set environment variables for processes that start within."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -53,7 +53,7 @@ def test_workers_take_turns(monkeypatch):
 def test_a_burst_calls_in_turn_and_ends_its_priority():
     called = []
     assert turns.burst([lambda: called.append("a"), lambda: called.append("b")]) > 0
-    assert called == ["a", "b"] * (turns.MOST_CALLS // 2)
+    assert called == ["a", "b"] * (turns.MAX_CALLS // 2)
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
