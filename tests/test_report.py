@@ -70,7 +70,7 @@ def test_targets_of_kbit():
     """At most a time over reading, at least a speed-up and a share of reading."""
     rows = [row("kbit4", m=m, shape=(8192, 8192), us=us) for m, us in ((1, 7.5), (8, 8.0), (64, 12.0), (1024, 30.0))]
     planes = [plane_row("kbit4"), plane_row("kbit4", "dequantize_codebook")]
-    found = {target.what: target for target in report.targets(made_up(rows=rows, planes=planes))}
+    found = {target.name: target for target in report.targets(made_up(rows=rows, planes=planes))}
     verdicts = {
         "kbit4 8192x8192 M=1: time over reading": "must",
         "kbit4 8192x8192 M=8: time over reading": "MISS",
@@ -157,7 +157,7 @@ def test_decode_steps(tmp_path):
     path = tmp_path / "h200.json"
     results.write(path, made_up(steps=[*steps, {**steps[1], "types": "q8_0"}]))
     assert "| Q4_0 | 1200 (1.20) | 1500 (1.50) |\n| Q8_0 | – | 1500 (1.50) |" in tables.speed_table(path)
-    found = {target.what: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
+    found = {target.name: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
     verdicts = [found[f"llama-3-8b q4_0 M={m}: a step over reading its bytes"] for m in (1, 8)]
     assert verdicts == ["must", "MISS"]
 
@@ -175,7 +175,7 @@ def test_what_calls_cost_the_host(tmp_path):
     text = tables.speed_table(path)
     assert "| call | cupy | torch | beside |" in text
     assert "| M = 1, out | 6.0 (0.60) | 5.0 (0.50) | torch.mm(out=) |\n| M = 16, out | – | 7.0 (0.70) |" in text
-    found = {target.what: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
+    found = {target.name: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
     verdicts = {"cupy M = 1": "MISS", "torch M = 1": "must"}
     for what, verdict in verdicts.items():
         assert found[f"{what}, out: time of the host over that of torch.mm(out=)"] == verdict

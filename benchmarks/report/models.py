@@ -1,4 +1,4 @@
-"""Table of docs/torch.md: whole models that generate text, from the results of `qgemm bench --model`."""
+"""Table of docs/torch.md: whole models that generate text, from the results of `python -m benchmarks --model`."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ CELLS = "prompt_tokens_s", "tokens_s", "graph_tokens_s"
 
 
 def table(path: Path = RESULTS) -> str:
-    """One row a model, batch and prompt: tokens a second of packed weights, of dense ones in parentheses."""
-    found = json.loads(path.read_text())
-    of = {(row["model"], row["road"], row["batch"], row["prompt"]): row for row in found["rows"]}
-    cases = [key for key in of if key[1] == PACKED and key[2]]
+    """A row for each model, batch and prompt: tokens a second with packed weights, in parentheses with dense ones."""
+    results = json.loads(path.read_text())
+    by_case = {(row["model"], row["road"], row["batch"], row["prompt"]): row for row in results["rows"]}
+    cases = [key for key in by_case if key[1] == PACKED and key[2]]
     lines = [
-        f"{found['device']}, {found['versions']}. Random weights: a .gguf file of Q4_K_M in `qgemm`'s layers, in",
+        f"{results['device']}, {results['versions']}. Random weights: a .gguf file of Q4_K_M in `qgemm`'s layers, in",
         f"parentheses {DENSE}; tokens a second.",
         "",
         "| model | batch | prompt | reading the prompt | eager | CUDA graph of a step |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for model, _, batch, prompt in cases:
-        packed, dense = (of[model, road, batch, prompt] for road in (PACKED, DENSE))
+        packed, dense = (by_case[model, road, batch, prompt] for road in (PACKED, DENSE))
         cells = (f"{number(packed[cell])} ({number(dense[cell])})" for cell in CELLS)
         lines.append(f"| {model} | {batch} | {prompt} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", " ".join(memory(found["rows"]))])
+    return "\n".join([*lines, "", " ".join(memory(results["rows"]))])
 
 
 def memory(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Sentences on what each whole model takes."""
+    """Sentences on the memory of each whole model."""
     for row in rows:
         if "load_s" in row and row["road"] == PACKED and row["layers"] > 2:
             more = row["weights_bytes"] / row["file_bytes"] - 1

@@ -22,11 +22,11 @@ def plots(results: Results) -> dict[str, str]:
 
 
 def speedups(rows: Rows, activation: str) -> svg.Panel:
-    """Speed-up over cuBLAS by M, a line a shape; llama.cpp on one shape, dashed."""
+    """Speed-up over cuBLAS by M, with a line for each shape; llama.cpp on one shape, dashed."""
 
     def line(shape: tuple[int, int]) -> svg.Series:
-        found = (rows(HEADLINE, activation, m, shape) for m in rows.m)
-        return svg.Series(name(shape), [None if row is None else speedup(row) for row in found])
+        shape_rows = (rows(HEADLINE, activation, m, shape) for m in rows.m)
+        return svg.Series(name(shape), [None if row is None else speedup(row) for row in shape_rows])
 
     theirs = baseline_rows("llama.cpp", HEADLINE, LARGE[0])
     llama = [speedup(theirs[m]) if m in theirs else None for m in rows.m]
@@ -38,7 +38,7 @@ def speedups(rows: Rows, activation: str) -> svg.Panel:
 
 
 def bandwidths(rows: Rows) -> svg.Panel:
-    """Bytes of weights a second at M = 1, a place a format, a colour a shape; llama.cpp and cuBLAS on the right."""
+    """Bytes of weights a second at M = 1, with a group of bars for each format and a colour for each shape."""
 
     def bars(shape: tuple[int, int]) -> svg.Series:
         ours = [rows(fmt, "a16", 1, shape) for fmt in rows.formats]
@@ -60,11 +60,11 @@ def bandwidths(rows: Rows) -> svg.Panel:
 
 
 def llama_gbs(fmt: str, shape: tuple[int, int]) -> float | None:
-    """Packed bytes that llama.cpp multiplies a second at M = 1, in 1e9; None where it was not measured."""
+    """Packed bytes that llama.cpp multiplies a second at M = 1, in 1e9; None if it was not measured."""
     row = baseline_rows("llama.cpp", fmt, shape).get(1)
     return None if row is None else gbs(shape[0] * shape[1] * FORMATS[fmt].bpw / 8, row["us"])
 
 
 def gbs(nbytes: float, us: float) -> float:
-    """1e9 bytes a second."""
+    """Bytes a second, in 1e9."""
     return nbytes / us / 1e3

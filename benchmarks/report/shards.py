@@ -1,4 +1,4 @@
-"""Table of docs/several-gpus.md: layers cut over the GPUs of one host, from the results of `qgemm bench --shard`."""
+"""Table of docs/several-gpus.md: layers sharded over the GPUs of one host, from results of `-m benchmarks --shard`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PARTS = "pairs", "steps", "loads"
 
 
 def table(path: Path = RESULTS) -> str:
-    """One row a measurement: the time on one GPU, on all, and how many times faster that is."""
-    found = json.loads(path.read_text())
-    gpus = found["gpus"]
+    """A row for each measurement: the time on one GPU, the time on all GPUs, and the speed-up."""
+    run = json.loads(path.read_text())
+    gpus = run["gpus"]
     lines = [
-        f"{gpus} {found['device']} of one host, torch {found['torch']}, NCCL {found['nccl']} without NVLS. Products in",
+        f"{gpus} {run['device']} of one host, torch {run['torch']}, NCCL {run['nccl']} without NVLS. Products in",
         "CUDA graphs, x and y float16, weights from memory, not from L2; the slower GPU counts:",
         "",
         f"| | format | M | one GPU | {gpus} GPUs | times |",
         "|---|---|--:|--:|--:|--:|",
     ]
-    for row in (row for part in PARTS for row in found[part]):
+    for row in (row for part in PARTS for row in run[part]):
         times = time(row["one_us"]), time(row["us"]), f"{row['speedup']:.2f}"
         lines.append(f"| {' | '.join([row['what'], row['format'].upper(), str(row.get('M', '')), *times])} |")
     return "\n".join(lines)

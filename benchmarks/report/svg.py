@@ -1,6 +1,6 @@
 """Charts as plain SVG text: lines or bars over named places, readable on a light and on a dark page.
 
-The file brings its own background and its own colours for both, since a page that embeds it as an image cannot.
+The file has its own background and colours for both, because a page that embeds it as an image cannot set them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from xml.sax.saxutils import escape
 
 LIGHT = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#6e7781", "#9a6700", "#1b7c83", "#cf222e")
 DARK = ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#f778ba", "#8b949e", "#d29922", "#39c5cf", "#ff7b72")
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 330, 46, 14, 46, 72  # of one panel and its margins
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 330, 46, 14, 46, 72  # size of a panel, and its margins
 LEGEND = 20  # height of a line of the legend
 
 
 class Series(NamedTuple):
-    """One colour: a value for each place, None where there is none; for bars also what a bar could reach at most."""
+    """One colour: a value for each place or None; limits: for bars, the largest value that a bar could reach."""
 
     label: str
     values: Sequence[float | None]
     limits: Sequence[float | None] = ()
-    dashed: bool = False  # of lines
+    dashed: bool = False  # only for lines
 
 
 class Panel(NamedTuple):
@@ -33,7 +33,7 @@ class Panel(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The horizontal axis in pixels: so many equal places."""
+    """The horizontal axis in pixels: `count` equal places."""
 
     left: float
     right: float
@@ -49,20 +49,20 @@ class Places(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The vertical axis in pixels: 0 at the bottom, `most` at the top."""
+    """The vertical axis in pixels: 0 at the bottom, `top` at the top."""
 
-    most: float
+    top: float
     bottom: float = HEIGHT - BOTTOM
 
     def __call__(self, value: float) -> float:
-        return self.bottom - (self.bottom - TOP) * value / self.most
+        return self.bottom - (self.bottom - TOP) * value / self.top
 
 
 Body = Callable[[Panel, Places, Scale], Iterator[str]]
 
 
 def style() -> str:
-    """Classes: c0, c1, ... draw in a colour, t writes, g is the grid."""
+    """CSS classes: c0, c1, ... set a colour, t is text, g the grid."""
 
     def rules(ink: str, paper: str, grid: str, colours: Sequence[str]) -> str:
         numbered = "".join(f".c{i}{{color:{colour}}}" for i, colour in enumerate(colours))
@@ -73,7 +73,7 @@ def style() -> str:
 
 
 def lines(panels: Sequence[Panel], unit: str, mark: float) -> str:
-    """Panels side by side, a line for each series; `mark` is a value with a line of its own."""
+    """Panels side by side, a line for each series; `mark` is a value with its own horizontal line."""
 
     def body(panel: Panel, x: Places, y: Scale) -> Iterator[str]:
         yield f'<line class="o" x1="{x.left}" x2="{x.right}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>'
@@ -111,10 +111,10 @@ def bars(panel: Panel, unit: str) -> str:
 
 
 def chart(panels: Sequence[Panel], unit: str, body: Body, width: int) -> str:
-    """The whole file: frame, grid, scales and legend; `body(panel, x, y)` draws what is inside."""
+    """The whole file: frame, grid, scales and legend; `body(panel, x, y)` draws the data."""
     values = [v for panel in panels for s in panel.series for v in (*s.values, *s.limits) if v is not None]
     step = nice(max(values, default=1) / 6)
-    most = step * -(-max(values, default=1) // step)
+    top = step * -(-max(values, default=1) // step)
     total = width * len(panels)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {HEIGHT}" width="{total}" height="{HEIGHT}">',
@@ -123,13 +123,13 @@ def chart(panels: Sequence[Panel], unit: str, body: Body, width: int) -> str:
     ]
     for index, panel in enumerate(panels):
         left, right = width * index + LEFT, width * (index + 1) - RIGHT
-        x, y = Places(left, right, len(panel.places)), Scale(most)
+        x, y = Places(left, right, len(panel.places)), Scale(top)
         out.append(text(left, 20, panel.title, "start", ' font-weight="bold"'))
         out.append(text(left, TOP - 10, unit, "start"))
-        for tick in range(round(most / step) + 1):
-            at = y(tick * step)
-            out.append(f'<line class="g" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            out.append(text(left - 6, at + 4, f"{tick * step:g}", "end"))
+        for tick in range(round(top / step) + 1):
+            height = y(tick * step)
+            out.append(f'<line class="g" x1="{left}" x2="{right}" y1="{height:.1f}" y2="{height:.1f}"/>')
+            out.append(text(left - 6, height + 4, f"{tick * step:g}", "end"))
         for i, place in enumerate(panel.places):  # in one line or two
             out += [
                 text(x(i), HEIGHT - BOTTOM + 14 + 12 * j, part, "middle") for j, part in enumerate(place.split("\n"))
@@ -143,10 +143,10 @@ def legend(panel: Panel, left: float, right: float) -> Iterator[str]:
     """Labels with their colours, in two lines below the axis."""
     per_line = -(-len(panel.series) // 2)
     for i, series in enumerate(panel.series):
-        at = left + (right - left) / per_line * (i % per_line)
+        left_edge = left + (right - left) / per_line * (i % per_line)
         down = HEIGHT - BOTTOM + 38 + LEGEND * (i // per_line)
-        yield f'<rect class="c{i}" fill="currentColor" x="{at:.1f}" y="{down - 9}" width="10" height="10"/>'
-        yield text(at + 15, down, series.label, "start")
+        yield f'<rect class="c{i}" fill="currentColor" x="{left_edge:.1f}" y="{down - 9}" width="10" height="10"/>'
+        yield text(left_edge + 15, down, series.label, "start")
 
 
 def text(x: float, y: float, words: str, anchor: str, more: str = "") -> str:

@@ -15,13 +15,13 @@ BASELINES = RESULTS.with_name("baselines.json")  # other libraries on the same k
 HEADLINE = "q4_0"  # the format of README's table and of the plot of speed-ups
 LARGE = ((8192, 8192), (28672, 8192))  # shapes at which every format is measured at M = 1
 KBIT = ("kbit2", "kbit3", "kbit4", "kbit5")
-KBIT_M = (1, 8, 64, 1024)  # of docs/kbit.md's tables
+KBIT_M = (1, 8, 64, 1024)  # in the tables of docs/kbit.md
 PLANE_KERNELS = ("quantize_codebook", "dequantize_codebook")
-OTHERS_M = (16, 32, 64, 256, 512, 1024, 4096)  # at which formats are compared with HEADLINE
+OTHERS_M = (16, 32, 64, 256, 512, 1024, 4096)  # formats are compared with HEADLINE at these M
 
 
 class Rows:
-    """The rows of a results file by what they are about."""
+    """The rows of a results file by their keys."""
 
     def __init__(self, results: Results) -> None:
         self.by_key = {key(row): row for row in results["rows"]}
@@ -30,8 +30,8 @@ class Rows:
         return self.by_key.get((fmt, activation, m, *shape))
 
     def values(self, position: int) -> list:
-        """What occurs at this position of the keys, in ascending order."""
-        return sorted({found[position] for found in self.by_key})
+        """The values at this position of the keys, in ascending order."""
+        return sorted({identity[position] for identity in self.by_key})
 
     @property
     def formats(self) -> list[str]:
@@ -44,21 +44,21 @@ class Rows:
         return self.values(2)
 
     def shapes(self, *formats: str) -> list[tuple[int, int]]:
-        """(N, K) of what was measured of these formats, the smallest matrix first."""
-        shapes = {(found[3], found[4]) for found in self.by_key if found[0] in formats}
+        """The measured shapes (N, K) of these formats, the smallest matrix first."""
+        shapes = {(identity[3], identity[4]) for identity in self.by_key if identity[0] in formats}
         return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
 
 
 def baselines(path: Path = BASELINES) -> Results:
     """Other libraries: rows with library, format, M, N, K, us, and cublas_fp16_us of the library's own run."""
-    found: Results = json.loads(path.read_text())
-    return found
+    results: Results = json.loads(path.read_text())
+    return results
 
 
 def baseline_rows(library: str, fmt: str, shape: tuple[int, int]) -> dict[int, Row]:
     """The rows of a library in a format on one shape (N, K), by M."""
-    found = (row for row in baselines()["rows"] if (row["library"], row["format"]) == (library, fmt))
-    return {row["M"]: row for row in found if (row["N"], row["K"]) == shape}
+    rows = (row for row in baselines()["rows"] if (row["library"], row["format"]) == (library, fmt))
+    return {row["M"]: row for row in rows if (row["N"], row["K"]) == shape}
 
 
 def headline_table(path: Path = RESULTS) -> str:
@@ -92,11 +92,11 @@ def headline_table(path: Path = RESULTS) -> str:
 
 
 def baselines_table() -> str:
-    """docs/performance.md's section `baselines`: one table a shape, a row a library, a column an M."""
-    found = baselines()
-    parts = [found["source"]]
-    for shape in dict.fromkeys((row["N"], row["K"]) for row in found["rows"]):
-        rows = [row for row in found["rows"] if (row["N"], row["K"]) == shape]
+    """Section `baselines` of docs/performance.md: a table for each shape, with rows by library and columns by M."""
+    results = baselines()
+    parts = [results["source"]]
+    for shape in dict.fromkeys((row["N"], row["K"]) for row in results["rows"]):
+        rows = [row for row in results["rows"] if (row["N"], row["K"]) == shape]
         counts = sorted({row["M"] for row in rows})
         lines = []
         for library, fmt in dict.fromkeys((row["library"], row["format"]) for row in rows):
@@ -109,7 +109,7 @@ def baselines_table() -> str:
 
 
 def speed_table(path: Path = RESULTS) -> str:
-    """docs/performance.md's section `speed`: where it was measured, all tables."""
+    """Section `speed` of docs/performance.md: the machine, and all tables."""
     if not path.exists():
         return "Not measured yet: `tools/bench.py --out tools/results`, then `tools/bench.py --report`."
     results = load(path)
@@ -138,7 +138,7 @@ def speed_table(path: Path = RESULTS) -> str:
 
 
 def others(rows: Rows) -> Iterator[str]:
-    """The table of formats at one shape, if they were measured there: one row a format, one column an M."""
+    """The table of formats at one shape, if it was measured: a row for each format, a column for each M."""
     shape, counts = LARGE[0], (1, *OTHERS_M)
     formats = [fmt for fmt in rows.formats if fmt not in KBIT and all(rows(fmt, "a16", m, shape) for m in counts)]
     if formats:
@@ -148,14 +148,14 @@ def others(rows: Rows) -> Iterator[str]:
 
 
 def steps(results: Results) -> Iterator[str]:
-    """The table of decode steps, if they were measured: one row a mixture, one column a number of tokens."""
-    found = {(row["types"], row["M"]): row for row in results.get(STEPS, [])}
-    counts = sorted({m for _, m in found})
-    if found:
+    """The table of decode steps, if they were measured: a row for each mixture, a column for each number of tokens."""
+    by_key = {(row["types"], row["M"]): row for row in results.get(STEPS, [])}
+    counts = sorted({m for _, m in by_key})
+    if by_key:
         lines = []
-        for types in dict.fromkeys(types for types, _ in found):
-            of = [found.get((types, m)) for m in counts]
-            cells = [f"{row['us']:.0f} ({row['us'] / row['read_us']:.2f})" if row else "–" for row in of]
+        for types in dict.fromkeys(types for types, _ in by_key):
+            step_rows = [by_key.get((types, m)) for m in counts]
+            cells = [f"{row['us']:.0f} ({row['us'] / row['read_us']:.2f})" if row else "–" for row in step_rows]
             lines.append([types.upper(), *cells])
         yield (
             "All linear layers and the head of a Llama-3-8B in one CUDA graph, us for so many tokens, and in "
@@ -165,22 +165,22 @@ def steps(results: Results) -> Iterator[str]:
 
 
 def calls(results: Results) -> Iterator[str]:
-    """The table of what calls cost the host, if that was measured: one row a call, one column a library."""
-    found = {(row["library"], row["call"]): row for row in results.get(CALLS, [])}
-    libraries = sorted({library for library, _ in found})
-    if found:
+    """The table of host times of calls, if they were measured: a row for each call, a column for each library."""
+    by_key = {(row["library"], row["call"]): row for row in results.get(CALLS, [])}
+    libraries = sorted({library for library, _ in by_key})
+    if by_key:
         lines = []
-        for call in dict.fromkeys(call for _, call in found):
-            of = [found.get((library, call)) for library in libraries]
-            (beside,) = {row["beside"] for row in of if row}
-            cells = [f"{row['us']:.1f} ({row['us'] / row['beside_us']:.2f})" if row else "–" for row in of]
+        for call in dict.fromkeys(call for _, call in by_key):
+            call_rows = [by_key.get((library, call)) for library in libraries]
+            (beside,) = {row["beside"] for row in call_rows if row}
+            cells = [f"{row['us']:.1f} ({row['us'] / row['beside_us']:.2f})" if row else "–" for row in call_rows]
             lines.append([call, *cells, beside])
         yield "Time of the host for a call in us, Q4_0 1024x1024, and in parentheses over that of what it is beside:"
         yield markdown(["call", *libraries, "beside"], lines)
 
 
 def on_host(results: Results) -> str:
-    """The sentence on what a call costs the host."""
+    """The sentence on the host time of a call."""
     fastest, slowest = (
         ", ".join(f"{us} us for `{activation}`" for activation, us in results.get(name, {}).items())
         for name in ("host_us", "host_slowest_us")
@@ -191,10 +191,10 @@ def on_host(results: Results) -> str:
 
 def dequantized(rows: Rows) -> Iterator[str]:
     """The sentence on decoding the whole matrix for each product, if that was measured."""
-    found = [row for row in rows.by_key.values() if row["format"] == HEADLINE and "dequantize_us" in row]
-    if found:
-        longer = [row["dequantize_us"] / row["us"] for row in found]
-        m = sorted({row["M"] for row in found})
+    measured = [row for row in rows.by_key.values() if row["format"] == HEADLINE and "dequantize_us" in row]
+    if measured:
+        longer = [row["dequantize_us"] / row["us"] for row in measured]
+        m = sorted({row["M"] for row in measured})
         yield (
             f"Dequantizing W to float16 for each product, then cuBLAS, takes {min(longer):.0f} to "
             f"{max(longer):.0f} times as long, at M = {', '.join(map(str, m))}."
@@ -202,7 +202,7 @@ def dequantized(rows: Rows) -> Iterator[str]:
 
 
 def without_wgmma(results: Results) -> Iterator[str]:
-    """The table of the kernels that GPUs without wgmma have, if they were measured."""
+    """The table of the kernels for GPUs without wgmma, if they were measured."""
     if rows := results.get(MMA):
         yield (
             "The kernels for GPUs without wgmma (sm_80 to sm_89), measured on this one: speed-up over cuBLAS in "
@@ -229,12 +229,14 @@ def packing(results: Results) -> Iterator[str]:
 
 
 def sustained(results: Results) -> Iterator[str]:
-    """The sentence on a GPU that never rests, if that was measured."""
+    """The sentence on a GPU without pauses, if that was measured."""
     rows = Rows(results).by_key
     pairs = [(row, rows[key(row)]) for row in results.get(SUSTAINED, []) if key(row) in rows]
     if pairs:
-        longer = ([100 * (busy[of] / rested[of] - 1) for busy, rested in pairs] for of in ("us", "cublas_fp16_us"))
-        ours, cublas = (f"{max(found):.0f}%" for found in longer)
+        longer = (
+            [100 * (busy[name] / rested[name] - 1) for busy, rested in pairs] for name in ("us", "cublas_fp16_us")
+        )
+        ours, cublas = (f"{max(percents):.0f}%" for percents in longer)
         m = sorted({row["M"] for row, _ in pairs})
         yield (
             "Back-to-back replays reach the GPU's power limit, which lowers its clock: at "
@@ -243,14 +245,14 @@ def sustained(results: Results) -> Iterator[str]:
 
 
 def speedups_table(rows: Rows) -> str:
-    """One row an M, one column a shape."""
+    """A row for each M, a column for each shape."""
     shapes = rows.shapes(HEADLINE)
     lines = [[str(m), *(pair(rows, speedup, "{:.2f}", HEADLINE, m, shape) for shape in shapes)] for m in rows.m]
     return markdown(["M", *map(name, shapes)], lines)
 
 
 def shares_table(rows: Rows) -> str:
-    """One row a format, one column a shape."""
+    """A row for each format, a column for each shape."""
     shapes = rows.shapes(HEADLINE)
     lines = [
         [fmt.upper(), *(pair(rows, lambda row: 100 * share(row), "{:.0f}%", fmt, 1, shape) for shape in shapes)]
@@ -261,7 +263,7 @@ def shares_table(rows: Rows) -> str:
 
 
 def kbit_tables(path: Path = RESULTS) -> str:
-    """docs/kbit.md's section `kbit`: speed by K and shape, and that of the kernels for flat planes."""
+    """Section `kbit` of docs/kbit.md: speed by format and shape, and the speed of the kernels for flat planes."""
     results = load(path) if path.exists() else None
     rows = Rows(results) if results else None
     formats = [fmt for fmt in KBIT if rows and rows.shapes(fmt)]
@@ -277,8 +279,8 @@ def kbit_tables(path: Path = RESULTS) -> str:
         return "–" if row is None else f"{row['us']:.1f} ({1 / share(row):.2f})"
 
     def speedups(fmt: str, shape: tuple[int, int]) -> str:
-        found = (rows(fmt, "a16", m, shape) for m in KBIT_M)
-        return " / ".join("–" if row is None else f"{speedup(row):.2f}" for row in found)
+        measured = (rows(fmt, "a16", m, shape) for m in KBIT_M)
+        return " / ".join("–" if row is None else f"{speedup(row):.2f}" for row in measured)
 
     return "\n\n".join([
         "Microseconds at M = 1 (over the time of a kernel that only reads the packed bytes):",
@@ -294,18 +296,18 @@ def plane_rates(results: Results) -> Iterator[str]:
     shares = {kernel: [100 * row["share"] for row in results.get("planes", []) if row["kernel"] == kernel]
               for kernel in PLANE_KERNELS}  # fmt: skip
     if all(shares.values()):
-        of = (f"{min(found):.0f}% to {max(found):.0f}%" for found in shares.values())
-        yield f"Quantizing on the GPU reaches {next(of)} of the speed of reading as many bytes, decoding {next(of)}."
+        span = (f"{min(percents):.0f}% to {max(percents):.0f}%" for percents in shares.values())
+        yield f"Quantizing on the GPU reaches {next(span)} of the speed of reading as many bytes, decoding {next(span)}."
 
 
-def pair(rows: Rows, of, style: str, *what) -> str:
+def pair(rows: Rows, measure, style: str, fmt: str, m: int, shape: tuple[int, int]) -> str:
     """A cell: the number of each activation, or a dash."""
-    found = (rows(what[0], activation, *what[1:]) for activation in ACTIVATIONS)
-    return " / ".join("–" if row is None else style.format(of(row)) for row in found)
+    measured = (rows(fmt, activation, m, shape) for activation in ACTIVATIONS)
+    return " / ".join("–" if row is None else style.format(measure(row)) for row in measured)
 
 
 def markdown(head: list[str], lines: list[list[str]]) -> str:
-    """A table whose first column is on the left."""
+    """A Markdown table whose first column is aligned left."""
     rule = ["---"] + ["--:"] * (len(head) - 1)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 

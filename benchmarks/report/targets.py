@@ -1,6 +1,6 @@
-"""What a results file says: targets beside measured numbers. Tables are in tables.py, plots in plots.py.
+"""Targets of GPU products beside the numbers of a results file. Tables are in tables.py, plots in plots.py.
 
-`tools/bench.py --report` prints the targets, draws the plots beside the results file and rewrites the documents.
+`python -m benchmarks --report` prints the targets, draws the plots next to the results file, rewrites the documents.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ A16_SPEEDUPS = {
     (4096, 14336): WIDE_MANY,
     (4096, 4096): ((1.6, 1.9), (1.4, 1.55), (1.25, 1.4), (1.2, 1.3), (1.0, 1.1), (1.0, 1.03), (0.97, 1.0)),
 }
-A8_LEAST = 0.9  # of cuBLAS' speed, from M = 256 on
-# The time of other formats over that of q4_0 from M = 256 on, at most; share of memory speed over its, up to M = 64.
+A8_LEAST = 0.9  # speed-up over cuBLAS from M = 256 on
+# Other formats relative to q4_0: largest time from M = 256 on, least share of memory speed up to M = 64.
 SLOWER, LESS_SHARE = 1.1, 0.9
-CLIFF = 1.25  # by which time grows from one M to the next, at most
+CLIFF = 1.25  # largest ratio of the times of one M and the next
 # Share of the speed of memory at M = 1, for large shapes.
 SHARES = {
     **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "q4_k"), (0.83, 0.92)),
     **dict.fromkeys(("q5_k", "q6_k"), (0.75, None)),
 }
-FASTER = 1.3  # ours must be as many times as fast as llama.cpp
-# Kbit: the longest time at M = 1 to 8 over that of only reading the packed bytes, by shape; the least speed-up over
-# cuBLAS by M, on one shape; of the speed of reading as many bytes, what the kernels for flat planes reach.
+FASTER = 1.3  # speed-up over llama.cpp
+# Kbit: largest time at M = 1 to 8 over that of only reading the packed bytes, by shape; least speed-up over cuBLAS by
+# M, on one shape; least speed of the kernels for flat planes relative to reading the same bytes.
 OVER_READING = {
     (4096, 4096): dict.fromkeys(KBIT, 1.8),
     **{shape: {**dict.fromkeys(KBIT, 1.5), "kbit4": 1.3} for shape in LARGE},
@@ -55,24 +55,24 @@ KBIT_SPEEDUPS = {64: 1.8, 1024: 0.85, 4096: 0.85}
 PLANES = {"quantize_codebook": 0.6, "dequantize_codebook": 0.7}
 MAX_HOST_US = 8.0
 STEP_COSTS = {1: (1.25, 1.12), 8: (1.4, 1.25)}  # (must, aim) of a step's time over that of reading its weights, by M
-# Of the host's time for a call over that of torch's dense product, (must, aim); of several weights over one.
+# Host time of a call over that of torch's dense product, or of several weights over one: (must, aim).
 CALL_COSTS = {"M = 1, out": (0.5, 0.35), "M = 1, new y": (0.6, 0.45), "3 weights, M = 1, outs": (1.4, None)}
 
 
-ANY = float("nan")  # in place of a measured value for which there is no target
+ANY = float("nan")  # stands for a measured value without a target
 
 
 class Target(NamedTuple):
-    """One line of the list: what must be reached, what is aimed at, what was measured for each of ACTIVATIONS."""
+    """One line of the list: the required value, the aim, and the measured value for each of ACTIVATIONS."""
 
-    what: str
+    name: str
     must: float
     aim: float | None
     measured: tuple[float | None, ...]
     at_most: bool = False  # otherwise at least
 
     def verdict(self, value: float | None) -> str:
-        """How a measured value stands: "aim", "must" (reached, not the aim), "MISS", "-" if it is not there."""
+        """The verdict on a value: "aim" or "must" (reached), "MISS", "-" (not measured), "" without a target."""
         if value is None or value is ANY:
             return "-" if value is None else ""
         sign = -1 if self.at_most else 1
@@ -82,40 +82,40 @@ class Target(NamedTuple):
 
 
 def targets(results: Results) -> Iterator[Target]:
-    """Every target, measured or not."""
+    """All targets, measured or not."""
     rows = Rows(results)
 
-    def measured(of, *what) -> tuple[float | None, ...]:
-        found = (rows(what[0], activation, *what[1:]) for activation in ACTIVATIONS)
-        return tuple(None if row is None else of(row) for row in found)
+    def measured(measure, fmt, m, shape) -> tuple[float | None, ...]:
+        by_activation = (rows(fmt, activation, m, shape) for activation in ACTIVATIONS)
+        return tuple(None if row is None else measure(row) for row in by_activation)
 
     for shape, by_m in SPEEDUPS.items():
         for m, (must, aim) in by_m.items():
-            what = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
-            yield Target(what, must, aim, measured(speedup, HEADLINE, m, shape))
+            title = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
+            yield Target(title, must, aim, measured(speedup, HEADLINE, m, shape))
     for shape, goals in A16_SPEEDUPS.items():
         for m, (must, aim) in zip(MANY, goals, strict=True):
-            what = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
+            title = f"{HEADLINE} {name(shape)} M={m}: speed-up over cuBLAS"
             a16, a8 = measured(speedup, HEADLINE, m, shape)
-            yield Target(what, must, aim, (a16, ANY))
+            yield Target(title, must, aim, (a16, ANY))
             if m >= 256:
-                yield Target(what, A8_LEAST, None, (ANY, a8))
+                yield Target(title, A8_LEAST, None, (ANY, a8))
     for fmt, shape, m in product(rows.formats, SPEEDUPS, OTHERS_M):
         if fmt in (HEADLINE, *KBIT):
             continue
         ours, other = rows(fmt, "a16", m, shape), rows(HEADLINE, "a16", m, shape)
         pair = None if ours is None or other is None or earlier(ours) else (ours, other)
         if m >= 256:
-            what, bound = "time", SLOWER
+            quantity, bound = "time", SLOWER
             ratio = pair and pair[0]["us"] / pair[1]["us"]
         else:
-            what, bound = "share of memory speed", LESS_SHARE
+            quantity, bound = "share of memory speed", LESS_SHARE
             ratio = pair and share(pair[0]) / share(pair[1])
-        about = f"{fmt} {name(shape)} M={m}: {what} over that of {HEADLINE}"
-        yield Target(about, bound, None, (ratio, ANY), at_most=m >= 256)
-    for what, times in results.get("sweep", {}).items():
+        title = f"{fmt} {name(shape)} M={m}: {quantity} over that of {HEADLINE}"
+        yield Target(title, bound, None, (ratio, ANY), at_most=m >= 256)
+    for title, times in results.get("sweep", {}).items():
         rise, m = steepest(times)
-        yield Target(f"{what} M<={m}: time over that of the M before", CLIFF, None, (rise, ANY), at_most=True)
+        yield Target(f"{title} M<={m}: time over that of the M before", CLIFF, None, (rise, ANY), at_most=True)
     for fmt, (must, aim) in SHARES.items():
         for shape in LARGE:
             yield Target(f"{fmt} {name(shape)} M=1: share of memory speed", must, aim, measured(share, fmt, 1, shape))
@@ -125,26 +125,26 @@ def targets(results: Results) -> Iterator[Target]:
             faster = measured(lambda row, us=theirs["us"]: us / row["us"], fmt, m, shape)
             yield Target(f"{fmt} {name(shape)} M={m}: speed-up over llama.cpp", FASTER, None, faster)
     for shape, by_format in OVER_READING.items():
-        for fmt, most in by_format.items():
+        for fmt, limit in by_format.items():
             for m in (1, 8):
                 over = measured(lambda row: 1 / share(row), fmt, m, shape)[0]
-                what = f"{fmt} {name(shape)} M={m}: time over reading"
-                yield Target(what, most, None, (over, ANY), at_most=True)
+                title = f"{fmt} {name(shape)} M={m}: time over reading"
+                yield Target(title, limit, None, (over, ANY), at_most=True)
     for m, least in KBIT_SPEEDUPS.items():
         for fmt in KBIT:
-            what = f"{fmt} {name(LARGE[0])} M={m}: speed-up over cuBLAS"
-            yield Target(what, least, None, (measured(speedup, fmt, m, LARGE[0])[0], ANY))
+            title = f"{fmt} {name(LARGE[0])} M={m}: speed-up over cuBLAS"
+            yield Target(title, least, None, (measured(speedup, fmt, m, LARGE[0])[0], ANY))
     for row in results.get("planes", []):
-        what = f"{row['format']} {row['kernel']} of {row['dtype']}: share of reading as many bytes"
-        yield Target(what, PLANES[row["kernel"]], None, (row["share"], ANY))
+        title = f"{row['format']} {row['kernel']} of {row['dtype']}: share of reading as many bytes"
+        yield Target(title, PLANES[row["kernel"]], None, (row["share"], ANY))
     for row in results.get(STEPS, []):
-        what = f"{row['model']} {row['types']} M={row['M']}: a step over reading its bytes"
-        yield Target(what, *STEP_COSTS[row["M"]], (row["us"] / row["read_us"], ANY), at_most=True)
+        title = f"{row['model']} {row['types']} M={row['M']}: a step over reading its bytes"
+        yield Target(title, *STEP_COSTS[row["M"]], (row["us"] / row["read_us"], ANY), at_most=True)
     for row in results.get(CALLS, []):
         must, aim = CALL_COSTS.get(row["call"], (None, None))
         if must is not None:
-            what = f"{row['library']} {row['call']}: time of the host over that of {row['beside']}"
-            yield Target(what, must, aim, (row["us"] / row["beside_us"], ANY), at_most=True)
+            title = f"{row['library']} {row['call']}: time of the host over that of {row['beside']}"
+            yield Target(title, must, aim, (row["us"] / row["beside_us"], ANY), at_most=True)
     host = tuple(results["host_us"].get(activation) for activation in ACTIVATIONS)
     yield Target("us of the host for a call", MAX_HOST_US, None, host, at_most=True)
 
@@ -153,14 +153,14 @@ def targets_table(results: Results) -> str:
     """All targets, and how many are missed or not measured."""
     rows, verdicts = [("target", "must", "aim", *(cell for a in ACTIVATIONS for cell in (a, "")))], []
     for target in targets(results):
-        found = [target.verdict(value) for value in target.measured]
+        target_verdicts = [target.verdict(value) for value in target.measured]
         cells = (
             cell
-            for value, verdict in zip(target.measured, found, strict=True)
+            for value, verdict in zip(target.measured, target_verdicts, strict=True)
             for cell in (f"{value:.2f}" if verdict.isalpha() else "", verdict)
         )
-        rows.append((target.what, f"{target.must:.2f}", "" if target.aim is None else f"{target.aim:.2f}", *cells))
-        verdicts += filter(None, found)
+        rows.append((target.name, f"{target.must:.2f}", "" if target.aim is None else f"{target.aim:.2f}", *cells))
+        verdicts += filter(None, target_verdicts)
     return f"{columns('<>>' + '><' * len(ACTIVATIONS), rows)}\n\n{counted(verdicts)}"
 
 
@@ -171,21 +171,21 @@ def missed_table(path: Path = RESULTS) -> str:
     """docs/performance.md's section `targets`: how many are reached, and those that are not."""
     lines, verdicts = [], []
     for target in targets(load(path)):
-        found = list(map(target.verdict, target.measured))
-        verdicts += filter(None, found)
-        if "MISS" in found:
+        target_verdicts = list(map(target.verdict, target.measured))
+        verdicts += filter(None, target_verdicts)
+        if "MISS" in target_verdicts:
             cells = (
                 f"{value:.2f}" if verdict == "MISS" else ""
-                for value, verdict in zip(target.measured, found, strict=True)
+                for value, verdict in zip(target.measured, target_verdicts, strict=True)
             )
-            lines.append([target.what, f"{'at most' if target.at_most else 'at least'} {target.must:.2f}", *cells])
+            lines.append([target.name, f"{'at most' if target.at_most else 'at least'} {target.must:.2f}", *cells])
     table = markdown(["target", "wanted", *(f"`{activation}`" for activation in ACTIVATIONS)], lines)
     return f"{counted(verdicts)}:\n\n{table}"
 
 
 def counted(verdicts: list[str]) -> str:
-    """How many targets stand how."""
-    return ", ".join(f"{verdicts.count(word)} {what}" for word, what in COUNTED.items())
+    """The number of targets by verdict."""
+    return ", ".join(f"{verdicts.count(word)} {text}" for word, text in COUNTED.items())
 
 
 def main(path: Path) -> int:
