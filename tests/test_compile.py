@@ -20,7 +20,7 @@ from qgemm.cuda.kernels.gemm_sm90_s8 import NAME
 from qgemm.cuda.problem import Q8_1, TYPES, Problem
 from qgemm.formats.groups import REPRESENTATIVES
 
-OF_FORMAT = compile_kernels.OF_FORMAT
+OF_FORMAT = compile_kernels.FORMAT_PARAMETER
 OF_TYPE = re.compile("In|Out|ROW_SCALE_.*")  # the types of x and y, and parameters that follow from them
 
 

@@ -1,11 +1,11 @@
-"""BERT as the demo needs it: sentence embeddings from weights in GGUF's names, packed by qgemm or plain arrays.
+"""A BERT for the demo: sentence embeddings from weights with GGUF's names, packed by qgemm or plain arrays.
 
-    weights = pack(gguf_names(arrays, config.blocks), "q4_0")   a checkpoint's arrays -> what a .gguf file holds
+    weights = pack(gguf_names(arrays, config.blocks), "q4_0")   a checkpoint's arrays -> tensors of a .gguf file
     qgemm.write(path, weights, metadata(config, "q4_0"))
-    Bert(config, weights).embed(ids, mask)                      every linear layer is one `multiply(x, w)`
+    Bert(config, weights).embed(ids, mask)                      each linear layer is one `multiply(x, w)`
 
-The model is written against an array namespace `xp`, NumPy or CuPy, and knows of packed weights only that the
-rows of its token table are decoded as they are looked up.
+The model uses an array namespace `xp`, NumPy or CuPy. Its only special case for packed weights is the token table,
+whose rows are decoded when they are looked up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIELDS = (
 
 
 class Config(NamedTuple):
-    """The sizes of a BERT, as config.json and the metadata of a .gguf file give them."""
+    """The sizes of a BERT, from config.json or the metadata of a .gguf file."""
 
     blocks: int
     context: int
@@ -58,20 +58,20 @@ class Config(NamedTuple):
 
 
 def gguf_names(arrays: Mapping[str, np.ndarray], blocks: int) -> dict[str, np.ndarray]:
-    """A checkpoint's arrays under GGUF's names; what has none there (pooler, position ids) is left out."""
+    """A checkpoint's arrays by GGUF's names; arrays without such a name (pooler, position ids) are left out."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, blocks)
     renamed = {names.get_name(name, (".weight", ".bias")): array for name, array in arrays.items()}
     return {name: array for name, array in renamed.items() if name}
 
 
 def pack(weights: Mapping[str, np.ndarray], fmt: str) -> dict[str, qgemm.Tensor | np.ndarray]:
-    """The matrices quantized. Norms, biases and the two small tables, which are only added, stay float32."""
+    """Quantize the matrices. Norms, biases and the two small tables, which are only added, stay float32."""
     small = (POSITIONS, TYPES)
     return {name: qgemm.quantize(w, fmt) if w.ndim == 2 and name not in small else w for name, w in weights.items()}
 
 
 def metadata(config: Config, fmt: str) -> dict[str, Any]:
-    """The keys that GGUF has for a BERT with mean pooling, each of the type it has there."""
+    """The GGUF keys of a BERT with mean pooling, in the types that GGUF requires."""
     return {
         "general.architecture": "bert",
         "general.type": "model",
@@ -89,10 +89,10 @@ def metadata(config: Config, fmt: str) -> dict[str, Any]:
 class Bert:
     """Embeds sentences.
 
-    weights: matrices as `multiply` takes them; vectors and small tables as arrays of xp; the token table as a
-    Tensor or a NumPy array, for it stays on the host.
+    weights: matrices in the type that `multiply` accepts; vectors and small tables as arrays of xp; the token table as
+    a Tensor or a NumPy array, because it stays on the host.
     multiply: x [..., K], w (N, K) -> x @ w.T [..., N].
-    prepare: what is done to activations once before they are multiplied, e.g. `qgemm.quantize_activations`.
+    prepare: applied once to activations before their products, e.g. `qgemm.quantize_activations`.
     """
 
     def __init__(
@@ -112,25 +112,25 @@ class Bert:
         mask = self.xp.asarray(mask, np.float32)
         x = self._norm(self._look_up(ids), "token_embd_norm")
         for block in range(self.config.blocks):
-            at = f"blk.{block}."
-            x = self._norm(x + self._attention(x, mask, at), at + "attn_output_norm")
-            x = self._norm(x + self._feed_forward(x, at), at + "layer_output_norm")
+            prefix = f"blk.{block}."
+            x = self._norm(x + self._attention(x, mask, prefix), prefix + "attn_output_norm")
+            x = self._norm(x + self._feed_forward(x, prefix), prefix + "layer_output_norm")
         mean = (x * mask[..., None]).sum(1) / mask.sum(1)[:, None]
         return mean / self.xp.sqrt((mean * mean).sum(-1, keepdims=True))
 
     def _look_up(self, ids: np.ndarray) -> Any:
-        """Token + position + type, [batch, T, width]; a single sentence is all of type 0."""
+        """Token + position + type, [batch, T, width]; the type of all tokens of a single sentence is 0."""
         rows = self.weights[TOKENS][ids]
         tokens = rows.dequantize() if isinstance(rows, qgemm.Tensor) else rows
         return self.xp.asarray(tokens) + self.weights[POSITIONS][: ids.shape[1]] + self.weights[TYPES][0]
 
-    def _attention(self, x: Any, mask: Any, at: str) -> Any:
-        """softmax(q k.T / sqrt(width of a head)) v, per head, over the tokens that are not padding."""
+    def _attention(self, x: Any, mask: Any, prefix: str) -> Any:
+        """softmax(q k.T / sqrt(width of a head)) v for each head, over tokens that are not padding."""
         batch, tokens, width = x.shape
         shared = self.prepare(x)
 
         def heads(name: str) -> Any:  # [batch, heads, T, width of a head]
-            y = self._linear(shared, at + name)
+            y = self._linear(shared, prefix + name)
             return y.reshape(batch, tokens, self.config.heads, -1).swapaxes(1, 2)
 
         q, k, v = heads("attn_q"), heads("attn_k"), heads("attn_v")
@@ -138,11 +138,11 @@ class Bert:
         scores = self.xp.where(mask[:, None, None, :] > 0, scores, np.float32(-np.inf))
         e = self.xp.exp(scores - scores.max(-1, keepdims=True))
         mixed = (e / e.sum(-1, keepdims=True)) @ v
-        return self._linear(self.prepare(mixed.swapaxes(1, 2).reshape(x.shape)), at + "attn_output")
+        return self._linear(self.prepare(mixed.swapaxes(1, 2).reshape(x.shape)), prefix + "attn_output")
 
-    def _feed_forward(self, x: Any, at: str) -> Any:
-        up = gelu(self._linear(self.prepare(x), at + "ffn_up"), self.xp)
-        return self._linear(self.prepare(up), at + "ffn_down")
+    def _feed_forward(self, x: Any, prefix: str) -> Any:
+        up = gelu(self._linear(self.prepare(x), prefix + "ffn_up"), self.xp)
+        return self._linear(self.prepare(up), prefix + "ffn_down")
 
     def _linear(self, x: Any, name: str) -> Any:
         return self.multiply(x, self.weights[name + ".weight"]) + self.weights[name + ".bias"]

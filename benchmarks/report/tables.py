@@ -296,8 +296,8 @@ def plane_rates(results: Results) -> Iterator[str]:
     shares = {kernel: [100 * row["share"] for row in results.get("planes", []) if row["kernel"] == kernel]
               for kernel in PLANE_KERNELS}  # fmt: skip
     if all(shares.values()):
-        span = (f"{min(percents):.0f}% to {max(percents):.0f}%" for percents in shares.values())
-        yield f"Quantizing on the GPU reaches {next(span)} of the speed of reading as many bytes, decoding {next(span)}."
+        quantize, dequantize = (f"{min(percents):.0f}% to {max(percents):.0f}%" for percents in shares.values())
+        yield f"Quantizing on the GPU reaches {quantize} of the speed of reading as many bytes, decoding {dequantize}."
 
 
 def pair(rows: Rows, measure, style: str, fmt: str, m: int, shape: tuple[int, int]) -> str:
