@@ -1,4 +1,4 @@
-"""The benchmark, all but its launches: rows and their file, what is measured, loops, the report and its plots."""
+"""The benchmarks without launches: rows and their file, measurements, loops, the command line."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def test_rates():
     assert row(us=10.0)["tflops"] == 3.36
 
 
-def test_merging_replaces_what_was_measured_again():
+def test_merging_replaces_rows_measured_again():
     old = made_up(rows=[row(m=1, us=5.0), row(m=16, us=6.0)], host_us={"a16": 1.0, "a8": 2.0})
     new = made_up(rows=[row(m=16, us=4.0), row(m=2, us=3.0)], host_us={"a8": 3.0}, date="2026-02-01")
     both = results.merge(old, new)
-    assert [(found["M"], found["us"]) for found in both["rows"]] == [(1, 5.0), (2, 3.0), (16, 4.0)]
+    assert [(merged_row["M"], merged_row["us"]) for merged_row in both["rows"]] == [(1, 5.0), (2, 3.0), (16, 4.0)]
     assert (both["host_us"], both["date"]) == ({"a16": 1.0, "a8": 3.0}, "2026-02-01")
     assert results.merge(both, new) == both
 
 
-def test_merging_keeps_what_packing_was_measured():
+def test_merging_keeps_rates_of_packing():
     rate = {"gbs": 1.0, "share": 0.5}
     both = results.merge(made_up(), made_up(pack={"q6_k": rate, "q8_0": rate}))
     assert both["pack"] == {**made_up()["pack"], "q6_k": rate, "q8_0": rate}
@@ -58,14 +58,14 @@ def test_rows_of_other_devices_are_dropped():
 
 
 def test_rows_of_other_kernels_say_so():
-    """Once only, whatever is measured later; packing and sweeps, which have no room for it, are dropped."""
+    """They get a stamp once; packing and sweeps, which cannot hold a stamp, are dropped."""
     old = made_up(rows=[row(m=1), row(m=2)], kernels_sha256="def", date="2026-01-30", sweep={"q4_0 a16 1x1": {"16": 1}})
     both = results.merge(old, made_up(rows=[row(m=2, us=5.0)]))
     stamp = {"kernels_sha256": "def", "date": "2026-01-30"}
     assert both["rows"] == [{**stamp, **row(m=1)}, row(m=2, us=5.0)]
     assert (both["kernels_sha256"], both["sweep"]) == ("abc", {})
     later = results.merge(both, made_up(rows=[row(m=4)], kernels_sha256="ghi"))
-    assert [found.get("kernels_sha256") for found in later["rows"]] == ["def", "abc", None]
+    assert [merged_row.get("kernels_sha256") for merged_row in later["rows"]] == ["def", "abc", None]
     assert "Some rows of Q4_0, the last of 2026-01-31, were measured" in "".join(tables.before(tables.Rows(later)))
     assert not list(tables.before(tables.Rows(made_up())))
 
@@ -103,11 +103,11 @@ def test_file_names(device, stem):
     assert results.file_stem(device) == stem
 
 
-def test_keep_writes_into_a_folder_and_merges(tmp_path):
+def test_saving_writes_into_a_folder_and_merges(tmp_path):
     command.save(None, True, made_up())
     command.save(tmp_path, True, made_up(rows=[row(m=1)]))
     command.save(tmp_path, True, made_up(rows=[row(m=2)]))
-    assert [found["M"] for found in results.load(tmp_path / "h200.json")["rows"]] == [1, 2]
+    assert [saved_row["M"] for saved_row in results.load(tmp_path / "h200.json")["rows"]] == [1, 2]
     command.save(tmp_path, False, made_up(rows=[row(m=2)]))
     assert len(results.load(tmp_path / "h200.json")["rows"]) == 1
 
@@ -121,12 +121,12 @@ def test_table_for_a_terminal():
     ]
 
 
-def test_what_options_ask_for_is_printed():
-    """A table each, with times and speed-ups of its own; none for what was not asked for."""
+def test_each_option_prints_its_table():
+    """A table with times and speed-ups for each option that was set, and none for the others."""
     assert not list(results.short_tables(made_up()))
     rows = [row(), row(m=16, dequantize_us=80.0)]
-    found = made_up(rows=rows, mma=[row(m=64, us=12.0)], sustained=[row(m=64, us=9.6)])
-    tables = [text.splitlines() for text in results.short_tables(found)]
+    measured = made_up(rows=rows, mma=[row(m=64, us=12.0)], sustained=[row(m=64, us=9.6)])
+    tables = [text.splitlines() for text in results.short_tables(measured)]
     assert [lines[0] for lines in tables] == ["decoding W to float16, then cuBLAS", *results.LISTS.values()]
     assert [lines[2].split()[3:] for lines in tables] == [
         ["16", "80.0", "24.0", "0.30"],
@@ -136,7 +136,7 @@ def test_what_options_ask_for_is_printed():
     assert {len(lines) for lines in tables} == {3}
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- measurements
 
 
 @each(FORMATS)
@@ -158,11 +158,11 @@ def test_a_sweep_sees_both_sides_of_tile_edges():
 
 
 def test_the_steepest_rise_of_a_sweep():
-    """By order of M, not of the text."""
+    """M are ordered as numbers, not as text."""
     assert sweep.steepest({"16": 2.0, "104": 6.0, "24": 2.5, "96": 4.0}) == (1.6, 96)
 
 
-def test_copies_exceed_what_is_asked():
+def test_copies_exceed_the_bytes_to_rotate():
     assert timing.copies_of(100, 300) == 3
     assert timing.copies_of(101, 300) == 3
     assert timing.copies_of(99, 300) == 4
@@ -179,7 +179,7 @@ def test_a_rotation_uses_all_weights_equally(count):
 
 
 class Stream:
-    """What `capture` uses of CuPy's streams; `refuses` while capturing, as a library may."""
+    """The part of CuPy's streams that `capture` uses; `refuses` makes calls fail while capturing, as a library may."""
 
     def __init__(self, refuses: bool) -> None:
         self.refuses, self.capturing, self.called = refuses, False, 0
@@ -218,7 +218,7 @@ def test_capture():
     assert stream.called == 7
 
 
-def test_what_cannot_be_captured_is_called():
+def test_refused_captures_are_called():
     stream = Stream(refuses=True)
     loop = timing.capture(stream, [stream.call] * 3)
     assert (loop.calls, loop.graph, stream.called, stream.capturing) == (3, False, 4, False)
@@ -246,18 +246,18 @@ def test_options():
     assert qgemm.FORMATS["q4_0"] in command.weight_formats()
 
 
-def test_all_that_was_measured_is_printed(monkeypatch, capsys):
+def test_all_measurements_are_printed(monkeypatch, capsys):
     rows = [row(), row(m=16, dequantize_us=80.0)]
     lists = {name: [row(m=64)] for name in results.LISTS}
     slowest = {"a16": 10.5, "a8": 11.5}
-    found = made_up(rows=rows, host_slowest_us=slowest, sweep={"q4_0 a16 1x1": {"16": 1.0, "24": 1.1}}, **lists)
-    monkeypatch.setattr(gpu, "run", lambda options, save: (found, ["q4_0 a8: too large"]))
+    measured = made_up(rows=rows, host_slowest_us=slowest, sweep={"q4_0 a16 1x1": {"16": 1.0, "24": 1.1}}, **lists)
+    monkeypatch.setattr(gpu, "run", lambda options, save: (measured, ["q4_0 a8: too large"]))
     words = ["--mma", "--sustained", "--dequantize", "--sweep"]
     assert command.run_gpu(command.parser().parse_args(words)) == 1
     out, err = capsys.readouterr()
     assert "a16 7.0 (slowest CPU 10.5), a8 9.0 (slowest CPU 11.5)" in out
     assert results.table(rows) in out
-    for text in results.short_tables(found):
+    for text in results.short_tables(measured):
         assert text in out
     assert "too large" in err
 
@@ -274,21 +274,21 @@ SMALL = ["--cpu", "--shapes", "64x256", "--m", "1,2", "--repeats", "1"]
 
 
 def test_the_cpu_beside_the_gguf_package(capsys, tmp_path):
-    """Milliseconds, GB/s and how many times as fast: what the project asks of itself is not the user's matter."""
+    """Milliseconds, GB/s and the ratio; the project's own goals are not shown."""
     status, out, err = run_benchmarks(capsys, *SMALL, "--formats", "q4_0,q4_k,kbit4", "--out", tmp_path / "x.json")
     assert (status, err) == (0, "")
     assert out.startswith("64 x 256, ")
     head, *lines = out.split("\n\n")[1].splitlines()
     assert re.split("  +", head) == ["job", "format", "ms", "GB/s", "gguf ms", "times as fast"]
-    found = [re.split("  +", line) for line in lines]
+    rows = [re.split("  +", line) for line in lines]
     products = ["a16 M=1", "a8 M=1", "a16 M=2", "a8 M=2"]
-    assert [(cells[0], cells[1]) for cells in found] == [
+    assert [(cells[0], cells[1]) for cells in rows] == [
         *((job, "q4_0") for job in ["encode", "decode", *products]),
         *((job, "q4_k") for job in ["encode", "decode", *products]),
         *((job, "kbit4") for job in ["encode", "decode", "a16 M=1", "a16 M=2"]),
     ]
-    alone = [cells[:2] for cells in found if cells[4:] == ["-", "-"]]  # what the gguf package lacks
-    assert alone == [["encode", "q4_k"], *(cells[:2] for cells in found if cells[1] == "kbit4")]
+    alone = [cells[:2] for cells in rows if cells[4:] == ["-", "-"]]  # operations that the gguf package lacks
+    assert alone == [["encode", "q4_k"], *(cells[:2] for cells in rows if cells[1] == "kbit4")]
     written = json.loads((tmp_path / "x.json").read_text())
     assert [row["nbytes"] for row in written[:3]] == [4 * 64 * 256, 4 * 64 * 256, 64 * 8 * 18]
     assert all(row["gbs"] == pytest.approx(row["nbytes"] / row["qgemm_ms"] / 1e6) for row in written)
@@ -311,13 +311,13 @@ def test_options_that_would_be_ignored_are_refused(words, capsys):
     assert "says nothing to a benchmark of" in refused_benchmarks(capsys, *words.split())
 
 
-def test_what_needs_an_importance_is_decoded_and_multiplied():
+def test_formats_that_need_an_importance_are_only_decoded_and_multiplied():
     names = [job.name for job in cpu.jobs(qgemm.FORMATS["iq1_s"], (64, 256), cpu.Options(m=(1,)))]
     assert names == ["decode", "a16 M=1", "a8 M=1"]
 
 
 def test_goals_of_encoding(tmp_path, capsys):
-    """A row below its goal is missed; the document's table shows all, the kernel's share where there is one."""
+    """A row below its goal counts as missed; the document's table shows all rows."""
     rows = [encode.Row("f16", "q4_0", 5.0, 2500.0, 0.6), encode.Row("f16", "kbit4", 4.9, 0.0, 0.0)]
     goals, none = (command.parser().parse_args(words) for words in (["--goals"], []))
     assert command.check_goals(goals, rows) == 1
@@ -334,9 +334,9 @@ def test_goals_of_encoding(tmp_path, capsys):
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot say")
 def test_a_thread_runs_on_one_cpu_and_then_on_all_again():
     before = os.sched_getaffinity(0)
-    for one in host.some_cpus():
-        with host.running_on(one):
-            assert os.sched_getaffinity(0) == {one}
+    for core in host.some_cpus():
+        with host.running_on(core):
+            assert os.sched_getaffinity(0) == {core}
         assert os.sched_getaffinity(0) == before
 
 
@@ -349,18 +349,18 @@ def test_cpus_of_a_large_machine_are_sampled(count, timed, monkeypatch):
 
 
 def test_without_affinity_any_cpu_is_timed(monkeypatch):
-    """Once, wherever it runs: a system that cannot say which CPUs there are cannot choose one either."""
+    """Calls are timed once: a system that cannot list its CPUs cannot choose one either."""
     for name in ("sched_getaffinity", "sched_setaffinity"):
         monkeypatch.delattr(os, name, raising=False)
     took = iter((3.0, 4.0))
     monkeypatch.setattr(host, "typical", lambda call, wait: call())
-    found = host.on_each_cpu({"a16": lambda: next(took)}, wait=lambda: None)
-    assert found == {"host_us": {"a16": 3.0}, "host_slowest_us": {"a16": 3.0}}
+    measured = host.on_each_cpu({"a16": lambda: next(took)}, wait=lambda: None)
+    assert measured == {"host_us": {"a16": 3.0}, "host_slowest_us": {"a16": 3.0}}
     assert next(took) == 4.0
 
 
 def test_a_typical_call_is_timed_without_waiting(monkeypatch):
-    """The median of calls of 3 ticks beside waits of 1000 is 3 ticks."""
+    """The median of calls of 3 us, between waits of 1000 us, is 3 us."""
     clock = [0.0]
 
     def takes(seconds):

@@ -1,4 +1,4 @@
-"""Rows of layers of experts in the results file of a GPU, beside all else that it holds."""
+"""Rows of layers of experts in the results file of a GPU, which also has other results."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from benchmarks import command, moe, results
 
 
 def test_rows_of_a_list_are_replaced_and_all_else_stays():
-    """What the file holds of its own sources keeps them; rows of later ones say so."""
+    """Rows with the sources of the file have no stamp; rows of later sources have one."""
     layer = {"model": "mixtral-8x7b", "types": "q4_0", "M": 1, "skew": 0, "us": 54.0}
     old = made_up(experts=[layer, {**layer, "M": 8}])
-    found = made_up(experts=[{**layer, "us": 50.0}, {**layer, "skew": 1}], date="2026-03-01", rows=[])
-    both = results.merge_lists(old, found, ["experts"])
+    new = made_up(experts=[{**layer, "us": 50.0}, {**layer, "skew": 1}], date="2026-03-01", rows=[])
+    both = results.merge_lists(old, new, ["experts"])
     assert both == {**old, "experts": [{**layer, "us": 50.0}, {**layer, "skew": 1}, {**layer, "M": 8}]}
     stamp = {"kernels_sha256": "ghi", "date": "2026-03-01"}
-    both = results.merge_lists(old, {**found, **stamp}, ["experts"])
+    both = results.merge_lists(old, {**new, **stamp}, ["experts"])
     assert [row.get("kernels_sha256") for row in both["experts"]] == ["ghi", "ghi", None]
     assert results.merge(both, made_up(date="2026-04-01"))["experts"] == both["experts"]
-    assert results.merge_lists(made_up(device="NVIDIA L4"), found, ["experts"]) == found
+    assert results.merge_lists(made_up(device="NVIDIA L4"), new, ["experts"]) == new
 
 
 def test_layers_of_experts_are_kept_beside_the_products_of_a_gpu(tmp_path):
     layer = {"model": "mixtral-8x7b", "types": "q4_0", "M": 1, "skew": 0, "us": 54.0}
-    found = {**made_up(rows=[]), "experts": [layer], "experts_host": [{"call": "layer", "us": 9.0}]}
+    measured = {**made_up(rows=[]), "experts": [layer], "experts_host": [{"call": "layer", "us": 9.0}]}
     command.save(tmp_path, True, made_up(rows=[row(m=1)]))
     for out, merging in ((None, True), (tmp_path, True), (tmp_path, False)):
-        command.save_experts(out, merging, found)
+        command.save_experts(out, merging, measured)
     both = results.load(tmp_path / "h200.json")
-    assert ([found["M"] for found in both["rows"]], both["experts"]) == ([1], [layer])
-    assert results.load(tmp_path / "moe.json") == found
+    assert ([measured["M"] for measured in both["rows"]], both["experts"]) == ([1], [layer])
+    assert results.load(tmp_path / "moe.json") == measured
 
 
 def test_no_row_is_begun_once_the_time_is_over():

@@ -1,4 +1,4 @@
-"""The benchmark beside ggml: processes that take turns, goals, tables; ggml itself where $QGEMM_GGML names a build."""
+"""The benchmark beside ggml: alternating processes, goals, tables; ggml itself if $QGEMM_GGML names a build."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ BUILD = os.environ.get("QGEMM_GGML")
 
 
 def doubled(variable):
-    """A competitor for a worker: twice the case, and what a variable says there."""
+    """A library for a worker: its result is twice the case, and the value of an environment variable."""
 
     def prepare(case):
-        found = []
+        results = []
         return turns.Calls(
-            {"twice": [lambda: found.append(2 * case)], "fails": [found.copy]},
-            lambda name: (found[-1], os.environ.get(variable)) if name == "twice" else 1 / 0,
-            found.clear,
+            {"twice": [lambda: results.append(2 * case)], "fails": [results.copy]},
+            lambda name: (results[-1], os.environ.get(variable)) if name == "twice" else 1 / 0,
+            results.clear,
         )
 
     return prepare
 
 
-def test_workers_take_turns(monkeypatch):
-    """Each is timed in its own process, with its own environment; an error there is raised here."""
+def test_workers_alternate(monkeypatch):
+    """Each worker runs in its own process and environment; its errors are raised here."""
     monkeypatch.delenv("QGEMM_TURN", raising=False)
     workers = {name: turns.Worker(doubled, ("QGEMM_TURN",), {"QGEMM_TURN": name}) for name in ("a", "b")}
     assert "QGEMM_TURN" not in os.environ
-    found = turns.least(workers, 21, 2)
-    assert set(found) == {("a", "twice"), ("a", "fails"), ("b", "twice"), ("b", "fails")}
-    assert all(seconds > 0 for seconds in found.values())
+    seconds_by_call = turns.least(workers, 21, 2)
+    assert set(seconds_by_call) == {("a", "twice"), ("a", "fails"), ("b", "twice"), ("b", "fails")}
+    assert all(seconds > 0 for seconds in seconds_by_call.values())
     assert [worker.ask("result", "twice") for worker in workers.values()] == [(42, "a"), (42, "b")]
     with pytest.raises(ZeroDivisionError):
         workers["a"].ask("result", "fails")
@@ -89,20 +89,20 @@ def made_up() -> dict[str, object]:
 
 
 def test_documents(tmp_path, monkeypatch, capsys):
-    """What is written is read again; tables show it; missed goals are counted."""
-    found = made_up()
-    assert json.loads(contest.document(found)) == found
+    """Written documents are read again and shown in tables; missed goals are counted."""
+    results = made_up()
+    assert json.loads(contest.document(results)) == results
     path = tmp_path / "cpu.json"
-    monkeypatch.setattr(contest, "run", lambda options: found)
+    monkeypatch.setattr(contest, "run", lambda options: results)
     words = ["--cpu", "--ggml", tmp_path, "--out", tmp_path, "--goals"]
     status, out, err = run_benchmarks(capsys, *words)
-    assert json.loads(path.read_text()) == found
+    assert json.loads(path.read_text()) == results
     assert "a CPU, 2 threads, ggml 0.1" in out
     assert "q4_0    4096x4096   16  hot" in out
-    missed = contest.missed(found)
+    missed = contest.missed(results)
     assert (status, err) == (1, f"{missed} goals missed\n")
-    found["host_us_a16"], found["warm_ms"] = 15.0, 30.0
-    assert contest.missed(found) == missed - 2
+    results["host_us_a16"], results["warm_ms"] = 15.0, 30.0
+    assert contest.missed(results) == missed - 2
     assert "| Q4_K | 1 / 1.25 | 1 / 1.25 | 1 / 1.25 | 2 / 5 | 2 / 5 |" in cpu_tables.short_table(path)
     long = cpu_tables.long_table(path)
     assert "| q4_k | 4096x4096 | 1.25 (1) | 1.25 (1) | 1.25 (1) | 1.25 (1) |" in long
@@ -111,7 +111,7 @@ def test_documents(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("words", ["--ggml x --m 1", "--ggml x --activations a8", "--ggml x --formats f16"])
-def test_what_it_does_not_compare(words, capsys):
+def test_unknown_comparisons_are_refused(words, capsys):
     refused_benchmarks(capsys, "--cpu", *words.split())
     assert "--ggml-avx2 needs --ggml" in refused_benchmarks(capsys, "--cpu", "--ggml-avx2", "x")
     assert "holds no libggml-base.so" in refused_benchmarks(
@@ -131,13 +131,13 @@ def test_folders_are_options():
 @pytest.mark.skipif(not BUILD, reason="QGEMM_GGML names no build of ggml")
 @pytest.mark.parametrize("name", contest.NAMES)
 def test_products_of_ggml(name):
-    """In either layout, near the product with decoded weights; blocks that it writes are ours."""
+    """In both layouts, close to the product with decoded weights; its encoder writes our blocks."""
     library, fmt = Ggml(Path(BUILD or ""), 2), FORMATS[name]
     case = Case(name, 64, 512, 3)
     want = case.x() @ fmt.dequantize(case.blocks()).T
-    made = {layout: library.product(fmt, case.blocks(), case.x(), layout) for layout in ("file", "repack")}
-    assert made["file"] is not None
-    for product in filter(None, made.values()):
+    products = {layout: library.product(fmt, case.blocks(), case.x(), layout) for layout in ("file", "repack")}
+    assert products["file"] is not None
+    for product in filter(None, products.values()):
         product()
         assert np.abs(product.y() - want).max() <= contest.DISAGREEMENT * np.abs(want).max()
         product.free()

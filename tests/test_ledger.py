@@ -1,4 +1,4 @@
-"""The GPU ledger: what makes it stale."""
+"""The GPU ledger: changes that make it stale."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def read_by(gcc: str) -> str:
     compiler = subprocess.run([gcc, "--version"], capture_output=True, check=True).stdout
     packages = sorted((package.name, package.version) for package in importlib.metadata.distributions())
     digest.update(repr((compiler, sys.version, packages)).encode())
-    folders = (ROOT / "kernels" / "cpu", ROOT / "qgemm", ROOT / "tools", ROOT / "tests")
+    folders = (ROOT / "kernels" / "cpu", ROOT / "qgemm", ROOT / "benchmarks", ROOT / "tools", ROOT / "tests")
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     for path in sorted([*paths, ROOT / "pyproject.toml"]):
         digest.update(repr((path.relative_to(ROOT).as_posix(), path.read_bytes())).encode())

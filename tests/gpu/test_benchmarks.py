@@ -24,12 +24,12 @@ def test_a_step_of_a_small_model(monkeypatch):
     for name, size in {"HIDDEN": 256, "KEYS": 128, "INNER": 512, "VOCABULARY": 1024, "LAYERS": 8}.items():
         monkeypatch.setattr(step, name, size)
     monkeypatch.setattr(timing, "REST", 0)
-    found = list(step.rows(cupy().cuda.Stream(non_blocking=True), 3))
-    assert [(row["types"], row["M"]) for row in found] == [(types, m) for types in step.HEADS for m in step.M]
+    rows = list(step.rows(cupy().cuda.Stream(non_blocking=True), 3))
+    assert [(row["types"], row["M"]) for row in rows] == [(types, m) for types in step.HEADS for m in step.M]
     weights = 8 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256) + 1024 * 256
-    assert found[0]["bytes"] == weights * 18 // 32
-    assert found[-1]["bytes"] == weights * 34 // 32
-    assert min(row[name] for row in found for name in ("us", "read_us")) > 0
+    assert rows[0]["bytes"] == weights * 18 // 32
+    assert rows[-1]["bytes"] == weights * 34 // 32
+    assert min(row[name] for row in rows for name in ("us", "read_us")) > 0
 
 
 def test_a_small_run(tmp_path, monkeypatch):
@@ -38,27 +38,27 @@ def test_a_small_run(tmp_path, monkeypatch):
     formats = [qgemm.FORMATS[name] for name in ("q4_0", "kbit3")]
     options = gpu.Options(formats, ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, True, True, rotate=1 << 20)
     saved = []
-    found, failures = gpu.run(options, saved.append)
-    assert (failures, saved) == ([], [found])
+    measured, failures = gpu.run(options, saved.append)
+    assert (failures, saved) == ([], [measured])
     pairs = ("q4_0", "a16"), ("q4_0", "a8"), ("kbit3", "a16")
-    assert set(map(results.key, found["rows"])) == {(*pair, m, 256, 512) for pair in pairs for m in options.m}
-    for found_row in found["rows"]:
+    assert set(map(results.key, measured["rows"])) == {(*pair, m, 256, 512) for pair in pairs for m in options.m}
+    for found_row in measured["rows"]:
         assert found_row["p10"] <= found_row["us"] <= found_row["p90"]
         names = ["us", "cublas_fp16_us", "stream_us"] + ["dequantize_us"] * (found_row["M"] in gpu.DEQUANTIZE_M)
         assert min(map(found_row.__getitem__, names)) > 0
-    assert list(map(results.key, found["sustained"])) == list(map(results.key, found["rows"]))
-    assert min(row[name] for row in found["sustained"] for name in ("us", "cublas_fp16_us")) > 0
-    assert set(found["host_us"]) == {"a16", "a8"}
-    assert all(found["host_us"][name] <= us for name, us in found["host_slowest_us"].items())
-    by_mma = [(row["format"], row["kernel"], row["M"]) for row in found["mma"]]
+    assert list(map(results.key, measured["sustained"])) == list(map(results.key, measured["rows"]))
+    assert min(row[name] for row in measured["sustained"] for name in ("us", "cublas_fp16_us")) > 0
+    assert set(measured["host_us"]) == {"a16", "a8"}
+    assert all(measured["host_us"][name] <= us for name, us in measured["host_slowest_us"].items())
+    by_mma = [(row["format"], row["kernel"], row["M"]) for row in measured["mma"]]
     assert by_mma == [("q4_0", "prefill_sm80", 64), ("q4_0", "prefill_sm80_a8", 64), ("kbit3", "prefill_sm80", 64)]
-    assert min(row[name] for row in found["mma"] for name in ("us", "cublas_fp16_us")) > 0
-    assert found["pack"]["q4_0"]["gbs"] > 0
+    assert min(row[name] for row in measured["mma"] for name in ("us", "cublas_fp16_us")) > 0
+    assert measured["pack"]["q4_0"]["gbs"] > 0
     torch_is_there = importlib.util.find_spec("torch") is not None
-    assert {row["library"] for row in found["calls"]} == ({"cupy", "torch"} if torch_is_there else set())
-    assert min((row[name] for row in found["calls"] for name in ("us", "beside_us")), default=1) > 0
-    swept = {name: list(map(int, times)) for name, times in found["sweep"].items()}
+    assert {row["library"] for row in measured["calls"]} == ({"cupy", "torch"} if torch_is_there else set())
+    assert min((row[name] for row in measured["calls"] for name in ("us", "beside_us")), default=1) > 0
+    swept = {name: list(map(int, times)) for name, times in measured["sweep"].items()}
     assert swept == dict.fromkeys((f"{fmt} {activation} 256x512" for fmt, activation in pairs), sweep.counts())
-    assert len(found["planes"]) == 6
-    assert min(found_row["share"] for found_row in found["planes"]) > 0
-    results.write(tmp_path / "x.json", found)
+    assert len(measured["planes"]) == 6
+    assert min(found_row["share"] for found_row in measured["planes"]) > 0
+    results.write(tmp_path / "x.json", measured)
