@@ -34,7 +34,7 @@ def table(path: Path = RESULTS) -> str:
 
 
 def memory(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Sentences on the memory of each whole model."""
+    """A sentence on the memory of each whole model."""
     for row in rows:
         if "load_s" in row and row["road"] == PACKED and row["layers"] > 2:
             more = row["weights_bytes"] / row["file_bytes"] - 1

@@ -12,7 +12,7 @@ PARTS = "pairs", "steps", "loads"
 
 
 def table(path: Path = RESULTS) -> str:
-    """A row for each measurement: the time on one GPU, the time on all GPUs, and the speed-up."""
+    """A row for each measurement: the time on one GPU, on all of them, and the speed-up."""
     run = json.loads(path.read_text())
     gpus = run["gpus"]
     lines = [

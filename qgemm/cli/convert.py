@@ -62,9 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pure", action="store_true", help="all in one format: that of TYPE, or a file type's default")
     parser.add_argument(
-        "--allow-requantize",
-        action="store_true",
-        help="requantize quantized weights whose codes cannot be copied",
+        "--allow-requantize", action="store_true", help="quantize quantized tensors again, where codes cannot be copied"
     )
     parser.add_argument(
         "--search",

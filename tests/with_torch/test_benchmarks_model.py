@@ -12,7 +12,7 @@ import qgemm
 from benchmarks import model
 from qgemm.torch import QEmbedding, QLinear
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # transformers'
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 TINY = {
     "llama": model.Sizes("llama", 256, 512, 8, 4, 2, 64, 512, 1e4),
     "qwen3": model.Sizes("qwen3", 256, 512, 8, 4, 2, 128, 512, 1e6),
@@ -21,7 +21,7 @@ TINY = {
 
 @pytest.mark.parametrize("sizes", TINY.values(), ids=TINY)
 def test_the_file_is_the_model(sizes, tmp_path):
-    """It has the architecture and sizes of the dense model, and every matrix is packed in a type of the mixture."""
+    """It has the architecture and sizes of the dense one, with every matrix packed, in the types of a mixture."""
     path = tmp_path / "model.gguf"
     assert model.write_file(path, sizes, "q4_k_m") == path.stat().st_size
     packed, dense = model.loaded(path, "cpu", packed=True), model.dense(sizes, "cpu")
@@ -59,8 +59,8 @@ def test_a_row_for_each_road_and_case(monkeypatch):
     assert list(model.rows("tiny", TINY["llama"], "q4_0", [(1, 8)], "cpu", time.perf_counter() - 1)) == []
 
 
-def test_a_step_predicts_the_next_token_of_the_model():
-    """Only the last token is passed; the cache holds the tokens before it."""
+def test_a_step_says_what_the_model_says_next():
+    """A step computes the last token alone, after the cached ones."""
     tiny, ids = model.dense(TINY["llama"], "cpu").eval(), torch.randint(512, (2, 9))
     with torch.no_grad():
         want = tiny(ids).logits[:, -1].argmax(-1, keepdim=True)
