@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,18 +17,20 @@ from qgemm.ops import quantize
 from qgemm.parallel import workers
 from qgemm.text import columns
 
-from .contest import cpu_name
+from .contest import cpu_name, document
 from .ggml import Ggml
 from .goals import ENCODE_OVER_GGML, ENCODE_OVER_GGML_GRIDS, FITTED
 from .turns import Calls, Worker, least
 
-OF_ACTIVATIONS = ("q8_1",)  # types without a row encoder of weights in ggml
+__all__ = "document", "missed", "run", "table"  # for benchmarks.command
+
+ACTIVATION_FORMATS = ("q8_1",)  # types without a row encoder of weights in ggml
 NAMES = tuple(
     name for name, fmt in FORMATS.items()
-    if fmt.ggml_type is not None and not fmt.plain and fmt.encode and name not in OF_ACTIVATIONS
+    if fmt.ggml_type is not None and not fmt.plain and fmt.encode and name not in ACTIVATION_FORMATS
 )  # fmt: skip
 K = 4096
-WEIGHTS, SEARCHED, OF_GRIDS = 1 << 22, 1 << 20, 1 << 19  # in a call: more for faster encoders
+WEIGHTS, SEARCHED_WEIGHTS, GRID_WEIGHTS = 1 << 22, 1 << 20, 1 << 19  # in a call: more for faster encoders
 ROUNDS = 5
 OURS, GGML = "qgemm", "ggml"
 
@@ -47,7 +48,7 @@ class Case(NamedTuple):
 
     def x(self) -> Any:
         """Normal weights [N, K]."""
-        size = OF_GRIDS if self.fmt.grid is not None else SEARCHED if searched(self.fmt) else WEIGHTS
+        size = GRID_WEIGHTS if self.fmt.grid is not None else SEARCHED_WEIGHTS if searched(self.fmt) else WEIGHTS
         return 0.02 * np.random.default_rng(0).standard_normal((size // K, K), np.float32)
 
     def importance(self) -> Any:
@@ -156,10 +157,3 @@ def table(results: Mapping[str, Any]) -> str:
 def missed(results: Mapping[str, Any]) -> int:
     """The number of missed goals."""
     return sum(row.ratio(results["threads"]) < row.case.goal() for row in rows_of(results))
-
-
-def document(results: Mapping[str, Any]) -> str:
-    """JSON with a line for each row."""
-    facts = {name: value for name, value in results.items() if name != "rows"}
-    rows = ",\n  ".join(json.dumps(row) for row in results["rows"])
-    return f'{json.dumps(facts)[:-1]}, "rows": [\n  {rows}\n]}}\n'

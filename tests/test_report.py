@@ -6,17 +6,13 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from measured import made_up, row
+from measured import made_up, plane_row, row
 
 from benchmarks import results
 from benchmarks.report import plots, svg, tables
 from benchmarks.report import targets as report
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
-
-
-def plane_row(fmt, kernel="quantize_codebook", share=0.65):
-    return {"format": fmt, "kernel": kernel, "dtype": "float16", "us": 50.0, "gbs": 2800.0, "share": share}
 
 
 # ---------------------------------------------------------------- report
