@@ -74,4 +74,4 @@ fuzz:
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
-	find qgemm tests tools -name __pycache__ -prune -exec rm -rf {} +
+	find qgemm benchmarks tests tools -name __pycache__ -prune -exec rm -rf {} +

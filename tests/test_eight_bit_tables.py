@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import eight_bit_tables
 import pytest
 from measured import made_up, row
 
-from qgemm.bench import results
+from benchmarks import results
+from benchmarks.report import eight_bit_tables
 
 SHAPE = eight_bit_tables.SHAPE
 

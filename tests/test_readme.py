@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import readme
-import tables
 
 import qgemm
+from benchmarks.report import tables
 
 ROOT = tables.ROOT
 API = ROOT / "docs" / "api"

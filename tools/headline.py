@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import cpu_tables
-import eight_bit_tables
-import tables
-
-from qgemm.bench.contest import GGML
-from qgemm.bench.results import load, speedup
+from benchmarks.contest import GGML
+from benchmarks.report import cpu_tables, eight_bit_tables, tables
+from benchmarks.results import load, speedup
 
 SHAPE = tables.LARGE[0]
 MANY_TOKENS = 4096

@@ -14,17 +14,12 @@ from functools import partial
 from pathlib import Path
 
 import api_pages
-import cpu_tables
-import eight_bit_tables
-import expert_tables
 import headline
 import layouts
-import models
 import numpy as np
-import shards
-import tables
 from numpy.typing import NDArray
 
+from benchmarks.report import cpu_tables, eight_bit_tables, expert_tables, models, shards, tables
 from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format
