@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 import qgemm
 from qgemm.converter import open_source
-from qgemm.converter.names import ORIGINAL_SHAPE, rename, renamed
+from qgemm.converter.tensor_names import ORIGINAL_SHAPE, rename, renamed
 
 LONG = "diffusion." + "block." * 9 + "weight"  # 70 bytes
 

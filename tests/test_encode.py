@@ -11,7 +11,7 @@ import qgemm
 from qgemm.cli import main as cli
 from qgemm.converter import Options, job, open_source
 from qgemm.converter.device import RANGE, Device
-from qgemm.converter.encode import encoder, piece
+from qgemm.converter.range_encoding import encoder, piece
 from qgemm.converter.rules import planned
 
 

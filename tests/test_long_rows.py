@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import qgemm
 from qgemm.codec.search import search, searched
-from qgemm.converter import encode
+from qgemm.converter import range_encoding
 from qgemm.converter.rules import Step
-from qgemm.converter.searching import searcher
+from qgemm.converter.scale_search import searcher
 from qgemm.converter.weight import of_tensor
 from qgemm.files.imatrix import of_arrays, read_imatrix
 
@@ -55,8 +55,8 @@ def test_parts_of_rows_give_the_blocks_of_whole_ones(fmt, data):
 
 def test_ranges_are_rows_where_these_are_short():
     step = Step(weight_of(np.zeros((6, 1024), np.float32)), qgemm.FORMATS["q4_0"])
-    assert encode.ranges(step, 3000, rows=True) == [(0, 2048), (2048, 4096), (4096, 6144)]
-    assert encode.ranges(step, 1000, rows=True) == [(a, min(a + 992, 6144)) for a in range(0, 6144, 992)]
+    assert range_encoding.ranges(step, 3000, rows=True) == [(0, 2048), (2048, 4096), (4096, 6144)]
+    assert range_encoding.ranges(step, 1000, rows=True) == [(a, min(a + 992, 6144)) for a in range(0, 6144, 992)]
 
 
 def peak(work) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 
 from qgemm.codec.format import Format
 from qgemm.converter.device import KINDS, RANGE, STREAMS, Device
-from qgemm.converter.encode import ranges
 from qgemm.converter.job import in_order
+from qgemm.converter.range_encoding import ranges
 from qgemm.converter.rules import Step
 from qgemm.converter.weight import of_tensor
 from qgemm.cuda.encode import encode

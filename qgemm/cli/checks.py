@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.error_bound import Doubles, a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import Blocks, Format
-from qgemm.converter.compare import compared
+from qgemm.converter.comparison import compared
 from qgemm.converter.report import Line
 from qgemm.converter.weight import Weight
 from qgemm.ops import matmul, quantize_activations

@@ -13,11 +13,11 @@ from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.job import BACKENDS, convert
 from qgemm.converter.mixture import MIXTURES
-from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
 from qgemm.converter.rules import OUTPUT, Ends, Options, asked, override
 from qgemm.converter.targets import makes_model
+from qgemm.converter.tensor_names import rename
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix

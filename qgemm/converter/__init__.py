@@ -22,8 +22,8 @@ api       the public function
 """
 
 from .api import Conversion, convert
-from .load import Checkpoint, load
+from .checkpoint_reader import Checkpoint, load
 from .rules import Options
-from .sources import open_source
+from .source_readers import open_source
 
 __all__ = ["Checkpoint", "Conversion", "Options", "convert", "load", "open_source"]

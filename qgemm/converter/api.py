@@ -14,13 +14,13 @@ from qgemm.formats import format_named
 
 from . import job
 from .checkpoint_target import check_layout
-from .folder import as_model
-from .like import alike
-from .names import Rename, renamed
+from .gguf_template import alike
+from .hf_folder import as_model
 from .report import Line, table, totals
 from .rules import OUTPUT, Ends, Options, asked
-from .sources import open_source
+from .source_readers import open_source
 from .targets import makes_model
+from .tensor_names import Rename, renamed
 from .weight import Source
 
 Pattern: TypeAlias = str | re.Pattern[str]

@@ -27,8 +27,8 @@ from .hyperparameters import (
     phi3_keys,
     qwen3moe_keys,
 )
-from .views import in_order, transposed
 from .weight import Weight, of_numbers
+from .weight_views import in_order, transposed
 
 Shapes = Mapping[str, str]  # of tensors by their names in a .gguf file, those of a layer without "blk.N."
 

@@ -27,7 +27,7 @@ from qgemm.files.documents import json_object
 from qgemm.files.paths import shown, shown_path, system_errors
 from qgemm.tensor import Tensor
 
-from . import arrays
+from . import array_weights
 from .checkpoints.configs import MODEL, SECTIONS
 from .checkpoints.write import LAYOUTS, WEIGHT, Layout, Part, rows_of, written_by
 from .rules import Options, Step
@@ -200,18 +200,18 @@ def _read(layout: Layout, steps: Sequence[Step], path: str, fd: int, closing: Ex
     """The tensors of a file that was written, matrices in the formats of their steps."""
     file = files.SafetensorsFile(path, fd)
     closing.callback(file.close)
-    stored = {name: arrays.Stored(file, entry) for name, entry in file.tensors.items()}
+    stored = {name: array_weights.Stored(file, entry) for name, entry in file.tensors.items()}
     found: dict[str, Tensor | None] = {}
     for step in steps:
         name = step.weight.name
         if step.format.family == GROUPS:
             found[name] = _read_back(layout, name, stored, step.format)
         else:
-            found[name] = arrays.of_stored(name, stored[name]).tensor
+            found[name] = array_weights.of_stored(name, stored[name]).tensor
     return found
 
 
-def _read_back(layout: Layout, name: str, stored: Mapping[str, arrays.Stored], fmt: Format) -> Tensor:
+def _read_back(layout: Layout, name: str, stored: Mapping[str, array_weights.Stored], fmt: Format) -> Tensor:
     """A matrix as a tensor of the format that it was written from."""
     matrix = layout.matrix(name.removesuffix(WEIGHT), stored, fmt)
     width = matrix.k // fmt.weights

@@ -18,9 +18,9 @@ from qgemm.codec.packing import Floats
 from qgemm.errors import UnsupportedError
 from qgemm.files.imatrix import Importance
 
-from .encode import Encoder, Piece, Unfit
+from .range_encoding import Encoder, Piece, Unfit
 from .rules import Step
-from .searching import range_of
+from .scale_search import range_of
 
 STREAMS = 4  # ranges on their way at a time, each with a thread: 16 threads hinder each other (11 for 17 GB/s)
 RANGE = 1 << 22  # weights of one, half as many: 17 for 28 GB/s; with all copies of them 180 MiB for float32

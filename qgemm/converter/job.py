@@ -23,8 +23,8 @@ from qgemm.parallel import workers
 
 from .checkpoint_target import FILE, check_steps, layout_named, target_of_layout, write_beside
 from .device import RANGE, STREAMS, Device
-from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .metadata import metadata, shard_keys
+from .range_encoding import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .report import Line, line, relative
 from .rules import Options, Step, planned
 from .targets import Append, Keys, Target, check_target, checked, target_of

@@ -14,8 +14,8 @@ from qgemm.files.gguf.parts import ARCHITECTURE, OURS
 from qgemm.files.imatrix import Importances
 
 from .mixture import FILE_TYPES
-from .names import shape_keys
 from .rules import Options, Step
+from .tensor_names import shape_keys
 from .weight import Source
 
 IMATRIX = "quantize.imatrix."

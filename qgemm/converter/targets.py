@@ -31,9 +31,9 @@ from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
-from . import arrays
-from .names import check_names
+from . import array_weights
 from .rules import Step
+from .tensor_names import check_names
 from .weight import SAFETENSORS
 
 Append = Callable[[str, Format, Blocks], None]
@@ -178,7 +178,10 @@ def read_safetensors(path: str, fd: int, closing: ExitStack) -> Mapping[str, Ten
     """The tensors of a file."""
     file = layout.SafetensorsFile(path, fd)
     closing.callback(file.close)
-    return {name: arrays.of_stored(name, arrays.Stored(file, entry)).tensor for name, entry in file.tensors.items()}
+    return {
+        name: array_weights.of_stored(name, array_weights.Stored(file, entry)).tensor
+        for name, entry in file.tensors.items()
+    }
 
 
 @contextmanager
@@ -219,7 +222,7 @@ def write_npz(
 
 def read_npz(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor | None]:
     """The arrays of an archive."""
-    return {name: arrays.of_npy(array).tensor for name, array in open_npz(path, closing, fd).items()}
+    return {name: array_weights.of_npy(array).tensor for name, array in open_npz(path, closing, fd).items()}
 
 
 def shape_of(step: Step) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from qgemm.codec.packing import Bytes
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown, shown_path
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight
 from . import bits as packing
 from .matrix import FLOATS, GroupedMatrix, Rows, Zeros, floats_of

@@ -30,7 +30,7 @@ from qgemm.formats.kbit import WEIGHTS, kbit_float32
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight
 from .methods import BitsAndBytes
 

@@ -15,7 +15,7 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.files.safetensors import SafetensorsFile
 from qgemm.files.shards import shard_name
 
-from ..arrays import Stored, of_stored
+from ..array_weights import Stored, of_stored
 from ..weight import SAFETENSORS, Source, Weight, of_tensor
 from . import awq_gptq, bnb, compressed, fp4, fp8, hqq, mxfp4
 from .configs import CONFIGS, method_of, refuse_packed

@@ -25,7 +25,7 @@ from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 from qgemm.views import Scaled
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight
 from . import mxfp4
 from .fp8 import NUMBERS

@@ -25,7 +25,7 @@ from qgemm.formats import f8
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight, original_shape, stored_shape
 from .methods import EightBits
 

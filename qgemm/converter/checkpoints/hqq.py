@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from qgemm.codec.packing import Bytes, Floats
 from qgemm.packed import Packed
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight
 from .matrix import FLOATS, UNPACKED, GroupedMatrix, Rows, Zeros, floats_of
 from .methods import Hqq

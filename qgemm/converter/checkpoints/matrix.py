@@ -25,7 +25,7 @@ from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
 from qgemm.views import Reordered
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import GROUP, Codes, Groups, Weight
 
 FLOATS = ("F16", "BF16", "F32")

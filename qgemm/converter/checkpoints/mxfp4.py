@@ -21,7 +21,7 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight, of_tensor, stored_shape
 from .methods import FourBits
 

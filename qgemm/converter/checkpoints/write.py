@@ -18,7 +18,7 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Bytes
 from qgemm.formats.groups import group_format
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import GROUPS
 from . import bits as packing
 from .awq_gptq import AWQ_COLUMNS, AwqGptqMatrix

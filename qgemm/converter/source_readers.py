@@ -14,10 +14,10 @@ from qgemm.files.npy import open_npy
 from qgemm.files.npz import open_npz
 from qgemm.files.paths import PathLike, path_string, shown_path
 
-from . import arrays
+from . import array_weights
 from .checkpoints import files as checkpoint
 from .checkpoints.configs import refuse_packed
-from .names import original_shapes
+from .tensor_names import original_shapes
 from .weight import Source, of_tensor
 
 
@@ -50,14 +50,14 @@ def gguf(path: str, part: bool = False) -> Source:
 def npy(path: str) -> Source:
     """One array."""
     with ExitStack() as undo:
-        weights = {name: arrays.of_npy(array) for name, array in open_npy(path, undo).items()}
+        weights = {name: array_weights.of_npy(array) for name, array in open_npy(path, undo).items()}
         return Source(path, weights, {}, undo.pop_all().close, files=[path])
 
 
 def npz(path: str) -> Source:
     """Arrays by name."""
     with ExitStack() as undo:
-        weights = {name: arrays.of_npy(array) for name, array in open_npz(path, undo).items()}
+        weights = {name: array_weights.of_npy(array) for name, array in open_npz(path, undo).items()}
         refuse_packed(shown_path(path), weights)
         return Source(path, weights, {}, undo.pop_all().close, files=[path])
 

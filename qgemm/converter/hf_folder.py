@@ -22,13 +22,13 @@ from qgemm.formats import FORMATS
 
 from .architectures import ARCHITECTURES, ENDS, Architecture, letters
 from .checkpoints.configs import MODEL
+from .hf_names import ELSEWHERE, EXPERT, OUTPUT, rotary_order, spellings
 from .hyperparameters import Config, rope_kind
 from .mixture import LAYER
 from .rules import keeps
-from .spellings import ELSEWHERE, EXPERT, OUTPUT, rotary_order, spellings
 from .tokenizer import tokenizer_keys
-from .views import in_order, plus_one, stacked
 from .weight import Source, Weight, of_numbers
+from .weight_views import in_order, plus_one, stacked
 
 ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 F32 = FORMATS["f32"]

@@ -11,7 +11,7 @@ from qgemm.files.paths import PathLike, shown, shown_path
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-from .sources import open_source
+from .source_readers import open_source
 from .weight import Source, Weight
 
 

@@ -16,7 +16,7 @@ from qgemm.cpu.native import encoders
 from qgemm.files.imatrix import Importance
 
 from .rules import Options, Step, importance_of
-from .searching import searcher
+from .scale_search import searcher
 from .weight import packed
 
 TOGETHER = 1 << 20  # weights that a few threads have at a time, in 40 MiB: long ranges, short waits for each other

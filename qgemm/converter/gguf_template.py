@@ -32,9 +32,9 @@ from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.tensor import Tensor
 
-from .spellings import ELSEWHERE, EXPERT, OUTPUT, rotary_order, spellings
-from .views import in_order, plus_one, stacked
+from .hf_names import ELSEWHERE, EXPERT, OUTPUT, rotary_order, spellings
 from .weight import Source, Weight, of_tensor
+from .weight_views import in_order, plus_one, stacked
 
 OTHER_FILES = ("split.", "quantize.imatrix.")  # keys that speak of that file's shards and of its quantization
 LOOK = 1 << 16  # weights of a tensor, at least, by which layouts are told apart

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
-from .encode import ranges, share, squares
 from .job import in_order
+from .range_encoding import ranges, share, squares
 from .report import DIFFERENT, SCALES, Line, line, relative
 from .rules import Step
 from .weight import Weight, of_tensor, packed
