@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 import qgemm
 from qgemm.converter import open_source
-from qgemm.converter.tensor_names import ORIGINAL_SHAPE, rename, renamed
+from qgemm.converter.tensor_names import ORIGINAL_SHAPE, apply_renames, parse_rename
 
 LONG = "diffusion." + "block." * 9 + "weight"  # 70 bytes
 
@@ -48,13 +48,13 @@ def test_long_names_are_read_and_renamed(run, tmp_path):
 )
 def test_renames_that_are_refused(text, message, tmp_path):
     with open_source(model(tmp_path / "x.gguf")) as source, pytest.raises(qgemm.QgemmError, match=re.escape(message)):
-        renamed(source, [rename(text)])
+        apply_renames(source, [parse_rename(text)])
 
 
 @pytest.mark.parametrize("text", ["x", "(=y"])
 def test_renames_that_make_no_sense(text, run, tmp_path):
     with pytest.raises(qgemm.QgemmError):
-        rename(text)
+        parse_rename(text)
     assert run("convert", model(tmp_path / "x.gguf"), tmp_path / "y.gguf", "f16", "--rename", text)[0] == 2
 
 

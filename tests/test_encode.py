@@ -11,8 +11,8 @@ import qgemm
 from qgemm.cli import main as cli
 from qgemm.converter import Options, job, open_source
 from qgemm.converter.device import RANGE, Device
-from qgemm.converter.range_encoding import encoder, piece
-from qgemm.converter.rules import planned
+from qgemm.converter.range_encoding import choose_encoder, encode_range
+from qgemm.converter.rules import plan
 
 
 class OnCpu(Device):
@@ -23,10 +23,10 @@ class OnCpu(Device):
     def __init__(self) -> None:
         self.given.clear()
 
-    def piece(self, step, start, stop, importance=None):
+    def encode_range(self, step, start, stop, importance=None):
         assert importance is None
         self.given.append(step.weight.name)
-        return piece(step, start, stop, encoder(step, Options(step.format)).encode)
+        return encode_range(step, start, stop, choose_encoder(step, Options(step.format)).encode)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_what_goes_to_the_gpu(fmt, options, names, tmp_path, monkeypatch):
 def test_ranges_for_the_gpu_do_not_depend_on_threads(tmp_path):
     with open_source(mixed_model(tmp_path / "x.gguf")) as source:
         options = Options(qgemm.FORMATS["q4_0"], allow_requantize=True)
-        step = next(step for step in planned(source, options) if step.weight.size > 2**22)
-        each = encoder(step, options)
-        one, many = (job._maker(step, each, threads, OnCpu())[1] for threads in (1, 16))
+        step = next(step for step in plan(source, options) if step.weight.size > 2**22)
+        encoder = choose_encoder(step, options)
+        one, many = (job._range_work(step, encoder, threads, OnCpu())[1] for threads in (1, 16))
     assert one == many
     assert [start for start, _ in one] == [0, RANGE]
 

@@ -87,7 +87,7 @@ def test_the_converter_writes_them(fmt, search, tmp_path):
 def test_rows_of_one_scale_are_converted_whole(tmp_path, monkeypatch):
     """Also where a range of the converter is shorter than a row."""
     monkeypatch.setattr(range_encoding, "CHUNK", 256)
-    monkeypatch.setattr(range_encoding, "TOGETHER", 256)
+    monkeypatch.setattr(range_encoding, "RANGE_WEIGHTS", 256)
     x = normal(4, 512)
     qgemm.write(tmp_path / "x.gguf", {"blk.0.attn_q.weight": x})
     converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "u4_row")

@@ -18,7 +18,7 @@ from hostile import BEYOND, refused
 
 import qgemm
 from qgemm.converter import open_source
-from qgemm.converter.weight import of_tensor, packed
+from qgemm.converter.weight import pack_groups, weight_from_tensor
 from qgemm.errors import CheckpointError, QgemmError
 from qgemm.files.imatrix import read_imatrix
 
@@ -170,11 +170,11 @@ def test_what_overflows_warns_nobody(tmp_path):
         assert np.isinf(source.weights["x"].values(0, 1))
     blocks = np.zeros((1, 1), qgemm.FORMATS["q4_0"].dtype)
     blocks["d"], blocks["qs"] = np.inf, 0x88
-    weight = of_tensor(qgemm.Tensor("q4_0", (1, 32), blocks))
+    weight = weight_from_tensor(qgemm.Tensor("q4_0", (1, 32), blocks))
     assert np.isnan(weight.codes.read(0, 32).values()).all()
     blocks["d"] = 6e4
     with np.errstate(all="ignore"):  # of the format's own rounding to float16
-        assert np.isinf(packed(qgemm.FORMATS["q4_1"], weight.codes.read(0, 32))["m"]).all()
+        assert np.isinf(pack_groups(qgemm.FORMATS["q4_1"], weight.codes.read(0, 32))["m"]).all()
 
 
 @pytest.mark.parametrize("dtype", [np.uint64, ml_dtypes.float8_e4m3fn])

@@ -9,7 +9,7 @@ import pytest
 from files import imatrix
 
 import qgemm
-from qgemm.converter.mixture import Model, chosen
+from qgemm.converter.mixture import Model, choose_types
 
 
 def tensors(path: Path, architecture: str, shapes: dict[str, tuple[int, ...]], **keys: object) -> Path:
@@ -96,20 +96,20 @@ def test_metadata_of_a_model():
     """Counts are of the first layer; what is no count, or lies beyond the layers where they are told by name, is not
     guessed."""
     keys = {"general.architecture": "llama", "llama.block_count": np.uint32(80), "llama.attention.head_count": 8}
-    assert not Model.of(keys).is_70b
+    assert not Model.from_metadata(keys).is_70b
     for of_layers in ([1, 0], np.array([1, 0], np.int32)):
-        assert Model.of({**keys, "llama.attention.head_count_kv": of_layers}).is_70b
+        assert Model.from_metadata({**keys, "llama.attention.head_count_kv": of_layers}).is_70b
     embed = {key.replace("llama", "llama-embed"): value for key, value in keys.items()}
     grouped = {"general.architecture": "llama-embed", "llama-embed.attention.head_count_kv": 1}
-    assert Model.of({**embed, **grouped}).is_70b
+    assert Model.from_metadata({**embed, **grouped}).is_70b
     loops = {"nanbeige.block_count": 20, "nanbeige.num_loops": 2}
-    assert Model.of({"general.architecture": "nanbeige", **loops}).layers == 40
+    assert Model.from_metadata({"general.architecture": "nanbeige", **loops}).layers == 40
     for bad in ("80", 8.0, np.array([], np.int32), ["8"]):
         with pytest.raises(qgemm.QgemmError, match=r"llama\.block_count: .* is no count"):
-            Model.of({**keys, "llama.block_count": bad})
+            Model.from_metadata({**keys, "llama.block_count": bad})
     shapes = {"blk.8.ffn_down_exps.weight": (2, 4, 256)}
     with pytest.raises(qgemm.QgemmError, match=r"'blk\.8\.ffn_down_exps\.weight': is in none of the model's 8 layers"):
-        chosen("q4_k_m", Model("llama", 8, 8, 8, experts=2), shapes, list(shapes), False)
+        choose_types("q4_k_m", Model("llama", 8, 8, 8, experts=2), shapes, list(shapes), False)
 
 
 def test_architectures_with_rules_of_their_own():
@@ -119,7 +119,7 @@ def test_architectures_with_rules_of_their_own():
     shapes |= {"blk.0.attn_k_b.weight": (8, 64, 256)}
 
     def types(architecture: str, name: str) -> dict[str, str]:
-        return chosen(name, Model(architecture, 1, experts=16), shapes, list(shapes), False)
+        return choose_types(name, Model(architecture, 1, experts=16), shapes, list(shapes), False)
 
     assert types("glm5-next", "q4_k_m")["blk.0.attn_q_b.weight"] == "q8_0"
     assert types("deepseek2", "q4_k_m")["blk.0.attn_q_b.weight"] == "q4_k"

@@ -14,8 +14,8 @@ from files import imatrix
 from gguf import GGUFReader
 
 import qgemm
-from qgemm.converter.mixture import FILE_TYPES, Model, chosen
-from qgemm.converter.rules import keeps
+from qgemm.converter.mixture import FILE_TYPES, Model, choose_types
+from qgemm.converter.rules import keep_rule
 from qgemm.files.gguf.writer import drafting
 from qgemm.formats import GGML_TYPES
 
@@ -31,8 +31,8 @@ def test_types_of_llama_quantize(model, kind):
     shapes = {name: tuple(shape) for name, shape in found["tensors"].items()}
     name, _, imatrix = kind.lower().partition("+")
     metadata = {"general.architecture": found["architecture"], **found["metadata"]}
-    quantized = [tensor for tensor, shape in shapes.items() if not keeps(tensor, len(shape), found["architecture"])]
-    types = chosen(name, Model.of(metadata), shapes, quantized, bool(imatrix))
+    quantized = [tensor for tensor, shape in shapes.items() if not keep_rule(tensor, len(shape), found["architecture"])]
+    types = choose_types(name, Model.from_metadata(metadata), shapes, quantized, bool(imatrix))
     want = found["types"][kind]
     kept = {tensor: "f32" if len(shape) < 2 else "f16" for tensor, shape in shapes.items()}  # as the source has them
     assert {**kept, **types} == want
@@ -88,8 +88,8 @@ def test_a_mixture_is_written(model, tmp_path, asked, number):
     kind = next(name for name, found in FILE_TYPES.items() if found.number == number)
     with qgemm.open(model) as source, qgemm.open(tmp_path / "y.gguf") as file:
         shapes = {name: tensor.shape for name, tensor in source.items()}
-        quantized = [name for name, shape in shapes.items() if not keeps(name, len(shape), "llama")]
-        want = chosen(kind, Model.of(source.metadata), shapes, quantized, False)
+        quantized = [name for name, shape in shapes.items() if not keep_rule(name, len(shape), "llama")]
+        want = choose_types(kind, Model.from_metadata(source.metadata), shapes, quantized, False)
         assert {name: tensor.format.name for name, tensor in file.items() if name in want} == want
         assert len(set(want.values())) > 2
         for name, tensor in file.items():
@@ -231,10 +231,10 @@ def test_shards_are_kept(model, tmp_path, run):
         ]
     with qgemm.open(tmp_path / "y-00001-of-00003.gguf") as file, qgemm.open(first) as source:
         shapes = {name: tensor.shape for name, tensor in source.items()}
-        quantized = [name for name, shape in shapes.items() if not keeps(name, len(shape), "llama")]
-        want = chosen("q4_k_m", Model.of(source.metadata), shapes, quantized, False, as_stored=True)
+        quantized = [name for name, shape in shapes.items() if not keep_rule(name, len(shape), "llama")]
+        want = choose_types("q4_k_m", Model.from_metadata(source.metadata), shapes, quantized, False, as_stored=True)
         assert {name: file[name].format.name for name in want} == want
-        assert want != chosen("q4_k_m", Model.of(source.metadata), shapes, quantized, False)
+        assert want != choose_types("q4_k_m", Model.from_metadata(source.metadata), shapes, quantized, False)
         x, y = source["blk.0.attn_q.weight"], file["blk.0.attn_q.weight"]
         assert y.blocks.tobytes() == qgemm.quantize(x.dequantize(), y.format).blocks.tobytes()
     status, _, err = run("convert", first, tmp_path / "y.gguf", "q4_k_m", "--keep-split")

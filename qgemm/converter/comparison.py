@@ -1,4 +1,4 @@
-"""A converted tensor beside the one it was made from: what the converter reports, found out afterwards."""
+"""Compare a converted tensor with its source: gives the converter's report afterwards."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
-from .job import in_order
-from .range_encoding import ranges, share, squares
-from .report import DIFFERENT, SCALES, Line, line, relative
+from .job import ordered_results
+from .range_encoding import range_size, ranges, squared_norm
+from .report import DIFFERENT, SCALES, Line, relative, report_line
 from .rules import Step
-from .weight import Weight, of_tensor, packed
+from .weight import Weight, pack_groups, weight_from_tensor
 
-SHARE = 8  # of the converter's ranges: nobody waits for a comparison, memory counts
+RANGE_FRACTION = 8  # ranges are 1/8 of the converter's: a comparison need not be fast, but saves memory
 
 
 class Comparison(NamedTuple):
-    """Whether the bytes are the same, and the converter's line; its error is None if a type has no decoder."""
+    """Whether the bytes are equal, and the converter's line; its error is None if a type has no decoder."""
 
     identical: bool
     line: Line
 
 
-class _Seen(NamedTuple):
-    """One range compared: whether the blocks are the source's or made of its codes, and the sums for the error."""
+class _RangeResult(NamedTuple):
+    """Result of one range: whether the blocks equal the source's or those of its codes, and the sums for the error."""
 
     identical: bool
     same_codes: bool
@@ -36,45 +36,45 @@ class _Seen(NamedTuple):
     power: float
 
 
-def compared(weight: Weight, tensor: Tensor) -> Comparison:
-    """A tensor of the same shape as the weight that it may have been made from."""
+def compare(weight: Weight, tensor: Tensor) -> Comparison:
+    """Compare a tensor with the weight of the same shape that is taken for its source."""
     step = Step(weight, tensor.format)
-    want, have = _numbers(weight), _numbers(of_tensor(tensor))
+    want, have = _numbers(weight), _numbers(weight_from_tensor(tensor))
 
-    def see(part: tuple[int, int]) -> _Seen:
+    def compare_range(part: tuple[int, int]) -> _RangeResult:
         start, stop = part
         fmt = tensor.format
         blocks = tensor.read(start // fmt.weights, stop // fmt.weights)
         identical = same_codes = False
         error = power = 0.0
-        with np.errstate(all="ignore"):  # whatever files hold is data here
+        with np.errstate(all="ignore"):  # files may hold any bits
             if step.copied:
                 assert weight.tensor is not None
                 identical = blocks.tobytes() == weight.tensor.read(start // fmt.weights, stop // fmt.weights).tobytes()
             if step.by_codes:
                 assert weight.codes is not None
-                same_codes = blocks.tobytes() == packed(fmt, weight.codes.read(start, stop)).tobytes()
+                same_codes = blocks.tobytes() == pack_groups(fmt, weight.codes.read(start, stop)).tobytes()
             if want is not None and have is not None:
                 x = want(start, stop)
-                error, power = squares(have(start, stop) - x), squares(x)
-        return _Seen(identical, same_codes, error, power)
+                error, power = squared_norm(have(start, stop) - x), squared_norm(x)
+        return _RangeResult(identical, same_codes, error, power)
 
-    parts = ranges(step, share(SHARE * workers()))
-    seen = [found for _, found in in_order(see, parts, workers())]
-    identical, same_codes = (all(getattr(each, name) for each in seen) for name in ("identical", "same_codes"))
+    parts = ranges(step, range_size(RANGE_FRACTION * workers()))
+    results = [result for _, result in ordered_results(compare_range, parts, workers())]
+    identical, same_codes = (all(getattr(result, name) for result in results) for name in ("identical", "same_codes"))
     error = None
     if identical:
         error = 0.0
     elif want is not None and have is not None:
-        error = relative(sum(each.error for each in seen), sum(each.power for each in seen))
-    found = line(step, error)
-    if (step.copied and error != 0) or (found.how == SCALES and not same_codes):
-        found = found._replace(how=DIFFERENT)
-    return Comparison(identical, found)
+        error = relative(sum(result.error for result in results), sum(result.power for result in results))
+    new_line = report_line(step, error)
+    if (step.copied and error != 0) or (new_line.how == SCALES and not same_codes):
+        new_line = new_line._replace(how=DIFFERENT)
+    return Comparison(identical, new_line)
 
 
 def _numbers(weight: Weight) -> Callable[[int, int], NDArray[np.floating]] | None:
-    """The weights as numbers, integers too."""
+    """Reads the weights as numbers, integers included; None if the type has no decoder."""
     tensor = weight.tensor
     if weight.values is not None or tensor is None or not tensor.format.plain:
         return weight.values

@@ -1,4 +1,4 @@
-"""One range of a tensor into the blocks of its new format, with the error that this makes."""
+"""Encode one range of a tensor into blocks of its new format, and measure the error."""
 
 from __future__ import annotations
 
@@ -16,120 +16,128 @@ from qgemm.cpu.native import encoders
 from qgemm.files.imatrix import Importance
 
 from .rules import Options, Step, importance_of
-from .scale_search import searcher
-from .weight import packed
+from .scale_search import block_search
+from .weight import pack_groups
 
-TOGETHER = 1 << 20  # weights that a few threads have at a time, in 40 MiB: long ranges, short waits for each other
+RANGE_WEIGHTS = 1 << 20  # weights in flight on all threads together (40 MiB): ranges stay long, waits short
 
 encoders.install()
 
-Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
-Faults = tuple[str, NDArray[np.bool_]]  # what is wrong with a range, and of each weight or block whether it is bad
+Encode = Callable[[Floats, int], Blocks]  # (values [n, weights per block], index of the first) -> blocks [n]
+Faults = tuple[str, NDArray[np.bool_]]  # description of the fault, and a mask of faulty weights or blocks
 
 
-class Piece(NamedTuple):
-    """Blocks [n], and the sums of the squares of their error and of what they stand for."""
+class EncodedRange(NamedTuple):
+    """Blocks [n], the sum of squared errors of their weights, and the sum of squares of the weights."""
 
     blocks: Blocks
     error: float = 0.0
     power: float = 0.0
 
 
-class Unfit(Exception):
-    """Weights that are not finite, or blocks whose scale is not or cannot be held, in the tensor of a step."""
+class UnencodableRange(Exception):
+    """A range cannot be encoded: weights are not finite, or a scale is not finite or too large for the format."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step.weight.name)
         self.step = step
 
 
-def share(threads: int) -> int:
-    """The weights of a range, of which so many threads have one each."""
-    return max(TOGETHER // threads, CHUNK)
+def range_size(threads: int) -> int:
+    """The weights of a range, so that one range per thread amounts to RANGE_WEIGHTS."""
+    return max(RANGE_WEIGHTS // threads, CHUNK)
 
 
 def ranges(step: Step, weights: int, rows: bool = False) -> list[tuple[int, int]]:
-    """The ranges of about so many weights in which a tensor is gone through; rows: whole ones, if so many have one."""
+    """Split a tensor into ranges of about `weights` weights.
+
+    rows: split between rows, unless a row is longer than `weights`.
+    """
     k = step.weight.shape[-1]
-    whole = step.format.whole_rows or (rows and k <= weights)
-    least = lcm(step.weight.step, step.format.weights, k if whole else 1)
-    size, most = step.weight.size, max(1, weights // least) * least
-    return [(start, min(start + most, size)) for start in range(0, size, most)]
+    whole_rows = step.format.whole_rows or (rows and k <= weights)
+    least = lcm(step.weight.step, step.format.weights, k if whole_rows else 1)
+    size, size_of_range = step.weight.size, max(1, weights // least) * least
+    return [(start, min(start + size_of_range, size)) for start in range(0, size, size_of_range)]
 
 
-def piece(step: Step, start: int, stop: int, encode: Encode) -> Piece:
-    """Convert one range; Unfit if it cannot be held."""
+def encode_range(step: Step, start: int, stop: int, encode: Encode) -> EncodedRange:
+    """Convert one range; UnencodableRange if the format cannot hold it."""
     fmt = step.format
     if step.copied:
-        blocks = copied(step, start, stop)
-        if damaged(fmt, blocks) is not None:
-            raise Unfit(step)
-        return Piece(blocks)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        x, blocks = encoded(step, start, stop, encode)
-        if bad(fmt, x, blocks) is not None:
-            raise Unfit(step)
-        made = np.array(fmt.decode(blocks), copy=fmt.plain).reshape(-1)  # plain ones may be the blocks themselves
-        made -= x
-        return Piece(blocks, squares(made), squares(x))
+        blocks = read_blocks(step, start, stop)
+        if bad_scales(fmt, blocks) is not None:
+            raise UnencodableRange(step)
+        return EncodedRange(blocks)
+    with np.errstate(over="ignore", invalid="ignore"):  # overflow is detected below
+        x, blocks = encode_weights(step, start, stop, encode)
+        if weight_faults(fmt, x, blocks) is not None:
+            raise UnencodableRange(step)
+        decoded = np.array(fmt.decode(blocks), copy=fmt.plain).reshape(
+            -1
+        )  # decoding a plain format may return the blocks themselves
+        decoded -= x
+        return EncodedRange(blocks, squared_norm(decoded), squared_norm(x))
 
 
-def copied(step: Step, start: int, stop: int) -> Blocks:
-    """The blocks of one range of a tensor that keeps its type."""
+def read_blocks(step: Step, start: int, stop: int) -> Blocks:
+    """Read the blocks of a range of a tensor that keeps its type."""
     assert step.weight.tensor is not None
     return step.weight.tensor.read(start // step.format.weights, stop // step.format.weights)
 
 
-def encoded(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, Blocks]:
-    """The weights of one range, and their blocks: from the codes of the source if they fit."""
+def encode_weights(step: Step, start: int, stop: int, encode: Encode) -> tuple[Floats, Blocks]:
+    """The weights of a range and their blocks, built from the source's codes where the format holds them."""
     if step.by_codes:
         assert step.weight.codes is not None
         groups = step.weight.codes.read(start, stop)
-        return groups.values(), packed(step.format, groups)
+        return groups.values(), pack_groups(step.format, groups)
     assert step.weight.values is not None
     x = step.weight.values(start, stop)
-    width = step.weight.shape[-1] if step.format.whole_rows else step.format.weights  # that are encoded together
+    width = step.weight.shape[-1] if step.format.whole_rows else step.format.weights  # weights encoded together
     return x, encode(x.reshape(-1, width), start)
 
 
 class Encoder(NamedTuple):
-    """How weights become blocks; search: by looking for better scales; importance: by which it weighs their errors."""
+    """A function that encodes weights.
+
+    search: it searches for better scales, weighting errors by `importance` if there is one.
+    """
 
     encode: Encode
     search: bool = False
     importance: Importance | None = None
 
 
-def encoder(step: Step, options: Options) -> Encoder:
-    """The format's own, or the search for better scales where that is wanted and there is one."""
+def choose_encoder(step: Step, options: Options) -> Encoder:
+    """The format's own encoder, or the search for better scales where requested and supported."""
     weight, fmt = step.weight, step.format
     importance = importance_of(weight, options)
     if not searched(fmt) or step.copied or step.by_codes or not (options.search or importance is not None):
         return Encoder(lambda x, start: fmt.encoded(x))
-    return Encoder(searcher(weight, fmt, importance), True, importance)
+    return Encoder(block_search(weight, fmt, importance), True, importance)
 
 
-def faults(step: Step, start: int, stop: int, encode: Encode) -> Faults | None:
-    """What is wrong with one range, as in `piece`; None if nothing is."""
+def find_faults(step: Step, start: int, stop: int, encode: Encode) -> Faults | None:
+    """The faults of one range, checked as in `encode_range`; None if it has none."""
     if step.copied:
-        found = damaged(step.format, copied(step, start, stop))
-        return None if found is None else ("damaged: a scale is not finite", found)
+        mask = bad_scales(step.format, read_blocks(step, start, stop))
+        return None if mask is None else ("damaged: a scale is not finite", mask)
     with np.errstate(over="ignore", invalid="ignore"):
-        return bad(step.format, *encoded(step, start, stop, encode))
+        return weight_faults(step.format, *encode_weights(step, start, stop, encode))
 
 
-def damaged(fmt: Format, blocks: Blocks) -> NDArray[np.bool_] | None:
-    """Which blocks have scales that are not finite, [n]; None if none has. Plain numbers may be anything."""
-    found = np.zeros(len(blocks), np.bool_)
+def bad_scales(fmt: Format, blocks: Blocks) -> NDArray[np.bool_] | None:
+    """The mask [n] of blocks whose scales are not finite, None if there are none. Plain numbers may be anything."""
+    mask = np.zeros(len(blocks), np.bool_)
     for name in fmt.scale_fields:
-        found |= ~np.isfinite(blocks[name])
-    return found if found.any() else None
+        mask |= ~np.isfinite(blocks[name])
+    return mask if mask.any() else None
 
 
-def bad(fmt: Format, x: Floats, blocks: Blocks) -> Faults | None:
-    """What is wrong with weights or their blocks; None if nothing is."""
+def weight_faults(fmt: Format, x: Floats, blocks: Blocks) -> Faults | None:
+    """The faults of weights or their blocks; None if they have none."""
     refused = fmt.refused(x.reshape(-1, fmt.weights), blocks)
-    if refused is None and not fmt.plain:  # in blocks NaN and infinity are refused too
+    if refused is None and not fmt.plain:  # block formats do not hold NaN and infinity either
         return None
     finite = np.isfinite(x)
     if not finite.all():
@@ -139,11 +147,11 @@ def bad(fmt: Format, x: Floats, blocks: Blocks) -> Faults | None:
     return f"beyond the largest {fmt}" if fmt.plain else f"in need of {fmt.beyond}", refused
 
 
-def squares(x: NDArray[np.floating]) -> float:
-    """The sum of squares, of whatever size."""
+def squared_norm(x: NDArray[np.floating]) -> float:
+    """The sum of squares in float64, or in float32 where that neither overflows nor underflows."""
     if x.dtype != np.float32:
         return float(np.square(x, dtype=np.float64).sum())
-    found = float(np.einsum("i,i->", x, x))
-    if 1e-20 < found < inf:
-        return found
-    return float(np.square(x, dtype=np.float64).sum())  # squares that float32 does not hold
+    total = float(np.einsum("i,i->", x, x))
+    if 1e-20 < total < inf:
+        return total
+    return float(np.square(x, dtype=np.float64).sum())  # float32 overflows or underflows

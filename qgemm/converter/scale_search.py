@@ -1,7 +1,7 @@
-"""The search for better scales, over ranges of a tensor that begin and end anywhere between blocks.
+"""The search for better scales, over ranges of a tensor that start and end at any block.
 
-Each block's search weighs by the mean square of its whole row (codec/search.py). A row longer than a range is gone
-through once for that, and then searched in parts, so that memory is bounded for rows of any length.
+The search of a block weighs errors by the mean square of the whole row (codec/search.py). A row longer than a range is
+read once for that and then searched in parts, so that memory stays bounded for rows of any length.
 """
 
 from __future__ import annotations
@@ -18,76 +18,76 @@ from qgemm.files.imatrix import Importance
 
 from .weight import Weight
 
-ALIKE = np.ones(1, np.float32)  # the importance of every column where none is known
+EQUAL_IMPORTANCE = np.ones(1, np.float32)  # for every column, where there is no importance matrix
 
 
-def searcher(weight: Weight, fmt: Format, importance: Importance | None) -> Callable[[Floats, int], Blocks]:
-    """(weights of a range, the number of its first) -> blocks; importance: of the weight's columns, as planned."""
+def block_search(weight: Weight, fmt: Format, importance: Importance | None) -> Callable[[Floats, int], Blocks]:
+    """(weights of a range, index of the first) -> blocks. importance: of the weight's columns, as planned."""
     *_, n, k = (1, *weight.shape)
     means = _MeanSquares(weight, k)
 
-    def of_columns(row: int, start: int, stop: int) -> Floats:
-        return ALIKE if importance is None else columns_of(weight, importance, row, start, stop)
+    def column_importance(row: int, start: int, stop: int) -> Floats:
+        return EQUAL_IMPORTANCE if importance is None else importance_of_columns(weight, importance, row, start, stop)
 
-    def of_rows(first: int, rows: int) -> Floats:
-        """The importance of whole rows, of one matrix or several."""
+    def row_importance(first: int, rows: int) -> Floats:
+        """The importance of the columns of whole rows, which may belong to several matrices."""
         numbers = np.arange(first, first + rows) // n
-        each, which = np.unique(numbers, return_inverse=True)
-        if importance is None or len(each) == 1:
-            return of_columns(first, 0, k)
-        return np.stack([of_columns(int(expert) * n, 0, k) for expert in each])[which]
+        matrices, indices = np.unique(numbers, return_inverse=True)
+        if importance is None or len(matrices) == 1:
+            return column_importance(first, 0, k)
+        return np.stack([column_importance(int(matrix) * n, 0, k) for matrix in matrices])[indices]
 
-    def found(x: Floats, start: int) -> Blocks:
+    def encode(x: Floats, start: int) -> Blocks:
         x = x.reshape(-1)
-        made, at = [], 0
-        while at < x.size:
-            row, column = divmod(start + at, k)
-            rows = (x.size - at) // k if column == 0 else 0
-            size = rows * k or min(k - column, x.size - at)
-            part = x[at : at + size]
+        blocks, offset = [], 0
+        while offset < x.size:
+            row, column = divmod(start + offset, k)
+            rows = (x.size - offset) // k if column == 0 else 0
+            size = rows * k or min(k - column, x.size - offset)
+            part = x[offset : offset + size]
             if rows:
-                made.append(search(fmt, part.reshape(rows, k), of_rows(row, rows)))
+                blocks.append(search(fmt, part.reshape(rows, k), row_importance(row, rows)))
             else:
-                made.append(search(fmt, part[None], of_columns(row, column, column + size), means.of(row)))
-            at += size
-        return made[0] if len(made) == 1 else np.concatenate(made)
+                blocks.append(search(fmt, part[None], column_importance(row, column, column + size), means.of_row(row)))
+            offset += size
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
-    return found
+    return encode
 
 
-def columns_of(weight: Weight, importance: Importance, row: int, start: int, stop: int) -> Floats:
-    """The importance of some columns of a row: of several matrices each has its own."""
+def importance_of_columns(weight: Weight, importance: Importance, row: int, start: int, stop: int) -> Floats:
+    """The importance of columns of a row; each matrix of several has its own."""
     *_, n, k = (1, *weight.shape)
     first = row // n * k if weight.size > n * k else 0
     return importance.read(first + start, first + stop)
 
 
-def range_of(weight: Weight, importance: Importance, start: int, stop: int) -> Floats:
-    """The importance of the weights of a range, or, if it is whole rows of one matrix, of a row."""
+def importance_of_range(weight: Weight, importance: Importance, start: int, stop: int) -> Floats:
+    """The importance of each weight of a range or, if it is whole rows of one matrix, of the columns of a row."""
     *_, n, k = (1, *weight.shape)
     first, last = start // k, -(-stop // k)
     if start % k == stop % k == 0 and first // n == (last - 1) // n:
-        return columns_of(weight, importance, first, 0, k)
+        return importance_of_columns(weight, importance, first, 0, k)
     ends = ((row, max(start - row * k, 0), min(stop - row * k, k)) for row in range(first, last))
-    return np.concatenate([columns_of(weight, importance, *end) for end in ends])
+    return np.concatenate([importance_of_columns(weight, importance, *end) for end in ends])
 
 
 class _MeanSquares:
-    """The mean square of each row, found when it is asked for."""
+    """The mean square of each row, computed on first use."""
 
     def __init__(self, weight: Weight, k: int) -> None:
         self.weight, self.k = weight, k
-        self.known: dict[int, np.float32] = {}
-        self.lock = Lock()  # many threads have parts of one row
+        self.cache: dict[int, np.float32] = {}
+        self.lock = Lock()  # several threads may search parts of one row
 
-    def of(self, row: int) -> np.float32:
-        """That of a row, of which a few weights are in memory at a time."""
+    def of_row(self, row: int) -> np.float32:
+        """The mean square of a row, which is read in parts."""
         with self.lock:
-            if row not in self.known:
+            if row not in self.cache:
                 assert self.weight.values is not None
-                most = max(1, CHUNK // self.weight.step) * self.weight.step
+                step = max(1, CHUNK // self.weight.step) * self.weight.step
                 total, end = np.float32(0), (row + 1) * self.k
-                for start in range(row * self.k, end, most):
-                    total = sum_of_squares(self.weight.values(start, min(start + most, end)), total)
-                self.known[row] = total / np.float32(self.k)
-            return self.known[row]
+                for start in range(row * self.k, end, step):
+                    total = sum_of_squares(self.weight.values(start, min(start + step, end)), total)
+                self.cache[row] = total / np.float32(self.k)
+            return self.cache[row]

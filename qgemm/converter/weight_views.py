@@ -1,4 +1,4 @@
-"""Weights made of others without a copy: rows in another order, matrices stacked, numbers plus one."""
+"""Weights derived from others without a copy: rows in another order, matrices stacked, numbers plus one."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from qgemm.codec.format import Blocks
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
-from .weight import GROUP, Codes, Groups, Weight, of_tensor
+from .weight import GROUP, Codes, Groups, Weight, weight_from_tensor
 
-Read = Callable[[int, int], list[NDArray[Any]]]  # (start, stop) in units of some weights -> arrays [stop - start, ...]
-View = Callable[[Sequence[Read], int], Read]  # of each of some weights, and the weights of a unit -> that of the whole
+Read = Callable[[int, int], list[NDArray[Any]]]  # (start, stop) in units of weights -> arrays [stop - start, ...]
+View = Callable[[Sequence[Read], int], Read]  # (readers of the sources, weights per unit) -> reader of the result
 
 
-def in_order(weight: Weight, order: NDArray[np.intp], lot: int = 0) -> Weight:
-    """W [N, K] or [N] in which row r of each lot is the given weight's row order[r] of that lot.
+def reorder_rows(weight: Weight, order: NDArray[np.intp], batch: int = 0) -> Weight:
+    """W [N, K] or [N], in batches of rows: row r of a batch is row order[r] of the same batch of the given weight.
 
-    lot: rows of a lot before, more than after where some are left out (default: len(order), all stay).
+    batch: rows of a batch of the given weight, more than len(order) where rows are left out (default: len(order)).
     """
     k = weight.shape[-1] if len(weight.shape) > 1 else 1
-    lot = lot or len(order)
+    batch = batch or len(order)
 
-    def there(start: int, stop: int) -> tuple[int, int]:
-        return start * lot // len(order), stop * lot // len(order)
+    def source_range(start: int, stop: int) -> tuple[int, int]:
+        return start * batch // len(order), stop * batch // len(order)
 
     def view(reads: Sequence[Read], unit: int) -> Read:
-        def moved(array: NDArray[Any]) -> NDArray[Any]:
-            lots = array.reshape(-1, lot, k // unit, *array.shape[1:])
-            return lots[:, order].reshape(-1, *array.shape[1:])
+        def reorder(array: NDArray[Any]) -> NDArray[Any]:
+            batches = array.reshape(-1, batch, k // unit, *array.shape[1:])
+            return batches[:, order].reshape(-1, *array.shape[1:])
 
-        return lambda start, stop: list(map(moved, reads[0](*there(start, stop))))
+        return lambda start, stop: list(map(reorder, reads[0](*source_range(start, stop))))
 
-    step = lcm(weight.step, lot * k) // lot * len(order)
+    step = lcm(weight.step, batch * k) // batch * len(order)
     *leading, n = weight.shape[:-1] if len(weight.shape) > 1 else weight.shape
-    shape = (*leading, n // lot * len(order), *weight.shape[len(leading) + 1 :])
-    made = _viewed([weight], weight.name, shape, step, view)
-    return replace(made, nbytes=weight.nbytes * len(order) // lot)
+    shape = (*leading, n // batch * len(order), *weight.shape[len(leading) + 1 :])
+    reordered = _derived([weight], weight.name, shape, step, view)
+    return replace(reordered, nbytes=weight.nbytes * len(order) // batch)
 
 
-def transposed(weight: Weight) -> Weight:
-    """W [..., N, K] of W [..., K, N], whose matrices are read whole."""
+def transpose_matrices(weight: Weight) -> Weight:
+    """W [..., N, K] of W [..., K, N]; each matrix is read whole."""
     *leading, k, n = weight.shape
     values = weight.values
     assert values is not None, "integers are no matrices"
@@ -58,34 +58,39 @@ def transposed(weight: Weight) -> Weight:
     return Weight(weight.name, (*leading, n, k), weight.type, weight.nbytes, step, values=read)
 
 
-def stacked(name: str, weights: Sequence[Weight]) -> Weight:
-    """Matrices [N, K], all of one shape, as W [len(weights), N, K]."""
+def stack_matrices(name: str, weights: Sequence[Weight]) -> Weight:
+    """Stack matrices [N, K] of one shape to W [len(weights), N, K]."""
     size = weights[0].size
 
     def view(reads: Sequence[Read], unit: int) -> Read:
-        each = size // unit
+        matrix_units = size // unit
 
         def joined(start: int, stop: int) -> list[NDArray[Any]]:
-            numbers = range(start // each, -(-stop // each))
-            found = [reads[i](max(start - i * each, 0), min(stop - i * each, each)) for i in numbers]
-            return [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
+            numbers = range(start // matrix_units, -(-stop // matrix_units))
+            arrays_by_matrix = [
+                reads[i](max(start - i * matrix_units, 0), min(stop - i * matrix_units, matrix_units)) for i in numbers
+            ]
+            return [np.concatenate(arrays) for arrays in zip(*arrays_by_matrix, strict=True)]
 
         return joined
 
     step = lcm(*(weight.step for weight in weights))
-    return _viewed(weights, name, (len(weights), *weights[0].shape), step, view)
+    return _derived(weights, name, (len(weights), *weights[0].shape), step, view)
 
 
-def plus_one(weight: Weight) -> Weight:
-    """Each number and one more, in float32."""
+def add_one(weight: Weight) -> Weight:
+    """The numbers plus one, in float32."""
     values = weight.values
     assert values is not None, "integers are no norms"
-    more = lambda start, stop: values(start, stop) + np.float32(1)  # noqa: E731 a method's worth of name would hide it
-    return Weight(weight.name, weight.shape, weight.type, weight.nbytes, weight.step, values=more)
+
+    def read(start: int, stop: int) -> Floats:
+        return values(start, stop) + np.float32(1)
+
+    return Weight(weight.name, weight.shape, weight.type, weight.nbytes, weight.step, values=read)
 
 
-def _viewed(weights: Sequence[Weight], name: str, shape: tuple[int, ...], step: int, view: View) -> Weight:
-    """The weight that a view makes of others, by what all of them are: blocks of one format, codes, or numbers."""
+def _derived(weights: Sequence[Weight], name: str, shape: tuple[int, ...], step: int, view: View) -> Weight:
+    """The weight that a view derives from others: from their blocks if of one format, else from codes and numbers."""
     tensors = [weight.tensor for weight in weights]
     formats = {None if tensor is None else tensor.format for tensor in tensors}
     if len(formats) == 1 and (fmt := formats.pop()) is not None:
@@ -95,7 +100,7 @@ def _viewed(weights: Sequence[Weight], name: str, shape: tuple[int, ...], step: 
             return blocks(0, prod(shape) // fmt.weights)[0].reshape(*shape[:-1], -1)
 
         tensor = Tensor(fmt, shape, whole, name, lambda start, stop: blocks(start, stop)[0])
-        return replace(of_tensor(tensor), step=step)
+        return replace(weight_from_tensor(tensor), step=step)
     values = _all([weight.values for weight in weights])
     codes = _all([weight.codes for weight in weights])
     numbers = None if values is None else view([_values(read) for read in values], 1)
@@ -113,8 +118,8 @@ def _viewed(weights: Sequence[Weight], name: str, shape: tuple[int, ...], step: 
     )
 
 
-def _all(found: list[Any]) -> list[Any] | None:
-    return None if None in found else found
+def _all(readers: list[Any]) -> list[Any] | None:
+    return None if None in readers else readers
 
 
 def _blocks(tensor: Tensor) -> Read:
@@ -126,25 +131,25 @@ def _values(read: Callable[[int, int], Floats]) -> Read:
 
 
 def _codes(codes: Sequence[Codes], view: View) -> Codes:
-    def groups(each: Codes) -> Read:
-        def found(start: int, stop: int) -> list[NDArray[Any]]:
-            q, zero, scale, minimum = each.read(start * GROUP, stop * GROUP)
+    def groups(source: Codes) -> Read:
+        def read(start: int, stop: int) -> list[NDArray[Any]]:
+            q, zero, scale, minimum = source.read(start * GROUP, stop * GROUP)
             arrays: list[NDArray[Any]] = [q, np.broadcast_to(zero, scale.shape), scale]
             if any_minimum:
                 arrays.append(np.zeros_like(scale) if minimum is None else minimum)
             return arrays
 
-        return found
+        return read
 
-    any_minimum = any(each.minimum for each in codes)
-    read = view([groups(each) for each in codes], GROUP)
+    any_minimum = any(source.minimum for source in codes)
+    read = view([groups(source) for source in codes], GROUP)
     return Codes(
-        min(each.least for each in codes),
-        max(each.most for each in codes),
-        min(each.low for each in codes),
-        max(each.high for each in codes),
+        min(source.least for source in codes),
+        max(source.greatest for source in codes),
+        min(source.low for source in codes),
+        max(source.high for source in codes),
         any_minimum,
         lambda start, stop: Groups(*read(start // GROUP, stop // GROUP)),
-        gcd(*(each.group for each in codes)),
-        all(each.whole_rows for each in codes),
+        gcd(*(source.group for source in codes)),
+        all(source.whole_rows for source in codes),
     )

@@ -15,8 +15,8 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.files.safetensors import SafetensorsFile
 from qgemm.files.shards import shard_name
 
-from ..array_weights import Stored, of_stored
-from ..weight import SAFETENSORS, Source, Weight, of_tensor
+from ..array_weights import Stored, weight_from_stored
+from ..weight import SAFETENSORS, Source, Weight, weight_from_tensor
 from . import awq_gptq, bnb, compressed, fp4, fp8, hqq, mxfp4
 from .configs import CONFIGS, method_of, refuse_packed
 from .methods import BitsAndBytes, Compressed, EightBits, FourBits, Hqq, Method, Nvfp4, Said
@@ -135,7 +135,7 @@ def _decoded(path: str, stored: Mapping[str, Stored], method: Said | None) -> di
         elif name in parts:
             continue
         else:
-            weight = of_stored(name, each)
+            weight = weight_from_stored(name, each)
         if weight.name in found or (weight.name != name and weight.name in stored):
             raise CheckpointError(f"{shown_path(path)}: tensor {shown(weight.name)}: is there twice, once quantized")
         found[weight.name] = weight
@@ -156,4 +156,4 @@ def _joined(path: str, weights: dict[str, Weight]) -> dict[str, Weight]:
             raise refusal(name, f"is {weight.type}, as no part of a kbit tensor is")
     joined = Joiner().joined(stored, refusal)
     kept = {name: weight for name, weight in weights.items() if not name.endswith(SUFFIXES)}
-    return {**kept, **{name: of_tensor(tensor) for name, tensor in joined.items() if name not in kept}}
+    return {**kept, **{name: weight_from_tensor(tensor) for name, tensor in joined.items() if name not in kept}}

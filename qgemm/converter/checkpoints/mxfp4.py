@@ -22,7 +22,7 @@ from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
 
 from ..array_weights import Stored
-from ..weight import Weight, of_tensor, stored_shape
+from ..weight import Weight, stored_shape, weight_from_tensor
 from .methods import FourBits
 
 MXFP4 = FORMATS["mxfp4"]
@@ -75,7 +75,7 @@ def of_blocks(name: str, shape: tuple[int, ...], read: Callable[[int, int], Bloc
             raise CheckpointError(f"{who}: a scale is {NAN}, which is no number")
         return Tensor(MXFP4, shape, blocks, name)
 
-    return replace(of_tensor(Tensor(MXFP4, shape, whole, name, read)), native=native)
+    return replace(weight_from_tensor(Tensor(MXFP4, shape, whole, name, read)), native=native)
 
 
 def blocks_of(pairs: Bytes, exponents: Bytes) -> Blocks:
