@@ -159,5 +159,5 @@ def test_streams_of_codes(bits, count, rows, seed):
 
     codes = np.random.default_rng(seed).integers(0, 2**bits, (rows, count)).astype(np.uint8)
     words = foreign.stream(codes, bits).view(np.uint32)
-    assert_array_equal(packing.unpacked(words, bits, count), codes)
-    assert_array_equal(packing.packed(codes, bits), words)
+    assert_array_equal(packing.unpack_codes(words, bits, count), codes)
+    assert_array_equal(packing.pack_codes(codes, bits), words)

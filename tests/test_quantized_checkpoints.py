@@ -122,7 +122,7 @@ def test_any_checkpoint_reads_as_its_formula(tmp_path_factory, method, bits, gro
         groups = weight.codes.read(0, want.size)
         assert_array_equal(groups.values(), want.ravel())
         assert (groups.codes >= weight.codes.least).all()
-        assert (groups.codes <= weight.codes.most).all()
+        assert (groups.codes <= weight.codes.greatest).all()
         assert (groups.codes - groups.zero[:, None] >= weight.codes.low).all()
         assert (groups.codes - groups.zero[:, None] <= weight.codes.high).all()
 
