@@ -20,8 +20,8 @@ from numpy.testing import assert_array_equal
 
 from qgemm.converter import open_source
 from qgemm.errors import CheckpointError
-from qgemm.files.paths import Opened
-from qgemm.files.zip import inflated, members
+from qgemm.files.paths import RegularFile
+from qgemm.files.zip import inflate, members
 
 # ---------------------------------------------------------------- .npy
 
@@ -130,7 +130,7 @@ def test_what_is_damaged_inside_is_found_when_it_is_unpacked(tmp_path):
     """Codes of deflate that are none, another array, a shorter one, bytes behind the end."""
     x = normal(512, 256)
     raw = npz(tmp_path / "x.npz", w=x)
-    file = Opened(str(tmp_path / "x.npz"))
+    file = RegularFile(str(tmp_path / "x.npz"))
     [member] = members(file)
     file.close()
     start, size = member.start, member.packed
@@ -149,8 +149,8 @@ def test_more_than_the_directory_says_is_not_unpacked(tmp_path):
     raw = bytearray((tmp_path / "x.npz").read_bytes())
     struct.pack_into("<I", raw, raw.index(ENTRY) + 24, 1 << 16)
     (tmp_path / "x.npz").write_bytes(raw)
-    file = Opened(str(tmp_path / "x.npz"))
-    pieces = inflated(file, members(file)[0])
+    file = RegularFile(str(tmp_path / "x.npz"))
+    pieces = inflate(file, members(file)[0])
     assert len(next(pieces)) == 1 << 16
     with pytest.raises(CheckpointError, match="does not unpack to what the directory says"):
         next(pieces)

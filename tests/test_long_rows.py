@@ -22,7 +22,7 @@ from qgemm.converter import range_encoding
 from qgemm.converter.rules import Step
 from qgemm.converter.scale_search import block_search
 from qgemm.converter.weight import weight_from_tensor
-from qgemm.files.imatrix import of_arrays, read_imatrix
+from qgemm.files.imatrix import importances_of_arrays, read_imatrix
 
 SEARCHED = [name for name, fmt in qgemm.FORMATS.items() if searched(fmt)]
 
@@ -44,7 +44,7 @@ def test_parts_of_rows_give_the_blocks_of_whole_ones(fmt, data):
     x = normal(experts, n, k, seed=data.draw(st.integers(0, 99)))
     known = data.draw(st.booleans())
     importance = normal(experts, k, seed=5) ** 2
-    found = block_search(weight_of(x), fmt, of_arrays({"w": importance}).importance("w") if known else None)
+    found = block_search(weight_of(x), fmt, importances_of_arrays({"w": importance}).importance("w") if known else None)
     rows = x.reshape(-1, k)
     want = search(fmt, rows, importance.repeat(n, axis=0) if known else np.ones(k, np.float32))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(want) - 1)))) if len(want) > 1 else []

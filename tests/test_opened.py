@@ -9,7 +9,7 @@ import pytest
 from gguf_bytes import ARRAY, BOOL, array, file_of, key, refused, saved
 
 from qgemm.errors import GGUFError
-from qgemm.files.paths import Opened
+from qgemm.files.paths import RegularFile
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_change_of_the_same_size(ns, path):
     """The time of the last change counts to the nanosecond: a program that writes again within a second is common."""
     before = path.stat().st_mtime_ns // 10**9 * 10**9 + 500_000_000  # so that most of these are in the same second
     os.utime(path, ns=(before, before))
-    file = Opened(str(path))
+    file = RegularFile(str(path))
     file.check()
     os.utime(path, ns=(before, before + ns))
     for look in (file.check, lambda: file.read(0, 1), lambda: file.read_rows(0, 10, 2, 5)):
@@ -36,7 +36,7 @@ def test_change_of_the_same_size(ns, path):
 @pytest.mark.parametrize("size", [99, 101])
 def test_change_of_the_size_alone(size, path):
     """Whoever sets the time back does not get by."""
-    file = Opened(str(path))
+    file = RegularFile(str(path))
     found = path.stat()
     os.truncate(path, size)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -50,7 +50,7 @@ def test_open_file_without_a_name(path):
     fd = os.open(path, os.O_RDONLY)
     path.unlink()
     saved(path, b"another")
-    file = Opened("x", fd=fd)
+    file = RegularFile("x", fd=fd)
     os.close(fd)
     assert file.read(0, 100).tobytes() == bytes(100)
     file.close()

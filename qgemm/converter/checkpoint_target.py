@@ -124,7 +124,7 @@ def _write(
     strings = {key.removeprefix(SAFETENSORS): value for key, value in keys.items() if isinstance(value, str)}
     named = {name: part for tensors in parts.values() for name, part in tensors.items()}
     described = {name: (part.type, part.shape) for name, part in named.items()}
-    header, offsets, size = files.laid_out(described, {"format": "pt", **strings})
+    header, offsets, size = files.file_layout(described, {"format": "pt", **strings})
     with replacing(path, check, replace) as fd:
         allocate(fd, size)
         write_at(fd, 0, memoryview(header))

@@ -18,7 +18,7 @@ from gguf.constants import MODEL_ARCH_NAMES, Keys
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
 from qgemm.errors import QgemmError, UnsupportedError
-from qgemm.files.imatrix import Importance, Importances, of_arrays
+from qgemm.files.imatrix import Importance, Importances, importances_of_arrays
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, format_named, written
 
@@ -350,7 +350,7 @@ def importance_of(weight: Weight, options: Options) -> Importance | None:
     A token embedding's may have another size, since it is no mean over activations; it is ignored then.
     """
     matrix = options.importance
-    importances = matrix if isinstance(matrix, Importances) else of_arrays(matrix)
+    importances = matrix if isinstance(matrix, Importances) else importances_of_arrays(matrix)
     importance = importances.importance(weight.name)
     if importance is not None and weight.name in EMBEDDINGS and importance.size != columns(weight):
         return None

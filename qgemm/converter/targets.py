@@ -165,7 +165,7 @@ def write_safetensors(
     """Plain tensors, and the strings of the metadata."""
     tensors = {step.weight.name: (str(step.format), shape_of(step)) for step in steps}
     strings = {key.removeprefix(SAFETENSORS): v for key, v in keys.items() if isinstance(v, str)}
-    header, offsets, size = layout.laid_out(tensors, strings)
+    header, offsets, size = layout.file_layout(tensors, strings)
     with replacing(path, check, replace) as fd:
         allocate(fd, size)
         write_at(fd, 0, memoryview(header))
