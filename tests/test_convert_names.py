@@ -59,7 +59,7 @@ def test_renames_that_make_no_sense(text, run, tmp_path):
 
 
 def test_rules_see_new_names(tmp_path):
-    """Renaming comes first: what a rule keeps, an override or an importance names, is the new name."""
+    """Renaming comes first: rules, overrides and importances match the new names."""
     source = model(tmp_path / "x.gguf", {"a.weight": normal(4, 64), "b.weight": normal(4, 64)})
     names = {r"^a\.": "blk.0.attn_norm.", r"^b\.": "blk.0.attn_q."}
     done = qgemm.convert(source, tmp_path / "y.gguf", "q4_0", rename=names, tensor_types={"attn_q": "q8_0"})
@@ -69,7 +69,7 @@ def test_rules_see_new_names(tmp_path):
 
 
 def test_five_dimensions(tmp_path):
-    """The first ones are joined in the file; a key has the shape, by which they come apart again."""
+    """The leading ones are joined in the file; a key stores the shape, which restores them."""
     shape = (4, 3, 2, 2, 32)
     x = normal(*shape)
     safetensors(tmp_path / "x.safetensors", {"conv.weight": x, "w.weight": normal(4, 32)})

@@ -48,9 +48,9 @@ def test_tensors_come_back(path, copied):
 
 
 def test_other_readers_list_the_bytes(path):
-    found = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    listed = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     for name in NAMES:
-        part = found[f"t.{name}.qgemm_{name}"]
+        part = listed[f"t.{name}.qgemm_{name}"]
         assert part.tensor_type.name == "I8"
         assert part.data.tobytes() == drawn(name).blocks.tobytes()
 
@@ -95,7 +95,7 @@ def test_rows_of_one_scale_are_converted_whole(tmp_path, monkeypatch):
         assert (file["blk.0.attn_q.weight"].blocks == qgemm.quantize(x, "u4_row").blocks).all()
 
 
-BYTES = np.zeros((2, 2 * 67), np.int8)  # of u4z_g128
+BYTES = np.zeros((2, 2 * 67), np.int8)  # two blocks of u4z_g128 per row
 KBIT = {"k": qgemm.quantize(normal(1, 32), "kbit2")}  # which makes a file one with parts
 
 

@@ -37,16 +37,16 @@ def test_change_of_the_same_size(ns, path):
 def test_change_of_the_size_alone(size, path):
     """Whoever sets the time back does not get by."""
     file = RegularFile(str(path))
-    found = path.stat()
+    status = path.stat()
     os.truncate(path, size)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(GGUFError, match=r"x: changed since it was opened$"):
         file.check()
     file.close()
 
 
 def test_open_file_without_a_name(path):
-    """By its descriptor: what has its name by then does not matter."""
+    """It is read by its descriptor, whatever file has its name by then."""
     fd = os.open(path, os.O_RDONLY)
     path.unlink()
     saved(path, b"another")
@@ -59,9 +59,9 @@ def test_open_file_without_a_name(path):
 PIECE = 1 << 16  # bools that are checked at a time
 
 
-@pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 99])
-def test_every_bool_of_a_long_array_is_checked(at, tmp_path):
+@pytest.mark.parametrize("offset", [0, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 99])
+def test_every_bool_of_a_long_array_is_checked(offset, tmp_path):
     bools = bytearray(2 * PIECE + 100)
-    bools[at] = 2
+    bools[offset] = 2
     bad = file_of([key(b"k", ARRAY, array(BOOL, len(bools), bytes(bools)))])
     assert refused(saved(tmp_path / "x.gguf", bad)) == "key 'k': a bool must be 0 or 1, is 2"

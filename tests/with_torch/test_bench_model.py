@@ -12,7 +12,7 @@ import qgemm
 from qgemm.bench import model
 from qgemm.torch import QEmbedding, QLinear
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 TINY = {
     "llama": model.Sizes("llama", 256, 512, 8, 4, 2, 64, 512, 1e4),
     "qwen3": model.Sizes("qwen3", 256, 512, 8, 4, 2, 128, 512, 1e6),
@@ -21,7 +21,7 @@ TINY = {
 
 @pytest.mark.parametrize("sizes", TINY.values(), ids=TINY)
 def test_the_file_is_the_model(sizes, tmp_path):
-    """Of the architecture and sizes of the dense one, with every matrix packed, in the types of a mixture."""
+    """It has the architecture and sizes of the dense one, with every matrix packed, in the types of a mixture."""
     path = tmp_path / "model.gguf"
     assert model.write_file(path, sizes, "q4_k_m") == path.stat().st_size
     packed, dense = model.loaded(path, "cpu", packed=True), model.dense(sizes, "cpu")
@@ -46,8 +46,8 @@ def test_the_file_is_the_model(sizes, tmp_path):
 def test_a_row_for_each_road_and_case(monkeypatch):
     monkeypatch.delenv("QGEMM_CPU")  # NumPy takes five times as long
     monkeypatch.setattr(model, "FEW_WORDS", 256)
-    found = list(model.rows("tiny", TINY["llama"], "q4_0", [(1, 8), (2, 3)], "cpu", time.perf_counter() + 600))
-    loads, cases = ([row for row in found if bool(row["batch"]) is timed] for timed in (False, True))
+    rows = list(model.rows("tiny", TINY["llama"], "q4_0", [(1, 8), (2, 3)], "cpu", time.perf_counter() + 600))
+    loads, cases = ([row for row in rows if bool(row["batch"]) is timed] for timed in (False, True))
     assert [(row["road"], row["layers"]) for row in loads] == [
         (model.PACKED, 8), (model.DENSE, 8), (model.GGUF, 2), (model.PACKED, 2),
     ]  # fmt: skip
@@ -55,12 +55,12 @@ def test_a_row_for_each_road_and_case(monkeypatch):
         (road, *case) for road in (model.PACKED, model.DENSE) for case in ((1, 8), (2, 3))
     ]
     assert all(row["prompt_tokens_s"] > 0 and row["tokens_s"] > 0 for row in cases)
-    assert len(model.table(found).splitlines()) == 1 + len(found)
+    assert len(model.table(rows).splitlines()) == 1 + len(rows)
     assert list(model.rows("tiny", TINY["llama"], "q4_0", [(1, 8)], "cpu", time.perf_counter() - 1)) == []
 
 
 def test_a_step_says_what_the_model_says_next():
-    """Of the last token alone, behind what the cache has seen."""
+    """A step computes the last token alone, after the cached ones."""
     tiny, ids = model.dense(TINY["llama"], "cpu").eval(), torch.randint(512, (2, 9))
     with torch.no_grad():
         want = tiny(ids).logits[:, -1].argmax(-1, keepdim=True)
