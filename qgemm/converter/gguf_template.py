@@ -67,9 +67,9 @@ class _MatchedTensors:
         self.where = shown_path(path)
         self.architecture = str(template.metadata.get(Keys.General.ARCHITECTURE, ""))
         self.experts_by_name: dict[str, dict[int, Weight]] = {}  # GGUF name -> number of the expert -> tensor
-        named = self._names()
+        gguf_name = self._names()
         for old, weight in source.weights.items():
-            new = next((new for name in spellings(old) if (new := named(name))), None)
+            new = next((new for name in spellings(old) if (new := gguf_name(name))), None)
             if new not in template:
                 if new == OUTPUT or LEFT_OUT.search(old):
                     continue
@@ -93,11 +93,11 @@ class _MatchedTensors:
         weight = stack_matrices(tensor.name, weights) if tensor.ndim > len(weights[0].shape) else weights[0]
         if weight.shape != tensor.shape or len({part.shape for part in weights}) > 1:
             raise self._refusal(tensor.name, f"has shape {weight.shape}, and {tensor.shape} in {self.where}")
-        weight = self._laid_out(weight, tensor)
+        weight = self._in_layout_of(weight, tensor)
         kept_as = tensor.format if tensor.format.plain else None
         return replace(weight, name=tensor.name, original=None, kept_as=kept_as)
 
-    def _laid_out(self, weight: Weight, tensor: Tensor) -> Weight:
+    def _in_layout_of(self, weight: Weight, tensor: Tensor) -> Weight:
         """The weight in the file's layout: the candidate layout whose weights are nearest to the file's."""
         layouts = [weight]
         if weight.values is None or (read := weight_from_tensor(tensor).values) is None:

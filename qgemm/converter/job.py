@@ -43,8 +43,8 @@ BACKENDS = ("cpu", "cuda")
 GGUF = ".gguf"
 AHEAD = 2  # ranges per thread that are being encoded or waiting to be written
 
-# glibc returns memory to the system when more than twice the largest allocation so far is free. After one allocation
-# like HEAP the temporary arrays of all ranges reuse the same pages, which saves a third of the time on 2 cores.
+# Bytes of one allocation that makes glibc keep freed memory up to twice its size, instead of returning it to the OS.
+# The temporary arrays of all ranges then reuse the same pages, which saves a third of the time on 2 cores.
 HEAP = 24 << 20
 
 ConvertRange = Callable[[Step, int, int], EncodedRange]
@@ -166,7 +166,7 @@ def _convert_steps(
     """Convert and append all steps; yields each when its blocks are written, with its relative RMS error."""
     encoders = [choose_encoder(step, options) for step in steps]
     pairs = list(zip(steps, encoders, strict=True))
-    if device is not None and not any(enc.search and not device.supports(step, enc) for step, enc in pairs):
+    if device is not None and not any(encoder.search and not device.supports(step, encoder) for step, encoder in pairs):
         threads = min(max(threads, 2), STREAMS)  # one thread reads while another waits for the GPU
     works = [_range_work(step, encoder, threads, device) for step, encoder in pairs]
     jobs = (
@@ -183,8 +183,8 @@ def _convert_steps(
             if stop == step.weight.size:
                 yield step, relative(error, power)
                 error = power = 0.0
-    except UnencodableRange as unfit:
-        raise _refusal(path, unfit.step, options) from None
+    except UnencodableRange as refused:
+        raise _refusal(path, refused.step, options) from None
 
 
 def _range_work(

@@ -186,11 +186,10 @@ def _rules(source: Source) -> KeepRules:
 
 def _check_patterns(source: Source, options: Options) -> None:
     """Refuse an option whose pattern matches no tensor: it is misspelt, or meant for another file."""
-    given_patterns = [
-        ("--keep", pattern, "") for pattern in options.keep if pattern is not OUTPUT
-    ]  # a tied output matrix is no tensor
-    given_patterns += [("--tensor-type", pattern, f"={fmt}") for pattern, fmt in options.overrides]
-    for option, pattern, rest in given_patterns:
+    # OUTPUT may match nothing: a tied output matrix is no tensor.
+    patterns = [("--keep", pattern, "") for pattern in options.keep if pattern is not OUTPUT]
+    patterns += [("--tensor-type", pattern, f"={fmt}") for pattern, fmt in options.overrides]
+    for option, pattern, rest in patterns:
         if not any(map(pattern.search, source.weights)):
             raise QgemmError(
                 f"{shown_path(source.path)}: {option} {shown(pattern.pattern + rest)} fits no tensor's name"
@@ -198,9 +197,9 @@ def _check_patterns(source: Source, options: Options) -> None:
 
 
 def _with_ends(source: Source, options: Options) -> Iterator[Override]:
-    """All overrides, including those of options.ends; QgemmError if a tensor that these name does not exist.
+    """All overrides, including those of options.ends; QgemmError if the source lacks the matrix of one of these.
 
-    The ends come before other overrides; after them for per-layer token tables and for a token embedding that is tied.
+    The ends precede other overrides, but follow them for per-layer token tables and for a tied token embedding.
     """
     tokens, output = options.ends
     has_output = any(map(OUTPUT.search, source.weights))
