@@ -67,15 +67,15 @@ def check_steps(path: str, layout: Layout, steps: Sequence[Step]) -> None:
     """QgemmError for tensors that a checkpoint in this layout cannot hold."""
     quantized = [step for step in steps if step.format.family == GROUPS]
     for step in steps:
-        who = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
+        prefix = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
         if step.format.family != GROUPS and str(step.format) not in SAFE_TYPES:
             raise QgemmError(
-                f"{who}: this kind of file has no type for {step.format}, only for {', '.join(SAFE_TYPES)}"
+                f"{prefix}: this kind of file has no type for {step.format}, only for {', '.join(SAFE_TYPES)}"
             )
         if step in quantized:
             check_type(layout, step.format)
             if not step.weight.name.endswith(WEIGHT):
-                raise QgemmError(f"{who}: a matrix of {layout.name} has a name that ends in {WEIGHT}")
+                raise QgemmError(f"{prefix}: a matrix of {layout.name} has a name that ends in {WEIGHT}")
     kinds = {str(step.format) for step in quantized}
     if not quantized or (layout.one_setting and len(kinds) > 1):
         formats = ", ".join(sorted(kinds)) or "no quantized matrix"

@@ -39,7 +39,7 @@ class _RangeResult(NamedTuple):
 def compare(weight: Weight, tensor: Tensor) -> Comparison:
     """Compare a tensor with the weight of the same shape that is taken for its source."""
     step = Step(weight, tensor.format)
-    want, have = _numbers(weight), _numbers(weight_from_tensor(tensor))
+    source_values, converted_values = _numbers(weight), _numbers(weight_from_tensor(tensor))
 
     def compare_range(part: tuple[int, int]) -> _RangeResult:
         start, stop = part
@@ -54,9 +54,9 @@ def compare(weight: Weight, tensor: Tensor) -> Comparison:
             if step.by_codes:
                 assert weight.codes is not None
                 same_codes = blocks.tobytes() == pack_groups(fmt, weight.codes.read(start, stop)).tobytes()
-            if want is not None and have is not None:
-                x = want(start, stop)
-                error, power = squared_norm(have(start, stop) - x), squared_norm(x)
+            if source_values is not None and converted_values is not None:
+                x = source_values(start, stop)
+                error, power = squared_norm(converted_values(start, stop) - x), squared_norm(x)
         return _RangeResult(identical, same_codes, error, power)
 
     parts = ranges(step, range_size(RANGE_FRACTION * workers()))
@@ -65,7 +65,7 @@ def compare(weight: Weight, tensor: Tensor) -> Comparison:
     error = None
     if identical:
         error = 0.0
-    elif want is not None and have is not None:
+    elif source_values is not None and converted_values is not None:
         error = relative(sum(result.error for result in results), sum(result.power for result in results))
     new_line = report_line(step, error)
     if (step.copied and error != 0) or (new_line.how == SCALES and not same_codes):

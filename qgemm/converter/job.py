@@ -112,8 +112,8 @@ def convert(
         for step, error in _convert_steps(steps, options, threads or workers(), device, append, advance, source.path):
             lines.append(report_line(step, error))
             if max_error is not None and not error <= max_error:
-                who = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
-                raise QuantizeError(f"{who}: relative RMS error {error:.3g} in {step.format} is above {max_error}")
+                prefix = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
+                raise QuantizeError(f"{prefix}: relative RMS error {error:.3g} in {step.format} is above {max_error}")
     if layout is not None:
         write_beside(path, layout, steps, source.path)
     return lines

@@ -81,9 +81,9 @@ def check_target(path: str, steps: Sequence[Step]) -> None:
         return
     for step in steps:
         if str(step.format) not in types:
-            who = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
+            prefix = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
             raise QgemmError(
-                f"{who}: this kind of file has no type for {step.format}, only for {', '.join(sorted(types))}"
+                f"{prefix}: this kind of file has no type for {step.format}, only for {', '.join(sorted(types))}"
             )
 
 

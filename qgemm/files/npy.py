@@ -74,49 +74,52 @@ class NpyHeader(NamedTuple):
         return "BOOL" if self.dtype.kind == "b" else f"{self.dtype.kind.upper()}{8 * self.dtype.itemsize}"
 
 
-def npy_header(who: str, head: bytes, size: int) -> NpyHeader:
-    """The header of an array of `size` bytes, from its first HEAD; `who` is the prefix of errors."""
+def npy_header(prefix: str, head: bytes, size: int) -> NpyHeader:
+    """The header of an array of `size` bytes, from its first HEAD; `prefix` is the prefix of errors."""
     version = head[len(MAGIC) : len(MAGIC) + 2]
     if not head.startswith(MAGIC) or version not in LENGTHS:
-        raise CheckpointError(f"{who}: is not a .npy file of version 1 to 3: it starts with {shown(head[:8])}")
+        raise CheckpointError(f"{prefix}: is not a .npy file of version 1 to 3: it starts with {shown(head[:8])}")
     start = len(MAGIC) + 2 + LENGTHS[version]
     length = int.from_bytes(head[start - LENGTHS[version] : start], "little")
     if length > MAX_HEADER:
-        raise CheckpointError(f"{who}: a header of {length} bytes is longer than {MAX_HEADER}")
+        raise CheckpointError(f"{prefix}: a header of {length} bytes is longer than {MAX_HEADER}")
     text = head[start : start + length]
     if len(text) < length:
-        raise CheckpointError(f"{who}: the file ends within its header")
-    values = _fields(who, text)
+        raise CheckpointError(f"{prefix}: the file ends within its header")
+    values = _fields(prefix, text)
     descr, shape = values["descr"], values["shape"]
     if not TYPE.fullmatch(descr):
-        raise CheckpointError(f"{who}: {shown(descr)} is not a type of weights")
+        raise CheckpointError(f"{prefix}: {shown(descr)} is not a type of weights")
     if len(shape) > MAX_DIMS or any(n >= 2**63 for n in shape):
-        raise CheckpointError(f"{who}: shape {shown(str(shape))} has more than {MAX_DIMS} axes, or 2^63 elements")
+        raise CheckpointError(f"{prefix}: shape {shown(str(shape))} has more than {MAX_DIMS} axes, or 2^63 elements")
     if values["fortran_order"] and len(shape) > 1:
-        raise CheckpointError(f"{who}: is in Fortran order, np.ascontiguousarray gives the one that is read")
+        raise CheckpointError(f"{prefix}: is in Fortran order, np.ascontiguousarray gives the one that is read")
     header = NpyHeader(np.dtype(descr), shape, start + length)
     if prod(shape) * header.dtype.itemsize != size - header.nbytes:
-        raise CheckpointError(f"{who}: {size - header.nbytes} bytes are not those of {descr} {shown(str(shape))}")
+        raise CheckpointError(f"{prefix}: {size - header.nbytes} bytes are not those of {descr} {shown(str(shape))}")
     return header
 
 
-def _fields(who: str, text: bytes) -> dict[str, Any]:
+def _fields(prefix: str, text: bytes) -> dict[str, Any]:
     """The three values in a header."""
     inside = text.strip(SPACES)
     if not (inside.startswith(b"{") and inside.endswith(b"}")):
-        raise CheckpointError(f"{who}: the header is no dict of {', '.join(KEYS)}, it starts with {shown(inside[:20])}")
+        rule = f"the header is no dict of {', '.join(KEYS)}, it starts with {shown(inside[:20])}"
+        raise CheckpointError(f"{prefix}: {rule}")
     inside, position, fields = inside[1:-1].rstrip(SPACES), 0, {}
     while position < len(inside):
         field = FIELD.match(inside, position)
         if field is None:
-            raise CheckpointError(f"{who}: the header has {shown(inside[position:])}, which is not read")
+            raise CheckpointError(f"{prefix}: the header has {shown(inside[position:])}, which is not read")
         key, value = field["key"].decode("ascii"), _value(field)
         if key not in KEYS or key in fields or not isinstance(value, KEYS[key]):
-            raise CheckpointError(f"{who}: the header has {shown(field[0])}, and must have {', '.join(KEYS)} once each")
+            raise CheckpointError(
+                f"{prefix}: the header has {shown(field[0])}, and must have {', '.join(KEYS)} once each"
+            )
         fields[key] = value
         position = field.end()
     if len(fields) < len(KEYS):
-        raise CheckpointError(f"{who}: the header has only {', '.join(fields) or 'nothing'} of {', '.join(KEYS)}")
+        raise CheckpointError(f"{prefix}: the header has only {', '.join(fields) or 'nothing'} of {', '.join(KEYS)}")
     return fields
 
 
@@ -131,9 +134,9 @@ def _value(field: re.Match[bytes]) -> str | bool | tuple[int, ...] | None:
     return tuple(map(int, re.findall(rb"[0-9]+", field["tuple"])))
 
 
-def stored_array(name: str, who: str, file: RegularFile, start: int, size: int) -> NpyArray:
+def stored_array(name: str, prefix: str, file: RegularFile, start: int, size: int) -> NpyArray:
     """The array of a .npy file that occupies `size` bytes of another file from `start` on."""
-    header = npy_header(who, file.read(start, min(size, HEAD)).tobytes(), size)
+    header = npy_header(prefix, file.read(start, min(size, HEAD)).tobytes(), size)
     first, dtype = start + header.nbytes, header.dtype
 
     def read(begin: int, end: int) -> NDArray[Any]:

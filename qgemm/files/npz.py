@@ -28,19 +28,19 @@ def open_npz(path: str, undo: ExitStack, fd: int | None = None) -> dict[str, Npy
     arrays: dict[str, NpyArray] = {}
     for member in members(file):
         name = member.name.removesuffix(SUFFIX)
-        who = f"{shown_path(path)}: array {shown(name)}"
+        prefix = f"{shown_path(path)}: array {shown(name)}"
         if name in arrays or name == member.name:
-            raise CheckpointError(f"{who}: is there twice, or does not end in {SUFFIX}")
+            raise CheckpointError(f"{prefix}: is there twice, or does not end in {SUFFIX}")
         if member.method == STORED:
-            arrays[name] = stored_array(name, who, file, member.start, member.size)
+            arrays[name] = stored_array(name, prefix, file, member.start, member.size)
         else:
-            arrays[name] = _packed_array(name, who, file, member, undo)
+            arrays[name] = _packed_array(name, prefix, file, member, undo)
     return arrays
 
 
-def _packed_array(name: str, who: str, file: RegularFile, member: Member, undo: ExitStack) -> NpyArray:
+def _packed_array(name: str, prefix: str, file: RegularFile, member: Member, undo: ExitStack) -> NpyArray:
     """A deflated array, whose weights are unpacked on first use."""
-    header = npy_header(who, next(inflate(file, member), b"")[:HEAD], member.size)
+    header = npy_header(prefix, next(inflate(file, member), b"")[:HEAD], member.size)
     unpacking = undo.enter_context(ExitStack())  # closed with the archive
     spools: list[RegularFile] = []  # empty until the array is unpacked
     lock = Lock()
@@ -50,7 +50,7 @@ def _packed_array(name: str, who: str, file: RegularFile, member: Member, undo: 
             if not spools:
                 spools.append(_unpacked(file, member))
                 unpacking.callback(spools[0].close)
-        return stored_array(name, who, spools[0], 0, member.size).read(start, stop)
+        return stored_array(name, prefix, spools[0], 0, member.size).read(start, stop)
 
     return NpyArray(name, header.type, header.shape, read)
 

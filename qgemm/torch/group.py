@@ -73,16 +73,16 @@ class Group:
         except Exception as caught:
             error = caught
         reports: list[Any] = [None] * self.world
-        mine = None if error is None else f"{type(error).__name__}: {error}"
-        dist.all_gather_object(reports, (mine, facts), group=self.process_group)
+        report = None if error is None else f"{type(error).__name__}: {error}"
+        dist.all_gather_object(reports, (report, facts), group=self.process_group)
         if error is not None:
             raise error
         for rank, (text, _) in enumerate(reports):
             if text is not None:
                 raise RankError(f"rank {rank} of {self.world} failed with {text}")
-        for rank, (_, theirs) in enumerate(reports):
-            if theirs != reports[0][1]:
-                first, other = next((a, b) for a, b in _pairs(reports[0][1], theirs) if a != b)
+        for rank, (_, rank_facts) in enumerate(reports):
+            if rank_facts != reports[0][1]:
+                first, other = next((a, b) for a, b in _pairs(reports[0][1], rank_facts) if a != b)
                 raise RankError(f"ranks must do the same: rank 0 has {first}, rank {rank} has {other}")
 
     # ---------------------------------------------------------------- collectives of tensors

@@ -158,5 +158,5 @@ class QLinear(ViewedModule):
     def extra_repr(self) -> str:
         """For repr."""
         facts = f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
-        seen = "".join(f", {name}" for name in BUFFERS if self._buffers.get(name) is not None)
-        return f"{facts}, bias={self.bias is not None}, activation={self.activation}{seen}"
+        buffers = "".join(f", {name}" for name in BUFFERS if self._buffers.get(name) is not None)
+        return f"{facts}, bias={self.bias is not None}, activation={self.activation}{buffers}"

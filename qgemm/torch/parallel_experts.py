@@ -75,9 +75,9 @@ class ParallelExperts(QExperts):
         graph, ids = traced(hidden_states), top_k_index
         if not graph and not ids.is_cuda and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.total:
             raise IndexError(f"ids are {int(ids.min())} to {int(ids.max())}, there are experts 0 to {self.total - 1}")
-        here = (ids >= self.part.start) & (ids < self.part.stop)
+        local = (ids >= self.part.start) & (ids < self.part.stop)
         y = super().forward(
-            hidden_states, torch.where(here, ids - self.part.start, 0), torch.where(here, top_k_weights, 0)
+            hidden_states, torch.where(local, ids - self.part.start, 0), torch.where(local, top_k_weights, 0)
         )
         return self.group.traced_sum(y) if graph else self.group.sum(y)
 

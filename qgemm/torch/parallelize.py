@@ -203,8 +203,8 @@ def _paired(model: Any, owner: str, names: Mapping[str, str]) -> Iterator[Cut]:
             yield Cut(name, KINDS[how], False, lcm(ROWS, block))
             continue
         inner = max(sizes[other] for other in names if names[other] == ROW) // pieces
-        together = block // gcd(block, inner)  # key heads per unit, so that its query heads are whole blocks
-        yield Cut(name, KINDS[how], False, together * sizes[name] // pieces)
+        heads_per_unit = block // gcd(block, inner)  # key heads per unit, so that its query heads are whole blocks
+        yield Cut(name, KINDS[how], False, heads_per_unit * sizes[name] // pieces)
 
 
 def _size(layer: Any, how: str) -> int:
@@ -217,16 +217,16 @@ def _size(layer: Any, how: str) -> int:
 
 def _layer(old: Any, cut: Cut, group: Group) -> Any:
     """This rank's share of a layer, with the hooks of the whole one."""
-    who = f"layer {cut.name!r}"
+    label = f"layer {cut.name!r}"
     if isinstance(old, ParallelLinear):
-        raise UnsupportedError(f"{who} is cut already")
-    check_unviewed(old, who)
+        raise UnsupportedError(f"{label} is cut already")
+    check_unviewed(old, label)
     if "lora" in old._modules:
-        raise UnsupportedError(f"{who} has LoRA, which is not cut; add none before")
+        raise UnsupportedError(f"{label} has LoRA, which is not cut; add none before")
     if cut.kind is RowParallelLinear and old._forward_pre_hooks:
-        raise UnsupportedError(f"{who} has a hook on its input, which a rank has a part of")
+        raise UnsupportedError(f"{label} has a hook on its input, which a rank has a part of")
     if old.weight.device.type != "cpu":
-        raise UnsupportedError(f"{who} is on {old.weight.device}: weights are cut on the CPU, then moved")
+        raise UnsupportedError(f"{label} is on {old.weight.device}: weights are cut on the CPU, then moved")
     tensor: Tensor = host_tensor(old.weight, old._format, old._shape, old.tensor_name)
     layer = cut.kind._cut(tensor, old.bias, old.activation, group, cut.multiple, cut.whole)
     return _in_place_of(old, layer)
@@ -234,11 +234,11 @@ def _layer(old: Any, cut: Cut, group: Group) -> Any:
 
 def _experts(name: str, old: QExperts, group: Group) -> ParallelExperts:
     """This rank's experts of a layer, with the hooks of the whole one."""
-    who = f"layer {name!r}"
+    label = f"layer {name!r}"
     if isinstance(old, ParallelExperts):
-        raise UnsupportedError(f"{who} is cut already")
+        raise UnsupportedError(f"{label} is cut already")
     if any(part.weight.device.type != "cpu" for part in old.parts):
-        raise UnsupportedError(f"{who} is on {old.gate.weight.device}: weights are cut on the CPU, then moved")
+        raise UnsupportedError(f"{label} is on {old.gate.weight.device}: weights are cut on the CPU, then moved")
     tensors = [host_tensor(part.weight, part._format, part._shape, part.tensor_name) for part in old.parts]
     layer = ParallelExperts._cut(tensors, [part.bias for part in old.parts], old.activation, group)
     return _in_place_of(old, layer)

@@ -157,24 +157,24 @@ def _check_names(model: Any, candidates: dict[str, Any], names: Mapping[str, Nam
 def _check(plan: Plan) -> None:
     """UnsupportedError unless a tensor can replace a layer's weight."""
     name, module, tensor, bias = plan
-    who = f"layer {name!r} ({tuple(module.weight.shape)}): {tensor!r}"
+    label = f"layer {name!r} ({tuple(module.weight.shape)}): {tensor!r}"
     if isinstance(tensor, View) and isinstance(module, torch.nn.Embedding):
-        raise UnsupportedError(f"{who} is a view of packed weights, of which a table gives no rows")
+        raise UnsupportedError(f"{label} is a view of packed weights, of which a table gives no rows")
     if tensor.shape != tuple(module.weight.shape):
-        raise UnsupportedError(f"{who} has another shape")
+        raise UnsupportedError(f"{label} has another shape")
     if tensor.format.levels is None:
-        raise UnsupportedError(f"{who} is of a format without a decoder")
+        raise UnsupportedError(f"{label} is of a format without a decoder")
     file_shape(tensor.format, tensor.shape)
     if isinstance(module, torch.nn.Embedding):
         if module.max_norm is not None:
-            raise UnsupportedError(f"{who}: a table with max_norm is changed when it is read, a packed one cannot be")
+            raise UnsupportedError(f"{label}: a table with max_norm is changed when it is read, a packed one cannot be")
         return
     if bias is not None and module.bias is None:
-        raise UnsupportedError(f"{who}: the file has {bias!r}, the layer takes no bias")
+        raise UnsupportedError(f"{label}: the file has {bias!r}, the layer takes no bias")
     if bias is not None and bias.shape != tuple(module.bias.shape):
-        raise UnsupportedError(f"{who}: its bias is {bias!r}, the layer's has shape {tuple(module.bias.shape)}")
+        raise UnsupportedError(f"{label}: its bias is {bias!r}, the layer's has shape {tuple(module.bias.shape)}")
     if bias is None and module.bias is not None and module.bias.is_meta:
-        raise UnsupportedError(f"{who}: the layer's bias is on the device meta, and the file has none for it")
+        raise UnsupportedError(f"{label}: the layer's bias is on the device meta, and the file has none for it")
 
 
 def _new_layers(plans: list[Plan], activation: str) -> list[Any]:

@@ -108,8 +108,8 @@ def packed_of(weight: Any, spelling: str, shape: Shape, name: str = "") -> Any:
 def keep(weight: Any, packed: Packed, spelling: str) -> None:
     """Cache a Tensor or DeviceTensor as the one over the weight's bytes."""
     number = id(weight)
-    gone = ref(weight, lambda _: _derived.pop(number, None))
-    _derived[number] = Derived(packed, gone, _key(weight, spelling))
+    reference = ref(weight, lambda _: _derived.pop(number, None))
+    _derived[number] = Derived(packed, reference, _key(weight, spelling))
 
 
 def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
@@ -152,18 +152,18 @@ def _blocks(raw: Any, fmt: Format, shape: Shape) -> Blocks:
 
 def check_bytes(weight: Any, fmt: Format, shape: Shape, name: str = "") -> None:
     """UnsupportedError unless these are the bytes of a matrix of this format, on a CPU or GPU."""
-    who = f"the packed weight{name and ' of ' + name} ({fmt}, {' x '.join(map(str, shape))})"
+    label = f"the packed weight{name and ' of ' + name} ({fmt}, {' x '.join(map(str, shape))})"
     expected = file_shape(fmt, shape)
     fitting = [expected, (device_size(fmt, shape),)]
     if weight.dtype != torch.uint8 or tuple(weight.shape) not in fitting:
         raise UnsupportedError(
-            f"{who} is uint8 {list(expected)}, bytes as in a file; got {weight.dtype} {list(weight.shape)}"
+            f"{label} is uint8 {list(expected)}, bytes as in a file; got {weight.dtype} {list(weight.shape)}"
         )
     if weight.device.type not in ("cpu", "cuda"):
         advice = (
             "load a state dict with assign=True" if weight.device.type == "meta" else "move the model to cpu or cuda"
         )
-        raise UnsupportedError(f"{who} is on the device {weight.device}: {advice}")
+        raise UnsupportedError(f"{label} is on the device {weight.device}: {advice}")
 
 
 # ---------------------------------------------------------------- tiles of a GPU
@@ -184,8 +184,8 @@ def device_bytes(packed: Any) -> Any:
 
     if isinstance(packed, DeviceExperts):
         return torch.from_dlpack(packed.data.reshape(-1))
-    rest = 0 if packed.row_absmax is None else packed.row_absmax.nbytes
-    memory = cupy.ndarray((packed.data.nbytes + rest,), np.uint8, memptr=packed.data.data)
+    bounds_nbytes = 0 if packed.row_absmax is None else packed.row_absmax.nbytes
+    memory = cupy.ndarray((packed.data.nbytes + bounds_nbytes,), np.uint8, memptr=packed.data.data)
     return torch.from_dlpack(memory)
 
 

@@ -98,7 +98,7 @@ class ViewedModule(PackedModule):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-def check_unviewed(layer: Any, who: str) -> None:
+def check_unviewed(layer: Any, label: str) -> None:
     """UnsupportedError for a layer whose weight is a view, which cannot be cut over ranks."""
     if layer.viewed:
-        raise UnsupportedError(f"{who} has a weight of which columns are reordered or scaled, which is not cut")
+        raise UnsupportedError(f"{label} has a weight of which columns are reordered or scaled, which is not cut")

@@ -61,8 +61,8 @@ def _mxfp4(module: str, stored: Mapping[str, Stored]) -> Weight:
         pairs = codes.file.read(codes.entry, start * mxfp4.BYTES, stop * mxfp4.BYTES).reshape(-1, mxfp4.BYTES)
         return mxfp4.blocks_of(pairs, scales.file.read(scales.entry, start, stop))
 
-    who = f"{shown_path(codes.file.path)}: tensor {shown(f'{module}.weight')}"
-    return mxfp4.weight_of_blocks(f"{module}.weight", (n, k), read, who)
+    prefix = f"{shown_path(codes.file.path)}: tensor {shown(f'{module}.weight')}"
+    return mxfp4.weight_of_blocks(f"{module}.weight", (n, k), read, prefix)
 
 
 class _Nvfp4:

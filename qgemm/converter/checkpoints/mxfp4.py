@@ -62,7 +62,7 @@ def matrix(name: str, stored: Mapping[str, Stored]) -> Weight:
     return weight_of_blocks(name, weights, read, f"{shown_path(blocks.file.path)}: tensor {shown(name)}")
 
 
-def weight_of_blocks(name: str, shape: tuple[int, ...], read: Callable[[int, int], Blocks], who: str) -> Weight:
+def weight_of_blocks(name: str, shape: tuple[int, ...], read: Callable[[int, int], Blocks], prefix: str) -> Weight:
     """A Weight of MXFP4 blocks that a function reads."""
     count = prod(shape) // MXFP4.weights
 
@@ -72,7 +72,7 @@ def weight_of_blocks(name: str, shape: tuple[int, ...], read: Callable[[int, int
     def native() -> Tensor:
         blocks = whole()
         if (blocks["e"] == NAN).any():
-            raise CheckpointError(f"{who}: a scale is {NAN}, which is no number")
+            raise CheckpointError(f"{prefix}: a scale is {NAN}, which is no number")
         return Tensor(MXFP4, shape, blocks, name)
 
     return replace(weight_from_tensor(Tensor(MXFP4, shape, whole, name, read)), native=native)

@@ -150,11 +150,11 @@ def _part_shape(fmt: Format, field: str, shape: tuple[int, ...]) -> tuple[int, .
 
 def model_keys(keys: Mapping[str, Place]) -> dict[str, Place]:
     """The original keys of a file with parts; the inverse of `stored_keys`."""
-    left = {key: place for key, place in keys.items() if key not in RESERVED}
+    original = {key: place for key, place in keys.items() if key not in RESERVED}
     if SAVED in keys:
-        return {**left, ARCHITECTURE: keys[SAVED]}
-    del left[ARCHITECTURE]
-    return left
+        return {**original, ARCHITECTURE: keys[SAVED]}
+    del original[ARCHITECTURE]
+    return original
 
 
 def broken_keys_rule(keys: Mapping[str, Place], data: mmap) -> tuple[str, str]:
@@ -276,8 +276,8 @@ def _tensor_of_bytes(name: str, fmt: Format, part: Tensor, refusal: Callable[[st
     """The tensor whose blocks are the bytes of its part."""
     if part.format != I8:
         raise refusal(f"must be I8, is {part.format}")
-    count, rest = divmod(part.shape[-1], fmt.block_bytes)
-    if rest:
+    count, remainder = divmod(part.shape[-1], fmt.block_bytes)
+    if remainder:
         raise refusal(f"rows of {part.shape[-1]} bytes are no whole blocks of {fmt}, which have {fmt.block_bytes}")
     blocks = PartAsBlocks(fmt, part)
     return Tensor(fmt, (*part.shape[:-1], count * fmt.weights), blocks, name, blocks.read)

@@ -67,8 +67,8 @@ class GGUFFile(Mapping[str, Tensor]):
         for shard in shards:
             total = shard.header.split.tensors
             if total not in (None, len(stored)) and not part:
-                who = f"{shown_path(shard.path)}: key {shown(SPLIT_TENSORS)}"
-                raise GGUFError(f"{who}: is {total}, there are {len(stored)} tensors")
+                prefix = f"{shown_path(shard.path)}: key {shown(SPLIT_TENSORS)}"
+                raise GGUFError(f"{prefix}: is {total}, there are {len(stored)} tensors")
         # Keys that number shards do not describe the model, and would be wrong in a copy of it.
         hidden = SPLIT_KEYS if len(shards) > 1 or part else ()
         keys = {key: place for key, place in shards[0].header.keys.items() if key not in hidden}
@@ -167,8 +167,8 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
             shard = undo.enter_context(closing(Shard(sibling, copy=copy)))
             number, count, _ = shard.header.split
             if (number, count) != (len(shards), first.header.split.shards):
-                who = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
-                raise GGUFError(f"{who}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
+                prefix = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
+                raise GGUFError(f"{prefix}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
             shards.append(shard)
         file = GGUFFile(shards, part)
         undo.pop_all()
@@ -180,10 +180,10 @@ def _siblings(shard: Shard) -> list[str]:
     number, count, _ = shard.header.split
     if count == 1:
         return []
-    name, who = shard_name(shard.path, ".gguf"), shown_path(shard.path)
+    name, prefix = shard_name(shard.path, ".gguf"), shown_path(shard.path)
     if name is None or (name.number, name.shards) != (number + 1, count):
         end = ShardName("", number + 1, count, ".gguf").path(number + 1)
-        raise GGUFError(f"{who}: key {shown(SPLIT_COUNT)}: is {count}, but the name does not end in {end}")
+        raise GGUFError(f"{prefix}: key {shown(SPLIT_COUNT)}: is {count}, but the name does not end in {end}")
     if number:
-        raise GGUFError(f"{who}: is shard {number + 1} of {count}: open the first, {shown_path(name.path(1))}")
+        raise GGUFError(f"{prefix}: is shard {number + 1} of {count}: open the first, {shown_path(name.path(1))}")
     return name.paths()[1:]

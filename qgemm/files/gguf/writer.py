@@ -202,12 +202,12 @@ class Plan(NamedTuple):
 
 
 @contextmanager
-def _naming(who: str) -> Iterator[None]:
+def _naming(prefix: str) -> Iterator[None]:
     """Prefix the body's errors with the name of the tensor or key."""
     try:
         yield
     except (GGUFError, TypeError) as error:
-        raise type(error)(f"{who}: {error}") from error
+        raise type(error)(f"{prefix}: {error}") from error
 
 
 def _typed_metadata(where: str, metadata: Mapping[str, Any]) -> dict[str, GGUFValue]:
