@@ -163,7 +163,7 @@ def test_tiles_of_a_gpu_are_read_wherever_they_are(ops):
     def tiled():
         layer = linear(ops, w, None)
         layer.weight.data = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-        assert layer.weight.dim() == adapter.TILES
+        assert layer.weight.dim() == adapter.TILES_NDIM
         return layer
 
     with adapter.patch(ops):
