@@ -12,10 +12,10 @@ import numpy as np
 from qgemm.cli.timing import capture, compare, rotation
 from qgemm.codec.format import Format
 from qgemm.converter.device import KINDS, RANGE, STREAMS, Device
-from qgemm.converter.encode import ranges
-from qgemm.converter.job import in_order
+from qgemm.converter.job import ordered_results
+from qgemm.converter.range_encoding import ranges
 from qgemm.converter.rules import Step
-from qgemm.converter.weight import of_tensor
+from qgemm.converter.weight import weight_from_tensor
 from qgemm.cuda.encode import encode
 from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
@@ -75,12 +75,12 @@ def row(stream: Any, source: Format, fmt: Format, tensors: int, shape: tuple[int
 
 def host_rate(numbers: Any, source: Format, fmt: Format, tensors: int) -> float:
     """GB/s of the converter's ranges; the encoded blocks are discarded."""
-    step, device = Step(of_tensor(Tensor(source, numbers.shape, numbers)), fmt), Device()
+    step, device = Step(weight_from_tensor(Tensor(source, numbers.shape, numbers)), fmt), Device()
     jobs = ranges(step, RANGE) * tensors
 
     def seconds() -> float:
         start = time.perf_counter()
-        for _ in in_order(lambda job: device.piece(step, *job), jobs, STREAMS):
+        for _ in ordered_results(lambda job: device.encode_range(step, *job), jobs, STREAMS):
             pass
         return time.perf_counter() - start
 

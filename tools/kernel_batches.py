@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc, sources
-from qgemm.files.compiled import kept
+from qgemm.files.compiled import load_or_make
 
 MAX_UNITS = 40  # in a program
 INCLUDE = re.compile(r"^#include .*\n", re.MULTILINE)
@@ -90,4 +90,4 @@ def passes_front_end(source: str, arch: str, headers: Mapping[str, str]) -> None
         nvrtc.check(source, arch, headers)
         return b"passed"
 
-    kept(f"{cache.key(source, arch, headers)}.checked", passed)
+    load_or_make(f"{cache.key(source, arch, headers)}.checked", passed)

@@ -24,7 +24,14 @@ from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format
 from qgemm.codec.search import quantize as by_importance
-from qgemm.converter.weight import Codes, Groups, holds_codes, of_tensor, takes, takes_codes
+from qgemm.converter.weight import (
+    Codes,
+    Groups,
+    codes_fit,
+    has_integer_groups,
+    packs_integer_groups,
+    weight_from_tensor,
+)
 from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.tensor import Tensor
 
@@ -113,7 +120,7 @@ def options_table() -> str:
 
 def exactness_table() -> str:
     """A row for each source of codes, a column for each format that can store codes as they are."""
-    targets = [fmt for fmt in FORMATS.values() if takes_codes(fmt)]
+    targets = [fmt for fmt in FORMATS.values() if packs_integer_groups(fmt)]
     rows = [f"| from | {' | '.join(map(str, targets))} |", f"|---|{'---|' * len(targets)}"]
     for name, codes in code_sources().items():
         rows.append(f"| {name} | {' | '.join(exactness(name, codes, fmt) for fmt in targets)} |")
@@ -127,8 +134,8 @@ def code_sources() -> dict[str, Codes]:
         raise AssertionError("the table asks for no codes")
 
     sources = {}
-    for fmt in filter(holds_codes, FORMATS.values()):
-        codes = of_tensor(Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))).codes
+    for fmt in filter(has_integer_groups, FORMATS.values()):
+        codes = weight_from_tensor(Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))).codes
         assert codes is not None
         sources[str(fmt)] = codes
     for bits in (2, 3, 4, 8):
@@ -142,9 +149,9 @@ def exactness(name: str, codes: Codes, fmt: Format) -> str:
     """How exactly a format stores codes; a minimum is exact where the source has one, or its zero is a power of two."""
     if name == str(fmt):
         return "bytes copied"
-    if not takes(fmt, codes):
+    if not codes_fit(fmt, codes):
         return "requantized"
-    one_zero = codes.high - codes.low == codes.most - codes.least
+    one_zero = codes.high - codes.low == codes.greatest - codes.least
     return "exact" if not fmt.has_minimum or codes.minimum or one_zero else "codes exact, minimum rounded"
 
 

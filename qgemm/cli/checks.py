@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.error_bound import Doubles, a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import Blocks, Format
-from qgemm.converter.compare import compared
+from qgemm.converter.comparison import compare
 from qgemm.converter.report import Line
 from qgemm.converter.weight import Weight
 from qgemm.ops import matmul, quantize_activations
@@ -200,7 +200,7 @@ def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Ce
         return Cell("missing", failed=True), None
     if weight.shape != tensor.shape:
         return Cell(f"shape {weight.shape}", failed=True), None
-    identical, line = compared(weight, tensor)
+    identical, line = compare(weight, tensor)
     if identical:
         return Cell("identical"), line
     if line.error is None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.converter.sources import SOURCES
+from qgemm.converter.source_readers import SOURCES
 from qgemm.errors import QgemmError
 from qgemm.files.paths import shown_path
 from qgemm.tensor import Tensor

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qgemm.codec.search import searched
-from qgemm.converter.api import opened
+from qgemm.converter.api import open_for_conversion
 from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.job import BACKENDS, convert
 from qgemm.converter.mixture import MIXTURES
-from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
-from qgemm.converter.rules import OUTPUT, Ends, Options, asked, override
-from qgemm.converter.targets import makes_model
+from qgemm.converter.rules import OUTPUT, Ends, Options, parse_override, parse_type
+from qgemm.converter.targets import is_gguf_path
+from qgemm.converter.tensor_names import parse_rename
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
@@ -106,14 +106,14 @@ def run(args: argparse.Namespace) -> int:
     """Convert, then print a line for each tensor."""
     check_order(args)
     try:
-        default, mixture = asked(args.type)
+        default, mixture = parse_type(args.type)
         ends = [
             None if name is None else format_named(name, to_write=True)
             for name in (args.token_embedding_type, args.output_tensor_type)
         ]
         options = Options(
             default,
-            [override(text) for text in args.tensor_type],
+            [parse_override(text) for text in args.tensor_type],
             [*args.keep, *[OUTPUT] * args.leave_output_tensor],
             args.pure,
             args.allow_requantize,
@@ -124,14 +124,14 @@ def run(args: argparse.Namespace) -> int:
             layout=args.layout or "",
         )
         check_layout(options)
-        renames = [rename(text) for text in args.rename]
+        renames = [parse_rename(text) for text in args.rename]
     except QgemmError as error:
         raise UsageError(str(error)) from None
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
     with (
-        opened(
-            args.source, renames, args.like, [args.imatrix], args.part, makes_model(args.target) and not args.layout
+        open_for_conversion(
+            args.source, renames, args.like, [args.imatrix], args.part, is_gguf_path(args.target) and not args.layout
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import Status, backends
 from qgemm.codec.format import Format
-from qgemm.converter.sources import open_source
+from qgemm.converter.source_readers import open_source
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.paths import shown, shown_path

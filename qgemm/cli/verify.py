@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from qgemm.converter.report import Line as Conversion
 from qgemm.converter.report import table
-from qgemm.converter.sources import open_source
+from qgemm.converter.source_readers import open_source
 from qgemm.converter.weight import Weight
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.tensor import Tensor

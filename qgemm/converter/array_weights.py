@@ -17,26 +17,26 @@ from qgemm.files.safetensors import Entry, SafetensorsFile
 from qgemm.formats import GGML_TYPES
 from qgemm.tensor import Tensor
 
-from .weight import Weight, of_tensor, original_shape, stored_shape
+from .weight import Weight, original_shape, stored_shape, weight_from_tensor
 
-Read = Callable[[int, int], NDArray[Any]]  # elements start to stop, in C order
+Read = Callable[[int, int], NDArray[Any]]  # (start, stop) -> elements start to stop, in C order
 
-WIDER = {"BOOL": "I8", "U8": "I16", "U16": "I32", "U32": "I64"}  # GGUF has no unsigned types: one that holds them all
+WIDER = {"BOOL": "I8", "U8": "I16", "U16": "I32", "U32": "I64"}  # GGUF has no unsigned types: the next wider signed one
 
 
 class Whole(NamedTuple):
-    """A tensor in memory, in place of the file that it was read from."""
+    """A tensor in memory, with the interface of the file that it was read from."""
 
     path: str
     array: NDArray[Any]
 
     def read(self, entry: Entry, start: int, stop: int) -> NDArray[Any]:
-        """Elements start to stop, as of the file."""
+        """Elements start to stop, as SafetensorsFile.read gives them."""
         return self.array[start:stop]
 
 
 class Stored(NamedTuple):
-    """A tensor of a safetensors file: where it is and what it is."""
+    """A tensor of a safetensors file: the file and the tensor's header entry."""
 
     file: SafetensorsFile | Whole
     entry: Entry
@@ -51,21 +51,21 @@ class Stored(NamedTuple):
         return raw.reshape(-1).view(self.entry.dtype).reshape(rows, stop - start)
 
     def whole(self) -> Stored:
-        """The same, read once: for what reads columns of it many times."""
+        """The same tensor in memory, for callers that read its columns many times."""
         return Stored(Whole(self.file.path, self.file.read(self.entry, 0, prod(self.entry.shape))), self.entry)
 
 
-def of_stored(name: str, stored: Stored) -> Weight:
-    """A Weight of a tensor as it is stored."""
-    return of_array(name, stored.entry.type, stored.entry.shape, partial(stored.file.read, stored.entry))
+def weight_from_stored(name: str, stored: Stored) -> Weight:
+    """A Weight of a stored tensor."""
+    return weight_from_array(name, stored.entry.type, stored.entry.shape, partial(stored.file.read, stored.entry))
 
 
-def of_npy(array: NpyArray) -> Weight:
+def weight_from_npy(array: NpyArray) -> Weight:
     """A Weight of an array of a .npy or .npz file."""
-    return of_array(*array)
+    return weight_from_array(*array)
 
 
-def of_array(name: str, kind: str, shape: tuple[int, ...], read: Read) -> Weight:
+def weight_from_array(name: str, kind: str, shape: tuple[int, ...], read: Read) -> Weight:
     """A Weight of an array whose dtype safetensors calls `kind`; a number becomes a vector of one."""
     original, shape = original_shape(shape), stored_shape(shape or (1,))
     stored = WIDER.get(kind, kind)
@@ -74,9 +74,9 @@ def of_array(name: str, kind: str, shape: tuple[int, ...], read: Read) -> Weight
     fmt = GGML_TYPES[GGMLQuantizationType[stored]]
     cast = partial(_cast, read, fmt)
     tensor = Tensor(fmt, shape, lambda: cast(0, prod(shape)).reshape(shape), name, cast)
-    return replace(of_tensor(tensor), original=original)
+    return replace(weight_from_tensor(tensor), original=original)
 
 
 def _cast(read: Read, fmt: Format, start: int, stop: int) -> NDArray[Any]:
-    found = read(start, stop)
-    return found if found.dtype == fmt.dtype else found.astype(fmt.dtype)
+    array = read(start, stop)
+    return array if array.dtype == fmt.dtype else array.astype(fmt.dtype)

@@ -1,4 +1,4 @@
-"""Names and shapes that a .gguf file cannot hold: other names, and five dimensions as ComfyUI stores them.
+"""Names and shapes that a .gguf file cannot hold: renaming, and five dimensions as ComfyUI stores them.
 
 comfy.gguf.orig_shape.NAME   array of INT32   the shape of tensor NAME outside the file, slowest axis first
 """
@@ -24,8 +24,8 @@ ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 Rename = tuple[re.Pattern[str], str]
 
 
-def rename(text: str) -> Rename:
-    """REGEX=NEW, where NEW may have what REGEX found: \\1, \\g<name>."""
+def parse_rename(text: str) -> Rename:
+    """Parse REGEX=NEW; NEW may refer to groups of REGEX: \\1, \\g<name>."""
     pattern, equals, new = text.rpartition("=")
     if not equals:
         raise QgemmError(f"{text!r} is not REGEX=NEW")
@@ -35,8 +35,8 @@ def rename(text: str) -> Rename:
         raise QgemmError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
-def renamed(source: Source, renames: Sequence[Rename]) -> Source:
-    """The source with every match of each pattern in its tensors' names replaced, one pattern after another."""
+def apply_renames(source: Source, renames: Sequence[Rename]) -> Source:
+    """Replace every match of each pattern in the tensors' names, one pattern after another."""
     where = shown_path(source.path)
     names = {name: name for name in source.weights}
     for pattern, text in renames:
@@ -63,36 +63,36 @@ def _with_shapes(metadata: Mapping[str, Any], names: Mapping[str, str]) -> Mappi
 
 
 def check_names(path: str, weights: Iterable[tuple[str, int]]) -> None:
-    """Refuse names that are too long for a .gguf file at this path; with each, how much longer its parts' are."""
-    for name, longer in weights:
+    """Refuse names too long for a .gguf file; weights: name, and the extra bytes of its parts' names."""
+    for name, extra in weights:
         size = len(name.encode("utf-8", "surrogateescape"))
-        most = MAX_NAME_BYTES - longer
-        if size > most:
-            rule = f"its name has {size} bytes, a .gguf file holds {most}"
+        limit = MAX_NAME_BYTES - extra
+        if size > limit:
+            rule = f"its name has {size} bytes, a .gguf file holds {limit}"
             raise QgemmError(f"{shown_path(path)}: tensor {shown(name)}: {rule}: --rename REGEX=NEW gives it another")
 
 
-def original_shapes(path: str, metadata: Mapping[str, Any], weights: Mapping[str, Weight]) -> dict[str, Weight]:
-    """The tensors of a .gguf file, each with the shape that its metadata say it has elsewhere."""
-    found = dict(weights)
+def restore_shapes(path: str, metadata: Mapping[str, Any], weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """The tensors of a .gguf file, with their original shapes from its metadata."""
+    restored = dict(weights)
     for key in metadata:
         name = key.removeprefix(ORIGINAL_SHAPE)
         if name == key or name not in weights:
             continue
         shape = metadata[key]
-        whole = isinstance(shape, np.ndarray) and shape.dtype.kind in "iu" and shape.ndim == 1
-        if not whole or prod(map(int, shape)) != weights[name].size or min(shape) < 1:
+        valid = isinstance(shape, np.ndarray) and shape.dtype.kind in "iu" and shape.ndim == 1
+        if not valid or prod(map(int, shape)) != weights[name].size or min(shape) < 1:
             raise GGUFError(f"{shown_path(path)}: key {shown(key)}: is no shape of {weights[name].size} weights")
-        found[name] = replace(weights[name], original=tuple(map(int, shape)))
-    return found
+        restored[name] = replace(weights[name], original=tuple(map(int, shape)))
+    return restored
 
 
 def shape_keys(weights: Iterable[Weight]) -> dict[str, NDArray[np.int32]]:
-    """The keys of metadata by which tensors whose shape is another outside the file can be given it back."""
-    found = {}
+    """The metadata keys that record original shapes."""
+    keys = {}
     for weight in weights:
         if weight.original is not None:
             if max(weight.original) > np.iinfo(np.int32).max:
                 raise QgemmError(f"tensor {shown(weight.name)}: shape {weight.original} is beyond INT32")
-            found[ORIGINAL_SHAPE + weight.name] = np.array(weight.original, np.int32)
-    return found
+            keys[ORIGINAL_SHAPE + weight.name] = np.array(weight.original, np.int32)
+    return keys

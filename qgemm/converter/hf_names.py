@@ -1,4 +1,4 @@
-"""Names of a Hugging Face checkpoint's tensors as the gguf package's map of names knows them, and the order of rows."""
+"""Names of a Hugging Face checkpoint's tensors as the gguf package's name map spells them, and the order of rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXPERT = re.compile(r"\bexperts\.(\d+)\.")
-WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.")  # of a text model among others
-ELSEWHERE = re.compile(  # what llama.cpp's converter leaves out, or puts into a file of its own
+WRAPPERS = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+)  # prefixes of the text model in a multimodal one
+LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to a separate file
     r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|position_ids$"
     r"|\b(visual|vision\w*|audio\w*|multi_modal_projector|mm_projector)\."
 )
-OUTPUT = "output.weight"  # which a model whose output is tied to its embedding may hold, and its file does not
+OUTPUT = "output.weight"  # a tied model may hold it, its .gguf file does not
 
 
 def spellings(name: str) -> Iterator[str]:
@@ -28,8 +32,8 @@ def spellings(name: str) -> Iterator[str]:
 
 
 def rotary_order(rows: int) -> NDArray[np.intp]:
-    """The rows of a head of queries or keys in the order in which llama.cpp rotates them, [rows].
+    """The rows of a head of queries or keys in llama.cpp's rotary order, [rows].
 
-    Hugging Face's rotary embedding pairs row i of a head with row i + rows / 2, llama.cpp's of llama 2 i with 2 i + 1.
+    Hugging Face pairs row i of a head with row i + rows / 2, llama.cpp's llama pairs row 2 i with row 2 i + 1.
     """
     return np.arange(rows).reshape(2, rows // 2).T.ravel()

@@ -1,4 +1,4 @@
-"""`qgemm.load`: the tensors of anything that `convert` reads, each in the format that holds it exactly."""
+"""`qgemm.load`: the tensors of any source of `convert`, each in the format that holds it exactly."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from qgemm.files.paths import PathLike, shown, shown_path
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-from .sources import open_source
+from .source_readers import open_source
 from .weight import Source, Weight
 
 
 class Checkpoint(Mapping[str, Packed]):
-    """Tensors by name, read when they are asked for; closed by `close` or at the end of a `with`.
+    """Tensors by name, read on look-up; closed by `close` or at the end of a `with` block.
 
-    A tensor of a .gguf file is read as `qgemm.open`'s are, while the file is open. All others are read whole when they
-    are looked up, into memory that they keep, and are the same object for as long as somebody has it.
+    A tensor of a .gguf file is read lazily like those of `qgemm.open`, while the file is open. All others are read
+    whole on look-up into memory of their own; the same object is returned as long as it is referenced.
 
-    path, paths: what was opened, and all files that belong to it. metadata: of .gguf and safetensors files.
+    path, paths: the opened path, and all files that belong to it. metadata: from .gguf and safetensors files.
     """
 
     def __init__(self, source: Source) -> None:
@@ -33,10 +33,10 @@ class Checkpoint(Mapping[str, Packed]):
         weight = self._source.weights.get(name)
         if weight is None:
             raise NameNotFoundError(f"{shown_path(self.path)}: there is no tensor", name, list(self), "")
-        found = self._read.get(name)
-        if found is None:
-            self._read[name] = found = _packed(weight, self.path, self._source.is_gguf)
-        return found
+        tensor = self._read.get(name)
+        if tensor is None:
+            self._read[name] = tensor = _packed_tensor(weight, self.path, self._source.is_gguf)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._source.weights)
@@ -48,7 +48,7 @@ class Checkpoint(Mapping[str, Packed]):
         return name in self._source.weights
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._source.close()
 
     def __enter__(self) -> Checkpoint:
@@ -68,20 +68,20 @@ def load(path: PathLike, *, part: bool = False) -> Checkpoint:
     ...     w = model["model.layers.0.mlp.down_proj.weight"]  # <Tensor U4Z_G128 4096 x 14336>
 
     path: a folder, a .safetensors file, its first shard or index, with the configs beside it: AWQ, GPTQ, HQQ,
-    compressed-tensors, bitsandbytes, FP8, NVFP4, MXFP4 or plain; or a .gguf, .npy or .npz file. part: of a shard that
-    file alone. docs/checkpoints.md has what is read of each.
+    compressed-tensors, bitsandbytes, FP8, NVFP4, MXFP4 or plain; or a .gguf, .npy or .npz file. part: read one shard
+    alone. docs/checkpoints.md lists the supported variants.
 
-    Most matrices become Tensors of a group format, u4z_g128 for AWQ. GPTQ's with act-order are Reordered: their product
-    gathers x's columns first. NVFP4's with a scale of the tensor are Scaled.
+    Most matrices become Tensors of a group format, u4z_g128 for AWQ. GPTQ's with act-order become Reordered: their
+    product gathers x's columns first. NVFP4's with a scale per tensor become Scaled.
 
-    Raises CheckpointError for what is malformed or not read, with the tensor or the config's field; at the look-up of a
-    tensor where no format holds it exactly, though `qgemm convert` reads it as floats.
+    Raises CheckpointError, with the tensor or the config's field, for malformed or unsupported checkpoints; also when a
+    tensor is looked up that no format holds exactly, though `qgemm convert` reads it as floats.
     """
     return Checkpoint(open_source(path, part=part))
 
 
-def _packed(weight: Weight, path: str, lazy: bool) -> Packed:
-    """The tensor of a weight."""
+def _packed_tensor(weight: Weight, path: str, lazy: bool) -> Packed:
+    """The tensor of a weight, in memory unless lazy."""
     if weight.native is not None:
         return weight.native()
     tensor = weight.tensor
