@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from qgemm.codec.format import Blocks, Format, float_dtype
+from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 
-from .backend import backend, module
-from .errors import UnsupportedError
+from .backend import backend
+from .errors import ShapeError, UnsupportedError
 from .formats import format_named
 from .packed import Packed
 from .sharding import ROWS, shares
@@ -65,23 +65,6 @@ class Tensor(Packed):
         """Whether `blocks` is the same array at each access."""
         return not callable(self._blocks)
 
-    def product(
-        self, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
-        gated: Any = None,
-    ) -> Any:  # fmt: skip
-        """y of `qgemm.matmul`, or of `gated`, on the host; one that needs no checks but of its arrays the short way."""
-        cpu = module("cpu")
-        if bias is None and residual is None and dtype is None and gated is None:
-            y = cpu.again(self, x, activation, out)
-            if y is not None:
-                return y
-        return cpu.product(self, x, activation, bias, residual, out, dtype, gated)
-
-    @staticmethod
-    def products(x: Any, weights: Any, activation: str | None, epilogues: Any, outs: Any, dtype: Any) -> Any:
-        """The list of `qgemm.matmul_many` on the host; None if some weights are no Tensors."""
-        return module("cpu").products(x, weights, activation, epilogues, outs, dtype)
-
     def read(self, start: int, stop: int) -> Blocks:
         """Blocks start to stop of all, counted in C order, [stop - start].
 
@@ -106,8 +89,8 @@ class Tensor(Packed):
         dtype is float16, float32, float64 or "bfloat16" (which needs ml_dtypes). UnsupportedError if this format
         has no decoder.
         """
-        made: NDArray[Any] = module("cpu").dequantize(self, dtype)
-        return made
+        values: NDArray[Any] = backend("cpu").dequantize(self, dtype)
+        return values
 
     def rows(self, index: Any, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Rows of a matrix by their index, decoded: a new array [*index.shape, K] of a dtype as of `dequantize`.
@@ -116,16 +99,15 @@ class Tensor(Packed):
         none. What an embedding asks for: nothing else of the matrix is read.
         """
         if self.ndim != 2:
-            raise UnsupportedError(f"{self!r}: rows by an index are those of a matrix")
+            raise ShapeError(f"{self!r}: rows by an index are those of a matrix")
         numbers = np.asarray(index)
         if numbers.dtype.kind not in "iu":
             raise TypeError(f"an index of rows is of integers, got {numbers.dtype}")
         flat = numbers.reshape(-1).astype(np.int64, copy=False)
         if flat.size and not 0 <= flat.min() <= flat.max() < len(self):
             raise IndexError(f"indices are {flat.min()} to {flat.max()}, {self!r} has rows 0 to {len(self) - 1}")
-        values = np.empty((flat.size, self.shape[1]), float_dtype(dtype))
-        module("cpu").gather(self, flat, values)
-        return values.reshape(*numbers.shape, self.shape[1])
+        values: NDArray[Any] = backend("cpu").rows(self, flat.reshape(numbers.shape), dtype)
+        return values
 
     def to_device(self) -> Any:
         """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times.

@@ -18,7 +18,7 @@ from qgemm.codec import activations
 from qgemm.codec.activations import scale_and_sum, to_half_precision
 from qgemm.codec.error_bound import LARGEST, U, gamma, magnitudes
 from qgemm.codec.format import float_dtype
-from qgemm.cpu import numpy as cpu
+from qgemm.cpu import reference as cpu
 from qgemm.cuda.activations import DeviceActivations
 
 Q8_1 = qgemm.FORMATS["q8_1"]

@@ -17,7 +17,10 @@ TEST_MODULES = sorted(TESTS.rglob("*.py"))
 MAX_LINES = {".cu": 300}  # of a file, else 400
 UPWARD: set[tuple[str, str]] = set()  # imports against the order: may only become fewer
 DOORS = "qgemm", "qgemm.api", "qgemm.__main__"
-LAZY = {("qgemm", "qgemm.api"), ("qgemm.cli.start", "qgemm.cli.main")}  # so that a start can be interrupted
+LAZY = {
+    ("qgemm", "qgemm.api"), ("qgemm.cli.start", "qgemm.cli.main"),  # so that a start can be interrupted
+    ("qgemm", "qgemm.cuda"), ("qgemm.converter.job", "qgemm.converter.device"),  # starts without a GPU are shorter
+}  # fmt: skip
 # Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
 CUDA = (
     "problem configs",
@@ -43,15 +46,13 @@ class Import(NamedTuple):
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    """All imports of a file by absolute names, `from package import name` as package.name. Without those for types
-    alone (if TYPE_CHECKING:), which never run."""
+    """All imports of a file by absolute names, `from package import name` as package.name.
+
+    Imports for types alone (if TYPE_CHECKING:) are among them: a reader follows them as well.
+    """
     package = module_name(path).split(".") if path.name == "__init__.py" else module_name(path).split(".")[:-1]
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for child in node.orelse:
-                yield from visit(child, lazy)
-            return
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, lazy) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -137,13 +138,67 @@ def test_a_module_imports_only_from_rooms_below():
 
 
 def test_lazy_imports_are_those_of_backends_and_of_the_doors():
-    """qgemm/backend.py imports a backend by its name when it is first asked for; everything else but the doors says at
-    its top what it needs."""
-    assert {(module, name) for module, found in GRAPH.items() for name, lazy in found if lazy} == LAZY
+    """qgemm/backend.py imports a backend by its name at first use, qgemm/codec/compiled.py the table of its encoders;
+    every other module but the doors names its imports at its top."""
+    assert {(module, name) for module, imports in GRAPH.items() for name, lazy in imports if lazy} == LAZY
     by_name = {module for module, path in MODULES.items() if "import_module(" in path.read_text()}
-    # formats: the registry; of the benchmarks torch, and what needs it or transformers
+    # formats: the registry; benchmarks import torch and transformers, and modules that need them
     named = {"qgemm.bench.baselines", "qgemm.bench.model", "qgemm.cli.bench"}
-    assert by_name <= {"qgemm.backend", "qgemm.formats", *named}
+    assert by_name <= {"qgemm.backend", "qgemm.codec.compiled", "qgemm.formats", *named}
+
+
+def assigned_attributes(path: Path) -> list[str]:
+    """Assignments of a module, when it is imported, to attributes of a name that it imports: `Tensor.product = ...`."""
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+
+    def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for node in body:
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield node
+                yield from statements([child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)])
+
+    def root(node: ast.AST) -> str:
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return node.id if isinstance(node, ast.Name) else ""
+
+    refused = []
+    for node in statements(tree.body):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [part for target in targets if target is not None for part in ast.walk(target)]
+        refused += [ast.unparse(part) for part in names if isinstance(part, ast.Attribute) and root(part) in imported]
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "setattr":
+            refused.append(ast.unparse(call))
+    return refused
+
+
+def test_no_module_assigns_to_attributes_of_another():
+    """Imports say all that a module depends on: no function reaches a class or module from outside."""
+    assert {module: refused for module, path in MODULES.items() if (refused := assigned_attributes(path))} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("from a import B\nB.f = g", ["B.f"]),
+        ("import a.b\nif x:\n    a.b.C.f = a.b.C.g = 1", ["a.b.C.f", "a.b", "a.b.C", "a.b.C.g", "a.b", "a.b.C"]),
+        ("from a import B\nsetattr(B, 'f', 1)", ["setattr(B, 'f', 1)"]),
+        ("from a import B\nclass C(B):\n    f = 1\ndef g():\n    B.f = 1", []),
+        ("from a import TABLE\nTABLE[int] = 1", []),
+    ],
+)
+def test_an_assigned_attribute_is_seen(source, refused, tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert set(assigned_attributes(path)) <= set(refused)
+    assert bool(assigned_attributes(path)) == bool(refused)
 
 
 @pytest.mark.parametrize("path", TEST_MODULES, ids=lambda path: path.relative_to(TESTS).as_posix())

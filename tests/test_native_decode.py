@@ -95,5 +95,5 @@ def test_rows_are_rows(by, monkeypatch):
             w.rows(index)
     with pytest.raises(TypeError, match="of integers, got float64"):
         w.rows([0.5])
-    with pytest.raises(qgemm.UnsupportedError, match="those of a matrix"):
+    with pytest.raises(qgemm.ShapeError, match="those of a matrix"):
         w[0].rows([1])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import qgemm
 
 ROOT = Path(qgemm.__file__).parent
-MOST = 8  # files of a walk
+MOST, MOST_ON_THE_CPU = 8, 6  # files of a walk
 ITSELF, ABOUT = "itself", "about"
 DEPTH = 2  # tuples in tuples that are looked into
 VARIABLE = 0x04, 0x08  # CO_VARARGS, CO_VARKEYWORDS

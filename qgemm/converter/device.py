@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.backend import backends, module
+from qgemm.backend import backends
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
+from qgemm.cuda import encode as kernels
+from qgemm.cuda import planes
+from qgemm.cuda.kernels.transforms import FOUND
 from qgemm.errors import UnsupportedError
 from qgemm.files.imatrix import Importance
 
@@ -33,6 +36,8 @@ class Device:
     UnsupportedError, with the reason, if there is none that can be used.
     """
 
+    streams, range = STREAMS, RANGE
+
     def __init__(self) -> None:
         cuda = backends()["cuda"]
         if not cuda.available:
@@ -50,7 +55,7 @@ class Device:
 
         What ggml encodes by an importance matrix in another way than by that search has kernels too.
         """
-        fmt, kernels = step.format, module("cuda").encode
+        fmt = step.format
         if encoder.search:
             return encoder.importance is not None and kernels.takes_weighted(fmt)
         kernel = (fmt.bit_planes and fmt.stored_in_parts) or kernels.takes(fmt)
@@ -70,19 +75,19 @@ class Device:
 def _piece(step: Step, start: int, stop: int, stream: Any, importance: Floats | None) -> Piece:
     import cupy
 
-    encode, fmt, (numbers, kind) = module("cuda").encode, step.format, _numbers(step, start, stop)
+    fmt, (numbers, kind) = step.format, _numbers(step, start, stop)
     count = len(numbers) // fmt.weights
     up = _pinned(numbers.nbytes)
     up[:] = numbers.view(np.uint8)
     values = cupy.empty(numbers.shape, numbers.dtype)
     values.data.copy_from_host_async(up.ctypes.data, up.nbytes, stream)
     of = None if importance is None else cupy.asarray(importance)
-    blocks, found = _to_codebook(values, kind, fmt) if fmt.bit_planes else encode.encode(values, kind, fmt, of)
+    blocks, found = _to_codebook(values, kind, fmt) if fmt.bit_planes else kernels.encode(values, kind, fmt, of)
     made, sums = _pinned(blocks.nbytes), _pinned(found.nbytes)
     blocks.get(out=made, blocking=False)
     found.get(out=sums, blocking=False)
     stream.synchronize()
-    of_ctas = sums.view(encode.FOUND)
+    of_ctas: NDArray[Any] = sums.view(FOUND)
     if of_ctas["refused"].min() < count:
         raise Unfit(step)
     own = made[: count * fmt.block_bytes].view(fmt.dtype)
@@ -102,7 +107,6 @@ def _to_codebook(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
     """As `encode.encode`, for kbit formats, whose kernel makes planes and measures nothing."""
     import cupy
 
-    planes = module("cuda").planes
     if kind == "bf16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     count = values.size // fmt.weights

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import searched
-from qgemm.cpu.native import encoders
 from qgemm.files.imatrix import Importance
 
 from .rules import Options, Step, importance_of
@@ -20,8 +19,6 @@ from .searching import searcher
 from .weight import packed
 
 TOGETHER = 1 << 20  # weights that a few threads have at a time, in 40 MiB: long ranges, short waits for each other
-
-encoders.install()
 
 Encode = Callable[[Floats, int], Blocks]  # values [n, weights of a block], the first one's number -> blocks [n]
 Faults = tuple[str, NDArray[np.bool_]]  # what is wrong with a range, and of each weight or block whether it is bad

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,13 +22,15 @@ from qgemm.files.shards import ShardName
 from qgemm.parallel import workers
 
 from .checkpoint_target import FILE, check_steps, layout_named, target_of_layout, write_beside
-from .device import RANGE, STREAMS, Device
 from .encode import Encoder, Piece, Unfit, encoder, faults, piece, ranges, share
 from .metadata import metadata, shard_keys
 from .report import Line, line, relative
 from .rules import Options, Step, planned
 from .targets import Append, Keys, Target, check_target, checked, target_of
 from .weight import Source
+
+if TYPE_CHECKING:
+    from .device import Device
 
 BACKENDS = ("cpu", "cuda")
 GGUF = ".gguf"
@@ -87,7 +89,7 @@ def convert(
         check_output(each.path, source.files)
         if not (force or dry_run) and os.path.exists(each.path):
             raise exists(shown_path(each.path))
-    device = Device() if backend == "cuda" else None
+    device = _device() if backend == "cuda" else None
     if dry_run:
         return [line(step, None) for step in steps]
     lines = []
@@ -158,7 +160,7 @@ def _converted(
     encoders = [encoder(step, options) for step in steps]
     pairs = list(zip(steps, encoders, strict=True))
     if device is not None and not any(each.search and not device.serves(step, each) for step, each in pairs):
-        threads = min(max(threads, 2), STREAMS)  # while one waits for its range another reads
+        threads = min(max(threads, 2), device.streams)  # while one waits for its range another reads
     makers = [_maker(step, each, threads, device) for step, each in pairs]
     jobs = ((make, step, start, stop) for step, (make, each) in zip(steps, makers, strict=True) for start, stop in each)
     error = power = 0.0
@@ -174,10 +176,17 @@ def _converted(
         raise _refusal(path, unfit.step, options) from None
 
 
+def _device() -> Device:
+    """The current CUDA device; its module, which needs the CUDA backend, is imported now."""
+    from .device import Device
+
+    return Device()
+
+
 def _maker(step: Step, each: Encoder, threads: int, device: Device | None) -> tuple[Make, list[tuple[int, int]]]:
     """What converts the ranges of a step, and those ranges."""
     if device is not None and device.serves(step, each):
-        return partial(device.piece, importance=each.importance), ranges(step, RANGE, each.search)
+        return partial(device.piece, importance=each.importance), ranges(step, device.range, each.search)
     return partial(piece, encode=each.encode), ranges(step, share(threads), each.search)
 
 

@@ -27,13 +27,13 @@ from qgemm.arguments import (
     check_prepared,
     check_shapes,
     check_weights,
-    misplaced,
     output_dtype,
 )
 from qgemm.arrays import as_cupy, check_floats, check_no_grad, current_stream, like, on_cuda, on_device, stream_of
 from qgemm.errors import UnsupportedError
 from qgemm.gating import gated_by
 from qgemm.packed import Packed
+from qgemm.placement import misplaced
 from qgemm.tensor import Tensor
 
 from .activations import ALIGNMENT, DeviceActivations

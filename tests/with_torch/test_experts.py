@@ -104,7 +104,7 @@ def test_what_is_refused():
     tensors = made.gate.packed, made.up.packed, made.down.packed
     with pytest.raises(qgemm.UnsupportedError, match="bias has shape"):
         QExperts.from_tensors(*tensors, [torch.zeros(E, 3), None, None])
-    with pytest.raises(qgemm.UnsupportedError, match="are no layer"):
+    with pytest.raises(qgemm.ShapeError, match="are no layer"):
         QExperts.from_tensors(made.gate.packed, made.up.packed, made.gate.packed)
     with pytest.raises(IndexError, match="there are experts 0 to 4"):
         made(x.detach(), ids + 3, weights)

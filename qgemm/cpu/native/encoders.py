@@ -7,14 +7,14 @@ range of blocks each.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec import codebook, compiled, grids, lattice, search, super_blocks, ternary_grid
+from qgemm.codec import codebook, grids, lattice, search, super_blocks, ternary_grid
 from qgemm.codec.format import Format, Levels
 from qgemm.codec.packing import Bytes, Floats, to_float16
 from qgemm.codec.super_blocks import WEIGHTS, Affine, FitAffine, FitSymmetric, Symmetric
@@ -259,19 +259,6 @@ def _engine(fmt: Format) -> ctypes.CDLL | None:
     return library(BLOCKS) if compiles_blocks(fmt) and not reason() else None
 
 
-def install() -> None:
-    """Encoders fit by compiled code from now on, where there is some."""
-    compiled.use(Format.encoded, encoded)
-    compiled.use(Format.encoded_at_once, encoded_at_once)
-    compiled.use(search.fitted, blocks)
-    compiled.use(super_blocks.fitted_with_minimums, with_minimums)
-    compiled.use(super_blocks.fitted_without_minimums, without_minimums)
-    compiled.use(lattice.fitted, of_lattice)
-    compiled.use(ternary_grid.fitted, of_ternary)
-    compiled.use(iq4_nl.fitted, of_codebook)
-    compiled.use(iq4_xs.fitted, of_codebook_groups)
-
-
 def _of_codebook(x: Floats, importance: Floats | None, groups: int) -> tuple[Floats, NDArray[np.int8], Bytes] | None:
     n = len(x)
     d, sc, codes = np.empty(n, np.float32), np.empty((n, groups), np.int8), np.empty(x.shape, np.uint8)
@@ -314,3 +301,16 @@ def _called(source: Source, name: str, struct: type[ctypes.Structure], given: Gi
     arrays = {field: np.ascontiguousarray(array) for field, array in given.items() if array is not None}
     engine[name](ctypes.byref(struct(**{field: array.ctypes.data for field, array in arrays.items()}, **facts)))
     return True
+
+
+COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {  # for qgemm/codec/compiled.py
+    Format.encoded: encoded,
+    Format.encoded_at_once: encoded_at_once,
+    search.fitted: blocks,
+    super_blocks.fitted_with_minimums: with_minimums,
+    super_blocks.fitted_without_minimums: without_minimums,
+    lattice.fitted: of_lattice,
+    ternary_grid.fitted: of_ternary,
+    iq4_nl.fitted: of_codebook,
+    iq4_xs.fitted: of_codebook_groups,
+}

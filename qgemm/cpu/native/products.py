@@ -99,11 +99,11 @@ def preparation(formats: Sequence[Format], kinds: Sequence[str]) -> list[Callabl
     return [partial(compiles, each) for each in loads]
 
 
-class Weights(NamedTuple):
-    """One product of a call: weights [N, K], y [M, N] of any float dtype and with contiguous rows, and what follows.
+class Product(NamedTuple):
+    """One product of a call: weights [N, K], y [M, N] of any float dtype and with contiguous rows, and its epilogue.
 
     bias: [N] float32. residual: [M, N] of any float dtype. gate: of GATES; this product then gates the next one of the
-    call, of which y is None.
+    call, whose y is None.
     """
 
     w: Tensor
@@ -123,28 +123,38 @@ class Weights(NamedTuple):
         return self.bias is None and self.residual is None
 
 
-def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> bool:
-    """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype.
-
-    activation: "a16"; "a8" with x as blocks of activations [M, K / 32], or values that are quantized to them; "a8_g128"
-    and "a8_g256" with x as blocks of theirs; of "e4m3_g256" what its blocks decode to is multiplied by exact weights.
-
-    x is packed once for all weights of a format, and the rows of all weights are shared out together. False where NumPy
-    must do it: then nothing is written.
-    """
-    if activation == group_activations.E4M3:
-        x, activation = group_activations.FORMATS[activation].dequantize(x), "a16"
-    activation = "a8_g128" if activation in group_activations.INTEGER else activation
-    digits = [_digits(p.w.format, activation) for p in products]
-    if None in digits:
+def multiplies(products: Sequence[Product], activation: str) -> bool:
+    """Whether compiled code makes all of these products; NumPy must where it does not, and where one is empty."""
+    activation = _as_multiplied(activation)
+    if any(p.y is not None and not p.y.size for p in products) or any(0 in p.w.shape for p in products):
+        return False
+    if None in [_digits(p.w.format, activation) for p in products]:
         return False
     engines = [loaded(multiplied_as(p.w.format)) for p in products]
+    decoded = [p for p in products if multiplied_as(p.w.format) != p.w.format]
+    return None not in engines and _ready(activation) and not any(p.finishes for p in decoded)
+
+
+def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
+    """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype; all of which `multiplies`.
+
+    activation: "a16"; "a8", "a8_g128" and "a8_g256" with values, which are quantized, or with blocks of activations
+    [M, K / 32] of that kind; "e4m3_g256" with blocks of its kind, which are decoded and multiplied by exact weights.
+
+    x is packed once for all weights of a format, and the rows of all weights are shared out together.
+    """
+    if activation == group_activations.E4M3:
+        x = group_activations.FORMATS[activation].dequantize(x)
+    elif activation in group_activations.INTEGER and not x.dtype.names:
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
+            blocks = quantize_groups(x, group_activations.INTEGER[activation])
+        assert blocks is not None, "`multiplies` says so"
+        x = blocks
+    activation = _as_multiplied(activation)
     whole = [p for p in products if multiplied_as(p.w.format) == p.w.format]
     decoded = [p for p in products if multiplied_as(p.w.format) != p.w.format]
-    if None in engines or not _ready(activation) or any(p.finishes for p in decoded):
-        return False
     x = np.require(x, requirements=["C", "A"])
-    for start in range(0, len(whole), TARGETS):  # what gates comes with what it gates alone
+    for start in range(0, len(whole), TARGETS):  # a product that gates comes in a call with only the one it gates
         _multiply(x, whole[start : start + TARGETS], activation)
     for p in decoded:
         height = max(1, PANEL // max(1, p.w.shape[1]))
@@ -152,8 +162,14 @@ def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> b
             values = p.w.format.dequantize(p.w.blocks[start : start + height])
             panel = Tensor(multiplied_as(p.w.format), values.shape, values)
             assert p.y is not None, "a product of its own"
-            _multiply(x, [Weights(panel, p.y[:, start : start + height])], activation)
-    return True
+            _multiply(x, [Product(panel, p.y[:, start : start + height])], activation)
+
+
+def _as_multiplied(activation: str) -> str:
+    """The kind of activations whose libraries multiply: one for all groups of integers, "a16" for decoded ones."""
+    if activation == group_activations.E4M3:
+        return "a16"
+    return "a8_g128" if activation in group_activations.INTEGER else activation
 
 
 def _ready(activation: str) -> bool:
@@ -173,7 +189,7 @@ def _digits(fmt: Format, activation: str) -> int | None:
     return A8 if whole else A16 if multiplied_as(fmt).integer else FLOATS
 
 
-def _multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> None:
+def _multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
     """All products in one call; x contiguous."""
     targets = (Target * len(products))()
     packers: dict[tuple[Any, ...], int] = {}
