@@ -72,7 +72,7 @@ class Epilogue(NamedTuple):
     residual: Any = None
 
     @property
-    def given(self) -> bool:
+    def adds(self) -> bool:
         """Whether there is anything to add."""
         return self.bias is not None or self.residual is not None
 

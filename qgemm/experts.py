@@ -1,4 +1,4 @@
-"""The public products of a mixture of experts: weights [E, N, K], of which each token takes some."""
+"""The public products of a mixture of experts: weights [E, N, K], a few of which multiply each token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def moe_matmul(
 ) -> Any:
     """Multiply each token by the weights of its experts: y [T, top_k, N], y[t, j] = x[t] @ w[ids[t, j]].T + bias.
 
-    x: [T, K], of which every expert of a token reads the same row, or [T, top_k, K]; floats, as of `matmul`.
+    x: [T, K], where every expert of a token reads the same row, or [T, top_k, K]; floats, as for `matmul`.
     w: experts [E, N, K] of one format, a Tensor or what its `to_device()` gives. ids: [T, top_k], int32 or int64, where
     x is. bias: [E, N] or None. activation, out, dtype: as of `matmul`; on a GPU "a16" alone.
 
@@ -66,7 +66,7 @@ def moe(
     out, dtype: as of `matmul`. ids that are no expert, check_ids: as of `moe_matmul`; on a GPU such an expert adds
     nothing.
 
-    On a GPU what is between the products is rounded to x's type, on the CPU to float32.
+    Values between the products are rounded to x's type on a GPU, to float32 on the CPU.
     """
     products = PRODUCTS.get(type(down)) or backend_for(down)
     if products is None:

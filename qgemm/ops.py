@@ -72,7 +72,7 @@ def matmul(
 ) -> Any:  # fmt: skip
     """Multiply activations by packed weights: y [..., N] = x [..., K] @ w [N, K].T + bias + residual.
 
-    Sums are in float32, what is added included. x @ w.T is matmul(x, w).
+    Sums are in float32, the bias and the residual included. x @ w.T is matmul(x, w).
 
     x: float16, float32, float64 or bfloat16, any leading shape and strides; a NumPy array, a CuPy array, or any
     array that speaks DLPack (a torch tensor, detached if it requires grad); or what `quantize_activations` prepared.
@@ -85,10 +85,10 @@ def matmul(
     later): about 1% off, and faster than "a16" in few cases alone, which docs/kernels/eight_bits.md names. "e4m3_g256"
     rounds x to e4m3 floats in groups of 256 columns and multiplies mxfp4, whose weights are exact in e4m3, on FP8
     tensor cores (sm_89 and later): 2.6% off, 1.8 where some columns of x are large. The default is "a16", for prepared
-    activations theirs.
+    activations their own kind.
     bias [N], residual [..., N] of y's shape: added to y, any float dtype, on x's device. The residual may be `out`.
     out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32; NumPy's, torch's
-    or a name). It may overlap x and what is added: they are read as they were.
+    or a name). It may overlap x, bias and residual, which are read as they were before the call.
 
     Raises UnsupportedError (a ValueError) or TypeError that names what came and what fits.
     """
@@ -149,8 +149,8 @@ def gated(
     min(g, 7) * sigmoid(1.702 g) times up + 1, up within -7 and 7). Everything up to y is in float32.
     x, activation, out, dtype: as of `matmul`, whose errors it raises.
 
-    On a GPU weights of one format share a launch where x has few rows, and nothing but y is written; of more rows the
-    product by `gate` takes 4 bytes a value of scratch memory.
+    On a GPU weights of one format share a launch where x has few rows, and nothing but y is written; with more rows the
+    product by `gate` needs 4 bytes of scratch memory a value.
     """
     added = epilogues(2, biases, None, None) if biases is not None else [NO_EPILOGUE, NO_EPILOGUE]
     (bias, _), (up_bias, _) = added
@@ -180,7 +180,7 @@ def _one_by_one(
     outs: Sequence[Any] | None,
     dtype: Any,
 ) -> list[Any]:
-    """`matmul_many` where weights are views, each of which makes an x or a y of its own."""
+    """`matmul_many` where weights are views, each with an x or a y of its own."""
     targets = [None] * len(weights) if outs is None else outs
     products = zip(weights, added, targets, strict=True)
     return [matmul(x, w, activation, bias=a.bias, residual=a.residual, out=out, dtype=dtype) for w, a, out in products]

@@ -20,7 +20,7 @@ from .packed import Packed
 from .tensor import Tensor
 from .views import View
 
-DTYPES = ("float16", "bfloat16", "float32")  # of x
+DTYPES = ("float16", "bfloat16", "float32")  # types of x
 
 
 class Prepared(NamedTuple):
@@ -53,7 +53,7 @@ def prepare(
 
     tensors: of an opened file, or any Tensors and DeviceTensors. Kernels are for the GPU on which a DeviceTensor lies,
     for Tensors the current one if this machine has any, else the CPU.
-    m: how many rows x will have, a number or several; without it any from 1 to 4096. activation: "a16", as that of
+    m: the number of rows of x, or several numbers; without it any from 1 to 4096. activation: "a16", the default of
     products, or another of qgemm.matmul. dtype: of x; without it float16, bfloat16 and float32.
     progress: whether a bar is drawn on stderr; without a choice where stderr is a terminal.
 
@@ -104,7 +104,7 @@ def _run(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
             futures = [pool.submit(task) for task in tasks]
             hidden = None if progress is None else not progress
             with tqdm(as_completed(futures), "kernels", len(futures), disable=hidden, leave=False, delay=1) as bar:
-                return sum(done.result() for done in bar)
+                return sum(future.result() for future in bar)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

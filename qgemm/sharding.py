@@ -7,7 +7,7 @@ from operator import index
 
 from .errors import UnsupportedError
 
-ROWS = 64  # of W in a tile of a GPU: shares of other sizes would be padded there
+ROWS = 64  # rows of W in a tile of a GPU: shares of other sizes would be padded there
 
 
 def shares(size: int, step: int, world: int, who: str = "an axis") -> list[slice]:

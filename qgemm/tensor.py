@@ -36,14 +36,14 @@ class Tensor(Packed):
     ) -> None:
         """A tensor of a format and a shape in weights, from blocks [..., N, K / weights per block].
 
-        `blocks` may be a function that is called at each access, as the file reader does to check its file first.
-        `read` is what the method calls, without it `blocks` is sliced.
+        `blocks` may be a function that is called at each access: the file reader checks its file there. `read` serves
+        the method `read`; without it `blocks` is sliced.
         """
         self.format = format_named(format)
         self.shape = shape
         self.name = name
         self._blocks = blocks
-        self.plans: dict[str | None, Any] = {}  # what a backend keeps of products by this tensor
+        self.plans: dict[str | None, Any] = {}  # by activation; a backend fills it
         self._read = read
         self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
         if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
@@ -56,7 +56,7 @@ class Tensor(Packed):
     def blocks(self) -> Blocks:
         """The packed blocks [..., N, K / weights per block], a read-only structured view without a copy.
 
-        Those of a kbit tensor in a file are put together when they are asked for, since its parts lie apart there.
+        The parts of a kbit tensor lie apart in a file: its blocks are put together at each access.
         """
         return self._blocks() if callable(self._blocks) else self._blocks
 
@@ -68,8 +68,8 @@ class Tensor(Packed):
     def read(self, start: int, stop: int) -> Blocks:
         """Blocks start to stop of all, counted in C order, [stop - start].
 
-        Those in a file are read into memory of their own, which is how more than fits in memory is gone through: pages
-        of a mapping that were looked at count as memory of the process.
+        Blocks of a file are read into new memory, so that a caller can go through more than fits in memory: pages of a
+        mapping, once read, count as memory of the process.
         """
         return self._read(start, stop) if self._read is not None else self.blocks.reshape(-1)[start:stop]
 
@@ -95,8 +95,8 @@ class Tensor(Packed):
     def rows(self, index: Any, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Rows of a matrix by their index, decoded: a new array [*index.shape, K] of a dtype as of `dequantize`.
 
-        index: integers, an array of NumPy or what becomes one. IndexError for one that is no row; negative ones are
-        none. What an embedding asks for: nothing else of the matrix is read.
+        index: integers, an array of NumPy or a value that converts to one. IndexError for an integer that is no row, as
+        negative ones are. This is an embedding: nothing else of the matrix is read.
         """
         if self.ndim != 2:
             raise ShapeError(f"{self!r}: rows by an index are those of a matrix")

@@ -1,4 +1,4 @@
-"""The version of the package, and the name by which it is installed."""
+"""The version of the package, and its name on the package index."""
 
 __version__ = "0.1.0"
 DISTRIBUTION = "gguf-matmul"  # pyproject.toml's; the name qgemm on the package index belongs to another project

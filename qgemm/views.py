@@ -1,9 +1,9 @@
-"""Packed weights that are seen otherwise than they are stored: with columns in another order, or times a factor.
+"""Views of packed weights: with columns in another order than they are stored in, or times a factor.
 
     Reordered   stored[:, j] = W[:, columns[j]]     y = x[..., columns] @ stored.T    act-order of GPTQ
     Scaled      W = stored * factor                 y = (x @ stored.T) * factor       NVFP4's float32 scale of a tensor
 
-Either multiplies by the kernels of the format that is stored, and costs a pass over x or y beside it.
+Both multiply by the kernels of the stored format, and cost a pass over x or y besides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .tensor import Tensor
 
 
 class View(Packed, ABC):
-    """Weights [N, K] over a packed matrix, immutable; from `qgemm.load`. `matmul`, `matmul_many` and x @ w.T take it.
+    """Weights [N, K] over a packed matrix, immutable; from `qgemm.load`. All products but those by experts accept it.
 
     tensor: the packed matrix, a Tensor or DeviceTensor.
     """
@@ -214,7 +214,7 @@ def _no_experts(w: View) -> UnsupportedError:
 
 
 def _beside(y: Any, added: Any) -> Any:
-    """What is added to y, as float32 of y's library and place."""
+    """A bias or residual as float32, of y's library and on y's device."""
     torch = torch_of(y)
     if torch is not None:
         return torch.as_tensor(added, device=y.device).float()

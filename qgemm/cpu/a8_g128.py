@@ -1,6 +1,6 @@
 """Products of "a8_g128" by NumPy: eight bits of both factors, exact integer sums of 128 columns, scaled in float32.
 
-Those of "a8_g256" are the same: blocks hold the scale of a group, however wide, for each 32 columns.
+"a8_g256" is computed in the same way: blocks hold the scale of a group, however wide, for each 32 columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qgemm.tensor import Tensor
 from . import native
 
 PANEL = 1 << 21  # weights that are decoded at a time
-ROWS = 16  # of x that a core quantizes at a time
+ROWS = 16  # rows of x that a core quantizes at a time
 
 
 def quantize(x: NDArray[Any], activation: str) -> Tensor:

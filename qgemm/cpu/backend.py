@@ -1,4 +1,4 @@
-"""The CPU as a backend: which function of this package serves what the protocol names."""
+"""The CPU as a backend: for each method of the protocol the function of this package that serves it."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _planned(plan: Plan, w: Tensor, x: NDArray[Any], out: Any) -> NDArray[Any] |
     m = x.size // k
     target = Target.from_buffer_copy(plan.target)
     blocks = plan.blocks
-    if blocks is None:  # of a file, which is checked first
+    if blocks is None:  # a file is checked at each access
         blocks = w.blocks
         target.w, target.w_row = blocks.__array_interface__["data"][0], blocks.strides[0]
     target.y = out.__array_interface__["data"][0]

@@ -182,7 +182,7 @@ def handed_back(
 
 def _terms(epilogue: Epilogue, shape: tuple[int, ...]) -> Epilogue:
     """Bias and residual as NumPy arrays that fit y of this shape."""
-    if not epilogue.given:
+    if not epilogue.adds:
         return epilogue
     names = zip(epilogue, Epilogue._fields, strict=True)
     arrays = Epilogue(*(None if array is None else as_numpy(array, name) for array, name in names))
@@ -200,7 +200,7 @@ def _unshared(x: NDArray[Any] | Tensor, targets: Sequence[NDArray[Any]]) -> NDAr
 def _apart(job: Job, targets: Sequence[NDArray[Any]]) -> Job:
     """The job with copies of terms that other outputs overwrite; its own y is written once all is added."""
     others = [y for y in targets if y is not job.y]
-    if not others or not job.epilogue.given:
+    if not others or not job.epilogue.adds:
         return job
     copies = (
         added if added is None or not any(np.may_share_memory(added, y) for y in others) else added.copy()

@@ -130,7 +130,7 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
     blocks = np.empty(len(values), fmt.dtype)
 
     def work(part: slice) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite becomes NaN in its own output row
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity become NaN in their own output row
             blocks[part] = activations.encode(values[part].astype(np.float32, copy=False))
 
     for_slices(len(values), SLICE // fmt.weights, work)
@@ -142,15 +142,15 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 
     Per block of x, with scale dw and minimum mw of the weights' group, activation scale da and sum sa, sumi the integer
     dot product of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
-    Groups of 16 have no sum of their own; they take signed codes, and add up those of x for a minimum:
+    Groups of 16 have no sum of their own; they use signed codes, and add up the codes of x for a minimum:
     dw * da * sum((codes - zero) * q) + mw * da * sum(q)
     """
     if not w.format.integer:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
     step = max(1, TOKENS // max(1, w.shape[1]))
     for start in range(0, len(x), step):
-        part, of_y = x[start : start + step], y[start : start + step]
-        (_multiply_codes if len(part) <= FEW_TOKENS else _multiply_decoded)(part, w, of_y)
+        part, y_part = x[start : start + step], y[start : start + step]
+        (_multiply_codes if len(part) <= FEW_TOKENS else _multiply_decoded)(part, w, y_part)
 
 
 def _multiply_codes(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
@@ -163,7 +163,7 @@ def _multiply_codes(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 
 
 def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
-    """The same formula by BLAS on decoded values da * q and weights, and on what the sums differ from those values'.
+    """The same formula by BLAS on decoded values da * q and weights, and on the difference of sa from their sums.
 
     dw * (da * sumi - zero * sa) + mw * sa  =  (da * q) @ w + (mw - dw * zero) * (sa - da * sum(q)),   per block of x
     """
@@ -180,8 +180,8 @@ def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = None, sa: Floats | None = None) -> None:
     """y [M, N] from activations x [groups, width, M], or from codes x and scales da [groups, M].
 
-    sa [groups, M]: sums that take the zero from dot products; None if it is taken from the codes. A group here has
-    `width` weights; several of them may be a group of the format, and share its scale.
+    sa [groups, M]: sums by which the zero is subtracted from dot products; None if it is subtracted from the codes. A
+    group here has `width` weights; several of them may be a group of the format, and share its scale.
     """
     blocks, signed = w.blocks, sa is None
     with np.errstate(invalid="ignore"):  # infinity times zero is data
@@ -221,7 +221,8 @@ def _by_group(x: Floats, width: int) -> Floats:
 def _of_rows(levels: Levels, rows: int, width: int) -> tuple[Floats, Floats, Floats | None, Floats | None]:
     """Levels of whole rows -> codes [groups, rows, width]; scale, minimum and zero, [groups, rows] or None each.
 
-    zero: [1, 1] where all groups have the same. What a group of more than `width` weights has, it has several times.
+    zero: [1, 1] where all groups have the same. A group of more than `width` weights repeats its scale, minimum and
+    zero.
     """
     assert levels.scale is not None
     codes = levels.codes.reshape(rows, -1, width).transpose(1, 0, 2).astype(np.float32)
