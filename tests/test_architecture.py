@@ -1,4 +1,4 @@
-"""What lies where: rules about files that a reader relies on and no compiler checks."""
+"""The places of things: rules about files that a reader relies on and no compiler checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 TEST_MODULES = sorted(TESTS.rglob("*.py"))
-MAX_LINES = {".cu": 300}  # of a file, else 400
+MAX_LINES = {".cu": 300}  # by the suffix of a file; others have 400
 UPWARD: set[tuple[str, str]] = set()  # imports against the order: may only become fewer
 DOORS = "qgemm", "qgemm.api", "qgemm.__main__"
 LAZY = {
@@ -39,7 +39,7 @@ def module_name(path: Path) -> str:
 
 
 class Import(NamedTuple):
-    """One import: what is named, and whether a function does it, at its call."""
+    """One import: the name, and whether a function imports it when it is called."""
 
     name: str
     lazy: bool
@@ -71,13 +71,13 @@ MODULES = {module_name(path): path for path in sorted((ROOT / "qgemm").rglob("*.
 
 def imported_by(module: str) -> set[tuple[str, bool]]:
     """The modules of qgemm that a module imports, and whether lazily."""
-    found = set()
+    imported = set()
     for name, lazy in imports_of(MODULES[module]):
         while name and name not in MODULES:  # a name in a module
             name = name.rpartition(".")[0]
         if name:
-            found.add((name, lazy))
-    return found
+            imported.add((name, lazy))
+    return imported
 
 
 GRAPH = {module: imported_by(module) for module in MODULES}
@@ -99,22 +99,22 @@ def level(module: str) -> int:
     """The number of a module's room: it imports from rooms of its own number and below. The doors are above all."""
     if module in DOORS:
         return len(rooms())
-    (found,) = [number for number, room in enumerate(rooms()) if within(module, room)]
-    return found
+    (number_of_room,) = [number for number, room in enumerate(rooms()) if within(module, room)]
+    return number_of_room
 
 
 def cuda_level(module: str) -> int:
     """The number of a module's room among those of qgemm/cuda/; its __init__, the backend, is above them."""
     if module == "qgemm.cuda":
         return len(CUDA)
-    (found,) = [
+    (number_of_room,) = [
         n for n, room in enumerate(CUDA) if within(module, tuple(f"qgemm.cuda.{name}" for name in room.split()))
     ]
-    return found
+    return number_of_room
 
 
 def test_imports_do_not_run_in_a_circle():
-    graph = {module: {name for name, _ in found} for module, found in GRAPH.items()}
+    graph = {module: {name for name, _ in imports} for module, imports in GRAPH.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -124,8 +124,8 @@ def test_imports_do_not_run_in_a_circle():
 def test_a_module_imports_only_from_rooms_below():
     """Every module has a room in docs/architecture.md, or is one of the doors."""
     upward = set()
-    for module, found in GRAPH.items():
-        for name, _ in found:
+    for module, imports in GRAPH.items():
+        for name, _ in imports:
             if level(name) > level(module):
                 upward.add((module, name))
             if (
@@ -215,7 +215,7 @@ def test_tests_of_the_gpu_are_marked_by_their_folder_alone():
 
 
 def test_files_fit_in_a_head():
-    """A kernel is 300 lines at most: what it is made of lies in headers."""
+    """A kernel is 300 lines at most: its parts are in headers."""
     kinds = (".py", ".cu", ".cuh", ".cpp", ".c", ".h")
     folders = (ROOT / name for name in ("qgemm", "kernels", "tests", "tools"))
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in kinds]

@@ -68,12 +68,12 @@ def test_many_weights_of_one_x():
     for activation in ("a16", "a8"):
         wants = [qgemm.matmul(x, w, activation, bias=b, dtype="float16") for w, b in zip(ws, biases, strict=True)]
         outs = [np.empty((2, 3, w.shape[0]), np.float16) for w in ws]
-        found = qgemm.matmul_many(x, ws, activation, biases=biases, outs=outs)
+        ys = qgemm.matmul_many(x, ws, activation, biases=biases, outs=outs)
         fresh = qgemm.matmul_many(x, ws, activation, biases=biases, dtype="float16")
-        for y, out, again, want in zip(found, outs, fresh, wants, strict=True):
+        for y, out, new, want in zip(ys, outs, fresh, wants, strict=True):
             assert y is out
             np.testing.assert_array_equal(y, want)
-            np.testing.assert_array_equal(again, want)
+            np.testing.assert_array_equal(new, want)
     assert qgemm.matmul_many(x, []) == []
     with pytest.raises(qgemm.ShapeError, match="outs has 1 entries for 2 weights"):
         qgemm.matmul_many(x, ws, outs=outs[:1])
@@ -237,13 +237,13 @@ def test_tensor_will_not_inflate_silently():
 
 def test_indexing_shares_the_blocks():
     experts = qgemm.quantize(np.random.default_rng(0).standard_normal((3, 32, 64)).astype(np.float32), "q4_1")
-    one = experts[1]
-    assert one.shape == (32, 64)
-    assert np.shares_memory(one.blocks, experts.blocks)
-    np.testing.assert_array_equal(one[[3, 1, 3]].dequantize(), experts.dequantize()[1][[3, 1, 3]])
+    expert = experts[1]
+    assert expert.shape == (32, 64)
+    assert np.shares_memory(expert.blocks, experts.blocks)
+    np.testing.assert_array_equal(expert[[3, 1, 3]].dequantize(), experts.dequantize()[1][[3, 1, 3]])
     np.testing.assert_array_equal(experts[2, 5:9].dequantize(), experts.dequantize()[2, 5:9])
     with pytest.raises(IndexError, match="leading axes"):
-        one[0, 0]
+        expert[0, 0]
 
 
 @given(data=st.data())
@@ -259,7 +259,7 @@ def test_activations_serve_several_weights(data):
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 16, 128])
 def test_memory_stays_bounded(activation, m):
-    """28672 x 2048 would be 224 MiB of float32; the product may take 64 MiB beside its inputs and output."""
+    """28672 x 2048 would be 224 MiB of float32; the product may use 64 MiB beside its inputs and output."""
     n, k = 28672, 2048
     blocks = np.zeros((n, k // 32), qgemm.FORMATS["q4_0"].dtype)
     w = qgemm.Tensor("q4_0", (n, k), blocks)

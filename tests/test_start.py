@@ -27,7 +27,7 @@ def entry() -> str:
 DOORS = {"script": ["-c", entry()], "module": ["-m", "qgemm"]}
 
 # Python runs a module of this name when it starts. It sends the signal when the module whose name it is told is about
-# to be imported, inside of what takes every exception for a failed import, as modules in C do.
+# to be imported, inside of code that takes every exception for a failed import, as modules in C do.
 SITE = """
 import os, signal, sys
 
