@@ -90,7 +90,7 @@ def matmul(
     out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32; NumPy's, torch's
     or a name). It may overlap x, bias and residual, which are read as they were before the call.
 
-    Raises UnsupportedError (a ValueError) or TypeError that names what came and what fits.
+    Raises ShapeError, UnsupportedError (both ValueErrors) or TypeError; each names the argument and a fitting one.
     """
     try:
         product = PRODUCTS[type(w)].product

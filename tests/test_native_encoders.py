@@ -37,7 +37,6 @@ each_compiled = pytest.mark.parametrize(("name", "fmt"), COMPILED.items(), ids=l
 @pytest.fixture(autouse=True)
 def compiled_code(monkeypatch):
     monkeypatch.delenv("QGEMM_CPU")
-    encoders.install()
 
 
 @each_compiled

@@ -82,8 +82,8 @@ class Blocks(ctypes.Structure):
 
     refused: set to 1 where a block may have to be refused. For kbit alone: TABLE edges, those between its distinct
     levels and infinities; the code of each level, none where that is its number; bit planes, bytes of an absmax and the
-    largest magnitude. For groups alone: bits and weights, whether each has a zero, whether scales are bfloat16, bytes
-    of a block, and the same limit.
+    largest magnitude. For groups alone: bits and weights, whether each has a zero, whether scales are bfloat16,
+    block_bytes, and the same limit.
     """
 
     _fields_ = (
