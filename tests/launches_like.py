@@ -10,7 +10,7 @@ import numpy as np
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import plan
+from qgemm.cuda.call import plan
 from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.gating import gated_by

@@ -19,7 +19,7 @@ from strategies import each, seeds
 import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import expert_plans, experts, grouped
+from qgemm.cuda.call import experts, grouped, plan, replay
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
 from qgemm.cuda.kernels import moe_prefill_sm90, moe_sort, transforms
@@ -184,6 +184,7 @@ class Product:
                 y[some] = made[0].astype(y.dtype)
             assert (array(counts, 2, np.int32) == (count, rows)).all()
 
+        call.bound = partial(partial, call)
         return call
 
     def product(self, x, expert, pointers, number, p):
@@ -219,7 +220,7 @@ def host(monkeypatch):
         made.cache_clear()
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: 16)
     weights = {}
-    monkeypatch.setattr(grouped, "launch", Product(weights))
+    monkeypatch.setattr(plan, "launch", Product(weights))
     yield weights
     for made in (moe_sort.sort_launch, moe_sort.combine_launch):
         made.cache_clear()
@@ -338,14 +339,14 @@ def test_a_later_call_on_other_arrays_goes_the_short_way(sorted_by_expert, data,
     with pytest.MonkeyPatch.context() as patch:
         if not sorted_by_expert:
             patch.setattr(grouped, "token_tile", lambda *sizes: 0)
-            patch.setattr(experts, "launch", lambda kernel, p: Recorded())
+            patch.setattr(plan, "launch", lambda kernel, p: Recorded())
         first, second = arrays(), arrays()
         call(*first)
         seen.clear()
         long_way = call(*second, dtype=None if out is not None else "float32").copy().get()
         pointers = list(seen)
-        patch.setattr(experts, "Call", refuse)
-        patch.setattr(expert_plans, "graph_of", graph_of)
+        patch.setattr(experts, "recording", refuse)
+        patch.setattr(replay, "graph_of", graph_of)
         graphs.clear()
         seen.clear()
         short_way = call(*second)

@@ -18,7 +18,8 @@ from launches_like import Gpus
 import qgemm
 from qgemm import cuda
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import activations, libraries, plan, plan_cache, products
+from qgemm.cuda import activations, libraries
+from qgemm.cuda.call import plan, products, replay
 from qgemm.cuda.driver import workspace as workspaces
 from qgemm.cuda.kernels import panels
 from qgemm.cuda.problem import Q8_1, Gpu
@@ -33,7 +34,7 @@ def gpus(monkeypatch):
     found = Gpus()
     cupy_like.install(monkeypatch)
     monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(plan_cache, "LIBRARIES", known)
+    monkeypatch.setattr(replay, "LIBRARIES", known)
     monkeypatch.setattr(plan, "launch", found.launch)
     monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
     for module, name, target in (
@@ -47,12 +48,13 @@ def gpus(monkeypatch):
     monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
     monkeypatch.setattr(panels, "on_stream", None)
 
-    def counted(*args):
+    def counted(*args, **kwargs):
         found.long_ways += 1
-        return plan_made(*args)
+        return launch_products(*args, **kwargs)
 
-    plan_made = products.launched
-    monkeypatch.setattr(products, "launched", counted)
+    launch_products = plan.launch_products
+    for module in (plan, products):
+        monkeypatch.setattr(module, "launch_products", counted)
     monkeypatch.setattr(cuda, "require", lambda who: None)
     return found
 
@@ -292,7 +294,7 @@ def test_a_bias_that_another_output_overwrites_is_copied(gpus):
 
 
 def test_plans_are_few(gpus, monkeypatch):
-    monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
+    monkeypatch.setattr(replay, "MAX_PLANS", 4)
     on_device = gpus.tensor(np.ones((8, K)))
     for m in range(1, 12):
         qgemm.matmul(cupy_like.zeros((m, K), np.float16), on_device)

@@ -19,11 +19,14 @@ from walks import ABOUT, ITSELF, MOST, Hand, climbs, files, traced
 
 import qgemm
 from qgemm import cuda
-from qgemm.cuda import libraries, plan, plan_cache, products
+from qgemm.arrays import on_cuda
+from qgemm.cuda import libraries
+from qgemm.cuda.call import plan, products, replay
+from qgemm.cuda.call.arrays import Call
+from qgemm.cuda.call.plan import Source
 from qgemm.cuda.driver import launch, workspace
 from qgemm.cuda.jit import load
 from qgemm.cuda.kernels import activations, routes
-from qgemm.cuda.plan import Plan, Source
 from qgemm.cuda.problem import Gpu, Problem
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.files.gguf.header import Entry
@@ -33,7 +36,7 @@ N, K = 4160, 512
 KEPT = (  # launches, which would be those of the stand-in
     routes.launch, activations.quantize_launch, activations.round_launch, activations.quantize_groups_launch,
 )  # fmt: skip
-OF_X = Source, Problem, Plan, launch.Launch, launch.TensorMap
+OF_X = Source, Problem, launch.Launch, launch.TensorMap
 OF_W = qgemm.GGUFFile, Shard, mmap, Entry, StoredBlocks
 READING_ORDER = (Path(__file__).parents[1] / "docs" / "reading-order.md").read_text()
 
@@ -53,7 +56,7 @@ def device(monkeypatch):
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(plan, "gpu", lambda number: Gpu(number, 90, 132))
     monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(plan_cache, "LIBRARIES", known)
+    monkeypatch.setattr(replay, "LIBRARIES", known)
     for kept in KEPT:
         kept.cache_clear()
     cupy.cuda.Event = lambda **_: SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
@@ -100,6 +103,8 @@ def walk_of_x(m: int, activation: str, fmt: str, product: str = "matmul") -> lis
     def kind(value):
         if isinstance(value, np.ndarray):
             return ITSELF if np.may_share_memory(value, x) else None
+        if isinstance(value, Call):
+            return ITSELF if address in value.addresses else None
         return ITSELF if type(value) is int and value == address else ABOUT if isinstance(value, OF_X) else None
 
     return traced(lambda: PRODUCTS[product](x, w, activation), kind)
@@ -183,8 +188,8 @@ def test_climbs_are_seen():
 
 def test_a_detour_is_seen(device, monkeypatch):
     """Of the code itself: a function of another file that products.py would ask about x."""
-    plain = products._rows
-    monkeypatch.setattr(products, "_rows", lambda x, k: qgemm.arrays.on_cuda(x) and plain(x, k))
+    plain = products.read
+    monkeypatch.setattr(products, "read", lambda call, x, *who, **base: on_cuda(x) and plain(call, x, *who, **base))
     hands = walk_of_x(1, "a16", "q4_0")
     assert climbs(hands)
     assert "arrays.py" in files(hands)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec.format import Blocks, Format
-from qgemm.cuda.experts import DeviceExperts
+from qgemm.cuda.tensor import DeviceExperts
 from qgemm.cuda.upload import tiles_nbytes
 from qgemm.experts import moe
 from qgemm.formats import FORMATS

@@ -16,12 +16,12 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.errors import UnsupportedError
 from qgemm.tensor import Tensor
 
-from . import encode, experts, plan_cache, planes, prepare
+from . import encode, planes, prepare
 from .activations import DeviceActivations, quantized
+from .call import experts, replay
 from .driver.device import require, status
-from .experts import DeviceExperts
 from .kernels.needed import ROWS
-from .tensor import DeviceTensor, check_tiled
+from .tensor import DeviceExperts, DeviceTensor, check_tiled
 
 
 class CudaBackend:
@@ -33,7 +33,7 @@ class CudaBackend:
         """y [T, top_k, N], in `out` or as a new array of x's library."""
         if activation != "a16":
             raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
-        return experts.matmul(x, w, ids, bias, out, dtype)
+        return experts.matmul(w, x, ids, bias, out, dtype)
 
     def moe(
         self, x: Any, gate_up: Any, down: Any, ids: Any, weights: Any, activation: str, biases: Sequence[Any] | None,
@@ -80,5 +80,6 @@ class CudaBackend:
 
 
 BACKEND = CudaBackend()
-DeviceTensor.product = DeviceExperts.product = plan_cache.product
-DeviceTensor.products = DeviceExperts.products = staticmethod(plan_cache.products)
+DeviceTensor.product = DeviceExperts.product = replay.product
+DeviceTensor.products = DeviceExperts.products = staticmethod(replay.products)
+DeviceExperts.again_experts, DeviceExperts.again_layer = experts.replayed_matmul, staticmethod(experts.replayed_layer)
