@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from itertools import count
+from types import SimpleNamespace
 
 import cupy_like
 import numpy as np
 
 import qgemm
+from qgemm import cuda
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.call import plan
-from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1
+from qgemm.cuda import activations, libraries
+from qgemm.cuda.call import plan, products, replay
+from qgemm.cuda.driver import workspace as workspaces
+from qgemm.cuda.kernels import panels
+from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1, Gpu
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.gating import gated_by
 
@@ -94,3 +99,33 @@ class Gpus:
             return run
 
         return made
+
+
+def installed(monkeypatch) -> Gpus:
+    """Put CuPy over NumPy and kernels that compute on the host in place, for a test -> those kernels."""
+    gpus = Gpus()
+    cupy_like.install(monkeypatch)
+    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
+    monkeypatch.setattr(replay, "LIBRARIES", known)
+    monkeypatch.setattr(plan, "launch", gpus.launch)
+    monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
+    for module, name, target in (
+        (plan, "quantize_launch", Q8_1),
+        (activations, "quantize_launch", Q8_1),
+        (plan, "round_launch", "rounded"),
+        (plan, "dequantize_launch", "decoded"),
+    ):
+        monkeypatch.setattr(module, name, gpus.transform(target))
+    monkeypatch.setattr(workspaces, "_made", {})
+    monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
+    monkeypatch.setattr(panels, "on_stream", None)
+
+    def counted(*args, **kwargs):
+        gpus.long_ways += 1
+        return launch_products(*args, **kwargs)
+
+    launch_products = plan.launch_products
+    for module in (plan, products):
+        monkeypatch.setattr(module, "launch_products", counted)
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    return gpus

@@ -6,22 +6,17 @@ Launches are computed on the host, of the addresses that they get: what a plan p
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import cupy_like
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launches_like import Gpus
+from launches_like import installed
 
 import qgemm
-from qgemm import cuda
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import activations, libraries
-from qgemm.cuda.call import plan, products, replay
-from qgemm.cuda.driver import workspace as workspaces
-from qgemm.cuda.kernels import panels
+from qgemm.cuda.call import plan, replay
 from qgemm.cuda.problem import Q8_1, Gpu
 from qgemm.gating import gated_by
 
@@ -31,32 +26,7 @@ K = 64
 @pytest.fixture
 def gpus(monkeypatch):
     """CuPy over NumPy, and kernels that compute on the host."""
-    found = Gpus()
-    cupy_like.install(monkeypatch)
-    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(replay, "LIBRARIES", known)
-    monkeypatch.setattr(plan, "launch", found.launch)
-    monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
-    for module, name, target in (
-        (plan, "quantize_launch", Q8_1),
-        (activations, "quantize_launch", Q8_1),
-        (plan, "round_launch", "rounded"),
-        (plan, "dequantize_launch", "decoded"),
-    ):
-        monkeypatch.setattr(module, name, found.transform(target))
-    monkeypatch.setattr(workspaces, "_made", {})
-    monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
-    monkeypatch.setattr(panels, "on_stream", None)
-
-    def counted(*args, **kwargs):
-        found.long_ways += 1
-        return launch_products(*args, **kwargs)
-
-    launch_products = plan.launch_products
-    for module in (plan, products):
-        monkeypatch.setattr(module, "launch_products", counted)
-    monkeypatch.setattr(cuda, "require", lambda who: None)
-    return found
+    return installed(monkeypatch)
 
 
 def near(got, want, dtype):

@@ -12,9 +12,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from time import perf_counter
 
 from qgemm.errors import QgemmError
 from qgemm.files.compiled import kept
+from qgemm.log import logger
 from qgemm.once import Once
 from qgemm.version import pip_install
 
@@ -88,7 +90,17 @@ def _count() -> int:
 
 def _made(by: Compiler, source: Source, march: Sequence[str]) -> bytes:
     _compiled.count = _count() + 1
-    return compiled(by, source.file, [*march, *source.words])
+    start, code = perf_counter(), compiled(by, source.file, [*march, *source.words])
+    logger.info("%s: compiled in %.2f s", _title(source), perf_counter() - start)
+    return code
+
+
+def _title(source: Source) -> str:
+    """The library's name in the log: its C file, and the format that it is for."""
+    macro = "-DFORMAT_NAME="
+    return " ".join(
+        [f"{source.name}.c", *(word.removeprefix(macro) for word in source.words if word.startswith(macro))]
+    )
 
 
 def _own(by: Compiler | None) -> bool:
@@ -99,6 +111,8 @@ def _own(by: Compiler | None) -> bool:
 def _library(source: Source) -> ctypes.CDLL | None:
     by = compiler()
     found = None if _own(by) else prebuilt.code(source)
+    origin_of_code = "the cache or the compiler" if found is None else "the package"
+    logger.info("%s: from %s", _title(source), origin_of_code)
     if found is not None:
         with suppress(OSError):  # for another C library: compiled here, if it can be
             return _load(found)

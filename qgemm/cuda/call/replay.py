@@ -27,6 +27,7 @@ from qgemm.cuda.driver.graph import graph_of
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.libraries import LIBRARIES, Library
 from qgemm.cuda.tensor import DeviceTensor
+from qgemm.log import logger
 
 from .arrays import ABSOLUTE, Call, Pointer, X, Y
 from .plan import MAX_SCRATCH, SCRATCH, SCRATCH_BYTES, capacity
@@ -37,7 +38,6 @@ MAX_BOUND = 16  # calls whose launches are bound to addresses, of a plan; a grap
 GRAPHED = 3  # launches from which on they become a graph; one of two costs the GPU 2.6 us, and saves the host 4
 ALIGNED = 256  # bytes between pieces of scratch memory
 
-logger = logging.getLogger("qgemm")
 _serial, _is_absent = attrgetter("serial"), partial(is_, None)
 
 Scalars = tuple[Any, ...]  # the scalar arguments of a call
