@@ -189,7 +189,12 @@ def test_climbs_are_seen():
 def test_a_detour_is_seen(device, monkeypatch):
     """Of the code itself: a function of another file that products.py would ask about x."""
     plain = products.read
-    monkeypatch.setattr(products, "read", lambda call, x, *who, **base: on_cuda(x) and plain(call, x, *who, **base))
+
+    def read(call, array, who, **more):
+        assert who != "x" or on_cuda(array)
+        return plain(call, array, who, **more)
+
+    monkeypatch.setattr(products, "read", read)
     hands = walk_of_x(1, "a16", "q4_0")
     assert climbs(hands)
     assert "arrays.py" in files(hands)

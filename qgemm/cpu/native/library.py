@@ -97,10 +97,8 @@ def _made(by: Compiler, source: Source, march: Sequence[str]) -> bytes:
 
 def _title(source: Source) -> str:
     """The library's name in the log: its C file, and the format that it is for."""
-    macro = "-DFORMAT_NAME="
-    return " ".join(
-        [f"{source.name}.c", *(word.removeprefix(macro) for word in source.words if word.startswith(macro))]
-    )
+    formats = [word.partition("=")[2] for word in source.words if word.startswith("-DFORMAT_NAME=")]
+    return " ".join([f"{source.name}.c", *formats])
 
 
 def _own(by: Compiler | None) -> bool:

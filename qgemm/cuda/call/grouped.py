@@ -44,7 +44,7 @@ def token_tile_of(call: Call, x: Array, ids: Array, experts: int, *sizes: Size) 
     return _tile_by_kernel(sizes, min(slots, MAX_SLOTS), experts, sms, sm)
 
 
-def _tile_by_kernel(sizes: Sequence[Size], slots: int, experts: int, sms: int, sm: int) -> int:
+def _tile_by_kernel(sizes: tuple[Size, ...], slots: int, experts: int, sms: int, sm: int) -> int:
     """Rows of a token tile by the cost model of the GPU's kernel: the only place here that chooses one by sm."""
     if sm in WGMMA:
         return token_tile(sizes, slots, experts, sms)

@@ -49,55 +49,45 @@ def multiply(
 
     function: of the first of two products, by which it gates the second, as `qgemm.gated` has it; "" for no gate.
     """
-    with _taken_in(x, weights, activation, len(outs)) as (call, values, source, kind):
-        if function:
-            arguments.check_gated(*weights)
-        for w in weights:
-            arguments.check_shapes(x.shape, w)
-        shapes = [(*x.shape[:-1], w.shape[0]) for w, _ in zip(weights, outs, strict=False)]
-        ys = [target(call, out, shape, dtype, i) for i, (out, shape) in enumerate(zip(outs, shapes, strict=True))]
-        arguments.check_apart([y.values for y, out in zip(ys, outs, strict=True) if out is not None])
-        every = ys * (len(weights) // len(outs))
-        products = [
-            Product(w, y, *_added(call, epilogue, y, ys))
-            for w, y, epilogue in zip(weights, every, epilogues, strict=True)
-        ]
-        values = values if source.prepared else _apart(call, values, ys)
-        if function:
-            _launch_gated(call, values, source, products, function, kind)
-        else:
-            _launch(call, values, source, products, kind)
-        finish(call, ys, outs)
-        return call
-
-
-@contextmanager
-def _taken_in(
-    x: Any, weights: Sequence[Any], activation: str | None, outputs: int
-) -> Iterator[tuple[Call, Array, Source, str]]:
-    """A call on x's device and its library's stream: x as kernels read it, its sizes, and the kind of activations."""
     prepared = x.activation if isinstance(x, DeviceActivations) else None
     kind = arguments.check_activation(activation, prepared)
-    with recording(x.like if prepared else x, weights, outputs) as call:
+    with recording(x.like if prepared else x, weights, len(outs)) as call:
         for w in weights:
             arguments.check_weights(w, kind)
         arguments.check_prepared(prepared, kind)
         if prepared:
-            values, call.addresses[X] = Array(x.data, Pointer(X), x.dtype.name), x.pointer
+            values, shape, call.addresses[X] = Array(x.data, Pointer(X), x.dtype.name), x.shape, x.pointer
         else:
             values = read(call, x, "x", base=X)
-        source = Source(prod(x.shape[:-1]), x.shape[-1], values.dtype, prepared or "")
+            shape = tuple(values.values.shape)
+        if function:
+            arguments.check_gated(*weights)
+        for w in weights:
+            arguments.check_shapes(shape, w)
+        source = Source(prod(shape[:-1]), shape[-1], values.dtype, prepared or "")
         call.nbytes[X] = source.nbytes
-        yield call, values, source, kind
+        ys = [target(call, out, (*shape[:-1], weights[i].shape[0]), dtype, i) for i, out in enumerate(outs)]
+        arguments.check_apart([y.values for y, out in zip(ys, outs, strict=True) if out is not None])
+        products = [
+            Product(w, y, *_added(call, epilogue, y, ys))
+            for w, y, epilogue in zip(weights, ys * 2 if function else ys, epilogues, strict=True)
+        ]
+        pointer = values.pointer if prepared else _apart(call, values, ys).pointer
+        if function:
+            _launch_gated(call, pointer, source, products, function, kind)
+        else:
+            _launch(call, pointer, source, products, kind)
+        finish(call, ys, outs)
+        return call
 
 
 @contextmanager
 def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call]:
     """A new call, with x's device and the stream of its library current; x becomes CuPy's if only DLPack reads it."""
     library = library_for(type(x))
-    on_device_already = on_cuda(x) if library is None else not library.grad or x.is_cuda  # torch has tensors elsewhere
+    there = on_cuda(x) if library is None else not library.grad or x.is_cuda  # torch has tensors elsewhere
     for w in weights:
-        if not on_device_already or isinstance(w, Tensor) or not isinstance(w, Packed):
+        if not there or isinstance(w, Tensor) or not isinstance(w, Packed):
             raise misplaced(x, w)
     device = int(x.__dlpack_device__()[1]) if library is None else library.device(x)
     for w in weights:
@@ -105,9 +95,8 @@ def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call
             raise UnsupportedError(f"x is on cuda:{device}, w on cuda:{w.device}; they must share a device")
     with relaxed_capture(), stream_of(x) if library is None else on_device(device, library.stream):
         reader, bases = library or cupy_library(), Y + outputs
-        call = Call(
-            x, reader, device, reader.stream(device), [0] * bases, [0] * bases, [1] * bases, library is not None
-        )  # fmt: skip
+        stream, zeros = reader.stream(device), [0] * bases
+        call = Call(x, reader, device, stream, zeros, zeros.copy(), [1] * bases, library is not None)
         try:
             yield call
         finally:
@@ -115,54 +104,46 @@ def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call
                 lock.release()
 
 
-def _launch(call: Call, x: Array, source: Source, products: Sequence[Product], activation: str) -> None:
-    """All products of x: a kernel stores where it can; else its sums are stored, the epilogue added, as CuPy does."""
+def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str) -> None:
+    """All products of x: a kernel stores where it can; else its sums are stored, the epilogue added, by CuPy."""
     import cupy
 
-    filled = [p for p in products if p.w.shape[0]]
-    call.replayable = call.replayable and len(filled) == len(products) and source.m * source.k > 0
-    if source.m == 0:
-        return
+    filled = [p for p in products if p.w.shape[0]] if source.m else []
+    call.replayable = call.replayable and len(filled) == len(products) and source.k > 0
     if source.k == 0:
         for p in filled:
             _store(p, cupy.zeros(p.y.values.shape, np.float32))
-        return
-    by_kernel = [served(p.w, source, activation) for p in filled]
-    direct = [_stores(p, one) for p, one in zip(filled, by_kernel, strict=True)]
-    computed = [
-        p if stores else Product(p.w, temporary(call, tuple(p.y.values.shape)))
-        for p, stores in zip(filled, direct, strict=True)
-    ]
-    if computed:
-        launch_products(call, by_kernel, _outputs(computed), source, x.pointer, _pointers(computed))
-    for p, sums in zip(filled, computed, strict=True):
-        if sums is not p:
-            _store(p, view(sums.y))
+    elif filled:
+        kernels = [served(p.w, source, activation) for p in filled]
+        computed = [
+            p if _stores(p, kernel) else Product(p.w, temporary(call, tuple(p.y.values.shape)))
+            for p, kernel in zip(filled, kernels, strict=True)
+        ]
+        launch_products(call, kernels, _outputs(computed), source, x, _pointers(computed))
+        for p, sums in zip(filled, computed, strict=True):
+            if sums is not p:
+                _store(p, view(sums.y))
 
 
 def _launch_gated(
-    call: Call, x: Array, source: Source, pair: Sequence[Product], function: str, activation: str
+    call: Call, x: Pointer, source: Source, pair: Sequence[Product], function: str, activation: str
 ) -> None:
     """y = function(product by gate) * (product by up) of a pair of products with one y."""
     import cupy
 
     y, shape = pair[0].y, tuple(pair[0].y.values.shape)
-    call.replayable = call.replayable and source.m * source.k * pair[0].w.shape[0] > 0
-    if prod(shape) == 0:
-        return
-    by_kernel = [served(p.w, source, activation) for p in pair] if source.k else []
-    if not by_kernel or not all(one.kernel.adds for one in by_kernel):
-        parts = [p._replace(y=temporary(call, shape)) for p in pair]
-        _launch(call, x, source, parts, activation)
-        view(y)[...] = gated_by(function, *(view(part.y) for part in parts), cupy)
-        return
-    direct = _stores(pair[0], by_kernel[0])
-    stored = y if direct else temporary(call, shape)
-    products = [p._replace(y=stored) for p in pair]
-    biases = [p.bias.dtype for p in pair]
-    launch_gated(call, by_kernel, stored.dtype, biases, function, source, x.pointer, _pointers(products))
-    if not direct:
-        view(y)[...] = view(stored)
+    kernels = [served(p.w, source, activation) for p in pair] if prod(shape) * source.k else []
+    if not all(kernel.kernel.adds for kernel in kernels) or not source.k:
+        gate, up = (p._replace(y=temporary(call, shape)) for p in pair)
+        _launch(call, x, source, [gate, up], activation)
+        view(y)[...] = gated_by(function, view(gate.y), view(up.y), cupy)
+    elif kernels:
+        stored = y if _stores(pair[0], kernels[0]) else temporary(call, shape)
+        products = [p._replace(y=stored) for p in pair]
+        biases = [p.bias.dtype for p in pair]
+        launch_gated(call, kernels, stored.dtype, biases, function, source, x, _pointers(products))
+        if stored is not y:
+            view(y)[...] = view(stored)
 
 
 def _stores(p: Product, by: Served) -> bool:
@@ -263,6 +244,7 @@ def _placed(call: Call, values: Any, dtype: str, base: int) -> Array:
     """An array of a type as that with this base."""
     library = library_for(type(values)) or cupy_library()
     call.addresses[base], call.nbytes[base] = library.pointer(values), prod(values.shape) * SIZES[dtype]
+    call.memory.append(values)
     return Array(values, Pointer(base), dtype)
 
 
@@ -303,16 +285,12 @@ def _apart(call: Call, array: Array, ys: Sequence[Array]) -> Array:
 
 def _added(call: Call, epilogue: Epilogue, y: Array, ys: Sequence[Array]) -> Sequence[Array]:
     """Bias and residual as kernels read them, apart from all outputs; a residual may be its own y."""
-    if not epilogue.given:
-        return NOTHING, NOTHING
     names = zip(epilogue, Epilogue._fields, strict=True)
-    arrays = [NOTHING if added is None else read(call, added, name, alignment=1) for added, name in names]
-    arguments.check_epilogue(
-        Epilogue(*(None if not array.dtype else view(array) for array in arrays)), tuple(y.values.shape)
-    )
-    bias, residual = arrays
+    bias, residual = (read(call, added, name, alignment=1) for added, name in names)
+    arrays = Epilogue(*(view(array) if array.dtype else None for array in (bias, residual)))
+    arguments.check_epilogue(arrays, tuple(y.values.shape))
     others = ys
-    if residual.dtype == y.dtype and residual.dtype:
+    if residual.dtype == y.dtype:
         call.residuals.add((y.pointer.base, residual.pointer.base))
         if call.addresses[y.pointer.base] == call.addresses[residual.pointer.base]:
             others = [other for other in ys if other is not y]

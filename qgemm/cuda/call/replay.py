@@ -301,7 +301,8 @@ def _with_scratch(call: Call, values: dict[str, Any], body: list[str]) -> list[s
 
 def _binding(call: Call, values: dict[str, Any], body: list[str]) -> list[str]:
     """The body for addresses that came never or once; launches bound to addresses that come again."""
-    launches, bound = call.launches, dict[Addresses, Sequence[Entry]]()  # empty for addresses that came once
+    launches: Sequence[tuple[Any, Sequence[Pointer]]] = call.launches
+    bound = dict[Addresses, Sequence[Entry]]()  # empty for addresses that came once
 
     def note(addresses: Addresses) -> None:
         if len(bound) >= MAX_BOUND:
