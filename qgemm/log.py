@@ -1,7 +1,7 @@
 """The logger "qgemm": silent unless the program configures it, or QGEMM_LOG=1 asks for its lines on stderr.
 
-A line at INFO says which kernel and config serve a new kind of call, what was compiled and how long that took, what a
-cache had, and how many threads share a product. No call that was made before writes one.
+A line at INFO names the kernel and config of a new kind of call, a compilation with its time, an entry that a cache
+had, or the number of threads that share a product. A call like an earlier one writes none.
 """
 
 from __future__ import annotations

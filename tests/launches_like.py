@@ -116,7 +116,7 @@ def installed(monkeypatch) -> Gpus:
         (plan, "dequantize_launch", "decoded"),
     ):
         monkeypatch.setattr(module, name, gpus.transform(target))
-    monkeypatch.setattr(workspaces, "_made", {})
+    monkeypatch.setattr(workspaces, "_workspaces", {})
     monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
     monkeypatch.setattr(panels, "on_stream", None)
 

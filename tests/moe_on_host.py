@@ -59,7 +59,7 @@ def install(monkeypatch):
     cupy_like.install(monkeypatch)
     monkeypatch.setattr(libraries, "LIBRARIES", known := {})
     monkeypatch.setattr(replay, "LIBRARIES", known)
-    monkeypatch.setattr(workspaces, "_made", {})
+    monkeypatch.setattr(workspaces, "_workspaces", {})
     monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
 
 

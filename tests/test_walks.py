@@ -51,7 +51,7 @@ def device(monkeypatch):
     for module in (launch, workspace):
         monkeypatch.setattr(module, "driver", lambda: driver)
     monkeypatch.setattr(launch, "_make_context_current", lambda: None)
-    monkeypatch.setattr(workspace, "_made", {})
+    monkeypatch.setattr(workspace, "_workspaces", {})
     monkeypatch.setattr(load, "_function", lambda *_: (Function(called), False))
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(plan, "gpu", lambda number: Gpu(number, 90, 132))

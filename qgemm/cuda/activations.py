@@ -20,16 +20,16 @@ from .layout.activations import BLOCKS, DTYPE, ORDER, nbytes
 from .libraries import Library, cupy_library, library_of
 from .problem import C_TYPES
 
-ALIGNMENT = 16  # bytes of x that kernels read at a time
+ALIGNMENT = 16  # bytes: kernels read x in pieces of this size
 
 
 class DeviceActivations(PreparedActivations):
     """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
-    data: bytes, an array of the library of `like`, the array that was given: y becomes one too. Of "a8" they are tiles
-    [tiles along K, rows, bytes of DTYPE], of groups those of layout/group_activations.py. library: how it is read
-    without DLPack, None if it is not. activation: that which multiplies them.
-    dtype: float16 if that can hold the activations, as it held those they come from; else float32.
+    data: bytes, an array of the library of `like`, the caller's array: y becomes one too. Bytes for "a8" are tiles
+    [tiles along K, rows, bytes of DTYPE], for groups those of layout/group_activations.py. library: reads data without
+    DLPack; None if only DLPack does. activation: the one that multiplies them.
+    dtype: float16 if the caller's array had that type, which then holds the activations too; else float32.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ def quantized(x: Any, activation: Activation = "a8") -> DeviceActivations:
         data = _blocks(library.pointer(values), kind, x.shape, library, device, library.stream(device), activation)
         return DeviceActivations(tuple(x.shape), data, x, kind, library, activation)
     with stream_of(x):
-        found, by = as_cupy(x), cupy_library()
-        kind = found.dtype.name if found.dtype.name in C_TYPES else "float32"
-        values = _readable(found if found.dtype.name == kind else by.cast(found, kind), by)
-        data = _blocks(values.data.ptr, kind, found.shape, by, values.data.device_id, current_stream(), activation)
-        return DeviceActivations(found.shape, data if library is None else like(x, data), x, kind, library, activation)
+        array, reader = as_cupy(x), cupy_library()
+        kind = array.dtype.name if array.dtype.name in C_TYPES else "float32"
+        values = _readable(array if array.dtype.name == kind else reader.cast(array, kind), reader)
+        data = _blocks(values.data.ptr, kind, array.shape, reader, values.data.device_id, current_stream(), activation)
+        return DeviceActivations(array.shape, data if library is None else like(x, data), x, kind, library, activation)
 
 
 def _readable(x: Any, library: Library) -> Any:
@@ -79,7 +79,7 @@ def _readable(x: Any, library: Library) -> Any:
 
 
 def _as_it_is(x: Any, library: Library) -> bool:
-    """Whether kernels can be launched on x from here: its type is theirs, its device is the thread's."""
+    """Whether kernels read x in place: its type is one of theirs, its device is the thread's."""
     current = library.current_device
     here = current is None or current() == library.device(x)
     return here and len(x.shape) > 0 and library.name(x.dtype) in C_TYPES
@@ -94,8 +94,6 @@ def _blocks(
     data = library.scratch(group_activations.nbytes(m, k, group) if group else nbytes(m, k), device)()
     if m and k:
         kernel = C_TYPES[kind]
-        made = (
-            quantize_groups_launch(device, kernel, k, m, activation) if group else quantize_launch(device, kernel, k, m)
-        )
-        made(stream, x, library.pointer(data))
+        quantize = quantize_groups_launch(device, kernel, k, m, activation) if group else None
+        (quantize or quantize_launch(device, kernel, k, m))(stream, x, library.pointer(data))
     return data

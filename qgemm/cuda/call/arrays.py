@@ -48,7 +48,7 @@ NOTHING = Array(None, NULL, "")
 
 @dataclass(slots=True)
 class Call:
-    """A call and what it has launched.
+    """A call and its launches.
 
     source: the array of the caller whose library, device and stream the call works with.
     ys: the outputs as the caller gets them, whose bases follow on that of x. outs: how many of them the caller gave.

@@ -47,7 +47,7 @@ def multiply(
 ) -> Call:  # fmt: skip
     """The call of y = x @ w.T + epilogue of all of the weights, as `qgemm.matmul_many` has it.
 
-    function: of the first of two products, by which it gates the second, as `qgemm.gated` has it; "" for no gate.
+    function: the gate of two products, whose first gates the second, as in `qgemm.gated`; "" for products apart.
     """
     prepared = x.activation if isinstance(x, DeviceActivations) else None
     kind = arguments.check_activation(activation, prepared)

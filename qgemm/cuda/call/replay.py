@@ -44,7 +44,7 @@ Scalars = tuple[Any, ...]  # the scalar arguments of a call
 Arrays = tuple[Any, ...]
 Addresses = tuple[int, ...]  # the stream of a call, then its bases from x on
 Entry = tuple[Callable[[], int], Callable[[], None]]  # enters bound launches, the driver's status; launches as before
-Plans = dict[Any, "Replay"]  # of weights, by both keys
+Plans = dict[Any, "Replay"]  # the remembered calls of weights, by both keys
 
 
 class Replay:
@@ -275,7 +275,7 @@ def _with_scratch(call: Call, values: dict[str, Any], body: list[str]) -> list[s
     """The body on scratch memory: in one workspace of the stream if it is little, else allocated for each call."""
     bases = [len(call.addresses) - len(call.scratch) + i for i in range(len(call.scratch))]
     *starts, nbytes = accumulate((-(-size // ALIGNED) * ALIGNED for size in call.scratch), initial=0)
-    if nbytes > SCRATCH_BYTES:  # what the stream's library frees, it gives to later launches of the stream alone
+    if nbytes > SCRATCH_BYTES:  # memory that is freed goes to later launches of the same stream alone
         values |= {
             f"new{base}": call.library.scratch(n, call.device) for base, n in zip(bases, call.scratch, strict=True)
         }
@@ -312,7 +312,9 @@ def _binding(call: Call, values: dict[str, Any], body: list[str]) -> list[str]:
     def bind(addresses: Addresses) -> Sequence[Entry]:
         stream, *pointers = addresses
         starts = (0, *pointers)
-        prepared = [(launch, (stream, *[starts[base] + offset for base, offset in some])) for launch, some in launches]
+        prepared = [
+            (launch, (stream, *[starts[base] + offset for base, offset in relative])) for launch, relative in launches
+        ]
 
         def launch_all() -> None:
             for launch, args in prepared:
