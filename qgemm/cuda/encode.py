@@ -63,8 +63,8 @@ def _importance(shape: tuple[int, ...], importance: Any) -> Any:
 def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple[Any, Any]:
     """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream.
 
-    importance: float32, for all values, or for a whole number of blocks and then repeated. Both results are bytes on the
-    device: the blocks, in whole work items, and a FOUND by CTA.
+    importance: float32, for all values, or for a whole number of blocks and then repeated. Both results are bytes on
+    the device: the blocks, in whole work items, and a FOUND by CTA.
     """
     import cupy
 

@@ -152,19 +152,11 @@ def _like(guard: Callable[[Array], Callable[[Array], bool]], arrays: Sequence[Ar
 def _like_one_of_cupy(array: Array) -> Callable[[Array], bool]:
     kind, dtype, shape, device = type(array), array.dtype, array.shape, array.data.device_id
 
-    def like(x: Array) -> bool:
-        return (
-            type(x) is kind and x.dtype is dtype and x.shape == shape and x.flags.c_contiguous
-            and x.data.device_id == device
-        )  # fmt: skip
-
-    def like_directly(x: Array) -> bool:  # flags are a new object at every access
-        return (
-            type(x) is kind and x.dtype is dtype and x.shape == shape and x._c_contiguous
-            and x.data.device_id == device
-        )  # fmt: skip
-
-    return like_directly if hasattr(kind, "_c_contiguous") else like
+    # CuPy's flags are a new object at every access
+    in_order = attrgetter("_c_contiguous" if hasattr(kind, "_c_contiguous") else "flags.c_contiguous")
+    return lambda x: (
+        type(x) is kind and x.dtype is dtype and x.shape == shape and in_order(x) and x.data.device_id == device
+    )
 
 
 def _like_one_of_torch(array: Array) -> Callable[[Array], bool]:

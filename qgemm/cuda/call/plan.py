@@ -22,7 +22,7 @@ from qgemm.cuda.layout import activations, group_activations
 from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, Output, Problem, gpu
 from qgemm.cuda.tensor import DeviceTensor
 
-from .arrays import NULL, Call, Pointer
+from .arrays import Call, Pointer
 
 ARRAYS = 4  # pointers of a product: w, y, bias, residual
 SCRATCH = "scratch"  # the use of workspaces for small scratch memory
@@ -40,17 +40,6 @@ class Source(NamedTuple):
     k: int
     dtype: str
     prepared: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of x."""
-        return codes_nbytes(self.prepared, self.m, self.k) if self.prepared else self.m * self.k * ITEMSIZE[self.dtype]
-
-
-def codes_nbytes(activation: str, m: int, k: int) -> int:
-    """Bytes of M rows of K activations as blocks of codes."""
-    group = GROUPS.get(activation)
-    return group_activations.nbytes(m, k, group) if group else activations.nbytes(m, k)
 
 
 class Served(NamedTuple):
@@ -85,14 +74,9 @@ def served(w: DeviceTensor, source: Source, activation: str) -> Served:
 
 
 def launch_products(
-    call: Call,
-    products: Sequence[Served],
-    outputs: Sequence[Output],
-    source: Source,
-    x: Pointer,
-    pointers: Sequence[Pointer],
-    gated: bool = False,
-) -> None:
+    call: Call, products: Sequence[Served], outputs: Sequence[Output], source: Source, x: Pointer,
+    pointers: Sequence[Pointer], gated: bool = False,
+) -> None:  # fmt: skip
     """Launch products by weights that share a device and K; pointers: ARRAYS of every product.
 
     gated: the first of two products, which share a launch, is the gate of the second.
@@ -118,32 +102,6 @@ def launch_products(
         enter(call, transform(), x, values)
     for step, arguments in launches:
         enter(call, step, *arguments)
-
-
-def launch_gated(
-    call: Call,
-    products: Sequence[Served],
-    y: str,
-    biases: Sequence[str],
-    function: str,
-    source: Source,
-    x: Pointer,
-    pointers: Sequence[Pointer],
-) -> None:
-    """Launch function(x @ gate.T + bias) * (x @ up.T + bias) by kernels that add.
-
-    pointers: of both products, with one y. y, biases: NumPy's names of types, "" for no bias. One launch computes both
-    where it can. Otherwise the first goes to scratch memory, float32, from where the second is gated.
-    """
-    n, (first, second) = products[0].problem.n, biases
-    if len(_jobs(products)) == 1:
-        outputs = Output(n, y, first, "", function), Output(n, "", second)
-        launch_products(call, products, outputs, source, x, pointers, gated=True)
-        return
-    outputs = Output(n, "float32", first), Output(n, y, second, "float32", function)
-    gate, to, bias, _, up, _, up_bias, _ = pointers
-    values = scratch(call, source.m * n * ITEMSIZE["float32"])
-    launch_products(call, products, outputs, source, x, [gate, values, bias, NULL, up, to, up_bias, values])
 
 
 def problem_of_launch(
@@ -188,6 +146,11 @@ def capacity(nbytes: int) -> int:
     return 1 << max(nbytes - 1, 0).bit_length()
 
 
+def share_launch(products: Sequence[Served]) -> bool:
+    """Whether products are one launch."""
+    return len(_jobs(products)) == 1
+
+
 def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
     """The indices of the products by kernel and format: as many in a job as a launch of it computes."""
     groups: dict[tuple[Kernel, Format], list[int]] = {}
@@ -222,13 +185,15 @@ def _form(kernel: Kernel, source: Source, activation: str, device: int, inside: 
         return Form(x)
     if activation in GROUPS and source.prepared:
         return Form(EIGHT_BITS)
-    nbytes = codes_nbytes(activation, m, k)
     if activation in GROUPS:
+        nbytes = group_activations.nbytes(m, k, GROUPS[activation])
         return Form(EIGHT_BITS, partial(quantize_groups_launch, device, x, k, m, activation), nbytes)
     if not source.prepared:
         ACTIVATIONS.blocks_in(k, "activations")
     if kernel.takes_q8_1:
-        return Form(Q8_1) if source.prepared else Form(Q8_1, partial(quantize_launch, device, x, k, m), nbytes)
+        if source.prepared:
+            return Form(Q8_1)
+        return Form(Q8_1, partial(quantize_launch, device, x, k, m), activations.nbytes(m, k))
     decoded = source.dtype if source.dtype == "float16" else "float32"
     kind, nbytes = C_TYPES[decoded], m * k * ITEMSIZE[decoded]
     if source.prepared:

@@ -29,7 +29,7 @@ from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
 from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer, X, Y
-from .plan import Served, Source, launch_gated, launch_products, served
+from .plan import Served, Source, launch_products, scratch, served, share_launch
 
 
 class Product(NamedTuple):
@@ -56,7 +56,8 @@ def multiply(
             arguments.check_weights(w, kind)
         arguments.check_prepared(prepared, kind)
         if prepared:
-            values, shape, call.addresses[X] = Array(x.data, Pointer(X), x.dtype.name), x.shape, x.pointer
+            values, shape = Array(x.data, Pointer(X), x.dtype.name), x.shape
+            call.addresses[X], call.nbytes[X] = x.pointer, x.data.nbytes
         else:
             values = read(call, x, "x", base=X)
             shape = tuple(values.values.shape)
@@ -65,7 +66,6 @@ def multiply(
         for w in weights:
             arguments.check_shapes(shape, w)
         source = Source(prod(shape[:-1]), shape[-1], values.dtype, prepared or "")
-        call.nbytes[X] = source.nbytes
         ys = [target(call, out, (*shape[:-1], weights[i].shape[0]), dtype, i) for i, out in enumerate(outs)]
         arguments.check_apart([y.values for y, out in zip(ys, outs, strict=True) if out is not None])
         products = [
@@ -128,7 +128,11 @@ def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product],
 def _launch_gated(
     call: Call, x: Pointer, source: Source, pair: Sequence[Product], function: str, activation: str
 ) -> None:
-    """y = function(product by gate) * (product by up) of a pair of products with one y."""
+    """y = function(product by gate) * (product by up) of a pair of products with one y.
+
+    Kernels that add compute both in one launch where they can; else the gate goes to scratch memory, float32, from
+    where the second product is gated. CuPy gates the products of other kernels.
+    """
     import cupy
 
     y, shape = pair[0].y, tuple(pair[0].y.values.shape)
@@ -138,10 +142,15 @@ def _launch_gated(
         _launch(call, x, source, [gate, up], activation)
         view(y)[...] = gated_by(function, view(gate.y), view(up.y), cupy)
     elif kernels:
-        stored = y if _stores(pair[0], kernels[0]) else temporary(call, shape)
-        products = [p._replace(y=stored) for p in pair]
-        biases = [p.bias.dtype for p in pair]
-        launch_gated(call, kernels, stored.dtype, biases, function, source, x, _pointers(products))
+        stored, values = y if _stores(pair[0], kernels[0]) else temporary(call, shape), NOTHING
+        if not (fused := share_launch(kernels)):
+            values = Array(None, scratch(call, prod(shape) * SIZES["float32"]), "float32")
+        products = pair[0]._replace(y=stored if fused else values), pair[1]._replace(y=stored, residual=values)
+        first, last = _outputs(products)
+        outputs = (
+            (first._replace(gate=function), last._replace(y="")) if fused else (first, last._replace(gate=function))
+        )
+        launch_products(call, kernels, outputs, source, x, _pointers(products), fused)
         if stored is not y:
             view(y)[...] = view(stored)
 
@@ -175,13 +184,9 @@ def _pointers(products: Sequence[Product]) -> list[Pointer]:
 
 
 def read(
-    call: Call,
-    array: Any,
-    who: str,
-    types: Sequence[str] = tuple(C_TYPES),
-    alignment: int = ALIGNMENT,
+    call: Call, array: Any, who: str, types: Sequence[str] = tuple(C_TYPES), alignment: int = ALIGNMENT,
     base: int | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """An array as kernels read it: contiguous, aligned, of one of some types, else cast to float32. None is NOTHING.
 
     base: X for x, whose device is known; else the array gets a new one.
