@@ -148,7 +148,7 @@ def test_an_array_may_be_given_twice(gpus):
         x = cupy_like.asarray(rng.integers(-4, 5, (2, K)).astype(np.float16))
         y = qgemm.matmul(x, on_device, residual=x)
         np.testing.assert_array_equal(y.get(), x.get().astype(np.float64) @ w.T + x.get())
-    assert gpus.long_ways == 1
+    assert gpus.slow_paths == 1
 
 
 def test_several_weights_are_not_an_epilogue(gpus):
@@ -163,4 +163,4 @@ def test_several_weights_are_not_an_epilogue(gpus):
         (alone,) = qgemm.matmul_many(x, [first])
         assert (alone.get() == K).all()
         assert (qgemm.matmul(x, first, bias=cupy_like.zeros(K, np.float32)).get() == K).all()
-    assert gpus.long_ways == 3
+    assert gpus.slow_paths == 3

@@ -33,7 +33,7 @@ from qgemm.files.gguf.header import Entry
 from qgemm.files.gguf.shard import Shard, StoredBlocks
 
 N, K = 4160, 512
-KEPT = (  # launches, which would be those of the stand-in
+PREPARING = (  # caches of launches, which would be those of the stand-in
     routes.launch, activations.quantize_launch, activations.round_launch, activations.quantize_groups_launch,
 )  # fmt: skip
 OF_X = Source, Problem, launch.Launch, launch.TensorMap
@@ -55,18 +55,18 @@ def device(monkeypatch):
     monkeypatch.setattr(load, "_function", lambda *_: (Function(called), False))
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(plan, "gpu", lambda number: Gpu(number, 90, 132))
-    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(replay, "LIBRARIES", known)
-    for kept in KEPT:
-        kept.cache_clear()
+    monkeypatch.setattr(libraries, "LIBRARIES", libraries_seen := {})
+    monkeypatch.setattr(replay, "LIBRARIES", libraries_seen)
+    for prepare in PREPARING:
+        prepare.cache_clear()
     cupy.cuda.Event = lambda **_: SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
     cupy.cuda.alloc_pinned_memory = bytearray
     cupy.cuda.get_current_stream().synchronize = lambda: None
     copy = lambda memory, host, size, stream: ctypes.memmove(memory.ptr, host, size)  # noqa: E731
     monkeypatch.setattr(cupy_like.Memory, "copy_from_host_async", copy, raising=False)
     yield called
-    for kept in KEPT:
-        kept.cache_clear()
+    for prepare in PREPARING:
+        prepare.cache_clear()
 
 
 class Function:
@@ -96,7 +96,7 @@ PRODUCTS = {
 
 
 def walk_of_x(m: int, activation: str, fmt: str, product: str = "matmul") -> list[Hand]:
-    """What the first product of x [m, K], float16, hands from file to file."""
+    """The hands of the first product of x [m, K], float16, from file to file."""
     x, w = cupy_like.zeros((m, K), np.float16), DeviceTensor(qgemm.FORMATS[fmt], (N, K), cupy_like.zeros(16, np.uint8))
     address = x.data.ptr
 
@@ -134,7 +134,7 @@ def test_x_from_matmul_to_the_launch(device, call, product):
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_a_problem_is_built_once(device, product, monkeypatch):
-    """Of each product of a first call: the route and the launch get the same one, with what is known by then."""
+    """The route and the launch of a first call get the same problem, with the facts that are known by then."""
     built = []
     monkeypatch.setattr(plan, "Problem", lambda *fields: built.append(fields) or Problem(*fields))
     walk_of_x(1, "a16", "q4_0", product)
@@ -152,11 +152,11 @@ def test_w_from_the_file_to_tiles(device, tmp_path):
             return ITSELF
         return ABOUT if isinstance(value, OF_W) or (isinstance(value, str) and value == path) else None
 
-    opened, made = [], []
+    opened, packed = [], []
     opening = traced(lambda: opened.append(qgemm.open(path)["w"]), kind)
-    packing = traced(lambda: made.append(opened[0].to_device()), kind)
+    packing = traced(lambda: packed.append(opened[0].to_device()), kind)
     assert device == ["a kernel by CuPy"]
-    assert made[0].shape == (256, K)
+    assert packed[0].shape == (256, K)
     assert climbs(opening) == climbs(packing) == []
     assert (files(opening)[0], files(packing)[0], files(packing)[-1]) == (
         "files/gguf/reader.py", "tensor.py", "cuda/upload.py",
@@ -187,7 +187,7 @@ def test_climbs_are_seen():
 
 
 def test_a_detour_is_seen(device, monkeypatch):
-    """Of the code itself: a function of another file that products.py would ask about x."""
+    """Planted into the code itself: products.py asks a function of another file about x."""
     plain = products.read
 
     def read(call, array, who, **more):

@@ -22,7 +22,7 @@ from . import grouped
 from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer, X
 from .plan import enter, prepared, scratch
 from .products import contiguous, finish, overlap, read, recording, target, temporary, view
-from .replay import Arrays, Scalars, remember, replayed
+from .replay import CallArrays, Scalars, remember, replayed
 
 
 class ExpertProduct(NamedTuple):
@@ -108,7 +108,7 @@ def replayed_layer(
     return replayed(down.plans, scalars, arrays)
 
 
-def _product_key(x: Any, ids: Any, bias: Any, out: Any, dtype: DTypeLike | None) -> tuple[Scalars, Arrays]:
+def _product_key(x: Any, ids: Any, bias: Any, out: Any, dtype: DTypeLike | None) -> tuple[Scalars, CallArrays]:
     """The scalar arguments and the arrays of a product."""
     arrays = (x, ids) if out is None else (x, out, ids)
     return ("", dtype, out is None, bias is None), arrays if bias is None else (*arrays, bias)
@@ -116,7 +116,7 @@ def _product_key(x: Any, ids: Any, bias: Any, out: Any, dtype: DTypeLike | None)
 
 def _layer_key(
     x: Any, gate_up: Any, ids: Any, weights: Any, function: str, biases: Any, out: Any, dtype: DTypeLike | None
-) -> tuple[Scalars, Arrays]:
+) -> tuple[Scalars, CallArrays]:
     """The scalar arguments and the arrays of a layer."""
     first = function, dtype, out is None
     if type(gate_up) in (tuple, list):
@@ -154,7 +154,7 @@ def _target(
     return y, y if direct else temporary(call, shape)
 
 
-def _finished(call: Call, w: DeviceExperts, key: tuple[Scalars, Arrays], y: Array, stored: Array, out: Any) -> Any:
+def _finished(call: Call, w: DeviceExperts, key: tuple[Scalars, CallArrays], y: Array, stored: Array, out: Any) -> Any:
     """y as the caller gets it, once the last weights of a call remember it."""
     if stored is not y:
         view(y)[...] = view(stored)

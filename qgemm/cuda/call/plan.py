@@ -24,7 +24,7 @@ from qgemm.cuda.tensor import DeviceTensor
 
 from .arrays import Call, Pointer
 
-ARRAYS = 4  # pointers of a product: w, y, bias, residual
+POINTERS = 4  # pointers of a product: w, y, bias, residual
 SCRATCH = "scratch"  # the use of workspaces for small scratch memory
 SCRATCH_BYTES = 1 << 20  # the largest scratch memory in a workspace of the stream; larger is allocated for each call
 MAX_SCRATCH = 4  # pieces of scratch memory of a call in workspaces, and of one that is replayed
@@ -77,7 +77,7 @@ def launch_products(
     call: Call, products: Sequence[Served], outputs: Sequence[Output], source: Source, x: Pointer,
     pointers: Sequence[Pointer], gated: bool = False,
 ) -> None:  # fmt: skip
-    """Launch products by weights that share a device and K; pointers: ARRAYS of every product.
+    """Launch products by weights that share a device and K; pointers: POINTERS of every product.
 
     gated: the first of two products, which share a launch, is the gate of the second.
     """
@@ -96,7 +96,7 @@ def launch_products(
         p = problem_of_launch(
             kernel, [products[i].problem for i in indices], [outputs[i] for i in indices], form.kind, gated
         )
-        arrays = [pointer for i in indices for pointer in pointers[ARRAYS * i :][:ARRAYS]]
+        arrays = [pointer for i in indices for pointer in pointers[POINTERS * i :][:POINTERS]]
         launches.append((prepared(call, kernel, p), [forms[form.kind], *arrays]))
     for transform, values in transforms:
         enter(call, transform(), x, values)

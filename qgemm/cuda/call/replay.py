@@ -41,7 +41,7 @@ ALIGNED = 256  # bytes between pieces of scratch memory
 _serial, _is_absent = attrgetter("serial"), partial(is_, None)
 
 Scalars = tuple[Any, ...]  # the scalar arguments of a call
-Arrays = tuple[Any, ...]
+CallArrays = tuple[Any, ...]
 Addresses = tuple[int, ...]  # the stream of a call, then its bases from x on
 Entry = tuple[Callable[[], int], Callable[[], None]]  # enters bound launches, the driver's status; launches as before
 Plans = dict[Any, "Replay"]  # the remembered calls of weights, by both keys
@@ -117,8 +117,8 @@ def products(
 
 
 def call_key(
-    x: Any, kind: str | None, outs: Sequence[Any] | None, dtype: DTypeLike | None, scalars: Scalars, added: Arrays
-) -> tuple[Scalars, Arrays]:
+    x: Any, kind: str | None, outs: Sequence[Any] | None, dtype: DTypeLike | None, scalars: Scalars, added: CallArrays
+) -> tuple[Scalars, CallArrays]:
     """The scalar arguments and the arrays of a call; kind: of activations, or the function of a layer of experts.
 
     scalars: further ones. added: arrays that are read besides x, None for an absent one.
@@ -134,7 +134,7 @@ def call_key(
     return (first, dtype, outs is None, *scalars, *absent), arrays + present
 
 
-def replayed(plans: Plans, scalars: Scalars, arrays: Arrays) -> Any:
+def replayed(plans: Plans, scalars: Scalars, arrays: CallArrays) -> Any:
     """y of a call like a remembered one; None if there is none."""
     replay = plans.get(scalars)
     if replay is not None and replay.like(*arrays):
@@ -165,7 +165,7 @@ def replayed(plans: Plans, scalars: Scalars, arrays: Arrays) -> Any:
     return replay.run(*[array if index in written else library.copy(array) for index, array in enumerate(read)])
 
 
-def _key(scalars: Scalars, arrays: Arrays, library: Library) -> Any:
+def _key(scalars: Scalars, arrays: CallArrays, library: Library) -> Any:
     """The second key of a call; None if an array is of another library."""
     key = [scalars]
     for array in arrays:
@@ -179,7 +179,7 @@ def _key(scalars: Scalars, arrays: Arrays, library: Library) -> Any:
 
 
 def remember(
-    plans: Plans, call: Call, scalars: Scalars, arrays: Arrays, single: bool = True, copies: bool = True
+    plans: Plans, call: Call, scalars: Scalars, arrays: CallArrays, single: bool = True, copies: bool = True
 ) -> None:
     """Keep the launches of a call, and say in the log which kernels they are.
 
