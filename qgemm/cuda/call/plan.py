@@ -166,7 +166,7 @@ def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
 def _quantizes_x(jobs: Sequence[tuple[Kernel, Sequence[int]]], products: Sequence[Served], source: Source) -> bool:
     """Whether the one launch of a call quantizes x itself: asked of decode_a8 by its sizes, of others by their record.
 
-    The only place outside of kernels/ that names a kernel.
+    The only place here that names a kernel.
     """
     (kernel, _), first = jobs[0], products[0].problem
     if len(jobs) > 1 or source.prepared:

@@ -281,8 +281,8 @@ def finish(call: Call, ys: Sequence[Array], outs: Sequence[Any]) -> None:
 
 
 def _apart(call: Call, array: Array, ys: Sequence[Array]) -> Array:
-    """An array that is read, copied where it shares memory with an output."""
-    if not any(overlap(array, y) for y in ys):
+    """An array that is read, copied where it shares memory with an output that the caller gave."""
+    if call.outs == 0 or not any(overlap(array, y) for y in ys):
         return array
     library = library_for(type(array.values)) or cupy_library()
     return _placed(call, library.copy(array.values), array.dtype, array.pointer.base)
