@@ -93,6 +93,17 @@ def test_at_most_so_many_variants_of_a_prefill_kernel_are_compiled(fmt, sm):
     assert max(found.values()) <= MAX_VARIANTS
 
 
+@each([fmt for fmt in TILED if not fmt.family])
+def test_kernels_of_one_source_differ_in_their_templates(fmt):
+    """Functions are cached by source and template: two records with one template would share a function."""
+    names: dict[Any, str] = {}
+    for sm in (75, 80, 90):
+        for kernel, template in routes.variants(fmt, sm):
+            if kernel in routes.SOURCES:
+                unit = sm, routes.source_of(kernel), *template.values()
+                assert names.setdefault(unit, kernel) == kernel
+
+
 def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
     """The driver keeps one limit a function: a launch of a small product would lower that of a large one."""
     asked: dict[Any, set[int]] = {}
