@@ -16,7 +16,6 @@ from moe_on_host import Launch, device, install, on_device, within
 from strategies import EVERY_TILED, by_turns, each, seeds
 
 import qgemm
-from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import experts, grouped
 from qgemm.cuda.kernels import decode
@@ -40,7 +39,6 @@ def host(monkeypatch):
     monkeypatch.setattr(experts, "launch", experts.launch.__wrapped__)
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 132))
-    monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
     Launch.seen.clear()
 
 

@@ -26,7 +26,6 @@ from weakref import ReferenceType, ref
 import numpy as np
 import torch
 
-from qgemm.arguments import described
 from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
 from qgemm.cuda.experts import DeviceExperts
@@ -37,6 +36,7 @@ from qgemm.cuda.upload import tiles_nbytes
 from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS, format_named
 from qgemm.packed import Packed
+from qgemm.placement import described
 from qgemm.tensor import Tensor
 
 POOL_UNIT = 512  # bytes; CuPy's pool allocates multiples
