@@ -23,7 +23,7 @@ from qgemm.cuda.jit import codegen
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels import prefill_sm90_eight_bits, requantize, routes
 from qgemm.cuda.kernels.needed import needed
-from qgemm.cuda.kernels.sm90_config import SHARED
+from qgemm.cuda.kernels.sm90_config import FLAG, SHARED, WORK_QUEUE
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 from qgemm.formats import format_of
@@ -92,8 +92,8 @@ def test_slices_are_whole_clusters_of_rows_in_bounded_memory():
 
 @cache
 def order():
-    """The functions of tests/harness/s8_tiles.cpp."""
-    return harness.library(f'#include "{harness.FOLDER / "s8_tiles.cpp"}"', codegen.headers())
+    """The functions of tests/harness/s8_order.cpp."""
+    return harness.library(f'#include "{harness.FOLDER / "s8_order.cpp"}"', codegen.headers())
 
 
 def found_by(function, size, fields, room, *arguments):
@@ -117,26 +117,26 @@ def test_every_half_of_a_tile_and_every_unit_of_w_comes_once(n, k, m, sms):
     size, ctas = gemm.sizes(p, part, gemm.workspace_bytes([part], k))
     clusters, halves = ctas // gemm.CLUSTER, 2 * size.row_tiles * size.token_tiles
     assert clusters == min(sms // gemm.CLUSTER, halves - size.whole)
-    found, count = found_by(order().s8_tiles, size, ("row_tile", "token_tile", "half", "halves"), halves)
+    found, count = found_by(order().s8_tiles, size, ("row_tile", "token_tile", "first_pass", "passes"), halves)
     found = found[:count]
-    assert (found["halves"][: size.whole] == 2).all()
-    assert (found["halves"][size.whole :] == 1).all()
+    assert (found["passes"][: size.whole] == 2).all()
+    assert (found["passes"][size.whole :] == 1).all()
     assert -(-count // clusters) <= -(-size.row_tiles * size.token_tiles // clusters)  # waves
     assert not size.whole or size.whole % clusters == 0 or size.whole == count
-    places = (found["row_tile"] * size.token_tiles + found["token_tile"]) * 2 + found["half"]
-    every = np.concatenate([places, (places + 1)[found["halves"] == 2]])
+    places = (found["row_tile"] * size.token_tiles + found["token_tile"]) * 2 + found["first_pass"]
+    every = np.concatenate([places, (places + 1)[found["passes"] == 2]])
     np.testing.assert_array_equal(np.sort(every), np.arange(halves))
     first = set(found["row_tile"][:clusters].tolist())
     assert first == set(range(size.first_row_tiles))
     total = size.row_tiles * 16 * size.stages
-    assert gemm.made_bytes(size.workspace_bytes) >= gemm.MADE + total * gemm.UNIT_FLAG
-    seen, fields = [], ("rows", "stage", "place")
+    assert gemm.queue_bytes(size.workspace_bytes) >= WORK_QUEUE + total * FLAG
+    seen, fields = [], ("cta_tile", "stage", "m16")
     for start in range(5):
-        units, count = found_by(order().s8_units, size, fields, total + 1, start, 5)
-        assert (units[count]["rows"], units[count]["stage"]) == (2 * size.row_tiles - 1, size.stages - 1)
-        panels = units["rows"][:count] // (2 * size.first_row_tiles)
+        units, count = found_by(order().s8_items, size, fields, total + 1, start, 5)
+        assert (units[count]["cta_tile"], units[count]["stage"]) == (2 * size.row_tiles - 1, size.stages - 1)
+        panels = units["cta_tile"][:count] // (2 * size.first_row_tiles)
         assert (np.diff(panels * size.stages + units["stage"][:count]) >= 0).all()
-        seen.append((units["rows"][:count] * size.stages + units["stage"][:count]) * 8 + units["place"][:count])
+        seen.append((units["cta_tile"][:count] * size.stages + units["stage"][:count]) * 8 + units["m16"][:count])
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(total))
 
 
@@ -149,9 +149,10 @@ def test_shared_memory_and_registers_fit(kind):
 
 
 @each([format_of(name) for name in ("q4_0", "q4_k", "q6_k", "iq4_nl", "iq2_xs")])
-def test_formats_with_a_table_have_no_makers(fmt):
-    makers = [config.makers > 0 for config in gemm.configs(Problem(fmt, "a8_g256", 1024, 4096, 4096, 90, EIGHT_BITS))]
-    assert makers == ([False] if requantize.table_bytes(fmt) else [False, True])
+def test_formats_with_a_table_have_no_requantizers(fmt):
+    p = Problem(fmt, "a8_g256", 1024, 4096, 4096, 90, EIGHT_BITS)
+    requantizers = [config.requantizers > 0 for config in gemm.configs(p)]
+    assert requantizers == ([False] if requantize.table_bytes(fmt) else [False, True])
 
 
 @pytest.mark.parametrize("kind", INTEGER)
@@ -164,7 +165,7 @@ def test_it_serves_many_rows_of_x_and_every_other_problem_has_a_kernel(kind):
         chosen = routes.route(p).kernel
         assert chosen.takes(p._replace(x=EIGHT_BITS))
         assert (chosen is gemm.GEMM_SM90_S8) == (gemm.ranked(p)[0][1] < prefill_sm90_eight_bits.ranked(p)[0][1])
-        assert chosen is not gemm.GEMM_SM90_S8 or m >= gemm.TOKENS
+        assert chosen is not gemm.GEMM_SM90_S8 or m >= gemm.BLOCK_TOKENS
     assert chosen is gemm.GEMM_SM90_S8
 
 

@@ -17,6 +17,7 @@ from qgemm.codec.group_activations import GROUPS, INTEGER
 from qgemm.cuda import plan
 from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.kernels import prefill_sm90_eight_bits as prefill
+from qgemm.cuda.kernels.sm90_config import WORK_QUEUE
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 
@@ -43,9 +44,9 @@ def test_x_is_quantized_whatever_ctas_run_beside_each_other(kind, dtype):
     """CTAs one after the other, of which the first makes all: bytes of NumPy; counters end as they began."""
     for m, k, ctas in ((1, 288, 1), (11, 320, 3), (140, 1120, 2)):
         x, group = values(m, k, dtype), GROUPS[kind]
-        room = device_array(group_activations.UNITS + group_activations.nbytes(m, k, group))
-        units, codes = room[: group_activations.UNITS], room[group_activations.UNITS :]
-        quantize = kernel("quantize_by_turns", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
+        room = device_array(WORK_QUEUE + group_activations.nbytes(m, k, group))
+        units, codes = room[:WORK_QUEUE], room[WORK_QUEUE:]
+        quantize = kernel("quantize_x_by_cta", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
         arguments = to_device(x), room, TYPE_CODES[dtype], k, m, group_activations.rows_of(m)
         want = qgemm.quantize_activations(x, kind).blocks
         for backwards in (False, True):
@@ -82,7 +83,7 @@ def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypa
         assert entered == [("half", kind, 4096), *[(prefill.NAME, EIGHT_BITS, 4096)] * products]
 
 
-def test_x_is_quantized_within_where_no_cta_has_more_than_one_turn():
+def test_x_is_quantized_in_the_kernel_if_no_cta_has_more_than_one_batch():
     """Few CTAs, or many numbers of x, have a launch before theirs; prepared x is not quantized."""
     for n, k, m, within in (
         (8192, 8192, 256, True),

@@ -67,10 +67,10 @@ def test_configs_fit_every_format(fmt, x):
         assert min(fixed_us, k_block_us) > 0
         assert template["SMEM_BYTES"] <= sm90_config.SHARED
         assert template["STAGES"] > config.wg_split_k  # each warpgroup may keep one and wait for another
-        assert config.tokens % 16 == config.tokens % config.epi_tile == 0
+        assert config.tokens % 16 == config.tokens % config.epi_tokens == 0
         assert config.tokens <= 256  # of one instruction, and of a tensor map's box
         assert config.threads <= 1024
-        assert config.tokens // config.epi_tile * config.row_blocks * max(SMS) <= sm90_config.MAX_PARTIALS
+        assert config.tokens // config.epi_tokens * config.row_blocks * max(SMS) <= sm90_config.MAX_PARTIALS
 
 
 def test_four_row_blocks_are_for_one_token_tile_of_most_of_the_sms():

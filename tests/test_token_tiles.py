@@ -12,8 +12,8 @@ from strategies import EVERY_TILED, each
 import qgemm
 from qgemm.cuda.kernels import moe_sort
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size, expected_tiles, max_token_tiles
-from qgemm.cuda.kernels.moe_prefill_sm90 import CONFIGS, GROUPED_TOKENS, config_of, token_tile
 from qgemm.cuda.kernels.sm90_config import SHARED, smem_bytes, stages_of
+from qgemm.cuda.kernels.sm90_token_tiles import CONFIGS, GROUPED_TOKENS, config_of, token_tile
 
 TILES = (DECODE_TILE, *GROUPED_TOKENS)
 Q4_0 = qgemm.FORMATS["q4_0"]

@@ -35,10 +35,9 @@ from qgemm.cuda.kernels.kernel import Kernel
 from qgemm.cuda.kernels.moe_decode import MOE_DECODE
 from qgemm.cuda.kernels.moe_decode_tiles import MOE_DECODE_TILES
 from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
-from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.panels import DEQUANTIZE
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
-from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
+from qgemm.cuda.kernels.prefill_sm90 import MOE_PREFILL_SM90, PREFILL_SM90
 from qgemm.cuda.problem import Q8_1, TUNED_SMS, TYPES, Output, Problem, Routed
 from qgemm.files.compiled import cache_dir
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc, sources
+from qgemm.cuda.kernels.routes import source_of
 from qgemm.files.compiled import kept
 
 MOST = 40  # units of a program
@@ -49,7 +50,7 @@ def compose(units: list[Unit]) -> tuple[str, Mapping[str, str]]:
 
     Headers are templates over a Config, so they come once, before all; the kernel's own file is read for each.
     """
-    (kernel,) = {unit.kernel for unit in units}
+    (kernel,) = {source_of(unit.kernel) for unit in units}
     headers: dict[str, str] = {}
     includes: dict[str, None] = {}  # each once, in order
     instances = []

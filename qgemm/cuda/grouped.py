@@ -20,9 +20,9 @@ from .expert_arrays import NOTHING, SIZES, Call, Given, Part
 from .jit.twins import TokenTile, TokenTiles
 from .kernels import moe_prefill_sm80
 from .kernels.expert_tiles import Size, max_token_tiles
-from .kernels.moe_prefill_sm90 import rows_of_x, token_tile
 from .kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, sort_launch
 from .kernels.routes import launch, route
+from .kernels.sm90_token_tiles import rows_of_x, token_tile
 from .problem import C_TYPES, ITEMSIZE, ExpertStride, Output, Problem, Routed, gpu
 
 ROOM_ALIGNMENT = 256
@@ -33,7 +33,7 @@ WGMMA = range(90, 100)  # compute capabilities that have it
 def token_tile_of(call: Call, x: Given, ids: Given, experts: int, *sizes: Size) -> int:
     """Rows of a token tile where sorting pays, else 0: few slots, or x that tensor cores do not take."""
     on, slots = gpu(call.device), ids.array.shape[0] * ids.array.shape[1]
-    fitting = on.sm >= moe_prefill_sm80.LEAST and x.name in ("float16", "bfloat16") and experts <= MAX_EXPERTS
+    fitting = on.sm >= moe_prefill_sm80.MIN_SM and x.name in ("float16", "bfloat16") and experts <= MAX_EXPERTS
     if not fitting or slots == 0 or any(size.n * size.k == 0 for size in sizes):
         return 0
     slots = min(slots, MAX_SLOTS)

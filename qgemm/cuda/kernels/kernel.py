@@ -30,6 +30,7 @@ class Kernel:
         products by more weights of its format share the launch.
     template: (problem, config) -> the constants and types that its source is compiled with.
     launch: (problem, config) -> the launch, on the current device.
+    source: the file and the entry point, if other than the name.
     reads: the kernels' names of the types in which it may get x, where that is not the problem's.
     products: how many of a problem's format it computes in one launch.
     adds: whether it adds bias and residual itself.
@@ -48,6 +49,7 @@ class Kernel:
     chosen: Callable[[Problem, Sequence[int]], Iterable[Any]]
     template: Callable[[Problem, Any], Template]
     launch: Callable[[Problem, Any], Launchable]
+    source: str = ""
     reads: Callable[[Problem], tuple[str, ...]] = lambda problem: (problem.x,)
     products: int = 1
     adds: bool = False
