@@ -19,7 +19,7 @@ import qgemm
 from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import experts, grouped
-from qgemm.cuda.kernels import moe_decode
+from qgemm.cuda.kernels import decode
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
 
@@ -35,8 +35,8 @@ def host(monkeypatch):
     """CuPy over NumPy, and kernels on the host, of a GPU without cp.async.bulk."""
     install(monkeypatch)
     kernel = cache(harness.Kernel)
-    monkeypatch.setattr(moe_decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
-    monkeypatch.setattr(moe_decode, "Launch", Launch)
+    monkeypatch.setattr(decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
+    monkeypatch.setattr(decode, "Launch", Launch)
     monkeypatch.setattr(experts, "launch", experts.launch.__wrapped__)
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 132))
@@ -106,9 +106,9 @@ def test_shares_of_a_layer(shares, host, monkeypatch):
     """CTAs of a cluster share K; a thread of a CTA of one warp has several rows. Of a gate, and of a sum over a token's
     experts, one of which is none; each expert's K is a few tiles long.
     """
-    chosen = moe_decode.decode_ranked
+    chosen = decode.decode_ranked
     monkeypatch.setattr(
-        moe_decode, "decode_ranked", lambda *p: [row._replace(**shares) for row in chosen(*p)]
+        decode, "decode_ranked", lambda *p: [row._replace(**shares) for row in chosen(*p)]
     )  # fmt: skip
     rng = np.random.default_rng(4)
     gate, up, down = (random_experts(Q4_0, 5, *shape, rng) for shape in ((96, 320), (96, 320), (320, 96)))

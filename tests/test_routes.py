@@ -13,7 +13,7 @@ from strategies import FORMATS, TILED, each
 import qgemm
 from qgemm.cuda.jit import nvrtc, sources
 from qgemm.cuda.kernels import decode, decode_config, routes
-from qgemm.cuda.kernels.moe_decode import MOE_DECODE
+from qgemm.cuda.kernels.decode import MOE_DECODE
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem, Routed
 
@@ -47,7 +47,10 @@ def test_routes(fmt, activation):
         row = routes.route(problem)
         assert row.fits(problem)
         assert row is next(r for r in routes.ROUTES if r.fits(problem))
-        assert row.kernel.name == "cublas" or (sources.kernels_dir() / sources.kernel_path(row.kernel.name)).exists()
+        assert (
+            row.kernel.name == "cublas"
+            or (sources.kernels_dir() / sources.kernel_path(routes.source_of(row.kernel.name))).exists()
+        )
     with pytest.raises(qgemm.UnsupportedError, match="on sm_70"):
         routes.route(Problem(fmt, activation, 1, 64, 96, 70))
 
@@ -62,7 +65,7 @@ def test_a_row_serves_what_it_says(fmt):
         if activation == "a16" or fmt.integer:
             row = routes.route(problem)
             assert row.least <= sm < row.below
-            assert m <= row.most
+            assert m <= row.max_rows
 
 
 @pytest.mark.slow

@@ -36,9 +36,7 @@ from kernel_batches import Unit, batches, check
 import qgemm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
-from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES
-from qgemm.cuda.kernels.moe_decode import MOE_DECODE
-from qgemm.cuda.kernels.moe_decode_tiles import MOE_DECODE_TILES
+from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES
 from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8

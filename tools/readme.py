@@ -94,10 +94,10 @@ def routes_table() -> str:
     """One row a route, in the order in which they are tried."""
     rows = ["| kernel | activations | x | M up to | GPUs | formats | what it does |", "|---|---|---|--:|---|---|---|"]
     for row in ROUTES:
-        most = "any" if row.most == ANY else row.most
+        most = "any" if row.max_rows == ANY else row.max_rows
         rows.append(
             f"| `{row.kernel.name}` | {', '.join(row.activations)} | {', '.join(row.types)} | {most} | {row.gpus} "
-            f"| {row.formats.label} | {row.what} |"
+            f"| {row.formats.label} | {row.note} |"
         )
     return "\n".join(rows)
 

@@ -93,11 +93,11 @@ def route_table(sm: int | None = None) -> str:
     """ROUTES, of which a product takes the first row that fits it; with `sm` those of this compute capability."""
     rows = [("kernel", "activation", "x", "M <=", "GPUs", "formats", "token tiles", "what it does")]
     for row in rows_of(sm):
-        most = "any" if row.most == ANY else str(row.most)
+        most = "any" if row.max_rows == ANY else str(row.max_rows)
         tiles = ", ".join(map(str, row.tokens)) or "-"
         types = ", ".join(row.types)
         rows.append(
-            (row.kernel.name, ", ".join(row.activations), types, most, row.gpus, row.formats.label, tiles, row.what)
+            (row.kernel.name, ", ".join(row.activations), types, most, row.gpus, row.formats.label, tiles, row.note)
         )
     return columns("<<<><<<<", rows)
 

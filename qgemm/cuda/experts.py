@@ -19,8 +19,7 @@ from qgemm.tensor import Tensor
 from . import expert_plans, grouped, upload
 from .expert_arrays import NOTHING, SIZES, Call, Given, Part
 from .kernels.expert_tiles import Size
-from .kernels.moe_decode import MAX_SLOTS, MAX_TOP_K
-from .kernels.routes import launch, route
+from .kernels.routes import MAX_SLOTS, MAX_TOP_K, launch, route
 from .layout import tile as tiles
 from .problem import C_TYPES, ExpertStride, Output, Problem, Routed, gpu
 from .tensor import SERIALS, DeviceTensor, half_exponent

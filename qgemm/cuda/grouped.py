@@ -18,28 +18,23 @@ from qgemm.routing import Layer
 
 from .expert_arrays import NOTHING, SIZES, Call, Given, Part
 from .jit.twins import TokenTile, TokenTiles
-from .kernels import moe_prefill_sm80
 from .kernels.expert_tiles import Size, max_token_tiles
 from .kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, sort_launch
-from .kernels.routes import launch, route
-from .kernels.sm90_token_tiles import rows_of_x, token_tile
+from .kernels.routes import launch, route, sorts, token_tile
+from .kernels.sm90_token_tiles import rows_of_x
 from .problem import C_TYPES, ITEMSIZE, ExpertStride, Output, Problem, Routed, gpu
 
 ROOM_ALIGNMENT = 256
 INDEX = 4  # bytes of a slot or row
-WGMMA = range(90, 100)  # compute capabilities that have it
 
 
 def token_tile_of(call: Call, x: Given, ids: Given, experts: int, *sizes: Size) -> int:
     """Rows of a token tile where sorting pays, else 0: few slots, or x that tensor cores do not take."""
     on, slots = gpu(call.device), ids.array.shape[0] * ids.array.shape[1]
-    fitting = on.sm >= moe_prefill_sm80.MIN_SM and x.name in ("float16", "bfloat16") and experts <= MAX_EXPERTS
+    fitting = sorts(C_TYPES[x.name], on.sm) and experts <= MAX_EXPERTS
     if not fitting or slots == 0 or any(size.n * size.k == 0 for size in sizes):
         return 0
-    slots = min(slots, MAX_SLOTS)
-    if on.sm in WGMMA:
-        return token_tile(sizes, slots, experts, on.sms)
-    return moe_prefill_sm80.token_tile(sizes, slots, experts, on.sms, on.sm)
+    return token_tile(sizes, min(slots, MAX_SLOTS), experts, on.sms, on.sm)
 
 
 class Chunk(NamedTuple):
@@ -114,10 +109,10 @@ class Sorted:
         on = gpu(self.call.device)
         routed = Routed(experts=self.experts, stride=stride, tokens=self.tile, ids_are_known=second)
         k, x_type, gated = w.shape[2], C_TYPES[x.name], len(outputs) == 2
-        exponent = 0 if on.sm in WGMMA else max(w.exponent for w in weights)  # wgmma's kernel scales row by row
-        return Problem(
-            w.format, "a16", self.chunk.slots, n, k, on.sm, x_type, outputs, exponent, on.device, on.sms, gated, routed
+        p = Problem(
+            w.format, "a16", self.chunk.slots, n, k, on.sm, x_type, outputs, 0, on.device, on.sms, gated, routed
         )  # fmt: skip
+        return p._replace(exponent=max(w.exponent for w in weights)) if route(p).kernel.uses_exponent else p
 
 
 def matmul(call: Call, w: Any, x: Given, ids: Given, part: Part, stride: ExpertStride, tile: int) -> None:

@@ -19,7 +19,6 @@ from qgemm.codec.group_activations import GROUPS
 
 from .driver.workspace import workspace
 from .kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
-from .kernels.decode import DECODE_A8, quantizes_inside
 from .kernels.kernel import Kernel, Launchable
 from .kernels.routes import launch, route
 from .layout import activations, group_activations
@@ -129,13 +128,13 @@ def plan_of(
     """
     first, jobs = products[0].problem, _jobs(products)
     few = all(kernel.products > 1 for kernel, _ in jobs)
-    total = sum(p.n * p.k for p, _ in products)
-    inside = len(jobs) == 1 and few and quantizes_inside(source.m, source.k, total, first.sm)
+    whole = first._replace(n=sum(p.n for p, _ in products))
     forms: dict[str, Form] = {}
     steps = []
     for kernel, indices in jobs:
-        alone = len(products) == 1 and kernel.quantizes is not None and kernel.quantizes(first)
-        form = _form(kernel, source, first.activation, first.device, few, inside or alone)
+        alone = len(jobs) == 1 and not source.prepared
+        inside = alone and kernel.quantizes is not None and kernel.quantizes(whole)
+        form = _form(kernel, source, first.activation, first.device, few, inside)
         form = forms.setdefault(form.kind if form.transform else "", form)
         asked = [products[i].problem for i in indices]
         p = problem_of_launch(kernel, asked, [outputs[i] for i in indices], form.kind, gated)
@@ -179,7 +178,7 @@ def problem_of_launch(
 ) -> Problem:
     """What a kernel is launched for: products of weights of one format by x, whose type it calls `kind`."""
     n, first = sum(output.n for output in outputs), asked[0]
-    exponent = 0 if kernel.adds else first.exponent  # the others bring a whole matrix into the range of float16
+    exponent = first.exponent if kernel.uses_exponent else 0
     return first._replace(n=n, x=kind, outputs=tuple(outputs), exponent=exponent, gated=gated)
 
 
@@ -207,7 +206,7 @@ def _form(kernel: Kernel, source: Source, activation: str, device: int, few: boo
         return Form(
             EIGHT_BITS, partial(quantize_groups_launch, device, given, k, m, activation), codes_nbytes(activation, m, k)
         )
-    if activation == "a16" or (inside and not source.prepared and kernel is DECODE_A8):
+    if activation == "a16" or inside:
         return Form(given)
     if kernel.takes_q8_1:
         if source.prepared:

@@ -138,7 +138,7 @@ def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=No
     products.arrays[0].tiles, products.arrays[0].outputs.y = packed.ctypes.data, y.ctypes.data
     for key, value in added.items():
         setattr(products.arrays[0].outputs, key, value.ctypes.data)
-    kernel(name, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
+    kernel(decode.SOURCE, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
     for array in (y, packed, given, *added.values()):
         check_guards(array)
     return y
@@ -165,7 +165,7 @@ def run_gated(fmt, name, source, x, weights, m, function, out="float32", biases=
             keep.append(to_device(bias))
             products.arrays[index].outputs.bias = keep[-1].ctypes.data
     products.arrays[0].outputs.y = y.ctypes.data
-    kernel(name, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
+    kernel(decode.SOURCE, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
     for array in keep:
         check_guards(array)
     return y

@@ -4,6 +4,7 @@
 // Config: Decode of config.cuh.
 #pragma once
 
+#include "policies.cuh"
 #include "ptx/cluster.cuh"
 #include "reduce.cuh"
 #include "scales.cuh"
@@ -105,46 +106,50 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
     }
 }
 
-// What a CTA does. x: m rows. store: see reduce_and_store; store.begin() runs while the first weights are on their way.
-template <class Config, class Coord, class Store>
-__device__ __forceinline__ void run_decode(const Coord& coord, const typename Config::In* x, int m,
-                                           unsigned char* memory,
-                                           unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES],
-                                           Store store) {
-    using Format = typename Config::Fields;
-    using B = Operand<Format, typename Config::In>;
-    using Smem = WarpSmem<Config, XRows<Config>>;
-    static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
-    if constexpr (Config::CLUSTER_SPLIT_K > 1) barrier_cluster_arrive();  // the others may store to this CTA's memory
-    auto* smem = reinterpret_cast<Smem*>(memory + Config::INBOX_BYTES + Format::TABLE_BYTES) + coord.warp_k;
-    auto& pipeline = smem->pipeline;
-    KTileIterator<Config> k_tiles = {coord};
-    using Stage = typename decltype(smem->pipeline)::Stage;
-    XLoader<Config, Stage> x_loader(x, coord.products.k, m, coord, pipeline.stages);
-    const StageBarriers<Config::STAGES, true, Config::BULK> barriers(words[coord.warp_k]);
+struct MainloopA16 {
+    // The work of a CTA. x: m rows. words: an mbarrier for each stage of a warp. store: see reduce_and_store;
+    // store.begin() runs while the first weights are in flight.
+    template <class Config, class Coord, class Store>
+    static __device__ __forceinline__ void run(const Coord& coord, const typename Config::In* x, int m,
+                                               unsigned char* memory,
+                                               unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES],
+                                               Store store) {
+        using Format = typename Config::Fields;
+        using B = Operand<Format, typename Config::In>;
+        using Smem = WarpSmem<Config, XRows<Config>>;
+        static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
+        if constexpr (Config::CLUSTER_SPLIT_K > 1)
+            barrier_cluster_arrive();  // the others may store to this CTA's memory
+        auto* smem = reinterpret_cast<Smem*>(memory + Config::INBOX_BYTES + Format::TABLE_BYTES) + coord.warp_k;
+        auto& pipeline = smem->pipeline;
+        KTileIterator<Config> k_tiles = {coord};
+        using Stage = typename decltype(smem->pipeline)::Stage;
+        XLoader<Config, Stage> x_loader(x, coord.products.k, m, coord, pipeline.stages);
+        const StageBarriers<Config::STAGES, true, Config::BULK> barriers(words[coord.warp_k]);
 
-    typename Config::WarpAcc acc = {};
-    XSums<Config> x_sums = {};
-    main_loop<Config::STAGES, Config::X_FIRST>(
-        coord.count, barriers,
-        [&](int stage) {
-            barriers.first_copy(stage, pipeline.bytes(k_tiles),
-                                [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
-            k_tiles.advance();
-        },
-        [&] {
-            share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT);
-            prefetch_w<Config>(pipeline, k_tiles);
-            store.begin();
-        },
-        [] {}, [&](int stage) { x_loader.load(stage); },
-        [&](int i, int stage) {
-            multiply_stage<Config, 3>(acc, x_sums, *smem, i, stage, 1 << B::SHIFT, coord.lane,
-                                      [&] { multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane); });
-        });
-    __syncthreads();                         // every warp has read its stages: the reduction aliases them
-    const float unit = two_to(B::EXPONENT);  // of the codes
-    reduce_and_store<Config>(acc, {unit, unit / (1 << B::SHIFT)}, memory, coord, m, store);
-}
+        typename Config::WarpAcc acc = {};
+        XSums<Config> x_sums = {};
+        main_loop<Config::STAGES, Coord::X_FIRST>(
+            coord.count, barriers,
+            [&](int stage) {
+                barriers.first_copy(stage, pipeline.bytes(k_tiles),
+                                    [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
+                k_tiles.advance();
+            },
+            [&] {
+                share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT);
+                prefetch_w<Config>(pipeline, k_tiles);
+                store.begin();
+            },
+            [] {}, [&](int stage) { x_loader.load(stage); },
+            [&](int i, int stage) {
+                multiply_stage<Config, 3>(acc, x_sums, *smem, i, stage, 1 << B::SHIFT, coord.lane,
+                                          [&] { multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane); });
+            });
+        __syncthreads();                         // every warp has read its stages: the reduction aliases them
+        const float unit = two_to(B::EXPONENT);  // of the codes
+        reduce_and_store<Config>(acc, {unit, unit / (1 << B::SHIFT)}, memory, coord, m, store);
+    }
+};
 
 }  // namespace qgemm

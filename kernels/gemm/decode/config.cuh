@@ -46,9 +46,6 @@ struct Decode : TileConfig<Base> {
 
     static_assert(ROWS % CLUSTER_SPLIT_K == 0, "each CTA of a cluster stores as many rows");
 
-    // moe_decode sets them: whether y is the sum over several matrices W; whether x may be read from the start.
-    static constexpr bool SUMMED = false, X_FIRST = false;
-
     // Whether minimums are multiplied by sums of x once a tile, those of all groups of a super-block together.
     static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;
     static constexpr int MINIMUM_PAIRS =

@@ -96,27 +96,4 @@ __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, flo
     }
 }
 
-// y [m, n] of the CTA's product, or of both where one is the gate of the other.
-template <class Config>
-struct StoreProducts {
-    const WarpCoord<Config>& coord;
-
-    __device__ void begin() {}
-    template <class Sums>
-    __device__ void operator()(int token, i64 row, Sums sums) const {
-        const Epilogue epilogue = epilogue_of(coord.index);
-        const i64 first = token * coord.products.of[coord.index].n;
-        if constexpr (Config::GATED) {
-            const float up = epilogue_of(1).biased(row, sums(1));
-            const float made = gated(epilogue.types.gate, epilogue.biased(row, sums(0)), up);
-            store_as(epilogue.arrays.y, epilogue.types.y, first + row, made);
-        } else {
-            epilogue.store(first, row, sums(0));
-        }
-    }
-    __device__ Epilogue epilogue_of(int index) const {
-        return {{coord.products.arrays[index].outputs, coord.products.of[index].types}};
-    }
-};
-
 }  // namespace qgemm

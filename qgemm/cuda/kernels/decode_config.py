@@ -12,9 +12,21 @@ from qgemm.cuda.layout import activations
 from qgemm.cuda.layout.tile import K_BLOCK, WARPS, columns, k_blocks, scales_once, table_bytes, tile_dtype
 from qgemm.cuda.problem import Q8_1
 
+SOURCE = "decode"
+# The kernels by their names in configs/decode.json, and their policies (kernels/policies.cuh). SUMMED_SLOTS is the
+# kernel of SLOTS where y is the sum over a token's experts.
 A16, A8, SLICES = "decode", "decode_a8", "decode_slices"
+SLOTS, SUMMED_SLOTS, TILES = "moe_decode", "moe_decode_sum", "moe_decode_tiles"
+POLICIES: dict[str, Template] = {
+    A16: {"Grouping": "DenseProducts", "Mainloop": "MainloopA16"},
+    A8: {"Grouping": "DenseProducts", "Mainloop": "MainloopA8"},
+    SLICES: {"Grouping": "DenseProducts", "Mainloop": "MainloopSlices"},
+    SLOTS: {"Grouping": "ExpertSlots", "Mainloop": "MainloopA16"},
+    SUMMED_SLOTS: {"Grouping": "ExpertSlots", "Mainloop": "MainloopA16"},
+    TILES: {"Grouping": "ExpertTiles", "Mainloop": "MainloopA16"},
+}
 
-COLUMN_TILE = 8  # tokens of an operand of the tensor cores: so many have their place, be there fewer
+MMA_N = 8  # tokens of an mma; fewer are padded
 PADDING = 8  # numbers after a token's share of a k_block, against bank conflicts
 REDUCE_PADDING = 4  # floats after a token's sums of a warp, against bank conflicts
 TOKEN_BYTES = {  # of a token's share of a k_block in a pipeline, by the type of x
@@ -171,7 +183,7 @@ def pipeline_bytes(
     k_block = dtype["k_blocks"].base.itemsize
     fields = (dtype.itemsize - k_blocks(fmt) * k_block) * m16_tiles // WARPS
     number = TOKEN_BYTES[source] // (K_BLOCK + PADDING)
-    x = max(tokens, COLUMN_TILE) * (TOKEN_BYTES[source] + (of_stage - 1) * K_BLOCK * number)
+    x = max(tokens, MMA_N) * (TOKEN_BYTES[source] + (of_stage - 1) * K_BLOCK * number)
     if kernel == SLICES or (kernel == A8 and source != Q8_1):
         x = 0
     elif kernel != A8 and tokens == 1:
@@ -249,17 +261,20 @@ def decode_template(
     while stages < config.max_stages and size(stages + 1) <= min(config.shared, limit):
         stages += 1
     constants: Template = {
+        **POLICIES[kernel],
         "In": source,
         "TOKENS": tokens,
         "M16_TILES": config.m16_tiles // 2 if gated else min(config.m16_tiles, WARPS),
         "ROW_BLOCKS": 2 if gated else max(1, config.m16_tiles // WARPS),
         "GATED": int(gated),
+        "SUMMED": int(kernel == SUMMED_SLOTS),
         "WARP_SPLIT_K": warp_split_k,
         "CLUSTER_SPLIT_K": config.cluster_split_k,
         "STAGES": stages,
         "STAGE_K_BLOCKS": of_stage,
         "PREFETCH": config.prefetch,
         "BULK": int(sm >= BULK_COPIES),
+        "CTAS": max(1, config.ctas) if kernel in (SLOTS, SUMMED_SLOTS, TILES) else 1,
         "WARP_BYTES": of_warp(stages),
         "INBOX_BYTES": inbox,
         "REDUCE_BYTES": 4 * warp_split_k * tokens * (16 * config.m16_tiles + REDUCE_PADDING),

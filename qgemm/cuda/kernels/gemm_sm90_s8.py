@@ -238,17 +238,6 @@ def whole_tiles(count: int, clusters: int) -> int:
     return count - last if 2 * last <= clusters else count
 
 
-def takes(p: Problem) -> bool:
-    """A token tile at least, in eight bits."""
-    return (
-        p.format.tiled
-        and multiplies(p.activation, p.format)
-        and (p.x == EIGHT_BITS or quantizes(p))
-        and 90 <= p.sm < 100
-        and group_activations.rows_of(p.m) >= BLOCK_TOKENS
-    )
-
-
 def quantizes(p: Problem) -> bool:
     """Whether the kernel quantizes x itself: it has requantizers, W is one slice, and x is small enough."""
     requantizers = p.x in TYPES and ranked(p)[0][0].requantizers > 0
@@ -293,8 +282,6 @@ def us_in_a_call(p: Problem) -> float:
 
 def variants(fmt: Format, sm: int, activations: Collection[str] = tuple(GROUPS)) -> Iterator[tuple[str, Template]]:
     """The (kernel, template) pairs of a format on a GPU for activations."""
-    if not (90 <= sm < 100 and fmt.tiled):
-        return
     kinds = [kind for kind in GROUPS if kind in activations and multiplies(kind, fmt)]
     templates = {tuple(pairs.items()): pairs for pairs in (requantize.template(fmt, kind) for kind in kinds)}
     yield from ((requantize.NAME, pairs) for pairs in templates.values())  # the same for all activations of integers
@@ -305,8 +292,12 @@ def variants(fmt: Format, sm: int, activations: Collection[str] = tuple(GROUPS))
 
 def common_variants(sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) pair on a GPU that depends on no format."""
-    if 90 <= sm < 100:
-        yield from ((NAME, template(config)) for config in all_configs() if not config.requantizers)
+    yield from ((NAME, template(config)) for config in all_configs() if not config.requantizers)
+
+
+def extra_units(fmt: Format | None, sm: int, activations: Collection[str]) -> Iterator[tuple[str, Template]]:
+    """The (kernel, template) pairs of a format for activations, or those that depend on no format."""
+    return common_variants(sm) if fmt is None else variants(fmt, sm, activations)
 
 
 def all_configs() -> list[S8Config]:
@@ -318,8 +309,8 @@ def _chosen(p: Problem, rows: Sequence[int]) -> list[S8Config]:
     return configs(p)
 
 
-# Its sources do not follow from its configs: see `variants` and `common_variants`.
 GEMM_SM90_S8 = Kernel(
-    NAME, takes, lambda p: (), ranked, _chosen, lambda p, config: template(config, p.format), launch,
+    NAME, lambda p: (), ranked, _chosen, lambda p, config: template(config, p.format), launch,
     reads=lambda p: (EIGHT_BITS,), adds=True, quantizes=quantizes,
+    extra_units=extra_units,
 )  # fmt: skip

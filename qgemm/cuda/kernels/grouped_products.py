@@ -15,11 +15,6 @@ POINTERS = 11  # of GroupedProducts, which a call writes
 GATES = ("silu", "swiglu_oai")  # gates of the models that are prepared; others compile at first use
 
 
-def takes_sorted(p: Problem) -> bool:
-    """Rows of 16 bits that are sorted by expert."""
-    return p.routed is not None and p.routed.tokens > 0 and p.format.tiled and p.x in ("half", "bf16")
-
-
 def forms(p: Problem) -> Iterator[Problem]:
     """The problems with sources of their own: a product, and for each of GATES a gate with the product it gates."""
     yield p

@@ -6,7 +6,7 @@ bfloat16 for the same activations, float32 for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ def _gemm(x: Any, w: Any, y: Any, alpha: float) -> None:
     )  # fmt: skip
 
 
-def _nothing(p: Problem) -> tuple[()]:
+def _no_config(p: Problem, rows: Sequence[int] = ()) -> tuple[()]:
     return ()
 
 
@@ -123,15 +123,16 @@ def _ranked(p: Problem) -> list[Ranked]:
     return [(None, None)]
 
 
-def _chosen(p: Problem, rows: Sequence[int]) -> tuple[None]:
-    return (None,)
+def _dequantize_templates(p: Problem, rows: Sequence[int]) -> Iterator[Template]:
+    return DEQUANTIZE_TILES.variants(p.format)
 
 
-def _no_template(p: Problem, config: None) -> Template:
-    return {}
+def _template(p: Problem, config: Template) -> Template:
+    return config
 
 
-DEQUANTIZE = Kernel(DEQUANTIZE_TILES.name, lambda p: p.format.tiled, _nothing, _ranked, _chosen, _no_template, launch)
-CUBLAS = Kernel(
-    "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, _ranked, _chosen, _no_template, launch
+# Its launches run the transform of the same name, whatever the config.
+DEQUANTIZE = Kernel(
+    DEQUANTIZE_TILES.name, _no_config, _ranked, _dequantize_templates, _template, launch, uses_exponent=True
 )
+CUBLAS = Kernel("cublas", _no_config, _ranked, _no_config, _template, launch, uses_exponent=True)

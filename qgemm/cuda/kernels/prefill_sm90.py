@@ -15,11 +15,11 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
 
 from . import sm90_cost
-from .grouped_products import POINTERS, forms, gate_template, grouped_products, takes_sorted
+from .grouped_products import POINTERS, forms, gate_template, grouped_products
 from .kernel import Kernel
 from .sm90_config import Sm90Config, prefill_template
 from .sm90_grid import PAIR, PARTIALS, grid_of, partials_bytes, stream_k_of, workspace_bytes
-from .sm90_token_tiles import config_of, rows_of_x
+from .sm90_token_tiles import config_of, rows_of_x, token_tile
 
 SOURCE = "prefill_sm90"
 
@@ -126,17 +126,13 @@ def grouped_chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm90Config]:
     return grouped_configs(p)
 
 
-def takes(p: Problem) -> bool:
-    """Any number of rows of x of 16 bits; "a8" on decoded activations."""
-    return p.format.tiled and p.x in ("half", "bf16") and 90 <= p.sm < 100
-
-
 PREFILL_SM90 = Kernel(
-    SOURCE, takes, sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
+    SOURCE, sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
     lambda p, config: prefill_template(p.format, config, p.x), lambda p, config: PrefillLaunch(p, config).enter,
     adds=True,
 )  # fmt: skip
 MOE_PREFILL_SM90 = Kernel(
-    "moe_prefill_sm90", takes_sorted, grouped_configs, grouped_ranked, grouped_chosen, grouped_template, GroupedLaunch,
-    SOURCE, products=2, forms=forms, routed=True, grouped=True,
+    "moe_prefill_sm90", grouped_configs, grouped_ranked, grouped_chosen, grouped_template, GroupedLaunch,
+    SOURCE, products=2, forms=forms,
+    token_tile=lambda sizes, slots, experts, sms, sm: token_tile(sizes, slots, experts, sms),
 )  # fmt: skip

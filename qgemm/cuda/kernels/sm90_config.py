@@ -21,7 +21,7 @@ WORK_QUEUE = 128  # bytes of WorkQueue of kernels/gemm/sm90/work_queue.cuh
 FLAG = 4  # bytes of a ready flag
 BARRIER = 8  # bytes of an mbarrier
 MAX_STAGES = 12  # stages of a pipeline at most
-MAX_PARTIALS = 4096  # flags of the stream-K workspace: epilogue tiles of the row_blocks of all CTAs of any GPU
+MAX_PARTIALS = 4096  # flags of the stream-K workspace: epilogue tiles of all row_blocks of all CTAs, on any GPU
 # Configs of at least TALL row_blocks serve only problems with one token tile whose tiles of y are at least TALL_SHARE of
 # the number of SMs: for other problems, configs with fewer row_blocks are faster.
 TALL, TALL_SHARE = 4, 0.8

@@ -1,13 +1,16 @@
-// decode_a8: y [m, n] = x @ W [n, k].T for up to 16 tokens, W4A8 and the like, at the speed of memory.
+// Mainloop of decode for integer activations (W4A8 and the like): dot products of codes on tensor cores, as integers or
+// halves (gemm/dots.cuh).
 //
-// x is Activations [k_blocks][m], or, if it is small, numbers [m, k] that each CTA quantizes for itself. Intra-CTA
-// split-K: each warp streams its tiles through a pipeline of its own (decode/pipeline.cuh); dots of codes on tensor
-// cores, as integers or halves (dots.cuh).
-// Config: see decode/config.cuh.
+// x is Activations [k_blocks][m], which arrive with the stages of W, or, if it is small, numbers [m, k] that each CTA
+// quantizes for itself.
+// Config: Decode of config.cuh.
+#pragma once
+
 #include "codes/quantize.cuh"
-#include "gemm/decode/reduce.cuh"
-#include "gemm/decode/scales.cuh"
 #include "gemm/dots.cuh"
+#include "policies.cuh"
+#include "reduce.cuh"
+#include "scales.cuh"
 
 namespace qgemm {
 
@@ -135,76 +138,68 @@ __device__ inline void quantize(Activations* to, const In* x, i64 k, int m, int 
     }
 }
 
-template <class Config>
-__device__ __forceinline__ void run_decode(const Products& products, unsigned char* memory,
-                                           unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES]) {
-    using In = typename Config::In;
-    using Smem = WarpSmem<Config, typename StageX<Config, In>::Type>;
-    constexpr int K_BLOCKS = Config::K_BLOCKS, STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
-    // Terms of bf16, 8 bits each, of a sum of x: sums of blocks have 11 bits, those of half blocks are products of two
-    // such.
-    constexpr int SUM_TERMS = BLOCK_SCALES<typename Config::Fields> > 1 ? 3 : 2;
-    static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
-    const WarpCoord<Config> coord(products);
-    const int m = int(products.m);
-    const In* x = static_cast<const In*>(products.x);
-    using Format = typename Config::Fields;
-    Smem& smem = reinterpret_cast<Smem*>(memory + Format::TABLE_BYTES)[coord.warp_k];
-    auto& pipeline = smem.pipeline;
-    const StageBarriers<STAGES, false, Config::BULK> barriers(words[coord.warp_k]);
+struct MainloopA8 {
+    // See MainloopA16.
+    template <class Config, class Coord, class Store>
+    static __device__ __forceinline__ void run(const Coord& coord, const typename Config::In* x, int m,
+                                               unsigned char* memory,
+                                               unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES],
+                                               Store store) {
+        using In = typename Config::In;
+        using Smem = WarpSmem<Config, typename StageX<Config, In>::Type>;
+        constexpr int K_BLOCKS = Config::K_BLOCKS, STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
+        // Terms of bf16, 8 bits each, of a sum of x: sums of blocks have 11 bits, those of half blocks are products of two
+        // such.
+        constexpr int SUM_TERMS = BLOCK_SCALES<typename Config::Fields> > 1 ? 3 : 2;
+        static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
+        using Format = typename Config::Fields;
+        Smem& smem = reinterpret_cast<Smem*>(memory + Format::TABLE_BYTES)[coord.warp_k];
+        auto& pipeline = smem.pipeline;
+        const StageBarriers<STAGES, false, Config::BULK> barriers(words[coord.warp_k]);
 
-    typename Config::WarpAcc acc = {};
-    XSums<Config> x_sums = {};
-    KTileIterator<Config> k_tiles = {coord};
-    const auto load_w = [&](int stage) {
-        const u32 bytes = pipeline.bytes(k_tiles) + (PREPARED<In> ? m * u32(sizeof(Activations)) : 0);
-        barriers.first_copy(stage, bytes, [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
-        k_tiles.advance();
-    };
-    const auto multiply_by = [&](const Activations* quantized, int i, int stage) {
-        multiply_stage<Config, SUM_TERMS>(acc, x_sums, smem, i, stage, 1, coord.lane, [&] {
-            multiply<Config>(acc, x_sums, smem, quantized, i, stage, coord.lane);
-        });
-    };
-    const auto share = [] { share_table<Format, half, Config::THREADS>(Format::CODE_EXPONENT); };
-    if constexpr (PREPARED<In>) {
-        const In* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // the next k_block
-        int k_block = 0;
-        const auto load_x = [&](int stage) {
-            barriers.copy(stage, [&](auto copy) { copy(pipeline.stages[stage].x, from, m * u32(sizeof(In))); });
-            from += m;
-            if (++k_block == K_BLOCKS) k_block = 0, from += (WARP_SPLIT_K - 1) * K_BLOCKS * m;
+        typename Config::WarpAcc acc = {};
+        XSums<Config> x_sums = {};
+        KTileIterator<Config> k_tiles = {coord};
+        const auto load_w = [&](int stage) {
+            const u32 bytes = pipeline.bytes(k_tiles) + (PREPARED<In> ? m * u32(sizeof(Activations)) : 0);
+            barriers.first_copy(stage, bytes, [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
+            k_tiles.advance();
         };
-        main_loop<STAGES>(
-            coord.count, barriers, load_w, share, [] {}, load_x,
-            [&](int i, int stage) { multiply_by(pipeline.stages[stage].x, i, stage); });
-    } else {
-        auto* quantized =
-            reinterpret_cast<Activations*>(memory + Format::TABLE_BYTES + WARP_SPLIT_K * Config::WARP_BYTES);
-        const auto quantize_x = [&] {
-            quantize<Config::THREADS>(quantized, x, products.k, m, int(coord.tiles_along) * K_BLOCKS);
-            __syncthreads();
-        };
-        const Activations* from = quantized + coord.warp_k * K_BLOCKS * m;  // the current k_block
-        main_loop<STAGES>(
-            coord.count, barriers, load_w, share, quantize_x, [](int) {},
-            [&](int i, int stage) {
-                multiply_by(from, i, stage);
-                from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (WARP_SPLIT_K - 1) * K_BLOCKS : 1) * m;
+        const auto multiply_by = [&](const Activations* quantized, int i, int stage) {
+            multiply_stage<Config, SUM_TERMS>(acc, x_sums, smem, i, stage, 1, coord.lane, [&] {
+                multiply<Config>(acc, x_sums, smem, quantized, i, stage, coord.lane);
             });
+        };
+        const auto share = [] { share_table<Format, half, Config::THREADS>(Format::CODE_EXPONENT); };
+        if constexpr (PREPARED<In>) {
+            const In* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // the next k_block
+            int k_block = 0;
+            const auto load_x = [&](int stage) {
+                barriers.copy(stage, [&](auto copy) { copy(pipeline.stages[stage].x, from, m * u32(sizeof(In))); });
+                from += m;
+                if (++k_block == K_BLOCKS) k_block = 0, from += (WARP_SPLIT_K - 1) * K_BLOCKS * m;
+            };
+            main_loop<STAGES>(
+                coord.count, barriers, load_w, share, [] {}, load_x,
+                [&](int i, int stage) { multiply_by(pipeline.stages[stage].x, i, stage); });
+        } else {
+            auto* quantized =
+                reinterpret_cast<Activations*>(memory + Format::TABLE_BYTES + WARP_SPLIT_K * Config::WARP_BYTES);
+            const auto quantize_x = [&] {
+                quantize<Config::THREADS>(quantized, x, coord.products.k, m, int(coord.tiles_along) * K_BLOCKS);
+                __syncthreads();
+            };
+            const Activations* from = quantized + coord.warp_k * K_BLOCKS * m;  // the current k_block
+            main_loop<STAGES>(
+                coord.count, barriers, load_w, share, quantize_x, [](int) {},
+                [&](int i, int stage) {
+                    multiply_by(from, i, stage);
+                    from += (i % K_BLOCKS == K_BLOCKS - 1 ? 1 + (WARP_SPLIT_K - 1) * K_BLOCKS : 1) * m;
+                });
+        }
+        __syncthreads();  // every warp has read its stages: the reduction aliases them
+        reduce_and_store<Config>(acc, {ACTIVATION_UNIT, ACTIVATION_UNIT}, memory, coord, m, store);
     }
-    __syncthreads();  // every warp has read its stages: the reduction aliases them
-    reduce_and_store<Config>(acc, {ACTIVATION_UNIT, ACTIVATION_UNIT}, memory, coord, m, StoreProducts<Config>{coord});
-}
-
-using DecodeConfig = Decode<Config>;
+};
 
 }  // namespace qgemm
-
-extern "C" __global__ void __launch_bounds__(qgemm::DecodeConfig::THREADS, 1)
-    decode_a8(const __grid_constant__ qgemm::Products products) {
-    using namespace qgemm;
-    extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[DecodeConfig::WARP_SPLIT_K][DecodeConfig::STAGES];
-    run_decode<DecodeConfig>(products, memory, words);
-}

@@ -12,6 +12,8 @@ namespace qgemm {
 
 template <class Config>
 struct ExpertCoord : WarpCoord<Config> {
+    // Without bulk copies x would be a group of cp.async ahead of its W, and groups are waited for in order.
+    static constexpr bool X_FIRST = !Config::SUMMED && Config::BULK;
     const ExpertProducts& all;
     const int (&shared)[32];  // expert of the slot, or of each of the token's slots, for all warps
     i64 slot;                 // slot of the CTA, or the first of its token

@@ -1,34 +1,29 @@
-// moe_decode: products by experts W [E, n, k] of few tokens, each by those of its ids [T, top_k], at the speed of
-// memory.
+// Grouping of decode: products by experts W [E, n, k] of few tokens, each by the experts of its ids [T, top_k].
 //
-//   y [T, top_k, n] = x @ W[ids].T + bias[ids], x [T, k] or [T, top_k, k]; if the router's weights are given, times
-//   these.
-//   GATED: of two products by the same expert, of which one is the gate of the other.
+//   y [T, top_k, n] = (x @ W[ids].T + bias[ids]) * weights, x [T, k] or [T, top_k, k]; weights: of the router, or none.
+//   GATED: of two products by the same expert the first is the gate of the second.
 //   SUMMED: y [T, n], the sum over a token's experts, x [T, top_k, k]; the weights multiply the biases alone.
-// decode's pipeline with the expert looked up by each CTA (decode/experts.cuh): nothing is sorted. An id that is no
-// expert makes zeros.
-// Config: that of decode with TOKENS = 1 and PREFETCH = 0; SUMMED, CTAS (of an SM, at least).
-#include "gemm/decode/a16.cuh"
-#include "gemm/decode/experts.cuh"
+// Nothing is sorted: each CTA looks its expert up. An id that is no expert gives zeros.
+// Config: Decode of config.cuh with TOKENS = 1 and PREFETCH = 0.
+#pragma once
+
+#include "expert_coord.cuh"
+#include "policies.cuh"
+#include "reduce.cuh"
 
 namespace qgemm {
-
-struct ExpertDecode : Decode<Config> {
-    // Groups of cp.async are waited for in order: without bulk copies x would be a group ahead of its W.
-    static constexpr bool SUMMED = Config::SUMMED, X_FIRST = !SUMMED && Config::BULK;
-    static_assert(Config::PREFETCH == 0, "the pipeline holds what W is known to be of");
-};
 
 // Row `row` of the CTA's slot or token, of which a thread has one but where warps are few.
 //
 // Biases and weights are loaded while W is on its way, as they stand: nothing waits for them before the sums are there.
 // Behind the copies that fill the pipelines of all CTAs a load takes 4 us.
+template <class Config>
 struct StoreExperts {
-    static constexpr int PRODUCTS = Config::GATED ? 2 : 1, STORED = ExpertDecode::ROWS / Config::CLUSTER_SPLIT_K;
+    static constexpr int PRODUCTS = Config::GATED ? 2 : 1, STORED = Config::ROWS / Config::CLUSTER_SPLIT_K;
     static constexpr int STORING_WARPS = (STORED + 31) / 32;
-    static constexpr int TERMS = Config::SUMMED ? 4 : 1;            // experts of a token whose biases are loaded early
-    static constexpr bool EARLY = STORED <= ExpertDecode::THREADS;  // else a thread has several rows
-    const ExpertCoord<ExpertDecode>& coord;
+    static constexpr int TERMS = Config::SUMMED ? 4 : 1;      // experts of a token whose biases are loaded early
+    static constexpr bool EARLY = STORED <= Config::THREADS;  // else a thread has several rows
+    const ExpertCoord<Config>& coord;
     u32 biases[TERMS][PRODUCTS] = {}, weights[TERMS] = {};
 
     __device__ void begin() {
@@ -100,19 +95,22 @@ private:
     }
 };
 
-}  // namespace qgemm
+struct ExpertSlots {
+    using Arguments = ExpertProducts;
 
-extern "C" __global__ void __launch_bounds__(qgemm::ExpertDecode::THREADS, qgemm::Config::CTAS)
-    moe_decode(const __grid_constant__ qgemm::ExpertProducts all) {
-    using namespace qgemm;
-    extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[ExpertDecode::WARP_SPLIT_K][ExpertDecode::STAGES];
-    __shared__ int experts[32];
-    // Of the second product of a layer the ids are known: CTAs of the first let it start once they have read theirs.
-    const i64 row_of_x = Config::SUMMED || all.x_of_slots ? i64(blockIdx.y) : blockIdx.y / all.top_k;
-    const auto* x =
-        static_cast<const Config::In*>(all.products.x) + row_of_x * all.products.k * (Config::SUMMED ? all.top_k : 1);
-    if (!all.ids_are_known) griddepcontrol_wait();
-    const ExpertCoord<ExpertDecode> coord(all, experts);
-    run_decode<ExpertDecode>(coord, x, 1, memory, words, StoreExperts{coord});
-}
+    template <class Config>
+    static __device__ __forceinline__ void run(const ExpertProducts& all, unsigned char* memory,
+                                               unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES]) {
+        static_assert(Config::PREFETCH == 0, "prefetching begins before the expert is known");
+        __shared__ int experts[32];
+        const i64 row_of_x = Config::SUMMED || all.x_of_slots ? i64(blockIdx.y) : blockIdx.y / all.top_k;
+        const auto* x = static_cast<const typename Config::In*>(all.products.x) +
+                        row_of_x * all.products.k * (Config::SUMMED ? all.top_k : 1);
+        // The second product of a layer knows the ids: CTAs of the first let it start once they have read theirs.
+        if (!all.ids_are_known) griddepcontrol_wait();
+        const ExpertCoord<Config> coord(all, experts);
+        Config::Mainloop::template run<Config>(coord, x, 1, memory, words, StoreExperts<Config>{coord});
+    }
+};
+
+}  // namespace qgemm
