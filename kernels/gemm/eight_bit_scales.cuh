@@ -1,8 +1,8 @@
-// Weights as signed bytes q = round(w / s). A row has one s for the EIGHT_BIT_COLUMNS of a stage; 127 * s is the largest
-// weight that the scales and minimums there allow. Twin of qgemm/codec/eight_bits.py.
+// Weights as signed bytes q = round(w / s). A row has one s for the EIGHT_BIT_COLUMNS of a stage; 127 * s is the
+// largest weight that the scales and minimums there allow. Twin of qgemm/codec/eight_bits.py.
 //
-// A code of W is a half, (level + CODE_BIAS) * 2^-CODE_EXPONENT. One multiply-add turns it into q * 2^-CODE_UNIT. Adding
-// 1536 * 2^-CODE_UNIT rounds to whole multiples of 2^-CODE_UNIT, and the low byte of the half is then q in two's
+// A code of W is a half, (level + CODE_BIAS) * 2^-CODE_EXPONENT. One multiply-add turns it into q * 2^-CODE_UNIT.
+// Adding 1536 * 2^-CODE_UNIT rounds to whole multiples of 2^-CODE_UNIT, and the low byte of the half is then q in two's
 // complement. The multiply-add includes this addition if the zero of the codes is a whole number of units (ONE_STEP).
 // Config: TileConfig with LEAST_LEVEL and GREATEST_LEVEL of the format. Pipeline: has fields(stage, k_block, tile), as
 // WeightPipeline of smem.cuh.

@@ -101,8 +101,8 @@ private:
 }  // namespace qgemm
 
 // w: the workspace of W: codes as requantize.cu writes them, their scales, then the WorkQueue of the requantizers.
-// packed: tiles of the same rows of W, for the requantizers. x, x_scales: see S8Operands. raw_x: x in floats, which this
-// kernel quantizes into the bytes after x_queue; null: the bytes are ready.
+// packed: tiles of the same rows of W, for the requantizers. x, x_scales: see S8Operands. raw_x: x in floats, which
+// this kernel quantizes into the bytes after x_queue; null: the bytes are ready.
 extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
     gemm_sm90_s8(const __grid_constant__ qgemm::TensorMap x, signed char* w, const void* __restrict__ packed,
                  const float* __restrict__ x_scales, const void* __restrict__ raw_x, qgemm::WorkQueue* x_queue,

@@ -2,7 +2,8 @@
 // cores by mma.sync (sm_80 and later).
 //
 // Tiles and pipeline: sm80/config.cuh, sm80/pipeline.cuh. x: Activations [k_blocks][m]. A warp multiplies one block of
-// 32 columns after the other: it loads the codes of its rows as bytes, with their scales, then x, eight tokens at a time.
+// 32 columns after the other: it loads the codes of its rows as bytes, with their scales, then x, eight tokens at a
+// time.
 // Config: see sm80/config.cuh; In: Activations.
 #include "gemm/dots.cuh"
 #include "gemm/sm80/pipeline.cuh"
@@ -10,8 +11,8 @@
 
 namespace qgemm {
 
-// Copies x, one k_iter after the other. A team of TEAM_THREADS copies a k_block's tokens, which are adjacent, in chunks
-// of 16 bytes.
+// Copies x, one k_iter after the other. A team of TEAM_THREADS copies a k_block's tokens, which are adjacent, as
+// 16-byte chunks.
 template <class Config>
 struct XLoader {
     static constexpr int BLOCK_TOKENS = Config::BLOCK_TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K;

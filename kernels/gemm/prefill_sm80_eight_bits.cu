@@ -3,10 +3,10 @@
 //
 //   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
-// x is bytes with a scale for each token and group. Weights become bytes in registers, with a scale for each row and 256
-// columns that follows from the scales of the packed format (eight_bit_scales.cuh, e4m3_scales.cuh). A warp owns
-// M16_TILES groups of 16 rows, all tokens of the CTA and all columns of a k_iter.
-// Tiles and pipeline: sm80/config.cuh, sm80/eight_bits.cuh.
+// x is bytes with a scale for each token and group. Weights become bytes in registers, with a scale for each row and
+// 256 columns that follows from the scales of the packed format (eight_bit_scales.cuh, e4m3_scales.cuh). A warp owns
+// M16_TILES groups of 16 rows, all tokens of the CTA and all columns of a k_iter. Tiles and pipeline: sm80/config.cuh,
+// sm80/eight_bits.cuh.
 #include "gemm/e4m3_scales.cuh"
 #include "gemm/epilogue.cuh"
 #include "ptx/ldmatrix.cuh"

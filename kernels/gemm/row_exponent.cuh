@@ -13,9 +13,9 @@ constexpr bool IS_HALF = false;
 template <>
 constexpr bool IS_HALF<half> = true;
 
-// Whether one multiply-add turns a code into a weight, straight from the bits masked out of its word. It requires scales
-// that are exact as a half or as a product of two halves: the scale absorbs the power of two that the masked code lacks,
-// the minimum absorbs the code of level 0.
+// Whether one multiply-add turns a code into a weight, straight from the bits masked out of its word. It requires
+// scales that are exact as a half or as a product of two halves: the scale absorbs the power of two that the masked
+// code lacks, the minimum absorbs the code of level 0.
 template <class Config>
 constexpr bool ONE_FMA = IS_HALF<typename Config::In> && Config::TileFormat::SCALE_FACTORS > 0;
 
@@ -84,8 +84,8 @@ struct Power {
     __device__ static half2 pair(int x, int y) { return __floats2half2_rn(two_to(x), two_to(y)); }
 };
 
-// Loads scale and minimum of a group from a tile's fields, (fields, m16, g, index), and multiplies them by their powers
-// of two. FACTORS: half arithmetic if scales are halves (1) or products of two halves (2), else float (0, 3).
+// Loads scale and minimum of a group, (fields, m16, g, index), and multiplies them by their powers of two. FACTORS:
+// half arithmetic if scales are halves (1) or products of two halves (2), else float (0, 3).
 template <class Config, int FACTORS = ONE_FMA<Config> ? Config::TileFormat::SCALE_FACTORS : 0>
 struct ScaleLoader;
 
@@ -147,8 +147,8 @@ struct ScaleLoader<Config, 1> {
     }
 };
 
-// Scales are products of a half and an integer below 256. The integer absorbs the negative part of the exponent, so that
-// only the product is rounded.
+// Scales are products of a half and an integer below 256. The integer absorbs the negative part of the exponent, so
+// that only the product is rounded.
 template <class Config>
 struct ScaleLoader<Config, 2> {
     Power scale, minimum;

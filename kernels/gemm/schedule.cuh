@@ -1,5 +1,6 @@
-// Stream-K: a persistent grid of CTAs takes whole tiles of y round-robin and splits the remaining tiles along K, so that
-// all CTAs finish together. The schedule follows from sizes alone: partial sums are always added in the same order.
+// Stream-K: a persistent grid of CTAs takes whole tiles of y round-robin and splits the remaining tiles along K, so
+// that all CTAs finish together. The schedule follows from sizes alone: partial sums are always added in the same
+// order.
 #pragma once
 
 #include "host.cuh"
@@ -42,8 +43,8 @@ struct TilePeers {
 };
 
 // The work tiles of a CTA. The split tiles are one sequence of work units, of which each CTA has a segment and goes
-// through it backwards. First comes the start of a tile that the next CTA finishes; last comes the end of a tile that the
-// CTA before started, whose partials are stored long before.
+// through it backwards. First comes the start of a tile that the next CTA finishes; last comes the end of a tile that
+// the CTA before started, whose partials are stored long before.
 struct TileScheduler {
     const StreamK& stream_k;
     int work_units;  // per tile

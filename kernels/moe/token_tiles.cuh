@@ -9,7 +9,7 @@ namespace qgemm {
 // sm90_grid.py, which serves dense products, where the host knows the number of tiles.
 struct GroupedSchedule {
     static constexpr int WASTE_DIVISOR = 16;  // whole waves may leave 1 / 16 of the tiles' time idle
-    static constexpr int MIN_WORK_UNITS = 4;  // of a CTA: with fewer, the fix-up costs more than the split saves
+    static constexpr int MIN_WORK_UNITS = 4;  // per CTA: with fewer, the fix-up costs more than the split saves
     StreamK stream_k;
 
     // Called by one thread. divisors: a StreamK with its divisors alone. count: of tiles.
@@ -31,8 +31,8 @@ struct TileCoord {
     int row_tile;
 };
 
-// Tile numbers run expert by expert, then along N, then by token tile, so that CTAs that run together read the same rows
-// of W. divisor: divides by row_tiles. last: number of the last token tile.
+// Tile numbers run expert by expert, then along N, then by token tile: CTAs that run together read the same rows of W.
+// divisor: divides by row_tiles. last: number of the last token tile.
 struct TokenTileMap {
     const TokenTile* token_tiles;
     const Divisor& divisor;

@@ -1,4 +1,5 @@
-// quantize_activations_groups: x [m, k] -> bytes, then a scale for each token and group of columns (quantize_groups.cuh).
+// quantize_activations_groups: x [m, k] -> bytes, then a scale for each token and group of columns
+// (quantize_groups.cuh).
 //
 // A warp owns 256 columns of TOKENS tokens.
 // Config: In (float, half, bf16), E4M3 (0, 1), TOKENS, GROUP (columns that share a scale: 128 or 256).

@@ -1,8 +1,9 @@
 // x [m, k] -> bytes [rows, columns], padded with zeros to whole token tiles and whole stages, and float scales
-// [groups][rows], one for each group of columns and token. qgemm/cuda/layout/group_activations.py has the order of both.
+// [groups][rows], one for each group of columns and token. qgemm/cuda/layout/group_activations.py has the order of
+// both.
 //
-// int8: d = absmax / 127, q = x / d rounded half away from zero. e4m3: d = absmax / 448, q the nearest e4m3 number. Both
-// are bit for bit those of qgemm/codec/group_activations.py.
+// int8: d = absmax / 127, q = x / d rounded half away from zero. e4m3: d = absmax / 448, q the nearest e4m3 number.
+// Both are bit for bit those of qgemm/codec/group_activations.py.
 #pragma once
 
 #include "ptx/cvt_e4m3.cuh"
@@ -138,8 +139,8 @@ struct TokenGroups {
     }
 
 private:
-    // The largest magnitude of a group, for the token of this lane. Butterfly reduction over the 16 lanes of 128 columns:
-    // in each step half of the lanes keep half of the tokens.
+    // The largest magnitude of a group, for the token of this lane. Butterfly reduction over the 16 lanes of 128
+    // columns: in each step half of the lanes keep half of the tokens.
     template <int GROUP>
     __device__ __forceinline__ u32 max_of_groups(int lane) const {
         u32 largest[TOKENS];

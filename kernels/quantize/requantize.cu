@@ -7,7 +7,7 @@
 //   scales  in the same order, [row_block][64 rows]
 //
 // The bytes are equal to those that prefill_sm90_eight_bits computes in registers. A CTA owns ROW_BLOCKS row_blocks. A
-// warp owns 16 rows, which it stages in shared memory so that global stores are 16 bytes wide. The kernel does not wait
+// warp owns 16 rows and stages them in shared memory, so that global stores are 16 bytes wide. The kernel does not wait
 // for the kernels before it: W never changes, and gemm_sm90_s8 lets no kernel start before it has read the old bytes.
 // Config: TileConfig with E4M3 (0, 1), LEAST_LEVEL and GREATEST_LEVEL of the format, ROW_BLOCKS.
 #include "ptx/dynamic_smem.cuh"

@@ -7,7 +7,8 @@ using namespace qgemm;
 using Operand = TileConfig<Config>;
 using Format = Operand::TileFormat;
 
-// weights: [k_block][group of 16 rows][lane][step][register 0..3][2]; exponents: [64], rows are multiplied by 2^-exponent.
+// weights: [k_block][group of 16 rows][lane][step][register 0..3][2]; exponents: [64], rows are multiplied by
+// 2^-exponent.
 extern "C" void operand_a(const Operand::Tile& tile, const float* row_absmax, u32* weights, int* exponents) {
     constexpr int LANES = 32;
     if constexpr (Format::TABLE_BYTES > 0)

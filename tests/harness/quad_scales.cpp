@@ -26,7 +26,8 @@ struct Fields {
     }
 };
 
-// Counts the scales and minimums of all steps that differ; -1 if neither a stage holds whole tiles nor a tile whole stages.
+// Counts the scales and minimums of all steps that differ; -1 if neither a stage holds whole tiles nor a tile whole
+// stages.
 template <class T, int N, int TOKENS>
 int differences(const void* tiles, int k_blocks, int wg_split_k) {
     if constexpr (N % K_BLOCKS != 0 && K_BLOCKS % N != 0) return -1;

@@ -3,8 +3,8 @@
 
 using namespace qgemm;
 
-// A CTA's part of a tile: token tile, row tile, work units along K, and the CTAs that share the tile as the CTA computes
-// them.
+// A CTA's part of a tile: token tile, row tile, work units along K, and the CTAs that share the tile as the CTA
+// computes them.
 struct Part {
     int cta, token_tile, row_tile, first, end, first_peer, peers;
 };

@@ -1,8 +1,12 @@
 // Sm80EightBits<Config>: constants, stages and loaders of prefill_sm80_eight_bits. A k_iter has the EIGHT_BIT_COLUMNS
-// that share a scale of W, in whole tiles. A warp multiplies all of its columns, so that it scales sums of whole groups.
+// that share a scale of W, in whole tiles. A warp multiplies all of its columns, so that it scales sums of whole
+// groups.
 //
-// Config: Sm80 of config.cuh with WARP_SPLIT_K 1 and STAGES at least 2; E4M3 (bytes are e4m3 floats), X_GROUP (columns
-// of x that share a scale), X_ROW_BYTES (a token's codes in a stage), LEAST_LEVEL and GREATEST_LEVEL of the format.
+// Config: Sm80 of config.cuh with WARP_SPLIT_K 1 and STAGES at least 2, and
+//   E4M3         e4m3 floats instead of int8
+//   X_GROUP      columns of x that share a scale
+//   X_ROW_BYTES  a token's codes in a stage
+//   LEAST_LEVEL, GREATEST_LEVEL   of the format
 #pragma once
 
 #include "eight_bit_layout.cuh"
@@ -30,8 +34,8 @@ struct EightBitStage {
     float x_scales[Config::X_GROUPS][Config::BLOCK_TOKENS];
 };
 
-// Copies W, one k_iter after the other. A team of TEAM_THREADS copies a row_block's tiles, which are adjacent, in chunks
-// of 16 bytes.
+// Copies W, one k_iter after the other. A team of TEAM_THREADS copies a row_block's tiles, which are adjacent, as
+// 16-byte chunks.
 template <class Config>
 struct TileLoader {
     using Tile = typename Config::Tile;

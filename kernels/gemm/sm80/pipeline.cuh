@@ -68,8 +68,8 @@ struct WeightLoader {
     }
 };
 
-// Starts to fill all stages but one. Weights never change, so the first of them load before the kernels that write x are
-// finished. prepare() runs meanwhile.
+// Starts to fill all stages but one. Weights never change, so the first of them load before the kernels that write x
+// are finished. prepare() runs meanwhile.
 template <template <class> class WLoader, class Config, class XLoader, class Prepare>
 __device__ inline void fill_stages(WLoader<Config>& w_loader, XLoader& x_loader, u32 stage_bytes, Prepare prepare) {
     constexpr int EARLY = Config::STAGES > 2 ? 2 : 1;

@@ -12,8 +12,8 @@
 //   SMEM_BYTES                dynamic shared memory
 //   MAX_PARTIALS              flags of the stream-K workspace
 //   ROW_SCALE_LEVEL, ..._HEADROOM, ..._MIN, ..._MAX   see row_exponent.cuh
-//   ARRIVALS                  lanes of a warp that arrive to release a stage: 1, or 32 for racecheck, which does not see
-//                             the order that __syncwarp establishes
+//   ARRIVALS                  lanes of a warp that arrive to release a stage: 1, or 32 for racecheck, which ignores the
+//                             order that __syncwarp establishes
 #pragma once
 
 #include "tile_config.cuh"

@@ -63,8 +63,8 @@ struct Consumer {
             more = !Config::SINGLE_TILE && scheduler.fetch(next);
             if (more) absmax = absmax_of(row_absmax, next.tile);  // loaded while this tile is stored
             finish_tile(wg, store, acc, s.tile, first.template peers<Config::EPI_TILES>(s), workspace, row_exponent);
-            // Lanes diverged in the store. Without __syncwarp ptxas treats addresses and conditions of the next work tile
-            // as divergent and computes them per lane, some of them in every stage.
+            // Lanes diverged in the store. Without __syncwarp ptxas treats addresses and conditions of the next work
+            // tile as divergent and computes them per lane, some of them in every stage.
             __syncwarp();
         }
     }

@@ -29,7 +29,7 @@ struct EightBitMainloop {
     using Acc = typename Config::Acc;
     template <int TOKENS>
     using Sums = int[TOKENS / 2];
-    using OperandA = u32[STEPS][4];  // of a box
+    using OperandA = u32[STEPS][4];  // for a box of x
     using Cursor = StageCursor<Config>;
     const Warpgroup<Config>& wg;
     const WeightPipeline<Config>& pipeline;  // W of this row_block
@@ -41,7 +41,8 @@ struct EightBitMainloop {
         float2 w;
     };
 
-    // acc += W @ x over this warpgroup's stages of a work tile. before: stages that the CTA used for earlier work tiles.
+    // acc += W @ x over this warpgroup's stages of a work tile. before: stages that the CTA used for earlier work
+    // tiles.
     __device__ __forceinline__ void run(Acc& acc, const WorkTile& s, u32 before) const {
         Cursor cursor(wg, s, before);
         if constexpr (TWO_PASSES)
@@ -51,8 +52,8 @@ struct EightBitMainloop {
     }
 
 private:
-    // A group is a stage. The sums of both passes are added within the iteration: if the next one read them, ptxas would
-    // wait for all wgmma.
+    // A group is a stage. The sums of both passes are added within the iteration: if the next one read them, ptxas
+    // would wait for all wgmma.
     __device__ __forceinline__ void run_two_passes(Acc& acc, Cursor& cursor, int end) const {
         if (cursor.j >= end) return;
         OperandA a[2];

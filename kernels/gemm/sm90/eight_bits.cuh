@@ -23,11 +23,12 @@ struct EightBits : Sm90<Base> {
 
     struct XScales {
         float x_scales[Base::STAGES][X_GROUPS][Base::BLOCK_TOKENS];
-        alignas(16) u32 batch;  // of x that the consumer warps quantize: quantize_x_by_cta.cuh
+        alignas(16) u32 batch;  // number of the batch that consumer warps quantize: quantize_x_by_cta.cuh
     };
 };
 
-// x in bytes. map: tensor map of the bytes; scales: [groups along K][rows]; raw: x in floats if this kernel quantizes it.
+// x in bytes. map: tensor map of the bytes; scales: [groups along K][rows]; raw: x in floats if this kernel quantizes
+// it.
 template <class Config>
 struct EightBitX {
     const TensorMap* map;

@@ -1,6 +1,6 @@
-// Mainloop of prefill_sm90. A warpgroup owns a row_block and every WG_SPLIT_K-th stage. It dequantizes W into registers,
-// operand A, and multiplies by x in shared memory, operand B. Operand A is double-buffered: one k_block is dequantized
-// while wgmma reads the one before.
+// Mainloop of prefill_sm90. A warpgroup owns a row_block and every WG_SPLIT_K-th stage. It dequantizes W into
+// registers, operand A, and multiplies by x in shared memory, operand B. Operand A is double-buffered: one k_block is
+// dequantized while wgmma reads the one before.
 //
 // Config: Sm90 of config.cuh.
 #pragma once
@@ -72,7 +72,8 @@ struct Mainloop {
     const WeightPipeline<Config>& pipeline;  // W of this row_block
     u32 first_x;                             // operand B's descriptor (low word) in the first stage
 
-    // acc += W @ x over this warpgroup's stages of a work tile. before: stages that the CTA used for earlier work tiles.
+    // acc += W @ x over this warpgroup's stages of a work tile. before: stages that the CTA used for earlier work
+    // tiles.
     __device__ __forceinline__ void run(Acc& acc, const WorkTile& s, u32 before, const Levels<Config>& levels,
                                         const ScaleLoader<Config>& scale_loader) const {
         OperandA a[2];

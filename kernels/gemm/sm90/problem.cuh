@@ -1,5 +1,5 @@
-// Problem: the product that a grid of prefill_sm90 computes and the coordinates of its tiles of y, ROW_BLOCKS * 64 rows
-// of W by BLOCK_TOKENS tokens.
+// Problem: the product that a grid of prefill_sm90 computes, and the coordinates of its tiles of y: ROW_BLOCKS * 64
+// rows by BLOCK_TOKENS tokens.
 //
 // Config: Sm90 of config.cuh. GROUPED: products by experts, see grouped.cuh.
 #pragma once

@@ -33,7 +33,7 @@ __device__ inline void init_arrived() {
 template <class Config, bool GROUPED = Config::GROUPED>
 struct Source {
     using Tile = typename Config::Tile;
-    const Tile* tiles;              // of the first row_block, from the start of K
+    const Tile* tiles;              // start of the first row_block
     int tiles_along_k, row_blocks;  // row_blocks: inside the matrix
     int token;
 

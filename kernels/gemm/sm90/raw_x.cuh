@@ -14,8 +14,8 @@ namespace qgemm {
 
 struct RawX {
     static constexpr u32 ITEM_TOKENS = 8;
-    const void* x;  // of a TypeCode; null: codes and scales are ready
-    int type;
+    const void* x;  // null: codes and scales are ready
+    int type;       // a TypeCode
     WorkQueue* queue;
     GroupedX out;
 

@@ -20,7 +20,8 @@ __device__ inline void add_quad(float (&acc)[SIZE], int i, const float4& terms) 
     acc[4 * i] += terms.x, acc[4 * i + 1] += terms.y, acc[4 * i + 2] += terms.z, acc[4 * i + 3] += terms.w;
 }
 
-// Split-K inside a CTA: warpgroups store their partials of the epilogue tiles that they do not own, and owners add them.
+// Split-K inside a CTA: warpgroups store their partials of the epilogue tiles that they do not own, and owners add
+// them.
 template <class Config>
 struct SplitKReduction {
     using Acc = typename Config::Acc;
@@ -115,8 +116,8 @@ __device__ inline void await_flag(u32* flag) {
     *flag = 0;
 }
 
-// Stream-K fix-up: all CTAs of a tile except the finalizer store their partials and raise a flag for each epilogue tile.
-// The finalizer adds them in the order of the CTAs. In a cluster each CTA does so for half of the epilogue tiles.
+// Stream-K fix-up: all CTAs of a tile except the finalizer store their partials and raise a flag for each epilogue
+// tile. The finalizer adds them in the order of the CTAs. In a cluster each CTA does so for half of the epilogue tiles.
 template <class Config>
 struct StreamKFixUp {
     using Acc = typename Config::Acc;

@@ -1,9 +1,9 @@
 // Requantizer warps of gemm_sm90_s8: they convert packed W to bytes in the workspace while the consumer warps multiply
 // finished stages.
 //
-// A work item is 16 rows by the EIGHT_BIT_COLUMNS of a stage, with the bytes that requantize.cu writes. The warps of all
-// CTAs draw items in the order in which tiles of y need them, and raise a ready flag for each. The warp that loads a
-// stage of W waits for the stage's flags.
+// A work item is 16 rows by the EIGHT_BIT_COLUMNS of a stage, with the bytes that requantize.cu writes. The warps of
+// all CTAs draw items in the order in which tiles of y need them, and raise a ready flag for each. The warp that loads
+// a stage of W waits for the stage's flags.
 // Config: S8Gemm with REQUANTIZERS; if not 0, Config::Given is a TileConfig with LEAST_LEVEL and GREATEST_LEVEL.
 #pragma once
 

@@ -26,8 +26,8 @@ struct ClusterTile {
     }
 };
 
-// Work item of a requantizer warp: 16 rows of a stage of W. cta_tile: the rows of a CTA, numbered along N; m16: which 16
-// of those rows.
+// Work item of a requantizer warp: 16 rows of a stage of W. cta_tile: number of a CTA's rows along N; m16: number of
+// the 16 rows in them.
 struct RequantizeItem {
     u32 cta_tile, stage, m16;
 };
@@ -42,8 +42,9 @@ struct RequantizeOrder {
 
     __device__ explicit RequantizeOrder(const S8Sizes& size) { enter(size); }
     __device__ static u32 count(const S8Sizes& size) { return u32(size.row_tiles) * CLUSTER * M16_TILES * size.stages; }
-    // The item of a number, which must not decrease from call to call; the last item for numbers beyond it. The quotient
-    // is exact while number * stage_items < 2^32: a slice of W with more than one row tile has 2^16 items at most.
+    // The item of a number, which must not decrease from call to call; the last item for numbers beyond it. The
+    // quotient is exact while number * stage_items < 2^32: a slice of W with more than one row tile has 2^16 items at
+    // most.
     __device__ RequantizeItem advance(u32 number, const S8Sizes& size) {
         number = min(number, count(size) - 1);
         for (u32 items; number - begin >= (items = stage_items * size.stages); enter(size))

@@ -87,8 +87,8 @@ private:
             wg.warpgroup_barrier();  // the previous epilogue tile is read
 #pragma unroll
             for (int i = 0; i < EPI_TOKENS / 8; i += 2) {
-                // Pairs of tokens 2t and 2t + 1: of rows g and g + 8, then of the same rows in the next 8 tokens. If there
-                // are none, the first 8 tokens are written twice.
+                // Pairs of tokens 2t and 2t + 1: of rows g and g + 8, then of the same rows in the next 8 tokens. If
+                // there are none, the first 8 tokens are written twice.
                 T values[8];
                 const int next = i + 1 < EPI_TOKENS / 8;
 #pragma unroll

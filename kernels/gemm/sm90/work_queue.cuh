@@ -23,7 +23,7 @@ struct alignas(128) WorkQueue {
         fence_acq_rel_gpu();
         red_add_relaxed_gpu(&finished, items);
     }
-    // Waits until `items` are finished. Bulk copies that follow read what was stored.
+    // Waits until `items` are finished. Bulk copies that follow read their results.
     __device__ __forceinline__ void await(u32 items) const {
         while (ld_acquire_gpu(&finished) != items) {
         }

@@ -42,7 +42,7 @@ CLUSTER_BLOCKS = CLUSTER * ROW_BLOCKS
 BLOCK_TOKENS = 256  # tokens of a tile of y
 ACC_TOKENS = 128  # tokens of a pass, whose int32 sums a warpgroup holds
 EPI_TOKENS = 32  # tokens that are stored together
-W_STAGES, X_STAGES = 2, 4  # of COLUMNS: the rows of a CTA; ACC_TOKENS tokens
+W_STAGES, X_STAGES = 2, 4  # a stage: COLUMNS of the rows of a CTA; COLUMNS of ACC_TOKENS tokens
 ITEM_ROWS, BOX = 16, 128  # a requantizer's work item: its rows of a stage, and the columns that it stages at a time
 STAGE_ITEMS = ROW_BLOCKS * tiles.ROWS // ITEM_ROWS
 

@@ -11,7 +11,7 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.twins import GATE_CODES, TYPE_CODES, GroupedProducts, StreamK, Types
 from qgemm.cuda.problem import Output, Problem
 
-POINTERS = 11  # of GroupedProducts, which a call writes
+POINTERS = 11  # pointers of GroupedProducts, which a call writes
 GATES = ("silu", "swiglu_oai")  # gates of the models that are prepared; others compile at first use
 
 

@@ -27,8 +27,8 @@ SOURCE = "prefill_sm90"
 class PrefillLaunch:
     """The kernel for all matrices of one shape and format, and one number of rows of x.
 
-    enter: a call, with a raw stream handle and pointers to x, w, y, bias and residual (0 for none). The address of x is
-    a multiple of 16.
+    enter: a call, with a raw stream handle and pointers to x, w, y, bias and residual (0 for none). x has 16-byte
+    alignment.
     """
 
     def __init__(self, p: Problem, config: Sm90Config) -> None:
@@ -61,8 +61,7 @@ class GroupedLaunch:
     """The kernel for all experts of one shape and format, and a largest number of sorted rows.
 
     A call requires a raw stream handle and pointers to x, to the counts and token tiles of moe_sort, to tiles of both
-    products, row_absmax of both, biases of both (0 for none), and y. x has `rows_of_x` rows; its address is a multiple
-    of 16.
+    products, row_absmax of both, biases of both (0 for none), and y. x has `rows_of_x` rows and 16-byte alignment.
     """
 
     def __init__(self, p: Problem, config: Sm90Config) -> None:

@@ -22,8 +22,8 @@ FLAG = 4  # bytes of a ready flag
 BARRIER = 8  # bytes of an mbarrier
 MAX_STAGES = 12  # stages of a pipeline at most
 MAX_PARTIALS = 4096  # flags of the stream-K workspace: epilogue tiles of all row_blocks of all CTAs, on any GPU
-# Configs of at least TALL row_blocks serve only problems with one token tile whose tiles of y are at least TALL_SHARE of
-# the number of SMs: for other problems, configs with fewer row_blocks are faster.
+# Configs of at least TALL row_blocks serve only problems with one token tile and at least TALL_SHARE tiles of y per SM:
+# for other problems, configs with fewer row_blocks are faster.
 TALL, TALL_SHARE = 4, 0.8
 ARRIVALS = 1  # lanes of a warp that arrive to release a stage, see kernels/gemm/sm90/config.cuh
 
@@ -33,9 +33,9 @@ class Sm90Config(NamedTuple):
 
     wg_split_k: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: of a stage of the pipeline.
     single_tile: at most one work tile per CTA, so that reduction and epilogue alias the pipeline's shared memory; it
-    requires as many SMs as tiles. max_stages: limit on the stages, which otherwise fill shared memory. x_scale: columns
-    of x that share a scale if x has eight bits, 0 if it has 16. static: bytes of static shared memory of a CTA, with
-    padding.
+    requires as many SMs as tiles. max_stages: limit on the stages, which otherwise fill shared memory. x_scale: the
+    number of columns that share a scale if x has eight bits, 0 if it has 16. static: bytes of static shared memory of a
+    CTA, with padding.
     """
 
     tokens: int
