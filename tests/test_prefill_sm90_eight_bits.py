@@ -22,7 +22,7 @@ from qgemm.cuda.layout import group_activations
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 
 PREFILL = prefill.PREFILL_SM90_EIGHT_BITS
-THREADS = 288  # of two consumer warpgroups and the warp that leads them
+THREADS = 288  # two consumer warpgroups and the leader warp
 kernel = cache(Kernel)
 
 
@@ -41,27 +41,27 @@ def values(m, k, dtype):
 @pytest.mark.parametrize("kind", INTEGER)
 @pytest.mark.parametrize("dtype", TYPE_CODES)
 def test_x_is_quantized_whatever_ctas_run_beside_each_other(kind, dtype):
-    """CTAs one after the other, of which the first makes all: bytes of NumPy; counters end as they began."""
+    """CTAs run one after the other, so the first quantizes all of x: bytes of NumPy; the queue ends as it began."""
     for m, k, ctas in ((1, 288, 1), (11, 320, 3), (140, 1120, 2)):
         x, group = values(m, k, dtype), GROUPS[kind]
         room = device_array(WORK_QUEUE + group_activations.nbytes(m, k, group))
-        units, codes = room[:WORK_QUEUE], room[WORK_QUEUE:]
+        queue, codes = room[:WORK_QUEUE], room[WORK_QUEUE:]
         quantize = kernel("quantize_x_by_cta", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
         arguments = to_device(x), room, TYPE_CODES[dtype], k, m, group_activations.rows_of(m)
         want = qgemm.quantize_activations(x, kind).blocks
         for backwards in (False, True):
             codes[...] = 255
             quantize(ctas, THREADS, *arguments, backwards=backwards)
-            assert not units.any()
-            found = group_activations.blocks_of(codes, m, k, group)
+            assert not queue.any()
+            blocks = group_activations.blocks_of(codes, m, k, group)
             for name in ("qs", "d"):
-                np.testing.assert_array_equal(found[name], want[name])
+                np.testing.assert_array_equal(blocks[name], want[name])
 
 
 @pytest.mark.parametrize("kind", INTEGER)
 @pytest.mark.parametrize(("products", "prepared"), [(1, ""), (1, "prepared"), (2, "")])
 def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypatch):
-    """It quantizes x itself; several products share the codes of a launch before them, or those that are given."""
+    """The product quantizes x itself; several products share the codes of a launch before them, or prepared codes."""
     entered = []
 
     def launch(kernel, p):
@@ -73,10 +73,10 @@ def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypa
     monkeypatch.setattr(plan, "launch", launch)
     monkeypatch.setattr(plan, "quantize_groups_launch", quantize)
     library = SimpleNamespace(scratch=lambda nbytes, device: lambda: 4096, pointer=lambda room: room)
-    asked = plan.Served(Problem(qgemm.FORMATS["q4_0"], kind, 256, 4096, 4096, 90, "half"), PREFILL)
+    served = plan.Served(Problem(qgemm.FORMATS["q4_0"], kind, 256, 4096, 4096, 90, "half"), PREFILL)
     source = plan.Source(256, 4096, "float16", kind if prepared else "")
-    made = plan.plan_of([asked] * products, [Output(4096)] * products, source, library)
-    made.enter(7, 160, *range(plan.ARRAYS * products))
+    entry = plan.plan_of([served] * products, [Output(4096)] * products, source, library)
+    entry.enter(7, 160, *range(plan.ARRAYS * products))
     if products == 1:
         assert entered == [(prefill.NAME, EIGHT_BITS if prepared else "half", 160)]
     else:
@@ -84,7 +84,7 @@ def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypa
 
 
 def test_x_is_quantized_in_the_kernel_if_no_cta_has_more_than_one_batch():
-    """Few CTAs, or many numbers of x, have a launch before theirs; prepared x is not quantized."""
+    """With few CTAs or large x a launch before quantizes x; prepared x is not quantized."""
     for n, k, m, within in (
         (8192, 8192, 256, True),
         (4096, 14336, 128, True),

@@ -30,9 +30,9 @@ def on_sm_90() -> bool:
     return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
 
 
-def problem(w, m, kind, **of_y):
+def problem(w, m, kind, **output):
     on, (n, k) = gpu_of(cupy().cuda.Device().id), w.shape
-    return Problem(w.format, kind, m, n, k, on.sm, EIGHT_BITS, (Output(n, **of_y),), 0, on.device, on.sms)
+    return Problem(w.format, kind, m, n, k, on.sm, EIGHT_BITS, (Output(n, **output),), 0, on.device, on.sms)
 
 
 def product(w, prepared, kind, kernel=gemm.GEMM_SM90_S8, requantizers=None):
@@ -84,7 +84,7 @@ def test_products_are_the_formula_in_exact_integers(fmt, kind, monkeypatch):
 
 @every_kind
 def test_several_tiles_of_y_for_each_cluster(kind):
-    """More tiles than the GPU has clusters, some cut in two, bit for bit what the other kernel makes of whole tiles."""
+    """More tiles than the GPU has clusters, some cut in two, against the other kernel, whose tiles are whole."""
     rng, cp = np.random.default_rng(4), cupy()
     w = random_tensor(qgemm.FORMATS["q4_k"], 9000, 512, rng).to_device()
     prepared = qgemm.quantize_activations(cp.asarray(normal(2100, 512).astype(np.float16)), kind)
@@ -158,11 +158,11 @@ def test_x_quantized_within_is_that_of_the_kernel_before(n, k, m, dtype):
     for seed in range(3):
         x = normal(m, k, seed=seed)
         x[3, 7], x[m - 1, k - 1] = np.nan, -np.inf
-        given = cp.asarray(x.astype(float_dtype(dtype)))
-        prepared = qgemm.quantize_activations(given, KIND)
+        raw_x = cp.asarray(x.astype(float_dtype(dtype)))
+        prepared = qgemm.quantize_activations(raw_x, KIND)
         rows, y = guarded(m, n)
         enter = launch(w, m, KIND, requantizers=True, x=C_TYPES[dtype])
-        enter(cp.cuda.get_current_stream().ptr, given.data.ptr, w.pointer, y.data.ptr, 0, 0)
+        enter(cp.cuda.get_current_stream().ptr, raw_x.data.ptr, w.pointer, y.data.ptr, 0, 0)
         got = rows.get()
         assert np.isnan(got[[0, -1]]).all()
         np.testing.assert_array_equal(got[1:-1], product(w, prepared, KIND, requantizers=True))
