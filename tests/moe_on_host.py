@@ -1,4 +1,4 @@
-"""Experts in memory that stands for a GPU's, launches that run kernels on the host, and the check of what they give."""
+"""Experts in host memory in place of a GPU's, launches that run kernels on the host, and the check of their results."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def graph_of(launches):
 def install(monkeypatch):
     """CuPy over NumPy, whose arrays no earlier test has seen, and workspaces in its memory."""
     cupy_like.install(monkeypatch)
-    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(expert_plans, "LIBRARIES", known)
+    monkeypatch.setattr(libraries, "LIBRARIES", registry := {})
+    monkeypatch.setattr(expert_plans, "LIBRARIES", registry)
     monkeypatch.setattr(workspaces, "_made", {})
     monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
 
@@ -71,7 +71,7 @@ def device(array, dtype=None):
     return None if array is None else cupy_like.asarray(array.astype(float_dtype(dtype)) if dtype else array)
 
 
-def within(y, known, dtype="float32", tiny=2.0**-24):
+def within(y, expected, dtype="float32", tiny=2.0**-24):
     rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    slack = known.bound + rounding * (np.abs(known.y) + known.bound) + tiny
-    return (np.abs(y.get().astype(np.float64) - known.y) <= slack).all()
+    slack = expected.bound + rounding * (np.abs(expected.y) + expected.bound) + tiny
+    return (np.abs(y.get().astype(np.float64) - expected.y) <= slack).all()

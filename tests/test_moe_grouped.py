@@ -17,7 +17,6 @@ from moe_on_host import Launch, device, graph_of, graphs, install, on_device, wi
 from strategies import each, seeds
 
 import qgemm
-from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import expert_plans, experts, grouped
 from qgemm.cuda.jit import codegen
@@ -212,7 +211,6 @@ def host(monkeypatch):
     monkeypatch.setattr(moe_sort, "SORT_THREADS", THREADS)
     sort = transforms.Transform("moe_sort", ({"THREADS": THREADS},))
     monkeypatch.setattr(moe_sort, "MOE_SORT", sort)
-    monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 90, 132))
     for made in (moe_sort.sort_launch, moe_sort.combine_launch):

@@ -22,6 +22,6 @@ extern "C" __global__ void __launch_bounds__(qgemm::DecodeConfig::THREADS, qgemm
     decode(const __grid_constant__ qgemm::Config::Grouping::Arguments arguments) {
     using namespace qgemm;
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ unsigned long long words[DecodeConfig::WARP_SPLIT_K][DecodeConfig::STAGES];
-    Config::Grouping::run<DecodeConfig>(arguments, memory, words);
+    __shared__ unsigned long long mbarriers[DecodeConfig::WARP_SPLIT_K][DecodeConfig::STAGES];
+    Config::Grouping::run<DecodeConfig>(arguments, memory, mbarriers);
 }

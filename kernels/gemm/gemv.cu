@@ -1,7 +1,7 @@
 // gemv: y [m, n] = x [m, k] @ W [n, k].T for few rows of x, without tensor cores; sums in float32.
 //
-// A CTA owns a row_block of tiles. Its groups of four warps share the tiles along K round-robin, and a warp owns 16 rows
-// of a tile. The type of x chooses the policy:
+// A CTA owns a row_block of tiles. Its groups of four warps share the tiles along K round-robin; a warp owns 16 rows.
+// The type of x chooses the policy:
 //   float, half, bf16   FloatLevels: levels of a group are multiplied by x, then by the scale
 //   Activations         IntegerDots: dot products of codes by dp4a; x lies by k_blocks, [k_blocks][m]
 // Config: that of row_block.cuh, and In.
@@ -19,7 +19,7 @@ __device__ inline float4 load_step(const In* x) {
 
 // acc += d * (q . x) + m * sum(x) for each group, with its scale d, its minimum m and its levels q.
 struct FloatLevels {
-    static constexpr float UNIT = 1;  // of the sums
+    static constexpr float UNIT = 1;  // multiplies the sums
 
     // i: number of the k_block in the row_block.
     template <class Config, class Codes>

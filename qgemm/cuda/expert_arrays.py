@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from numpy.typing import DTypeLike
 
-from qgemm.arguments import check_out, described, output_dtype
+from qgemm.arguments import check_out, output_dtype
 from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda
 from qgemm.errors import UnsupportedError
+from qgemm.placement import described
 
 from .libraries import Library, cupy_library, library_of
 from .problem import C_TYPES, ITEMSIZE

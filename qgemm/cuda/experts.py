@@ -32,7 +32,6 @@ class DeviceExperts(Packed):
     of the rows. `experts[e]` is the DeviceTensor of one, over the same memory.
     """
 
-    again_experts, again_layer = expert_plans.again, staticmethod(expert_plans.again_layer)
     shape: tuple[int, int, int]
 
     def __init__(self, format: Format, shape: tuple[int, int, int], data: Any, name: str = "") -> None:

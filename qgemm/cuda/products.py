@@ -27,13 +27,13 @@ from qgemm.arguments import (
     check_prepared,
     check_shapes,
     check_weights,
-    misplaced,
     output_dtype,
 )
 from qgemm.arrays import as_cupy, check_floats, check_no_grad, current_stream, like, on_cuda, on_device, stream_of
 from qgemm.errors import UnsupportedError
 from qgemm.gating import gated_by
 from qgemm.packed import Packed
+from qgemm.placement import misplaced
 from qgemm.tensor import Tensor
 
 from .activations import ALIGNMENT, DeviceActivations
@@ -242,7 +242,7 @@ def pointers_of(products: Sequence[Product]) -> list[int]:
 def _direct(p: Product, by: Served) -> bool:
     """Whether the kernel that serves a product can store into y as it is, the epilogue added."""
     stores = by.kernel.stores(by.problem.x, p.y.dtype.name)
-    return bool(p.y.flags.c_contiguous) and stores and (by.kernel.adds or not p.epilogue.given)
+    return bool(p.y.flags.c_contiguous) and stores and (by.kernel.adds or not p.epilogue.adds)
 
 
 def _add(p: Product, acc: Any) -> None:
@@ -270,7 +270,7 @@ def _target(out: Any, shape: tuple[int, ...], dtype: DTypeLike | None) -> Any:
 
 def _contiguous(epilogue: Epilogue, y: Any, outs: Sequence[Any]) -> Epilogue:
     """Bias and residual as contiguous CuPy arrays that no output overwrites too early."""
-    if not epilogue.given:
+    if not epilogue.adds:
         return epilogue
     names = zip(epilogue, Epilogue._fields, strict=True)
     arrays = Epilogue(*(None if added is None else as_cupy(added, name) for added, name in names))

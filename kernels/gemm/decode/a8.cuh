@@ -15,9 +15,9 @@
 namespace qgemm {
 
 template <class Config>
-using XBlocks = Activations[8 * Config::COLUMN_TILES];
+using XBlocks = Activations[8 * Config::N8_TILES];
 
-// x in a stage: all tokens of a k_block if x comes as Activations, else nothing.
+// x in a stage: all tokens of a k_block if x comes as Activations, void otherwise.
 template <class Config, class In>
 struct StageX {
     using Type = void;
@@ -27,7 +27,7 @@ struct StageX<Config, Activations> {
     using Type = XBlocks<Config>;
 };
 
-// A lane's share of a block of x: the columns that decode_codes has of W.
+// A lane's share of a block of x: the same columns as the lane's codes of decode_codes.
 template <class Dots>
 __device__ inline typename Dots::X load_x(const signed char* q, int t) {
     if constexpr (Dots::Format::OWNS_COLUMNS)
@@ -36,63 +36,62 @@ __device__ inline typename Dots::X load_x(const signed char* q, int t) {
         return Dots::x(*reinterpret_cast<const uint2*>(q + 8 * t));
 }
 
-// acc += W @ x of k_block number i of this warp, without the minimums of super-blocks. x: of the k_block.
+// acc += W @ x for k_block number i of the warp, without the minimums of super-blocks. x: of this k_block.
 template <class Config, class Smem>
 __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums, const Smem& smem,
                                 const Activations* x, int i, int stage, int lane) {
     using Format = typename Config::Fields;
     using Dots = FewDots<Format>;
-    constexpr int COLUMN_TILES = Config::COLUMN_TILES, TOKEN_STRIDE = Config::TOKEN_STRIDE;
+    constexpr int N8_TILES = Config::N8_TILES, TOKEN_STRIDE = Config::TOKEN_STRIDE;
     constexpr bool SHARED_MINIMUM = Config::SHARED_MINIMUM;
-    static_assert(Config::STAGE_K_BLOCKS == 1, "x is taken by k_blocks");
+    static_assert(Config::STAGE_K_BLOCKS == 1, "x comes by k_blocks");
     const int g = lane / 4, t = lane % 4, k_block = i % Config::K_BLOCKS;
-    typename Dots::X b[BLOCKS][COLUMN_TILES];
-    float da[BLOCKS][COLUMN_TILES][2], sa[BLOCKS][COLUMN_TILES][2];  // of tokens 2t and 2t + 1
+    typename Dots::X b[BLOCKS][N8_TILES];
+    float da[BLOCKS][N8_TILES][2], sa[BLOCKS][N8_TILES][2];  // tokens 2t and 2t + 1
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            b[block][tokens] = load_x<Dots>(x[TOKEN_STRIDE * (8 * tokens + g)].q + 32 * block, t);
+        for (int n8 = 0; n8 < N8_TILES; ++n8) {
+            b[block][n8] = load_x<Dots>(x[TOKEN_STRIDE * (8 * n8 + g)].q + 32 * block, t);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                const float2 ds = x[TOKEN_STRIDE * (8 * tokens + 2 * t + j)].ds[block];
-                da[block][tokens][j] = ds.x, sa[block][tokens][j] = ds.y;
+                const float2 ds = x[TOKEN_STRIDE * (8 * n8 + 2 * t + j)].ds[block];
+                da[block][n8][j] = ds.x, sa[block][n8][j] = ds.y;
             }
         }
     if constexpr (SHARED_MINIMUM && BLOCK_SCALES<Format> > 1) {
-        x_sums.take(k_block, lane, [&](int tokens, int group) {
-            return half_block_sums(b[group / 2][tokens], group % 2, da[group / 2][tokens]);
-        });
+        x_sums.move(k_block, lane,
+                    [&](int n8, int group) { return half_block_sums(b[group / 2][n8], group % 2, da[group / 2][n8]); });
     } else if (SHARED_MINIMUM && t == k_block) {
 #pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
-            const float2(&ds)[BLOCKS] = x[TOKEN_STRIDE * (8 * tokens + g)].ds;
-            x_sums.of[tokens][0] = {ds[0].y, ds[BLOCKS - 1].y};
+        for (int n8 = 0; n8 < N8_TILES; ++n8) {
+            const float2(&ds)[BLOCKS] = x[TOKEN_STRIDE * (8 * n8 + g)].ds;
+            x_sums.sums[n8][0] = {ds[0].y, ds[BLOCKS - 1].y};
         }
     }
-    float x_sum[COLUMN_TILES][2] = {};  // sa of all blocks
+    float x_sum[N8_TILES][2] = {};  // sum of sa over the blocks
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+        for (int n8 = 0; n8 < N8_TILES; ++n8)
 #pragma unroll
-            for (int j = 0; j < 2; ++j) x_sum[tokens][j] += sa[block][tokens][j];
+            for (int j = 0; j < 2; ++j) x_sum[n8][j] += sa[block][n8][j];
 #pragma unroll
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
-        const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
+        const int row_block = m16 / Config::M16_TILES, m16_in_block = m16 % Config::M16_TILES;
         const Format& fields = smem.pipeline.fields(i, stage, row_block);
-        const auto codes = decode_codes<Format>(smem.pipeline.codes(stage, row_block), of_row_block, lane);
+        const auto codes = decode_codes<Format>(smem.pipeline.codes(stage, row_block), m16_in_block, lane);
         alignas(16) StageScales<Config> scales;
-        smem.load(scales, fields, row_block, of_row_block, g, k_block);
+        smem.load(scales, fields, row_block, m16_in_block, g, k_block);
         if constexpr (WIDE_GROUPS<Format> && !SHARED_MINIMUM) {
             typename Dots::Step steps[2 * BLOCKS];
 #pragma unroll
             for (int step = 0; step < 2 * BLOCKS; ++step) steps[step] = Dots::step(codes, step);
-            const float2 mw = fields.minimum(of_row_block, g, Config::scale_index(k_block, 0));
+            const float2 mw = fields.minimum(m16_in_block, g, Config::scale_index(k_block, 0));
 #pragma unroll
-            for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                add_blocks<Dots, Format::HAS_MINIMUM>(acc[row_block][of_row_block][tokens], steps, scales[0], mw, b, da,
-                                                      x_sum[tokens], tokens);
+            for (int n8 = 0; n8 < N8_TILES; ++n8)
+                add_blocks<Dots, Format::HAS_MINIMUM>(acc[row_block][m16_in_block][n8], steps, scales[0], mw, b, da,
+                                                      x_sum[n8], n8);
             continue;
         }
 #pragma unroll
@@ -102,23 +101,23 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
             for (int part = 0; part < BLOCK_SCALES<Format>; ++part) {
                 const int index = Config::scale_index(k_block, 2 * block + part);
                 const float2 dw = scales[(2 * block + part) / Config::SCALE_STEPS % Config::K_BLOCK_SCALES];
-                const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
+                const float2 mw = SHARED_MINIMUM ? float2{} : fields.minimum(m16_in_block, g, index);
 #pragma unroll
-                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                    add_block<Dots, Format::HAS_MINIMUM && !SHARED_MINIMUM>(acc[row_block][of_row_block][tokens], first,
-                                                                            second, part, dw, mw, b[block][tokens],
-                                                                            da[block][tokens], sa[block][tokens]);
+                for (int n8 = 0; n8 < N8_TILES; ++n8)
+                    add_block<Dots, Format::HAS_MINIMUM && !SHARED_MINIMUM>(acc[row_block][m16_in_block][n8], first,
+                                                                            second, part, dw, mw, b[block][n8],
+                                                                            da[block][n8], sa[block][n8]);
             }
         }
     }
 }
 
-// x [m, k] -> Activations [k_blocks][m] by all threads of the CTA: eight columns of a token each, AT_ONCE loads in
-// flight.
+// x [m, k] -> Activations [k_blocks][m] by all threads of the CTA: a thread quantizes eight columns of a token, with
+// AT_ONCE loads in flight.
 template <int THREADS, class In>
 __device__ inline void quantize(Activations* to, const In* x, i64 k, int m, int k_blocks) {
     constexpr int SHARES = K_BLOCK / 8, AT_ONCE = 4;
-    int first = 0, token = 0;  // the threads' shares, token by token
+    int first = 0, token = 0;  // first share of the CTA's threads, and their token
     while (first < k_blocks * SHARES) {
         float values[AT_ONCE][8] = {};
         int firsts[AT_ONCE], tokens[AT_ONCE];
@@ -143,19 +142,18 @@ struct MainloopA8 {
     template <class Config, class Coord, class Store>
     static __device__ __forceinline__ void run(const Coord& coord, const typename Config::In* x, int m,
                                                unsigned char* memory,
-                                               unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES],
+                                               unsigned long long (&mbarriers)[Config::WARP_SPLIT_K][Config::STAGES],
                                                Store store) {
         using In = typename Config::In;
         using Smem = WarpSmem<Config, typename StageX<Config, In>::Type>;
         constexpr int K_BLOCKS = Config::K_BLOCKS, STAGES = Config::STAGES, WARP_SPLIT_K = Config::WARP_SPLIT_K;
-        // Terms of bf16, 8 bits each, of a sum of x: sums of blocks have 11 bits, those of half blocks are products of two
-        // such.
+        // bf16 terms, 8 bits each, of a sum of x: sums of blocks have 11 bits, sums of half blocks 22.
         constexpr int SUM_TERMS = BLOCK_SCALES<typename Config::Fields> > 1 ? 3 : 2;
         static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
         using Format = typename Config::Fields;
         Smem& smem = reinterpret_cast<Smem*>(memory + Format::TABLE_BYTES)[coord.warp_k];
         auto& pipeline = smem.pipeline;
-        const StageBarriers<STAGES, false, Config::BULK> barriers(words[coord.warp_k]);
+        const StageBarriers<STAGES, false, Config::BULK> barriers(mbarriers[coord.warp_k]);
 
         typename Config::WarpAcc acc = {};
         XSums<Config> x_sums = {};
@@ -172,7 +170,7 @@ struct MainloopA8 {
         };
         const auto share = [] { share_table<Format, half, Config::THREADS>(Format::CODE_EXPONENT); };
         if constexpr (PREPARED<In>) {
-            const In* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // the next k_block
+            const In* from = x + i64(coord.warp_k) * K_BLOCKS * m;  // next k_block
             int k_block = 0;
             const auto load_x = [&](int stage) {
                 barriers.copy(stage, [&](auto copy) { copy(pipeline.stages[stage].x, from, m * u32(sizeof(In))); });
@@ -189,7 +187,7 @@ struct MainloopA8 {
                 quantize<Config::THREADS>(quantized, x, coord.products.k, m, int(coord.tiles_along) * K_BLOCKS);
                 __syncthreads();
             };
-            const Activations* from = quantized + coord.warp_k * K_BLOCKS * m;  // the current k_block
+            const Activations* from = quantized + coord.warp_k * K_BLOCKS * m;  // current k_block
             main_loop<STAGES>(
                 coord.count, barriers, load_w, share, quantize_x, [](int) {},
                 [&](int i, int stage) {

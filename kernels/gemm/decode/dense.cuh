@@ -37,11 +37,11 @@ struct DenseProducts {
 
     template <class Config>
     static __device__ __forceinline__ void run(const Products& products, unsigned char* memory,
-                                               unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES]) {
+                                               unsigned long long (&mbarriers)[Config::WARP_SPLIT_K][Config::STAGES]) {
         static_assert(!Config::SUMMED, "a sum over experts has slots");
         const WarpCoord<Config> coord(products);
         Config::Mainloop::template run<Config>(coord, static_cast<const typename Config::In*>(products.x),
-                                               int(products.m), memory, words, StoreProducts<Config>{coord});
+                                               int(products.m), memory, mbarriers, StoreProducts<Config>{coord});
     }
 };
 

@@ -13,16 +13,16 @@
 
 namespace qgemm {
 
-// Row `row` of the CTA's slot or token, of which a thread has one but where warps are few.
+// Stores a row of the CTA's slot or token. A thread has one row, or several if warps are few.
 //
-// Biases and weights are loaded while W is on its way, as they stand: nothing waits for them before the sums are there.
-// Behind the copies that fill the pipelines of all CTAs a load takes 4 us.
+// Biases and weights are loaded while W is in flight, and converted when the sums are complete. A load at that point
+// would be waited for: queued after the copies of all CTAs, it has a latency of 4 us.
 template <class Config>
 struct StoreExperts {
     static constexpr int PRODUCTS = Config::GATED ? 2 : 1, STORED = Config::ROWS / Config::CLUSTER_SPLIT_K;
     static constexpr int STORING_WARPS = (STORED + 31) / 32;
-    static constexpr int TERMS = Config::SUMMED ? 4 : 1;      // experts of a token whose biases are loaded early
-    static constexpr bool EARLY = STORED <= Config::THREADS;  // else a thread has several rows
+    static constexpr int TERMS = Config::SUMMED ? 4 : 1;      // experts whose biases are loaded early
+    static constexpr bool EARLY = STORED <= Config::THREADS;  // one row a thread
     const ExpertCoord<Config>& coord;
     u32 biases[TERMS][PRODUCTS] = {}, weights[TERMS] = {};
 
@@ -43,25 +43,25 @@ struct StoreExperts {
     template <class Sums>
     __device__ void operator()(int, i64 row, Sums sums) const {
         const Epilogue epilogue = epilogue_of(0);
-        const i64 at = blockIdx.y * coord.products.of[0].n + row;
-        float made = sums(0);
+        const i64 i = blockIdx.y * coord.products.of[0].n + row;
+        float y = sums(0);
         if constexpr (Config::SUMMED) {
-            if (epilogue.types.bias) made += bias_of_all(row);
+            if (epilogue.types.bias) y += bias_of_all(row);
         } else {
-            made += bias(0, 0, row);
+            y += bias(0, 0, row);
             if constexpr (Config::GATED)
-                made = gated(epilogue.types.gate, made, sums(1) + bias(0, 1, row));
+                y = gated(epilogue.types.gate, y, sums(1) + bias(0, 1, row));
             else if (epilogue.types.gate)
-                made = gated(epilogue.types.gate, load_as(epilogue.arrays.residual, epilogue.types.residual, at), made);
-            made *= weight(0);
+                y = gated(epilogue.types.gate, load_as(epilogue.arrays.residual, epilogue.types.residual, i), y);
+            y *= weight(0);
         }
-        if ((Config::SUMMED ? coord.stand_in : coord.expert) < 0) made = 0;
-        store_as(epilogue.arrays.y, epilogue.types.y, at, made);
+        if ((Config::SUMMED ? coord.stand_in : coord.expert) < 0) y = 0;
+        store_as(epilogue.arrays.y, epilogue.types.y, i, y);
     }
 
 private:
     __device__ const ExpertProducts& all() const { return coord.all; }
-    // Of slot i of the token, or of the only one. -1: none.
+    // The expert of slot i of the token, or of the CTA's only slot; -1: none.
     __device__ int expert_of(int i) const {
         if constexpr (!Config::SUMMED) return coord.expert;
         return i < all().top_k ? coord.shared[i] : -1;
@@ -74,7 +74,7 @@ private:
         if (!EARLY) return epilogue_of(product).biased(bias_row(max(expert_of(i), 0), row), 0);
         return value_of(biases[i][product], epilogue_of(product).types.bias);
     }
-    // Those of all experts of the token, times their weights.
+    // The biases of all experts of the token, times their weights.
     __device__ float bias_of_all(i64 row) const {
         float sum = 0;
 #pragma unroll
@@ -100,7 +100,7 @@ struct ExpertSlots {
 
     template <class Config>
     static __device__ __forceinline__ void run(const ExpertProducts& all, unsigned char* memory,
-                                               unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES]) {
+                                               unsigned long long (&mbarriers)[Config::WARP_SPLIT_K][Config::STAGES]) {
         static_assert(Config::PREFETCH == 0, "prefetching begins before the expert is known");
         __shared__ int experts[32];
         const i64 row_of_x = Config::SUMMED || all.x_of_slots ? i64(blockIdx.y) : blockIdx.y / all.top_k;
@@ -109,7 +109,7 @@ struct ExpertSlots {
         // The second product of a layer knows the ids: CTAs of the first let it start once they have read theirs.
         if (!all.ids_are_known) griddepcontrol_wait();
         const ExpertCoord<Config> coord(all, experts);
-        Config::Mainloop::template run<Config>(coord, x, 1, memory, words, StoreExperts<Config>{coord});
+        Config::Mainloop::template run<Config>(coord, x, 1, memory, mbarriers, StoreExperts<Config>{coord});
     }
 };
 

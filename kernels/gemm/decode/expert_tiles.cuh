@@ -33,15 +33,15 @@ struct StoreExpertTile {
     template <class Sums>
     __device__ void operator()(int token, i64 row, Sums sums) const {
         const EpilogueArguments to = epilogue_of(0);
-        float made = sums(0) + bias(0, row);
-        if constexpr (Config::GATED) made = gated(to.types.gate, made, sums(1) + bias(1, row));
-        store_as(to.arrays.y, to.types.y, (coord.tokens.row + token) * all.products.of[0].n + row, made);
+        float y = sums(0) + bias(0, row);
+        if constexpr (Config::GATED) y = gated(to.types.gate, y, sums(1) + bias(1, row));
+        store_as(to.arrays.y, to.types.y, (coord.tokens.row + token) * all.products.of[0].n + row, y);
     }
 
 private:
     __device__ float bias(int product, i64 row) const {
-        const EpilogueArguments of = epilogue_of(product);
-        return load_as(of.arrays.bias, of.types.bias, coord.tokens.expert * all.expert_rows + row);
+        const EpilogueArguments epilogue = epilogue_of(product);
+        return load_as(epilogue.arrays.bias, epilogue.types.bias, coord.tokens.expert * all.expert_rows + row);
     }
     __device__ EpilogueArguments epilogue_of(int product) const {
         return {all.products.arrays[product].outputs, all.products.of[product].types};
@@ -53,14 +53,14 @@ struct ExpertTiles {
 
     template <class Config>
     static __device__ __forceinline__ void run(const ExpertTileProducts& all, unsigned char* memory,
-                                               unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES]) {
+                                               unsigned long long (&mbarriers)[Config::WARP_SPLIT_K][Config::STAGES]) {
         static_assert(Config::PREFETCH == 0 && !Config::SUMMED, "prefetching begins before the expert is known");
-        // The launch before the first product of a layer is the sort; that before the second has waited for it.
+        // The first product of a layer follows the sort. The second follows the first, which has waited for the sort.
         if (!all.tiles_are_known) griddepcontrol_wait();
         if (int(blockIdx.y) >= static_cast<const TokenTiles*>(all.counts)->count) return;
         const ExpertTileCoord<Config> coord(all);
         const auto* x = static_cast<const typename Config::In*>(all.products.x) + coord.tokens.row * all.products.k;
-        Config::Mainloop::template run<Config>(coord, x, coord.tokens.rows, memory, words,
+        Config::Mainloop::template run<Config>(coord, x, coord.tokens.rows, memory, mbarriers,
                                                StoreExpertTile<Config>{all, coord});
     }
 };

@@ -17,22 +17,21 @@ struct MainloopSlices {
     template <class Config, class Coord, class Store>
     static __device__ __forceinline__ void run(const Coord& coord, const typename Config::In* x, int m,
                                                unsigned char* memory,
-                                               unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES],
+                                               unsigned long long (&mbarriers)[Config::WARP_SPLIT_K][Config::STAGES],
                                                Store store) {
         using Format = typename Config::Fields;
         using Pipeline = SmemPipeline<Config, void>;
         using X = XSlices<Config::SLICED>;
         constexpr int STAGES = Config::STAGES, SPLIT_K = Config::WARP_SPLIT_K;
-        // Tiles of a warp whose columns of x are sliced at once.
+        // Tiles of a warp whose columns of x are in slices at a time.
         constexpr int ROUNDS = Config::SLICED / (SPLIT_K * Config::TILE_COLUMNS);
-        static_assert(Config::TOKENS == 1 && Config::CLUSTER_SPLIT_K == 1 && ROUNDS > 0,
-                      "one token, in memory of one CTA");
+        static_assert(Config::TOKENS == 1 && Config::CLUSTER_SPLIT_K == 1 && ROUNDS > 0, "one token, no cluster");
         static_assert(sizeof(Pipeline) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
         static_assert(sizeof(X) == Config::SLICES_BYTES, "shared memory of x differs from the host's");
         X& slices = *reinterpret_cast<X*>(memory + Config::POINTS_BYTES);
         Pipeline& pipeline =
             reinterpret_cast<Pipeline*>(memory + Config::POINTS_BYTES + Config::SLICES_BYTES)[coord.warp_k];
-        const StageBarriers<STAGES, false, Config::BULK> barriers(words[coord.warp_k]);
+        const StageBarriers<STAGES, false, Config::BULK> barriers(mbarriers[coord.warp_k]);
 
         typename Config::WarpAcc acc = {};
         KTileIterator<Config> k_tiles = {coord};
@@ -53,7 +52,7 @@ struct MainloopSlices {
         griddepcontrol_launch_dependents();
         griddepcontrol_wait();
         const SlicedProducts<Config, Config::SLICED> sliced(acc, pipeline, slices, coord.lane);
-        // ahead: stages whose copies have begun; count: tiles that the warp has multiplied.
+        // ahead: number of stages whose copies have begun; count: number of tiles that the warp has multiplied.
         int stage = 0, phase = 0, ahead = STAGES, count = 0;
         const auto wait = [&] {
             barriers.wait(stage, phase);
@@ -68,18 +67,18 @@ struct MainloopSlices {
         };
         for (int i = 0; i < coord.tiles_along; i += ROUNDS * SPLIT_K) {
             const int columns = int(min(i64(ROUNDS * SPLIT_K), coord.tiles_along - i)) * Config::TILE_COLUMNS;
-            if (i) __syncthreads();  // every warp has read the columns before
-            slices.template take<Format, SPLIT_K>(x, i64(i) * Config::TILE_COLUMNS, coord.products.k, columns,
+            if (i) __syncthreads();  // every warp has read the previous columns
+            slices.template load<Format, SPLIT_K>(x, i64(i) * Config::TILE_COLUMNS, coord.products.k, columns,
                                                   coord.lane);
             __syncthreads();
             for (int tile = coord.warp_k; tile * Config::TILE_COLUMNS < columns; tile += SPLIT_K)
                 sliced.add(count++, tile, wait, release);
         }
-        // Adds a row's sums over slices and over even and odd steps.
+        // Adds the sums of a row over slices, and over even and odd steps.
 #pragma unroll
-        for (auto& of_row_block : acc)
+        for (auto& row_block : acc)
 #pragma unroll
-            for (auto& m16 : of_row_block)
+            for (auto& m16 : row_block)
 #pragma unroll
                 for (int row = 0; row < 2; ++row)
 #pragma unroll

@@ -39,7 +39,7 @@ class Kernel:
     template: (problem, config) -> the constants and types that its source is compiled with.
     launch: (problem, config) -> the launch, on the current device.
     source: the file and the entry point, if other than the name.
-    reads: the kernels' names of the types in which it may read x, if other than the problem's.
+    reads: problem -> the types of x that it may read, by the kernels' names, if other than the problem's.
     products: the number of products of one format that a launch computes.
     adds: whether it adds bias and residual itself.
     uses_exponent: whether the exponent of a problem, which brings all of W into the range of half, has a use.
@@ -50,9 +50,9 @@ class Kernel:
     quantizes: whether it quantizes x of a problem itself, if no other launch of the call reads x; None: never.
     extra_units: (format, compute capability, activations) -> (kernel, template) pairs that its launches need beside
         those of `configs`; without a format, those that know no format.
-    token_tile: (products of a layer, slots, experts, multiprocessors, compute capability) -> the rows of a token tile
-        of a kernel of sorted rows, 0 if looking up the expert of each slot is faster.
-    max_slots, max_top_k: of kernels that look experts up, slots of a launch, and experts of a token that they sum.
+    token_tile: (products of a layer, slots, experts, multiprocessors, compute capability) -> the best token tile of a
+        kernel of sorted rows, 0 if looking up the expert of each slot is faster.
+    max_slots, max_top_k: limits of a kernel that looks experts up, the slots of a launch and the experts of a sum.
     """
 
     name: str

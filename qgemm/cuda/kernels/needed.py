@@ -88,7 +88,7 @@ def _forms(
 ) -> dict[tuple[Kernel, str, str], tuple[str, list[int]]]:
     """The kernels that multiply by weights of a format -> an activation, and the rows of x.
 
-    A key is the kernel, the type in which it reads x and, if that has groups, the activation: activations that bring x
+    A key is the kernel, the type of x that it reads and, if that has groups, the activation. Activations that bring x
     into one form share a key, since they need the same templates.
     """
     forms: dict[tuple[Kernel, str, str], tuple[str, set[int]]] = {}

@@ -1,4 +1,4 @@
-"""The dispatch table of the GPU: which kernel computes which product. `qgemm routes` prints it."""
+"""The dispatch table of the GPU: the kernel of each product. `qgemm routes` prints it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .sm90_token_tiles import GROUPED_TOKENS
 from .transforms import TRANSFORMS
 
 ANY = 1 << 62
-WGMMA = (90, 100)  # the compute capabilities that have it: from, and below
+WGMMA = (90, 100)  # the first compute capability that has wgmma, and the first one after the last
 
 FLOAT, HALF, HALVES, WIDE = ("float",), ("half",), ("half", "bf16"), ("float", "bf16")
 MMA_TOKENS, A8_TOKENS = (
@@ -42,13 +42,13 @@ MMA_TOKENS, A8_TOKENS = (
 )
 EIGHT_BIT_TOKENS = tuple(sorted({config.tokens for config in sm80_eight_bit_configs()}))
 GEMM_TOKENS, GEMM_PAYS = (gemm_sm90_s8.BLOCK_TOKENS,), eight_bit_choice.gemm_pays
-MAX_LAUNCHES = 1024  # in the cache
+MAX_LAUNCHES = 1024  # launches in the cache
 LARGE = 4096  # rows of x, too many for the decode kernels
 TYPE_NAMES = tuple(C_TYPES)
 
 
 class Formats(NamedTuple):
-    """A set of formats with the word that the table prints for it."""
+    """A set of formats, and its label in the printed table."""
 
     label: str
     holds: Callable[[Format], bool]
@@ -250,7 +250,7 @@ def extra_units(
 
 
 def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
-    """Templates of a route's problems of every size; a type of x only if the route is the first to serve it."""
+    """Templates for a route's problems of all sizes, for the types of x that no earlier route serves."""
     kernel, (activation,) = row.kernel, row.activations
     for tokens, x in product(row.tokens, row.types):
         of_tiles = tokens if row.grouping is Grouping.TILES else 0
