@@ -7,8 +7,8 @@
 namespace qgemm {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 890
-// The code of a normal number is the upper bits of the float, with another exponent bias. The code of a
-// smaller one is a multiple of 2^-9, the last place of 2^14: adding 2^14 leaves it in the low bits.
+// The code of a normal number is the upper bits of the float, with another exponent bias. The code of a smaller number
+// counts multiples of 2^-9, the last place of 2^14: adding 2^14 leaves it in the low bits.
 __device__ inline u32 e4m3_code(float value) {
     const u32 bits = __float_as_uint(value), size = bits & 0x7fffffff;
     u32 code = min(((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3), 0x7eu);

@@ -1,5 +1,5 @@
-// RawX: x in floats, which a product kernel quantizes itself before it multiplies. Codes and scales are those of
-// quantize_activations_groups and lie in a workspace, after the WorkQueue.
+// RawX: x in floats, which a product kernel quantizes itself before it multiplies. Codes and scales, the same as from
+// quantize_activations_groups, follow the WorkQueue in a workspace.
 //
 // A work item is ITEM_TOKENS tokens by the EIGHT_BIT_COLUMNS of a stage, one warp's share. Items are numbered along the
 // tokens first: all tokens of a stage come before the next stage. quantize_x_by_warp.cuh and quantize_x_by_cta.cuh draw

@@ -90,7 +90,7 @@ struct alignas(16) Smem<S8Gemm<Base>> : StagedBoxes<Base::REQUANTIZERS, 16 * S8G
     }
 };
 
-// A CTA's tile of y: its own ROWS rows of a ClusterTile. index: of these rows among those in the workspace.
+// A CTA's tile of y: its own ROWS rows of a ClusterTile. index: number of these rows in the workspace.
 template <class Config>
 struct S8CtaTile {
     i64 n;
