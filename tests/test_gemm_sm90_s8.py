@@ -1,4 +1,4 @@
-"""gemm_sm90_s8 without a GPU: bytes of W by requantize, the order of tiles and units, on the host; slices, routes."""
+"""gemm_sm90_s8 without a GPU: bytes of W by requantize, order of tiles and work items on the host, slices, routes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qgemm.cuda.jit import codegen
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels import prefill_sm90_eight_bits, requantize, routes
 from qgemm.cuda.kernels.needed import needed
-from qgemm.cuda.kernels.sm90_config import SHARED
+from qgemm.cuda.kernels.sm90_config import FLAG, SHARED, WORK_QUEUE
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 from qgemm.formats import format_of
@@ -46,11 +46,11 @@ def test_bytes_of_w_are_those_of_the_other_kernels(fmt):
     more = (requantize.row_blocks_of(fmt) - 1) * tiles.ROWS
     w = random_tensor(fmt, 150 + more, 288, np.random.default_rng(3))
     kind = "a8_g256"
-    known = codes_of(w, run_eight_bits(w, prepared(np.eye(w.shape[1], dtype=np.float32), kind), kind, config=2))
+    expected = codes_of(w, run_eight_bits(w, prepared(np.eye(w.shape[1], dtype=np.float32), kind), kind, config=2))
     for ctas in (2, 1):
-        found = requantized(w, ctas)
-        np.testing.assert_array_equal(found.codes, known.codes)
-        np.testing.assert_allclose(found.scale, known.scale, rtol=2.0**-22)
+        actual = requantized(w, ctas)
+        np.testing.assert_array_equal(actual.codes, expected.codes)
+        np.testing.assert_allclose(actual.scale, expected.scale, rtol=2.0**-22)
 
 
 @given(st.sampled_from(["q4_0", "iq2_xs"]), st.integers(1, 5000), st.integers(1, 200), st.integers(1, 200))
@@ -70,14 +70,14 @@ def test_bytes_reach_the_ends_of_int8_and_scales_that_are_not_finite_stay_in_the
     _, w = of_units(2, 140, 544, np.random.default_rng(5))
     blocks = w.blocks.copy()
     blocks["d"][3, 2], blocks["d"][66, 9] = np.nan, np.inf
-    found, want = requantized(qgemm.Tensor(w.format, w.shape, blocks), 3), eight_bits(w.format, w.blocks, 544)
-    assert (found.codes[0] == -127).all()
+    actual, want = requantized(qgemm.Tensor(w.format, w.shape, blocks), 3), eight_bits(w.format, w.blocks, 544)
+    assert (actual.codes[0] == -127).all()
     rows = [row for row in range(140) if row not in (3, 66)]
-    np.testing.assert_array_equal(found.codes[rows], want.codes[rows])
-    np.testing.assert_array_equal(found.scale[rows], want.scale[rows])
-    lost = np.zeros(found.scale.shape, bool)
+    np.testing.assert_array_equal(actual.codes[rows], want.codes[rows])
+    np.testing.assert_array_equal(actual.scale[rows], want.scale[rows])
+    lost = np.zeros(actual.scale.shape, bool)
     lost[3, 0] = lost[66, 1] = True
-    np.testing.assert_array_equal(np.isnan(found.scale), lost)
+    np.testing.assert_array_equal(np.isnan(actual.scale), lost)
 
 
 def test_slices_are_whole_clusters_of_rows_in_bounded_memory():
@@ -92,15 +92,15 @@ def test_slices_are_whole_clusters_of_rows_in_bounded_memory():
 
 @cache
 def order():
-    """The functions of tests/harness/s8_tiles.cpp."""
-    return harness.library(f'#include "{harness.FOLDER / "s8_tiles.cpp"}"', codegen.headers())
+    """The functions of tests/harness/s8_order.cpp."""
+    return harness.library(f'#include "{harness.FOLDER / "s8_order.cpp"}"', codegen.headers())
 
 
-def found_by(function, size, fields, room, *arguments):
-    """What a function of `order` finds, [n] of int32 fields."""
-    found = np.zeros(room, [(name, "<i4") for name in fields])
-    pointer = found.ctypes.data_as(ctypes.c_void_p)
-    return found, function(ctypes.byref(size), *map(ctypes.c_uint, arguments), pointer)
+def listed(function, size, fields, capacity, *arguments):
+    """Records [n] of int32 fields that a function of `order` writes, and its return value."""
+    records = np.zeros(capacity, [(name, "<i4") for name in fields])
+    pointer = records.ctypes.data_as(ctypes.c_void_p)
+    return records, function(ctypes.byref(size), *map(ctypes.c_uint, arguments), pointer)
 
 
 @pytest.mark.compiles
@@ -109,34 +109,34 @@ def found_by(function, size, fields, room, *arguments):
 @example(n=14336, k=4096, m=1024, sms=132)  # a last wave cut in two
 @example(n=8192, k=8192, m=256, sms=132)  # nothing but halves
 @example(n=8192, k=8192, m=1024, sms=132)  # a last wave that is nearly full
-@example(n=28672, k=8192, m=1024, sms=132)  # nearly as many units as a slice has
-def test_every_half_of_a_tile_and_every_unit_of_w_comes_once(n, k, m, sms):
-    """A last wave is cut where it is one wave still; units of the first wave's rows come first."""
+@example(n=28672, k=8192, m=1024, sms=132)  # nearly the largest number of items of a slice
+def test_every_half_of_a_tile_and_every_work_item_of_w_comes_once(n, k, m, sms):
+    """A last wave is cut in two if it remains one wave; work items of the first wave's rows come first."""
     p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, EIGHT_BITS, (Output(n),), sms=sms)
     (part,) = gemm.slices(n, k)
     size, ctas = gemm.sizes(p, part, gemm.workspace_bytes([part], k))
     clusters, halves = ctas // gemm.CLUSTER, 2 * size.row_tiles * size.token_tiles
     assert clusters == min(sms // gemm.CLUSTER, halves - size.whole)
-    found, count = found_by(order().s8_tiles, size, ("row_tile", "token_tile", "half", "halves"), halves)
-    found = found[:count]
-    assert (found["halves"][: size.whole] == 2).all()
-    assert (found["halves"][size.whole :] == 1).all()
+    tiles_of_y, count = listed(order().s8_tiles, size, ("row_tile", "token_tile", "first_pass", "passes"), halves)
+    tiles_of_y = tiles_of_y[:count]
+    assert (tiles_of_y["passes"][: size.whole] == 2).all()
+    assert (tiles_of_y["passes"][size.whole :] == 1).all()
     assert -(-count // clusters) <= -(-size.row_tiles * size.token_tiles // clusters)  # waves
     assert not size.whole or size.whole % clusters == 0 or size.whole == count
-    places = (found["row_tile"] * size.token_tiles + found["token_tile"]) * 2 + found["half"]
-    every = np.concatenate([places, (places + 1)[found["halves"] == 2]])
+    places = (tiles_of_y["row_tile"] * size.token_tiles + tiles_of_y["token_tile"]) * 2 + tiles_of_y["first_pass"]
+    every = np.concatenate([places, (places + 1)[tiles_of_y["passes"] == 2]])
     np.testing.assert_array_equal(np.sort(every), np.arange(halves))
-    first = set(found["row_tile"][:clusters].tolist())
+    first = set(tiles_of_y["row_tile"][:clusters].tolist())
     assert first == set(range(size.first_row_tiles))
     total = size.row_tiles * 16 * size.stages
-    assert gemm.made_bytes(size.workspace_bytes) >= gemm.MADE + total * gemm.UNIT_FLAG
-    seen, fields = [], ("rows", "stage", "place")
+    assert gemm.queue_bytes(size.workspace_bytes) >= WORK_QUEUE + total * FLAG
+    seen, fields = [], ("cta_tile", "stage", "m16")
     for start in range(5):
-        units, count = found_by(order().s8_units, size, fields, total + 1, start, 5)
-        assert (units[count]["rows"], units[count]["stage"]) == (2 * size.row_tiles - 1, size.stages - 1)
-        panels = units["rows"][:count] // (2 * size.first_row_tiles)
-        assert (np.diff(panels * size.stages + units["stage"][:count]) >= 0).all()
-        seen.append((units["rows"][:count] * size.stages + units["stage"][:count]) * 8 + units["place"][:count])
+        items, count = listed(order().s8_items, size, fields, total + 1, start, 5)
+        assert (items[count]["cta_tile"], items[count]["stage"]) == (2 * size.row_tiles - 1, size.stages - 1)
+        panels = items["cta_tile"][:count] // (2 * size.first_row_tiles)
+        assert (np.diff(panels * size.stages + items["stage"][:count]) >= 0).all()
+        seen.append((items["cta_tile"][:count] * size.stages + items["stage"][:count]) * 8 + items["m16"][:count])
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(total))
 
 
@@ -149,14 +149,15 @@ def test_shared_memory_and_registers_fit(kind):
 
 
 @each([format_of(name) for name in ("q4_0", "q4_k", "q6_k", "iq4_nl", "iq2_xs")])
-def test_formats_with_a_table_have_no_makers(fmt):
-    makers = [config.makers > 0 for config in gemm.configs(Problem(fmt, "a8_g256", 1024, 4096, 4096, 90, EIGHT_BITS))]
-    assert makers == ([False] if requantize.table_bytes(fmt) else [False, True])
+def test_formats_with_a_table_have_no_requantizers(fmt):
+    p = Problem(fmt, "a8_g256", 1024, 4096, 4096, 90, EIGHT_BITS)
+    requantizers = [config.requantizers > 0 for config in gemm.configs(p)]
+    assert requantizers == ([False] if requantize.table_bytes(fmt) else [False, True])
 
 
 @pytest.mark.parametrize("kind", INTEGER)
 def test_it_serves_many_rows_of_x_and_every_other_problem_has_a_kernel(kind):
-    """Of fewer than a token tile it has none; where it is chosen it is predicted to take less time than the other."""
+    """It serves no problem of less than a token tile, and is chosen exactly if it is predicted to be faster."""
     for (n, k), m in itertools.product(
         ((64, 32), (4096, 4096), (8192, 8192), (28672, 8192)), (1, 240, 256, 1024, 4096)
     ):
@@ -164,7 +165,7 @@ def test_it_serves_many_rows_of_x_and_every_other_problem_has_a_kernel(kind):
         chosen = routes.route(p).kernel
         assert chosen.reads(p) == (EIGHT_BITS,)
         assert (chosen is gemm.GEMM_SM90_S8) == (gemm.ranked(p)[0][1] < prefill_sm90_eight_bits.ranked(p)[0][1])
-        assert chosen is not gemm.GEMM_SM90_S8 or m >= gemm.TOKENS
+        assert chosen is not gemm.GEMM_SM90_S8 or m >= gemm.BLOCK_TOKENS
     assert chosen is gemm.GEMM_SM90_S8
 
 

@@ -27,6 +27,7 @@ from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.kernels import transforms
+from qgemm.cuda.kernels.sm90_config import WORK_QUEUE
 from qgemm.cuda.kernels.transforms import GROUPS_TOKENS, groups_template
 from qgemm.cuda.layout import activations, group_activations
 from qgemm.cuda.layout import tile as tiles
@@ -294,16 +295,16 @@ def test_warps_of_a_kernel_make_the_same_eight_bits(kind, activation, backwards)
     x = some_activations(kind)
     (m, k), group = x.shape, GROUPS[activation]
     size, rows = group_activations.nbytes(m, k, group), group_activations.rows_of(m)
-    want, found = device_array((size,), np.uint8), device_array((group_activations.UNITS + size,), np.uint8)
+    want, found = device_array((size,), np.uint8), device_array((WORK_QUEUE + size,), np.uint8)
     quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))
     quantize((rows // GROUPS_TOKENS, 1), 128, to_device(x), want, k, m)
-    within = kernel("quantize_within", **byte_template(activation), GROUP=group)
+    within = kernel("quantize_x_by_warp", **byte_template(activation), GROUP=group)
     type_code = TYPE_CODES[next(name for name, c_type in C_TYPES.items() if c_type == kind)]
     for _ in range(2):
-        found[group_activations.UNITS :] = 255
+        found[WORK_QUEUE:] = 255
         within(3, 64, to_device(x), found, type_code, k, m, rows, backwards=backwards)
-        assert not found[: group_activations.UNITS].any()
-        assert_array_equal(found[group_activations.UNITS :], want)
+        assert not found[:WORK_QUEUE].any()
+        assert_array_equal(found[WORK_QUEUE:], want)
 
 
 @both_ways

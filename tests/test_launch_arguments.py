@@ -19,7 +19,15 @@ from qgemm.cuda.driver import graph, launch
 from qgemm.cuda.driver.launch import TensorMap
 from qgemm.cuda.jit import sources, twins
 from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
-from qgemm.cuda.kernels import gemv, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90, prefill_sm90_eight_bits
+from qgemm.cuda.kernels import (
+    gemv,
+    prefill_sm80,
+    prefill_sm80_eight_bits,
+    prefill_sm90,
+    prefill_sm90_eight_bits,
+    sm90_grid,
+)
+from qgemm.cuda.kernels.sm90_config import WORK_QUEUE
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.problem import EIGHT_BITS, Q8_1, Output, Problem
 
@@ -29,6 +37,7 @@ STRUCTS = {
     "qgemm::Epilogue": twins.EpilogueArguments,
     "qgemm::StreamK": twins.StreamK,
     "qgemm::S8Sizes": twins.S8Sizes,
+    "qgemm::Prefill::Product": twins.DenseProduct,
 }
 MODULES = gemv, prefill_sm80, prefill_sm80_eight_bits
 PRODUCTS = [
@@ -236,20 +245,21 @@ def test_arguments_of_prefill_sm90(monkeypatch):
     named = dict(zip((name for name, _ in parameters("prefill_sm90")), launches[0].arguments, strict=True))
     kinds = [kind for _, kind in parameters("prefill_sm90")]
     assert [type(argument) for argument in named.values()] == kinds
-    assert [named[name].value for name in ("tiles", "workspace", "n", "k", "m")] == [200, 400, 4160, 8256, m]
-    arrays, types = named["epilogue"].arrays, named["epilogue"].types
+    product = named["product"]
+    assert [getattr(product, name) for name in ("tiles", "partials", "n", "k", "m")] == [200, 400, 4160, 8256, m]
+    arrays, types = product.epilogue.arrays, product.epilogue.types
     assert [arrays.y, arrays.bias, arrays.residual] == [300, 310, 320]
     assert [types.y, types.bias, types.residual] == [twins.TYPE_CODES[name] for name in output[1:4]]
     tiles, units = config.tiles(m, 65), -(-8256 // config.unit(p.format))
-    wanted = prefill_sm90.stream_k_of(made.grid, tiles, units, -(-65 // config.row_blocks))
-    assert bytes(named["stream_k"]) == bytes(wanted)
+    wanted = sm90_grid.stream_k_of(made.grid, tiles, units, -(-65 // config.row_blocks))
+    assert bytes(product.stream_k) == bytes(wanted)
 
 
 @pytest.mark.parametrize("x", ["bf16", EIGHT_BITS])
 def test_arguments_of_prefill_sm90_eight_bits(x, monkeypatch):
     """x prepared, or as it is: then its bytes are in a workspace, behind what CTAs know of each other."""
     launches, encoded, module = [], [], prefill_sm90_eight_bits
-    rooms = {prefill_sm90.PARTIALS: 400, module.QUANTIZED: 4096}
+    rooms = {sm90_grid.PARTIALS: 400, module.X_WORKSPACE: 4096}
     monkeypatch.setattr(module, "load", lambda *_, **__: None)
     monkeypatch.setattr(launch, "Launch", lambda *args: launches.append(Recorded(*args[:7])) or launches[0])
     monkeypatch.setattr(TensorMap, "encode", lambda self, *box: encoded.append(box))
@@ -258,7 +268,7 @@ def test_arguments_of_prefill_sm90_eight_bits(x, monkeypatch):
     p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, x, (output,))
     config = module.ranked(p)[0][0]
     module.EightBitLaunch(p, config).enter(0, 160, 200, 300, 310, 320)
-    codes, given, units = (160, None, None) if x == EIGHT_BITS else (4096 + group_activations.UNITS, 160, 4096)
+    codes, raw_x, queue = (160, None, None) if x == EIGHT_BITS else (4096 + WORK_QUEUE, 160, 4096)
     rows, columns = group_activations.rows_of(m), group_activations.columns_of(k)
     assert encoded == [(codes, EIGHT_BITS, rows, columns, config.tokens)]
     named = dict(zip((name for name, _ in parameters(module.NAME)), launches[0].arguments, strict=True))
@@ -266,7 +276,7 @@ def test_arguments_of_prefill_sm90_eight_bits(x, monkeypatch):
     arrays = named["epilogue"].arrays
     assert [arrays.y, arrays.bias, arrays.residual] == [300, 310, 320]
     known = {
-        "tiles": 200, "x_scales": codes + rows * columns, "given": given, "x_units": units, "workspace": 400,
+        "tiles": 200, "x_scales": codes + rows * columns, "raw_x": raw_x, "x_queue": queue, "workspace": 400,
         "n": n, "k": k, "m": m, "x_rows": rows, "x_type": 0 if x == EIGHT_BITS else twins.TYPE_CODES["bfloat16"],
     }  # fmt: skip
     assert {name: named[name].value for name in known} == known

@@ -21,9 +21,9 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda.call import experts, grouped, plan, replay
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
-from qgemm.cuda.kernels import moe_prefill_sm90, moe_sort, transforms
+from qgemm.cuda.kernels import moe_sort, prefill_sm90, transforms
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, max_token_tiles
-from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS
+from qgemm.cuda.kernels.sm90_token_tiles import GROUPED_TOKENS
 from qgemm.cuda.problem import C_TYPES, Gpu
 from qgemm.routing import GATE_OF
 
@@ -165,7 +165,7 @@ class Product:
         self.weights = weights  # [E, n, K] float32 by the address of the first expert's tiles
 
     def __call__(self, kernel, p):
-        assert kernel is moe_prefill_sm90.MOE_PREFILL_SM90
+        assert kernel is prefill_sm90.MOE_PREFILL_SM90
 
         def call(stream, x, counts, token_tiles, *pointers):
             count, rows = array(counts, 2, np.int32)

@@ -1,4 +1,4 @@
-"""Prefill on sm_90 without a GPU: its choices, its host code, and what the compiler makes of it."""
+"""prefill_sm90 without a GPU: routes, grids, the exponents of rows, tensor maps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H2
 
 
 def test_sm_90_goes_to_prefill_above_decode():
-    """From 9 rows on, of codebooks and a8 from 17 on; of a8 with two scales a group of x from 9 on."""
+    """From 9 rows of x; codebooks and a8 from 17 rows, a8 with groups of 16 weights from 9."""
     q4_0, q4_k, q6_k, kbit4 = (qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit4"))
     for fmt, m, sm, x, kernel in (
         (q4_0, 8, 90, "half", "decode"),

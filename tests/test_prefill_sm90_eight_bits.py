@@ -20,11 +20,12 @@ from qgemm.cuda.call.arrays import Call, Pointer
 from qgemm.cuda.driver.workspace import Workspace
 from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.kernels import prefill_sm90_eight_bits as prefill
+from qgemm.cuda.kernels.sm90_config import WORK_QUEUE
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 
 PREFILL = prefill.PREFILL_SM90_EIGHT_BITS
-THREADS = 288  # of two consumer warpgroups and the warp that leads them
+THREADS = 288  # two consumer warpgroups and the leader warp
 kernel = cache(Kernel)
 
 
@@ -43,27 +44,27 @@ def values(m, k, dtype):
 @pytest.mark.parametrize("kind", INTEGER)
 @pytest.mark.parametrize("dtype", TYPE_CODES)
 def test_x_is_quantized_whatever_ctas_run_beside_each_other(kind, dtype):
-    """CTAs one after the other, of which the first makes all: bytes of NumPy; counters end as they began."""
+    """CTAs run one after the other, so the first quantizes all of x: bytes of NumPy; the queue ends as it began."""
     for m, k, ctas in ((1, 288, 1), (11, 320, 3), (140, 1120, 2)):
         x, group = values(m, k, dtype), GROUPS[kind]
-        room = device_array(group_activations.UNITS + group_activations.nbytes(m, k, group))
-        units, codes = room[: group_activations.UNITS], room[group_activations.UNITS :]
-        quantize = kernel("quantize_by_turns", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
+        room = device_array(WORK_QUEUE + group_activations.nbytes(m, k, group))
+        queue, codes = room[:WORK_QUEUE], room[WORK_QUEUE:]
+        quantize = kernel("quantize_x_by_cta", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
         arguments = to_device(x), room, TYPE_CODES[dtype], k, m, group_activations.rows_of(m)
         want = qgemm.quantize_activations(x, kind).blocks
         for backwards in (False, True):
             codes[...] = 255
             quantize(ctas, THREADS, *arguments, backwards=backwards)
-            assert not units.any()
-            found = group_activations.blocks_of(codes, m, k, group)
+            assert not queue.any()
+            blocks = group_activations.blocks_of(codes, m, k, group)
             for name in ("qs", "d"):
-                np.testing.assert_array_equal(found[name], want[name])
+                np.testing.assert_array_equal(blocks[name], want[name])
 
 
 @pytest.mark.parametrize("kind", INTEGER)
 @pytest.mark.parametrize(("products", "prepared"), [(1, ""), (1, "prepared"), (2, "")])
 def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypatch):
-    """It quantizes x itself; several products share the codes of a launch before them, or those that are given."""
+    """The product quantizes x itself; several products share the codes of a launch before them, or prepared codes."""
     entered = []
 
     def launch(kernel, p):
@@ -76,19 +77,19 @@ def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypa
     monkeypatch.setattr(plan, "quantize_groups_launch", quantize)
     monkeypatch.setattr(plan, "workspace", lambda *_: Workspace(4096, threading.Lock(), None))
     library = SimpleNamespace(scratch=lambda nbytes, device: lambda: 4096, pointer=lambda memory: memory)
-    asked = plan.Served(Problem(qgemm.FORMATS["q4_0"], kind, 256, 4096, 4096, 90, "half"), PREFILL)
+    served = plan.Served(Problem(qgemm.FORMATS["q4_0"], kind, 256, 4096, 4096, 90, "half"), PREFILL)
     source = plan.Source(256, 4096, "float16", kind if prepared else "")
     call = Call(None, library, 0, 7, [0, 160], [0, 0], [1, 16], True)
     pointers = [Pointer(0, number) for number in range(plan.POINTERS * products)]
-    plan.launch_products(call, [asked] * products, [Output(4096)] * products, source, Pointer(1), pointers)
+    plan.launch_products(call, [served] * products, [Output(4096)] * products, source, Pointer(1), pointers)
     if products == 1:
         assert entered == [(prefill.NAME, EIGHT_BITS if prepared else "half", 160)]
     else:
         assert entered == [("half", kind, 4096), *[(prefill.NAME, EIGHT_BITS, 4096)] * products]
 
 
-def test_x_is_quantized_within_where_no_cta_has_more_than_one_turn():
-    """Few CTAs, or many numbers of x, have a launch before theirs; prepared x is not quantized."""
+def test_x_is_quantized_in_the_kernel_if_no_cta_has_more_than_one_batch():
+    """With few CTAs or large x a launch before quantizes x; prepared x is not quantized."""
     for n, k, m, within in (
         (8192, 8192, 256, True),
         (4096, 14336, 128, True),

@@ -1,4 +1,4 @@
-"""How a persistent grid shares tiles of y, by the kernel's own code on the host: every part of every tile, once."""
+"""The schedule of a persistent grid, by the kernel's own code on the host: every part of every tile comes once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor
-from qgemm.cuda.kernels import prefill_sm90, sm90_grid
+from qgemm.cuda.kernels import sm90_grid
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 
 SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
-FOUND = np.dtype([(name, "<i4") for name in ("cta", "tile", "first", "end", "first_peer", "peers", "finalized")])
+PART = np.dtype([(name, "<i4") for name in ("cta", "tile", "first", "end", "first_peer", "peers", "finalized")])
 
 
 @cache
@@ -27,20 +27,20 @@ def kernel():
 
 
 def schedule(grid, count, units):
-    """Parts of all CTAs [n] of FOUND."""
-    found = np.zeros(count + 2 * grid.ctas, FOUND)
-    stream_k = prefill_sm90.stream_k_of(grid, count, units, count)
-    n = kernel().schedule(ctypes.byref(stream_k), units, grid.ctas, found.ctypes.data_as(ctypes.c_void_p), len(found))
-    assert n < len(found)
-    return found[:n]
+    """The parts of all CTAs [n]."""
+    parts = np.zeros(count + 2 * grid.ctas, PART)
+    stream_k = sm90_grid.stream_k_of(grid, count, units, count)
+    n = kernel().schedule(ctypes.byref(stream_k), units, grid.ctas, parts.ctypes.data_as(ctypes.c_void_p), len(parts))
+    assert n < len(parts)
+    return parts[:n]
 
 
 @given(number=st.integers(0, 2**31 - 1), by=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)))
 def test_divisors_divide(number, by):
-    """Also the numbers beside a multiple, where a quotient would first be wrong."""
+    """The numbers beside a multiple are included, since quotients go wrong there first."""
     divisor = Divisor.of(by)
-    for some in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
-        assert kernel().divide(ctypes.byref(divisor), some) == some // by
+    for dividend in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
+        assert kernel().divide(ctypes.byref(divisor), dividend) == dividend // by
 
 
 @given(
@@ -55,13 +55,12 @@ def test_divisors_divide(number, by):
 @example(count=80, units=16, sms=132, single_tile=False, k_blocks=1)  # stream-K
 @example(count=16, units=128, sms=132, single_tile=True, k_blocks=1)  # pairs of pairs
 def test_grids_share_all_work(count, units, sms, single_tile, k_blocks):
-    """Every unit along K of every tile once; the CTAs that share a tile agree on who they are; none does far more."""
+    """Every work unit of a tile comes once, CTAs that share a tile agree on their peers, and no CTA has much more."""
     grid = sm90_grid.grid_of(count, units, sms, single_tile, k_blocks)
     assert 1 <= grid.ctas <= sms
-    found = schedule(grid, count, units)
-    assert (found["first"] < found["end"]).all()
-    order = np.lexsort((found["first"], found["tile"]))
-    parts = found[order]
+    by_cta = schedule(grid, count, units)
+    assert (by_cta["first"] < by_cta["end"]).all()
+    parts = by_cta[np.lexsort((by_cta["first"], by_cta["tile"]))]
     starts = np.flatnonzero(np.diff(parts["tile"], prepend=-1))
     assert (parts["tile"][starts] == np.arange(count)).all()
     assert (parts["first"][starts] == 0).all()
@@ -74,12 +73,10 @@ def test_grids_share_all_work(count, units, sms, single_tile, k_blocks):
     assert (parts["first_peer"] == np.repeat(parts["cta"][starts], sizes)).all()
     assert (np.add.reduceat(parts["finalized"], starts) == 0b11).all()  # each of two epilogue tiles, by one CTA
     assert (parts["cta"] == parts["first_peer"] + np.arange(len(parts)) - np.repeat(starts, sizes)).all()
-    if (
-        not grid.cluster_split_k
-    ):  # all but the last CTA of a tile hand a part over; the workspace has room for one from each
-        handed = parts["cta"][parts["end"] < units]
-        assert len(set(handed)) == len(handed)
-    work = np.bincount(found["cta"], found["end"] - found["first"], grid.ctas)
+    if not grid.cluster_split_k:  # the workspace holds one stored partial of each CTA
+        storing = parts["cta"][parts["end"] < units]
+        assert len(set(storing)) == len(storing)
+    work = np.bincount(by_cta["cta"], by_cta["end"] - by_cta["first"], grid.ctas)
     ideal = -(-count * units // sms)
     assert work.max() <= (ideal * (1 + sm90_grid.WASTE) + 1 if count > sms else units)
     if grid.cluster_split_k:

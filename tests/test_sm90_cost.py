@@ -1,4 +1,4 @@
-"""The choice of a config on sm_90: every problem has one, its kernel takes it, and it costs what was measured."""
+"""The choice of a config on sm_90: every problem has a valid one, and predicted times are near the measured ones."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from qgemm.cuda.problem import Problem
 
 RESULTS = Path(__file__).parents[1] / "tools" / "results"
 SMS = (78, 114, 132, 144)  # multiprocessors of an H100 PCIe, an H100 SXM, an H200, a GH100
-MAX_LOSS = 0.02  # of a row of the results, over the choice before
+MAX_LOSS = 0.02  # largest slowdown of a row of the results against the choice before
 MAX_LOSS_ELSEWHERE = 0.1
-STEEPEST, STEEPEST_SWEPT = 1.21, 1.18  # by which a row of x more lengthens a product of 4096 x 4096; of q4_0
+# Largest ratio of the times of a 4096 x 4096 product with one more row of x; of q4_0.
+STEEPEST, STEEPEST_SWEPT = 1.21, 1.18
 
 
 def problem(fmt, m, n, k, x="half", sms=132):
@@ -35,7 +36,7 @@ def problem(fmt, m, n, k, x="half", sms=132):
 
 
 def measured():
-    """Rows of what was measured, with the choice now and its us; predicted where that config was not measured."""
+    """Measured rows, with the loss of the present choice against the choice before; predicted if not measured."""
     for row in fit_sm90.load(RESULTS / "tune_sm90_h200.json.gz")["rows"]:
         p = problem(qgemm.FORMATS[row["format"]], row["m"], row["n"], row["k"], row["x"])
         config, us = sm90_cost.ranked(p)[0]
@@ -66,11 +67,11 @@ def test_configs_fit_every_format(fmt, x):
         assert config.fits(fmt)
         assert min(fixed_us, k_block_us) > 0
         assert template["SMEM_BYTES"] <= sm90_config.SHARED
-        assert template["STAGES"] > config.wg_split_k  # each warpgroup may keep one and wait for another
-        assert config.tokens % 16 == config.tokens % config.epi_tile == 0
-        assert config.tokens <= 256  # of one instruction, and of a tensor map's box
+        assert template["STAGES"] > config.wg_split_k  # each warpgroup may hold one stage while it waits for the next
+        assert config.tokens % 16 == config.tokens % config.epi_tokens == 0
+        assert config.tokens <= 256  # limit of an instruction, and of a tensor map's box
         assert config.threads <= 1024
-        assert config.tokens // config.epi_tile * config.row_blocks * max(SMS) <= sm90_config.MAX_PARTIALS
+        assert config.tokens // config.epi_tokens * config.row_blocks * max(SMS) <= sm90_config.MAX_PARTIALS
 
 
 def test_four_row_blocks_are_for_one_token_tile_of_most_of_the_sms():
@@ -105,7 +106,7 @@ def test_a_config_whose_stages_leave_no_room_for_its_reduction_does_not_fit():
 
 
 def test_the_choice_costs_no_row_of_the_results_more():
-    """Than the choice before, by times that were measured in turn with it; elsewhere little, and less on average."""
+    """Against the choice before, measured alternately with it. Elsewhere little more, and less on average."""
     rows = {
         (row["format"], row["N"], row["K"], row["M"])
         for row in json.loads((RESULTS / "h200.json").read_text())["rows"]
@@ -113,8 +114,8 @@ def test_the_choice_costs_no_row_of_the_results_more():
     }
     on_rows, elsewhere, bf16 = [], [], []
     for row, loss in measured():
-        at = row["format"], row["n"], row["k"], row["m"]
-        (bf16 if row["x"] == "bf16" else on_rows if at in rows else elsewhere).append(loss)
+        case = row["format"], row["n"], row["k"], row["m"]
+        (bf16 if row["x"] == "bf16" else on_rows if case in rows else elsewhere).append(loss)
     assert len(on_rows) == len(rows)
     assert max(on_rows) <= MAX_LOSS
     assert max(*elsewhere, *bf16) <= MAX_LOSS_ELSEWHERE
@@ -135,7 +136,7 @@ def test_predictions_are_near_what_was_measured():
 
 @each([fmt for fmt in TILED if fmt.integer])
 def test_time_grows_evenly_with_m(fmt):
-    """As predicted, of 4096 x 4096: never less for a row of x more, nor much more."""
+    """Predicted times of 4096 x 4096: one more row of x never costs less, nor much more."""
     us = [sm90_cost.ranked(problem(fmt, m, 4096, 4096))[0][1] for m in range(16, 513)]
     steps = [after / before for before, after in itertools.pairwise(us)]
     assert min(steps) >= 1
@@ -146,7 +147,7 @@ def test_time_grows_evenly_with_m(fmt):
     m=st.integers(1, 4096), n=st.integers(1, 1 << 16), k=st.sampled_from((256, 4096, 16384)), sms=st.sampled_from(SMS)
 )
 def test_work_is_all_there_is(m, n, k, sms):
-    """What the busiest CTA has, times CTAs, is no less than the product; and CTAs are no more than SMs."""
+    """The busiest CTA's k_blocks times CTAs are at least those of the product; CTAs are at most SMs."""
     fmt = qgemm.FORMATS["q4_k"]
     for config, _ in sm90_cost.ranked(problem(fmt, m, n, k, sms=sms)):
         work = sm90_cost.work_of(fmt, config, m, n, k, sms, 26.0)

@@ -1,4 +1,4 @@
-"""Token tiles of sorted experts on the host: how many there are, which is chosen, and what their kernels may take."""
+"""Token tiles of rows sorted by expert, on the host: their number, their choice, and shared memory of their kernels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from strategies import EVERY_TILED, each
 import qgemm
 from qgemm.cuda.kernels import moe_sort
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size, expected_tiles, max_token_tiles
-from qgemm.cuda.kernels.moe_prefill_sm90 import CONFIGS, GROUPED_TOKENS, config_of, token_tile
 from qgemm.cuda.kernels.sm90_config import SHARED, smem_bytes, stages_of
+from qgemm.cuda.kernels.sm90_token_tiles import CONFIGS, GROUPED_TOKENS, config_of, token_tile
 
 TILES = (DECODE_TILE, *GROUPED_TOKENS)
 Q4_0 = qgemm.FORMATS["q4_0"]
@@ -21,10 +21,10 @@ Q4_0 = qgemm.FORMATS["q4_0"]
 
 @given(slots=st.integers(1, 3000), experts=st.sampled_from([1, 2, 8, 128]), tokens=st.sampled_from(TILES))
 def test_token_tiles_that_are_expected(slots, experts, tokens):
-    """As many as random ids give on average, never more than there can be."""
-    met, count = expected_tiles(slots, experts, tokens)
-    assert min(1, slots) <= met <= count + 1e-9
-    assert met <= min(experts, slots) + 1e-9
+    """The expected number is the average of random ids, and at most the largest possible number."""
+    busy_experts, count = expected_tiles(slots, experts, tokens)
+    assert min(1, slots) <= busy_experts <= count + 1e-9
+    assert busy_experts <= min(experts, slots) + 1e-9
     assert count <= max_token_tiles(slots, experts, tokens) + 1e-9
     rng = np.random.default_rng(slots)
     loads = rng.multinomial(slots, np.full(experts, 1 / experts), size=200)
@@ -43,7 +43,7 @@ def test_few_slots_are_not_sorted_and_tiles_grow_with_the_load():
 
 @each(EVERY_TILED)
 def test_a_cta_has_room_beside_its_pipeline(fmt):
-    """For what it has in static shared memory; every format has a config for every tile."""
+    """Its static shared memory fits as well; every format has a config for every token tile."""
     assert all(config_of(fmt, tokens) for tokens in GROUPED_TOKENS)
     for config in CONFIGS:
         if config.fits(fmt):
@@ -51,7 +51,7 @@ def test_a_cta_has_room_beside_its_pipeline(fmt):
 
 
 def test_a_function_is_launched_with_one_size_of_shared_memory(monkeypatch):
-    """That of its last Launch is the most that it may have, also for those before."""
+    """The limit is set by the last Launch, and holds for earlier launches as well."""
     sizes = []
     monkeypatch.setattr(moe_sort, "Launch", lambda function, grid, block, shared, *_: sizes.append(shared))
     monkeypatch.setattr(moe_sort, "MOE_SORT", SimpleNamespace(load=lambda *_, **__: None, types=({},)))

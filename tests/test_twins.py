@@ -70,7 +70,7 @@ SWAPPED = ("int cluster_split_k; u32 units_per_cta;", "u32 units_per_cta; int cl
 LIES = (
     # file                truth                      lie                         what notices it
     ("gemm/sm80/a16.cuh",      "In[K_BLOCK + 8]",         "In[K_BLOCK + 16]",         "prefill_sm80"),
-    ("gemm/sm80/reduce.cuh",   "[Config::EPI_TILE][",     "[2 * Config::EPI_TILE][",  "prefill_sm80"),
+    ("gemm/sm80/reduce.cuh",   "[Config::EPI_TOKENS][",   "[2 * Config::EPI_TOKENS][", "prefill_sm80"),
     ("host.cuh",          *SWAPPED,                                              "prefill_sm90"),
     ("host.cuh",          "int y; int bias;",        "int bias; int y;",         "decode"),
     ("host.cuh",          "u32 factor; u32 shift;",  "u32 shift; u32 factor;",   "prefill_sm90"),

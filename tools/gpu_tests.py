@@ -33,10 +33,9 @@ from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECO
 from qgemm.cuda.kernels.gemv import GEMV_DP4A, GEMV_SIMT
 from qgemm.cuda.kernels.kernel import Kernel
 from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
-from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.panels import DEQUANTIZE
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
-from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
+from qgemm.cuda.kernels.prefill_sm90 import MOE_PREFILL_SM90, PREFILL_SM90
 from qgemm.cuda.problem import Q8_1, TUNED_SMS, TYPES, Output, Problem, Routed
 from qgemm.files.compiled import cache_dir
 

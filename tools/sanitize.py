@@ -101,7 +101,7 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
         if can_serve(GEMM_SM90_S8, p):
             ranked = [config for config, _ in GEMM_SM90_S8.ranked(p)]
             runs += [(GEMM_SM90_S8, config) for config in ranked]
-            within += [(GEMM_SM90_S8, config) for config in ranked if config.makers]
+            within += [(GEMM_SM90_S8, config) for config in ranked if config.requantizers]
         if can_serve(PREFILL_SM90_EIGHT_BITS, p):
             every = [(PREFILL_SM90_EIGHT_BITS, config) for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p)]
             runs, within = runs + every, within + every
@@ -129,8 +129,8 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     from qgemm.cuda.call import grouped
     from qgemm.cuda.kernels import moe_prefill_sm80
     from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
-    from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS
     from qgemm.cuda.kernels.routes import WGMMA
+    from qgemm.cuda.kernels.sm90_token_tiles import GROUPED_TOKENS
     from qgemm.cuda.problem import gpu
 
     n, k = SUPER_BLOCK, 3 * SUPER_BLOCK
@@ -140,10 +140,10 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     for tokens in TOKENS_OF_EXPERTS:
         x = cupy.asarray((rng.standard_normal((tokens, k)) / 64).astype(np.float16))
         ids, weights = cupy.asarray(rng.integers(-1, 5, (tokens, 2))), cupy.full((tokens, 2), 0.5, np.float32)
-        roads = [(sm, 0), (moe_prefill_sm80.LEAST, 0)]
+        roads = [(sm, 0), (moe_prefill_sm80.MIN_SM, 0)]
         if tokens == max(TOKENS_OF_EXPERTS):
             roads += [(sm, tile) for tile in (DECODE_TILE, *GROUPED_TOKENS[:2]) if sm in range(*WGMMA)]
-            roads += [(moe_prefill_sm80.LEAST, tile) for tile in (DECODE_TILE, *moe_prefill_sm80.TOKENS[:2])]
+            roads += [(moe_prefill_sm80.MIN_SM, tile) for tile in (DECODE_TILE, *moe_prefill_sm80.TOKENS[:2])]
         for arch, tile in roads:
             kind = gpu(cupy.cuda.Device().id)._replace(sm=arch)
             with (

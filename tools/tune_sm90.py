@@ -55,7 +55,7 @@ def candidates(fmt: Format, m: int, tuned_only: bool = False) -> Iterator[Sm90Co
     ways = product(sorted(sizes), range(1, TALL + 1), range(1, WARPGROUPS[-1] + 1), (1, 2, 4), (False, True))
     for config in (Sm90Config(*way) for way in ways):
         groups = config.row_blocks * config.wg_split_k
-        partials = config.tokens // config.epi_tile * config.row_blocks * MAX_SMS
+        partials = config.tokens // config.epi_tokens * config.row_blocks * MAX_SMS
         few = groups in WARPGROUPS and groups * config.tokens <= MAX_ACC and partials <= MAX_PARTIALS
         few = few and (config.row_blocks < TALL or config.tokens <= TALL_TOKENS)
         if few and config.fits(fmt) and (not tuned_only or config[:5] in tuned):

@@ -1,16 +1,15 @@
-// Operand A of tensor cores from levels of W: w = scale * level + minimum, in the type of x.
+// Operand A of the tensor cores from levels of W: w = scale * level + minimum, in the type of x.
 #pragma once
 
 #include "fragment.cuh"
 
 namespace qgemm {
 
-// Scale and minimum of rows g and g + 8 for the weights of a group, by row r = 0, 1.
-// MINIMUM: whether there is one; without, w = scale * level.
+// Scale and minimum of a group of weights in rows g (r 0) and g + 8 (r 1). Without MINIMUM, w = scale * level.
 template <class T, bool MINIMUM>
 struct GroupScale;
 
-// Levels are exact in half; scale, minimum and weight are rounded once each.
+// Levels are exact in half. Scale, minimum and weight are each rounded once.
 template <bool MINIMUM>
 struct GroupScale<half, MINIMUM> {
     half2 scale, minimum;
@@ -25,7 +24,7 @@ struct GroupScale<half, MINIMUM> {
     }
 };
 
-// The weight is computed in float and rounded to bf16 once.
+// Weights are computed in float and rounded to bf16 once.
 template <bool MINIMUM>
 struct GroupScale<bf16, MINIMUM> {
     float2 scale, minimum;
@@ -49,17 +48,17 @@ __device__ inline Fragment dequantize(const Fragment& levels, const GroupScale<T
     return a;
 }
 
-// Broadcast from lane `lane` of the quad: a pair of rows, or a scale with, if HAS_MINIMUM, its minimum.
+// Broadcasts a value of lane `lane` of the quad: a pair of rows, or a GroupScale. HAS_MINIMUM: its minimum as well.
 __device__ inline half2 shfl_quad(half2 pair, int lane) { return __shfl_sync(~0u, pair, lane, 4); }
 __device__ inline float2 shfl_quad(float2 pair, int lane) {
     return {__shfl_sync(~0u, pair.x, lane, 4), __shfl_sync(~0u, pair.y, lane, 4)};
 }
 template <bool HAS_MINIMUM, class T, bool MINIMUM>
 __device__ inline GroupScale<T, MINIMUM> shfl_quad(const GroupScale<T, MINIMUM>& group, int lane) {
-    GroupScale<T, MINIMUM> found;
-    found.scale = shfl_quad(group.scale, lane);
-    if constexpr (HAS_MINIMUM) found.minimum = shfl_quad(group.minimum, lane);
-    return found;
+    GroupScale<T, MINIMUM> result;
+    result.scale = shfl_quad(group.scale, lane);
+    if constexpr (HAS_MINIMUM) result.minimum = shfl_quad(group.minimum, lane);
+    return result;
 }
 
 }  // namespace qgemm

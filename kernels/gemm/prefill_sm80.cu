@@ -1,7 +1,7 @@
 // prefill_sm80: y [m, n] = x [m, k] @ W [n, k].T for many tokens on tensor cores by mma.sync (sm_80 and later).
 //
-// Tiles, pipeline and main loop: sm80/config.cuh, sm80/pipeline.cuh, sm80/a16.cuh. `factor` brings weights into the
-// range of half, `unit` undoes it at the end.
+// Tiles, pipeline and mainloop: sm80/config.cuh, sm80/pipeline.cuh, sm80/a16.cuh. factor: of weights, it brings them
+// into half's range. unit: of sums, it undoes the factor.
 // Config: see sm80/config.cuh; In: half, bf16.
 #include "gemm/sm80/a16.cuh"
 #include "gemm/sm80/reduce.cuh"

@@ -1,8 +1,9 @@
-// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens from blocks of codes of x: integer dot products on tensor
+// prefill_sm80_a8: y [m, n] = x @ W [n, k].T for many tokens, x being blocks of codes: integer dot products on tensor
 // cores by mma.sync (sm_80 and later).
 //
-// Tiles and pipeline: sm80/config.cuh, sm80/pipeline.cuh. x comes as Activations [k_blocks][m]. A warp takes 32
-// columns, a block of x, at a time: the codes of all its rows as bytes, with their scales, then x by eight tokens.
+// Tiles and pipeline: sm80/config.cuh, sm80/pipeline.cuh. x: Activations [k_blocks][m]. A warp multiplies one block of
+// 32 columns after the other: it loads the codes of its rows as bytes, with their scales, then x, eight tokens at a
+// time.
 // Config: see sm80/config.cuh; In: Activations.
 #include "gemm/dots.cuh"
 #include "gemm/sm80/pipeline.cuh"
@@ -10,45 +11,47 @@
 
 namespace qgemm {
 
-// Copies x, one k_iter after the other. A unit of threads copies a k_block's tokens, which lie together, in chunks of
-// 16 bytes.
+// Copies x, one k_iter after the other. A team of TEAM_THREADS copies a k_block's tokens, which are adjacent, as
+// 16-byte chunks.
 template <class Config>
 struct XLoader {
-    static constexpr int TOKENS = Config::TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K;
-    static constexpr int UNIT_THREADS = Config::THREADS / WARP_SPLIT_K;
-    static constexpr int TOKEN_CHUNKS = sizeof(Activations) / 16, CHUNKS = TOKENS * TOKEN_CHUNKS;
+    static constexpr int BLOCK_TOKENS = Config::BLOCK_TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K;
+    static constexpr int TEAM_THREADS = Config::THREADS / WARP_SPLIT_K;
+    static constexpr int TOKEN_CHUNKS = sizeof(Activations) / 16, CHUNKS = BLOCK_TOKENS * TOKEN_CHUNKS;
 
     const uint4* x;
     i64 stride;                            // chunks to the next k_iter
-    int k_block, k_blocks, chunk, chunks;  // chunks: of tokens inside x; products of others are not stored
-    u32 to;                                // place of this chunk in the first stage
+    int k_block, k_blocks, chunk, chunks;  // chunks: of tokens inside x; products of other tokens are not stored
+    u32 to;                                // address of this chunk in the first stage
 
-    __device__ XLoader(Activations (&stage)[WARP_SPLIT_K][TOKENS], const Activations* all_x, const CtaTile<Config>& p)
+    __device__ XLoader(Activations (&stage)[WARP_SPLIT_K][BLOCK_TOKENS], const Activations* all_x,
+                       const CtaTile<Config>& p)
         : stride(i64(WARP_SPLIT_K) * p.m * TOKEN_CHUNKS), k_blocks(min(p.k_blocks, p.end * WARP_SPLIT_K)) {
-        const int warp_k = threadIdx.x / UNIT_THREADS;
-        k_block = p.first * WARP_SPLIT_K + warp_k, chunk = threadIdx.x % UNIT_THREADS;
-        chunks = min(TOKENS, p.m - p.first_token) * TOKEN_CHUNKS;
+        const int warp_k = threadIdx.x / TEAM_THREADS;
+        k_block = p.first * WARP_SPLIT_K + warp_k, chunk = threadIdx.x % TEAM_THREADS;
+        chunks = min(BLOCK_TOKENS, p.m - p.first_token) * TOKEN_CHUNKS;
         x = reinterpret_cast<const uint4*>(all_x + i64(k_block) * p.m + p.first_token) + chunk;
         to = shared_address(stage[warp_k]) + 16 * chunk;
     }
-    // The next k_iter, `at` bytes after the first stage; zeros beyond the slice.
-    __device__ void load(u32 at) {
+    // Copies the next k_iter to `offset` bytes after the first stage; zeros beyond the slice.
+    __device__ void load(u32 offset) {
 #pragma unroll
-        for (int i = 0; i < CHUNKS; i += UNIT_THREADS)
-            if (i + chunk < chunks) cp_async_16(to + at + 16 * i, x + i, k_block < k_blocks);
+        for (int i = 0; i < CHUNKS; i += TEAM_THREADS)
+            if (i + chunk < chunks) cp_async_16(to + offset + 16 * i, x + i, k_block < k_blocks);
         x += stride, k_block += WARP_SPLIT_K;
     }
 };
 
-// acc += W @ x of a k_block. x: of the CTA's tokens.
+// acc += W @ x over a k_block. x: the CTA's tokens.
 template <class Config>
 __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeights<Config>& weights,
                                 const Activations* x, int k_block, const WarpCoord<Config>& coord) {
     using Format = typename Config::TileFormat;
     constexpr int M16_TILES = Config::M16_TILES, SCALES = BLOCK_SCALES<Format>;
-    // No load is moved across __syncwarp. Of grids, whose codes take ten registers for 16 rows, with two scales to a
-    // block ptxas would keep codes for both blocks and x of all tokens, and spill up to 52 bytes on sm_120. q6_k, whose
-    // codes take six, spills none, and takes up to 5% more time by loads in order (H200, M = 128).
+    // ptxas moves no load across __syncwarp. For grid formats with two scales per block, whose codes need ten registers
+    // per 16 rows, it would otherwise keep the codes of both blocks and x of all tokens, and spill up to 52 bytes on
+    // sm_120. q6_k, whose codes need six registers, does not spill; loads in order would make it up to 5% slower (H200,
+    // M = 128).
     constexpr bool LOADS_IN_ORDER = SCALES > 1 && sizeof(typename Format::Codes) > 6 * sizeof(u32);
     const int g = coord.lane / 4, t = coord.lane % 4, first_m16 = coord.first_m16 % WARPS;
     typename Format::Codes codes[M16_TILES];
@@ -76,7 +79,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, const StageWeight
         for (int tile = 0; tile < Config::COLUMN_TILES; ++tile) {
             if (LOADS_IN_ORDER && tile % 4 == 0) __syncwarp();
             const uint2 q = *reinterpret_cast<const uint2*>(x[8 * tile + g].q + 32 * block + 8 * t);
-            float da[2], sa[2];  // of tokens 2t and 2t + 1
+            float da[2], sa[2];  // scale and sum of tokens 2t and 2t + 1
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const float2 ds = x[8 * tile + 2 * t + j].ds[block];

@@ -3,10 +3,10 @@
 //
 //   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
-// x comes as bytes with a scale a token and group; weights are brought to bytes in registers, with a scale a row and
+// x is bytes with a scale for each token and group. Weights become bytes in registers, with a scale for each row and
 // 256 columns that follows from the scales of the packed format (eight_bit_scales.cuh, e4m3_scales.cuh). A warp owns
-// M16_TILES groups of 16 rows, all tokens of the CTA and all columns of a k_iter.
-// Tiles and pipeline: sm80/config.cuh, sm80/eight_bits.cuh.
+// M16_TILES groups of 16 rows, all tokens of the CTA and all columns of a k_iter. Tiles and pipeline: sm80/config.cuh,
+// sm80/eight_bits.cuh.
 #include "gemm/e4m3_scales.cuh"
 #include "gemm/epilogue.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -17,7 +17,7 @@
 
 namespace qgemm {
 
-// The tiles of a row_block in a stage, as EightBitScales asks for them.
+// The tiles of a row_block in a stage: the Pipeline of EightBitScales.
 template <class Config>
 struct StageTiles {
     static constexpr int K_BLOCKS = Config::K_BLOCKS;
@@ -27,12 +27,12 @@ struct StageTiles {
     __device__ const auto& fields(int, int k_block, u32) const { return tiles[k_block / K_BLOCKS].fields; }
 };
 
-// A warp's part of a k_iter.
+// A warp's share of a k_iter.
 template <class Config>
 struct EightBitWarp {
     static constexpr int M16_TILES = Config::M16_TILES, COLUMN_TILES = Config::COLUMN_TILES;
     static constexpr int STEPS = Config::K_BLOCK_STEPS;
-    // sm_90 and sm_100 make products of e4m3 of halves, which would take all registers.
+    // sm_90 and sm_100 convert e4m3 operands to halves; unrolled, this would need all registers.
     static constexpr int UNROLLED = Config::E4M3 ? 1 : Config::GROUP_K_BLOCKS;
     using Format = typename Config::TileFormat;
     using Sums = typename SumOf<Config::E4M3>::Type[M16_TILES][COLUMN_TILES][4];
@@ -42,7 +42,7 @@ struct EightBitWarp {
     const int first_m16, lane;
     EightBitScales<Config, Config::E4M3> scales[M16_TILES];
 
-    // k_blocks: of the stage, that lie inside of K.
+    // k_blocks: of the stage, inside K.
     __device__ EightBitWarp(const EightBitStage<Config>& stage, int k_blocks, const WarpCoord<Config>& coord)
         : stage(stage),
           tiles{stage.tiles[coord.first_m16 / WARPS]},
@@ -51,10 +51,10 @@ struct EightBitWarp {
 #pragma unroll
         for (int m16 = 0; m16 < M16_TILES; ++m16) scales[m16].begin(tiles, 0, 0, k_blocks, first_m16 + m16, lane);
     }
-    // acc += W @ x of the stage.
+    // acc += W @ x over the stage.
     __device__ __forceinline__ void multiply(typename Config::WarpAcc& acc) const {
 #pragma unroll
-        for (int group = 0; group < Config::GROUPS; ++group) {
+        for (int group = 0; group < Config::X_GROUPS; ++group) {
             Sums sums = {};
 #pragma unroll UNROLLED
             for (int i = 0; i < Config::GROUP_K_BLOCKS; ++i) add_k_block(sums, group * Config::GROUP_K_BLOCKS + i);
@@ -75,7 +75,7 @@ private:
         const u32 x = shared_address(stage.x[lane % 8]) + k_block * K_BLOCK + lane / 8 * 16;
 #pragma unroll
         for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-            u32 b[4];  // of token g, a word for each step
+            u32 b[4];  // token g, a word for each step
             ldmatrix_x4(b, x + 8 * tile * Config::X_ROW_BYTES);
 #pragma unroll
             for (int m16 = 0; m16 < M16_TILES; ++m16)
@@ -84,12 +84,12 @@ private:
                     mma_m16n8k32(sums[m16][tile], a[m16][step], a[m16][step + 1], uint2{b[step], b[step + 1]});
         }
     }
-    // The scales of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 lie together.
+    // The scales of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 are adjacent.
     __device__ __forceinline__ void add_group(typename Config::WarpAcc& acc, const Sums& sums, int group) const {
-        const float4* of = reinterpret_cast<const float4*>(stage.x_scales[group]) + lane % 4;
+        const float4* lane_scales = reinterpret_cast<const float4*>(stage.x_scales[group]) + lane % 4;
 #pragma unroll
         for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-            const float4 four = of[tile / 2 * 4];
+            const float4 four = lane_scales[tile / 2 * 4];
             const float x[2] = {tile % 2 ? four.z : four.x, tile % 2 ? four.w : four.y};
 #pragma unroll
             for (int m16 = 0; m16 < M16_TILES; ++m16)
@@ -107,7 +107,7 @@ using Prefill = Sm80EightBits<Config>;
 
 }  // namespace qgemm
 
-// x: codes [x_rows, columns], scales [groups along K][x_rows] behind them: qgemm/cuda/layout/group_activations.py.
+// x: codes [x_rows, columns], then scales [groups along K][x_rows]: qgemm/cuda/layout/group_activations.py.
 extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     prefill_sm80_eight_bits(const qgemm::Prefill::Tile* __restrict__ tiles, const signed char* __restrict__ x,
                             const __grid_constant__ qgemm::Epilogue epilogue, float4* partials, qgemm::u32* counters,

@@ -1,48 +1,64 @@
-// Stream-K: a persistent grid of CTAs takes whole tiles of y round-robin and splits the rest along K, so that all
-// finish together. Sizes alone decide which CTA computes what, so that partial sums are added in the same order every
-// time.
+// Stream-K: a persistent grid of CTAs takes whole tiles of y round-robin and splits the remaining tiles along K, so
+// that all CTAs finish together. The schedule follows from sizes alone: partial sums are always added in the same
+// order.
 #pragma once
 
 #include "host.cuh"
 
 namespace qgemm {
 
-// number / by, for numbers from 0 to 2^31 - 1.
-__device__ inline int divide(int number, const Divisor& by) { return __umulhi(2 * u32(number), by.factor) >> by.shift; }
+// number / divisor, for numbers from 0 to 2^31 - 1.
+__device__ inline int divide(int number, const Divisor& divisor) {
+    return __umulhi(2 * u32(number), divisor.factor) >> divisor.shift;
+}
 
-// Work units first .. end - 1 along K of one tile of y.
+// Round-robin share of tiles: worker i of a persistent grid has tiles i, i + workers, i + 2 * workers, ...
+struct RoundRobin {
+    int next, workers;
+
+    // False if there is no further tile among `count`.
+    __device__ bool fetch(int& tile, int count) {
+        tile = next;
+        next += workers;
+        return tile < count;
+    }
+};
+
+// Work units first .. end - 1 of one tile of y. A work unit is the least part of K at which a tile may be split.
 struct WorkTile {
     int tile, first, end;
 };
 
-// The CTAs first .. first + count - 1 that share a tile of y, in the order of K. The finalizer, which has its end, sums
+// The CTAs first .. first + count - 1 that share a tile of y, in the order of K. The finalizer is the last one; it adds
 // all partials. Clustered: each CTA of a pair reduces half of the epilogue tiles, and the last pair finalizes.
 template <int EPI_TILES>
 struct TilePeers {
-    static constexpr u32 ALL = (1u << EPI_TILES) - 1, HALF = (1u << (EPI_TILES + 1) / 2) - 1;  // a bit an epilogue tile
+    // Masks with a bit for each epilogue tile.
+    static constexpr u32 ALL = (1u << EPI_TILES) - 1, FIRST_HALF = (1u << (EPI_TILES + 1) / 2) - 1;
     int first, count;
     bool clustered = false;
     __device__ int step() const { return clustered ? 2 : 1; }
     __device__ bool is_finalizer(int cta) const { return cta + step() >= first + count; }
-    __device__ u32 epi_tiles_of(int cta) const { return !clustered ? ALL : cta % 2 ? ALL & ~HALF : HALF; }
+    __device__ u32 epi_tiles_of(int cta) const { return !clustered ? ALL : cta % 2 ? ALL & ~FIRST_HALF : FIRST_HALF; }
 };
 
-// The work tiles of a CTA. It goes through its segment backwards: the start of a tile, whose rest is the next CTA's,
-// comes first; the rest of a tile that the CTA before has started comes last, when that has long stored its partials.
+// The work tiles of a CTA. The split tiles are one sequence of work units, of which each CTA has a segment and goes
+// through it backwards. First comes the start of a tile that the next CTA finishes; last comes the end of a tile that
+// the CTA before started, whose partials are stored long before.
 struct TileScheduler {
     const StreamK& stream_k;
-    int work_units;  // of a tile, along K
-    int next;        // number of the next whole tile
-    int begin, end;  // what is left of the segment, in work units from the start of tile `whole_tiles`
+    int work_units;  // per tile
+    RoundRobin whole;
+    int begin, end;  // the rest of the segment, in work units from the start of tile `whole_tiles`
 
     __device__ TileScheduler(const StreamK& stream_k, int work_units)
         : stream_k(stream_k),
           work_units(work_units),
-          next(blockIdx.x),
+          whole{int(blockIdx.x), int(gridDim.x)},
           begin(begin_of(blockIdx.x)),
           end(begin_of(blockIdx.x + 1)) {}
 
-    // The first of the split work units of a CTA: all of them * cta / CTAs.
+    // The start of a CTA's segment: all split work units * cta / CTAs.
     __device__ int begin_of(u32 cta) const {
         return stream_k.units_per_cta * cta + divide(stream_k.remainder * cta, stream_k.ctas);
     }
@@ -68,9 +84,8 @@ struct TileScheduler {
             end = tile * work_units + s.first;
             return true;
         }
-        s = {next, 0, work_units};
-        next += gridDim.x;
-        return s.tile < stream_k.whole_tiles;
+        s = {0, 0, work_units};
+        return whole.fetch(s.tile, stream_k.whole_tiles);
     }
 };
 

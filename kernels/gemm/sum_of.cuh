@@ -1,4 +1,4 @@
-// The type of sums of products of bytes: exact integers, or of e4m3 floats.
+// The type of sums of products of bytes: int of signed bytes, float of e4m3.
 #pragma once
 
 namespace qgemm {

@@ -6,22 +6,22 @@
 
 namespace qgemm {
 
-// barrier.cluster.arrive.relaxed: orders no stores. A release would wait until all of them are visible to the GPU; what
-// the peer needs to know is only that this CTA has read what it may now replace.
+// barrier.cluster.arrive.relaxed: orders no stores. It tells the peer that this CTA has read a buffer, which needs no
+// release. A release would wait until all stores of the CTA are visible to the GPU.
 __device__ inline void barrier_cluster_arrive() {
 #ifdef __CUDA_ARCH__
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
-// barrier.cluster.arrive.release: what this thread stored before, the threads that wait will see.
+// barrier.cluster.arrive.release: threads that wait see the earlier stores of this thread.
 __device__ inline void barrier_cluster_arrive_release() {
 #ifdef __CUDA_ARCH__
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 
-// barrier.cluster.wait: all threads of the cluster that have not exited have arrived.
+// barrier.cluster.wait: waits until all threads of the cluster that have not exited have arrived.
 __device__ inline void barrier_cluster_wait() {
 #ifdef __CUDA_ARCH__
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -30,20 +30,20 @@ __device__ inline void barrier_cluster_wait() {
 #endif
 }
 
-// mapa: the address in the peer's shared memory of what lies at `address` in this CTA's.
+// mapa: maps an address in this CTA's shared memory to the same place in the peer's.
 __device__ inline u32 mapa_peer(u32 address) {
-    u32 found;
+    u32 mapped;
     asm volatile(
         "{ .reg .u32 rank;\n"
         "mov.u32 rank, %%cluster_ctarank;\n"
         "xor.b32 rank, rank, 1;\n"
         "mapa.shared::cluster.u32 %0, %1, rank; }"
-        : "=r"(found)
+        : "=r"(mapped)
         : "r"(address));
-    return found;
+    return mapped;
 }
 
-// st.shared::cluster: to the address in shared memory of CTA `rank` that is `address` in this one's.
+// st.shared::cluster: stores to the place in CTA `rank`'s shared memory that `address` is in this CTA's.
 __device__ inline void st_shared_cluster(u32 address, int rank, float value) {
 #ifdef __CUDA_ARCH__
     asm volatile(
@@ -57,7 +57,8 @@ __device__ inline void st_shared_cluster(u32 address, int rank, float value) {
 #endif
 }
 
-// st.async: its bytes complete at an mbarrier of the peer, which waits by mbarrier_wait_parity_cluster.
+// st.async: stores to the peer. The bytes complete at an mbarrier of the peer, which must wait by
+// mbarrier_wait_parity_cluster.
 __device__ inline void st_async_peer(u32 address, const float4& value, u32 barrier) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
@@ -65,8 +66,8 @@ __device__ inline void st_async_peer(u32 address, const float4& value, u32 barri
         : "memory");
 }
 
-// mbarrier.arrive: one arrival at the peer's mbarrier of this address. It says that this thread has read what the peer
-// may now replace: a release to the cluster would wait until its stores are visible to the whole GPU, some 1000 clocks.
+// mbarrier.arrive: one arrival at the peer's mbarrier of this address. It is relaxed: it tells the peer that this
+// thread has read a buffer. A release would wait until its stores are visible to the whole GPU, about 1000 clocks.
 __device__ inline void mbarrier_arrive_peer(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa_peer(barrier)) : "memory");
 }

@@ -1,16 +1,17 @@
-// cp.async.bulk.tensor (sm_90 and later): TMA, boxes of a matrix in global memory -> shared memory.
+// cp.async.bulk.tensor (sm_90 and later): TMA copies boxes of a matrix from global to shared memory.
 #pragma once
 
 #include "host.cuh"
 
 namespace qgemm {
 
-// prefetch.tensormap: fetches the map itself, so that the first copy does not wait for it.
+// prefetch.tensormap: fetches the map, so that the first copy does not wait for it.
 __device__ inline void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Copies the box whose first element is (row, column), zeros beyond the matrix. Its bytes complete at the mbarrier.
+// Copies the box whose first element is (row, column), with zeros beyond the matrix. The bytes complete at the
+// mbarrier.
 __device__ inline void tma_load_2d(u32 to, const TensorMap* map, int row, int column, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
@@ -19,8 +20,8 @@ __device__ inline void tma_load_2d(u32 to, const TensorMap* map, int row, int co
         : "memory");
 }
 
-// The same into the shared memory of all CTAs of a cluster that `ctas` has a bit of, at the same address of each; the
-// bytes that a CTA gets complete at its own mbarrier.
+// Copies the box to the same address in several CTAs of the cluster, and completes it at the mbarrier of each. ctas:
+// mask of these CTAs.
 __device__ inline void tma_load_2d_multicast(u32 to, const TensorMap* map, int row, int column, u32 barrier, u16 ctas) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "

@@ -1,5 +1,5 @@
-// cvt to e4m3 (sm_89 and later): the nearest number, the even code of two; what is beyond 448 becomes it. In integers
-// before sm_89, as qgemm/codec/e4m3.py has it.
+// cvt to e4m3 (sm_89 and later): the nearest number, halves to the even code, saturating at 448. Before sm_89 it is
+// computed in integers, as in qgemm/codec/e4m3.py.
 #pragma once
 
 #include "types.cuh"
@@ -7,8 +7,8 @@
 namespace qgemm {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 890
-// Of a normal number the code is the upper bits of the float, with another bias of the exponent; adding 2^14, of whose
-// last place 2^-9 is the worth, makes the code of what is below.
+// The code of a normal number is the upper bits of the float, with another exponent bias. The code of a smaller number
+// counts multiples of 2^-9, the last place of 2^14: adding 2^14 leaves it in the low bits.
 __device__ inline u32 e4m3_code(float value) {
     const u32 bits = __float_as_uint(value), size = bits & 0x7fffffff;
     u32 code = min(((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3), 0x7eu);
@@ -17,7 +17,7 @@ __device__ inline u32 e4m3_code(float value) {
 }
 #endif
 
-// Codes of two numbers, that of the first lowest.
+// The codes of two numbers; the first is in the low byte.
 __device__ inline u32 e4m3x2(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     u16 codes;

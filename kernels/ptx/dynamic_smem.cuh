@@ -1,4 +1,4 @@
-// The dynamic shared memory of a CTA, whose size comes with the launch. On the host the harness has an array for it.
+// The dynamic shared memory of a CTA, whose size is set by the launch. On the host it is an array of the harness.
 #pragma once
 
 namespace qgemm {

@@ -1,5 +1,5 @@
-// elect.sync (sm_90 and later): one lane of the warp. Unlike lane == 0 the choice is uniform, so that ptxas does not
-// build a loop around a copy.
+// elect.sync (sm_90 and later): elects one lane of the warp. Unlike lane == 0, the condition is known to be true in one
+// lane, so that ptxas does not build a loop over lanes around a copy.
 #pragma once
 
 #include "types.cuh"

@@ -1,4 +1,4 @@
-// Flags and counters in global memory between CTAs of a grid: fence.acq_rel.gpu, st.relaxed.gpu, st.release.gpu,
+// Flags and counters in global memory for the CTAs of a grid: fence.acq_rel.gpu, st.relaxed.gpu, st.release.gpu,
 // ld.acquire.gpu, atom.inc.relaxed.gpu, red.add.relaxed.gpu (sm_70 and later).
 #pragma once
 
@@ -30,8 +30,9 @@ __device__ inline u32 ld_acquire_gpu(const u32* from) {
 #endif
 }
 
-// atom.inc: counts up, after `last` from 0 again; what there was before. Of an atom.add of one number by some lanes
-// ptxas makes one of all, and a shuffle that waits for it at once; so of an atom.inc without an end.
+// atom.inc: increments a counter, which returns to 0 after `last`, and returns its old value. ptxas would combine the
+// atom.add of several lanes into one, followed by a shuffle that waits for it at once. It does the same to an atom.inc
+// whose limit is the largest u32.
 __device__ inline u32 atom_inc_relaxed_gpu(u32* to, u32 last) {
 #ifdef __CUDA_ARCH__
     u32 before;
@@ -43,7 +44,7 @@ __device__ inline u32 atom_inc_relaxed_gpu(u32* to, u32 last) {
     return before;
 }
 
-// red.add: nothing comes back.
+// red.add: adds without returning the old value.
 __device__ inline void red_add_relaxed_gpu(u32* to, u32 value) {
 #ifdef __CUDA_ARCH__
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");

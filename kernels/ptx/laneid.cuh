@@ -1,4 +1,4 @@
-// %laneid: the lane of a thread in its warp. From threadIdx ptxas would compute it anew at every use.
+// %laneid: the lane of a thread in its warp. ptxas would recompute threadIdx.x % 32 at every use.
 #pragma once
 
 namespace qgemm {

@@ -1,4 +1,4 @@
-// ldmatrix (sm_75 and later): shared memory -> fragments of a warp.
+// ldmatrix (sm_75 and later): loads fragments of a warp from shared memory.
 #pragma once
 
 #include "types.cuh"

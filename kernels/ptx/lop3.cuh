@@ -1,4 +1,4 @@
-// lop3.b32: any function of three words, bit by bit, in one instruction. On the host as the operators spell it.
+// lop3.b32: any bitwise function of three words in one instruction. On the host it is spelled with operators.
 #pragma once
 
 namespace qgemm {

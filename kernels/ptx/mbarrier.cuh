@@ -5,17 +5,17 @@
 
 namespace qgemm {
 
-// mbarrier.init: a phase completes with so many arrivals and all bytes expected.
+// mbarrier.init: a phase completes after `arrivals` arrivals and all expected bytes.
 __device__ inline void mbarrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: one arrival, and bytes to wait for.
+// mbarrier.arrive.expect_tx: one arrival; the phase also waits for `bytes` of copies.
 __device__ inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: until the phase of this parity completes.
+// mbarrier.try_wait.parity: waits until the phase of this parity completes.
 __device__ inline void mbarrier_wait_parity(u32 barrier, u32 parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -30,7 +30,7 @@ __device__ inline void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.try_wait.parity.acquire.cluster: the same; what the peer CTA stored is visible.
+// mbarrier.try_wait.parity.acquire.cluster: also makes the stores of the peer CTA visible.
 __device__ inline void mbarrier_wait_parity_cluster(u32 barrier, u32 parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -40,7 +40,7 @@ __device__ inline void mbarrier_wait_parity_cluster(u32 barrier, u32 parity) {
         : "memory");
 }
 
-// fence.mbarrier_init: barriers initialised before are visible to asynchronous copies.
+// fence.mbarrier_init: makes initialised barriers visible to asynchronous copies.
 __device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 }  // namespace qgemm

@@ -5,7 +5,7 @@
 
 namespace qgemm {
 
-// What a lane holds of a 16 x 8 result: rows g (sum[0], sum[1]) and g + 8 (sum[2], sum[3]), columns 2t and 2t + 1.
+// A lane's share of a 16 x 8 result: rows g (sum[0], sum[1]) and g + 8 (sum[2], sum[3]), columns 2t and 2t + 1.
 struct Acc {
     float sum[4];
 };
@@ -62,7 +62,7 @@ __device__ inline void mma_m16n8k32(int (&c)[4], const Bytes& first, const Bytes
 #endif
 }
 
-// The same with bytes of a that have no sign.
+// The same with unsigned bytes in a.
 __device__ inline void mma_m16n8k32_u8(int (&c)[4], const Bytes& first, const Bytes& second, const uint2& b) {
 #ifdef __CUDA_ARCH__
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -1,5 +1,5 @@
-// mma.sync of e4m3 floats (sm_89 and later). sm_90 and sm_100 have no such instruction: ptxas converts both operands to
-// halves, which takes twice as long as the same product of int8.
+// mma.sync of e4m3 floats (sm_89 and later). sm_90 and sm_100 lack the instruction: ptxas converts both operands to
+// halves, which is half as fast as the same product of int8.
 #pragma once
 
 #include "mma.cuh"

@@ -1,4 +1,4 @@
-// No instruction: a value of which the compiler does not know how it was computed.
+// No instruction: hides from the compiler how a value was computed, so that it is not recomputed.
 #pragma once
 
 namespace qgemm {

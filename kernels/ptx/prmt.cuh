@@ -1,5 +1,5 @@
-// prmt.b32: four bytes of two words, by a nibble of the selector each. The top bit of a nibble asks for that byte's
-// sign in all eight bits: 0 of a byte below 128.
+// prmt.b32: selects four bytes of two words, one for each nibble of the selector. The top bit of a nibble replicates
+// the sign of its byte to all eight bits: 0 for bytes below 128.
 #pragma once
 
 namespace qgemm {

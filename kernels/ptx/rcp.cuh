@@ -1,17 +1,17 @@
-// rcp.approx.ftz.f32: 1 / value, one place off at most; subnormal numbers count as 0.
+// rcp.approx.ftz.f32: 1 / value, with an error of at most one unit in the last place. Subnormal numbers count as 0.
 #pragma once
 
 namespace qgemm {
 
 __device__ inline float rcp_approx_ftz(float value) {
-    float found;
+    float result;
 #ifdef __CUDA_ARCH__
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
 #else
-    found = 1 / (fabsf(value) < 0x1p-126f ? copysignf(0, value) : value);
-    if (fabsf(found) < 0x1p-126f) found = copysignf(0, found);
+    result = 1 / (fabsf(value) < 0x1p-126f ? copysignf(0, value) : value);
+    if (fabsf(result) < 0x1p-126f) result = copysignf(0, result);
 #endif
-    return found;
+    return result;
 }
 
 }  // namespace qgemm

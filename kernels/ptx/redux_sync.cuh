@@ -1,4 +1,4 @@
-// redux.sync (sm_80 and later): the largest of a number of each lane of the warp.
+// redux.sync (sm_80 and later): the largest value over the lanes of the warp.
 #pragma once
 
 #include "types.cuh"

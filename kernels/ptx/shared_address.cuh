@@ -1,4 +1,4 @@
-// cvta.to.shared: the 32-bit address of what lies in shared memory, as instructions take it.
+// cvta.to.shared: a generic pointer to shared memory -> the 32-bit address that instructions expect.
 #pragma once
 
 #include "types.cuh"

@@ -1,4 +1,4 @@
-// stmatrix (sm_90 and later): fragments of a warp -> shared memory.
+// stmatrix (sm_90 and later): stores fragments of a warp to shared memory.
 #pragma once
 
 #include "types.cuh"

@@ -1,4 +1,4 @@
-// trap: the kernel ends, and every later call on the device says that it failed.
+// trap: aborts the kernel; every later call on the device fails.
 #pragma once
 
 namespace qgemm {

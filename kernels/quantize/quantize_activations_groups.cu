@@ -1,5 +1,5 @@
-// quantize_activations_groups: x [m, k] -> bytes, a scale a token and group of columns behind them:
-// quantize_groups.cuh.
+// quantize_activations_groups: x [m, k] -> bytes, then a scale for each token and group of columns
+// (quantize_groups.cuh).
 //
 // A warp owns 256 columns of TOKENS tokens.
 // Config: In (float, half, bf16), E4M3 (0, 1), TOKENS, GROUP (columns that share a scale: 128 or 256).
@@ -13,10 +13,10 @@ extern "C" __global__ void __launch_bounds__(128)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     constexpr int TOKENS = Config::TOKENS;
-    const GroupedX to(codes, gridDim.x * TOKENS, k, m);
+    const GroupedX out(codes, gridDim.x * TOKENS, k, m);
     const u32 first = (blockIdx.y * blockDim.x + threadIdx.x) / 32 * EIGHT_BIT_COLUMNS;
-    if (first >= to.columns) return;
-    TokenGroups<Config::In, TOKENS> share;
-    share.load(x, to, blockIdx.x * TOKENS, first, threadIdx.x % 32);
-    share.store<Config::GROUP, Config::E4M3>(to, blockIdx.x * TOKENS, first, threadIdx.x % 32);
+    if (first >= out.columns) return;
+    TokenGroups<Config::In, TOKENS> values;
+    values.load(x, out, blockIdx.x * TOKENS, first, threadIdx.x % 32);
+    values.store<Config::GROUP, Config::E4M3>(out, blockIdx.x * TOKENS, first, threadIdx.x % 32);
 }

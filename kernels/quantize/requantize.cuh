@@ -1,5 +1,5 @@
-// 16 rows and EIGHT_BIT_COLUMNS of W as bytes, by a warp: packed tiles in global memory -> boxes of 128 columns in
-// shared memory, swizzled as wgmma reads them. For requantize and for the makers of gemm_sm90_s8.
+// A warp converts 16 rows by EIGHT_BIT_COLUMNS of W to bytes: packed tiles in global memory -> boxes of 128 columns in
+// shared memory, in the swizzle that wgmma reads. Used by requantize.cu and by the requantizer warps of gemm_sm90_s8.
 #pragma once
 
 #include "gemm/e4m3_scales.cuh"
@@ -8,7 +8,7 @@
 
 namespace qgemm {
 
-// Config with its format without a table of levels, where the format says how by a struct WithoutTable.
+// Config, in which a format with a struct WithoutTable is replaced by it: it computes levels without a table.
 template <class Format, class = void>
 struct Tableless {
     using Type = Format;
@@ -26,7 +26,7 @@ struct RequantizeConfig : Base {
 constexpr int BOX_COLUMNS = 128, BOX_K_BLOCKS = BOX_COLUMNS / K_BLOCK;
 constexpr int STAGE_K_BLOCKS = EIGHT_BIT_COLUMNS / K_BLOCK, STAGE_BOXES = STAGE_K_BLOCKS / BOX_K_BLOCKS;
 
-// The tiles of a row_block that a stage of EIGHT_BIT_COLUMNS has; those from `count` on are not there.
+// The tiles of a row_block in a stage of EIGHT_BIT_COLUMNS; tiles from `count` on are beyond K.
 template <class TileOf>
 struct StageTiles {
     using Tile = typename TileOf::Tile;
@@ -34,7 +34,7 @@ struct StageTiles {
     const Tile* tiles;
     int count;
 
-    // Offsets have 32 bits, but for the first.
+    // Offsets have 32 bits, except the first one.
     __device__ StageTiles(const Tile* w, u32 row_block, u32 stage, u32 tiles_along_k)
         : tiles(w + (row_block * tiles_along_k + stage * TILES)),
           count(int(min(u32(TILES), tiles_along_k - stage * TILES))) {}
@@ -50,14 +50,14 @@ struct StageTiles {
     }
 };
 
-// Where a lane's stmatrix of steps 0 and 1 go, 16 rows of a box from the address `rows` on: chunk c of 16 bytes of row
-// r lies at c ^ (r % 8), so that other steps are an exclusive or away.
+// Address of a lane's stmatrix of steps 0 and 1 in 16 rows of a box at address `rows`. The 16-byte chunk c of row r is
+// at c ^ (r % 8), so the addresses of other steps differ by an exclusive or.
 __device__ inline u32 swizzled_row(u32 rows, int lane) {
     return rows + (lane / 8 % 2 * 8 + lane % 8) * BOX_COLUMNS + (lane / 16 ^ lane % 8) * 16;
 }
 
-// Stores the bytes of a k_block, number k_block of its stage, from a lane's swizzled_row on. BOX_BYTES: from box to
-// box. A k_block outside the matrix may have any bytes: x has zeros there.
+// Stores the bytes of a k_block of the stage to shared memory. row: the lane's swizzled_row(); BOX_BYTES: from box to
+// box. k_blocks beyond K may have any bytes, because x has zeros there.
 template <int BOX_BYTES, class TileOf, bool E4M3>
 __device__ __forceinline__ void stage_bytes(u32 row, const EightBitScales<TileOf, E4M3>& scales,
                                             const typename TileOf::TileFormat::Codes& codes, int k_block) {

@@ -15,8 +15,8 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda.call import experts, grouped
 from qgemm.cuda.kernels import moe_prefill_sm80
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
-from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, config_of
 from qgemm.cuda.kernels.routes import WGMMA
+from qgemm.cuda.kernels.sm90_token_tiles import GROUPED_TOKENS, config_of
 from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
 

@@ -1,4 +1,4 @@
-"""gemm_sm90_s8 on sm_90: exact integers, slices of W, tiles that end inside a matrix, NaN, epilogues, makers."""
+"""gemm_sm90_s8 on sm_90: exact integers, slices of W, tiles that end inside a matrix, NaN, epilogues, requantizers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import qgemm
 from qgemm.codec.error_bound import a8_g256_exact, excess
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
+from qgemm.cuda.kernels.eight_bit_choice import gemm_pays
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
 from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
@@ -19,7 +20,7 @@ from qgemm.cuda.problem import gpu as gpu_of
 pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the kernel is for sm_90")
 
 every_kind = pytest.mark.parametrize("kind", INTEGER)
-MADE = "a8_g256"  # whose bytes of W makers may make
+KIND = "a8_g256"
 SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq4_xs", "iq2_xs")
 FORMATS = [qgemm.FORMATS[name] for name in SOME]
 
@@ -29,16 +30,16 @@ def on_sm_90() -> bool:
     return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
 
 
-def problem(w, m, kind, **of_y):
+def problem(w, m, kind, **output):
     on, (n, k) = gpu_of(cupy().cuda.Device().id), w.shape
-    return Problem(w.format, kind, m, n, k, on.sm, EIGHT_BITS, (Output(n, **of_y),), 0, on.device, on.sms)
+    return Problem(w.format, kind, m, n, k, on.sm, EIGHT_BITS, (Output(n, **output),), 0, on.device, on.sms)
 
 
-def product(w, prepared, kind, kernel=gemm.GEMM_SM90_S8, makers=None):
-    """y [m, n] of prepared activations by a kernel, its own choice or with makers or without; rows beside stay NaN."""
+def product(w, prepared, kind, kernel=gemm.GEMM_SM90_S8, requantizers=None):
+    """y [m, n] of prepared activations by a kernel; requantizers: None: its own choice. Rows beside y stay NaN."""
     m, n = prepared.shape[0], w.shape[0]
     rows, y = guarded(m, n)
-    launch(w, m, kind, kernel, makers)(
+    launch(w, m, kind, kernel, requantizers)(
         cupy().cuda.get_current_stream().ptr, prepared.pointer, w.pointer, y.data.ptr, 0, 0
     )
     got = rows.get()
@@ -46,15 +47,15 @@ def product(w, prepared, kind, kernel=gemm.GEMM_SM90_S8, makers=None):
     return got[1:-1]
 
 
-def launch(w, m, kind, kernel=gemm.GEMM_SM90_S8, makers=None, x=EIGHT_BITS):
+def launch(w, m, kind, kernel=gemm.GEMM_SM90_S8, requantizers=None, x=EIGHT_BITS):
     p = problem(w, m, kind)._replace(x=x)
-    config = kernel.choose(p) if makers is None else by(p, makers)
+    config = kernel.choose(p) if requantizers is None else by(p, requantizers)
     return kernel.launch(p, config)
 
 
-def by(p, makers):
-    """The config with makers, or without."""
-    (config,) = (config for config in gemm.configs(p) if bool(config.makers) == makers)
+def by(p, requantizers):
+    """The config with requantizers, or without."""
+    (config,) = (config for config in gemm.configs(p) if bool(config.requantizers) == requantizers)
     return config
 
 
@@ -69,21 +70,21 @@ def test_products_are_the_formula_in_exact_integers(fmt, kind, monkeypatch):
     for m in (241, 256, 257, 300, 777):
         prepared = qgemm.quantize_activations(cp.asarray(rng.standard_normal((m, k)).astype(np.float16)), kind)
         want, near = a8_g256_exact(prepared.blocks(), weights)
-        y = product(on_device, prepared, kind, makers=False)
+        y = product(on_device, prepared, kind, requantizers=False)
         assert excess(y.astype(np.float64), want, 2 * near) <= 1
-        made = [config.makers > 0 for config in gemm.configs(problem(on_device, m, kind))]
-        for makers in made:
-            np.testing.assert_array_equal(product(on_device, prepared, kind, makers=makers), y)
+        kinds = [config.requantizers > 0 for config in gemm.configs(problem(on_device, m, kind))]
+        for requantizers in kinds:
+            np.testing.assert_array_equal(product(on_device, prepared, kind, requantizers=requantizers), y)
         monkeypatch.setattr(gemm, "WORKSPACE", 1)
         assert len(gemm.slices(*w.shape)) == 3
-        for makers in made:
-            np.testing.assert_array_equal(product(on_device, prepared, kind, makers=makers), y)
+        for requantizers in kinds:
+            np.testing.assert_array_equal(product(on_device, prepared, kind, requantizers=requantizers), y)
         monkeypatch.undo()
 
 
 @every_kind
 def test_several_tiles_of_y_for_each_cluster(kind):
-    """More tiles than the GPU has clusters, some cut in two, bit for bit what the other kernel makes of whole tiles."""
+    """More tiles than the GPU has clusters, some cut in two, against the other kernel, whose tiles are whole."""
     rng, cp = np.random.default_rng(4), cupy()
     w = random_tensor(qgemm.FORMATS["q4_k"], 9000, 512, rng).to_device()
     prepared = qgemm.quantize_activations(cp.asarray(normal(2100, 512).astype(np.float16)), kind)
@@ -124,7 +125,7 @@ def test_many_repeats_prepared_and_epilogues_give_the_same_bits(kind):
     rng, cp = np.random.default_rng(5), cupy()
     w, other = (random_tensor(qgemm.FORMATS["q4_k"], 4000, 1024, rng).to_device() for _ in range(2))
     x = cp.asarray(normal(2048, 1024).astype(np.float16))
-    assert gemm.pays(problem(w, 2048, kind)._replace(x="half"))
+    assert gemm_pays(problem(w, 2048, kind)._replace(x="half"))
     first = qgemm.matmul(x, w, kind)
     between = qgemm.matmul(x, other, kind)
     prepared = qgemm.quantize_activations(x, kind)
@@ -140,11 +141,13 @@ def test_many_repeats_prepared_and_epilogues_give_the_same_bits(kind):
 
 @each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4")])
 @pytest.mark.parametrize(("n", "k", "m"), [(4000, 1024, 256), (14336, 512, 1024), (9000, 768, 2100), (300, 4096, 512)])
-def test_makers_make_the_bytes_of_requantize(fmt, n, k, m):
+def test_requantizers_write_the_bytes_of_requantize(fmt, n, k, m):
     """Whole tiles, halves and last waves of halves, ragged rows of W and of x: the same bits."""
     w = random_tensor(fmt, n, k, np.random.default_rng(7)).to_device()
-    prepared = qgemm.quantize_activations(cupy().asarray(normal(m, k).astype(np.float16)), MADE)
-    np.testing.assert_array_equal(product(w, prepared, MADE, makers=True), product(w, prepared, MADE, makers=False))
+    prepared = qgemm.quantize_activations(cupy().asarray(normal(m, k).astype(np.float16)), KIND)
+    np.testing.assert_array_equal(
+        product(w, prepared, KIND, requantizers=True), product(w, prepared, KIND, requantizers=False)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -155,30 +158,30 @@ def test_x_quantized_within_is_that_of_the_kernel_before(n, k, m, dtype):
     for seed in range(3):
         x = normal(m, k, seed=seed)
         x[3, 7], x[m - 1, k - 1] = np.nan, -np.inf
-        given = cp.asarray(x.astype(float_dtype(dtype)))
-        prepared = qgemm.quantize_activations(given, MADE)
+        raw_x = cp.asarray(x.astype(float_dtype(dtype)))
+        prepared = qgemm.quantize_activations(raw_x, KIND)
         rows, y = guarded(m, n)
-        enter = launch(w, m, MADE, makers=True, x=C_TYPES[dtype])
-        enter(cp.cuda.get_current_stream().ptr, given.data.ptr, w.pointer, y.data.ptr, 0, 0)
+        enter = launch(w, m, KIND, requantizers=True, x=C_TYPES[dtype])
+        enter(cp.cuda.get_current_stream().ptr, raw_x.data.ptr, w.pointer, y.data.ptr, 0, 0)
         got = rows.get()
         assert np.isnan(got[[0, -1]]).all()
-        np.testing.assert_array_equal(got[1:-1], product(w, prepared, MADE, makers=True))
+        np.testing.assert_array_equal(got[1:-1], product(w, prepared, KIND, requantizers=True))
 
 
 def test_one_product_of_a_call_quantizes_x_within_and_several_share_what_a_launch_before_makes():
     cp, rng = cupy(), np.random.default_rng(10)
     w, other = (random_tensor(qgemm.FORMATS["q4_0"], 14336, 4096, rng).to_device() for _ in range(2))
     x = cp.asarray(normal(1024, 4096).astype(np.float16))
-    assert gemm.quantizes(problem(w, 1024, MADE)._replace(x="half"))
-    alone = qgemm.matmul(x, w, MADE)
-    both = qgemm.matmul_many(x, [w, other], MADE)
-    prepared = qgemm.quantize_activations(x, MADE)
-    for y in (both[0], qgemm.matmul(prepared, w, MADE)):
+    assert gemm.quantizes(problem(w, 1024, KIND)._replace(x="half"))
+    alone = qgemm.matmul(x, w, KIND)
+    both = qgemm.matmul_many(x, [w, other], KIND)
+    prepared = qgemm.quantize_activations(x, KIND)
+    for y in (both[0], qgemm.matmul(prepared, w, KIND)):
         assert bool((y == alone).all())
-    assert bool((both[1] == qgemm.matmul(x, other, MADE)).all())
+    assert bool((both[1] == qgemm.matmul(x, other, KIND)).all())
 
 
-def test_flags_of_makers_serve_every_launch_of_a_workspace():
+def test_flags_of_requantizers_serve_every_launch_of_a_workspace():
     """Shapes and formats that share one take turns, on two streams at once, and in graphs that are replayed."""
     cp, rng = cupy(), np.random.default_rng(8)
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
@@ -186,10 +189,10 @@ def test_flags_of_makers_serve_every_launch_of_a_workspace():
     for name, n, k, m in (("q4_0", 4096, 2048, 512), ("q4_k", 4000, 2048, 300), ("q8_0", 2048, 4096, 1024)):
         w = random_tensor(qgemm.FORMATS[name], n, k, rng).to_device()
         x = cp.asarray(normal(m, k).astype(np.float16))
-        prepared = qgemm.quantize_activations(x, MADE)
-        want = cp.asarray(product(w, prepared, MADE, makers=False))
+        prepared = qgemm.quantize_activations(x, KIND)
+        want = cp.asarray(product(w, prepared, KIND, requantizers=False))
         for kind, pointer in ((EIGHT_BITS, prepared.pointer), ("half", x.data.ptr)):
-            enter = launch(w, m, MADE, makers=True, x=kind)
+            enter = launch(w, m, KIND, requantizers=True, x=kind)
             ys = [cp.empty((m, n), np.float32) for _ in streams]
             cases.append((enter, pointer, w, want, ys, (x, prepared)))
 

@@ -21,7 +21,7 @@ from qgemm.cuda.kernels.prefill_sm80 import A8, A16, PREFILL_SM80, PREFILL_SM80_
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Q8_1, Output, c_type
 
-# What a weight is off by, relative to its magnitude: scale (or minimum) and weight rounded to half; weight to bf16.
+# Relative error of a weight: scale (or minimum) and weight rounded to half, or weight to bf16.
 LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -60,10 +60,10 @@ def launch(x, w, y, stream, plan=None):
     """y of any type has the same sums."""
     prepared = isinstance(x, DeviceActivations)
     data, source, kernel = (x.data, Q8_1, PREFILL_SM80_A8) if prepared else (x, c_type(x.dtype), PREFILL_SM80)
-    given = Source(len(y), x.shape[-1], x.dtype.name, prepared)
-    asked = problem(w, given, "a8" if prepared else "a16")
-    asked = problem_of_launch(kernel, [asked], [Output(w.shape[0], y.dtype.name)], source)
-    kernel.launch(asked, plan or kernel.choose(asked))(stream, data.data.ptr, w.pointer, y.data.ptr, 0, 0)
+    x_source = Source(len(y), x.shape[-1], x.dtype.name, prepared)
+    p = problem(w, x_source, "a8" if prepared else "a16")
+    p = problem_of_launch(kernel, [p], [Output(w.shape[0], y.dtype.name)], source)
+    kernel.launch(p, plan or kernel.choose(p))(stream, data.data.ptr, w.pointer, y.data.ptr, 0, 0)
 
 
 def on_gpu(x, dtype):
@@ -130,8 +130,8 @@ def test_a8_by_matmul(fmt, dtype):
         bound += 2.0**-22 * (np.abs(want) + np.abs(bias) + np.abs(residual))
         bound += {"float32": 0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype] * (np.abs(want) + bound) + 2.0**-25
         assert excess(y.astype(np.float64), want, bound) <= 1
-        (again,) = qgemm.matmul_many(qgemm.quantize_activations(cupy().asarray(x)), [on_device], dtype=kind)
-        assert (again == qgemm.matmul(cupy().asarray(x), on_device, "a8", dtype=kind)).all()
+        (repeated,) = qgemm.matmul_many(qgemm.quantize_activations(cupy().asarray(x)), [on_device], dtype=kind)
+        assert (repeated == qgemm.matmul(cupy().asarray(x), on_device, "a8", dtype=kind)).all()
 
 
 @each(TILED)

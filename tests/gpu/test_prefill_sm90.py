@@ -38,9 +38,9 @@ def launched(fmt, shape, m, config):
 
 
 def bound(x, w, loss):
-    """Float sums of weights that are rounded to half or bf16 (loss): three roundings of what is added up to a weight.
+    """Bound of float sums of weights that are rounded to half or bf16 (loss).
 
-    Those are of the scale, of the minimum or a codebook's level, and of the weight.
+    A weight is rounded three times: the scale, the minimum or a level of a codebook, and the weight itself.
     """
     fmt = w.format
     sizes = magnitudes(fmt, w.blocks)
@@ -65,10 +65,10 @@ LOSS = {"float16": 2.0**-11, "bfloat16": 2.0**-9 + 2.0**-24}
 def test_products_at_every_edge(fmt, n, k):
     """M on both sides of each token tile and route; N and K that end inside a tile; nothing beside y is touched."""
     cp, rng, w = cupy(), np.random.default_rng(n + k), reference(fmt, n, k)
-    most = 2 * max(EDGES) + 7
-    every = cp.asarray(rng.standard_normal((most, w.w.shape[1])).astype(np.float16))
+    max_m = 2 * max(EDGES) + 7
+    every = cp.asarray(rng.standard_normal((max_m, w.w.shape[1])).astype(np.float16))
     want, near = w.exact(every), bound_on_gpu(every, w, LOSS["float16"])
-    for m in sorted({9, *EDGES, *(m + 1 for m in EDGES), most}):
+    for m in sorted({9, *EDGES, *(m + 1 for m in EDGES), max_m}):
         rows, y = guarded(m, n)
         qgemm.matmul(every[:m], w.on_device, out=y)
         assert cp.isnan(rows[[0, -1]]).all()
@@ -102,10 +102,10 @@ def test_every_config_by_every_format(fmt, config, monkeypatch):
             if launch.grid in grids:
                 continue
             grids.add(launch.grid)
-            made = [guarded(m, n) for _ in range(3)]
-            for _, y in made:
+            repeats = [guarded(m, n) for _ in range(3)]
+            for _, y in repeats:
                 launch(cp.cuda.get_current_stream().ptr, x.data.ptr, w.on_device.pointer, y.data.ptr)
-            (first, y), *others = made
+            (first, y), *others = repeats
             for rows, _ in others:
                 assert (rows.view(np.uint32) == first.view(np.uint32)).all()
             assert cp.isnan(first[[0, -1]]).all()
@@ -270,11 +270,11 @@ def test_two_hundred_times_the_same_bits(row_blocks, m, name):
     want = qgemm.matmul(x, w)
     y = cp.empty_like(want)
 
-    def again():
+    def repeat():
         y.fill(np.nan)
         return qgemm.matmul(x, w, out=y)
 
-    assert_same_bits(want, again)
+    assert_same_bits(want, repeat)
 
 
 @pytest.mark.parametrize("m", [16, 100, 1000])

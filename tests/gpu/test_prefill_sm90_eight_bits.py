@@ -39,7 +39,7 @@ def of_kernel(w, on_device):
 
 
 def launch_within(w, m, dtype, kind):
-    """The launch that quantizes x of so many rows itself."""
+    """The launch that quantizes m rows of x itself."""
     on, (n, k) = gpu_of(w.device), w.shape
     p = Problem(w.format, kind, m, n, k, on.sm, C_TYPES[dtype], (Output(n),), 0, on.device, on.sms)
     return prefill.EightBitLaunch(p, prefill.ranked(p)[0][0]).enter
@@ -157,10 +157,10 @@ def test_relative_error_of_products(fmt, kind):
     x = rng.standard_normal((64, 2048)).astype(np.float32)
     outliers = x.copy()
     outliers[:, rng.choice(2048, 20, replace=False)] *= 20
-    for values, most in ((x, 0.015), (outliers, 0.035)):
+    for values, limit in ((x, 0.015), (outliers, 0.035)):
         want = values.astype(np.float64) @ w.dequantize(np.float64).T
         y = qgemm.matmul(cupy().asarray(values), w.to_device(), kind).get()
-        assert np.sqrt(((y - want) ** 2).mean() / (want**2).mean()) < most
+        assert np.sqrt(((y - want) ** 2).mean() / (want**2).mean()) < limit
 
 
 @every_kind
@@ -172,9 +172,9 @@ def test_x_quantized_within_has_the_bits_of_x_prepared(fmt, dtype, kind):
     w = random_tensor(fmt, 330, 1120, rng).to_device()
     n, k = w.shape
     for m in (1, 16, 100, 128, 129, 256, 300):
-        given = rng.standard_normal((m, k)).astype(np.float32)
-        given[m // 2, 7], given[m - 1, k - 1] = np.nan, np.inf
-        x = cp.asarray(given.astype(float_dtype(dtype)))
+        raw_x = rng.standard_normal((m, k)).astype(np.float32)
+        raw_x[m // 2, 7], raw_x[m - 1, k - 1] = np.nan, np.inf
+        x = cp.asarray(raw_x.astype(float_dtype(dtype)))
         want = qgemm.matmul(qgemm.quantize_activations(x, kind), w, kind, dtype="float32").get()
         launch = launch_within(w, m, dtype, kind)
         for _ in range(3):
@@ -195,21 +195,21 @@ def test_x_quantized_within_on_two_streams_and_in_a_graph():
         launches[m], streams[m] = launch_within(w, m, "float16", "a8_g256"), cp.cuda.Stream(non_blocking=True)
         ys[m] = [cp.empty((m, 4096), np.float32) for _ in range(100)]
     cp.cuda.Device().synchronize()
-    for turn in range(100):
+    for repeat in range(100):
         for m, launch in launches.items():
-            launch(streams[m].ptr, xs[m].data.ptr, w.pointer, ys[m][turn].data.ptr, 0, 0)
+            launch(streams[m].ptr, xs[m].data.ptr, w.pointer, ys[m][repeat].data.ptr, 0, 0)
     cp.cuda.Device().synchronize()
-    for m, found in ys.items():
-        assert all(bool((y == wants[m]).all()) for y in found)
-    (m, stream), found = next(iter(streams.items())), ys[128][:3]
+    for m, outputs in ys.items():
+        assert all(bool((y == wants[m]).all()) for y in outputs)
+    (m, stream), outputs = next(iter(streams.items())), ys[128][:3]
     with stream:
         stream.begin_capture()
-        for y in found:
+        for y in outputs:
             launches[m](stream.ptr, xs[m].data.ptr, w.pointer, y.data.ptr, 0, 0)
         graph = stream.end_capture()
-        for y in found:
+        for y in outputs:
             y.fill(np.nan)
         for _ in range(20):
             graph.launch(stream)
     stream.synchronize()
-    assert all(bool((y == wants[m]).all()) for y in found)
+    assert all(bool((y == wants[m]).all()) for y in outputs)

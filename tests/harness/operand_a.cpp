@@ -1,5 +1,5 @@
-// Operand A of prefill_sm90 on the host: the weights of a tile as every lane makes them of codes, scales and minimums,
-// in the type In, each row multiplied by a power of two.
+// Operand A of prefill_sm90 on the host: the weights of a tile as every lane computes them from codes, scales and
+// minimums, in the type In, each row multiplied by a power of two.
 #include "gemm/row_exponent.cuh"
 #include "tile_config.cuh"
 
@@ -7,7 +7,8 @@ using namespace qgemm;
 using Operand = TileConfig<Config>;
 using Format = Operand::TileFormat;
 
-// weights: [k_block][group of 16 rows][lane][step][register 0..3][2]; exponents: [64], rows are multiplied by 2^-exponent.
+// weights: [k_block][group of 16 rows][lane][step][register 0..3][2]; exponents: [64], rows are multiplied by
+// 2^-exponent.
 extern "C" void operand_a(const Operand::Tile& tile, const float* row_absmax, u32* weights, int* exponents) {
     constexpr int LANES = 32;
     if constexpr (Format::TABLE_BYTES > 0)
@@ -28,7 +29,7 @@ extern "C" void operand_a(const Operand::Tile& tile, const float* row_absmax, u3
                     fold_zero<Operand>(group);
                     const Fragment codes_f16 = Format::codes_f16(codes, step);
                     for (int i = 0; i < 4; ++i)
-                        *weights++ = group.weights(levels.of(codes_f16.a[i], i % 2), i % 2);
+                        *weights++ = group.weights(levels.from_codes(codes_f16.a[i], i % 2), i % 2);
                 }
             }
 }

@@ -1,16 +1,17 @@
-// The schedule of a grouped product on the host: the work of every CTA, as moe_prefill_sm90 goes through it.
-#include "gemm/sm90/token_tiles.cuh"
+// The schedule of a grouped product on the host: the work tiles of every CTA of prefill_sm90.
+#include "moe/token_tiles.cuh"
 
 using namespace qgemm;
 
-// A CTA's part of a tile: its token tile, row tile, units along K, and the CTAs that share it by its account.
+// A CTA's part of a tile: token tile, row tile, work units along K, and the CTAs that share the tile as the CTA
+// computes them.
 struct Part {
     int cta, token_tile, row_tile, first, end, first_peer, peers;
 };
 
-// The work of all CTAs in order -> how many parts of tiles that is; `found` has room for `size`.
+// Writes the parts of all CTAs in order, at most `size`, and returns their number.
 extern "C" int grouped(const TokenTile* listed, int token_tiles, int row_tiles, int work_units, int ctas,
-                       const StreamK& sizes, Part* found, int size) {
+                       const StreamK& sizes, Part* parts, int size) {
     int count = 0;
     gridDim = {unsigned(ctas), 1, 1};
     GroupedSchedule schedule;
@@ -21,8 +22,9 @@ extern "C" int grouped(const TokenTile* listed, int token_tiles, int row_tiles, 
         TileScheduler scheduler(schedule.stream_k, work_units);
         for (WorkTile work; scheduler.fetch(work) && count < size; ++count) {
             const TilePeers<2> peers = scheduler.peers<2>(work);
-            const TileCoord at = map.at(work.tile);
-            found[count] = {cta, int(at.tokens - listed), at.row_tile, work.first, work.end, peers.first, peers.count};
+            const TileCoord coord = map.coord(work.tile);
+            parts[count] = {cta,        int(coord.tokens - listed), coord.row_tile, work.first, work.end, peers.first,
+                            peers.count};
         }
     }
     return count;

@@ -1,5 +1,5 @@
-// Main loop of the sm_80 prefill kernels with x of 16 bits: a warp dequantizes W in registers as operand A
-// (dequantize.cuh) and loads x as operand B by ldmatrix, both one step ahead of the tensor cores.
+// Mainloop of the sm_80 prefill kernels for x of 16 bits. A warp dequantizes W into registers, operand A
+// (dequantize.cuh), and loads x by ldmatrix, operand B, both one step ahead of the tensor cores.
 //
 // Config: Sm80 of config.cuh; In: half, bf16.
 #pragma once
@@ -10,34 +10,36 @@
 
 namespace qgemm {
 
-// Copies x, one k_iter after the other: all threads in turn copy the chunks of 16 bytes of a row.
+// Copies x, one k_iter after the other. Consecutive threads copy consecutive 16-byte chunks of a row.
 template <class Config>
 struct XLoader {
     using In = typename Config::In;
     using Row = In[K_BLOCK + 8];  // padded: the eight rows of an ldmatrix fall on different banks
-    static constexpr int TOKENS = Config::TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K, THREADS = Config::THREADS;
-    static constexpr int ROW_CHUNKS = K_BLOCK * sizeof(In) / 16, CHUNKS = TOKENS * ROW_CHUNKS;
-    static_assert(THREADS % CHUNKS == 0 || CHUNKS % THREADS == 0, "threads in turn copy whole k_blocks, or a part");
+    static constexpr int BLOCK_TOKENS = Config::BLOCK_TOKENS, WARP_SPLIT_K = Config::WARP_SPLIT_K,
+                         THREADS = Config::THREADS;
+    static constexpr int ROW_CHUNKS = K_BLOCK * sizeof(In) / 16, CHUNKS = BLOCK_TOKENS * ROW_CHUNKS;
+    static_assert(THREADS % CHUNKS == 0 || CHUNKS % THREADS == 0,
+                  "the threads copy whole k_blocks, or a k_block is a whole number of passes");
 
     const In* x;
-    int k, columns, tokens;  // columns, tokens: left from this thread's first chunk on
-    u32 to;                  // place of this chunk in the first stage
+    int k, columns, tokens;  // columns, tokens: remaining from this thread's first chunk on
+    u32 to;                  // address of this chunk in the first stage
 
-    __device__ XLoader(Row (&stage)[WARP_SPLIT_K][TOKENS], const In* all_x, const CtaTile<Config>& p) : k(p.k) {
+    __device__ XLoader(Row (&stage)[WARP_SPLIT_K][BLOCK_TOKENS], const In* all_x, const CtaTile<Config>& p) : k(p.k) {
         const int row = threadIdx.x / ROW_CHUNKS, in_row = threadIdx.x % ROW_CHUNKS * (16 / int(sizeof(In)));
-        const i64 column = i64(p.first * WARP_SPLIT_K + row / TOKENS) * K_BLOCK + in_row;
+        const i64 column = i64(p.first * WARP_SPLIT_K + row / BLOCK_TOKENS) * K_BLOCK + in_row;
         columns = int(min(p.k, i64(p.end) * WARP_SPLIT_K * K_BLOCK) - column);
-        tokens = row < WARP_SPLIT_K * TOKENS ? p.m - p.first_token - row % TOKENS : 0;
-        x = all_x + (p.first_token + row % TOKENS) * p.k + column;
-        to = shared_address(&stage[row / TOKENS][row % TOKENS][in_row]);
+        tokens = row < WARP_SPLIT_K * BLOCK_TOKENS ? p.m - p.first_token - row % BLOCK_TOKENS : 0;
+        x = all_x + (p.first_token + row % BLOCK_TOKENS) * p.k + column;
+        to = shared_address(&stage[row / BLOCK_TOKENS][row % BLOCK_TOKENS][in_row]);
     }
-    // The next k_iter, `at` bytes after the first stage; zeros beyond the slice.
-    __device__ void load(u32 at) {
+    // Copies the next k_iter to `offset` bytes after the first stage; zeros beyond the slice.
+    __device__ void load(u32 offset) {
 #pragma unroll
         for (int i = 0; i < WARP_SPLIT_K * CHUNKS; i += THREADS) {
             const int warp_k = i / CHUNKS, token = i % CHUNKS / ROW_CHUNKS;
             if (token < tokens)  // products of other tokens are not stored
-                cp_async_16(to + at + u32(sizeof(Row)) * (warp_k * TOKENS + token),
+                cp_async_16(to + offset + u32(sizeof(Row)) * (warp_k * BLOCK_TOKENS + token),
                             x + i64(token) * k + warp_k * K_BLOCK, warp_k * K_BLOCK < columns);
         }
         x += WARP_SPLIT_K * K_BLOCK;
@@ -45,14 +47,14 @@ struct XLoader {
     }
 };
 
-// Operand A of a warp, step by step.
+// Operand A of a warp, one step of 16 columns at a time.
 template <class Config>
 struct OperandA {
     using Format = typename Config::TileFormat;
     static constexpr int M16_TILES = Config::M16_TILES;
     typename Format::Codes codes[M16_TILES];
     GroupScale<typename Config::In, Format::HAS_MINIMUM> groups[M16_TILES];
-    int first, lane;  // first: of its groups of 16 rows, within the row_block
+    int first, lane;  // first: number of the warp's first 16 rows in the row_block
     float factor;
 
     __device__ void load(Fragment (&a)[M16_TILES], const StageWeights<Config>& weights, int k_block, int step) {
@@ -76,17 +78,16 @@ private:
     }
 };
 
-// Operand B of a lane, in batches of column tiles of a step: columns 0..7, 8..15 of eight tokens, then of the next
-// eight.
+// Operand B of a lane, one batch of column tiles (8 tokens by 16 columns) of a step at a time.
 template <class Config>
 struct OperandB {
     static constexpr int COLUMN_TILES = Config::COLUMN_TILES;
     static constexpr int BATCH = COLUMN_TILES < 8 ? COLUMN_TILES : 8;             // column tiles
-    static constexpr int BATCHES = Config::K_BLOCK_STEPS * COLUMN_TILES / BATCH;  // of a k_block
+    static constexpr int BATCHES = Config::K_BLOCK_STEPS * COLUMN_TILES / BATCH;  // per k_block
     using In = typename Config::In;
     u32 pairs[BATCH / 2][4];
 
-    // Batch `i` of a k_block. x: address of this lane's row of the first ldmatrix.
+    // Loads batch `i` of a k_block. x: address of this lane's row of the first ldmatrix.
     __device__ void load(u32 x, int i) {
         const int step = i * BATCH / COLUMN_TILES, first = i * BATCH % COLUMN_TILES;
 #pragma unroll
@@ -119,13 +120,13 @@ __device__ __forceinline__ void mainloop(typename Config::WarpAcc& acc,
     const auto weights = [&](int stage) -> const auto& { return stages[stage].weights_of(coord); };
     const u32 first_x =
         shared_address(&stages[0].x[coord.warp_k][coord.lane % 8 + coord.lane / 16 * 8][coord.lane / 8 % 2 * 8]);
-    const auto x_of = [&](int stage) { return first_x + stage * u32(sizeof(stages[0])); };
+    const auto stage_x = [&](int stage) { return first_x + stage * u32(sizeof(stages[0])); };
     Fragment a[2][Config::M16_TILES];
     OperandB<Config> b[2];
     cp_async_wait<STAGES - 2>();
     __syncthreads();
     operand_a.load(a[0], weights(0), p.first * WARP_SPLIT_K + coord.warp_k, 0);
-    b[0].load(x_of(0), 0);
+    b[0].load(stage_x(0), 0);
     int stage = 0, free = STAGES - 1;
     for (int k_iter = p.first; k_iter < p.end; ++k_iter) {
         const int next = stage + 1 < STAGES ? stage + 1 : 0, k_block = k_iter * WARP_SPLIT_K + coord.warp_k;
@@ -134,15 +135,15 @@ __device__ __forceinline__ void mainloop(typename Config::WarpAcc& acc,
             const int step = i * BATCH / COLUMN_TILES;
             if (i == BATCHES / 2) {
                 cp_async_wait<STAGES - 3>();
-                __syncthreads();  // the next stage is full, and every warp has read the one before
+                __syncthreads();  // the next stage is full, and all warps have read the previous one
                 w_loader.load(free * sizeof(stages[0]));
                 x_loader.load(free * sizeof(stages[0]));
                 cp_async_commit();
             }
             if (i + 1 < BATCHES)
-                b[(i + 1) % 2].load(x_of(stage), i + 1);
+                b[(i + 1) % 2].load(stage_x(stage), i + 1);
             else
-                b[0].load(x_of(next), 0);
+                b[0].load(stage_x(next), 0);
             if (i * BATCH % COLUMN_TILES == 0) {
                 if (step + 1 < Config::K_BLOCK_STEPS)
                     operand_a.load(a[(step + 1) % 2], weights(stage), k_block, step + 1);

@@ -1,4 +1,4 @@
-// What a CTA of prefill_sm90 and of the kernels like it does: the roles of its warps, and a consumer warpgroup.
+// The CTA of prefill_sm90 and prefill_sm90_eight_bits: the roles of its warps, and the consumer warpgroup.
 //
 // Config: Sm90 of config.cuh.
 #pragma once
@@ -30,7 +30,8 @@ __device__ __forceinline__ void finish_tile(const Warpgroup<Config>& wg, const S
     if (peers.is_finalizer(blockIdx.x)) store(wg, acc, tile, epi_tiles, row_factor);
 }
 
-// A consumer warpgroup: mainloop, reduction and epilogue of one work tile after the other. EIGHT_BITS: eight_bits.cuh.
+// A consumer warpgroup: mainloop, reduction and epilogue of its work tiles, one after the other. EIGHT_BITS: see
+// eight_bit_mainloop.cuh.
 template <class Config, class Store, bool EIGHT_BITS = Config::EIGHT_BITS>
 struct Consumer {
     using Acc = typename Config::Acc;
@@ -38,10 +39,11 @@ struct Consumer {
     Mainloop<Config> mainloop;
     const Store& store;
 
-    // Largest magnitudes of the weights of this lane's rows g and g + 8. row_absmax: [row_blocks * 64]
+    // The largest magnitudes in rows g and g + 8 of this lane. row_absmax: [row_blocks * 64]. W never changes, so that
+    // the read-only path may load it.
     __device__ float2 absmax_of(const float* row_absmax, int tile) const {
         row_absmax = wg.p.row_absmax(row_absmax, tile, wg.row_block) + 16 * wg.warp + wg.lane / 4;
-        return {row_absmax[0], row_absmax[8]};
+        return {__ldg(&row_absmax[0]), __ldg(&row_absmax[8])};
     }
 
     __device__ void run(const TileScheduler& first, const float* row_absmax,
@@ -61,16 +63,16 @@ struct Consumer {
             more = !Config::SINGLE_TILE && scheduler.fetch(next);
             if (more) absmax = absmax_of(row_absmax, next.tile);  // loaded while this tile is stored
             finish_tile(wg, store, acc, s.tile, first.template peers<Config::EPI_TILES>(s), workspace, row_exponent);
-            // Lanes diverged in the store. Without this ptxas takes nothing of the next work tile for uniform, neither
-            // addresses nor conditions, and computes them lane by lane, some of them in every stage.
+            // Lanes diverged in the store. Without __syncwarp ptxas treats addresses and conditions of the next work
+            // tile as divergent and computes them per lane, some of them in every stage.
             __syncwarp();
         }
     }
 };
 
-// address: of Smem, in shared memory. Not a reference: its alignment, once known, moves address arithmetic behind the
-// waits for stages. tiles, row_absmax: of the first row of W.
-// x: its tensor map, or what else a producer loads it by.
+// address: of Smem, in shared memory. A reference would tell ptxas its alignment, and ptxas would then move address
+// arithmetic from before the waits for stages to after them. tiles, row_absmax: of the first row of W. x: its tensor
+// map, or EightBitX.
 template <class Config, class X, class Store>
 __device__ __forceinline__ void run_prefill(u32 address, const Problem<Config>& problem, const X& x,
                                             const typename Config::Tile* tiles, const float* row_absmax,
@@ -99,7 +101,7 @@ __device__ __forceinline__ void run_prefill(u32 address, const Problem<Config>& 
         prepare_x(x, smem, warp);
         const int wg_k = Config::WG_SPLIT_K > 1 ? warpgroup / Config::ROW_BLOCKS : 0,
                   row_block = Config::ROW_BLOCKS > 1 ? warpgroup % Config::ROW_BLOCKS : 0;
-        const int lane = opaque(threadIdx.x % 32);  // the compiler does not compute it anew for every use
+        const int lane = opaque(threadIdx.x % 32);  // otherwise ptxas recomputes it at every use
         const Warpgroup<Config> wg = {smem,     problem, wg_k, row_block, int(threadIdx.x % WARPGROUP_THREADS),
                                       warp % 4, lane};
         const Consumer<Config, Store> consumer = {

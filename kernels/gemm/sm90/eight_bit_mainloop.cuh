@@ -1,11 +1,11 @@
-// Mainloop and consumer of prefill_sm90_eight_bits: a warpgroup owns a row_block and every WG_SPLIT_K-th stage. A stage
-// has the columns of a scale of W, in two boxes of x.
+// Mainloop and consumer of prefill_sm90_eight_bits. A warpgroup owns a row_block and every WG_SPLIT_K-th stage. A stage
+// has the columns that share a scale of W, in two boxes of x.
 //
-//   acc += s_w * s_x * (the integer sums of a group of columns of x)
+//   acc += s_w * s_x * (integer sums over a group of columns of x)
 //
-// While wgmma adds up one group, sums of the one before are scaled and added, and weights are brought into bytes. Where
-// a group is a stage, more than 128 tokens are two halves with sums of their own, so that one is scaled while the other
-// is added up.
+// While wgmma computes the sums of one group, the sums of the group before are scaled and added, and the next weights
+// become bytes. If a group is a stage and there are more than 128 tokens, the tokens are computed in two passes with
+// sums of their own: the sums of one pass are scaled while wgmma computes the other.
 // Config: EightBits of eight_bits.cuh.
 #pragma once
 
@@ -17,19 +17,19 @@ namespace qgemm {
 
 template <class Config>
 struct EightBitMainloop {
-    static constexpr int GROUPS = Config::GROUPS, STEPS = Config::X_COLUMNS / 32;  // groups of x in a stage
-    // Tokens of a half; wgmma of bytes takes multiples of 16.
-    static constexpr int FIRST_TOKENS = (Config::TOKENS / 2 + 15) / 16 * 16,
-                         LAST_TOKENS = Config::TOKENS - FIRST_TOKENS;
+    static constexpr int X_GROUPS = Config::X_GROUPS, STEPS = Config::X_COLUMNS / 32;  // per stage, per box
+    // Tokens of the two passes: int8 wgmma requires multiples of 16.
+    static constexpr int FIRST_TOKENS = (Config::BLOCK_TOKENS / 2 + 15) / 16 * 16,
+                         LAST_TOKENS = Config::BLOCK_TOKENS - FIRST_TOKENS;
     static constexpr u32 X_BOX = StageCursor<Config>::X_STAGE / Config::BOXES,  // strides of operand B's descriptor
-        X_HALF = X_BOX / Config::TOKENS * FIRST_TOKENS;
-    // 128 tokens in halves take 88.0 us where one set of sums takes 82.0; 176 in one set spill registers.
-    static constexpr bool HALVES = GROUPS == 1 && Config::TOKENS > 128;
+        X_LAST = X_BOX / Config::BLOCK_TOKENS * FIRST_TOKENS;
+    // Measured: 128 tokens in two passes cost 88.0 us, in one 82.0. 176 tokens in one pass spill registers.
+    static constexpr bool TWO_PASSES = X_GROUPS == 1 && Config::BLOCK_TOKENS > 128;
     using Format = typename Config::TileFormat;
     using Acc = typename Config::Acc;
     template <int TOKENS>
     using Sums = int[TOKENS / 2];
-    using OperandA = u32[STEPS][4];  // a box's registers
+    using OperandA = u32[STEPS][4];  // for a box of x
     using Cursor = StageCursor<Config>;
     const Warpgroup<Config>& wg;
     const WeightPipeline<Config>& pipeline;  // W of this row_block
@@ -41,19 +41,20 @@ struct EightBitMainloop {
         float2 w;
     };
 
-    // acc += W @ x over this warpgroup's stages of a work tile. before: stages that this CTA has been through.
+    // acc += W @ x over this warpgroup's stages of a work tile. before: stages that the CTA used for earlier work
+    // tiles.
     __device__ __forceinline__ void run(Acc& acc, const WorkTile& s, u32 before) const {
         Cursor cursor(wg, s, before);
-        if constexpr (HALVES)
-            run_halves(acc, cursor, wg.p.end_stage(s));
+        if constexpr (TWO_PASSES)
+            run_two_passes(acc, cursor, wg.p.end_stage(s));
         else
-            run_boxes(acc, cursor, wg.p.end_stage(s));
+            run_one_pass(acc, cursor, wg.p.end_stage(s));
     }
 
 private:
-    // A group is a stage. Both halves are added before the next stage: sums that are read in the next round of the loop
-    // make ptxas wait for all of wgmma.
-    __device__ __forceinline__ void run_halves(Acc& acc, Cursor& cursor, int end) const {
+    // A group is a stage. The sums of both passes are added within the iteration: if the next one read them, ptxas
+    // would wait for all wgmma.
+    __device__ __forceinline__ void run_two_passes(Acc& acc, Cursor& cursor, int end) const {
         if (cursor.j >= end) return;
         OperandA a[2];
         Sums<FIRST_TOKENS> first;
@@ -66,55 +67,55 @@ private:
             multiply<FIRST_TOKENS, 0, false>(first, a[0], x);
             dequantize(a[1], cursor, 1, w_scales);
             multiply<FIRST_TOKENS, 1>(first, a[1], x + X_BOX);
-            multiply<LAST_TOKENS, 0>(last, a[0], x + X_HALF);
-            multiply<LAST_TOKENS, 1>(last, a[1], x + X_BOX + X_HALF);
+            multiply<LAST_TOKENS, 0>(last, a[0], x + X_LAST);
+            multiply<LAST_TOKENS, 1>(last, a[1], x + X_BOX + X_LAST);
             cursor.release();
             wgmma_wait<2>();
             add<0, FIRST_TOKENS>(acc, first, group);
             cursor.advance();
-            wgmma_wait<1>();  // a[0] is read
+            wgmma_wait<1>();  // wgmma has read a[0]
             if (cursor.j < end) begin_stage(a[0], cursor, w_scales);
             wgmma_wait<0>();
             add<FIRST_TOKENS, LAST_TOKENS>(acc, last, group);
         }
         cursor.release();
     }
-    // All tokens have their sums together: where a group is a box, halves take an eighth longer.
-    __device__ __forceinline__ void run_boxes(Acc& acc, Cursor& cursor, int end) const {
+    // The sums of all tokens are computed together. If a group is a box, two passes cost an eighth more.
+    __device__ __forceinline__ void run_one_pass(Acc& acc, Cursor& cursor, int end) const {
         OperandA a[2];
-        Sums<Config::TOKENS> sums;
+        Sums<Config::BLOCK_TOKENS> sums;
         EightBitScales<Config> w_scales;
-        GroupScales group = {nullptr, {}};  // of sums that wgmma may still be adding up
+        GroupScales group = {nullptr, {}};  // scales of the sums that wgmma may still be computing
         for (; cursor.j < end; cursor.advance()) {
             cursor.wait(pipeline, first_x);
             w_scales.begin(pipeline, cursor.state.stage, cursor.tile(), wg.p.k_blocks_in(cursor.j), wg.warp, wg.lane);
-            if constexpr (GROUPS == 1) wgmma_wait<1>();  // a[0] is read
+            if constexpr (X_GROUPS == 1) wgmma_wait<1>();  // wgmma has read a[0]
 #pragma unroll
             for (int box = 0; box < 2; ++box) {
                 dequantize(a[box], cursor, box, w_scales);
                 const unsigned long long x = cursor.x + box * X_BOX;
-                if (GROUPS == 1 && box == 1) {
-                    multiply<Config::TOKENS, 1>(sums, a[box], x);
+                if (X_GROUPS == 1 && box == 1) {
+                    multiply<Config::BLOCK_TOKENS, 1>(sums, a[box], x);
                     continue;
                 }
                 wgmma_wait<0>();
-                if (group.x) add<0, Config::TOKENS>(acc, sums, group);
+                if (group.x) add<0, Config::BLOCK_TOKENS>(acc, sums, group);
                 if (box == 0) cursor.release();
-                multiply<Config::TOKENS, 0>(sums, a[box], x);
+                multiply<Config::BLOCK_TOKENS, 0>(sums, a[box], x);
                 group = scales_of(cursor, box, w_scales);
             }
         }
         wgmma_wait<0>();
-        if (group.x) add<0, Config::TOKENS>(acc, sums, group);
+        if (group.x) add<0, Config::BLOCK_TOKENS>(acc, sums, group);
         cursor.release();
     }
-    // Waits for a stage, decodes its scales and brings the weights of its first box into bytes.
+    // Waits for a stage, decodes its scales and converts the weights of its first box to bytes.
     __device__ __forceinline__ void begin_stage(OperandA& a, Cursor& cursor, EightBitScales<Config>& w_scales) const {
         cursor.wait(pipeline, first_x);
         w_scales.begin(pipeline, cursor.state.stage, cursor.tile(), wg.p.k_blocks_in(cursor.j), wg.warp, wg.lane);
         dequantize(a, cursor, 0, w_scales);
     }
-    // Starts the sums of a half of the tokens over a box, or adds to them.
+    // Starts the sums of TOKENS tokens over a box; ADD: adds to the sums.
     template <int TOKENS, int ADD, bool COMMIT = true>
     __device__ __forceinline__ static void multiply(Sums<TOKENS>& sums, const OperandA& a, unsigned long long x) {
         wgmma_fence();
@@ -137,31 +138,31 @@ private:
             for (int step = 0; step < Config::K_BLOCK_STEPS; ++step) {
                 u32 rows[2];
                 w_scales.bytes(rows, Format::codes_f16(codes, step), k_block, step);
-                const int at = (i * Config::K_BLOCK_STEPS + step) / 2, of = step % 2;
-                a[at][2 * of] = rows[0], a[at][2 * of + 1] = rows[1];
+                const int mma = (i * Config::K_BLOCK_STEPS + step) / 2, part = step % 2;  // two steps per wgmma
+                a[mma][2 * part] = rows[0], a[mma][2 * part + 1] = rows[1];
             }
         }
     }
 
-    // Adds the sums of tokens FIRST to FIRST + TOKENS - 1: of tokens 8 i + 2t and 8 i + 2t + 1, of rows g and g + 8.
-    // The scales of four tokens of a lane lie together.
+    // Adds the scaled sums of tokens FIRST .. FIRST + TOKENS - 1: a lane has rows g and g + 8 of tokens 8 i + 2t and
+    // 8 i + 2t + 1. The scales of four tokens of a lane are adjacent.
     template <int FIRST, int TOKENS>
-    __device__ __forceinline__ void add(Acc& acc, const Sums<TOKENS>& sums, const GroupScales& by) const {
+    __device__ __forceinline__ void add(Acc& acc, const Sums<TOKENS>& sums, const GroupScales& scales) const {
 #pragma unroll
         for (int i = 0; i < TOKENS / 16; ++i) {
-            const int of = FIRST / 16 + i;
-            const float4 four = by.x[4 * of];
+            const int sixteen = FIRST / 16 + i;
+            const float4 four = scales.x[4 * sixteen];
             const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
-                const float scale = x[j / 4 * 2 + j % 2] * (j / 2 % 2 ? by.w.y : by.w.x);
-                acc[8 * of + j] = __fmaf_rn(float(sums[8 * i + j]), scale, acc[8 * of + j]);
+                const float scale = x[j / 4 * 2 + j % 2] * (j / 2 % 2 ? scales.w.y : scales.w.x);
+                acc[8 * sixteen + j] = __fmaf_rn(float(sums[8 * i + j]), scale, acc[8 * sixteen + j]);
             }
         }
     }
 };
 
-// Consumer of consumer.cuh for products of eight bits. Store: as there, with a NoRowFactor.
+// Consumer of consumer.cuh for products of int8. Store: as there, with a NoRowFactor.
 template <class Config, class Store>
 struct Consumer<Config, Store, true> {
     const Warpgroup<Config>& wg;

@@ -1,5 +1,5 @@
-// The producer warps of prefill_sm90: one loads W (cp.async.bulk), one loads x (TMA). Both fill the stages of the
-// pipeline in order and announce their bytes at the stage's mbarrier.
+// Producer warps of prefill_sm90: one loads W (cp.async.bulk), one loads x (TMA). Both fill the stages in order; the
+// copies complete at the stage's mbarrier.
 //
 // Config: Sm90 of config.cuh.
 #pragma once
@@ -12,13 +12,14 @@
 
 namespace qgemm {
 
-// Consumers and both producer warps wait until the mbarriers are initialised. They arrive at different instructions.
+// Waits until the mbarriers are initialised: consumers and both producer warps, at different instructions.
 template <class Config>
 __device__ inline void init_wait() {
     barrier_sync(INIT_BARRIER, Config::CONSUMER_THREADS + 3 * 32);
 }
-// By the warp that initialised them. Under racecheck it waits as well, later, where consumers get its registers: that
-// tool loses count of the other barriers of a warp that has arrived at one without waiting (compute-sanitizer 2025.3).
+// Called by WARP_INIT after it initialised them. Under racecheck the warp also waits, in init_arrived(), after it has
+// given up its registers: after a barrier.arrive without a wait that tool miscounts the warp's other barriers
+// (compute-sanitizer 2025.3).
 template <class Config>
 __device__ inline void init_arrive() {
     if (Config::ARRIVALS == 1) barrier_arrive(INIT_BARRIER, Config::CONSUMER_THREADS + 3 * 32);
@@ -28,12 +29,12 @@ __device__ inline void init_arrived() {
     if (Config::ARRIVALS > 1) init_wait<Config>();
 }
 
-// Where the stages of a work tile come from.
+// The addresses in global memory from which the stages of a work tile are loaded.
 template <class Config, bool GROUPED = Config::GROUPED>
 struct Source {
     using Tile = typename Config::Tile;
-    const Tile* tiles;              // the first row_block's, from the start of K
-    int tiles_along_k, row_blocks;  // row_blocks: those inside the matrix
+    const Tile* tiles;              // start of the first row_block
+    int tiles_along_k, row_blocks;  // row_blocks: inside the matrix
     int token;
 
     __device__ Source(const Problem<Config>& p, const Tile* all, const WorkTile& s)
@@ -42,8 +43,8 @@ struct Source {
           token(p.first_loaded(s.tile)) {
         tiles = all + i64(p.first_row_block(s.tile)) * tiles_along_k;
     }
-    // A tile of the first row_block -> the one beside it in another, or in the last one where that is beyond the
-    // matrix.
+    // first: a tile of the first row_block. Returns the tile at the same place along K of another row_block, or of the
+    // last one inside the matrix.
     __device__ const Tile* beside(const Tile* first, int row_block) const {
         return first + min(row_block, row_blocks - 1) * tiles_along_k;
     }
@@ -53,13 +54,13 @@ template <class Config>
 struct Producer {
     static constexpr int K_BLOCKS = Config::K_BLOCKS, K_BLOCKS_PER_STAGE = Config::K_BLOCKS_PER_STAGE;
     using Tile = typename Config::Tile;
-    using State = PipelineState<Config>;
+    using State = PipelineState<Config::STAGES>;
     Smem<Config>& smem;
     const Problem<Config>& p;
     TileScheduler scheduler;
 
-    // Calls step(source, j, state, tile) for every stage of this CTA, once it is empty: stage j of the tile of y, tile:
-    // number of the tile of W. Calls begin() before, as soon as the first work tile is known.
+    // Calls step(source, j, state, tile) for every stage of this CTA when it is empty. j: number of the stage along K;
+    // tile: number of the tile of W in this CTA. Calls begin() first, after the first work tile has been fetched.
     template <class Begin, class Step>
     __device__ void for_stages(const Tile* tiles, Begin begin, Step step) {
         State state;
@@ -79,19 +80,19 @@ struct Producer {
         if (state.phase + state.stage == 0) begin();  // this CTA has no work tile
     }
 
-    // Loads W. It does not wait for the kernels before, which may write x: weights never change.
+    // Loads W without waiting for the kernels before, which may write x: weights never change.
     __device__ void load_w(const Tile* tiles) {
         for_stages(tiles, init_wait<Config>, [&](const Source<Config>& source, int j, const State& state, u32 number) {
             const int k_blocks = p.k_blocks_in(j), k_block = j * K_BLOCKS_PER_STAGE % K_BLOCKS;
             const Tile* from = source.tiles + j * K_BLOCKS_PER_STAGE / K_BLOCKS;
-            const u32 full = state.full(smem);
+            const u32 full = smem.full_barrier(state);
             mbarrier_arrive_expect_tx(full, source.row_blocks * smem.weights[0].bytes(k_blocks));
 #pragma unroll
             for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block) {
                 const Tile* tile = source.beside(from, row_block);
                 if (row_block < source.row_blocks)
                     smem.weights[row_block].load(state.stage, tile, k_block, k_blocks, full);
-                // Fields are loaded for row_blocks beyond the matrix as well: their warps wait for them.
+                // Fields are also loaded for row_blocks beyond the matrix, whose warps wait for them.
                 if (k_block == 0) smem.weights[row_block].load_fields(number, tile);
             }
         });
@@ -100,14 +101,14 @@ struct Producer {
     __device__ void load_x(const TensorMap* x) {
         if (elect_sync()) prefetch_tensormap(x);
         griddepcontrol_launch_dependents();
-        const u32 bytes = min(p.m, Config::TOKENS) * sizeof(smem.x[0][0][0]);  // per k_block
+        const u32 bytes = min(p.m, Config::BLOCK_TOKENS) * sizeof(smem.x[0][0][0]);  // per k_block
         const auto begin = [] {
             init_wait<Config>();
             griddepcontrol_wait();
         };
         for_stages(nullptr, begin, [&](const Source<Config>& source, int j, const State& state, u32) {
             const int k_blocks = p.k_blocks_in(j);
-            const u32 full = state.full(smem);
+            const u32 full = smem.full_barrier(state);
             mbarrier_arrive_expect_tx(full, k_blocks * bytes);
 #pragma unroll
             for (int k_block = 0; k_block < K_BLOCKS_PER_STAGE; ++k_block)
@@ -123,7 +124,7 @@ __device__ __forceinline__ void load_x(Producer<Config>& producer, const TensorM
     producer.load_x(x);
 }
 
-// What a spare warp and the consumer warps do before x is loaded: nothing where it lies in memory as it is.
+// Work of WARP_INIT and of the consumer warps before x is loaded: none, since x is not quantized here.
 template <class Config>
 __device__ __forceinline__ void lead_x(const TensorMap*, Smem<Config>&) {}
 template <class Config>

@@ -1,6 +1,6 @@
-// Reductions of prefill_sm90's accumulators: over the warpgroups along K of a CTA, through shared memory; over the two
-// CTAs of a cluster, through DSMEM; over the CTAs of a tile, through global memory (stream-K fix-up). Each adds in a
-// fixed order.
+// Reductions of prefill_sm90's accumulators over K: over the warpgroups of a CTA through shared memory, over the two
+// CTAs of a cluster through DSMEM, over the CTAs of a tile through global memory (stream-K fix-up). All add in a fixed
+// order.
 //
 // Config: Sm90 of config.cuh. epi_tiles: a mask of epilogue tiles.
 #pragma once
@@ -16,11 +16,12 @@ __device__ inline float4 quad(const float (&acc)[SIZE], int i) {
     return {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
 }
 template <int SIZE>
-__device__ inline void add_quad(float (&acc)[SIZE], int i, const float4& more) {
-    acc[4 * i] += more.x, acc[4 * i + 1] += more.y, acc[4 * i + 2] += more.z, acc[4 * i + 3] += more.w;
+__device__ inline void add_quad(float (&acc)[SIZE], int i, const float4& terms) {
+    acc[4 * i] += terms.x, acc[4 * i + 1] += terms.y, acc[4 * i + 2] += terms.z, acc[4 * i + 3] += terms.w;
 }
 
-// Split-K inside a CTA: the other warpgroups store their partials of an epilogue tile, its owner adds them.
+// Split-K inside a CTA: warpgroups store their partials of the epilogue tiles that they do not own, and owners add
+// them.
 template <class Config>
 struct SplitKReduction {
     using Acc = typename Config::Acc;
@@ -62,16 +63,16 @@ private:
     }
 };
 
-// Split-K over a 2-CTA cluster: each CTA sends the epilogue tiles that its peer reduces, and adds what it receives.
+// Split-K over a 2-CTA cluster: each CTA sends the epilogue tiles that its peer reduces, and adds those of its peer.
 template <class Config>
 struct ClusterReduction {
     using Acc = typename Config::Acc;
     static constexpr int EPI_QUADS = Config::EPI_QUADS, HALF_QUADS = (Config::EPI_TILES + 1) / 2 * EPI_QUADS;
     const Warpgroup<Config>& wg;
-    u32 epi_tiles;  // those that this CTA reduces
+    u32 epi_tiles;  // that this CTA reduces
 
     __device__ u32 received() const { return shared_address(&wg.smem.received[wg.row_block][wg.wg_k]); }
-    // Tells the peer that this warpgroup has read all stages, and the mbarrier what it will receive.
+    // Tells the peer that this warpgroup has read all stages, and the mbarrier how many bytes it will receive.
     __device__ __forceinline__ void open_inbox() const {
         int count = 0;
 #pragma unroll
@@ -80,7 +81,7 @@ struct ClusterReduction {
         __syncwarp();
         barrier_cluster_arrive();
     }
-    // After barrier_cluster_wait().
+    // Called after barrier_cluster_wait().
     __device__ __forceinline__ void reduce(Acc& acc) const {
         const int start = epi_tiles & 1 ? 0 : HALF_QUADS, peer_start = HALF_QUADS - start;
         auto& inbox = wg.smem.peer_inbox[wg.row_block];
@@ -96,8 +97,8 @@ struct ClusterReduction {
     }
 };
 
-// Global memory for the fix-up: flags that say which partial sums are stored, then the partials. Flags are zero before
-// a kernel, and every kernel leaves them so.
+// Global memory of the fix-up: a ready flag for each stored partial sum, then the partials. Flags are zero before and
+// after every kernel: the CTA that awaits a flag clears it.
 template <int MAX_PARTIALS>
 struct alignas(16) Workspace {
     u32 flags[MAX_PARTIALS];
@@ -115,8 +116,8 @@ __device__ inline void await_flag(u32* flag) {
     *flag = 0;
 }
 
-// Stream-K fix-up: all CTAs of a tile but the finalizer store their partials and raise a flag for each epilogue tile;
-// the finalizer adds them, in the order of the CTAs. CTAs of clusters exchange half of the epilogue tiles each.
+// Stream-K fix-up: all CTAs of a tile except the finalizer store their partials and raise a flag for each epilogue
+// tile. The finalizer adds them in the order of the CTAs. In a cluster each CTA does so for half of the epilogue tiles.
 template <class Config>
 struct StreamKFixUp {
     using Acc = typename Config::Acc;
@@ -126,47 +127,47 @@ struct StreamKFixUp {
     Workspace<Config::MAX_PARTIALS>* workspace;
 
     __device__ __forceinline__ void reduce(Acc& acc, const Peers& peers, u32 epi_tiles) const {
-        const int me = blockIdx.x, step = peers.step(), first = peers.first + me % step;
-        if (!peers.is_finalizer(me)) return store_partials(acc, me, epi_tiles);
+        const int own_cta = blockIdx.x, step = peers.step(), first = peers.first + own_cta % step;
+        if (!peers.is_finalizer(own_cta)) return store_partials(acc, own_cta, epi_tiles);
         for (int i = wg.thread; i < EPI_TILES * peers.count; i += WARPGROUP_THREADS) {
             const int cta = first + i / EPI_TILES * step, epi_tile = i % EPI_TILES;
-            if (cta < me && wg.owns(epi_tile, epi_tiles)) await_flag(flag_of(cta, epi_tile));
+            if (cta < own_cta && wg.owns(epi_tile, epi_tiles)) await_flag(flag(cta, epi_tile));
         }
         wg.warpgroup_barrier();
         if (epi_tiles == Peers::ALL) return add_partials<Peers::ALL>(acc, first, step);
-        if (epi_tiles == Peers::HALF) return add_partials<Peers::HALF>(acc, first, step);
-        add_partials<Peers::ALL & ~Peers::HALF>(acc, first, step);
+        if (epi_tiles == Peers::FIRST_HALF) return add_partials<Peers::FIRST_HALF>(acc, first, step);
+        add_partials<Peers::ALL & ~Peers::FIRST_HALF>(acc, first, step);
     }
 
 private:
-    __device__ float4* partials_of(int cta) const {
+    __device__ float4* partials(int cta) const {
         return workspace->partials() + (i64(cta) * Config::ROW_BLOCKS + wg.row_block) * QUADS * WARPGROUP_THREADS +
                wg.thread;
     }
-    __device__ u32* flag_of(int cta, int epi_tile) const {
+    __device__ u32* flag(int cta, int epi_tile) const {
         return &workspace->flags[(cta * Config::ROW_BLOCKS + wg.row_block) * EPI_TILES + epi_tile];
     }
-    __device__ __forceinline__ void store_partials(const Acc& acc, int me, u32 epi_tiles) const {
-        float4* partial = partials_of(me);
+    __device__ __forceinline__ void store_partials(const Acc& acc, int own_cta, u32 epi_tiles) const {
+        float4* partial = partials(own_cta);
 #pragma unroll
         for (int i = 0; i < QUADS; ++i)
             if (wg.owns(i / EPI_QUADS, epi_tiles)) partial[i * WARPGROUP_THREADS] = quad(acc, i);
         wg.warpgroup_barrier();
-        if (wg.thread < EPI_TILES && wg.owns(wg.thread, epi_tiles)) raise_flag(flag_of(me, wg.thread));
+        if (wg.thread < EPI_TILES && wg.owns(wg.thread, epi_tiles)) raise_flag(flag(own_cta, wg.thread));
     }
-    // ADDED: the mask, known to the compiler so that loads need not wait for each other.
+    // ADDED: mask of epilogue tiles, at compile time so that all loads are in flight together.
     template <u32 ADDED>
     __device__ __forceinline__ void add_partials(Acc& acc, int first, int step) const {
         for (int cta = first; cta < int(blockIdx.x); cta += step) {
-            const float4* partial = partials_of(cta);
-            float4 more[QUADS];
+            const float4* partial = partials(cta);
+            float4 terms[QUADS];
 #pragma unroll
             for (int i = 0; i < QUADS; ++i)
                 if (ADDED >> i / EPI_QUADS & 1)
-                    more[i] = wg.owns(i / EPI_QUADS) ? __ldcg(partial + i * WARPGROUP_THREADS) : float4{};
+                    terms[i] = wg.owns(i / EPI_QUADS) ? __ldcg(partial + i * WARPGROUP_THREADS) : float4{};
 #pragma unroll
             for (int i = 0; i < QUADS; ++i)
-                if (ADDED >> i / EPI_QUADS & 1) add_quad(acc, i, more[i]);
+                if (ADDED >> i / EPI_QUADS & 1) add_quad(acc, i, terms[i]);
         }
     }
 };

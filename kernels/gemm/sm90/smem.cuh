@@ -1,4 +1,5 @@
-// Shared memory of prefill_sm90: the pipeline of W and x, its mbarriers, and what reduction and epilogue need.
+// Shared memory of prefill_sm90: the pipelines of W and x with their mbarriers, and the buffers of reduction and
+// epilogue.
 //
 // Config: Sm90 of config.cuh.
 #pragma once
@@ -8,11 +9,13 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_address.cuh"
 #include "config.cuh"
+#include "pipeline_state.cuh"
 
 namespace qgemm {
 
-// W of a row_block in the pipeline: whole tiles, or (TILES_PER_STAGE 0) k_blocks of tiles, whose fields have stages of
-// their own because they are read until the last k_block of the tile. tile: number of the tile among those of the CTA.
+// The pipeline of W of a row_block. A stage has whole tiles. With TILES_PER_STAGE 0 it has k_blocks of a tile, and the
+// fields have stages of their own, because they are read until the tile's last k_block. tile: number of a tile among
+// those of the CTA.
 template <class Config, int TILES_PER_STAGE>
 struct SmemPipeline {
     static constexpr int K_BLOCKS = Config::K_BLOCKS;
@@ -68,22 +71,22 @@ struct SmemPipeline<Config, 0> {
 template <class Config>
 using WeightPipeline = SmemPipeline<Config, Config::WHOLE_TILES ? Config::K_BLOCKS_PER_STAGE / Config::K_BLOCKS : 0>;
 
-// Partial sums of an epilogue tile, of all warpgroups along K but its owner, as registers hold them; an epilogue tile
-// with the rows of a token side by side; what the peer CTA of a cluster sends: its sums of half a row_block's epilogue
-// tiles.
+// Partial sums of an epilogue tile from the warpgroups along K that do not own it, in the order of their registers.
 template <class Config>
 using Partial = float4[Config::WG_SPLIT_K > 1 ? Config::WG_SPLIT_K - 1 : 1][Config::EPI_QUADS][WARPGROUP_THREADS];
+// An epilogue tile; the rows of a token are adjacent.
 template <class Config>
-using EpilogueSmem = float[Config::EPI_TILE][TILE_ROWS + 4];
+using EpilogueSmem = float[Config::EPI_TOKENS][TILE_ROWS + 4];
+// Partial sums from the peer CTA of a cluster: half of the epilogue tiles of a row_block.
 template <class Config>
 using PeerInbox = float4[(Config::EPI_TILES + 1) / 2 * Config::EPI_QUADS][WARPGROUP_THREADS];
 
 template <class Config>
-using XStages = typename Config::In[Config::STAGES][Config::K_BLOCKS_PER_STAGE / Config::X_K_BLOCKS][Config::TOKENS]
-                                   [Config::X_COLUMNS];  // swizzled
+using XStages = typename Config::In[Config::STAGES][Config::K_BLOCKS_PER_STAGE / Config::X_K_BLOCKS]
+                                   [Config::BLOCK_TOKENS][Config::X_COLUMNS];  // swizzled
 
-// x in the pipeline, and reduction and epilogue. Several work tiles per CTA: both lie beside the pipeline, and the
-// first warpgroup along K owns all epilogue tiles, one after the other.
+// Stages of x, and buffers of reduction and epilogue. With several work tiles per CTA the buffers have memory of their
+// own, and the first warpgroup along K owns all epilogue tiles, one after the other.
 template <class Config, bool SINGLE_TILE = Config::SINGLE_TILE>
 struct XSmem {
     union ReduceSmem {
@@ -92,7 +95,7 @@ struct XSmem {
     };
     union {
         XStages<Config> x;
-        PeerInbox<Config> peer_inbox[Config::ROW_BLOCKS];  // once no stage is read any more
+        PeerInbox<Config> peer_inbox[Config::ROW_BLOCKS];  // after the last stage has been read
     };
     ReduceSmem reduce[Config::ROW_BLOCKS];
 
@@ -102,7 +105,7 @@ struct XSmem {
     __device__ static void alias_x_stages() {}
 };
 
-// A single work tile: both alias the pipeline, and every warpgroup along K owns some of the epilogue tiles.
+// With a single work tile the buffers alias the stages, and every warpgroup along K owns some of the epilogue tiles.
 template <class Config>
 struct XSmem<Config, true> {
     struct ReduceSmem {
@@ -120,7 +123,7 @@ struct XSmem<Config, true> {
     __device__ auto& partial(int row_block, int epi_tile) { return reduce[row_block].partials[epi_tile]; }
     __device__ auto& epi_smem(int row_block, int wg_k) { return reduce[row_block].epi_smem[wg_k]; }
     __device__ static int owner(int epi_tile) { return epi_tile * Config::WG_SPLIT_K / Config::EPI_TILES; }
-    // Waits until no warpgroup reads x any more.
+    // Waits until all warpgroups have read their stages.
     __device__ static void alias_x_stages() {
         bar_sync(FIRST_ROW_BLOCK_BARRIER + Config::ROW_BLOCKS + Config::CONSUMERS, Config::CONSUMER_THREADS);
     }
@@ -129,11 +132,12 @@ struct XSmem<Config, true> {
 template <class Config>
 struct Smem : XSmem<Config>, Config::XScales {
     static constexpr int STAGES = Config::STAGES, ROW_BLOCKS = Config::ROW_BLOCKS;
+    static constexpr int BARRIERS_PER_STAGE = Config::BARRIERS_PER_STAGE;
+    using State = PipelineState<STAGES>;
     WeightPipeline<Config> weights[ROW_BLOCKS];
-    unsigned long long full[Config::BARRIERS_PER_STAGE][STAGES], empty[STAGES],
-        received[ROW_BLOCKS][Config::WG_SPLIT_K];
+    unsigned long long full[BARRIERS_PER_STAGE][STAGES], empty[STAGES], received[ROW_BLOCKS][Config::WG_SPLIT_K];
 
-    // By one thread: with a lane for each barrier it would be a loop over lanes, of 60 clocks each.
+    // Called by one thread: one lane per barrier would compile to a loop over lanes, 60 clocks each.
     __device__ __forceinline__ void init() {
 #pragma unroll
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -147,33 +151,21 @@ struct Smem : XSmem<Config>, Config::XScales {
         for (auto& pipeline : weights) pipeline.init();
         fence_mbarrier_init();
     }
+    // The mbarrier at which the bytes of a stage arrive, and the parity of its phase.
+    __device__ u32 full_barrier(const State& state) const {
+        return shared_address(&full[state.phase % BARRIERS_PER_STAGE][state.stage]);
+    }
+    __device__ static u32 full_parity(const State& state) { return state.phase / BARRIERS_PER_STAGE & 1; }
 };
 
-// The address of Smem in a CTA's dynamic shared memory, which begins with the table of the format.
+// The address of Smem in a CTA's dynamic shared memory, after the format's table of levels.
 template <class Config>
 __device__ __forceinline__ u32 smem_address(const unsigned char* memory) {
     constexpr int TABLE_BYTES = Config::TileFormat::TABLE_BYTES;
     static_assert(TABLE_BYTES + sizeof(Smem<Config>) == Config::SMEM_BYTES,
-                  "shared memory differs from what the host asks for");
-    // The shuffle keeps ptxas from computing the address anew for every use.
+                  "shared memory differs from the host's SMEM_BYTES");
+    // The shuffle keeps ptxas from recomputing the address at every use.
     return __shfl_sync(~0u, shared_address(memory), 0) + TABLE_BYTES;
 }
-
-// Stage index and phase: how often the stage has been filled before.
-template <class Config>
-struct PipelineState {
-    int stage = 0, phase = 0;
-
-    // by: at most STAGES.
-    __device__ void advance(int by) {
-        stage += by;
-        if (stage >= Config::STAGES) stage -= Config::STAGES, ++phase;
-    }
-    // The mbarrier at which the stage's bytes arrive, and the parity of its phase.
-    __device__ u32 full(Smem<Config>& smem) const {
-        return shared_address(&smem.full[phase % Config::BARRIERS_PER_STAGE][stage]);
-    }
-    __device__ u32 parity() const { return phase / Config::BARRIERS_PER_STAGE & 1; }
-};
 
 }  // namespace qgemm

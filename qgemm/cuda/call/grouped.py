@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from qgemm.cuda.jit.twins import TokenTile, TokenTiles
 from qgemm.cuda.kernels.expert_tiles import Size, max_token_tiles
-from qgemm.cuda.kernels.moe_prefill_sm90 import rows_of_x
 from qgemm.cuda.kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, sort_launch
 from qgemm.cuda.kernels.routes import route, sorts, token_tile
+from qgemm.cuda.kernels.sm90_token_tiles import rows_of_x
 from qgemm.cuda.problem import C_TYPES, ITEMSIZE, ExpertStride, Output, Problem, Routed, gpu
 from qgemm.cuda.tensor import DeviceExperts
 from qgemm.routing import Layer

@@ -126,6 +126,21 @@ class StreamK(ctypes.Structure):
     ]
 
 
+class DenseProduct(ctypes.Structure):
+    """One product y [m, n] = x [m, k] @ W [n, k].T of prefill_sm90; pointers come first.
+
+    partials: the workspace of stream-K. tiles: packed W, followed by the absmax of its rows.
+    """
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("partials", "tiles")),
+        ("epilogue", EpilogueArguments),
+        *((name, ctypes.c_int64) for name in ("n", "k")),
+        ("m", ctypes.c_int32),
+        ("stream_k", StreamK),
+    ]
+
+
 class TokenTile(ctypes.Structure):
     """Sorted rows `row` .. `row + rows - 1`, of one expert, whose `count` token tiles begin with number `first`."""
 
@@ -221,7 +236,7 @@ class Found(ctypes.Structure):
 
 STRUCTS = (
     Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, ExpertProducts, ExpertTileProducts, Divisor,
-    StreamK, TokenTile, TokenTiles, ExpertSort, GroupedProducts, ExpertSums, TensorMap, Found,
+    StreamK, DenseProduct, TokenTile, TokenTiles, ExpertSort, GroupedProducts, ExpertSums, TensorMap, Found,
 )  # fmt: skip
 SCALARS = {
     ctypes.c_void_p: "void*",

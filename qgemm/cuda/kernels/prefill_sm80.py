@@ -1,4 +1,4 @@
-"""The prefill kernels by mma.sync: many rows of x on tensor cores (sm_80 and later), A16 and A8."""
+"""prefill_sm80 and prefill_sm80_a8 on the host: many rows of x on tensor cores by mma.sync (sm_80 and later)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .kernel import Kernel, Launchable
 class Sm80Config(NamedTuple):
     """The tile of y of a CTA: `tokens` rows of x and `row_blocks` * 64 rows of W.
 
-    m16_tiles: tiles of 16 rows of W of a warp. warp_split_k: a warp takes one k_block in `warp_split_k`. us: time of a
-    CTA for a k_block, about.
+    m16_tiles: tiles of 16 rows of W of a warp. warp_split_k: warps along K, each of which multiplies every
+    warp_split_k-th k_block. us: approximate time of a CTA for a k_block.
     """
 
     kernel: str
@@ -48,15 +48,15 @@ class Sm80Config(NamedTuple):
 
 A16, A8 = "prefill_sm80", "prefill_sm80_a8"
 
-# Measured on an H200 with q4_0. Of every config at least three stages must fit into shared memory.
+# Measured on an H200 with q4_0. A config serves a format if at least MIN_STAGES fit into shared memory.
 SM80_CONFIGS = tuple(Sm80Config(*row) for row in read("prefill_sm80")["configs"])
-TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES[Q8_1]}  # of a token's share of a k_block, in shared memory
-EPI_TILE = 32  # tokens reduced and stored at a time, at most
-MIN_STAGES, MAX_STAGES = 3, 8  # stages, at least and at most
+TOKEN = {A16: TOKEN_BYTES["half"], A8: TOKEN_BYTES[Q8_1]}  # bytes of a token's share of a k_block in shared memory
+EPI_TOKENS = 32  # largest number of tokens that are reduced and stored together
+MIN_STAGES, MAX_STAGES = 3, 8
 
 
 class Plan(NamedTuple):
-    """A config, and the number of CTAs along K of a tile of y."""
+    """A config, and the number of CTAs along K for each tile of y."""
 
     config: Sm80Config
     split_k: int = 1
@@ -66,13 +66,14 @@ class Plan(NamedTuple):
 
 
 MAX_SPLIT_K = 4
-WAVES = 2  # of CTAs with split-K, at most: bounds the workspace of their partials
-REDUCTION_US: dict[str, float] = read("prefill_sm80")["reduction_us"]  # of a split tile, and of each 128 x 256 partials
+WAVES = 2  # largest number of waves of CTAs with split-K: bounds the workspace of their partials
+# us of the reduction of a split tile, and of each 128 x 256 partials.
+REDUCTION_US: dict[str, float] = read("prefill_sm80")["reduction_us"]
 
 
 @cache
 def sm80_configs_for(kernel: str, fmt: Format, sm: int) -> tuple[Sm80Config, ...]:
-    """The rows of SM80_CONFIGS for a kernel whose stages fit into the shared memory of this GPU."""
+    """The configs of a kernel of which MIN_STAGES fit into the shared memory of this GPU."""
     fitting = (config for config in SM80_CONFIGS if shared_bytes(fmt, config, MIN_STAGES) <= shared_limit(sm))
     return tuple(config for config in fitting if config.kernel == kernel)
 
@@ -88,13 +89,13 @@ def chosen(kernel: str, p: Problem, rows: Sequence[int]) -> list[Plan]:
 
 
 def ranked_plans(p: Problem, configs: Iterable[Sm80Config]) -> list[tuple[Plan, float]]:
-    """The same of some configs."""
+    """Every plan of these configs and its predicted us, the fastest first."""
     times = ((plan, predicted(p, plan, p.m)) for plan in plans(configs))
     return sorted((pair for pair in times if pair[1] < inf), key=lambda pair: pair[1])
 
 
 def chosen_plans(p: Problem, configs: Iterable[Sm80Config], rows: Sequence[int]) -> list[Plan]:
-    """The same of some configs."""
+    """The plans of these configs that are chosen for any of these numbers of rows of x."""
     return fastest(((plan, plan.config.tokens, partial(predicted, p, plan)) for plan in plans(configs)), rows)
 
 
@@ -109,13 +110,13 @@ def predicted(p: Problem, plan: Plan, m: int) -> float:
     if not may_share(plan, p.n, m, p.sms):
         return inf
     (config, split_k), k_blocks = plan, -(-p.k // tiles.K_BLOCK)
-    alone = -(-tiles_of(config, p.n, m) * split_k // p.sms) * -(-k_blocks // split_k) * config.us
+    busiest_us = -(-tiles_of(config, p.n, m) * split_k // p.sms) * -(-k_blocks // split_k) * config.us
     parts = split_k * config.warp_split_k * config.tokens * config.row_blocks / (128 * 4)
-    return alone + (split_k > 1) * (REDUCTION_US["always"] + REDUCTION_US["part"] * parts)
+    return busiest_us + (split_k > 1) * (REDUCTION_US["always"] + REDUCTION_US["part"] * parts)
 
 
 def may_share(plan: Plan, n: int, m: int, processors: int) -> bool:
-    """Whether the CTAs that share tiles are few enough."""
+    """Whether split-K has at most WAVES waves of CTAs."""
     return plan.split_k == 1 or tiles_of(plan.config, n, m) * plan.split_k <= WAVES * processors
 
 
@@ -125,9 +126,9 @@ def tiles_of(config: Sm80Config, n: int, m: int) -> int:
 
 
 def shared_bytes(fmt: Format, config: Sm80Config, stages: int) -> int:
-    """Shared memory of a CTA: for A16 the table of levels, and `stages` stages of codes, fields and x.
+    """Shared memory of a CTA: for A16 the table of levels, then `stages` stages of codes, fields and x.
 
-    The reduction takes their place at the end.
+    The reduction aliases all of it.
     """
     dtype = tiles.tile_dtype(fmt)
     weights = dtype.itemsize - (tiles.k_blocks(fmt) - 1) * dtype["k_blocks"].base.itemsize
@@ -138,23 +139,23 @@ def shared_bytes(fmt: Format, config: Sm80Config, stages: int) -> int:
 
 def reduce_bytes(config: Sm80Config) -> int:
     """Shared memory of the reduction over the warps along K: float32 [warp_split_k][tokens][rows + 4 of padding]."""
-    return 4 * config.warp_split_k * min(config.tokens, EPI_TILE) * (config.row_blocks * tiles.ROWS + 4)
+    return 4 * config.warp_split_k * min(config.tokens, EPI_TOKENS) * (config.row_blocks * tiles.ROWS + 4)
 
 
 def tile_sizes(config: Sm80Config, stages: int) -> Template:
     """The constants of Sm80 in kernels/gemm/sm80/config.cuh that follow from a config."""
     return {
-        "TOKENS": config.tokens,
+        "BLOCK_TOKENS": config.tokens,
         "ROW_BLOCKS": config.row_blocks,
         "M16_TILES": config.m16_tiles,
         "WARP_SPLIT_K": config.warp_split_k,
         "STAGES": stages,
-        "EPI_TILE": min(config.tokens, EPI_TILE),
+        "EPI_TOKENS": min(config.tokens, EPI_TOKENS),
     }
 
 
 def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) -> Template:
-    """The template of the config's kernel: as many stages as fit."""
+    """The constants of the config's kernel, with the largest number of stages that fits."""
     stages = next(
         count for count in range(MAX_STAGES, MIN_STAGES - 1, -1) if shared_bytes(fmt, config, count) <= shared_limit(sm)
     )
@@ -168,13 +169,13 @@ def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) ->
 
 
 def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
-    """The launch for every matrix of this shape, format and exponent and M rows of x."""
+    """The launch for every matrix of one shape, format and exponent, and M rows of x."""
     (config, split_k), out = plan, p.out
     constants, count = template(p.format, config, p.x, out, p.sm), tiles_of(config, p.n, p.m)
     pointers = (ctypes.c_void_p * 5)()  # w, x, y, partials, counters
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
     sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(split_k)
-    made = Launch(
+    product = Launch(
         load(kernel, p.format, **constants),
         count * split_k,
         config.threads,
@@ -186,25 +187,25 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
     if split_k == 1:
 
         def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
-            made(stream, w, x, y, 0, 0)
+            product(stream, w, x, y, 0, 0)
 
         return run
     memory = reduction_memory(p.device, plan, count)
 
     def run_split(stream: int, x: int, w: int, y: int, *_: int) -> None:
-        made(stream, w, x, y, *memory(stream))
+        product(stream, w, x, y, *memory(stream))
 
     return run_split
 
 
 def reduction_memory(device: int, plan: Plan, count: int) -> Callable[[int], tuple[int, int]]:
-    """What gives, for a stream, the partials in float32 of a plan's split tiles and a counter of arrivals of each."""
+    """A function of a stream that returns pointers to the partials of split tiles and to their arrival counters."""
     (config, split_k), none = plan, (0, 0)
     if split_k == 1:
         return lambda stream: none
-    of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
-    # Powers of two: few sizes, since each stays.
-    partials, counters = (4 << size.bit_length() for size in (count * split_k * of_tile, count))
+    tile_sums = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
+    # Workspaces are kept: powers of two are few sizes.
+    partials, counters = (4 << size.bit_length() for size in (count * split_k * tile_sums, count))
 
     def memory(stream: int) -> tuple[int, int]:
         shared = workspace(device, stream, "sm80 partials", partials).pointer
@@ -213,22 +214,22 @@ def reduction_memory(device: int, plan: Plan, count: int) -> Callable[[int], tup
     return memory
 
 
-MAX_EXPONENT = 126  # beyond it the factor is no float32
+MAX_EXPONENT = 126  # beyond it the factor overflows float32
 
 
 def weight_factors(p: Problem) -> tuple[float, float]:
-    """What brings weights into the range of half, and what undoes it at the end."""
+    """Two factors: of weights, to bring them into the range of half, and of sums, to undo it."""
     exponent = max(-MAX_EXPONENT, min(p.exponent, MAX_EXPONENT)) if p.x == "half" else 0
     return 2.0 ** (tiles.level_exponent(p.format) - exponent), 2.0**exponent
 
 
 def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:
-    """A plan for each config that fits: templates do not depend on split_k."""
+    """A plan for each config that fits; templates do not depend on split_k."""
     return tuple(Plan(config) for config in sm80_configs_for(kernel, p.format, p.sm))
 
 
 def outs(x: str) -> tuple[str, ...]:
-    """float32 and the type of x: y of 16 bits of another type is rare, and converted behind the product."""
+    """float32 and the type of x. y of another type of 16 bits is rare; it is converted after the product."""
     return "float32", *(name for name, kind in C_TYPES.items() if kind == x)
 
 

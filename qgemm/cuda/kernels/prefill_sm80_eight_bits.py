@@ -1,4 +1,4 @@
-"""prefill_sm80_eight_bits: products of eight bits by mma.sync: int8 (sm_80 and later), e4m3 (sm_89 and later)."""
+"""prefill_sm80_eight_bits on the host: products of eight bits by mma.sync, int8 (from sm_80) or e4m3 (from sm_89)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .prefill_sm80 import (
 )
 
 NAME = "prefill_sm80_eight_bits"
-MIN_STAGES, MAX_STAGES = 2, 4  # of COLUMNS, at least and at most
-X_ROW_BYTES = COLUMNS + 16  # of a token in a stage; padded, see EightBitStage in kernels/gemm/sm80/eight_bits.cuh
+MIN_STAGES, MAX_STAGES = 2, 4  # stages of COLUMNS
+X_ROW_BYTES = COLUMNS + 16  # a token in a stage, padded: EightBitStage in kernels/gemm/sm80/eight_bits.cuh
 
 
 class Pointers(ctypes.Structure):
-    """What changes from call to call."""
+    """The pointers of a call."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("w", "x", "partials", "counters")),
@@ -48,7 +48,7 @@ class Pointers(ctypes.Structure):
 
 @cache
 def measured() -> tuple[Sm80Config, ...]:
-    """The configs, of a warp along K, the same for all formats and both groups."""
+    """The configs, which are the same for all formats and activations and have one warp along K."""
     return tuple(
         Sm80Config(NAME, tokens, row_blocks, m16_tiles, 1, us)
         for tokens, row_blocks, m16_tiles, us in read(NAME)["configs"]
@@ -58,7 +58,7 @@ def measured() -> tuple[Sm80Config, ...]:
 def shared_bytes(fmt: Format, config: Sm80Config, group: int, stages: int) -> int:
     """Shared memory of a CTA: the table of levels, and an EightBitStage (kernels/gemm/sm80/eight_bits.cuh) per stage.
 
-    The reduction takes their place at the end.
+    The reduction aliases all of it.
     """
     weights = config.row_blocks * COLUMNS // tiles.columns(fmt) * tiles.tile_dtype(fmt).itemsize
     x = config.tokens * (X_ROW_BYTES + COLUMNS // group * group_activations.SCALE)
@@ -66,7 +66,7 @@ def shared_bytes(fmt: Format, config: Sm80Config, group: int, stages: int) -> in
 
 
 def template(fmt: Format, config: Sm80Config, activation: str, sm: int) -> Template:
-    """What the kernel is compiled with: as many stages as fit."""
+    """The constants of the kernel, with the largest number of stages that fits."""
     group = GROUPS[activation]
     stages = max(
         n for n in range(MIN_STAGES, MAX_STAGES + 1) if shared_bytes(fmt, config, group, n) <= shared_limit(sm)
@@ -92,7 +92,7 @@ def fitting(p: Problem) -> list[Sm80Config]:
 
 
 def launch(p: Problem, plan: Plan) -> Launchable:
-    """The launch for every matrix of this shape and format and M rows of x."""
+    """The launch for every matrix of one shape and format, and M rows of x."""
     config, split_k = plan
     constants, count, (output,) = _template(p, plan), tiles_of(config, p.n, p.m), p.outputs
     pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
@@ -102,7 +102,7 @@ def launch(p: Problem, plan: Plan) -> Launchable:
     )
     rows = ctypes.c_int(group_activations.rows_of(p.m))
     sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), rows, ctypes.c_int(split_k)
-    made = Launch(
+    product = Launch(
         load(NAME, p.format, **constants),
         count * split_k,
         config.threads,
@@ -113,8 +113,8 @@ def launch(p: Problem, plan: Plan) -> Launchable:
     ).enter
     memory = reduction_memory(p.device, plan, count)
 
-    def enter(stream: int, x: int, w: int, *of_y: int) -> None:
-        made(stream, w, x, *memory(stream), *of_y)
+    def enter(stream: int, x: int, w: int, *outputs: int) -> None:
+        product(stream, w, x, *memory(stream), *outputs)
 
     return enter
 

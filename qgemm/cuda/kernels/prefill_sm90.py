@@ -1,88 +1,55 @@
-"""The prefill kernel on the host: its grid, the tensor map of x, the workspace of tiles that CTAs share."""
+"""prefill_sm90 on the host: dense products, and products by experts over rows that are sorted by expert."""
 
 from __future__ import annotations
 
-import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from qgemm.cuda.driver.launch import by_tensor_map
-from qgemm.cuda.driver.workspace import address
+from qgemm.cuda.driver.launch import Launch, TensorMap, by_tensor_map
+from qgemm.cuda.driver.workspace import address, workspace
+from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import Divisor, EpilogueArguments, Outputs, StreamK, Types
+from qgemm.cuda.jit.twins import DenseProduct, Divisor, EpilogueArguments, Outputs, StreamK, Types
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
 
 from . import sm90_cost
+from .grouped_products import POINTERS, forms, gate_template, grouped_products
 from .kernel import Kernel
-from .sm90_config import MAX_PARTIALS, SUM, Sm90Config, prefill_template
-from .sm90_grid import PAIR, Grid, grid_of
+from .sm90_config import Sm90Config, prefill_template
+from .sm90_grid import PAIR, PARTIALS, grid_of, partials_bytes, stream_k_of, workspace_bytes
+from .sm90_token_tiles import config_of, rows_of_x, token_tile
 
-PARTIALS = "sm90 partials"  # what the workspace is for
-FLAG = 4  # bytes of what says that a part is complete
-
-
-def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
-    """For so many tiles of y, each of so many units along K, of which `row_tiles` lie side by side along N."""
-    units_per_cta, remainder = divmod((count - grid.whole) * units, grid.ctas)
-    return StreamK(
-        whole_tiles=grid.whole,
-        cluster_split_k=grid.cluster_split_k,
-        units_per_cta=units_per_cta,
-        remainder=remainder,
-        ctas=Divisor.of(grid.ctas),
-        work_units=Divisor.of(units),
-        row_tiles=Divisor.of(row_tiles),
-    )
-
-
-def workspace_bytes(grid: Grid, count: int, config: Sm90Config) -> int:
-    """What CTAs that share some of `count` tiles of y need in global memory: flags and partials."""
-    if grid.whole == count or grid.cluster_split_k == PAIR:
-        return 0
-    size = grid.ctas * config.row_blocks * tiles.ROWS * config.tokens * SUM
-    return FLAG * MAX_PARTIALS + (1 << (size - 1).bit_length())  # one of few: workspaces are kept
-
-
-class Pointers(ctypes.Structure):
-    """What changes from call to call, besides the tensor map of x: the workspace, w, and the arrays of the epilogue."""
-
-    _fields_ = [("partials", ctypes.c_void_p), ("w", ctypes.c_void_p), ("epilogue", EpilogueArguments)]
+SOURCE = "prefill_sm90"
 
 
 class PrefillLaunch:
-    """The prefill kernel for all matrices of one shape and format, and so many rows of x.
+    """The kernel for all matrices of one shape and format, and one number of rows of x.
 
-    enter: a call, with a raw stream handle and pointers to x, w, y, bias and residual (0 for none); x is a multiple
-    of 16.
+    enter: a call, with a raw stream handle and pointers to x, w, y, bias and residual (0 for none). x has 16-byte
+    alignment.
     """
 
     def __init__(self, p: Problem, config: Sm90Config) -> None:
         """Prepare the launch on the current device."""
         row_blocks, (output,) = -(-p.n // tiles.ROWS), p.outputs
         template = prefill_template(p.format, config, p.x)
-        of_y = config.tiles(p.m, row_blocks)
-        units = -(-p.k // config.unit(p.format))
-        grid = grid_of(
-            of_y, units, p.sms, config.single_tile, config.row_blocks * config.unit(p.format) // tiles.K_BLOCK
-        )
-        assert not (config.single_tile and of_y > grid.ctas)
-        function, block, shared = (
-            load("prefill_sm90", p.format, **template),
-            config.threads,
-            int(template["SMEM_BYTES"]),
-        )
-        workspace_size = workspace_bytes(grid, of_y, config)
-        pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
-        partials, w = (
-            ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("partials", "w")
-        )
-        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m)
-        stream_k = stream_k_of(grid, of_y, units, -(-row_blocks // config.row_blocks))
-        count, cluster = 2 + len(Outputs._fields_), PAIR if grid.cluster_split_k else 0
-
-        arguments = (w, pointers.epilogue, partials, *sizes, stream_k)
-        box, room = (p.x, p.m, p.k, min(p.m, config.tokens)), partial(address, p.device, PARTIALS, workspace_size)
-        self.enter = by_tensor_map(box, room, function, arguments, grid.ctas, block, shared, pointers, count, cluster)
+        count, unit = config.tiles(p.m, row_blocks), config.unit(p.format)
+        units = -(-p.k // unit)
+        grid = grid_of(count, units, p.sms, config.single_tile, config.row_blocks * unit // tiles.K_BLOCK)
+        assert not (config.single_tile and count > grid.ctas)
+        product = DenseProduct(
+            epilogue=EpilogueArguments(types=Types.of(*output[1:])), n=p.n, k=p.k, m=p.m,
+            stream_k=stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks)),
+        )  # fmt: skip
+        workspace_size = workspace_bytes(grid, count, config)
+        partials = partial(address, p.device, PARTIALS, workspace_size)
+        self.enter = by_tensor_map(
+            (p.x, p.m, p.k, min(p.m, config.tokens)), partials, load(SOURCE, p.format, **template), (product,),
+            grid.ctas, config.threads, int(template["SMEM_BYTES"]), product, 2 + len(Outputs._fields_),
+            PAIR if grid.cluster_split_k else 0,
+        )  # fmt: skip
         self.grid, self.template, self.workspace_size = grid, template, workspace_size
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
@@ -90,8 +57,81 @@ class PrefillLaunch:
         self.enter(stream, x, w, y, bias, residual)
 
 
+class GroupedLaunch:
+    """The kernel for all experts of one shape and format, and a largest number of sorted rows.
+
+    A call requires a raw stream handle and pointers to x, to the counts and token tiles of moe_sort, to tiles of both
+    products, row_absmax of both, biases of both (0 for none), and y. x has `rows_of_x` rows and 16-byte alignment.
+    """
+
+    def __init__(self, p: Problem, config: Sm90Config) -> None:
+        """Prepare the launch on the current device."""
+        constants, rows = grouped_template(p, config), rows_of_x(p.m, config.tokens)
+        self._partials = partials_bytes(p.sms, config)
+        self._map, self._box = TensorMap.aligned(), (p.x, rows, p.k, config.tokens)
+        self._x, self._device, self._lock = 0, p.device, threading.Lock()
+        row_tiles = -(-p.n // (tiles.ROWS * config.row_blocks // len(p.outputs)))
+        stream_k = StreamK(
+            ctas=Divisor.of(p.sms),
+            work_units=Divisor.of(-(-p.k // config.unit(p.format))),
+            row_tiles=Divisor.of(row_tiles),
+        )
+        products = grouped_products(p, stream_k, rows)
+        function, shared = load(SOURCE, p.format, **constants), int(constants["SMEM_BYTES"])
+
+        def with_map(tensor_map: TensorMap) -> Launch:
+            return Launch(function, p.sms, config.threads, shared, (tensor_map, products), products, POINTERS)
+
+        self._with_map, self._launch = with_map, with_map(self._map)
+
+    def bound(
+        self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int, into: int | None = None
+    ) -> Callable[[], int]:
+        """See Launch: with a tensor map of its own, and partials in the workspace of `stream`."""
+        tensor_map = TensorMap.aligned()
+        tensor_map.encode(x, *self._box)
+        partials = workspace(self._device, stream, PARTIALS, self._partials).pointer
+        return self._with_map(tensor_map).bound(stream, counts, token_tiles, partials, x, *pointers, into=into)
+
+    def __call__(self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int) -> None:
+        partials = workspace(self._device, stream, PARTIALS, self._partials).pointer
+        with self._lock:
+            if x != self._x:
+                self._map.encode(x, *self._box)
+                self._x = x
+            self._launch(stream, counts, token_tiles, partials, x, *pointers)
+
+
+def grouped_template(p: Problem, config: Sm90Config) -> Template:
+    """The constants of a config for sorted rows."""
+    return {**prefill_template(p.format, config, p.x), "GROUPED": 1, **gate_template(p)}
+
+
+def grouped_configs(p: Problem) -> Iterator[Sm90Config]:
+    """The config of the problem's token tile."""
+    assert p.routed is not None
+    config = config_of(p.format, p.routed.tokens)
+    if config is not None:
+        yield config
+
+
+def grouped_ranked(p: Problem) -> list[tuple[Sm90Config, None]]:
+    """The same config: `token_tile` has chosen before."""
+    return [(config, None) for config in grouped_configs(p)]
+
+
+def grouped_chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm90Config]:
+    """The same config, for any number of rows."""
+    return grouped_configs(p)
+
+
 PREFILL_SM90 = Kernel(
-    "prefill_sm90", sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
+    SOURCE, sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
     lambda p, config: prefill_template(p.format, config, p.x), lambda p, config: PrefillLaunch(p, config).enter,
     adds=True,
+)  # fmt: skip
+MOE_PREFILL_SM90 = Kernel(
+    "moe_prefill_sm90", grouped_configs, grouped_ranked, grouped_chosen, grouped_template, GroupedLaunch,
+    SOURCE, products=2, forms=forms,
+    token_tile=lambda sizes, slots, experts, sms, sm: token_tile(sizes, slots, experts, sms),
 )  # fmt: skip

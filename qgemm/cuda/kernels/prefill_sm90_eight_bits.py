@@ -1,4 +1,4 @@
-"""Prefill on int8 tensor cores on the host: configs and their cost, the template, the launch."""
+"""prefill_sm90_eight_bits on the host: products on int8 tensor cores, their configs, cost and launch."""
 
 from __future__ import annotations
 
@@ -15,44 +15,46 @@ from qgemm.cuda.driver.launch import by_tensor_map
 from qgemm.cuda.driver.workspace import address
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import TYPE_CODES, EpilogueArguments, Outputs, Types
+from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, TYPES, Problem
+from qgemm.cuda.problem import EIGHT_BITS, TYPES, Problem
 
 from .choices import fastest
 from .kernel import Kernel
-from .prefill_sm90 import PARTIALS, stream_k_of, workspace_bytes
-from .sm90_config import Sm90Config, pipeline_template, stages_of
+from .sm90_config import WORK_QUEUE, Sm90Config, pipeline_template, stages_of, x_type, x_workspace_bytes
 from .sm90_cost import Measured, model, work_of
-from .sm90_grid import PAIR, Grid, grid_of
+from .sm90_grid import PAIR, PARTIALS, Grid, grid_of, stream_k_of, workspace_bytes
 
-NAME, QUANTIZED = "prefill_sm90_eight_bits", "x in eight bits"
-TURN = 8 * 8 * COLUMNS  # numbers of x that a CTA quantizes at a time: a warp has 8 tokens
-MOST_TOKENS = 128  # but for formats whose weights take few registers: with 176 q4_k takes 179 us where 128 take 170
-# k_blocks of formats with a minimum or groups of 16, of those whose levels lie in a table, and of grids by those of the
-# others: with 1024 rows of x q4_k takes 170.0, q6_k 172.5 and iq4_nl 179 us, q4_0 151.0, mxfp4 153.1, q8_0 152.4; with
-# 256 rows, x quantized within, q4_0 takes 43.7, iq3_s 60.4 and iq2_xs 70.0 us (8192x8192).
-SLOWER, SLOWER_BY_TABLE, SLOWER_BY_GRID, GROUP_OF_MOST = 1.13, 1.18, 1.35, 32
-LEAST_STAGES = 3  # with two q8_0 takes 124 us where it takes 94 with three and smaller tiles
+NAME = "prefill_sm90_eight_bits"
+X_WORKSPACE = f"{NAME}: x in bytes"
+X_BATCH = 8 * 8 * COLUMNS  # numbers of x that a CTA quantizes at a time: eight warps, 8 tokens each
+# The largest token tile of formats whose weights need more registers. Measured with q4_k: 176 tokens 179 us, 128 tokens
+# 170 us.
+MAX_TOKENS = 128
+# Cost of a k_block relative to other formats: of formats with a minimum or groups of 16, with a table of levels, with a
+# grid. Measured (8192x8192): 1024 rows of x: q4_k 170.0, q6_k 172.5, iq4_nl 179, but q4_0 151.0, mxfp4 153.1, q8_0
+# 152.4 us; 256 rows, quantized in the kernel: q4_0 43.7, iq3_s 60.4, iq2_xs 70.0 us.
+SLOWER, SLOWER_BY_TABLE, SLOWER_BY_GRID, LARGE_GROUP = 1.13, 1.18, 1.35, 32
+MIN_STAGES = 3  # q8_0 is slower with two stages than with three and smaller tiles: 124 instead of 94 us
 
 
 class Pointers(ctypes.Structure):
-    """What changes from call to call, besides the tensor map of x."""
+    """The pointers of a call, besides the tensor map of x."""
 
     _fields_ = [
         ("partials", ctypes.c_void_p),
         ("w", ctypes.c_void_p),
         ("x_scales", ctypes.c_void_p),
-        ("given", ctypes.c_void_p),
-        ("x_units", ctypes.c_void_p),
+        ("raw_x", ctypes.c_void_p),
+        ("x_queue", ctypes.c_void_p),
         ("epilogue", EpilogueArguments),
     ]
 
 
 @cache
 def measured() -> tuple[Measured, ...]:
-    """The configs of both groups with their time, the same for all formats."""
+    """The configs of all activations with their times, which are the same for all formats."""
     return tuple(
         Measured(Sm90Config(tokens, row_blocks, wg_split_k, stage, bool(single_tile), x_scale=group), *us)
         for group, tokens, row_blocks, wg_split_k, stage, single_tile, *us in read(NAME)["configs"]
@@ -65,7 +67,7 @@ def tokens_of(activation: str) -> tuple[int, ...]:
 
 
 def template(fmt: Format, config: Sm90Config) -> Template:
-    """What the kernel is compiled with."""
+    """The constants of the kernel."""
     least, greatest = level_range(fmt)
     return {
         **pipeline_template(fmt, config, EIGHT_BITS),
@@ -76,7 +78,7 @@ def template(fmt: Format, config: Sm90Config) -> Template:
 
 
 class EightBitLaunch:
-    """The kernel for all matrices of one shape and format, and so many rows of x.
+    """The kernel for all matrices of one shape and format, and one number of rows of x.
 
     enter: a call, with a raw stream handle and pointers to the codes of x, or to x that it quantizes itself, w, y,
     bias and residual (0 for none).
@@ -87,54 +89,48 @@ class EightBitLaunch:
         row_blocks, (output,), constants = -(-p.n // tiles.ROWS), p.outputs, template(p.format, config)
         count, units, grid = _grid(p, config)
         assert not (config.single_tile and count > grid.ctas)
-        function = load(NAME, p.format, **constants)
         pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
-        partials, w, *x = (
+        partials, w, *x_pointers = (
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
-            for name in ("partials", "w", "x_scales", "given", "x_units")
+            for name in ("partials", "w", "x_scales", "raw_x", "x_queue")
         )
         rows = group_activations.rows_of(p.m)
         sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, rows, x_type(p)))
         stream_k = stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks))
-        cluster = PAIR if grid.cluster_split_k else 0
+        by_codes = by_tensor_map(
+            (EIGHT_BITS, rows, group_activations.columns_of(p.k), config.tokens),
+            partial(address, p.device, PARTIALS, workspace_bytes(grid, count, config)),
+            load(NAME, p.format, **constants),
+            (w, *x_pointers, pointers.epilogue, partials, *sizes, stream_k),
+            grid.ctas, config.threads, int(constants["SMEM_BYTES"]), pointers,
+            2 + len(x_pointers) + len(Outputs._fields_), PAIR if grid.cluster_split_k else 0,
+        )  # fmt: skip
+        scales_offset = group_activations.scales_at(p.m, p.k)
+        queues, x_bytes = dict[int, int](), x_workspace_bytes(p.m, p.k, config.x_scale)  # queues: by stream
 
-        arguments = (w, *x, pointers.epilogue, partials, *sizes, stream_k)
-        shared, count_of_pointers = int(constants["SMEM_BYTES"]), 2 + len(x) + len(Outputs._fields_)
-        box = EIGHT_BITS, rows, group_activations.columns_of(p.k), config.tokens
-        scales_at = group_activations.scales_at(p.m, p.k)
-        room = partial(address, p.device, PARTIALS, workspace_bytes(grid, count, config))
-        of_launch = grid.ctas, config.threads, shared, pointers, count_of_pointers, cluster
-        by_codes, kept = by_tensor_map(box, room, function, arguments, *of_launch), dict[int, int]()
-        of_x = group_activations.room_within(p.m, p.k, config.x_scale)
+        def enter(stream: int, x: int, w: int, *outputs: int) -> None:
+            by_codes(stream, x, w, x + scales_offset, 0, 0, *outputs)
 
-        def prepared(stream: int, x: int, w: int, *of_y: int) -> None:
-            by_codes(stream, x, w, x + scales_at, 0, 0, *of_y)
+        def enter_raw(stream: int, x: int, w: int, *outputs: int) -> None:
+            queue = queues.get(stream)
+            if queue is None:
+                queue = queues[stream] = address(p.device, X_WORKSPACE, x_bytes, stream)
+            codes = queue + WORK_QUEUE
+            by_codes(stream, codes, w, codes + scales_offset, x, queue, *outputs)
 
-        def quantizing(stream: int, x: int, w: int, *of_y: int) -> None:
-            room = kept.get(stream)
-            if room is None:
-                room = kept[stream] = address(p.device, QUANTIZED, of_x, stream)
-            codes = room + group_activations.UNITS
-            by_codes(stream, codes, w, codes + scales_at, x, room, *of_y)
-
-        self.enter, self.grid = prepared if p.x == EIGHT_BITS else quantizing, grid
+        self.enter, self.grid = enter if p.x == EIGHT_BITS else enter_raw, grid
 
 
 def quantizes(p: Problem) -> bool:
-    """Whether a product takes x as it is: where no CTA has more than one turn of it."""
+    """Whether the kernel quantizes x itself: no CTA has more than one batch of it."""
     if p.x not in TYPES:
         return False
     *_, grid = _grid(p, ranked(p)[0][0])
-    return group_activations.scales_at(p.m, p.k) <= TURN * grid.ctas
-
-
-def x_type(p: Problem) -> int:
-    """The TYPE_CODES of x that a kernel quantizes itself, 0 of x in eight bits."""
-    return next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == p.x), 0)
+    return group_activations.scales_at(p.m, p.k) <= X_BATCH * grid.ctas
 
 
 def _grid(p: Problem, config: Sm90Config) -> tuple[int, int, Grid]:
-    """Tiles of y, work units of each along K, and the grid that has them."""
+    """Tiles of y, work units of a tile along K, and the grid for them."""
     count, unit = config.tiles(p.m, -(-p.n // tiles.ROWS)), config.unit(p.format)
     units = -(-p.k // unit)
     return count, units, grid_of(count, units, p.sms, config.single_tile, config.row_blocks * unit // tiles.K_BLOCK)
@@ -156,19 +152,19 @@ def _slower(fmt: Format) -> float:
         return SLOWER_BY_GRID
     if tiles.table_bytes(fmt):
         return SLOWER_BY_TABLE
-    return SLOWER if fmt.has_minimum or fmt.group < GROUP_OF_MOST else 1
+    return SLOWER if fmt.has_minimum or fmt.group < LARGE_GROUP else 1
 
 
-def most_tokens(fmt: Format) -> float:
-    """The largest token tile: any where a weight is a scale times a code less a zero, of tiles of one k_block."""
-    return inf if fmt.zero and fmt.codebook is None and tiles.k_blocks(fmt) == 1 else MOST_TOKENS
+def max_tokens(fmt: Format) -> float:
+    """The largest token tile: any for formats of scales and zeros with one k_block per tile."""
+    return inf if fmt.zero and fmt.codebook is None and tiles.k_blocks(fmt) == 1 else MAX_TOKENS
 
 
 def fitting(p: Problem) -> list[Measured]:
-    """The configs for the groups of an activation that a format's tiles fit in LEAST_STAGES."""
-    most = most_tokens(p.format)
-    rows = (row for row in measured() if row.config.x_scale == GROUPS[p.activation] and row.config.tokens <= most)
-    return [row for row in rows if row.config.fits(p.format) and stages_of(p.format, row.config) >= LEAST_STAGES]
+    """The configs of an activation in which MIN_STAGES of a format fit."""
+    largest = max_tokens(p.format)
+    rows = (row for row in measured() if row.config.x_scale == GROUPS[p.activation] and row.config.tokens <= largest)
+    return [row for row in rows if row.config.fits(p.format) and stages_of(p.format, row.config) >= MIN_STAGES]
 
 
 def configs(p: Problem) -> list[Sm90Config]:

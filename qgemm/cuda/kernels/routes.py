@@ -14,7 +14,7 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem, Routed
 from qgemm.errors import UnsupportedError
 
-from . import gemm_sm90_s8, gemv, prefill_sm80
+from . import eight_bit_choice, gemm_sm90_s8, gemv, prefill_sm80
 from .decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES, sliced
 from .expert_tiles import DECODE_TILE, Size
 from .gemm_sm90_s8 import GEMM_SM90_S8
@@ -22,14 +22,14 @@ from .gemv import GEMV_DP4A, GEMV_SIMT
 from .kernel import Kernel, Launchable
 from .moe_prefill_sm80 import MOE_PREFILL_SM80
 from .moe_prefill_sm80 import TOKENS as EXPERT_TOKENS
-from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
 from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from .prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
 from .prefill_sm80_eight_bits import measured as sm80_eight_bit_configs
-from .prefill_sm90 import PREFILL_SM90
+from .prefill_sm90 import MOE_PREFILL_SM90, PREFILL_SM90
 from .prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS, tokens_of
 from .sm90_cost import TOKENS
+from .sm90_token_tiles import GROUPED_TOKENS
 from .transforms import TRANSFORMS
 
 ANY = 1 << 62
@@ -41,7 +41,7 @@ MMA_TOKENS, A8_TOKENS = (
     for kernel in (PREFILL_SM80, PREFILL_SM80_A8)
 )
 EIGHT_BIT_TOKENS = tuple(sorted({config.tokens for config in sm80_eight_bit_configs()}))
-GEMM_TOKENS, GEMM_PAYS = (gemm_sm90_s8.TOKENS,), gemm_sm90_s8.pays
+GEMM_TOKENS, GEMM_PAYS = (gemm_sm90_s8.BLOCK_TOKENS,), eight_bit_choice.gemm_pays
 MAX_LAUNCHES = 1024  # launches in the cache
 LARGE = 4096  # rows of x, too many for the decode kernels
 TYPE_NAMES = tuple(C_TYPES)

@@ -1,4 +1,4 @@
-"""Sm90Config: how prefill_sm90 cuts y and K: rows and tokens to tiles, K to warpgroups, shared memory to stages."""
+"""Sm90Config: how prefill_sm90 divides y into tiles, K among warpgroups, and shared memory into stages."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from typing import NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
+from qgemm.cuda.jit.twins import TYPE_CODES
+from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout.row_scale import range_of
 from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dtype
+from qgemm.cuda.problem import C_TYPES, Problem
 
-SHARED = 227 << 10  # bytes of shared memory that a CTA of sm_90 may have
+SHARED = 227 << 10  # largest shared memory of a CTA of sm_90, in bytes
 SUM = 4  # bytes of an accumulator
-EPI_TOKEN = SUM * (ROWS + 4)  # bytes of a token of a row_block before it is stored
-X_TURN = 16  # bytes of the turn that consumer warps have, of kernels/gemm/sm90/eight_bits.cuh
+EPI_TOKEN = SUM * (ROWS + 4)  # bytes of a token in an epilogue tile of a row_block
+X_BATCH_NUMBER = 16  # bytes of XScales::batch of kernels/gemm/sm90/eight_bits.cuh, aligned
+WORK_QUEUE = 128  # bytes of WorkQueue of kernels/gemm/sm90/work_queue.cuh
+FLAG = 4  # bytes of a ready flag
 BARRIER = 8  # bytes of an mbarrier
 MAX_STAGES = 12  # stages of a pipeline at most
-MAX_PARTIALS = 4096  # that CTAs hand over: chunks of each row_block of each CTA, of a GPU with many multiprocessors
-# row_blocks of a CTA from which on it has all rows of x, and the share of the SMs that must have such a tile at least:
-# otherwise fewer row_blocks were faster.
+MAX_PARTIALS = 4096  # flags of the stream-K workspace: epilogue tiles of all row_blocks of all CTAs, on any GPU
+# Configs of at least TALL row_blocks serve only problems with one token tile and at least TALL_SHARE tiles of y per SM:
+# for other problems, configs with fewer row_blocks are faster.
 TALL, TALL_SHARE = 4, 0.8
-ARRIVALS = 1  # of a warp that has read a stage; see the kernel
+ARRIVALS = 1  # lanes of a warp that arrive to release a stage, see kernels/gemm/sm90/config.cuh
 
 
 class Sm90Config(NamedTuple):
-    """A CTA has a work tile of `row_blocks` * 64 rows of W and `tokens` rows of x.
+    """The work tile of a CTA, `row_blocks` * 64 rows of W by `tokens` rows of x, and its pipeline.
 
     wg_split_k: warpgroups that share K, for each row_block of the tile. k_blocks_per_stage: of a stage of the pipeline.
-    single_tile: at most one work tile per CTA, so reduction and epilogue take the pipeline's shared memory; for no more
-    tiles than SMs. max_stages: stages of the pipeline, if so many fit. x_scale: columns of x that share a scale, where
-    x comes in eight bits; 0 where it comes in 16. static: bytes of shared memory that a CTA has beside `smem_bytes`,
-    with what aligns these.
+    single_tile: at most one work tile per CTA, so that reduction and epilogue alias the pipeline's shared memory; it
+    requires as many SMs as tiles. max_stages: limit on the stages, which otherwise fill shared memory. x_scale: the
+    number of columns that share a scale if x has eight bits, 0 if it has 16. static: bytes of static shared memory of a
+    CTA, with padding.
     """
 
     tokens: int
@@ -52,7 +57,7 @@ class Sm90Config(NamedTuple):
         return -(-row_blocks // self.row_blocks) * -(-m // self.tokens)
 
     def serves(self, m: int, row_blocks: int, sms: int) -> bool:
-        """Whether it is for y [M, row_blocks * 64]: see `single_tile` and TALL."""
+        """Whether the config may compute y [M, row_blocks * 64]: see `single_tile` and TALL."""
         tiles = self.tiles(m, row_blocks)
         if self.row_blocks >= TALL and (m > self.tokens or tiles < TALL_SHARE * sms):
             return False
@@ -64,19 +69,21 @@ class Sm90Config(NamedTuple):
         return 128 * (self.row_blocks * self.wg_split_k + 1)
 
     @property
-    def epi_tile(self) -> int:
-        """Tokens that are added up and stored at a time; small ones where warpgroups share them."""
+    def epi_tokens(self) -> int:
+        """Tokens of an epilogue tile, which is reduced and stored as a whole; few if warpgroups share the tiles."""
         if self.tokens % 16:
-            return self.tokens  # of one epilogue tile
+            return self.tokens  # one epilogue tile
         return 16 if self.single_tile or self.tokens % 32 else 32
 
     def unit(self, fmt: Format) -> int:
-        """Columns at whose multiples the kernel may cut K: those of a stage, or of a tile of W if that is more."""
+        """Columns of a work unit, at whose multiples the kernel may split K: a stage, or a tile of W if longer."""
         return max(self.k_blocks_per_stage, k_blocks(fmt)) * K_BLOCK
 
     def fits(self, fmt: Format) -> bool:
-        """Whether the kernel takes it: whole tiles of W in a stage or stages in a tile; a stage more than warpgroups
-        that keep one each; reduction and epilogue of a single tile in its pipeline's place.
+        """Whether the config is valid for a format.
+
+        (1) A stage holds whole tiles of W, or a tile whole stages. (2) There are more stages than warpgroups along K,
+        since each warpgroup holds one stage back. (3) With single_tile, the reduction fits in the pipeline's memory.
         """
         along, stages = k_blocks(fmt), stages_of(fmt, self)
         whole = self.k_blocks_per_stage % along == 0 or along % self.k_blocks_per_stage == 0
@@ -84,7 +91,7 @@ class Sm90Config(NamedTuple):
 
 
 def shared_of(config: Sm90Config) -> int:
-    """Shared memory that a CTA may have."""
+    """Dynamic shared memory that a CTA may have."""
     return SHARED - config.static
 
 
@@ -94,62 +101,62 @@ def x_bytes(config: Sm90Config) -> int:
 
 
 def x_scales_bytes(config: Sm90Config) -> int:
-    """And of the scales of x in a stage."""
+    """Shared memory of the scales of x in a stage."""
     return config.k_blocks_per_stage * K_BLOCK // config.x_scale * config.tokens * SUM if config.x_scale else 0
 
 
-def x_turn_bytes(config: Sm90Config) -> int:
-    """And beside the stages, where consumer warps quantize x."""
-    return X_TURN if config.x_scale else 0
+def x_batch_bytes(config: Sm90Config) -> int:
+    """Shared memory of the batch number, which consumer warps that quantize x read."""
+    return X_BATCH_NUMBER if config.x_scale else 0
 
 
 def partial_bytes(config: Sm90Config) -> int:
-    """Bytes of Partial (kernels/gemm/sm90/smem.cuh): the other warpgroups' sums of one epilogue tile of a row_block."""
-    return max(config.wg_split_k - 1, 1) * config.epi_tile * ROWS * SUM
+    """Bytes of Partial (kernels/gemm/sm90/smem.cuh): partial sums of one epilogue tile of a row_block."""
+    return max(config.wg_split_k - 1, 1) * config.epi_tokens * ROWS * SUM
 
 
 def inbox_bytes(config: Sm90Config) -> int:
-    """PeerInbox: what the peer CTA sends, sums of half of a row_block's epilogue tiles."""
-    return -(-config.tokens // config.epi_tile // 2) * config.epi_tile * ROWS * SUM
+    """Bytes of PeerInbox: partial sums from the peer CTA, half of a row_block's epilogue tiles."""
+    return -(-config.tokens // config.epi_tokens // 2) * config.epi_tokens * ROWS * SUM
 
 
 def single_tile_bytes(config: Sm90Config) -> int:
-    """Shared memory that reduction and epilogue of a single tile take in the place of all stages of x."""
+    """Bytes of the buffers of reduction and epilogue that alias all stages of x; 0 without single_tile."""
     if not config.single_tile:
         return 0
-    partials = config.tokens // config.epi_tile * partial_bytes(config)
-    epilogue = config.wg_split_k * config.epi_tile * EPI_TOKEN
+    partials = config.tokens // config.epi_tokens * partial_bytes(config)
+    epilogue = config.wg_split_k * config.epi_tokens * EPI_TOKEN
     return config.row_blocks * (partials + epilogue + inbox_bytes(config))
 
 
 def stages_of(fmt: Format, config: Sm90Config) -> int:
-    """Stages of the pipeline: as many as fit, at most `max_stages`."""
+    """Stages of the pipeline: the largest number that fits, at most `max_stages`."""
     return next((n for n in range(config.max_stages, 0, -1) if smem_bytes(fmt, config, n) <= shared_of(config)), 0)
 
 
 def smem_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
-    """Shared memory of a CTA: the table of levels, and Smem of kernels/gemm/sm90/smem.cuh, to the byte."""
+    """Dynamic shared memory: the table of levels, then Smem of kernels/gemm/sm90/smem.cuh, to the byte."""
     x, row_blocks = stages * x_bytes(config), config.row_blocks
     if config.single_tile:
         x = max(x, single_tile_bytes(config))
     else:
         x = max(x, row_blocks * inbox_bytes(config))
-        x += row_blocks * max(partial_bytes(config), config.epi_tile * EPI_TOKEN)
+        x += row_blocks * max(partial_bytes(config), config.epi_tokens * EPI_TOKEN)
     full = config.wg_split_k // gcd(stages, config.wg_split_k) * stages
     barriers = full + stages + row_blocks * config.wg_split_k
-    x += stages * x_scales_bytes(config) + x_turn_bytes(config)
+    x += stages * x_scales_bytes(config) + x_batch_bytes(config)
     return table_bytes(fmt) + aligned(x + row_blocks * pipeline_bytes(fmt, config, stages) + barriers * BARRIER)
 
 
 def pipeline_bytes(fmt: Format, config: Sm90Config, stages: int) -> int:
-    """SmemPipeline: W of a row_block in so many stages."""
+    """Bytes of SmemPipeline: W of a row_block in `stages` stages."""
     along, tile = k_blocks(fmt), tile_dtype(fmt)
     if config.k_blocks_per_stage % along == 0:
         return stages * config.k_blocks_per_stage // along * tile.itemsize
     codes = tile["k_blocks"].base.itemsize
     fields = tile.itemsize - along * codes
-    slots = field_stages(fmt, config, stages)
-    return aligned(stages * config.k_blocks_per_stage * codes + slots * (fields + BARRIER))
+    count = field_stages(fmt, config, stages)
+    return aligned(stages * config.k_blocks_per_stage * codes + count * (fields + BARRIER))
 
 
 def aligned(count: int) -> int:
@@ -158,20 +165,21 @@ def aligned(count: int) -> int:
 
 
 def field_stages(fmt: Format, config: Sm90Config, stages: int) -> int:
-    """Tiles of a row_block whose fields lie beside a pipeline of so many stages: none if a stage holds whole tiles.
+    """Field stages of a row_block beside a pipeline of `stages` stages; none if a stage holds whole tiles.
 
-    As many as the stages may be of, so that the same wg_split_k read all tiles of a slot.
+    They hold the fields of every tile that the pipeline may have stages of. Their number makes each field stage serve
+    the same warpgroups along K every time.
     """
-    stages_per_tile = k_blocks(fmt) // config.k_blocks_per_stage  # of a tile
+    stages_per_tile = k_blocks(fmt) // config.k_blocks_per_stage
     if stages_per_tile < 2:
         return 0
     together = config.wg_split_k // gcd(stages_per_tile, config.wg_split_k)
-    least = 1 + -(-(stages - 1) // stages_per_tile)
-    return -(-least // together) * together
+    tiles_in_pipeline = 1 + -(-(stages - 1) // stages_per_tile)
+    return -(-tiles_in_pipeline // together) * together
 
 
 def prefill_template(fmt: Format, config: Sm90Config, source: str) -> Template:
-    """The template of the prefill kernel for x of type `source`: as many stages as fit."""
+    """The constants of prefill_sm90 for x of type `source` and one dense product."""
     unit = range_of(fmt, source)
     return {
         **pipeline_template(fmt, config, source),
@@ -183,19 +191,30 @@ def prefill_template(fmt: Format, config: Sm90Config, source: str) -> Template:
 
 
 def pipeline_template(fmt: Format, config: Sm90Config, source: str) -> Template:
-    """What the kernels that share the pipeline of prefill_sm90 have in common."""
+    """The constants of all kernels with the pipeline of prefill_sm90."""
     stages = stages_of(fmt, config)
     return {
         "In": source,
-        "TOKENS": config.tokens,
+        "GROUPED": 0,
+        "BLOCK_TOKENS": config.tokens,
         "ROW_BLOCKS": config.row_blocks,
         "WG_SPLIT_K": config.wg_split_k,
         "K_BLOCKS_PER_STAGE": config.k_blocks_per_stage,
         "STAGES": stages,
         "FIELD_STAGES": field_stages(fmt, config, stages),
         "SINGLE_TILE": int(config.single_tile),
-        "EPI_TILE": config.epi_tile,
+        "EPI_TOKENS": config.epi_tokens,
         "SMEM_BYTES": smem_bytes(fmt, config, stages),
         "MAX_PARTIALS": MAX_PARTIALS,
         "ARRIVALS": ARRIVALS,
     }
+
+
+def x_type(p: Problem) -> int:
+    """The TYPE_CODES of x that a kernel quantizes itself, 0 of x in eight bits."""
+    return next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == p.x), 0)
+
+
+def x_workspace_bytes(m: int, k: int, group: int) -> int:
+    """The workspace of a kernel that quantizes x itself: WorkQueue, codes, scales. Workspaces are kept: few sizes."""
+    return 1 << (WORK_QUEUE + group_activations.nbytes(m, k, group) - 1).bit_length()

@@ -20,7 +20,6 @@ ROWS = 16, 128  # whole sixteens, whose scales lie together; a token tile at lea
 ORDER = [2 * t + (0, 1, 8, 9)[j] for t in range(4) for j in range(4)]  # of columns, and of scales
 SCALE_OFFSET_CPP = "i % 8 / 2 * 4 + i / 8 * 2 + i % 2"  # where number i of 16 lies in that order
 SCALE = 4  # bytes
-UNITS = 128  # bytes of XUnits of kernels/gemm/sm90/given_x.cuh, before the codes that a kernel makes for itself
 
 
 def byte_template(activation: str) -> dict[str, str | int]:
@@ -46,11 +45,6 @@ def scales_at(m: int, k: int) -> int:
 def nbytes(m: int, k: int, group: int) -> int:
     """Bytes of M rows of K activations with a scale for so many columns."""
     return scales_at(m, k) + columns_of(k) // group * rows_of(m) * SCALE
-
-
-def room_within(m: int, k: int, group: int) -> int:
-    """Bytes of the workspace of a kernel that quantizes x itself: one of few sizes, because workspaces are kept."""
-    return 1 << (UNITS + nbytes(m, k, group) - 1).bit_length()
 
 
 def blocks_of(data: NDArray[Any], m: int, k: int, group: int) -> Blocks:
