@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import demo
+import llama
 import pytest
-import tiny_bert
 from numpy.testing import assert_allclose
 
 import qgemm
 
+pytest.importorskip("tokenizers", reason="a package of the extra demo")
 
-@pytest.mark.parametrize("fmt", demo.FLOORS)
-def test_the_gpu_gives_what_the_cpu_gives(tmp_path, monkeypatch, fmt):
-    weights, tokens = tiny_bert.weights(), tiny_bert.tokens()
-    monkeypatch.setattr(demo, "tokenize", lambda text, config: tokens)
-    demo.write_model(tmp_path / "model.gguf", demo.Checkpoint(tiny_bert.TINY, weights, "{}"), fmt)
-    with qgemm.open(tmp_path / "model.gguf") as file:
-        y = {(run.backend, run.activation): run.embeddings for run in demo.embed_from(file)}
-    assert_allclose(y["cuda", "a16"], y["cpu", "a16"], rtol=0, atol=1e-5)
-    assert_allclose(y["cuda", "a8"], y["cpu", "a8"], rtol=0, atol=5e-3)  # a rounding that falls otherwise is a code
+
+@pytest.mark.parametrize("fmt", ["q8_0", "q4_1", "q4_0"])
+def test_the_gpu_gives_what_the_cpu_gives(tmp_path, fmt):
+    """A prompt of nine tokens, then one token on the cache."""
+    import tiny_llama_file
+
+    with qgemm.open(tiny_llama_file.write(tmp_path / "model.gguf", fmt)) as file:
+        logits = []
+        for products in (llama.PACKED, llama.packed_on_gpu()):
+            model = llama.load(file, file.metadata, products)
+            cache = model.cache(10)
+            logits.append([demo.host(model.forward(ids, cache)) for ids in (list(range(3, 12)), [40])])
+    for cpu, gpu in zip(*logits, strict=True):
+        assert_allclose(gpu, cpu, rtol=0, atol=2e-4)

@@ -227,7 +227,7 @@ def sizes(p: Problem, part: Slice, nbytes: int) -> tuple[S8Sizes, int]:
     along_k = -(-p.k // COLUMNS), -(-p.k // tiles.columns(p.format))
     rows = part.first, part.row_blocks, part.clusters
     s8_sizes = S8Sizes(
-        p.n, nbytes, p.k, p.m, *along_k, group_activations.rows_of(p.m), x_type(p), *rows, token_tiles, whole, first
+        p.n, nbytes, p.k, p.m, *along_k, group_activations.rows_of(p.m), x_type(p.x), *rows, token_tiles, whole, first
     )  # fmt: skip
     return s8_sizes, clusters * CLUSTER
 

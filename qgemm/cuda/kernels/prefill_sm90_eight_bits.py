@@ -95,7 +95,7 @@ class EightBitLaunch:
             for name in ("partials", "w", "x_scales", "raw_x", "x_queue")
         )
         rows = group_activations.rows_of(p.m)
-        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, rows, x_type(p)))
+        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, rows, x_type(p.x)))
         stream_k = stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks))
         by_codes = by_tensor_map(
             (EIGHT_BITS, rows, group_activations.columns_of(p.k), config.tokens),
