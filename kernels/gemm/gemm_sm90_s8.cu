@@ -31,26 +31,26 @@ struct S8Consumer {
     // threads, and moves wgmma's descriptors through vector registers (144 us instead of 135).
     template <int PASSES>
     __device__ __forceinline__ void run(Acc& acc, int stages, u32 before) const {
-        auto w_state = PipelineState<Config::W_STAGES>::after(before);
-        auto x_state = PipelineState<Config::X_STAGES>::after(before * Config::PASSES);
+        auto w_state = CountedPipelineState<Config::W_STAGES>::after(before);
+        auto x_state = CountedPipelineState<Config::X_STAGES>::after(before * Config::PASSES);
         for (int j = 0; j < stages; ++j, w_state.advance()) {
-            mbarrier_wait_parity(shared_address(&smem.w_full[w_state.stage]), w_state.parity());
-            const float* scales = &smem.w_scales[w_state.stage][row_block][16 * warp + lane / 4];
+            mbarrier_wait_parity(shared_address(&smem.w_full[w_state.stage()]), w_state.parity());
+            const float* scales = &smem.w_scales[w_state.stage()][row_block][16 * warp + lane / 4];
             const float2 w_scale = {scales[0], scales[8]};
-            const u32 w = wgmma_descriptor_low(shared_address(smem.w[w_state.stage][row_block]));
+            const u32 w = wgmma_descriptor_low(shared_address(smem.w[w_state.stage()][row_block]));
 #pragma unroll
             for (int pass = 0; pass < PASSES; ++pass, x_state.advance()) {
-                mbarrier_wait_parity(shared_address(&smem.x_full[x_state.stage]), x_state.parity());
-                const u32 x = wgmma_descriptor_low(shared_address(smem.x[x_state.stage]));
+                mbarrier_wait_parity(shared_address(&smem.x_full[x_state.stage()]), x_state.parity());
+                const u32 x = wgmma_descriptor_low(shared_address(smem.x[x_state.stage()]));
 #pragma unroll
                 for (int group = 0; group < Config::X_GROUPS; ++group) {
                     Sums sums;
                     multiply(sums, w + group * Config::GROUP_BOXES * W_BOX, x + group * Config::GROUP_BOXES * X_BOX);
-                    add(acc, sums, pass, smem.x_scales[x_state.stage][group], w_scale);
+                    add(acc, sums, pass, smem.x_scales[x_state.stage()][group], w_scale);
                 }
-                release(smem.x_empty[x_state.stage], true);
+                release(smem.x_empty[x_state.stage()], true);
             }
-            release(smem.w_empty[w_state.stage], false);
+            release(smem.w_empty[w_state.stage()], false);
         }
     }
 
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
     const QuantizeXByWarp<Gemm::X_GROUP, Gemm::E4M3> quantize(raw_x, size.x_type, x_queue, size.x_rows, size.k, size.m);
     const bool quantizes_x = Gemm::REQUANTIZERS && raw_x;
     const int tiles = ClusterTile::count(size);
-    RoundRobin scheduler = {int(blockIdx.x) / Gemm::CLUSTER, int(gridDim.x) / Gemm::CLUSTER};
+    const RoundRobin scheduler = {int(blockIdx.x / Gemm::CLUSTER), int(gridDim.x / Gemm::CLUSTER)};
     if (warp >= Gemm::WARP_LOAD) {
         setmaxnreg_dec<Gemm::PRODUCER_REGISTERS>();
         const i64 codes = i64(size.row_tiles) * Gemm::CLUSTER * Gemm::ROWS * size.stages * EIGHT_BIT_COLUMNS;
@@ -131,9 +131,10 @@ extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
             const S8Producer<Gemm> producer = {smem, operands};
             griddepcontrol_wait();
             if (quantizes_x) quantize.await();
-            PipelineState<Gemm::W_STAGES> w_state;
-            PipelineState<Gemm::X_STAGES> x_state;
-            for (int tile; scheduler.fetch(tile, tiles);) producer.load(S8CtaTile<Gemm>(size, tile), w_state, x_state);
+            CountedPipelineState<Gemm::W_STAGES> w_state;
+            CountedPipelineState<Gemm::X_STAGES> x_state;
+            for (int tile = scheduler.next; tile < tiles; tile += scheduler.workers)
+                producer.load(S8CtaTile<Gemm>(size, tile), w_state, x_state);
             if (Gemm::REQUANTIZERS && elect_sync()) smem.exit(*w_queue);
             if (quantizes_x) {
                 mbarrier_wait_parity(shared_address(&smem.x_quantized), 0);
@@ -152,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
             if (elect_sync()) mbarrier_arrive(shared_address(&smem.x_quantized));
         }
         u32 before = 0;
-        for (int number; scheduler.fetch(number, tiles); before += size.stages) {
+        for (int number = scheduler.next; number < tiles; number += scheduler.workers, before += size.stages) {
             const S8CtaTile<Gemm> tile(size, number);
             Gemm::Acc acc = {};
             if (tile.passes == Gemm::PASSES)

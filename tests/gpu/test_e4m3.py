@@ -40,7 +40,7 @@ def ways(w, m):
     p = problem(w, m)
     plans = itertools.product(prefill.fitting(p), (1, 3))
     found = [(prefill.PREFILL_SM80_EIGHT_BITS, Plan(config, split_k)) for config, split_k in plans]
-    if routes.can_serve(gemm.GEMM_SM90_S8, p) and group_activations.rows_of(m) >= gemm.TOKENS:
+    if routes.can_serve(gemm.GEMM_SM90_S8, p) and group_activations.rows_of(m) >= gemm.BLOCK_TOKENS:
         found += [(gemm.GEMM_SM90_S8, config) for config in gemm.configs(p)]
     return found
 

@@ -191,7 +191,7 @@ def test_files_converted_by_an_importance_matrix_are_the_same(fmt, tmp_path, mon
     importance = {name: rng.uniform(0, 4, (*shape[:-2], shape[-1])) for name, shape in shapes.items()}
     importance = {name: of.astype(np.float32) for name, of in importance.items()}
     qgemm.write(tmp_path / "x.gguf", tensors)
-    monkeypatch.setattr("qgemm.converter.job.RANGE", 21 * k)
+    monkeypatch.setattr("qgemm.converter.device.Device.range", 21 * k)
     for name in ("cpu", "cuda"):
         made = tmp_path / f"{name}.gguf"
         converted(tmp_path / "x.gguf", made, fmt.name, backend=name, importance=importance)

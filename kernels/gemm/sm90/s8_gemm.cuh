@@ -133,8 +133,8 @@ struct S8Operands {
 
 template <class Config>
 struct S8Producer {
-    using WState = PipelineState<Config::W_STAGES>;
-    using XState = PipelineState<Config::X_STAGES>;
+    using WState = CountedPipelineState<Config::W_STAGES>;
+    using XState = CountedPipelineState<Config::X_STAGES>;
     Smem<Config>& smem;
     const S8Operands& operands;
 
@@ -160,30 +160,30 @@ private:
         fence_proxy_async_global();
     }
     __device__ void load_w(i64 index, const WState& state) const {
-        mbarrier_wait_parity(shared_address(&smem.w_empty[state.stage]), state.parity() ^ 1);
+        mbarrier_wait_parity(shared_address(&smem.w_empty[state.stage()]), state.parity() ^ 1);
         if (!elect_sync()) return;
-        const u32 full = shared_address(&smem.w_full[state.stage]);
+        const u32 full = shared_address(&smem.w_full[state.stage()]);
         mbarrier_arrive_expect_tx(full, sizeof(smem.w[0]) + sizeof(smem.w_scales[0]));
-        cp_async_bulk(shared_address(smem.w[state.stage]), operands.w + index * sizeof(smem.w[0]), sizeof(smem.w[0]),
+        cp_async_bulk(shared_address(smem.w[state.stage()]), operands.w + index * sizeof(smem.w[0]), sizeof(smem.w[0]),
                       full);
-        cp_async_bulk(shared_address(smem.w_scales[state.stage]), operands.w_scales + index * Config::ROWS,
+        cp_async_bulk(shared_address(smem.w_scales[state.stage()]), operands.w_scales + index * Config::ROWS,
                       sizeof(smem.w_scales[0]), full);
     }
     __device__ void load_x(const S8CtaTile<Config>& tile, int j, int pass, XState& state) const {
         constexpr int SHARE = Config::ACC_TOKENS / Config::CLUSTER;  // tokens that this CTA multicasts
         const int rank = int(blockIdx.x % Config::CLUSTER), token = tile.loaded + pass * Config::ACC_TOKENS;
-        mbarrier_wait_parity(shared_address(&smem.x_empty[state.stage]), state.parity() ^ 1);
+        mbarrier_wait_parity(shared_address(&smem.x_empty[state.stage()]), state.parity() ^ 1);
         if (elect_sync()) {
-            const u32 full = shared_address(&smem.x_full[state.stage]);
+            const u32 full = shared_address(&smem.x_full[state.stage()]);
             mbarrier_arrive_expect_tx(full, sizeof(smem.x[0]) + sizeof(smem.x_scales[0]));
 #pragma unroll
             for (int box = 0; box < Config::BOXES; ++box)
-                tma_load_2d_multicast(shared_address(smem.x[state.stage][box][rank * SHARE]), operands.x,
+                tma_load_2d_multicast(shared_address(smem.x[state.stage()][box][rank * SHARE]), operands.x,
                                       token + rank * SHARE, (j * Config::BOXES + box) * Config::BOX, full,
                                       (1 << Config::CLUSTER) - 1);
 #pragma unroll
             for (int group = 0; group < Config::X_GROUPS; ++group)
-                cp_async_bulk(shared_address(smem.x_scales[state.stage][group]),
+                cp_async_bulk(shared_address(smem.x_scales[state.stage()][group]),
                               operands.x_scales + i64(j * Config::X_GROUPS + group) * operands.x_rows + token,
                               sizeof(smem.x_scales[0][0]), full);
         }
