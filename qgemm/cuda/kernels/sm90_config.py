@@ -11,7 +11,7 @@ from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout.row_scale import range_of
 from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dtype
-from qgemm.cuda.problem import C_TYPES, Problem
+from qgemm.cuda.problem import C_TYPES
 
 SHARED = 227 << 10  # largest shared memory of a CTA of sm_90, in bytes
 SUM = 4  # bytes of an accumulator
@@ -210,9 +210,9 @@ def pipeline_template(fmt: Format, config: Sm90Config, source: str) -> Template:
     }
 
 
-def x_type(p: Problem) -> int:
-    """The TYPE_CODES of x that a kernel quantizes itself, 0 of x in eight bits."""
-    return next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == p.x), 0)
+def type_code(x: str) -> int:
+    """The TYPE_CODES of x that a kernel quantizes itself, by the kernels' name of its type; 0 of x in eight bits."""
+    return next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == x), 0)
 
 
 def x_workspace_bytes(m: int, k: int, group: int) -> int:
