@@ -28,8 +28,8 @@ CUDA = (
     "jit",
     "driver",
     "kernels",
-    "libraries upload rows tensor activations encode expert_arrays expert_plans grouped experts",
-    "planes plan products plan_cache prepare",
+    "libraries upload rows tensor activations encode",
+    "planes call prepare",
 )
 
 

@@ -17,7 +17,7 @@ from strategies import EVERY_TILED, by_turns, each, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped
+from qgemm.cuda.call import experts, grouped, plan
 from qgemm.cuda.kernels import decode
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
@@ -36,7 +36,7 @@ def host(monkeypatch):
     kernel = cache(harness.Kernel)
     monkeypatch.setattr(decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
     monkeypatch.setattr(decode, "Launch", Launch)
-    monkeypatch.setattr(experts, "launch", experts.launch.__wrapped__)
+    monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 132))
     Launch.seen.clear()

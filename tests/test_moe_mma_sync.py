@@ -12,7 +12,7 @@ from moe_on_host import Launch, device, install, on_device, within
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped
+from qgemm.cuda.call import experts, grouped, plan
 from qgemm.cuda.kernels import decode, moe_prefill_sm80, moe_sort, transforms
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size
 from qgemm.cuda.problem import Gpu
@@ -37,7 +37,7 @@ def host(request, monkeypatch):
     monkeypatch.setattr(moe_sort, "MOE_SORT", transforms.Transform("moe_sort", (SORT,)))
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 108))
-    monkeypatch.setattr(grouped, "launch", grouped.launch.__wrapped__)
+    monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: request.param)
     made = moe_sort.sort_launch, moe_sort.combine_launch
     for function in made:

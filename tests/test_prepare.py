@@ -218,7 +218,7 @@ def test_gpus_of_one_kind_share_what_is_compiled(machine, monkeypatch, tmp_path)
     weights = []
     for device in (0, 1):
         data = cupy.empty((4, 8, 16), np.uint8)
-        data.at = device
+        data.number = device
         weights.append(cuda.DeviceTensor(qgemm.FORMATS["q4_0"], (256, 512), data))
     done = qgemm.prepare(weights, **FEW)
     assert done.kernels == 2 * done.compiled == len(machine.loaded) == 2 * len(machine.compiled)

@@ -21,12 +21,15 @@ from walks import ABOUT, ITSELF, MOST, MOST_ON_THE_CPU, Hand, climbs, files, tra
 
 import qgemm
 from qgemm import cuda
+from qgemm.arrays import on_cuda
 from qgemm.cpu.native import library
-from qgemm.cuda import libraries, plan, plan_cache, products
+from qgemm.cuda import libraries
+from qgemm.cuda.call import plan, products, replay
+from qgemm.cuda.call.arrays import Call
+from qgemm.cuda.call.plan import Source
 from qgemm.cuda.driver import launch, workspace
 from qgemm.cuda.jit import load
 from qgemm.cuda.kernels import activations, routes
-from qgemm.cuda.plan import Plan, Source
 from qgemm.cuda.problem import Gpu, Problem
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.files.gguf.header import Entry
@@ -34,10 +37,10 @@ from qgemm.files.gguf.shard import Shard, StoredBlocks
 
 needs_compiled_code = [pytest.mark.compiles, pytest.mark.skipif(bool(library.reason()), reason=library.reason())]
 N, K = 4160, 512
-KEPT = (  # launches, which would be those of the stand-in
+PREPARING = (  # caches of launches, which would be those of the stand-in
     routes.launch, activations.quantize_launch, activations.round_launch, activations.quantize_groups_launch,
 )  # fmt: skip
-OF_X = Source, Problem, Plan, launch.Launch, launch.TensorMap
+OF_X = Source, Problem, launch.Launch, launch.TensorMap
 OF_W = qgemm.GGUFFile, Shard, mmap, Entry, StoredBlocks
 READING_ORDER = (Path(__file__).parents[1] / "docs" / "reading-order.md").read_text()
 
@@ -52,22 +55,22 @@ def device(monkeypatch):
     for module in (launch, workspace):
         monkeypatch.setattr(module, "driver", lambda: driver)
     monkeypatch.setattr(launch, "_make_context_current", lambda: None)
-    monkeypatch.setattr(workspace, "_made", {})
+    monkeypatch.setattr(workspace, "_workspaces", {})
     monkeypatch.setattr(load, "_function", lambda *_: (Function(called), False))
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(plan, "gpu", lambda number: Gpu(number, 90, 132))
-    monkeypatch.setattr(libraries, "LIBRARIES", libraries_by_class := {})
-    monkeypatch.setattr(plan_cache, "LIBRARIES", libraries_by_class)
-    for cached in KEPT:
-        cached.cache_clear()
+    monkeypatch.setattr(libraries, "LIBRARIES", libraries_seen := {})
+    monkeypatch.setattr(replay, "LIBRARIES", libraries_seen)
+    for prepare in PREPARING:
+        prepare.cache_clear()
     cupy.cuda.Event = lambda **_: SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
     cupy.cuda.alloc_pinned_memory = bytearray
     cupy.cuda.get_current_stream().synchronize = lambda: None
     copy = lambda memory, host, size, stream: ctypes.memmove(memory.ptr, host, size)  # noqa: E731
     monkeypatch.setattr(cupy_like.Memory, "copy_from_host_async", copy, raising=False)
     yield called
-    for cached in KEPT:
-        cached.cache_clear()
+    for prepare in PREPARING:
+        prepare.cache_clear()
 
 
 class Function:
@@ -104,6 +107,8 @@ def walk_of_x(m: int, activation: str, fmt: str, product: str = "matmul") -> lis
     def kind(value):
         if isinstance(value, np.ndarray):
             return ITSELF if np.may_share_memory(value, x) else None
+        if isinstance(value, Call):
+            return ITSELF if address in value.addresses else None
         return ITSELF if type(value) is int and value == address else ABOUT if isinstance(value, OF_X) else None
 
     return traced(lambda: PRODUCTS[product](x, w, activation), kind)
@@ -235,9 +240,14 @@ def test_climbs_are_seen():
 
 
 def test_a_detour_is_seen(device, monkeypatch):
-    """The test fails if products.py asks a function of another file about x."""
-    plain = products._rows
-    monkeypatch.setattr(products, "_rows", lambda x, k: qgemm.arrays.on_cuda(x) and plain(x, k))
+    """Planted into the code itself: products.py asks a function of another file about x."""
+    plain = products.read
+
+    def read(call, array, who, **more):
+        assert who != "x" or on_cuda(array)
+        return plain(call, array, who, **more)
+
+    monkeypatch.setattr(products, "read", read)
     hands = walk_of_x(1, "a16", "q4_0")
     assert climbs(hands)
     assert "arrays.py" in files(hands)

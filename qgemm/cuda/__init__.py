@@ -17,12 +17,13 @@ from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.routing import check_layer, check_product
 from qgemm.tensor import Tensor
 
-from . import encode, expert_plans, experts, plan_cache, planes, prepare
+from . import encode, planes, prepare
 from .activations import DeviceActivations, quantized
+from .call import experts, replay
 from .driver.device import require, status
-from .experts import DeviceExperts as DeviceExperts
 from .kernels.needed import ROWS
 from .planes import Planes as Planes
+from .tensor import DeviceExperts as DeviceExperts
 from .tensor import DeviceTensor as DeviceTensor
 from .tensor import check_tiled
 
@@ -30,8 +31,8 @@ from .tensor import check_tiled
 class CudaBackend:
     """`qgemm.backend.Backend` on NVIDIA GPUs."""
 
-    product = staticmethod(plan_cache.product)
-    products = staticmethod(plan_cache.products)
+    product = staticmethod(replay.product)
+    products = staticmethod(replay.products)
 
     def moe_matmul(
         self, x: Array, w: DeviceExperts, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
@@ -39,12 +40,12 @@ class CudaBackend:
     ) -> Any:  # fmt: skip
         """y [T, top_k, N]; a call like an earlier one by its launches."""
         if activation in (None, "a16") and not check_ids and type(w) is DeviceExperts:
-            y = expert_plans.again(w, x, ids, bias, out, dtype)
+            y = experts.replayed_matmul(w, x, ids, bias, out, dtype)
             if y is not None:
                 return y
         if check_product(x, w, ids, activation, check_ids) != "a16":
             raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
-        return experts.matmul(x, w, ids, bias, out, dtype)
+        return experts.matmul(w, x, ids, bias, out, dtype)
 
     def moe(
         self, x: Array, gate_up: Weights | Sequence[Weights], down: DeviceExperts, ids: Array, weights: Array,
@@ -53,7 +54,7 @@ class CudaBackend:
     ) -> Any:  # fmt: skip
         """y [T, K]; a call like an earlier one by its launches."""
         if not check_ids and type(down) is DeviceExperts:
-            y = expert_plans.again_layer(down, x, gate_up, ids, weights, activation, biases, out, dtype)
+            y = experts.replayed_layer(down, x, gate_up, ids, weights, activation, biases, out, dtype)
             if y is not None:
                 return y
         layer = check_layer(x, gate_up, down, ids, activation, biases, check_ids)

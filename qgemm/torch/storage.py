@@ -28,10 +28,9 @@ import torch
 
 from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
-from qgemm.cuda.experts import DeviceExperts
 from qgemm.cuda.kernels.panels import plain_dtype
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.tensor import DeviceTensor
+from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
 from qgemm.cuda.upload import tiles_nbytes
 from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS, format_named

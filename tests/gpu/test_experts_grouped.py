@@ -12,7 +12,7 @@ from strategies import TILED, each, gpu_settings, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped
+from qgemm.cuda.call import experts, grouped
 from qgemm.cuda.kernels import moe_prefill_sm80
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
 from qgemm.cuda.kernels.routes import WGMMA

@@ -12,9 +12,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from time import perf_counter
 
 from qgemm.errors import QgemmError
 from qgemm.files.compiled import load_or_make
+from qgemm.log import logger
 from qgemm.once import Once
 from qgemm.version import pip_install
 
@@ -88,7 +90,15 @@ def _count() -> int:
 
 def _compile(by: Compiler, source: Source, march: Sequence[str]) -> bytes:
     _compiled.count = _count() + 1
-    return compiled(by, source.file, [*march, *source.words])
+    start, code = perf_counter(), compiled(by, source.file, [*march, *source.words])
+    logger.info("%s: compiled in %.2f s", _title(source), perf_counter() - start)
+    return code
+
+
+def _title(source: Source) -> str:
+    """The library's name in the log: its C file, and the format that it is for."""
+    formats = [word.partition("=")[2] for word in source.words if word.startswith("-DFORMAT_NAME=")]
+    return " ".join([f"{source.name}.c", *formats])
 
 
 def _own(by: Compiler | None) -> bool:
@@ -99,6 +109,7 @@ def _own(by: Compiler | None) -> bool:
 def _library(source: Source) -> ctypes.CDLL | None:
     by = compiler()
     code = None if _own(by) else prebuilt.code(source)
+    logger.info("%s: from %s", _title(source), "the cache or the compiler" if code is None else "the package")
     if code is not None:
         with suppress(OSError):  # built for another C library: compile here, where possible
             return _load(code)

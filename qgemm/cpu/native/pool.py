@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from qgemm import parallel
+from qgemm.log import logger
 
 from .calls import CHUNKS, POOL
 from .library import library
@@ -40,6 +41,7 @@ def ready() -> ctypes.CDLL:
     assert code is not None, "no library is loaded without it"
     if threads != _threads and code.qgemm_threads(threads):
         _threads = threads
+        logger.info("%d threads share a product on the CPU", threads)
     return code
 
 
