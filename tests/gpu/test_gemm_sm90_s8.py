@@ -12,8 +12,8 @@ import qgemm
 from qgemm.codec.error_bound import a8_g256_exact, excess
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
-from qgemm.cuda.kernels.eight_bit_choice import gemm_pays
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
+from qgemm.cuda.kernels.routes import gemm_pays
 from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
 

@@ -27,7 +27,7 @@ from qgemm.cuda.problem import EIGHT_BITS, TYPES, Problem
 
 from . import requantize, sm90_config
 from .kernel import Kernel, Launchable
-from .sm90_config import BARRIER, EPI_TOKEN, FLAG, SUM, WORK_QUEUE, aligned, x_type, x_workspace_bytes
+from .sm90_config import BARRIER, EPI_TOKEN, FLAG, SUM, WORK_QUEUE, aligned, type_code, x_workspace_bytes
 
 NAME = "gemm_sm90_s8"
 X_WORKSPACE = f"{NAME}: x in bytes"  # not shared with prefill_sm90_eight_bits, which draws work items before it waits
@@ -227,7 +227,8 @@ def sizes(p: Problem, part: Slice, nbytes: int) -> tuple[S8Sizes, int]:
     along_k = -(-p.k // COLUMNS), -(-p.k // tiles.columns(p.format))
     rows = part.first, part.row_blocks, part.clusters
     s8_sizes = S8Sizes(
-        p.n, nbytes, p.k, p.m, *along_k, group_activations.rows_of(p.m), x_type(p.x), *rows, token_tiles, whole, first
+        p.n, nbytes, p.k, p.m, *along_k, group_activations.rows_of(p.m), type_code(p.x), *rows, token_tiles, whole,
+        first,
     )  # fmt: skip
     return s8_sizes, clusters * CLUSTER
 

@@ -22,7 +22,7 @@ from qgemm.cuda.problem import EIGHT_BITS, TYPES, Problem
 
 from .choices import fastest
 from .kernel import Kernel
-from .sm90_config import WORK_QUEUE, Sm90Config, pipeline_template, stages_of, x_type, x_workspace_bytes
+from .sm90_config import WORK_QUEUE, Sm90Config, pipeline_template, stages_of, type_code, x_workspace_bytes
 from .sm90_cost import Measured, model, work_of
 from .sm90_grid import PAIR, PARTIALS, Grid, grid_of, stream_k_of, workspace_bytes
 
@@ -95,7 +95,7 @@ class EightBitLaunch:
             for name in ("partials", "w", "x_scales", "raw_x", "x_queue")
         )
         rows = group_activations.rows_of(p.m)
-        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, rows, x_type(p.x)))
+        sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, rows, type_code(p.x)))
         stream_k = stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks))
         by_codes = by_tensor_map(
             (EIGHT_BITS, rows, group_activations.columns_of(p.k), config.tokens),

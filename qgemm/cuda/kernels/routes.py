@@ -14,7 +14,7 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem, Routed
 from qgemm.errors import UnsupportedError
 
-from . import eight_bit_choice, gemm_sm90_s8, gemv, prefill_sm80
+from . import gemm_sm90_s8, gemv, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90_eight_bits
 from .decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES, sliced
 from .expert_tiles import DECODE_TILE, Size
 from .gemm_sm90_s8 import GEMM_SM90_S8
@@ -41,7 +41,10 @@ MMA_TOKENS, A8_TOKENS = (
     for kernel in (PREFILL_SM80, PREFILL_SM80_A8)
 )
 EIGHT_BIT_TOKENS = tuple(sorted({config.tokens for config in sm80_eight_bit_configs()}))
-GEMM_TOKENS, GEMM_PAYS = (gemm_sm90_s8.BLOCK_TOKENS,), eight_bit_choice.gemm_pays
+GEMM_TOKENS = (gemm_sm90_s8.BLOCK_TOKENS,)
+# mma.sync of e4m3 on sm_90 costs 1.9 times as much as of int8: 180.5 instead of 97.3 us with 256 rows of x, 44.1
+# instead of 22.2 us with 16 (8192x8192).
+E4M3_BY_MMA_SYNC = 1.9
 MAX_LAUNCHES = 1024  # launches in the cache
 LARGE = 4096  # rows of x, too many for the decode kernels
 TYPE_NAMES = tuple(C_TYPES)
@@ -77,6 +80,14 @@ def grouping_of(p: Problem) -> Grouping:
     if p.routed is None:
         return Grouping.DENSE
     return Grouping.TILES if p.routed.tokens else Grouping.SLOTS
+
+
+def gemm_pays(p: Problem) -> bool:
+    """Whether gemm_sm90_s8 is predicted to be faster than the kernel that converts W in its mainloop."""
+    us = gemm_sm90_s8.us_in_a_call(p)
+    if p.activation == "e4m3_g256":
+        return us < E4M3_BY_MMA_SYNC * prefill_sm80_eight_bits.ranked(p)[0][1]
+    return us < prefill_sm90_eight_bits.ranked(p)[0][1]
 
 
 class Route(NamedTuple):
@@ -151,11 +162,11 @@ DENSE = (
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 86,  90,  INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 120, ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
-    Route(GEMM_SM90_S8,    ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, GEMM_TOKENS, "W as bytes, wgmma", GEMM_PAYS),
+    Route(GEMM_SM90_S8,    ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, GEMM_TOKENS, "W as bytes, wgmma", gemm_pays),
     Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, tokens_of("a8_g256"), "wgmma of bytes"),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
-    Route(GEMM_SM90_S8,    ("e4m3_g256",), TYPES, ANY, *WGMMA, E4M3, GEMM_TOKENS, "of e4m3", GEMM_PAYS),
+    Route(GEMM_SM90_S8,    ("e4m3_g256",), TYPES, ANY, *WGMMA, E4M3, GEMM_TOKENS, "of e4m3", gemm_pays),
     Route(PREFILL_SM80_EIGHT_BITS, ("e4m3_g256",), TYPES, ANY, 89, ANY, E4M3, EIGHT_BIT_TOKENS, "mma.sync of e4m3"),
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),

@@ -210,8 +210,8 @@ def pipeline_template(fmt: Format, config: Sm90Config, source: str) -> Template:
     }
 
 
-def x_type(x: str) -> int:
-    """The code in TYPE_CODES of the type of x, by the kernels' name, that a kernel quantizes itself; 0 for eight bits."""
+def type_code(x: str) -> int:
+    """The TYPE_CODES of x that a kernel quantizes itself, by the kernels' name of its type; 0 of x in eight bits."""
     return next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == x), 0)
 
 
