@@ -4,10 +4,7 @@
 // Each of two sums adds every second vector of 16 products, so that two chains of fma overlap; lanes are added once a
 // row, in a fixed order.
 
-#define NAME_(tokens) float_rows_##tokens
-#define NAME__(tokens) NAME_(tokens)
-
-static void NAME__(TOKENS)(const product* p, int64_t token, int64_t first, int64_t last) {
+static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
     const levels table = load_levels(p);
     const float* x[TOKENS];
@@ -29,6 +26,3 @@ static void NAME__(TOKENS)(const product* p, int64_t token, int64_t first, int64
             ((float*)p->y)[(token + t) * p->y_row + row] = (reduce_add(sums[t][0]) + reduce_add(sums[t][1])) * p->unit;
     }
 }
-
-#undef NAME_
-#undef NAME__

@@ -109,40 +109,32 @@ INLINE void pack_for_panels(const packing* p, int64_t row, const float* x, const
 
 // ---- products
 
-static void float_tiles(const product* p, int64_t first, int64_t last) {
-    const int64_t supers = (p->k + SUPER - 1) / SUPER;
-    const levels table = load_levels(p);
-    panel w[PANELS];
-    f32x16 sums[MOST_TOKENS][PANELS];
-    for (int64_t row = first; row < last; row += TILE_ROWS * PANELS) {
-        int rows[PANELS];  // rows of each panel
-        count_rows(rows, w, sizeof w[0], last - row);
-        memset(sums, 0, sizeof sums[0] * p->m);
-        for (int64_t i = 0; i < supers; ++i) {
-            for (int v = 0; v < PANELS; ++v)
-                if (rows[v]) decode_panel(&w[v], p, row + TILE_ROWS * v, rows[v], i, &table);
-            for (int depth = 0; depth < SUPER; depth += DEPTH)
-                for (int64_t token = 0; token < p->m; token += PANEL_TOKENS) {
-                    const float* x = (const float*)p->packed + SUPER * (i * p->m + token);
-                    f32x16 dots[PANEL_TOKENS][PANELS];
+INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], f32x16 (*sums)[PANELS]) {
+    for (int depth = 0; depth < SUPER; depth += DEPTH)
+        for (int64_t token = 0; token < p->m; token += PANEL_TOKENS) {
+            const float* x = (const float*)p->packed + SUPER * (i * p->m + token);
+            f32x16 dots[PANEL_TOKENS][PANELS];
 #pragma GCC unroll 8
-                    for (int t = 0; t < PANEL_TOKENS; ++t)
+            for (int t = 0; t < PANEL_TOKENS; ++t)
 #pragma GCC unroll 2
-                        for (int v = 0; v < PANELS; ++v) dots[t][v] = (f32x16){{{0}}};
-                    for (int k = depth; k < depth + DEPTH; ++k)
+                for (int v = 0; v < PANELS; ++v) dots[t][v] = (f32x16){{{0}}};
+            for (int k = depth; k < depth + DEPTH; ++k)
 #pragma GCC unroll 8
-                        for (int t = 0; t < PANEL_TOKENS; ++t) {
-                            const f32x16 number = all_floats(x[SUPER * t + k]);
+                for (int t = 0; t < PANEL_TOKENS; ++t) {
+                    const f32x16 number = all_floats(x[SUPER * t + k]);
 #pragma GCC unroll 2
-                            for (int v = 0; v < PANELS; ++v) dots[t][v] = mul_add(dots[t][v], w[v].column[k], number);
-                        }
-#pragma GCC unroll 8
-                    for (int t = 0; t < PANEL_TOKENS; ++t)
-#pragma GCC unroll 2
-                        for (int v = 0; v < PANELS; ++v)
-                            sums[token + t][v] = add_floats(sums[token + t][v], dots[t][v]);
+                    for (int v = 0; v < PANELS; ++v) dots[t][v] = mul_add(dots[t][v], w[v].column[k], number);
                 }
+#pragma GCC unroll 8
+            for (int t = 0; t < PANEL_TOKENS; ++t)
+#pragma GCC unroll 2
+                for (int v = 0; v < PANELS; ++v) sums[token + t][v] = add_floats(sums[token + t][v], dots[t][v]);
         }
-        store_panels(p, row, rows, sums);
-    }
 }
+
+#define MULTIPLY_TILES float_tiles
+#define TILE panel
+#define TILE_SETUP const levels table = load_levels(p);
+#define LOAD_TILE(to, row, rows, i) decode_panel(to, p, row, rows, i, &table)
+#define ADD_TILES add_float_tiles
+#include "tile_loop.h"

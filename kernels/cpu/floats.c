@@ -37,27 +37,19 @@ int64_t qgemm_packed_bytes(int32_t digits, int32_t tiles, int64_t k) {
     return packed_float_bytes(k);
 }
 
-#define TOKENS 4
-#include "float_rows.h"
-#undef TOKENS
-#define TOKENS 2
-#include "float_rows.h"
-#undef TOKENS
-#define TOKENS 1
-#include "float_rows.h"
+#define DIGITS 0
+#define MAX_TOKENS 4
+#define ROWS_HEADER "float_rows.h"
+#include "token_ladder.h"
 
 // Multiplies rows first to last - 1 of W by all rows of x: one thread's share. Tiles accept a multiple of
 // TOKENS_OF_TILE rows of x, up to MOST_TOKENS.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
     const uint64_t mode = enter_ieee_mode();
-    int64_t token = 0;
-    if (p->tiles) {
+    if (p->tiles)
         float_tiles(p, first, last);
-    } else {
-        for (; token + 4 <= p->m; token += 4) float_rows_4(p, token, first, last);
-        for (; token + 2 <= p->m; token += 2) float_rows_2(p, token, first, last);
-        for (; token < p->m; ++token) float_rows_1(p, token, first, last);
-    }
+    else
+        multiply_rows_0(p, first, last);
     restore_mode(mode);
 }

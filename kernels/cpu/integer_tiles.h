@@ -27,41 +27,34 @@ static void pack_tile(tile_x* to, const quantized_x* from, const word_order* wor
     }
 }
 
-static void integer_tiles(const product* p, int64_t first, int64_t last) {
-    const int64_t supers = (p->k + SUPER - 1) / SUPER;
-    const word_order words = make_word_order();
-    tile w[PANELS];
-    f32x16 sums[MOST_TOKENS][PANELS];
-    for (int64_t row = first; row < last; row += TILE_ROWS * PANELS) {
-        int rows[PANELS];  // rows of each tile
-        count_rows(rows, w, sizeof w[0], last - row);
-        memset(sums, 0, sizeof sums[0] * p->m);
-        for (int64_t i = 0; i < supers; ++i) {
-            for (int v = 0; v < PANELS; ++v)
-                if (rows[v]) unpack_tile(&w[v], p, row + TILE_ROWS * v, rows[v], i, &words);
-            for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
-                const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
-                f32x16 totals[REGISTER_TOKENS][PANELS];
-                EACH_SUM totals[t][v] = sums[token + t][v];
-                for (int group = 0; group < GROUPS; ++group) {
-                    i32x16 dots[REGISTER_TOKENS][PANELS];
-                    EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
+INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
+    for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
+        const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
+        f32x16 totals[REGISTER_TOKENS][PANELS];
+        EACH_SUM totals[t][v] = sums[token + t][v];
+        for (int group = 0; group < GROUPS; ++group) {
+            i32x16 dots[REGISTER_TOKENS][PANELS];
+            EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
 #pragma GCC unroll 8
-                    for (int j = 0; j < GROUP_WORDS; ++j) {
-                        const int word = group * GROUP_WORDS + j;
-                        EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
-                    }
-                    EACH_SUM {
-                        const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
-                        const f32x16 sum = to_float(dots[t][v]);
-                        const f32x16 scaled = ZERO_FROM_SUM(1) ? mul_add(s, sum, d) : mul(sum, d);
-                        totals[t][v] = mul_add(totals[t][v], w[v].scale[group], scaled);
-                        if (MINIMUM) totals[t][v] = mul_add(totals[t][v], w[v].minimum[group], s);
-                    }
-                }
-                EACH_SUM sums[token + t][v] = totals[t][v];
+            for (int j = 0; j < GROUP_WORDS; ++j) {
+                const int word = group * GROUP_WORDS + j;
+                EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+            }
+            EACH_SUM {
+                const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
+                const f32x16 sum = to_float(dots[t][v]);
+                const f32x16 scaled = ZERO_FROM_SUM(1) ? mul_add(s, sum, d) : mul(sum, d);
+                totals[t][v] = mul_add(totals[t][v], w[v].scale[group], scaled);
+                if (MINIMUM) totals[t][v] = mul_add(totals[t][v], w[v].minimum[group], s);
             }
         }
-        store_panels(p, row, rows, sums);
+        EACH_SUM sums[token + t][v] = totals[t][v];
     }
 }
+
+#define MULTIPLY_TILES integer_tiles
+#define TILE tile
+#define TILE_SETUP const word_order words = make_word_order();
+#define LOAD_TILE(to, row, rows, i) unpack_tile(to, p, row, rows, i, &words)
+#define ADD_TILES add_integer_tiles
+#include "tile_loop.h"

@@ -168,29 +168,19 @@ INLINE group_floats combine_digits_3(const i32x16 dots[3][ACCS], const int32_t z
 #define PACKED(digits) PACKED_(digits)
 #define PACKED_(digits) packed_##digits
 
-// The type of packed x for DIGITS, and function names for TOKENS and DIGITS.
 #define X PACKED(DIGITS)
-#define ROWS_NAME(name) ROWS_NAME_(name, DIGITS, TOKENS)
-#define ROWS_NAME_(name, digits, tokens) ROWS_NAME__(name, digits, tokens)
-#define ROWS_NAME__(name, digits, tokens) name##_##digits##_##tokens
 
 #define DIGITS 1
-#define TOKENS 4
-#include ROWS_1
-#undef TOKENS
-#define TOKENS 2
-#include ROWS_1
-#undef TOKENS
-#define TOKENS 1
-#include ROWS_1
-#undef TOKENS
+#define MAX_TOKENS 4
+#define ROWS_HEADER ROWS_1
+#include "token_ladder.h"
 #undef DIGITS
+#undef MAX_TOKENS
+#undef ROWS_HEADER
 #define DIGITS 3
-#define TOKENS 2
-#include ROWS_3
-#undef TOKENS
-#define TOKENS 1
-#include ROWS_3
+#define MAX_TOKENS 2
+#define ROWS_HEADER ROWS_3
+#include "token_ladder.h"
 
 // ---- weights
 
@@ -202,16 +192,11 @@ INLINE group_floats combine_digits_3(const i32x16 dots[3][ACCS], const int32_t z
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
     const uint64_t mode = enter_ieee_mode();
-    int64_t token = 0;
-    if (p->tiles) {
+    if (p->tiles)
         (p->digits == 1 ? integer_tiles : float_tiles)(p, first, last);
-    } else if (p->digits == 1) {
-        for (; token + 4 <= p->m; token += 4) rows_1_4(p, token, first, last);
-        for (; token + 2 <= p->m; token += 2) rows_1_2(p, token, first, last);
-        for (; token < p->m; ++token) rows_1_1(p, token, first, last);
-    } else {
-        for (; token + 2 <= p->m; token += 2) rows_3_2(p, token, first, last);
-        for (; token < p->m; ++token) rows_3_1(p, token, first, last);
-    }
+    else if (p->digits == 1)
+        multiply_rows_1(p, first, last);
+    else
+        multiply_rows_3(p, first, last);
     restore_mode(mode);
 }

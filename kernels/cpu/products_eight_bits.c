@@ -90,32 +90,26 @@ static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64
         for (int j = 0; j < 4; ++j) to->codes[16 * j + word] = bytes[word][j];
 }
 
-static void eight_bit_tiles(const product* p, int64_t first, int64_t last) {
-    const int64_t supers = (p->k + SUPER - 1) / SUPER;
-    tile w[PANELS];
-    f32x16 sums[MOST_TOKENS][PANELS];
-    for (int64_t row = first; row < last; row += TILE_ROWS * PANELS) {
-        int rows[PANELS];  // rows in each tile
-        count_rows(rows, w, sizeof w[0], last - row);
-        memset(sums, 0, sizeof sums[0] * p->m);
-        for (int64_t i = 0; i < supers; ++i) {
-            for (int v = 0; v < PANELS; ++v)
-                if (rows[v]) unpack_tile(&w[v], p, row + TILE_ROWS * v, rows[v], i);
-            for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
-                const packed_x* x = (const packed_x*)p->packed + i * p->m + token;
-                i32x16 dots[REGISTER_TOKENS][PANELS];
-                EACH_SUM dots[t][v] = all_ints(x[t].start);
-                for (int word = 0; word < SUPER / 4; ++word)
-                    EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
-                EACH_SUM {
-                    const f32x16 unit = mul_all(w[v].scale, x[t].d);
-                    sums[token + t][v] = add_floats(sums[token + t][v], mul(to_float(dots[t][v]), unit));
-                }
-            }
+INLINE void add_eight_bit_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
+    for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
+        const packed_x* x = (const packed_x*)p->packed + i * p->m + token;
+        i32x16 dots[REGISTER_TOKENS][PANELS];
+        EACH_SUM dots[t][v] = all_ints(x[t].start);
+        for (int word = 0; word < SUPER / 4; ++word)
+            EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+        EACH_SUM {
+            const f32x16 unit = mul_all(w[v].scale, x[t].d);
+            sums[token + t][v] = add_floats(sums[token + t][v], mul(to_float(dots[t][v]), unit));
         }
-        store_panels(p, row, rows, sums);
     }
 }
+
+#define MULTIPLY_TILES eight_bit_tiles
+#define TILE tile
+#define TILE_SETUP
+#define LOAD_TILE(to, row, rows, i) unpack_tile(to, p, row, rows, i)
+#define ADD_TILES add_eight_bit_tiles
+#include "tile_loop.h"
 
 // Multiplies rows first to last - 1 of W by all rows of x: one thread's share.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {

@@ -2,9 +2,16 @@
 #pragma once
 
 #define CODE_BITS 8
-#include "in_order.h"
+#include "unpacked.h"
 
 #define SHIFT 128
+#define ACCS 4
+#define ACC_OF(vector) (vector)
+#define LANES 8
+#define GROUPS 8
+#define LOW_GROUP(acc) (2 * (acc))
+#define HIGH_GROUP(acc) (2 * (acc) + 1)
+#define WEIGHT_OF(v, i) (64 * (v) + (i))
 
 // Unpacks the codes at `offset` of eight blocks, and the half at the start of each as its scale.
 INLINE unpacked unpack_signed_bytes(const uint8_t* blocks, int offset) {

@@ -21,7 +21,7 @@ typedef struct {
 } group;
 
 // Replaces x by magnitudes and collects the signs. Where signs are paired, the number of minuses in eight must be even:
-// the weight whose flip costs least keeps the wrong sign, as a negative magnitude.
+// if it is odd, the sign whose flip costs least is flipped, and that weight's magnitude becomes negative.
 static void remove_signs(group* t, int size, int paired) {
     for (int start = 0; start < size; start += MAGNITUDES) {
         floats* x = t->x + start;

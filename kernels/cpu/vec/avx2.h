@@ -101,10 +101,10 @@ INLINE i32x16 pair_sums(i32x16 a, i32x16 b) {
 INLINE f32x8 first_eight(f32x16 v) { return v.part[0]; }
 
 // Sums of adjacent lanes. Result lane j is the sum of lanes 2i and 2i + 1 with i = 0, 1, 4, 5, 2, 3, 6, 7.
-INLINE i32x8 sum_pairs(i32x16 v) { return pair_sums_of_eight(v.part[0], v.part[1]); }
+INLINE i32x8 sum_pairs(i32x16 v) { return pair_sums_8(v.part[0], v.part[1]); }
 
 // The first quarter of lanes plus the second, then the third plus the fourth.
-INLINE i32x8 sum_quarters(i32x16 v) { return quad_sums_of_eight(v.part[0], v.part[1]); }
+INLINE i32x8 sum_quarters(i32x16 v) { return quad_sums_8(v.part[0], v.part[1]); }
 
 INLINE f32x16 join_floats(f32x8 a, f32x8 b) { return (f32x16){{a, b}}; }
 

@@ -104,10 +104,10 @@ INLINE i32x8 high_ints(i32x16 v) { return (i32x8)_mm512_extracti64x4_epi64((__m5
 INLINE f32x8 first_eight(f32x16 v) { return (f32x8)_mm512_castps512_ps256((__m512)v.part[0]); }
 
 // Sums of adjacent lanes. Result lane j is the sum of lanes 2i and 2i + 1 with i = 0, 1, 4, 5, 2, 3, 6, 7.
-INLINE i32x8 sum_pairs(i32x16 v) { return pair_sums_of_eight(low_ints(v), high_ints(v)); }
+INLINE i32x8 sum_pairs(i32x16 v) { return pair_sums_8(low_ints(v), high_ints(v)); }
 
 // The first quarter of lanes plus the second, then the third plus the fourth.
-INLINE i32x8 sum_quarters(i32x16 v) { return quad_sums_of_eight(low_ints(v), high_ints(v)); }
+INLINE i32x8 sum_quarters(i32x16 v) { return quad_sums_8(low_ints(v), high_ints(v)); }
 
 // Transposes 16 x 16 words in place; row i is v[i * step].
 static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {

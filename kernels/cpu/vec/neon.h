@@ -35,7 +35,7 @@ INLINE int32x4_t signed_dot(int32x4_t acc, int8x16_t a, int8x16_t b) {
 #endif
 }
 
-// acc[i] + the dot product of bytes 4i .. 4i + 3 of codes, unsigned, with those of x, signed.
+// acc[i] + the dot product of bytes 4i to 4i + 3 of the unsigned codes and the signed x.
 INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
     EACH_PART {
         const int8x16_t b = (int8x16_t)x.part[i];

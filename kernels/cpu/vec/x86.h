@@ -33,13 +33,13 @@ INLINE f32x8 permute_eight(f32x8 values, i32x8 index) {
 
 // Sums of adjacent lanes of the 16 lanes (low, high). Lanes 0 to 3 of the result hold the sums of lanes 0 to 3 and 8 to
 // 11, lanes 4 to 7 the sums of lanes 4 to 7 and 12 to 15.
-INLINE i32x8 pair_sums_of_eight(i32x8 low, i32x8 high) {
+INLINE i32x8 pair_sums_8(i32x8 low, i32x8 high) {
     const __m256 a = (__m256)low, b = (__m256)high;
     return (i32x8)_mm256_shuffle_ps(a, b, 0x88) + (i32x8)_mm256_shuffle_ps(a, b, 0xdd);
 }
 
 // For each of low and high: its lower four lanes plus its upper four.
-INLINE i32x8 quad_sums_of_eight(i32x8 low, i32x8 high) {
+INLINE i32x8 quad_sums_8(i32x8 low, i32x8 high) {
     const __m256i a = (__m256i)low, b = (__m256i)high;
     return (i32x8)_mm256_permute2x128_si256(a, b, 0x20) + (i32x8)_mm256_permute2x128_si256(a, b, 0x31);
 }
