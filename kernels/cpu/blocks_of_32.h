@@ -1,7 +1,7 @@
 // Layout of formats with blocks of 32 weights; eight blocks are unpacked at a time.
 //
-// Byte j of a block's 16 holds weight j in the low nibble and weight j + 16 in the high one. A vector holds the nibbles
-// of four blocks, with four lanes for each. Vectors of low nibbles share an accumulator with those of high nibbles.
+// Byte j of a block's 16 holds weight j in the low nibble and weight j + 16 in the high one. Four blocks fill a vector,
+// with four lanes each. Vectors of low nibbles share an accumulator with those of high nibbles.
 #pragma once
 
 #include "unpacked.h"
