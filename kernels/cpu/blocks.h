@@ -43,15 +43,15 @@ INLINE void place_rows(float (*to)[TILE_ROWS], int r, const float* const rows[4]
 #ifdef GROUPS  // defined by formats with codes, not by plain ones
 #ifdef RAW
 INLINE unpacked unpack(const uint8_t* blocks) {
-    unpacked result;
+    unpacked w;
     u8x64 bytes[RAW];
-    load_raw(bytes, blocks), raw_to_codes(result.codes, bytes), load_scales(&result, blocks);
-    return result;
+    load_raw(bytes, blocks), raw_to_codes(w.codes, bytes), load_scales(&w, blocks);
+    return w;
 }
 
 // Loads the vectors that raw_to_codes decodes, and the scales and minimums.
-INLINE void load_raw_row(u8x64 bytes[RAW], unpacked* result, const uint8_t* blocks) {
-    load_raw(bytes, blocks), load_scales(result, blocks);
+INLINE void load_raw_row(u8x64 bytes[RAW], unpacked* w, const uint8_t* blocks) {
+    load_raw(bytes, blocks), load_scales(w, blocks);
 }
 #else
 #define RAW 4
@@ -59,9 +59,9 @@ INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[4]) {
     codes[0] = bytes[0], codes[1] = bytes[1], codes[2] = bytes[2], codes[3] = bytes[3];
 }
 
-INLINE void load_raw_row(u8x64 bytes[4], unpacked* result, const uint8_t* blocks) {
-    *result = unpack(blocks);
-    raw_to_codes(bytes, result->codes);
+INLINE void load_raw_row(u8x64 bytes[4], unpacked* w, const uint8_t* blocks) {
+    *w = unpack(blocks);
+    raw_to_codes(bytes, w->codes);
 }
 #endif
 
@@ -119,10 +119,10 @@ static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64
 #else
     u8x64 scale[TILE_ROWS], minimum[TILE_ROWS];
     for (int r = 0; r < TILE_ROWS; ++r) {
-        unpacked result;
-        load_raw_row(bytes[r], &result, blocks[r]);
-        memcpy(&scale[r], &result.scale, sizeof scale[r]);
-        if (MINIMUM) memcpy(&minimum[r], &result.minimum, sizeof minimum[r]);
+        unpacked w;
+        load_raw_row(bytes[r], &w, blocks[r]);
+        memcpy(&scale[r], &w.scale, sizeof scale[r]);
+        if (MINIMUM) memcpy(&minimum[r], &w.minimum, sizeof minimum[r]);
     }
     transpose16(scale, 1), memcpy(to->scale, scale, sizeof to->scale);
     if (MINIMUM) transpose16(minimum, 1), memcpy(to->minimum, minimum, sizeof to->minimum);

@@ -1,4 +1,5 @@
-// The epilogue of a product: y = round(gate(sums + bias + residual)), in the type of y.
+// The epilogue of a product: y = sums + bias + residual, or the gate of that and of the next product's sums, rounded to
+// the type of y.
 #pragma once
 
 #include "calls.h"
